@@ -1,0 +1,52 @@
+# What to run, and where things go. 'make' alone says what there is.
+
+# Where cargo builds.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# Where 'make install' puts the program; DESTDIR as usual for packagers.
+PREFIX := /usr/local
+# 'make run ARGS="--duration 30s"' passes these on to 'homenode run'.
+ARGS :=
+# 'make testbed CASE=name' runs one case or group, without it all.
+CASE :=
+
+# Every recipe gets its toolchain from here: installed if it is missing, never silently.
+SETUP := scripts/setup.sh
+
+.DEFAULT_GOAL := help
+.PHONY: help build run test testbed bench install
+
+help: ## Show this
+	@echo 'make TARGET, where TARGET is one of'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12 | sed 's/^/  /'
+
+build: ## Build the homenode program (release)
+	@echo '== building homenode (release)'
+	@$(SETUP) cargo build --release --package homenode-cli
+
+run: build ## Build, then run the agent on its built-in simulated host; ends by itself or on Ctrl-C
+	@echo '== running the agent on the twin of a quad-socket R910; Ctrl-C ends it with a summary'
+	@$(TARGET)/release/homenode run --host twin $(ARGS)
+
+test: ## Install what the tests need, then run all of them, the testbed too (25 to 45 minutes on 2 cores)
+	@echo '== installing what the testbed needs, if anything is missing'
+	@scripts/testbed-setup.sh
+	@echo '== running all checks and tests, then the testbed'
+	@$(SETUP) cargo xtask check --testbed
+
+testbed: ## Run the testbed: real guests on an emulated 4-node host; CASE=name for one case or group
+	@echo '== installing what the testbed needs, if anything is missing'
+	@scripts/testbed-setup.sh
+	@echo '== running the testbed: $(or $(CASE),all cases)'
+	@$(SETUP) cargo xtask testbed $(CASE)
+
+bench: ## Run the benchmarks
+	@echo '== running the benchmarks'
+	@$(SETUP) cargo bench --workspace --bench '*'
+
+install: build ## Install homenode to PREFIX/bin (default /usr/local), with sudo if that needs it
+	@bin='$(DESTDIR)$(PREFIX)/bin'; sudo=; \
+	nearest="$$bin"; while [ ! -e "$$nearest" ]; do nearest=$$(dirname "$$nearest"); done; \
+	if [ ! -w "$$nearest" ]; then sudo=sudo; fi; \
+	echo "== installing homenode to $$bin"; \
+	$$sudo install -D -m 755 $(TARGET)/release/homenode "$$bin/homenode" && \
+	echo "Not installed: the numad drop-in. Link $(PREFIX)/bin/homenode as 'numad' where libvirt looks for it to use it."

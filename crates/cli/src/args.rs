@@ -1,0 +1,212 @@
+//! What can be said on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use homenode_control::Policies;
+use homenode_units::{Bytes, BytesPerSec, Ns};
+
+/// Keeps virtual machines fast and predictable on NUMA hosts.
+#[derive(Debug, Parser)]
+#[command(name = "homenode", version, arg_required_else_help = true)]
+#[command(after_help = "Examples:
+  homenode run                            the agent on this host, or on the twin where there is nothing to manage
+  homenode run --host twin --fast         try it: a simulated four-node host with eight VMs
+  homenode run --host libvirt --dry-run   what it would do here, without doing it
+  homenode machine                        nodes, CPUs, caches, distances of this host
+  homenode place --vcpus 4 --memory 8GiB  where would such a VM go, and why")]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the agent: watch, place, schedule and bring home VMs
+    Run(RunArgs),
+    /// Show a host: nodes, CPUs, caches, distances, devices
+    Machine(MachineArgs),
+    /// Ask where a VM would go, and why
+    Place(PlaceArgs),
+    /// Show the VMs that the running agent manages
+    Vm(VmArgs),
+    /// Give back what an agent that is gone left in force (pins, memory nodes)
+    Release(ReleaseArgs),
+    /// libvirt's hook: tells the agent which VM is about to start
+    #[command(after_help = "Install it with one line:\n  \
+        printf '#!/bin/sh\\nexec homenode hook \"$@\"\\n' > /etc/libvirt/hooks/qemu.d/homenode && chmod +x /etc/libvirt/hooks/qemu.d/homenode")]
+    Hook(HookArgs),
+    /// Started by the agent: lifts what the agent set, should the agent die
+    #[command(hide = true)]
+    Guard(GuardArgs),
+    /// Print shell completions
+    Completions {
+        /// For which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page
+    Man,
+}
+
+/// Which host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostArg {
+    /// The simulated host: a preset's name, or a scenario file.
+    Twin(Option<String>),
+    /// A real one, through libvirt.
+    Libvirt(Option<String>),
+}
+
+impl std::str::FromStr for HostArg {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest.to_owned())));
+        if rest.as_deref() == Some("") {
+            return Err(format!("nothing follows the colon in `{text}`"));
+        }
+        match kind {
+            "twin" => Ok(HostArg::Twin(rest)),
+            "libvirt" => Ok(HostArg::Libvirt(rest)),
+            _ => Err("a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt` or `libvirt:URI`".into()),
+        }
+    }
+}
+
+/// Options of `run`.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// `twin[:MACHINE|:SCENARIO.toml]` or `libvirt[:URI]`; default: libvirt if it answers and the host has several nodes, else
+    /// the twin
+    #[arg(long, value_name = "HOST")]
+    pub host: Option<HostArg>,
+    /// Plan and explain, and touch nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Stop after this much of the host's time, such as `60s`; default: until Ctrl-C, or until the scenario is done
+    #[arg(long)]
+    pub duration: Option<Ns>,
+    /// One JSON object per line instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Time between samples, such as `1s`
+    #[arg(long)]
+    pub period: Option<Ns>,
+    /// Which policies act: `default` (none), `ff-pin` or `homenode`
+    #[arg(long, value_parser = parse_policies)]
+    pub policies: Option<Policies>,
+    /// The twin's seed: same seed, same run
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Do not wait between the twin's simulated seconds
+    #[arg(long)]
+    pub fast: bool,
+    /// Where the journal and the agent's socket are
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+    /// Leave pins and homes as they are when the agent stops in good order, for the next agent to continue
+    #[arg(long)]
+    pub keep: bool,
+}
+
+fn parse_policies(text: &str) -> Result<Policies, String> {
+    [Policies::Default, Policies::FfPin, Policies::Homenode]
+        .into_iter()
+        .find(|policies| policies.name() == text)
+        .ok_or_else(|| "policies are `default`, `ff-pin` or `homenode`".to_owned())
+}
+
+/// Options of `machine`.
+#[derive(Debug, clap::Args)]
+pub struct MachineArgs {
+    /// Read the `sys` and `proc` trees below this directory
+    #[arg(long, value_name = "ROOT", default_value = "/", conflicts_with = "preset")]
+    pub sysfs: PathBuf,
+    /// Show a machine that comes with the program instead (a published experiment's host)
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `place`.
+#[derive(Debug, clap::Args)]
+pub struct PlaceArgs {
+    /// vCPUs of the VM
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub vcpus: u32,
+    /// Its memory, such as `8GiB`
+    #[arg(long)]
+    pub memory: Bytes,
+    /// The memory bandwidth that it needs, such as `2GB/s`
+    #[arg(long)]
+    pub bandwidth: Option<BytesPerSec>,
+    /// Ask about another host: `twin:MACHINE` is the idle machine of that name; default: the running agent, else this host
+    #[arg(long, value_name = "HOST")]
+    pub host: Option<HostArg>,
+    /// JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `vm`.
+#[derive(Debug, clap::Args)]
+pub struct VmArgs {
+    /// Only this VM
+    pub name: Option<String>,
+    /// JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `release`.
+#[derive(Debug, clap::Args)]
+pub struct ReleaseArgs {
+    /// libvirt's address
+    #[arg(long, default_value = homenode_linux::LibvirtHost::DEFAULT_URI)]
+    pub uri: String,
+    /// Where the journal is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// What libvirt passes to a hook, and where the agent is.
+#[derive(Debug, clap::Args)]
+pub struct HookArgs {
+    /// Name of the domain
+    pub guest: String,
+    /// What happens (`prepare`, `start`, …)
+    pub operation: String,
+    /// Which part of it (`begin`, `end`)
+    pub part: Option<String>,
+    /// A further argument that libvirt gives, or `-`
+    pub extra: Option<String>,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `guard`.
+#[derive(Debug, clap::Args)]
+pub struct GuardArgs {
+    /// libvirt's address
+    #[arg(long)]
+    pub uri: String,
+    /// Where the journal is
+    #[arg(long)]
+    pub state: PathBuf,
+    /// How long a new agent has to take over
+    #[arg(long)]
+    pub grace: Ns,
+}

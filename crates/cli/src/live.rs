@@ -1,0 +1,133 @@
+//! The agent on a real host: crash safety around the same loop.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context;
+use homenode_control::{Config, Control, Mode};
+use homenode_linux::guard::{self, Guard};
+use homenode_linux::{Acting, LibvirtHost, Options};
+use serde::Serialize;
+
+use crate::args::{GuardArgs, ReleaseArgs, RunArgs};
+use crate::desk::Desk;
+use crate::output::Output;
+use crate::run::{Agent, Pace, Stop, connect_error};
+
+/// How long a restarted agent has to take over before the guard restores what the dead one had set.
+const GRACE: &str = "10s";
+
+/// What a run on a real host was, said last.
+#[derive(Debug, Serialize)]
+struct Summary {
+    policies: Vec<LivePolicy>,
+    agent_cpu_s: f64,
+    kept: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct LivePolicy {
+    policy: &'static str,
+    vms: Vec<homenode_control::VmStatus>,
+}
+
+/// Runs the agent on a libvirt host.
+///
+/// # Errors
+/// No libvirt, no permission, one node only, another agent.
+pub fn run(args: &RunArgs, config: Config, uri: Option<&str>, mut output: Output, stop: &Stop) -> anyhow::Result<()> {
+    let uri = uri.unwrap_or(LibvirtHost::DEFAULT_URI);
+    let machine = homenode_machine::sysfs::read(std::path::Path::new("/"))?;
+    anyhow::ensure!(
+        machine.memory_nodes().len() > 1,
+        "this host has one NUMA node, so there is nothing to place or move; try `homenode run --host twin`"
+    );
+    let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
+    let options = Options {
+        state_dir: args.state.clone(),
+        acting: if args.dry_run { Acting::DryRun } else { Acting::Live },
+        stop: Arc::clone(stop),
+        ..Options::new(machine.clone())
+    };
+    let mut host = LibvirtHost::connect(uri, options).map_err(connect_error)?;
+    let policies = config.policies;
+    let mut control = Control::new(config.clone(), mode);
+    for vm in host.carried_over() {
+        control.adopt(vm.vm, vm.home, vm.pins);
+    }
+    let control = Arc::new(Mutex::new(control));
+    let guard = if args.dry_run { None } else { Some(start_guard(args, uri)?) };
+    let desk = if args.dry_run {
+        None
+    } else {
+        Some(Desk::open(&args.state, Arc::new(machine.clone()), Arc::clone(&control))?)
+    };
+    let mut agent = Agent {
+        control: Arc::clone(&control),
+        output: &mut output,
+        stop,
+        duration: args.duration,
+        period: config.period,
+        pace: Pace::Own,
+    };
+    agent.announce(format!("{} at {uri}", machine.name), None, mode);
+    agent.run(&mut host, LibvirtHost::take_notices, |_| false);
+    drop(desk);
+    let failures = if args.keep { Vec::new() } else { host.restore() };
+    if let Some(guard) = guard {
+        guard.goodbye();
+    }
+    for failure in &failures {
+        output.line(failure);
+    }
+    let control = control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let summary = Summary {
+        policies: vec![LivePolicy { policy: policies.name(), vms: control.status(&machine).vms }],
+        agent_cpu_s: cpu_time().as_secs_f64(),
+        kept: args.keep,
+    };
+    output.object("summary", &summary);
+    let left = if args.keep { "homes and pins are left as they are" } else { "homes and pins are given back" };
+    output.line(&format!("stopped after {:.2} s of CPU time; {left}", summary.agent_cpu_s));
+    anyhow::ensure!(failures.is_empty(), "not everything could be given back; `homenode release` tries again");
+    Ok(())
+}
+
+/// Processor time that this process has used.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn start_guard(args: &RunArgs, uri: &str) -> anyhow::Result<Guard> {
+    let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
+    let state = args.state.display().to_string();
+    let arguments = ["guard", "--uri", uri, "--state", &state, "--grace", GRACE].map(str::to_owned);
+    Ok(guard::spawn(&exe, &arguments)?)
+}
+
+/// `homenode guard`: waits for the agent's end.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub fn guard(args: &GuardArgs) -> anyhow::Result<()> {
+    let (pipe, mut ready) = (std::io::stdin().lock(), std::io::stdout());
+    let undo = |step: &homenode_linux::journal::Undo| homenode_linux::undo(&args.uri, std::path::Path::new("/"), step);
+    guard::run(pipe, &mut ready, &args.state, Duration::from_nanos(args.grace.0), undo)?;
+    Ok(())
+}
+
+/// `homenode release`: restores what the journal lists.
+///
+/// # Errors
+/// When an agent runs, or something cannot be restored.
+pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
+    let machine = homenode_machine::sysfs::read(std::path::Path::new("/"))?;
+    let options = Options { state_dir: args.state.clone(), ..Options::new(machine) };
+    let mut host = LibvirtHost::connect(&args.uri, options).map_err(connect_error)?;
+    let count = host.carried_over().len();
+    let failures = host.restore();
+    anyhow::ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    println!("{count} VMs are as they were before homenode touched them");
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! The `homenode` command; called as `numad` it is a drop-in for libvirt's `placement='auto'`.
+//!
+//! Exit status: 0 done, 1 failure, 2 bad input.
+
+// A command's output goes to standard output and its complaints to standard error; that is what it is for.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod desk;
+mod live;
+mod numad;
+mod output;
+mod query;
+mod run;
+mod standalone;
+mod summary;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Args, Command};
+
+/// A complaint about what the user gave: exit status 2. Everything else that goes wrong is a failure: 1.
+#[derive(Debug)]
+pub struct BadInput(pub String);
+
+impl std::fmt::Display for BadInput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadInput {}
+
+/// Turns an error about the user's input into one that exits with 2.
+pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow::Error::new(BadInput(error.to_string()))
+}
+
+fn main() -> ExitCode {
+    let called_as = std::env::args_os().next().unwrap_or_default();
+    if Path::new(&called_as).file_name().is_some_and(|name| name == "numad") {
+        return numad::main();
+    }
+    let args = Args::parse();
+    match dispatch(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("homenode: {error:#}");
+            ExitCode::from(if error.is::<BadInput>() { 2 } else { 1 })
+        }
+    }
+}
+
+fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Run(args) => run::run(&args)?,
+        Command::Machine(args) => query::machine(&args)?,
+        Command::Place(args) => query::place(&args)?,
+        Command::Vm(args) => query::vm(&args)?,
+        Command::Release(args) => live::release(&args)?,
+        Command::Hook(args) => numad::hook(&args),
+        Command::Guard(args) => live::guard(&args)?,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Args::command(), "homenode", &mut std::io::stdout());
+        }
+        Command::Man => clap_mangen::Man::new(Args::command()).render(&mut std::io::stdout())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,179 @@
+//! What `run` shows: on a terminal a picture that is redrawn below the events, in a pipe the events alone, with `--json` one
+//! object per line.
+
+use std::io::{IsTerminal, Write};
+
+use comfy_table::{CellAlignment, Table, presets};
+use homenode_control::{Epoch, Status};
+use homenode_units::Bytes;
+use serde::Serialize;
+
+/// How to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Events scroll, tables stay below them.
+    Terminal,
+    /// Events as lines.
+    Lines,
+    /// JSON objects as lines.
+    Json,
+}
+
+/// Where a run is shown.
+pub struct Output {
+    style: Style,
+    /// Height of the picture that is on the terminal now.
+    drawn_lines: usize,
+}
+
+impl Output {
+    /// JSON if asked for, else what standard output is.
+    pub fn new(json: bool) -> Output {
+        let style = match (json, std::io::stdout().is_terminal()) {
+            (true, _) => Style::Json,
+            (false, true) => Style::Terminal,
+            (false, false) => Style::Lines,
+        };
+        Output { style, drawn_lines: 0 }
+    }
+
+    /// How it shows.
+    pub fn style(&self) -> Style {
+        self.style
+    }
+
+    /// One JSON object, named by its `type`; nothing in the other styles.
+    pub fn object(&mut self, kind: &str, value: &impl Serialize) {
+        if self.style != Style::Json {
+            return;
+        }
+        let mut object = serde_json::to_value(value).expect("what is shown can be written as JSON");
+        if let Some(map) = object.as_object_mut() {
+            map.insert("type".into(), kind.into());
+        }
+        self.write(&format!("{object}\n"));
+    }
+
+    /// One line for people; nothing in JSON.
+    pub fn line(&mut self, text: &str) {
+        match self.style {
+            Style::Json => {}
+            Style::Lines => self.write(&format!("{text}\n")),
+            Style::Terminal => {
+                let erase = self.erase();
+                self.write(&format!("{erase}{text}\n"));
+            }
+        }
+    }
+
+    /// What an epoch saw and did.
+    pub fn epoch(&mut self, epoch: &Epoch) {
+        if self.style == Style::Json {
+            return self.object("epoch", epoch);
+        }
+        let at = epoch.status.at_ns.as_secs_f64();
+        let events: String = epoch.events.iter().map(|event| format!("[{at:8.1}s] {event}\n")).collect();
+        match self.style {
+            Style::Lines => self.write(&events),
+            _ => {
+                let picture = picture(&epoch.status);
+                let erase = self.erase();
+                self.drawn_lines = picture.lines().count();
+                self.write(&format!("{erase}{events}{picture}"));
+            }
+        }
+    }
+
+    /// The control sequence that takes the picture off the terminal.
+    fn erase(&mut self) -> String {
+        match std::mem::take(&mut self.drawn_lines) {
+            0 => String::new(),
+            lines => format!("\x1b[{lines}A\x1b[J"),
+        }
+    }
+
+    fn write(&self, text: &str) {
+        let mut out = std::io::stdout().lock();
+        // A reader that went away (`| head`) wants no more: end as every filter does.
+        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+            std::process::exit(0);
+        }
+    }
+}
+
+/// A table in the project's look: right-aligned but for the first column.
+pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header.to_vec());
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// `-` for what is not known.
+pub fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), show)
+}
+
+/// A share as percent.
+pub fn percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
+fn used_of(free: Bytes, total: Bytes) -> String {
+    let gib = |bytes: Bytes| bytes.as_f64() / Bytes::from_gib(1).as_f64();
+    format!("{:.1}/{:.0}GiB", gib(total.saturating_sub(free)), gib(total))
+}
+
+/// Nodes and VMs as two tables.
+pub fn picture(status: &Status) -> String {
+    let nodes = status.nodes.iter().map(|node| {
+        let links = status.links.iter().filter(|link| link.from == node.node);
+        let busiest = links.max_by(|a, b| a.bandwidth_bytes_per_s.cmp(&b.bandwidth_bytes_per_s));
+        vec![
+            node.node.to_string(),
+            or_dash(node.cpus_busy, |busy| format!("{busy:.1}/{}", node.cpus)),
+            or_dash(node.vcpus_waiting, |waiting| format!("{waiting:.1}")),
+            used_of(node.memory_free_bytes, node.memory_bytes),
+            or_dash(node.bandwidth_bytes_per_s, |used| match node.bandwidth_max_bytes_per_s {
+                Some(max) => format!("{:.1}/{:.1}GB/s", used.as_f64() / 1e9, max.as_f64() / 1e9),
+                None => format!("{:.1}GB/s", used.as_f64() / 1e9),
+            }),
+            or_dash(busiest, |link| {
+                let busy = or_dash(link.busy, percent);
+                format!("{:.1}GB/s to {} ({busy})", link.bandwidth_bytes_per_s.as_f64() / 1e9, link.to)
+            }),
+        ]
+    });
+    let nodes = table(&["node", "CPUs busy", "waiting", "memory", "bandwidth", "busiest link out"], nodes);
+    let vms = status.vms.iter().map(|vm| {
+        let spread = |on: &[(homenode_units::NodeId, usize)]| {
+            on.iter().map(|(node, count)| format!("{node}:{count}")).collect::<Vec<_>>().join(" ")
+        };
+        let pages = vm.pages_on.as_ref().map(|on| {
+            let total: u64 = on.iter().map(|(_, pages)| pages.0).sum();
+            let share = |pages: u64| percent(pages as f64 / total.max(1) as f64);
+            let on = on.iter().filter(|(_, pages)| pages.0 > 0);
+            on.map(|(node, pages)| format!("{node}:{}", share(pages.0))).collect::<Vec<_>>().join(" ")
+        });
+        vec![
+            vm.name.clone(),
+            or_dash(vm.home.as_ref(), ToString::to_string),
+            spread(&vm.vcpus_on),
+            or_dash(pages, |pages| pages),
+            or_dash(vm.cpus_used, |used| format!("{used:.1}")),
+            or_dash(vm.vcpus_waiting, |waiting| format!("{waiting:.1}")),
+            or_dash(vm.llc_miss_rate, percent),
+            or_dash(vm.local_access_ratio, percent),
+            vm.left_alone.clone().unwrap_or_default(),
+        ]
+    });
+    let header = ["VM", "home", "vCPUs on", "pages on", "CPUs", "waiting", "LLC miss", "local", ""];
+    let vms = table(&header, vms);
+    format!("\n{nodes}\n\n{vms}\n")
+}

@@ -1,0 +1,133 @@
+//! Questions that change nothing: `machine`, `place`, `vm`.
+
+use anyhow::Context;
+use homenode_control::{Config, Control, Mode, Request as Ask};
+use homenode_host::{Host, Sample};
+use homenode_machine::Machine;
+use homenode_policy::placement::{Placement, Unplaceable};
+use homenode_twin::{Scenario, Twin};
+
+use crate::args::{HostArg, MachineArgs, PlaceArgs, VmArgs};
+use crate::bad_input;
+use crate::desk::{self, Request};
+use crate::output::{or_dash, percent, table};
+
+/// `homenode machine`.
+///
+/// # Errors
+/// An unknown preset, or a tree that cannot be read.
+pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
+    let machine = match &args.preset {
+        Some(name) => homenode_machine::preset(name).map_err(bad_input)?,
+        None => homenode_machine::sysfs::read(&args.sysfs)?,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&machine)?);
+    } else {
+        print!("{}", homenode_machine::render_text(&machine));
+    }
+    Ok(())
+}
+
+/// `homenode place`: asks the running agent; without one, looks at the host itself.
+///
+/// # Errors
+/// Bad input; a VM that fits nowhere is a failure that says what is short.
+pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
+    let ask = Ask { vcpus: args.vcpus, memory: args.memory, bandwidth: args.bandwidth };
+    let answer = match &args.host {
+        Some(HostArg::Twin(what)) => placement_json(&place_on_twin(what.as_deref(), &ask)?),
+        _ => {
+            let Ask { vcpus, memory: memory_bytes, bandwidth } = ask;
+            match desk::ask(&args.state, &Request::Place { vcpus, memory_bytes, bandwidth })? {
+                Some(answer) => answer,
+                None => placement_json(&crate::standalone::place(&args.state, &ask)?),
+            }
+        }
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&answer)?);
+    }
+    let reasons: Vec<&str> = answer["reasons"].as_array().into_iter().flatten().filter_map(|r| r.as_str()).collect();
+    match answer["nodes"].as_array() {
+        Some(_) if args.json => Ok(()),
+        Some(nodes) => {
+            let nodes: homenode_units::NodeSet = serde_json::from_value(nodes.clone().into())?;
+            println!("node {nodes}");
+            reasons.iter().for_each(|reason| println!("  {reason}"));
+            Ok(())
+        }
+        None => anyhow::bail!("a VM of {} vCPUs and {} {}", args.vcpus, args.memory, reasons.join("; ")),
+    }
+}
+
+/// The idle machine of the twin: what a first VM would get.
+fn place_on_twin(what: Option<&str>, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
+    let spec = crate::run::twin_spec(what, None)?;
+    let mut idle = Scenario::of("idle", vec![homenode_twin::VmSpec::new("none", 1, homenode_units::Bytes::from_gib(1), "idle")]);
+    // Its one VM arrives long after the question is answered.
+    idle.vms[0].arrival = homenode_units::Ns::from_secs(3600);
+    let mut twin = Twin::new(spec.machine, &idle, 1).map_err(bad_input)?;
+    let sample = twin.sample()?;
+    Ok(place_on(twin.machine(), sample, ask))
+}
+
+/// Where a VM would go on a host that was sampled once.
+pub fn place_on(machine: &Machine, sample: Sample, ask: &Ask) -> Result<Placement, Unplaceable> {
+    let mut control = Control::new(Config::default(), Mode::DryRun);
+    control.begin(machine, sample);
+    control.place(machine, ask)
+}
+
+/// A placement as JSON: `nodes` and `reasons`; `nodes` is null where the VM fits nowhere.
+pub fn placement_json(placed: &Result<Placement, Unplaceable>) -> serde_json::Value {
+    match placed {
+        Ok(placement) => serde_json::json!({
+            "nodes": placement.nodes,
+            "reasons": placement.reasons(),
+            "matched": placement.matched,
+            "requirement": placement.requirement,
+            "capacity": placement.capacity,
+            "bandwidth_from": placement.bandwidth_from,
+        }),
+        Err(unplaceable) => serde_json::json!({
+            "nodes": null,
+            "reasons": [unplaceable.to_string()],
+            "shortages": unplaceable.shortages,
+        }),
+    }
+}
+
+/// `homenode vm`.
+///
+/// # Errors
+/// No agent, or no such VM.
+pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
+    let answer = desk::ask(&args.state, &Request::Vms)?;
+    let answer = answer.with_context(|| format!("no agent runs here (nothing at {}); start one with `homenode run`", args.state.display()))?;
+    let mut vms: Vec<serde_json::Value> = answer["vms"].as_array().cloned().unwrap_or_default();
+    if let Some(name) = &args.name {
+        let names: Vec<String> = vms.iter().filter_map(|vm| vm["name"].as_str().map(str::to_owned)).collect();
+        vms.retain(|vm| vm["name"] == name.as_str());
+        if vms.is_empty() {
+            return Err(bad_input(format!("no VM `{name}` runs here; there are: {}", names.join(", "))));
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&vms)?);
+        return Ok(());
+    }
+    let rows = vms.iter().map(|vm| {
+        let home = serde_json::from_value::<homenode_units::NodeSet>(vm["home"].clone()).ok();
+        vec![
+            vm["name"].as_str().unwrap_or("-").to_owned(),
+            or_dash(home, |home| home.to_string()),
+            or_dash(vm["cpus_used"].as_f64(), |used| format!("{used:.1}")),
+            or_dash(vm["llc_miss_rate"].as_f64(), percent),
+            or_dash(vm["local_access_ratio"].as_f64(), percent),
+            vm["left_alone"].as_str().unwrap_or_default().to_owned(),
+        ]
+    });
+    println!("{}", table(&["VM", "home", "CPUs", "LLC miss", "local", ""], rows));
+    Ok(())
+}

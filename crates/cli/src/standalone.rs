@@ -1,0 +1,147 @@
+//! Answers without an agent: the host is looked at directly, and promises are kept in a small locked file, so that VMs that
+//! start together still get different nodes.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use homenode_control::{Config, Control, Mode, Request as Ask};
+use homenode_host::{CpuSample, NodeSample, Sample};
+use homenode_linux::{meminfo, proc_stat};
+use homenode_machine::Machine;
+use homenode_policy::placement::{Announcement, Ledger, Placement, Shape, Unplaceable};
+use homenode_units::{NodeId, NodeSet, Ns};
+
+/// Time between the two looks that tell how busy CPUs are: ten of the kernel's ticks.
+const LOOK: Duration = Duration::from_millis(100);
+/// The ledger of a host's worth of VMs is a few hundred kilobytes.
+const LEDGER_BYTES_MAX: u64 = 16 << 20;
+
+/// Where a VM would go on this host.
+///
+/// # Errors
+/// When the host cannot be read.
+pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
+    // Without a right to the state directory there is no ledger to look at, and the question can still be answered.
+    let ledger = open_ledger(state).map(|(_, ledger)| ledger).unwrap_or_default();
+    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
+    let control = look(&machine, ledger)?;
+    Ok(control.place(&machine, ask))
+}
+
+/// Nodes for a VM that is about to start; promised to it in the ledger. There is always an answer.
+pub fn promise(state: &Path, shape: Shape) -> NodeSet {
+    let Ok(machine) = homenode_machine::sysfs::read(Path::new("/")) else { return NodeSet::one(NodeId(0)) };
+    try_promise(state, &machine, shape).unwrap_or_else(|error| {
+        eprintln!("homenode: {error:#}; all nodes are advised");
+        machine.memory_nodes()
+    })
+}
+
+fn try_promise(state: &Path, machine: &Machine, shape: Shape) -> anyhow::Result<NodeSet> {
+    let (mut file, ledger) = open_ledger(state)?;
+    let mut control = look(machine, ledger)?;
+    let promise = control.promise(machine, shape);
+    save(&mut file, control.ledger())?;
+    Ok(promise.nodes)
+}
+
+/// Notes a VM that is about to start.
+pub fn announce(state: &Path, announcement: Announcement) {
+    let noted = open_ledger(state).and_then(|(mut file, mut ledger)| {
+        ledger.announce(announcement, now());
+        save(&mut file, &ledger)
+    });
+    if let Err(error) = noted {
+        eprintln!("homenode: {error:#}; the VM's nodes will be chosen without its name");
+    }
+}
+
+/// A control loop that has looked at the host twice.
+fn look(machine: &Machine, ledger: Ledger) -> anyhow::Result<Control> {
+    let mut control = Control::new(Config::default(), Mode::DryRun).with_ledger(ledger);
+    control.begin(machine, sample(Path::new("/"), machine)?);
+    std::thread::sleep(LOOK);
+    control.begin(machine, sample(Path::new("/"), machine)?);
+    Ok(control)
+}
+
+/// What the kernel says of CPUs and nodes, without VMs.
+fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
+    let usable = machine.cpu_set();
+    let busy = proc_stat::read(root)?.into_iter().filter(|(id, _)| usable.contains(*id));
+    let cpus = busy.map(|(id, busy_ns)| CpuSample { id, busy_ns }).collect();
+    let mut nodes = homenode_units::NodeMap::new();
+    for node in machine.nodes.keys() {
+        let memory = meminfo::read(root, node)?;
+        let sample = memory.map_or_else(NodeSample::default, |memory| NodeSample {
+            memory_total_bytes: memory.total_bytes,
+            memory_free_bytes: memory.free_bytes,
+            memory_traffic_bytes: None,
+        });
+        nodes.insert(node, sample);
+    }
+    Ok(Sample { at: now(), cpus, nodes, ..Sample::default() })
+}
+
+fn now() -> Ns {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Ns(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// The ledger's file, locked until it is dropped. One that is damaged counts as empty: promises are short-lived.
+fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
+    let path = state.join("ledger.json");
+    std::fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    let mut text = String::new();
+    let readable = (&mut file).take(LEDGER_BYTES_MAX).read_to_string(&mut text).is_ok();
+    let ledger = readable.then(|| serde_json::from_str(&text).ok()).flatten().unwrap_or_default();
+    Ok((file, ledger))
+}
+
+fn save(file: &mut File, ledger: &Ledger) -> anyhow::Result<()> {
+    let text = serde_json::to_vec(ledger)?;
+    file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(&text)).context("cannot write the ledger")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_units::VmId;
+
+    #[test]
+    fn announcements_survive_from_one_process_to_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = Shape { vcpus: 2, memory_mib: 128 };
+        let announcement = Announcement { vm: VmId(7), name: "seven".into(), shape, bandwidth: None, home: None };
+        announce(dir.path(), announcement.clone());
+        let (_, mut ledger) = open_ledger(dir.path()).unwrap();
+        assert_eq!(ledger.announced(shape, now()), Some(announcement));
+    }
+
+    #[test]
+    fn a_damaged_ledger_counts_as_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ledger.json"), b"{\"announced\": [\xff\xff").unwrap();
+        let (_, ledger) = open_ledger(dir.path()).unwrap();
+        assert_eq!(ledger, Ledger::default());
+    }
+
+    #[test]
+    fn this_host_can_be_looked_at() {
+        let machine = homenode_machine::sysfs::read(Path::new("/")).unwrap();
+        let sample = sample(Path::new("/"), &machine).unwrap();
+        assert_eq!(sample.cpus.len(), machine.cpus.len());
+        assert!(sample.nodes.values().any(|node| node.memory_free_bytes.0 > 0));
+    }
+}

@@ -1,0 +1,116 @@
+//! What the agent tells: one line of text for people, one JSON object for programs, from the same value.
+
+use std::fmt;
+
+use homenode_host::{Decision, Finding, Outcome, Refusal, Sample};
+use homenode_units::{Bytes, CpuSet, VmId};
+use serde::Serialize;
+
+/// Something that happened in an epoch.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// A VM was seen for the first time.
+    Appeared {
+        /// Which.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// Online vCPUs.
+        vcpus: usize,
+        /// Memory of the guest.
+        memory_bytes: Bytes,
+    },
+    /// A VM is gone.
+    Vanished {
+        /// Which.
+        vm: VmId,
+        /// Its name.
+        name: String,
+    },
+    /// Somebody else changed a vCPU's affinity; the agent leaves the VM's vCPUs alone from now on.
+    ChangedByOther {
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// Which vCPU.
+        vcpu: u16,
+        /// What the agent had set.
+        expected: CpuSet,
+        /// What is in force.
+        found: CpuSet,
+    },
+    /// All vCPUs of such a VM may run anywhere again: the agent manages it again.
+    GivenBack {
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+    },
+    /// A decision, and what became of it.
+    Decided {
+        /// Name of the VM.
+        name: String,
+        /// What and why.
+        #[serde(flatten)]
+        decision: Decision,
+        /// What became of it.
+        result: Outcome,
+    },
+    /// Something to know that nobody acts on.
+    Found {
+        /// Name of the VM, if it is about one.
+        name: Option<String>,
+        /// What, and what to do about it.
+        #[serde(flatten)]
+        finding: Finding,
+    },
+    /// The host refused a whole plan; a new one is made in the next epoch.
+    Refused {
+        /// Why.
+        refusal: Refusal,
+    },
+}
+
+fn name_of(sample: &Sample, vm: VmId) -> String {
+    sample.vm(vm).map_or_else(|| vm.to_string(), |vm| vm.name.clone())
+}
+
+impl Event {
+    pub(crate) fn decided(decision: Decision, result: Outcome, sample: &Sample) -> Event {
+        Event::Decided { name: name_of(sample, decision.action.vm()), decision, result }
+    }
+
+    pub(crate) fn found(finding: Finding, sample: &Sample) -> Event {
+        Event::Found { name: finding.vm.map(|vm| name_of(sample, vm)), finding }
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Appeared { name, vcpus, memory_bytes, .. } => write!(f, "VM {name} appeared: {vcpus} vCPUs, {memory_bytes}"),
+            Event::Vanished { name, .. } => write!(f, "VM {name} is gone"),
+            Event::ChangedByOther { name, vcpu, expected, found, .. } => write!(
+                f,
+                "VM {name}: vCPU {vcpu} may run on {found}, the agent had set {expected}: somebody else changed it, its vCPUs are left alone"
+            ),
+            Event::GivenBack { name, .. } => write!(f, "VM {name}: its vCPUs may run anywhere again, the agent manages it again"),
+            Event::Decided { name, decision, result } => {
+                write!(f, "{}: VM {name}: {}", decision.policy, decision.reason)?;
+                match result {
+                    Outcome::Done => Ok(()),
+                    Outcome::DryRun => write!(f, " (dry run)"),
+                    Outcome::Moved { moved, left, busy } => {
+                        write!(f, " ({} moved, {} left", moved.to_bytes(), left.to_bytes())?;
+                        if busy.0 > 0 { write!(f, ", {} busy)", busy.to_bytes()) } else { write!(f, ")") }
+                    }
+                    Outcome::Failed(error) => write!(f, " — failed: {error}"),
+                }
+            }
+            Event::Found { finding, .. } => write!(f, "{}: {}", finding.policy, finding.message),
+            Event::Refused { refusal } => write!(f, "plan refused: {refusal}"),
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The control loop: sample, derive rates, plan, commit. The same code drives the twin and a real host.
+//!
+//! ```text
+//!   host.sample() ─▶ Rates::between ─▶ View ─▶ placement ┐
+//!                                              balance   ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
+//!                                              repatriate┘                                       │
+//!        homes, expected affinities  ◀───────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! [`Control`] is a plain struct without threads or clock; whoever owns it calls [`Control::step`] once per period and shows
+//! or records the [`Epoch`] that comes back.
+
+mod event;
+mod status;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_host::{Action, HandsOff, Host, HostError, Management, Outcome, Plan, Rates, Receipt, Refusal, Sample, View, VmSample, VmView};
+use homenode_machine::Machine;
+use homenode_policy::demand::{Demand, History};
+use homenode_policy::placement::{Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable};
+use homenode_policy::{balance, levers, placement, repatriate};
+use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
+use serde::{Deserialize, Serialize};
+
+pub use event::Event;
+pub use status::{LinkStatus, NodeStatus, Status, VmStatus};
+use watch::Watch;
+
+/// Which policies act.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policies {
+    /// None: the host's own scheduler, watched.
+    Default,
+    /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of seed 002.
+    FfPin,
+    /// Placement by TAH, balance, repatriation.
+    #[default]
+    Homenode,
+}
+
+impl Policies {
+    /// Name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policies::Default => "default",
+            Policies::FfPin => "ff-pin",
+            Policies::Homenode => "homenode",
+        }
+    }
+}
+
+/// Whether plans are carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Plans are committed.
+    #[default]
+    Act,
+    /// Plans are made and explained; nothing is touched.
+    DryRun,
+}
+
+/// What the operator may set, in one file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Time between samples.
+    #[serde(with = "homenode_units::text")]
+    pub period: Ns,
+    /// Which policies act.
+    pub policies: Policies,
+    /// Placement and CPU, memory and link limits.
+    pub placement: placement::Config,
+    /// Page budgets.
+    pub repatriate: repatriate::Config,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            period: Ns::from_secs(1),
+            policies: Policies::Homenode,
+            placement: placement::Config::default(),
+            repatriate: repatriate::Config::default(),
+        }
+    }
+}
+
+/// What one step saw and did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Epoch {
+    /// The host as it was before anything was done in this epoch; homes as they are after it.
+    #[serde(flatten)]
+    pub status: Status,
+    /// What changed, was decided, was done, in order.
+    pub events: Vec<Event>,
+}
+
+/// An epoch of which everything is known but what came of its plan.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    sample: Sample,
+    rates: Option<Rates>,
+    plan: Plan,
+    events: Vec<Event>,
+    mode: Mode,
+}
+
+impl Begun {
+    /// Has the plan carried out, unless there is nothing to do or nothing may be done.
+    ///
+    /// # Errors
+    /// The host's refusal.
+    pub fn commit<H: Host + ?Sized>(&self, host: &mut H) -> Result<Receipt, Refusal> {
+        let untouched = |outcomes| Ok(Receipt { version: self.sample.version, outcomes });
+        match self.mode {
+            _ if self.plan.decisions.is_empty() => untouched(vec![]),
+            Mode::DryRun => untouched(vec![Outcome::DryRun; self.plan.decisions.len()]),
+            Mode::Act => host.commit(&self.plan),
+        }
+    }
+}
+
+/// A question about a VM that does not run yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// vCPUs online at start.
+    pub vcpus: u32,
+    /// Memory.
+    pub memory: Bytes,
+    /// Declared memory bandwidth.
+    pub bandwidth: Option<BytesPerSec>,
+}
+
+/// The control loop's state.
+#[derive(Debug, Default)]
+pub struct Control {
+    config: Config,
+    mode: Mode,
+    history: History,
+    placement: placement::State,
+    balance: balance::State,
+    repatriate: repatriate::State,
+    homes: BTreeMap<VmId, NodeSet>,
+    watch: Watch,
+    /// In a dry run the same plan comes every epoch; it is told once.
+    told: BTreeSet<String>,
+    last: Option<(Sample, Option<Rates>)>,
+}
+
+impl Control {
+    /// A loop that has seen nothing yet.
+    pub fn new(mut config: Config, mode: Mode) -> Control {
+        if config.policies == Policies::FfPin {
+            config.placement.algorithm = Algorithm::FirstFit;
+        }
+        Control { config, mode, ..Control::default() }
+    }
+
+    /// The same with promises made before.
+    pub fn with_ledger(mut self, ledger: Ledger) -> Control {
+        self.placement.ledger = ledger;
+        self
+    }
+
+    /// Promises that are still open.
+    pub fn ledger(&self) -> &Ledger {
+        &self.placement.ledger
+    }
+
+    /// What the operator set.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Takes over what an earlier agent left in force: the VM's home, and the affinity that it gave each vCPU.
+    pub fn adopt(&mut self, vm: VmId, home: Option<NodeSet>, pins: impl IntoIterator<Item = (u16, homenode_units::CpuSet)>) {
+        if let Some(home) = home {
+            self.homes.insert(vm, home);
+        }
+        for (index, cpus) in pins {
+            self.watch.expect(vm, index, cpus);
+        }
+    }
+
+    /// One epoch: sample, derive, plan, commit.
+    ///
+    /// # Errors
+    /// When the host cannot be read. Nothing was done then, and the next step may succeed.
+    pub fn step<H: Host + ?Sized>(&mut self, host: &mut H) -> Result<Epoch, HostError> {
+        let sample = host.sample()?;
+        let begun = self.begin(host.machine(), sample);
+        let answer = begun.commit(host);
+        Ok(self.finish(host.machine(), begun, answer))
+    }
+
+    /// The first half of an epoch: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop may be
+    /// shared: moving pages takes long, and a VM that starts meanwhile wants an answer.
+    pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
+        let events = self.watch.compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
+        self.homes.retain(|id, _| sample.vm(*id).is_some());
+        let rates = self.last.as_ref().and_then(|(prev, _)| Rates::between(machine, prev, &sample));
+        let plan = self.plan(machine, &sample, rates.as_ref());
+        self.last = Some((sample.clone(), rates.clone()));
+        Begun { sample, rates, plan, events, mode: self.mode }
+    }
+
+    /// The second half: remembers what was done.
+    pub fn finish(&mut self, machine: &Machine, begun: Begun, answer: Result<Receipt, Refusal>) -> Epoch {
+        let Begun { sample, rates, plan, mut events, .. } = begun;
+        events.extend(plan.findings.into_iter().map(|finding| Event::found(finding, &sample)));
+        match answer {
+            Err(refusal) => events.push(Event::Refused { refusal }),
+            Ok(receipt) => {
+                for (decision, outcome) in plan.decisions.into_iter().zip(receipt.outcomes) {
+                    if outcome == Outcome::DryRun && !self.told.insert(format!("{:?}", decision.action)) {
+                        continue;
+                    }
+                    self.remember(&decision.action, &outcome);
+                    events.push(Event::decided(decision, outcome, &sample));
+                }
+            }
+        }
+        Epoch { status: self.status_of(machine, &sample, rates.as_ref()), events }
+    }
+
+    /// The policies' merged plan. Pure but for the policies' own memory: this is the part that is benchmarked.
+    pub fn plan(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Plan {
+        let Control { config, history, placement, balance, repatriate, homes, watch, .. } = self;
+        let view = view(machine, sample, rates, homes, watch);
+        history.observe(&view);
+        let plans = match config.policies {
+            Policies::Default => vec![],
+            Policies::FfPin => vec![placement::plan(&view, &config.placement, history, placement)],
+            Policies::Homenode => vec![
+                placement::plan(&view, &config.placement, history, placement),
+                balance::plan(&view, &config.placement, history, placement, balance),
+                repatriate::plan(&view, &config.repatriate, repatriate),
+            ],
+        };
+        levers::merge(&view, plans)
+    }
+
+    /// What an action that was carried out leaves in force.
+    fn remember(&mut self, action: &Action, outcome: &Outcome) {
+        match (action, outcome) {
+            (Action::SetHome { vm, nodes }, Outcome::Done | Outcome::DryRun) => {
+                self.homes.insert(*vm, nodes.clone());
+            }
+            (Action::PinVcpus { vm, vcpus, cpus }, Outcome::Done) => {
+                for index in vcpus {
+                    self.watch.expect(*vm, *index, cpus.clone());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The host as it was last seen; empty before the first epoch.
+    pub fn status(&self, machine: &Machine) -> Status {
+        let last = self.last.as_ref();
+        last.map_or_else(Status::default, |(sample, rates)| self.status_of(machine, sample, rates.as_ref()))
+    }
+
+    fn status_of(&self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Status {
+        let left_alone = |vm: &VmSample| hands_off(vm, &self.watch).map(|why| why.to_string());
+        Status::new(machine, sample, rates, &self.homes, left_alone)
+    }
+
+    /// Notes that a VM is about to start (libvirt's hook says it).
+    pub fn announce(&mut self, announcement: Announcement) {
+        let now = self.now();
+        self.placement.ledger.announce(announcement, now);
+    }
+
+    /// Where a VM that does not run yet would go.
+    ///
+    /// # Errors
+    /// What is short where.
+    pub fn place(&self, machine: &Machine, request: &Request) -> Result<Placement, Unplaceable> {
+        self.place_for(machine, request, None).1
+    }
+
+    fn place_for(&self, machine: &Machine, request: &Request, vm: Option<VmId>) -> (Demand, Result<Placement, Unplaceable>) {
+        let empty = Sample::default();
+        let (sample, rates) = self.last.as_ref().map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
+        let view = view(machine, sample, rates, &self.homes, &self.watch);
+        let supply = Supply::new(&view, &self.history, &self.placement.ledger, &self.config.placement, None);
+        let (bandwidth, bandwidth_from) = self.history.bandwidth(vm, request.vcpus as usize, request.bandwidth);
+        let demand = Demand {
+            cpus: f64::from(request.vcpus),
+            memory_bytes: request.memory,
+            bandwidth,
+            bandwidth_from,
+            device_nodes: NodeSet::new(),
+        };
+        let placed = placement::place(&supply, &demand, None, &self.config.placement);
+        (demand, placed)
+    }
+
+    /// Where a VM that is about to start goes, promised to it. There is always an answer: a VM that fits nowhere gets all
+    /// nodes, and the second part says why.
+    pub fn promise(&mut self, machine: &Machine, shape: Shape) -> Promise {
+        let now = self.now();
+        let announced = self.placement.ledger.announced(shape, now);
+        let vm = announced.as_ref().map(|a| a.vm);
+        let bandwidth = announced.as_ref().and_then(|a| a.bandwidth);
+        let chosen = announced.as_ref().and_then(|a| a.home.clone()).filter(|home| home.is_subset(&machine.memory_nodes()));
+        let request = Request { vcpus: shape.vcpus, memory: Bytes::from_mib(shape.memory_mib), bandwidth };
+        let (demand, placed) = self.place_for(machine, &request, vm);
+        let nodes = chosen.map_or_else(|| placed.map(|placement| placement.nodes), Ok);
+        let name = announced.map(|a| a.name);
+        match nodes {
+            Ok(nodes) => {
+                let reservation = Reservation { vm, shape, demand, nodes: nodes.clone(), made_at: now };
+                self.placement.ledger.reserve(reservation);
+                Promise { nodes, name, unplaceable: None }
+            }
+            Err(unplaceable) => Promise { nodes: machine.memory_nodes(), name, unplaceable: Some(unplaceable) },
+        }
+    }
+
+    fn now(&self) -> Ns {
+        self.last.as_ref().map_or(Ns::ZERO, |(sample, _)| sample.at)
+    }
+}
+
+/// The answer to a VM that is about to start.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Promise {
+    /// Nodes; never empty.
+    pub nodes: NodeSet,
+    /// The VM's name, where the hook told it.
+    pub name: Option<String>,
+    /// Why it was given all nodes, if it was.
+    pub unplaceable: Option<Unplaceable>,
+}
+
+fn view<'a>(
+    machine: &'a Machine,
+    sample: &'a Sample,
+    rates: Option<&'a Rates>,
+    homes: &'a BTreeMap<VmId, NodeSet>,
+    watch: &Watch,
+) -> View<'a> {
+    let vms = sample.vms.iter().map(|vm| VmView {
+        sample: vm,
+        rates: rates.and_then(|rates| rates.vm(vm.id)),
+        home: homes.get(&vm.id),
+        hands_off: hands_off(vm, watch),
+    });
+    View { version: sample.version, at: sample.at, machine, sample, rates, vms: vms.collect() }
+}
+
+fn hands_off(vm: &VmSample, watch: &Watch) -> Option<HandsOff> {
+    if vm.settings.management == Management::Ignored {
+        Some(HandsOff::Ignored)
+    } else if watch.changed_by_other(vm.id) || !vm.settings.pinned_vcpus.is_empty() {
+        Some(HandsOff::PinnedByHand)
+    } else {
+        None
+    }
+}

@@ -1,0 +1,148 @@
+//! One picture of the host for everybody who shows it: tables, JSON, the agent's socket.
+
+use std::collections::BTreeMap;
+
+use homenode_host::{Rates, Sample, VmSample};
+use homenode_machine::Machine;
+use homenode_units::{Bytes, BytesPerSec, NodeId, NodeSet, Ns, Pages, VmId};
+use serde::Serialize;
+
+/// The host at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Status {
+    /// The host's monotonic clock.
+    pub at_ns: Ns,
+    /// Every node, ascending.
+    pub nodes: Vec<NodeStatus>,
+    /// Traffic between nodes, where counted.
+    pub links: Vec<LinkStatus>,
+    /// Every VM, by name.
+    pub vms: Vec<VmStatus>,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NodeStatus {
+    /// Which.
+    pub node: NodeId,
+    /// Usable CPUs.
+    pub cpus: usize,
+    /// CPUs busy over the last period; `None` before there are two samples.
+    pub cpus_busy: Option<f64>,
+    /// vCPUs waiting over the last period.
+    pub vcpus_waiting: Option<f64>,
+    /// Memory of the node.
+    pub memory_bytes: Bytes,
+    /// Of it, free or reclaimable.
+    pub memory_free_bytes: Bytes,
+    /// Memory traffic, where counted.
+    pub bandwidth_bytes_per_s: Option<BytesPerSec>,
+    /// What the controllers can sustain, where known.
+    pub bandwidth_max_bytes_per_s: Option<BytesPerSec>,
+}
+
+/// Traffic from one node to another.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LinkStatus {
+    /// Where data comes from.
+    pub from: NodeId,
+    /// Where it goes.
+    pub to: NodeId,
+    /// Data rate over the last period.
+    pub bandwidth_bytes_per_s: BytesPerSec,
+    /// Share of what the link can sustain, where known.
+    pub busy: Option<f64>,
+}
+
+/// One VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VmStatus {
+    /// Name.
+    pub name: String,
+    /// UUID.
+    pub id: VmId,
+    /// Home nodes, once placed.
+    pub home: Option<NodeSet>,
+    /// How many of its vCPUs last ran on each node.
+    pub vcpus_on: Vec<(NodeId, usize)>,
+    /// Touched pages on each node, where known.
+    pub pages_on: Option<Vec<(NodeId, Pages)>>,
+    /// Memory that the guest may use.
+    pub memory_bytes: Bytes,
+    /// CPUs used over the last period.
+    pub cpus_used: Option<f64>,
+    /// vCPUs that waited over the last period.
+    pub vcpus_waiting: Option<f64>,
+    /// LLC misses over references.
+    pub llc_miss_rate: Option<f64>,
+    /// Share of memory accesses that were local.
+    pub local_access_ratio: Option<f64>,
+    /// Why its vCPUs are left alone, if they are.
+    pub left_alone: Option<String>,
+}
+
+impl Status {
+    /// The picture of a sample, its rates, and the homes that the agent gave.
+    pub fn new(
+        machine: &Machine,
+        sample: &Sample,
+        rates: Option<&Rates>,
+        homes: &BTreeMap<VmId, NodeSet>,
+        left_alone: impl Fn(&VmSample) -> Option<String>,
+    ) -> Status {
+        let nodes = machine.nodes.iter().map(|(id, node)| {
+            let now = sample.nodes.get(id).copied().unwrap_or_default();
+            let over = rates.and_then(|rates| rates.nodes.get(id));
+            NodeStatus {
+                node: id,
+                cpus: node.cpus.len(),
+                cpus_busy: over.map(|over| over.cpus_busy),
+                vcpus_waiting: over.map(|over| over.vcpus_waiting),
+                memory_bytes: now.memory_total_bytes,
+                memory_free_bytes: now.memory_free_bytes,
+                bandwidth_bytes_per_s: over.and_then(|over| over.bandwidth),
+                bandwidth_max_bytes_per_s: node.memory_bandwidth,
+            }
+        });
+        let links = rates.iter().flat_map(|rates| &rates.links).map(|link| {
+            let cable = machine.links.iter().find(|l| (l.from, l.to) == (link.from, link.to));
+            let max = cable.and_then(|l| l.bandwidth).filter(|max| max.0 > 0);
+            LinkStatus {
+                from: link.from,
+                to: link.to,
+                bandwidth_bytes_per_s: link.bandwidth,
+                busy: max.map(|max| link.bandwidth.as_f64() / max.as_f64()),
+            }
+        });
+        let mut vms: Vec<VmStatus> = sample
+            .vms
+            .iter()
+            .map(|vm| {
+                let over = rates.and_then(|rates| rates.vm(vm.id));
+                VmStatus {
+                    name: vm.name.clone(),
+                    id: vm.id,
+                    home: homes.get(&vm.id).cloned(),
+                    vcpus_on: vcpus_on(machine, vm),
+                    pages_on: vm.pages.as_ref().map(|pages| pages.iter().map(|(node, pages)| (node, *pages)).collect()),
+                    memory_bytes: vm.memory_bytes,
+                    cpus_used: over.map(|over| over.cpus_used),
+                    vcpus_waiting: over.map(|over| over.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
+                    llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
+                    local_access_ratio: over.and_then(|over| over.local_access_ratio),
+                    left_alone: left_alone(vm),
+                }
+            })
+            .collect();
+        vms.sort_by(|a, b| a.name.cmp(&b.name));
+        Status { at_ns: sample.at, nodes: nodes.collect(), links: links.collect(), vms }
+    }
+}
+
+fn vcpus_on(machine: &Machine, vm: &VmSample) -> Vec<(NodeId, usize)> {
+    let mut on: BTreeMap<NodeId, usize> = BTreeMap::new();
+    for node in vm.vcpus.iter().filter_map(|vcpu| machine.node_of(vcpu.cpu?)) {
+        *on.entry(node).or_default() += 1;
+    }
+    on.into_iter().collect()
+}

@@ -1,0 +1,73 @@
+//! The contract between the control loop and a host.
+//!
+//! ```text
+//!            Sample (raw counters)                    Plan (actions + reasons)
+//!   host ──────────────────────────▶  control loop ──────────────────────────▶ host
+//!                                          │ Rates::between(prev, cur)            │ commit(plan) -> Receipt | Refusal
+//!                                          ▼
+//!                                     View ─▶ policy::* (pure)
+//! ```
+//!
+//! A host says what it sees ([`Sample`]: cumulative counters and states, nothing derived) and carries out
+//! what a [`Plan`] asks for. Rates are derived in one pure place ([`Rates::between`]). A policy reads a
+//! [`View`]. The twin and the live host both pass [`conformance`].
+
+pub mod conformance;
+mod plan;
+mod rates;
+mod sample;
+mod view;
+
+pub use plan::{Action, ActionError, Decision, Finding, Lever, Outcome, Plan, Receipt, Refusal};
+pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates};
+pub use sample::{
+    Accesses, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, Sample, VcpuSample, Version, VmSample,
+    VmSettings,
+};
+pub use view::{HandsOff, View, VmView};
+
+use homenode_machine::Machine;
+use homenode_units::Ns;
+
+/// A host that runs VMs: the twin, or a real one.
+pub trait Host {
+    /// What the host is. Does not change while the host value lives.
+    fn machine(&self) -> &Machine;
+
+    /// Lets `period` pass: a real host sleeps, the twin simulates that long. May return early (a signal).
+    fn wait(&mut self, period: Ns);
+
+    /// What the host sees now.
+    ///
+    /// # Errors
+    /// When the host cannot be read at all. A VM that vanishes while being read is simply not in the sample, and a
+    /// counter that is missing is `None`.
+    fn sample(&mut self) -> Result<Sample, HostError>;
+
+    /// Carries out a plan, or refuses all of it. Refused means that nothing was done.
+    ///
+    /// # Errors
+    /// See [`Refusal`]. What goes wrong while acting is not a refusal: it is in the [`Receipt`].
+    fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal>;
+}
+
+/// Why a host could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostError {
+    /// The hypervisor's management service does not answer; the loop tries again.
+    #[error("{service} does not answer: {cause}; the agent keeps trying, VMs run on undisturbed")]
+    Unreachable {
+        /// Which service, with its address (`libvirt at qemu:///system`).
+        service: String,
+        /// What it or the system said.
+        cause: String,
+    },
+    /// Something the agent must read is unreadable or malformed.
+    #[error("cannot read {path}: {cause}")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// What went wrong, and what was expected.
+        cause: String,
+    },
+}

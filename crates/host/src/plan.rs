@@ -1,0 +1,262 @@
+//! What policies ask of a host, and what the host answers.
+
+use homenode_machine::Machine;
+use homenode_units::{CpuSet, NodeSet, Pages, VmId};
+use serde::Serialize;
+
+use crate::sample::{Sample, Version};
+
+/// One thing to do. Amounts are upper bounds; the [`Receipt`] says what was really done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "action", rename_all = "kebab-case")]
+pub enum Action {
+    /// Let these vCPUs run on these CPUs only.
+    PinVcpus {
+        /// Whose.
+        vm: VmId,
+        /// Which, by index.
+        vcpus: Vec<u16>,
+        /// Where they may run.
+        cpus: CpuSet,
+    },
+    /// Make these nodes the VM's home: its emulator and I/O threads run there, and memory that it touches from now on
+    /// is allocated there (interleaved over several nodes) as far as the host can still decide that.
+    SetHome {
+        /// Whose.
+        vm: VmId,
+        /// Home nodes, all with memory.
+        nodes: NodeSet,
+    },
+    /// Move touched pages that lie outside `to` onto `to`, evenly over its nodes.
+    MovePages {
+        /// Whose.
+        vm: VmId,
+        /// Where pages shall lie.
+        to: NodeSet,
+        /// Budget: at most so many in this commit.
+        pages_max: Pages,
+    },
+}
+
+/// What an action changes. Of all policies one owns a lever of a VM at a time (DESIGN, section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lever {
+    /// Where the VM's vCPUs may run.
+    VcpuPlacement,
+    /// Where its home is.
+    Home,
+    /// Where its pages lie.
+    Pages,
+}
+
+impl Action {
+    /// The VM that it acts on.
+    pub fn vm(&self) -> VmId {
+        match self {
+            Action::PinVcpus { vm, .. } | Action::SetHome { vm, .. } | Action::MovePages { vm, .. } => *vm,
+        }
+    }
+
+    /// What it changes.
+    pub fn lever(&self) -> Lever {
+        match self {
+            Action::PinVcpus { .. } => Lever::VcpuPlacement,
+            Action::SetHome { .. } => Lever::Home,
+            Action::MovePages { .. } => Lever::Pages,
+        }
+    }
+}
+
+/// An action and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Decision {
+    /// Policy that decided (`placement`, `balance`, …).
+    pub policy: &'static str,
+    /// What to do.
+    #[serde(flatten)]
+    pub action: Action,
+    /// Why, in a sentence for the operator.
+    pub reason: String,
+}
+
+/// Something that a policy wants the operator to know, and that nobody acts on (a VM that fits nowhere).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Policy that found it.
+    pub policy: &'static str,
+    /// The VM it is about, if it is about one.
+    pub vm: Option<VmId>,
+    /// What, and what to do about it.
+    pub message: String,
+}
+
+/// What policies want done, from one view.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// Version of the view it was made from.
+    pub version: Version,
+    /// In the order to carry out.
+    pub decisions: Vec<Decision>,
+    /// What nobody acts on.
+    pub findings: Vec<Finding>,
+}
+
+/// What a host did about a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Receipt {
+    /// Version of the host after it.
+    pub version: Version,
+    /// One per decision, in the plan's order.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// What became of one decision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Done, and read back.
+    Done,
+    /// Pages were moved, and where they are was read back.
+    Moved {
+        /// Now on the wanted nodes.
+        moved: Pages,
+        /// Still elsewhere, known afterwards.
+        left: Pages,
+        /// Refused by the kernel this time because somebody used them; may succeed later.
+        busy: Pages,
+    },
+    /// Not tried: the agent runs with `--dry-run`.
+    DryRun,
+    /// Tried and failed; the VM is as it was.
+    Failed(ActionError),
+}
+
+/// Why an action failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(tag = "error", rename_all = "kebab-case")]
+pub enum ActionError {
+    /// The VM ended between sample and commit, or in mid-move.
+    #[error("VM {name} is gone")]
+    VmGone {
+        /// Its name.
+        name: String,
+    },
+    /// Its memory cannot move.
+    #[error("memory of VM {name} cannot move: {why}")]
+    MemoryFixed {
+        /// Its name.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// The target has no free memory left.
+    #[error("nodes {nodes} have no free memory left for VM {name}")]
+    NoMemory {
+        /// Its name.
+        name: String,
+        /// Where memory was wanted.
+        nodes: NodeSet,
+    },
+    /// The host said no, or did something else than asked.
+    #[error("{what} of VM {name} failed: {cause}")]
+    Host {
+        /// Its name.
+        name: String,
+        /// What was tried.
+        what: String,
+        /// What the host said, or what was found when reading back.
+        cause: String,
+    },
+}
+
+/// Why a whole plan is refused. Nothing of it was done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(tag = "refusal", rename_all = "kebab-case")]
+pub enum Refusal {
+    /// Something changed since the view was made.
+    #[error("plan was made from version {}, the host is at {}; it will be made anew", planned.0, current.0)]
+    Stale {
+        /// Version of the plan.
+        planned: Version,
+        /// Version of the host.
+        current: Version,
+    },
+    /// No such VM runs.
+    #[error("no VM {vm} runs on this host")]
+    UnknownVm {
+        /// The id asked for.
+        vm: VmId,
+    },
+    /// No such vCPU is online.
+    #[error("VM {name} has no online vCPU {index}")]
+    UnknownVcpu {
+        /// The VM.
+        name: String,
+        /// The index asked for.
+        index: u16,
+    },
+    /// CPUs that the host lacks, or none at all.
+    #[error("CPUs {{{cpus}}} are not a non-empty part of the host's CPUs {usable}")]
+    Cpus {
+        /// CPUs asked for.
+        cpus: CpuSet,
+        /// CPUs that there are.
+        usable: CpuSet,
+    },
+    /// Nodes that the host lacks, that have no memory, or none at all.
+    #[error("nodes {{{nodes}}} are not a non-empty part of the host's nodes with memory {usable}")]
+    Nodes {
+        /// Nodes asked for.
+        nodes: NodeSet,
+        /// Nodes that can hold memory.
+        usable: NodeSet,
+    },
+}
+
+impl Plan {
+    /// The empty plan for a version.
+    pub fn new(version: Version) -> Plan {
+        Plan { version, ..Plan::default() }
+    }
+
+    /// Adds an action with its reason.
+    pub fn decide(&mut self, policy: &'static str, action: Action, reason: String) {
+        self.decisions.push(Decision { policy, action, reason });
+    }
+
+    /// Adds a finding.
+    pub fn find(&mut self, policy: &'static str, vm: Option<VmId>, message: String) {
+        self.findings.push(Finding { policy, vm, message });
+    }
+
+    /// Whether the host that said `now` could carry this out: every host calls it first in `commit`.
+    ///
+    /// # Errors
+    /// The first thing that is stale or impossible.
+    pub fn check(&self, machine: &Machine, now: &Sample) -> Result<(), Refusal> {
+        if self.version != now.version {
+            return Err(Refusal::Stale { planned: self.version, current: now.version });
+        }
+        let (cpus_usable, nodes_usable) = (machine.cpu_set(), machine.memory_nodes());
+        for Decision { action, .. } in &self.decisions {
+            let vm = now.vm(action.vm()).ok_or(Refusal::UnknownVm { vm: action.vm() })?;
+            match action {
+                Action::PinVcpus { vcpus, cpus, .. } => {
+                    if let Some(&index) = vcpus.iter().find(|index| vm.vcpu(**index).is_none()) {
+                        return Err(Refusal::UnknownVcpu { name: vm.name.clone(), index });
+                    }
+                    if cpus.is_empty() || !cpus.is_subset(&cpus_usable) {
+                        return Err(Refusal::Cpus { cpus: cpus.clone(), usable: cpus_usable });
+                    }
+                }
+                Action::SetHome { nodes, .. } | Action::MovePages { to: nodes, .. } => {
+                    if nodes.is_empty() || !nodes.is_subset(&nodes_usable) {
+                        return Err(Refusal::Nodes { nodes: nodes.clone(), usable: nodes_usable });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

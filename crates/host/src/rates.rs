@@ -1,0 +1,231 @@
+//! Rates: a pure function of two samples. The one place where cumulative counters become figures per second.
+
+use homenode_machine::Machine;
+use homenode_units::{BytesPerSec, CpuId, NodeId, NodeMap, Ns, VmId};
+use serde::Serialize;
+
+use crate::sample::{Sample, VcpuSample, VmSample};
+
+/// What happened between two samples.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// Time between the samples.
+    pub period_ns: Ns,
+    /// Per CPU, ascending: share of the period that it was not idle, in [0, 1].
+    pub cpus_busy: Vec<(CpuId, f64)>,
+    /// Per node.
+    pub nodes: NodeMap<NodeRates>,
+    /// Per direction between nodes, where counted.
+    pub links: Vec<LinkRates>,
+    /// VMs that both samples saw, ascending by id.
+    pub vms: Vec<VmRates>,
+}
+
+/// One node over the period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct NodeRates {
+    /// CPUs of the node that were busy, on average (3.5 = three and a half CPUs).
+    pub cpus_busy: f64,
+    /// vCPUs that waited on the node's run queues, on average (Little's law: waiting time over time).
+    pub vcpus_waiting: f64,
+    /// Physical cores of which no hyperthread was busy for more than a tenth of the period.
+    pub cores_idle: u32,
+    /// Memory traffic of the node's controllers, where counted.
+    pub bandwidth: Option<BytesPerSec>,
+}
+
+/// Traffic from one node to another over the period.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LinkRates {
+    /// Where data came from.
+    pub from: NodeId,
+    /// Where it went.
+    pub to: NodeId,
+    /// Data rate.
+    pub bandwidth: BytesPerSec,
+}
+
+/// One VM over the period.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VmRates {
+    /// Which.
+    pub id: VmId,
+    /// vCPUs that both samples saw.
+    pub vcpus: Vec<VcpuRates>,
+    /// CPUs' worth of time that the VM used (1.5 = one and a half CPUs).
+    pub cpus_used: f64,
+    /// LLC misses over references, in [0, 1] (seed 002, IV); `None` without counters or without references.
+    pub llc_miss_rate: Option<f64>,
+    /// LLC misses per second.
+    pub llc_misses_per_s: Option<f64>,
+    /// Share of its memory accesses that were local, in [0, 1]; `None` where not counted, or none happened.
+    pub local_access_ratio: Option<f64>,
+}
+
+/// One vCPU over the period.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct VcpuRates {
+    /// Position in the VM.
+    pub index: u16,
+    /// Node it last ran on.
+    pub node: Option<NodeId>,
+    /// Share of the period that it ran, in [0, 1].
+    pub running: f64,
+    /// Share of the period that it waited for a CPU though nothing forbade it to run, in [0, 1]: run-queue delay
+    /// less throttled time.
+    pub waiting: f64,
+    /// LLC misses over references, where counted.
+    pub llc_miss_rate: Option<f64>,
+}
+
+/// A core whose busiest hyperthread was busy for less than this share of the period counts as idle.
+const CORE_IDLE_BUSY_MAX: f64 = 0.1;
+/// Bytes that one LLC miss moves on every machine modelled or supported so far.
+const LINE_BYTES: f64 = 64.0;
+
+impl Rates {
+    /// Rates over the period between two samples of one host; `None` where no time passed. A VM, vCPU or counter that
+    /// only one sample has, or that ran backwards (restarted VM), has no rates.
+    pub fn between(machine: &Machine, prev: &Sample, cur: &Sample) -> Option<Rates> {
+        let period = cur.at.0.checked_sub(prev.at.0).filter(|ns| *ns > 0).map(Ns)?;
+        let cpus_busy: Vec<(CpuId, f64)> = cur
+            .cpus
+            .iter()
+            .filter_map(|cpu| {
+                let before = prev.cpus.binary_search_by_key(&cpu.id, |c| c.id).ok()?;
+                Some((cpu.id, share(prev.cpus[before].busy_ns, cpu.busy_ns, period)?))
+            })
+            .collect();
+        let vms: Vec<VmRates> = cur
+            .vms
+            .iter()
+            .filter_map(|vm| VmRates::between(machine, prev.vm(vm.id)?, vm, period))
+            .collect();
+        let nodes = node_rates(machine, prev, cur, period, &cpus_busy, &vms);
+        let links = cur
+            .links
+            .iter()
+            .filter_map(|link| {
+                let before = prev.links.iter().find(|l| (l.from, l.to) == (link.from, link.to))?;
+                let bytes = link.bytes.checked_sub(before.bytes)?;
+                Some(LinkRates { from: link.from, to: link.to, bandwidth: per_second(bytes, period) })
+            })
+            .collect();
+        Some(Rates { period_ns: period, cpus_busy, nodes, links, vms })
+    }
+
+    /// The VM's rates, if both samples saw it.
+    pub fn vm(&self, id: VmId) -> Option<&VmRates> {
+        self.vms.binary_search_by_key(&id, |vm| vm.id).ok().map(|at| &self.vms[at])
+    }
+
+    /// Data rate between two nodes, the busier direction; `None` where not counted.
+    pub fn between_nodes(&self, a: NodeId, b: NodeId) -> Option<BytesPerSec> {
+        self.links
+            .iter()
+            .filter(|l| (l.from, l.to) == (a, b) || (l.from, l.to) == (b, a))
+            .map(|l| l.bandwidth)
+            .max()
+    }
+}
+
+impl VmRates {
+    fn between(machine: &Machine, prev: &VmSample, cur: &VmSample, period: Ns) -> Option<VmRates> {
+        let vcpus: Vec<VcpuRates> = cur
+            .vcpus
+            .iter()
+            .filter_map(|vcpu| VcpuRates::between(machine, prev.vcpu(vcpu.index)?, vcpu, period))
+            .collect();
+        let counted = || cur.vcpus.iter().filter_map(|vcpu| counter_deltas(prev.vcpu(vcpu.index)?, vcpu));
+        let (references, misses) = counted().fold((0, 0), |(r, m), (dr, dm)| (r + dr, m + dm));
+        let has_counters = counted().next().is_some();
+        let accesses = match (prev.accesses, cur.accesses) {
+            (Some(a), Some(b)) => b.local.checked_sub(a.local).zip(b.remote.checked_sub(a.remote)),
+            _ => None,
+        };
+        Some(VmRates {
+            id: cur.id,
+            cpus_used: vcpus.iter().map(|v| v.running).sum(),
+            llc_miss_rate: ratio(misses, references),
+            llc_misses_per_s: has_counters.then(|| misses as f64 / period.as_secs_f64()),
+            local_access_ratio: accesses.and_then(|(local, remote)| ratio(local, local + remote)),
+            vcpus,
+        })
+    }
+
+    /// Memory bandwidth that the VM's LLC misses amount to (seed 002, V.B: no PMU counts bandwidth per VM), reads only.
+    pub fn bandwidth(&self) -> Option<BytesPerSec> {
+        self.llc_misses_per_s.map(|misses| BytesPerSec((misses * LINE_BYTES) as u64))
+    }
+}
+
+impl VcpuRates {
+    fn between(machine: &Machine, prev: &VcpuSample, cur: &VcpuSample, period: Ns) -> Option<VcpuRates> {
+        let waited = cur.waiting_ns.0.checked_sub(prev.waiting_ns.0)?;
+        let throttled = cur.throttled_ns.0.checked_sub(prev.throttled_ns.0)?;
+        Some(VcpuRates {
+            index: cur.index,
+            node: cur.cpu.and_then(|cpu| machine.node_of(cpu)),
+            running: share(prev.running_ns, cur.running_ns, period)?,
+            waiting: (waited.saturating_sub(throttled) as f64 / period.as_f64()).min(1.0),
+            llc_miss_rate: counter_deltas(prev, cur).and_then(|(references, misses)| ratio(misses, references)),
+        })
+    }
+}
+
+fn node_rates(
+    machine: &Machine,
+    prev: &Sample,
+    cur: &Sample,
+    period: Ns,
+    cpus_busy: &[(CpuId, f64)],
+    vms: &[VmRates],
+) -> NodeMap<NodeRates> {
+    let mut nodes: NodeMap<NodeRates> = machine.nodes.map(|node, _| NodeRates {
+        bandwidth: match (prev.nodes.get(node), cur.nodes.get(node)) {
+            (Some(a), Some(b)) => a
+                .memory_traffic_bytes
+                .zip(b.memory_traffic_bytes)
+                .and_then(|(a, b)| b.checked_sub(a))
+                .map(|bytes| per_second(bytes, period)),
+            _ => None,
+        },
+        ..NodeRates::default()
+    });
+    // Cores are numbered over the host: remember the busiest thread of each.
+    let mut cores: Vec<(u32, NodeId, f64)> = Vec::with_capacity(cpus_busy.len());
+    for (id, busy) in cpus_busy {
+        let Some(cpu) = machine.cpu(*id) else { continue };
+        nodes[cpu.node].cpus_busy += busy;
+        cores.push((cpu.core, cpu.node, *busy));
+    }
+    cores.sort_by_key(|(core, ..)| *core);
+    for core in cores.chunk_by(|a, b| a.0 == b.0) {
+        if core.iter().all(|(.., busy)| *busy < CORE_IDLE_BUSY_MAX) {
+            nodes[core[0].1].cores_idle += 1;
+        }
+    }
+    for vcpu in vms.iter().flat_map(|vm| &vm.vcpus) {
+        if let Some(rates) = vcpu.node.and_then(|node| nodes.get_mut(node)) {
+            rates.vcpus_waiting += vcpu.waiting;
+        }
+    }
+    nodes
+}
+
+fn counter_deltas(prev: &VcpuSample, cur: &VcpuSample) -> Option<(u64, u64)> {
+    let (a, b) = (prev.counters?, cur.counters?);
+    Some((b.llc_references.checked_sub(a.llc_references)?, b.llc_misses.checked_sub(a.llc_misses)?))
+}
+
+fn share(prev: Ns, cur: Ns, period: Ns) -> Option<f64> {
+    Some((cur.0.checked_sub(prev.0)? as f64 / period.as_f64()).min(1.0))
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+fn per_second(bytes: u64, period: Ns) -> BytesPerSec {
+    BytesPerSec((bytes as f64 / period.as_secs_f64()) as u64)
+}

@@ -1,0 +1,210 @@
+//! What a host said at one moment. Counters are cumulative and never reset while a VM lives; what a host lacks
+//! is `None`. Nothing here is derived: that is what [`crate::Rates`] is for.
+
+use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
+use serde::{Deserialize, Serialize};
+
+/// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities and settings. It
+/// grows when one of these changes, by a commit or by somebody else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Version(pub u64);
+
+/// What a host said at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Sample {
+    /// The host's monotonic clock.
+    pub at: Ns,
+    /// Generation of VMs, affinities and settings.
+    pub version: Version,
+    /// Every usable CPU, ascending.
+    pub cpus: Vec<CpuSample>,
+    /// Every node.
+    pub nodes: NodeMap<NodeSample>,
+    /// Directed traffic between nodes, where the host counts it.
+    pub links: Vec<LinkSample>,
+    /// VMs that run, ascending by id.
+    pub vms: Vec<VmSample>,
+}
+
+/// One logical CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CpuSample {
+    /// Which.
+    pub id: CpuId,
+    /// Time spent not idle since boot.
+    pub busy_ns: Ns,
+}
+
+/// One node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NodeSample {
+    /// Memory that the kernel manages on the node.
+    pub memory_total_bytes: Bytes,
+    /// Memory that could be given to a VM now: free, or page cache that can be dropped.
+    pub memory_free_bytes: Bytes,
+    /// Bytes that the node's memory controllers have moved, where counted.
+    pub memory_traffic_bytes: Option<u64>,
+}
+
+/// Directed traffic from one node to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LinkSample {
+    /// Where data came from.
+    pub from: NodeId,
+    /// Where it went.
+    pub to: NodeId,
+    /// Bytes moved.
+    pub bytes: u64,
+}
+
+/// One running VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VmSample {
+    /// UUID.
+    pub id: VmId,
+    /// Name, unique on the host.
+    pub name: String,
+    /// Online vCPUs, by index; an offline vCPU has no entry.
+    pub vcpus: Vec<VcpuSample>,
+    /// Memory that the guest may use now (after ballooning).
+    pub memory_bytes: Bytes,
+    /// Where the guest's touched memory lies, where known.
+    pub pages: Option<NodeMap<Pages>>,
+    /// Memory accesses that missed the LLC, by where they went, where counted.
+    pub accesses: Option<Accesses>,
+    /// Why the VM's memory cannot move, if it cannot.
+    pub immovable: Option<Immovable>,
+    /// Nodes of devices assigned to the VM.
+    pub device_nodes: NodeSet,
+    /// What the operator said of this VM.
+    pub settings: VmSettings,
+}
+
+/// One online vCPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VcpuSample {
+    /// Position in the VM, from 0.
+    pub index: u16,
+    /// Time it ran.
+    pub running_ns: Ns,
+    /// Time it was runnable and did not run: run-queue delay, throttled time included.
+    pub waiting_ns: Ns,
+    /// Time it was kept from running by a CPU quota.
+    pub throttled_ns: Ns,
+    /// CPU it last ran on.
+    pub cpu: Option<CpuId>,
+    /// CPUs it may run on: what is in force, not what was asked for.
+    pub affinity: CpuSet,
+    /// Hardware counters of its thread, where the host has them.
+    pub counters: Option<Counters>,
+}
+
+/// Hardware counters of one vCPU, corrected for multiplexing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Instructions retired.
+    pub instructions: u64,
+    /// Cycles not halted.
+    pub cycles: u64,
+    /// LLC references.
+    pub llc_references: u64,
+    /// LLC misses.
+    pub llc_misses: u64,
+}
+
+/// Memory accesses of a VM, counted as the node of the accessing vCPU at the time relates to the page's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Accesses {
+    /// To the node that the vCPU ran on.
+    pub local: u64,
+    /// To another node.
+    pub remote: u64,
+}
+
+/// Why a VM's memory cannot be moved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "why", rename_all = "kebab-case")]
+pub enum Immovable {
+    /// A device assigned by VFIO reads and writes it: every page is pinned for the VM's life.
+    Vfio,
+    /// The VM's memory is locked (`<memoryBacking><locked/>`).
+    Locked,
+    /// It lies in huge pages, of which other nodes have too few free.
+    HugePages {
+        /// Size of one huge page.
+        page_bytes: Bytes,
+    },
+    /// The VM is bound to its nodes in a mode that libvirt cannot change while it runs.
+    BoundAtStart {
+        /// Nodes it is bound to.
+        nodes: NodeSet,
+    },
+}
+
+impl std::fmt::Display for Immovable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Immovable::Vfio => write!(f, "a device assigned through VFIO pins all of its memory"),
+            Immovable::Locked => write!(f, "its memory is locked (<memoryBacking><locked/>)"),
+            Immovable::HugePages { page_bytes } => {
+                write!(f, "it lies in huge pages of {page_bytes} and too few are free elsewhere; reserve some there")
+            }
+            Immovable::BoundAtStart { nodes } => write!(
+                f,
+                "it was bound to node {nodes} at start; define the VM with <memory mode='restrictive'> to let it move"
+            ),
+        }
+    }
+}
+
+/// Whether the agent may act on a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Management {
+    /// The agent places, schedules and moves it.
+    #[default]
+    Managed,
+    /// The agent watches it and never touches it.
+    Ignored,
+}
+
+/// What the operator said of a VM. Lives with the VM (libvirt metadata), so it survives restarts and migration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct VmSettings {
+    /// Whether the agent may act on it.
+    pub management: Management,
+    /// Home nodes that the operator chose; the agent keeps the VM there and never re-homes it.
+    pub home: Option<NodeSet>,
+    /// Memory bandwidth that the VM is declared to need.
+    pub bandwidth: Option<BytesPerSec>,
+    /// CPUs that the operator allows (`<vcpu cpuset>`); `None` where there is no limit.
+    pub cpus_allowed: Option<CpuSet>,
+    /// vCPUs that the operator pinned by hand (`<vcpupin>`): the agent leaves them alone.
+    pub pinned_vcpus: Vec<u16>,
+}
+
+impl Sample {
+    /// The VM with this id, if it was running.
+    pub fn vm(&self, id: VmId) -> Option<&VmSample> {
+        self.vms.binary_search_by_key(&id, |vm| vm.id).ok().map(|at| &self.vms[at])
+    }
+}
+
+impl VmSample {
+    /// The vCPU with this index, if it is online.
+    pub fn vcpu(&self, index: u16) -> Option<&VcpuSample> {
+        self.vcpus.iter().find(|vcpu| vcpu.index == index)
+    }
+
+    /// Touched pages that lie outside `nodes`; `None` where the host does not know where pages lie.
+    pub fn pages_outside(&self, nodes: &NodeSet) -> Option<Pages> {
+        let pages = self.pages.as_ref()?;
+        Some(pages.iter().filter(|(node, _)| !nodes.contains(*node)).map(|(_, pages)| *pages).sum())
+    }
+
+    /// Touched pages in all; `None` where the host does not know.
+    pub fn pages_touched(&self) -> Option<Pages> {
+        self.pages.as_ref().map(|pages| pages.values().copied().sum())
+    }
+}

@@ -1,0 +1,100 @@
+//! What a policy reads: the host, its last sample and rates, and what the agent holds of each VM.
+
+use homenode_machine::Machine;
+use homenode_units::{NodeId, NodeSet, Ns};
+use serde::Serialize;
+
+use crate::rates::{Rates, VmRates};
+use crate::sample::{Immovable, Management, Sample, Version, VmSample};
+
+/// What a policy decides from. Made anew each epoch; holds references only.
+#[derive(Clone, Debug)]
+pub struct View<'a> {
+    /// Plans carry it back; the host refuses a plan whose version is not current.
+    pub version: Version,
+    /// The host's monotonic clock at the sample.
+    pub at: Ns,
+    /// What the host is.
+    pub machine: &'a Machine,
+    /// What it said.
+    pub sample: &'a Sample,
+    /// What happened since the sample before; `None` in the first epoch.
+    pub rates: Option<&'a Rates>,
+    /// Every VM, ascending by id.
+    pub vms: Vec<VmView<'a>>,
+}
+
+/// One VM as a policy sees it.
+#[derive(Clone, Debug)]
+pub struct VmView<'a> {
+    /// What the host said of it.
+    pub sample: &'a VmSample,
+    /// What it did since the sample before.
+    pub rates: Option<&'a VmRates>,
+    /// Home nodes, once it has been placed.
+    pub home: Option<&'a NodeSet>,
+    /// Why no policy may touch its vCPUs, if none may.
+    pub hands_off: Option<HandsOff>,
+}
+
+/// Why the agent leaves a VM's vCPUs alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HandsOff {
+    /// The operator opted the VM out.
+    Ignored,
+    /// The operator pinned vCPUs by hand, before or while the agent ran.
+    PinnedByHand,
+}
+
+impl std::fmt::Display for HandsOff {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            HandsOff::Ignored => "the operator opted it out",
+            HandsOff::PinnedByHand => "the operator pinned its vCPUs by hand",
+        })
+    }
+}
+
+impl View<'_> {
+    /// Whether a directed pair of nodes uses less than `share` of the bandwidth of the link between them. Where use
+    /// or bandwidth is unknown the link counts as quiet: absent is not busy.
+    pub fn link_below(&self, from: NodeId, to: NodeId, share: f64) -> bool {
+        let capacity = self.machine.links.iter().find(|l| (l.from, l.to) == (from, to)).and_then(|l| l.bandwidth);
+        let used = self
+            .rates
+            .and_then(|r| r.links.iter().find(|l| (l.from, l.to) == (from, to)))
+            .map(|l| l.bandwidth);
+        match (capacity, used) {
+            (Some(capacity), Some(used)) => used.as_f64() < share * capacity.as_f64(),
+            _ => true,
+        }
+    }
+}
+
+impl VmView<'_> {
+    /// Why its memory must stay where it is, if it must.
+    pub fn memory_fixed(&self) -> Option<&Immovable> {
+        self.sample.immovable.as_ref()
+    }
+
+    /// Whether policies may act on the VM at all.
+    pub fn managed(&self) -> bool {
+        self.sample.settings.management == Management::Managed
+    }
+
+    /// Node that a vCPU is confined to away from home: the nodes of its affinity, where none of them is a home node.
+    pub fn away_node(&self, machine: &Machine, index: u16) -> Option<NodeId> {
+        let home = self.home?;
+        let affinity = &self.sample.vcpu(index)?.affinity;
+        let mut first = None;
+        for cpu in affinity.iter() {
+            let Some(node) = machine.node_of(cpu) else { continue };
+            if home.contains(node) {
+                return None;
+            }
+            first.get_or_insert(node);
+        }
+        first
+    }
+}

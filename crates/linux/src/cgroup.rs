@@ -1,0 +1,323 @@
+//! How long a thread was kept from running by a CPU quota: `cpu.stat` of the cgroup that its cpu controller has
+//! it in.
+//!
+//! Works on cgroup v2 (`throttled_usec`) and v1 (`throttled_time`, ns), on any mount point. libvirt gives every
+//! vCPU a cgroup of its own (`…/vcpuN`, limited by `vcpu_quota`) below the VM's (limited by `global_quota`). Both
+//! limits are in force at once. A thread's own cgroup says its throttled time exactly; the VM's counts every CPU
+//! on which it was throttled, so its share per vCPU is that time over the VM's vCPUs ([`Throttled`]).
+
+use std::path::{Component, Path, PathBuf};
+
+use homenode_units::Ns;
+
+use crate::read::{self, ReadError};
+
+/// Throttled time of a thread's cgroup and of the VM's cgroup above it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttled {
+    /// Of the thread's own cgroup.
+    pub own_ns: Ns,
+    /// Of the cgroup above it, summed over CPUs; zero unless the thread's own cgroup is a vCPU's.
+    pub vm_ns: Ns,
+}
+
+impl Throttled {
+    /// Time that this thread was throttled, of `vcpu_count` vCPUs that share the VM's limit evenly.
+    pub fn per_vcpu(self, vcpu_count: usize) -> Ns {
+        Ns(self
+            .own_ns
+            .0
+            .saturating_add(self.vm_ns.0 / vcpu_count.max(1) as u64))
+    }
+}
+
+/// One place where a cgroup hierarchy with CPU control is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    /// Path within the hierarchy that is mounted.
+    from: PathBuf,
+    /// Where.
+    at: PathBuf,
+    /// Which version.
+    version: Version,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// Where this host's CPU control groups are mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    root: PathBuf,
+    mounts: Vec<Mount>,
+}
+
+/// A directory whose `cpu.stat` tells of a thread; found once per thread, as threads rarely change cgroups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuGroup {
+    dir: PathBuf,
+}
+
+impl Hierarchy {
+    /// Reads the mount table of this process. Without a cgroup mount nothing is ever throttled, and all readings are
+    /// `None`.
+    ///
+    /// # Errors
+    /// When the mount table is unreadable or malformed.
+    pub fn read(root: &Path) -> Result<Hierarchy, ReadError> {
+        let path = root.join("proc/self/mountinfo");
+        let text = read::text(&path, 8 << 20)?;
+        let mut mounts = Vec::new();
+        for line in text.lines() {
+            let mount = parse_mount(line)
+                .ok_or_else(|| ReadError::malformed(&path, "a line as in proc_pid_mountinfo(5)", line))?;
+            mounts.extend(mount);
+        }
+        // Where both are mounted (hybrid) a controller is on one of them only: v1 names it.
+        mounts.sort_by_key(|mount| mount.version == Version::V2);
+        Ok(Hierarchy {
+            root: root.to_owned(),
+            mounts,
+        })
+    }
+
+    /// The directory of a thread's cpu controller; `None` where the thread is gone or the directory is not
+    /// mounted here.
+    ///
+    /// # Errors
+    /// When the thread's `cgroup` file is malformed.
+    pub fn group_of(&self, pid: i32, tid: i32) -> Result<Option<CpuGroup>, ReadError> {
+        let path = self.root.join(format!("proc/{pid}/task/{tid}/cgroup"));
+        let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
+            return Ok(None);
+        };
+        let mut groups = Vec::new();
+        for line in text.lines() {
+            let mut parts = line.splitn(3, ':');
+            let (Some(_id), Some(controllers), Some(group)) = (parts.next(), parts.next(), parts.next())
+            else {
+                return Err(ReadError::malformed(&path, "lines `id:controllers:path`", line));
+            };
+            groups.push((controllers, group));
+        }
+        for mount in &self.mounts {
+            let group = groups.iter().find(|(controllers, _)| match mount.version {
+                Version::V1 => controllers.split(',').any(|c| c == "cpu"),
+                Version::V2 => controllers.is_empty(),
+            });
+            if let Some(dir) = group.and_then(|(_, group)| mount.directory(&self.root, Path::new(group))) {
+                return Ok(Some(CpuGroup { dir }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Mount {
+    /// Where a group's directory is, if this mount shows it.
+    fn directory(&self, root: &Path, group: &Path) -> Option<PathBuf> {
+        // Outside this cgroup namespace paths begin with `/..`: not to be seen from here.
+        if group.components().any(|c| c == Component::ParentDir) {
+            return None;
+        }
+        let rest = group.strip_prefix(&self.from).ok()?;
+        let dir = read::below(root, self.at.to_str()?).join(rest);
+        dir.is_dir().then_some(dir)
+    }
+}
+
+impl CpuGroup {
+    /// Throttled time until now; `None` where the group is gone or its kernel counts none.
+    ///
+    /// # Errors
+    /// When `cpu.stat` is malformed.
+    pub fn throttled(&self) -> Result<Option<Throttled>, ReadError> {
+        let Some(own_ns) = read_stat(&self.dir)? else {
+            return Ok(None);
+        };
+        let is_vcpu = self
+            .dir
+            .file_name()
+            .and_then(|n| n.to_str())
+            .is_some_and(|n| n.starts_with("vcpu"));
+        let vm_ns = match self.dir.parent().filter(|_| is_vcpu) {
+            Some(vm) => read_stat(vm)?.unwrap_or_default(),
+            None => Ns::ZERO,
+        };
+        Ok(Some(Throttled { own_ns, vm_ns }))
+    }
+}
+
+fn read_stat(dir: &Path) -> Result<Option<Ns>, ReadError> {
+    let path = dir.join("cpu.stat");
+    let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
+        return Ok(None);
+    };
+    for line in text.lines() {
+        let Some((key, value)) = line.split_once(' ') else {
+            continue;
+        };
+        let factor = match key {
+            "throttled_usec" => 1000,
+            "throttled_time" => 1,
+            _ => continue,
+        };
+        let ns = value
+            .trim()
+            .parse::<u64>()
+            .ok()
+            .and_then(|v| v.checked_mul(factor));
+        return ns
+            .map(|ns| Some(Ns(ns)))
+            .ok_or_else(|| ReadError::malformed(&path, "a time after its name", line));
+    }
+    Ok(None)
+}
+
+/// Reads one line of a mount table; the outer `None` is a malformed line, the inner one a mount of something else.
+fn parse_mount(line: &str) -> Option<Option<Mount>> {
+    let (place, kind) = line.split_once(" - ")?;
+    let mut place = place.split(' ').skip(3);
+    let (from, at) = (place.next()?, place.next()?);
+    let mut kind = kind.split(' ');
+    let (fs, _source) = (kind.next()?, kind.next()?);
+    let options = kind.next().unwrap_or("");
+    let version = match fs {
+        "cgroup2" => Version::V2,
+        "cgroup" if options.split(',').any(|o| o == "cpu") => Version::V1,
+        _ => return Some(None),
+    };
+    Some(Some(Mount {
+        from: unescape(from).into(),
+        at: unescape(at).into(),
+        version,
+    }))
+}
+
+/// Undoes the kernel's octal escapes of space, tab, newline and backslash.
+fn unescape(text: &str) -> String {
+    let mut out = text.to_owned();
+    for (code, plain) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
+        out = out.replace(code, plain);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Tree;
+
+    const V2: &str = "23 1 0:1 / / rw - ext4 /dev/x rw\n24 23 0:21 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const V1: &str = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+        33 31 0:30 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n34 31 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn version_2_with_a_vcpu_and_a_vm_limit() {
+        let vm = "sys/fs/cgroup/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt";
+        let tree = Tree::new(&[
+            ("proc/self/mountinfo", V2),
+            (
+                "proc/40/task/43/cgroup",
+                "0::/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt/vcpu0\n",
+            ),
+            (
+                &format!("{vm}/cpu.stat"),
+                "usage_usec 1\nnr_throttled 2\nthrottled_usec 400\n",
+            ),
+            (
+                &format!("{vm}/vcpu0/cpu.stat"),
+                "usage_usec 1\nnr_periods 9\nthrottled_usec 36\n",
+            ),
+        ]);
+        let group = Hierarchy::read(tree.root())
+            .unwrap()
+            .group_of(40, 43)
+            .unwrap()
+            .unwrap();
+        let throttled = group.throttled().unwrap().unwrap();
+        assert_eq!(
+            throttled,
+            Throttled {
+                own_ns: Ns(36_000),
+                vm_ns: Ns(400_000)
+            }
+        );
+        assert_eq!(throttled.per_vcpu(4), Ns(136_000));
+    }
+
+    #[test]
+    fn version_1_is_found_among_other_controllers() {
+        let tree = Tree::new(&[
+            ("proc/self/mountinfo", V1),
+            (
+                "proc/40/task/43/cgroup",
+                "5:cpuset:/other\n4:cpuacct,cpu:/machine/qemu-1-a.libvirt-qemu/emulator\n0::/\n",
+            ),
+            (
+                "sys/fs/cgroup/cpu,cpuacct/machine/qemu-1-a.libvirt-qemu/emulator/cpu.stat",
+                "nr_periods 1\nthrottled_time 77\n",
+            ),
+        ]);
+        let group = Hierarchy::read(tree.root())
+            .unwrap()
+            .group_of(40, 43)
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            group.throttled(),
+            Ok(Some(Throttled {
+                own_ns: Ns(77),
+                vm_ns: Ns::ZERO
+            }))
+        );
+    }
+
+    #[test]
+    fn a_mount_of_a_part_shows_that_part_only() {
+        let tree = Tree::new(&[
+            (
+                "proc/self/mountinfo",
+                "24 23 0:21 /vms /cg\\040roups rw - cgroup2 none rw\n",
+            ),
+            ("proc/1/task/1/cgroup", "0::/vms/a\n"),
+            ("proc/1/task/2/cgroup", "0::/elsewhere\n"),
+            ("proc/1/task/3/cgroup", "0::/../../etc\n"),
+            ("cg roups/a/cpu.stat", "usage_usec 4\n"),
+            ("cg roups/elsewhere/cpu.stat", "throttled_usec 4\n"),
+        ]);
+        let hierarchy = Hierarchy::read(tree.root()).unwrap();
+        let group = hierarchy.group_of(1, 1).unwrap().unwrap();
+        assert_eq!(group.throttled(), Ok(None), "this kernel counts no throttling");
+        assert_eq!(hierarchy.group_of(1, 2), Ok(None));
+        assert_eq!(hierarchy.group_of(1, 3), Ok(None));
+        assert_eq!(hierarchy.group_of(1, 4), Ok(None));
+    }
+
+    #[test]
+    fn malformed_files_are_errors_with_the_path() {
+        assert!(Hierarchy::read(Tree::new(&[]).root()).is_err());
+        let error =
+            Hierarchy::read(Tree::new(&[("proc/self/mountinfo", "24 23 0:21 / /sys")]).root()).unwrap_err();
+        assert!(error.to_string().contains("mountinfo"), "{error}");
+        let tree = Tree::new(&[
+            ("proc/self/mountinfo", V2),
+            ("proc/1/task/1/cgroup", "0:/a"),
+            ("proc/1/task/2/cgroup", "0::/a"),
+            ("sys/fs/cgroup/a/cpu.stat", "throttled_usec many\n"),
+        ]);
+        let hierarchy = Hierarchy::read(tree.root()).unwrap();
+        assert!(
+            hierarchy
+                .group_of(1, 1)
+                .unwrap_err()
+                .to_string()
+                .contains("task/1/cgroup")
+        );
+        let group = hierarchy.group_of(1, 2).unwrap().unwrap();
+        assert!(group.throttled().unwrap_err().to_string().contains("cpu.stat"));
+    }
+}

@@ -1,0 +1,527 @@
+//! What libvirt says of one domain: its live XML, read into the few things that Homenode needs.
+//!
+//! The settings that an operator gives to Homenode live in the domain's metadata, so they survive restarts and move
+//! with the VM:
+//!
+//! ```text
+//! virsh metadata NAME https://homenode.dev/xmlns/vm/1 --key homenode --live --config \
+//!     --set "<vm manage='yes' home='0-1' bandwidth='2GB/s'/>"
+//! ```
+//!
+//! Every attribute is optional. A misspelt attribute or a malformed value makes the whole element invalid; then
+//! the VM is watched and not touched until it is put right, as nobody can know what the operator wanted.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use homenode_host::{Management, VmSettings};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, VmId};
+
+use crate::read;
+use crate::xml::{self, Element, XmlError};
+
+/// Namespace of the metadata element.
+pub const NAMESPACE: &str = "https://homenode.dev/xmlns/vm/1";
+/// More vCPUs than any hypervisor offers.
+const VCPUS_MAX: u32 = 4096;
+
+/// Why a domain's XML could not be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DomainError {
+    /// Not XML.
+    #[error("domain XML: {0}")]
+    Xml(#[from] XmlError),
+    /// Something that every domain has is missing or malformed.
+    #[error("domain XML: {what} is missing or malformed (`{found}`)")]
+    Malformed {
+        /// What.
+        what: &'static str,
+        /// What is there.
+        found: String,
+    },
+}
+
+fn malformed(what: &'static str, found: &str) -> DomainError {
+    DomainError::Malformed {
+        what,
+        found: found.trim().chars().take(80).collect(),
+    }
+}
+
+/// How libvirt binds a domain's memory (`<numatune><memory>`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumaTune {
+    /// `strict`, `preferred`, `interleave` or `restrictive`.
+    pub mode: String,
+    /// Nodes; absent with `placement='auto'`.
+    pub nodes: Option<NodeSet>,
+}
+
+/// One domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain {
+    /// UUID.
+    pub id: VmId,
+    /// Name.
+    pub name: String,
+    /// libvirt's number of this run; absent while it does not run.
+    pub runtime_id: Option<u32>,
+    /// All memory it was given at start, DIMMs included, in KiB (`<memory>`).
+    pub memory_kib: u64,
+    /// Memory it may use now, after ballooning (`<currentMemory>`).
+    pub memory_current_bytes: Bytes,
+    /// vCPUs online at start.
+    pub vcpus_current: u16,
+    /// CPUs allowed to all vCPUs (`<vcpu cpuset>`).
+    pub cpuset: Option<CpuSet>,
+    /// CPUs of single vCPUs (`<vcpupin>`).
+    pub vcpu_pins: BTreeMap<u16, CpuSet>,
+    /// CPUs of the emulator (`<emulatorpin>`).
+    pub emulator_pin: Option<CpuSet>,
+    /// CPUs of I/O threads (`<iothreadpin>`).
+    pub iothread_pins: BTreeMap<u32, CpuSet>,
+    /// Numbers of I/O threads.
+    pub iothreads: Vec<u32>,
+    /// Memory binding.
+    pub numatune: Option<NumaTune>,
+    /// Whether it lies in huge pages (`<memoryBacking><hugepages>`).
+    pub huge_pages: Option<HugePages>,
+    /// Whether its memory is locked (`<memoryBacking><locked/>`).
+    pub locked: Option<Locked>,
+    /// Sizes of its memory objects: one per guest NUMA cell and DIMM, or one for all.
+    pub ram_sizes: Vec<Bytes>,
+    /// PCI addresses of devices assigned through VFIO.
+    pub assigned_devices: Vec<String>,
+    /// The metadata element, or what is wrong with it.
+    pub settings: Result<MetadataSettings, String>,
+}
+
+/// Marks a domain whose memory lies in huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HugePages {
+    /// Their size, where the XML names one.
+    pub page_bytes: Option<Bytes>,
+}
+
+/// Marks a domain whose memory is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Locked;
+
+/// What the operator said in the metadata element.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetadataSettings {
+    /// Whether the agent may act on it.
+    pub management: Management,
+    /// Home nodes that the operator chose.
+    pub home: Option<NodeSet>,
+    /// Memory bandwidth that it is declared to need.
+    pub bandwidth: Option<homenode_units::BytesPerSec>,
+}
+
+impl Domain {
+    /// Reads a domain's XML.
+    ///
+    /// # Errors
+    /// When it is not XML, or lacks name, UUID, memory or vCPUs.
+    pub fn parse(text: &str) -> Result<Domain, DomainError> {
+        let root = xml::parse(text)?;
+        if root.name != "domain" {
+            return Err(malformed("<domain>", &root.name));
+        }
+        let text_of = |name: &'static str| root.child(name).map(|e| e.text.trim()).unwrap_or("");
+        let name = text_of("name").to_owned();
+        // libvirt refuses `/` in names; ours go into paths below.
+        if name.is_empty() || name.contains('/') || name.contains('\0') {
+            return Err(malformed("<name>", &name));
+        }
+        let id = VmId::parse(text_of("uuid")).ok_or_else(|| malformed("<uuid>", text_of("uuid")))?;
+        let memory = root
+            .child("memory")
+            .and_then(size)
+            .ok_or_else(|| malformed("<memory>", text_of("memory")))?;
+        let current = root.child("currentMemory").and_then(size).unwrap_or(memory);
+        let vcpu = root.child("vcpu").ok_or_else(|| malformed("<vcpu>", ""))?;
+        let vcpus: u32 = vcpu
+            .text
+            .trim()
+            .parse()
+            .map_err(|_| malformed("<vcpu>", &vcpu.text))?;
+        let current_vcpus = match vcpu.attribute("current") {
+            Some(current) => current
+                .parse()
+                .map_err(|_| malformed("<vcpu current>", current))?,
+            None => vcpus,
+        };
+        if vcpus > VCPUS_MAX || current_vcpus == 0 || current_vcpus > vcpus {
+            return Err(malformed("<vcpu>", &format!("{current_vcpus} of {vcpus}")));
+        }
+        let cputune = root.child("cputune");
+        let backing = root.child("memoryBacking");
+        Ok(Domain {
+            id,
+            runtime_id: root.attribute("id").and_then(|id| id.parse().ok()),
+            memory_kib: memory.0.div_ceil(1024),
+            memory_current_bytes: current,
+            vcpus_current: current_vcpus as u16,
+            cpuset: vcpu
+                .attribute("cpuset")
+                .map(|list| cpus(list, "<vcpu cpuset>"))
+                .transpose()?,
+            vcpu_pins: pins(cputune, "vcpupin", "vcpu")?,
+            emulator_pin: match cputune.and_then(|c| c.child("emulatorpin")?.attribute("cpuset")) {
+                Some(list) => Some(cpus(list, "<emulatorpin cpuset>")?),
+                None => None,
+            },
+            iothread_pins: pins(cputune, "iothreadpin", "iothread")?,
+            iothreads: iothreads(&root),
+            numatune: numatune(&root)?,
+            huge_pages: backing.and_then(|b| b.child("hugepages")).map(|h| HugePages {
+                page_bytes: h
+                    .child("page")
+                    .and_then(|p| scaled(p.attribute("size")?, p.attribute("unit"))),
+            }),
+            locked: backing.and_then(|b| b.child("locked")).map(|_| Locked),
+            ram_sizes: ram_sizes(&root, memory),
+            assigned_devices: assigned_devices(&root),
+            settings: settings(&root),
+            name,
+        })
+    }
+
+    /// What the operator said of the VM, as policies see it, given which vCPUs he pinned by hand. With broken
+    /// metadata the VM is watched only.
+    pub fn settings(&self, cpus_allowed: Option<CpuSet>, pinned_vcpus: Vec<u16>) -> VmSettings {
+        let ignored = MetadataSettings {
+            management: Management::Ignored,
+            ..MetadataSettings::default()
+        };
+        let said = self.settings.clone().unwrap_or(ignored);
+        VmSettings {
+            management: said.management,
+            home: said.home,
+            bandwidth: said.bandwidth,
+            cpus_allowed,
+            pinned_vcpus,
+        }
+    }
+
+    /// Nodes of the devices assigned to it, as sysfs has them. A device without a node (-1) has none.
+    pub fn device_nodes(&self, root: &Path) -> NodeSet {
+        let node = |address: &String| {
+            let path = root.join("sys/bus/pci/devices").join(address).join("numa_node");
+            let node: i64 = read::value_if_there(&path, "a node number or -1").ok()??;
+            u16::try_from(node).ok().map(NodeId)
+        };
+        self.assigned_devices.iter().filter_map(node).collect()
+    }
+}
+
+/// A size with its unit attribute; libvirt's default is KiB.
+fn size(element: &Element) -> Option<Bytes> {
+    scaled(element.text.trim(), element.attribute("unit"))
+}
+
+fn scaled(number: &str, unit: Option<&str>) -> Option<Bytes> {
+    let factor: u64 = match unit.unwrap_or("KiB") {
+        "b" | "bytes" => 1,
+        "KB" => 1000,
+        "k" | "KiB" => 1 << 10,
+        "MB" => 1_000_000,
+        "M" | "MiB" => 1 << 20,
+        "GB" => 1_000_000_000,
+        "G" | "GiB" => 1 << 30,
+        "TB" => 1_000_000_000_000,
+        "T" | "TiB" => 1 << 40,
+        _ => return None,
+    };
+    number.trim().parse::<u64>().ok()?.checked_mul(factor).map(Bytes)
+}
+
+/// A list of CPUs in libvirt's format: as the kernel's, and `^3` takes one out again.
+fn cpus(list: &str, what: &'static str) -> Result<CpuSet, DomainError> {
+    let (out, within): (Vec<_>, Vec<_>) = list
+        .split(',')
+        .map(str::trim)
+        .partition(|part| part.starts_with('^'));
+    let mut set: CpuSet = within.join(",").parse().map_err(|_| malformed(what, list))?;
+    for part in out {
+        set.remove(CpuId(part[1..].parse().map_err(|_| malformed(what, list))?));
+    }
+    Ok(set)
+}
+
+/// `<vcpupin vcpu='0' cpuset='0-1'/>` and its like.
+fn pins<N: std::str::FromStr + Ord>(
+    cputune: Option<&Element>,
+    name: &'static str,
+    number: &str,
+) -> Result<BTreeMap<N, CpuSet>, DomainError> {
+    let mut pins = BTreeMap::new();
+    for pin in cputune.into_iter().flat_map(|c| c.all(name)) {
+        let index = pin.attribute(number).unwrap_or("");
+        let index = index.parse().map_err(|_| malformed(name, index))?;
+        pins.insert(index, cpus(pin.attribute("cpuset").unwrap_or(""), name)?);
+    }
+    Ok(pins)
+}
+
+/// I/O threads are numbered from 1, or as `<iothreadids>` says.
+fn iothreads(root: &Element) -> Vec<u32> {
+    let ids: Vec<u32> = root
+        .child("iothreadids")
+        .into_iter()
+        .flat_map(|ids| ids.all("iothread"))
+        .filter_map(|thread| thread.attribute("id")?.parse().ok())
+        .collect();
+    if !ids.is_empty() {
+        return ids;
+    }
+    let count: u32 = root
+        .child("iothreads")
+        .and_then(|e| e.text.trim().parse().ok())
+        .unwrap_or(0);
+    (1..=count.min(1024)).collect()
+}
+
+fn numatune(root: &Element) -> Result<Option<NumaTune>, DomainError> {
+    let Some(memory) = root.path(&["numatune", "memory"]) else {
+        return Ok(None);
+    };
+    let nodes = match memory.attribute("nodeset") {
+        Some(list) => {
+            let set = cpus(list, "<memory nodeset>")?;
+            Some(set.iter().map(|cpu| NodeId(cpu.0 as u16)).collect())
+        }
+        None => None,
+    };
+    Ok(Some(NumaTune {
+        mode: memory.attribute("mode").unwrap_or("strict").to_owned(),
+        nodes,
+    }))
+}
+
+fn ram_sizes(root: &Element, memory: Bytes) -> Vec<Bytes> {
+    let devices = root.child("devices").into_iter().flat_map(|d| d.all("memory"));
+    // An NVDIMM is a file of the guest's, not RAM; virtio-mem is mapped at its full size.
+    let dimms: Vec<Bytes> = devices
+        .filter(|device| matches!(device.attribute("model"), Some("dimm" | "virtio-mem")))
+        .filter_map(|device| size(device.path(&["target", "size"])?))
+        .collect();
+    let cells: Vec<Bytes> = root
+        .path(&["cpu", "numa"])
+        .into_iter()
+        .flat_map(|numa| numa.all("cell"))
+        .filter_map(|cell| scaled(cell.attribute("memory")?, cell.attribute("unit")))
+        .filter(|bytes| *bytes > Bytes::ZERO)
+        .collect();
+    let mut sizes = if cells.is_empty() {
+        vec![dimms.iter().fold(memory, |rest, dimm| rest.saturating_sub(*dimm))]
+    } else {
+        cells
+    };
+    sizes.extend(dimms);
+    sizes
+}
+
+/// `<hostdev type='pci'>` with `managed` or a VFIO driver: KVM assigns PCI devices in no other way.
+fn assigned_devices(root: &Element) -> Vec<String> {
+    let hex = |element: &Element, name: &str| {
+        let text = element.attribute(name)?;
+        u32::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
+    };
+    let address = |device: &Element| {
+        let at = device.path(&["source", "address"])?;
+        let (domain, bus) = (hex(at, "domain").unwrap_or(0), hex(at, "bus")?);
+        Some(format!(
+            "{domain:04x}:{bus:02x}:{:02x}.{:x}",
+            hex(at, "slot")?,
+            hex(at, "function")?
+        ))
+    };
+    let devices = root.child("devices");
+    let hostdevs = devices
+        .into_iter()
+        .flat_map(|d| d.all("hostdev"))
+        .filter(|d| d.attribute("type") == Some("pci"));
+    // `<interface type='hostdev'>` is a network device assigned in the same way.
+    let interfaces = devices
+        .into_iter()
+        .flat_map(|d| d.all("interface"))
+        .filter(|d| d.attribute("type") == Some("hostdev"));
+    hostdevs.chain(interfaces).filter_map(address).collect()
+}
+
+fn settings(root: &Element) -> Result<MetadataSettings, String> {
+    let elements = root
+        .child("metadata")
+        .into_iter()
+        .flat_map(|metadata| &metadata.children);
+    let mut ours = elements.filter(|e| e.name == "vm" && e.namespace.as_deref() == Some(NAMESPACE));
+    let Some(element) = ours.next() else {
+        return Ok(MetadataSettings::default());
+    };
+    let mut settings = MetadataSettings::default();
+    for (name, value) in &element.attributes {
+        let shown: String = value.chars().take(40).collect();
+        match name.as_str() {
+            "manage" => {
+                settings.management = match value.as_str() {
+                    "yes" => Management::Managed,
+                    "no" => Management::Ignored,
+                    _ => return Err(format!("manage='{shown}' is neither `yes` nor `no`")),
+                }
+            }
+            "home" => {
+                let nodes: NodeSet = value.parse().map_err(|e| format!("home: {e}"))?;
+                if nodes.is_empty() {
+                    return Err("home='' names no node; leave it out to let Homenode choose".into());
+                }
+                settings.home = Some(nodes);
+            }
+            "bandwidth" => settings.bandwidth = Some(value.parse().map_err(|e| format!("bandwidth: {e}"))?),
+            name if name == "xmlns" || name.starts_with("xmlns:") => {}
+            other => {
+                let other: String = other.chars().take(40).collect();
+                return Err(format!(
+                    "unknown attribute `{other}`; there are manage, home, bandwidth"
+                ));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::fake::Tree;
+    use homenode_units::BytesPerSec;
+    use proptest::prelude::*;
+
+    /// A running domain as libvirt 9 writes it, shortened.
+    pub(crate) const LIVE: &str = "<domain type='kvm' id='3'>
+  <name>web &amp; co</name>
+  <uuid>01234567-89ab-cdef-0011-223344556677</uuid>
+  <metadata><other:x xmlns:other='urn:o'/><homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' manage='yes' home='0-1' bandwidth='2GB/s'/></metadata>
+  <memory unit='KiB'>3145729</memory>
+  <currentMemory unit='KiB'>1048576</currentMemory>
+  <memoryBacking><hugepages><page size='2048' unit='KiB'/></hugepages><locked/></memoryBacking>
+  <vcpu placement='static' cpuset='0-7,^3' current='2'>4</vcpu>
+  <iothreads>2</iothreads>
+  <cputune><vcpupin vcpu='1' cpuset='4-5'/><emulatorpin cpuset='0'/><iothreadpin iothread='1' cpuset='6'/></cputune>
+  <numatune><memory mode='restrictive' nodeset='0,2'/></numatune>
+  <cpu mode='custom'><numa><cell id='0' cpus='0-3' memory='2097152' unit='KiB'/></numa></cpu>
+  <devices>
+    <hostdev mode='subsystem' type='pci' managed='yes'><driver name='vfio'/><source><address domain='0x0000' bus='0x3b' slot='0x10' function='0x1'/></source></hostdev>
+    <memory model='dimm'><target><size unit='KiB'>1048576</size></target></memory>
+  </devices>
+</domain>";
+
+    #[test]
+    fn a_live_domain_reads() {
+        let domain = Domain::parse(LIVE).unwrap();
+        assert_eq!(
+            (domain.name.as_str(), domain.runtime_id, domain.vcpus_current),
+            ("web & co", Some(3), 2)
+        );
+        assert_eq!(domain.memory_current_bytes, Bytes::from_gib(1));
+        assert_eq!(domain.ram_sizes, [Bytes::from_gib(2), Bytes::from_gib(1)]);
+        assert_eq!(domain.cpuset.as_ref().unwrap().to_string(), "0-2,4-7");
+        assert_eq!(domain.vcpu_pins[&1].to_string(), "4-5");
+        assert_eq!(
+            (
+                domain.emulator_pin.as_ref().unwrap().to_string(),
+                domain.iothread_pins[&1].to_string()
+            ),
+            ("0".into(), "6".into())
+        );
+        assert_eq!(domain.iothreads, [1, 2]);
+        let tune = domain.numatune.clone().unwrap();
+        assert_eq!(
+            (tune.mode.as_str(), tune.nodes.unwrap().to_string()),
+            ("restrictive", "0,2".into())
+        );
+        assert_eq!(
+            domain.huge_pages,
+            Some(HugePages {
+                page_bytes: Some(Bytes::from_mib(2))
+            })
+        );
+        assert_eq!(domain.locked, Some(Locked));
+        let settings = domain.settings(None, vec![1]);
+        assert_eq!(
+            (settings.management, settings.home.unwrap().to_string()),
+            (Management::Managed, "0-1".into())
+        );
+        assert_eq!(settings.bandwidth, Some(BytesPerSec(2_000_000_000)));
+    }
+
+    #[test]
+    fn nodes_of_assigned_devices_come_from_sysfs() {
+        let domain = Domain::parse(LIVE).unwrap();
+        assert_eq!(domain.assigned_devices, ["0000:3b:10.1"]);
+        let tree = Tree::new(&[("sys/bus/pci/devices/0000:3b:10.1/numa_node", "2\n")]);
+        assert_eq!(domain.device_nodes(tree.root()).to_string(), "2");
+        tree.write("sys/bus/pci/devices/0000:3b:10.1/numa_node", "-1\n");
+        assert!(domain.device_nodes(tree.root()).is_empty());
+    }
+
+    #[test]
+    fn malformed_metadata_means_watch_only() {
+        for (good, bad) in [
+            ("manage='yes'", "manage='perhaps'"),
+            ("home='0-1'", "home='one'"),
+            ("home='0-1'", "home=''"),
+            ("bandwidth='2GB/s'", "bandwidth='fast'"),
+            ("bandwidth=", "bandwith="),
+        ] {
+            let domain = Domain::parse(&LIVE.replace(good, bad)).unwrap();
+            let why = domain.settings.clone().unwrap_err();
+            assert!(!why.is_empty());
+            let settings = domain.settings(None, vec![]);
+            assert_eq!(
+                (settings.management, settings.home),
+                (Management::Ignored, None),
+                "{why}"
+            );
+        }
+        let elsewhere = Domain::parse(&LIVE.replace("xmlns/vm/1", "xmlns/vm/9")).unwrap();
+        assert_eq!(
+            elsewhere.settings,
+            Ok(MetadataSettings::default()),
+            "another version's element is not ours"
+        );
+    }
+
+    #[test]
+    fn what_every_domain_has_must_be_there() {
+        for (good, bad) in [
+            ("<name>web &amp; co</name>", ""),
+            ("web &amp; co", "../x"),
+            ("01234567", "x1234567"),
+            ("3145729", "-1"),
+            ("3145729", "99999999999999999999"),
+            (">4</vcpu>", ">0</vcpu>"),
+            ("current='2'", "current='9'"),
+            ("cpuset='4-5'", "cpuset='5-4'"),
+            ("nodeset='0,2'", "nodeset='x'"),
+            ("</domain>", ""),
+        ] {
+            assert!(Domain::parse(&LIVE.replacen(good, bad, 1)).is_err(), "{bad}");
+        }
+        for cut in [0, 10, 100, 500, 1000] {
+            assert!(Domain::parse(&LIVE[..cut]).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_damage_is_read_or_refused(at in 0usize..1500, what in "\\PC{0,4}") {
+            let mut text = LIVE.to_owned();
+            if at < text.len() && text.is_char_boundary(at) {
+                text.insert_str(at, &what);
+            }
+            let _ = Domain::parse(&text);
+        }
+    }
+}

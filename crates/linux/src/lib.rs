@@ -1,0 +1,44 @@
+//! Linux as a host: one module per kernel interface, and [`LibvirtHost`], which puts them together behind the
+//! contract of `homenode-host` for VMs that libvirt runs under KVM.
+//!
+//! Every reader takes the root of the tree that it reads (`/` on a live host, a saved or handmade tree in tests),
+//! treats what it reads as hostile until parsed, and bounds what it keeps. A source that a host lacks is `None`, an
+//! error names the path.
+//!
+//! | module | source |
+//! |---|---|
+//! | [`proc_stat`] | `/proc/stat`: busy time of CPUs |
+//! | [`meminfo`] | `/sys/devices/system/node/nodeN/meminfo`: memory of nodes |
+//! | [`task`] | `/proc/PID/task/TID`: threads of a process |
+//! | [`cgroup`] | `cpu.stat` of a thread's cgroup, v1 and v2: throttled time |
+//! | [`numa_maps`] | `/proc/PID/{maps,numa_maps}`: where guest memory lies |
+//! | [`pages`] | `move_pages(2)`: asking for and moving pages |
+//! | [`perf`] | `perf_event_open(2)` per thread: hardware counters |
+//! | [`uncore`] | the same per memory controller and link |
+//! | [`resctrl`] | `mon_data` of the root groups: memory traffic where no uncore PMU is usable |
+//! | [`domain`] | libvirt's domain XML |
+//! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
+//! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
+
+pub mod cgroup;
+pub mod domain;
+pub mod guard;
+pub mod journal;
+mod libvirt_host;
+pub mod meminfo;
+pub mod numa_maps;
+pub mod numad_hook;
+pub mod pages;
+pub mod perf;
+pub mod proc_stat;
+mod read;
+pub mod resctrl;
+pub mod task;
+pub mod uncore;
+mod xml;
+
+pub use libvirt_host::{Acting, CarriedOver, ConnectError, LibvirtHost, Options, undo};
+pub use read::ReadError;
+
+#[cfg(test)]
+mod fake;

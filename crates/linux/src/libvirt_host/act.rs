@@ -1,0 +1,430 @@
+//! Carrying out a plan: journal, act through libvirt, read back.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+use homenode_host::{Action, ActionError, Immovable, Management, Outcome, Plan, Refusal, Version};
+use homenode_units::{CpuSet, NodeSet, Pages, VmId};
+
+use super::connection::CallError;
+use super::vm::Vm;
+use super::{LibvirtHost, now};
+use crate::journal::{Before, Helper, JournalError, Record};
+use crate::pages::{Linux, MoveError, WINDOW_PAGES};
+use crate::task::{self, Role};
+
+impl LibvirtHost {
+    /// Refuses a plan whose VMs someone else pinned since the sample.
+    pub(super) fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
+        let usable = self.machine.cpu_set();
+        for decision in &plan.decisions {
+            let Some(vm) = self.vms.get(&decision.action.vm()) else {
+                continue;
+            };
+            let Some(sampled) = self.last.vm(vm.run.vm) else {
+                continue;
+            };
+            for vcpu in &sampled.vcpus {
+                let Some(thread) = vm.vcpu_thread(vcpu.index) else {
+                    continue;
+                };
+                // A thread that cannot be read has ended; then acting fails and says so.
+                let Ok(Some(affinity)) = task::affinity(&self.root, vm.run.pid, thread.tid) else {
+                    continue;
+                };
+                if affinity.intersection(&usable) != vcpu.affinity {
+                    let planned = self.last.version;
+                    let current = Version(planned.0 + 1);
+                    self.last.version = current;
+                    return Err(Refusal::Stale { planned, current });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After acting: what the sample said of affinities is brought up to date, with a new version if it changed.
+    pub(super) fn take_in_changes(&mut self, touched: &BTreeSet<VmId>) {
+        let usable = self.machine.cpu_set();
+        let mut has_changed = false;
+        for sampled in self.last.vms.iter_mut().filter(|vm| touched.contains(&vm.id)) {
+            let Some(vm) = self.vms.get(&sampled.id) else {
+                continue;
+            };
+            for vcpu in &mut sampled.vcpus {
+                let Some(thread) = vm.vcpu_thread(vcpu.index) else {
+                    continue;
+                };
+                let Ok(Some(affinity)) = task::affinity(&self.root, vm.run.pid, thread.tid) else {
+                    continue;
+                };
+                let affinity = affinity.intersection(&usable);
+                has_changed |= affinity != vcpu.affinity;
+                vcpu.affinity = affinity;
+            }
+            if let Some((_, affinities, _)) = self.fingerprint.get_mut(&sampled.id) {
+                *affinities = sampled
+                    .vcpus
+                    .iter()
+                    .map(|v| (v.index, v.affinity.clone()))
+                    .collect();
+            }
+        }
+        if has_changed {
+            self.last.version = Version(self.last.version.0 + 1);
+        }
+    }
+
+    /// Carries out one action.
+    pub(super) fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
+        let sampled = self.last.vm(action.vm());
+        let name = sampled.map(|vm| vm.name.clone()).unwrap_or_default();
+        let is_ignored = sampled.is_some_and(|vm| vm.settings.management == Management::Ignored);
+        let failed = |cause: &str| ActionError::Host {
+            name: name.clone(),
+            what: what(action).into(),
+            cause: cause.into(),
+        };
+        if is_ignored {
+            return Err(failed("its operator opted it out; the agent only watches it"));
+        }
+        // Taken out while acting, so that journal and libvirt can be used beside it.
+        let mut vm = self
+            .vms
+            .remove(&action.vm())
+            .ok_or(ActionError::VmGone { name: name.clone() })?;
+        let result = self
+            .journal_first(&vm)
+            .map_err(|e| failed(&e.to_string()))
+            .and_then(|()| match action {
+                Action::PinVcpus { vcpus, cpus, .. } => self.pin_vcpus(&mut vm, vcpus, cpus),
+                Action::SetHome { nodes, .. } => self.set_home(&mut vm, nodes),
+                Action::MovePages { to, pages_max, .. } => self.move_pages(&mut vm, to, *pages_max),
+            });
+        let is_alive = task::is_alive(&self.root, vm.run.process());
+        self.vms.insert(action.vm(), vm);
+        // Whatever went wrong: if the VM has ended, that is the reason.
+        if is_alive {
+            result
+        } else {
+            Err(ActionError::VmGone { name })
+        }
+    }
+
+    /// Writes down how a VM is before it is touched for the first time.
+    fn journal_first(&mut self, vm: &Vm) -> Result<(), JournalError> {
+        let Some(acts) = &mut self.acts else { return Ok(()) };
+        if acts
+            .journal
+            .entry(vm.run.vm)
+            .is_some_and(|entry| entry.run == vm.run)
+        {
+            return Ok(());
+        }
+        let affinity = |role: &Role| {
+            vm.threads
+                .iter()
+                .find(|t| t.role == *role)
+                .map(|t| t.affinity.clone())
+        };
+        let vcpus = vm.threads.iter().filter_map(|t| match t.role {
+            Role::Vcpu(index) => Some((index, t.affinity.clone())),
+            _ => None,
+        });
+        let iothreads = vm
+            .domain
+            .iothreads
+            .iter()
+            .filter_map(|id| Some((*id, affinity(&Role::IoThread(format!("iothread{id}")))?)));
+        let before = Before {
+            vcpus: vcpus.collect(),
+            operator_pins: vm.operator_pins.iter().copied().collect(),
+            emulator: affinity(&Role::Emulator).unwrap_or_default(),
+            iothreads: iothreads.collect(),
+            operator_helpers: vm.operator_helpers.iter().copied().collect(),
+            nodes: vm.restrictive_nodes().cloned(),
+        };
+        acts.journal.write(Record::First {
+            run: vm.run.clone(),
+            before,
+        })
+    }
+
+    fn write(&mut self, vm: &Vm, what: &str, record: Record) -> Result<(), ActionError> {
+        let Some(acts) = &mut self.acts else { return Ok(()) };
+        acts.journal
+            .write(record)
+            .map_err(|e| host_error(vm, what, &e.to_string()))
+    }
+
+    fn pin_vcpus(&mut self, vm: &mut Vm, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, ActionError> {
+        let record = Record::Pinned {
+            vm: vm.run.vm,
+            vcpus: vcpus.to_vec(),
+            cpus: cpus.clone(),
+        };
+        self.write(vm, PIN, record)?;
+        for &index in vcpus {
+            let before = vm.ours.insert(index, cpus.clone());
+            let result = self.pin_vcpu(vm, index, cpus);
+            if result.is_err() {
+                // What libvirt did not do must not look like someone else's doing.
+                match before {
+                    Some(before) => vm.ours.insert(index, before),
+                    None => vm.ours.remove(&index),
+                };
+            }
+            result?;
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn pin_vcpu(&mut self, vm: &Vm, index: u16, cpus: &CpuSet) -> Result<(), ActionError> {
+        let what = format!("{PIN} {index}");
+        let said = |e: CallError| host_error(vm, &what, e.cause());
+        self.libvirt.pin_vcpu(&vm.handle, index, cpus).map_err(said)?;
+        let tid = vm
+            .vcpu_thread(index)
+            .map(|t| t.tid)
+            .ok_or_else(|| host_error(vm, &what, "it has no thread"))?;
+        self.read_back(vm, tid, cpus, &what)
+    }
+
+    /// Whether a thread may now run where it should.
+    fn read_back(&self, vm: &Vm, tid: i32, cpus: &CpuSet, what: &str) -> Result<(), ActionError> {
+        let seen =
+            task::affinity(&self.root, vm.run.pid, tid).map_err(|e| host_error(vm, what, &e.to_string()))?;
+        match seen.map(|seen| seen.intersection(&self.machine.cpu_set())) {
+            Some(seen) if seen == *cpus => Ok(()),
+            Some(seen) => Err(host_error(
+                vm,
+                what,
+                &format!("asked for CPUs {cpus}, in force are {seen}"),
+            )),
+            None => Err(ActionError::VmGone {
+                name: vm.run.name.clone(),
+            }),
+        }
+    }
+
+    fn set_home(&mut self, vm: &mut Vm, nodes: &NodeSet) -> Result<Outcome, ActionError> {
+        self.write(
+            vm,
+            HOME,
+            Record::Home {
+                vm: vm.run.vm,
+                nodes: nodes.clone(),
+            },
+        )?;
+        let mut cpus = self.machine.cpus_of(nodes);
+        if let Some(allowed) = &vm.cpus_allowed {
+            cpus = cpus.intersection(allowed);
+        }
+        // A home of memory-only nodes, or outside what the operator allows, leaves these threads where they are.
+        if !cpus.is_empty() {
+            self.pin_helpers(vm, &cpus)?;
+        }
+        if let Some(set) = vm.restrictive_nodes().cloned() {
+            self.set_memory_nodes(vm, &set.union(nodes))?;
+        }
+        vm.home = Some(nodes.clone());
+        self.narrow_if_little_is_left(vm)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Pins emulator and I/O threads, but those that the operator pinned.
+    fn pin_helpers(&mut self, vm: &Vm, cpus: &CpuSet) -> Result<(), ActionError> {
+        if !vm.operator_helpers.contains(&Helper::Emulator) {
+            let said = |e: CallError| host_error(vm, "pinning the emulator", e.cause());
+            self.libvirt.pin_emulator(&vm.handle, cpus).map_err(said)?;
+            self.read_back(vm, vm.run.pid, cpus, "pinning the emulator")?;
+        }
+        let ids = vm
+            .domain
+            .iothreads
+            .iter()
+            .filter(|id| !vm.operator_helpers.contains(&Helper::IoThread(**id)));
+        for &id in ids {
+            let what = format!("pinning I/O thread {id}");
+            self.libvirt
+                .pin_iothread(&vm.handle, id, cpus)
+                .map_err(|e| host_error(vm, &what, e.cause()))?;
+            let role = Role::IoThread(format!("iothread{id}"));
+            if let Some(thread) = vm.threads.iter().find(|t| t.role == role) {
+                self.read_back(vm, thread.tid, cpus, &what)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the memory nodes of a `restrictive` VM. The kernel moves at once, unthrottled, whatever lies on a
+    /// node that is taken away; adding nodes moves nothing.
+    fn set_memory_nodes(&mut self, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+        if vm.restrictive_nodes() == Some(nodes) {
+            return Ok(());
+        }
+        self.write(
+            vm,
+            MEMORY_NODES,
+            Record::Nodes {
+                vm: vm.run.vm,
+                nodes: nodes.clone(),
+            },
+        )?;
+        let said = |e: CallError| host_error(vm, MEMORY_NODES, e.cause());
+        self.libvirt.set_memory_nodes(&vm.handle, nodes).map_err(said)?;
+        if let Some(tune) = &mut vm.domain.numatune {
+            tune.nodes = Some(nodes.clone());
+        }
+        Ok(())
+    }
+
+    /// Narrows a `restrictive` VM's memory nodes to its home once at most a hundredth of its memory, or one
+    /// window, lies outside. Until then nodes are only ever added.
+    fn narrow_if_little_is_left(&mut self, vm: &mut Vm) -> Result<(), ActionError> {
+        let (Some(home), Some(pages)) = (vm.home.clone(), &vm.memory.pages) else {
+            return Ok(());
+        };
+        if vm.restrictive_nodes().is_none_or(|set| *set == home) {
+            return Ok(());
+        }
+        let total: Pages = pages.values().copied().sum();
+        let outside: Pages = pages
+            .iter()
+            .filter(|(node, _)| !home.contains(*node))
+            .map(|(_, p)| *p)
+            .sum();
+        if outside.0 <= (total.0 / 100).max(WINDOW_PAGES) {
+            self.set_memory_nodes(vm, &home)?;
+        }
+        Ok(())
+    }
+
+    /// Whether anything is known to keep this VM's memory from going there.
+    fn check_movable(&self, vm: &Vm, to: &NodeSet) -> Result<(), ActionError> {
+        let why = self
+            .last
+            .vm(vm.run.vm)
+            .and_then(|sampled| sampled.immovable.as_ref());
+        match why {
+            // Within the nodes that it is bound to it can still move.
+            Some(Immovable::BoundAtStart { nodes }) if to.is_subset(nodes) => Ok(()),
+            Some(why) => Err(ActionError::MemoryFixed {
+                name: vm.run.name.clone(),
+                why: why.to_string(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes down where pages are moving to, once per destination.
+    fn journal_move(&mut self, vm: &Vm, to: &NodeSet) -> Result<(), ActionError> {
+        let entry = self.acts.as_ref().and_then(|acts| acts.journal.entry(vm.run.vm));
+        if entry.is_some_and(|entry| entry.moving.as_ref() == Some(to)) {
+            return Ok(());
+        }
+        self.write(
+            vm,
+            MOVE,
+            Record::Moving {
+                vm: vm.run.vm,
+                to: to.clone(),
+            },
+        )
+    }
+
+    fn move_pages(&mut self, vm: &mut Vm, to: &NodeSet, budget: Pages) -> Result<Outcome, ActionError> {
+        let name = vm.run.name.clone();
+        let fixed = |why: String| ActionError::MemoryFixed {
+            name: name.clone(),
+            why,
+        };
+        self.check_movable(vm, to)?;
+        if let Some(set) = vm.restrictive_nodes().filter(|set| !to.is_subset(set)) {
+            let wider = set.union(to);
+            self.set_memory_nodes(vm, &wider)?;
+        }
+        vm.forget_pages();
+        let unreadable = |vm: &Vm, e: crate::ReadError| host_error(vm, MOVE, &e.to_string());
+        vm.refresh_pages(&self.root, now())
+            .map_err(|e| unreadable(vm, e))?;
+        let (Some(mut mover), Some(before)) = (vm.memory.mover.take(), vm.memory.pages.clone()) else {
+            return Err(host_error(
+                vm,
+                MOVE,
+                "no mapping of its QEMU has the size of its memory",
+            ));
+        };
+        let journalled = self.journal_move(vm, to);
+        let mut go_on = || !self.stop.load(Ordering::Relaxed) && task::is_alive(&self.root, vm.run.process());
+        let result = journalled.map(|()| mover.advance(&mut Linux, to, &before, budget, &mut go_on));
+        vm.memory.mover = Some(mover);
+        let progress = result?.map_err(|error| move_error(vm, error))?;
+        vm.forget_pages();
+        vm.refresh_pages(&self.root, now())
+            .map_err(|e| unreadable(vm, e))?;
+        let after = vm
+            .memory
+            .pages
+            .clone()
+            .ok_or_else(|| ActionError::VmGone { name: name.clone() })?;
+        let left: Pages = after
+            .iter()
+            .filter(|(node, _)| !to.contains(*node))
+            .map(|(_, pages)| *pages)
+            .sum();
+        if progress.moved == Pages::ZERO && progress.busy == Pages::ZERO && progress.refused > Pages::ZERO {
+            return Err(fixed(format!(
+                "the kernel refuses to move {} (pinned, or shared with another process)",
+                progress.refused
+            )));
+        }
+        if left == Pages::ZERO {
+            self.write(vm, MOVE, Record::Moved { vm: vm.run.vm })?;
+        }
+        self.narrow_if_little_is_left(vm)?;
+        // Still to be looked at with the next sample: the guest goes on touching memory.
+        vm.forget_pages();
+        Ok(Outcome::Moved {
+            moved: progress.moved,
+            left,
+            busy: progress.busy,
+        })
+    }
+}
+
+const PIN: &str = "pinning vCPU";
+const HOME: &str = "setting the home";
+const MEMORY_NODES: &str = "setting the memory nodes";
+const MOVE: &str = "moving memory";
+
+fn what(action: &Action) -> &'static str {
+    match action {
+        Action::PinVcpus { .. } => PIN,
+        Action::SetHome { .. } => HOME,
+        Action::MovePages { .. } => MOVE,
+    }
+}
+
+fn move_error(vm: &Vm, error: MoveError) -> ActionError {
+    let name = vm.run.name.clone();
+    match error {
+        MoveError::Gone => ActionError::VmGone { name },
+        MoveError::NoMemory { nodes } => ActionError::NoMemory { name, nodes },
+        MoveError::NodeNotAllowed { .. } | MoveError::BudgetBelowHugePage { .. } => {
+            ActionError::MemoryFixed {
+                name,
+                why: error.to_string(),
+            }
+        }
+        MoveError::NotPermitted | MoveError::Os { .. } => host_error(vm, MOVE, &error.to_string()),
+    }
+}
+
+fn host_error(vm: &Vm, what: &str, cause: &str) -> ActionError {
+    ActionError::Host {
+        name: vm.run.name.clone(),
+        what: what.to_owned(),
+        cause: cause.to_owned(),
+    }
+}

@@ -1,0 +1,209 @@
+//! The libvirt calls that the host makes, with their errors sorted into the three that matter.
+
+use homenode_host::HostError;
+use homenode_units::{CpuSet, NodeSet};
+use virt::connect::Connect;
+use virt::domain::{Domain, NUMAParameters};
+use virt::sys;
+
+use super::ConnectError;
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CallError {
+    /// libvirt itself does not answer.
+    Lost(String),
+    /// libvirt said no; where the domain has ended, that is why.
+    Refused(String),
+}
+
+impl CallError {
+    pub fn cause(&self) -> &str {
+        match self {
+            CallError::Lost(cause) | CallError::Refused(cause) => cause,
+        }
+    }
+}
+
+/// A connection that is made anew after libvirt was away.
+#[derive(Debug)]
+pub(super) struct Libvirt {
+    uri: String,
+    /// Flags of calls that change a running domain and nothing else.
+    live: u32,
+    connect: Option<Connect>,
+}
+
+impl Libvirt {
+    /// Connects.
+    pub fn open(uri: &str) -> Result<Libvirt, ConnectError> {
+        virt::error::clear_error_callback(); // else libvirt writes to standard error
+        let connect = Connect::open(Some(uri)).map_err(|e| connect_error(uri, e.message()))?;
+        // libvirt's test driver, which our tests use, knows no flag there.
+        let live = if uri.starts_with("test:") {
+            sys::VIR_DOMAIN_AFFECT_CURRENT
+        } else {
+            sys::VIR_DOMAIN_AFFECT_LIVE
+        };
+        Ok(Libvirt {
+            uri: uri.to_owned(),
+            live,
+            connect: Some(connect),
+        })
+    }
+
+    /// The error of a host whose libvirt is away.
+    pub fn unreachable(&self, cause: &str) -> HostError {
+        HostError::Unreachable {
+            service: format!("libvirt at {}", self.uri),
+            cause: cause.to_owned(),
+        }
+    }
+
+    /// Domains that run now.
+    pub fn list(&mut self) -> Result<Vec<Domain>, CallError> {
+        let connect = match self.connect.take() {
+            Some(connect) => connect,
+            None => Connect::open(Some(&self.uri)).map_err(|e| CallError::Lost(e.message().to_owned()))?,
+        };
+        let listed = connect.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE);
+        self.connect = Some(connect);
+        listed.map_err(|e| self.sort(&e))
+    }
+
+    /// A domain's live XML.
+    pub fn xml(&mut self, domain: &Domain) -> Result<String, CallError> {
+        domain.xml_desc(0).map_err(|e| self.sort(&e))
+    }
+
+    /// The running domain with this UUID.
+    pub fn find(&mut self, uuid: &str) -> Result<Option<Domain>, CallError> {
+        let domains = self.list()?;
+        Ok(domains
+            .into_iter()
+            .find(|domain| domain.uuid_string().as_deref() == Ok(uuid)))
+    }
+
+    pub fn pin_vcpu(&mut self, domain: &Domain, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+        domain
+            .pin_vcpu_flags(u32::from(index), &cpu_map(cpus), self.live)
+            .map_err(|e| self.sort(&e))
+    }
+
+    pub fn pin_emulator(&mut self, domain: &Domain, cpus: &CpuSet) -> Result<(), CallError> {
+        domain
+            .pin_emulator(&cpu_map(cpus), self.live)
+            .map_err(|e| self.sort(&e))
+    }
+
+    pub fn pin_iothread(&mut self, domain: &Domain, id: u32, cpus: &CpuSet) -> Result<(), CallError> {
+        pin_iothread(domain, id, &cpu_map(cpus), self.live).map_err(|e| self.sort(&e))
+    }
+
+    pub fn set_memory_nodes(&mut self, domain: &Domain, nodes: &NodeSet) -> Result<(), CallError> {
+        let params = NUMAParameters {
+            node_set: Some(nodes.to_string()),
+            mode: None,
+        };
+        domain
+            .set_numa_parameters(params, self.live)
+            .map_err(|e| self.sort(&e))
+    }
+
+    /// Whether an error is libvirt's own end or its answer; a dead connection is dropped.
+    fn sort(&mut self, error: &virt::error::Error) -> CallError {
+        let cause = error.message().to_owned();
+        let is_alive = self
+            .connect
+            .as_ref()
+            .is_some_and(|connect| connect.is_alive() == Ok(true));
+        if is_alive {
+            CallError::Refused(cause)
+        } else {
+            self.connect = None;
+            CallError::Lost(cause)
+        }
+    }
+}
+
+/// `virDomainPinIOThread`, which the `virt` crate lacks.
+#[allow(unsafe_code)] // a libvirt call without a wrapper
+fn pin_iothread(domain: &Domain, id: u32, map: &[u8], live: u32) -> Result<(), virt::error::Error> {
+    let length = i32::try_from(map.len()).expect("a map of at most 8 KiB");
+    // SAFETY: the domain outlives the call, and libvirt reads `length` bytes of the map and keeps none of it; its
+    // parameter is mutable for the sake of old C only.
+    let result =
+        unsafe { sys::virDomainPinIOThread(domain.as_ptr(), id, map.as_ptr().cast_mut(), length, live) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(virt::error::Error::last_error())
+    }
+}
+
+/// A CPU set as libvirt takes it: one bit per CPU, lowest first.
+fn cpu_map(cpus: &CpuSet) -> Vec<u8> {
+    let mut map = Vec::new();
+    for cpu in cpus.iter() {
+        let byte = cpu.0 as usize / 8;
+        if map.len() <= byte {
+            map.resize(byte + 1, 0u8);
+        }
+        map[byte] |= 1 << (cpu.0 % 8);
+    }
+    map
+}
+
+fn connect_error(uri: &str, cause: &str) -> ConnectError {
+    let lower = cause.to_lowercase();
+    let (uri, cause) = (uri.to_owned(), cause.to_owned());
+    if [
+        "permission denied",
+        "authentication",
+        "access denied",
+        "not authorized",
+    ]
+    .iter()
+    .any(|w| lower.contains(w))
+    {
+        ConnectError::NotPermitted { uri, cause }
+    } else if [
+        "no connection driver",
+        "unable to parse uri",
+        "malformed",
+        "unknown driver",
+    ]
+    .iter()
+    .any(|w| lower.contains(w))
+    {
+        ConnectError::BadUri { uri, cause }
+    } else {
+        ConnectError::NoLibvirt { uri, cause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_become_bits() {
+        let map = |list: &str| cpu_map(&list.parse().unwrap());
+        assert_eq!(map("0,3"), [0b1001]);
+        assert_eq!(map("9,16"), [0, 0b10, 1]);
+    }
+
+    #[test]
+    fn why_libvirt_cannot_be_used_is_a_sentence_with_a_remedy() {
+        let seen = connect_error("x", "no connection driver available for x:///");
+        assert!(matches!(seen, ConnectError::BadUri { .. }), "{seen:?}");
+        let seen = Libvirt::open("qemu+unix:///system?socket=/does/not/exist").unwrap_err();
+        assert!(matches!(seen, ConnectError::NoLibvirt { .. }), "{seen:?}");
+        assert!(seen.to_string().contains("install"), "{seen}");
+        let seen = connect_error(
+            "u",
+            "Failed to connect socket to '/run/libvirt-sock': Permission denied",
+        );
+        assert!(seen.to_string().contains("root"), "{seen}");
+    }
+}

@@ -1,0 +1,434 @@
+//! One VM as the host watches it: who its threads are, what its operator did, where its memory lies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use homenode_host::{Immovable, VcpuSample, VmSample};
+use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
+
+use super::{LibvirtHost, now};
+use crate::cgroup::CpuGroup;
+use crate::domain::Domain;
+use crate::journal::{Entry, Helper, Run};
+use crate::pages::Mover;
+use crate::read::{self, ReadError};
+use crate::task::{self, Process, Role, Thread};
+use crate::{meminfo, numa_maps};
+
+/// Reading `numa_maps` may take this part of one CPU's time per VM: it stops the VM's page faults while it walks.
+const PAGES_COST_SHARE: u64 = 20;
+/// How often memory that could not be found is looked for again.
+const RAM_RETRY: Ns = Ns::from_secs(10);
+
+/// One run of one VM.
+pub(super) struct Vm {
+    pub run: Run,
+    pub handle: virt::domain::Domain,
+    xml: String,
+    pub domain: Domain,
+    /// What it was when first seen; the live XML shows our own pins later.
+    pub cpus_allowed: Option<CpuSet>,
+    pub operator_helpers: BTreeSet<Helper>,
+    pub operator_pins: BTreeSet<u16>,
+    /// CPUs of its vCPUs before an agent first touched it; restoring leaves them as pins in the XML.
+    restored: BTreeMap<u16, CpuSet>,
+    /// What the agent pinned last.
+    pub ours: BTreeMap<u16, CpuSet>,
+    pub threads: Vec<Thread>,
+    groups: BTreeMap<i32, Option<CpuGroup>>,
+    pub memory: Memory,
+    pub home: Option<NodeSet>,
+}
+
+/// Where a VM's memory lies.
+#[derive(Default)]
+pub(super) struct Memory {
+    sizes: Vec<Bytes>,
+    pub mover: Option<Mover>,
+    pub pages: Option<NodeMap<Pages>>,
+    next_read: Ns,
+}
+
+impl Run {
+    /// Its QEMU process.
+    pub(super) fn process(&self) -> Process {
+        Process {
+            pid: self.pid,
+            start_ticks: self.start_ticks,
+        }
+    }
+}
+
+impl Entry {
+    /// Its QEMU process.
+    pub(super) fn process(&self) -> Process {
+        self.run.process()
+    }
+}
+
+impl Vm {
+    /// Threads that run vCPUs.
+    pub fn vcpu_tids(&self) -> impl Iterator<Item = i32> + '_ {
+        self.threads
+            .iter()
+            .filter(|t| matches!(t.role, Role::Vcpu(_)))
+            .map(|t| t.tid)
+    }
+
+    /// The thread that runs this vCPU.
+    pub fn vcpu_thread(&self, index: u16) -> Option<&Thread> {
+        self.threads.iter().find(|t| t.role == Role::Vcpu(index))
+    }
+
+    /// Whether libvirt can change its memory nodes while it runs.
+    pub fn restrictive_nodes(&self) -> Option<&NodeSet> {
+        let tune = self
+            .domain
+            .numatune
+            .as_ref()
+            .filter(|tune| tune.mode == "restrictive")?;
+        tune.nodes.as_ref()
+    }
+
+    /// Takes in what someone else did to its pins since the last look; says what, for the operator.
+    fn reconcile_pins(&mut self, usable: &CpuSet, is_first: bool) -> Vec<String> {
+        let mut notes = Vec::new();
+        let name = self.domain.name.clone();
+        let indices: Vec<u16> = self.threads.iter().filter_map(|t| vcpu_index(&t.role)).collect();
+        for index in indices {
+            let written = self
+                .domain
+                .vcpu_pins
+                .get(&index)
+                .map(|pin| pin.intersection(usable));
+            let in_force = self
+                .vcpu_thread(index)
+                .map(|t| t.affinity.intersection(usable))
+                .unwrap_or_default();
+            if let Some(ours) = self.ours.get(&index) {
+                let differs = written.as_ref().is_some_and(|w| w != ours) || in_force != *ours;
+                if !differs {
+                    continue;
+                }
+                self.ours.remove(&index);
+                // An agent that died between journal and pin leaves a pin that never came into force.
+                if is_first && (written.is_none() || written == self.restored_affinity(index, usable)) {
+                    continue;
+                }
+                if in_force != *usable {
+                    self.operator_pins.insert(index);
+                    notes.push(format!("vCPU {index} of VM {name} was pinned to CPUs {in_force} by someone else; the agent leaves it alone"));
+                }
+            } else {
+                let is_pinned = written.as_ref().is_some_and(|w| w != usable)
+                    && (written != self.restored_affinity(index, usable)
+                        || self.operator_pins.contains(&index));
+                if is_pinned && self.operator_pins.insert(index) && !is_first {
+                    notes.push(format!("vCPU {index} of VM {name} was pinned to CPUs {in_force} by someone else; the agent leaves it alone"));
+                }
+                if !is_pinned && self.operator_pins.remove(&index) {
+                    notes.push(format!(
+                        "vCPU {index} of VM {name} is no longer pinned by hand; the agent manages it"
+                    ));
+                }
+            }
+        }
+        notes
+    }
+
+    /// The pin that restoring this vCPU left behind, if the operator had none.
+    fn restored_affinity(&self, index: u16, usable: &CpuSet) -> Option<CpuSet> {
+        self.restored.get(&index).map(|cpus| cpus.intersection(usable))
+    }
+
+    /// Why its memory cannot move, if it cannot.
+    fn immovable(&self, root: &Path, memory_nodes: &NodeSet) -> Result<Option<Immovable>, ReadError> {
+        if !self.domain.assigned_devices.is_empty() {
+            return Ok(Some(Immovable::Vfio));
+        }
+        if self.domain.locked.is_some() {
+            return Ok(Some(Immovable::Locked));
+        }
+        if self.restrictive_nodes().is_none() {
+            let limits = [
+                self.threads.first().map(|t| t.memory_nodes.clone()),
+                self.domain
+                    .numatune
+                    .as_ref()
+                    .filter(|t| t.mode == "strict")
+                    .and_then(|t| t.nodes.clone()),
+            ];
+            let allowed = limits
+                .into_iter()
+                .flatten()
+                .fold(memory_nodes.clone(), |a, b| a.intersection(&b));
+            if allowed != *memory_nodes {
+                return Ok(Some(Immovable::BoundAtStart { nodes: allowed }));
+            }
+        }
+        let page_bytes = self
+            .memory
+            .mover
+            .iter()
+            .flat_map(Mover::ranges)
+            .map(|r| r.page_bytes)
+            .max();
+        match page_bytes.filter(|bytes| bytes.0 > PAGE_BYTES) {
+            Some(page_bytes) if !self.huge_pages_fit_elsewhere(root, memory_nodes, page_bytes)? => {
+                Ok(Some(Immovable::HugePages { page_bytes }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether some node that does not hold the whole VM has enough free huge pages for the rest of it.
+    fn huge_pages_fit_elsewhere(
+        &self,
+        root: &Path,
+        nodes: &NodeSet,
+        page_bytes: Bytes,
+    ) -> Result<bool, ReadError> {
+        let Some(pages) = &self.memory.pages else {
+            return Ok(false);
+        };
+        let total: Pages = pages.values().copied().sum();
+        for node in nodes.iter() {
+            let rest = total.saturating_sub(pages.get(node).copied().unwrap_or_default());
+            let sizes = meminfo::huge_pages(root, node)?;
+            let free = sizes
+                .iter()
+                .find(|size| size.page_bytes == page_bytes)
+                .map_or(0, |size| size.free_count);
+            if rest > Pages::ZERO && free.saturating_mul(page_bytes.0 / PAGE_BYTES) >= rest.0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads where its pages lie, if that is due.
+    pub fn refresh_pages(&mut self, root: &Path, at: Ns) -> Result<(), ReadError> {
+        let pid = self.run.pid;
+        if self.memory.sizes != self.domain.ram_sizes {
+            self.memory = Memory {
+                sizes: self.domain.ram_sizes.clone(),
+                ..Memory::default()
+            }; // a DIMM came or went
+        }
+        if at < self.memory.next_read {
+            return Ok(());
+        }
+        let start = now();
+        if self.memory.mover.is_none() {
+            let ranges = numa_maps::guest_ram(root, pid, &self.memory.sizes)?;
+            self.memory.mover = ranges.map(|ranges| Mover::new(pid, ranges));
+        }
+        let Some(mover) = &self.memory.mover else {
+            self.memory.next_read = at + RAM_RETRY;
+            return Ok(());
+        };
+        self.memory.pages = numa_maps::pages_per_node(root, pid, mover.ranges())?;
+        let cost = now().saturating_sub(start);
+        self.memory.next_read = at + Ns(cost.0.saturating_mul(PAGES_COST_SHARE));
+        Ok(())
+    }
+
+    /// Has the next look at its pages come from the kernel.
+    pub fn forget_pages(&mut self) {
+        self.memory.next_read = Ns::ZERO;
+    }
+}
+
+fn vcpu_index(role: &Role) -> Option<u16> {
+    match role {
+        Role::Vcpu(index) => Some(*index),
+        _ => None,
+    }
+}
+
+impl LibvirtHost {
+    /// Looks at one domain. `None` where it has no QEMU process with vCPUs (it is just starting, or ending).
+    pub(super) fn watch(
+        &mut self,
+        handle: virt::domain::Domain,
+        xml: String,
+        at: Ns,
+    ) -> Result<Option<VmSample>, String> {
+        let domain = Domain::parse(&xml).map_err(|e| format!("a domain is left out: {e}"))?;
+        let (id, name) = (domain.id, domain.name.clone());
+        let failed = |e: ReadError| format!("VM {name} is left out: {e}");
+        let known = self.vms.remove(&id).filter(|vm| {
+            Some(vm.run.runtime_id) == domain.runtime_id && task::is_alive(&self.root, vm.run.process())
+        });
+        let is_first = known.is_none();
+        let mut vm = match known {
+            Some(vm) if vm.xml == xml => Vm { handle, ..vm },
+            Some(vm) => Vm {
+                handle,
+                xml,
+                domain,
+                ..vm
+            },
+            None => match self.first_sight(handle, xml, domain).map_err(failed)? {
+                Some(vm) => vm,
+                None => return Ok(None),
+            },
+        };
+        vm.threads = task::threads(&self.root, vm.run.pid).map_err(failed)?;
+        if vm.vcpu_tids().next().is_none() {
+            return Ok(None);
+        }
+        let usable = self.machine.cpu_set();
+        for note in vm.reconcile_pins(&usable, is_first) {
+            self.notice(note);
+        }
+        if let Err(error) = vm.refresh_pages(&self.root, at) {
+            vm.memory.pages = None;
+            self.notice(format!("where the memory of VM {name} lies is unknown: {error}"));
+        } else if vm.memory.mover.is_none() {
+            self.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory"));
+        }
+        let sample = self.vm_sample(&mut vm, &usable).map_err(failed)?;
+        self.vms.insert(id, vm);
+        Ok(Some(sample))
+    }
+
+    /// Gets to know a VM: its process, and what its operator wants, which later cannot be told from our own pins.
+    fn first_sight(
+        &mut self,
+        handle: virt::domain::Domain,
+        xml: String,
+        domain: Domain,
+    ) -> Result<Option<Vm>, ReadError> {
+        let Some(runtime_id) = domain.runtime_id else {
+            return Ok(None);
+        };
+        let Some(process) = self.qemu_of(&domain)? else {
+            return Ok(None);
+        };
+        let Process { pid, start_ticks } = process;
+        let run = Run {
+            vm: domain.id,
+            name: domain.name.clone(),
+            runtime_id,
+            pid,
+            start_ticks,
+        };
+        if let Err(why) = &domain.settings {
+            let text = format!(
+                "VM {} is watched only: its homenode metadata is wrong: {why}",
+                domain.name
+            );
+            self.notice(text);
+        }
+        let usable = self.machine.cpu_set();
+        let cpus_allowed = domain.cpuset.as_ref().map(|set| set.intersection(&usable));
+        let cpus_allowed = cpus_allowed.filter(|set| !set.is_empty() && *set != usable);
+        let (mut operator_pins, mut ours, mut restored) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+        let mut home = None;
+        let mut operator_helpers: BTreeSet<Helper> = domain
+            .iothread_pins
+            .keys()
+            .map(|id| Helper::IoThread(*id))
+            .collect();
+        operator_helpers.extend(domain.emulator_pin.as_ref().map(|_| Helper::Emulator));
+        let entry = self
+            .acts
+            .as_ref()
+            .map_or_else(|| self.carried.get(&run.vm), |a| a.journal.entry(run.vm));
+        if let Some(entry) = entry.filter(|entry| entry.run == run) {
+            operator_pins = entry.before.operator_pins.iter().copied().collect();
+            ours = entry.pinned.clone();
+            home = entry.home.clone();
+            restored = entry.before.vcpus.clone();
+            operator_helpers = entry.before.operator_helpers.iter().copied().collect();
+        }
+        Ok(Some(Vm {
+            run,
+            handle,
+            xml,
+            domain,
+            cpus_allowed,
+            operator_helpers,
+            operator_pins,
+            restored,
+            ours,
+            threads: Vec::new(),
+            groups: BTreeMap::new(),
+            memory: Memory::default(),
+            home,
+        }))
+    }
+
+    /// The QEMU process of a domain: from libvirt's pid file, else by its command line.
+    fn qemu_of(&self, domain: &Domain) -> Result<Option<Process>, ReadError> {
+        let uuid = domain.id.to_string();
+        let path = self
+            .root
+            .join("run/libvirt/qemu")
+            .join(format!("{}.pid", domain.name));
+        if let Some(pid) = read::value_if_there(&path, "a process id")?
+            && task::is_qemu_of(&self.root, pid, &uuid)
+        {
+            return task::process(&self.root, pid);
+        }
+        task::find_qemu(&self.root, &uuid)
+    }
+
+    fn vm_sample(&mut self, vm: &mut Vm, usable: &CpuSet) -> Result<VmSample, ReadError> {
+        let pid = vm.run.pid;
+        vm.groups
+            .retain(|tid, _| vm.threads.iter().any(|t| t.tid == *tid));
+        let vcpu_count = vm.vcpu_tids().count();
+        let mut vcpus = Vec::with_capacity(vcpu_count);
+        for thread in &vm.threads {
+            let Some(index) = vcpu_index(&thread.role) else {
+                continue;
+            };
+            if let std::collections::btree_map::Entry::Vacant(vacant) = vm.groups.entry(thread.tid) {
+                vacant.insert(self.cgroups.group_of(pid, thread.tid)?);
+            }
+            let group = vm.groups.get(&thread.tid).and_then(Option::as_ref);
+            let throttled = match group {
+                Some(group) => group.throttled()?.unwrap_or_default(),
+                None => Default::default(),
+            };
+            vcpus.push(VcpuSample {
+                index,
+                running_ns: thread.running_ns,
+                waiting_ns: thread.waiting_ns,
+                throttled_ns: throttled.per_vcpu(vcpu_count),
+                cpu: thread.cpu.filter(|cpu| usable.contains(*cpu)),
+                affinity: thread.affinity.intersection(usable),
+                counters: self.perf.counters(thread.tid),
+            });
+        }
+        vcpus.sort_by_key(|vcpu| vcpu.index);
+        let memory_nodes = self.machine.memory_nodes();
+        let mut settings = vm.domain.settings(
+            vm.cpus_allowed.clone(),
+            vm.operator_pins.iter().copied().collect(),
+        );
+        if let Some(home) = settings
+            .home
+            .clone()
+            .filter(|home| !home.is_subset(&memory_nodes))
+        {
+            settings.management = homenode_host::Management::Ignored;
+            settings.home = None;
+            let name = &vm.domain.name;
+            self.notice(format!("VM {name} is watched only: its home {home} is not among this host's nodes with memory {memory_nodes}"));
+        }
+        Ok(VmSample {
+            id: vm.run.vm,
+            name: vm.domain.name.clone(),
+            vcpus,
+            memory_bytes: vm.domain.memory_current_bytes,
+            pages: vm.memory.pages.clone(),
+            accesses: None,
+            immovable: vm.immovable(&self.root, &memory_nodes)?,
+            device_nodes: vm.domain.device_nodes(&self.root),
+            settings,
+        })
+    }
+}

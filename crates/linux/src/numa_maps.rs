@@ -1,0 +1,371 @@
+//! `/proc/PID/maps` and `/proc/PID/numa_maps`: the mappings that are guest RAM, and on which nodes their pages lie.
+//!
+//! QEMU maps more than guest RAM: its own files, the kernel image it loads, firmware, video memory, a translation
+//! buffer under TCG. Guest RAM is known by its size: libvirt says how much each memory object has (one per guest NUMA
+//! cell or DIMM, else one for all), and QEMU maps each as one range of exactly that size, readable, writable and not
+//! executable, over anonymous memory, a memfd, hugetlbfs or a file of its own. The kernel may split a range where
+//! `madvise(2)` or `mbind(2)` treated parts differently, so neighbours over the same object are joined first. Where a
+//! memory object has no mapping of its size, nothing is guessed: there is no answer.
+//!
+//! `numa_maps` walks every page table entry and holds the process's `mmap_lock` while it does: milliseconds per GiB.
+//! Read it rarely.
+
+use std::path::Path;
+
+use homenode_units::{Bytes, NodeId, NodeMap, PAGE_BYTES, Pages};
+
+use crate::read::{self, ReadError};
+
+/// `vm.max_map_count` is 65530 by default; lines are short but for file names.
+const LIMIT_BYTES: u64 = 64 << 20;
+/// libvirt rounds memory up to whole MiB (and QEMU to its huge page), so a mapping may exceed what the XML says
+/// by this.
+const ROUNDING_BYTES: u64 = 2 << 20;
+
+/// A range of a process's addresses that is guest RAM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// First byte.
+    pub start: u64,
+    /// First byte after it.
+    pub end: u64,
+    /// Whether other processes may map the same memory (memfd, file, vhost-user).
+    pub sharing: Sharing,
+    /// Size of the pages that it is made of: larger than a base page on hugetlbfs only.
+    pub page_bytes: Bytes,
+}
+
+/// Whether memory can be mapped by several processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// One process only.
+    Private,
+    /// Possibly several.
+    Shared,
+}
+
+impl Range {
+    /// Base pages in it.
+    pub fn pages(&self) -> Pages {
+        Pages((self.end - self.start) / PAGE_BYTES)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mapping {
+    start: u64,
+    end: u64,
+    perms: String,
+    offset: u64,
+    device: String,
+    inode: u64,
+    path: String,
+}
+
+impl Mapping {
+    /// Whether guest RAM could look like this.
+    fn may_be_ram(&self) -> bool {
+        self.perms.starts_with("rw-") && !matches!(self.path.as_str(), "[heap]" | "[stack]")
+    }
+
+    /// Whether `next` goes on where this one ends, over the same object.
+    fn continues(&self, next: &Mapping) -> bool {
+        let bytes = self.end - self.start;
+        self.end == next.start
+            && self.perms == next.perms
+            && (&self.device, self.inode) == (&next.device, next.inode)
+            && (self.inode == 0 || self.offset.checked_add(bytes) == Some(next.offset))
+    }
+}
+
+fn parse_mapping(line: &str) -> Option<Mapping> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let (start, end) = (
+        u64::from_str_radix(start, 16).ok()?,
+        u64::from_str_radix(end, 16).ok()?,
+    );
+    let perms = words.next().filter(|p| p.len() == 4)?.to_owned();
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let device = words.next()?.to_owned();
+    let inode = words.next()?.parse().ok()?;
+    let path = words.next().unwrap_or("").trim().to_owned();
+    (start < end).then_some(Mapping {
+        start,
+        end,
+        perms,
+        offset,
+        device,
+        inode,
+        path,
+    })
+}
+
+/// The ranges that are guest RAM, ascending; `None` where the process is gone, or a memory object of one of these
+/// sizes has no mapping.
+///
+/// # Errors
+/// When `maps` or `numa_maps` is malformed or may not be read (another user's process).
+pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Range>>, ReadError> {
+    let path = root.join(format!("proc/{pid}/maps"));
+    let Some(text) = read::text_if_there(&path, LIMIT_BYTES)? else {
+        return Ok(None);
+    };
+    let mut joined: Vec<Mapping> = Vec::new();
+    for line in text.lines() {
+        let mapping = parse_mapping(line).ok_or_else(|| {
+            ReadError::malformed(&path, "a line `start-end perms offset device inode name`", line)
+        })?;
+        if !mapping.may_be_ram() {
+            continue;
+        }
+        match joined.last_mut() {
+            Some(last) if last.continues(&mapping) => last.end = mapping.end,
+            _ => joined.push(mapping),
+        }
+    }
+    let mut ranges = Vec::with_capacity(sizes.len());
+    let mut sizes: Vec<u64> = sizes.iter().map(|bytes| bytes.0).collect();
+    sizes.sort_unstable();
+    for want in sizes.into_iter().rev() {
+        // The tightest fit: the exact size, else a little more.
+        let best = joined
+            .iter()
+            .enumerate()
+            .filter(|(_, m)| (want..=want.saturating_add(ROUNDING_BYTES)).contains(&(m.end - m.start)))
+            .min_by_key(|(_, m)| m.end - m.start)
+            .map(|(at, _)| at);
+        let Some(at) = best else { return Ok(None) };
+        ranges.push(joined.swap_remove(at));
+    }
+    ranges.sort_by_key(|mapping| mapping.start);
+    let page_bytes = page_sizes(root, pid, &ranges)?;
+    let ranges = ranges.iter().zip(page_bytes).map(|(m, page_bytes)| Range {
+        start: m.start,
+        end: m.end,
+        sharing: if m.perms.ends_with('s') {
+            Sharing::Shared
+        } else {
+            Sharing::Private
+        },
+        page_bytes,
+    });
+    Ok(Some(ranges.collect()))
+}
+
+/// Page size of each range. Only file mappings can be of hugetlbfs, and only then is the costly file read.
+fn page_sizes(root: &Path, pid: i32, ranges: &[Mapping]) -> Result<Vec<Bytes>, ReadError> {
+    let mut sizes = vec![Bytes(PAGE_BYTES); ranges.len()];
+    if ranges.iter().all(|m| m.inode == 0) {
+        return Ok(sizes);
+    }
+    for line in lines(root, pid)?.unwrap_or_default() {
+        let at = ranges.iter().position(|m| (m.start..m.end).contains(&line.start));
+        if let Some(at) = at.filter(|_| line.is_huge) {
+            sizes[at] = Bytes(line.page_bytes);
+        }
+    }
+    Ok(sizes)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line {
+    start: u64,
+    is_huge: bool,
+    page_bytes: u64,
+    /// Pages of `page_bytes` per node.
+    counts: Vec<(NodeId, u64)>,
+}
+
+/// Pages per node of these ranges, in base pages whatever the mapping's page size; nodes without a page are left out.
+/// `None` where the process is gone, or has no `numa_maps` (kernel without NUMA).
+///
+/// # Errors
+/// When `numa_maps` is malformed or may not be read.
+pub fn pages_per_node(root: &Path, pid: i32, ranges: &[Range]) -> Result<Option<NodeMap<Pages>>, ReadError> {
+    let Some(lines) = lines(root, pid)? else {
+        return Ok(None);
+    };
+    let mut pages: NodeMap<Pages> = NodeMap::new();
+    for line in lines {
+        if !ranges
+            .iter()
+            .any(|range| (range.start..range.end).contains(&line.start))
+        {
+            continue;
+        }
+        for (node, count) in line.counts {
+            let more = Pages(count.saturating_mul(line.page_bytes / PAGE_BYTES));
+            let before = pages.get(node).copied().unwrap_or_default();
+            pages.insert(node, Pages(before.0.saturating_add(more.0)));
+        }
+    }
+    Ok(Some(pages))
+}
+
+fn lines(root: &Path, pid: i32) -> Result<Option<Vec<Line>>, ReadError> {
+    let path = root.join(format!("proc/{pid}/numa_maps"));
+    let Some(text) = read::text_if_there(&path, LIMIT_BYTES)? else {
+        return Ok(None);
+    };
+    // A process that ends while being read leaves an empty or shortened file; only whole lines count.
+    let lines = text.lines().map(|line| {
+        parse_line(line)
+            .ok_or_else(|| ReadError::malformed(&path, "a line `address policy key=value …`", line))
+    });
+    lines.collect::<Result<Vec<_>, _>>().map(Some)
+}
+
+/// Reads one line. Between address and the known keys stands the memory policy, which may hold spaces.
+fn parse_line(line: &str) -> Option<Line> {
+    let mut words = line.split(' ');
+    let start = u64::from_str_radix(words.next()?, 16).ok()?;
+    words.next()?;
+    let mut parsed = Line {
+        start,
+        is_huge: false,
+        page_bytes: PAGE_BYTES,
+        counts: Vec::new(),
+    };
+    for word in words {
+        if word == "huge" {
+            parsed.is_huge = true;
+        } else if let Some(kib) = word.strip_prefix("kernelpagesize_kB=") {
+            parsed.page_bytes = kib.parse::<u64>().ok()?.checked_mul(1024)?;
+        } else if let Some((node, count)) = word.strip_prefix('N').and_then(|rest| rest.split_once('='))
+            && let Ok(node) = node.parse()
+        {
+            parsed.counts.push((NodeId(node), count.parse().ok()?));
+        }
+    }
+    (parsed.page_bytes >= PAGE_BYTES && parsed.page_bytes.is_power_of_two()).then_some(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Tree;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// 128 MiB of anonymous guest RAM in two pieces, a guard page, a kernel image and a translation buffer.
+    const MAPS: &str = "55d000000000-55d000400000 rw-p 00000000 00:00 0                          [heap]\n\
+        7f0000000000-7f0002000000 rw-p 00000000 00:00 0 \n\
+        7f0002000000-7f0008000000 rw-p 00000000 00:00 0 \n\
+        7f0008000000-7f0008001000 ---p 00000000 00:00 0 \n\
+        7f1000000000-7f1008000000 rwxp 00000000 00:00 0 \n\
+        7f2000000000-7f2003c00000 rw-p 00000000 fe:01 1234 /boot/vmlinux with space\n\
+        ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
+    const NUMA_MAPS: &str = "55d000000000 default heap anon=3 dirty=3 N0=3 kernelpagesize_kB=4\n\
+        7f0000000000 default anon=100 dirty=100 active=0 N0=60 N3=40 kernelpagesize_kB=4\n\
+        7f0002000000 prefer (many):0-1 anon=512 dirty=512 N1=512 kernelpagesize_kB=4\n\
+        7f2000000000 default file=/boot/vmlinux\\040with\\040space mapped=15360 N0=15360 kernelpagesize_kB=4\n";
+
+    fn tree(maps: &str, numa_maps: &str) -> Tree {
+        Tree::new(&[("proc/7/maps", maps), ("proc/7/numa_maps", numa_maps)])
+    }
+
+    fn counts(pages: &NodeMap<Pages>) -> Vec<(u16, u64)> {
+        pages.iter().map(|(node, pages)| (node.0, pages.0)).collect()
+    }
+
+    #[test]
+    fn anonymous_ram_is_found_by_size_and_nothing_else_is_counted() {
+        let tree = tree(MAPS, NUMA_MAPS);
+        let ram = guest_ram(tree.root(), 7, &[Bytes(128 * MIB)]).unwrap().unwrap();
+        assert_eq!(ram.len(), 1);
+        assert_eq!((ram[0].start, ram[0].end), (0x7f00_0000_0000, 0x7f00_0800_0000));
+        assert_eq!(
+            (ram[0].sharing, ram[0].page_bytes, ram[0].pages()),
+            (Sharing::Private, Bytes(4096), Pages(32_768))
+        );
+        let pages = pages_per_node(tree.root(), 7, &ram).unwrap().unwrap();
+        assert_eq!(counts(&pages), [(0, 60), (1, 512), (3, 40)]);
+    }
+
+    #[test]
+    fn memfd_hugetlbfs_and_files_are_ram_too_and_huge_pages_count_as_base_pages() {
+        let maps = "7f0000000000-7f0040000000 rw-s 00000000 00:0f 88 /dev/hugepages/libvirt/qemu/1-a/ram-node0 (deleted)\n\
+            7f1000000000-7f1020000000 rw-s 00000000 00:01 99 /memfd:ram-node1 (deleted)\n\
+            7f2000000000-7f2010000000 rw-s 00000000 fe:01 12 /var/lib/libvirt/qemu/ram/1-a/dimm0\n";
+        let numa = "7f0000000000 bind:0 file=/dev/hugepages/x\\040(deleted) huge dirty=512 N0=500 N1=12 kernelpagesize_kB=2048\n\
+            7f1000000000 bind=static:0-1 file=/memfd:ram-node1\\040(deleted) dirty=9 N1=9 kernelpagesize_kB=4\n\
+            7f2000000000 weighted interleave:0-1 file=/N7=5 dirty=9 N0=9 kernelpagesize_kB=4\n";
+        let tree = tree(maps, numa);
+        let sizes = [Bytes(256 * MIB), Bytes(1024 * MIB), Bytes(512 * MIB)];
+        let ram = guest_ram(tree.root(), 7, &sizes).unwrap().unwrap();
+        let seen: Vec<_> = ram
+            .iter()
+            .map(|r| (r.pages().0, r.page_bytes.0, r.sharing))
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                (262_144, 2 * MIB, Sharing::Shared),
+                (131_072, 4096, Sharing::Shared),
+                (65_536, 4096, Sharing::Shared)
+            ]
+        );
+        let pages = pages_per_node(tree.root(), 7, &ram).unwrap().unwrap();
+        assert_eq!(counts(&pages), [(0, 500 * 512 + 9), (1, 12 * 512 + 9)]);
+    }
+
+    #[test]
+    fn ram_that_cannot_be_told_is_none() {
+        let tree = tree(MAPS, NUMA_MAPS);
+        assert_eq!(guest_ram(tree.root(), 7, &[Bytes(64 * MIB)]), Ok(None));
+        assert_eq!(
+            guest_ram(tree.root(), 7, &[Bytes(128 * MIB), Bytes(128 * MIB)]),
+            Ok(None),
+            "one mapping, two objects"
+        );
+        assert!(
+            guest_ram(tree.root(), 7, &[Bytes(127 * MIB)]).unwrap().is_some(),
+            "rounded up by libvirt"
+        );
+        assert_eq!(
+            guest_ram(tree.root(), 8, &[Bytes(MIB)]),
+            Ok(None),
+            "no such process"
+        );
+        assert_eq!(pages_per_node(tree.root(), 8, &[]), Ok(None));
+    }
+
+    #[test]
+    fn malformed_and_truncated_files_are_errors_with_the_path() {
+        for bad in [
+            "7f00-",
+            "7f0000000000-7f0000001000 rw-p",
+            "zz-yy rw-p 0 00:00 0",
+            "2000-1000 rw-p 0 00:00 0",
+        ] {
+            let error = guest_ram(tree(bad, "").root(), 7, &[Bytes(1)]).unwrap_err();
+            assert!(error.to_string().contains("proc/7/maps"), "{error}");
+        }
+        for bad in [
+            "xyz default N0=1",
+            "7f0000000000",
+            "7f00 default N0=x",
+            "7f00 default N0=1 kernelpagesize_kB=0",
+            "7f00 default kernelpagesize_kB=99999999999999999999",
+        ] {
+            let error = pages_per_node(tree("", bad).root(), 7, &[]).unwrap_err();
+            assert!(error.to_string().contains("proc/7/numa_maps"), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_read_or_refused(line in "[0-9a-fN= :-]{0,40}|\\PC{0,30}") {
+            let _ = (parse_line(&line), parse_mapping(&line));
+        }
+    }
+
+    #[test]
+    fn this_process_reads() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(guest_ram(Path::new("/"), pid, &[Bytes(1 << 50)]), Ok(None));
+        pages_per_node(Path::new("/"), pid, &[]).unwrap();
+    }
+}

@@ -1,0 +1,409 @@
+//! `move_pages(2)`: on which node a page of another process lies, and moving it.
+//!
+//! # Approach
+//! A [`Mover`] walks the ranges of a VM's RAM in windows of 2 MiB (or one huge page of hugetlbfs). Of each window
+//! it asks where the pages are, moves those that lie outside the wanted nodes, and asks again: what counts as
+//! moved is what was found there afterwards. It stops when its budget is used, after one full round, or after
+//! looking at [`LOOK_PAGES_MAX`] pages; the next call goes on where it stopped. Between two windows, so after at
+//! most 2 MiB (or one huge page) of copying, the caller is asked whether to go on.
+//!
+//! # Properties
+//! - Never more pages are moved than the budget allows, with one exception: a budget below one transparent huge page
+//!   moves one such page if that is all there is, because the kernel moves it whole. Kernels that put base pages into
+//!   smaller multiples (mTHP) may exceed it by less than one of those.
+//! - A window goes to one node, the one of the wanted nodes that holds least: over a VM that is even, and a huge
+//!   page is
+//!   never sent to two places.
+//! - A page that is in use (`EBUSY`) is tried [`TRIES`] times and then left; it is reported as busy.
+
+use homenode_units::{NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages};
+
+use crate::numa_maps::{Range, Sharing};
+
+/// Base pages in one window: one transparent huge page on every machine with 4 KiB base pages and KVM.
+pub const WINDOW_PAGES: u64 = 512;
+/// Base pages that one call looks at before it gives up finding any to move: 16 GiB.
+pub const LOOK_PAGES_MAX: u64 = 4 << 20;
+/// How often a page in use is tried.
+pub const TRIES: u32 = 3;
+
+/// Why moving stopped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MoveError {
+    /// The process ended.
+    #[error("the process is gone")]
+    Gone,
+    /// This process may not move another's pages.
+    #[error(
+        "not permitted to move pages of another process; run as root or with CAP_SYS_NICE and CAP_SYS_PTRACE"
+    )]
+    NotPermitted,
+    /// The process's cpuset does not allow the target.
+    #[error("its cpuset does not allow memory on node {node}")]
+    NodeNotAllowed {
+        /// The target.
+        node: NodeId,
+    },
+    /// None of the targets has free memory.
+    #[error("nodes {nodes} have no free memory")]
+    NoMemory {
+        /// The targets.
+        nodes: NodeSet,
+    },
+    /// A huge page is larger than the budget, so none can ever move under it.
+    #[error("one huge page has {needed}, the budget is {budget}")]
+    BudgetBelowHugePage {
+        /// Base pages in a huge page.
+        needed: Pages,
+        /// The budget.
+        budget: Pages,
+    },
+    /// Anything else the kernel said.
+    #[error("move_pages failed: error {errno}")]
+    Os {
+        /// Its number.
+        errno: i32,
+    },
+}
+
+/// The system call, so that tests can stand in for a host with nodes.
+pub trait Kernel {
+    /// Nodes of the pages at these addresses, or negative error numbers.
+    ///
+    /// # Errors
+    /// The error number where the call as a whole failed.
+    fn query(&mut self, pid: i32, addresses: &[usize], status: &mut [i32]) -> Result<(), i32>;
+
+    /// Moves pages to a node. `status` comes in as "busy" and holds what the kernel said of each page it came to.
+    ///
+    /// # Errors
+    /// The error number where the call as a whole failed.
+    fn relocate(
+        &mut self,
+        pid: i32,
+        addresses: &[usize],
+        node: NodeId,
+        sharing: Sharing,
+        status: &mut [i32],
+    ) -> Result<(), i32>;
+}
+
+/// The real system call.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Linux;
+
+const MPOL_MF_MOVE: i32 = 1 << 1;
+const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
+
+/// `move_pages(2)`, which neither `libc` nor `rustix` wraps.
+#[allow(unsafe_code)] // a system call without a wrapper
+fn move_pages(
+    pid: i32,
+    addresses: &[usize],
+    nodes: Option<&[i32]>,
+    status: &mut [i32],
+    flags: i32,
+) -> Result<(), i32> {
+    assert!(addresses.len() == status.len() && nodes.is_none_or(|nodes| nodes.len() == addresses.len()));
+    // SAFETY: the three arrays have `addresses.len()` elements of the types that move_pages(2) names (pointers, ints,
+    // ints) and live until it returns. The addresses are of another process: the kernel only looks them up there.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            pid,
+            addresses.len(),
+            addresses.as_ptr(),
+            nodes.map_or(std::ptr::null(), <[i32]>::as_ptr),
+            status.as_mut_ptr(),
+            flags,
+        )
+    };
+    // A positive result counts pages that did not move: `status` tells which.
+    if result >= 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+}
+
+impl Kernel for Linux {
+    fn query(&mut self, pid: i32, addresses: &[usize], status: &mut [i32]) -> Result<(), i32> {
+        move_pages(pid, addresses, None, status, 0)
+    }
+
+    fn relocate(
+        &mut self,
+        pid: i32,
+        addresses: &[usize],
+        node: NodeId,
+        sharing: Sharing,
+        status: &mut [i32],
+    ) -> Result<(), i32> {
+        let nodes = vec![i32::from(node.0); addresses.len()];
+        let all = |status: &mut [i32]| move_pages(pid, addresses, Some(&nodes), status, MPOL_MF_MOVE_ALL);
+        match sharing {
+            Sharing::Private => move_pages(pid, addresses, Some(&nodes), status, MPOL_MF_MOVE),
+            // Pages that a vhost-user process maps as well move only with MOVE_ALL, which needs CAP_SYS_NICE.
+            Sharing::Shared => match all(status) {
+                Err(libc::EPERM) => move_pages(pid, addresses, Some(&nodes), status, MPOL_MF_MOVE),
+                other => other,
+            },
+        }
+    }
+}
+
+/// What one call did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Base pages found on the wanted nodes after having been elsewhere before.
+    pub moved: Pages,
+    /// Base pages left where they were because somebody used them.
+    pub busy: Pages,
+    /// Base pages that the kernel will not move (pinned, not migratable, shared under KSM).
+    pub refused: Pages,
+}
+
+/// Walks one VM's memory. Keep it while the VM runs: it remembers how far it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mover {
+    pid: i32,
+    ranges: Vec<Range>,
+    /// Which range, and the address in it, to go on from.
+    cursor: (usize, u64),
+}
+
+/// What became of one window.
+enum Window {
+    /// Nothing there to move.
+    Clean,
+    /// Some pages were tried.
+    Tried,
+    /// It must move whole and the rest of the budget is too small.
+    TooLarge,
+}
+
+struct Targets {
+    wanted: NodeSet,
+    /// Node, base pages there, whether it ran out of memory.
+    nodes: Vec<(NodeId, u64, bool)>,
+}
+
+impl Targets {
+    /// The wanted node that holds least and is not full.
+    fn least(&self) -> Option<usize> {
+        (0..self.nodes.len())
+            .filter(|&at| !self.nodes[at].2)
+            .min_by_key(|&at| self.nodes[at].1)
+    }
+}
+
+impl Mover {
+    /// A walk over these ranges of a process, from their beginning.
+    pub fn new(pid: i32, ranges: Vec<Range>) -> Mover {
+        let start = ranges.first().map_or(0, |range| range.start);
+        Mover {
+            pid,
+            ranges,
+            cursor: (0, start),
+        }
+    }
+
+    /// The ranges that it walks.
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// Moves at most `budget` of the pages outside `to` onto it, evenly, where `now` says how many pages each node
+    /// has already. Stops early when `go_on` says no.
+    ///
+    /// # Errors
+    /// Only when nothing moved in this call: what moved before an error is reported as progress, and the error comes
+    /// with the next call. The process's end is always an error.
+    pub fn advance(
+        &mut self,
+        kernel: &mut dyn Kernel,
+        to: &NodeSet,
+        now: &NodeMap<Pages>,
+        budget: Pages,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Progress, MoveError> {
+        let nodes = to
+            .iter()
+            .map(|node| (node, now.get(node).map_or(0, |pages| pages.0), false))
+            .collect();
+        let mut targets = Targets {
+            wanted: to.clone(),
+            nodes,
+        };
+        let mut progress = Progress::default();
+        let total: u64 = self.ranges.iter().map(|range| range.pages().0).sum();
+        let mut looked = 0;
+        let mut too_large = None;
+        while looked < total.min(LOOK_PAGES_MAX) && progress.moved < budget && go_on() {
+            let Some((range, start, end)) = self.step() else {
+                break;
+            };
+            looked += (end - start) / PAGE_BYTES;
+            let rest = budget - progress.moved;
+            match self.window(kernel, &range, start..end, &mut targets, rest, &mut progress) {
+                Ok(Window::Clean | Window::Tried) => {}
+                Ok(Window::TooLarge) => {
+                    too_large.get_or_insert(Pages((end - start) / PAGE_BYTES));
+                    if progress.moved > Pages::ZERO {
+                        self.cursor = self.back_to(start);
+                        break;
+                    }
+                }
+                Err(MoveError::Gone) => return Err(MoveError::Gone),
+                Err(_) if progress.moved > Pages::ZERO => break,
+                Err(error) => return Err(error),
+            }
+        }
+        match too_large {
+            Some(needed) if progress == Progress::default() => {
+                Err(MoveError::BudgetBelowHugePage { needed, budget })
+            }
+            _ => Ok(progress),
+        }
+    }
+
+    /// The next window, clipped to its range: range and addresses. Goes round at the end.
+    fn step(&mut self) -> Option<(Range, u64, u64)> {
+        let (mut at, mut start) = self.cursor;
+        let current = self.ranges.get(at).filter(|range| start < range.end);
+        if current.is_none() {
+            at = if at + 1 < self.ranges.len() { at + 1 } else { 0 };
+            start = self.ranges.get(at)?.start;
+        }
+        let range = self.ranges[at].clone();
+        let window = range.page_bytes.0.max(WINDOW_PAGES * PAGE_BYTES);
+        let end = (start / window + 1).saturating_mul(window).min(range.end);
+        self.cursor = (at, end);
+        Some((range, start, end))
+    }
+
+    fn back_to(&self, start: u64) -> (usize, u64) {
+        let at = self
+            .ranges
+            .iter()
+            .position(|range| (range.start..range.end).contains(&start));
+        (at.unwrap_or(0), start)
+    }
+
+    fn window(
+        &self,
+        kernel: &mut dyn Kernel,
+        range: &Range,
+        window: std::ops::Range<u64>,
+        targets: &mut Targets,
+        rest: Pages,
+        progress: &mut Progress,
+    ) -> Result<Window, MoveError> {
+        let step = range.page_bytes.0.max(PAGE_BYTES);
+        let pages_each = step / PAGE_BYTES;
+        let addresses: Vec<usize> = window.step_by(step as usize).map(|a| a as usize).collect();
+        let wanted = targets.wanted.clone();
+        let holds = |status: i32| u16::try_from(status).is_ok_and(|node| wanted.contains(NodeId(node)));
+        let outside = |status: &[i32]| -> Vec<usize> {
+            (0..status.len())
+                .filter(|&i| status[i] >= 0 && !holds(status[i]))
+                .collect()
+        };
+        let status = self.ask(kernel, &addresses)?;
+        let mut left = outside(&status);
+        if left.is_empty() {
+            return Ok(Window::Clean);
+        }
+        let is_whole =
+            left.len() as u64 == WINDOW_PAGES && left.iter().all(|&i| status[i] == status[left[0]]);
+        let Some(allowed) = allowed(rest, pages_each, is_whole, *progress) else {
+            return Ok(Window::TooLarge);
+        };
+        let before = left.len();
+        let mut said = Vec::new();
+        for _ in 0..TRIES {
+            let batch = left
+                .len()
+                .min(allowed.saturating_sub(before.saturating_sub(left.len())));
+            if batch == 0 {
+                break;
+            }
+            let target = targets.least().ok_or_else(|| MoveError::NoMemory {
+                nodes: wanted.clone(),
+            })?;
+            said = self.send(kernel, range, &addresses, &left[..batch], targets.nodes[target].0)?;
+            let count = left.len();
+            left = outside(&self.ask(kernel, &addresses)?);
+            let gained = count.saturating_sub(left.len()) as u64 * pages_each;
+            targets.nodes[target].1 += gained;
+            progress.moved += Pages(gained);
+            if said.contains(&-libc::ENOMEM) {
+                targets.nodes[target].2 = true;
+            } else if !said
+                .iter()
+                .any(|status| matches!(-status, libc::EBUSY | libc::EAGAIN))
+            {
+                break;
+            }
+        }
+        let count = |errors: &[i32]| said.iter().filter(|status| errors.contains(&-**status)).count();
+        let busy = count(&[libc::EBUSY, libc::EAGAIN]).min(left.len());
+        let refused = count(&[libc::EACCES, libc::EFAULT, libc::EINVAL, libc::EIO]).min(left.len() - busy);
+        progress.busy += Pages(busy as u64 * pages_each);
+        progress.refused += Pages(refused as u64 * pages_each);
+        Ok(Window::Tried)
+    }
+
+    fn ask(&self, kernel: &mut dyn Kernel, addresses: &[usize]) -> Result<Vec<i32>, MoveError> {
+        let mut status = vec![-libc::ENOENT; addresses.len()];
+        kernel
+            .query(self.pid, addresses, &mut status)
+            .map_err(|errno| error_of(errno, None))?;
+        Ok(status)
+    }
+
+    /// Sends the pages at these positions to a node and gives what the kernel said of each.
+    fn send(
+        &self,
+        kernel: &mut dyn Kernel,
+        range: &Range,
+        addresses: &[usize],
+        which: &[usize],
+        node: NodeId,
+    ) -> Result<Vec<i32>, MoveError> {
+        let chosen: Vec<usize> = which.iter().map(|&i| addresses[i]).collect();
+        // The kernel leaves the rest untouched when it gives up half-way: those are worth another try.
+        let mut status = vec![-libc::EBUSY; chosen.len()];
+        match kernel.relocate(self.pid, &chosen, node, range.sharing, &mut status) {
+            Ok(()) => Ok(status),
+            Err(libc::ENOMEM) => Ok(vec![-libc::ENOMEM; chosen.len()]),
+            Err(libc::ENOENT) => Ok(vec![-libc::ENOENT; chosen.len()]), // older kernels: nothing had to move
+            Err(errno) => Err(error_of(errno, Some(node))),
+        }
+    }
+}
+
+/// How many pages of a window may be sent under the rest of a budget; `None` where it must wait for a larger one. A
+/// transparent huge page moves whole, whichever part of it is asked for, so a window that looks like one must fit.
+fn allowed(rest: Pages, pages_each: u64, is_whole: bool, progress: Progress) -> Option<usize> {
+    let needed = if is_whole { WINDOW_PAGES } else { 1 }.max(pages_each);
+    if needed <= rest.0 {
+        Some((rest.0 / pages_each) as usize)
+    } else {
+        // Of base pages that only look like a huge page, one tells; nothing larger can be tried in part.
+        (pages_each == 1 && progress.moved == Pages::ZERO).then_some(1)
+    }
+}
+
+fn error_of(errno: i32, node: Option<NodeId>) -> MoveError {
+    match (errno, node) {
+        // A process that has given up its memory but not yet its number gives EINVAL.
+        (libc::ESRCH, _) | (libc::EINVAL, None) => MoveError::Gone,
+        (libc::EPERM, _) => MoveError::NotPermitted,
+        (libc::EACCES | libc::ENODEV, Some(node)) => MoveError::NodeNotAllowed { node },
+        _ => MoveError::Os { errno },
+    }
+}
+
+#[cfg(test)]
+mod tests;

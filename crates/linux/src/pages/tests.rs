@@ -1,0 +1,301 @@
+use std::collections::BTreeMap;
+
+use homenode_units::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+
+const BASE: u64 = 0x7f00_0000_0000;
+
+/// A kernel whose pages lie in a map: address → (node, how often it is still busy, part of a huge page).
+#[derive(Default)]
+struct Fake {
+    pages: BTreeMap<u64, (u16, u32, bool)>,
+    free: BTreeMap<u16, u64>,
+    calls: u64,
+    /// Calls after which the process is gone.
+    dies_after: Option<u64>,
+    forbidden: Option<u16>,
+}
+
+impl Fake {
+    fn with(count: u64, node: impl Fn(u64) -> Option<u16>, huge: bool) -> Fake {
+        let pages = (0..count)
+            .filter_map(|i| Some((BASE + i * PAGE_BYTES, (node(i)?, 0, huge))))
+            .collect();
+        Fake {
+            pages,
+            ..Fake::default()
+        }
+    }
+
+    fn on(&self, node: u16) -> u64 {
+        self.pages.values().filter(|p| p.0 == node).count() as u64
+    }
+
+    fn tick(&mut self) -> Result<(), i32> {
+        self.calls += 1;
+        if self.dies_after.is_some_and(|n| self.calls > n) {
+            Err(libc::ESRCH)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Kernel for Fake {
+    fn query(&mut self, _: i32, addresses: &[usize], status: &mut [i32]) -> Result<(), i32> {
+        self.tick()?;
+        for (address, status) in addresses.iter().zip(status) {
+            *status = self
+                .pages
+                .get(&(*address as u64))
+                .map_or(-libc::ENOENT, |p| i32::from(p.0));
+        }
+        Ok(())
+    }
+
+    fn relocate(
+        &mut self,
+        _: i32,
+        addresses: &[usize],
+        node: NodeId,
+        _: Sharing,
+        status: &mut [i32],
+    ) -> Result<(), i32> {
+        self.tick()?;
+        if self.forbidden == Some(node.0) {
+            return Err(libc::EACCES);
+        }
+        for (address, status) in addresses.iter().zip(status) {
+            let Some(page) = self.pages.get_mut(&(*address as u64)) else {
+                continue;
+            };
+            if page.1 > 0 {
+                page.1 -= 1;
+                *status = -libc::EBUSY;
+                continue;
+            }
+            let is_huge = page.2;
+            let size = if is_huge { WINDOW_PAGES } else { 1 };
+            let free = self.free.entry(node.0).or_insert(u64::MAX);
+            if *free < size {
+                *status = -libc::ENOMEM;
+                continue;
+            }
+            *free -= size;
+            *status = i32::from(node.0);
+            let first = if is_huge {
+                *address as u64 & !(WINDOW_PAGES * PAGE_BYTES - 1)
+            } else {
+                *address as u64
+            };
+            for i in 0..size {
+                self.pages
+                    .entry(first + i * PAGE_BYTES)
+                    .and_modify(|p| p.0 = node.0);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn range(pages: u64) -> Range {
+    Range {
+        start: BASE,
+        end: BASE + pages * PAGE_BYTES,
+        sharing: Sharing::Private,
+        page_bytes: Bytes(PAGE_BYTES),
+    }
+}
+
+fn nodes(list: &str) -> NodeSet {
+    list.parse().unwrap()
+}
+
+fn go(mover: &mut Mover, fake: &mut Fake, to: &str, budget: u64) -> Result<Progress, MoveError> {
+    mover.advance(fake, &nodes(to), &NodeMap::new(), Pages(budget), &mut || true)
+}
+
+#[test]
+fn successive_budgets_go_on_where_the_last_ended() {
+    let mut fake = Fake::with(4096, |i| (i % 3 != 2).then_some((i % 2) as u16), false);
+    let outside = fake.on(0);
+    let mut mover = Mover::new(1, vec![range(4096)]);
+    let mut moved = 0;
+    let mut rounds = 0;
+    while fake.on(0) > 0 {
+        let progress = go(&mut mover, &mut fake, "1", 300).unwrap();
+        assert!(progress.moved.0 <= 300 && progress.moved.0 > 0, "{progress:?}");
+        moved += progress.moved.0;
+        rounds += 1;
+    }
+    assert_eq!(moved, outside);
+    assert!(rounds <= outside / 300 + 4, "{rounds} rounds for {outside} pages");
+    assert_eq!(go(&mut mover, &mut fake, "1", 300), Ok(Progress::default()));
+}
+
+#[test]
+fn a_transparent_huge_page_moves_whole_and_within_the_budget() {
+    let mut fake = Fake::with(4 * WINDOW_PAGES, |_| Some(0), true);
+    let mut mover = Mover::new(1, vec![range(4 * WINDOW_PAGES)]);
+    assert_eq!(
+        go(&mut mover, &mut fake, "1", 1300).unwrap().moved,
+        Pages(1024),
+        "the third would exceed it"
+    );
+    assert_eq!(
+        go(&mut mover, &mut fake, "1", 100).unwrap().moved,
+        Pages(512),
+        "one page, or none ever"
+    );
+    assert_eq!(go(&mut mover, &mut fake, "1", 600).unwrap().moved, Pages(512));
+    assert_eq!(fake.on(1), 4 * WINDOW_PAGES);
+}
+
+#[test]
+fn base_pages_in_a_full_window_stay_below_a_small_budget() {
+    let mut fake = Fake::with(WINDOW_PAGES, |_| Some(0), false);
+    let mut mover = Mover::new(1, vec![range(WINDOW_PAGES)]);
+    let moved = go(&mut mover, &mut fake, "1", 100).unwrap().moved;
+    assert!(moved.0 >= 1 && moved.0 <= 100, "{moved}");
+}
+
+#[test]
+fn pages_of_hugetlbfs_count_as_base_pages() {
+    let huge = Range {
+        page_bytes: Bytes(2 << 20),
+        ..range(4 * WINDOW_PAGES)
+    };
+    let mut fake = Fake::with(4 * WINDOW_PAGES, |_| Some(0), true);
+    let mut mover = Mover::new(1, vec![huge]);
+    assert_eq!(go(&mut mover, &mut fake, "1", 1100).unwrap().moved, Pages(1024));
+    assert_eq!(
+        go(&mut mover, &mut fake, "1", 511),
+        Err(MoveError::BudgetBelowHugePage {
+            needed: Pages(512),
+            budget: Pages(511)
+        })
+    );
+    assert_eq!(go(&mut mover, &mut fake, "1", 5000).unwrap().moved, Pages(1024));
+}
+
+#[test]
+fn pages_spread_evenly_over_several_nodes() {
+    let mut fake = Fake::with(8 * WINDOW_PAGES, |_| Some(0), false);
+    let mut mover = Mover::new(1, vec![range(8 * WINDOW_PAGES)]);
+    go(&mut mover, &mut fake, "1,3", 1 << 20).unwrap();
+    assert_eq!((fake.on(1), fake.on(3)), (4 * WINDOW_PAGES, 4 * WINDOW_PAGES));
+}
+
+#[test]
+fn busy_pages_are_tried_a_few_times_and_then_reported() {
+    let mut fake = Fake::with(WINDOW_PAGES, |i| Some(u16::from(i % 2 == 0)), false);
+    fake.pages.get_mut(&(BASE + PAGE_BYTES)).unwrap().1 = 2;
+    fake.pages.get_mut(&(BASE + 3 * PAGE_BYTES)).unwrap().1 = 1000;
+    let mut mover = Mover::new(1, vec![range(WINDOW_PAGES)]);
+    let progress = go(&mut mover, &mut fake, "1", 10_000).unwrap();
+    assert_eq!(
+        progress,
+        Progress {
+            moved: Pages(255),
+            busy: Pages(1),
+            refused: Pages(0)
+        }
+    );
+    assert!(fake.calls < 12, "{} calls", fake.calls);
+}
+
+#[test]
+fn a_full_node_is_left_for_the_next_and_all_full_is_an_error() {
+    let mut fake = Fake::with(4 * WINDOW_PAGES, |_| Some(0), false);
+    fake.free = [(1, 600), (2, 100)].into();
+    let mut mover = Mover::new(1, vec![range(4 * WINDOW_PAGES)]);
+    let moved = go(&mut mover, &mut fake, "1-2", 1 << 20).unwrap().moved;
+    assert_eq!(moved.0, fake.on(1) + fake.on(2));
+    assert_eq!(moved.0, 700);
+    let full = go(&mut mover, &mut fake, "1-2", 1 << 20).unwrap_err();
+    assert_eq!(full, MoveError::NoMemory { nodes: nodes("1-2") });
+}
+
+#[test]
+fn a_process_that_dies_in_mid_move_is_said_to_be_gone() {
+    let mut fake = Fake::with(8 * WINDOW_PAGES, |_| Some(0), false);
+    fake.dies_after = Some(7);
+    let mut mover = Mover::new(1, vec![range(8 * WINDOW_PAGES)]);
+    assert_eq!(go(&mut mover, &mut fake, "1", 1 << 20), Err(MoveError::Gone));
+    assert_eq!(error_of(libc::EPERM, None), MoveError::NotPermitted);
+}
+
+#[test]
+fn a_node_outside_the_cpuset_is_named() {
+    let mut fake = Fake::with(WINDOW_PAGES, |_| Some(0), false);
+    fake.forbidden = Some(1);
+    let mut mover = Mover::new(1, vec![range(WINDOW_PAGES)]);
+    assert_eq!(
+        go(&mut mover, &mut fake, "1", 600),
+        Err(MoveError::NodeNotAllowed { node: NodeId(1) })
+    );
+}
+
+#[test]
+fn the_caller_can_stop_it_between_windows() {
+    let mut fake = Fake::with(8 * WINDOW_PAGES, |_| Some(0), false);
+    let mut mover = Mover::new(1, vec![range(8 * WINDOW_PAGES)]);
+    let mut asked = 0;
+    let mut go_on = || {
+        asked += 1;
+        asked <= 3
+    };
+    let progress = mover
+        .advance(
+            &mut fake,
+            &nodes("1"),
+            &NodeMap::new(),
+            Pages(1 << 20),
+            &mut go_on,
+        )
+        .unwrap();
+    assert_eq!(progress.moved, Pages(3 * WINDOW_PAGES));
+}
+
+#[test]
+fn the_kernel_says_where_our_own_pages_are() {
+    let page = vec![1u8; 3 * PAGE_BYTES as usize];
+    let address = (page.as_ptr() as usize).next_multiple_of(PAGE_BYTES as usize);
+    let mut status = [-1];
+    match Linux.query(0, &[address], &mut status) {
+        Ok(()) => assert!(status[0] >= 0, "{status:?}"),
+        Err(errno) => assert!(errno == libc::ENOSYS || errno == libc::EPERM, "{errno}"), // kernel without NUMA, or a sandbox
+    }
+}
+
+proptest! {
+    #[test]
+    fn never_more_than_the_budget_and_nothing_is_lost(
+        layout in prop::collection::vec(prop::option::of(0u16..3), 1..2000),
+        start in 0u64..600,
+        budget in 513u64..3000,
+        busy in 0u32..5,
+    ) {
+        let first = BASE + start * PAGE_BYTES;
+        let mut fake = Fake::default();
+        for (i, node) in layout.iter().enumerate() {
+            if let Some(node) = node {
+                fake.pages.insert(first + i as u64 * PAGE_BYTES, (*node, if i % 7 == 0 { busy } else { 0 }, false));
+            }
+        }
+        let count = fake.pages.len();
+        let (before, wanted) = (fake.on(1) , nodes("1"));
+        let range = Range { start: first, end: first + layout.len() as u64 * PAGE_BYTES, ..range(0) };
+        let mut mover = Mover::new(1, vec![range]);
+        let progress = mover.advance(&mut fake, &wanted, &NodeMap::new(), Pages(budget), &mut || true).unwrap();
+        prop_assert!(progress.moved.0 <= budget);
+        prop_assert_eq!(fake.on(1), before + progress.moved.0);
+        prop_assert_eq!(fake.pages.len(), count);
+        for _ in 0..8 {
+            mover.advance(&mut fake, &wanted, &NodeMap::new(), Pages(budget), &mut || true).unwrap();
+        }
+        prop_assert_eq!(fake.on(1) as usize, count);
+    }
+}

@@ -1,0 +1,389 @@
+//! `perf_event_open(2)`: instructions, cycles, LLC references and LLC misses of each vCPU thread, as one group.
+//!
+//! A group is scheduled onto the PMU as a whole, so its four figures belong together. Where it shares the PMU
+//! with others the kernel runs it part of the time only; what happened between two reads is then scaled by time
+//! enabled over time running *of that interval* and added up, so that the figures never run backwards. Guest and
+//! host mode both count: what the host does for a vCPU pollutes the cache as well.
+//!
+//! On Intel `cache-references` and `cache-misses` are the LLC's. On AMD (Zen) they are the L2's: misses there are
+//! references of the LLC, and no PMU counts LLC misses per thread; [`Perf::note`] says so.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use homenode_host::Counters;
+
+const PERF_TYPE_HARDWARE: u32 = 0;
+/// Generic events in the group's order: cycles (the leader), instructions, cache references, cache misses.
+const EVENTS: [u64; 4] = [0, 1, 2, 3];
+const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
+const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
+const FORMAT_GROUP: u64 = 1 << 3;
+const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
+/// A group that was enabled for so long and never ran does not fit this PMU (the NMI watchdog holds a counter).
+const NEVER_RAN_NS: u64 = 1_000_000_000;
+
+/// The kernel's `perf_event_attr` up to `config2` (its second published size), which is all that counting needs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Attr {
+    pub kind: u32,
+    size: u32,
+    pub config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    bp_type: u32,
+    pub config1: u64,
+    pub config2: u64,
+}
+
+const _: () = assert!(size_of::<Attr>() == 72);
+
+impl Attr {
+    /// A counting event of a PMU.
+    pub fn counting(kind: u32, config: u64) -> Attr {
+        let read_format = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING | FORMAT_GROUP;
+        Attr {
+            kind,
+            size: size_of::<Attr>() as u32,
+            config,
+            read_format,
+            ..Attr::default()
+        }
+    }
+}
+
+/// What an event counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// One thread, on whichever CPU.
+    Thread(i32),
+    /// One CPU, whichever thread.
+    Cpu(u32),
+}
+
+/// `perf_event_open(2)`, which `libc` does not wrap.
+#[allow(unsafe_code)] // a system call without a wrapper
+pub(crate) fn open(attr: &Attr, scope: Scope, leader: Option<&File>) -> std::io::Result<File> {
+    let (pid, cpu) = match scope {
+        Scope::Thread(tid) => (tid, -1),
+        Scope::Cpu(cpu) => (-1, i32::try_from(cpu).map_err(std::io::Error::other)?),
+    };
+    let group = leader.map_or(-1, AsRawFd::as_raw_fd);
+    // SAFETY: `attr` is a perf_event_attr of the size that it names, and lives until the call returns; all else is by
+    // value. The kernel writes nothing but, with a wrong size, the size field: hence the copy.
+    let mut copy = *attr;
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw mut copy,
+            pid,
+            cpu,
+            group,
+            FLAG_FD_CLOEXEC,
+        )
+    };
+    let fd = i32::try_from(fd).map_err(std::io::Error::other)?;
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave this descriptor, and nothing else holds it.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// What the kernel said at one read: time enabled, time running, one value per event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading<const N: usize> {
+    pub enabled_ns: u64,
+    pub running_ns: u64,
+    pub values: [u64; N],
+}
+
+impl<const N: usize> Reading<N> {
+    /// Reads a group of N events; `None` when the kernel gives something else.
+    pub fn read(mut from: &File) -> std::io::Result<Option<Reading<N>>> {
+        let mut bytes = [0u8; 8 * 16];
+        let length = from.read(&mut bytes)?;
+        Ok(Reading::parse(&bytes[..length]))
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Reading<N>> {
+        let mut words = bytes
+            .chunks_exact(8)
+            .map(|w| u64::from_ne_bytes(w.try_into().expect("eight bytes")));
+        if bytes.len() != 8 * (3 + N) || words.next()? != N as u64 {
+            return None;
+        }
+        let (enabled_ns, running_ns) = (words.next()?, words.next()?);
+        let mut values = [0; N];
+        for value in &mut values {
+            *value = words.next()?;
+        }
+        Some(Reading {
+            enabled_ns,
+            running_ns,
+            values,
+        })
+    }
+}
+
+/// Adds up what happened between reads, scaled to the time that the events were enabled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Accumulator<const N: usize> {
+    last: Reading<N>,
+    sums: [f64; N],
+}
+
+impl<const N: usize> Accumulator<N> {
+    /// Nothing counted yet.
+    pub fn new() -> Self {
+        Accumulator {
+            last: Reading {
+                enabled_ns: 0,
+                running_ns: 0,
+                values: [0; N],
+            },
+            sums: [0.0; N],
+        }
+    }
+
+    /// Takes a reading in and gives the sums; `None` where the events never ran though they long could have.
+    pub fn update(&mut self, now: Reading<N>) -> Option<[u64; N]> {
+        let enabled = now.enabled_ns.saturating_sub(self.last.enabled_ns);
+        let running = now.running_ns.saturating_sub(self.last.running_ns);
+        if running > 0 {
+            let scale = (enabled as f64 / running as f64).max(1.0);
+            for (at, sum) in self.sums.iter_mut().enumerate() {
+                *sum += now.values[at].saturating_sub(self.last.values[at]) as f64 * scale;
+            }
+            self.last = now;
+        }
+        (now.running_ns > 0 || now.enabled_ns < NEVER_RAN_NS).then(|| self.sums.map(|sum| sum as u64))
+    }
+}
+
+/// Counters of one thread.
+#[derive(Debug)]
+struct Group {
+    /// The leader first; the others only need to stay open.
+    files: [File; 4],
+    sums: Accumulator<4>,
+}
+
+impl Group {
+    fn open(tid: i32) -> std::io::Result<Group> {
+        let event = |at: usize, leader| {
+            open(
+                &Attr::counting(PERF_TYPE_HARDWARE, EVENTS[at]),
+                Scope::Thread(tid),
+                leader,
+            )
+        };
+        let leader = event(0, None)?;
+        let rest = [
+            event(1, Some(&leader))?,
+            event(2, Some(&leader))?,
+            event(3, Some(&leader))?,
+        ];
+        let [instructions, references, misses] = rest;
+        Ok(Group {
+            files: [leader, instructions, references, misses],
+            sums: Accumulator::new(),
+        })
+    }
+
+    fn read(&mut self) -> Option<Counters> {
+        let reading = Reading::read(&self.files[0]).ok()??;
+        let [cycles, instructions, llc_references, llc_misses] = self.sums.update(reading)?;
+        Some(Counters {
+            instructions,
+            cycles,
+            llc_references,
+            llc_misses,
+        })
+    }
+}
+
+/// Hardware counters of vCPU threads. Descriptors are opened when a thread is first asked for, and closed by
+/// [`Perf::keep_only`].
+#[derive(Debug, Default)]
+pub struct Perf {
+    groups: BTreeMap<i32, Group>,
+    absence: Option<String>,
+    note: Option<&'static str>,
+}
+
+impl Perf {
+    /// Nothing open yet. `cpuinfo` is the text of `/proc/cpuinfo`, for the note on what AMD counts.
+    pub fn new(cpuinfo: &str) -> Perf {
+        let is_amd = cpuinfo
+            .lines()
+            .take(32)
+            .any(|l| l.starts_with("vendor_id") && l.ends_with("AuthenticAMD"));
+        let note = is_amd.then_some(
+            "this AMD host counts cache references and misses of each thread at its L2, not at the LLC: miss rates are the L2's",
+        );
+        Perf {
+            groups: BTreeMap::new(),
+            absence: None,
+            note,
+        }
+    }
+
+    /// Counters of a thread since it was first asked for; `None` without a PMU, or where the thread has ended.
+    pub fn counters(&mut self, tid: i32) -> Option<Counters> {
+        if self.absence.is_some() {
+            return None;
+        }
+        let group = match self.groups.entry(tid) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(vacant) => match Group::open(tid) {
+                Ok(group) => vacant.insert(group),
+                Err(error) => {
+                    self.absence = absence(&error);
+                    return None;
+                }
+            },
+        };
+        group.read()
+    }
+
+    /// Closes the counters of all other threads.
+    pub fn keep_only(&mut self, tids: &BTreeSet<i32>) {
+        self.groups.retain(|tid, _| tids.contains(tid));
+    }
+
+    /// Why this host gives no hardware counters, if it gives none.
+    pub fn absence(&self) -> Option<&str> {
+        self.absence.as_deref()
+    }
+
+    /// What is odd about the counters, if they are there.
+    pub fn note(&self) -> Option<&'static str> {
+        self.note
+            .filter(|_| self.absence.is_none() && !self.groups.is_empty())
+    }
+}
+
+/// What an error of `perf_event_open` means for this host; `None` where it concerns one thread only.
+pub(crate) fn absence(error: &std::io::Error) -> Option<String> {
+    let why = match error.raw_os_error() {
+        Some(libc::ESRCH) => return None,
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL) => {
+            "this host has no usable PMU".to_owned()
+        }
+        Some(libc::ENOSYS) => "this kernel has no perf events".to_owned(),
+        Some(libc::EACCES | libc::EPERM) => {
+            "not permitted; run as root, or with CAP_PERFMON, or set kernel.perf_event_paranoid to 0"
+                .to_owned()
+        }
+        Some(libc::EMFILE | libc::ENFILE) => {
+            "too many open files; raise the limit (LimitNOFILE in the service)".to_owned()
+        }
+        _ => error.to_string(),
+    };
+    Some(why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|w| w.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn a_group_reads_and_anything_else_is_refused() {
+        let reading = Reading::<2>::parse(&bytes(&[2, 100, 50, 7, 8])).unwrap();
+        assert_eq!(
+            reading,
+            Reading {
+                enabled_ns: 100,
+                running_ns: 50,
+                values: [7, 8]
+            }
+        );
+        for bad in [
+            &[2, 100, 50, 7][..],
+            &[3, 100, 50, 7, 8],
+            &[],
+            &[2, 1, 1, 7, 8, 9],
+        ] {
+            assert_eq!(Reading::<2>::parse(&bytes(bad)), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_group_that_ran_half_the_time_counts_double_and_never_backwards() {
+        let mut sums = Accumulator::<1>::new();
+        let at = |enabled_ns, running_ns, value| Reading {
+            enabled_ns,
+            running_ns,
+            values: [value],
+        };
+        assert_eq!(sums.update(at(0, 0, 0)), Some([0]));
+        assert_eq!(sums.update(at(100, 50, 10)), Some([20]));
+        assert_eq!(
+            sums.update(at(200, 150, 20)),
+            Some([30]),
+            "this interval it ran all the time"
+        );
+        assert_eq!(
+            sums.update(at(300, 150, 20)),
+            Some([30]),
+            "it did not run: nothing is made up"
+        );
+        assert_eq!(
+            sums.update(at(400, 200, 30)),
+            Some([70]),
+            "two intervals enabled, 50 of 200 running"
+        );
+    }
+
+    #[test]
+    fn a_group_that_never_runs_is_absent() {
+        let mut sums = Accumulator::<1>::new();
+        assert_eq!(
+            sums.update(Reading {
+                enabled_ns: 10,
+                running_ns: 0,
+                values: [0]
+            }),
+            Some([0])
+        );
+        assert_eq!(
+            sums.update(Reading {
+                enabled_ns: NEVER_RAN_NS,
+                running_ns: 0,
+                values: [0]
+            }),
+            None
+        );
+    }
+
+    #[test]
+    fn absence_is_said_and_a_thread_that_ended_is_not_absence() {
+        assert_eq!(absence(&std::io::Error::from_raw_os_error(libc::ESRCH)), None);
+        let denied = absence(&std::io::Error::from_raw_os_error(libc::EACCES)).unwrap();
+        assert!(denied.contains("CAP_PERFMON"), "{denied}");
+    }
+
+    #[test]
+    fn this_thread_counts_or_the_reason_is_known() {
+        let mut perf = Perf::new("");
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        match perf.counters(tid) {
+            Some(first) => assert!(perf.counters(tid).is_none_or(|c| c.cycles >= first.cycles)),
+            None => assert!(perf.absence().is_some()),
+        }
+        perf.keep_only(&BTreeSet::new());
+        assert!(perf.groups.is_empty());
+    }
+}

@@ -1,0 +1,191 @@
+//! Reading small kernel files: bounded, with the path in every error, and "not there" apart from "broken".
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use homenode_host::HostError;
+
+/// Why a kernel file could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The kernel did not give it.
+    #[error("cannot read {path}: {cause}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system said.
+        cause: String,
+    },
+    /// Larger than any sane kernel writes it.
+    #[error("{path} is larger than {limit_bytes} bytes; refused")]
+    TooLarge {
+        /// The file.
+        path: String,
+        /// Most bytes that are read.
+        limit_bytes: u64,
+    },
+    /// Not in the expected form.
+    #[error("{path}: expected {expected}, found `{found}`")]
+    Malformed {
+        /// The file.
+        path: String,
+        /// What should be there.
+        expected: &'static str,
+        /// What is there, shortened.
+        found: String,
+    },
+}
+
+impl ReadError {
+    /// A file that is not in the expected form.
+    pub(crate) fn malformed(path: &Path, expected: &'static str, found: &str) -> ReadError {
+        ReadError::Malformed {
+            path: path.display().to_string(),
+            expected,
+            found: found.trim_end().chars().take(80).collect(),
+        }
+    }
+}
+
+impl From<ReadError> for HostError {
+    fn from(error: ReadError) -> HostError {
+        match error {
+            ReadError::Io { path, cause } => HostError::Unreadable { path, cause },
+            ReadError::TooLarge { path, limit_bytes } => HostError::Unreadable {
+                path,
+                cause: format!("it is larger than {limit_bytes} bytes"),
+            },
+            ReadError::Malformed {
+                path,
+                expected,
+                found,
+            } => HostError::Unreadable {
+                path,
+                cause: format!("expected {expected}, found `{found}`"),
+            },
+        }
+    }
+}
+
+/// Bytes that one small file may have.
+pub(crate) const SMALL_BYTES: u64 = 64 << 10;
+
+/// A file of at most `limit_bytes`; `None` where it is not there: no such file, or the task it tells of has ended.
+pub(crate) fn text_if_there(path: &Path, limit_bytes: u64) -> Result<Option<String>, ReadError> {
+    let io = |e: std::io::Error| ReadError::Io {
+        path: path.display().to_string(),
+        cause: e.to_string(),
+    };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if is_absence(&e) => return Ok(None),
+        Err(e) => return Err(io(e)),
+    };
+    let mut bytes = Vec::new();
+    match file.take(limit_bytes + 1).read_to_end(&mut bytes) {
+        Ok(_) => {}
+        Err(e) if is_absence(&e) => return Ok(None),
+        Err(e) => return Err(io(e)),
+    }
+    if bytes.len() as u64 > limit_bytes {
+        return Err(ReadError::TooLarge {
+            path: path.display().to_string(),
+            limit_bytes,
+        });
+    }
+    // Names of threads and files may hold any byte; numbers never do.
+    Ok(Some(String::from_utf8(bytes).unwrap_or_else(|e| {
+        String::from_utf8_lossy(e.as_bytes()).into_owned()
+    })))
+}
+
+/// A file that every kernel has.
+pub(crate) fn text(path: &Path, limit_bytes: u64) -> Result<String, ReadError> {
+    text_if_there(path, limit_bytes)?.ok_or_else(|| ReadError::Io {
+        path: path.display().to_string(),
+        cause: "no such file".into(),
+    })
+}
+
+/// A file that holds one value.
+pub(crate) fn value_if_there<T: FromStr>(
+    path: &Path,
+    expected: &'static str,
+) -> Result<Option<T>, ReadError> {
+    let Some(text) = text_if_there(path, SMALL_BYTES)? else {
+        return Ok(None);
+    };
+    text.trim()
+        .parse()
+        .map(Some)
+        .map_err(|_| ReadError::malformed(path, expected, &text))
+}
+
+/// Names in a directory, sorted; none where the directory is not there. At most `limit` are kept.
+pub(crate) fn names(dir: &Path, limit: usize) -> Result<Vec<String>, ReadError> {
+    let io = |e: std::io::Error| ReadError::Io {
+        path: dir.display().to_string(),
+        cause: e.to_string(),
+    };
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if is_absence(&e) => return Ok(Vec::new()),
+        Err(e) => return Err(io(e)),
+    };
+    let mut names = Vec::new();
+    for entry in entries.take(limit) {
+        match entry {
+            Ok(entry) => names.extend(entry.file_name().into_string()),
+            Err(e) if is_absence(&e) => break,
+            Err(e) => return Err(io(e)),
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Whether an error says that a file, task or device is not there (any more).
+fn is_absence(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+        || matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENODEV))
+}
+
+/// `path` below `root`, whichever way it is written.
+pub(crate) fn below(root: &Path, path: &str) -> PathBuf {
+    root.join(path.trim_start_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Tree;
+
+    #[test]
+    fn absent_is_none_and_too_large_is_an_error_with_the_path() {
+        let tree = Tree::new(&[("a", "12\n"), ("b", "x")]);
+        assert_eq!(text_if_there(&tree.root().join("none"), 9), Ok(None));
+        assert_eq!(text_if_there(&tree.root().join("a/below-a-file"), 9), Ok(None));
+        assert_eq!(
+            value_if_there::<u32>(&tree.root().join("a"), "a number"),
+            Ok(Some(12))
+        );
+        let error = value_if_there::<u32>(&tree.root().join("b"), "a number").unwrap_err();
+        assert!(
+            error.to_string().ends_with("/b: expected a number, found `x`"),
+            "{error}"
+        );
+        let error = text(&tree.root().join("a"), 2).unwrap_err();
+        assert!(
+            matches!(error, ReadError::TooLarge { limit_bytes: 2, .. }),
+            "{error}"
+        );
+        assert!(
+            text(&tree.root().join("none"), 2)
+                .unwrap_err()
+                .to_string()
+                .contains("/none")
+        );
+    }
+}

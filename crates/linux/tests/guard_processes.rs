@@ -1,0 +1,183 @@
+//! The guard with real processes: this binary plays the test, the agent and the guard, by its arguments.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use homenode_linux::guard;
+use homenode_linux::journal::{Before, Journal, Lock, Record, Run};
+use homenode_units::{CpuId, CpuSet, VmId};
+
+const GRACE: Duration = Duration::from_millis(1500);
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    match args.get(1).map(String::as_str) {
+        Some("play-agent") => play_agent(Path::new(&args[2]), &args[3]),
+        Some("play-guard") => play_guard(Path::new(&args[2])),
+        // `cargo test` may pass filters and flags: one test is all there is.
+        Some("--list") => {}
+        _ => {
+            an_agent_that_is_killed_is_undone_once();
+            an_agent_that_restarts_within_the_grace_is_not_undone();
+            an_agent_that_says_goodbye_is_not_undone();
+            a_signal_to_the_agents_group_does_not_end_the_guard();
+            a_guard_that_cannot_start_is_an_error();
+        }
+    }
+}
+
+/// An agent: takes the lock, journals one pinned VM, starts its guard, says so, and waits for the word to leave.
+fn play_agent(dir: &Path, how: &str) {
+    let _lock = Lock::take(dir, Duration::from_secs(5)).expect("the lock");
+    let exe = std::env::current_exe().expect("this binary");
+    let guard = guard::spawn(&exe, &["play-guard".into(), dir.display().to_string()]).expect("a guard");
+    let mut journal = Journal::open(dir).expect("a journal");
+    if journal.entries().is_empty() {
+        let run = Run {
+            vm: VmId(7),
+            name: "seven".into(),
+            runtime_id: 1,
+            pid: 4,
+            start_ticks: 5,
+        };
+        let before = Before {
+            vcpus: [(0, CpuSet::one(CpuId(3)))].into(),
+            ..Before::default()
+        };
+        journal.write(Record::First { run, before }).expect("a record");
+        let pinned = Record::Pinned {
+            vm: VmId(7),
+            vcpus: vec![0],
+            cpus: CpuSet::one(CpuId(1)),
+        };
+        journal.write(pinned).expect("a record");
+    }
+    std::fs::write(dir.join(format!("up-{how}")), "").expect("a marker");
+    let mut word = [0u8; 1];
+    let _ = std::io::stdin().read(&mut word);
+    guard.goodbye();
+}
+
+fn play_guard(dir: &Path) {
+    let undone = dir.join("undone");
+    let undo = |step: &homenode_linux::journal::Undo| {
+        let before = std::fs::read_to_string(&undone).unwrap_or_default();
+        std::fs::write(&undone, format!("{before}{} {:?}\n", step.run.name, step.vcpus))
+            .map_err(|e| e.to_string())
+    };
+    let ending =
+        guard::run(std::io::stdin(), &mut std::io::stdout(), dir, GRACE, undo).expect("a guard's life");
+    let pid = std::process::id();
+    std::fs::write(dir.join(format!("ended-{pid}")), format!("{ending:?}")).expect("a marker");
+}
+
+fn agent(dir: &Path, how: &str) -> Child {
+    let exe = std::env::current_exe().expect("this binary");
+    let mut command = Command::new(exe);
+    command
+        .args(["play-agent", &dir.display().to_string(), how])
+        .stdin(Stdio::piped());
+    // A group of its own, as a shell gives to a job.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let child = command.spawn().expect("an agent");
+    eventually(&format!("agent {how} is up"), || {
+        dir.join(format!("up-{how}")).exists()
+    });
+    child
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{what}: not within 20 s"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// How the guards ended so far.
+fn endings(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir)
+        .expect("the directory")
+        .flatten()
+        .map(|e| e.path());
+    let is_ending = |p: &PathBuf| {
+        p.file_name()
+            .is_some_and(|n| n.to_string_lossy().starts_with("ended-"))
+    };
+    entries
+        .filter(is_ending)
+        .filter_map(|p| std::fs::read_to_string(p).ok())
+        .filter(|t| !t.is_empty())
+        .collect()
+}
+
+fn undone(dir: &Path) -> String {
+    std::fs::read_to_string(dir.join("undone")).unwrap_or_default()
+}
+
+fn an_agent_that_is_killed_is_undone_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut agent = agent(dir.path(), "first");
+    agent.kill().expect("SIGKILL");
+    agent.wait().expect("the agent's end");
+    assert_eq!(undone(dir.path()), "", "not before the grace is over");
+    eventually("the guard ends", || !endings(dir.path()).is_empty());
+    assert_eq!(endings(dir.path()), ["Undone(1)"]);
+    assert_eq!(undone(dir.path()), "seven {0: {3}}\n");
+    assert!(
+        Journal::open(dir.path()).expect("a journal").undo().is_empty(),
+        "nothing is in force any more"
+    );
+}
+
+fn an_agent_that_restarts_within_the_grace_is_not_undone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut first = agent(dir.path(), "first");
+    first.kill().expect("SIGKILL");
+    first.wait().expect("the agent's end");
+    let mut second = agent(dir.path(), "second");
+    eventually("the first guard ends", || !endings(dir.path()).is_empty());
+    assert_eq!(endings(dir.path()), ["TakenOver"]);
+    std::thread::sleep(GRACE);
+    assert_eq!(undone(dir.path()), "");
+    second.kill().expect("SIGKILL");
+    second.wait().expect("the agent's end");
+    eventually("the second guard ends", || endings(dir.path()).len() == 2);
+    assert_eq!(undone(dir.path()), "seven {0: {3}}\n");
+}
+
+fn an_agent_that_says_goodbye_is_not_undone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut agent = agent(dir.path(), "first");
+    drop(agent.stdin.take());
+    assert!(agent.wait().expect("the agent's end").success());
+    assert_eq!(
+        endings(dir.path()),
+        ["Goodbye"],
+        "the guard ends before the agent does"
+    );
+    std::thread::sleep(GRACE + Duration::from_millis(500));
+    assert_eq!(undone(dir.path()), "");
+}
+
+fn a_signal_to_the_agents_group_does_not_end_the_guard() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut agent = agent(dir.path(), "first");
+    let group = rustix::process::Pid::from_child(&agent);
+    rustix::process::kill_process_group(group, rustix::process::Signal::INT).expect("Ctrl-C");
+    agent.wait().expect("the agent's end");
+    eventually("the guard ends", || !endings(dir.path()).is_empty());
+    assert_eq!(endings(dir.path()), ["Undone(1)"]);
+}
+
+fn a_guard_that_cannot_start_is_an_error() {
+    let error = guard::spawn(Path::new("/does/not/exist"), &[]).expect_err("no such binary");
+    assert!(error.to_string().contains("/does/not/exist"), "{error}");
+    let error = guard::spawn(Path::new("/bin/true"), &[]).expect_err("not a guard");
+    assert!(matches!(error, guard::GuardError::NotReady { .. }), "{error}");
+}

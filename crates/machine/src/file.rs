@@ -1,0 +1,350 @@
+//! Reading the files that people write: the one mechanism for machines, scenarios, workloads and configuration.
+//!
+//! The type says what a file may hold (`#[serde(deny_unknown_fields)]` on every struct of it); this module turns what
+//! does not fit into a sentence with path, line, column and key, and names the nearest valid key or value for a
+//! misspelt one.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+/// Files beyond this are refused unread: the largest of the project has a few KiB.
+pub const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Why a file could not be read, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileError {
+    /// The file.
+    pub path: PathBuf,
+    /// Where the problem begins, where that is known.
+    pub place: Option<Place>,
+    /// The key that the problem is about, with the tables it lies in: `hardware.latency.l1_cycles`. Empty for the
+    /// file as a whole.
+    pub key: String,
+    /// What is wrong. Boxed, so that results stay small.
+    pub problem: Box<Problem>,
+}
+
+/// A place in a text file, both counted from 1; columns are characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Line.
+    pub line: u32,
+    /// Column.
+    pub column: u32,
+}
+
+/// What is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// A key that nothing reads.
+    UnknownKey {
+        /// The key as written.
+        key: String,
+        /// The keys that are valid there.
+        valid: Candidates,
+    },
+    /// A word that is none of those allowed.
+    UnknownWord {
+        /// The word as written.
+        word: String,
+        /// The words that are allowed there.
+        valid: Candidates,
+    },
+    /// A key that must be there.
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+    /// A value of the wrong type, or out of its type's range.
+    WrongType {
+        /// What was found, in words.
+        found: String,
+        /// What is expected, in words.
+        expected: String,
+    },
+    /// A value that its type refuses, in that type's words.
+    Value(String),
+    /// Not TOML.
+    Syntax(String),
+    /// The file could not be read.
+    Unreadable(io::ErrorKind),
+    /// The file is larger than [`FILE_BYTES_MAX`].
+    TooLarge,
+    /// The file is not UTF-8.
+    NotText,
+}
+
+/// Valid names, the nearest to what was written first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidates {
+    /// The names.
+    pub names: Vec<String>,
+    /// Whether the first is so near that it is probably what was meant.
+    pub near: bool,
+}
+
+impl Candidates {
+    /// Sorts valid names by how near they are to what was written.
+    pub fn of<S: Into<String>>(written: &str, valid: impl IntoIterator<Item = S>) -> Candidates {
+        let plain = |name: &str| name.to_lowercase().replace('-', "_");
+        let mut names: Vec<(usize, String)> = valid
+            .into_iter()
+            .map(Into::into)
+            .map(|name| (strsim::damerau_levenshtein(&plain(written), &plain(&name)), name))
+            .collect();
+        names.sort();
+        // A third of the letters wrong is a slip; of a short name one or two.
+        let slip = |name: &str| (name.len() / 3).max(if name.len() < 4 { 1 } else { 2 });
+        let near = names.first().is_some_and(|(edits, name)| *edits <= slip(name));
+        Candidates {
+            names: names.into_iter().map(|(_, name)| name).collect(),
+            near,
+        }
+    }
+}
+
+impl fmt::Display for Candidates {
+    /// The end of a sentence: `; did you mean …?`, or all that is valid, the nearest first.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.names.as_slice() {
+            [] => write!(f, "; none is valid here"),
+            [first, ..] if self.near => write!(f, "; did you mean `{first}`?"),
+            names => write!(f, "; valid, nearest first: `{}`", names.join("`, `")),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::UnknownKey { key, valid } => write!(f, "unknown key `{key}`{valid}"),
+            Problem::UnknownWord { word, valid } => write!(f, "unknown value `{word}`{valid}"),
+            Problem::MissingKey { key } => write!(f, "key `{key}` is missing"),
+            Problem::WrongType { found, expected } => write!(f, "{expected} is expected, not {found}"),
+            Problem::Value(message) => f.write_str(message),
+            Problem::Syntax(message) => write!(f, "not valid TOML: {message}"),
+            Problem::Unreadable(kind) => write!(f, "cannot be read: {kind}"),
+            Problem::TooLarge => write!(f, "is larger than {} KiB", FILE_BYTES_MAX >> 10),
+            Problem::NotText => write!(f, "is not UTF-8 text"),
+        }
+    }
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if let Some(place) = self.place {
+            write!(f, ":{}:{}", place.line, place.column)?;
+        }
+        write!(f, ": {}", self.problem)?;
+        match &*self.problem {
+            // The key itself is in the sentence; what is left to say is the table.
+            Problem::UnknownKey { .. } | Problem::MissingKey { .. } => match self.key.rsplit_once('.') {
+                Some((table, _)) => write!(f, " (in `{table}`)"),
+                None => Ok(()),
+            },
+            _ if self.key.is_empty() => Ok(()),
+            _ => write!(f, " (key `{}`)", self.key),
+        }
+    }
+}
+
+impl std::error::Error for FileError {}
+
+/// Reads the text of a file as TOML. `path` is only for messages.
+///
+/// # Errors
+/// Anything that `T` does not allow, with its place.
+pub fn read_toml<T: DeserializeOwned>(path: impl AsRef<Path>, text: &str) -> Result<T, FileError> {
+    let path = path.as_ref();
+    let syntax = |error: toml::de::Error| {
+        let place = error.span().map(|span| place(text, span.start));
+        let problem = Problem::Syntax(error.message().to_owned());
+        FileError {
+            path: path.to_owned(),
+            place,
+            key: String::new(),
+            problem: Box::new(problem),
+        }
+    };
+    let document = toml::Deserializer::parse(text).map_err(syntax)?;
+    T::deserialize(document).map_err(|error| explain(path, text, &error))
+}
+
+/// Opens a file and reads it as TOML.
+///
+/// # Errors
+/// A file that is missing, unreadable, too large or not text, and everything that [`read_toml`] refuses.
+pub fn read_toml_file<T: DeserializeOwned>(path: impl AsRef<Path>) -> Result<T, FileError> {
+    let path = path.as_ref();
+    read_toml(path, &read_text_file(path)?)
+}
+
+/// Opens a file of at most [`FILE_BYTES_MAX`] and gives its text.
+///
+/// # Errors
+/// A file that is missing, unreadable, too large or not text.
+pub fn read_text_file(path: impl AsRef<Path>) -> Result<String, FileError> {
+    let path = path.as_ref();
+    let failed = |problem| FileError {
+        path: path.to_owned(),
+        place: None,
+        key: String::new(),
+        problem: Box::new(problem),
+    };
+    let unreadable = |error: io::Error| failed(Problem::Unreadable(error.kind()));
+    // A pipe or a device would block, or never end.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(failed(Problem::Unreadable(io::ErrorKind::InvalidInput)));
+    }
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    file.take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(failed(Problem::TooLarge));
+    }
+    String::from_utf8(bytes).map_err(|_| failed(Problem::NotText))
+}
+
+/// Turns the TOML crate's error into ours. Its message is all it tells, so the words are taken apart here; the tests
+/// below hold them.
+fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
+    let problem = problem(error.message());
+    let mut key = key_path(error);
+    if let Problem::UnknownKey { key: last, .. } | Problem::MissingKey { key: last } = &problem {
+        // The path ends at the table, or at the key itself.
+        if key.rsplit('.').next() != Some(last) {
+            key = if key.is_empty() {
+                last.clone()
+            } else {
+                format!("{key}.{last}")
+            };
+        }
+    }
+    let place = error.span().map(|span| place(text, span.start));
+    FileError {
+        path: path.to_owned(),
+        place,
+        key,
+        problem: Box::new(problem),
+    }
+}
+
+/// The tables that an error lies in. The crate prints them only in an error without its input.
+fn key_path(error: &toml::de::Error) -> String {
+    let mut bare = error.clone();
+    bare.set_input(None);
+    let printed = bare.to_string();
+    let last = printed.trim_end().rsplit('\n').next().unwrap_or_default();
+    last.strip_prefix("in `")
+        .and_then(|rest| rest.strip_suffix('`'))
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn place(text: &str, offset: usize) -> Place {
+    let before = text.get(..offset.min(text.len())).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+    let from_1 = |count: usize| u32::try_from(count).unwrap_or(u32::MAX - 1) + 1;
+    Place {
+        line: from_1(before.matches('\n').count()),
+        column: from_1(before[line_start..].chars().count()),
+    }
+}
+
+fn problem(message: &str) -> Problem {
+    let quoted = |list: &str| {
+        list.split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let named = |prefix: &str| {
+        let rest = message.strip_prefix(prefix)?;
+        rest.split_once("`, ")
+            .map(|(name, valid)| (name.to_owned(), Candidates::of(name, quoted(valid))))
+    };
+    if let Some((key, valid)) = named("unknown field `") {
+        return Problem::UnknownKey { key, valid };
+    }
+    if let Some((word, valid)) = named("unknown variant `") {
+        return Problem::UnknownWord { word, valid };
+    }
+    if let Some(key) = message
+        .strip_prefix("missing field `")
+        .and_then(|rest| rest.strip_suffix('`'))
+    {
+        return Problem::MissingKey { key: key.to_owned() };
+    }
+    for prefix in ["invalid type: ", "invalid value: "] {
+        if let Some((found, expected)) = message
+            .strip_prefix(prefix)
+            .and_then(|rest| rest.rsplit_once(", expected "))
+        {
+            return Problem::WrongType {
+                found: found_in_words(found),
+                expected: expected_in_words(expected),
+            };
+        }
+    }
+    // An enum's table variant has its own words for an unknown key.
+    if let Some((keys, valid)) = message
+        .strip_prefix("unexpected keys in table: ")
+        .and_then(|rest| rest.rsplit_once(", available keys: "))
+    {
+        let key = keys.split(", ").next().unwrap_or(keys);
+        return Problem::UnknownKey {
+            key: key.to_owned(),
+            valid: Candidates::of(key, valid.split(", ")),
+        };
+    }
+    Problem::Value(message.to_owned())
+}
+
+/// Rust's names of what was found, as someone who writes TOML would say it.
+fn found_in_words(found: &str) -> String {
+    let number = found
+        .strip_prefix("integer `")
+        .or_else(|| found.strip_prefix("floating point `"));
+    match found {
+        "map" => "a table".to_owned(),
+        "sequence" => "a list".to_owned(),
+        _ => match (
+            number,
+            found.strip_prefix("string "),
+            found.strip_prefix("boolean `"),
+        ) {
+            (Some(number), _, _) => format!("the number {}", number.trim_end_matches('`')),
+            (_, Some(text), _) => format!("the text {text}"),
+            (_, _, Some(value)) => value.trim_end_matches('`').to_owned(),
+            _ => found.to_owned(),
+        },
+    }
+}
+
+fn expected_in_words(expected: &str) -> String {
+    match expected {
+        "u8" => "a whole number from 0 to 255".to_owned(),
+        "u16" => "a whole number from 0 to 65535".to_owned(),
+        "u32" => "a whole number from 0 to 4294967295".to_owned(),
+        "u64" | "u128" | "usize" => "a whole number, 0 or above,".to_owned(),
+        "i8" | "i16" | "i32" | "i64" | "i128" | "isize" => "a whole number".to_owned(),
+        "f32" | "f64" => "a number".to_owned(),
+        "a string" | "str" | "string" => "a text in quotes".to_owned(),
+        "a boolean" => "true or false".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a map" => "a table".to_owned(),
+        _ if expected.starts_with("struct ") => "a table".to_owned(),
+        _ if expected.starts_with("tuple ") => "a list".to_owned(),
+        _ => expected.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,543 @@
+//! How a machine is written as a file.
+//!
+//! Every figure stands once, in the unit that people write. A host whose nodes are all alike is described by counts
+//! (`[shape]`), any other node by node (`[[node]]`); exactly one of the two is there.
+//!
+//! ```toml
+//! name = "example"
+//! [shape]
+//! sockets = 2
+//! nodes_per_socket = 1            # may be left out: 1
+//! cores_per_node = 4
+//! threads_per_core = 2            # may be left out: 1
+//! memory_per_node = "16GiB"
+//! memory_bandwidth_per_node = "17GB/s"   # may be left out: not known
+//! [llc]                           # may be left out: not known
+//! size = "8MiB"                   # of one cache
+//! ways = 16                       # may be left out: not known
+//! line_bytes = 64
+//! shared_by = "node"              # or "socket"; may be left out: "node"
+//! per_node = 1                    # caches per node, which share its cores evenly; may be left out: 1
+//! [[links]]                       # a group of links with one bandwidth; none at all: every two nodes are joined
+//! bandwidth = "9.6GB/s"           # in each direction; may be left out: not known
+//! between = [[0, 1]]              # both directions
+//! directed = []                   # from, to
+//! [distances]                     # may be left out: 10 and 20, as Linux takes them
+//! by_hops = [10, 21]              # or the table itself: rows = [[10, 21], [21, 10]]
+//! ```
+//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]` and `[hardware.link]` are as in [`crate::Hardware`]
+//! (`clock = "1.87GHz"`); only the twin needs them.
+//! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth` and
+//! `socket`; devices are `[[devices]]` with `address`, `class`, `node`.
+//!
+//! CPUs are numbered as Linux does where firmware lists cores before threads: the first threads of all cores in node
+//! order, then the second threads.
+
+use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap};
+use serde::{Deserialize, Deserializer};
+
+use crate::model::{
+    Cpu, Device, Distances, Hardware, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node,
+};
+use crate::rules::MachineError;
+
+/// The kernel's own ceilings on x86; a count beyond them is a slip, and must not fill memory.
+const CPU_COUNT_MAX: u64 = 8192;
+const NODE_COUNT_MAX: u64 = 1024;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MachineFile {
+    name: String,
+    #[serde(default)]
+    notes: Vec<String>,
+    shape: Option<Shape>,
+    #[serde(default)]
+    node: Vec<NodeEntry>,
+    llc: Option<LlcEntry>,
+    #[serde(default)]
+    links: Vec<LinkGroup>,
+    #[serde(default)]
+    distances: DistanceEntry,
+    #[serde(default)]
+    devices: Vec<DeviceEntry>,
+    hardware: Option<HardwareEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Shape {
+    sockets: u16,
+    #[serde(default = "one")]
+    nodes_per_socket: u16,
+    cores_per_node: u16,
+    #[serde(default = "one")]
+    threads_per_core: u16,
+    #[serde(with = "homenode_units::text")]
+    memory_per_node: Bytes,
+    #[serde(default, with = "homenode_units::text::option")]
+    memory_bandwidth_per_node: Option<BytesPerSec>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeEntry {
+    id: u16,
+    socket: Option<u16>,
+    #[serde(deserialize_with = "cpu_list")]
+    cpus: CpuSet,
+    #[serde(default = "one")]
+    threads_per_core: u16,
+    #[serde(with = "homenode_units::text")]
+    memory: Bytes,
+    #[serde(default, with = "homenode_units::text::option")]
+    memory_bandwidth: Option<BytesPerSec>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LlcEntry {
+    #[serde(with = "homenode_units::text")]
+    size: Bytes,
+    ways: Option<u32>,
+    line_bytes: u32,
+    #[serde(default)]
+    shared_by: SharedBy,
+    #[serde(default = "one")]
+    per_node: u16,
+}
+
+#[derive(Clone, Copy, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum SharedBy {
+    #[default]
+    Node,
+    Socket,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkGroup {
+    #[serde(default, with = "homenode_units::text::option")]
+    bandwidth: Option<BytesPerSec>,
+    #[serde(default)]
+    between: Vec<(NodeId, NodeId)>,
+    #[serde(default)]
+    directed: Vec<(NodeId, NodeId)>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DistanceEntry {
+    by_hops: Option<Vec<u32>>,
+    rows: Option<Vec<Vec<u32>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DeviceEntry {
+    address: String,
+    class: String,
+    node: NodeId,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HardwareEntry {
+    #[serde(deserialize_with = "hertz")]
+    clock: u64,
+    llc_inclusive: bool,
+    misses_in_flight_max: u32,
+    smt_throughput: f64,
+    tlb_entries_4k: u32,
+    tlb_entries_2m: u32,
+    latency: LatencyEntry,
+    memory_curve: CurveEntry,
+    link: Option<LinkEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LatencyEntry {
+    l1_cycles: f64,
+    l2_cycles: f64,
+    llc_cycles: f64,
+    memory_ns: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CurveEntry {
+    alpha: f64,
+    beta: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkEntry {
+    hop_ns: f64,
+    curve: CurveEntry,
+}
+
+fn one() -> u16 {
+    1
+}
+
+fn cpu_list<'de, D: Deserializer<'de>>(d: D) -> Result<CpuSet, D::Error> {
+    String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+}
+
+/// Reads `"1.87GHz"`.
+fn hertz<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    let text = String::deserialize(d)?;
+    let parsed = [("GHz", 1e9), ("MHz", 1e6)].iter().find_map(|(unit, factor)| {
+        let number = text.strip_suffix(unit)?.trim();
+        let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        plain
+            .then(|| number.parse::<f64>().ok())
+            .flatten()
+            .map(|value| (value * factor).round())
+    });
+    match parsed {
+        Some(value) if value < 1e12 => Ok(value as u64),
+        _ => Err(serde::de::Error::custom(format!(
+            "`{text}` is not a clock such as `1.87GHz`"
+        ))),
+    }
+}
+
+/// One node as described, before its CPUs are spelled out.
+struct Described {
+    node: Node,
+    cpus: Vec<Cpu>,
+}
+
+impl MachineFile {
+    /// The machine that the file describes.
+    pub(crate) fn machine(self) -> Result<Machine, MachineError> {
+        let name = self.name;
+        let described = match (&self.shape, self.node.as_slice()) {
+            (Some(shape), []) => shape.nodes(&name)?,
+            (None, nodes) => listed_nodes(&name, nodes)?,
+            (Some(_), _) => return Err(MachineError::TwoShapes { machine: name }),
+        };
+        if described.is_empty() {
+            return Err(MachineError::NoNodes { machine: name });
+        }
+        let mut cpus: Vec<Cpu> = described
+            .values()
+            .flat_map(|node| node.cpus.iter().copied())
+            .collect();
+        let llcs = match &self.llc {
+            Some(entry) => entry.caches(&name, &mut cpus)?,
+            None => Vec::new(),
+        };
+        let links = self.links.iter().flat_map(LinkGroup::links).collect();
+        let nodes = described.map(|_, described| described.node.clone());
+        let mut machine = Machine {
+            name,
+            memory_allowed: nodes.node_set(),
+            nodes,
+            cpus,
+            llcs,
+            distances: Distances::default(),
+            links,
+            devices: self.devices.into_iter().map(DeviceEntry::device).collect(),
+            notes: self.notes,
+            hardware: None,
+        };
+        // Distances and routes need links that lead somewhere.
+        machine.check_links(&machine.node_set())?;
+        machine.distances = self.distances.table(&machine)?;
+        machine.hardware = self.hardware.map(|entry| entry.hardware(&machine)).transpose()?;
+        machine.checked()
+    }
+}
+
+impl Shape {
+    fn nodes(&self, machine: &str) -> Result<NodeMap<Described>, MachineError> {
+        let node_count = u64::from(self.sockets) * u64::from(self.nodes_per_socket);
+        let core_count = node_count * u64::from(self.cores_per_node);
+        let limits = [
+            (
+                "sockets times nodes_per_socket",
+                node_count,
+                NODE_COUNT_MAX,
+                "a machine has at most 1024 nodes",
+            ),
+            (
+                "number of CPUs",
+                core_count * u64::from(self.threads_per_core),
+                CPU_COUNT_MAX,
+                "a machine has at most 8192",
+            ),
+        ];
+        for (what, value, limit, expected) in limits {
+            if value > limit {
+                return Err(figure(machine, what, &value, expected));
+            }
+        }
+        if self.threads_per_core == 0 {
+            return Err(figure(machine, "threads_per_core", &0, "it is 1 or more"));
+        }
+        let nodes = (0..node_count as u16).map(|id| {
+            let socket = id / self.nodes_per_socket;
+            let first_core = u32::from(id) * u32::from(self.cores_per_node);
+            let threads = (0..u32::from(self.threads_per_core)).flat_map(|thread| {
+                (0..u32::from(self.cores_per_node)).map(move |core| (thread, first_core + core))
+            });
+            let cpus: Vec<Cpu> = threads
+                .map(|(thread, core)| Cpu {
+                    id: CpuId(thread * core_count as u32 + core),
+                    node: NodeId(id),
+                    socket,
+                    core,
+                    llc: None,
+                })
+                .collect();
+            let node = Node {
+                cpus: cpus.iter().map(|cpu| cpu.id).collect(),
+                memory_bytes: self.memory_per_node,
+                memory_bandwidth: self.memory_bandwidth_per_node,
+                socket: Some(socket),
+            };
+            (NodeId(id), Described { node, cpus })
+        });
+        Ok(nodes.collect())
+    }
+}
+
+/// Nodes listed one by one. The lower half of a node's CPU numbers are the first threads of its cores where there are
+/// two threads per core, and so on, as Linux numbers them.
+fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Described>, MachineError> {
+    let mut nodes = NodeMap::new();
+    let mut core_count = 0;
+    for entry in entries {
+        let id = NodeId(entry.id);
+        if nodes.get(id).is_some() {
+            return Err(MachineError::NodeTwice {
+                machine: machine.to_owned(),
+                node: id,
+            });
+        }
+        let threads = usize::from(entry.threads_per_core);
+        if threads == 0 {
+            return Err(figure(
+                machine,
+                &format!("threads_per_core of node {id}"),
+                &0,
+                "it is 1 or more",
+            ));
+        }
+        if !entry.cpus.len().is_multiple_of(threads) {
+            let why = format!("{} CPUs, {threads} threads per core", entry.cpus.len());
+            return Err(uneven(machine, format!("node {id}"), why));
+        }
+        let cores = (entry.cpus.len() / threads) as u32;
+        // A node without a package of its own in the file is taken as one.
+        let socket = entry.socket.unwrap_or(entry.id);
+        let at = |(index, cpu): (usize, CpuId)| Cpu {
+            id: cpu,
+            node: id,
+            socket,
+            core: core_count + index as u32 % cores,
+            llc: None,
+        };
+        let cpus = entry.cpus.iter().enumerate().map(at).collect();
+        let node = Node {
+            cpus: entry.cpus.clone(),
+            memory_bytes: entry.memory,
+            memory_bandwidth: entry.memory_bandwidth,
+            socket: entry.socket,
+        };
+        nodes.insert(id, Described { node, cpus });
+        core_count += cores;
+    }
+    Ok(nodes)
+}
+
+impl LlcEntry {
+    /// The caches, and in each CPU the number of its own.
+    fn caches(&self, machine: &str, cpus: &mut [Cpu]) -> Result<Vec<Llc>, MachineError> {
+        let per_node = u32::from(self.per_node);
+        if per_node == 0 || (self.shared_by == SharedBy::Socket && per_node != 1) {
+            return Err(figure(
+                machine,
+                "per_node of llc",
+                &per_node,
+                "it is 1 or more, and 1 if a socket shares",
+            ));
+        }
+        let place = |cpu: &Cpu| match self.shared_by {
+            SharedBy::Node => cpu.node.0,
+            SharedBy::Socket => cpu.socket,
+        };
+        let mut places: Vec<u16> = cpus.iter().map(place).collect();
+        places.sort_unstable();
+        places.dedup();
+        let mut llcs = Vec::new();
+        for shared in places {
+            let mut cores: Vec<u32> = cpus
+                .iter()
+                .filter(|cpu| place(cpu) == shared)
+                .map(|cpu| cpu.core)
+                .collect();
+            cores.sort_unstable();
+            cores.dedup();
+            if !cores.len().is_multiple_of(per_node as usize) {
+                let why = format!("{} cores, {per_node} last-level caches", cores.len());
+                return Err(uneven(machine, format!("node {shared}"), why));
+            }
+            for cores in cores.chunks(cores.len() / per_node as usize) {
+                let llc = llcs.len() as u32;
+                let mut sharers = CpuSet::new();
+                for cpu in cpus.iter_mut().filter(|cpu| cores.contains(&cpu.core)) {
+                    cpu.llc = Some(llc);
+                    sharers.insert(cpu.id);
+                }
+                let (size_bytes, ways, line_bytes) = (self.size, self.ways, self.line_bytes);
+                llcs.push(Llc {
+                    cpus: sharers,
+                    size_bytes,
+                    ways,
+                    line_bytes,
+                });
+            }
+        }
+        Ok(llcs)
+    }
+}
+
+impl LinkGroup {
+    fn links(&self) -> impl Iterator<Item = Link> + '_ {
+        let both = self.between.iter().flat_map(|&(a, b)| [(a, b), (b, a)]);
+        both.chain(self.directed.iter().copied()).map(|(from, to)| Link {
+            from,
+            to,
+            bandwidth: self.bandwidth,
+        })
+    }
+}
+
+impl DistanceEntry {
+    fn table(self, machine: &Machine) -> Result<Distances, MachineError> {
+        let by_hops = match (self.by_hops, self.rows) {
+            (None, Some(rows)) => return Ok(Distances { rows }),
+            (Some(by_hops), None) => by_hops,
+            // What Linux takes where firmware says nothing: all other nodes are equally far.
+            (None, None) => [10].into_iter().chain(vec![20; machine.nodes.len()]).collect(),
+            (Some(_), Some(_)) => {
+                let expected = "give `by_hops` or `rows`, not both";
+                return Err(figure(
+                    &machine.name,
+                    "table of distances",
+                    &"given twice",
+                    expected,
+                ));
+            }
+        };
+        let distance = |from: NodeId, to: NodeId| {
+            let hops = match machine.links.is_empty() {
+                true => usize::from(from != to),
+                false => machine.route(from, to).map_or(0, |route| route.len()),
+            };
+            by_hops.get(hops).copied().ok_or_else(|| {
+                let what = format!("by_hops, for the {hops} hops from node {from} to node {to},");
+                figure(
+                    &machine.name,
+                    &what,
+                    &"missing",
+                    "it holds one distance for each number of hops, from 0",
+                )
+            })
+        };
+        let row = |from: NodeId| {
+            machine
+                .nodes
+                .keys()
+                .map(|to| distance(from, to))
+                .collect::<Result<Vec<u32>, _>>()
+        };
+        Ok(Distances {
+            rows: machine.nodes.keys().map(row).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl DeviceEntry {
+    fn device(self) -> Device {
+        Device {
+            address: self.address,
+            class: self.class,
+            node: self.node,
+        }
+    }
+}
+
+impl HardwareEntry {
+    fn hardware(self, machine: &Machine) -> Result<Hardware, MachineError> {
+        let curve = |entry: CurveEntry| LoadCurve {
+            alpha: entry.alpha,
+            beta: entry.beta,
+        };
+        let link = match self.link {
+            Some(link) => LinkTiming {
+                hop_ns: link.hop_ns,
+                curve: curve(link.curve),
+            },
+            None if machine.nodes.len() == 1 => LinkTiming {
+                hop_ns: 0.0,
+                curve: LoadCurve {
+                    alpha: 0.0,
+                    beta: 0.0,
+                },
+            },
+            None => {
+                let expected = "a machine of several nodes needs hop_ns and curve";
+                return Err(figure(&machine.name, "table hardware.link", &"missing", expected));
+            }
+        };
+        let LatencyEntry {
+            l1_cycles,
+            l2_cycles,
+            llc_cycles,
+            memory_ns,
+        } = self.latency;
+        Ok(Hardware {
+            clock_hz: self.clock,
+            latency: Latency {
+                l1_cycles,
+                l2_cycles,
+                llc_cycles,
+                memory_ns,
+            },
+            llc_inclusive: self.llc_inclusive,
+            misses_in_flight_max: self.misses_in_flight_max,
+            memory_curve: curve(self.memory_curve),
+            link,
+            smt_throughput: self.smt_throughput,
+            tlb_entries_4k: self.tlb_entries_4k,
+            tlb_entries_2m: self.tlb_entries_2m,
+        })
+    }
+}
+
+fn figure(machine: &str, what: &str, value: &dyn ToString, expected: &'static str) -> MachineError {
+    MachineError::Figure {
+        machine: machine.to_owned(),
+        what: what.to_owned(),
+        value: value.to_string(),
+        expected,
+    }
+}
+
+fn uneven(machine: &str, what: String, why: String) -> MachineError {
+    MachineError::Uneven {
+        machine: machine.to_owned(),
+        what,
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests;

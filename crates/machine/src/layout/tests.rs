@@ -1,0 +1,474 @@
+use homenode_units::{Bytes, CpuId, NodeId};
+use proptest::prelude::*;
+
+use crate::file::Problem;
+use crate::load::LoadError;
+use crate::model::Machine;
+use crate::rules::MachineError;
+
+const UNIFORM: &str = r#"
+name = "uniform"
+[shape]
+sockets = 2
+nodes_per_socket = 2
+cores_per_node = 2
+threads_per_core = 2
+memory_per_node = "4GiB"
+memory_bandwidth_per_node = "10GB/s"
+[llc]
+size = "8MiB"
+ways = 16
+line_bytes = 64
+shared_by = "socket"
+[[links]]
+bandwidth = "5GB/s"
+between = [[0, 1], [1, 2], [2, 3]]
+directed = [[3, 0]]
+[distances]
+by_hops = [10, 14, 18, 22]
+[hardware]
+clock = "2GHz"
+llc_inclusive = true
+misses_in_flight_max = 10
+smt_throughput = 1.25
+tlb_entries_4k = 64
+tlb_entries_2m = 32
+[hardware.latency]
+l1_cycles = 4
+l2_cycles = 12
+llc_cycles = 40
+memory_ns = 80
+[hardware.memory_curve]
+alpha = 0.3
+beta = 0.02
+[hardware.link]
+hop_ns = 50
+curve.alpha = 1.3
+curve.beta = 0.08
+"#;
+
+const LISTED: &str = r#"
+name = "listed"
+[[node]]
+id = 0
+socket = 0
+cpus = "0-1,8-9"
+threads_per_core = 2
+memory = "4GiB"
+[[node]]
+id = 8
+cpus = "2"
+memory = "0B"
+[[node]]
+id = 252
+cpus = ""
+memory = "16GiB"
+[distances]
+rows = [[10, 40, 80], [40, 10, 80], [80, 80, 10]]
+[[devices]]
+address = "0000:3b:00.0"
+class = "0x020000"
+node = 8
+"#;
+
+fn read(text: &str) -> Result<Machine, LoadError> {
+    Machine::from_toml("m.toml", text)
+}
+
+fn refused(text: &str) -> MachineError {
+    match read(text).expect_err("must be refused") {
+        LoadError::Machine { error, .. } => error,
+        other => panic!("{other}"),
+    }
+}
+
+fn said(from: &str, to: &str) -> String {
+    assert!(UNIFORM.contains(from), "{from}");
+    read(&UNIFORM.replacen(from, to, 1))
+        .expect_err("must be refused")
+        .to_string()
+}
+
+#[test]
+fn counts_become_nodes_cpus_caches_and_links() {
+    let machine = read(UNIFORM).unwrap();
+    assert_eq!(machine.nodes[NodeId(1)].cpus.to_string(), "2-3,10-11");
+    assert_eq!(machine.nodes[NodeId(3)].socket, Some(1));
+    assert_eq!(
+        machine
+            .llcs
+            .iter()
+            .map(|llc| llc.cpus.to_string())
+            .collect::<Vec<_>>(),
+        ["0-3,8-11", "4-7,12-15"]
+    );
+    assert_eq!(machine.links.len(), 7);
+    // The way back from node 0 to node 3 is one link shorter than the way there.
+    assert_eq!(
+        (
+            machine.distance(NodeId(0), NodeId(3)),
+            machine.distance(NodeId(3), NodeId(0))
+        ),
+        (Some(22), Some(14))
+    );
+    assert_eq!(machine.hardware.unwrap().clock_hz, 2_000_000_000);
+}
+
+#[test]
+fn the_documented_example_reads() {
+    let lines = include_str!("../layout.rs")
+        .lines()
+        .filter_map(|line| line.strip_prefix("//!"));
+    let lines = lines.map(str::trim).skip_while(|line| *line != "```toml").skip(1);
+    let example: Vec<&str> = lines.take_while(|line| *line != "```").collect();
+    let machine = read(&example.join("\n")).unwrap();
+    assert_eq!(
+        (machine.name.as_str(), machine.cpus.len(), machine.links.len()),
+        ("example", 16, 2)
+    );
+}
+
+#[test]
+fn several_caches_per_node_share_its_cores_evenly() {
+    let text = UNIFORM.replace("shared_by = \"socket\"", "per_node = 2");
+    let machine = read(&text).unwrap();
+    assert_eq!(machine.llcs.len(), 8);
+    assert_eq!(machine.llcs[1].cpus.to_string(), "1,9");
+    assert_eq!(machine.llcs_of(NodeId(1)), [2, 3]);
+}
+
+#[test]
+fn nodes_can_be_listed_with_gaps_and_without_cpus_or_memory() {
+    let machine = read(LISTED).unwrap();
+    assert_eq!(machine.node_set().to_string(), "0,8,252");
+    assert_eq!(machine.memory_nodes().to_string(), "0,252");
+    let core = |cpu: u32| machine.cpu(CpuId(cpu)).unwrap().core;
+    assert_eq!([core(0), core(1), core(8), core(9), core(2)], [0, 1, 0, 1, 2]);
+    assert_eq!(machine.nodes[NodeId(8)].socket, None);
+    assert_eq!(machine.nodes[NodeId(252)].memory_bytes, Bytes::from_gib(16));
+    assert!(machine.hardware.is_none() && machine.llcs.is_empty());
+}
+
+#[test]
+fn without_links_and_distances_all_nodes_are_equally_far() {
+    let text = LISTED.replace("rows = [[10, 40, 80], [40, 10, 80], [80, 80, 10]]", "");
+    let machine = read(&text).unwrap();
+    assert_eq!(machine.distances.rows, [[10, 20, 20], [20, 10, 20], [20, 20, 10]]);
+}
+
+#[test]
+fn links_that_lead_nowhere_are_refused() {
+    let error = refused(&UNIFORM.replace("[2, 3]]", "[2, 7]]"));
+    assert!(
+        matches!(
+            error,
+            MachineError::LinkToNowhere {
+                from: NodeId(2),
+                to: NodeId(7),
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(
+        error.to_string(),
+        "machine uniform: link 2 to 7 leads to nowhere: the machine has nodes 0-3"
+    );
+    let error = refused(
+        &UNIFORM
+            .replace("directed = [[3, 0]]", "")
+            .replace(", [2, 3]]", "]"),
+    );
+    assert!(
+        matches!(
+            error,
+            MachineError::NoRoute {
+                from: NodeId(0),
+                to: NodeId(3),
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = refused(&UNIFORM.replace("[[3, 0]]", "[[3, 3]]"));
+    assert!(
+        matches!(error, MachineError::LinkToSelf { node: NodeId(3), .. }),
+        "{error}"
+    );
+    let error = refused(&UNIFORM.replace("[[3, 0]]", "[[1, 0]]"));
+    assert!(
+        matches!(
+            error,
+            MachineError::LinkTwice {
+                from: NodeId(1),
+                to: NodeId(0),
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn distances_are_a_square_table_of_10_to_255() {
+    let rows = |rows: &str| refused(&LISTED.replace("[[10, 40, 80], [40, 10, 80], [80, 80, 10]]", rows));
+    assert!(matches!(
+        rows("[[10, 40], [40, 10]]"),
+        MachineError::DistanceShape {
+            rows: 2,
+            nodes: 3,
+            ..
+        }
+    ));
+    let error = rows("[[10, 9, 80], [40, 10, 80], [80, 80, 10]]");
+    assert!(
+        matches!(
+            error,
+            MachineError::Distance {
+                from: NodeId(0),
+                to: NodeId(8),
+                distance: 9,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = rows("[[10, 256, 80], [40, 10, 80], [80, 80, 10]]");
+    assert!(
+        matches!(error, MachineError::Distance { distance: 256, .. }),
+        "{error}"
+    );
+    let error = rows("[[11, 40, 80], [40, 10, 80], [80, 80, 10]]");
+    assert!(
+        matches!(error, MachineError::Distance { distance: 11, .. }),
+        "{error}"
+    );
+    let error = refused(&UNIFORM.replace(", 18, 22]", "]"));
+    assert!(
+        error.to_string().contains("2 hops from node 0 to node 2"),
+        "{error}"
+    );
+    let error = refused(&UNIFORM.replace("by_hops", "rows = [[10]]\nby_hops"));
+    assert!(error.to_string().contains("not both"), "{error}");
+}
+
+#[test]
+fn a_negative_distance_is_refused_with_its_place() {
+    let error = read(&LISTED.replace("[40, 10, 80]", "[-40, 10, 80]")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "m.toml:18:24: a whole number from 0 to 4294967295 is expected, not the number -40 (key `distances.rows`)"
+    );
+}
+
+#[test]
+fn a_machine_without_nodes_or_cpus_is_refused() {
+    assert!(matches!(
+        refused("name = \"empty\""),
+        MachineError::NoNodes { .. }
+    ));
+    assert!(matches!(
+        refused(&UNIFORM.replace("sockets = 2", "sockets = 0")),
+        MachineError::NoNodes { .. }
+    ));
+    assert!(matches!(
+        refused(&UNIFORM.replace("cores_per_node = 2", "cores_per_node = 0")),
+        MachineError::NoCpus { .. }
+    ));
+    let text = LISTED
+        .replace("0-1,8-9", "")
+        .replace("cpus = \"2\"", "cpus = \"\"");
+    assert!(matches!(refused(&text), MachineError::NoCpus { .. }));
+}
+
+#[test]
+fn twice_the_same_cpu_or_node_is_refused() {
+    let error = refused(&LISTED.replace("cpus = \"2\"", "cpus = \"9\""));
+    assert!(
+        matches!(error, MachineError::CpuTwice { cpu: CpuId(9), .. }),
+        "{error}"
+    );
+    let error = refused(&LISTED.replace("id = 252", "id = 8"));
+    assert!(
+        matches!(error, MachineError::NodeTwice { node: NodeId(8), .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn counts_and_nodes_together_are_refused() {
+    let error = refused(&format!(
+        "{UNIFORM}\n[[node]]\nid = 9\ncpus = \"99\"\nmemory = \"1GiB\"\n"
+    ));
+    assert!(matches!(error, MachineError::TwoShapes { .. }), "{error}");
+}
+
+#[test]
+fn uneven_shapes_are_refused() {
+    let error = refused(&LISTED.replace("0-1,8-9", "0-1,8"));
+    assert!(matches!(error, MachineError::Uneven { .. }), "{error}");
+    assert_eq!(
+        error.to_string(),
+        "machine listed: node 0 does not divide evenly: 3 CPUs, 2 threads per core"
+    );
+    let error = refused(&UNIFORM.replace("shared_by = \"socket\"", "per_node = 3"));
+    assert!(matches!(error, MachineError::Uneven { .. }), "{error}");
+}
+
+#[test]
+fn figures_that_no_hardware_has_are_refused() {
+    for (from, to, what) in [
+        (
+            "smt_throughput = 1.25",
+            "smt_throughput = 2.5",
+            "smt_throughput is 2.5; two threads do the work of 1 to 2",
+        ),
+        (
+            "smt_throughput = 1.25",
+            "smt_throughput = 0.9",
+            "smt_throughput is 0.9",
+        ),
+        (
+            "smt_throughput = 1.25",
+            "smt_throughput = nan",
+            "smt_throughput is NaN",
+        ),
+        (
+            "\"10GB/s\"",
+            "\"0B/s\"",
+            "memory bandwidth of node 0 is 0B/s; it is above 0",
+        ),
+        ("\"5GB/s\"", "\"0B/s\"", "bandwidth of link 0 to 1 is 0B/s"),
+        (
+            "\"5GB/s\"",
+            "\"5000TB/s\"",
+            "bandwidth of link 0 to 1 is 5000TB/s",
+        ),
+        ("\"4GiB\"", "\"4000000TiB\"", "memory of node 0 is"),
+        ("\"8MiB\"", "\"0B\"", "size of last-level cache 0 is 0B"),
+        (
+            "line_bytes = 64",
+            "line_bytes = 60",
+            "line size of last-level cache 0 is 60; it is a power of two",
+        ),
+        ("ways = 16", "ways = 0", "ways of last-level cache 0 is 0"),
+        ("clock = \"2GHz\"", "clock = \"2MHz\"", "clock in Hz is 2000000"),
+        ("memory_ns = 80", "memory_ns = -80", "latency memory_ns is -80"),
+        ("hop_ns = 50", "hop_ns = 0", "hop_ns of a link is 0"),
+        ("curve.beta = 0.08", "curve.beta = -1", "beta of link curve is -1"),
+        ("alpha = 0.3", "alpha = inf", "alpha of memory_curve is inf"),
+        (
+            "misses_in_flight_max = 10",
+            "misses_in_flight_max = 0",
+            "misses_in_flight_max is 0",
+        ),
+        ("tlb_entries_4k = 64", "tlb_entries_4k = 0", "TLB entries_4k is 0"),
+        (
+            "threads_per_core = 2",
+            "threads_per_core = 0",
+            "threads_per_core is 0",
+        ),
+        (
+            "cores_per_node = 2",
+            "cores_per_node = 65535",
+            "number of CPUs is 524280; a machine has at most 8192",
+        ),
+        (
+            "sockets = 2",
+            "sockets = 65535",
+            "sockets times nodes_per_socket is 131070",
+        ),
+    ] {
+        let text = said(from, to);
+        assert!(
+            text.starts_with("m.toml: machine uniform: ") && text.contains(what),
+            "{to}: {text}"
+        );
+    }
+}
+
+#[test]
+fn quantities_that_cannot_be_read_are_refused_with_their_place() {
+    for (from, to, what) in [
+        ("\"4GiB\"", "\"-4GiB\"", "m.toml:8:19: `-4GiB` is not a size"),
+        (
+            "\"2GHz\"",
+            "\"2\"",
+            "`2` is not a clock such as `1.87GHz` (key `hardware.clock`)",
+        ),
+        ("\"2GHz\"", "\"1e9GHz\"", "is not a clock"),
+        (
+            "\"socket\"",
+            "\"sokcet\"",
+            "unknown value `sokcet`; did you mean `socket`?",
+        ),
+        (
+            "cores_per_node",
+            "cores_per_nod",
+            "unknown key `cores_per_nod`; did you mean `cores_per_node`? (in `shape`)",
+        ),
+        (
+            "alpha = 0.3",
+            "alhpa = 0.3",
+            "unknown key `alhpa`; did you mean `alpha`? (in `hardware.memory_curve`)",
+        ),
+        ("clock = \"2GHz\"\n", "", "key `clock` is missing (in `hardware`)"),
+    ] {
+        let text = said(from, to);
+        assert!(text.contains(what), "{to}: {text}");
+    }
+    let error = read(&LISTED.replace("0-1,8-9", "0-x")).unwrap_err().to_string();
+    assert!(
+        error.contains("`0-x` is not a list such as `0-3,8` (key `node.cpus`)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn several_nodes_need_the_timing_of_links() {
+    let cut = UNIFORM.find("[hardware.link]").unwrap();
+    let error = refused(&UNIFORM[..cut]);
+    assert!(
+        error.to_string().contains("table hardware.link is missing"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_device_on_no_node_is_refused() {
+    let error = refused(&LISTED.replace("class = \"0x020000\"\nnode = 8", "class = \"0x020000\"\nnode = 1"));
+    assert!(
+        matches!(error, MachineError::DeviceOnUnknownNode { node: NodeId(1), .. }),
+        "{error}"
+    );
+}
+
+proptest! {
+    #[test]
+    fn a_truncated_file_gives_a_machine_or_an_error_with_the_path(length in 0usize..UNIFORM.len(), listed in any::<bool>()) {
+        let text = if listed { LISTED } else { UNIFORM };
+        if let Err(error) = read(&text[..length.min(text.len())]) {
+            prop_assert!(error.to_string().starts_with("m.toml"), "{error}");
+            if let LoadError::File(file) = &error {
+                prop_assert!(!matches!(*file.problem, Problem::Unreadable(_)));
+            }
+        }
+    }
+
+    #[test]
+    fn any_number_anywhere_gives_a_machine_or_an_error(at in 0usize..60, number in prop_oneof![
+        any::<i64>().prop_map(|n| n.to_string()), any::<f64>().prop_map(|n| format!("{n:?}")), Just("255".to_owned())
+    ]) {
+        // Puts a number in place of the at-th one of the file.
+        let starts: Vec<usize> = UNIFORM
+            .char_indices()
+            .filter(|(i, c)| c.is_ascii_digit() && !UNIFORM[..*i].ends_with(|p: char| p.is_ascii_alphanumeric() || p == '.' || p == '_'))
+            .map(|(i, _)| i)
+            .collect();
+        let start = starts[at % starts.len()];
+        let end = start + UNIFORM[start..].find(|c: char| !c.is_ascii_digit() && c != '.').unwrap();
+        if let Err(error) = read(&format!("{}{number}{}", &UNIFORM[..start], &UNIFORM[end..])) {
+            prop_assert!(error.to_string().starts_with("m.toml"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Machines from files, and the presets that come with the program.
+
+use std::path::{Path, PathBuf};
+
+use crate::file::{Candidates, FileError, read_text_file, read_toml};
+use crate::layout::MachineFile;
+use crate::model::Machine;
+use crate::rules::MachineError;
+
+/// Why a machine file gives no machine.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LoadError {
+    /// The file cannot be read, or is not a machine file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The file describes a machine that cannot be.
+    #[error("{}: {error}", path.display())]
+    Machine {
+        /// The file.
+        path: PathBuf,
+        /// What cannot be.
+        error: MachineError,
+    },
+    /// There is no preset of that name.
+    #[error("no machine preset `{name}`{valid}")]
+    UnknownPreset {
+        /// The name asked for.
+        name: String,
+        /// All presets, the nearest first.
+        valid: PresetNames,
+    },
+}
+
+/// Names of presets, the nearest to what was asked for first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PresetNames(pub Candidates);
+
+impl std::fmt::Display for PresetNames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all = self.0.names.join("`, `");
+        match self.0.near {
+            true => write!(f, "; did you mean `{}`? There are `{all}`", self.0.names[0]),
+            false => write!(f, "; there are `{all}`"),
+        }
+    }
+}
+
+macro_rules! presets {
+    ($($name:literal),*) => {
+        &[$(($name, concat!($name, ".toml"), include_str!(concat!("../../../data/machines/", $name, ".toml")))),*]
+    };
+}
+
+/// Name, file name and text of every preset, in alphabetical order.
+const PRESETS: &[(&str, &str, &str)] = presets![
+    "amd48",
+    "amd6344x8",
+    "e5_1603v3",
+    "i7_pml",
+    "r420",
+    "r910",
+    "xeon26x2"
+];
+
+/// Names of the machines that come with the program.
+pub fn preset_names() -> impl Iterator<Item = &'static str> {
+    PRESETS.iter().map(|(name, ..)| *name)
+}
+
+/// A machine that comes with the program: the hosts of the published experiments.
+///
+/// # Errors
+/// [`LoadError::UnknownPreset`], which names the nearest and lists all.
+pub fn preset(name: &str) -> Result<Machine, LoadError> {
+    match PRESETS.iter().find(|(known, ..)| *known == name) {
+        Some((_, file, text)) => Machine::from_toml(file, text),
+        None => {
+            let valid = PresetNames(Candidates::of(name, preset_names()));
+            Err(LoadError::UnknownPreset {
+                name: name.to_owned(),
+                valid,
+            })
+        }
+    }
+}
+
+impl Machine {
+    /// Reads a machine from the text of a file; `path` is only for messages.
+    ///
+    /// # Errors
+    /// Text that is not a machine file, and machines that cannot be.
+    pub fn from_toml(path: impl AsRef<Path>, text: &str) -> Result<Machine, LoadError> {
+        let path = path.as_ref();
+        let file: MachineFile = read_toml(path, text)?;
+        file.machine().map_err(|error| LoadError::Machine {
+            path: path.to_owned(),
+            error,
+        })
+    }
+
+    /// Opens a machine file and reads it.
+    ///
+    /// # Errors
+    /// As [`Machine::from_toml`], and a file that cannot be read.
+    pub fn from_toml_file(path: impl AsRef<Path>) -> Result<Machine, LoadError> {
+        let path = path.as_ref();
+        Machine::from_toml(path, &read_text_file(path)?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

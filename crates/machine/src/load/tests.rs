@@ -1,0 +1,287 @@
+use super::*;
+use crate::file::Problem;
+use homenode_units::{Bytes, BytesPerSec, CpuId, NodeId, NodeSet};
+
+#[test]
+fn every_preset_is_a_possible_machine_of_its_own_name_with_timing() {
+    assert_eq!(preset_names().count(), 7);
+    for name in preset_names() {
+        let machine = preset(name).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(machine.name, name);
+        assert!(machine.hardware.is_some(), "{name} has no timing");
+        assert!(
+            machine.cpus.iter().all(|cpu| cpu.llc.is_some()),
+            "{name}: a CPU has no LLC"
+        );
+        assert!(
+            machine.nodes.values().all(|node| node.memory_bandwidth.is_some()),
+            "{name}"
+        );
+        assert!(
+            machine.links.iter().all(|link| link.bandwidth.is_some()),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn an_unknown_preset_names_the_nearest_and_lists_all() {
+    let error = preset("r901").unwrap_err();
+    let LoadError::UnknownPreset { valid, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (valid.0.names[0].as_str(), valid.0.near, valid.0.names.len()),
+        ("r910", true, 7)
+    );
+    let text = error.to_string();
+    assert!(
+        text.starts_with("no machine preset `r901`; did you mean `r910`?"),
+        "{text}"
+    );
+    assert!(preset_names().all(|name| text.contains(name)), "{text}");
+    let text = preset("zen5-turin").unwrap_err().to_string();
+    assert!(
+        text.starts_with("no machine preset `zen5-turin`; there are `"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("did you mean") && preset_names().all(|name| text.contains(name)),
+        "{text}"
+    );
+}
+
+/// Whether a line of a machine file holds a figure: digits outside of texts, or a quantity, or a yes or no.
+fn holds_a_figure(line: &str) -> bool {
+    let code = line.split('#').next().unwrap_or_default().trim();
+    if code.is_empty()
+        || code.starts_with("name =")
+        || (code.starts_with('[')
+            && code
+                .trim_end_matches(']')
+                .ends_with(|c: char| c.is_alphabetic() || c == '_'))
+    {
+        return false;
+    }
+    let value = code.split_once('=').map_or(code, |(_, value)| value);
+    value.contains(|c: char| c.is_ascii_digit())
+        || value.contains("true")
+        || value.contains("false")
+        || code.starts_with("shared_by")
+}
+
+#[test]
+fn every_figure_of_every_preset_names_its_source() {
+    for (name, _, text) in PRESETS {
+        let mut figures = 0;
+        let mut in_notes = false;
+        for (at, line) in text.lines().enumerate() {
+            // Notes are sentences for people, and may run over several lines.
+            in_notes = (in_notes || line.starts_with("notes =")) && !line.trim_end().ends_with(']');
+            if in_notes || line.starts_with("notes =") || !holds_a_figure(line) {
+                continue;
+            }
+            figures += 1;
+            let comment = line
+                .split_once(" # ")
+                .map(|(_, comment)| comment)
+                .unwrap_or_default();
+            let named = [
+                "seed 000 ",
+                "seed 001 ",
+                "seed 002 ",
+                "seed 003 ",
+                "seed 004 ",
+                "facts 3.3 ",
+                "facts 5.4",
+            ];
+            let sourced = named.iter().any(|source| comment.starts_with(source));
+            let reasoned = comment
+                .strip_prefix("estimate: ")
+                .is_some_and(|reason| reason.len() >= 8);
+            assert!(
+                sourced || reasoned,
+                "{name}.toml line {}: no source for a figure: {line}",
+                at + 1
+            );
+        }
+        assert!(
+            figures >= 20,
+            "{name}: only {figures} figures found; does the test still see them?"
+        );
+    }
+}
+
+#[test]
+fn a_figure_without_a_source_would_be_noticed() {
+    for line in [
+        "sockets = 4",
+        "    [0, 1], [2, 3],",
+        "llc_inclusive = true",
+        "size = \"5MiB\"",
+        "by_hops = [10, 16]",
+    ] {
+        assert!(holds_a_figure(line), "{line}");
+    }
+    for line in [
+        "[shape]",
+        "[[links]]  # QPI",
+        "# 4 sockets",
+        "]",
+        "between = [",
+        "name = \"r910\"",
+        "[hardware.memory_curve]",
+    ] {
+        assert!(!holds_a_figure(line), "{line}");
+    }
+}
+
+#[test]
+fn r910_has_hyperthread_siblings_after_all_first_threads_and_qpi_between_every_two_sockets() {
+    let machine = preset("r910").unwrap();
+    assert_eq!(
+        (
+            machine.nodes.len(),
+            machine.cpus.len(),
+            machine.core_count(NodeId(2))
+        ),
+        (4, 32, 4)
+    );
+    assert_eq!(machine.nodes[NodeId(1)].cpus.to_string(), "4-7,20-23");
+    let core = |cpu: u32| machine.cpu(CpuId(cpu)).unwrap().core;
+    assert_eq!((core(5), core(21), core(6)), (5, 5, 6));
+    assert_eq!(machine.nodes[NodeId(0)].memory_bytes, Bytes::from_gib(16));
+    assert_eq!((machine.links.len(), machine.llcs.len()), (12, 4));
+    for from in machine.nodes.keys() {
+        for to in machine.nodes.keys() {
+            assert_eq!(machine.route(from, to).unwrap().len(), usize::from(from != to));
+        }
+    }
+}
+
+#[test]
+fn amd48_is_at_most_two_hops_wide_and_its_distances_say_how_many() {
+    let machine = preset("amd48").unwrap();
+    assert_eq!(
+        (machine.nodes.len(), machine.cpus.len(), machine.llcs.len()),
+        (8, 48, 8)
+    );
+    let mut hops_total = 0;
+    for from in machine.nodes.keys() {
+        let mut at_hops = [0; 3];
+        for to in machine.nodes.keys() {
+            let hops = machine.route(from, to).unwrap().len();
+            assert_eq!(machine.distance(from, to), Some([10, 16, 22][hops]));
+            at_hops[hops] += 1;
+            hops_total += hops;
+        }
+        assert_eq!(at_hops, [1, 4, 3]);
+    }
+    assert_eq!(hops_total as f64 / 64.0, 1.25); // as the header of amd48.toml says
+    let bandwidth = |from, to| {
+        let route = machine.route(NodeId(from), NodeId(to)).unwrap();
+        machine.links[route[0]].bandwidth.unwrap()
+    };
+    assert_eq!(bandwidth(0, 2), BytesPerSec(6 << 30));
+    assert_eq!(bandwidth(0, 1), BytesPerSec(12 << 30));
+    let at = |node| machine.devices.iter().any(|device| device.node == NodeId(node));
+    assert!(at(0) && at(6));
+}
+
+#[test]
+fn amd48_latencies_are_those_of_table_3_within_three_percent() {
+    let machine = preset("amd48").unwrap();
+    let hardware = machine.hardware.unwrap();
+    let cycles = |hops: f64| {
+        (hardware.latency.memory_ns + hops * hardware.link.hop_ns) * hardware.clock_hz as f64 / 1e9
+    };
+    for (hops, published) in [(0.0, 156.0), (1.0, 276.0), (2.0, 383.0)] {
+        assert!(
+            (cycles(hops) / published - 1.0).abs() < 0.03,
+            "{hops} hops: {} cycles",
+            cycles(hops)
+        );
+    }
+}
+
+#[test]
+fn the_shapes_that_the_seeds_print() {
+    let shape = |name: &str| {
+        let machine = preset(name).unwrap();
+        let memory: Bytes = machine.nodes.values().map(|node| node.memory_bytes).sum();
+        (machine.nodes.len(), machine.cpus.len(), memory)
+    };
+    assert_eq!(shape("e5_1603v3"), (1, 4, Bytes::from_mib(8096)));
+    assert_eq!(shape("amd6344x8"), (8, 48, Bytes::from_gib(64)));
+    assert_eq!(shape("xeon26x2"), (2, 52, Bytes::from_gib(128)));
+    assert_eq!(shape("i7_pml"), (1, 8, Bytes::from_gib(16)));
+    assert_eq!(shape("r420").0, 2);
+}
+
+#[test]
+fn a_file_is_named_in_every_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.toml");
+    let text = PRESETS.iter().find(|(name, ..)| *name == "r420").unwrap().2;
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(Machine::from_toml_file(&path).unwrap().name, "r420");
+    let error = Machine::from_toml_file(dir.path().join("none.toml")).unwrap_err();
+    assert!(error.to_string().contains("none.toml"), "{error}");
+    let error = Machine::from_toml(&path, &text.replace("sockets = 2", "sockets = 0")).unwrap_err();
+    let LoadError::Machine {
+        path: named,
+        error: MachineError::NoNodes { .. },
+    } = &error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(named, &path);
+    let error = Machine::from_toml(&path, &text.replace("sockets", "socket")).unwrap_err();
+    let LoadError::File(file) = &error else {
+        panic!("{error}")
+    };
+    assert!(matches!(*file.problem, Problem::UnknownKey { .. }), "{error}");
+    assert!(error.to_string().contains("did you mean `sockets`?"), "{error}");
+}
+
+#[test]
+fn the_json_is_what_programs_want() {
+    let machine = preset("amd48").unwrap();
+    let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&machine).unwrap()).unwrap();
+    assert_eq!(json["name"], "amd48");
+    assert_eq!(json["nodes"].as_array().unwrap().len(), 8);
+    assert_eq!(json["cpus"].as_array().unwrap().len(), 48);
+    assert_eq!(
+        json["nodes"][3],
+        serde_json::json!({
+            "id": 3, "cpus": [18, 19, 20, 21, 22, 23], "memory_bytes": 16_u64 << 30, "memory_allowed": true,
+            "memory_bandwidth_bytes_per_sec": 13_u64 << 30, "socket": 1, "llcs": [3],
+        })
+    );
+    assert_eq!(
+        json["cpus"][20],
+        serde_json::json!({"id": 20, "node": 3, "socket": 1, "core": 20, "llc": 3})
+    );
+    assert_eq!(
+        json["distances"][0],
+        serde_json::json!([10, 16, 16, 22, 16, 22, 16, 22])
+    );
+    assert_eq!(
+        json["links"][0],
+        serde_json::json!({"from": 0, "to": 1, "bandwidth_bytes_per_sec": 12_u64 << 30})
+    );
+    assert_eq!(json["llcs"][7]["size_bytes"], 5 << 20);
+    assert_eq!(json["devices"][1]["node"], 6);
+    assert_eq!(json["hardware"]["clock_hz"], 2_200_000_000_u64);
+    assert!(json["notes"].is_array());
+}
+
+#[test]
+fn memory_that_a_cpuset_forbids_is_no_home() {
+    let mut machine = preset("r910").unwrap();
+    machine.memory_allowed.remove(NodeId(2));
+    assert_eq!(
+        machine.memory_nodes(),
+        [0, 1, 3].map(NodeId).into_iter().collect::<NodeSet>()
+    );
+}

@@ -1,0 +1,272 @@
+//! The types, and what can be asked of a machine. The rules that every machine obeys are in `rules`.
+
+use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet};
+use serde::Serialize;
+
+/// A NUMA host. Built only through [`Machine::checked`], so every other crate may rely on its invariants.
+///
+/// Serializes to the JSON of `homenode machine --json` (see the module `json`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// Preset name, or the host's own name.
+    pub name: String,
+    /// Online nodes. A node may lack CPUs (memory expander) or memory.
+    pub nodes: NodeMap<Node>,
+    /// Nodes whose memory this process may use: all of them, unless a cpuset says otherwise.
+    pub memory_allowed: NodeSet,
+    /// Logical CPUs that are online and that this process may use, ascending by id.
+    pub cpus: Vec<Cpu>,
+    /// Last-level caches; a socket or a node may have several.
+    pub llcs: Vec<Llc>,
+    /// Firmware distances (SLIT), 10 = local.
+    pub distances: Distances,
+    /// Directed links between nodes; empty where the host does not say (then nodes are taken as fully connected).
+    pub links: Vec<Link>,
+    /// PCI devices that the firmware assigns to a node.
+    pub devices: Vec<Device>,
+    /// What is odd about this host, in sentences for people (offline CPUs left out, cpuset limits, …).
+    pub notes: Vec<String>,
+    /// Timing figures, where a preset gives them.
+    pub hardware: Option<Hardware>,
+}
+
+/// One NUMA node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Usable logical CPUs of the node.
+    pub cpus: CpuSet,
+    /// Memory of the node; zero for a memory-less node.
+    pub memory_bytes: Bytes,
+    /// Memory bandwidth that the node's controllers can sustain, where known (preset, or HMAT in sysfs).
+    pub memory_bandwidth: Option<BytesPerSec>,
+    /// Physical package, where known. Several nodes may share one (sub-NUMA clusters, two dies).
+    pub socket: Option<u16>,
+}
+
+/// One logical CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Cpu {
+    /// Kernel's number.
+    pub id: CpuId,
+    /// Node it belongs to.
+    pub node: NodeId,
+    /// Physical package.
+    pub socket: u16,
+    /// Physical core, numbered over the whole host: hyperthread siblings share it.
+    pub core: u32,
+    /// Index into [`Machine::llcs`], where the host says.
+    pub llc: Option<u32>,
+}
+
+/// One last-level cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Llc {
+    /// CPUs that share it.
+    pub cpus: CpuSet,
+    /// Capacity.
+    pub size_bytes: Bytes,
+    /// Associativity, where known.
+    pub ways: Option<u32>,
+    /// Cache line in bytes.
+    pub line_bytes: u32,
+}
+
+/// A directed link between two nodes. The two directions of a cable are two links and may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Where data comes from.
+    pub from: NodeId,
+    /// Where data goes to.
+    pub to: NodeId,
+    /// Data rate that the link can sustain in this direction, where known.
+    pub bandwidth: Option<BytesPerSec>,
+}
+
+/// A PCI device on a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// PCI address, `0000:3b:00.0`.
+    pub address: String,
+    /// PCI class code in hexadecimal, `0x020000` for an Ethernet controller.
+    pub class: String,
+    /// Node that the device is attached to.
+    pub node: NodeId,
+}
+
+/// Distances between nodes, as firmware states them: 10 is local.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Distances {
+    /// One row per node, one value per node, both ascending by node.
+    pub rows: Vec<Vec<u32>>,
+}
+
+/// Timing figures of a machine, all from its preset; the twin is the only reader.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Hardware {
+    /// Core clock in Hz.
+    pub clock_hz: u64,
+    /// Load-to-use latencies without load.
+    pub latency: Latency,
+    /// Whether the LLC holds everything that L1 and L2 hold.
+    pub llc_inclusive: bool,
+    /// Outstanding misses that one core sustains (line fill buffers).
+    pub misses_in_flight_max: u32,
+    /// How memory latency grows with the controllers' load.
+    pub memory_curve: LoadCurve,
+    /// What a link adds.
+    pub link: LinkTiming,
+    /// Throughput of a core running two hyperthreads, as a multiple of one thread alone, in [1, 2].
+    pub smt_throughput: f64,
+    /// Entries of the data TLB (second level where there is one) for 4 KiB pages.
+    pub tlb_entries_4k: u32,
+    /// Entries of the data TLB for 2 MiB pages.
+    pub tlb_entries_2m: u32,
+}
+
+/// Latencies without load.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    /// L1 hit, cycles.
+    pub l1_cycles: f64,
+    /// L2 hit, cycles.
+    pub l2_cycles: f64,
+    /// LLC hit, cycles.
+    pub llc_cycles: f64,
+    /// Memory of the own node, nanoseconds.
+    pub memory_ns: f64,
+}
+
+/// Latency under load, `g(u) = 1 + alpha·u + beta·u^1.5 / (1 − u)`, with `u` the share of the sustained bandwidth in use.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LoadCurve {
+    /// Linear part.
+    pub alpha: f64,
+    /// Queueing part.
+    pub beta: f64,
+}
+
+/// Timing of a link. The curve multiplies [`LinkTiming::hop_ns`] alone, not the whole latency of a remote access.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LinkTiming {
+    /// Latency that one hop adds, nanoseconds.
+    pub hop_ns: f64,
+    /// How it grows with the link's load.
+    pub curve: LoadCurve,
+}
+
+impl Machine {
+    /// All nodes.
+    pub fn node_set(&self) -> NodeSet {
+        self.nodes.node_set()
+    }
+
+    /// Nodes that have memory which this process may use: the only ones that can be a home.
+    pub fn memory_nodes(&self) -> NodeSet {
+        let has_memory = |(id, node): &(NodeId, &Node)| {
+            node.memory_bytes > Bytes::ZERO && self.memory_allowed.contains(*id)
+        };
+        self.nodes.iter().filter(has_memory).map(|(id, _)| id).collect()
+    }
+
+    /// The CPU with this number, if it is usable.
+    pub fn cpu(&self, id: CpuId) -> Option<&Cpu> {
+        self.cpus
+            .binary_search_by_key(&id, |cpu| cpu.id)
+            .ok()
+            .map(|at| &self.cpus[at])
+    }
+
+    /// Node of a CPU, if the CPU is usable.
+    pub fn node_of(&self, id: CpuId) -> Option<NodeId> {
+        self.cpu(id).map(|cpu| cpu.node)
+    }
+
+    /// Usable CPUs of a set of nodes.
+    pub fn cpus_of(&self, nodes: &NodeSet) -> CpuSet {
+        self.cpus
+            .iter()
+            .filter(|cpu| nodes.contains(cpu.node))
+            .map(|cpu| cpu.id)
+            .collect()
+    }
+
+    /// All usable CPUs.
+    pub fn cpu_set(&self) -> CpuSet {
+        self.cpus.iter().map(|cpu| cpu.id).collect()
+    }
+
+    /// Physical cores of a node that have at least one usable CPU.
+    pub fn core_count(&self, node: NodeId) -> usize {
+        let mut cores: Vec<u32> = self
+            .cpus
+            .iter()
+            .filter(|cpu| cpu.node == node)
+            .map(|cpu| cpu.core)
+            .collect();
+        cores.sort_unstable();
+        cores.dedup();
+        cores.len()
+    }
+
+    /// Usable hyperthreads of the busiest core: 1 where there are none, or where all siblings are offline.
+    pub fn threads_per_core(&self) -> usize {
+        let mut cores: Vec<u32> = self.cpus.iter().map(|cpu| cpu.core).collect();
+        cores.sort_unstable();
+        cores.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(1)
+    }
+
+    /// Indices into [`Machine::llcs`] of the last-level caches that CPUs of a node use.
+    pub fn llcs_of(&self, node: NodeId) -> Vec<u32> {
+        let mut llcs: Vec<u32> = self
+            .cpus
+            .iter()
+            .filter(|cpu| cpu.node == node)
+            .filter_map(|cpu| cpu.llc)
+            .collect();
+        llcs.sort_unstable();
+        llcs.dedup();
+        llcs
+    }
+
+    /// Distance between two nodes (10 = local), if both exist.
+    pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
+        let (i, j) = (self.nodes.position(from).ok()?, self.nodes.position(to).ok()?);
+        self.distances.rows.get(i)?.get(j).copied()
+    }
+
+    /// Indices into [`Machine::links`] from one node to another: fewest hops, of equal ones the first links listed.
+    /// Empty for a node to itself; `None` where no route exists.
+    pub fn route(&self, from: NodeId, to: NodeId) -> Option<Vec<usize>> {
+        let mut reached: NodeMap<Vec<usize>> = [(from, Vec::new())].into_iter().collect();
+        let mut frontier = vec![from];
+        while !frontier.is_empty() && reached.get(to).is_none() {
+            let mut next = Vec::new();
+            for node in frontier {
+                for (at, link) in self
+                    .links
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, link)| link.from == node)
+                {
+                    if reached.get(link.to).is_none() {
+                        let mut path = reached[node].clone();
+                        path.push(at);
+                        reached.insert(link.to, path);
+                        next.push(link.to);
+                    }
+                }
+            }
+            frontier = next;
+        }
+        reached.get(to).cloned()
+    }
+
+    /// Whether two nodes are joined by a link, in either direction. Where no links are known all nodes are.
+    pub fn adjacent(&self, a: NodeId, b: NodeId) -> bool {
+        self.links.is_empty()
+            || self
+                .links
+                .iter()
+                .any(|l| (l.from, l.to) == (a, b) || (l.from, l.to) == (b, a))
+    }
+}

@@ -1,0 +1,93 @@
+//! A machine as Linux tells it, in `/sys` and `/proc`.
+//!
+//! [`read`] takes the root as an argument, so that a saved tree of another host reads as well as this one.
+//!
+//! | what | file, below the root | where it is missing |
+//! |---|---|---|
+//! | nodes | `sys/devices/system/node/online` | the `nodeN` directories; none at all: one node with everything |
+//! | a node's CPUs and memory | `…/node/nodeN/{cpulist,meminfo}` | an error |
+//! | distances | `…/node/nodeN/distance` | 10 and 20, with a note |
+//! | memory bandwidth | `…/node/nodeN/access0/initiators/read_bandwidth` (HMAT, MB/s) | `None` |
+//! | CPUs | `sys/devices/system/cpu/{online,present}` | an error; no CPU counted as offline |
+//! | cores, packages | `…/cpu/cpuN/topology/{core_cpus_list,thread_siblings_list,physical_package_id}` | a core each; package 0 |
+//! | last-level caches | `…/cpu/cpuN/cache/indexM/…` | none |
+//! | devices | `sys/bus/pci/devices/*/{numa_node,class}` | left out, as is `-1` |
+//! | what this process may use | `proc/self/status` | everything |
+//! | name | `proc/sys/kernel/hostname` | `host` |
+//!
+//! `reader` knows the files and their formats, `types` holds what they said, and `build` makes a [`Machine`] of it
+//! without looking at a file again.
+
+mod build;
+mod reader;
+mod types;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::model::Machine;
+use crate::rules::MachineError;
+
+/// Why a tree gives no machine. Every error names a path.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SysfsError {
+    /// A file that must be there is not.
+    #[error("{}: missing; {expected}", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// A file is there and cannot be read.
+    #[error("{}: cannot be read: {kind}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        kind: io::ErrorKind,
+    },
+    /// A file or a directory is larger than any kernel makes it.
+    #[error("{}: more than {limit}, which no kernel writes", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The limit, with its unit.
+        limit: &'static str,
+    },
+    /// A file does not hold what it should.
+    #[error("{}: `{found}` is not {expected}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The beginning of what it holds.
+        found: String,
+        /// What it should hold.
+        expected: String,
+    },
+    /// Two files contradict each other, or a tree has no usable CPU.
+    #[error("{}: {error}", root.display())]
+    Impossible {
+        /// The root of the tree.
+        root: PathBuf,
+        /// What cannot be.
+        error: MachineError,
+    },
+}
+
+/// Reads the machine that the tree below `root` describes; `/` is this host.
+///
+/// Links are not in the tree: [`Machine::links`] is empty and [`Machine::hardware`] is `None`.
+///
+/// # Errors
+/// A tree without CPUs, files that are malformed, unreadable or too large, files that contradict each other. A CPU or a
+/// device that disappears while the tree is read may look like the latter; reading again settles it.
+pub fn read(root: &Path) -> Result<Machine, SysfsError> {
+    let told = reader::read(root)?;
+    build::machine(told)?
+        .checked()
+        .map_err(|error| SysfsError::Impossible {
+            root: root.to_owned(),
+            error,
+        })
+}

@@ -1,0 +1,71 @@
+//! What the files said, nothing derived from it.
+
+use std::path::PathBuf;
+
+use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
+
+/// All that the tree said.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Told {
+    /// Where the nodes are described, for messages.
+    pub nodes_path: PathBuf,
+    pub name: String,
+    /// `None` where the kernel knows no nodes.
+    pub nodes: Option<Vec<ToldNode>>,
+    /// Node numbers that the kernel has room for.
+    pub nodes_possible: Option<NodeSet>,
+    /// Memory of the whole host.
+    pub memory: Option<Bytes>,
+    pub cpus_online: CpuSet,
+    pub cpus_present: Option<CpuSet>,
+    /// Online CPUs, ascending.
+    pub cpus: Vec<ToldCpu>,
+    pub devices: Vec<ToldDevice>,
+    /// CPUs and nodes that this process may use.
+    pub cpus_allowed: Option<CpuSet>,
+    pub nodes_allowed: Option<NodeSet>,
+}
+
+/// One `nodeN` directory.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ToldNode {
+    pub id: NodeId,
+    /// The directory, for messages.
+    pub path: PathBuf,
+    pub cpus: CpuSet,
+    pub memory: Bytes,
+    pub distances: Option<Vec<u32>>,
+    pub memory_bandwidth: Option<BytesPerSec>,
+}
+
+/// One `cpuN` directory.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ToldCpu {
+    pub id: CpuId,
+    /// The directory, for messages.
+    pub path: PathBuf,
+    /// Hyperthreads of the same core, this one included.
+    pub siblings: Option<CpuSet>,
+    /// `None` where the file is missing or says `-1`.
+    pub package: Option<u32>,
+    /// The cache with the highest level that holds data.
+    pub llc: Option<ToldCache>,
+}
+
+/// One `cache/indexM` directory of the last level.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ToldCache {
+    pub level: u32,
+    pub size: Option<Bytes>,
+    pub ways: Option<u32>,
+    pub line_bytes: Option<u32>,
+    pub shared: Option<CpuSet>,
+}
+
+/// One PCI device with a node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ToldDevice {
+    pub address: String,
+    pub class: String,
+    pub node: u32,
+}

@@ -1,0 +1,267 @@
+//! NUMA-aware vCPU scheduling between nodes (seed 002, section V.D). Within a node the kernel's scheduler decides.
+//!
+//! # Problem
+//! A VM's vCPUs are confined to its home, so they wait when home is overloaded while CPUs idle elsewhere. Running on a remote
+//! node is slower than at home, but better than waiting.
+//!
+//! # Terms
+//! - *Waiting* vCPUs of a node: run-queue delay of the VMs' threads there, less the time a quota throttled them, per time
+//!   (Little's law), rounded to a whole number. Measured, not guessed.
+//! - *Idle cores* of a node: physical cores of which no hyperthread was busy.
+//! - *Away*: a vCPU whose affinity holds no CPU of its VM's home. The affinity in force says it, so a restarted agent knows.
+//! - *Epoch*: one call of [`plan`].
+//!
+//! # Algorithm
+//! 0. Return: an away vCPU goes home once a core idles there, or home is the least loaded node of all.
+//! 1. If no node has vCPUs waiting while another has idle cores, there is no imbalance.
+//! 2. Source is the node with most waiting vCPUs, destination the one with most idle cores; of several pairs the one whose
+//!    link carries least.
+//! 3. As many vCPUs move as the lesser of waiting vCPUs and idle cores.
+//! 4. First those whose home is the destination, then those with the least LLC miss rate. Their affinity becomes the
+//!    destination node.
+//! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 epochs is placed anew ([`crate::placement`]); its memory
+//!    follows in budgets ([`crate::repatriate`]).
+//!
+//! # Properties (tests of the same name)
+//! - `no_waiting_or_no_idle_core_means_no_move`
+//! - `moves_the_lesser_of_waiting_and_idle`
+//! - `a_tie_between_pairs_goes_to_the_quietest_link`
+//! - `vcpus_that_go_home_come_first_then_least_miss_rate`
+//! - `throttled_time_is_not_waiting`
+//! - `a_vcpu_returns_when_home_has_an_idle_core`
+//! - `nine_epochs_of_ten_away_re_home_eight_do_not`
+//! - `a_home_chosen_by_the_operator_never_changes`
+//!
+//! # Departures from the source, and why
+//! - Returning comes first, and an idle core that a returning vCPU takes is not lent again in the same epoch.
+//! - Where no LLC counters exist, the vCPU that waits most moves first.
+//! - A vCPU that used and wanted less than [`ACTIVE_MIN`] of the period is not active: the seed moves active vCPUs.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_host::{Action, Plan, View, VmView};
+use homenode_units::{NodeId, NodeMap, NodeSet, VmId};
+
+use crate::demand::History;
+use crate::placement::{self, Supply};
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "balance";
+/// Epochs that are remembered of each VM (seed 002, V.D).
+pub const EPOCHS_REMEMBERED: u32 = 10;
+/// More away epochs than this re-home a VM (seed 002, V.D).
+pub const AWAY_EPOCHS_MAX: u32 = 8;
+/// Share of the period that a vCPU must have run or waited to count as active.
+pub const ACTIVE_MIN: f64 = 0.1;
+
+/// What the policy remembers between epochs: of each VM one bit per epoch, newest lowest, set where a vCPU was away.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    away: BTreeMap<VmId, u16>,
+    told: BTreeSet<VmId>,
+}
+
+/// What nodes have to give and to take in this epoch.
+struct Loads {
+    waiting: NodeMap<u32>,
+    idle: NodeMap<u32>,
+    /// Busy CPUs and waiting vCPUs per usable CPU.
+    load: NodeMap<f64>,
+}
+
+/// Lends vCPUs of overloaded nodes to idle ones, takes them back, and re-homes VMs that stay away.
+pub fn plan(
+    view: &View<'_>,
+    config: &placement::Config,
+    history: &History,
+    placement: &mut placement::State,
+    state: &mut State,
+) -> Plan {
+    let mut plan = Plan::new(view.version);
+    let Some(rates) = view.rates else { return plan };
+    let mut loads = Loads {
+        waiting: rates.nodes.map(|_, n| n.vcpus_waiting.round() as u32),
+        idle: rates.nodes.map(|_, n| n.cores_idle),
+        load: rates.nodes.map(|id, n| {
+            let cpus = view.machine.nodes.get(id).map_or(0, |node| node.cpus.len());
+            if cpus == 0 { f64::INFINITY } else { (n.cpus_busy + n.vcpus_waiting) / cpus as f64 }
+        }),
+    };
+    let re_homed = re_home(view, config, history, placement, state, &mut plan);
+    let mut moved: BTreeSet<(VmId, u16)> = BTreeSet::new();
+    return_home(view, config, &re_homed, &mut loads, &mut moved, &mut plan);
+    lend(view, config, &re_homed, &mut loads, &moved, &mut plan);
+    plan
+}
+
+/// VMs that the policy may act on.
+fn movable<'v>(view: &'v View<'_>, re_homed: &BTreeSet<VmId>) -> impl Iterator<Item = &'v VmView<'v>> {
+    let free = |vm: &&VmView<'_>| vm.managed() && vm.home.is_some() && vm.hands_off.is_none();
+    view.vms.iter().filter(free).filter(|vm| !re_homed.contains(&vm.sample.id))
+}
+
+/// Step 0.
+fn return_home(
+    view: &View<'_>,
+    config: &placement::Config,
+    re_homed: &BTreeSet<VmId>,
+    loads: &mut Loads,
+    moved: &mut BTreeSet<(VmId, u16)>,
+    plan: &mut Plan,
+) {
+    let least_loaded = loads.load.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(node, _)| node);
+    for vm in movable(view, re_homed) {
+        let home = vm.home.expect("movable VMs have a home");
+        for vcpu in &vm.sample.vcpus {
+            let Some(away) = vm.away_node(view.machine, vcpu.index) else { continue };
+            let idle_at = home.iter().find(|node| loads.idle.get(*node).is_some_and(|idle| *idle > 0));
+            let why = match (idle_at, least_loaded) {
+                (Some(node), _) => {
+                    loads.idle[node] -= 1;
+                    format!("node {node} at home has an idle core")
+                }
+                (None, Some(node)) if home.contains(node) => format!("home, node {node}, is the least loaded of all"),
+                _ => continue,
+            };
+            moved.insert((vm.sample.id, vcpu.index));
+            let allowed = vm.sample.settings.cpus_allowed.as_ref();
+            let cpus = Supply::cpus_for(view, home, config, allowed);
+            let action = Action::PinVcpus { vm: vm.sample.id, vcpus: vec![vcpu.index], cpus };
+            plan.decide(POLICY, action, format!("vCPU {} returns from node {away}: {why}", vcpu.index));
+        }
+    }
+}
+
+/// Steps 1 to 4.
+fn lend(
+    view: &View<'_>,
+    config: &placement::Config,
+    re_homed: &BTreeSet<VmId>,
+    loads: &mut Loads,
+    moved: &BTreeSet<(VmId, u16)>,
+    plan: &mut Plan,
+) {
+    let Some((source, destination)) = source_and_destination(view, loads) else { return };
+    let (waiting, idle) = (loads.waiting[source], loads.idle[destination]);
+    let target = NodeSet::one(destination);
+    let mut candidates: Vec<Candidate<'_>> = movable(view, re_homed)
+        .flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus).map(move |rates| (vm, rates)))
+        .filter(|(vm, vcpu)| {
+            let may_go = !Supply::cpus_for(view, &target, config, vm.sample.settings.cpus_allowed.as_ref()).is_empty();
+            let active = vcpu.running + vcpu.waiting >= ACTIVE_MIN;
+            vcpu.node == Some(source) && active && may_go && !moved.contains(&(vm.sample.id, vcpu.index))
+        })
+        .map(|(vm, vcpu)| Candidate {
+            vm,
+            index: vcpu.index,
+            goes_home: vm.home.is_some_and(|home| home.contains(destination)),
+            miss_rate: vcpu.llc_miss_rate,
+            waiting: vcpu.waiting,
+        })
+        .collect();
+    candidates.sort_by(Candidate::order);
+    for candidate in candidates.iter().take(waiting.min(idle) as usize) {
+        let Candidate { vm, index, goes_home, miss_rate, .. } = candidate;
+        let allowed = vm.sample.settings.cpus_allowed.as_ref();
+        let nodes = if *goes_home { vm.home.expect("goes_home") } else { &target };
+        let cpus = Supply::cpus_for(view, nodes, config, allowed);
+        let chosen = match (goes_home, miss_rate) {
+            (true, _) => "its home is there".to_owned(),
+            (false, Some(rate)) => format!("of the vCPUs there it has the least LLC miss rate, {:.1} percent", rate * 100.0),
+            (false, None) => "no LLC counters here, and it waits most".to_owned(),
+        };
+        let reason = format!(
+            "vCPU {index} moves from node {source} ({waiting} waiting) to node {destination} ({idle} cores idle): {chosen}"
+        );
+        plan.decide(POLICY, Action::PinVcpus { vm: vm.sample.id, vcpus: vec![*index], cpus }, reason);
+    }
+}
+
+/// A vCPU that could move in step 4.
+struct Candidate<'a> {
+    vm: &'a VmView<'a>,
+    index: u16,
+    goes_home: bool,
+    miss_rate: Option<f64>,
+    waiting: f64,
+}
+
+impl Candidate<'_> {
+    fn order(&self, other: &Self) -> std::cmp::Ordering {
+        let rate = |c: &Self| c.miss_rate.unwrap_or(f64::INFINITY);
+        (other.goes_home.cmp(&self.goes_home))
+            .then(rate(self).total_cmp(&rate(other)))
+            .then(other.waiting.total_cmp(&self.waiting))
+            .then(self.vm.sample.id.cmp(&other.vm.sample.id))
+            .then(self.index.cmp(&other.index))
+    }
+}
+
+/// Steps 1 and 2.
+fn source_and_destination(view: &View<'_>, loads: &Loads) -> Option<(NodeId, NodeId)> {
+    let most_waiting = loads.waiting.values().copied().max().filter(|most| *most > 0)?;
+    let sources = loads.waiting.iter().filter(|(_, waiting)| **waiting == most_waiting).map(|(node, _)| node);
+    let pairs = sources.flat_map(|source| {
+        let others = loads.idle.iter().filter(move |(node, idle)| *node != source && **idle > 0);
+        others.map(move |(node, idle)| (*idle, source, node))
+    });
+    let pairs: Vec<(u32, NodeId, NodeId)> = pairs.collect();
+    let most_idle = pairs.iter().map(|(idle, ..)| *idle).max()?;
+    let traffic = |a: NodeId, b: NodeId| view.rates.and_then(|rates| rates.between_nodes(a, b)).unwrap_or_default();
+    pairs
+        .into_iter()
+        .filter(|(idle, ..)| *idle == most_idle)
+        .map(|(_, source, destination)| (source, destination))
+        .min_by_key(|(source, destination)| (traffic(*source, *destination), *source, *destination))
+}
+
+/// Step 5. Gives the VMs whose home changes.
+fn re_home(
+    view: &View<'_>,
+    config: &placement::Config,
+    history: &History,
+    placement: &mut placement::State,
+    state: &mut State,
+    plan: &mut Plan,
+) -> BTreeSet<VmId> {
+    let running = |id: &VmId| view.sample.vm(*id).is_some();
+    state.away.retain(|id, _| running(id));
+    state.told.retain(running);
+    let mut re_homed = BTreeSet::new();
+    for vm in view.vms.iter().filter(|vm| vm.managed() && vm.home.is_some() && vm.hands_off.is_none()) {
+        let id = vm.sample.id;
+        let away_now = vm.sample.vcpus.iter().any(|vcpu| vm.away_node(view.machine, vcpu.index).is_some());
+        let bits = state.away.entry(id).or_default();
+        *bits = (*bits << 1 | u16::from(away_now)) & ((1 << EPOCHS_REMEMBERED) - 1);
+        let epochs = bits.count_ones();
+        if epochs <= AWAY_EPOCHS_MAX || vm.sample.settings.home.is_some() {
+            continue;
+        }
+        *bits = 0; // whatever comes of it, the next try is ten epochs away: frequent page moves are prohibited
+        if let Some(why) = vm.memory_fixed() {
+            if state.told.insert(id) {
+                let message = format!("VM {} is away most of the time and keeps its home: {why}", vm.sample.name);
+                plan.find(POLICY, Some(id), message);
+            }
+            continue;
+        }
+        let supply = Supply::new(view, history, &placement.ledger, config, Some(id));
+        let demand = placement::demand_of(vm, history);
+        match placement::place(&supply, &demand, None, config) {
+            Ok(found) if Some(&found.nodes) != vm.home => {
+                let reason = format!("away in {epochs} of {EPOCHS_REMEMBERED} epochs; {}", found.reasons().join("; "));
+                placement::settle(view, config, vm, &found.nodes, &reason, POLICY, plan);
+                re_homed.insert(id);
+            }
+            Ok(_) => plan.find(POLICY, Some(id), format!("VM {} is away most of the time, and its home is still best", vm.sample.name)),
+            Err(unplaceable) => {
+                let message = format!("VM {} is away most of the time and keeps its home: it {unplaceable}", vm.sample.name);
+                plan.find(POLICY, Some(id), message);
+            }
+        }
+    }
+    re_homed
+}

@@ -1,0 +1,151 @@
+//! Each test states the scene, and derives by hand what must come out.
+
+use homenode_host::{Action, Plan};
+use homenode_units::{Bytes, CpuSet, NodeId};
+
+use super::{EPOCHS_REMEMBERED, State, plan};
+use crate::demand::History;
+use crate::placement;
+use crate::testing::{Scene, vm_id};
+
+const GIB: Bytes = Bytes::from_gib(1);
+
+fn run(scene: &mut Scene, state: &mut State) -> Plan {
+    let config = placement::Config::default();
+    scene.with_view(|view| plan(view, &config, &History::default(), &mut placement::State::default(), state))
+}
+
+/// (VM number, vCPU, CPUs) of each pin.
+fn pins(plan: &Plan) -> Vec<(u128, u16, String)> {
+    plan.decisions
+        .iter()
+        .filter_map(|d| match &d.action {
+            Action::PinVcpus { vm, vcpus, cpus } => Some((vm.0, vcpus[0], cpus.to_string())),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Two VMs of two vCPUs on node 0, whose two CPUs they share: each vCPU runs half the time and waits the other half.
+fn overloaded() -> Scene {
+    let mut scene = Scene::four_nodes(2);
+    let node0: CpuSet = "0-1".parse().unwrap();
+    for n in [1, 2] {
+        scene.add_vm(n, 2, GIB, 0).home(0).affinity(&node0).vcpus_busy(0.5).vcpus_waiting(0.5);
+    }
+    scene
+}
+
+#[test]
+fn no_waiting_or_no_idle_core_means_no_move() {
+    let mut calm = Scene::four_nodes(2);
+    calm.add_vm(1, 2, GIB, 0).home(0).vcpus_busy(1.0);
+    assert_eq!(pins(&run(&mut calm, &mut State::default())), []);
+
+    let mut full = overloaded();
+    full.host_busy = vec![0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+    assert_eq!(pins(&run(&mut full, &mut State::default())), []);
+}
+
+#[test]
+fn moves_the_lesser_of_waiting_and_idle() {
+    // Waiting: 4 x 0.5 = 2. Nodes 1 to 3 have 2 idle cores each; no link counts, so the lowest node: two move to node 1.
+    let plan = run(&mut overloaded(), &mut State::default());
+    assert_eq!(pins(&plan), [(1, 0, "2-3".into()), (1, 1, "2-3".into())]);
+    assert!(plan.decisions[0].reason.contains("2 waiting"), "{}", plan.decisions[0].reason);
+
+    // One idle core in all: one moves, to where it is.
+    let mut scene = overloaded();
+    scene.host_busy = vec![0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0];
+    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(1, 0, "4-5".into())]);
+}
+
+#[test]
+fn a_tie_between_pairs_goes_to_the_quietest_link() {
+    let mut scene = overloaded();
+    let link = |to, rate| (NodeId(0), NodeId(to), rate);
+    scene.links = vec![link(1, 5_000), link(2, 1_000), link(3, 9_000)];
+    assert_eq!(pins(&run(&mut scene, &mut State::default()))[0].2, "4-5");
+}
+
+#[test]
+fn vcpus_that_go_home_come_first_then_least_miss_rate() {
+    let mut scene = overloaded();
+    // One waits in all, so one moves at a time: VM 2 misses less than VM 1.
+    scene.vm(1).vcpus_waiting(0.25).miss_rate(0.9);
+    scene.vm(2).vcpus_waiting(0.25).miss_rate(0.2);
+    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(2, 0, "2-3".into())]);
+    // A VM whose home is node 1 and that sits on node 0 by its affinity to both goes first, whatever it misses.
+    let both: CpuSet = "0-3".parse().unwrap();
+    scene.add_vm(3, 1, GIB, 0).home(1).affinity(&both).vcpus_busy(0.5).miss_rate(1.0);
+    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(3, 0, "2-3".into())]);
+}
+
+#[test]
+fn throttled_time_is_not_waiting() {
+    let mut scene = overloaded();
+    for n in [1, 2] {
+        let vm = scene.vm(n).vcpus_waiting(0.0);
+        (0..2).for_each(|i| vm.vcpu(i).throttled = 0.5);
+    }
+    assert_eq!(pins(&run(&mut scene, &mut State::default())), []);
+}
+
+#[test]
+fn a_vcpu_returns_when_home_has_an_idle_core() {
+    let node1: CpuSet = "2-3".parse().unwrap();
+    // VM 1 lives on node 0 and its only vCPU is away on node 1; node 0 idles.
+    let mut scene = Scene::four_nodes(2);
+    scene.add_vm(1, 1, GIB, 1).home(0).affinity(&node1).vcpus_busy(1.0);
+    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(1, 0, "0-1".into())]);
+    // Node 0 is full and not the least loaded: it stays.
+    scene.host_busy = vec![1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+    assert_eq!(pins(&run(&mut scene, &mut State::default())), []);
+    // No core idles anywhere, but node 0 is the least loaded.
+    scene.host_busy = vec![0.5, 0.5, 0.0, 0.9, 0.9, 0.9, 0.9, 0.9];
+    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(1, 0, "0-1".into())]);
+}
+
+/// A VM of node 0 whose vCPU runs on node 1 because others keep node 0 full.
+fn away() -> Scene {
+    let mut scene = Scene::four_nodes(2);
+    scene.add_vm(1, 1, GIB, 1).home(0).affinity(&"2-3".parse().unwrap()).vcpus_busy(1.0);
+    scene.host_busy = vec![1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0];
+    scene
+}
+
+#[test]
+fn nine_epochs_of_ten_away_re_home_eight_do_not() {
+    let mut state = State::default();
+    for epoch in 1..=8 {
+        let plan = run(&mut away(), &mut state);
+        assert_eq!(plan.decisions, [], "epoch {epoch}");
+    }
+    let plan = run(&mut away(), &mut state);
+    let Action::SetHome { vm, nodes } = &plan.decisions[0].action else { panic!("{:?}", plan.decisions) };
+    assert_eq!((*vm, nodes.to_string().as_str()), (vm_id(1), "1"));
+    assert!(plan.decisions[0].reason.contains("9 of 10"), "{}", plan.decisions[0].reason);
+    // The count starts anew: not again in the next epoch.
+    assert_eq!(run(&mut away(), &mut state).decisions, []);
+
+    // Eight away and two at home, over and over, never re-homes.
+    let mut state = State::default();
+    for epoch in 0..4 * EPOCHS_REMEMBERED {
+        let mut scene = away();
+        if epoch % EPOCHS_REMEMBERED >= 8 {
+            scene.vm(1).affinity(&"0-1".parse().unwrap());
+        }
+        let plan = run(&mut scene, &mut state);
+        assert!(!plan.decisions.iter().any(|d| matches!(d.action, Action::SetHome { .. })), "epoch {epoch}");
+    }
+}
+
+#[test]
+fn a_home_chosen_by_the_operator_never_changes() {
+    let mut state = State::default();
+    for _ in 0..3 * EPOCHS_REMEMBERED {
+        let mut scene = away();
+        scene.vm(1).settings().home = Some("0".parse().unwrap());
+        assert_eq!(run(&mut scene, &mut state).decisions, []);
+    }
+}

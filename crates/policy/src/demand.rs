@@ -1,0 +1,177 @@
+//! What a VM needs of a node: CPU, memory, memory bandwidth.
+//!
+//! # Problem
+//! Placement compares what a VM will need with what nodes have left (seed 002, V.C: a vector of three). A VM that just
+//! started shows nothing yet; one that has run for a while is known.
+//!
+//! # Terms
+//! - *settled*: observed running for [`SETTLE`] or longer.
+//! - *size class*: VMs with the same number of vCPUs.
+//!
+//! # Algorithm
+//! - CPU: a VM that is not settled counts with all its vCPUs, so that VMs started together do not pile up; a settled one
+//!   counts with the moving average of what it used *and waited for* (what it wanted), at most its vCPUs.
+//! - Memory: what the guest may use, touched or not: memory that a VM has not touched yet is not free.
+//! - Bandwidth (the seed is silent on a new VM's): what the operator declared; else the moving average of what was
+//!   measured of this VM, in this life or an earlier one; else the median over settled VMs of its size class; else
+//!   unknown. Every answer says which.
+//!
+//! # Properties
+//! - `a_new_vm_counts_with_all_its_vcpus`
+//! - `bandwidth_is_declared_else_measured_else_median`
+
+use std::collections::BTreeMap;
+
+use homenode_host::View;
+use homenode_units::{Bytes, BytesPerSec, Ewma, NodeSet, Ns, VmId};
+use serde::{Deserialize, Serialize};
+
+/// Observed running for this long, a VM counts with what it was measured to use.
+pub const SETTLE: Ns = Ns::from_secs(30);
+/// Weight of the newest epoch in the moving averages: half of the memory is gone after about four epochs.
+const AVERAGE_WEIGHT: f64 = 0.16;
+
+/// What is asked of a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Demand {
+    /// CPUs' worth of time.
+    pub cpus: f64,
+    /// Memory.
+    pub memory_bytes: Bytes,
+    /// Memory bandwidth, and how it is known.
+    pub bandwidth: Option<BytesPerSec>,
+    /// How the bandwidth is known.
+    pub bandwidth_from: BandwidthFrom,
+    /// Nodes of devices assigned to the VM: preferred.
+    pub device_nodes: NodeSet,
+}
+
+/// How a VM's bandwidth is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BandwidthFrom {
+    /// The operator declared it.
+    Declared,
+    /// Measured of this VM.
+    Measured,
+    /// Median over settled VMs with as many vCPUs.
+    SizeClassMedian,
+    /// Nobody knows.
+    Unknown,
+}
+
+impl std::fmt::Display for BandwidthFrom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            BandwidthFrom::Declared => "declared",
+            BandwidthFrom::Measured => "measured of it before",
+            BandwidthFrom::SizeClassMedian => "median of VMs of its size",
+            BandwidthFrom::Unknown => "unknown, counted as nothing",
+        })
+    }
+}
+
+/// What was measured of each VM, kept after it stops so that it is known when it comes back.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    vms: BTreeMap<VmId, Record>,
+}
+
+#[derive(Clone, Debug)]
+struct Record {
+    vcpus: usize,
+    observed_ns: Ns,
+    cpus: Ewma,
+    bandwidth: Ewma,
+}
+
+impl History {
+    /// Takes in one epoch. Called once for each view that has rates.
+    pub fn observe(&mut self, view: &View<'_>) {
+        let Some(rates) = view.rates else { return };
+        for vm in &view.vms {
+            let Some(measured) = vm.rates else { continue };
+            let record = self.vms.entry(vm.sample.id).or_insert_with(|| Record {
+                vcpus: 0,
+                observed_ns: Ns::ZERO,
+                cpus: Ewma::new(AVERAGE_WEIGHT),
+                bandwidth: Ewma::new(AVERAGE_WEIGHT),
+            });
+            record.vcpus = vm.sample.vcpus.len();
+            record.observed_ns += rates.period_ns;
+            record.cpus.update(measured.vcpus.iter().map(|v| v.running + v.waiting).sum());
+            if let Some(bandwidth) = measured.bandwidth() {
+                record.bandwidth.update(bandwidth.as_f64());
+            }
+        }
+    }
+
+    /// CPUs that a VM with so many vCPUs counts with.
+    pub fn cpus(&self, vm: VmId, vcpus: usize) -> f64 {
+        let settled = self.vms.get(&vm).filter(|record| record.observed_ns >= SETTLE);
+        settled.and_then(|record| record.cpus.value()).map_or(vcpus as f64, |cpus| cpus.min(vcpus as f64))
+    }
+
+    /// Bandwidth of a VM, and how it is known.
+    pub fn bandwidth(
+        &self,
+        vm: Option<VmId>,
+        vcpus: usize,
+        declared: Option<BytesPerSec>,
+    ) -> (Option<BytesPerSec>, BandwidthFrom) {
+        if declared.is_some() {
+            return (declared, BandwidthFrom::Declared);
+        }
+        let measured = |record: &Record| record.bandwidth.value().map(|b| BytesPerSec(b as u64));
+        if let Some(own) = vm.and_then(|vm| self.vms.get(&vm)).and_then(measured) {
+            return (Some(own), BandwidthFrom::Measured);
+        }
+        let mut class: Vec<BytesPerSec> = self
+            .vms
+            .values()
+            .filter(|record| record.vcpus == vcpus && record.observed_ns >= SETTLE)
+            .filter_map(measured)
+            .collect();
+        class.sort_unstable();
+        match class.get(class.len() / 2) {
+            Some(median) => (Some(*median), BandwidthFrom::SizeClassMedian),
+            None => (None, BandwidthFrom::Unknown),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Scene, vm_id};
+
+    fn observed(seconds: u64, busy: f64, misses_per_s: u64) -> History {
+        let mut scene = Scene::four_nodes(4);
+        scene.add_vm(1, 4, Bytes::from_gib(1), 0).vcpus_busy(busy).misses_per_s(misses_per_s);
+        let mut history = History::default();
+        for _ in 0..seconds {
+            scene.with_view(|view| history.observe(view));
+        }
+        history
+    }
+
+    #[test]
+    fn a_new_vm_counts_with_all_its_vcpus() {
+        assert_eq!(History::default().cpus(vm_id(1), 4), 4.0);
+        assert_eq!(observed(5, 0.1, 0).cpus(vm_id(1), 4), 4.0);
+        let settled = observed(60, 0.1, 0).cpus(vm_id(1), 4);
+        assert!((settled - 0.4).abs() < 0.01, "{settled}");
+    }
+
+    #[test]
+    fn bandwidth_is_declared_else_measured_else_median() {
+        let history = observed(60, 1.0, 1_000_000);
+        let declared = Some(BytesPerSec(7));
+        assert_eq!(history.bandwidth(Some(vm_id(1)), 4, declared), (declared, BandwidthFrom::Declared));
+        let (measured, from) = history.bandwidth(Some(vm_id(1)), 4, None);
+        // Four vCPUs with a million misses a second each, 64 bytes a miss.
+        assert_eq!((measured, from), (Some(BytesPerSec(256_000_000)), BandwidthFrom::Measured));
+        assert_eq!(history.bandwidth(Some(vm_id(2)), 4, None), (measured, BandwidthFrom::SizeClassMedian));
+        assert_eq!(history.bandwidth(Some(vm_id(2)), 2, None), (None, BandwidthFrom::Unknown));
+    }
+}

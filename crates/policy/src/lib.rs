@@ -1,0 +1,20 @@
+//! The decisions, as pure functions `plan(&View, &Config, &mut State) -> Plan`: no files, clock, threads or logging.
+//!
+//! | module | question it answers | source |
+//! |---|---|---|
+//! | [`demand`] | what does a VM need of a node? | seed 002, V.B |
+//! | [`placement`] | on which node(s) shall a VM live? | seed 002, V.C |
+//! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | seed 002, V.D |
+//! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; DESIGN section 2 |
+//! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
+//!
+//! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
+
+pub mod balance;
+pub mod demand;
+pub mod levers;
+pub mod placement;
+pub mod repatriate;
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,124 @@
+//! Promises to VMs that have not appeared yet. Without it VMs that start together would all be told the same node:
+//! memory that nobody has touched looks free.
+
+use homenode_host::{View, VmSample};
+use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
+use serde::{Deserialize, Serialize};
+
+use crate::demand::Demand;
+
+/// A promise whose VM does not appear within this time is dropped: its start failed.
+pub const RESERVATION_LIFE: Ns = Ns::from_secs(120);
+
+/// What libvirt tells numad of a VM: all that a promise and a VM can be matched by when nobody named the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Online vCPUs at start.
+    pub vcpus: u32,
+    /// Memory in MiB, rounded up.
+    pub memory_mib: u64,
+}
+
+impl Shape {
+    /// Shape of a VM with so many vCPUs and so much memory.
+    pub fn new(vcpus: u32, memory: Bytes) -> Shape {
+        Shape { vcpus, memory_mib: memory.0.div_ceil(1 << 20) }
+    }
+}
+
+/// A VM that is about to start, by name: the libvirt hook tells it before libvirt asks for nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announcement {
+    /// Which VM.
+    pub vm: VmId,
+    /// Its name.
+    pub name: String,
+    /// What libvirt will ask for.
+    pub shape: Shape,
+    /// Memory bandwidth that the operator declared.
+    pub bandwidth: Option<BytesPerSec>,
+    /// Home that the operator chose.
+    pub home: Option<NodeSet>,
+}
+
+/// Nodes promised to a VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reservation {
+    /// Which VM, where somebody said so.
+    pub vm: Option<VmId>,
+    /// What was asked.
+    pub shape: Shape,
+    /// What is promised.
+    pub demand: Demand,
+    /// Where.
+    pub nodes: NodeSet,
+    /// When, on the host's clock.
+    pub made_at: Ns,
+}
+
+/// All promises.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ledger {
+    announced: Vec<(Announcement, Ns)>,
+    reservations: Vec<Reservation>,
+}
+
+impl Ledger {
+    /// Notes that a VM is about to start. Should nodes have been promised to its shape already, without a name, the oldest such
+    /// promise is its own.
+    pub fn announce(&mut self, announcement: Announcement, now: Ns) {
+        self.expire(now);
+        let unnamed = self.reservations.iter_mut().find(|r| r.vm.is_none() && r.shape == announcement.shape);
+        match unnamed {
+            Some(reservation) => reservation.vm = Some(announcement.vm),
+            None => {
+                self.announced.retain(|(known, _)| known.vm != announcement.vm);
+                self.announced.push((announcement, now));
+            }
+        }
+    }
+
+    /// The VM that a request of this shape must come from: the one announced longest ago. Taken out.
+    pub fn announced(&mut self, shape: Shape, now: Ns) -> Option<Announcement> {
+        self.expire(now);
+        let at = self.announced.iter().position(|(known, _)| known.shape == shape)?;
+        Some(self.announced.remove(at).0)
+    }
+
+    /// Promises nodes. A VM that already holds a promise gets the new one instead.
+    pub fn reserve(&mut self, reservation: Reservation) {
+        self.expire(reservation.made_at);
+        if reservation.vm.is_some() {
+            self.reservations.retain(|old| old.vm != reservation.vm);
+        }
+        self.reservations.push(reservation);
+    }
+
+    /// The nodes promised to a VM that now runs, by its id, else by its shape (oldest first). The promise is kept, and so
+    /// leaves the ledger: from now on the VM itself is counted.
+    pub fn redeem(&mut self, vm: &VmSample, now: Ns) -> Option<NodeSet> {
+        self.expire(now);
+        let shape = Shape::new(vm.vcpus.len() as u32, vm.memory_bytes);
+        let by_id = self.reservations.iter().position(|r| r.vm == Some(vm.id));
+        let at = by_id.or_else(|| self.reservations.iter().position(|r| r.vm.is_none() && r.shape == shape))?;
+        Some(self.reservations.remove(at).nodes)
+    }
+
+    /// Drops promises to VMs that the view shows with a home: from now on the VM itself is counted.
+    pub fn forget_homed(&mut self, view: &View<'_>) {
+        self.reservations.retain(|r| !view.vms.iter().any(|vm| r.vm == Some(vm.sample.id) && vm.home.is_some()));
+    }
+
+    /// Promises that are still open: not expired, and not to a VM that the view shows with a home.
+    pub fn pending<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = &'a Reservation> {
+        self.reservations.iter().filter(|r| {
+            let homed = |id| view.vms.iter().any(|vm| vm.sample.id == id && vm.home.is_some());
+            view.at.saturating_sub(r.made_at) <= RESERVATION_LIFE && !r.vm.is_some_and(homed)
+        })
+    }
+
+    fn expire(&mut self, now: Ns) {
+        self.reservations.retain(|r| now.saturating_sub(r.made_at) <= RESERVATION_LIFE);
+        self.announced.retain(|(_, at)| now.saturating_sub(*at) <= RESERVATION_LIFE);
+    }
+}

@@ -1,0 +1,229 @@
+//! What nodes have left, and the bins that a VM could go into.
+
+use homenode_host::{View, VmSample};
+use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeMap, NodeSet, PAGE_BYTES, VmId};
+
+use super::{Config, Ledger};
+use crate::demand::{Demand, History};
+
+/// CPU, memory, bandwidth: as absolute amounts (CPUs, bytes, bytes/s) or normalised to the host's totals.
+pub(super) type Vector = [f64; 3];
+pub(super) const CPU: usize = 0;
+pub(super) const MEMORY: usize = 1;
+pub(super) const BANDWIDTH: usize = 2;
+
+/// A bin is a bit mask over nodes with memory; of a host with more such nodes only the first so many can be homes.
+const MASK_NODES_MAX: usize = 64;
+/// At most so many bins of one size are looked at. Eight nodes have 70 of one size at most; beyond about 14 fully
+/// connected nodes this bound cuts, keeping the sets of lowest node numbers.
+const BINS_OF_ONE_SIZE_MAX: usize = 4096;
+
+/// What is left on every node that can hold memory.
+#[derive(Clone, Debug)]
+pub struct Supply {
+    pub(super) nodes: Vec<NodeSupply>,
+    /// Totals of the host, by which everything is normalised.
+    pub(super) total: Vector,
+    /// Whether bandwidth is known here; where not, placement packs in two dimensions.
+    pub(super) bandwidth_known: bool,
+    /// For each node the others that it has a quiet link to, as a mask over positions.
+    quiet: Vec<u64>,
+}
+
+/// One node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NodeSupply {
+    pub node: NodeId,
+    pub left: Vector,
+}
+
+/// One or more nodes, as a mask over positions in [`Supply::nodes`], with what they have left together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bin {
+    pub mask: u64,
+    /// Normalised.
+    pub left: Vector,
+    /// What an even share on the fullest node allows: interleaving fills all nodes alike.
+    pub memory_if_interleaved: f64,
+}
+
+impl Supply {
+    /// What the view's host has left, after everything that is promised: to VMs with a home, and to reservations whose VM
+    /// has not appeared. `without` is left out of the account, as if it did not run: for finding it a new home.
+    pub fn new(view: &View<'_>, history: &History, ledger: &Ledger, config: &Config, without: Option<VmId>) -> Supply {
+        let machine = view.machine;
+        let mut nodes: Vec<NodeSupply> = Vec::with_capacity(machine.nodes.len());
+        let homes = machine.memory_nodes();
+        let mut total = [0.0; 3];
+        let mut bandwidth_known = true;
+        for (id, node) in machine.nodes.iter().filter(|(id, _)| homes.contains(*id)).take(MASK_NODES_MAX) {
+            let cpus = node.cpus.difference(&config.reserved_cpus).len() as f64;
+            let free = view.sample.nodes.get(id).map_or(0.0, |n| n.memory_free_bytes.as_f64());
+            let rates = view.rates.and_then(|rates| rates.nodes.get(id));
+            let used = rates.and_then(|rates| rates.bandwidth).unwrap_or_default();
+            let others = rates.map_or(0.0, |rates| rates.cpus_busy) - homed_running(view, without, id);
+            bandwidth_known &= node.memory_bandwidth.is_some();
+            let bandwidth = node.memory_bandwidth.unwrap_or_default();
+            nodes.push(NodeSupply {
+                node: id,
+                left: [
+                    // Half a CPU's worth of daemons displaces no vCPU.
+                    cpus - others.round(),
+                    free - config.reserved_memory_bytes.as_f64(),
+                    bandwidth.saturating_sub(used).as_f64(),
+                ],
+            });
+            total[CPU] += cpus;
+            total[MEMORY] += node.memory_bytes.as_f64();
+            total[BANDWIDTH] += bandwidth.as_f64();
+        }
+        let mut supply = Supply { nodes, total, bandwidth_known, quiet: Vec::new() };
+        supply.charge_homed(view, history, without);
+        for reservation in ledger.pending(view) {
+            let demand = &reservation.demand;
+            let bandwidth = demand.bandwidth.unwrap_or_default();
+            supply.charge(
+                &reservation.nodes,
+                [demand.cpus, demand.memory_bytes.as_f64(), bandwidth.as_f64()],
+            );
+        }
+        for node in &mut supply.nodes {
+            node.left = node.left.map(|left| left.max(0.0));
+        }
+        supply.quiet = quiet_links(view, config, &supply.nodes);
+        supply
+    }
+
+    /// Charges every VM that has a home with what it is promised there and the measured figures do not hold yet.
+    fn charge_homed(&mut self, view: &View<'_>, history: &History, without: Option<VmId>) {
+        for vm in &view.vms {
+            let excluded = without == Some(vm.sample.id);
+            if vm.home.is_none() && !excluded {
+                continue; // counts with what it is measured to use, wherever that is
+            }
+            let vcpus = vm.sample.vcpus.len();
+            let measured = vm.rates.and_then(homenode_host::VmRates::bandwidth).unwrap_or_default();
+            if excluded {
+                self.give_back_pages(vm.sample, measured);
+            }
+            let Some(home) = vm.home.filter(|_| !excluded) else { continue };
+            // What is on home nodes already is in the measured free memory; only the rest is promised.
+            let outside = vm.sample.pages_outside(home).unwrap_or_default();
+            let on_home = vm.sample.pages_touched().unwrap_or_default().saturating_sub(outside).as_f64();
+            let untouched = (vm.sample.memory_bytes.as_f64() - on_home * PAGE_BYTES as f64).max(0.0);
+            let (expected, _) = history.bandwidth(Some(vm.sample.id), vcpus, vm.sample.settings.bandwidth);
+            let more = expected.unwrap_or_default().saturating_sub(measured);
+            self.charge(home, [history.cpus(vm.sample.id, vcpus), untouched, more.as_f64()]);
+        }
+    }
+
+    /// Takes back what the measured figures hold of a VM's memory and traffic.
+    fn give_back_pages(&mut self, vm: &VmSample, measured: BytesPerSec) {
+        let touched = vm.pages_touched().unwrap_or_default().as_f64().max(1.0);
+        for (node, pages) in vm.pages.iter().flat_map(NodeMap::iter) {
+            if let Some(node) = self.node_mut(node) {
+                node.left[MEMORY] += pages.as_f64() * PAGE_BYTES as f64;
+                node.left[BANDWIDTH] += measured.as_f64() * pages.as_f64() / touched;
+            }
+        }
+    }
+
+    /// Takes an amount off, in equal parts of the nodes.
+    fn charge(&mut self, nodes: &NodeSet, amount: Vector) {
+        let parts = nodes.len().max(1) as f64;
+        for node in nodes.iter() {
+            if let Some(node) = self.node_mut(node) {
+                for (left, amount) in node.left.iter_mut().zip(amount) {
+                    *left -= amount / parts;
+                }
+            }
+        }
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> Option<&mut NodeSupply> {
+        self.nodes.binary_search_by_key(&id, |n| n.node).ok().map(|at| &mut self.nodes[at])
+    }
+
+    /// A demand as a share of the host's totals, each value in [0, 1] for a VM that is not larger than the host.
+    pub(super) fn normalise(&self, demand: &Demand) -> Vector {
+        let bandwidth = demand.bandwidth.unwrap_or(BytesPerSec(0)).as_f64();
+        self.share([demand.cpus, demand.memory_bytes.as_f64(), bandwidth])
+    }
+
+    fn share(&self, amount: Vector) -> Vector {
+        std::array::from_fn(|i| if self.total[i] > 0.0 { amount[i] / self.total[i] } else { 0.0 })
+    }
+
+    /// Nodes of a mask.
+    pub(super) fn nodes_of(&self, mask: u64) -> NodeSet {
+        positions(mask).map(|at| self.nodes[at].node).collect()
+    }
+
+    /// The bin of a mask.
+    fn bin(&self, mask: u64) -> Bin {
+        let mut left = [0.0; 3];
+        let mut least_memory = f64::INFINITY;
+        for at in positions(mask) {
+            for (sum, own) in left.iter_mut().zip(self.nodes[at].left) {
+                *sum += own;
+            }
+            least_memory = least_memory.min(self.nodes[at].left[MEMORY]);
+        }
+        let memory_if_interleaved = least_memory * f64::from(mask.count_ones()) / self.total[MEMORY].max(1.0);
+        Bin { mask, left: self.share(left), memory_if_interleaved }
+    }
+
+    /// Every node as a bin of its own.
+    pub(super) fn single_bins(&self) -> Vec<Bin> {
+        (0..self.nodes.len()).map(|at| self.bin(1 << at)).collect()
+    }
+
+    /// Bins of one node more than those of `smaller`: sets that stay connected over quiet links.
+    pub(super) fn grow(&self, smaller: &[Bin]) -> Vec<Bin> {
+        let mut masks: Vec<u64> = Vec::new();
+        for bin in smaller {
+            let neighbours = positions(bin.mask).fold(0, |all, at| all | self.quiet[at]) & !bin.mask;
+            masks.extend(positions(neighbours).map(|at| bin.mask | 1 << at));
+        }
+        masks.sort_unstable();
+        masks.dedup();
+        masks.truncate(BINS_OF_ONE_SIZE_MAX);
+        masks.into_iter().map(|mask| self.bin(mask)).collect()
+    }
+
+    /// CPUs of these nodes that VMs may use.
+    pub fn cpus_for(view: &View<'_>, nodes: &NodeSet, config: &Config, allowed: Option<&CpuSet>) -> CpuSet {
+        let cpus = view.machine.cpus_of(nodes).difference(&config.reserved_cpus);
+        allowed.map_or(cpus.clone(), |allowed| cpus.intersection(allowed))
+    }
+}
+
+/// CPUs of a node that VMs keep busy which are counted by their demand instead.
+fn homed_running(view: &View<'_>, without: Option<VmId>, node: NodeId) -> f64 {
+    let counted = view.vms.iter().filter(|vm| vm.home.is_some() || without == Some(vm.sample.id));
+    let vcpus = counted.flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus));
+    vcpus.filter(|vcpu| vcpu.node == Some(node)).map(|vcpu| vcpu.running).sum()
+}
+
+/// Set bits, ascending.
+pub(super) fn positions(mask: u64) -> impl Iterator<Item = usize> {
+    std::iter::successors((mask != 0).then_some(mask), |rest| {
+        let rest = rest & (rest - 1);
+        (rest != 0).then_some(rest)
+    })
+    .map(|rest| rest.trailing_zeros() as usize)
+}
+
+fn quiet_links(view: &View<'_>, config: &Config, nodes: &[NodeSupply]) -> Vec<u64> {
+    let quiet = |a: NodeId, b: NodeId| {
+        view.machine.adjacent(a, b)
+            && view.link_below(a, b, config.link_busy_max)
+            && view.link_below(b, a, config.link_busy_max)
+    };
+    nodes
+        .iter()
+        .map(|a| {
+            nodes.iter().enumerate().filter(|(_, b)| a.node != b.node && quiet(a.node, b.node)).fold(0, |mask, (at, _)| mask | 1 << at)
+        })
+        .collect()
+}

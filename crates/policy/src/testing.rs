@@ -1,0 +1,267 @@
+//! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
+
+use homenode_host::{
+    CpuSample, HandsOff, Immovable, LinkSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings,
+    VmView,
+};
+use homenode_machine::{Cpu, Distances, Link, Machine, Node};
+use homenode_units::{
+    Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages, VmId,
+};
+
+/// Id of the n-th VM of a scene.
+pub fn vm_id(n: u128) -> VmId {
+    VmId(n)
+}
+
+/// Period between the two samples of a scene.
+const PERIOD: Ns = Ns::from_secs(1);
+
+/// A host with VMs over one period: what is set is what the rates will say.
+pub struct Scene {
+    pub machine: Machine,
+    pub at: Ns,
+    pub vms: Vec<SceneVm>,
+    /// Busy share of each CPU beyond what VMs run.
+    pub host_busy: Vec<f64>,
+    pub links: Vec<(NodeId, NodeId, u64)>,
+    pub traffic: NodeMap<u64>,
+}
+
+pub struct SceneVm {
+    n: u128,
+    memory: Bytes,
+    vcpus: Vec<SceneVcpu>,
+    home: Option<NodeSet>,
+    pages: NodeMap<Pages>,
+    misses_per_s: Option<u64>,
+    immovable: Option<Immovable>,
+    hands_off: Option<HandsOff>,
+    settings: VmSettings,
+    device_nodes: NodeSet,
+}
+
+pub struct SceneVcpu {
+    pub cpu: u32,
+    pub running: f64,
+    pub waiting: f64,
+    pub throttled: f64,
+    pub affinity: CpuSet,
+    pub miss_rate: Option<f64>,
+}
+
+impl Scene {
+    /// Four fully linked nodes of so many CPUs, 16 GiB, 16 GB/s each, links of 8 GB/s.
+    pub fn four_nodes(cpus: u32) -> Scene {
+        Scene::nodes(4, cpus)
+    }
+
+    pub fn nodes(nodes: u16, cpus: u32) -> Scene {
+        let ids = || (0..nodes).map(NodeId);
+        let of = |node: NodeId| (0..cpus).map(|c| CpuId(u32::from(node.0) * cpus + c)).collect::<CpuSet>();
+        let machine = Machine {
+            name: "scene".into(),
+            nodes: ids()
+                .map(|id| {
+                    let memory_bandwidth = Some(BytesPerSec(16_000_000_000));
+                    (id, Node { cpus: of(id), memory_bytes: Bytes::from_gib(16), memory_bandwidth, socket: Some(id.0) })
+                })
+                .collect(),
+            memory_allowed: ids().collect(),
+            cpus: ids()
+                .flat_map(|node| of(node).iter().map(move |id| Cpu { id, node, socket: node.0, core: id.0, llc: None }).collect::<Vec<_>>())
+                .collect(),
+            llcs: vec![],
+            distances: Distances {
+                rows: ids().map(|a| ids().map(|b| if a == b { 10 } else { 20 }).collect()).collect(),
+            },
+            links: ids()
+                .flat_map(|a| ids().filter(move |b| *b != a).map(move |b| (a, b)))
+                .map(|(from, to)| Link { from, to, bandwidth: Some(BytesPerSec(8_000_000_000)) })
+                .collect(),
+            devices: vec![],
+            notes: vec![],
+            hardware: None,
+        };
+        let machine = machine.checked().expect("a scene is a possible machine");
+        let host_busy = vec![0.0; machine.cpus.len()];
+        Scene { machine, at: Ns::from_secs(100), vms: vec![], host_busy, links: vec![], traffic: NodeMap::new() }
+    }
+
+    /// A VM whose vCPUs sit on the CPUs of `node` in turn, idle, allowed everywhere.
+    pub fn add_vm(&mut self, n: u128, vcpus: u32, memory: Bytes, node: u16) -> &mut SceneVm {
+        let cpus = &self.machine.nodes[NodeId(node)].cpus;
+        let vcpus = (0..vcpus)
+            .map(|i| SceneVcpu {
+                cpu: cpus.iter().nth(i as usize % cpus.len()).expect("a node has CPUs").0,
+                running: 0.0,
+                waiting: 0.0,
+                throttled: 0.0,
+                affinity: self.machine.cpu_set(),
+                miss_rate: None,
+            })
+            .collect();
+        self.vms.push(SceneVm {
+            n,
+            memory,
+            vcpus,
+            home: None,
+            pages: NodeMap::new(),
+            misses_per_s: None,
+            immovable: None,
+            hands_off: None,
+            settings: VmSettings::default(),
+            device_nodes: NodeSet::new(),
+        });
+        self.vms.sort_by_key(|vm| vm.n);
+        self.vms.iter_mut().find(|vm| vm.n == n).expect("just added")
+    }
+
+    pub fn vm(&mut self, n: u128) -> &mut SceneVm {
+        self.vms.iter_mut().find(|vm| vm.n == n).expect("a VM of the scene")
+    }
+
+    /// Builds the two samples, their rates and the view, and hands the view over.
+    pub fn with_view<T>(&mut self, f: impl FnOnce(&View<'_>) -> T) -> T {
+        let (before, after) = (self.sample(0.0), self.sample(1.0));
+        let rates = Rates::between(&self.machine, &before, &after);
+        let rates = rates.as_ref();
+        let vms = after
+            .vms
+            .iter()
+            .zip(&self.vms)
+            .map(|(sample, vm)| VmView {
+                sample,
+                rates: rates.and_then(|r| r.vm(sample.id)),
+                home: vm.home.as_ref(),
+                hands_off: vm.hands_off,
+            })
+            .collect();
+        let view = View { version: after.version, at: after.at, machine: &self.machine, sample: &after, rates, vms };
+        f(&view)
+    }
+
+    fn sample(&self, periods: f64) -> Sample {
+        let mut busy = self.host_busy.clone();
+        for vcpu in self.vms.iter().flat_map(|vm| &vm.vcpus) {
+            busy[vcpu.cpu as usize] += vcpu.running;
+        }
+        let ns = |share: f64| Ns((share * periods * PERIOD.as_f64()) as u64);
+        let cpus = self.machine.cpus.iter().zip(busy).map(|(cpu, busy)| CpuSample { id: cpu.id, busy_ns: ns(busy.min(1.0)) });
+        let nodes = self.machine.nodes.map(|id, node| {
+            let used: u64 = self.vms.iter().filter_map(|vm| vm.pages.get(id)).map(|p| p.0 * PAGE_BYTES).sum();
+            NodeSample {
+                memory_total_bytes: node.memory_bytes,
+                memory_free_bytes: node.memory_bytes.saturating_sub(Bytes(used)),
+                memory_traffic_bytes: Some((self.traffic.get(id).copied().unwrap_or(0) as f64 * periods) as u64),
+            }
+        });
+        let links = self
+            .links
+            .iter()
+            .map(|(from, to, rate)| LinkSample { from: *from, to: *to, bytes: (*rate as f64 * periods) as u64 })
+            .collect();
+        let vms = self.vms.iter().map(|vm| vm.sample(ns, periods)).collect();
+        let at = self.at + ns(1.0);
+        Sample { at, version: Version(7), cpus: cpus.collect(), nodes, links, vms }
+    }
+}
+
+impl SceneVm {
+    pub fn vcpus_busy(&mut self, running: f64) -> &mut Self {
+        self.vcpus.iter_mut().for_each(|vcpu| vcpu.running = running);
+        self
+    }
+
+    pub fn vcpus_waiting(&mut self, waiting: f64) -> &mut Self {
+        self.vcpus.iter_mut().for_each(|vcpu| vcpu.waiting = waiting);
+        self
+    }
+
+    pub fn vcpu(&mut self, index: usize) -> &mut SceneVcpu {
+        &mut self.vcpus[index]
+    }
+
+    pub fn home(&mut self, node: u16) -> &mut Self {
+        self.home = Some(NodeSet::one(NodeId(node)));
+        self
+    }
+
+    pub fn affinity(&mut self, cpus: &CpuSet) -> &mut Self {
+        self.vcpus.iter_mut().for_each(|vcpu| vcpu.affinity = cpus.clone());
+        self
+    }
+
+    pub fn pages(&mut self, node: u16, pages: u64) -> &mut Self {
+        self.pages.insert(NodeId(node), Pages(pages));
+        self
+    }
+
+    pub fn misses_per_s(&mut self, misses: u64) -> &mut Self {
+        self.misses_per_s = Some(misses);
+        self
+    }
+
+    pub fn miss_rate(&mut self, rate: f64) -> &mut Self {
+        self.vcpus.iter_mut().for_each(|vcpu| vcpu.miss_rate = Some(rate));
+        self
+    }
+
+    pub fn immovable(&mut self, why: Immovable) -> &mut Self {
+        self.immovable = Some(why);
+        self
+    }
+
+    pub fn hands_off(&mut self, why: HandsOff) -> &mut Self {
+        self.hands_off = Some(why);
+        self
+    }
+
+    pub fn allowed(&mut self, cpus: &str) -> &mut Self {
+        self.settings.cpus_allowed = Some(cpus.parse().expect("a CPU list"));
+        self
+    }
+
+    pub fn settings(&mut self) -> &mut VmSettings {
+        &mut self.settings
+    }
+
+    pub fn device_on(&mut self, node: u16) -> &mut Self {
+        self.device_nodes.insert(NodeId(node));
+        self
+    }
+
+    fn sample(&self, ns: impl Fn(f64) -> Ns, periods: f64) -> VmSample {
+        let vcpus = self.vcpus.iter().enumerate().map(|(index, vcpu)| VcpuSample {
+            index: index as u16,
+            running_ns: ns(vcpu.running),
+            waiting_ns: ns(vcpu.waiting + vcpu.throttled),
+            throttled_ns: ns(vcpu.throttled),
+            cpu: Some(CpuId(vcpu.cpu)),
+            affinity: vcpu.affinity.clone(),
+            counters: self.counters(vcpu, periods),
+        });
+        VmSample {
+            id: vm_id(self.n),
+            name: format!("vm{}", self.n),
+            vcpus: vcpus.collect(),
+            memory_bytes: self.memory,
+            pages: Some(self.pages.clone()),
+            accesses: None,
+            immovable: self.immovable.clone(),
+            device_nodes: self.device_nodes.clone(),
+            settings: self.settings.clone(),
+        }
+    }
+
+    fn counters(&self, vcpu: &SceneVcpu, periods: f64) -> Option<homenode_host::Counters> {
+        let per_s = self.misses_per_s.or(vcpu.miss_rate.map(|_| 1_000_000))? as f64 * periods;
+        let references = per_s / vcpu.miss_rate.unwrap_or(0.5);
+        Some(homenode_host::Counters {
+            instructions: 0,
+            cycles: 0,
+            llc_references: references as u64,
+            llc_misses: per_s as u64,
+        })
+    }
+}

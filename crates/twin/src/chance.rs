@@ -1,0 +1,131 @@
+//! Chance as an argument: one seeded generator, divided into named streams.
+//!
+//! Every consumer gets a stream of its own, split off by a label, so that what a policy does (which changes how
+//! often the scheduler draws) cannot change the workloads' draws: runs under several policies with one seed face
+//! the same arrivals, phases and imbalances. `exp`, `log` and `cos` come from a software maths crate, so that the
+//! same seed gives the same bits on any machine.
+
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+/// A stream of random numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Chance(Pcg64Mcg);
+
+impl Chance {
+    /// The stream of a seed.
+    pub fn new(seed: u64) -> Chance {
+        Chance(Pcg64Mcg::seed_from_u64(seed))
+    }
+
+    /// The stream of a seed for one purpose; `index` tells apart several users of the same purpose.
+    pub fn labelled(seed: u64, label: &str, index: usize) -> Chance {
+        // FNV-1a: any fixed mixing of the label will do, the generator's own seeding spreads it.
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for byte in label
+            .bytes()
+            .chain((index as u64).to_le_bytes())
+            .chain(seed.to_le_bytes())
+        {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        Chance::new(hash)
+    }
+
+    /// Uniform in [0, 1).
+    pub fn unit(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    }
+
+    /// Uniform in [0, limit); `limit` must not be 0. The bias of one part in 2^64 / limit does not matter here.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.0.next_u64()) * u128::from(limit)) >> 64) as u64
+    }
+
+    /// Exponentially distributed with this mean.
+    pub fn exponential(&mut self, mean: f64) -> f64 {
+        -mean * libm::log(1.0 - self.unit())
+    }
+
+    /// Normally distributed, mean 0 and deviation 1 (Box and Muller).
+    pub fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * libm::log(1.0 - self.unit())).sqrt();
+        radius * libm::cos(std::f64::consts::TAU * self.unit())
+    }
+
+    /// Puts a list into random order (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, list: &mut [T]) {
+        for last in (1..list.len()).rev() {
+            list.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+
+    /// How many of `draws` items, drawn without replacement from `total` of which `marked` are marked, are marked
+    /// (hypergeometric). Exact while the number of draws or of marked items is at most 48; beyond, the normal
+    /// approximation with the exact mean and variance, rounded and clamped to what is possible.
+    pub fn hypergeometric(&mut self, total: u64, marked: u64, draws: u64) -> u64 {
+        debug_assert!(marked <= total && draws <= total);
+        let (least, most) = ((draws + marked).saturating_sub(total), draws.min(marked));
+        if least == most {
+            return least;
+        }
+        // Symmetric in draws and marked: take the shorter way.
+        let (few, many) = (draws.min(marked), draws.max(marked));
+        if few <= 48 {
+            return self.urn(total, many, few);
+        }
+        let (n, k, whole) = (few as f64, many as f64, total as f64);
+        let mean = n * k / whole;
+        let variance = mean * (1.0 - k / whole) * ((whole - n) / (whole - 1.0));
+        let drawn = libm::round(mean + variance.sqrt() * self.normal());
+        (drawn.max(0.0) as u64).clamp(least, most)
+    }
+
+    fn urn(&mut self, mut total: u64, mut marked: u64, draws: u64) -> u64 {
+        let before = marked;
+        for _ in 0..draws {
+            if self.below(total) < marked {
+                marked -= 1;
+            }
+            total -= 1;
+        }
+        before - marked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_draw_is_possible(total in 1u64..1_000_000, a in 0.0..1.0f64, b in 0.0..1.0f64, seed: u64) {
+            let (marked, draws) = ((total as f64 * a) as u64, (total as f64 * b) as u64);
+            let drawn = Chance::new(seed).hypergeometric(total, marked, draws);
+            prop_assert!(drawn <= marked && drawn <= draws && draws - drawn <= total - marked);
+        }
+    }
+
+    #[test]
+    fn the_mean_of_draws_is_the_hypergeometric_mean() {
+        // Mean = draws * marked / total: 40 * 300 / 1000 = 12 (urn) and 400 * 300 / 1000 = 120 (normal).
+        for (draws, mean) in [(40, 12.0), (400, 120.0)] {
+            let mut chance = Chance::new(1);
+            let sum: u64 = (0..4000).map(|_| chance.hypergeometric(1000, 300, draws)).sum();
+            let got = sum as f64 / 4000.0;
+            assert!(
+                (got - mean).abs() < 0.02 * mean,
+                "{got} where {mean} was expected"
+            );
+        }
+    }
+
+    #[test]
+    fn streams_of_one_seed_differ_and_repeat() {
+        let draw = |label, index| Chance::labelled(7, label, index).below(1 << 60);
+        assert_eq!(draw("daemons", 0), draw("daemons", 0));
+        assert_ne!(draw("daemons", 0), draw("daemons", 1));
+        assert_ne!(draw("daemons", 0), draw("guest", 0));
+    }
+}

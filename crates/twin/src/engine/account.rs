@@ -1,0 +1,135 @@
+//! Accounting: what a stretch of time on a CPU did: instructions, misses, traffic, pages touched.
+
+use homenode_units::PAGE_BYTES;
+
+use super::{Engine, Owner};
+use crate::guest::Doing;
+
+impl Engine {
+    /// The same host with everything accounted up to now. A copy: were the host itself accounted whenever somebody
+    /// looks, rounding would make looking change what happens.
+    pub fn settled(&self) -> Engine {
+        let mut settled = self.clone();
+        settled.settle_all();
+        settled
+    }
+
+    /// Accounts all CPUs up to now.
+    pub fn settle_all(&mut self) {
+        for cpu in 0..self.topology.cpus.len() {
+            self.scheduler.settle(cpu, self.now);
+        }
+        self.apply_segments();
+    }
+
+    pub(super) fn apply_segments(&mut self) {
+        let mut segments = std::mem::take(&mut self.scheduler.segments);
+        for segment in segments.drain(..) {
+            match self.owners[segment.task] {
+                Owner::Daemon(daemon) => self.daemon_left[daemon] -= segment.ns as f64,
+                Owner::Vcpu { vm, thread } => self.apply(vm, thread, segment.cpu, segment.ns as f64),
+            }
+        }
+        self.scheduler.segments = segments;
+    }
+
+    /// What a vCPU did in a stretch of time on a CPU.
+    pub(super) fn apply(&mut self, vm: usize, thread: usize, cpu: usize, ns: f64) {
+        let speed = self.speeds[cpu];
+        let units = if speed.ns_per_unit > 0.0 {
+            ns / speed.ns_per_unit
+        } else {
+            0.0
+        };
+        let state = &mut self.vms[vm].threads[thread];
+        state.cycles += ns * self.clock_ghz;
+        let units = units.min(state.left);
+        state.left -= units;
+        match state.doing {
+            Doing::Computing => {
+                let (accesses, misses) = (units * speed.cost.accesses, units * speed.cost.misses);
+                state.instructions += units;
+                state.llc_references += accesses;
+                state.llc_misses += misses;
+                self.count_misses(vm, thread, cpu, misses);
+            }
+            Doing::Touching { touch, .. } => {
+                let pages = state.pages_completed(units);
+                self.touch(vm, touch.region, cpu, pages);
+            }
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier => {}
+        }
+    }
+
+    /// Rounding may leave pages of a finished touch: they are touched now.
+    pub(super) fn finish_touch(&mut self, cpu: usize, vm: usize, thread: usize) {
+        if let Doing::Touching { touch, .. } = self.vms[vm].threads[thread].doing {
+            self.touch(vm, touch.region, cpu, touch.pages);
+        }
+    }
+
+    pub(super) fn touch(&mut self, vm: usize, region: usize, cpu: usize, pages: u64) {
+        if pages == 0 {
+            return;
+        }
+        let node = self.topology.cpus[cpu].node;
+        let before = self.memory.free.clone();
+        self.memory
+            .touch(&self.topology, &mut self.vms[vm].memory, region, node, pages);
+        // Zeroing writes each page once.
+        for (at, free) in before.iter().enumerate() {
+            let bytes = ((free - self.memory.free[at]) * PAGE_BYTES) as f64;
+            self.totals.controllers[at] += bytes;
+            for link in self.fabric.route(node, at) {
+                self.totals.links[link] += bytes;
+            }
+        }
+    }
+
+    pub(super) fn count_misses(&mut self, vm: usize, thread: usize, cpu: usize, misses: f64) {
+        let place = &self.topology.cpus[cpu];
+        let owner = &mut self.vms[vm];
+        self.llcs[place.llc].insert(owner.first_vcpu + thread, misses);
+        let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);
+        let (node, bytes) = (place.node, misses * self.line_bytes);
+        let weights = owner.memory.weights(thread);
+        for (memory_node, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+            let read = bytes * weight;
+            self.totals.controllers[memory_node] += read * (1.0 + write_share);
+            for link in self.fabric.route(memory_node, node) {
+                self.totals.links[link] += read;
+            }
+            for link in self.fabric.route(node, memory_node) {
+                self.totals.links[link] += read * write_share;
+            }
+        }
+        let local = misses * weights[node];
+        owner.accesses_local += local;
+        owner.accesses_remote += misses - local;
+    }
+
+    /// Panics where counts do not add up: pages, run queues, caches.
+    pub fn check(&self) {
+        self.scheduler.check();
+        let mut used = vec![0; self.topology.nodes()];
+        for vm in self.vms.iter().filter(|vm| vm.present()) {
+            vm.memory.check();
+            for (used, pages) in used.iter_mut().zip(vm.memory.pages()) {
+                *used += pages;
+            }
+        }
+        for (node, used) in used.iter().enumerate() {
+            assert_eq!(
+                used + self.memory.free[node],
+                self.memory.total[node],
+                "pages of node {node} do not add up"
+            );
+        }
+        for llc in &self.llcs {
+            assert!(
+                llc.full() <= llc.lines() * (1.0 + 1e-9),
+                "a cache holds more lines than it has"
+            );
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Page moves: what `move_pages` does on a live host.
+//!
+//! # Model
+//!
+//! One kernel thread moves page after page: a fixed amount of kernel work each, and a copy as fast as one core's misses
+//! in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
+//! running vCPU of the VM out of the guest for a moment. Pages are drawn evenly from all that lie outside the target.
+//! The call returns when the pages are there: simulated time passes.
+//!
+//! # Left out
+//!
+//! The CPU that the kernel thread needs, pages that somebody holds (none is ever busy), huge pages and their splitting.
+
+use homenode_units::{Ns, PAGE_BYTES};
+
+use super::{Engine, Moving};
+use crate::hardware::fabric::Copying;
+use crate::hypervisor::{PAGE_MOVE_NS, SHOOTDOWN_CYCLES};
+
+impl Engine {
+    /// Moves up to `pages` pages of a VM onto nodes, letting the time pass that it takes. Gives what moved.
+    pub fn move_pages(&mut self, vm: usize, to: &[usize], pages: u64) -> u64 {
+        let page_ns = self.page_move_ns(vm, to);
+        let stall = (SHOOTDOWN_CYCLES / self.clock_ghz / page_ns).min(0.9);
+        let (mut moved, mut carry) = (0, 0.0);
+        self.moving = Some(Moving {
+            vm,
+            stall,
+            copying: Vec::new(),
+        });
+        while moved < pages && self.vms[vm].present() {
+            let slice = self
+                .epoch
+                .as_f64()
+                .min((pages - moved) as f64 * page_ns)
+                .ceil()
+                .max(1.0);
+            carry += slice / page_ns;
+            let budget = (carry as u64).min(pages - moved);
+            carry -= budget as f64;
+            let done = self.vms[vm]
+                .memory
+                .migrate(to, budget, &mut self.memory.free, &mut self.chance);
+            let count: u64 = done.iter().map(|(_, _, pages)| pages).sum();
+            self.count_copies(vm, &done, slice);
+            self.run_until(Ns(self.now.0 + slice as u64));
+            if count < budget {
+                moved += count;
+                break;
+            }
+            moved += count;
+        }
+        self.moving = None;
+        self.dirty = true;
+        moved
+    }
+
+    /// What one page costs to move: the kernel's work, and copying its lines as fast as one core's misses allow.
+    pub(super) fn page_move_ns(&self, vm: usize, to: &[usize]) -> f64 {
+        let pages = self.vms[vm].memory.pages();
+        let outside = |node: &usize| !to.contains(node) && pages[*node] > 0;
+        let reads: Vec<f64> = (0..pages.len())
+            .filter(outside)
+            .flat_map(|from| to.iter().map(move |to| (from, *to)))
+            .map(|(from, to)| self.fabric.latency_between(to, from) + self.fabric.latency_between(to, to))
+            .collect();
+        let latency = reads.iter().sum::<f64>() / reads.len().max(1) as f64;
+        let lines = PAGE_BYTES as f64 / self.line_bytes;
+        PAGE_MOVE_NS + lines * latency / f64::from(self.hardware.misses_in_flight_max)
+    }
+
+    pub(super) fn count_copies(&mut self, vm: usize, done: &[(usize, usize, u64)], slice_ns: f64) {
+        let mut copying: Vec<Copying> = Vec::new();
+        for (from, to, pages) in done {
+            let bytes = (pages * PAGE_BYTES) as f64;
+            self.memory.free[*from] += pages;
+            self.totals.controllers[*from] += bytes;
+            self.totals.controllers[*to] += bytes;
+            for link in self.fabric.route(*from, *to) {
+                self.totals.links[link] += bytes;
+            }
+            let rate = bytes / slice_ns;
+            match copying
+                .iter_mut()
+                .find(|copy| (copy.from, copy.to) == (*from, *to))
+            {
+                Some(copy) => copy.rate += rate,
+                None => copying.push(Copying {
+                    from: *from,
+                    to: *to,
+                    rate,
+                }),
+            }
+        }
+        if let Some(moving) = self.moving.as_mut().filter(|moving| moving.vm == vm) {
+            moving.copying = copying;
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Speeds: how fast each CPU's task goes, and the end of an epoch, when caches and latencies are brought up to date.
+
+use homenode_units::Ns;
+
+use super::{Engine, Owner, Speed};
+use crate::guest::Doing;
+use crate::hardware::Flow;
+use crate::hardware::core::{CoreCost, Sibling};
+
+/// Relative change of a miss ratio that makes a new solution necessary.
+const MISS_CHANGE_MAX: f64 = 2e-3;
+
+impl Engine {
+    pub(super) fn sibling_state(&self, cpu: usize) -> Sibling {
+        let busy = |cpu: &usize| self.scheduler.current(*cpu).is_some();
+        if self.topology.cpus[cpu].siblings.iter().any(busy) {
+            Sibling::Busy
+        } else {
+            Sibling::Idle
+        }
+    }
+
+    /// Bytes of a CPU's LLC that hold lines a thread can use: its own, and what siblings of its VM brought in of
+    /// the memory they share.
+    pub(super) fn llc_bytes(&self, cpu: usize, vm: usize, thread: usize) -> f64 {
+        let llc = &self.llcs[self.topology.cpus[cpu].llc];
+        let owner = &self.vms[vm];
+        let own = llc.held(owner.first_vcpu + thread);
+        let shared = owner.threads[thread].shared_share;
+        if shared == 0.0 {
+            return own * self.line_bytes;
+        }
+        let all: f64 = (0..owner.threads.len())
+            .map(|other| llc.held(owner.first_vcpu + other))
+            .sum();
+        (own + shared * (all - own)) * self.line_bytes
+    }
+
+    /// Sets how fast the current task of a CPU goes, from the latencies of the last solution.
+    pub(super) fn set_speed(&mut self, cpu: usize) {
+        let Some(task) = self.scheduler.current(cpu) else {
+            self.speeds[cpu].end = Ns(u64::MAX);
+            return;
+        };
+        let mut speed = Speed { ..Speed::default() };
+        let left = match self.owners[task] {
+            Owner::Daemon(daemon) => {
+                speed.ns_per_unit = 1.0;
+                self.daemon_left[daemon]
+            }
+            Owner::Vcpu { vm, thread } => {
+                speed.cost = self.cost(cpu, vm, thread);
+                speed.ns_per_unit = self.ns_per_unit(cpu, vm, thread, &speed.cost);
+                self.vms[vm].threads[thread].left
+            }
+        };
+        speed.end = self.end_of(left, speed.ns_per_unit);
+        self.speeds[cpu] = speed;
+    }
+
+    pub(super) fn end_of(&self, left: f64, ns_per_unit: f64) -> Ns {
+        Ns(self.now.0 + ((left.max(0.0) * ns_per_unit).ceil() as u64).max(1))
+    }
+
+    pub(super) fn cost(&self, cpu: usize, vm: usize, thread: usize) -> CoreCost {
+        let owner = &self.vms[vm];
+        match (&owner.program, owner.threads[thread].doing) {
+            (Some(program), Doing::Computing) => {
+                let miss_ratio = program.miss_ratio.at(self.llc_bytes(cpu, vm, thread));
+                CoreCost::of(
+                    program,
+                    owner.phase(thread),
+                    &self.hardware,
+                    miss_ratio,
+                    self.sibling_state(cpu),
+                )
+            }
+            _ => CoreCost::default(),
+        }
+    }
+
+    pub(super) fn ns_per_unit(&self, cpu: usize, vm: usize, thread: usize, cost: &CoreCost) -> f64 {
+        let owner = &self.vms[vm];
+        let stall = self
+            .moving
+            .as_ref()
+            .filter(|moving| moving.vm == vm)
+            .map_or(0.0, |moving| moving.stall);
+        let ns = match owner.threads[thread].doing {
+            Doing::Computing => {
+                let latency = self
+                    .fabric
+                    .latency_ns(self.topology.cpus[cpu].node, owner.memory.weights(thread));
+                cost.ns_per_instruction(self.clock_ghz, latency)
+            }
+            Doing::Touching { ns_per_page, .. } => ns_per_page,
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier => 1.0,
+        };
+        ns / (1.0 - stall)
+    }
+
+    /// The end of an epoch: caches take in what was missed; if who runs, where memory lies or how often they miss has
+    /// changed, latencies are found anew.
+    pub(super) fn end_epoch(&mut self) {
+        self.settle_all();
+        for llc in &mut self.llcs {
+            llc.step(&self.footprints);
+        }
+        for vm in &mut self.vms {
+            self.dirty |= vm.memory.refresh();
+        }
+        for cpu in 0..self.topology.cpus.len() {
+            if let Some(Owner::Vcpu { vm, thread }) =
+                self.scheduler.current(cpu).map(|task| self.owners[task])
+            {
+                let cost = self.cost(cpu, vm, thread);
+                let ratio = miss_ratio(&cost);
+                self.dirty |= (ratio - self.solved[cpu]).abs() > MISS_CHANGE_MAX * self.solved[cpu];
+                self.speeds[cpu].cost = cost;
+            }
+        }
+        if std::mem::take(&mut self.dirty) || self.moving.is_some() {
+            self.solve();
+        }
+        if cfg!(debug_assertions) {
+            self.check();
+        }
+    }
+
+    /// Finds latencies for the tasks that run now, and sets their speeds.
+    pub(super) fn solve(&mut self) {
+        let (mut flows, mut cpus) = (Vec::new(), Vec::new());
+        for cpu in 0..self.topology.cpus.len() {
+            let Some(Owner::Vcpu { vm, thread }) = self.scheduler.current(cpu).map(|task| self.owners[task])
+            else {
+                continue;
+            };
+            let (owner, cost) = (&self.vms[vm], self.speeds[cpu].cost);
+            self.solved[cpu] = miss_ratio(&cost);
+            // Threads without misses load nothing.
+            let flow = (cost.misses > 0.0).then_some(flows.len());
+            cpus.push((cpu, vm, thread, flow));
+            if flow.is_some() {
+                flows.push(Flow {
+                    node: self.topology.cpus[cpu].node,
+                    cost,
+                    write_share: owner.program.as_ref().map_or(0.0, |program| program.write_share),
+                    weights: owner.memory.weights(thread),
+                });
+            }
+        }
+        let copying = self.moving.as_ref().map_or(&[][..], |moving| &moving.copying);
+        let granted = self.fabric.solve(&flows, copying);
+        drop(flows);
+        for (cpu, vm, thread, flow) in cpus {
+            let cost = self.speeds[cpu].cost;
+            let granted = flow.map_or(1.0, |flow| granted[flow].max(1e-3));
+            let ns_per_unit = self.ns_per_unit(cpu, vm, thread, &cost) / granted;
+            let end = self.end_of(self.vms[vm].threads[thread].left, ns_per_unit);
+            self.speeds[cpu] = Speed {
+                cost,
+                ns_per_unit,
+                end,
+            };
+        }
+    }
+}
+
+fn miss_ratio(cost: &CoreCost) -> f64 {
+    if cost.accesses > 0.0 {
+        cost.misses / cost.accesses
+    } else {
+        0.0
+    }
+}

@@ -1,0 +1,342 @@
+//! A VM's memory as a population: for each region and heat class the count of pages on each node.
+//!
+//! # Model
+//!
+//! A page appears on the node that the hypervisor gives it at first touch; from then on it is one of a count. All
+//! pages of a class are alike: a thread's accesses to the class are spread over nodes as the pages are, and a move
+//! draws pages evenly, without replacement (hypergeometric), from all pages of the VM that lie outside the target.
+//!
+//! # Left out
+//!
+//! Which page is which: a policy that picks single pages (Carrefour) needs heat classes fine enough to tell them.
+
+use homenode_units::{Bytes, divide_proportionally};
+
+use crate::chance::Chance;
+use crate::workload::{Program, RegionKind, Threads};
+
+/// Who uses a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// The guest's kernel: touched at boot, hardly used later.
+    Kernel,
+    One(usize),
+    All,
+}
+
+/// Pages that are used alike.
+#[derive(Clone, Debug)]
+struct Class {
+    pages_planned: u64,
+    access_share: f64,
+    /// Pages by node.
+    on: Vec<u64>,
+}
+
+impl Class {
+    fn touched(&self) -> u64 {
+        self.on.iter().sum()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    users: Users,
+    access_share: f64,
+    classes: Vec<Class>,
+}
+
+/// Pages of one region for one thread to touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Touch {
+    pub region: usize,
+    pub pages: u64,
+}
+
+/// Where the memory of one VM lies.
+#[derive(Clone, Debug)]
+pub(crate) struct VmMemory {
+    nodes: usize,
+    regions: Vec<Region>,
+    /// Access weights by `thread * nodes + node`; rows of threads add up to 1 once anything is touched.
+    weights: Vec<f64>,
+    threads: usize,
+    stale: bool,
+    /// Home nodes, once set.
+    pub home: Option<Vec<usize>>,
+    /// Where interleaving over home nodes goes on.
+    pub next_home: usize,
+}
+
+impl VmMemory {
+    /// The memory of a VM that has not touched any, and what each thread will touch at boot and then in its program.
+    pub fn new(
+        nodes: usize,
+        vcpus: usize,
+        boot: Bytes,
+        program: Option<&Program>,
+    ) -> (VmMemory, Vec<Vec<Touch>>, Vec<Vec<Touch>>) {
+        let kernel = Region {
+            users: Users::Kernel,
+            access_share: 0.0,
+            classes: vec![class(nodes, boot, 1.0)],
+        };
+        let mut memory = VmMemory {
+            nodes,
+            regions: vec![kernel],
+            weights: vec![0.0; vcpus * nodes],
+            threads: vcpus,
+            stale: true,
+            home: None,
+            next_home: 0,
+        };
+        // vCPU 0 boots the kernel; each other touches its own per-CPU data.
+        let boot_shares: Vec<u64> = (0..vcpus)
+            .map(|at| if at == 0 { 15 + vcpus as u64 } else { 1 })
+            .collect();
+        let boot_pages = divide_proportionally(boot.to_pages().0, &boot_shares);
+        let boots = boot_pages
+            .into_iter()
+            .map(|pages| vec![Touch { region: 0, pages }])
+            .collect();
+        let mut starts = vec![Vec::new(); vcpus];
+        for profile in program.iter().flat_map(|program| &program.regions) {
+            let classes = || -> Vec<Class> {
+                if profile.heat.is_empty() {
+                    return vec![class(nodes, profile.size, 1.0)];
+                }
+                let part = |share: f64| Bytes((profile.size.as_f64() * share) as u64);
+                profile
+                    .heat
+                    .iter()
+                    .map(|h| class(nodes, part(h.page_share), h.access_share))
+                    .collect()
+            };
+            let users: Vec<Users> = match (profile.kind, program.map(|p| p.threads)) {
+                (RegionKind::Private, Some(Threads::Single)) => vec![Users::One(0)],
+                (RegionKind::Private, _) => (0..vcpus).map(Users::One).collect(),
+                _ => vec![Users::All],
+            };
+            for user in users {
+                let region = Region {
+                    users: user,
+                    access_share: profile.access_share,
+                    classes: classes(),
+                };
+                let pages: u64 = region.classes.iter().map(|class| class.pages_planned).sum();
+                let at = memory.regions.len();
+                memory.regions.push(region);
+                match (user, profile.kind) {
+                    (Users::One(thread), _) => starts[thread].push(Touch { region: at, pages }),
+                    (_, RegionKind::InitialisedByOne) => starts[0].insert(0, Touch { region: at, pages }),
+                    _ => {
+                        let single = program.is_some_and(|p| p.threads == Threads::Single);
+                        let shares = vec![1; if single { 1 } else { vcpus }];
+                        for (thread, pages) in divide_proportionally(pages, &shares).into_iter().enumerate() {
+                            starts[thread].push(Touch { region: at, pages });
+                        }
+                    }
+                }
+            }
+        }
+        (memory, boots, starts)
+    }
+
+    /// Takes in pages of a region that were touched for the first time, by the node that they came to lie on.
+    pub fn touch(&mut self, region: usize, node: usize, pages: u64) {
+        let region = &mut self.regions[region];
+        let room: Vec<u64> = region
+            .classes
+            .iter()
+            .map(|c| c.pages_planned - c.touched())
+            .collect();
+        debug_assert!(
+            pages <= room.iter().sum(),
+            "more pages touched than the region has"
+        );
+        for (class, pages) in region.classes.iter_mut().zip(divide_proportionally(pages, &room)) {
+            class.on[node] += pages;
+        }
+        self.stale = true;
+    }
+
+    /// Pages by node, over all regions.
+    pub fn pages(&self) -> Vec<u64> {
+        let mut sum = vec![0; self.nodes];
+        for class in self.regions.iter().flat_map(|region| &region.classes) {
+            for (sum, on) in sum.iter_mut().zip(&class.on) {
+                *sum += on;
+            }
+        }
+        sum
+    }
+
+    /// Shares of a thread's memory accesses by node; even over all nodes where nothing is touched yet.
+    pub fn weights(&self, thread: usize) -> &[f64] {
+        &self.weights[thread * self.nodes..(thread + 1) * self.nodes]
+    }
+
+    /// Share of a thread's accesses that go to memory used by all threads.
+    pub fn shared_share(&self, thread: usize) -> f64 {
+        let mine = self
+            .regions
+            .iter()
+            .filter(|r| r.users == Users::One(thread) || r.users == Users::All);
+        let (all, shared) = mine.fold((0.0, 0.0), |(all, shared), region| {
+            let also = if region.users == Users::All {
+                region.access_share
+            } else {
+                0.0
+            };
+            (all + region.access_share, shared + also)
+        });
+        if all > 0.0 { shared / all } else { 0.0 }
+    }
+
+    /// Brings the weights up to date; says whether they changed.
+    pub fn refresh(&mut self) -> bool {
+        if !std::mem::take(&mut self.stale) {
+            return false;
+        }
+        for thread in 0..self.threads {
+            let row = &mut self.weights[thread * self.nodes..(thread + 1) * self.nodes];
+            row.fill(0.0);
+            for region in &self.regions {
+                if region.users != Users::All && region.users != Users::One(thread) {
+                    continue;
+                }
+                for class in &region.classes {
+                    let touched = class.touched();
+                    if touched == 0 {
+                        continue;
+                    }
+                    let per_page = region.access_share * class.access_share / touched as f64;
+                    for (weight, on) in row.iter_mut().zip(&class.on) {
+                        *weight += per_page * *on as f64;
+                    }
+                }
+            }
+            let sum: f64 = row.iter().sum();
+            let even = 1.0 / self.nodes as f64;
+            row.iter_mut()
+                .for_each(|weight| *weight = if sum > 0.0 { *weight / sum } else { even });
+        }
+        true
+    }
+
+    /// Moves up to `pages` pages that lie outside `to`, drawn evenly from all such pages, onto the nodes of `to`
+    /// according to `room` (free pages of each node, reduced as they are used). Gives what moved as
+    /// (from, to, pages).
+    pub fn migrate(
+        &mut self,
+        to: &[usize],
+        pages: u64,
+        room: &mut [u64],
+        chance: &mut Chance,
+    ) -> Vec<(usize, usize, u64)> {
+        let outside = |node: usize| !to.contains(&node);
+        let on: Vec<u64> = self.pages();
+        let mut rest: u64 = on
+            .iter()
+            .enumerate()
+            .filter(|(node, _)| outside(*node))
+            .map(|(_, pages)| pages)
+            .sum();
+        let fits: u64 = to.iter().map(|node| room[*node]).sum();
+        let mut draws = pages.min(rest).min(fits);
+        let mut moved = Vec::new();
+        for class in self.regions.iter_mut().flat_map(|region| &mut region.classes) {
+            for from in (0..self.nodes).filter(|node| outside(*node)) {
+                let here = class.on[from];
+                if here == 0 || draws == 0 {
+                    continue;
+                }
+                let drawn = chance.hypergeometric(rest, here, draws);
+                rest -= here;
+                draws -= drawn;
+                for (node, part) in spread(drawn, to, &mut self.next_home, room) {
+                    class.on[from] -= part;
+                    class.on[node] += part;
+                    moved.push((from, node, part));
+                }
+            }
+        }
+        self.stale |= !moved.is_empty();
+        moved
+    }
+
+    /// Panics unless every class has at most the pages that it was planned to have.
+    pub fn check(&self) {
+        for class in self.regions.iter().flat_map(|region| &region.classes) {
+            assert!(
+                class.touched() <= class.pages_planned,
+                "a class has more pages than were planned: {class:?}"
+            );
+        }
+    }
+}
+
+/// Deals pages out evenly over nodes as far as each has room, which it takes; `next` remembers whose turn it is, so
+/// that single pages do not all go to the first node. Gives fewer pages than asked for only if all rooms are used up.
+pub(crate) fn spread(pages: u64, nodes: &[usize], next: &mut usize, room: &mut [u64]) -> Vec<(usize, u64)> {
+    let mut dealt = Vec::new();
+    let mut left = pages.min(nodes.iter().map(|node| room[*node]).sum());
+    while left > 0 {
+        let turn: Vec<usize> = (0..nodes.len())
+            .map(|at| nodes[(at + *next) % nodes.len()])
+            .collect();
+        *next = (*next + left as usize) % nodes.len();
+        let open: Vec<u64> = turn.iter().map(|node| u64::from(room[*node] > 0)).collect();
+        for (node, part) in turn.into_iter().zip(divide_proportionally(left, &open)) {
+            let part = part.min(room[node]);
+            if part > 0 {
+                room[node] -= part;
+                left -= part;
+                dealt.push((node, part));
+            }
+        }
+    }
+    dealt
+}
+
+fn class(nodes: usize, size: Bytes, access_share: f64) -> Class {
+    Class {
+        pages_planned: size.to_pages().0,
+        access_share,
+        on: vec![0; nodes],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn memory(on: &[u64]) -> VmMemory {
+        let pages: u64 = on.iter().sum();
+        let (mut memory, ..) = VmMemory::new(on.len(), 1, Bytes(pages * 4096), None);
+        for (node, pages) in on.iter().enumerate() {
+            memory.touch(0, node, *pages);
+        }
+        memory
+    }
+
+    proptest! {
+        #[test]
+        fn moves_conserve_pages_and_respect_budget_and_room(
+            on in prop::collection::vec(0u64..5000, 4..5),
+            budget in 0u64..10_000,
+            room in prop::collection::vec(0u64..4000, 4..5),
+            seed: u64,
+        ) {
+            let mut memory = memory(&on);
+            let mut left = room.clone();
+            let moved: u64 = memory.migrate(&[1, 3], budget, &mut left, &mut Chance::new(seed)).iter().map(|m| m.2).sum();
+            let after = memory.pages();
+            prop_assert_eq!(after.iter().sum::<u64>(), on.iter().sum::<u64>());
+            prop_assert_eq!(moved, budget.min(on[0] + on[2]).min(room[1] + room[3]));
+            prop_assert_eq!(after[1] + after[3], on[1] + on[3] + moved);
+            prop_assert!(after[1] - on[1] == room[1] - left[1] && after[3] - on[3] == room[3] - left[3]);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What one vCPU's guest thread is doing, and what it has done.
+
+use super::memory::Touch;
+
+/// What a vCPU is doing, or waits to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Doing {
+    /// Nothing: the vCPU is halted until a timer of its kernel.
+    Idle,
+    /// A timer of its kernel; `left` counts nanoseconds.
+    Housekeeping,
+    /// Touching memory for the first time; `left` counts pages.
+    Touching { touch: Touch, ns_per_page: f64 },
+    /// Running its program; `left` counts instructions.
+    Computing,
+    /// Halted until the other threads arrive at the barrier.
+    AtBarrier,
+}
+
+/// The guest thread on one vCPU.
+#[derive(Clone, Debug)]
+pub(crate) struct Thread {
+    pub doing: Doing,
+    /// What is left of it, in its unit.
+    pub left: f64,
+    /// Touched part of a page.
+    pub page_carry: f64,
+    /// What it has still to touch after this, next one last.
+    pub touches: Vec<Touch>,
+    /// Instructions of its program after this stretch.
+    pub instructions_left: f64,
+    /// Whether a housekeeping timer is set.
+    pub timer_set: bool,
+    /// Share of its accesses to memory that all threads use.
+    pub shared_share: f64,
+    pub instructions: f64,
+    pub cycles: f64,
+    pub llc_references: f64,
+    pub llc_misses: f64,
+}
+
+impl Thread {
+    pub fn new(shared_share: f64) -> Thread {
+        Thread {
+            doing: Doing::Idle,
+            left: 0.0,
+            page_carry: 0.0,
+            touches: Vec::new(),
+            instructions_left: 0.0,
+            timer_set: false,
+            shared_share,
+            instructions: 0.0,
+            cycles: 0.0,
+            llc_references: 0.0,
+            llc_misses: 0.0,
+        }
+    }
+
+    /// Whether the vCPU has something to run.
+    pub fn runnable(&self) -> bool {
+        !matches!(self.doing, Doing::Idle | Doing::AtBarrier)
+    }
+
+    /// Goes on to the next region to touch; says whether there was one.
+    pub fn next_touch(&mut self, ns_per_page: f64) -> bool {
+        while let Some(touch) = self.touches.pop() {
+            if touch.pages > 0 {
+                self.doing = Doing::Touching { touch, ns_per_page };
+                self.left = touch.pages as f64;
+                self.page_carry = 0.0;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whole pages that `progress` more pages of touching complete. At the end of a touch `left` is 0 and every page
+    /// has been given out.
+    pub fn pages_completed(&mut self, progress: f64) -> u64 {
+        let Doing::Touching { touch, .. } = &mut self.doing else {
+            return 0;
+        };
+        self.page_carry += progress;
+        // The touch's own count is what is left to give out: rounding never loses or invents a page.
+        let whole = (self.page_carry as u64).min(touch.pages);
+        self.page_carry -= whole as f64;
+        touch.pages -= whole;
+        whole
+    }
+}

@@ -1,0 +1,343 @@
+//! A VM from start to end: it boots, its program touches its memory, computes, meets at barriers, and ends.
+//!
+//! ```text
+//!   Absent ──arrival──▶ Booting ──every vCPU booted──▶ Program ──every thread done──▶ Ended ──after = leave──▶ Gone
+//!                        │ touches kernel pages         │ touches its regions           │ idles, keeps memory
+//! ```
+//!
+//! Threads of a barrier program do the same number of intervals; the work of each thread in each interval is drawn
+//! when the interval begins, from the VM's own stream of chance, so it is the same under every policy. A thread that
+//! arrives halts at once: spinning before halting (OpenMP's default) is left out, as are locks, IPIs' own cost, and
+//! page cache.
+
+use homenode_units::{Bytes, Ns, VmId};
+
+use super::memory::{Touch, VmMemory};
+use super::thread::{Doing, Thread};
+use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
+use crate::chance::Chance;
+use crate::scenario::{AfterProgram, VmSpec};
+use crate::workload::{Program, Threads, Workload};
+
+/// Where a VM is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Absent,
+    Booting,
+    Program,
+    Ended,
+    Gone,
+}
+
+/// What a vCPU does after it has finished something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It goes on.
+    Run,
+    /// It halts.
+    Sleep,
+    /// It goes on if it has something to run, and every other vCPU that has is woken.
+    Release,
+    /// The program has ended.
+    End,
+}
+
+/// One VM.
+#[derive(Clone, Debug)]
+pub(crate) struct Vm {
+    pub id: VmId,
+    pub name: String,
+    pub workload: String,
+    pub memory_bytes: Bytes,
+    pub after: AfterProgram,
+    pub program: Option<Program>,
+    pub stage: Stage,
+    /// When it was started, when its program was, and when that ended.
+    pub arrived: Option<Ns>,
+    pub started: Option<Ns>,
+    pub ended: Option<Ns>,
+    pub threads: Vec<Thread>,
+    pub memory: VmMemory,
+    pub accesses_local: f64,
+    pub accesses_remote: f64,
+    /// Number of its vCPU 0 among the vCPUs of the host.
+    pub first_vcpu: usize,
+    work_share: f64,
+    starts: Vec<Vec<Touch>>,
+    boots: Vec<Vec<Touch>>,
+    booted: usize,
+    at_barrier: usize,
+    intervals: u64,
+    intervals_left: u64,
+    chance: Chance,
+}
+
+impl Vm {
+    pub fn new(
+        spec: &VmSpec,
+        workload: Workload,
+        at: usize,
+        first_vcpu: usize,
+        nodes: usize,
+        seed: u64,
+    ) -> Vm {
+        let vcpus = usize::from(spec.vcpus);
+        let boot = boot_footprint(spec.memory);
+        let (memory, boots, starts) = VmMemory::new(nodes, vcpus, boot, workload.program.as_ref());
+        let threads = (0..vcpus)
+            .map(|thread| Thread::new(memory.shared_share(thread)))
+            .collect();
+        Vm {
+            // "twin" and the position in the scenario: ascending, and the same in every run.
+            id: VmId(0x7477_696e << 96 | (at as u128 + 1)),
+            name: spec.name.clone(),
+            workload: spec.workload.clone(),
+            memory_bytes: spec.memory,
+            after: spec.after,
+            program: workload.program,
+            stage: Stage::Absent,
+            arrived: None,
+            started: None,
+            ended: None,
+            threads,
+            memory,
+            accesses_local: 0.0,
+            accesses_remote: 0.0,
+            first_vcpu,
+            work_share: spec.work_share,
+            starts,
+            boots,
+            booted: 0,
+            at_barrier: 0,
+            intervals: 0,
+            intervals_left: 0,
+            chance: Chance::labelled(seed, "guest", at),
+        }
+    }
+
+    /// Whether it is on the host.
+    pub fn present(&self) -> bool {
+        !matches!(self.stage, Stage::Absent | Stage::Gone)
+    }
+
+    /// Whether it has a program that has not ended.
+    pub fn busy(&self) -> bool {
+        self.program.is_some() && self.ended.is_none()
+    }
+
+    /// Starts it: every vCPU has something to boot.
+    pub fn boot(&mut self, now: Ns) {
+        self.stage = Stage::Booting;
+        self.arrived = Some(now);
+        for (at, (thread, touches)) in self.threads.iter_mut().zip(&self.boots).enumerate() {
+            let cpu = if at == 0 { BOOT_CPU } else { BOOT_CPU_SECONDARY };
+            let pages: u64 = touches.iter().map(|touch| touch.pages).sum();
+            thread.touches.clone_from(touches);
+            thread.next_touch(cpu.as_f64() / pages.max(1) as f64);
+        }
+    }
+
+    /// A vCPU has finished what it was doing: says what it does next.
+    pub fn next(&mut self, thread: usize, now: Ns) -> Next {
+        match self.threads[thread].doing {
+            Doing::Touching { ns_per_page, .. } => {
+                if self.threads[thread].next_touch(ns_per_page) {
+                    return Next::Run;
+                }
+                if self.stage == Stage::Booting {
+                    self.end_of_boot(thread, now)
+                } else {
+                    self.end_of_touching(thread, now)
+                }
+            }
+            Doing::Computing if self.threads[thread].instructions_left >= 1.0 => {
+                self.stretch(thread);
+                Next::Run
+            }
+            Doing::Computing => self.end_of_stretch(thread, now),
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier => {
+                self.threads[thread].doing = Doing::Idle;
+                Next::Sleep
+            }
+        }
+    }
+
+    /// Wakes an idle vCPU for its kernel's timers.
+    pub fn housekeep(&mut self, thread: usize) {
+        self.threads[thread].doing = Doing::Housekeeping;
+        self.threads[thread].left = HOUSEKEEPING_RUN.as_f64();
+    }
+
+    fn end_of_boot(&mut self, thread: usize, now: Ns) -> Next {
+        self.threads[thread].doing = Doing::Idle;
+        self.booted += 1;
+        if self.booted < self.threads.len() {
+            return Next::Sleep;
+        }
+        let Some(program) = &self.program else {
+            self.stage = Stage::Ended;
+            return Next::Sleep;
+        };
+        self.stage = Stage::Program;
+        self.started = Some(now);
+        let instructions = program.instructions_g_per_thread * 1e9 * self.work_share;
+        if let Some(barrier) = program.barrier {
+            let intervals = instructions / (barrier.interval_m_instructions * 1e6);
+            self.intervals = (libm::round(intervals) as u64).max(1);
+            self.intervals_left = self.intervals;
+        }
+        for at in 0..self.program_threads() {
+            self.threads[at].touches = std::mem::take(&mut self.starts[at]);
+            self.threads[at].touches.reverse();
+            self.threads[at].instructions_left = instructions;
+            if !self.threads[at].next_touch(TOUCH_NS) {
+                // Nothing to touch: straight on.
+                self.end_of_touching(at, now);
+            }
+        }
+        Next::Release
+    }
+
+    fn program_threads(&self) -> usize {
+        match self.program.as_ref().map(|program| program.threads) {
+            None => 0,
+            Some(Threads::Single) => 1,
+            Some(_) => self.threads.len(),
+        }
+    }
+
+    fn end_of_touching(&mut self, thread: usize, now: Ns) -> Next {
+        if self
+            .program
+            .as_ref()
+            .is_some_and(|program| program.barrier.is_some())
+        {
+            return self.arrive(thread, now);
+        }
+        self.threads[thread].doing = Doing::Computing;
+        self.stretch(thread);
+        Next::Run
+    }
+
+    fn end_of_stretch(&mut self, thread: usize, now: Ns) -> Next {
+        if self
+            .program
+            .as_ref()
+            .is_some_and(|program| program.barrier.is_some())
+        {
+            return self.arrive(thread, now);
+        }
+        self.threads[thread].doing = Doing::Idle;
+        if self
+            .threads
+            .iter()
+            .any(|thread| matches!(thread.doing, Doing::Computing | Doing::Touching { .. }))
+        {
+            return Next::Sleep;
+        }
+        self.end(now)
+    }
+
+    fn end(&mut self, now: Ns) -> Next {
+        self.stage = Stage::Ended;
+        self.ended = Some(now);
+        Next::End
+    }
+
+    /// A thread without barriers runs to the end of the phase, or of the program.
+    fn stretch(&mut self, thread: usize) {
+        let share = self.phase_end(self.progress(thread)) - self.progress(thread);
+        let total = self.instructions();
+        let thread = &mut self.threads[thread];
+        let next = (share * total).max(1.0).min(thread.instructions_left);
+        thread.left = next;
+        thread.instructions_left -= next;
+    }
+
+    fn arrive(&mut self, thread: usize, now: Ns) -> Next {
+        self.threads[thread].doing = Doing::AtBarrier;
+        self.at_barrier += 1;
+        let threads = self.program_threads();
+        if self.at_barrier < threads {
+            return Next::Sleep;
+        }
+        self.at_barrier = 0;
+        if self.intervals_left == 0 {
+            self.threads
+                .iter_mut()
+                .for_each(|thread| thread.doing = Doing::Idle);
+            return self.end(now);
+        }
+        self.intervals_left -= 1;
+        let mean = self.instructions() / self.intervals as f64;
+        let imbalance = self
+            .program
+            .as_ref()
+            .and_then(|p| p.barrier)
+            .map_or(0.0, |barrier| barrier.imbalance);
+        for thread in &mut self.threads[..threads] {
+            // Three deviations at most: an interval always has work.
+            let deviation = if imbalance > 0.0 {
+                self.chance.normal().clamp(-3.0, 3.0)
+            } else {
+                0.0
+            };
+            thread.doing = Doing::Computing;
+            thread.left = (mean * (1.0 + imbalance * deviation)).max(0.05 * mean);
+            thread.instructions_left = 0.0;
+        }
+        Next::Release
+    }
+
+    /// Instructions that each thread of the program runs in all.
+    fn instructions(&self) -> f64 {
+        self.program.as_ref().map_or(0.0, |program| {
+            program.instructions_g_per_thread * 1e9 * self.work_share
+        })
+    }
+
+    /// Share of the program that a thread has behind it.
+    fn progress(&self, thread: usize) -> f64 {
+        if self.intervals > 0 {
+            return 1.0 - (self.intervals_left + 1).min(self.intervals) as f64 / self.intervals as f64;
+        }
+        1.0 - (self.threads[thread].instructions_left / self.instructions()).min(1.0)
+    }
+
+    fn phase_end(&self, progress: f64) -> f64 {
+        let mut end = 0.0;
+        for phase in self.program.iter().flat_map(|program| &program.phases) {
+            end += phase.share;
+            if progress < end - 1e-9 {
+                return end;
+            }
+        }
+        1.0
+    }
+
+    /// Factors (LLC accesses, cycles) of the phase that a thread is in.
+    pub fn phase(&self, thread: usize) -> (f64, f64) {
+        let phases = self.program.as_ref().map_or(&[][..], |program| &program.phases);
+        if phases.is_empty() {
+            return (1.0, 1.0);
+        }
+        // The running stretch is already taken off: its phase is the one that its end belongs to.
+        let total = self.instructions();
+        let running = if self.intervals > 0 {
+            0.0
+        } else {
+            self.threads[thread].left / total
+        };
+        let at = (self.progress(thread) - running).max(0.0);
+        let mut end = 0.0;
+        for phase in phases {
+            end += phase.share;
+            if at < end - 1e-9 {
+                return (phase.llc_access_factor, phase.cpi_factor);
+            }
+        }
+        phases
+            .last()
+            .map_or((1.0, 1.0), |phase| (phase.llc_access_factor, phase.cpi_factor))
+    }
+}

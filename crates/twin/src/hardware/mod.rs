@@ -1,0 +1,13 @@
+//! What the machine's figures amount to while programs run on it: shared caches, cores, memory controllers, links.
+//!
+//! Everything here is built from [`homenode_machine::Machine`] and its `Hardware`; no figure of any machine is in code.
+
+pub(crate) mod core;
+pub(crate) mod fabric;
+pub(crate) mod llc;
+pub(crate) mod share;
+pub(crate) mod topology;
+
+pub(crate) use fabric::{Fabric, Flow};
+pub(crate) use llc::Llc;
+pub(crate) use topology::Topology;

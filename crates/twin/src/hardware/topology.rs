@@ -1,0 +1,155 @@
+//! The machine with dense numbers: node, CPU, cache and link numbers become positions in vectors, and routes and
+//! siblings are worked out once.
+
+use homenode_machine::{Hardware, Link, Machine};
+use homenode_units::NodeSet;
+
+use crate::scenario::TwinError;
+
+/// One CPU, by dense numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct CpuPlace {
+    pub node: usize,
+    pub llc: usize,
+    pub core: usize,
+    /// The other CPUs of the core.
+    pub siblings: Vec<usize>,
+}
+
+/// The machine by dense numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Topology {
+    pub cpus: Vec<CpuPlace>,
+    /// CPUs of each node.
+    pub node_cpus: Vec<Vec<usize>>,
+    /// CPUs of each physical core; cores are renumbered from 0.
+    pub core_cpus: Vec<Vec<usize>>,
+    /// Bytes per nanosecond of each node's controllers; 0 for a node without memory.
+    pub controller_caps: Vec<f64>,
+    /// Directed links: the machine's own, or all pairs where it states none.
+    pub links: Vec<Link>,
+    /// Bytes per nanosecond of each link; infinite where unknown.
+    pub link_caps: Vec<f64>,
+    /// Links from a node to a node.
+    pub routes: Vec<Vec<Vec<usize>>>,
+    /// Nodes with memory, nearest first, from each node: where the kernel looks for free memory.
+    pub fallback: Vec<Vec<usize>>,
+}
+
+impl Topology {
+    pub fn new(machine: &Machine) -> Result<(Topology, Hardware), TwinError> {
+        let missing = |what: String| TwinError::MissingFigure {
+            machine: machine.name.clone(),
+            what,
+        };
+        let hardware = machine.hardware.clone().ok_or_else(|| TwinError::NoHardware {
+            machine: machine.name.clone(),
+        })?;
+        let position = |node| {
+            machine
+                .nodes
+                .position(node)
+                .expect("a checked machine has the node of each CPU")
+        };
+        let mut cores: Vec<u32> = machine.cpus.iter().map(|cpu| cpu.core).collect();
+        cores.sort_unstable();
+        cores.dedup();
+        let mut cpus = Vec::new();
+        let mut node_cpus = vec![Vec::new(); machine.nodes.len()];
+        let mut core_cpus = vec![Vec::new(); cores.len()];
+        for (at, cpu) in machine.cpus.iter().enumerate() {
+            let llc = cpu
+                .llc
+                .ok_or_else(|| missing(format!("the last-level cache of CPU {}", cpu.id)))?;
+            let core = cores.binary_search(&cpu.core).expect("collected above");
+            node_cpus[position(cpu.node)].push(at);
+            core_cpus[core].push(at);
+            cpus.push(CpuPlace {
+                node: position(cpu.node),
+                llc: llc as usize,
+                core,
+                siblings: Vec::new(),
+            });
+        }
+        for (at, place) in cpus.iter_mut().enumerate() {
+            place.siblings = core_cpus[place.core]
+                .iter()
+                .copied()
+                .filter(|other| *other != at)
+                .collect();
+        }
+        let mut controller_caps = Vec::new();
+        for (id, node) in machine.nodes.iter() {
+            let cap = match node.memory_bandwidth {
+                Some(rate) if rate.0 > 0 => rate.as_f64() / 1e9,
+                _ if node.memory_bytes.0 == 0 => 0.0,
+                _ => return Err(missing(format!("the memory bandwidth of node {id}"))),
+            };
+            controller_caps.push(cap);
+        }
+        let machine = with_links(machine);
+        let link_caps = machine
+            .links
+            .iter()
+            .map(|l| l.bandwidth.map_or(f64::INFINITY, |b| b.as_f64() / 1e9));
+        let routes = |from| {
+            machine
+                .nodes
+                .keys()
+                .map(|to| machine.route(from, to).unwrap_or_default())
+                .collect()
+        };
+        Ok((
+            Topology {
+                cpus,
+                node_cpus,
+                core_cpus,
+                controller_caps,
+                link_caps: link_caps.collect(),
+                routes: machine.nodes.keys().map(routes).collect(),
+                fallback: fallback(&machine),
+                links: machine.links,
+            },
+            hardware,
+        ))
+    }
+
+    pub fn nodes(&self) -> usize {
+        self.node_cpus.len()
+    }
+}
+
+/// The machine with all pairs linked where it states no link (the contract's meaning of an empty list).
+fn with_links(machine: &Machine) -> Machine {
+    let mut machine = machine.clone();
+    if machine.links.is_empty() {
+        let nodes: NodeSet = machine.node_set();
+        let pairs = nodes
+            .iter()
+            .flat_map(|from| nodes.iter().map(move |to| (from, to)));
+        machine.links = pairs
+            .filter(|(from, to)| from != to)
+            .map(|(from, to)| Link {
+                from,
+                to,
+                bandwidth: None,
+            })
+            .collect();
+    }
+    machine
+}
+
+fn fallback(machine: &Machine) -> Vec<Vec<usize>> {
+    let rows = machine.distances.rows.iter();
+    rows.map(|row| {
+        let has_memory = machine.nodes.values().map(|node| node.memory_bytes.0 > 0);
+        let mut order: Vec<usize> = has_memory
+            .enumerate()
+            .filter(|(_, has)| *has)
+            .map(|(at, _)| at)
+            .collect();
+        order.sort_by_key(|node| row[*node]); // stable: of equal distances the lower number
+        order
+    })
+    .collect()
+}

@@ -1,0 +1,213 @@
+//! The twin as a [`Host`]: samples, and plans carried out.
+
+use homenode_host::{
+    Accesses, Action, ActionError, Counters, CpuSample, Host, HostError, LinkSample, NodeSample, Outcome,
+    Plan, Receipt, Refusal, Sample, VcpuSample, Version, VmSample, VmSettings,
+};
+use homenode_machine::Machine;
+use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages};
+
+use crate::Twin;
+use crate::engine::Engine;
+use crate::guest::Vm;
+
+impl Host for Twin {
+    fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    fn wait(&mut self, period: Ns) {
+        self.engine.run_until(Ns(self.engine.now.0 + period.0));
+    }
+
+    fn sample(&mut self) -> Result<Sample, HostError> {
+        Ok(self.see())
+    }
+
+    /// Moving pages takes simulated time, as the system call does on a live host: the clock is later afterwards.
+    fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
+        plan.check(&self.machine, &self.see())?;
+        // What happened before the plan happened without it.
+        self.engine.settle_all();
+        let outcomes = plan
+            .decisions
+            .iter()
+            .map(|decision| self.act(&decision.action))
+            .collect();
+        Ok(Receipt {
+            version: Version(self.engine.version),
+            outcomes,
+        })
+    }
+}
+
+impl Twin {
+    fn act(&mut self, action: &Action) -> Outcome {
+        let at = self
+            .engine
+            .vms
+            .iter()
+            .position(|vm| vm.id == action.vm())
+            .expect("checked with the plan");
+        if !self.engine.vms[at].present() {
+            return Outcome::Failed(ActionError::VmGone {
+                name: self.engine.vms[at].name.clone(),
+            });
+        }
+        match action {
+            Action::PinVcpus { vcpus, cpus, .. } => {
+                let allowed: Vec<bool> = self
+                    .machine
+                    .cpus
+                    .iter()
+                    .map(|cpu| cpus.contains(cpu.id))
+                    .collect();
+                for index in vcpus {
+                    let task = self.engine.vms[at].first_vcpu + usize::from(*index);
+                    self.engine
+                        .scheduler
+                        .set_affinity(task, allowed.clone(), self.engine.now);
+                    self.engine.after_scheduling();
+                }
+                self.engine.version += 1;
+                Outcome::Done
+            }
+            Action::SetHome { nodes, .. } => {
+                self.engine.vms[at].memory.home = Some(self.positions(nodes));
+                self.engine.version += 1;
+                Outcome::Done
+            }
+            Action::MovePages { to, pages_max, .. } => self.move_pages(at, to, *pages_max),
+        }
+    }
+
+    fn move_pages(&mut self, at: usize, to: &NodeSet, pages_max: Pages) -> Outcome {
+        let positions = self.positions(to);
+        let outside = |engine: &Engine| -> u64 {
+            let pages = engine.vms[at].memory.pages();
+            pages
+                .iter()
+                .enumerate()
+                .filter(|(node, _)| !positions.contains(node))
+                .map(|(_, pages)| pages)
+                .sum()
+        };
+        let wanted = outside(&self.engine).min(pages_max.0);
+        let room: u64 = positions.iter().map(|node| self.engine.memory.free[*node]).sum();
+        if wanted > 0 && room == 0 {
+            let name = self.engine.vms[at].name.clone();
+            return Outcome::Failed(ActionError::NoMemory {
+                name,
+                nodes: to.clone(),
+            });
+        }
+        let moved = self.engine.move_pages(at, &positions, wanted.min(room));
+        if !self.engine.vms[at].present() {
+            return Outcome::Failed(ActionError::VmGone {
+                name: self.engine.vms[at].name.clone(),
+            });
+        }
+        Outcome::Moved {
+            moved: Pages(moved),
+            left: Pages(outside(&self.engine)),
+            busy: Pages::ZERO,
+        }
+    }
+
+    fn positions(&self, nodes: &NodeSet) -> Vec<usize> {
+        nodes
+            .iter()
+            .map(|node| self.machine.nodes.position(node).expect("checked with the plan"))
+            .collect()
+    }
+
+    fn see(&self) -> Sample {
+        let engine = &self.engine.settled();
+        let cpus = self.machine.cpus.iter().enumerate();
+        let nodes = self.machine.nodes.iter().enumerate();
+        let links = engine.topology.links.iter().zip(&engine.totals.links);
+        Sample {
+            at: engine.now,
+            version: Version(engine.version),
+            cpus: cpus
+                .map(|(at, cpu)| CpuSample {
+                    id: cpu.id,
+                    busy_ns: Ns(engine.scheduler.busy_ns(at, engine.now)),
+                })
+                .collect(),
+            nodes: nodes
+                .map(|(at, (id, _))| {
+                    let sample = NodeSample {
+                        memory_total_bytes: Pages(engine.memory.total[at]).to_bytes(),
+                        memory_free_bytes: Pages(engine.memory.free[at]).to_bytes(),
+                        memory_traffic_bytes: Some(engine.totals.controllers[at] as u64),
+                    };
+                    (id, sample)
+                })
+                .collect(),
+            links: links
+                .map(|(link, bytes)| LinkSample {
+                    from: link.from,
+                    to: link.to,
+                    bytes: *bytes as u64,
+                })
+                .collect(),
+            // Scenario order is id order.
+            vms: engine
+                .vms
+                .iter()
+                .zip(&self.settings)
+                .filter(|(vm, _)| vm.present())
+                .map(|(vm, s)| self.see_vm(engine, vm, s))
+                .collect(),
+        }
+    }
+
+    fn see_vm(&self, engine: &Engine, vm: &Vm, settings: &VmSettings) -> VmSample {
+        let pages = vm.memory.pages();
+        let pages: NodeMap<Pages> = self
+            .machine
+            .nodes
+            .keys()
+            .zip(pages)
+            .map(|(node, pages)| (node, Pages(pages)))
+            .collect();
+        VmSample {
+            id: vm.id,
+            name: vm.name.clone(),
+            vcpus: (0..vm.threads.len())
+                .map(|thread| self.see_vcpu(engine, vm, thread))
+                .collect(),
+            memory_bytes: vm.memory_bytes,
+            pages: Some(pages),
+            accesses: Some(Accesses {
+                local: vm.accesses_local as u64,
+                remote: vm.accesses_remote as u64,
+            }),
+            immovable: None,
+            device_nodes: NodeSet::new(),
+            settings: settings.clone(),
+        }
+    }
+
+    fn see_vcpu(&self, engine: &Engine, vm: &Vm, thread: usize) -> VcpuSample {
+        let state = &vm.threads[thread];
+        let task = &engine.scheduler.tasks[vm.first_vcpu + thread];
+        let cpus = self.machine.cpus.iter().zip(&task.allowed);
+        let affinity: CpuSet = cpus.filter(|(_, may)| **may).map(|(cpu, _)| cpu.id).collect();
+        VcpuSample {
+            index: thread as u16,
+            running_ns: Ns(task.running_ns),
+            waiting_ns: Ns(engine.scheduler.waiting_ns(vm.first_vcpu + thread, engine.now)),
+            throttled_ns: Ns::ZERO,
+            cpu: Some(self.machine.cpus[task.cpu].id),
+            affinity,
+            counters: Some(Counters {
+                instructions: state.instructions as u64,
+                cycles: state.cycles as u64,
+                llc_references: state.llc_references as u64,
+                llc_misses: state.llc_misses as u64,
+            }),
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! What the host's kernel does: a fair scheduler with load balancing, and physical memory.
+
+pub(crate) mod balance;
+pub(crate) mod fair;
+pub(crate) mod memory;
+
+pub(crate) use fair::{Run, Scheduler};
+pub(crate) use memory::HostMemory;
+
+use homenode_units::Ns;
+
+/// Kernel work per migrated page besides the copy: isolating, unmapping, remapping, the system call's share (estimate;
+/// Linux moves about 1 GB/s of 4 KiB pages per calling thread on machines of that age).
+pub(crate) const PAGE_MOVE_NS: f64 = 3000.0;
+/// What one migrated page costs each running vCPU of the VM: the shootdown takes it out of the guest, about 1500
+/// cycles (`facts/simulators.md`, 3.3 item 8: 1000 to 2000).
+pub(crate) const SHOOTDOWN_CYCLES: f64 = 1500.0;
+
+/// Host daemons (seed 002: monitoring, libvirt, kernel threads): one per node, woken at random with this mean period …
+pub(crate) const DAEMON_PERIOD: Ns = Ns::from_millis(250);
+/// … and running this long on average (together about 0.4 percent of one CPU each, an idle server's background;
+/// estimate).
+pub(crate) const DAEMON_RUN: Ns = Ns::from_millis(1);

@@ -1,0 +1,87 @@
+//! What the tests share: machines, pinned VMs, small programs.
+
+#![allow(dead_code)] // each test file uses its part
+
+use homenode_machine::{Machine, preset};
+use homenode_twin::{Scenario, Twin, VmSpec, Workload};
+use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns};
+
+pub fn r910() -> Machine {
+    preset("r910").expect("r910 comes with the machines")
+}
+
+/// `count` CPUs of a node, one hyperthread per core, from the `skip`th core on.
+pub fn cores(machine: &Machine, node: u16, skip: usize, count: usize) -> CpuSet {
+    let mut seen = Vec::new();
+    let mut set = CpuSet::new();
+    for cpu in machine.cpus.iter().filter(|cpu| cpu.node == NodeId(node)) {
+        if !seen.contains(&cpu.core) {
+            seen.push(cpu.core);
+            if seen.len() > skip && seen.len() <= skip + count {
+                set.insert(cpu.id);
+            }
+        }
+    }
+    assert_eq!(set.len(), count, "node {node} has too few cores");
+    set
+}
+
+pub fn node(id: u16) -> NodeSet {
+    NodeSet::one(NodeId(id))
+}
+
+/// A VM of 2 vCPUs and 4 GiB on two cores of a node, its memory bound to a node.
+pub fn bound(
+    machine: &Machine,
+    name: &str,
+    workload: &str,
+    cpu_node: u16,
+    skip: usize,
+    memory_node: u16,
+) -> VmSpec {
+    VmSpec::new(name, 2, Bytes::from_gib(4), workload)
+        .on_cpus(cores(machine, cpu_node, skip, 2))
+        .with_memory_on(node(memory_node))
+}
+
+/// A program that streams through 256 MiB per thread and reuses nothing.
+pub fn stream() -> Workload {
+    program("stream", 30.0, 1.0, 16.0, "private")
+}
+
+/// A program that reuses 12 MiB, and misses hardly ever if it has them.
+pub fn cached() -> Workload {
+    program("cached", 40.0, 0.02, 4.0, "private")
+}
+
+/// A program that lives in its private caches.
+pub fn inert() -> Workload {
+    program("inert", 0.01, 0.02, 4.0, "private")
+}
+
+pub fn program(name: &str, accesses: f64, m_inf: f64, in_flight: f64, kind: &str) -> Workload {
+    let text = format!(
+        "name = \"{name}\"\nabout = \"test\"\n[program]\nthreads = \"one-copy-per-vcpu\"\ninstructions_g_per_thread = 4.0\n\
+         cpi_core = 0.7\nllc_accesses_per_kilo_instruction = {accesses}\nmisses_in_flight = {in_flight}\nhits_in_flight = 6.0\n\
+         write_share = 0.3\n[program.miss_ratio]\nm_inf = {m_inf}\nc0 = \"3MiB\"\nk = 2.0\n\
+         [[program.regions]]\nkind = \"{kind}\"\nsize = \"256MiB\"\naccess_share = 1.0\n"
+    );
+    Workload::from_toml("test.toml", &text).expect("a possible workload")
+}
+
+pub fn scenario(vms: Vec<VmSpec>) -> Scenario {
+    Scenario::of("test", vms)
+        .with_workload(stream())
+        .with_workload(cached())
+        .with_workload(inert())
+}
+
+/// Runtime of the first VM's program.
+pub fn runtime(machine: &Machine, vms: Vec<VmSpec>) -> f64 {
+    let mut twin = Twin::new(machine.clone(), &scenario(vms), 1).expect("the scenario fits");
+    while twin.report().vms[0].runtime_s.is_none() {
+        assert!(twin.now() < Ns::from_secs(400), "the program does not end");
+        twin.run_to_end(Ns(twin.now().0 + 500_000_000));
+    }
+    twin.report().vms[0].runtime_s.expect("checked above")
+}

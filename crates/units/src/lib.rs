@@ -1,0 +1,14 @@
+//! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per
+//! NUMA node, and the arithmetic every crate shares. No dependency but `serde`'s traits.
+
+mod id;
+mod math;
+mod node_map;
+mod quantity;
+mod set;
+
+pub use id::{CpuId, NodeId, VcpuId, VmId};
+pub use math::{Ewma, divide_proportionally};
+pub use node_map::NodeMap;
+pub use quantity::{Bytes, BytesPerSec, Cycles, Ns, PAGE_BYTES, Pages, ParseQuantityError, text};
+pub use set::{CpuSet, Id, IdSet, NodeSet, ParseSetError};

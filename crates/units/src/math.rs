@@ -1,0 +1,77 @@
+//! Arithmetic that several crates need and none may write twice.
+
+/// Divides `total` over `weights` so that the parts add up to `total` exactly (largest remainders get the rest;
+/// of equal remainders the first). All parts are zero where all weights are.
+pub fn divide_proportionally(total: u64, weights: &[u64]) -> Vec<u64> {
+    let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
+    if sum == 0 {
+        return vec![0; weights.len()];
+    }
+    let exact = |w: u64| u128::from(total) * u128::from(w);
+    let mut parts: Vec<u64> = weights.iter().map(|w| (exact(*w) / sum) as u64).collect();
+    let rest = total - parts.iter().sum::<u64>();
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(exact(weights[i]) % sum));
+    for &i in order.iter().take(rest as usize) {
+        parts[i] += 1;
+    }
+    parts
+}
+
+/// Exponentially weighted moving average; the first value counts whole.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ewma {
+    weight: f64,
+    value: Option<f64>,
+}
+
+impl Ewma {
+    /// An average in which a new value has this weight, in (0, 1].
+    pub fn new(weight: f64) -> Ewma {
+        assert!(weight > 0.0 && weight <= 1.0, "an EWMA weight lies in (0, 1], not {weight}");
+        Ewma { weight, value: None }
+    }
+
+    /// Takes a value in and gives the new average.
+    pub fn update(&mut self, value: f64) -> f64 {
+        let next = self.value.map_or(value, |old| old + self.weight * (value - old));
+        self.value = Some(next);
+        next
+    }
+
+    /// The average, if any value was seen.
+    pub fn value(&self) -> Option<f64> {
+        self.value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_add_up_and_are_within_one_of_exact(total in 0u64..1 << 50, weights in prop::collection::vec(0u64..1 << 40, 1..12)) {
+            let parts = divide_proportionally(total, &weights);
+            let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
+            if sum == 0 {
+                prop_assert!(parts.iter().all(|p| *p == 0));
+            } else {
+                prop_assert_eq!(parts.iter().sum::<u64>(), total);
+                for (part, weight) in parts.iter().zip(&weights) {
+                    let exact = u128::from(total) * u128::from(*weight) / sum;
+                    prop_assert!(u128::from(*part) - exact <= 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_average_starts_at_its_first_value() {
+        let mut average = Ewma::new(0.25);
+        assert_eq!(average.value(), None);
+        assert_eq!(average.update(8.0), 8.0);
+        assert_eq!(average.update(4.0), 7.0);
+    }
+}

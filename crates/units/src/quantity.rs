@@ -1,0 +1,327 @@
+//! Amounts with a unit: bytes, 4 KiB pages, nanoseconds, cycles, bytes per second.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub, SubAssign};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Size of a base page in bytes. Homenode counts memory in base pages whatever the mapping's page size.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Why a size or a duration could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseQuantityError {
+    text: String,
+    expected: &'static str,
+}
+
+impl fmt::Display for ParseQuantityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is not {}", self.text, self.expected)
+    }
+}
+
+impl std::error::Error for ParseQuantityError {}
+
+macro_rules! quantity {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// Nothing of it.
+            pub const ZERO: $name = $name(0);
+
+            /// Difference, zero where `other` is larger.
+            pub fn saturating_sub(self, other: Self) -> Self {
+                Self(self.0.saturating_sub(other.0))
+            }
+
+            /// The amount as a floating-point number, for ratios.
+            pub fn as_f64(self) -> f64 {
+                self.0 as f64
+            }
+        }
+
+        impl Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0 + other.0)
+            }
+        }
+
+        impl Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0 - other.0)
+            }
+        }
+
+        impl AddAssign for $name {
+            fn add_assign(&mut self, other: Self) {
+                self.0 += other.0;
+            }
+        }
+
+        impl SubAssign for $name {
+            fn sub_assign(&mut self, other: Self) {
+                self.0 -= other.0;
+            }
+        }
+
+        impl std::iter::Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+                Self(iter.map(|v| v.0).sum())
+            }
+        }
+    };
+}
+
+quantity!(
+    /// An amount of memory in bytes. Read and written as `16GiB`, `500MB`.
+    Bytes
+);
+quantity!(
+    /// An amount of memory in base pages of 4 KiB.
+    Pages
+);
+quantity!(
+    /// A time span, or a point on a monotonic clock, in nanoseconds. Read and written as `900s`, `30ms`.
+    Ns
+);
+quantity!(
+    /// Processor cycles.
+    Cycles
+);
+quantity!(
+    /// A data rate in bytes per second. Read and written as `17GB/s`.
+    BytesPerSec
+);
+
+const BINARY: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+const DECIMAL: [(&str, u64); 5] =
+    [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000), ("B", 1)];
+const TIME: [(&str, u64); 6] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("ms", 1_000_000),
+    ("min", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+    ("s", 1_000_000_000),
+];
+
+/// Reads `<number><unit>`, the number with up to nine decimals, the unit from `units`.
+fn parse(text: &str, units: &[(&str, u64)], expected: &'static str) -> Result<u64, ParseQuantityError> {
+    let error = || ParseQuantityError { text: text.to_owned(), expected };
+    let trimmed = text.trim();
+    let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(error)?;
+    let (number, unit) = trimmed.split_at(split);
+    let (_, factor) = units.iter().find(|(name, _)| *name == unit.trim()).ok_or_else(error)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if fraction.len() > 9 || (whole.is_empty() && fraction.is_empty()) {
+        return Err(error());
+    }
+    let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| error())? };
+    let scale = 10u128.pow(fraction.len() as u32);
+    let fraction: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| error())? };
+    let factor = u128::from(*factor);
+    let total =
+        whole.checked_mul(factor).and_then(|w| w.checked_add(fraction * factor / scale)).ok_or_else(error)?;
+    u64::try_from(total).map_err(|_| error())
+}
+
+/// Writes with the largest unit that divides the amount, or that leaves at most two decimals of rounding.
+fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)], suffix: &str) -> fmt::Result {
+    let Some((unit, factor)) = units.iter().find(|(_, factor)| value >= *factor) else {
+        return write!(f, "{value}B{suffix}");
+    };
+    if value.is_multiple_of(*factor) {
+        write!(f, "{}{unit}{suffix}", value / factor)
+    } else {
+        write!(f, "{:.2}{unit}{suffix}", value as f64 / *factor as f64)
+    }
+}
+
+impl Bytes {
+    /// Whole mebibytes as bytes.
+    pub const fn from_mib(mib: u64) -> Bytes {
+        Bytes(mib << 20)
+    }
+
+    /// Whole gibibytes as bytes.
+    pub const fn from_gib(gib: u64) -> Bytes {
+        Bytes(gib << 30)
+    }
+
+    /// Base pages that hold this many bytes, rounded up.
+    pub fn to_pages(self) -> Pages {
+        Pages(self.0.div_ceil(PAGE_BYTES))
+    }
+}
+
+impl Pages {
+    /// The bytes in these pages.
+    pub fn to_bytes(self) -> Bytes {
+        Bytes(self.0 * PAGE_BYTES)
+    }
+}
+
+impl Ns {
+    /// Whole seconds as nanoseconds.
+    pub const fn from_secs(secs: u64) -> Ns {
+        Ns(secs * 1_000_000_000)
+    }
+
+    /// Whole milliseconds as nanoseconds.
+    pub const fn from_millis(ms: u64) -> Ns {
+        Ns(ms * 1_000_000)
+    }
+
+    /// The span in seconds.
+    pub fn as_secs_f64(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = ParseQuantityError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let units: Vec<_> = BINARY.iter().chain(&DECIMAL).copied().collect();
+        parse(text, &units, "a size such as `16GiB` or `500MB`").map(Bytes)
+    }
+}
+
+impl FromStr for BytesPerSec {
+    type Err = ParseQuantityError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let expected = "a data rate such as `17GB/s`";
+        let error = || ParseQuantityError { text: text.to_owned(), expected };
+        let size = text.trim().strip_suffix("/s").ok_or_else(error)?;
+        let units: Vec<_> = BINARY.iter().chain(&DECIMAL).copied().collect();
+        parse(size, &units, expected).map(BytesPerSec).map_err(|_| error())
+    }
+}
+
+impl FromStr for Ns {
+    type Err = ParseQuantityError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text, &TIME, "a duration such as `900s`, `30ms` or `2min`").map(Ns)
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_scaled(f, self.0, &BINARY, "")
+    }
+}
+
+impl fmt::Display for BytesPerSec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_scaled(f, self.0, &DECIMAL, "/s")
+    }
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pages", self.0)
+    }
+}
+
+impl fmt::Display for Ns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => write!(f, "0s"),
+            ns if ns % 1_000_000_000 == 0 => write!(f, "{}s", ns / 1_000_000_000),
+            ns if ns >= 1_000_000_000 => write!(f, "{:.1}s", ns as f64 / 1e9),
+            ns if ns % 1_000_000 == 0 => write!(f, "{}ms", ns / 1_000_000),
+            ns if ns % 1_000 == 0 => write!(f, "{}us", ns / 1_000),
+            ns => write!(f, "{ns}ns"),
+        }
+    }
+}
+
+/// Serde in the human form (`"16GiB"`) for files that people write, used as `#[serde(with = "homenode_units::text")]`.
+/// Programs' JSON carries plain numbers, with the unit in the field's name.
+pub mod text {
+    use super::{Bytes, BytesPerSec, Ns};
+    use serde::{Deserialize, Deserializer, Serializer};
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    /// A quantity that files and flags write with its unit.
+    pub trait Text: FromStr<Err = super::ParseQuantityError> + Display {}
+    impl Text for Bytes {}
+    impl Text for BytesPerSec {}
+    impl Text for Ns {}
+
+    /// Writes the human form.
+    pub fn serialize<T: Text, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(value)
+    }
+
+    /// Reads the human form.
+    pub fn deserialize<'de, T: Text, D: Deserializer<'de>>(d: D) -> Result<T, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+
+    /// The same for a value that may be absent.
+    pub mod option {
+        use super::{Deserialize, Deserializer, Serializer, Text};
+
+        /// Writes the human form, or nothing.
+        pub fn serialize<T: Text, S: Serializer>(value: &Option<T>, s: S) -> Result<S::Ok, S::Error> {
+            match value {
+                Some(value) => s.collect_str(value),
+                None => s.serialize_none(),
+            }
+        }
+
+        /// Reads the human form, or nothing.
+        pub fn deserialize<'de, T: Text, D: Deserializer<'de>>(d: D) -> Result<Option<T>, D::Error> {
+            Option::<String>::deserialize(d)?
+                .map(|text| text.parse().map_err(serde::de::Error::custom))
+                .transpose()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_durations_read_as_people_write_them() {
+        assert_eq!("16GiB".parse(), Ok(Bytes::from_gib(16)));
+        assert_eq!("500MB".parse(), Ok(Bytes(500_000_000)));
+        assert_eq!("1.5 GiB".parse(), Ok(Bytes(3 << 29)));
+        assert_eq!("900s".parse(), Ok(Ns::from_secs(900)));
+        assert_eq!("2min".parse(), Ok(Ns::from_secs(120)));
+        assert_eq!("17.1GB/s".parse(), Ok(BytesPerSec(17_100_000_000)));
+    }
+
+    #[test]
+    fn a_size_without_a_unit_or_out_of_range_is_refused() {
+        for bad in ["16", "", "GiB", "-1GiB", "1e3MB", "99999999999TiB", "1.2.3GiB", "1XB", "0.1234567890s"] {
+            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
+            assert!(bad.parse::<Ns>().is_err(), "{bad}");
+        }
+        assert!("17GB".parse::<BytesPerSec>().is_err());
+        assert_eq!(
+            "12q".parse::<Bytes>().unwrap_err().to_string(),
+            "`12q` is not a size such as `16GiB` or `500MB`"
+        );
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        for bytes in [0, 1, 1023, 1 << 10, 8 << 30, 1 << 45] {
+            assert_eq!(Bytes(bytes).to_string().parse(), Ok(Bytes(bytes)));
+        }
+        for ns in [1, 1_000, 30_000_000, 900_000_000_000] {
+            assert_eq!(Ns(ns).to_string().parse(), Ok(Ns(ns)));
+        }
+    }
+}

@@ -1,0 +1,137 @@
+#!/bin/sh
+# Installs what the testbed needs: an emulated 4-node NUMA host with real libvirt and KVM guests.
+#
+# Idempotent: what is there already is not touched, so a second run takes a second. It never starts a
+# service: libvirtd runs only inside the emulated host. For Debian 12 (and relatives), as root or with sudo.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+venv="$root/target/testbed/venv"
+virtme_version=1.42
+
+say() { printf 'testbed-setup: %s\n' "$*"; }
+die() { printf 'testbed-setup: %s\n' "$*" >&2; exit 1; }
+
+# Package and reason, one per line.
+packages="
+gcc|compiles and links the Rust crates
+libc6-dev|C library, also its static form for the guest's init
+pkg-config|finds libvirt for the virt crate
+make|runs make testbed
+libvirt-dev|headers of libvirt for the virt crate
+cpio|virtme-ng packs its initramfs with it
+busybox-static|the first program in the emulated host: it mounts this machine's files there
+kmod|loads and lists kernel modules
+xz-utils|unpacks the guest kernel
+python3|runs virtme-ng
+python3-venv|keeps virtme-ng apart from the system's Python
+qemu-system-x86|emulates the NUMA host, and runs the guests inside it
+libvirt-daemon-system|the libvirt daemon that runs inside the emulated host
+libvirt-daemon-driver-qemu|its KVM driver
+libvirt-clients|virsh, to look into the emulated host by hand
+numad|the daemon whose advice libvirt asks for: the peer that is compared with
+numactl|numactl -H and migratepages, to look into the emulated host by hand
+linux-image-amd64|the stock kernel that the emulated host and the guests boot
+"
+
+installed() {
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null || true)" = installed ]
+}
+
+# A stock kernel of any build will do, also when the meta package is not installed.
+have_kernel() {
+    for image in /boot/vmlinuz-6.1.*-amd64; do
+        release=${image#/boot/vmlinuz-}
+        if [ -e "$image" ] && [ -e "/lib/modules/$release/kernel" ]; then return 0; fi
+    done
+    return 1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null 2>&1; then
+        sudo "$@"
+    else
+        die "cannot run '$1' as root: become root, or install and set up sudo, and run this script again"
+    fi
+}
+
+# Packages of daemons would start them. policy-rc.d is Debian's way to say no; whatever was there comes back.
+policy=/usr/sbin/policy-rc.d
+policy_saved=
+forbid_services() {
+    if [ -e "$policy" ]; then
+        as_root mv "$policy" "$policy.testbed-saved"
+        policy_saved=moved
+    else
+        policy_saved=absent
+    fi
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+    as_root chmod 755 "$policy"
+}
+restore_services() {
+    case "$policy_saved" in
+        moved) as_root mv "$policy.testbed-saved" "$policy" ;;
+        absent) as_root rm -f "$policy" ;;
+    esac
+    policy_saved=
+}
+
+# Not started now is not enough: on a machine with systemd they must not start at the next boot either.
+units="libvirtd.service libvirtd.socket libvirtd-ro.socket libvirtd-admin.socket libvirt-guests.service
+virtlogd.service virtlogd.socket virtlogd-admin.socket virtlockd.service virtlockd.socket virtlockd-admin.socket
+numad.service"
+disable_units() {
+    command -v systemctl >/dev/null 2>&1 || return 0
+    for unit in $units; do
+        as_root systemctl disable "$unit" >/dev/null 2>&1 || true
+    done
+}
+
+install_packages() {
+    [ -n "$missing" ] || { say "packages: all there"; return 0; }
+    command -v apt-get >/dev/null 2>&1 || die "no apt-get here: install these by hand:$missing"
+    had_libvirt=no
+    if installed libvirt-daemon-system; then had_libvirt=yes; fi
+    say "apt-get update"
+    as_root apt-get -q -q update
+    trap restore_services EXIT
+    trap 'exit 130' INT TERM
+    forbid_services
+    say "apt-get install$missing (no service is started)"
+    # shellcheck disable=SC2086 # one word per package is meant
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install $missing
+    restore_services
+    trap - EXIT INT TERM
+    # A libvirt that was there before belongs to the machine's owner.
+    if [ "$had_libvirt" = no ]; then disable_units; fi
+}
+
+install_virtme() {
+    if [ -x "$venv/bin/vng" ] && "$venv/bin/vng" --version 2>/dev/null | grep -qF "$virtme_version"; then
+        say "virtme-ng $virtme_version: there"
+        return 0
+    fi
+    say "virtme-ng $virtme_version (boots the emulated host over this machine's own files) into $venv"
+    rm -rf "$venv"
+    mkdir -p "$(dirname "$venv")"
+    /usr/bin/python3 -m venv "$venv" || die "cannot create a Python environment in $venv: is python3-venv installed?"
+    "$venv/bin/pip" install --quiet "virtme-ng==$virtme_version" \
+        || die "pip could not install virtme-ng $virtme_version into $venv: is a package index reachable?"
+}
+
+command -v dpkg-query >/dev/null 2>&1 || die "this is not Debian or a relative (no dpkg): see the package list in $0"
+missing=
+for line in $(printf '%s' "$packages" | tr ' ' '_'); do
+    name=${line%%|*}
+    reason=$(printf '%s' "${line#*|}" | tr '_' ' ')
+    if [ "$name" = linux-image-amd64 ] && have_kernel; then continue; fi
+    installed "$name" && continue
+    say "needs $name: $reason"
+    missing="$missing $name"
+done
+install_packages
+have_kernel || die "no stock 6.1 kernel with its modules in /boot and /lib/modules: install linux-image-amd64 of Debian 12"
+install_virtme
+say "ready: run 'make testbed', or 'cargo run -p homenode-testbed -- --list'"

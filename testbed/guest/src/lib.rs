@@ -1,0 +1,245 @@
+//! What a testbed guest does, as a value that both sides share.
+//!
+//! A case writes a [`Behaviour`] on the guest's kernel command line (`homenode.do=busy=2,touch=40`), schedules
+//! changes (`homenode.at=30:busy=0`), or sends it as a line on the serial console. The guest's init parses the
+//! same text. One type on both sides means that a case cannot ask for what a guest does not know.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Kernel command line key of the behaviour at boot.
+pub const KEY_DO: &str = "homenode.do=";
+/// Kernel command line key of a change at a time: `homenode.at=SECONDS:BEHAVIOUR`. May be repeated.
+pub const KEY_AT: &str = "homenode.at=";
+
+/// Printed on the console once the behaviour of the command line is in force.
+pub const MARKER_READY: &str = "READY";
+/// Printed when a later behaviour is in force.
+pub const MARKER_PHASE: &str = "PHASE";
+/// Printed in answer to the console command `report`.
+pub const MARKER_REPORT: &str = "REPORT";
+/// Printed when a command or a module could not be used.
+pub const MARKER_ERROR: &str = "ERROR";
+
+/// What a guest does with its vCPUs and its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Behaviour {
+    /// Threads that compute. Thread `i` stays on vCPU `i` modulo the number of vCPUs when `pinned`.
+    pub busy: u32,
+    /// Share of the time that a busy thread computes, in percent of a period of 20 ms.
+    pub duty_percent: u32,
+    /// Whether each busy thread stays on its own vCPU.
+    pub pinned: bool,
+    /// Memory held and written, in MiB.
+    pub touch_mib: u32,
+    /// Pause between two passes over that memory in milliseconds; 0 writes it only once.
+    pub every_ms: u32,
+}
+
+impl Default for Behaviour {
+    fn default() -> Self {
+        Self {
+            busy: 0,
+            duty_percent: 100,
+            pinned: true,
+            touch_mib: 0,
+            every_ms: 0,
+        }
+    }
+}
+
+impl Behaviour {
+    /// A guest that only waits.
+    #[must_use]
+    pub fn idle() -> Self {
+        Self::default()
+    }
+
+    /// A guest with this many threads that compute all the time.
+    #[must_use]
+    pub fn busy(threads: u32) -> Self {
+        Self {
+            busy: threads,
+            ..Self::default()
+        }
+    }
+
+    /// The same, computing only this share of the time.
+    #[must_use]
+    pub fn with_duty(self, percent: u32) -> Self {
+        Self {
+            duty_percent: percent,
+            ..self
+        }
+    }
+
+    /// The same, and writing this much memory once.
+    #[must_use]
+    pub fn with_touch(self, mib: u32) -> Self {
+        Self {
+            touch_mib: mib,
+            ..self
+        }
+    }
+
+    /// The same, writing the memory again and again with this pause between passes.
+    #[must_use]
+    pub fn with_every(self, ms: u32) -> Self {
+        Self { every_ms: ms, ..self }
+    }
+}
+
+impl fmt::Display for Behaviour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "busy={},duty={},pin={},touch={},every={}",
+            self.busy,
+            self.duty_percent,
+            u8::from(self.pinned),
+            self.touch_mib,
+            self.every_ms
+        )
+    }
+}
+
+/// Why a behaviour could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BehaviourError {
+    /// The text has a key that no guest knows.
+    #[error("unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, every")]
+    UnknownKey(String),
+    /// A value is no number in range.
+    #[error("'{value}' is not a valid value of '{key}' in a guest behaviour")]
+    BadValue {
+        /// The key that the value belongs to.
+        key: String,
+        /// The text found.
+        value: String,
+    },
+}
+
+impl FromStr for Behaviour {
+    type Err = BehaviourError;
+
+    /// Reads `key=value` pairs, comma-separated. A key that is absent has its default, so a line is a whole state.
+    fn from_str(text: &str) -> Result<Self, BehaviourError> {
+        let mut behaviour = Self::default();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let bad = || BehaviourError::BadValue {
+                key: key.to_owned(),
+                value: value.to_owned(),
+            };
+            let number = || value.parse::<u32>().map_err(|_| bad());
+            match key {
+                "busy" => behaviour.busy = number()?,
+                "duty" => {
+                    behaviour.duty_percent = number()?;
+                    if !(1..=100).contains(&behaviour.duty_percent) {
+                        return Err(bad());
+                    }
+                }
+                "pin" => behaviour.pinned = number()? != 0,
+                "touch" => behaviour.touch_mib = number()?,
+                "every" => behaviour.every_ms = number()?,
+                _ => return Err(BehaviourError::UnknownKey(key.to_owned())),
+            }
+        }
+        Ok(behaviour)
+    }
+}
+
+/// A behaviour that begins some seconds after the guest was ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Phase {
+    /// Seconds after READY.
+    pub at_s: u32,
+    /// What the guest does from then on.
+    pub behaviour: Behaviour,
+}
+
+/// What a kernel command line asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// The behaviour at boot.
+    pub first: Behaviour,
+    /// Later changes, by time.
+    pub phases: Vec<Phase>,
+}
+
+impl Orders {
+    /// Reads the orders from a kernel command line, ignoring everything that is not ours.
+    ///
+    /// # Errors
+    /// When one of our own arguments is malformed.
+    pub fn from_cmdline(cmdline: &str) -> Result<Self, BehaviourError> {
+        let mut orders = Self::default();
+        for word in cmdline.split_whitespace() {
+            if let Some(text) = word.strip_prefix(KEY_DO) {
+                orders.first = text.parse()?;
+            } else if let Some(text) = word.strip_prefix(KEY_AT) {
+                let (at, behaviour) = text.split_once(':').unwrap_or((text, ""));
+                let at_s = at.parse().map_err(|_| BehaviourError::BadValue {
+                    key: "at".to_owned(),
+                    value: at.to_owned(),
+                })?;
+                orders.phases.push(Phase {
+                    at_s,
+                    behaviour: behaviour.parse()?,
+                });
+            }
+        }
+        orders.phases.sort_by_key(|phase| phase.at_s);
+        Ok(orders)
+    }
+
+    /// The same as kernel command line arguments.
+    #[must_use]
+    pub fn to_cmdline(&self) -> String {
+        let mut text = format!("{KEY_DO}{}", self.first);
+        for phase in &self.phases {
+            text.push_str(&format!(" {KEY_AT}{}:{}", phase.at_s, phase.behaviour));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_survive_the_command_line() {
+        let orders = Orders {
+            first: Behaviour::busy(2).with_touch(40).with_every(500).with_duty(60),
+            phases: vec![Phase {
+                at_s: 30,
+                behaviour: Behaviour::idle(),
+            }],
+        };
+        let line = format!("console=ttyS0 quiet {} panic=-1", orders.to_cmdline());
+        assert_eq!(Orders::from_cmdline(&line), Ok(orders));
+    }
+
+    #[test]
+    fn a_misspelt_key_is_refused_by_name() {
+        assert_eq!(
+            "bussy=1".parse::<Behaviour>(),
+            Err(BehaviourError::UnknownKey("bussy".to_owned()))
+        );
+        assert!(matches!(
+            "duty=0".parse::<Behaviour>(),
+            Err(BehaviourError::BadValue { .. })
+        ));
+        assert!(matches!(
+            "busy=x".parse::<Behaviour>(),
+            Err(BehaviourError::BadValue { .. })
+        ));
+    }
+
+    #[test]
+    fn an_empty_line_is_idle() {
+        assert_eq!("".parse::<Behaviour>(), Ok(Behaviour::idle()));
+    }
+}

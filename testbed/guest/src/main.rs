@@ -1,0 +1,263 @@
+//! Init of a testbed guest, and its only process.
+//!
+//! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command
+//! line asks for, prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one,
+//! `report` prints counters, `poweroff` ends the guest. It never exits: that would panic the guest's kernel.
+
+#![allow(clippy::print_stdout, reason = "the console is how the guest speaks")]
+
+use std::fs;
+use std::io::{BufRead as _, Write as _};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use homenode_testbed_guest::{Behaviour, MARKER_ERROR, MARKER_PHASE, MARKER_READY, MARKER_REPORT, Orders};
+use rustix::mount::{MountFlags, mount};
+
+const PERIOD: Duration = Duration::from_millis(20);
+const PAGE_BYTES: usize = 4096;
+/// Left to the guest's kernel: page tables, and threads of the next behaviour.
+const MEMORY_MARGIN_MIB: u32 = 4;
+/// Where the initramfs has the kernel modules, in the order of their names.
+const MODULES: &str = "/modules";
+
+/// Counts that `report` prints.
+#[derive(Default)]
+struct Counters {
+    loops: AtomicU64,
+    passes: AtomicU64,
+}
+
+/// The threads of one behaviour; they end when `stop` is set.
+struct Load {
+    stop: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(behaviour: Behaviour, memory: &Arc<Mutex<Vec<u8>>>, counters: &Arc<Counters>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        resize(memory, behaviour.touch_mib);
+        for index in 0..behaviour.busy {
+            let (stop, counters) = (Arc::clone(&stop), Arc::clone(counters));
+            threads.push(thread::spawn(move || {
+                if behaviour.pinned {
+                    pin(index as usize % cpu_count());
+                }
+                compute(behaviour.duty_percent, &stop, &counters);
+            }));
+        }
+        if behaviour.touch_mib > 0 && behaviour.every_ms > 0 {
+            let (stop, counters, memory) = (Arc::clone(&stop), Arc::clone(counters), Arc::clone(memory));
+            let pause = Duration::from_millis(u64::from(behaviour.every_ms));
+            threads.push(thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    write_pages(&memory, &counters);
+                    thread::sleep(pause);
+                }
+            }));
+        }
+        Self { stop, threads }
+    }
+
+    fn finish(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            // A thread that panicked has already said so on the console.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Holds `mib` of memory, each page written, and gives the rest back to the guest's kernel.
+fn resize(memory: &Mutex<Vec<u8>>, mib: u32) {
+    let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let bytes = mib as usize * 1024 * 1024;
+    if held.len() != bytes {
+        *held = Vec::new();
+        if let Some(available) =
+            memory_available_mib().filter(|available| mib + MEMORY_MARGIN_MIB > *available)
+        {
+            // The kernel would panic: there is no other process to kill.
+            println!(
+                "{MARKER_ERROR} touch={mib} MiB asked for, {available} MiB available: give the guest more memory"
+            );
+            return;
+        }
+        *held = vec![0; bytes];
+    }
+    // `vec![0]` only maps: the pages come with the first write.
+    for (number, page) in held.chunks_mut(PAGE_BYTES).enumerate() {
+        page[0] = number as u8;
+    }
+}
+
+/// What the guest's kernel says it can give.
+fn memory_available_mib() -> Option<u32> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u32 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib / 1024)
+}
+
+fn write_pages(memory: &Mutex<Vec<u8>>, counters: &Counters) {
+    let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for page in held.chunks_mut(PAGE_BYTES) {
+        page[0] = page[0].wrapping_add(1);
+    }
+    counters.passes.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Computes for a share of each period until told to stop.
+fn compute(duty_percent: u32, stop: &AtomicBool, counters: &Counters) {
+    let on = PERIOD * duty_percent / 100;
+    let mut state = 1_u64;
+    while !stop.load(Ordering::Relaxed) {
+        let begin = Instant::now();
+        while begin.elapsed() < on {
+            for _ in 0..2000 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            }
+            std::hint::black_box(state);
+            counters.loops.fetch_add(1, Ordering::Relaxed);
+        }
+        if duty_percent < 100 {
+            thread::sleep(PERIOD - on);
+        }
+    }
+}
+
+fn cpu_count() -> usize {
+    thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        println!("{MARKER_ERROR} cannot pin a thread to vCPU {cpu}: {error}");
+    }
+}
+
+/// Mounts and modules. A missing one is said and lived with: most cases need none of them.
+fn prepare() {
+    for (source, target, kind) in [
+        ("proc", "/proc", "proc"),
+        ("sysfs", "/sys", "sysfs"),
+        ("devtmpfs", "/dev", "devtmpfs"),
+    ] {
+        let _ = fs::create_dir_all(target);
+        if let Err(error) = mount(source, target, kind, MountFlags::empty(), None) {
+            println!("{MARKER_ERROR} cannot mount {target}: {error}");
+        }
+    }
+    let Ok(entries) = fs::read_dir(MODULES) else {
+        return;
+    };
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths {
+        if let Err(error) = load_module(&path) {
+            println!("{MARKER_ERROR} cannot load module {}: {error}", path.display());
+        }
+    }
+}
+
+fn load_module(path: &Path) -> std::io::Result<()> {
+    let file = fs::File::open(path)?;
+    match rustix::system::finit_module(&file, c"", 0) {
+        Err(rustix::io::Errno::EXIST) | Ok(()) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Lines of the console, from a thread of their own so that phases can begin while nobody types.
+fn console_lines() -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+        // The end of input is not the end of the guest.
+        loop {
+            thread::sleep(Duration::from_secs(3600));
+            if sender.send(String::new()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+fn say(text: &str) {
+    println!("{text}");
+    let _ = std::io::stdout().flush();
+}
+
+fn main() {
+    prepare();
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let orders = Orders::from_cmdline(&cmdline).unwrap_or_else(|error| {
+        say(&format!("{MARKER_ERROR} {error}"));
+        Orders::default()
+    });
+    let memory = Arc::new(Mutex::new(Vec::new()));
+    let counters = Arc::new(Counters::default());
+    let mut load = Load::start(orders.first, &memory, &counters);
+    let ready = Instant::now();
+    say(&format!("{MARKER_READY} cpus={} {}", cpu_count(), orders.first));
+
+    let lines = console_lines();
+    let mut phases = orders.phases.into_iter().peekable();
+    loop {
+        let wait = phases.peek().map_or(Duration::from_secs(3600), |phase| {
+            Duration::from_secs(u64::from(phase.at_s)).saturating_sub(ready.elapsed())
+        });
+        let next = match lines.recv_timeout(wait) {
+            Ok(line) => follow(line.trim(), &counters),
+            Err(RecvTimeoutError::Timeout) => phases.next().map(|phase| phase.behaviour),
+            Err(RecvTimeoutError::Disconnected) => None,
+        };
+        if let Some(behaviour) = next {
+            load.finish();
+            load = Load::start(behaviour, &memory, &counters);
+            say(&format!("{MARKER_PHASE} {behaviour}"));
+        }
+    }
+}
+
+/// Carries out a console command; a behaviour is for the caller to begin.
+fn follow(line: &str, counters: &Counters) -> Option<Behaviour> {
+    match line {
+        "" => None,
+        "report" => {
+            let (loops, passes) = (&counters.loops, &counters.passes);
+            say(&format!(
+                "{MARKER_REPORT} loops={} passes={}",
+                loops.load(Ordering::Relaxed),
+                passes.load(Ordering::Relaxed)
+            ));
+            None
+        }
+        "poweroff" => {
+            let done = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
+            say(&format!("{MARKER_ERROR} cannot power off: {done:?}"));
+            None
+        }
+        text => match text.parse() {
+            Ok(behaviour) => Some(behaviour),
+            Err(error) => {
+                say(&format!("{MARKER_ERROR} {error}"));
+                None
+            }
+        },
+    }
+}

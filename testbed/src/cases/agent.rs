@@ -1,0 +1,349 @@
+//! The agent on a real host. What counts is what the kernel says afterwards: affinity and numa_maps, read by our own
+//! readers. What the agent says about itself is only noted.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, ensure};
+use homenode_testbed_guest::Behaviour;
+
+use super::basics::in_mib;
+use crate::inside::Inside;
+use crate::inside::guest::{Cpus, Guest, GuestSpec, mib};
+use crate::inside::pages::expect_share;
+use crate::inside::process::{Ended, Program};
+use crate::inside::wait::{Look, wait_until};
+
+/// The agent looks once a second; under emulation a look itself can take seconds.
+const SOON: Duration = Duration::from_secs(150);
+/// Memory that is home, in percent: QEMU may fault a few pages elsewhere at any time.
+const HOME_PERCENT: u64 = 90;
+/// Small enough that a move of 40 MiB takes several epochs, and so has a middle: 8 MiB per epoch.
+const SMALL_BUDGET_PAGES: u32 = 2048;
+
+/// An agent with its default settings that has said something.
+pub fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
+    start_agent_with(inside, &[])
+}
+
+/// An agent with further arguments that has said something.
+fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
+    let mut all = vec!["run", "--host", "libvirt", "--json"];
+    all.extend_from_slice(arguments);
+    let begin = Instant::now();
+    let mut agent = inside.start_homenode(&all)?;
+    agent.wait_json("anything", SOON, |_| true)?;
+    inside.note(format!(
+        "the agent spoke after {:.1} s",
+        begin.elapsed().as_secs_f64()
+    ));
+    Ok(agent)
+}
+
+/// A configuration file that makes page moves slow.
+fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
+    let path = inside.dir().join("slow.toml");
+    std::fs::write(
+        &path,
+        format!(
+            "[repatriate]\nvm_pages_per_epoch = {SMALL_BUDGET_PAGES}\nhost_pages_per_epoch = {SMALL_BUDGET_PAGES}\n"
+        ),
+    )?;
+    Ok(path.display().to_string())
+}
+
+/// Metadata that makes these nodes the home that the operator chose.
+fn home_of_operator(nodes: &str) -> String {
+    format!(
+        "<metadata><homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' home='{nodes}'/></metadata>"
+    )
+}
+
+/// Lightly busy, with 40 MiB of memory.
+fn ordinary(name: &str) -> GuestSpec {
+    GuestSpec::new(name).doing(Behaviour::busy(1).with_duty(30).with_touch(40))
+}
+
+/// The node on which all vCPUs of a guest must run, if it is one. CPU `n` is node `n` in the testbed.
+fn node_of_vcpus(affinity: &BTreeMap<u32, Vec<u32>>) -> Option<u32> {
+    let mut nodes = affinity.values();
+    let first = nodes.next()?;
+    match first.as_slice() {
+        [node] if nodes.all(|other| other == first) => Some(*node),
+        _ => None,
+    }
+}
+
+/// Waits until the agent has confined a guest's vCPUs to one node.
+pub fn wait_home(inside: &Inside, guest: &Guest, limit: Duration) -> anyhow::Result<u32> {
+    let what = format!("the vCPUs of {} to be on one node", guest.spec.name);
+    let home = wait_until(&what, limit, || {
+        let affinity = guest.process.vcpu_affinity()?;
+        Ok(node_of_vcpus(&affinity)
+            .map_or_else(|| Look::NotYet(format!("affinity {affinity:?}")), Look::Done))
+    })?;
+    inside.note(format!("{} is at home on node {home}", guest.spec.name));
+    Ok(home)
+}
+
+/// Waits until a guest's memory is on a node.
+pub fn wait_memory(inside: &Inside, guest: &Guest, node: u32, limit: Duration) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    let what = format!(
+        "{HOME_PERCENT} percent of the memory of {} to be on node {node}",
+        guest.spec.name
+    );
+    wait_until(&what, limit, || {
+        let pages = guest.pages_per_node()?;
+        Ok(match expect_share(&pages, node, HOME_PERCENT) {
+            Ok(()) => Look::Done(()),
+            Err(_) => Look::NotYet(format!("{:?} MiB", in_mib(&pages))),
+        })
+    })?;
+    let pages = in_mib(&guest.pages_per_node()?);
+    inside.note(format!(
+        "{}: memory {pages:?} after {:.1} s",
+        guest.spec.name,
+        begin.elapsed().as_secs_f64()
+    ));
+    Ok(())
+}
+
+/// Waits until a guest's memory is on its way: neither where it was nor all on `node`.
+fn wait_mid_move(guest: &Guest, node: u32, before: u64, limit: Duration) -> anyhow::Result<u64> {
+    let what = format!("pages of {} to be moving to node {node}", guest.spec.name);
+    wait_until(&what, limit, || {
+        let pages = guest.pages_per_node()?;
+        let there = pages.get(&node).copied().unwrap_or(0);
+        Ok(if there > before + u64::from(SMALL_BUDGET_PAGES) / 2 {
+            Look::Done(there)
+        } else {
+            Look::NotYet(format!("{:?} MiB", in_mib(&pages)))
+        })
+    })
+}
+
+/// Stops the agent in order.
+pub fn stop(mut agent: Program) -> anyhow::Result<()> {
+    agent.expect_running()?;
+    let ended = agent.stop(Duration::from_secs(60))?;
+    ensure!(
+        ended == Ended::Status(0),
+        "expected the agent to end with status 0 when asked to, saw {ended:?}"
+    );
+    Ok(())
+}
+
+/// Two guests, two nodes, and their memory follows.
+pub fn placement(inside: &mut Inside) -> anyhow::Result<()> {
+    let agent = start_agent(inside)?;
+    let first = inside.create(&ordinary("first"))?;
+    let second = inside.create(&ordinary("second"))?;
+    let homes = [
+        wait_home(inside, &first, SOON)?,
+        wait_home(inside, &second, SOON)?,
+    ];
+    ensure!(
+        homes[0] != homes[1],
+        "expected two different nodes, saw both guests on node {}",
+        homes[0]
+    );
+    wait_memory(inside, &first, homes[0], SOON)?;
+    wait_memory(inside, &second, homes[1], SOON)?;
+    stop(agent)
+}
+
+/// Scattered memory comes home, and never faster than the budget.
+pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = inside.create(&ordinary("scattered"))?;
+    guest.scatter(&[0, 1, 2, 3])?;
+    inside.note(format!("scattered: {:?} MiB", in_mib(&guest.pages_per_node()?)));
+    let config = slow_moves(inside)?;
+    let agent = start_agent_with(inside, &["--config", &config])?;
+    let home = wait_home(inside, &guest, SOON)?;
+    let begin = Instant::now();
+    let before = guest.pages_per_node()?.get(&home).copied().unwrap_or(0);
+    wait_memory(inside, &guest, home, Duration::from_secs(240))?;
+    let moved = guest
+        .pages_per_node()?
+        .get(&home)
+        .copied()
+        .unwrap_or(0)
+        .saturating_sub(before);
+    let rate = moved as f64 / begin.elapsed().as_secs_f64();
+    inside.note(format!(
+        "{} MiB came home, {rate:.0} pages per second",
+        mib(moved)
+    ));
+    // An epoch is a second or longer. Two more budgets: one epoch may lie at each end of the measurement.
+    let allowed = (begin.elapsed().as_secs_f64() + 2.0) * f64::from(SMALL_BUDGET_PAGES);
+    ensure!(
+        (moved as f64) <= allowed,
+        "expected at most {allowed:.0} pages moved within the budget, saw {moved}"
+    );
+    stop(agent)
+}
+
+/// A guest whose home has one CPU, and one that is pinned to that CPU by the operator and can compete for it.
+fn two_on_one_cpu(inside: &Inside, lent: &GuestSpec) -> anyhow::Result<(Program, Guest, Guest, u32)> {
+    let agent = start_agent(inside)?;
+    let lent = inside.create(lent)?;
+    let home = wait_home(inside, &lent, SOON)?;
+    let pinned = GuestSpec::new("pinned").cpus(Cpus::Pinned(vec![home.to_string()]));
+    let pinned = inside.create(&pinned.nodes("preferred", &home.to_string()))?;
+    Ok((agent, lent, pinned, home))
+}
+
+fn wait_away(inside: &Inside, guest: &Guest, home: u32) -> anyhow::Result<u32> {
+    let what = format!("{} to be lent by its home, node {home}", guest.spec.name);
+    let node = wait_until(&what, SOON, || {
+        let affinity = guest.process.vcpu_affinity()?;
+        Ok(match node_of_vcpus(&affinity) {
+            Some(node) if node != home => Look::Done(node),
+            _ => Look::NotYet(format!(
+                "affinity {affinity:?}, run and wait {:?} ns",
+                guest.process.vcpu_schedstat()?
+            )),
+        })
+    })?;
+    inside.note(format!("{} runs on node {node}", guest.spec.name));
+    Ok(node)
+}
+
+/// Two busy vCPUs on one CPU while others idle: one is lent, and comes back when there is room.
+pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
+    // The operator's home: otherwise staying away would become a new home.
+    let mut spec = ordinary("lent");
+    spec.extra_xml = home_of_operator("1");
+    let (agent, lent, pinned, home) = two_on_one_cpu(inside, &spec)?;
+    ensure!(home == 1, "expected the operator's home, node 1, saw node {home}");
+    pinned.switch_to(Behaviour::busy(1))?;
+    lent.switch_to(Behaviour::busy(1).with_touch(40))?;
+    wait_away(inside, &lent, home)?;
+    let pages = lent.pages_per_node()?;
+    expect_share(&pages, home, 80).map_err(|error| anyhow!("memory of a lent vCPU stays home: {error}"))?;
+    pinned.switch_to(Behaviour::idle())?;
+    let what = "the lent vCPU to return to node 1";
+    wait_until(what, SOON, || {
+        let affinity = lent.process.vcpu_affinity()?;
+        Ok(match node_of_vcpus(&affinity) {
+            Some(1) => Look::Done(()),
+            _ => Look::NotYet(format!("affinity {affinity:?}")),
+        })
+    })?;
+    stop(agent)
+}
+
+/// Away for more than 8 of 10 epochs: a new home, and the memory follows.
+pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
+    let (agent, moved, pinned, home) = two_on_one_cpu(inside, &ordinary("moved"))?;
+    wait_memory(inside, &moved, home, SOON)?;
+    pinned.switch_to(Behaviour::busy(1))?;
+    moved.switch_to(Behaviour::busy(1).with_touch(40))?;
+    let away = wait_away(inside, &moved, home)?;
+    inside.note(format!(
+        "lent to node {away}; waiting for the memory to follow to whichever node becomes home"
+    ));
+    let new_home = wait_until(
+        "most memory to be on a node other than the old home",
+        Duration::from_secs(240),
+        || {
+            let pages = moved.pages_per_node()?;
+            let total: u64 = pages.values().sum();
+            let there = pages
+                .iter()
+                .find(|(node, count)| **node != home && **count * 100 >= total * HOME_PERCENT);
+            Ok(there.map_or_else(
+                || Look::NotYet(format!("{:?} MiB", in_mib(&pages))),
+                |(node, _)| Look::Done(*node),
+            ))
+        },
+    )?;
+    let affinity = moved.process.vcpu_affinity()?;
+    ensure!(
+        node_of_vcpus(&affinity) == Some(new_home),
+        "expected vCPUs and memory on the same new home, saw memory on node {new_home} and affinity {affinity:?}"
+    );
+    stop(agent)
+}
+
+/// A guest that ends while its pages move.
+pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
+    let doomed = inside.create(&ordinary("doomed"))?;
+    let other = inside.create(&ordinary("other"))?;
+    doomed.scatter(&[0, 1, 2, 3])?;
+    other.scatter(&[0, 1, 2, 3])?;
+    let before = doomed.pages_per_node()?;
+    let config = slow_moves(inside)?;
+    let mut agent = start_agent_with(inside, &["--config", &config])?;
+    let home = wait_home(inside, &doomed, SOON)?;
+    wait_mid_move(&doomed, home, before.get(&home).copied().unwrap_or(0), SOON)?;
+    inside.destroy(&doomed)?;
+    agent.expect_running()?;
+    let home = wait_home(inside, &other, SOON)?;
+    wait_memory(inside, &other, home, Duration::from_secs(240))?;
+    stop(agent)
+}
+
+/// libvirtd dies and comes back; the agent goes on with old and new guests.
+pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
+    let mut agent = start_agent(inside)?;
+    let old = inside.create(&ordinary("old"))?;
+    let home = wait_home(inside, &old, SOON)?;
+    inside.kill_libvirtd()?;
+    thread::sleep(Duration::from_secs(5));
+    agent.expect_running()?;
+    inside.restart_libvirtd()?;
+    let new = inside.create(&ordinary("new"))?;
+    let new_home = wait_home(inside, &new, SOON)?;
+    ensure!(
+        new_home != home,
+        "expected the new guest on another node than {home}"
+    );
+    let affinity = old.process.vcpu_affinity()?;
+    ensure!(
+        node_of_vcpus(&affinity) == Some(home),
+        "expected the old guest still on node {home}, saw {affinity:?}"
+    );
+    stop(agent)
+}
+
+/// CPU limits of a guest's threads, as the kernel has them; only those in force.
+fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (thread, name) in guest.process.threads()? {
+        let cgroup = std::fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap_or_default();
+        let path = cgroup.trim().rsplit("::").next().unwrap_or("").to_owned();
+        let max = std::fs::read_to_string(format!("/sys/fs/cgroup{path}/cpu.max")).unwrap_or_default();
+        if !max.is_empty() && !max.starts_with("max") {
+            found.push(format!("{name}: {}", max.trim()));
+        }
+    }
+    Ok(found)
+}
+
+/// SIGKILL in mid-move; then a successor.
+pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = inside.create(&ordinary("orphan"))?;
+    guest.scatter(&[0, 1, 2, 3])?;
+    let before = guest.pages_per_node()?;
+    let config = slow_moves(inside)?;
+    let mut agent = start_agent_with(inside, &["--config", &config])?;
+    let home = wait_home(inside, &guest, SOON)?;
+    let there = wait_mid_move(&guest, home, before.get(&home).copied().unwrap_or(0), SOON)?;
+    agent.kill()?;
+    inside.note(format!("killed with {} MiB on node {home}", mib(there)));
+    wait_until("no CPU limit to be left", Duration::from_secs(30), || {
+        let found = limits(&guest)?;
+        Ok(if found.is_empty() {
+            Look::Done(())
+        } else {
+            Look::NotYet(found.join(", "))
+        })
+    })?;
+    let successor = start_agent(inside)?;
+    let home = wait_home(inside, &guest, SOON)?;
+    wait_memory(inside, &guest, home, Duration::from_secs(240))?;
+    stop(successor)
+}

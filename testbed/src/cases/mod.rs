@@ -1,0 +1,251 @@
+//! The cases: what a real NUMA host with real guests must show.
+//!
+//! A case is a function in one of the modules here and a row in [`ALL`]. It runs in a process of its own inside the
+//! emulated host, may take its `limit`, and finds no guest of another case.
+
+mod agent;
+mod autonuma;
+mod basics;
+mod dropin;
+mod numad;
+
+use std::time::Duration;
+
+use crate::inside::Inside;
+use crate::outside::emulated::HostKind;
+
+/// Cases that share a boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Group {
+    /// The testbed itself: what everything else stands on.
+    Host,
+    /// The agent, with the kernel's own balancing off.
+    Agent,
+    /// The agent, with the kernel's automatic NUMA balancing on.
+    Autonuma,
+}
+
+impl Group {
+    /// As the command line names it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Agent => "agent",
+            Self::Autonuma => "autonuma",
+        }
+    }
+
+    /// The emulated host that it needs.
+    #[must_use]
+    pub fn host_kind(self) -> HostKind {
+        match self {
+            Self::Host | Self::Agent => HostKind::Plain,
+            Self::Autonuma => HostKind::AutoNuma,
+        }
+    }
+}
+
+/// One case.
+#[derive(Debug)]
+pub struct Case {
+    /// Unique.
+    pub name: &'static str,
+    /// Which boot it shares.
+    pub group: Group,
+    /// What it shows, in one line.
+    pub about: &'static str,
+    /// Time after which it has failed.
+    pub limit: Duration,
+    /// The case itself.
+    pub run: fn(&mut Inside) -> anyhow::Result<()>,
+}
+
+const fn case(
+    name: &'static str,
+    group: Group,
+    limit_s: u64,
+    about: &'static str,
+    run: fn(&mut Inside) -> anyhow::Result<()>,
+) -> Case {
+    Case {
+        name,
+        group,
+        about,
+        limit: Duration::from_secs(limit_s),
+        run,
+    }
+}
+
+/// All cases, in the order in which they run within a group.
+pub static ALL: &[Case] = &[
+    case(
+        "boot",
+        Group::Host,
+        60,
+        "4 nodes with the distances asked for, cgroup v2 and KVM",
+        basics::boot,
+    ),
+    case(
+        "libvirt",
+        Group::Host,
+        180,
+        "libvirt answers and sees the 4 nodes",
+        basics::libvirt,
+    ),
+    case(
+        "scattered-memory",
+        Group::Host,
+        240,
+        "a guest's pages are spread over 4 nodes, and all moved to one",
+        basics::scattered_memory,
+    ),
+    case(
+        "libvirtd-killed",
+        Group::Host,
+        240,
+        "libvirtd is killed and started again; guests run on and can be pinned",
+        basics::libvirtd_killed,
+    ),
+    case(
+        "page-moves",
+        Group::Host,
+        480,
+        "what move_pages does under each numatune mode, and what it costs (record)",
+        basics::page_moves,
+    ),
+    case(
+        "busy-guests",
+        Group::Host,
+        420,
+        "three busy guests at once leave the emulated host alive",
+        basics::busy_guests,
+    ),
+    case(
+        "numad-order",
+        Group::Host,
+        420,
+        "the prepare hook of a guest runs before libvirt asks numad (record)",
+        numad::order,
+    ),
+    case(
+        "numad-three-starts",
+        Group::Host,
+        420,
+        "where the real numad puts three guests started at once (record)",
+        numad::three_starts,
+    ),
+    case(
+        "placement",
+        Group::Agent,
+        420,
+        "two guests are placed on different nodes",
+        agent::placement,
+    ),
+    case(
+        "bring-home",
+        Group::Agent,
+        480,
+        "a guest's scattered memory comes home, within its budget",
+        agent::bring_home,
+    ),
+    case(
+        "lend-and-return",
+        Group::Agent,
+        600,
+        "an overloaded node lends vCPUs to an idle one and takes them back",
+        agent::lend_and_return,
+    ),
+    case(
+        "rehome",
+        Group::Agent,
+        600,
+        "a guest that stays away gets a new home and its memory follows",
+        agent::rehome,
+    ),
+    case(
+        "destroyed-in-move",
+        Group::Agent,
+        480,
+        "a guest destroyed in mid-move does not disturb the agent",
+        agent::destroyed_in_move,
+    ),
+    case(
+        "libvirtd-restarted",
+        Group::Agent,
+        480,
+        "the agent goes on after libvirtd was killed and came back",
+        agent::libvirtd_restarted,
+    ),
+    case(
+        "agent-killed",
+        Group::Agent,
+        600,
+        "the agent killed in mid-move leaves no limits, and its successor finishes",
+        agent::agent_killed,
+    ),
+    case(
+        "dropin-three-starts",
+        Group::Agent,
+        480,
+        "three guests started at once through our numad end on three nodes",
+        dropin::three_starts,
+    ),
+    case(
+        "autonuma",
+        Group::Autonuma,
+        600,
+        "a guest comes home while the kernel balances on its own",
+        autonuma::bring_home,
+    ),
+];
+
+/// The case of this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Case> {
+    ALL.iter().find(|case| case.name == name)
+}
+
+/// The cases named on the command line, by their own name or their group's; all without names.
+///
+/// # Errors
+/// The first name that is neither.
+pub fn select(names: &[String]) -> Result<Vec<&'static Case>, String> {
+    if let Some(unknown) = names
+        .iter()
+        .find(|name| find(name).is_none() && !ALL.iter().any(|case| case.group.name() == name.as_str()))
+    {
+        return Err(unknown.clone());
+    }
+    let wanted = |case: &&Case| {
+        names.is_empty()
+            || names
+                .iter()
+                .any(|name| name == case.name || name == case.group.name())
+    };
+    Ok(ALL.iter().filter(wanted).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_no_group() {
+        for (index, case) in ALL.iter().enumerate() {
+            assert!(
+                ALL[index + 1..].iter().all(|other| other.name != case.name),
+                "{} stands twice",
+                case.name
+            );
+        }
+    }
+
+    #[test]
+    fn a_group_selects_its_cases_and_nothing_selects_all() {
+        assert_eq!(select(&[]).map(|cases| cases.len()), Ok(ALL.len()));
+        let host = select(&["host".to_owned()]).unwrap_or_default();
+        assert!(!host.is_empty() && host.iter().all(|case| case.group == Group::Host));
+        assert_eq!(select(&["bot".to_owned()]).err(), Some("bot".to_owned()));
+    }
+}

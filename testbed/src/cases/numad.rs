@@ -1,0 +1,156 @@
+//! How libvirt asks numad, and what the real numad answers. Records: they show facts that our drop-in relies on.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use homenode_testbed_guest::Behaviour;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
+
+use crate::inside::guest::{Cpus, GuestSpec};
+use crate::inside::{Inside, libvirtd};
+
+const NUMAD: &str = "/usr/bin/numad";
+const REAL_NUMAD: &str = "/run/homenode-testbed/numad.real";
+const ORDER_LOG: &str = "/run/homenode-testbed/order.log";
+const HOOK: &str = "/etc/libvirt/hooks/qemu.d/order";
+
+/// Puts another program at numad's place until dropped.
+pub struct NumadReplaced;
+
+impl NumadReplaced {
+    /// Bind-mounts `program` over numad.
+    ///
+    /// # Errors
+    /// When the mount fails.
+    pub fn with(program: &Path) -> anyhow::Result<Self> {
+        if !Path::new(REAL_NUMAD).exists() {
+            fs::copy(NUMAD, REAL_NUMAD).with_context(|| format!("cannot copy {NUMAD}"))?;
+        }
+        mount_bind(program, NUMAD)
+            .with_context(|| format!("cannot put {} over {NUMAD}", program.display()))?;
+        Ok(Self)
+    }
+}
+
+impl Drop for NumadReplaced {
+    fn drop(&mut self) {
+        let _ = unmount(NUMAD, UnmountFlags::DETACH);
+    }
+}
+
+/// Writes an executable script.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} executable", path.display()))
+}
+
+/// Three guests with automatic placement.
+fn auto_guests(prefix: &str) -> Vec<GuestSpec> {
+    (0..3)
+        .map(|number| {
+            GuestSpec::new(&format!("{prefix}{number}"))
+                .cpus(Cpus::Auto)
+                .doing(Behaviour::idle().with_touch(40))
+        })
+        .collect()
+}
+
+/// When hook and numad run, first for one start, then for three at once.
+pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
+    // The hook reads its standard input: libvirt waits for it to be taken.
+    write_script(
+        Path::new(HOOK),
+        &format!(
+            "#!/bin/bash\necho \"$EPOCHREALTIME hook-begin $1 $2 $3 pid=$$ ppid=$PPID\" >>{ORDER_LOG}\ncat >/dev/null\n\
+             echo \"$EPOCHREALTIME hook-end $1 $2 $3 pid=$$\" >>{ORDER_LOG}\n"
+        ),
+    )?;
+    let stand_in = inside.dir().join("numad-stand-in");
+    write_script(
+        &stand_in,
+        &format!(
+            "#!/bin/bash\necho \"$EPOCHREALTIME numad-begin $* pid=$$ ppid=$PPID\" >>{ORDER_LOG}\n\
+             {REAL_NUMAD} \"$@\"; rc=$?\necho \"$EPOCHREALTIME numad-end $* pid=$$\" >>{ORDER_LOG}\nexit $rc\n"
+        ),
+    )?;
+    // From /run: the exchange directory may be mounted without execution.
+    let installed = Path::new("/run/homenode-testbed/numad-stand-in");
+    fs::copy(&stand_in, installed).context("cannot copy the stand-in for numad")?;
+    let _numad = NumadReplaced::with(installed)?;
+    // libvirtd looks for hooks when it starts.
+    inside.kill_libvirtd()?;
+    inside.restart_libvirtd()?;
+
+    let single = inside.create(&GuestSpec::new("single").cpus(Cpus::Auto))?;
+    let lines = take_order(inside, "one start")?;
+    inside.destroy(&single)?;
+    let position = |word: &str| lines.iter().position(|line| line.contains(word));
+    let (hook, numad) = (position("hook-end single prepare"), position("numad-begin"));
+    ensure!(
+        hook.is_some(),
+        "expected the hook to be called with 'prepare', saw {lines:?}"
+    );
+    ensure!(numad.is_some(), "expected libvirt to call numad, saw {lines:?}");
+    let before = hook < numad;
+    let word = if before { "before" } else { "after" };
+    inside.note(format!("the prepare hook ran {word} numad was called"));
+    // The destroyed guest's hooks belong to nobody's order.
+    let _ = fs::remove_file(ORDER_LOG);
+
+    let guests = inside.create_at_once(&auto_guests("order"))?;
+    take_order(inside, "three starts at once")?;
+    for guest in &guests {
+        inside.note(format!(
+            "{}: numad said {:?}",
+            guest.spec.name,
+            inside.numad_advice(&guest.spec.name)?
+        ));
+    }
+    ensure!(
+        before,
+        "expected the prepare hook before numad: the drop-in learns the guest's name from it"
+    );
+    Ok(())
+}
+
+fn take_order(inside: &Inside, title: &str) -> anyhow::Result<Vec<String>> {
+    let text = fs::read_to_string(ORDER_LOG).with_context(|| format!("cannot read {ORDER_LOG}"))?;
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    inside.note(format!("order of {title}:"));
+    for line in &lines {
+        inside.note(format!("  {line}"));
+    }
+    fs::remove_file(ORDER_LOG).with_context(|| format!("cannot remove {ORDER_LOG}"))?;
+    Ok(lines)
+}
+
+/// What the real numad does with three starts at once.
+pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
+    let guests = inside.create_at_once(&auto_guests("auto"))?;
+    let mut advice = Vec::new();
+    for guest in &guests {
+        guest.wait_ready()?;
+        let nodes = inside.numad_advice(&guest.spec.name)?;
+        inside.note(format!(
+            "{}: the real numad said {nodes:?}; policy {}, pages {:?}",
+            guest.spec.name,
+            guest.memory_policy()?,
+            guest.pages_per_node()?
+        ));
+        advice.push(nodes);
+    }
+    let distinct: std::collections::BTreeSet<_> = advice.iter().collect();
+    inside.note(format!(
+        "three guests started at once are on {} distinct node sets",
+        distinct.len()
+    ));
+    ensure!(libvirtd::daemon().is_some(), "expected libvirtd to have survived");
+    Ok(())
+}

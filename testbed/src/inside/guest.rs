@@ -1,0 +1,422 @@
+//! Guests: described, created, looked at, destroyed.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use homenode_testbed_guest::{Behaviour, MARKER_ERROR, MARKER_READY, MARKER_REPORT, Orders, Phase};
+use virt::domain::Domain;
+
+use super::libvirtd::{IMAGE_DIR, RUN_DIR};
+use super::pages::{MoveOutcome, PAGE_BYTES, move_range};
+use super::proc::{Process, RamMapping};
+use super::wait::{Look, wait_until};
+
+const READY_LIMIT: Duration = Duration::from_secs(120);
+
+/// A guest that ended and did not say why: emulated SVM lets a guest fall into a triple fault now and then. The
+/// case that it belonged to has shown nothing, neither good nor bad.
+#[derive(Debug, thiserror::Error)]
+#[error("guest {name} has vanished without a word of its kernel; its console: {console}")]
+pub struct GuestVanished {
+    /// The guest.
+    pub name: String,
+    /// The end of what it printed.
+    pub console: String,
+}
+
+/// Where a guest's memory may come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Memory {
+    /// No `<numatune>`.
+    Default,
+    /// `<numatune>` with this mode (`strict`, `preferred`, `restrictive`, `interleave`) and these nodes.
+    Nodes {
+        /// The mode.
+        mode: &'static str,
+        /// The node list, as libvirt writes it.
+        nodeset: String,
+    },
+    /// `placement='auto'` with this mode: libvirt asks numad.
+    Auto {
+        /// The mode.
+        mode: &'static str,
+    },
+}
+
+/// Where a guest's vCPUs may run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cpus {
+    /// Anywhere.
+    Any,
+    /// `<vcpu cpuset=…>`: all threads on this list.
+    Set(String),
+    /// `<vcpupin>`: vCPU `i` on the `i`th list.
+    Pinned(Vec<String>),
+    /// `<vcpu placement='auto'>`: libvirt asks numad. This implies automatic strict memory.
+    Auto,
+}
+
+/// A guest to be created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestSpec {
+    /// Name of the domain.
+    pub name: String,
+    /// vCPUs, 1 or 2.
+    pub vcpus: u32,
+    /// Memory. Below 128 MiB the stock kernel does not boot reliably.
+    pub memory_mib: u64,
+    /// Where its vCPUs may run.
+    pub cpus: Cpus,
+    /// Where its memory may be.
+    pub memory: Memory,
+    /// What it does.
+    pub orders: Orders,
+    /// Further XML inside `<domain>`, such as `<metadata>`.
+    pub extra_xml: String,
+}
+
+impl GuestSpec {
+    /// One vCPU, 128 MiB, nothing said about placement, idle.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            vcpus: 1,
+            memory_mib: 128,
+            cpus: Cpus::Any,
+            memory: Memory::Default,
+            orders: Orders::default(),
+            extra_xml: String::new(),
+        }
+    }
+
+    /// The same with this many vCPUs.
+    #[must_use]
+    pub fn vcpus(self, vcpus: u32) -> Self {
+        Self { vcpus, ..self }
+    }
+
+    /// The same with these CPUs.
+    #[must_use]
+    pub fn cpus(self, cpus: Cpus) -> Self {
+        Self { cpus, ..self }
+    }
+
+    /// The same with this memory.
+    #[must_use]
+    pub fn memory(self, memory: Memory) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// The same with `<numatune>` of this mode on these nodes.
+    #[must_use]
+    pub fn nodes(self, mode: &'static str, nodeset: &str) -> Self {
+        self.memory(Memory::Nodes {
+            mode,
+            nodeset: nodeset.to_owned(),
+        })
+    }
+
+    /// The same, doing this from the start.
+    #[must_use]
+    pub fn doing(mut self, behaviour: Behaviour) -> Self {
+        self.orders.first = behaviour;
+        self
+    }
+
+    /// The same, doing this from some seconds after it is ready.
+    #[must_use]
+    pub fn then(mut self, at_s: u32, behaviour: Behaviour) -> Self {
+        self.orders.phases.push(Phase { at_s, behaviour });
+        self
+    }
+
+    fn socket(&self) -> PathBuf {
+        PathBuf::from(format!("{RUN_DIR}/{}.sock", self.name))
+    }
+
+    /// Where what the guest prints is kept.
+    #[must_use]
+    pub fn console_log(&self) -> PathBuf {
+        PathBuf::from(format!("{RUN_DIR}/{}.log", self.name))
+    }
+
+    /// The error for this guest if it has ended, unless its kernel said why.
+    #[must_use]
+    pub fn vanished(&self) -> Option<GuestVanished> {
+        let bytes = fs::read(self.console_log()).unwrap_or_default();
+        let console = String::from_utf8_lossy(&bytes);
+        let explained = console.contains("Kernel panic");
+        (!explained).then(|| GuestVanished {
+            name: self.name.clone(),
+            console: tail(&console),
+        })
+    }
+
+    /// The domain as libvirt wants it.
+    #[must_use]
+    pub fn xml(&self) -> String {
+        let mut xml = String::new();
+        let vcpu = match &self.cpus {
+            Cpus::Any | Cpus::Pinned(_) => String::new(),
+            Cpus::Set(list) => format!(" cpuset='{list}'"),
+            Cpus::Auto => " placement='auto'".to_owned(),
+        };
+        let _ = write!(
+            xml,
+            "<domain type='kvm'><name>{}</name>{}<memory unit='MiB'>{}</memory><vcpu{vcpu}>{}</vcpu>",
+            self.name, self.extra_xml, self.memory_mib, self.vcpus
+        );
+        if let Cpus::Pinned(lists) = &self.cpus {
+            xml.push_str("<cputune>");
+            for (vcpu, list) in lists.iter().enumerate() {
+                let _ = write!(xml, "<vcpupin vcpu='{vcpu}' cpuset='{list}'/>");
+            }
+            xml.push_str("</cputune>");
+        }
+        let tune = match &self.memory {
+            Memory::Default => None,
+            Memory::Nodes { mode, nodeset } => Some(format!("mode='{mode}' nodeset='{nodeset}'")),
+            Memory::Auto { mode } => Some(format!("mode='{mode}' placement='auto'")),
+        };
+        if let Some(tune) = tune {
+            let _ = write!(xml, "<numatune><memory {tune}/></numatune>");
+        }
+        // panic=0, on_reboot: a guest that resets runs into paths of emulated SVM that have crashed the emulated
+        // host. A guest whose kernel fails stands still instead, and its console says why.
+        let _ = write!(
+            xml,
+            "<os><type arch='x86_64' machine='pc'>hvm</type><kernel>{IMAGE_DIR}/vmlinux</kernel>\
+             <initrd>{IMAGE_DIR}/initramfs</initrd><cmdline>console=ttyS0 quiet panic=0 {}</cmdline></os>\
+             <features><acpi/></features>\
+             <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>\
+             <devices><emulator>/usr/bin/qemu-system-x86_64</emulator><controller type='usb' model='none'/>\
+             <serial type='unix'><source mode='bind' path='{}'/><log file='{}' append='off'/><target port='0'/></serial>\
+             <memballoon model='virtio'/></devices></domain>",
+            self.orders.to_cmdline(),
+            self.socket().display(),
+            self.console_log().display()
+        );
+        xml
+    }
+}
+
+/// A running guest.
+pub struct Guest {
+    /// How it was described.
+    pub spec: GuestSpec,
+    /// libvirt's handle. Becomes stale when libvirtd is restarted: see [`super::Inside::refresh`].
+    pub domain: Domain,
+    /// Its QEMU process.
+    pub process: Process,
+}
+
+impl Guest {
+    /// The guest of a domain that has just been started.
+    ///
+    /// # Errors
+    /// When its QEMU process cannot be found.
+    pub fn of(spec: &GuestSpec, domain: Domain) -> anyhow::Result<Self> {
+        let path = format!("/run/libvirt/qemu/{}.pid", spec.name);
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let pid = text
+            .trim()
+            .parse()
+            .with_context(|| format!("{path} has no number: {text:?}"))?;
+        Ok(Self {
+            spec: spec.clone(),
+            domain,
+            process: Process(pid),
+        })
+    }
+
+    /// Waits until its init has begun the ordered behaviour.
+    ///
+    /// # Errors
+    /// When it does not in time, or the guest has ended.
+    pub fn wait_ready(&self) -> anyhow::Result<()> {
+        self.wait_console(MARKER_READY, READY_LIMIT).map(drop)
+    }
+
+    /// Everything it has printed.
+    #[must_use]
+    pub fn console(&self) -> String {
+        fs::read(self.spec.console_log())
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Waits for a line with this text; gives the last one.
+    ///
+    /// # Errors
+    /// When there is none in time, or the guest has ended.
+    pub fn wait_console(&self, text: &str, limit: Duration) -> anyhow::Result<String> {
+        let what = format!("guest {} to print {text}", self.spec.name);
+        wait_until(&what, limit, || {
+            let console = self.console();
+            if let Some(line) = console.lines().rfind(|line| line.contains(text)) {
+                return Ok(Look::Done(line.trim().to_owned()));
+            }
+            self.expect_healthy(&console)?;
+            Ok(Look::NotYet(format!("console: {}", tail(&console))))
+        })
+    }
+
+    /// Fails when the guest cannot be expected to say anything more.
+    fn expect_healthy(&self, console: &str) -> anyhow::Result<()> {
+        let name = &self.spec.name;
+        let trouble = console
+            .lines()
+            .find(|line| line.starts_with(MARKER_ERROR) || line.contains("Kernel panic"));
+        if let Some(line) = trouble {
+            bail!("guest {name} failed: {}", line.trim());
+        }
+        match self.spec.vanished() {
+            Some(vanished) if !self.process.alive() => Err(vanished.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends a line to its console.
+    ///
+    /// # Errors
+    /// When the console cannot be reached.
+    pub fn send(&self, line: &str) -> anyhow::Result<()> {
+        let path = self.spec.socket();
+        let mut stream = UnixStream::connect(&path)
+            .with_context(|| format!("cannot reach the console {}", path.display()))?;
+        stream
+            .write_all(format!("{line}\n").as_bytes())
+            .context("cannot write to the console")?;
+        // QEMU reads at its own pace; a socket closed at once can lose what is in it.
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(())
+    }
+
+    /// Makes it do something else, and waits until it does.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn switch_to(&self, behaviour: Behaviour) -> anyhow::Result<()> {
+        self.send(&behaviour.to_string())?;
+        self.wait_console(&format!("PHASE {behaviour}"), Duration::from_secs(60))
+            .map(drop)
+    }
+
+    /// Loops computed and passes over memory so far.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn progress(&self) -> anyhow::Result<(u64, u64)> {
+        let before = self.console().matches(MARKER_REPORT).count();
+        self.send("report")?;
+        let what = format!("guest {} to report", self.spec.name);
+        wait_until(&what, Duration::from_secs(60), || {
+            let console = self.console();
+            if console.matches(MARKER_REPORT).count() <= before {
+                return Ok(Look::NotYet(format!("console: {}", tail(&console))));
+            }
+            let line = console
+                .lines()
+                .rfind(|line| line.contains(MARKER_REPORT))
+                .unwrap_or("");
+            let field = |key: &str| {
+                line.split_whitespace()
+                    .find_map(|word| word.strip_prefix(key)?.trim().parse::<u64>().ok())
+            };
+            match (field("loops="), field("passes=")) {
+                (Some(loops), Some(passes)) => Ok(Look::Done((loops, passes))),
+                _ => Ok(Look::NotYet(format!("an incomplete report: {line}"))),
+            }
+        })
+    }
+
+    /// The mapping of its RAM in QEMU.
+    ///
+    /// # Errors
+    /// When it cannot be told apart.
+    pub fn ram(&self) -> anyhow::Result<RamMapping> {
+        self.process.guest_ram(self.spec.memory_mib << 20)
+    }
+
+    /// Pages of its RAM on each node.
+    ///
+    /// # Errors
+    /// When QEMU has gone.
+    pub fn pages_per_node(&self) -> anyhow::Result<BTreeMap<u32, u64>> {
+        Ok(self.process.mapping_nodes(self.ram()?)?.0)
+    }
+
+    /// The kernel's memory policy of its RAM, as numa_maps writes it.
+    ///
+    /// # Errors
+    /// When QEMU has gone.
+    pub fn memory_policy(&self) -> anyhow::Result<String> {
+        Ok(self.process.mapping_nodes(self.ram()?)?.1)
+    }
+
+    /// Spreads its pages evenly over nodes, page by page.
+    ///
+    /// # Errors
+    /// When its RAM cannot be found.
+    pub fn scatter(&self, nodes: &[u32]) -> anyhow::Result<MoveOutcome> {
+        let ram = self.ram()?;
+        move_range(self.process.0, ram.begin, ram.bytes, |page| {
+            nodes[(page % nodes.len() as u64) as usize]
+        })
+    }
+
+    /// Moves all its pages to one node.
+    ///
+    /// # Errors
+    /// When its RAM cannot be found.
+    pub fn move_to(&self, node: u32) -> anyhow::Result<MoveOutcome> {
+        self.scatter(&[node])
+    }
+}
+
+/// MiB of a number of pages.
+#[must_use]
+pub fn mib(pages: u64) -> u64 {
+    (pages * PAGE_BYTES) >> 20
+}
+
+/// The end of a text, for a message.
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(3)..].join(" / ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xml_says_what_was_asked() {
+        let spec = GuestSpec::new("g")
+            .vcpus(2)
+            .cpus(Cpus::Auto)
+            .memory(Memory::Auto { mode: "strict" });
+        let xml = spec.doing(Behaviour::busy(2)).xml();
+        assert!(xml.contains("<vcpu placement='auto'>2</vcpu>"), "{xml}");
+        assert!(xml.contains("<memory mode='strict' placement='auto'/>"), "{xml}");
+        assert!(
+            xml.contains("homenode.do=busy=2,duty=100,pin=1,touch=0,every=0</cmdline>"),
+            "{xml}"
+        );
+    }
+
+    #[test]
+    fn pins_are_per_vcpu() {
+        let xml = GuestSpec::new("g")
+            .cpus(Cpus::Pinned(vec!["0".to_owned(), "1-2".to_owned()]))
+            .xml();
+        assert!(xml.contains("<vcpupin vcpu='1' cpuset='1-2'/>"), "{xml}");
+    }
+}

@@ -1,0 +1,227 @@
+//! The side that runs in the emulated host: what a case can use.
+
+pub mod guest;
+pub mod libvirtd;
+pub mod pages;
+pub mod proc;
+pub mod process;
+pub mod server;
+pub mod wait;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use virt::connect::Connect;
+
+use self::guest::{Guest, GuestSpec, GuestVanished};
+use self::proc::Process;
+use self::process::Program;
+use crate::cases;
+use crate::exchange::Exchange;
+
+/// What a case works with. Everything a case starts through it ends with the case.
+pub struct Inside {
+    /// The connection to libvirt; renewed by [`Inside::restart_libvirtd`].
+    pub connection: Connect,
+    dir: PathBuf,
+    programs: PathBuf,
+    started: Instant,
+    /// Guests that nobody has destroyed.
+    guests: Mutex<Vec<(GuestSpec, Process)>>,
+}
+
+impl Inside {
+    /// Prints a line that becomes part of the case's report.
+    pub fn note(&self, text: impl std::fmt::Display) {
+        println!("[{:5.1}] {text}", self.started.elapsed().as_secs_f64());
+    }
+
+    /// A directory for the case's files; kept when it fails.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The `homenode` binary under test.
+    ///
+    /// # Errors
+    /// When it had not been built when the host was booted.
+    pub fn homenode(&self) -> anyhow::Result<PathBuf> {
+        // By hand, a newer pair of programs may stand beside the one that the host was booted with.
+        let mine = std::env::current_exe()
+            .context("cannot find this program's own file")?
+            .with_extension("homenode");
+        let path = if mine.exists() {
+            mine
+        } else {
+            self.programs.join("homenode")
+        };
+        ensure!(
+            path.exists(),
+            "this case needs the homenode binary: build it (cargo build -p homenode-cli), or name it with --homenode"
+        );
+        Ok(path)
+    }
+
+    /// Starts `homenode` with these arguments.
+    ///
+    /// # Errors
+    /// When it is missing or cannot be started.
+    pub fn start_homenode(&self, arguments: &[&str]) -> anyhow::Result<Program> {
+        Program::start("homenode", &self.homenode()?, arguments, &self.dir)
+    }
+
+    /// Creates a guest and waits until it is ready.
+    ///
+    /// # Errors
+    /// When libvirt refuses it or its init does not come up.
+    pub fn create(&self, spec: &GuestSpec) -> anyhow::Result<Guest> {
+        let guest = self.create_unready(spec)?;
+        guest.wait_ready()?;
+        Ok(guest)
+    }
+
+    /// Creates a guest and does not wait.
+    ///
+    /// # Errors
+    /// When libvirt refuses it.
+    pub fn create_unready(&self, spec: &GuestSpec) -> anyhow::Result<Guest> {
+        let begin = Instant::now();
+        let domain = self
+            .connection
+            .create_domain_xml(&spec.xml(), 0)
+            .map_err(|error| anyhow!("libvirt did not start guest {}: {}", spec.name, error.message()))?;
+        self.note(format!(
+            "guest {} created in {:.1} s",
+            spec.name,
+            begin.elapsed().as_secs_f64()
+        ));
+        let guest = Guest::of(spec, domain)?;
+        self.guests().push((spec.clone(), guest.process));
+        Ok(guest)
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Vec<(GuestSpec, Process)>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first guest that has ended although nobody destroyed it, and whose kernel said nothing.
+    fn vanished(&self) -> Option<GuestVanished> {
+        self.guests()
+            .iter()
+            .filter(|(_, process)| !process.alive())
+            .find_map(|(spec, _)| spec.vanished())
+    }
+
+    /// Creates guests at the same time, each in a thread of its own, and does not wait.
+    ///
+    /// # Errors
+    /// When libvirt refuses one of them.
+    pub fn create_at_once(&self, specs: &[GuestSpec]) -> anyhow::Result<Vec<Guest>> {
+        thread::scope(|scope| {
+            let starts: Vec<_> = specs
+                .iter()
+                .map(|spec| scope.spawn(|| self.create_unready(spec)))
+                .collect();
+            starts
+                .into_iter()
+                .map(|start| {
+                    start
+                        .join()
+                        .unwrap_or_else(|_| bail!("a thread that created a guest panicked"))
+                })
+                .collect()
+        })
+    }
+
+    /// Destroys a guest, as pulling its plug.
+    ///
+    /// # Errors
+    /// When libvirt cannot.
+    pub fn destroy(&self, guest: &Guest) -> anyhow::Result<()> {
+        self.guests().retain(|(_, process)| *process != guest.process);
+        guest.domain.destroy().map_err(|error| {
+            anyhow!(
+                "libvirt did not destroy guest {}: {}",
+                guest.spec.name,
+                error.message()
+            )
+        })
+    }
+
+    /// Kills libvirtd as a crash would. Handles of guests are stale afterwards.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn kill_libvirtd(&self) -> anyhow::Result<()> {
+        libvirtd::kill()
+    }
+
+    /// Starts libvirtd again and connects to it; says how long it took to answer.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn restart_libvirtd(&mut self) -> anyhow::Result<Duration> {
+        let (connection, took) = libvirtd::start()?;
+        self.connection = connection;
+        Ok(took)
+    }
+
+    /// Renews a guest's handle after libvirtd was restarted.
+    ///
+    /// # Errors
+    /// When libvirt does not know the guest any more.
+    pub fn refresh(&self, guest: &mut Guest) -> anyhow::Result<()> {
+        guest.domain = self
+            .connection
+            .lookup_domain_by_name(&guest.spec.name)
+            .map_err(|error| anyhow!("libvirt lost guest {}: {}", guest.spec.name, error.message()))?;
+        Ok(())
+    }
+
+    /// The node list that numad gave for a guest, from libvirt's own record.
+    ///
+    /// # Errors
+    /// When libvirt has no record of the guest, or it holds no advice.
+    pub fn numad_advice(&self, name: &str) -> anyhow::Result<Vec<u32>> {
+        let path = format!("/run/libvirt/qemu/{name}.xml");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let after = text
+            .split("<numad nodeset='")
+            .nth(1)
+            .with_context(|| format!("{path} holds no numad advice"))?;
+        proc::parse_list(after.split('\'').next().unwrap_or(""))
+    }
+}
+
+/// Runs one case in this process.
+///
+/// # Errors
+/// Whatever the case found.
+pub fn run_case(root: &Path, name: &str) -> anyhow::Result<()> {
+    let case = cases::find(name).with_context(|| format!("no case is called '{name}'"))?;
+    let dir = Exchange::at(root).case_dir(name);
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let programs = std::env::current_exe()?
+        .parent()
+        .map(Path::to_owned)
+        .context("this program is in no directory")?;
+    let connection = libvirtd::connect_within(Duration::from_secs(60))?;
+    let guests = Mutex::default();
+    let mut inside = Inside {
+        connection,
+        dir,
+        programs,
+        started: Instant::now(),
+        guests,
+    };
+    let outcome = (case.run)(&mut inside);
+    match (outcome, inside.vanished()) {
+        (Err(error), Some(vanished)) => Err(anyhow::Error::new(vanished).context(format!("{error:#}"))),
+        (outcome, _) => outcome,
+    }
+}

@@ -1,0 +1,208 @@
+//! The command line of the testbed; see the library for what it does.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "printing is what this program is for"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+
+use homenode_testbed::inside::guest::GuestVanished;
+use homenode_testbed::inside::server::EXIT_GUEST_VANISHED;
+use homenode_testbed::outside::emulated::HostKind;
+use homenode_testbed::outside::{Options, by_hand};
+use homenode_testbed::{cases, inside, outside};
+
+/// Runs cases on an emulated 4-node NUMA host with real libvirt and KVM guests.
+#[derive(Debug, Parser)]
+#[command(name = "homenode-testbed", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: RunArguments,
+}
+
+#[derive(Debug, Args)]
+struct RunArguments {
+    /// Cases or groups; all without any
+    #[arg(value_name = "GROUP|CASE")]
+    names: Vec<String>,
+    /// List the cases and end
+    #[arg(long)]
+    list: bool,
+    /// Write the result to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Show what cases print while they run
+    #[arg(long, short)]
+    verbose: bool,
+    #[command(flatten)]
+    common: CommonArguments,
+}
+
+#[derive(Debug, Args)]
+struct CommonArguments {
+    /// The homenode binary to test; default: beside this program
+    #[arg(long, value_name = "FILE")]
+    homenode: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run cases (the default)
+    Run(RunArguments),
+    /// Boot a host and keep it, to work in it by hand
+    Up {
+        /// With the kernel's automatic NUMA balancing on
+        #[arg(long)]
+        autonuma: bool,
+        #[command(flatten)]
+        common: CommonArguments,
+    },
+    /// Run a shell command in the host that 'up' keeps
+    Sh {
+        /// The command
+        command: String,
+    },
+    /// Run one case, as this program has it, in the host that 'up' keeps
+    Case {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        common: CommonArguments,
+    },
+    /// Internal: the process that ends what we started
+    #[command(hide = true)]
+    Guard,
+    /// Internal: the inside's main loop
+    #[command(hide = true)]
+    Inside {
+        /// The shared directory
+        exchange: PathBuf,
+    },
+    /// Internal: one case, in this process
+    #[command(hide = true)]
+    InsideCase {
+        /// The shared directory
+        exchange: PathBuf,
+        /// Its name
+        name: String,
+        /// Destroy its guests afterwards; the main loop does that by itself
+        #[arg(long)]
+        clean: bool,
+    },
+}
+
+const EXIT_FAILED: u8 = 1;
+const EXIT_BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command.unwrap_or(Command::Run(cli.run)) {
+        Command::Run(arguments) => run(&arguments),
+        Command::Up { autonuma, common } => {
+            let kind = if autonuma {
+                HostKind::AutoNuma
+            } else {
+                HostKind::Plain
+            };
+            by_hand::up(&options(&common, true), kind).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Sh { command } => {
+            by_hand::shell(&options(&CommonArguments { homenode: None }, true), &command)
+                .map(|()| ExitCode::SUCCESS)
+        }
+        Command::Case { name, common } => {
+            by_hand::case(&options(&common, true), &name).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Guard => {
+            outside::guard::guard_main();
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Inside { exchange } => inside::server::serve(&exchange).map(|()| ExitCode::SUCCESS),
+        Command::InsideCase {
+            exchange,
+            name,
+            clean,
+        } => {
+            let outcome = inside_case(&exchange, &name);
+            let cleaned = if clean {
+                inside::libvirtd::clean_up()
+            } else {
+                Ok(())
+            };
+            outcome.and_then(|code| cleaned.map(|()| code))
+        }
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{error:#}");
+        ExitCode::from(EXIT_FAILED)
+    })
+}
+
+/// One case; a guest that vanished has an exit status of its own.
+fn inside_case(exchange: &Path, name: &str) -> anyhow::Result<ExitCode> {
+    match inside::run_case(exchange, name) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) if error.downcast_ref::<GuestVanished>().is_some() => {
+            eprintln!("{error:#}");
+            Ok(ExitCode::from(EXIT_GUEST_VANISHED))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The workspace that this program was built in, and what to test.
+fn options(common: &CommonArguments, verbose: bool) -> Options {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("/"))
+        .to_owned();
+    let homenode = common.homenode.clone().or_else(|| {
+        let beside = std::env::current_exe().ok()?.with_file_name("homenode");
+        beside.exists().then_some(beside)
+    });
+    Options {
+        workspace,
+        homenode,
+        verbose,
+    }
+}
+
+fn run(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
+    let cases = match cases::select(&arguments.names) {
+        Ok(cases) => cases,
+        Err(unknown) => {
+            let known: Vec<&str> = cases::ALL.iter().map(|case| case.name).collect();
+            eprintln!(
+                "no case or group is called '{unknown}': the cases are {}",
+                known.join(", ")
+            );
+            return Ok(ExitCode::from(EXIT_BAD_INPUT));
+        }
+    };
+    if arguments.list {
+        for case in cases {
+            println!("{:<9} {:<22} {}", case.group.name(), case.name, case.about);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let report = outside::run(&cases, options(&arguments.common, arguments.verbose))?;
+    if let Some(path) = &arguments.json {
+        let text = serde_json::to_string_pretty(&report)?;
+        fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    println!("{} passed, {} failed", report.passed(), report.failed());
+    Ok(if report.all_passed() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_FAILED)
+    })
+}

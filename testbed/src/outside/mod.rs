@@ -1,0 +1,389 @@
+//! The side that runs on the developer's machine: boots emulated hosts, hands out cases, judges.
+//!
+//! ```text
+//!  cases of a group ──▶ boot ──▶ ready ──▶ job ──▶ end ──▶ pass | fail
+//!                        ▲                  │
+//!                        └── host died ◀────┘  the interrupted case runs again after a new boot, at most twice;
+//!                                              each death is reported as an infrastructure failure
+//! ```
+
+pub mod by_hand;
+pub mod emulated;
+pub mod guard;
+pub mod guest_image;
+pub mod report;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+
+use self::emulated::{EmulatedHost, Workshop};
+use self::guard::Guard;
+use self::report::{BootReport, CaseReport, Report, Verdict};
+use crate::cases::{Case, Group};
+use crate::exchange::{Event, Events, Job};
+
+/// From starting QEMU until libvirt answers; three times what a loaded two-core machine needs.
+const READY_LIMIT: Duration = Duration::from_secs(300);
+/// No heartbeat for this long is a dead host. Emulated CPUs stop for tens of seconds when the machine is loaded.
+const SILENCE_LIMIT: Duration = Duration::from_secs(90);
+/// The inside ends a case at its limit; this much later the outside does not wait for that any more.
+const GRACE: Duration = Duration::from_secs(60);
+/// How often a case is run again because its host died.
+const RETRIES: usize = 2;
+/// Boots of one group that may fail before they are ready.
+const BOOT_TRIES: usize = 3;
+const POLL: Duration = Duration::from_millis(200);
+
+/// What the command line asks for.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Root of the workspace.
+    pub workspace: PathBuf,
+    /// The `homenode` binary that is tested, if it has been built.
+    pub homenode: Option<PathBuf>,
+    /// Whether lines that cases print are shown.
+    pub verbose: bool,
+}
+
+/// Set by Ctrl-C and SIGTERM.
+pub type Interrupt = Arc<AtomicBool>;
+
+/// Catches the signals that ask us to end, so that the emulated host ends first.
+///
+/// # Errors
+/// When a handler cannot be installed.
+pub fn catch_signals() -> anyhow::Result<Interrupt> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ] {
+        signal_hook::flag::register(signal, Arc::clone(&flag)).context("cannot catch signals")?;
+    }
+    Ok(flag)
+}
+
+/// Why a wait on the emulated host ended without what was waited for.
+#[derive(Debug)]
+enum Lost {
+    /// The host is gone or silent; boot and run again.
+    Host(String),
+    /// A guest vanished; run again.
+    Guest(String),
+    /// The user wants to stop.
+    Interrupted,
+}
+
+/// A boot that takes jobs.
+pub struct Session {
+    host: EmulatedHost,
+    events: Events,
+    next_job: u64,
+    beat: Option<u64>,
+    beat_at: Instant,
+    interrupt: Interrupt,
+}
+
+impl Session {
+    fn new(host: EmulatedHost, interrupt: Interrupt) -> Self {
+        let events = Events::of(&host.exchange);
+        Self {
+            host,
+            events,
+            next_job: 1,
+            beat: None,
+            beat_at: Instant::now(),
+            interrupt,
+        }
+    }
+
+    /// New events, or why there will be none.
+    fn poll(&mut self) -> anyhow::Result<Result<Vec<Event>, Lost>> {
+        thread::sleep(POLL);
+        let ended = self.host.ended()?;
+        let events = self.events.read()?;
+        // What was said before the end still counts.
+        if !events.is_empty() {
+            return Ok(Ok(events));
+        }
+        if self.interrupt.load(Ordering::Relaxed) {
+            return Ok(Err(Lost::Interrupted));
+        }
+        if let Some(why) = ended {
+            return Ok(Err(Lost::Host(why)));
+        }
+        let beat = self.host.exchange.last_beat();
+        if beat != self.beat {
+            self.beat = beat;
+            self.beat_at = Instant::now();
+        } else if beat.is_some() && self.beat_at.elapsed() > SILENCE_LIMIT {
+            let words = self
+                .host
+                .last_words()
+                .unwrap_or_else(|| "the console shows no panic".to_owned());
+            // Best effort: a QEMU that hangs itself does not answer.
+            let _ = self.host.describe_hang();
+            return Ok(Err(Lost::Host(format!(
+                "no heartbeat for {} s; {words}",
+                SILENCE_LIMIT.as_secs()
+            ))));
+        }
+        Ok(Ok(Vec::new()))
+    }
+
+    /// Waits until libvirt answers inside.
+    fn wait_ready(&mut self) -> anyhow::Result<Result<BootReport, Lost>> {
+        let mut report = BootReport::default();
+        while self.host.age() < READY_LIMIT {
+            let events = match self.poll()? {
+                Ok(events) => events,
+                Err(lost) => return Ok(Err(lost)),
+            };
+            for event in events {
+                match event {
+                    Event::Up { kernel, .. } => {
+                        report.kernel = kernel;
+                        report.up_s = self.host.age().as_secs_f64();
+                    }
+                    Event::Ready { seconds } => {
+                        report.libvirt_s = seconds;
+                        return Ok(Ok(report));
+                    }
+                    Event::Unusable { reason } => return Ok(Err(Lost::Host(reason))),
+                    _ => {}
+                }
+            }
+        }
+        Ok(Err(Lost::Host(format!(
+            "not ready after {} s",
+            READY_LIMIT.as_secs()
+        ))))
+    }
+
+    /// Runs one case to its end.
+    fn run_case(&mut self, case: &Case, verbose: bool) -> anyhow::Result<Result<CaseReport, Lost>> {
+        let job = self.next_job;
+        self.next_job += 1;
+        self.host.exchange.submit(job, &Job::Case(case.name.to_owned()))?;
+        let begin = Instant::now();
+        let mut report = CaseReport::of(case);
+        while begin.elapsed() < case.limit + GRACE {
+            let events = match self.poll()? {
+                Ok(events) => events,
+                Err(lost) => return Ok(Err(lost)),
+            };
+            for event in events {
+                match event {
+                    Event::Note { job: of, text } if of == job => {
+                        if verbose {
+                            println!("      {text}");
+                        }
+                        report.notes.push(text);
+                    }
+                    Event::End {
+                        job: of,
+                        error: Some(why),
+                        infrastructure: true,
+                        ..
+                    } if of == job => {
+                        return Ok(Err(Lost::Guest(why)));
+                    }
+                    Event::End { job: of, error, .. } if of == job => {
+                        report.seconds = begin.elapsed().as_secs_f64();
+                        report.verdict = if error.is_none() {
+                            Verdict::Pass
+                        } else {
+                            Verdict::Fail
+                        };
+                        report.error = error;
+                        return Ok(Ok(report));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(Err(Lost::Host(format!(
+            "the case did not end {} s after its limit",
+            GRACE.as_secs()
+        ))))
+    }
+}
+
+/// One run of the testbed.
+struct Run {
+    options: Options,
+    interrupt: Interrupt,
+    guard: Guard,
+    workshop: Workshop,
+    dir: PathBuf,
+    boots: usize,
+    report: Report,
+}
+
+/// Boots what is needed, runs these cases, and reports.
+///
+/// # Errors
+/// When the testbed itself cannot work: something is not installed, a file cannot be written.
+pub fn run(cases: &[&'static Case], options: Options) -> anyhow::Result<Report> {
+    let interrupt = catch_signals()?;
+    let guard = Guard::start()?;
+    let dir = new_run_dir(&options.workspace)?;
+    let workshop = Workshop::prepare(&options.workspace, &dir, options.homenode.clone())?;
+    let mut run = Run {
+        options,
+        interrupt,
+        guard,
+        workshop,
+        dir,
+        boots: 0,
+        report: Report::default(),
+    };
+    let mut groups: BTreeMap<Group, VecDeque<&'static Case>> = BTreeMap::new();
+    for case in cases {
+        groups.entry(case.group).or_default().push_back(case);
+    }
+    for (group, pending) in groups {
+        run.group(group, pending)?;
+    }
+    run.finish()
+}
+
+impl Run {
+    /// All cases of a group, over as many boots as they need.
+    fn group(&mut self, group: Group, mut pending: VecDeque<&'static Case>) -> anyhow::Result<()> {
+        let mut deaths: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
+        let mut failed_boots = Vec::new();
+        while !pending.is_empty() && !self.interrupt.load(Ordering::Relaxed) {
+            let Some(mut session) = self.boot(group, &mut failed_boots)? else {
+                if failed_boots.len() >= BOOT_TRIES {
+                    break;
+                }
+                continue;
+            };
+            while let Some(case) = pending.front().copied() {
+                if self.options.verbose {
+                    println!("run   {}", case.name);
+                }
+                match session.run_case(case, self.options.verbose)? {
+                    Ok(mut report) => {
+                        pending.pop_front();
+                        report.infrastructure = deaths.remove(case.name).unwrap_or_default();
+                        if report.verdict == Verdict::Fail {
+                            report.log = Some(session.host.exchange.case_dir(case.name));
+                        }
+                        self.record(report);
+                    }
+                    Err(lost) => {
+                        let host_lives = matches!(lost, Lost::Guest(_));
+                        let (Lost::Guest(why) | Lost::Host(why)) = lost else {
+                            break;
+                        };
+                        println!(
+                            "infrastructure  {}: {why} (log: {})",
+                            case.name,
+                            session.host.dir.display()
+                        );
+                        self.report.infrastructure_failures += 1;
+                        let known = deaths.entry(case.name).or_default();
+                        known.push(why);
+                        if known.len() > RETRIES {
+                            pending.pop_front();
+                            let infrastructure = deaths.remove(case.name).unwrap_or_default();
+                            self.record(CaseReport::lost(case, infrastructure, &session.host.dir));
+                        }
+                        if !host_lives {
+                            break;
+                        }
+                    }
+                }
+            }
+            session.host.end(&mut self.guard)?;
+        }
+        for case in pending {
+            let reasons = if self.interrupt.load(Ordering::Relaxed) {
+                vec!["interrupted".to_owned()]
+            } else {
+                failed_boots.clone()
+            };
+            self.record(CaseReport::lost(case, reasons, &self.dir));
+        }
+        Ok(())
+    }
+
+    /// A boot that is ready for jobs; otherwise its reason is added to `failed`.
+    fn boot(&mut self, group: Group, failed: &mut Vec<String>) -> anyhow::Result<Option<Session>> {
+        self.boots += 1;
+        let dir = self.dir.join(format!("boot-{}-{}", self.boots, group.name()));
+        let host = EmulatedHost::boot(&self.workshop, group.host_kind(), &dir, &mut self.guard)?;
+        let mut session = Session::new(host, Arc::clone(&self.interrupt));
+        match session.wait_ready()? {
+            Ok(mut boot) => {
+                println!(
+                    "boot  {}: up after {:.0} s, libvirt answered {:.0} s later",
+                    group.name(),
+                    boot.up_s,
+                    boot.libvirt_s
+                );
+                group.name().clone_into(&mut boot.group);
+                self.report.boots.push(boot);
+                Ok(Some(session))
+            }
+            Err(lost) => {
+                session.host.end(&mut self.guard)?;
+                if let Lost::Host(why) | Lost::Guest(why) = lost {
+                    println!(
+                        "infrastructure  boot of {}: {why} (log: {})",
+                        group.name(),
+                        dir.display()
+                    );
+                    self.report.infrastructure_failures += 1;
+                    failed.push(why);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn record(&mut self, report: CaseReport) {
+        println!("{report}");
+        self.report.cases.push(report);
+    }
+
+    /// Keeps the logs only when somebody will want to read them.
+    fn finish(self) -> anyhow::Result<Report> {
+        for name in ["initramfs", "program", "homenode"] {
+            let _ = fs::remove_file(self.dir.join(name));
+        }
+        if self.report.all_passed() && self.report.infrastructure_failures == 0 {
+            fs::remove_dir_all(&self.dir).with_context(|| format!("cannot remove {}", self.dir.display()))?;
+        } else {
+            println!("logs  {}", self.dir.display());
+        }
+        if self.interrupt.load(Ordering::Relaxed) {
+            println!("interrupted: the cases that did not run are counted as failed");
+        }
+        Ok(self.report)
+    }
+}
+
+/// A new directory for the files of a run.
+fn new_run_dir(workspace: &Path) -> anyhow::Result<PathBuf> {
+    let logs = workspace.join("target/testbed/logs");
+    for number in 1..100_000 {
+        let dir = logs.join(format!("run-{number:04}"));
+        if dir.exists() {
+            continue;
+        }
+        fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        return Ok(dir);
+    }
+    bail!("{} is full: remove old runs", logs.display())
+}

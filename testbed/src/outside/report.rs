@@ -1,0 +1,148 @@
+//! What a run of the testbed found, for people and as JSON.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::cases::Case;
+
+/// How a case ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It did what it promises.
+    Pass,
+    /// It did not.
+    Fail,
+    /// The emulated host or a guest died each time, or the host never came up: nothing is known about the case.
+    Infrastructure,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Infrastructure => "infrastructure",
+        })
+    }
+}
+
+/// One case.
+#[derive(Debug, Clone, Serialize)]
+pub struct CaseReport {
+    /// Its name.
+    pub name: String,
+    /// Its group.
+    pub group: String,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// Wall time of the run that counts.
+    pub seconds: f64,
+    /// What was expected and what was seen.
+    pub error: Option<String>,
+    /// Deaths of the emulated host or a guest while it ran: reported also when a later run of the case ended well.
+    pub infrastructure: Vec<String>,
+    /// What it measured or observed.
+    pub notes: Vec<String>,
+    /// Where its files are, when kept.
+    pub log: Option<PathBuf>,
+}
+
+impl CaseReport {
+    /// A report to be filled in.
+    #[must_use]
+    pub fn of(case: &Case) -> Self {
+        Self {
+            name: case.name.to_owned(),
+            group: case.group.name().to_owned(),
+            verdict: Verdict::Infrastructure,
+            seconds: 0.0,
+            error: None,
+            infrastructure: Vec::new(),
+            notes: Vec::new(),
+            log: None,
+        }
+    }
+
+    /// A case about which nothing is known.
+    #[must_use]
+    pub fn lost(case: &Case, reasons: Vec<String>, log: &Path) -> Self {
+        Self {
+            error: Some("no run of this case came to its end".to_owned()),
+            infrastructure: reasons,
+            log: Some(log.to_owned()),
+            ..Self::of(case)
+        }
+    }
+}
+
+impl fmt::Display for CaseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<5} {:<28} {:>6.1} s", self.verdict, self.name, self.seconds)?;
+        if !self.infrastructure.is_empty() {
+            write!(
+                f,
+                "  (after {} infrastructure failures)",
+                self.infrastructure.len()
+            )?;
+        }
+        if let Some(error) = &self.error {
+            for line in error.lines() {
+                write!(f, "\n      {line}")?;
+            }
+        }
+        if let Some(log) = &self.log {
+            write!(f, "\n      log: {}", log.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// One boot that became ready.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct BootReport {
+    /// The group that it was for.
+    pub group: String,
+    /// Its kernel.
+    pub kernel: String,
+    /// Seconds until our program ran.
+    pub up_s: f64,
+    /// Seconds from then until libvirt answered.
+    pub libvirt_s: f64,
+}
+
+/// A whole run.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Report {
+    /// In the order in which they ended.
+    pub cases: Vec<CaseReport>,
+    /// In order.
+    pub boots: Vec<BootReport>,
+    /// How often an emulated host died or did not come up, or a guest vanished.
+    pub infrastructure_failures: u32,
+}
+
+impl Report {
+    /// Whether every case passed, and there was one.
+    #[must_use]
+    pub fn all_passed(&self) -> bool {
+        !self.cases.is_empty() && self.failed() == 0
+    }
+
+    /// Cases that passed.
+    #[must_use]
+    pub fn passed(&self) -> usize {
+        self.cases
+            .iter()
+            .filter(|case| case.verdict == Verdict::Pass)
+            .count()
+    }
+
+    /// Cases that did not pass, for whatever reason.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.cases.len() - self.passed()
+    }
+}

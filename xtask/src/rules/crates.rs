@@ -1,0 +1,377 @@
+//! Rules about crates: who may depend on whom, and that the README knows them.
+
+use std::collections::BTreeSet;
+
+use super::Finding;
+use super::tree::{Member, SourceFile, Workspace};
+use crate::cargo::DependencyKind;
+
+/// All that the crates may depend on in which decisions and arithmetic live: nothing in here does I/O.
+const PURE: [(&str, &[&str]); 2] = [
+    (
+        "homenode-policy",
+        &[
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+            "serde",
+            "thiserror",
+        ],
+    ),
+    ("homenode-units", &["serde"]),
+];
+
+/// What each crate of the workspace may depend on in the workspace, tests and benches aside.
+///
+/// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
+/// The testbed knows the product only by its commands.
+const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
+    ("homenode-units", &[]),
+    ("homenode-machine", &["homenode-units"]),
+    ("homenode-host", &["homenode-machine", "homenode-units"]),
+    (
+        "homenode-policy",
+        &["homenode-host", "homenode-machine", "homenode-units"],
+    ),
+    (
+        "homenode-linux",
+        &["homenode-host", "homenode-machine", "homenode-units"],
+    ),
+    (
+        "homenode-twin",
+        &[
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    (
+        "homenode-control",
+        &[
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    (
+        "homenode-cli",
+        &[
+            "homenode-control",
+            "homenode-linux",
+            "homenode-twin",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    ("homenode-testbed", &["homenode-testbed-guest"]),
+    ("homenode-testbed-guest", &[]),
+    ("xtask", &[]),
+];
+
+/// A decision is tested on a view, never on a host: these are out of bounds for policies in tests too.
+const NEVER_SEEN_BY_POLICY: [&str; 2] = ["homenode-twin", "homenode-linux"];
+
+/// Holds the dependencies of pure crates to their list.
+pub(super) fn pure_crates(workspace: &Workspace) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for member in &workspace.members {
+        let Some(allowed) = listed(&PURE, &member.package.name) else {
+            continue;
+        };
+        for name in shipped_dependencies(member).filter(|name| !allowed.contains(name)) {
+            let message = format!(
+                "depends on '{name}', only {} may be: keep it free of I/O",
+                allowed.join(", ")
+            );
+            findings.push(in_manifest(workspace, member, name, message));
+        }
+    }
+    findings
+}
+
+/// Holds the crates of the workspace to the direction in which they depend on each other.
+pub(super) fn crate_direction(workspace: &Workspace) -> Vec<Finding> {
+    let names: BTreeSet<&str> = workspace
+        .members
+        .iter()
+        .map(|member| member.package.name.as_str())
+        .collect();
+    let mut findings = Vec::new();
+    for member in &workspace.members {
+        let crate_name = &member.package.name;
+        let Some(allowed) = listed(&MAY_DEPEND_ON, crate_name) else {
+            let message =
+                format!("'{crate_name}' is new: add it to MAY_DEPEND_ON in xtask/src/rules/crates.rs");
+            findings.push(in_manifest(workspace, member, "[package]", message));
+            continue;
+        };
+        for name in
+            shipped_dependencies(member).filter(|name| names.contains(name) && !allowed.contains(name))
+        {
+            let message = format!(
+                "'{crate_name}' may not depend on '{name}': see docs/ARCHITECTURE.md for the direction"
+            );
+            findings.push(in_manifest(workspace, member, name, message));
+        }
+        if crate_name == "homenode-policy" {
+            let test_only = member
+                .package
+                .dependencies
+                .iter()
+                .filter(|d| d.kind == Some(DependencyKind::Dev));
+            for dependency in test_only.filter(|d| NEVER_SEEN_BY_POLICY.contains(&d.name.as_str())) {
+                let message = format!(
+                    "tests of policies may not use '{}': give them a view",
+                    dependency.name
+                );
+                findings.push(in_manifest(workspace, member, &dependency.name, message));
+            }
+        }
+    }
+    findings
+}
+
+/// A crate without this line is held to nothing.
+pub(super) fn workspace_lints(workspace: &Workspace) -> Vec<Finding> {
+    let lacks = |file: &&SourceFile| !file.text.contains("[lints]\nworkspace = true");
+    let manifests = workspace
+        .members
+        .iter()
+        .filter_map(|member| workspace.file(&manifest_path(member)));
+    manifests
+        .filter(lacks)
+        .map(|file| file.whole("add '[lints]' with 'workspace = true'".to_owned()))
+        .collect()
+}
+
+/// The table between the marks names the directory of each crate, in backquotes, in its first column.
+pub(super) fn readme_crates(workspace: &Workspace) -> Vec<Finding> {
+    const BEGIN: &str = "<!-- crates -->";
+    const END: &str = "<!-- /crates -->";
+    let Some(readme) = workspace.file("README.md") else {
+        return Vec::new();
+    };
+    let lines: Vec<&str> = readme.text.lines().collect();
+    let at = |mark: &str| lines.iter().position(|line| line.trim() == mark);
+    let (begin, end) = match (at(BEGIN), at(END)) {
+        (None, None) => return Vec::new(),
+        (Some(begin), Some(end)) if begin < end => (begin, end),
+        _ => {
+            return vec![readme.whole(format!(
+                "the table of crates stands between '{BEGIN}' and '{END}'"
+            ))];
+        }
+    };
+    let rows: Vec<(usize, &str)> = (begin..end)
+        .filter_map(|index| Some((index, named_directory(lines[index])?)))
+        .collect();
+    let members: BTreeSet<&str> = workspace
+        .members
+        .iter()
+        .map(|member| member.directory.as_str())
+        .collect();
+    let listed: BTreeSet<&str> = rows.iter().map(|&(_, directory)| directory).collect();
+    let gone = rows
+        .iter()
+        .filter(|(_, directory)| !members.contains(directory))
+        .map(|&(index, directory)| {
+            readme.at_line(index, format!("no crate is in '{directory}': take the row out"))
+        });
+    let missing = members
+        .difference(&listed)
+        .map(|directory| readme.at_line(begin, format!("add a row for `{directory}`")));
+    gone.chain(missing).collect()
+}
+
+/// The first text in backquotes in the first column: `| [`crates/units`](crates/units) | … |`.
+fn named_directory(row: &str) -> Option<&str> {
+    let column = row.trim().strip_prefix('|')?.split('|').next()?;
+    column.split('`').nth(1)
+}
+
+fn listed<'a>(table: &[(&str, &'a [&'a str])], name: &str) -> Option<&'a [&'a str]> {
+    table
+        .iter()
+        .find(|(listed, _)| *listed == name)
+        .map(|&(_, allowed)| allowed)
+}
+
+fn shipped_dependencies(member: &Member) -> impl Iterator<Item = &str> {
+    let shipped = member
+        .package
+        .dependencies
+        .iter()
+        .filter(|d| d.kind != Some(DependencyKind::Dev));
+    shipped.map(|dependency| dependency.name.as_str())
+}
+
+fn manifest_path(member: &Member) -> String {
+    format!("{}/Cargo.toml", member.directory)
+}
+
+/// A finding in the first line of the crate's manifest that begins with this.
+fn in_manifest(workspace: &Workspace, member: &Member, begin: &str, message: String) -> Finding {
+    let path = manifest_path(member);
+    let manifest = workspace.file(&path);
+    let line =
+        manifest.and_then(|file| Some((file, file.text.lines().position(|line| line.starts_with(begin))?)));
+    match line {
+        Some((file, index)) => file.at_line(index, message),
+        None => Finding { place: path, message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::{Dependency, Package};
+
+    fn member(directory: &str, name: &str, dependencies: &[(&str, Option<DependencyKind>)]) -> Member {
+        let dependencies = dependencies
+            .iter()
+            .map(|&(name, kind)| Dependency {
+                name: name.to_owned(),
+                kind,
+            })
+            .collect();
+        let manifest_path = format!("{directory}/Cargo.toml").into();
+        Member {
+            directory: directory.to_owned(),
+            package: Package {
+                name: name.to_owned(),
+                manifest_path,
+                dependencies,
+            },
+        }
+    }
+
+    fn places(findings: Vec<Finding>) -> Vec<String> {
+        findings.into_iter().map(|finding| finding.place).collect()
+    }
+
+    #[test]
+    fn pure_crates_finds_a_dependency_that_is_not_on_the_list() {
+        let dependencies = [
+            ("serde", None),
+            ("rustix", None),
+            ("criterion", Some(DependencyKind::Dev)),
+        ];
+        let manifest =
+            "[package]\nname = \"homenode-policy\"\n[dependencies]\nserde = \"1\"\nrustix = \"1\"\n";
+        let workspace = Workspace {
+            files: vec![SourceFile::new("crates/policy/Cargo.toml", manifest)],
+            members: vec![
+                member("crates/policy", "homenode-policy", &dependencies),
+                member(
+                    "crates/units",
+                    "homenode-units",
+                    &[("libm", Some(DependencyKind::Build))],
+                ),
+                member("crates/linux", "homenode-linux", &[("rustix", None)]),
+            ],
+        };
+        assert_eq!(
+            places(pure_crates(&workspace)),
+            ["crates/policy/Cargo.toml:5", "crates/units/Cargo.toml"]
+        );
+    }
+
+    #[test]
+    fn crate_direction_finds_a_dependency_against_it() {
+        let dev = Some(DependencyKind::Dev);
+        let workspace = Workspace {
+            members: vec![
+                member(
+                    "crates/host",
+                    "homenode-host",
+                    &[("homenode-policy", None), ("homenode-units", None)],
+                ),
+                member("crates/policy", "homenode-policy", &[("homenode-twin", dev)]),
+                member("crates/twin", "homenode-twin", &[("homenode-policy", None)]),
+                member("crates/control", "homenode-control", &[("homenode-twin", dev)]),
+                member("crates/units", "homenode-units", &[]),
+            ],
+            ..Workspace::default()
+        };
+        assert_eq!(
+            places(crate_direction(&workspace)),
+            ["crates/host/Cargo.toml", "crates/policy/Cargo.toml"]
+        );
+    }
+
+    #[test]
+    fn crate_direction_wants_to_know_every_crate() {
+        let workspace = Workspace {
+            members: vec![member("crates/new", "homenode-new", &[])],
+            ..Workspace::default()
+        };
+        assert_eq!(places(crate_direction(&workspace)), ["crates/new/Cargo.toml"]);
+    }
+
+    #[test]
+    fn crate_direction_has_no_cycle() {
+        // A crate may only depend on crates whose own lists are shorter.
+        for (name, allowed) in MAY_DEPEND_ON {
+            for other in allowed {
+                let below = listed(&MAY_DEPEND_ON, other).expect("a crate of the table");
+                assert!(below.len() < allowed.len(), "{name} -> {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn workspace_lints_finds_a_crate_without_them() {
+        let with = "[package]\n\n[lints]\nworkspace = true\n";
+        let workspace = Workspace {
+            files: vec![
+                SourceFile::new("crates/a/Cargo.toml", with),
+                SourceFile::new("crates/b/Cargo.toml", "[package]\n"),
+            ],
+            members: vec![member("crates/a", "a", &[]), member("crates/b", "b", &[])],
+        };
+        assert_eq!(places(workspace_lints(&workspace)), ["crates/b/Cargo.toml"]);
+    }
+
+    fn with_readme(text: &str) -> Workspace {
+        Workspace {
+            files: vec![SourceFile::new("README.md", text)],
+            members: vec![
+                member("crates/units", "homenode-units", &[]),
+                member("testbed", "homenode-testbed", &[]),
+            ],
+        }
+    }
+
+    #[test]
+    fn readme_crates_finds_rows_that_are_missing_or_too_many() {
+        let table =
+            "<!-- crates -->\n| crate | what |\n|---|---|\n| `crates/units` | x |\n| `crates/gone` | x |\n";
+        let workspace = with_readme(&format!("# A\n{table}<!-- /crates -->\n"));
+        assert_eq!(places(readme_crates(&workspace)), ["README.md:6", "README.md:2"]);
+    }
+
+    #[test]
+    fn readme_crates_finds_a_table_without_its_end() {
+        assert_eq!(
+            places(readme_crates(&with_readme("<!-- crates -->\n"))),
+            ["README.md"]
+        );
+    }
+
+    #[test]
+    fn readme_crates_is_content_with_links_and_with_no_table() {
+        let rows = "| [`crates/units`](crates/units) | `x` |\n| `testbed` | y |\n";
+        assert!(
+            readme_crates(&with_readme(&format!(
+                "<!-- crates -->\n{rows}<!-- /crates -->\n"
+            )))
+            .is_empty()
+        );
+        assert!(readme_crates(&with_readme("# A\n")).is_empty());
+        assert!(readme_crates(&Workspace::default()).is_empty());
+    }
+}

@@ -1,0 +1,265 @@
+//! Rules about text: lengths, leftovers, and names that must not be there.
+
+use super::Finding;
+use super::tree::{SourceFile, Workspace};
+
+const LINE_COLUMNS_MAX: usize = 130;
+const FILE_LINES_MAX: usize = 900;
+
+/// What people write; recorded data and lock files are as long as they are.
+const SOURCE_ENDINGS: [&str; 9] = [".rs", ".sh", ".py", ".md", ".toml", ".c", ".h", ".js", ".html"];
+
+/// rustfmt wraps code at 110 columns but leaves comments and what it cannot wrap.
+pub(super) fn line_length(workspace: &Workspace) -> Vec<Finding> {
+    of_lines(workspace, &[".rs"], Text::WithoutLiterals, |line| {
+        let columns: usize = line
+            .split(' ')
+            .map(|word| 1 + if is_url(word) { 0 } else { word.chars().count() })
+            .sum();
+        let columns = columns.saturating_sub(1);
+        (columns > LINE_COLUMNS_MAX)
+            .then(|| format!("{columns} columns, {LINE_COLUMNS_MAX} are the most: break the line"))
+    })
+}
+
+/// A longer file has more than one subject.
+pub(super) fn file_length(workspace: &Workspace) -> Vec<Finding> {
+    let sources = workspace
+        .files
+        .iter()
+        .filter(|file| file.ends_with(&SOURCE_ENDINGS));
+    let too_long = sources.filter_map(|file| {
+        let lines = file.text.lines().count();
+        (lines > FILE_LINES_MAX).then(|| {
+            file.whole(format!(
+                "{lines} lines, {FILE_LINES_MAX} are the most: split it by subject"
+            ))
+        })
+    });
+    too_long.collect()
+}
+
+/// Clippy refuses the macro in code; this sees comments, other languages, and tests that are switched off.
+pub(super) fn leftovers(workspace: &Workspace) -> Vec<Finding> {
+    const LEFTOVERS: [&str; 4] = ["FIXME", "TODO", "todo!", "#[ignore"];
+    of_lines(workspace, &[""], Text::WithoutLiterals, |line| {
+        let found = LEFTOVERS.iter().find(|&&leftover| has_word(line, leftover))?;
+        Some(format!("'{found}': do it now, or take it out and open an issue"))
+    })
+}
+
+/// Lines of a code block may begin like a title without being one.
+pub(super) fn markdown_title(workspace: &Workspace) -> Vec<Finding> {
+    let markdown = workspace.files.iter().filter(|file| file.ends_with(&[".md"]));
+    markdown.flat_map(titles_but_one).collect()
+}
+
+fn titles_but_one(file: &SourceFile) -> Vec<Finding> {
+    let mut in_code = false;
+    let mut titles = Vec::new();
+    for (index, line) in file.text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+        } else if !in_code && line.starts_with("# ") {
+            titles.push(index);
+        }
+    }
+    let Some((_, more)) = titles.split_first() else {
+        return vec![file.whole("no title: begin it with a line '# …'".to_owned())];
+    };
+    more.iter()
+        .map(|&index| file.at_line(index, "a second title: make it '## …'".to_owned()))
+        .collect()
+}
+
+/// Home directories and work trees of those who write this, which nobody else has.
+pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
+    // Written in two parts so that this file keeps the rule.
+    const DIRECTORIES: [&str; 3] = [
+        concat!("/wo", "rk/"),
+        concat!("/ro", "ot/"),
+        concat!("/ho", "me/"),
+    ];
+    of_lines(workspace, &[""], Text::All, |line| {
+        let found = DIRECTORIES
+            .iter()
+            .find(|&&directory| has_absolute_path(line, directory))?;
+        Some(format!(
+            "'{found}…' is only on your machine: use a path from the workspace, or an argument"
+        ))
+    })
+}
+
+/// Everything comes through the package managers' own configuration, which may name a mirror.
+pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
+    // Written in two parts so that this file keeps the rule.
+    const HOSTS: [&str; 8] = [
+        concat!("crates", ".io"),
+        concat!("deb.debian", ".org"),
+        concat!("security.debian", ".org"),
+        concat!("pypi", ".org"),
+        concat!("pythonhosted", ".org"),
+        concat!("registry.npmjs", ".org"),
+        concat!("proxy.golang", ".org"),
+        concat!("repo.maven.apache", ".org"),
+    ];
+    let findings = of_lines(workspace, &[""], Text::All, |line| {
+        let found = HOSTS.iter().find(|&&host| line.contains(host))?;
+        Some(format!(
+            "names the package registry '{found}': leave that to the package manager's configuration"
+        ))
+    });
+    // Cargo writes it into its lock file.
+    findings
+        .into_iter()
+        .filter(|finding| !finding.place.starts_with("Cargo.lock:"))
+        .collect()
+}
+
+/// Which text of a Rust file a rule looks at.
+#[derive(Clone, Copy)]
+enum Text {
+    All,
+    WithoutLiterals,
+}
+
+/// Asks about each line of the files with these endings.
+fn of_lines(
+    workspace: &Workspace,
+    endings: &[&str],
+    text: Text,
+    message: impl Fn(&str) -> Option<String>,
+) -> Vec<Finding> {
+    let of_file = |file: &SourceFile| -> Vec<Finding> {
+        let text = match text {
+            Text::All => &file.text,
+            Text::WithoutLiterals => &file.text_without_literals,
+        };
+        let lines = text.lines().enumerate();
+        lines
+            .filter_map(|(index, line)| Some(file.at_line(index, message(line)?)))
+            .collect()
+    };
+    workspace
+        .files
+        .iter()
+        .filter(|file| file.ends_with(endings))
+        .flat_map(of_file)
+        .collect()
+}
+
+fn is_url(word: &str) -> bool {
+    word.contains("https://") || word.contains("http://")
+}
+
+/// Whether it stands there by itself, not as part of a longer word.
+fn has_word(line: &str, word: &str) -> bool {
+    let is_word = |c: char| c == '_' || c.is_alphanumeric();
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + word.len()..].chars().next();
+        !before.is_some_and(is_word) && !after.is_some_and(is_word)
+    })
+}
+
+/// Whether a path begins with this directory, rather than having one of that name further down.
+fn has_absolute_path(line: &str, directory: &str) -> bool {
+    let continues_path = |c: char| c.is_alphanumeric() || "_-.}$)~*".contains(c);
+    line.match_indices(directory)
+        .any(|(at, _)| !line[..at].chars().next_back().is_some_and(continues_path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(rule: fn(&Workspace) -> Vec<Finding>, path: &str, text: &str) -> Vec<String> {
+        let workspace = Workspace {
+            files: vec![SourceFile::new(path, text)],
+            ..Workspace::default()
+        };
+        rule(&workspace)
+            .into_iter()
+            .map(|finding| finding.place)
+            .collect()
+    }
+
+    #[test]
+    fn line_length_finds_a_long_comment() {
+        let text = format!("// short\n// {}\n", "x".repeat(128));
+        assert_eq!(places(line_length, "a.rs", &text), ["a.rs:2"]);
+        assert!(
+            places(line_length, "a.md", &text).is_empty(),
+            "prose wraps as it likes"
+        );
+    }
+
+    #[test]
+    fn line_length_does_not_count_strings_and_urls() {
+        let long = "x".repeat(200);
+        let text = format!(
+            "let a = \"{long}\";\n// see https://example.org/{long}\n// {}\n",
+            "é".repeat(127)
+        );
+        assert!(places(line_length, "a.rs", &text).is_empty());
+    }
+
+    #[test]
+    fn file_length_finds_a_long_source_file() {
+        assert_eq!(places(file_length, "a.rs", &"\n".repeat(901)), ["a.rs"]);
+        assert!(places(file_length, "a.rs", &"\n".repeat(900)).is_empty());
+        assert!(
+            places(file_length, "a.tree", &"\n".repeat(901)).is_empty(),
+            "recorded data"
+        );
+    }
+
+    #[test]
+    fn leftovers_finds_notes_and_ignored_tests() {
+        let text = "// TODO: later\nfn f() {\n    todo!()\n}\n#[ignore = \"slow\"]\n#[ignore]\n// FIXME\n";
+        let found = ["a.rs:1", "a.rs:3", "a.rs:5", "a.rs:6", "a.rs:7"];
+        assert_eq!(places(leftovers, "a.rs", text), found);
+        assert_eq!(places(leftovers, "a.sh", "# TODO\n"), ["a.sh:1"]);
+        assert!(places(leftovers, "a.rs", "const TODOS: &str = \"TODO\";\n").is_empty());
+    }
+
+    #[test]
+    fn markdown_title_wants_exactly_one() {
+        assert_eq!(places(markdown_title, "a.md", "# A\n## B\n# C\n"), ["a.md:3"]);
+        assert_eq!(places(markdown_title, "a.md", "text\n"), ["a.md"]);
+        assert!(places(markdown_title, "a.md", "# A\n```sh\n# comment\n```\n").is_empty());
+    }
+
+    #[test]
+    fn developer_paths_finds_home_directories() {
+        for directory in [
+            concat!("/ho", "me/alice/x"),
+            concat!("/ro", "ot/x"),
+            concat!("/wo", "rk/x"),
+        ] {
+            assert_eq!(
+                places(developer_paths, "a.sh", &format!("cd {directory}\n")),
+                ["a.sh:1"]
+            );
+            assert_eq!(
+                places(developer_paths, "a.rs", &format!("open(\"{directory}\")\n")),
+                ["a.rs:1"]
+            );
+            assert!(
+                places(
+                    developer_paths,
+                    "a.sh",
+                    &format!("cd target{directory} \"$dir{directory}\"\n")
+                )
+                .is_empty()
+            );
+        }
+    }
+
+    #[test]
+    fn registry_hosts_finds_a_host() {
+        let text = concat!("see https://static.crates", ".io/x\n");
+        assert_eq!(places(registry_hosts, "a.md", text), ["a.md:1"]);
+        assert!(places(registry_hosts, "Cargo.lock", text).is_empty());
+    }
+}

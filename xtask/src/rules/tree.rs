@@ -1,0 +1,162 @@
+//! What the rules look at: the files that belong to the workspace, and its crates.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context as _;
+use ignore::WalkBuilder;
+
+use super::Finding;
+use super::literals::without_literals;
+use crate::cargo::{Metadata, Package};
+
+/// A text file of the workspace.
+#[derive(Debug)]
+pub(super) struct SourceFile {
+    /// From the root of the workspace.
+    pub path: String,
+    /// All of it.
+    pub text: String,
+    /// Of a Rust file: all of it without what string and character literals hold. Of others: all of it.
+    pub text_without_literals: String,
+}
+
+impl SourceFile {
+    /// A file of this path and text.
+    pub fn new(path: &str, text: &str) -> Self {
+        let text_without_literals = if path.ends_with(".rs") {
+            without_literals(text)
+        } else {
+            text.to_owned()
+        };
+        Self {
+            path: path.to_owned(),
+            text: text.to_owned(),
+            text_without_literals,
+        }
+    }
+
+    /// Whether its name ends with one of these.
+    pub fn ends_with(&self, endings: &[&str]) -> bool {
+        endings.iter().any(|ending| self.path.ends_with(ending))
+    }
+
+    /// A finding in one of its lines, counted from 0.
+    pub fn at_line(&self, line_index: usize, message: String) -> Finding {
+        Finding {
+            place: format!("{}:{}", self.path, line_index + 1),
+            message,
+        }
+    }
+
+    /// A finding about the file as a whole.
+    pub fn whole(&self, message: String) -> Finding {
+        Finding {
+            place: self.path.clone(),
+            message,
+        }
+    }
+}
+
+/// A member of the workspace with the directory that it is in, from the root of the workspace.
+#[derive(Debug)]
+pub(super) struct Member {
+    /// For example `crates/units`.
+    pub directory: String,
+    /// What cargo says about it.
+    pub package: Package,
+}
+
+/// All there is to look at.
+#[derive(Debug, Default)]
+pub(super) struct Workspace {
+    /// By path.
+    pub files: Vec<SourceFile>,
+    /// As cargo orders them.
+    pub members: Vec<Member>,
+}
+
+impl Workspace {
+    /// Reads the files that git tracks or would track; in an export without git, those that git would have.
+    pub fn read(root: &Path, metadata: Metadata) -> anyhow::Result<Self> {
+        let mut files = Vec::new();
+        let walk = WalkBuilder::new(root)
+            .hidden(false)
+            .parents(false)
+            .git_global(false)
+            .require_git(false)
+            .filter_entry(|entry| entry.file_name() != ".git")
+            .sort_by_file_name(Ord::cmp)
+            .build();
+        for entry in walk {
+            let entry = entry?;
+            if entry.file_type().is_some_and(|kind| kind.is_file()) {
+                files.extend(read_text(root, entry.path())?);
+            }
+        }
+        let members = metadata
+            .packages
+            .into_iter()
+            .map(|package| member(&metadata.workspace_root, package))
+            .collect();
+        Ok(Self { files, members })
+    }
+
+    /// The file of this path.
+    pub fn file(&self, path: &str) -> Option<&SourceFile> {
+        self.files.iter().find(|file| file.path == path)
+    }
+}
+
+fn member(root: &Path, package: Package) -> Member {
+    let directory = package.manifest_path.parent().unwrap_or(Path::new(""));
+    let directory = directory
+        .strip_prefix(root)
+        .unwrap_or(directory)
+        .display()
+        .to_string();
+    Member { directory, package }
+}
+
+/// `None` for a file that is no text, and for one that went away while we looked.
+fn read_text(root: &Path, path: &Path) -> anyhow::Result<Option<SourceFile>> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let Ok(text) = String::from_utf8(bytes) else {
+        return Ok(None);
+    };
+    let path = path.strip_prefix(root).unwrap_or(path);
+    Ok(Some(SourceFile::new(&path.display().to_string(), &text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Workspace;
+    use crate::cargo::{metadata, root};
+
+    #[test]
+    fn this_workspace_is_read() {
+        let workspace = Workspace::read(root(), metadata().expect("metadata")).expect("readable files");
+        assert!(workspace.file("xtask/src/main.rs").is_some());
+        assert!(
+            workspace.file(".cargo/config.toml").is_some(),
+            "hidden files are part of it"
+        );
+        assert!(
+            !workspace
+                .files
+                .iter()
+                .any(|file| file.path.starts_with("target/")),
+            "what git ignores is not"
+        );
+        assert!(
+            workspace
+                .members
+                .iter()
+                .any(|member| member.directory == "crates/units")
+        );
+    }
+}

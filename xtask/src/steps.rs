@@ -1,0 +1,177 @@
+//! The steps of a check: each runs one thing and counts what passed.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, IsTerminal as _, stdout};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use serde::Deserialize;
+
+use crate::cargo::{cargo, metadata};
+use crate::rules;
+use crate::tally::{Tally, TestOutput};
+
+/// One thing to run.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Formatting.
+    Fmt,
+    /// Clippy.
+    Clippy,
+    /// House rules.
+    Rules,
+    /// Tests.
+    Test,
+    /// Documentation.
+    Doc,
+    /// The testbed, with the cases or groups to run; all without any.
+    Testbed(Vec<String>),
+}
+
+impl Step {
+    /// What `cargo xtask check` runs: what is fast and often wrong first.
+    pub const CHECK: [Self; 5] = [Self::Fmt, Self::Rules, Self::Clippy, Self::Test, Self::Doc];
+
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fmt => "fmt",
+            Self::Clippy => "clippy",
+            Self::Rules => "rules",
+            Self::Test => "test",
+            Self::Doc => "doc",
+            Self::Testbed(_) => "testbed",
+        }
+    }
+
+    /// What it does, in a few words.
+    pub fn about(&self) -> &'static str {
+        match self {
+            Self::Fmt => "is everything formatted? ('cargo fmt' repairs it)",
+            Self::Clippy => "clippy over all crates, tests and benches, warnings denied",
+            Self::Rules => "house rules, which clippy cannot see",
+            Self::Test => "unit, property, integration and documentation tests of all crates",
+            Self::Doc => "documentation of all crates, warnings denied",
+            Self::Testbed(_) => {
+                "real guests on an emulated 4-node host (all cases: 15 to 20 minutes on 2 cores)"
+            }
+        }
+    }
+
+    /// Runs it.
+    pub fn run(&self) -> anyhow::Result<Tally> {
+        match self {
+            Self::Fmt => succeeds(&mut cargo(&["fmt", "--all", "--", "--check"])),
+            Self::Clippy => succeeds(&mut cargo(&[
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "--deny",
+                "warnings",
+            ])),
+            Self::Rules => rules::run(),
+            Self::Test => test(),
+            Self::Doc => {
+                succeeds(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
+            }
+            Self::Testbed(names) => testbed(names),
+        }
+    }
+}
+
+/// Whether a command succeeds, as one check.
+fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    Ok(Tally::of(status.success()))
+}
+
+/// Shows what `cargo test` prints while it runs, and counts the tests in it.
+fn test() -> anyhow::Result<Tally> {
+    // One pipe for both: cargo names the test program on standard error before its result comes on standard output.
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    command.stderr(writer.try_clone()?).stdout(writer);
+    if stdout().is_terminal() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+    let mut child = command.spawn().context("cannot start cargo")?;
+    drop(command); // and with it our copy of the writing end, so that reading ends when cargo does
+
+    let mut output = TestOutput::default();
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        output.line(&line);
+    }
+    Ok(output.end(child.wait()?.success()))
+}
+
+/// What the testbed writes with `--json`, as far as it is read here.
+#[derive(Debug, Deserialize)]
+struct TestbedReport {
+    cases: Vec<TestbedCase>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TestbedCase {
+    verdict: String,
+}
+
+impl TestbedReport {
+    /// A case that could not be run to its end did not pass.
+    fn tally(&self) -> Tally {
+        self.cases
+            .iter()
+            .map(|case| Tally::of(case.verdict == "pass"))
+            .sum()
+    }
+}
+
+/// Builds the agent and the testbed, runs the latter, and counts its cases.
+fn testbed(names: &[String]) -> anyhow::Result<Tally> {
+    let build = [
+        "build",
+        "--release",
+        "--package=homenode-cli",
+        "--package=homenode-testbed",
+    ];
+    ensure!(
+        succeeds(&mut cargo(&build))?.failed == 0,
+        "the agent and the testbed do not build: see above"
+    );
+
+    let target = metadata()?.target_directory;
+    let report = target.join("testbed-report.json");
+    if report.exists() {
+        fs::remove_file(&report).with_context(|| format!("cannot remove {}", report.display()))?;
+    }
+    let program = target.join("release/homenode-testbed");
+    let run = succeeds(Command::new(program).arg("--json").arg(&report).args(names))?;
+    let text = fs::read(&report).context("the testbed left no report: see above")?;
+    let cases = serde_json::from_slice::<TestbedReport>(&text)
+        .context("cannot read the testbed's report")?
+        .tally();
+    let fails_without_case = run.failed > 0 && cases.failed == 0;
+    Ok(if fails_without_case {
+        cases + Tally::FAILED
+    } else {
+        cases
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TestbedReport;
+    use crate::tally::Tally;
+
+    #[test]
+    fn only_a_case_that_passed_counts_as_passed() {
+        let text = r#"{"cases": [{"verdict": "pass"}, {"verdict": "fail"}, {"verdict": "infrastructure"}]}"#;
+        let report: TestbedReport = serde_json::from_str(text).expect("a report");
+        assert_eq!(report.tally(), Tally { passed: 1, failed: 2 });
+    }
+}

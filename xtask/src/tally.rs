@@ -1,0 +1,159 @@
+//! How many checks passed and failed, and how to read that from what `cargo test` prints.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::Add;
+
+/// Checks that passed and failed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Passed.
+    pub passed: u64,
+    /// Failed, or did not get as far as running.
+    pub failed: u64,
+}
+
+impl Tally {
+    /// One check that passed.
+    pub const PASSED: Self = Self { passed: 1, failed: 0 };
+    /// One check that failed.
+    pub const FAILED: Self = Self { passed: 0, failed: 1 };
+
+    /// One check.
+    pub fn of(passed: bool) -> Self {
+        if passed { Self::PASSED } else { Self::FAILED }
+    }
+}
+
+impl Add for Tally {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+        }
+    }
+}
+
+impl Sum for Tally {
+    fn sum<I: Iterator<Item = Self>>(tallies: I) -> Self {
+        tallies.fold(Self::default(), Add::add)
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)
+    }
+}
+
+/// Reads the output of `cargo test`, line by line, standard output and error in one.
+///
+/// Each test program ends with a line `test result: ok. 3 passed; 0 failed; …`. A program with its own `main` need not
+/// print one: it then counts as one test, which failed if cargo says so.
+#[derive(Debug, Default)]
+pub struct TestOutput {
+    counted: Tally,
+    silent: u64,
+    awaits_result: bool,
+}
+
+impl TestOutput {
+    /// Takes the next line.
+    pub fn line(&mut self, line: &str) {
+        if let Some(tally) = test_result(line) {
+            self.counted = self.counted + tally;
+            self.awaits_result = false;
+        } else if line.contains("error: ") && line.contains("failed, to rerun pass") {
+            // Said of every program that failed: only the silent ones are not counted yet.
+            self.counted.failed += u64::from(self.awaits_result);
+            self.awaits_result = false;
+        } else if is_program_start(line) {
+            self.end_program();
+            self.awaits_result = true;
+        }
+    }
+
+    /// What came of it all. A failure that no test accounts for (code that does not compile) counts as one.
+    pub fn end(mut self, cargo_succeeded: bool) -> Tally {
+        if cargo_succeeded {
+            self.end_program();
+        }
+        let tally = self.counted
+            + Tally {
+                passed: self.silent,
+                failed: 0,
+            };
+        if !cargo_succeeded && tally.failed == 0 {
+            tally + Tally::FAILED
+        } else {
+            tally
+        }
+    }
+
+    fn end_program(&mut self) {
+        self.silent += u64::from(self.awaits_result);
+        self.awaits_result = false;
+    }
+}
+
+/// `     Running tests/x.rs (target/debug/deps/x-0123)` or `   Doc-tests homenode_units`, colours or not.
+fn is_program_start(line: &str) -> bool {
+    (line.contains("Running ") && line.contains("/deps/")) || line.contains("Doc-tests ")
+}
+
+/// The counts in `test result: ok. 3 passed; 1 failed; 0 ignored; …`.
+fn test_result(line: &str) -> Option<Tally> {
+    let (_, counts) = line.split_once("test result: ")?;
+    let count = |word: &str| counts.split_once(word)?.0.rsplit(' ').next()?.parse().ok();
+    Some(Tally {
+        passed: count(" passed;")?,
+        failed: count(" failed;")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Tally, TestOutput};
+
+    fn tally(lines: &[&str], cargo_succeeded: bool) -> Tally {
+        let mut output = TestOutput::default();
+        lines.iter().for_each(|line| output.line(line));
+        output.end(cargo_succeeded)
+    }
+
+    #[test]
+    fn results_of_all_programs_add_up() {
+        let lines = [
+            "     Running unittests src/lib.rs (target/debug/deps/a-01)",
+            "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "     Running tests/b.rs (target/debug/deps/b-01)",
+            "test result: \u{1b}[31mFAILED\u{1b}(B. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
+            "error: test failed, to rerun pass `-p b --test b`",
+        ];
+        assert_eq!(tally(&lines, false), Tally { passed: 4, failed: 2 });
+    }
+
+    #[test]
+    fn a_program_without_a_result_is_one_test() {
+        let lines = [
+            "     Running tests/own_main.rs (target/debug/deps/own_main-01)",
+            "guard ended: good",
+            "     Running tests/own_main_2.rs (target/debug/deps/own_main_2-01)",
+            "error: test failed, to rerun pass `-p a --test own_main_2`",
+            "   Doc-tests a",
+            "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        ];
+        assert_eq!(tally(&lines, false), Tally { passed: 1, failed: 1 });
+    }
+
+    #[test]
+    fn code_that_does_not_compile_is_one_failure() {
+        let lines = [
+            "error[E0425]: cannot find value `x` in this scope",
+            "error: could not compile `a` (lib)",
+        ];
+        assert_eq!(tally(&lines, false), Tally::FAILED);
+    }
+}
