@@ -4,6 +4,7 @@
 //! and status 0, whether an agent runs or not.
 
 use std::io::Read;
+use std::path::Path;
 use std::process::ExitCode;
 
 use homenode_linux::numad_hook::Starting;
@@ -55,7 +56,9 @@ fn parse(request: &str) -> Option<Shape> {
 }
 
 fn nodes_for(shape: Shape) -> NodeSet {
-    let state = std::path::Path::new(homenode_linux::journal::STATE_DIR);
+    // libvirt gives no more arguments than `-w`; an agent with another --state is found through the environment.
+    let state = std::env::var_os("HOMENODE_STATE").unwrap_or_else(|| homenode_linux::journal::STATE_DIR.into());
+    let state = Path::new(&state);
     let from_agent = desk::ask(state, &Request::Promise(shape))
         .ok()
         .flatten()

@@ -1,1 +1,86 @@
-fn main(){}
+//! How long a decision takes. Target: a placement on an 8-node host that holds 200 VMs within 50 microseconds.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use homenode_host::{CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView};
+use homenode_machine::Machine;
+use homenode_policy::demand::{BandwidthFrom, Demand, History};
+use homenode_policy::placement::{Config, Ledger, Supply, place};
+use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
+use std::hint::black_box;
+
+const VMS: u64 = 200;
+
+/// One VM in turn on each node, busy a fifth of the time.
+fn sample(machine: &Machine, seconds: u64) -> Sample {
+    let nodes: Vec<NodeId> = machine.nodes.keys().collect();
+    let vm = |n: u64| {
+        let node = nodes[n as usize % nodes.len()];
+        let cpus = &machine.nodes[node].cpus;
+        VmSample {
+            id: VmId(u128::from(n)),
+            name: format!("vm{n}"),
+            vcpus: vec![VcpuSample {
+                index: 0,
+                running_ns: Ns::from_millis(20 * seconds),
+                waiting_ns: Ns::ZERO,
+                throttled_ns: Ns::ZERO,
+                cpu: cpus.iter().nth(n as usize % cpus.len()),
+                affinity: cpus.clone(),
+                counters: None,
+            }],
+            memory_bytes: Bytes::from_mib(256),
+            pages: Some([(node, Pages(10_000))].into_iter().collect()),
+            accesses: None,
+            immovable: None,
+            device_nodes: NodeSet::new(),
+            settings: VmSettings::default(),
+        }
+    };
+    Sample {
+        at: Ns::from_secs(seconds),
+        version: Version(1),
+        cpus: machine.cpus.iter().map(|cpu| CpuSample { id: cpu.id, busy_ns: Ns::from_millis(200 * seconds) }).collect(),
+        nodes: machine.nodes.map(|_, node| NodeSample {
+            memory_total_bytes: node.memory_bytes,
+            memory_free_bytes: Bytes(node.memory_bytes.0 / 2),
+            memory_traffic_bytes: Some(1_000_000_000 * seconds),
+        }),
+        links: vec![],
+        vms: (0..VMS).map(vm).collect(),
+    }
+}
+
+fn placement(c: &mut Criterion) {
+    let machine = homenode_machine::preset("amd48").expect("a preset");
+    let (before, now) = (sample(&machine, 1), sample(&machine, 2));
+    let rates = Rates::between(&machine, &before, &now).expect("time passed");
+    let homes: NodeMap<NodeSet> = machine.nodes.map(|id, _| NodeSet::one(id));
+    let vms = now.vms.iter().map(|vm| VmView {
+        sample: vm,
+        rates: rates.vm(vm.id),
+        home: vm.pages.as_ref().and_then(|pages| pages.keys().next()).and_then(|node| homes.get(node)),
+        hands_off: None,
+    });
+    let view = View { version: now.version, at: now.at, machine: &machine, sample: &now, rates: Some(&rates), vms: vms.collect() };
+    let (history, ledger, config) = (History::default(), Ledger::default(), Config::default());
+    let demand = |cpus, gib| Demand {
+        cpus,
+        memory_bytes: Bytes::from_gib(gib),
+        bandwidth: Some(BytesPerSec(100_000_000)),
+        bandwidth_from: BandwidthFrom::Declared,
+        device_nodes: NodeSet::new(),
+    };
+    let mut group = c.benchmark_group("placement, 8 nodes, 200 VMs");
+    for (name, demand) in [("fits one node", demand(1.0, 1)), ("fits nowhere: every bin is looked at", demand(48.0, 1000))] {
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                let supply = Supply::new(black_box(&view), &history, &ledger, &config, None);
+                black_box(place(&supply, black_box(&demand), None, &config))
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, placement);
+criterion_main!(benches);

@@ -8,7 +8,7 @@
 //!
 //! # Kind of model
 //!
-//! Epochs and populations, not single accesses: a simulated second of a 32-CPU host costs about ten milliseconds. The
+//! Epochs and populations, not single accesses: a simulated second of a 32-CPU host costs less than ten milliseconds. The
 //! module texts state each part's equations, their sources and what they leave out.
 //!
 //! # Properties (tests of the same names)

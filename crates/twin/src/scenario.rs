@@ -196,8 +196,11 @@ pub enum TwinError {
     },
 }
 
-/// The default scenario of `homenode run`.
-const TAVO_MIXED: &str = include_str!("../../../data/scenarios/tavo-mixed.toml");
+/// Names and texts of the scenarios that come with the twin; the first is the default of `homenode run`.
+const BUILTIN: &[(&str, &str)] = &[(
+    "tavo-mixed",
+    include_str!("../../../data/scenarios/tavo-mixed.toml"),
+)];
 
 impl VmSpec {
     /// A VM that arrives at once, runs its whole program and then idles.
@@ -279,10 +282,21 @@ impl Scenario {
         self
     }
 
-    /// The scenario that comes with the twin: a mixed set of VMs on the quad-socket R910 of seed 002.
+    /// Names of the scenarios that come with the twin.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        BUILTIN.iter().map(|(name, _)| *name)
+    }
+
+    /// The scenario with this name that comes with the twin, if there is one.
+    pub fn builtin(name: &str) -> Option<Scenario> {
+        let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
+        // A test reads every one of them.
+        Some(Scenario::from_toml(&format!("data/scenarios/{name}.toml"), text).expect("embedded scenario"))
+    }
+
+    /// The default scenario: a mixed set of VMs on the quad-socket R910 of seed 002.
     pub fn tavo_mixed() -> Scenario {
-        // A test reads it.
-        Scenario::from_toml("data/scenarios/tavo-mixed.toml", TAVO_MIXED).expect("embedded scenario")
+        Scenario::builtin("tavo-mixed").expect("it comes with the twin")
     }
 
     /// A mixed set of VMs sized for a machine: each has half of a node's CPUs (at most 8) and half of its memory (at

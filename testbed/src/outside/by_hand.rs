@@ -29,8 +29,11 @@ pub fn up(options: &Options, kind: HostKind) -> anyhow::Result<()> {
     let workshop = Workshop::prepare(&options.workspace, &dir, options.homenode.clone())?;
     let host = EmulatedHost::boot(&workshop, kind, &dir.join("boot-1"), &mut guard)?;
     let pointer = pointer(&options.workspace);
-    fs::write(&pointer, host.dir.display().to_string())
-        .with_context(|| format!("cannot write {}", pointer.display()))?;
+    fs::write(
+        &pointer,
+        format!("{}\n{}", std::process::id(), host.dir.display()),
+    )
+    .with_context(|| format!("cannot write {}", pointer.display()))?;
     let mut session = Session::new(host, Arc::clone(&interrupt));
     let outcome = match session.wait_ready()? {
         Ok(boot) => {
@@ -116,7 +119,7 @@ fn follow(options: &Options, job: &Job) -> anyhow::Result<()> {
                 _ => {}
             }
         }
-        ensure!(pointer(&options.workspace).exists(), "the emulated host has gone");
+        running_boot(options).context("the emulated host has gone")?;
         thread::sleep(Duration::from_millis(200));
     }
 }

@@ -37,6 +37,7 @@
 //!   memory and would promise pages that interleaving cannot place.
 //! - Where no bandwidth is known (no preset, no HMAT) packing is in two dimensions.
 //! - Of equal bins those that contain the node of the VM's assigned device come first.
+//! - Load that is not homed VMs' is rounded to whole CPUs: a daemon's two percent must not push a VM off an idle node.
 //! - The seed compares with measured use only; VMs started together would all get the same node. See [`Ledger`].
 //!
 //! Baselines beside TAH: [`Algorithm::FirstFit`] with pinning one vCPU to one CPU, as the seed's FF-Pin, and

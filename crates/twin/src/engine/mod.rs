@@ -58,8 +58,6 @@ struct Speed {
     cost: CoreCost,
     /// Nanoseconds per unit of the task's work.
     ns_per_unit: f64,
-    /// When the current task's work is done.
-    end: Ns,
 }
 
 /// What the host has counted since it started.
@@ -104,6 +102,8 @@ pub(crate) struct Engine {
     timers: BinaryHeap<Reverse<(Ns, u64, Timer)>>,
     timers_set: u64,
     speeds: Vec<Speed>,
+    /// When the current task's work is done, by CPU: apart, since every event looks for the least.
+    ends: Vec<Ns>,
     daemon_left: Vec<f64>,
     daemon_chance: Chance,
     footprints: Vec<f64>,
@@ -166,13 +166,8 @@ impl Engine {
             tick_at: TICK,
             timers: BinaryHeap::new(),
             timers_set: 0,
-            speeds: vec![
-                Speed {
-                    end: Ns(u64::MAX),
-                    ..Speed::default()
-                };
-                cpus
-            ],
+            speeds: vec![Speed::default(); cpus],
+            ends: vec![Ns(u64::MAX); cpus],
             daemon_left: Vec::new(),
             daemon_chance: Chance::labelled(seed, "daemons", 0),
             footprints,
@@ -248,8 +243,13 @@ impl Engine {
 
     fn next_of_cpus(&self) -> (usize, Ns) {
         let mut first = (0, Ns(u64::MAX));
-        for (cpu, speed) in self.speeds.iter().enumerate() {
-            let at = speed.end.min(self.scheduler.slice_end(cpu));
+        let somebody_waits = self.scheduler.somebody_waits();
+        for (cpu, end) in self.ends.iter().enumerate() {
+            let at = if somebody_waits {
+                self.scheduler.slice_end(cpu).min(*end)
+            } else {
+                *end
+            };
             if at < first.1 {
                 first = (cpu, at);
             }
@@ -298,7 +298,7 @@ impl Engine {
 
     /// A CPU's slice is over, or its task has finished what it was doing.
     fn cpu_event(&mut self, cpu: usize) {
-        let done = self.speeds[cpu].end <= self.now;
+        let done = self.ends[cpu] <= self.now;
         if !done {
             self.scheduler.slice_over(cpu, self.now);
             self.after_scheduling();

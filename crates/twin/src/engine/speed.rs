@@ -39,7 +39,7 @@ impl Engine {
     /// Sets how fast the current task of a CPU goes, from the latencies of the last solution.
     pub(super) fn set_speed(&mut self, cpu: usize) {
         let Some(task) = self.scheduler.current(cpu) else {
-            self.speeds[cpu].end = Ns(u64::MAX);
+            self.ends[cpu] = Ns(u64::MAX);
             return;
         };
         let mut speed = Speed { ..Speed::default() };
@@ -54,7 +54,7 @@ impl Engine {
                 self.vms[vm].threads[thread].left
             }
         };
-        speed.end = self.end_of(left, speed.ns_per_unit);
+        self.ends[cpu] = self.end_of(left, speed.ns_per_unit);
         self.speeds[cpu] = speed;
     }
 
@@ -156,12 +156,8 @@ impl Engine {
             let cost = self.speeds[cpu].cost;
             let granted = flow.map_or(1.0, |flow| granted[flow].max(1e-3));
             let ns_per_unit = self.ns_per_unit(cpu, vm, thread, &cost) / granted;
-            let end = self.end_of(self.vms[vm].threads[thread].left, ns_per_unit);
-            self.speeds[cpu] = Speed {
-                cost,
-                ns_per_unit,
-                end,
-            };
+            self.ends[cpu] = self.end_of(self.vms[vm].threads[thread].left, ns_per_unit);
+            self.speeds[cpu] = Speed { cost, ns_per_unit };
         }
     }
 }

@@ -86,6 +86,8 @@ pub(crate) struct Scheduler {
     llc_cores: Vec<Vec<usize>>,
     llc_of: Vec<usize>,
     core_of: Vec<usize>,
+    /// Tasks that wait, on all CPUs.
+    waiting: usize,
     latency: u64,
     granularity: u64,
     wakeup_granularity: i64,
@@ -128,6 +130,7 @@ impl Scheduler {
             llc_cores,
             llc_of: topology.cpus.iter().map(|cpu| cpu.llc).collect(),
             core_of: topology.cpus.iter().map(|cpu| cpu.core).collect(),
+            waiting: 0,
             latency: 6_000_000 * factor,
             granularity: 750_000 * factor,
             wakeup_granularity: 1_000_000 * factor.cast_signed(),
@@ -177,6 +180,11 @@ impl Scheduler {
             } else {
                 0
             }
+    }
+
+    /// Whether any task waits for a CPU.
+    pub fn somebody_waits(&self) -> bool {
+        self.waiting > 0
     }
 
     /// When a CPU's slice ends; never, where nobody waits.
@@ -300,6 +308,7 @@ impl Scheduler {
         self.tasks[task].cpu = cpu;
         self.tasks[task].since = now;
         self.queues[cpu].waiting.push(task);
+        self.waiting += 1;
         if self.queues[cpu].waiting.len() == 1 && self.queues[cpu].current.is_some() {
             // Alone until now, the current task's slice was not limited: it is now, from here or where it began.
             let queue = &mut self.queues[cpu];
@@ -402,6 +411,7 @@ impl Scheduler {
             .position(|other| *other == task)
             .expect("a waiting task is queued");
         self.queues[cpu].waiting.swap_remove(at);
+        self.waiting -= 1;
         self.tasks[task].waiting_ns += now.0 - self.tasks[task].since.0;
     }
 
@@ -419,6 +429,7 @@ impl Scheduler {
             self.tasks[task].run = Run::Waiting;
             self.tasks[task].since = now;
             self.queues[cpu].waiting.push(task);
+            self.waiting += 1;
         }
     }
 
@@ -475,6 +486,10 @@ impl Scheduler {
                 task.cpu
             );
         }
+        assert_eq!(
+            self.waiting,
+            self.queues.iter().map(|queue| queue.waiting.len()).sum::<usize>()
+        );
         let placed: usize = (0..self.queues.len()).map(|cpu| self.runnable(cpu)).sum();
         assert_eq!(
             placed,

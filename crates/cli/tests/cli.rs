@@ -1,0 +1,216 @@
+//! The commands as a user runs them, and what the README promises of them.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn homenode() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_homenode"))
+}
+
+fn run(args: &[&str]) -> Output {
+    homenode().args(args).stdin(Stdio::null()).output().expect("the program can be started")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("output is text")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("complaints are text")
+}
+
+/// Exit status and complaint of a command that must fail.
+fn refused(args: &[&str]) -> (i32, String) {
+    let output = run(args);
+    (output.status.code().expect("it was not killed"), stderr(&output))
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    serde_json::from_str(&stdout(&output)).expect("one JSON value")
+}
+
+/// The last line of a run's output.
+fn summary(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr(output));
+    serde_json::from_str(stdout(output).lines().last().expect("some output")).expect("a JSON line")
+}
+
+#[test]
+fn a_run_on_the_twin_ends_with_three_policies_and_is_the_same_every_time() {
+    let args = ["run", "--host", "twin", "--fast", "--duration", "5s", "--json"];
+    let first = run(&args);
+    let summary = summary(&first);
+    let policies: Vec<&str> = summary["policies"].as_array().unwrap().iter().map(|p| p["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["default", "ff-pin", "homenode"]);
+    for policy in summary["policies"].as_array().unwrap() {
+        let vms = policy["vms"].as_array().unwrap();
+        assert!(vms.len() >= 4, "{policy}");
+        assert!(vms.iter().all(|vm| vm["runtime_s"].as_f64().is_some_and(|s| s > 1.0)), "{policy}");
+    }
+    let kinds: Vec<String> =
+        stdout(&first).lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["type"].to_string()).collect();
+    assert_eq!((kinds[0].as_str(), kinds[1].as_str()), ("\"start\"", "\"epoch\""));
+    assert_eq!(stdout(&first), stdout(&run(&args)), "same seed, same bytes");
+}
+
+#[test]
+fn ctrl_c_ends_with_the_summary() {
+    let mut child = homenode()
+        .args(["run", "--host", "twin", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program can be started");
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(child.stdout.as_mut().unwrap(), &mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!(last["type"], "summary");
+}
+
+#[test]
+fn a_dry_run_decides_and_touches_nothing() {
+    let output = run(&["run", "--host", "twin", "--fast", "--duration", "6s", "--json", "--dry-run"]);
+    let mut decided = 0;
+    for line in stdout(&output).lines() {
+        let object: Value = serde_json::from_str(line).unwrap();
+        for event in object["events"].as_array().into_iter().flatten().filter(|e| e["event"] == "decided") {
+            assert_eq!(event["result"]["outcome"], "dry-run", "{event}");
+            decided += 1;
+        }
+    }
+    assert!(decided > 0);
+}
+
+#[test]
+fn place_says_nodes_and_reasons() {
+    let answer = json(&["place", "--host", "twin:r910", "--vcpus", "4", "--memory", "8GiB", "--json"]);
+    assert_eq!(answer["nodes"], serde_json::json!([0]));
+    assert!(!answer["reasons"].as_array().unwrap().is_empty());
+    // More than any node has: several nodes.
+    let wide = json(&["place", "--host", "twin:r910", "--vcpus", "12", "--memory", "8GiB", "--json"]);
+    assert_eq!(wide["nodes"], serde_json::json!([0, 1]));
+    let (status, complaint) = refused(&["place", "--host", "twin:r910", "--vcpus", "4", "--memory", "900GiB"]);
+    assert_eq!(status, 1);
+    assert!(complaint.contains("short of memory (16GiB left, 900GiB needed)"), "{complaint}");
+}
+
+#[test]
+fn machine_shows_presets_and_this_host() {
+    let amd48 = json(&["machine", "--preset", "amd48", "--json"]);
+    assert_eq!(amd48["nodes"].as_array().unwrap().len(), 8);
+    assert_eq!(amd48["cpus"].as_array().unwrap().len(), 48);
+    assert!(json(&["machine", "--json"])["nodes"].as_array().is_some_and(|nodes| !nodes.is_empty()));
+    assert!(stdout(&run(&["machine", "--preset", "r910"])).contains("16GiB"));
+}
+
+#[test]
+fn bad_input_exits_with_2_and_names_the_nearest_valid_word() {
+    let (status, complaint) = refused(&["machine", "--preset", "amd84"]);
+    assert_eq!(status, 2, "{complaint}");
+    assert!(complaint.contains("amd48"), "{complaint}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let config = file("homenode.toml", "[placement]\nlink_busy_mx = 0.4\n");
+    let (status, complaint) = refused(&["run", "--host", "twin", "--config", &config]);
+    assert_eq!(status, 2, "{complaint}");
+    assert!(complaint.contains("link_busy_max") && complaint.contains("homenode.toml"), "{complaint}");
+
+    let config = file("range.toml", "[placement]\nlink_busy_max = 1.5\n");
+    let (status, complaint) = refused(&["run", "--host", "twin", "--config", &config]);
+    assert_eq!((status, complaint.contains("1.5")), (2, true), "{complaint}");
+
+    let giant = "name = \"giant\"\nmachine = \"r910\"\n[[vm]]\nname = \"huge\"\nvcpus = 4\nmemory = \"128GiB\"\nworkload = \"cg.B\"\n";
+    let scenario = file("giant.toml", giant);
+    let (status, complaint) = refused(&["run", "--host", &format!("twin:{scenario}"), "--fast"]);
+    assert_eq!(status, 2, "{complaint}");
+    assert!(complaint.contains("huge") && complaint.contains("128GiB"), "{complaint}");
+
+    for args in [&["run", "--host", "vmware"][..], &["run", "--duration", "5"], &["place", "--vcpus", "0", "--memory", "1GiB"]] {
+        assert_eq!(refused(args).0, 2, "{args:?}");
+    }
+}
+
+#[test]
+fn without_libvirt_or_nodes_a_sentence_says_what_to_do() {
+    let state = tempfile::tempdir().unwrap();
+    let state = state.path().display().to_string();
+    let uri = "libvirt:qemu+unix:///system?socket=/nonexistent/libvirt-sock";
+    let (status, complaint) = refused(&["run", "--host", uri, "--state", &state]);
+    assert_eq!(status, 1, "{complaint}");
+    assert!(complaint.contains("libvirt") || complaint.contains("one NUMA node"), "{complaint}");
+    let (status, complaint) = refused(&["vm", "--state", &state]);
+    assert_eq!(status, 1);
+    assert!(complaint.contains("no agent runs here"), "{complaint}");
+}
+
+/// The program under the name `numad`, with a state directory of its own.
+fn numad(state: &std::path::Path, args: &[&str]) -> Output {
+    let link = state.join("numad");
+    if !link.exists() {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode"), &link).unwrap();
+    }
+    Command::new(link).args(args).env("HOMENODE_STATE", state).output().unwrap()
+}
+
+#[test]
+fn numad_answers_every_request_that_can_be_read() {
+    let state = tempfile::tempdir().unwrap();
+    for request in ["2:1024", "2", "0.5:100", "0:0", "1000:1024", "2:999999999"] {
+        let output = numad(state.path(), &["-w", request]);
+        let nodes = stdout(&output);
+        assert!(output.status.success(), "{request}: {}", stderr(&output));
+        assert!(nodes.trim().parse::<homenode_units::NodeSet>().is_ok_and(|nodes| !nodes.is_empty()), "{request}: {nodes:?}");
+        assert!(nodes.ends_with('\n'));
+    }
+    for bad in ["abc", "2:abc", "-1:5"] {
+        let output = numad(state.path(), &["-w", bad]);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""), "{bad}");
+        assert!(stderr(&output).contains("Can't parse"), "{bad}");
+    }
+}
+
+#[test]
+fn a_hook_never_keeps_a_vm_from_starting() {
+    let state = tempfile::tempdir().unwrap();
+    let hook = |args: &[&str], xml: &[u8]| {
+        let mut child = homenode()
+            .args(["hook", "guest"])
+            .args(args)
+            .arg("--state")
+            .arg(state.path())
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let _ = child.stdin.take().unwrap().write_all(xml);
+        child.wait_with_output().unwrap().status.code()
+    };
+    let domain = "<domain type='kvm'><name>guest</name><uuid>01234567-89ab-cdef-0011-223344556677</uuid>\
+        <memory unit='KiB'>131073</memory><vcpu placement='auto'>2</vcpu></domain>";
+    assert_eq!(hook(&["prepare", "begin", "-"], domain.as_bytes()), Some(0));
+    let ledger = std::fs::read_to_string(state.path().join("ledger.json")).unwrap();
+    assert!(ledger.contains("01234567-89ab-cdef-0011-223344556677") && ledger.contains("129"), "{ledger}");
+    for xml in [&b""[..], b"<domain", b"\xff\xfe\x00", b"<domain><name>x</name></domain>"] {
+        assert_eq!(hook(&["prepare", "begin", "-"], xml), Some(0));
+    }
+    assert_eq!(hook(&["started", "begin", "-"], b""), Some(0));
+}
+
+#[test]
+fn help_completions_and_manual_page_come_out() {
+    assert!(stdout(&run(&["--help"])).contains("Examples:"));
+    assert!(stdout(&run(&["completions", "bash"])).contains("homenode"));
+    assert!(stdout(&run(&["man"])).contains(".TH"));
+}
