@@ -37,8 +37,10 @@ struct Machine {
 impl Machine {
     /// Debian with everything in place, and us root on it.
     fn complete() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let machine = Self {
             dir: tempfile::tempdir().expect("a directory"),
+            _alone: alone,
         };
         fs::create_dir(machine.path("bin")).expect("bin");
         for program in HARMLESS {

@@ -1,5 +1,7 @@
 //! Policy time of one control step. Target: 200 microseconds for 32 VMs on the twin.
 
+#![allow(missing_docs)] // criterion's macros define undocumented functions
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use homenode_control::{Config, Control, Mode};
 use homenode_host::{Host, Rates};

@@ -288,7 +288,7 @@ impl Control {
         let empty = Sample::default();
         let (sample, rates) = self.last.as_ref().map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
         let view = view(machine, sample, rates, &self.homes, &self.watch);
-        let supply = Supply::new(&view, &self.history, &self.placement.ledger, &self.config.placement, None);
+        let supply = Supply::new(&view, &self.history, &self.placement.ledger, &self.config.placement, &[]);
         let (bandwidth, bandwidth_from) = self.history.bandwidth(vm, request.vcpus as usize, request.bandwidth);
         let demand = Demand {
             cpus: f64::from(request.vcpus),

@@ -11,6 +11,7 @@
 //! # Algorithm
 //! - CPU: a VM that is not settled counts with all its vCPUs, so that VMs started together do not pile up; a settled one
 //!   counts with the moving average of what it used *and waited for* (what it wanted), at most its vCPUs.
+//! - The host's own CPU load: the moving average of what is busy on a node and no VM's.
 //! - Memory: what the guest may use, touched or not: memory that a VM has not touched yet is not free.
 //! - Bandwidth (the seed is silent on a new VM's): what the operator declared; else the moving average of what was
 //!   measured of this VM, in this life or an earlier one; else the median over settled VMs of its size class; else
@@ -23,7 +24,7 @@
 use std::collections::BTreeMap;
 
 use homenode_host::View;
-use homenode_units::{Bytes, BytesPerSec, Ewma, NodeSet, Ns, VmId};
+use homenode_units::{Bytes, BytesPerSec, Ewma, NodeId, NodeSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
 /// Observed running for this long, a VM counts with what it was measured to use.
@@ -75,6 +76,8 @@ impl std::fmt::Display for BandwidthFrom {
 #[derive(Clone, Debug, Default)]
 pub struct History {
     vms: BTreeMap<VmId, Record>,
+    /// CPUs of each node that something else than VMs keeps busy.
+    host: BTreeMap<NodeId, Ewma>,
 }
 
 #[derive(Clone, Debug)]
@@ -89,6 +92,14 @@ impl History {
     /// Takes in one epoch. Called once for each view that has rates.
     pub fn observe(&mut self, view: &View<'_>) {
         let Some(rates) = view.rates else { return };
+        // What a VM did that was not there a period ago is nobody's yet; it must not count as the host's own load.
+        if view.vms.iter().all(|vm| vm.rates.is_some()) {
+            for (node, busy) in rates.nodes.iter() {
+                let vcpus = rates.vms.iter().flat_map(|vm| &vm.vcpus).filter(|vcpu| vcpu.node == Some(node));
+                let own = busy.cpus_busy - vcpus.map(|vcpu| vcpu.running).sum::<f64>();
+                self.host.entry(node).or_insert_with(|| Ewma::new(AVERAGE_WEIGHT)).update(own.max(0.0));
+            }
+        }
         for vm in &view.vms {
             let Some(measured) = vm.rates else { continue };
             let record = self.vms.entry(vm.sample.id).or_insert_with(|| Record {
@@ -104,6 +115,11 @@ impl History {
                 record.bandwidth.update(bandwidth.as_f64());
             }
         }
+    }
+
+    /// CPUs of a node that something else than VMs keeps busy, on average.
+    pub fn host_cpus(&self, node: NodeId) -> f64 {
+        self.host.get(&node).and_then(Ewma::value).unwrap_or(0.0)
     }
 
     /// CPUs that a VM with so many vCPUs counts with.

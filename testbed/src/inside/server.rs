@@ -89,6 +89,11 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
             error,
             infrastructure,
         })?;
+        let kept = exchange.root().join(CAPABILITIES_DIR);
+        if !kept.exists() {
+            // Only a saving of time for later boots.
+            let _ = libvirtd::save_capabilities(&kept);
+        }
     }
     Ok(())
 }

@@ -98,9 +98,13 @@ pub fn case(options: &Options, name: &str) -> anyhow::Result<()> {
 }
 
 fn running_boot(options: &Options) -> anyhow::Result<PathBuf> {
-    let text =
-        fs::read_to_string(pointer(&options.workspace)).context("no host is up: start one with 'up'")?;
-    Ok(PathBuf::from(text))
+    let text = fs::read_to_string(pointer(&options.workspace)).unwrap_or_default();
+    // A keeper that was killed leaves its note behind.
+    let running = text
+        .split_once('\n')
+        .filter(|(keeper, _)| Path::new("/proc").join(keeper).exists());
+    let (_, boot) = running.context("no host is up: start one with 'up'")?;
+    Ok(PathBuf::from(boot))
 }
 
 fn follow(options: &Options, job: &Job) -> anyhow::Result<()> {

@@ -248,7 +248,7 @@ fn re_home(
             }
             continue;
         }
-        let supply = Supply::new(view, history, &placement.ledger, config, Some(id));
+        let supply = Supply::new(view, history, &placement.ledger, config, std::slice::from_ref(&id));
         let demand = placement::demand_of(vm, history);
         match placement::place(&supply, &demand, None, config) {
             Ok(found) if Some(&found.nodes) != vm.home => {

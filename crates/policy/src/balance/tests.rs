@@ -12,7 +12,11 @@ const GIB: Bytes = Bytes::from_gib(1);
 
 fn run(scene: &mut Scene, state: &mut State) -> Plan {
     let config = placement::Config::default();
-    scene.with_view(|view| plan(view, &config, &History::default(), &mut placement::State::default(), state))
+    scene.with_view(|view| {
+        let mut history = History::default();
+        history.observe(view);
+        plan(view, &config, &history, &mut placement::State::default(), state)
+    })
 }
 
 /// (VM number, vCPU, CPUs) of each pin.

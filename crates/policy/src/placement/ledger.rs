@@ -109,11 +109,16 @@ impl Ledger {
         self.reservations.retain(|r| !view.vms.iter().any(|vm| r.vm == Some(vm.sample.id) && vm.home.is_some()));
     }
 
-    /// Promises that are still open: not expired, and not to a VM that the view shows with a home.
+    /// The nodes promised to a VM.
+    pub fn promised(&self, vm: VmId) -> Option<&NodeSet> {
+        self.reservations.iter().find(|r| r.vm == Some(vm)).map(|r| &r.nodes)
+    }
+
+    /// Promises that are still open, to VMs that the view does not show yet.
     pub fn pending<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = &'a Reservation> {
         self.reservations.iter().filter(|r| {
-            let homed = |id| view.vms.iter().any(|vm| vm.sample.id == id && vm.home.is_some());
-            view.at.saturating_sub(r.made_at) <= RESERVATION_LIFE && !r.vm.is_some_and(homed)
+            let runs = r.vm.is_some_and(|id| view.sample.vm(id).is_some());
+            view.at.saturating_sub(r.made_at) <= RESERVATION_LIFE && !runs
         })
     }
 

@@ -314,8 +314,11 @@ pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut Sta
     let mut plan = Plan::new(view.version);
     state.refused.retain(|id| view.sample.vm(*id).is_some());
     state.ledger.forget_homed(view);
-    for vm in view.vms.iter().filter(|vm| vm.managed() && vm.home.is_none() && vm.hands_off.is_none()) {
-        match home_of(view, config, history, state, vm) {
+    let seeking = || view.vms.iter().filter(|vm| vm.managed() && vm.home.is_none() && vm.hands_off.is_none());
+    // One that was refused before stays in the account where it runs.
+    let without: Vec<VmId> = seeking().map(|vm| vm.sample.id).filter(|id| !state.refused.contains(id)).collect();
+    for vm in seeking() {
+        match home_of(view, config, history, state, &without, vm) {
             Ok((nodes, reason)) => {
                 state.refused.remove(&vm.sample.id);
                 // Until the next view shows its home, the promise keeps two VMs of one epoch apart.
@@ -341,6 +344,7 @@ fn home_of(
     config: &Config,
     history: &History,
     state: &mut State,
+    without: &[VmId],
     vm: &VmView<'_>,
 ) -> Result<(NodeSet, String), Unplaceable> {
     if let Some(nodes) = &vm.sample.settings.home {
@@ -349,7 +353,8 @@ fn home_of(
     if let Some(nodes) = state.ledger.redeem(vm.sample, view.at) {
         return Ok((nodes, "promised when it started".into()));
     }
-    let supply = Supply::new(view, history, &state.ledger, config, Some(vm.sample.id));
+    let without = if without.contains(&vm.sample.id) { without } else { &[vm.sample.id] };
+    let supply = Supply::new(view, history, &state.ledger, config, without);
     let demand = demand_of(vm, history);
     let allowed = allowed_nodes(view, vm);
     if let Some(nodes) = where_memory_is(view, vm) {

@@ -1,6 +1,6 @@
 //! What nodes have left, and the bins that a VM could go into.
 
-use homenode_host::{View, VmSample};
+use homenode_host::{View, VmSample, VmView};
 use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeMap, NodeSet, PAGE_BYTES, VmId};
 
 use super::{Config, Ledger};
@@ -49,11 +49,19 @@ pub(super) struct Bin {
 
 impl Supply {
     /// What the view's host has left, after everything that is promised: to VMs with a home, and to reservations whose VM
-    /// has not appeared. `without` is left out of the account, as if it did not run: for finding it a new home.
-    pub fn new(view: &View<'_>, history: &History, ledger: &Ledger, config: &Config, without: Option<VmId>) -> Supply {
+    /// has not appeared. VMs in `without` are left out of the account, as if they did not run, until they are promised nodes:
+    /// those whose home is being sought.
+    pub fn new<'a>(
+        view: &View<'a>,
+        history: &History,
+        ledger: &'a Ledger,
+        config: &Config,
+        without: &'a [VmId],
+    ) -> Supply {
         let machine = view.machine;
         let mut nodes: Vec<NodeSupply> = Vec::with_capacity(machine.nodes.len());
         let homes = machine.memory_nodes();
+        let counted = Counted { ledger, without };
         let mut total = [0.0; 3];
         let mut bandwidth_known = true;
         for (id, node) in machine.nodes.iter().filter(|(id, _)| homes.contains(*id)).take(MASK_NODES_MAX) {
@@ -61,14 +69,14 @@ impl Supply {
             let free = view.sample.nodes.get(id).map_or(0.0, |n| n.memory_free_bytes.as_f64());
             let rates = view.rates.and_then(|rates| rates.nodes.get(id));
             let used = rates.and_then(|rates| rates.bandwidth).unwrap_or_default();
-            let others = rates.map_or(0.0, |rates| rates.cpus_busy) - homed_running(view, without, id);
+            let unplaced = unplaced_running(view, &counted, id);
             bandwidth_known &= node.memory_bandwidth.is_some();
             let bandwidth = node.memory_bandwidth.unwrap_or_default();
             nodes.push(NodeSupply {
                 node: id,
                 left: [
                     // Half a CPU's worth of daemons displaces no vCPU.
-                    cpus - others.round(),
+                    cpus - history.host_cpus(id).round() - unplaced,
                     free - config.reserved_memory_bytes.as_f64(),
                     bandwidth.saturating_sub(used).as_f64(),
                 ],
@@ -78,7 +86,7 @@ impl Supply {
             total[BANDWIDTH] += bandwidth.as_f64();
         }
         let mut supply = Supply { nodes, total, bandwidth_known, quiet: Vec::new() };
-        supply.charge_homed(view, history, without);
+        supply.charge_vms(view, history, &counted);
         for reservation in ledger.pending(view) {
             let demand = &reservation.demand;
             let bandwidth = demand.bandwidth.unwrap_or_default();
@@ -94,33 +102,34 @@ impl Supply {
         supply
     }
 
-    /// Charges every VM that has a home with what it is promised there and the measured figures do not hold yet.
-    fn charge_homed(&mut self, view: &View<'_>, history: &History, without: Option<VmId>) {
+    /// Charges every VM that has a home, or was promised one, with what it needs there and the measured figures do not hold
+    /// yet. Its pages elsewhere count as room: they are on their way home.
+    fn charge_vms<'a>(&mut self, view: &View<'a>, history: &History, counted: &Counted<'a>) {
         for vm in &view.vms {
-            let excluded = without == Some(vm.sample.id);
-            if vm.home.is_none() && !excluded {
-                continue; // counts with what it is measured to use, wherever that is
+            let measured = vm.rates.and_then(homenode_host::VmRates::bandwidth).unwrap_or_default();
+            if counted.left_out(vm) {
+                self.give_back(vm.sample, &NodeSet::new(), measured);
+                continue;
+            }
+            let Some(home) = counted.home(vm) else { continue };
+            if vm.memory_fixed().is_none() {
+                self.give_back(vm.sample, home, measured);
             }
             let vcpus = vm.sample.vcpus.len();
-            let measured = vm.rates.and_then(homenode_host::VmRates::bandwidth).unwrap_or_default();
-            if excluded {
-                self.give_back_pages(vm.sample, measured);
-            }
-            let Some(home) = vm.home.filter(|_| !excluded) else { continue };
-            // What is on home nodes already is in the measured free memory; only the rest is promised.
             let outside = vm.sample.pages_outside(home).unwrap_or_default();
             let on_home = vm.sample.pages_touched().unwrap_or_default().saturating_sub(outside).as_f64();
             let untouched = (vm.sample.memory_bytes.as_f64() - on_home * PAGE_BYTES as f64).max(0.0);
             let (expected, _) = history.bandwidth(Some(vm.sample.id), vcpus, vm.sample.settings.bandwidth);
-            let more = expected.unwrap_or_default().saturating_sub(measured);
-            self.charge(home, [history.cpus(vm.sample.id, vcpus), untouched, more.as_f64()]);
+            let there = measured.as_f64() * on_home / vm.sample.pages_touched().unwrap_or_default().as_f64().max(1.0);
+            let more = (expected.unwrap_or_default().as_f64() - there).max(0.0);
+            self.charge(home, [history.cpus(vm.sample.id, vcpus), untouched, more]);
         }
     }
 
-    /// Takes back what the measured figures hold of a VM's memory and traffic.
-    fn give_back_pages(&mut self, vm: &VmSample, measured: BytesPerSec) {
+    /// Takes back what the measured figures hold of a VM's memory and traffic outside `but`.
+    fn give_back(&mut self, vm: &VmSample, but: &NodeSet, measured: BytesPerSec) {
         let touched = vm.pages_touched().unwrap_or_default().as_f64().max(1.0);
-        for (node, pages) in vm.pages.iter().flat_map(NodeMap::iter) {
+        for (node, pages) in vm.pages.iter().flat_map(NodeMap::iter).filter(|(node, _)| !but.contains(*node)) {
             if let Some(node) = self.node_mut(node) {
                 node.left[MEMORY] += pages.as_f64() * PAGE_BYTES as f64;
                 node.left[BANDWIDTH] += measured.as_f64() * pages.as_f64() / touched;
@@ -198,10 +207,29 @@ impl Supply {
     }
 }
 
-/// CPUs of a node that VMs keep busy which are counted by their demand instead.
-fn homed_running(view: &View<'_>, without: Option<VmId>, node: NodeId) -> f64 {
-    let counted = view.vms.iter().filter(|vm| vm.home.is_some() || without == Some(vm.sample.id));
-    let vcpus = counted.flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus));
+/// Which VMs are counted by what they were promised, and not by what they are measured to use.
+struct Counted<'a> {
+    ledger: &'a Ledger,
+    without: &'a [VmId],
+}
+
+impl<'a> Counted<'a> {
+    /// The home that a VM was promised in this very epoch, or has.
+    fn home(&self, vm: &VmView<'a>) -> Option<&'a NodeSet> {
+        let home = || vm.home.filter(|_| !self.without.contains(&vm.sample.id));
+        self.ledger.promised(vm.sample.id).or_else(home)
+    }
+
+    /// Whether a VM counts as not running.
+    fn left_out(&self, vm: &VmView<'a>) -> bool {
+        self.without.contains(&vm.sample.id) && self.home(vm).is_none()
+    }
+}
+
+/// CPUs of a node that VMs without a home keep busy.
+fn unplaced_running<'a>(view: &View<'a>, counted: &Counted<'a>, node: NodeId) -> f64 {
+    let vms = view.vms.iter().filter(|vm| !counted.left_out(vm) && counted.home(vm).is_none());
+    let vcpus = vms.flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus));
     vcpus.filter(|vcpu| vcpu.node == Some(node)).map(|vcpu| vcpu.running).sum()
 }
 

@@ -21,8 +21,15 @@ fn demand(cpus: f64, gib: u64, gb_per_s: f64) -> Demand {
     }
 }
 
+/// What one look at the host tells.
+fn seen(view: &View<'_>) -> History {
+    let mut history = History::default();
+    history.observe(view);
+    history
+}
+
 fn supply_of(view: &View<'_>, config: &Config) -> Supply {
-    Supply::new(view, &History::default(), &Ledger::default(), config, None)
+    Supply::new(view, &seen(view), &Ledger::default(), config, &[])
 }
 
 fn placed(scene: &mut Scene, demand: &Demand) -> Result<(String, Match), Unplaceable> {
@@ -103,7 +110,7 @@ fn what_is_promised_is_not_given_twice() {
     let mut answers = Vec::new();
     for _ in 0..5 {
         scene.with_view(|view| {
-            let supply = Supply::new(view, &History::default(), &ledger, &config, None);
+            let supply = Supply::new(view, &seen(view), &ledger, &config, &[]);
             let demand = demand(4.0, 4, 1.0);
             answers.push(place(&supply, &demand, None, &config).map(|p| p.nodes.to_string()).ok());
             if let Ok(found) = place(&supply, &demand, None, &config) {
@@ -146,7 +153,7 @@ fn a_promise_finds_its_vm_by_name_then_by_shape() {
 }
 
 fn homes(scene: &mut Scene, config: &Config) -> Vec<(u128, String)> {
-    let plan = scene.with_view(|view| plan(view, config, &History::default(), &mut State::default()));
+    let plan = scene.with_view(|view| plan(view, config, &seen(view), &mut State::default()));
     let home = |action: &Action| match action {
         Action::SetHome { vm, nodes } => Some((vm.0, nodes.to_string())),
         _ => None,
@@ -195,7 +202,7 @@ fn the_operators_cpus_bound_the_home() {
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 2, GIB, 0).allowed("13-15");
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "3".into())]);
-    let plan = scene.with_view(|view| plan(view, &Config::default(), &History::default(), &mut State::default()));
+    let plan = scene.with_view(|view| plan(view, &Config::default(), &seen(view), &mut State::default()));
     let Action::PinVcpus { cpus, .. } = &plan.decisions[1].action else { panic!("{:?}", plan.decisions) };
     assert_eq!(cpus.to_string(), "13-15");
 }
@@ -208,7 +215,7 @@ fn first_fit_fills_nodes_in_order_and_pins_one_vcpu_to_one_cpu() {
         scene.add_vm(n, 2, GIB, 0);
     }
     assert_eq!(homes(&mut scene, &config), [(1, "0".into()), (2, "0".into()), (3, "1".into())]);
-    let plan = scene.with_view(|view| plan(view, &config, &History::default(), &mut State::default()));
+    let plan = scene.with_view(|view| plan(view, &config, &seen(view), &mut State::default()));
     let cpus: Vec<String> = plan
         .decisions
         .iter()
@@ -234,7 +241,7 @@ fn a_vm_that_fits_nowhere_is_said_once() {
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 2, Bytes::from_gib(65), 0);
     let mut state = State::default();
-    let mut tell = || scene.with_view(|view| plan(view, &Config::default(), &History::default(), &mut state)).findings;
+    let mut tell = || scene.with_view(|view| plan(view, &Config::default(), &seen(view), &mut state)).findings;
     let first = tell();
     assert!(first[0].message.contains("VM vm1 fits nowhere"), "{}", first[0].message);
     assert!(first[0].message.contains("short of memory"), "{}", first[0].message);
@@ -254,7 +261,7 @@ proptest! {
         let config = Config::default();
         scene.with_view(|view| {
             for demand in &demands {
-                let supply = Supply::new(view, &History::default(), &ledger, &config, None);
+                let supply = Supply::new(view, &seen(view), &ledger, &config, &[]);
                 let left = |nodes: &NodeSet, d: usize| -> f64 {
                     supply.nodes.iter().filter(|n| nodes.contains(n.node)).map(|n| n.left[d]).sum()
                 };
@@ -312,7 +319,7 @@ fn packed(demands: &[Demand], nodes: u16, algorithm: Algorithm) -> usize {
     scene.with_view(|view| {
         let mut count = 0;
         for demand in demands {
-            let supply = Supply::new(view, &History::default(), &ledger, &config, None);
+            let supply = Supply::new(view, &seen(view), &ledger, &config, &[]);
             let Ok(found) = place(&supply, demand, None, &config) else { continue };
             if found.nodes.len() == 1 {
                 count += 1;
