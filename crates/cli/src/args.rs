@@ -62,14 +62,18 @@ pub enum HostArg {
 impl std::str::FromStr for HostArg {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest.to_owned())));
+        let (kind, rest) = text
+            .split_once(':')
+            .map_or((text, None), |(kind, rest)| (kind, Some(rest.to_owned())));
         if rest.as_deref() == Some("") {
             return Err(format!("nothing follows the colon in `{text}`"));
         }
         match kind {
             "twin" => Ok(HostArg::Twin(rest)),
             "libvirt" => Ok(HostArg::Libvirt(rest)),
-            _ => Err("a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt` or `libvirt:URI`".into()),
+            _ => Err(
+                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt` or `libvirt:URI`".into(),
+            ),
         }
     }
 }
@@ -105,9 +109,9 @@ pub struct RunArgs {
     /// Do not wait between the twin's simulated seconds
     #[arg(long)]
     pub fast: bool,
-    /// Where the journal and the agent's socket are
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    /// Where the journal and the agent's socket are; default: /run/homenode, and no socket for a twin
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
     /// Leave pins and homes as they are when the agent stops in good order, for the next agent to continue
     #[arg(long)]
     pub keep: bool,

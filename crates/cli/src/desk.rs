@@ -58,17 +58,25 @@ pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<serde_json:
     let path = socket_path(state);
     let mut stream = match UnixStream::connect(&path) {
         Ok(stream) => stream,
-        Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused) => {
+        Err(e)
+            if matches!(
+                e.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused
+            ) =>
+        {
             return Ok(None);
         }
-        Err(e) => return Err(e).with_context(|| format!("cannot ask the agent at {}; run as root", path.display())),
+        Err(e) => {
+            return Err(e)
+                .with_context(|| format!("cannot ask the agent at {}; run as root", path.display()));
+        }
     };
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     stream.write_all(format!("{}\n", serde_json::to_string(request)?).as_bytes())?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
-    let answer: serde_json::Value =
-        serde_json::from_str(&line).with_context(|| format!("the agent at {} gave no answer", path.display()))?;
+    let answer: serde_json::Value = serde_json::from_str(&line)
+        .with_context(|| format!("the agent at {} gave no answer", path.display()))?;
     match answer.get("error").and_then(|e| e.as_str()) {
         Some(error) => anyhow::bail!("{error}"),
         None => Ok(Some(answer)),
@@ -91,8 +99,12 @@ impl Desk {
         let path = socket_path(state);
         std::fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
         let _ = std::fs::remove_file(&path);
-        let listener =
-            UnixListener::bind(&path).with_context(|| format!("cannot listen at {}; run as root, or choose --state", path.display()))?;
+        let listener = UnixListener::bind(&path).with_context(|| {
+            format!(
+                "cannot listen at {}; run as root, or choose --state",
+                path.display()
+            )
+        })?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660))?;
         listener.set_nonblocking(true)?;
         let closing = Arc::new(AtomicBool::new(false));
@@ -106,7 +118,11 @@ impl Desk {
                 }
             }
         });
-        Ok(Desk { path, closing, clerk: Some(clerk) })
+        Ok(Desk {
+            path,
+            closing,
+            clerk: Some(clerk),
+        })
     }
 }
 
@@ -144,8 +160,16 @@ fn answer(request: Request, machine: &Machine, control: &Mutex<Control>) -> serd
             serde_json::json!({ "noted": true })
         }
         Request::Promise(shape) => promise_json(&control.promise(machine, shape)),
-        Request::Place { vcpus, memory_bytes, bandwidth } => {
-            let ask = Ask { vcpus, memory: memory_bytes, bandwidth };
+        Request::Place {
+            vcpus,
+            memory_bytes,
+            bandwidth,
+        } => {
+            let ask = Ask {
+                vcpus,
+                memory: memory_bytes,
+                bandwidth,
+            };
             crate::query::placement_json(&control.place(machine, &ask))
         }
         Request::Vms => serde_json::json!({ "vms": control.status(machine).vms }),
@@ -183,7 +207,12 @@ mod tests {
     #[test]
     fn a_misbehaving_client_gets_an_error_and_the_next_is_served() {
         let (dir, _open) = desk();
-        for bad in ["", "{", "{\"request\":\"promise\",\"vcpus\":-1,\"memory_mib\":1}\n", "{\"request\":\"explode\"}\n"] {
+        for bad in [
+            "",
+            "{",
+            "{\"request\":\"promise\",\"vcpus\":-1,\"memory_mib\":1}\n",
+            "{\"request\":\"explode\"}\n",
+        ] {
             let mut stream = UnixStream::connect(socket_path(dir.path())).unwrap();
             stream.write_all(bad.as_bytes()).unwrap();
             let _ = stream.shutdown(std::net::Shutdown::Write);

@@ -1,5 +1,6 @@
 //! The agent on a real host: crash safety around the same loop.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,17 +36,31 @@ struct LivePolicy {
 ///
 /// # Errors
 /// No libvirt, no permission, one node only, another agent.
-pub fn run(args: &RunArgs, config: Config, uri: Option<&str>, mut output: Output, stop: &Stop) -> anyhow::Result<()> {
+pub fn run(
+    args: &RunArgs,
+    config: &Config,
+    uri: Option<&str>,
+    mut output: Output,
+    stop: &Stop,
+) -> anyhow::Result<()> {
     let uri = uri.unwrap_or(LibvirtHost::DEFAULT_URI);
-    let machine = homenode_machine::sysfs::read(std::path::Path::new("/"))?;
+    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
     anyhow::ensure!(
         machine.memory_nodes().len() > 1,
         "this host has one NUMA node, so there is nothing to place or move; try `homenode run --host twin`"
     );
+    let state = args
+        .state
+        .clone()
+        .unwrap_or_else(|| homenode_linux::journal::STATE_DIR.into());
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
     let options = Options {
-        state_dir: args.state.clone(),
-        acting: if args.dry_run { Acting::DryRun } else { Acting::Live },
+        state_dir: state.clone(),
+        acting: if args.dry_run {
+            Acting::DryRun
+        } else {
+            Acting::Live
+        },
         stop: Arc::clone(stop),
         ..Options::new(machine.clone())
     };
@@ -56,11 +71,19 @@ pub fn run(args: &RunArgs, config: Config, uri: Option<&str>, mut output: Output
         control.adopt(vm.vm, vm.home, vm.pins);
     }
     let control = Arc::new(Mutex::new(control));
-    let guard = if args.dry_run { None } else { Some(start_guard(args, uri)?) };
+    let guard = if args.dry_run {
+        None
+    } else {
+        Some(start_guard(&state, uri)?)
+    };
     let desk = if args.dry_run {
         None
     } else {
-        Some(Desk::open(&args.state, Arc::new(machine.clone()), Arc::clone(&control))?)
+        Some(Desk::open(
+            &state,
+            Arc::new(machine.clone()),
+            Arc::clone(&control),
+        )?)
     };
     let mut agent = Agent {
         control: Arc::clone(&control),
@@ -82,14 +105,27 @@ pub fn run(args: &RunArgs, config: Config, uri: Option<&str>, mut output: Output
     }
     let control = control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let summary = Summary {
-        policies: vec![LivePolicy { policy: policies.name(), vms: control.status(&machine).vms }],
+        policies: vec![LivePolicy {
+            policy: policies.name(),
+            vms: control.status(&machine).vms,
+        }],
         agent_cpu_s: cpu_time().as_secs_f64(),
         kept: args.keep,
     };
     output.object("summary", &summary);
-    let left = if args.keep { "homes and pins are left as they are" } else { "homes and pins are given back" };
-    output.line(&format!("stopped after {:.2} s of CPU time; {left}", summary.agent_cpu_s));
-    anyhow::ensure!(failures.is_empty(), "not everything could be given back; `homenode release` tries again");
+    let left = if args.keep {
+        "homes and pins are left as they are"
+    } else {
+        "homes and pins are given back"
+    };
+    output.line(&format!(
+        "stopped after {:.2} s of CPU time; {left}",
+        summary.agent_cpu_s
+    ));
+    anyhow::ensure!(
+        failures.is_empty(),
+        "not everything could be given back; `homenode release` tries again"
+    );
     Ok(())
 }
 
@@ -99,9 +135,9 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-fn start_guard(args: &RunArgs, uri: &str) -> anyhow::Result<Guard> {
+fn start_guard(state: &Path, uri: &str) -> anyhow::Result<Guard> {
     let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
-    let state = args.state.display().to_string();
+    let state = state.display().to_string();
     let arguments = ["guard", "--uri", uri, "--state", &state, "--grace", GRACE].map(str::to_owned);
     Ok(guard::spawn(&exe, &arguments)?)
 }
@@ -112,8 +148,14 @@ fn start_guard(args: &RunArgs, uri: &str) -> anyhow::Result<Guard> {
 /// When the journal cannot be read.
 pub fn guard(args: &GuardArgs) -> anyhow::Result<()> {
     let (pipe, mut ready) = (std::io::stdin().lock(), std::io::stdout());
-    let undo = |step: &homenode_linux::journal::Undo| homenode_linux::undo(&args.uri, std::path::Path::new("/"), step);
-    guard::run(pipe, &mut ready, &args.state, Duration::from_nanos(args.grace.0), undo)?;
+    let undo = |step: &homenode_linux::journal::Undo| homenode_linux::undo(&args.uri, Path::new("/"), step);
+    guard::run(
+        pipe,
+        &mut ready,
+        &args.state,
+        Duration::from_nanos(args.grace.0),
+        undo,
+    )?;
     Ok(())
 }
 
@@ -122,8 +164,11 @@ pub fn guard(args: &GuardArgs) -> anyhow::Result<()> {
 /// # Errors
 /// When an agent runs, or something cannot be restored.
 pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
-    let machine = homenode_machine::sysfs::read(std::path::Path::new("/"))?;
-    let options = Options { state_dir: args.state.clone(), ..Options::new(machine) };
+    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
+    let options = Options {
+        state_dir: args.state.clone(),
+        ..Options::new(machine)
+    };
     let mut host = LibvirtHost::connect(&args.uri, options).map_err(connect_error)?;
     let count = host.carried_over().len();
     let failures = host.restore();

@@ -41,7 +41,10 @@ pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
 
 fn main() -> ExitCode {
     let called_as = std::env::args_os().next().unwrap_or_default();
-    if Path::new(&called_as).file_name().is_some_and(|name| name == "numad") {
+    if Path::new(&called_as)
+        .file_name()
+        .is_some_and(|name| name == "numad")
+    {
         return numad::main();
     }
     let args = Args::parse();

@@ -50,14 +50,21 @@ pub fn main() -> ExitCode {
 fn parse(request: &str) -> Option<Shape> {
     let (cpus, memory) = request.split_once(':').unwrap_or((request, "0"));
     let plain = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    let cpus = plain(cpus).then(|| cpus.parse::<f64>().ok()).flatten().filter(|cpus| *cpus <= 1e6)?;
+    let cpus = plain(cpus)
+        .then(|| cpus.parse::<f64>().ok())
+        .flatten()
+        .filter(|cpus| *cpus <= 1e6)?;
     let memory_mib = plain(memory).then(|| memory.parse::<u64>().ok()).flatten()?;
-    Some(Shape { vcpus: cpus.ceil() as u32, memory_mib: memory_mib.min(1 << 40) })
+    Some(Shape {
+        vcpus: cpus.ceil() as u32,
+        memory_mib: memory_mib.min(1 << 40),
+    })
 }
 
 fn nodes_for(shape: Shape) -> NodeSet {
     // libvirt gives no more arguments than `-w`; an agent with another --state is found through the environment.
-    let state = std::env::var_os("HOMENODE_STATE").unwrap_or_else(|| homenode_linux::journal::STATE_DIR.into());
+    let state =
+        std::env::var_os("HOMENODE_STATE").unwrap_or_else(|| homenode_linux::journal::STATE_DIR.into());
     let state = Path::new(&state);
     let from_agent = desk::ask(state, &Request::Promise(shape))
         .ok()
@@ -74,13 +81,24 @@ pub fn hook(args: &HookArgs) {
     }
     let mut xml = String::new();
     let read = std::io::stdin().take(16 << 20).read_to_string(&mut xml);
-    let starting = match read.map_err(|e| e.to_string()).and_then(|_| Starting::parse(&xml).map_err(|e| e.to_string())) {
+    let starting = match read
+        .map_err(|e| e.to_string())
+        .and_then(|_| Starting::parse(&xml).map_err(|e| e.to_string()))
+    {
         Ok(starting) => starting,
-        Err(error) => return eprintln!("homenode: hook for {}: {error}; the VM starts all the same", args.guest),
+        Err(error) => {
+            return eprintln!(
+                "homenode: hook for {}: {error}; the VM starts all the same",
+                args.guest
+            );
+        }
     };
     let announcement = Announcement {
         vm: starting.id,
-        shape: Shape { vcpus: u32::from(starting.vcpus), memory_mib: starting.memory_mib },
+        shape: Shape {
+            vcpus: u32::from(starting.vcpus),
+            memory_mib: starting.memory_mib,
+        },
         name: starting.name,
         bandwidth: starting.bandwidth,
         home: starting.home,
@@ -97,11 +115,37 @@ mod tests {
 
     #[test]
     fn requests_are_read_as_numad_reads_them() {
-        assert_eq!(parse("2:1024"), Some(Shape { vcpus: 2, memory_mib: 1024 }));
-        assert_eq!(parse("2"), Some(Shape { vcpus: 2, memory_mib: 0 }));
-        assert_eq!(parse("0.5:100"), Some(Shape { vcpus: 1, memory_mib: 100 }));
-        assert_eq!(parse("0:0"), Some(Shape { vcpus: 0, memory_mib: 0 }));
-        for bad in ["abc", "2:abc", "-1:5", "", ":", "2:", "1e3", "inf", "nan", "1:2:3", "2:1.5"] {
+        assert_eq!(
+            parse("2:1024"),
+            Some(Shape {
+                vcpus: 2,
+                memory_mib: 1024
+            })
+        );
+        assert_eq!(
+            parse("2"),
+            Some(Shape {
+                vcpus: 2,
+                memory_mib: 0
+            })
+        );
+        assert_eq!(
+            parse("0.5:100"),
+            Some(Shape {
+                vcpus: 1,
+                memory_mib: 100
+            })
+        );
+        assert_eq!(
+            parse("0:0"),
+            Some(Shape {
+                vcpus: 0,
+                memory_mib: 0
+            })
+        );
+        for bad in [
+            "abc", "2:abc", "-1:5", "", ":", "2:", "1e3", "inf", "nan", "1:2:3", "2:1.5",
+        ] {
             assert_eq!(parse(bad), None, "{bad}");
         }
     }

@@ -34,7 +34,10 @@ impl Output {
             (false, true) => Style::Terminal,
             (false, false) => Style::Lines,
         };
-        Output { style, drawn_lines: 0 }
+        Output {
+            style,
+            drawn_lines: 0,
+        }
     }
 
     /// How it shows.
@@ -72,7 +75,11 @@ impl Output {
             return self.object("epoch", epoch);
         }
         let at = epoch.status.at_ns.as_secs_f64();
-        let events: String = epoch.events.iter().map(|event| format!("[{at:8.1}s] {event}\n")).collect();
+        let events: String = epoch
+            .events
+            .iter()
+            .map(|event| format!("[{at:8.1}s] {event}\n"))
+            .collect();
         match self.style {
             Style::Lines => self.write(&events),
             _ => {
@@ -140,26 +147,47 @@ pub fn picture(status: &Status) -> String {
             or_dash(node.cpus_busy, |busy| format!("{busy:.1}/{}", node.cpus)),
             or_dash(node.vcpus_waiting, |waiting| format!("{waiting:.1}")),
             used_of(node.memory_free_bytes, node.memory_bytes),
-            or_dash(node.bandwidth_bytes_per_s, |used| match node.bandwidth_max_bytes_per_s {
-                Some(max) => format!("{:.1}/{:.1}GB/s", used.as_f64() / 1e9, max.as_f64() / 1e9),
-                None => format!("{:.1}GB/s", used.as_f64() / 1e9),
+            or_dash(node.bandwidth_bytes_per_s, |used| {
+                match node.bandwidth_max_bytes_per_s {
+                    Some(max) => format!("{:.1}/{:.1}GB/s", used.as_f64() / 1e9, max.as_f64() / 1e9),
+                    None => format!("{:.1}GB/s", used.as_f64() / 1e9),
+                }
             }),
             or_dash(busiest, |link| {
                 let busy = or_dash(link.busy, percent);
-                format!("{:.1}GB/s to {} ({busy})", link.bandwidth_bytes_per_s.as_f64() / 1e9, link.to)
+                format!(
+                    "{:.1}GB/s to {} ({busy})",
+                    link.bandwidth_bytes_per_s.as_f64() / 1e9,
+                    link.to
+                )
             }),
         ]
     });
-    let nodes = table(&["node", "CPUs busy", "waiting", "memory", "bandwidth", "busiest link out"], nodes);
+    let nodes = table(
+        &[
+            "node",
+            "CPUs busy",
+            "waiting",
+            "memory",
+            "bandwidth",
+            "busiest link out",
+        ],
+        nodes,
+    );
     let vms = status.vms.iter().map(|vm| {
         let spread = |on: &[(homenode_units::NodeId, usize)]| {
-            on.iter().map(|(node, count)| format!("{node}:{count}")).collect::<Vec<_>>().join(" ")
+            on.iter()
+                .map(|(node, count)| format!("{node}:{count}"))
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         let pages = vm.pages_on.as_ref().map(|on| {
             let total: u64 = on.iter().map(|(_, pages)| pages.0).sum();
             let share = |pages: u64| percent(pages as f64 / total.max(1) as f64);
             let on = on.iter().filter(|(_, pages)| pages.0 > 0);
-            on.map(|(node, pages)| format!("{node}:{}", share(pages.0))).collect::<Vec<_>>().join(" ")
+            on.map(|(node, pages)| format!("{node}:{}", share(pages.0)))
+                .collect::<Vec<_>>()
+                .join(" ")
         });
         vec![
             vm.name.clone(),
@@ -173,7 +201,9 @@ pub fn picture(status: &Status) -> String {
             vm.left_alone.clone().unwrap_or_default(),
         ]
     });
-    let header = ["VM", "home", "vCPUs on", "pages on", "CPUs", "waiting", "LLC miss", "local", ""];
+    let header = [
+        "VM", "home", "vCPUs on", "pages on", "CPUs", "waiting", "LLC miss", "local", "",
+    ];
     let vms = table(&header, vms);
     format!("\n{nodes}\n\n{vms}\n")
 }

@@ -34,12 +34,27 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
 /// # Errors
 /// Bad input; a VM that fits nowhere is a failure that says what is short.
 pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
-    let ask = Ask { vcpus: args.vcpus, memory: args.memory, bandwidth: args.bandwidth };
+    let ask = Ask {
+        vcpus: args.vcpus,
+        memory: args.memory,
+        bandwidth: args.bandwidth,
+    };
     let answer = match &args.host {
         Some(HostArg::Twin(what)) => placement_json(&place_on_twin(what.as_deref(), &ask)?),
         _ => {
-            let Ask { vcpus, memory: memory_bytes, bandwidth } = ask;
-            match desk::ask(&args.state, &Request::Place { vcpus, memory_bytes, bandwidth })? {
+            let Ask {
+                vcpus,
+                memory: memory_bytes,
+                bandwidth,
+            } = ask;
+            match desk::ask(
+                &args.state,
+                &Request::Place {
+                    vcpus,
+                    memory_bytes,
+                    bandwidth,
+                },
+            )? {
                 Some(answer) => answer,
                 None => placement_json(&crate::standalone::place(&args.state, &ask)?),
             }
@@ -48,7 +63,12 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     if args.json {
         println!("{}", serde_json::to_string_pretty(&answer)?);
     }
-    let reasons: Vec<&str> = answer["reasons"].as_array().into_iter().flatten().filter_map(|r| r.as_str()).collect();
+    let reasons: Vec<&str> = answer["reasons"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|r| r.as_str())
+        .collect();
     match answer["nodes"].as_array() {
         Some(_) if args.json => Ok(()),
         Some(nodes) => {
@@ -57,14 +77,27 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
             reasons.iter().for_each(|reason| println!("  {reason}"));
             Ok(())
         }
-        None => anyhow::bail!("a VM of {} vCPUs and {} {}", args.vcpus, args.memory, reasons.join("; ")),
+        None => anyhow::bail!(
+            "a VM of {} vCPUs and {} {}",
+            args.vcpus,
+            args.memory,
+            reasons.join("; ")
+        ),
     }
 }
 
 /// The idle machine of the twin: what a first VM would get.
 fn place_on_twin(what: Option<&str>, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
     let spec = crate::run::twin_spec(what, None)?;
-    let mut idle = Scenario::of("idle", vec![homenode_twin::VmSpec::new("none", 1, homenode_units::Bytes::from_gib(1), "idle")]);
+    let mut idle = Scenario::of(
+        "idle",
+        vec![homenode_twin::VmSpec::new(
+            "none",
+            1,
+            homenode_units::Bytes::from_gib(1),
+            "idle",
+        )],
+    );
     // Its one VM arrives long after the question is answered.
     idle.vms[0].arrival = homenode_units::Ns::from_secs(3600);
     let mut twin = Twin::new(spec.machine, &idle, 1).map_err(bad_input)?;
@@ -104,13 +137,24 @@ pub fn placement_json(placed: &Result<Placement, Unplaceable>) -> serde_json::Va
 /// No agent, or no such VM.
 pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
     let answer = desk::ask(&args.state, &Request::Vms)?;
-    let answer = answer.with_context(|| format!("no agent runs here (nothing at {}); start one with `homenode run`", args.state.display()))?;
+    let answer = answer.with_context(|| {
+        format!(
+            "no agent runs here (nothing at {}); start one with `homenode run`",
+            args.state.display()
+        )
+    })?;
     let mut vms: Vec<serde_json::Value> = answer["vms"].as_array().cloned().unwrap_or_default();
     if let Some(name) = &args.name {
-        let names: Vec<String> = vms.iter().filter_map(|vm| vm["name"].as_str().map(str::to_owned)).collect();
+        let names: Vec<String> = vms
+            .iter()
+            .filter_map(|vm| vm["name"].as_str().map(str::to_owned))
+            .collect();
         vms.retain(|vm| vm["name"] == name.as_str());
         if vms.is_empty() {
-            return Err(bad_input(format!("no VM `{name}` runs here; there are: {}", names.join(", "))));
+            return Err(bad_input(format!(
+                "no VM `{name}` runs here; there are: {}",
+                names.join(", ")
+            )));
         }
     }
     if args.json {
@@ -128,6 +172,9 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
             vm["left_alone"].as_str().unwrap_or_default().to_owned(),
         ]
     });
-    println!("{}", table(&["VM", "home", "CPUs", "LLC miss", "local", ""], rows));
+    println!(
+        "{}",
+        table(&["VM", "home", "CPUs", "LLC miss", "local", ""], rows)
+    );
     Ok(())
 }

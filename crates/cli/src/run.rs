@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::args::{HostArg, RunArgs};
 use crate::bad_input;
+use crate::desk::Desk;
 use crate::output::Output;
 
 /// The twin's machine where none is named.
@@ -47,8 +48,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let mut output = Output::new(args.json);
     let stop = stop_on_signals()?;
     match choose_host(args, &mut output)? {
-        HostArg::Twin(what) => run_twin(args, config, what.as_deref(), output, &stop),
-        HostArg::Libvirt(uri) => crate::live::run(args, config, uri.as_deref(), output, &stop),
+        HostArg::Twin(what) => run_twin(args, &config, what.as_deref(), output, &stop),
+        HostArg::Libvirt(uri) => crate::live::run(args, &config, uri.as_deref(), output, &stop),
     }
 }
 
@@ -69,11 +70,16 @@ fn config(args: &RunArgs) -> anyhow::Result<Config> {
     config.period = args.period.unwrap_or(config.period);
     config.policies = args.policies.unwrap_or(config.policies);
     if config.period < Ns::from_millis(10) {
-        return Err(bad_input(format!("a period of {} is too short: at least 10ms", config.period)));
+        return Err(bad_input(format!(
+            "a period of {} is too short: at least 10ms",
+            config.period
+        )));
     }
     let busy_max = config.placement.link_busy_max;
     if !(busy_max > 0.0 && busy_max <= 1.0) {
-        return Err(bad_input(format!("placement.link_busy_max is {busy_max}; it lies above 0 and at most at 1")));
+        return Err(bad_input(format!(
+            "placement.link_busy_max is {busy_max}; it lies above 0 and at most at 1"
+        )));
     }
     Ok(config)
 }
@@ -136,7 +142,8 @@ impl Agent<'_> {
                     // Said once, not in every period that it lasts.
                     if trouble.as_ref() != Some(&error) {
                         self.output.line(&format!("{error}"));
-                        self.output.object("trouble", &serde_json::json!({ "message": error.to_string() }));
+                        self.output
+                            .object("trouble", &serde_json::json!({ "message": error.to_string() }));
                         trouble = Some(error);
                     }
                 }
@@ -145,7 +152,11 @@ impl Agent<'_> {
                         self.output.line("the host answers again");
                     }
                     let at = sample.at;
-                    let lock = || self.control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    let lock = || {
+                        self.control
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner)
+                    };
                     let begun = lock().begin(host.machine(), sample);
                     let answer = begun.commit(host);
                     let epoch = lock().finish(host.machine(), begun, answer);
@@ -158,7 +169,8 @@ impl Agent<'_> {
             }
             for notice in notices(host) {
                 self.output.line(&notice);
-                self.output.object("notice", &serde_json::json!({ "message": notice }));
+                self.output
+                    .object("notice", &serde_json::json!({ "message": notice }));
             }
             self.wait(host);
         }
@@ -178,12 +190,26 @@ impl Agent<'_> {
 
     /// Says what is about to run.
     pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode) {
-        let control = self.control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let control = self
+            .control
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("HOMENODE_COMMIT"));
-        let start = Start { version, commit, host, seed, mode, config: control.config() };
+        let start = Start {
+            version,
+            commit,
+            host,
+            seed,
+            mode,
+            config: control.config(),
+        };
         self.output.object("start", &start);
         let seed = seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
-        let how = if mode == Mode::DryRun { ", dry run: nothing is touched" } else { "" };
+        let how = if mode == Mode::DryRun {
+            ", dry run: nothing is touched"
+        } else {
+            ""
+        };
         self.output.line(&format!(
             "homenode {version} ({commit}) on {}{seed}, policies {}, every {}{how}",
             start.host,
@@ -215,7 +241,10 @@ pub fn twin_spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<TwinSp
         Some(path) if is_file(&path) => {
             let text = homenode_machine::file::read_text_file(path).map_err(bad_input)?;
             let scenario = Scenario::from_toml(path, &text).map_err(bad_input)?;
-            (preset(scenario.machine.as_deref().unwrap_or(TWIN_MACHINE))?, scenario)
+            (
+                preset(scenario.machine.as_deref().unwrap_or(TWIN_MACHINE))?,
+                scenario,
+            )
         }
         Some(TWIN_MACHINE) => (preset(TWIN_MACHINE)?, Scenario::tavo_mixed()),
         Some(name) => {
@@ -225,7 +254,11 @@ pub fn twin_spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<TwinSp
         }
     };
     let seed = seed.unwrap_or(scenario.seed);
-    Ok(TwinSpec { machine, scenario, seed })
+    Ok(TwinSpec {
+        machine,
+        scenario,
+        seed,
+    })
 }
 
 impl TwinSpec {
@@ -238,11 +271,24 @@ impl TwinSpec {
     }
 }
 
-fn run_twin(args: &RunArgs, config: Config, what: Option<&str>, mut output: Output, stop: &Stop) -> anyhow::Result<()> {
+fn run_twin(
+    args: &RunArgs,
+    config: &Config,
+    what: Option<&str>,
+    mut output: Output,
+    stop: &Stop,
+) -> anyhow::Result<()> {
     let spec = twin_spec(what, args.seed)?;
     let mut twin = spec.start().context("the twin cannot start")?;
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
     let control = Arc::new(Mutex::new(Control::new(config.clone(), mode)));
+    // Only where asked for: a VM that really starts must not be answered from a simulation by accident.
+    let machine = Arc::new(spec.machine.clone());
+    let desk = args
+        .state
+        .as_deref()
+        .map(|state| Desk::open(state, machine, Arc::clone(&control)))
+        .transpose()?;
     let mut agent = Agent {
         control,
         output: &mut output,
@@ -251,10 +297,14 @@ fn run_twin(args: &RunArgs, config: Config, what: Option<&str>, mut output: Outp
         period: config.period,
         pace: if args.fast { Pace::Own } else { Pace::Watched },
     };
-    let name = format!("the twin of {} with scenario {}", spec.machine.name, spec.scenario.name);
+    let name = format!(
+        "the twin of {} with scenario {}",
+        spec.machine.name, spec.scenario.name
+    );
     agent.announce(name, Some(spec.seed), mode);
     agent.run(&mut twin, |_| Vec::new(), Twin::finished);
-    crate::summary::compare(&spec, &config, &mut output)
+    drop(desk);
+    crate::summary::compare(&spec, config, &mut output)
 }
 
 /// Connection errors that the user's input caused, apart from the world's.

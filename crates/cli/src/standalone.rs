@@ -33,7 +33,9 @@ pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplac
 
 /// Nodes for a VM that is about to start; promised to it in the ledger. There is always an answer.
 pub fn promise(state: &Path, shape: Shape) -> NodeSet {
-    let Ok(machine) = homenode_machine::sysfs::read(Path::new("/")) else { return NodeSet::one(NodeId(0)) };
+    let Ok(machine) = homenode_machine::sysfs::read(Path::new("/")) else {
+        return NodeSet::one(NodeId(0));
+    };
     try_promise(state, &machine, shape).unwrap_or_else(|error| {
         eprintln!("homenode: {error:#}; all nodes are advised");
         machine.memory_nodes()
@@ -71,7 +73,9 @@ fn look(machine: &Machine, ledger: Ledger) -> anyhow::Result<Control> {
 /// What the kernel says of CPUs and nodes, without VMs.
 fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
     let usable = machine.cpu_set();
-    let busy = proc_stat::read(root)?.into_iter().filter(|(id, _)| usable.contains(*id));
+    let busy = proc_stat::read(root)?
+        .into_iter()
+        .filter(|(id, _)| usable.contains(*id));
     let cpus = busy.map(|(id, busy_ns)| CpuSample { id, busy_ns }).collect();
     let mut nodes = homenode_units::NodeMap::new();
     for node in machine.nodes.keys() {
@@ -83,7 +87,12 @@ fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
         });
         nodes.insert(node, sample);
     }
-    Ok(Sample { at: now(), cpus, nodes, ..Sample::default() })
+    Ok(Sample {
+        at: now(),
+        cpus,
+        nodes,
+        ..Sample::default()
+    })
 }
 
 fn now() -> Ns {
@@ -102,16 +111,26 @@ fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
         .truncate(false)
         .open(&path)
         .with_context(|| format!("cannot open {}", path.display()))?;
-    file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    file.lock()
+        .with_context(|| format!("cannot lock {}", path.display()))?;
     let mut text = String::new();
-    let readable = (&mut file).take(LEDGER_BYTES_MAX).read_to_string(&mut text).is_ok();
-    let ledger = readable.then(|| serde_json::from_str(&text).ok()).flatten().unwrap_or_default();
+    let readable = (&mut file)
+        .take(LEDGER_BYTES_MAX)
+        .read_to_string(&mut text)
+        .is_ok();
+    let ledger = readable
+        .then(|| serde_json::from_str(&text).ok())
+        .flatten()
+        .unwrap_or_default();
     Ok((file, ledger))
 }
 
 fn save(file: &mut File, ledger: &Ledger) -> anyhow::Result<()> {
     let text = serde_json::to_vec(ledger)?;
-    file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(&text)).context("cannot write the ledger")
+    file.set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| file.write_all(&text))
+        .context("cannot write the ledger")
 }
 
 #[cfg(test)]
@@ -122,8 +141,17 @@ mod tests {
     #[test]
     fn announcements_survive_from_one_process_to_the_next() {
         let dir = tempfile::tempdir().unwrap();
-        let shape = Shape { vcpus: 2, memory_mib: 128 };
-        let announcement = Announcement { vm: VmId(7), name: "seven".into(), shape, bandwidth: None, home: None };
+        let shape = Shape {
+            vcpus: 2,
+            memory_mib: 128,
+        };
+        let announcement = Announcement {
+            vm: VmId(7),
+            name: "seven".into(),
+            shape,
+            bandwidth: None,
+            home: None,
+        };
         announce(dir.path(), announcement.clone());
         let (_, mut ledger) = open_ledger(dir.path()).unwrap();
         assert_eq!(ledger.announced(shape, now()), Some(announcement));

@@ -10,7 +10,11 @@ fn homenode() -> Command {
 }
 
 fn run(args: &[&str]) -> Output {
-    homenode().args(args).stdin(Stdio::null()).output().expect("the program can be started")
+    homenode()
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program can be started")
 }
 
 fn stdout(output: &Output) -> String {
@@ -44,15 +48,26 @@ fn a_run_on_the_twin_ends_with_three_policies_and_is_the_same_every_time() {
     let args = ["run", "--host", "twin", "--fast", "--duration", "5s", "--json"];
     let first = run(&args);
     let summary = summary(&first);
-    let policies: Vec<&str> = summary["policies"].as_array().unwrap().iter().map(|p| p["policy"].as_str().unwrap()).collect();
+    let policies: Vec<&str> = summary["policies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["policy"].as_str().unwrap())
+        .collect();
     assert_eq!(policies, ["default", "ff-pin", "homenode"]);
     for policy in summary["policies"].as_array().unwrap() {
         let vms = policy["vms"].as_array().unwrap();
         assert!(vms.len() >= 4, "{policy}");
-        assert!(vms.iter().all(|vm| vm["runtime_s"].as_f64().is_some_and(|s| s > 1.0)), "{policy}");
+        assert!(
+            vms.iter()
+                .all(|vm| vm["runtime_s"].as_f64().is_some_and(|s| s > 1.0)),
+            "{policy}"
+        );
     }
-    let kinds: Vec<String> =
-        stdout(&first).lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["type"].to_string()).collect();
+    let kinds: Vec<String> = stdout(&first)
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["type"].to_string())
+        .collect();
     assert_eq!((kinds[0].as_str(), kinds[1].as_str()), ("\"start\"", "\"epoch\""));
     assert_eq!(stdout(&first), stdout(&run(&args)), "same seed, same bytes");
 }
@@ -76,11 +91,25 @@ fn ctrl_c_ends_with_the_summary() {
 
 #[test]
 fn a_dry_run_decides_and_touches_nothing() {
-    let output = run(&["run", "--host", "twin", "--fast", "--duration", "6s", "--json", "--dry-run"]);
+    let output = run(&[
+        "run",
+        "--host",
+        "twin",
+        "--fast",
+        "--duration",
+        "6s",
+        "--json",
+        "--dry-run",
+    ]);
     let mut decided = 0;
     for line in stdout(&output).lines() {
         let object: Value = serde_json::from_str(line).unwrap();
-        for event in object["events"].as_array().into_iter().flatten().filter(|e| e["event"] == "decided") {
+        for event in object["events"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|e| e["event"] == "decided")
+        {
             assert_eq!(event["result"]["outcome"], "dry-run", "{event}");
             decided += 1;
         }
@@ -90,15 +119,44 @@ fn a_dry_run_decides_and_touches_nothing() {
 
 #[test]
 fn place_says_nodes_and_reasons() {
-    let answer = json(&["place", "--host", "twin:r910", "--vcpus", "4", "--memory", "8GiB", "--json"]);
+    let answer = json(&[
+        "place",
+        "--host",
+        "twin:r910",
+        "--vcpus",
+        "4",
+        "--memory",
+        "8GiB",
+        "--json",
+    ]);
     assert_eq!(answer["nodes"], serde_json::json!([0]));
     assert!(!answer["reasons"].as_array().unwrap().is_empty());
     // More than any node has: several nodes.
-    let wide = json(&["place", "--host", "twin:r910", "--vcpus", "12", "--memory", "8GiB", "--json"]);
+    let wide = json(&[
+        "place",
+        "--host",
+        "twin:r910",
+        "--vcpus",
+        "12",
+        "--memory",
+        "8GiB",
+        "--json",
+    ]);
     assert_eq!(wide["nodes"], serde_json::json!([0, 1]));
-    let (status, complaint) = refused(&["place", "--host", "twin:r910", "--vcpus", "4", "--memory", "900GiB"]);
+    let (status, complaint) = refused(&[
+        "place",
+        "--host",
+        "twin:r910",
+        "--vcpus",
+        "4",
+        "--memory",
+        "900GiB",
+    ]);
     assert_eq!(status, 1);
-    assert!(complaint.contains("short of memory (16GiB left, 900GiB needed)"), "{complaint}");
+    assert!(
+        complaint.contains("short of memory (16GiB left, 900GiB needed)"),
+        "{complaint}"
+    );
 }
 
 #[test]
@@ -106,7 +164,11 @@ fn machine_shows_presets_and_this_host() {
     let amd48 = json(&["machine", "--preset", "amd48", "--json"]);
     assert_eq!(amd48["nodes"].as_array().unwrap().len(), 8);
     assert_eq!(amd48["cpus"].as_array().unwrap().len(), 48);
-    assert!(json(&["machine", "--json"])["nodes"].as_array().is_some_and(|nodes| !nodes.is_empty()));
+    assert!(
+        json(&["machine", "--json"])["nodes"]
+            .as_array()
+            .is_some_and(|nodes| !nodes.is_empty())
+    );
     assert!(stdout(&run(&["machine", "--preset", "r910"])).contains("16GiB"));
 }
 
@@ -125,7 +187,10 @@ fn bad_input_exits_with_2_and_names_the_nearest_valid_word() {
     let config = file("homenode.toml", "[placement]\nlink_busy_mx = 0.4\n");
     let (status, complaint) = refused(&["run", "--host", "twin", "--config", &config]);
     assert_eq!(status, 2, "{complaint}");
-    assert!(complaint.contains("link_busy_max") && complaint.contains("homenode.toml"), "{complaint}");
+    assert!(
+        complaint.contains("link_busy_max") && complaint.contains("homenode.toml"),
+        "{complaint}"
+    );
 
     let config = file("range.toml", "[placement]\nlink_busy_max = 1.5\n");
     let (status, complaint) = refused(&["run", "--host", "twin", "--config", &config]);
@@ -135,9 +200,16 @@ fn bad_input_exits_with_2_and_names_the_nearest_valid_word() {
     let scenario = file("giant.toml", giant);
     let (status, complaint) = refused(&["run", "--host", &format!("twin:{scenario}"), "--fast"]);
     assert_eq!(status, 2, "{complaint}");
-    assert!(complaint.contains("huge") && complaint.contains("128GiB"), "{complaint}");
+    assert!(
+        complaint.contains("huge") && complaint.contains("128GiB"),
+        "{complaint}"
+    );
 
-    for args in [&["run", "--host", "vmware"][..], &["run", "--duration", "5"], &["place", "--vcpus", "0", "--memory", "1GiB"]] {
+    for args in [
+        &["run", "--host", "vmware"][..],
+        &["run", "--duration", "5"],
+        &["place", "--vcpus", "0", "--memory", "1GiB"],
+    ] {
         assert_eq!(refused(args).0, 2, "{args:?}");
     }
 }
@@ -149,7 +221,10 @@ fn without_libvirt_or_nodes_a_sentence_says_what_to_do() {
     let uri = "libvirt:qemu+unix:///system?socket=/nonexistent/libvirt-sock";
     let (status, complaint) = refused(&["run", "--host", uri, "--state", &state]);
     assert_eq!(status, 1, "{complaint}");
-    assert!(complaint.contains("libvirt") || complaint.contains("one NUMA node"), "{complaint}");
+    assert!(
+        complaint.contains("libvirt") || complaint.contains("one NUMA node"),
+        "{complaint}"
+    );
     let (status, complaint) = refused(&["vm", "--state", &state]);
     assert_eq!(status, 1);
     assert!(complaint.contains("no agent runs here"), "{complaint}");
@@ -161,7 +236,11 @@ fn numad(state: &std::path::Path, args: &[&str]) -> Output {
     if !link.exists() {
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode"), &link).unwrap();
     }
-    Command::new(link).args(args).env("HOMENODE_STATE", state).output().unwrap()
+    Command::new(link)
+        .args(args)
+        .env("HOMENODE_STATE", state)
+        .output()
+        .unwrap()
 }
 
 #[test]
@@ -171,12 +250,22 @@ fn numad_answers_every_request_that_can_be_read() {
         let output = numad(state.path(), &["-w", request]);
         let nodes = stdout(&output);
         assert!(output.status.success(), "{request}: {}", stderr(&output));
-        assert!(nodes.trim().parse::<homenode_units::NodeSet>().is_ok_and(|nodes| !nodes.is_empty()), "{request}: {nodes:?}");
+        assert!(
+            nodes
+                .trim()
+                .parse::<homenode_units::NodeSet>()
+                .is_ok_and(|nodes| !nodes.is_empty()),
+            "{request}: {nodes:?}"
+        );
         assert!(nodes.ends_with('\n'));
     }
     for bad in ["abc", "2:abc", "-1:5"] {
         let output = numad(state.path(), &["-w", bad]);
-        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""), "{bad}");
+        assert_eq!(
+            (output.status.code(), stdout(&output).as_str()),
+            (Some(1), ""),
+            "{bad}"
+        );
         assert!(stderr(&output).contains("Can't parse"), "{bad}");
     }
 }
@@ -201,8 +290,16 @@ fn a_hook_never_keeps_a_vm_from_starting() {
         <memory unit='KiB'>131073</memory><vcpu placement='auto'>2</vcpu></domain>";
     assert_eq!(hook(&["prepare", "begin", "-"], domain.as_bytes()), Some(0));
     let ledger = std::fs::read_to_string(state.path().join("ledger.json")).unwrap();
-    assert!(ledger.contains("01234567-89ab-cdef-0011-223344556677") && ledger.contains("129"), "{ledger}");
-    for xml in [&b""[..], b"<domain", b"\xff\xfe\x00", b"<domain><name>x</name></domain>"] {
+    assert!(
+        ledger.contains("01234567-89ab-cdef-0011-223344556677") && ledger.contains("129"),
+        "{ledger}"
+    );
+    for xml in [
+        &b""[..],
+        b"<domain",
+        b"\xff\xfe\x00",
+        b"<domain><name>x</name></domain>",
+    ] {
         assert_eq!(hook(&["prepare", "begin", "-"], xml), Some(0));
     }
     assert_eq!(hook(&["started", "begin", "-"], b""), Some(0));

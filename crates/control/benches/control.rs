@@ -12,7 +12,16 @@ use std::hint::black_box;
 /// 32 one-vCPU VMs that have run for a while under Homenode.
 fn step(c: &mut Criterion) {
     let machine = homenode_machine::preset("r910").expect("a preset");
-    let vms = (0..32).map(|n| VmSpec::new(&format!("vm{n}"), 1, Bytes::from_gib(1), ["soplex", "povray"][n % 2])).collect();
+    let vms = (0..32)
+        .map(|n| {
+            VmSpec::new(
+                &format!("vm{n}"),
+                1,
+                Bytes::from_gib(1),
+                ["soplex", "povray"][n % 2],
+            )
+        })
+        .collect();
     let mut twin = Twin::new(machine.clone(), &Scenario::of("bench", vms), 1).expect("a possible scenario");
     let mut control = Control::new(Config::default(), Mode::Act);
     for _ in 0..5 {

@@ -79,32 +79,61 @@ fn name_of(sample: &Sample, vm: VmId) -> String {
 
 impl Event {
     pub(crate) fn decided(decision: Decision, result: Outcome, sample: &Sample) -> Event {
-        Event::Decided { name: name_of(sample, decision.action.vm()), decision, result }
+        Event::Decided {
+            name: name_of(sample, decision.action.vm()),
+            decision,
+            result,
+        }
     }
 
     pub(crate) fn found(finding: Finding, sample: &Sample) -> Event {
-        Event::Found { name: finding.vm.map(|vm| name_of(sample, vm)), finding }
+        Event::Found {
+            name: finding.vm.map(|vm| name_of(sample, vm)),
+            finding,
+        }
     }
 }
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Appeared { name, vcpus, memory_bytes, .. } => write!(f, "VM {name} appeared: {vcpus} vCPUs, {memory_bytes}"),
+            Event::Appeared {
+                name,
+                vcpus,
+                memory_bytes,
+                ..
+            } => write!(f, "VM {name} appeared: {vcpus} vCPUs, {memory_bytes}"),
             Event::Vanished { name, .. } => write!(f, "VM {name} is gone"),
-            Event::ChangedByOther { name, vcpu, expected, found, .. } => write!(
+            Event::ChangedByOther {
+                name,
+                vcpu,
+                expected,
+                found,
+                ..
+            } => write!(
                 f,
                 "VM {name}: vCPU {vcpu} may run on {found}, the agent had set {expected}: somebody else changed it, its vCPUs are left alone"
             ),
-            Event::GivenBack { name, .. } => write!(f, "VM {name}: its vCPUs may run anywhere again, the agent manages it again"),
-            Event::Decided { name, decision, result } => {
+            Event::GivenBack { name, .. } => write!(
+                f,
+                "VM {name}: its vCPUs may run anywhere again, the agent manages it again"
+            ),
+            Event::Decided {
+                name,
+                decision,
+                result,
+            } => {
                 write!(f, "{}: VM {name}: {}", decision.policy, decision.reason)?;
                 match result {
                     Outcome::Done => Ok(()),
                     Outcome::DryRun => write!(f, " (dry run)"),
                     Outcome::Moved { moved, left, busy } => {
                         write!(f, " ({} moved, {} left", moved.to_bytes(), left.to_bytes())?;
-                        if busy.0 > 0 { write!(f, ", {} busy)", busy.to_bytes()) } else { write!(f, ")") }
+                        if busy.0 > 0 {
+                            write!(f, ", {} busy)", busy.to_bytes())
+                        } else {
+                            write!(f, ")")
+                        }
                     }
                     Outcome::Failed(error) => write!(f, " — failed: {error}"),
                 }

@@ -16,10 +16,15 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, HandsOff, Host, HostError, Management, Outcome, Plan, Rates, Receipt, Refusal, Sample, View, VmSample, VmView};
+use homenode_host::{
+    Action, HandsOff, Host, HostError, Management, Outcome, Plan, Rates, Receipt, Refusal, Sample, View,
+    VmSample, VmView,
+};
 use homenode_machine::Machine;
 use homenode_policy::demand::{Demand, History};
-use homenode_policy::placement::{Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable};
+use homenode_policy::placement::{
+    Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
+};
 use homenode_policy::{balance, levers, placement, repatriate};
 use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
@@ -115,7 +120,12 @@ impl Begun {
     /// # Errors
     /// The host's refusal.
     pub fn commit<H: Host + ?Sized>(&self, host: &mut H) -> Result<Receipt, Refusal> {
-        let untouched = |outcomes| Ok(Receipt { version: self.sample.version, outcomes });
+        let untouched = |outcomes| {
+            Ok(Receipt {
+                version: self.sample.version,
+                outcomes,
+            })
+        };
         match self.mode {
             _ if self.plan.decisions.is_empty() => untouched(vec![]),
             Mode::DryRun => untouched(vec![Outcome::DryRun; self.plan.decisions.len()]),
@@ -157,7 +167,11 @@ impl Control {
         if config.policies == Policies::FfPin {
             config.placement.algorithm = Algorithm::FirstFit;
         }
-        Control { config, mode, ..Control::default() }
+        Control {
+            config,
+            mode,
+            ..Control::default()
+        }
     }
 
     /// The same with promises made before.
@@ -177,7 +191,12 @@ impl Control {
     }
 
     /// Takes over what an earlier agent left in force: the VM's home, and the affinity that it gave each vCPU.
-    pub fn adopt(&mut self, vm: VmId, home: Option<NodeSet>, pins: impl IntoIterator<Item = (u16, homenode_units::CpuSet)>) {
+    pub fn adopt(
+        &mut self,
+        vm: VmId,
+        home: Option<NodeSet>,
+        pins: impl IntoIterator<Item = (u16, homenode_units::CpuSet)>,
+    ) {
         if let Some(home) = home {
             self.homes.insert(vm, home);
         }
@@ -200,18 +219,39 @@ impl Control {
     /// The first half of an epoch: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop may be
     /// shared: moving pages takes long, and a VM that starts meanwhile wants an answer.
     pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
-        let events = self.watch.compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
+        let events = self
+            .watch
+            .compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
         self.homes.retain(|id, _| sample.vm(*id).is_some());
-        let rates = self.last.as_ref().and_then(|(prev, _)| Rates::between(machine, prev, &sample));
+        let rates = self
+            .last
+            .as_ref()
+            .and_then(|(prev, _)| Rates::between(machine, prev, &sample));
         let plan = self.plan(machine, &sample, rates.as_ref());
         self.last = Some((sample.clone(), rates.clone()));
-        Begun { sample, rates, plan, events, mode: self.mode }
+        Begun {
+            sample,
+            rates,
+            plan,
+            events,
+            mode: self.mode,
+        }
     }
 
     /// The second half: remembers what was done.
     pub fn finish(&mut self, machine: &Machine, begun: Begun, answer: Result<Receipt, Refusal>) -> Epoch {
-        let Begun { sample, rates, plan, mut events, .. } = begun;
-        events.extend(plan.findings.into_iter().map(|finding| Event::found(finding, &sample)));
+        let Begun {
+            sample,
+            rates,
+            plan,
+            mut events,
+            ..
+        } = begun;
+        events.extend(
+            plan.findings
+                .into_iter()
+                .map(|finding| Event::found(finding, &sample)),
+        );
         match answer {
             Err(refusal) => events.push(Event::Refused { refusal }),
             Ok(receipt) => {
@@ -224,12 +264,24 @@ impl Control {
                 }
             }
         }
-        Epoch { status: self.status_of(machine, &sample, rates.as_ref()), events }
+        Epoch {
+            status: self.status_of(machine, &sample, rates.as_ref()),
+            events,
+        }
     }
 
     /// The policies' merged plan. Pure but for the policies' own memory: this is the part that is benchmarked.
     pub fn plan(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Plan {
-        let Control { config, history, placement, balance, repatriate, homes, watch, .. } = self;
+        let Control {
+            config,
+            history,
+            placement,
+            balance,
+            repatriate,
+            homes,
+            watch,
+            ..
+        } = self;
         let view = view(machine, sample, rates, homes, watch);
         history.observe(&view);
         let plans = match config.policies {
@@ -262,7 +314,9 @@ impl Control {
     /// The host as it was last seen; empty before the first epoch.
     pub fn status(&self, machine: &Machine) -> Status {
         let last = self.last.as_ref();
-        last.map_or_else(Status::default, |(sample, rates)| self.status_of(machine, sample, rates.as_ref()))
+        last.map_or_else(Status::default, |(sample, rates)| {
+            self.status_of(machine, sample, rates.as_ref())
+        })
     }
 
     fn status_of(&self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Status {
@@ -284,12 +338,28 @@ impl Control {
         self.place_for(machine, request, None).1
     }
 
-    fn place_for(&self, machine: &Machine, request: &Request, vm: Option<VmId>) -> (Demand, Result<Placement, Unplaceable>) {
+    fn place_for(
+        &self,
+        machine: &Machine,
+        request: &Request,
+        vm: Option<VmId>,
+    ) -> (Demand, Result<Placement, Unplaceable>) {
         let empty = Sample::default();
-        let (sample, rates) = self.last.as_ref().map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
+        let (sample, rates) = self
+            .last
+            .as_ref()
+            .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
         let view = view(machine, sample, rates, &self.homes, &self.watch);
-        let supply = Supply::new(&view, &self.history, &self.placement.ledger, &self.config.placement, &[]);
-        let (bandwidth, bandwidth_from) = self.history.bandwidth(vm, request.vcpus as usize, request.bandwidth);
+        let supply = Supply::new(
+            &view,
+            &self.history,
+            &self.placement.ledger,
+            &self.config.placement,
+            &[],
+        );
+        let (bandwidth, bandwidth_from) =
+            self.history
+                .bandwidth(vm, request.vcpus as usize, request.bandwidth);
         let demand = Demand {
             cpus: f64::from(request.vcpus),
             memory_bytes: request.memory,
@@ -308,18 +378,39 @@ impl Control {
         let announced = self.placement.ledger.announced(shape, now);
         let vm = announced.as_ref().map(|a| a.vm);
         let bandwidth = announced.as_ref().and_then(|a| a.bandwidth);
-        let chosen = announced.as_ref().and_then(|a| a.home.clone()).filter(|home| home.is_subset(&machine.memory_nodes()));
-        let request = Request { vcpus: shape.vcpus, memory: Bytes::from_mib(shape.memory_mib), bandwidth };
+        let chosen = announced
+            .as_ref()
+            .and_then(|a| a.home.clone())
+            .filter(|home| home.is_subset(&machine.memory_nodes()));
+        let request = Request {
+            vcpus: shape.vcpus,
+            memory: Bytes::from_mib(shape.memory_mib),
+            bandwidth,
+        };
         let (demand, placed) = self.place_for(machine, &request, vm);
         let nodes = chosen.map_or_else(|| placed.map(|placement| placement.nodes), Ok);
         let name = announced.map(|a| a.name);
         match nodes {
             Ok(nodes) => {
-                let reservation = Reservation { vm, shape, demand, nodes: nodes.clone(), made_at: now };
+                let reservation = Reservation {
+                    vm,
+                    shape,
+                    demand,
+                    nodes: nodes.clone(),
+                    made_at: now,
+                };
                 self.placement.ledger.reserve(reservation);
-                Promise { nodes, name, unplaceable: None }
+                Promise {
+                    nodes,
+                    name,
+                    unplaceable: None,
+                }
             }
-            Err(unplaceable) => Promise { nodes: machine.memory_nodes(), name, unplaceable: Some(unplaceable) },
+            Err(unplaceable) => Promise {
+                nodes: machine.memory_nodes(),
+                name,
+                unplaceable: Some(unplaceable),
+            },
         }
     }
 
@@ -352,7 +443,14 @@ fn view<'a>(
         home: homes.get(&vm.id),
         hands_off: hands_off(vm, watch),
     });
-    View { version: sample.version, at: sample.at, machine, sample, rates, vms: vms.collect() }
+    View {
+        version: sample.version,
+        at: sample.at,
+        machine,
+        sample,
+        rates,
+        vms: vms.collect(),
+    }
 }
 
 fn hands_off(vm: &VmSample, watch: &Watch) -> Option<HandsOff> {

@@ -105,7 +105,10 @@ impl Status {
             }
         });
         let links = rates.iter().flat_map(|rates| &rates.links).map(|link| {
-            let cable = machine.links.iter().find(|l| (l.from, l.to) == (link.from, link.to));
+            let cable = machine
+                .links
+                .iter()
+                .find(|l| (l.from, l.to) == (link.from, link.to));
             let max = cable.and_then(|l| l.bandwidth).filter(|max| max.0 > 0);
             LinkStatus {
                 from: link.from,
@@ -124,7 +127,10 @@ impl Status {
                     id: vm.id,
                     home: homes.get(&vm.id).cloned(),
                     vcpus_on: vcpus_on(machine, vm),
-                    pages_on: vm.pages.as_ref().map(|pages| pages.iter().map(|(node, pages)| (node, *pages)).collect()),
+                    pages_on: vm
+                        .pages
+                        .as_ref()
+                        .map(|pages| pages.iter().map(|(node, pages)| (node, *pages)).collect()),
                     memory_bytes: vm.memory_bytes,
                     cpus_used: over.map(|over| over.cpus_used),
                     vcpus_waiting: over.map(|over| over.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
@@ -135,7 +141,12 @@ impl Status {
             })
             .collect();
         vms.sort_by(|a, b| a.name.cmp(&b.name));
-        Status { at_ns: sample.at, nodes: nodes.collect(), links: links.collect(), vms }
+        Status {
+            at_ns: sample.at,
+            nodes: nodes.collect(),
+            links: links.collect(),
+            vms,
+        }
     }
 }
 

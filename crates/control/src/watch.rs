@@ -32,15 +32,24 @@ impl Watch {
         let mut events = Vec::new();
         for vm in &now.vms {
             if before.is_none_or(|before| before.vm(vm.id).is_none()) {
-                events.push(Event::Appeared { vm: vm.id, name: vm.name.clone(), vcpus: vm.vcpus.len(), memory_bytes: vm.memory_bytes });
+                events.push(Event::Appeared {
+                    vm: vm.id,
+                    name: vm.name.clone(),
+                    vcpus: vm.vcpus.len(),
+                    memory_bytes: vm.memory_bytes,
+                });
             }
         }
         for vm in before.map(|before| before.vms.as_slice()).unwrap_or_default() {
             if now.vm(vm.id).is_none() {
-                events.push(Event::Vanished { vm: vm.id, name: vm.name.clone() });
+                events.push(Event::Vanished {
+                    vm: vm.id,
+                    name: vm.name.clone(),
+                });
             }
         }
-        self.expected.retain(|vcpu, _| now.vm(vcpu.vm).is_some_and(|vm| vm.vcpu(vcpu.index).is_some()));
+        self.expected
+            .retain(|vcpu, _| now.vm(vcpu.vm).is_some_and(|vm| vm.vcpu(vcpu.index).is_some()));
         self.foreign.retain(|id| now.vm(*id).is_some());
 
         let all: CpuSet = now.cpus.iter().map(|cpu| cpu.id).collect();
@@ -48,11 +57,19 @@ impl Watch {
             let given_back = vm.vcpus.iter().all(|vcpu| vcpu.affinity == all);
             if given_back && self.foreign.remove(&vm.id) {
                 self.expected.retain(|vcpu, _| vcpu.vm != vm.id);
-                events.push(Event::GivenBack { vm: vm.id, name: vm.name.clone() });
+                events.push(Event::GivenBack {
+                    vm: vm.id,
+                    name: vm.name.clone(),
+                });
                 continue;
             }
             for vcpu in &vm.vcpus {
-                let Some(expected) = self.expected.get_mut(&VcpuId { vm: vm.id, index: vcpu.index }) else { continue };
+                let Some(expected) = self.expected.get_mut(&VcpuId {
+                    vm: vm.id,
+                    index: vcpu.index,
+                }) else {
+                    continue;
+                };
                 if *expected != vcpu.affinity {
                     events.push(Event::ChangedByOther {
                         vm: vm.id,

@@ -20,13 +20,34 @@ const PERIOD: Ns = Ns::from_millis(500);
 
 /// All checks, in the order to run them.
 pub const CHECKS: &[Check] = &[
-    Check { name: "a sample lists every CPU and node once, in order", run: lists_are_complete },
-    Check { name: "counters never run backwards", run: counters_are_monotone },
-    Check { name: "version is stable while nothing changes", run: version_is_stable },
-    Check { name: "a stale plan is refused and nothing is done", run: stale_is_refused },
-    Check { name: "an impossible plan is refused as a whole", run: impossible_is_refused },
-    Check { name: "a pinned vCPU is seen pinned, and the version grows", run: pin_is_seen },
-    Check { name: "pages move within the budget, and the sample agrees with the receipt", run: pages_move },
+    Check {
+        name: "a sample lists every CPU and node once, in order",
+        run: lists_are_complete,
+    },
+    Check {
+        name: "counters never run backwards",
+        run: counters_are_monotone,
+    },
+    Check {
+        name: "version is stable while nothing changes",
+        run: version_is_stable,
+    },
+    Check {
+        name: "a stale plan is refused and nothing is done",
+        run: stale_is_refused,
+    },
+    Check {
+        name: "an impossible plan is refused as a whole",
+        run: impossible_is_refused,
+    },
+    Check {
+        name: "a pinned vCPU is seen pinned, and the version grows",
+        run: pin_is_seen,
+    },
+    Check {
+        name: "pages move within the budget, and the sample agrees with the receipt",
+        run: pages_move,
+    },
 ];
 
 fn sample(host: &mut dyn Host) -> Result<Sample, String> {
@@ -41,17 +62,33 @@ fn lists_are_complete(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let seen = sample(host)?;
     let cpus: Vec<_> = seen.cpus.iter().map(|c| c.id).collect();
     let expected: Vec<_> = host.machine().cpus.iter().map(|c| c.id).collect();
-    expect(cpus == expected, || format!("CPUs {expected:?} expected, {cpus:?} sampled"))?;
+    expect(cpus == expected, || {
+        format!("CPUs {expected:?} expected, {cpus:?} sampled")
+    })?;
     let nodes = host.machine().node_set();
-    expect(seen.nodes.node_set() == nodes, || format!("nodes {nodes} expected, {} sampled", seen.nodes.node_set()))?;
-    expect(seen.vms.windows(2).all(|w| w[0].id < w[1].id), || "VMs are not in ascending order".into())?;
-    let vm = seen.vm(vm).ok_or_else(|| format!("VM {vm} runs and is not in the sample"))?;
-    expect(!vm.vcpus.is_empty(), || format!("VM {} has no vCPU in the sample", vm.name))?;
+    expect(seen.nodes.node_set() == nodes, || {
+        format!("nodes {nodes} expected, {} sampled", seen.nodes.node_set())
+    })?;
+    expect(seen.vms.windows(2).all(|w| w[0].id < w[1].id), || {
+        "VMs are not in ascending order".into()
+    })?;
+    let vm = seen
+        .vm(vm)
+        .ok_or_else(|| format!("VM {vm} runs and is not in the sample"))?;
+    expect(!vm.vcpus.is_empty(), || {
+        format!("VM {} has no vCPU in the sample", vm.name)
+    })?;
     let usable = host.machine().cpu_set();
     for vcpu in &vm.vcpus {
-        expect(!vcpu.affinity.is_empty() && vcpu.affinity.is_subset(&usable), || {
-            format!("affinity {} of vCPU {} is not among the host's CPUs {usable}", vcpu.affinity, vcpu.index)
-        })?;
+        expect(
+            !vcpu.affinity.is_empty() && vcpu.affinity.is_subset(&usable),
+            || {
+                format!(
+                    "affinity {} of vCPU {} is not among the host's CPUs {usable}",
+                    vcpu.affinity, vcpu.index
+                )
+            },
+        )?;
     }
     Ok(())
 }
@@ -60,17 +97,29 @@ fn counters_are_monotone(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let before = sample(host)?;
     host.wait(PERIOD);
     let after = sample(host)?;
-    expect(after.at > before.at, || format!("time went from {} to {}", before.at, after.at))?;
+    expect(after.at > before.at, || {
+        format!("time went from {} to {}", before.at, after.at)
+    })?;
     for (a, b) in before.cpus.iter().zip(&after.cpus) {
-        expect(a.busy_ns <= b.busy_ns, || format!("busy time of CPU {} fell from {} to {}", a.id, a.busy_ns, b.busy_ns))?;
+        expect(a.busy_ns <= b.busy_ns, || {
+            format!(
+                "busy time of CPU {} fell from {} to {}",
+                a.id, a.busy_ns, b.busy_ns
+            )
+        })?;
     }
     let (Some(a), Some(b)) = (before.vm(vm), after.vm(vm)) else {
         return Err(format!("VM {vm} was not in both samples"));
     };
     for (a, b) in a.vcpus.iter().zip(&b.vcpus) {
-        let pairs = [("running", a.running_ns, b.running_ns), ("waiting", a.waiting_ns, b.waiting_ns)];
+        let pairs = [
+            ("running", a.running_ns, b.running_ns),
+            ("waiting", a.waiting_ns, b.waiting_ns),
+        ];
         for (what, old, new) in pairs {
-            expect(old <= new, || format!("{what} time of vCPU {} fell from {old} to {new}", a.index))?;
+            expect(old <= new, || {
+                format!("{what} time of vCPU {} fell from {old} to {new}", a.index)
+            })?;
         }
         expect(a.counters.is_some() == b.counters.is_some(), || {
             format!("counters of vCPU {} are there in one sample only", a.index)
@@ -83,16 +132,41 @@ fn version_is_stable(host: &mut dyn Host, _vm: VmId) -> Result<(), String> {
     let before = sample(host)?.version;
     host.wait(PERIOD);
     let after = sample(host)?.version;
-    expect(before == after, || format!("nothing changed, and the version went from {} to {}", before.0, after.0))
+    expect(before == after, || {
+        format!(
+            "nothing changed, and the version went from {} to {}",
+            before.0, after.0
+        )
+    })
 }
 
-fn pin_plan(version: Version, now: &Sample, host: &dyn Host, vm: VmId, node_index: usize) -> Result<Plan, String> {
-    let seen = now.vm(vm).ok_or_else(|| format!("VM {vm} is not in the sample"))?;
-    let node = host.machine().nodes.iter().filter(|(_, n)| !n.cpus.is_empty()).map(|(id, _)| id).nth(node_index);
-    let cpus = host.machine().cpus_of(&NodeSet::one(node.ok_or("the host has too few nodes with CPUs")?));
+fn pin_plan(
+    version: Version,
+    now: &Sample,
+    host: &dyn Host,
+    vm: VmId,
+    node_index: usize,
+) -> Result<Plan, String> {
+    let seen = now
+        .vm(vm)
+        .ok_or_else(|| format!("VM {vm} is not in the sample"))?;
+    let node = host
+        .machine()
+        .nodes
+        .iter()
+        .filter(|(_, n)| !n.cpus.is_empty())
+        .map(|(id, _)| id)
+        .nth(node_index);
+    let cpus = host
+        .machine()
+        .cpus_of(&NodeSet::one(node.ok_or("the host has too few nodes with CPUs")?));
     let mut plan = Plan::new(version);
     let vcpus = vec![seen.vcpus[0].index];
-    plan.decide("conformance", Action::PinVcpus { vm, vcpus, cpus }, "conformance check".into());
+    plan.decide(
+        "conformance",
+        Action::PinVcpus { vm, vcpus, cpus },
+        "conformance check".into(),
+    );
     Ok(plan)
 }
 
@@ -105,11 +179,16 @@ fn stale_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         other => return Err(format!("a plan of version {} got {other:?}", stale.0)),
     }
     let after = sample(host)?;
-    expect(affinities(&before, vm) == affinities(&after, vm), || "a refused plan changed affinities".into())
+    expect(affinities(&before, vm) == affinities(&after, vm), || {
+        "a refused plan changed affinities".into()
+    })
 }
 
 fn affinities(sample: &Sample, vm: VmId) -> Vec<String> {
-    sample.vm(vm).map(|vm| vm.vcpus.iter().map(|v| v.affinity.to_string()).collect()).unwrap_or_default()
+    sample
+        .vm(vm)
+        .map(|vm| vm.vcpus.iter().map(|v| v.affinity.to_string()).collect())
+        .unwrap_or_default()
 }
 
 fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
@@ -119,7 +198,11 @@ fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let nobody = VmId(vm.0 ^ 1);
     unknown.decide(
         "conformance",
-        Action::MovePages { vm: nobody, to, pages_max: Pages(1) },
+        Action::MovePages {
+            vm: nobody,
+            to,
+            pages_max: Pages(1),
+        },
         "a VM that does not exist".into(),
     );
     match host.commit(&unknown) {
@@ -127,13 +210,22 @@ fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         other => return Err(format!("a plan for an unknown VM got {other:?}")),
     }
     let mut nowhere = pin_plan(before.version, &before, host, vm, 0)?;
-    nowhere.decide("conformance", Action::SetHome { vm, nodes: NodeSet::new() }, "no node at all".into());
+    nowhere.decide(
+        "conformance",
+        Action::SetHome {
+            vm,
+            nodes: NodeSet::new(),
+        },
+        "no node at all".into(),
+    );
     match host.commit(&nowhere) {
         Err(Refusal::Nodes { .. }) => {}
         other => return Err(format!("a home without a node got {other:?}")),
     }
     let after = sample(host)?;
-    expect(affinities(&before, vm) == affinities(&after, vm), || "part of a refused plan was carried out".into())
+    expect(affinities(&before, vm) == affinities(&after, vm), || {
+        "part of a refused plan was carried out".into()
+    })
 }
 
 fn pin_is_seen(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
@@ -141,37 +233,73 @@ fn pin_is_seen(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         let before = sample(host)?;
         let plan = pin_plan(before.version, &before, host, vm, node_index)?;
         let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
-        expect(receipt.outcomes == [Outcome::Done], || format!("pinning gave {:?}", receipt.outcomes))?;
+        expect(receipt.outcomes == [Outcome::Done], || {
+            format!("pinning gave {:?}", receipt.outcomes)
+        })?;
         host.wait(PERIOD);
         let after = sample(host)?;
-        expect(after.version > before.version, || "a pin left the version as it was".into())?;
-        let Action::PinVcpus { vcpus, cpus, .. } = &plan.decisions[0].action else { unreachable!() };
-        let seen = after.vm(vm).and_then(|vm| vm.vcpu(vcpus[0])).ok_or("the pinned vCPU is gone")?;
-        expect(seen.affinity == *cpus, || format!("pinned to {cpus}, seen on {}", seen.affinity))?;
+        expect(after.version > before.version, || {
+            "a pin left the version as it was".into()
+        })?;
+        let Action::PinVcpus { vcpus, cpus, .. } = &plan.decisions[0].action else {
+            unreachable!()
+        };
+        let seen = after
+            .vm(vm)
+            .and_then(|vm| vm.vcpu(vcpus[0]))
+            .ok_or("the pinned vCPU is gone")?;
+        expect(seen.affinity == *cpus, || {
+            format!("pinned to {cpus}, seen on {}", seen.affinity)
+        })?;
     }
     Ok(())
 }
 
 fn pages_move(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let before = sample(host)?;
-    let seen = before.vm(vm).ok_or_else(|| format!("VM {vm} is not in the sample"))?;
+    let seen = before
+        .vm(vm)
+        .ok_or_else(|| format!("VM {vm} is not in the sample"))?;
     let Some(pages) = seen.pages.clone() else {
         return Ok(()); // a host that cannot say where pages lie promises nothing here
     };
-    let fullest = pages.iter().max_by_key(|(_, p)| **p).map(|(node, _)| node).ok_or("the VM has no pages")?;
-    let target = host.machine().memory_nodes().iter().find(|n| *n != fullest).ok_or("the host has one node only")?;
+    let fullest = pages
+        .iter()
+        .max_by_key(|(_, p)| **p)
+        .map(|(node, _)| node)
+        .ok_or("the VM has no pages")?;
+    let target = host
+        .machine()
+        .memory_nodes()
+        .iter()
+        .find(|n| *n != fullest)
+        .ok_or("the host has one node only")?;
     let to = NodeSet::one(target);
     let outside = seen.pages_outside(&to).unwrap_or_default();
     let budget = Pages((outside.0 / 4).max(1));
     let mut plan = Plan::new(before.version);
-    plan.decide("conformance", Action::MovePages { vm, to: to.clone(), pages_max: budget }, "conformance check".into());
+    plan.decide(
+        "conformance",
+        Action::MovePages {
+            vm,
+            to: to.clone(),
+            pages_max: budget,
+        },
+        "conformance check".into(),
+    );
     let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
     let [Outcome::Moved { moved, .. }] = receipt.outcomes.as_slice() else {
         return Err(format!("moving pages gave {:?}", receipt.outcomes));
     };
-    expect(*moved > Pages::ZERO && *moved <= budget, || format!("{moved} moved under a budget of {budget}"))?;
+    expect(*moved > Pages::ZERO && *moved <= budget, || {
+        format!("{moved} moved under a budget of {budget}")
+    })?;
     let after = sample(host)?;
-    let pages_on = |s: &Sample| s.vm(vm).and_then(|v| v.pages.as_ref()?.get(target).copied()).unwrap_or_default();
+    let pages_on = |s: &Sample| {
+        s.vm(vm)
+            .and_then(|v| v.pages.as_ref()?.get(target).copied())
+            .unwrap_or_default()
+    };
     let gained = pages_on(&after).0 as f64 - pages_on(&before).0 as f64;
     // A running guest may touch new pages meanwhile: a tenth of the budget either way.
     let tolerance = 0.1 * budget.as_f64() + 64.0;

@@ -21,8 +21,8 @@ mod view;
 pub use plan::{Action, ActionError, Decision, Finding, Lever, Outcome, Plan, Receipt, Refusal};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates};
 pub use sample::{
-    Accesses, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, Sample, VcpuSample, Version, VmSample,
-    VmSettings,
+    Accesses, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, Sample, VcpuSample,
+    Version, VmSample, VmSettings,
 };
 pub use view::{HandsOff, View, VmView};
 

@@ -217,12 +217,19 @@ pub enum Refusal {
 impl Plan {
     /// The empty plan for a version.
     pub fn new(version: Version) -> Plan {
-        Plan { version, ..Plan::default() }
+        Plan {
+            version,
+            ..Plan::default()
+        }
     }
 
     /// Adds an action with its reason.
     pub fn decide(&mut self, policy: &'static str, action: Action, reason: String) {
-        self.decisions.push(Decision { policy, action, reason });
+        self.decisions.push(Decision {
+            policy,
+            action,
+            reason,
+        });
     }
 
     /// Adds a finding.
@@ -236,23 +243,37 @@ impl Plan {
     /// The first thing that is stale or impossible.
     pub fn check(&self, machine: &Machine, now: &Sample) -> Result<(), Refusal> {
         if self.version != now.version {
-            return Err(Refusal::Stale { planned: self.version, current: now.version });
+            return Err(Refusal::Stale {
+                planned: self.version,
+                current: now.version,
+            });
         }
         let (cpus_usable, nodes_usable) = (machine.cpu_set(), machine.memory_nodes());
         for Decision { action, .. } in &self.decisions {
-            let vm = now.vm(action.vm()).ok_or(Refusal::UnknownVm { vm: action.vm() })?;
+            let vm = now
+                .vm(action.vm())
+                .ok_or(Refusal::UnknownVm { vm: action.vm() })?;
             match action {
                 Action::PinVcpus { vcpus, cpus, .. } => {
                     if let Some(&index) = vcpus.iter().find(|index| vm.vcpu(**index).is_none()) {
-                        return Err(Refusal::UnknownVcpu { name: vm.name.clone(), index });
+                        return Err(Refusal::UnknownVcpu {
+                            name: vm.name.clone(),
+                            index,
+                        });
                     }
                     if cpus.is_empty() || !cpus.is_subset(&cpus_usable) {
-                        return Err(Refusal::Cpus { cpus: cpus.clone(), usable: cpus_usable });
+                        return Err(Refusal::Cpus {
+                            cpus: cpus.clone(),
+                            usable: cpus_usable,
+                        });
                     }
                 }
                 Action::SetHome { nodes, .. } | Action::MovePages { to: nodes, .. } => {
                     if nodes.is_empty() || !nodes.is_subset(&nodes_usable) {
-                        return Err(Refusal::Nodes { nodes: nodes.clone(), usable: nodes_usable });
+                        return Err(Refusal::Nodes {
+                            nodes: nodes.clone(),
+                            usable: nodes_usable,
+                        });
                     }
                 }
             }

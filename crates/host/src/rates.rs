@@ -106,17 +106,33 @@ impl Rates {
             .links
             .iter()
             .filter_map(|link| {
-                let before = prev.links.iter().find(|l| (l.from, l.to) == (link.from, link.to))?;
+                let before = prev
+                    .links
+                    .iter()
+                    .find(|l| (l.from, l.to) == (link.from, link.to))?;
                 let bytes = link.bytes.checked_sub(before.bytes)?;
-                Some(LinkRates { from: link.from, to: link.to, bandwidth: per_second(bytes, period) })
+                Some(LinkRates {
+                    from: link.from,
+                    to: link.to,
+                    bandwidth: per_second(bytes, period),
+                })
             })
             .collect();
-        Some(Rates { period_ns: period, cpus_busy, nodes, links, vms })
+        Some(Rates {
+            period_ns: period,
+            cpus_busy,
+            nodes,
+            links,
+            vms,
+        })
     }
 
     /// The VM's rates, if both samples saw it.
     pub fn vm(&self, id: VmId) -> Option<&VmRates> {
-        self.vms.binary_search_by_key(&id, |vm| vm.id).ok().map(|at| &self.vms[at])
+        self.vms
+            .binary_search_by_key(&id, |vm| vm.id)
+            .ok()
+            .map(|at| &self.vms[at])
     }
 
     /// Data rate between two nodes, the busier direction; `None` where not counted.
@@ -136,7 +152,11 @@ impl VmRates {
             .iter()
             .filter_map(|vcpu| VcpuRates::between(machine, prev.vcpu(vcpu.index)?, vcpu, period))
             .collect();
-        let counted = || cur.vcpus.iter().filter_map(|vcpu| counter_deltas(prev.vcpu(vcpu.index)?, vcpu));
+        let counted = || {
+            cur.vcpus
+                .iter()
+                .filter_map(|vcpu| counter_deltas(prev.vcpu(vcpu.index)?, vcpu))
+        };
         let (references, misses) = counted().fold((0, 0), |(r, m), (dr, dm)| (r + dr, m + dm));
         let has_counters = counted().next().is_some();
         let accesses = match (prev.accesses, cur.accesses) {
@@ -155,7 +175,8 @@ impl VmRates {
 
     /// Memory bandwidth that the VM's LLC misses amount to (seed 002, V.B: no PMU counts bandwidth per VM), reads only.
     pub fn bandwidth(&self) -> Option<BytesPerSec> {
-        self.llc_misses_per_s.map(|misses| BytesPerSec((misses * LINE_BYTES) as u64))
+        self.llc_misses_per_s
+            .map(|misses| BytesPerSec((misses * LINE_BYTES) as u64))
     }
 }
 
@@ -168,7 +189,8 @@ impl VcpuRates {
             node: cur.cpu.and_then(|cpu| machine.node_of(cpu)),
             running: share(prev.running_ns, cur.running_ns, period)?,
             waiting: (waited.saturating_sub(throttled) as f64 / period.as_f64()).min(1.0),
-            llc_miss_rate: counter_deltas(prev, cur).and_then(|(references, misses)| ratio(misses, references)),
+            llc_miss_rate: counter_deltas(prev, cur)
+                .and_then(|(references, misses)| ratio(misses, references)),
         })
     }
 }
@@ -215,7 +237,10 @@ fn node_rates(
 
 fn counter_deltas(prev: &VcpuSample, cur: &VcpuSample) -> Option<(u64, u64)> {
     let (a, b) = (prev.counters?, cur.counters?);
-    Some((b.llc_references.checked_sub(a.llc_references)?, b.llc_misses.checked_sub(a.llc_misses)?))
+    Some((
+        b.llc_references.checked_sub(a.llc_references)?,
+        b.llc_misses.checked_sub(a.llc_misses)?,
+    ))
 }
 
 fn share(prev: Ns, cur: Ns, period: Ns) -> Option<f64> {

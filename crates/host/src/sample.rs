@@ -148,7 +148,10 @@ impl std::fmt::Display for Immovable {
             Immovable::Vfio => write!(f, "a device assigned through VFIO pins all of its memory"),
             Immovable::Locked => write!(f, "its memory is locked (<memoryBacking><locked/>)"),
             Immovable::HugePages { page_bytes } => {
-                write!(f, "it lies in huge pages of {page_bytes} and too few are free elsewhere; reserve some there")
+                write!(
+                    f,
+                    "it lies in huge pages of {page_bytes} and too few are free elsewhere; reserve some there"
+                )
             }
             Immovable::BoundAtStart { nodes } => write!(
                 f,
@@ -187,7 +190,10 @@ pub struct VmSettings {
 impl Sample {
     /// The VM with this id, if it was running.
     pub fn vm(&self, id: VmId) -> Option<&VmSample> {
-        self.vms.binary_search_by_key(&id, |vm| vm.id).ok().map(|at| &self.vms[at])
+        self.vms
+            .binary_search_by_key(&id, |vm| vm.id)
+            .ok()
+            .map(|at| &self.vms[at])
     }
 }
 
@@ -200,7 +206,13 @@ impl VmSample {
     /// Touched pages that lie outside `nodes`; `None` where the host does not know where pages lie.
     pub fn pages_outside(&self, nodes: &NodeSet) -> Option<Pages> {
         let pages = self.pages.as_ref()?;
-        Some(pages.iter().filter(|(node, _)| !nodes.contains(*node)).map(|(_, pages)| *pages).sum())
+        Some(
+            pages
+                .iter()
+                .filter(|(node, _)| !nodes.contains(*node))
+                .map(|(_, pages)| *pages)
+                .sum(),
+        )
     }
 
     /// Touched pages in all; `None` where the host does not know.

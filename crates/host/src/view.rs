@@ -60,7 +60,12 @@ impl View<'_> {
     /// Whether a directed pair of nodes uses less than `share` of the bandwidth of the link between them. Where use
     /// or bandwidth is unknown the link counts as quiet: absent is not busy.
     pub fn link_below(&self, from: NodeId, to: NodeId, share: f64) -> bool {
-        let capacity = self.machine.links.iter().find(|l| (l.from, l.to) == (from, to)).and_then(|l| l.bandwidth);
+        let capacity = self
+            .machine
+            .links
+            .iter()
+            .find(|l| (l.from, l.to) == (from, to))
+            .and_then(|l| l.bandwidth);
         let used = self
             .rates
             .and_then(|r| r.links.iter().find(|l| (l.from, l.to) == (from, to)))
@@ -89,7 +94,9 @@ impl VmView<'_> {
         let affinity = &self.sample.vcpu(index)?.affinity;
         let mut first = None;
         for cpu in affinity.iter() {
-            let Some(node) = machine.node_of(cpu) else { continue };
+            let Some(node) = machine.node_of(cpu) else {
+                continue;
+            };
             if home.contains(node) {
                 return None;
             }

@@ -2,7 +2,7 @@
 //!
 //! | PMU | events | counts |
 //! |---|---|---|
-//! | `uncore_imc_N` | `cas_count_{read,write}`, since Granite Rapids `cas_count_{read,write}_sch{0,1}` | traffic of one memory channel (Intel servers) |
+//! | `uncore_imc_N` | `cas_count_{read,write}`, newer `…_sch{0,1}` | traffic of one memory channel (Intel servers) |
 //! | `uncore_imc` | `data_reads`, `data_writes` | traffic of all channels (Intel clients) |
 //! | `uncore_imc_free_running_N` | `read`/`write`, `data_read`/`data_write` | the same, used where the first two give nothing |
 //! | `amd_umc_N` | CAS commands, 64 bytes each | traffic of one channel (AMD since Zen 4) |

@@ -3,7 +3,9 @@
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use homenode_host::{CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView};
+use homenode_host::{
+    CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
+};
 use homenode_machine::Machine;
 use homenode_policy::demand::{BandwidthFrom, Demand, History};
 use homenode_policy::placement::{Config, Ledger, Supply, place};
@@ -41,7 +43,14 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
     Sample {
         at: Ns::from_secs(seconds),
         version: Version(1),
-        cpus: machine.cpus.iter().map(|cpu| CpuSample { id: cpu.id, busy_ns: Ns::from_millis(200 * seconds) }).collect(),
+        cpus: machine
+            .cpus
+            .iter()
+            .map(|cpu| CpuSample {
+                id: cpu.id,
+                busy_ns: Ns::from_millis(200 * seconds),
+            })
+            .collect(),
         nodes: machine.nodes.map(|_, node| NodeSample {
             memory_total_bytes: node.memory_bytes,
             memory_free_bytes: Bytes(node.memory_bytes.0 / 2),
@@ -60,10 +69,21 @@ fn placement(c: &mut Criterion) {
     let vms = now.vms.iter().map(|vm| VmView {
         sample: vm,
         rates: rates.vm(vm.id),
-        home: vm.pages.as_ref().and_then(|pages| pages.keys().next()).and_then(|node| homes.get(node)),
+        home: vm
+            .pages
+            .as_ref()
+            .and_then(|pages| pages.keys().next())
+            .and_then(|node| homes.get(node)),
         hands_off: None,
     });
-    let view = View { version: now.version, at: now.at, machine: &machine, sample: &now, rates: Some(&rates), vms: vms.collect() };
+    let view = View {
+        version: now.version,
+        at: now.at,
+        machine: &machine,
+        sample: &now,
+        rates: Some(&rates),
+        vms: vms.collect(),
+    };
     let (history, ledger, config) = (History::default(), Ledger::default(), Config::default());
     let demand = |cpus, gib| Demand {
         cpus,
@@ -73,7 +93,10 @@ fn placement(c: &mut Criterion) {
         device_nodes: NodeSet::new(),
     };
     let mut group = c.benchmark_group("placement, 8 nodes, 200 VMs");
-    for (name, demand) in [("fits one node", demand(1.0, 1)), ("fits nowhere: every bin is looked at", demand(48.0, 1000))] {
+    for (name, demand) in [
+        ("fits one node", demand(1.0, 1)),
+        ("fits nowhere: every bin is looked at", demand(48.0, 1000)),
+    ] {
         group.bench_function(name, |b| {
             b.iter(|| {
                 let supply = Supply::new(black_box(&view), &history, &ledger, &config, &[]);

@@ -95,9 +95,16 @@ impl History {
         // What a VM did that was not there a period ago is nobody's yet; it must not count as the host's own load.
         if view.vms.iter().all(|vm| vm.rates.is_some()) {
             for (node, busy) in rates.nodes.iter() {
-                let vcpus = rates.vms.iter().flat_map(|vm| &vm.vcpus).filter(|vcpu| vcpu.node == Some(node));
+                let vcpus = rates
+                    .vms
+                    .iter()
+                    .flat_map(|vm| &vm.vcpus)
+                    .filter(|vcpu| vcpu.node == Some(node));
                 let own = busy.cpus_busy - vcpus.map(|vcpu| vcpu.running).sum::<f64>();
-                self.host.entry(node).or_insert_with(|| Ewma::new(AVERAGE_WEIGHT)).update(own.max(0.0));
+                self.host
+                    .entry(node)
+                    .or_insert_with(|| Ewma::new(AVERAGE_WEIGHT))
+                    .update(own.max(0.0));
             }
         }
         for vm in &view.vms {
@@ -110,7 +117,9 @@ impl History {
             });
             record.vcpus = vm.sample.vcpus.len();
             record.observed_ns += rates.period_ns;
-            record.cpus.update(measured.vcpus.iter().map(|v| v.running + v.waiting).sum());
+            record
+                .cpus
+                .update(measured.vcpus.iter().map(|v| v.running + v.waiting).sum());
             if let Some(bandwidth) = measured.bandwidth() {
                 record.bandwidth.update(bandwidth.as_f64());
             }
@@ -125,7 +134,9 @@ impl History {
     /// CPUs that a VM with so many vCPUs counts with.
     pub fn cpus(&self, vm: VmId, vcpus: usize) -> f64 {
         let settled = self.vms.get(&vm).filter(|record| record.observed_ns >= SETTLE);
-        settled.and_then(|record| record.cpus.value()).map_or(vcpus as f64, |cpus| cpus.min(vcpus as f64))
+        settled
+            .and_then(|record| record.cpus.value())
+            .map_or(vcpus as f64, |cpus| cpus.min(vcpus as f64))
     }
 
     /// Bandwidth of a VM, and how it is known.
@@ -163,7 +174,10 @@ mod tests {
 
     fn observed(seconds: u64, busy: f64, misses_per_s: u64) -> History {
         let mut scene = Scene::four_nodes(4);
-        scene.add_vm(1, 4, Bytes::from_gib(1), 0).vcpus_busy(busy).misses_per_s(misses_per_s);
+        scene
+            .add_vm(1, 4, Bytes::from_gib(1), 0)
+            .vcpus_busy(busy)
+            .misses_per_s(misses_per_s);
         let mut history = History::default();
         for _ in 0..seconds {
             scene.with_view(|view| history.observe(view));
@@ -183,11 +197,23 @@ mod tests {
     fn bandwidth_is_declared_else_measured_else_median() {
         let history = observed(60, 1.0, 1_000_000);
         let declared = Some(BytesPerSec(7));
-        assert_eq!(history.bandwidth(Some(vm_id(1)), 4, declared), (declared, BandwidthFrom::Declared));
+        assert_eq!(
+            history.bandwidth(Some(vm_id(1)), 4, declared),
+            (declared, BandwidthFrom::Declared)
+        );
         let (measured, from) = history.bandwidth(Some(vm_id(1)), 4, None);
         // Four vCPUs with a million misses a second each, 64 bytes a miss.
-        assert_eq!((measured, from), (Some(BytesPerSec(256_000_000)), BandwidthFrom::Measured));
-        assert_eq!(history.bandwidth(Some(vm_id(2)), 4, None), (measured, BandwidthFrom::SizeClassMedian));
-        assert_eq!(history.bandwidth(Some(vm_id(2)), 2, None), (None, BandwidthFrom::Unknown));
+        assert_eq!(
+            (measured, from),
+            (Some(BytesPerSec(256_000_000)), BandwidthFrom::Measured)
+        );
+        assert_eq!(
+            history.bandwidth(Some(vm_id(2)), 4, None),
+            (measured, BandwidthFrom::SizeClassMedian)
+        );
+        assert_eq!(
+            history.bandwidth(Some(vm_id(2)), 2, None),
+            (None, BandwidthFrom::Unknown)
+        );
     }
 }

@@ -25,7 +25,10 @@ pub fn merge(view: &View<'_>, plans: Vec<Plan>) -> Plan {
     let mut merged = Plan::new(view.version);
     let mut owners: Vec<(VmId, Lever, &'static str)> = Vec::new();
     for plan in plans {
-        debug_assert_eq!(plan.version, view.version, "plans of one epoch are made from one view");
+        debug_assert_eq!(
+            plan.version, view.version,
+            "plans of one epoch are made from one view"
+        );
         merged.findings.extend(plan.findings);
         for decision in plan.decisions {
             match objection(view, &owners, &decision) {
@@ -35,7 +38,11 @@ pub fn merge(view: &View<'_>, plans: Vec<Plan>) -> Plan {
                 }
                 Some(message) => {
                     let vm = Some(decision.action.vm());
-                    merged.findings.push(Finding { policy: decision.policy, vm, message });
+                    merged.findings.push(Finding {
+                        policy: decision.policy,
+                        vm,
+                        message,
+                    });
                 }
             }
         }
@@ -57,8 +64,16 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
         if let Some(why) = vm.hands_off {
             return Some(format!("vCPUs of VM {name} stay where they are: {why}"));
         }
-        if let Some(allowed) = vm.sample.settings.cpus_allowed.as_ref().filter(|allowed| !cpus.is_subset(allowed)) {
-            return Some(format!("vCPUs of VM {name} stay where they are: the operator allows CPUs {allowed} only"));
+        if let Some(allowed) = vm
+            .sample
+            .settings
+            .cpus_allowed
+            .as_ref()
+            .filter(|allowed| !cpus.is_subset(allowed))
+        {
+            return Some(format!(
+                "vCPUs of VM {name} stay where they are: the operator allows CPUs {allowed} only"
+            ));
         }
     }
     let taken = owners.iter().find(|(vm, owned, owner)| {
@@ -82,12 +97,24 @@ mod tests {
     use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Pages};
 
     fn pin(policy: &'static str, n: u128, cpu: u32) -> Decision {
-        let action = Action::PinVcpus { vm: vm_id(n), vcpus: vec![0], cpus: CpuSet::one(CpuId(cpu)) };
-        Decision { policy, action, reason: String::new() }
+        let action = Action::PinVcpus {
+            vm: vm_id(n),
+            vcpus: vec![0],
+            cpus: CpuSet::one(CpuId(cpu)),
+        };
+        Decision {
+            policy,
+            action,
+            reason: String::new(),
+        }
     }
 
     fn of(view: &View<'_>, decisions: Vec<Decision>) -> Plan {
-        Plan { version: view.version, decisions, findings: vec![] }
+        Plan {
+            version: view.version,
+            decisions,
+            findings: vec![],
+        }
     }
 
     #[test]
@@ -95,10 +122,25 @@ mod tests {
         let mut scene = Scene::four_nodes(4);
         scene.add_vm(1, 2, Bytes::from_gib(1), 0).home(0);
         scene.with_view(|view| {
-            let home = Action::SetHome { vm: vm_id(1), nodes: NodeSet::one(NodeId(1)) };
-            let first = Decision { policy: "placement", action: home, reason: String::new() };
-            let pages = Action::MovePages { vm: vm_id(1), to: NodeSet::one(NodeId(0)), pages_max: Pages(1) };
-            let third = Decision { policy: "repatriate", action: pages, reason: String::new() };
+            let home = Action::SetHome {
+                vm: vm_id(1),
+                nodes: NodeSet::one(NodeId(1)),
+            };
+            let first = Decision {
+                policy: "placement",
+                action: home,
+                reason: String::new(),
+            };
+            let pages = Action::MovePages {
+                vm: vm_id(1),
+                to: NodeSet::one(NodeId(0)),
+                pages_max: Pages(1),
+            };
+            let third = Decision {
+                policy: "repatriate",
+                action: pages,
+                reason: String::new(),
+            };
             let merged = merge(
                 view,
                 vec![
@@ -109,17 +151,31 @@ mod tests {
             );
             assert_eq!(merged.decisions, [first, pin("placement", 1, 4)]);
             assert_eq!(merged.findings.len(), 2);
-            assert!(merged.findings[0].message.contains("placement decides on its home"), "{:?}", merged.findings);
+            assert!(
+                merged.findings[0]
+                    .message
+                    .contains("placement decides on its home"),
+                "{:?}",
+                merged.findings
+            );
         });
     }
 
     #[test]
     fn nobody_moves_what_the_operator_pinned() {
         let mut scene = Scene::four_nodes(4);
-        scene.add_vm(1, 2, Bytes::from_gib(1), 0).hands_off(HandsOff::PinnedByHand);
+        scene
+            .add_vm(1, 2, Bytes::from_gib(1), 0)
+            .hands_off(HandsOff::PinnedByHand);
         scene.add_vm(2, 2, Bytes::from_gib(1), 0).allowed("0-3");
         scene.with_view(|view| {
-            let merged = merge(view, vec![of(view, vec![pin("balance", 1, 4), pin("balance", 2, 4), pin("balance", 2, 3)])]);
+            let merged = merge(
+                view,
+                vec![of(
+                    view,
+                    vec![pin("balance", 1, 4), pin("balance", 2, 4), pin("balance", 2, 3)],
+                )],
+            );
             assert_eq!(merged.decisions, [pin("balance", 2, 3)]);
             assert_eq!(merged.findings.len(), 2);
         });

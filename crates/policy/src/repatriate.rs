@@ -74,7 +74,10 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         let id = vm.sample.id;
         if let Some(why) = vm.memory_fixed() {
             if state.told.insert(id) {
-                let message = format!("{pages} of VM {} stay away from its home, node {home}: {why}", vm.sample.name);
+                let message = format!(
+                    "{pages} of VM {} stay away from its home, node {home}: {why}",
+                    vm.sample.name
+                );
                 plan.find(POLICY, Some(id), message);
             }
             continue;
@@ -84,8 +87,17 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             break;
         }
         left -= budget;
-        let reason = format!("{pages} lie away from its home, node {home}; {budget} of them go home in this epoch");
-        plan.decide(POLICY, Action::MovePages { vm: id, to: home.clone(), pages_max: budget }, reason);
+        let reason =
+            format!("{pages} lie away from its home, node {home}; {budget} of them go home in this epoch");
+        plan.decide(
+            POLICY,
+            Action::MovePages {
+                vm: id,
+                to: home.clone(),
+                pages_max: budget,
+            },
+            reason,
+        );
     }
     plan
 }
@@ -111,18 +123,36 @@ mod tests {
     fn budgets_hold_per_vm_and_host() {
         let mut scene = Scene::four_nodes(4);
         for n in 1..=3 {
-            scene.add_vm(n, 1, Bytes::from_gib(4), 0).home(0).pages(1, 1_000 * n as u64);
+            scene
+                .add_vm(n, 1, Bytes::from_gib(4), 0)
+                .home(0)
+                .pages(1, 1_000 * n as u64);
         }
-        let config = Config { outside_pages_max: Pages(256), vm_pages_per_epoch: Pages(2_000), host_pages_per_epoch: Pages(4_500) };
+        let config = Config {
+            outside_pages_max: Pages(256),
+            vm_pages_per_epoch: Pages(2_000),
+            host_pages_per_epoch: Pages(4_500),
+        };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
         // Most pages outside first: 3000 and 2000 are cut to the VM's budget, the third gets what the host has left.
-        assert_eq!(budgets(&plan), [(vm_id(3), Pages(2_000)), (vm_id(2), Pages(2_000)), (vm_id(1), Pages(500))]);
+        assert_eq!(
+            budgets(&plan),
+            [
+                (vm_id(3), Pages(2_000)),
+                (vm_id(2), Pages(2_000)),
+                (vm_id(1), Pages(500))
+            ]
+        );
     }
 
     #[test]
     fn a_vm_at_home_is_left_alone() {
         let mut scene = Scene::four_nodes(4);
-        scene.add_vm(1, 1, Bytes::from_gib(4), 0).home(0).pages(0, 1_000_000).pages(1, 256);
+        scene
+            .add_vm(1, 1, Bytes::from_gib(4), 0)
+            .home(0)
+            .pages(0, 1_000_000)
+            .pages(1, 256);
         let plan = scene.with_view(|view| plan(view, &Config::default(), &mut State::default()));
         assert_eq!(plan, Plan::new(plan.version));
     }
@@ -130,7 +160,11 @@ mod tests {
     #[test]
     fn memory_that_cannot_move_is_said_once() {
         let mut scene = Scene::four_nodes(4);
-        scene.add_vm(1, 1, Bytes::from_gib(4), 0).home(0).pages(1, 9_999).immovable(Immovable::Vfio);
+        scene
+            .add_vm(1, 1, Bytes::from_gib(4), 0)
+            .home(0)
+            .pages(1, 9_999)
+            .immovable(Immovable::Vfio);
         let mut state = State::default();
         let first = scene.with_view(|view| plan(view, &Config::default(), &mut state));
         assert!(first.decisions.is_empty());

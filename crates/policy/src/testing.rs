@@ -1,8 +1,8 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
 use homenode_host::{
-    CpuSample, HandsOff, Immovable, LinkSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings,
-    VmView,
+    CpuSample, HandsOff, Immovable, LinkSample, NodeSample, Rates, Sample, VcpuSample, Version, View,
+    VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -58,26 +58,55 @@ impl Scene {
 
     pub fn nodes(nodes: u16, cpus: u32) -> Scene {
         let ids = || (0..nodes).map(NodeId);
-        let of = |node: NodeId| (0..cpus).map(|c| CpuId(u32::from(node.0) * cpus + c)).collect::<CpuSet>();
+        let of = |node: NodeId| {
+            (0..cpus)
+                .map(|c| CpuId(u32::from(node.0) * cpus + c))
+                .collect::<CpuSet>()
+        };
         let machine = Machine {
             name: "scene".into(),
             nodes: ids()
                 .map(|id| {
                     let memory_bandwidth = Some(BytesPerSec(16_000_000_000));
-                    (id, Node { cpus: of(id), memory_bytes: Bytes::from_gib(16), memory_bandwidth, socket: Some(id.0) })
+                    (
+                        id,
+                        Node {
+                            cpus: of(id),
+                            memory_bytes: Bytes::from_gib(16),
+                            memory_bandwidth,
+                            socket: Some(id.0),
+                        },
+                    )
                 })
                 .collect(),
             memory_allowed: ids().collect(),
             cpus: ids()
-                .flat_map(|node| of(node).iter().map(move |id| Cpu { id, node, socket: node.0, core: id.0, llc: None }).collect::<Vec<_>>())
+                .flat_map(|node| {
+                    of(node)
+                        .iter()
+                        .map(move |id| Cpu {
+                            id,
+                            node,
+                            socket: node.0,
+                            core: id.0,
+                            llc: None,
+                        })
+                        .collect::<Vec<_>>()
+                })
                 .collect(),
             llcs: vec![],
             distances: Distances {
-                rows: ids().map(|a| ids().map(|b| if a == b { 10 } else { 20 }).collect()).collect(),
+                rows: ids()
+                    .map(|a| ids().map(|b| if a == b { 10 } else { 20 }).collect())
+                    .collect(),
             },
             links: ids()
                 .flat_map(|a| ids().filter(move |b| *b != a).map(move |b| (a, b)))
-                .map(|(from, to)| Link { from, to, bandwidth: Some(BytesPerSec(8_000_000_000)) })
+                .map(|(from, to)| Link {
+                    from,
+                    to,
+                    bandwidth: Some(BytesPerSec(8_000_000_000)),
+                })
                 .collect(),
             devices: vec![],
             notes: vec![],
@@ -85,7 +114,14 @@ impl Scene {
         };
         let machine = machine.checked().expect("a scene is a possible machine");
         let host_busy = vec![0.0; machine.cpus.len()];
-        Scene { machine, at: Ns::from_secs(100), vms: vec![], host_busy, links: vec![], traffic: NodeMap::new() }
+        Scene {
+            machine,
+            at: Ns::from_secs(100),
+            vms: vec![],
+            host_busy,
+            links: vec![],
+            traffic: NodeMap::new(),
+        }
     }
 
     /// A VM whose vCPUs sit on the CPUs of `node` in turn, idle, allowed everywhere.
@@ -93,7 +129,11 @@ impl Scene {
         let cpus = &self.machine.nodes[NodeId(node)].cpus;
         let vcpus = (0..vcpus)
             .map(|i| SceneVcpu {
-                cpu: cpus.iter().nth(i as usize % cpus.len()).expect("a node has CPUs").0,
+                cpu: cpus
+                    .iter()
+                    .nth(i as usize % cpus.len())
+                    .expect("a node has CPUs")
+                    .0,
                 running: 0.0,
                 waiting: 0.0,
                 throttled: 0.0,
@@ -118,7 +158,10 @@ impl Scene {
     }
 
     pub fn vm(&mut self, n: u128) -> &mut SceneVm {
-        self.vms.iter_mut().find(|vm| vm.n == n).expect("a VM of the scene")
+        self.vms
+            .iter_mut()
+            .find(|vm| vm.n == n)
+            .expect("a VM of the scene")
     }
 
     /// Builds the two samples, their rates and the view, and hands the view over.
@@ -137,7 +180,14 @@ impl Scene {
                 hands_off: vm.hands_off,
             })
             .collect();
-        let view = View { version: after.version, at: after.at, machine: &self.machine, sample: &after, rates, vms };
+        let view = View {
+            version: after.version,
+            at: after.at,
+            machine: &self.machine,
+            sample: &after,
+            rates,
+            vms,
+        };
         f(&view)
     }
 
@@ -147,23 +197,44 @@ impl Scene {
             busy[vcpu.cpu as usize] += vcpu.running;
         }
         let ns = |share: f64| Ns((share * periods * PERIOD.as_f64()) as u64);
-        let cpus = self.machine.cpus.iter().zip(busy).map(|(cpu, busy)| CpuSample { id: cpu.id, busy_ns: ns(busy.min(1.0)) });
+        let cpus = self.machine.cpus.iter().zip(busy).map(|(cpu, busy)| CpuSample {
+            id: cpu.id,
+            busy_ns: ns(busy.min(1.0)),
+        });
         let nodes = self.machine.nodes.map(|id, node| {
-            let used: u64 = self.vms.iter().filter_map(|vm| vm.pages.get(id)).map(|p| p.0 * PAGE_BYTES).sum();
+            let used: u64 = self
+                .vms
+                .iter()
+                .filter_map(|vm| vm.pages.get(id))
+                .map(|p| p.0 * PAGE_BYTES)
+                .sum();
             NodeSample {
                 memory_total_bytes: node.memory_bytes,
                 memory_free_bytes: node.memory_bytes.saturating_sub(Bytes(used)),
-                memory_traffic_bytes: Some((self.traffic.get(id).copied().unwrap_or(0) as f64 * periods) as u64),
+                memory_traffic_bytes: Some(
+                    (self.traffic.get(id).copied().unwrap_or(0) as f64 * periods) as u64,
+                ),
             }
         });
         let links = self
             .links
             .iter()
-            .map(|(from, to, rate)| LinkSample { from: *from, to: *to, bytes: (*rate as f64 * periods) as u64 })
+            .map(|(from, to, rate)| LinkSample {
+                from: *from,
+                to: *to,
+                bytes: (*rate as f64 * periods) as u64,
+            })
             .collect();
         let vms = self.vms.iter().map(|vm| vm.sample(ns, periods)).collect();
         let at = self.at + ns(1.0);
-        Sample { at, version: Version(7), cpus: cpus.collect(), nodes, links, vms }
+        Sample {
+            at,
+            version: Version(7),
+            cpus: cpus.collect(),
+            nodes,
+            links,
+            vms,
+        }
     }
 }
 
@@ -188,7 +259,9 @@ impl SceneVm {
     }
 
     pub fn affinity(&mut self, cpus: &CpuSet) -> &mut Self {
-        self.vcpus.iter_mut().for_each(|vcpu| vcpu.affinity = cpus.clone());
+        self.vcpus
+            .iter_mut()
+            .for_each(|vcpu| vcpu.affinity = cpus.clone());
         self
     }
 

@@ -43,7 +43,12 @@ impl fmt::Display for VmId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let v = self.0;
         let (a, b, c) = ((v >> 96) as u32, (v >> 80) as u16, (v >> 64) as u16);
-        write!(f, "{a:08x}-{b:04x}-{c:04x}-{:04x}-{:012x}", (v >> 48) as u16, v & 0xffff_ffff_ffff)
+        write!(
+            f,
+            "{a:08x}-{b:04x}-{c:04x}-{:04x}-{:012x}",
+            (v >> 48) as u16,
+            v & 0xffff_ffff_ffff
+        )
     }
 }
 

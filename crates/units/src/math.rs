@@ -28,7 +28,10 @@ pub struct Ewma {
 impl Ewma {
     /// An average in which a new value has this weight, in (0, 1].
     pub fn new(weight: f64) -> Ewma {
-        assert!(weight > 0.0 && weight <= 1.0, "an EWMA weight lies in (0, 1], not {weight}");
+        assert!(
+            weight > 0.0 && weight <= 1.0,
+            "an EWMA weight lies in (0, 1], not {weight}"
+        );
         Ewma { weight, value: None }
     }
 
@@ -52,7 +55,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_add_up_and_are_within_one_of_exact(total in 0u64..1 << 50, weights in prop::collection::vec(0u64..1 << 40, 1..12)) {
+        fn parts_add_up_and_are_within_one_of_exact(
+            total in 0u64..1 << 50,
+            weights in prop::collection::vec(0u64..1 << 40, 1..12),
+        ) {
             let parts = divide_proportionally(total, &weights);
             let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
             if sum == 0 {

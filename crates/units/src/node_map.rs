@@ -85,7 +85,13 @@ impl<T> NodeMap<T> {
 
     /// The same nodes with other values.
     pub fn map<U>(&self, mut f: impl FnMut(NodeId, &T) -> U) -> NodeMap<U> {
-        NodeMap { entries: self.entries.iter().map(|(node, value)| (*node, f(*node, value))).collect() }
+        NodeMap {
+            entries: self
+                .entries
+                .iter()
+                .map(|(node, value)| (*node, f(*node, value)))
+                .collect(),
+        }
     }
 }
 
@@ -103,13 +109,15 @@ impl<T> FromIterator<(NodeId, T)> for NodeMap<T> {
 impl<T> Index<NodeId> for NodeMap<T> {
     type Output = T;
     fn index(&self, node: NodeId) -> &T {
-        self.get(node).unwrap_or_else(|| panic!("no value for node {node}"))
+        self.get(node)
+            .unwrap_or_else(|| panic!("no value for node {node}"))
     }
 }
 
 impl<T> IndexMut<NodeId> for NodeMap<T> {
     fn index_mut(&mut self, node: NodeId) -> &mut T {
-        self.get_mut(node).unwrap_or_else(|| panic!("no value for node {node}"))
+        self.get_mut(node)
+            .unwrap_or_else(|| panic!("no value for node {node}"))
     }
 }
 
@@ -119,8 +127,13 @@ mod tests {
 
     #[test]
     fn nodes_with_gaps_stay_in_order() {
-        let map: NodeMap<u32> = [(NodeId(252), 1), (NodeId(0), 2), (NodeId(8), 3), (NodeId(0), 4)].into_iter().collect();
-        assert_eq!(map.keys().collect::<Vec<_>>(), [NodeId(0), NodeId(8), NodeId(252)]);
+        let map: NodeMap<u32> = [(NodeId(252), 1), (NodeId(0), 2), (NodeId(8), 3), (NodeId(0), 4)]
+            .into_iter()
+            .collect();
+        assert_eq!(
+            map.keys().collect::<Vec<_>>(),
+            [NodeId(0), NodeId(8), NodeId(252)]
+        );
         assert_eq!(map[NodeId(0)], 4);
         assert_eq!(map.get(NodeId(1)), None);
         assert_eq!(map.node_set().to_string(), "0,8,252");

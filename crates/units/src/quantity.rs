@@ -101,9 +101,19 @@ quantity!(
     BytesPerSec
 );
 
-const BINARY: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-const DECIMAL: [(&str, u64); 5] =
-    [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000), ("B", 1)];
+const BINARY: [(&str, u64); 4] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+];
+const DECIMAL: [(&str, u64); 5] = [
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+    ("B", 1),
+];
 const TIME: [(&str, u64); 6] = [
     ("ns", 1),
     ("us", 1_000),
@@ -115,21 +125,39 @@ const TIME: [(&str, u64); 6] = [
 
 /// Reads `<number><unit>`, the number with up to nine decimals, the unit from `units`.
 fn parse(text: &str, units: &[(&str, u64)], expected: &'static str) -> Result<u64, ParseQuantityError> {
-    let error = || ParseQuantityError { text: text.to_owned(), expected };
+    let error = || ParseQuantityError {
+        text: text.to_owned(),
+        expected,
+    };
     let trimmed = text.trim();
-    let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(error)?;
+    let split = trimmed
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .ok_or_else(error)?;
     let (number, unit) = trimmed.split_at(split);
-    let (_, factor) = units.iter().find(|(name, _)| *name == unit.trim()).ok_or_else(error)?;
+    let (_, factor) = units
+        .iter()
+        .find(|(name, _)| *name == unit.trim())
+        .ok_or_else(error)?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if fraction.len() > 9 || (whole.is_empty() && fraction.is_empty()) {
         return Err(error());
     }
-    let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| error())? };
+    let whole: u128 = if whole.is_empty() {
+        0
+    } else {
+        whole.parse().map_err(|_| error())?
+    };
     let scale = 10u128.pow(fraction.len() as u32);
-    let fraction: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| error())? };
+    let fraction: u128 = if fraction.is_empty() {
+        0
+    } else {
+        fraction.parse().map_err(|_| error())?
+    };
     let factor = u128::from(*factor);
-    let total =
-        whole.checked_mul(factor).and_then(|w| w.checked_add(fraction * factor / scale)).ok_or_else(error)?;
+    let total = whole
+        .checked_mul(factor)
+        .and_then(|w| w.checked_add(fraction * factor / scale))
+        .ok_or_else(error)?;
     u64::try_from(total).map_err(|_| error())
 }
 
@@ -198,10 +226,15 @@ impl FromStr for BytesPerSec {
     type Err = ParseQuantityError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let expected = "a data rate such as `17GB/s`";
-        let error = || ParseQuantityError { text: text.to_owned(), expected };
+        let error = || ParseQuantityError {
+            text: text.to_owned(),
+            expected,
+        };
         let size = text.trim().strip_suffix("/s").ok_or_else(error)?;
         let units: Vec<_> = BINARY.iter().chain(&DECIMAL).copied().collect();
-        parse(size, &units, expected).map(BytesPerSec).map_err(|_| error())
+        parse(size, &units, expected)
+            .map(BytesPerSec)
+            .map_err(|_| error())
     }
 }
 
@@ -304,7 +337,17 @@ mod tests {
 
     #[test]
     fn a_size_without_a_unit_or_out_of_range_is_refused() {
-        for bad in ["16", "", "GiB", "-1GiB", "1e3MB", "99999999999TiB", "1.2.3GiB", "1XB", "0.1234567890s"] {
+        for bad in [
+            "16",
+            "",
+            "GiB",
+            "-1GiB",
+            "1e3MB",
+            "99999999999TiB",
+            "1.2.3GiB",
+            "1XB",
+            "0.1234567890s",
+        ] {
             assert!(bad.parse::<Bytes>().is_err(), "{bad}");
             assert!(bad.parse::<Ns>().is_err(), "{bad}");
         }

@@ -52,7 +52,10 @@ pub type CpuSet = IdSet<CpuId>;
 
 impl<T> Default for IdSet<T> {
     fn default() -> Self {
-        IdSet { words: Vec::new(), id: PhantomData }
+        IdSet {
+            words: Vec::new(),
+            id: PhantomData,
+        }
     }
 }
 
@@ -92,7 +95,9 @@ impl<T: Id> IdSet<T> {
     /// Whether the id is a member.
     pub fn contains(&self, id: T) -> bool {
         let n = id.number() as usize;
-        self.words.get(n / 64).is_some_and(|word| word & (1 << (n % 64)) != 0)
+        self.words
+            .get(n / 64)
+            .is_some_and(|word| word & (1 << (n % 64)) != 0)
     }
 
     /// How many members.
@@ -123,7 +128,10 @@ impl<T: Id> IdSet<T> {
 
     /// Whether every member is also in `other`.
     pub fn is_subset(&self, other: &Self) -> bool {
-        self.words.iter().enumerate().all(|(w, word)| word & !other.words.get(w).copied().unwrap_or(0) == 0)
+        self.words
+            .iter()
+            .enumerate()
+            .all(|(w, word)| word & !other.words.get(w).copied().unwrap_or(0) == 0)
     }
 
     /// Members of both.
@@ -152,7 +160,10 @@ impl<T: Id> IdSet<T> {
         while words.last() == Some(&0) {
             words.pop();
         }
-        IdSet { words, id: PhantomData }
+        IdSet {
+            words,
+            id: PhantomData,
+        }
     }
 }
 
@@ -211,8 +222,15 @@ impl<T: Id> FromStr for IdSet<T> {
 
     /// Reads the kernel's list format; an empty line is the empty set.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ParseSetError { text: text.trim().chars().take(80).collect() };
-        let number = |part: &str| part.parse::<u32>().ok().filter(|n| *n < ID_LIMIT).ok_or_else(error);
+        let error = || ParseSetError {
+            text: text.trim().chars().take(80).collect(),
+        };
+        let number = |part: &str| {
+            part.parse::<u32>()
+                .ok()
+                .filter(|n| *n < ID_LIMIT)
+                .ok_or_else(error)
+        };
         let mut set = Self::new();
         for part in text.trim().split(',').filter(|part| !part.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -271,7 +289,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_as_a_set(a in prop::collection::btree_set(0u32..300, 0..40), b in prop::collection::btree_set(0u32..300, 0..40)) {
+        fn behaves_as_a_set(
+            a in prop::collection::btree_set(0u32..300, 0..40),
+            b in prop::collection::btree_set(0u32..300, 0..40),
+        ) {
             let of = |s: &std::collections::BTreeSet<u32>| s.iter().map(|n| CpuId(*n)).collect::<CpuSet>();
             let (x, y) = (of(&a), of(&b));
             prop_assert_eq!(x.to_string().parse::<CpuSet>().unwrap(), x.clone());

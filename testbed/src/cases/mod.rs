@@ -6,6 +6,7 @@
 mod agent;
 mod autonuma;
 mod basics;
+mod conformance;
 mod dropin;
 mod numad;
 
@@ -134,6 +135,20 @@ pub static ALL: &[Case] = &[
         420,
         "where the real numad puts three guests started at once (record)",
         numad::three_starts,
+    ),
+    case(
+        "conformance",
+        Group::Agent,
+        420,
+        "the live host passes the conformance suite of the host contract",
+        conformance::live_host,
+    ),
+    case(
+        "agent-cpu",
+        Group::Agent,
+        600,
+        "what the agent costs beside three guests (record)",
+        conformance::agent_cpu,
     ),
     case(
         "placement",

@@ -1,6 +1,7 @@
 //! The side that runs in the emulated host: what a case can use.
 
 pub mod guest;
+pub mod kvm;
 pub mod libvirtd;
 pub mod pages;
 pub mod proc;

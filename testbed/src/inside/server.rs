@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::libvirtd;
+use super::{kvm, libvirtd};
 use crate::cases;
 use crate::exchange::{CAPABILITIES_DIR, Event, Exchange, Job};
 
@@ -56,11 +56,14 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
     beat(&exchange);
 
     let begin = Instant::now();
-    if let Err(error) = prepare() {
-        return exchange.report(&Event::Unusable {
-            reason: format!("{error:#}"),
-        });
-    }
+    // Held until the end: see `kvm::hold_vm`.
+    let _vm = match prepare() {
+        Ok(vm) => vm,
+        Err(error) => {
+            let reason = format!("{error:#}");
+            return exchange.report(&Event::Unusable { reason });
+        }
+    };
     exchange.report(&Event::Ready {
         seconds: begin.elapsed().as_secs_f64(),
     })?;
@@ -98,12 +101,15 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn prepare() -> anyhow::Result<()> {
+/// The VM keeps KVM in use while it lives.
+fn prepare() -> anyhow::Result<kvm::HeldVm> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let bin = program.parent().context("this program is in no directory")?;
     libvirtd::prepare(bin)?;
     libvirtd::restore_capabilities(&bin.join(CAPABILITIES_DIR))?;
-    libvirtd::start().map(drop)
+    let vm = kvm::hold_vm()?;
+    libvirtd::start()?;
+    Ok(vm)
 }
 
 /// Says every two seconds that we are alive, from a thread of its own.

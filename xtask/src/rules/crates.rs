@@ -24,7 +24,7 @@ const PURE: [(&str, &[&str]); 2] = [
 /// What each crate of the workspace may depend on in the workspace, tests and benches aside.
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
-/// The testbed knows the product only by its commands.
+/// The testbed knows the product by its commands, and its live host by the contract that it must honour.
 const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
     ("homenode-units", &[]),
     ("homenode-machine", &["homenode-units"]),
@@ -67,7 +67,15 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
             "homenode-units",
         ],
     ),
-    ("homenode-testbed", &["homenode-testbed-guest"]),
+    (
+        "homenode-testbed",
+        &[
+            "homenode-host",
+            "homenode-linux",
+            "homenode-machine",
+            "homenode-testbed-guest",
+        ],
+    ),
     ("homenode-testbed-guest", &[]),
     ("xtask", &[]),
 ];
@@ -148,7 +156,7 @@ pub(super) fn workspace_lints(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// The table between the marks names the directory of each crate, in backquotes, in its first column.
+/// The table between the marks names each crate, in backquotes, in its first column.
 pub(super) fn readme_crates(workspace: &Workspace) -> Vec<Finding> {
     const BEGIN: &str = "<!-- crates -->";
     const END: &str = "<!-- /crates -->";
@@ -167,28 +175,28 @@ pub(super) fn readme_crates(workspace: &Workspace) -> Vec<Finding> {
         }
     };
     let rows: Vec<(usize, &str)> = (begin..end)
-        .filter_map(|index| Some((index, named_directory(lines[index])?)))
+        .filter_map(|index| Some((index, named_crate(lines[index])?)))
         .collect();
     let members: BTreeSet<&str> = workspace
         .members
         .iter()
-        .map(|member| member.directory.as_str())
+        .map(|member| member.package.name.as_str())
         .collect();
-    let listed: BTreeSet<&str> = rows.iter().map(|&(_, directory)| directory).collect();
+    let listed: BTreeSet<&str> = rows.iter().map(|&(_, name)| name).collect();
     let gone = rows
         .iter()
-        .filter(|(_, directory)| !members.contains(directory))
-        .map(|&(index, directory)| {
-            readme.at_line(index, format!("no crate is in '{directory}': take the row out"))
+        .filter(|(_, name)| !members.contains(name))
+        .map(|&(index, name)| {
+            readme.at_line(index, format!("no crate is called '{name}': take the row out"))
         });
     let missing = members
         .difference(&listed)
-        .map(|directory| readme.at_line(begin, format!("add a row for `{directory}`")));
+        .map(|name| readme.at_line(begin, format!("add a row for `{name}`")));
     gone.chain(missing).collect()
 }
 
-/// The first text in backquotes in the first column: `| [`crates/units`](crates/units) | … |`.
-fn named_directory(row: &str) -> Option<&str> {
+/// The first text in backquotes in the first column: `| [`homenode-units`](crates/units) | … |`.
+fn named_crate(row: &str) -> Option<&str> {
     let column = row.trim().strip_prefix('|')?.split('|').next()?;
     column.split('`').nth(1)
 }
@@ -348,8 +356,7 @@ mod tests {
 
     #[test]
     fn readme_crates_finds_rows_that_are_missing_or_too_many() {
-        let table =
-            "<!-- crates -->\n| crate | what |\n|---|---|\n| `crates/units` | x |\n| `crates/gone` | x |\n";
+        let table = "<!-- crates -->\n| crate | what |\n|---|---|\n| `homenode-units` | x |\n| `homenode-gone` | x |\n";
         let workspace = with_readme(&format!("# A\n{table}<!-- /crates -->\n"));
         assert_eq!(places(readme_crates(&workspace)), ["README.md:6", "README.md:2"]);
     }
@@ -364,7 +371,7 @@ mod tests {
 
     #[test]
     fn readme_crates_is_content_with_links_and_with_no_table() {
-        let rows = "| [`crates/units`](crates/units) | `x` |\n| `testbed` | y |\n";
+        let rows = "| [`homenode-units`](crates/units) | `x` |\n| `homenode-testbed` | y |\n";
         assert!(
             readme_crates(&with_readme(&format!(
                 "<!-- crates -->\n{rows}<!-- /crates -->\n"

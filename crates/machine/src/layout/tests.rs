@@ -462,7 +462,10 @@ proptest! {
         // Puts a number in place of the at-th one of the file.
         let starts: Vec<usize> = UNIFORM
             .char_indices()
-            .filter(|(i, c)| c.is_ascii_digit() && !UNIFORM[..*i].ends_with(|p: char| p.is_ascii_alphanumeric() || p == '.' || p == '_'))
+            .filter(|(i, c)| {
+                let in_word = |p: char| p.is_ascii_alphanumeric() || p == '.' || p == '_';
+                c.is_ascii_digit() && !UNIFORM[..*i].ends_with(in_word)
+            })
             .map(|(i, _)| i)
             .collect();
         let start = starts[at % starts.len()];

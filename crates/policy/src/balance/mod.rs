@@ -87,7 +87,11 @@ pub fn plan(
         idle: rates.nodes.map(|_, n| n.cores_idle),
         load: rates.nodes.map(|id, n| {
             let cpus = view.machine.nodes.get(id).map_or(0, |node| node.cpus.len());
-            if cpus == 0 { f64::INFINITY } else { (n.cpus_busy + n.vcpus_waiting) / cpus as f64 }
+            if cpus == 0 {
+                f64::INFINITY
+            } else {
+                (n.cpus_busy + n.vcpus_waiting) / cpus as f64
+            }
         }),
     };
     let re_homed = re_home(view, config, history, placement, state, &mut plan);
@@ -100,7 +104,10 @@ pub fn plan(
 /// VMs that the policy may act on.
 fn movable<'v>(view: &'v View<'_>, re_homed: &BTreeSet<VmId>) -> impl Iterator<Item = &'v VmView<'v>> {
     let free = |vm: &&VmView<'_>| vm.managed() && vm.home.is_some() && vm.hands_off.is_none();
-    view.vms.iter().filter(free).filter(|vm| !re_homed.contains(&vm.sample.id))
+    view.vms
+        .iter()
+        .filter(free)
+        .filter(|vm| !re_homed.contains(&vm.sample.id))
 }
 
 /// Step 0.
@@ -112,25 +119,43 @@ fn return_home(
     moved: &mut BTreeSet<(VmId, u16)>,
     plan: &mut Plan,
 ) {
-    let least_loaded = loads.load.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(node, _)| node);
+    let least_loaded = loads
+        .load
+        .iter()
+        .min_by(|a, b| a.1.total_cmp(b.1))
+        .map(|(node, _)| node);
     for vm in movable(view, re_homed) {
         let home = vm.home.expect("movable VMs have a home");
         for vcpu in &vm.sample.vcpus {
-            let Some(away) = vm.away_node(view.machine, vcpu.index) else { continue };
-            let idle_at = home.iter().find(|node| loads.idle.get(*node).is_some_and(|idle| *idle > 0));
+            let Some(away) = vm.away_node(view.machine, vcpu.index) else {
+                continue;
+            };
+            let idle_at = home
+                .iter()
+                .find(|node| loads.idle.get(*node).is_some_and(|idle| *idle > 0));
             let why = match (idle_at, least_loaded) {
                 (Some(node), _) => {
                     loads.idle[node] -= 1;
                     format!("node {node} at home has an idle core")
                 }
-                (None, Some(node)) if home.contains(node) => format!("home, node {node}, is the least loaded of all"),
+                (None, Some(node)) if home.contains(node) => {
+                    format!("home, node {node}, is the least loaded of all")
+                }
                 _ => continue,
             };
             moved.insert((vm.sample.id, vcpu.index));
             let allowed = vm.sample.settings.cpus_allowed.as_ref();
             let cpus = Supply::cpus_for(view, home, config, allowed);
-            let action = Action::PinVcpus { vm: vm.sample.id, vcpus: vec![vcpu.index], cpus };
-            plan.decide(POLICY, action, format!("vCPU {} returns from node {away}: {why}", vcpu.index));
+            let action = Action::PinVcpus {
+                vm: vm.sample.id,
+                vcpus: vec![vcpu.index],
+                cpus,
+            };
+            plan.decide(
+                POLICY,
+                action,
+                format!("vCPU {} returns from node {away}: {why}", vcpu.index),
+            );
         }
     }
 }
@@ -144,13 +169,21 @@ fn lend(
     moved: &BTreeSet<(VmId, u16)>,
     plan: &mut Plan,
 ) {
-    let Some((source, destination)) = source_and_destination(view, loads) else { return };
+    let Some((source, destination)) = source_and_destination(view, loads) else {
+        return;
+    };
     let (waiting, idle) = (loads.waiting[source], loads.idle[destination]);
     let target = NodeSet::one(destination);
     let mut candidates: Vec<Candidate<'_>> = movable(view, re_homed)
-        .flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus).map(move |rates| (vm, rates)))
+        .flat_map(|vm| {
+            vm.rates
+                .iter()
+                .flat_map(|rates| &rates.vcpus)
+                .map(move |rates| (vm, rates))
+        })
         .filter(|(vm, vcpu)| {
-            let may_go = !Supply::cpus_for(view, &target, config, vm.sample.settings.cpus_allowed.as_ref()).is_empty();
+            let may_go =
+                !Supply::cpus_for(view, &target, config, vm.sample.settings.cpus_allowed.as_ref()).is_empty();
             let active = vcpu.running + vcpu.waiting >= ACTIVE_MIN;
             vcpu.node == Some(source) && active && may_go && !moved.contains(&(vm.sample.id, vcpu.index))
         })
@@ -164,19 +197,40 @@ fn lend(
         .collect();
     candidates.sort_by(Candidate::order);
     for candidate in candidates.iter().take(waiting.min(idle) as usize) {
-        let Candidate { vm, index, goes_home, miss_rate, .. } = candidate;
+        let Candidate {
+            vm,
+            index,
+            goes_home,
+            miss_rate,
+            ..
+        } = candidate;
         let allowed = vm.sample.settings.cpus_allowed.as_ref();
-        let nodes = if *goes_home { vm.home.expect("goes_home") } else { &target };
+        let nodes = if *goes_home {
+            vm.home.expect("goes_home")
+        } else {
+            &target
+        };
         let cpus = Supply::cpus_for(view, nodes, config, allowed);
         let chosen = match (goes_home, miss_rate) {
             (true, _) => "its home is there".to_owned(),
-            (false, Some(rate)) => format!("of the vCPUs there it has the least LLC miss rate, {:.1} percent", rate * 100.0),
+            (false, Some(rate)) => format!(
+                "of the vCPUs there it has the least LLC miss rate, {:.1} percent",
+                rate * 100.0
+            ),
             (false, None) => "no LLC counters here, and it waits most".to_owned(),
         };
         let reason = format!(
             "vCPU {index} moves from node {source} ({waiting} waiting) to node {destination} ({idle} cores idle): {chosen}"
         );
-        plan.decide(POLICY, Action::PinVcpus { vm: vm.sample.id, vcpus: vec![*index], cpus }, reason);
+        plan.decide(
+            POLICY,
+            Action::PinVcpus {
+                vm: vm.sample.id,
+                vcpus: vec![*index],
+                cpus,
+            },
+            reason,
+        );
     }
 }
 
@@ -203,14 +257,25 @@ impl Candidate<'_> {
 /// Steps 1 and 2.
 fn source_and_destination(view: &View<'_>, loads: &Loads) -> Option<(NodeId, NodeId)> {
     let most_waiting = loads.waiting.values().copied().max().filter(|most| *most > 0)?;
-    let sources = loads.waiting.iter().filter(|(_, waiting)| **waiting == most_waiting).map(|(node, _)| node);
+    let sources = loads
+        .waiting
+        .iter()
+        .filter(|(_, waiting)| **waiting == most_waiting)
+        .map(|(node, _)| node);
     let pairs = sources.flat_map(|source| {
-        let others = loads.idle.iter().filter(move |(node, idle)| *node != source && **idle > 0);
+        let others = loads
+            .idle
+            .iter()
+            .filter(move |(node, idle)| *node != source && **idle > 0);
         others.map(move |(node, idle)| (*idle, source, node))
     });
     let pairs: Vec<(u32, NodeId, NodeId)> = pairs.collect();
     let most_idle = pairs.iter().map(|(idle, ..)| *idle).max()?;
-    let traffic = |a: NodeId, b: NodeId| view.rates.and_then(|rates| rates.between_nodes(a, b)).unwrap_or_default();
+    let traffic = |a: NodeId, b: NodeId| {
+        view.rates
+            .and_then(|rates| rates.between_nodes(a, b))
+            .unwrap_or_default()
+    };
     pairs
         .into_iter()
         .filter(|(idle, ..)| *idle == most_idle)
@@ -231,9 +296,17 @@ fn re_home(
     state.away.retain(|id, _| running(id));
     state.told.retain(running);
     let mut re_homed = BTreeSet::new();
-    for vm in view.vms.iter().filter(|vm| vm.managed() && vm.home.is_some() && vm.hands_off.is_none()) {
+    for vm in view
+        .vms
+        .iter()
+        .filter(|vm| vm.managed() && vm.home.is_some() && vm.hands_off.is_none())
+    {
         let id = vm.sample.id;
-        let away_now = vm.sample.vcpus.iter().any(|vcpu| vm.away_node(view.machine, vcpu.index).is_some());
+        let away_now = vm
+            .sample
+            .vcpus
+            .iter()
+            .any(|vcpu| vm.away_node(view.machine, vcpu.index).is_some());
         let bits = state.away.entry(id).or_default();
         *bits = (*bits << 1 | u16::from(away_now)) & ((1 << EPOCHS_REMEMBERED) - 1);
         let epochs = bits.count_ones();
@@ -243,22 +316,44 @@ fn re_home(
         *bits = 0; // whatever comes of it, the next try is ten epochs away: frequent page moves are prohibited
         if let Some(why) = vm.memory_fixed() {
             if state.told.insert(id) {
-                let message = format!("VM {} is away most of the time and keeps its home: {why}", vm.sample.name);
+                let message = format!(
+                    "VM {} is away most of the time and keeps its home: {why}",
+                    vm.sample.name
+                );
                 plan.find(POLICY, Some(id), message);
             }
             continue;
         }
-        let supply = Supply::new(view, history, &placement.ledger, config, std::slice::from_ref(&id));
+        let supply = Supply::new(
+            view,
+            history,
+            &placement.ledger,
+            config,
+            std::slice::from_ref(&id),
+        );
         let demand = placement::demand_of(vm, history);
         match placement::place(&supply, &demand, None, config) {
             Ok(found) if Some(&found.nodes) != vm.home => {
-                let reason = format!("away in {epochs} of {EPOCHS_REMEMBERED} epochs; {}", found.reasons().join("; "));
+                let reason = format!(
+                    "away in {epochs} of {EPOCHS_REMEMBERED} epochs; {}",
+                    found.reasons().join("; ")
+                );
                 placement::settle(view, config, vm, &found.nodes, &reason, POLICY, plan);
                 re_homed.insert(id);
             }
-            Ok(_) => plan.find(POLICY, Some(id), format!("VM {} is away most of the time, and its home is still best", vm.sample.name)),
+            Ok(_) => plan.find(
+                POLICY,
+                Some(id),
+                format!(
+                    "VM {} is away most of the time, and its home is still best",
+                    vm.sample.name
+                ),
+            ),
             Err(unplaceable) => {
-                let message = format!("VM {} is away most of the time and keeps its home: it {unplaceable}", vm.sample.name);
+                let message = format!(
+                    "VM {} is away most of the time and keeps its home: it {unplaceable}",
+                    vm.sample.name
+                );
                 plan.find(POLICY, Some(id), message);
             }
         }

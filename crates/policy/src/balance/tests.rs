@@ -35,7 +35,12 @@ fn overloaded() -> Scene {
     let mut scene = Scene::four_nodes(2);
     let node0: CpuSet = "0-1".parse().unwrap();
     for n in [1, 2] {
-        scene.add_vm(n, 2, GIB, 0).home(0).affinity(&node0).vcpus_busy(0.5).vcpus_waiting(0.5);
+        scene
+            .add_vm(n, 2, GIB, 0)
+            .home(0)
+            .affinity(&node0)
+            .vcpus_busy(0.5)
+            .vcpus_waiting(0.5);
     }
     scene
 }
@@ -56,12 +61,19 @@ fn moves_the_lesser_of_waiting_and_idle() {
     // Waiting: 4 x 0.5 = 2. Nodes 1 to 3 have 2 idle cores each; no link counts, so the lowest node: two move to node 1.
     let plan = run(&mut overloaded(), &mut State::default());
     assert_eq!(pins(&plan), [(1, 0, "2-3".into()), (1, 1, "2-3".into())]);
-    assert!(plan.decisions[0].reason.contains("2 waiting"), "{}", plan.decisions[0].reason);
+    assert!(
+        plan.decisions[0].reason.contains("2 waiting"),
+        "{}",
+        plan.decisions[0].reason
+    );
 
     // One idle core in all: one moves, to where it is.
     let mut scene = overloaded();
     scene.host_busy = vec![0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0];
-    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(1, 0, "4-5".into())]);
+    assert_eq!(
+        pins(&run(&mut scene, &mut State::default())),
+        [(1, 0, "4-5".into())]
+    );
 }
 
 #[test]
@@ -78,11 +90,22 @@ fn vcpus_that_go_home_come_first_then_least_miss_rate() {
     // One waits in all, so one moves at a time: VM 2 misses less than VM 1.
     scene.vm(1).vcpus_waiting(0.25).miss_rate(0.9);
     scene.vm(2).vcpus_waiting(0.25).miss_rate(0.2);
-    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(2, 0, "2-3".into())]);
+    assert_eq!(
+        pins(&run(&mut scene, &mut State::default())),
+        [(2, 0, "2-3".into())]
+    );
     // A VM whose home is node 1 and that sits on node 0 by its affinity to both goes first, whatever it misses.
     let both: CpuSet = "0-3".parse().unwrap();
-    scene.add_vm(3, 1, GIB, 0).home(1).affinity(&both).vcpus_busy(0.5).miss_rate(1.0);
-    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(3, 0, "2-3".into())]);
+    scene
+        .add_vm(3, 1, GIB, 0)
+        .home(1)
+        .affinity(&both)
+        .vcpus_busy(0.5)
+        .miss_rate(1.0);
+    assert_eq!(
+        pins(&run(&mut scene, &mut State::default())),
+        [(3, 0, "2-3".into())]
+    );
 }
 
 #[test]
@@ -100,20 +123,34 @@ fn a_vcpu_returns_when_home_has_an_idle_core() {
     let node1: CpuSet = "2-3".parse().unwrap();
     // VM 1 lives on node 0 and its only vCPU is away on node 1; node 0 idles.
     let mut scene = Scene::four_nodes(2);
-    scene.add_vm(1, 1, GIB, 1).home(0).affinity(&node1).vcpus_busy(1.0);
-    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(1, 0, "0-1".into())]);
+    scene
+        .add_vm(1, 1, GIB, 1)
+        .home(0)
+        .affinity(&node1)
+        .vcpus_busy(1.0);
+    assert_eq!(
+        pins(&run(&mut scene, &mut State::default())),
+        [(1, 0, "0-1".into())]
+    );
     // Node 0 is full and not the least loaded: it stays.
     scene.host_busy = vec![1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     assert_eq!(pins(&run(&mut scene, &mut State::default())), []);
     // No core idles anywhere, but node 0 is the least loaded.
     scene.host_busy = vec![0.5, 0.5, 0.0, 0.9, 0.9, 0.9, 0.9, 0.9];
-    assert_eq!(pins(&run(&mut scene, &mut State::default())), [(1, 0, "0-1".into())]);
+    assert_eq!(
+        pins(&run(&mut scene, &mut State::default())),
+        [(1, 0, "0-1".into())]
+    );
 }
 
 /// A VM of node 0 whose vCPU runs on node 1 because others keep node 0 full.
 fn away() -> Scene {
     let mut scene = Scene::four_nodes(2);
-    scene.add_vm(1, 1, GIB, 1).home(0).affinity(&"2-3".parse().unwrap()).vcpus_busy(1.0);
+    scene
+        .add_vm(1, 1, GIB, 1)
+        .home(0)
+        .affinity(&"2-3".parse().unwrap())
+        .vcpus_busy(1.0);
     scene.host_busy = vec![1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0];
     scene
 }
@@ -126,9 +163,15 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
         assert_eq!(plan.decisions, [], "epoch {epoch}");
     }
     let plan = run(&mut away(), &mut state);
-    let Action::SetHome { vm, nodes } = &plan.decisions[0].action else { panic!("{:?}", plan.decisions) };
+    let Action::SetHome { vm, nodes } = &plan.decisions[0].action else {
+        panic!("{:?}", plan.decisions)
+    };
     assert_eq!((*vm, nodes.to_string().as_str()), (vm_id(1), "1"));
-    assert!(plan.decisions[0].reason.contains("9 of 10"), "{}", plan.decisions[0].reason);
+    assert!(
+        plan.decisions[0].reason.contains("9 of 10"),
+        "{}",
+        plan.decisions[0].reason
+    );
     // The count starts anew: not again in the next epoch.
     assert_eq!(run(&mut away(), &mut state).decisions, []);
 
@@ -140,7 +183,13 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
             scene.vm(1).affinity(&"0-1".parse().unwrap());
         }
         let plan = run(&mut scene, &mut state);
-        assert!(!plan.decisions.iter().any(|d| matches!(d.action, Action::SetHome { .. })), "epoch {epoch}");
+        assert!(
+            !plan
+                .decisions
+                .iter()
+                .any(|d| matches!(d.action, Action::SetHome { .. })),
+            "epoch {epoch}"
+        );
     }
 }
 

@@ -22,7 +22,10 @@ pub struct Shape {
 impl Shape {
     /// Shape of a VM with so many vCPUs and so much memory.
     pub fn new(vcpus: u32, memory: Bytes) -> Shape {
-        Shape { vcpus, memory_mib: memory.0.div_ceil(1 << 20) }
+        Shape {
+            vcpus,
+            memory_mib: memory.0.div_ceil(1 << 20),
+        }
     }
 }
 
@@ -68,7 +71,10 @@ impl Ledger {
     /// promise is its own.
     pub fn announce(&mut self, announcement: Announcement, now: Ns) {
         self.expire(now);
-        let unnamed = self.reservations.iter_mut().find(|r| r.vm.is_none() && r.shape == announcement.shape);
+        let unnamed = self
+            .reservations
+            .iter_mut()
+            .find(|r| r.vm.is_none() && r.shape == announcement.shape);
         match unnamed {
             Some(reservation) => reservation.vm = Some(announcement.vm),
             None => {
@@ -81,7 +87,10 @@ impl Ledger {
     /// The VM that a request of this shape must come from: the one announced longest ago. Taken out.
     pub fn announced(&mut self, shape: Shape, now: Ns) -> Option<Announcement> {
         self.expire(now);
-        let at = self.announced.iter().position(|(known, _)| known.shape == shape)?;
+        let at = self
+            .announced
+            .iter()
+            .position(|(known, _)| known.shape == shape)?;
         Some(self.announced.remove(at).0)
     }
 
@@ -100,18 +109,30 @@ impl Ledger {
         self.expire(now);
         let shape = Shape::new(vm.vcpus.len() as u32, vm.memory_bytes);
         let by_id = self.reservations.iter().position(|r| r.vm == Some(vm.id));
-        let at = by_id.or_else(|| self.reservations.iter().position(|r| r.vm.is_none() && r.shape == shape))?;
+        let at = by_id.or_else(|| {
+            self.reservations
+                .iter()
+                .position(|r| r.vm.is_none() && r.shape == shape)
+        })?;
         Some(self.reservations.remove(at).nodes)
     }
 
     /// Drops promises to VMs that the view shows with a home: from now on the VM itself is counted.
     pub fn forget_homed(&mut self, view: &View<'_>) {
-        self.reservations.retain(|r| !view.vms.iter().any(|vm| r.vm == Some(vm.sample.id) && vm.home.is_some()));
+        self.reservations.retain(|r| {
+            !view
+                .vms
+                .iter()
+                .any(|vm| r.vm == Some(vm.sample.id) && vm.home.is_some())
+        });
     }
 
     /// The nodes promised to a VM.
     pub fn promised(&self, vm: VmId) -> Option<&NodeSet> {
-        self.reservations.iter().find(|r| r.vm == Some(vm)).map(|r| &r.nodes)
+        self.reservations
+            .iter()
+            .find(|r| r.vm == Some(vm))
+            .map(|r| &r.nodes)
     }
 
     /// Promises that are still open, to VMs that the view does not show yet.
@@ -123,7 +144,9 @@ impl Ledger {
     }
 
     fn expire(&mut self, now: Ns) {
-        self.reservations.retain(|r| now.saturating_sub(r.made_at) <= RESERVATION_LIFE);
-        self.announced.retain(|(_, at)| now.saturating_sub(*at) <= RESERVATION_LIFE);
+        self.reservations
+            .retain(|r| now.saturating_sub(r.made_at) <= RESERVATION_LIFE);
+        self.announced
+            .retain(|(_, at)| now.saturating_sub(*at) <= RESERVATION_LIFE);
     }
 }

@@ -54,8 +54,8 @@ use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 pub use ledger::{Announcement, Ledger, RESERVATION_LIFE, Reservation, Shape};
-use supply::{BANDWIDTH, Bin, CPU, MEMORY, Vector};
 pub use supply::Supply;
+use supply::{BANDWIDTH, Bin, CPU, MEMORY, Vector};
 
 use crate::demand::{BandwidthFrom, Demand, History};
 
@@ -154,7 +154,11 @@ impl std::fmt::Display for Shortage {
             Some(node) => write!(f, "node {node}")?,
             None => write!(f, "quietly linked nodes together")?,
         }
-        write!(f, " is short of {} ({} left, {} needed)", self.resource, self.left, self.needed)
+        write!(
+            f,
+            " is short of {} ({} left, {} needed)",
+            self.resource, self.left, self.needed
+        )
     }
 }
 
@@ -164,10 +168,15 @@ impl Placement {
         let bin = if self.nodes.len() == 1 {
             "one node keeps all accesses local".to_owned()
         } else {
-            format!("no single node was chosen; memory is interleaved over {} quietly linked nodes", self.nodes.len())
+            format!(
+                "no single node was chosen; memory is interleaved over {} quietly linked nodes",
+                self.nodes.len()
+            )
         };
         let matched = match self.matched {
-            Match::Order => "room in every resource, and most left of what the VM wants most (same relative order)",
+            Match::Order => {
+                "room in every resource, and most left of what the VM wants most (same relative order)"
+            }
             Match::Largest => "room in every resource, and most left of the VM's largest requirement",
             Match::Room => "room in every resource",
         };
@@ -202,7 +211,10 @@ pub fn place(
     let found = match config.algorithm {
         Algorithm::Tah => search_tah(supply, demand, &need, singles, may),
         // Both baselines look at CPU and memory only.
-        Algorithm::FirstFit => singles.into_iter().find(|bin| roomy(bin, &need, &[CPU, MEMORY])).map(|bin| (bin, Match::Room)),
+        Algorithm::FirstFit => singles
+            .into_iter()
+            .find(|bin| roomy(bin, &need, &[CPU, MEMORY]))
+            .map(|bin| (bin, Match::Room)),
         Algorithm::BestFit => singles
             .into_iter()
             .filter(|bin| roomy(bin, &need, &[CPU, MEMORY]))
@@ -229,11 +241,18 @@ fn search_tah(
     mut bins: Vec<Bin>,
     may: impl Fn(&Bin) -> bool,
 ) -> Option<(Bin, Match)> {
-    let dimensions: &[usize] = if supply.bandwidth_known { &[CPU, MEMORY, BANDWIDTH] } else { &[CPU, MEMORY] };
+    let dimensions: &[usize] = if supply.bandwidth_known {
+        &[CPU, MEMORY, BANDWIDTH]
+    } else {
+        &[CPU, MEMORY]
+    };
     let mut sorted: Vec<Bin> = Vec::with_capacity(bins.len());
     while !bins.is_empty() {
         sort_bins(supply, demand, &mut bins);
-        if let Some(bin) = bins.iter().find(|bin| roomy(bin, need, dimensions) && same_order(need, &bin.left, dimensions)) {
+        if let Some(bin) = bins
+            .iter()
+            .find(|bin| roomy(bin, need, dimensions) && same_order(need, &bin.left, dimensions))
+        {
             return Some((*bin, Match::Order));
         }
         let larger = supply.grow(&bins);
@@ -241,7 +260,10 @@ fn search_tah(
         bins = larger.into_iter().filter(&may).collect();
     }
     sorted.retain(|bin| roomy(bin, need, dimensions));
-    if let Some(bin) = sorted.iter().find(|bin| same_largest(need, &bin.left, dimensions)) {
+    if let Some(bin) = sorted
+        .iter()
+        .find(|bin| same_largest(need, &bin.left, dimensions))
+    {
         return Some((*bin, Match::Largest));
     }
     sorted.first().map(|bin| (*bin, Match::Room))
@@ -249,7 +271,9 @@ fn search_tah(
 
 /// Step 1, within one size.
 fn sort_bins(supply: &Supply, demand: &Demand, bins: &mut [Bin]) {
-    let with_device = |bin: &Bin| !demand.device_nodes.is_empty() && demand.device_nodes.is_subset(&supply.nodes_of(bin.mask));
+    let with_device = |bin: &Bin| {
+        !demand.device_nodes.is_empty() && demand.device_nodes.is_subset(&supply.nodes_of(bin.mask))
+    };
     let sum = |bin: &Bin| bin.left.iter().sum::<f64>();
     bins.sort_by(|a, b| {
         with_device(b)
@@ -262,23 +286,34 @@ fn sort_bins(supply: &Supply, demand: &Demand, bins: &mut [Bin]) {
 /// Condition (a). Sums of floating-point shares are compared with a tolerance of a billionth of the host.
 fn roomy(bin: &Bin, need: &Vector, dimensions: &[usize]) -> bool {
     const ROUNDING: f64 = 1e-9;
-    dimensions.iter().all(|&d| bin.left[d] + ROUNDING >= need[d]) && bin.memory_if_interleaved + ROUNDING >= need[MEMORY]
+    dimensions.iter().all(|&d| bin.left[d] + ROUNDING >= need[d])
+        && bin.memory_if_interleaved + ROUNDING >= need[MEMORY]
 }
 
 /// Condition (b): no pair of resources is ordered one way in the VM and the other way in the bin.
 fn same_order(need: &Vector, left: &Vector, dimensions: &[usize]) -> bool {
-    dimensions.iter().all(|&i| dimensions.iter().all(|&j| !(need[i] > need[j] && left[i] < left[j])))
+    dimensions.iter().all(|&i| {
+        dimensions
+            .iter()
+            .all(|&j| !(need[i] > need[j] && left[i] < left[j]))
+    })
 }
 
 /// Condition (b) relaxed.
 fn same_largest(need: &Vector, left: &Vector, dimensions: &[usize]) -> bool {
     let largest = |v: &Vector| dimensions.iter().map(|&d| v[d]).fold(0.0, f64::max);
     let (most_needed, most_left) = (largest(need), largest(left));
-    dimensions.iter().any(|&d| need[d] >= most_needed && left[d] >= most_left)
+    dimensions
+        .iter()
+        .any(|&d| need[d] >= most_needed && left[d] >= most_left)
 }
 
 fn shortages(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>) -> Unplaceable {
-    let needed = [demand.cpus, demand.memory_bytes.as_f64(), demand.bandwidth.unwrap_or_default().as_f64()];
+    let needed = [
+        demand.cpus,
+        demand.memory_bytes.as_f64(),
+        demand.bandwidth.unwrap_or_default().as_f64(),
+    ];
     let words = |dimension: usize, amount: f64| match dimension {
         CPU => format!("{amount:.1} CPUs"),
         MEMORY => Bytes(amount as u64).to_string(),
@@ -289,10 +324,20 @@ fn shortages(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>) -> Unp
         let known = if supply.bandwidth_known { 3 } else { 2 };
         (0..known)
             .filter(|&d| left[d] < needed[d])
-            .map(|d| Shortage { node, resource: names[d], left: words(d, left[d]), needed: words(d, needed[d]) })
+            .map(|d| Shortage {
+                node,
+                resource: names[d],
+                left: words(d, left[d]),
+                needed: words(d, needed[d]),
+            })
             .collect::<Vec<_>>()
     };
-    let candidates = || supply.nodes.iter().filter(|n| allowed.is_none_or(|allowed| allowed.contains(n.node)));
+    let candidates = || {
+        supply
+            .nodes
+            .iter()
+            .filter(|n| allowed.is_none_or(|allowed| allowed.contains(n.node)))
+    };
     let mut shortages: Vec<Shortage> = candidates().flat_map(|n| short(Some(n.node), &n.left)).collect();
     let together = candidates().fold([0.0; 3], |sum, n| std::array::from_fn(|d| sum[d] + n.left[d]));
     shortages.extend(short(None, &together));
@@ -314,9 +359,16 @@ pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut Sta
     let mut plan = Plan::new(view.version);
     state.refused.retain(|id| view.sample.vm(*id).is_some());
     state.ledger.forget_homed(view);
-    let seeking = || view.vms.iter().filter(|vm| vm.managed() && vm.home.is_none() && vm.hands_off.is_none());
+    let seeking = || {
+        view.vms
+            .iter()
+            .filter(|vm| vm.managed() && vm.home.is_none() && vm.hands_off.is_none())
+    };
     // One that was refused before stays in the account where it runs.
-    let without: Vec<VmId> = seeking().map(|vm| vm.sample.id).filter(|id| !state.refused.contains(id)).collect();
+    let without: Vec<VmId> = seeking()
+        .map(|vm| vm.sample.id)
+        .filter(|id| !state.refused.contains(id))
+        .collect();
     for vm in seeking() {
         match home_of(view, config, history, state, &without, vm) {
             Ok((nodes, reason)) => {
@@ -353,14 +405,24 @@ fn home_of(
     if let Some(nodes) = state.ledger.redeem(vm.sample, view.at) {
         return Ok((nodes, "promised when it started".into()));
     }
-    let without = if without.contains(&vm.sample.id) { without } else { &[vm.sample.id] };
+    let without = if without.contains(&vm.sample.id) {
+        without
+    } else {
+        &[vm.sample.id]
+    };
     let supply = Supply::new(view, history, &state.ledger, config, without);
     let demand = demand_of(vm, history);
     let allowed = allowed_nodes(view, vm);
     if let Some(nodes) = where_memory_is(view, vm) {
-        let there = allowed.as_ref().is_none_or(|allowed| nodes.is_subset(allowed)).then_some(&nodes);
+        let there = allowed
+            .as_ref()
+            .is_none_or(|allowed| nodes.is_subset(allowed))
+            .then_some(&nodes);
         if there.is_some_and(|there| place(&supply, &demand, Some(there), config).is_ok()) {
-            return Ok((nodes, "most of its memory is there already, and there is room".into()));
+            return Ok((
+                nodes,
+                "most of its memory is there already, and there is room".into(),
+            ));
         }
     }
     let placement = place(&supply, &demand, allowed.as_ref(), config)?;
@@ -374,23 +436,32 @@ fn where_memory_is(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     const ENOUGH_TOUCHED: f64 = 0.25;
     let pages = vm.sample.pages.as_ref()?;
     let touched = vm.sample.pages_touched()?;
-    let (node, most) = pages.iter().max_by_key(|(node, pages)| (**pages, std::cmp::Reverse(*node)))?;
+    let (node, most) = pages
+        .iter()
+        .max_by_key(|(node, pages)| (**pages, std::cmp::Reverse(*node)))?;
     let fixed = vm.memory_fixed().is_some() && touched > Pages::ZERO;
     let meaningful = touched.to_bytes().as_f64() >= ENOUGH_TOUCHED * vm.sample.memory_bytes.as_f64();
     let concentrated = most.as_f64() >= NEARLY_ALL * touched.as_f64();
-    ((fixed || meaningful) && concentrated && view.machine.memory_nodes().contains(node)).then(|| NodeSet::one(node))
+    ((fixed || meaningful) && concentrated && view.machine.memory_nodes().contains(node))
+        .then(|| NodeSet::one(node))
 }
 
 /// Nodes on which the operator allows at least one CPU.
 fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     let allowed = vm.sample.settings.cpus_allowed.as_ref()?;
-    Some(allowed.iter().filter_map(|cpu| view.machine.node_of(cpu)).collect())
+    Some(
+        allowed
+            .iter()
+            .filter_map(|cpu| view.machine.node_of(cpu))
+            .collect(),
+    )
 }
 
 /// What a running VM needs.
 pub fn demand_of(vm: &VmView<'_>, history: &History) -> Demand {
     let vcpus = vm.sample.vcpus.len();
-    let (bandwidth, bandwidth_from) = history.bandwidth(Some(vm.sample.id), vcpus, vm.sample.settings.bandwidth);
+    let (bandwidth, bandwidth_from) =
+        history.bandwidth(Some(vm.sample.id), vcpus, vm.sample.settings.bandwidth);
     Demand {
         cpus: history.cpus(vm.sample.id, vcpus),
         memory_bytes: vm.sample.memory_bytes,
@@ -423,10 +494,20 @@ pub fn settle(
     let id = vm.sample.id;
     let allowed = vm.sample.settings.cpus_allowed.as_ref();
     let cpus = Supply::cpus_for(view, nodes, config, allowed);
-    plan.decide(policy, Action::SetHome { vm: id, nodes: nodes.clone() }, format!("home is node {nodes}: {reason}"));
+    plan.decide(
+        policy,
+        Action::SetHome {
+            vm: id,
+            nodes: nodes.clone(),
+        },
+        format!("home is node {nodes}: {reason}"),
+    );
     let vcpus: Vec<u16> = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
     if cpus.is_empty() {
-        let message = format!("VM {}: node {nodes} has no CPU that it may use; its vCPUs stay where they are", vm.sample.name);
+        let message = format!(
+            "VM {}: node {nodes} has no CPU that it may use; its vCPUs stay where they are",
+            vm.sample.name
+        );
         plan.find(policy, Some(id), message);
         return;
     }
@@ -438,18 +519,36 @@ pub fn settle(
     // FF-Pin: the lowest CPUs that no earlier decision and no running VM has to itself.
     let mut free = cpus.difference(&cpus_pinned_singly(view, plan));
     for vcpu in vcpus {
-        let cpu = free.first().or_else(|| cpus.iter().nth(usize::from(vcpu) % cpus.len())).expect("cpus is not empty");
+        let cpu = free
+            .first()
+            .or_else(|| cpus.iter().nth(usize::from(vcpu) % cpus.len()))
+            .expect("cpus is not empty");
         free.remove(cpu);
-        let action = Action::PinVcpus { vm: id, vcpus: vec![vcpu], cpus: CpuSet::one(cpu) };
+        let action = Action::PinVcpus {
+            vm: id,
+            vcpus: vec![vcpu],
+            cpus: CpuSet::one(cpu),
+        };
         plan.decide(policy, action, format!("first fit pins vCPU {vcpu} to CPU {cpu}"));
     }
 }
 
 fn cpus_pinned_singly(view: &View<'_>, plan: &Plan) -> CpuSet {
-    let running = view.vms.iter().flat_map(|vm| &vm.sample.vcpus).map(|vcpu| &vcpu.affinity);
-    let planned = plan.decisions.iter().filter_map(|decision| match &decision.action {
-        Action::PinVcpus { cpus, .. } => Some(cpus),
-        _ => None,
-    });
-    running.chain(planned).filter(|cpus| cpus.len() == 1).filter_map(CpuSet::first).collect()
+    let running = view
+        .vms
+        .iter()
+        .flat_map(|vm| &vm.sample.vcpus)
+        .map(|vcpu| &vcpu.affinity);
+    let planned = plan
+        .decisions
+        .iter()
+        .filter_map(|decision| match &decision.action {
+            Action::PinVcpus { cpus, .. } => Some(cpus),
+            _ => None,
+        });
+    running
+        .chain(planned)
+        .filter(|cpus| cpus.len() == 1)
+        .filter_map(CpuSet::first)
+        .collect()
 }

@@ -64,9 +64,18 @@ impl Supply {
         let counted = Counted { ledger, without };
         let mut total = [0.0; 3];
         let mut bandwidth_known = true;
-        for (id, node) in machine.nodes.iter().filter(|(id, _)| homes.contains(*id)).take(MASK_NODES_MAX) {
+        for (id, node) in machine
+            .nodes
+            .iter()
+            .filter(|(id, _)| homes.contains(*id))
+            .take(MASK_NODES_MAX)
+        {
             let cpus = node.cpus.difference(&config.reserved_cpus).len() as f64;
-            let free = view.sample.nodes.get(id).map_or(0.0, |n| n.memory_free_bytes.as_f64());
+            let free = view
+                .sample
+                .nodes
+                .get(id)
+                .map_or(0.0, |n| n.memory_free_bytes.as_f64());
             let rates = view.rates.and_then(|rates| rates.nodes.get(id));
             let used = rates.and_then(|rates| rates.bandwidth).unwrap_or_default();
             let unplaced = unplaced_running(view, &counted, id);
@@ -85,7 +94,12 @@ impl Supply {
             total[MEMORY] += node.memory_bytes.as_f64();
             total[BANDWIDTH] += bandwidth.as_f64();
         }
-        let mut supply = Supply { nodes, total, bandwidth_known, quiet: Vec::new() };
+        let mut supply = Supply {
+            nodes,
+            total,
+            bandwidth_known,
+            quiet: Vec::new(),
+        };
         supply.charge_vms(view, history, &counted);
         for reservation in ledger.pending(view) {
             let demand = &reservation.demand;
@@ -106,7 +120,10 @@ impl Supply {
     /// yet. Its pages elsewhere count as room: they are on their way home.
     fn charge_vms<'a>(&mut self, view: &View<'a>, history: &History, counted: &Counted<'a>) {
         for vm in &view.vms {
-            let measured = vm.rates.and_then(homenode_host::VmRates::bandwidth).unwrap_or_default();
+            let measured = vm
+                .rates
+                .and_then(homenode_host::VmRates::bandwidth)
+                .unwrap_or_default();
             if counted.left_out(vm) {
                 self.give_back(vm.sample, &NodeSet::new(), measured);
                 continue;
@@ -117,10 +134,16 @@ impl Supply {
             }
             let vcpus = vm.sample.vcpus.len();
             let outside = vm.sample.pages_outside(home).unwrap_or_default();
-            let on_home = vm.sample.pages_touched().unwrap_or_default().saturating_sub(outside).as_f64();
+            let on_home = vm
+                .sample
+                .pages_touched()
+                .unwrap_or_default()
+                .saturating_sub(outside)
+                .as_f64();
             let untouched = (vm.sample.memory_bytes.as_f64() - on_home * PAGE_BYTES as f64).max(0.0);
             let (expected, _) = history.bandwidth(Some(vm.sample.id), vcpus, vm.sample.settings.bandwidth);
-            let there = measured.as_f64() * on_home / vm.sample.pages_touched().unwrap_or_default().as_f64().max(1.0);
+            let there =
+                measured.as_f64() * on_home / vm.sample.pages_touched().unwrap_or_default().as_f64().max(1.0);
             let more = (expected.unwrap_or_default().as_f64() - there).max(0.0);
             self.charge(home, [history.cpus(vm.sample.id, vcpus), untouched, more]);
         }
@@ -129,7 +152,12 @@ impl Supply {
     /// Takes back what the measured figures hold of a VM's memory and traffic outside `but`.
     fn give_back(&mut self, vm: &VmSample, but: &NodeSet, measured: BytesPerSec) {
         let touched = vm.pages_touched().unwrap_or_default().as_f64().max(1.0);
-        for (node, pages) in vm.pages.iter().flat_map(NodeMap::iter).filter(|(node, _)| !but.contains(*node)) {
+        for (node, pages) in vm
+            .pages
+            .iter()
+            .flat_map(NodeMap::iter)
+            .filter(|(node, _)| !but.contains(*node))
+        {
             if let Some(node) = self.node_mut(node) {
                 node.left[MEMORY] += pages.as_f64() * PAGE_BYTES as f64;
                 node.left[BANDWIDTH] += measured.as_f64() * pages.as_f64() / touched;
@@ -150,7 +178,10 @@ impl Supply {
     }
 
     fn node_mut(&mut self, id: NodeId) -> Option<&mut NodeSupply> {
-        self.nodes.binary_search_by_key(&id, |n| n.node).ok().map(|at| &mut self.nodes[at])
+        self.nodes
+            .binary_search_by_key(&id, |n| n.node)
+            .ok()
+            .map(|at| &mut self.nodes[at])
     }
 
     /// A demand as a share of the host's totals, each value in [0, 1] for a VM that is not larger than the host.
@@ -160,7 +191,13 @@ impl Supply {
     }
 
     fn share(&self, amount: Vector) -> Vector {
-        std::array::from_fn(|i| if self.total[i] > 0.0 { amount[i] / self.total[i] } else { 0.0 })
+        std::array::from_fn(|i| {
+            if self.total[i] > 0.0 {
+                amount[i] / self.total[i]
+            } else {
+                0.0
+            }
+        })
     }
 
     /// Nodes of a mask.
@@ -179,7 +216,11 @@ impl Supply {
             least_memory = least_memory.min(self.nodes[at].left[MEMORY]);
         }
         let memory_if_interleaved = least_memory * f64::from(mask.count_ones()) / self.total[MEMORY].max(1.0);
-        Bin { mask, left: self.share(left), memory_if_interleaved }
+        Bin {
+            mask,
+            left: self.share(left),
+            memory_if_interleaved,
+        }
     }
 
     /// Every node as a bin of its own.
@@ -228,9 +269,15 @@ impl<'a> Counted<'a> {
 
 /// CPUs of a node that VMs without a home keep busy.
 fn unplaced_running<'a>(view: &View<'a>, counted: &Counted<'a>, node: NodeId) -> f64 {
-    let vms = view.vms.iter().filter(|vm| !counted.left_out(vm) && counted.home(vm).is_none());
+    let vms = view
+        .vms
+        .iter()
+        .filter(|vm| !counted.left_out(vm) && counted.home(vm).is_none());
     let vcpus = vms.flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus));
-    vcpus.filter(|vcpu| vcpu.node == Some(node)).map(|vcpu| vcpu.running).sum()
+    vcpus
+        .filter(|vcpu| vcpu.node == Some(node))
+        .map(|vcpu| vcpu.running)
+        .sum()
 }
 
 /// Set bits, ascending.
@@ -251,7 +298,11 @@ fn quiet_links(view: &View<'_>, config: &Config, nodes: &[NodeSupply]) -> Vec<u6
     nodes
         .iter()
         .map(|a| {
-            nodes.iter().enumerate().filter(|(_, b)| a.node != b.node && quiet(a.node, b.node)).fold(0, |mask, (at, _)| mask | 1 << at)
+            nodes
+                .iter()
+                .enumerate()
+                .filter(|(_, b)| a.node != b.node && quiet(a.node, b.node))
+                .fold(0, |mask, (at, _)| mask | 1 << at)
         })
         .collect()
 }

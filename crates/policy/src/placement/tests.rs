@@ -34,7 +34,9 @@ fn supply_of(view: &View<'_>, config: &Config) -> Supply {
 
 fn placed(scene: &mut Scene, demand: &Demand) -> Result<(String, Match), Unplaceable> {
     let config = Config::default();
-    scene.with_view(|view| place(&supply_of(view, &config), demand, None, &config)).map(|p| (p.nodes.to_string(), p.matched))
+    scene
+        .with_view(|view| place(&supply_of(view, &config), demand, None, &config))
+        .map(|p| (p.nodes.to_string(), p.matched))
 }
 
 fn set(list: &str) -> NodeSet {
@@ -45,7 +47,10 @@ fn set(list: &str) -> NodeSet {
 fn single_node_bins_come_before_hybrid_bins() {
     // Nodes of 8 CPUs, 16 GiB, 16 GB/s: anything that one node can take goes on one node.
     let mut scene = Scene::four_nodes(8);
-    assert_eq!(placed(&mut scene, &demand(8.0, 16, 16.0)), Ok(("0".into(), Match::Order)));
+    assert_eq!(
+        placed(&mut scene, &demand(8.0, 16, 16.0)),
+        Ok(("0".into(), Match::Order))
+    );
     // Nine CPUs need two nodes, and the lowest two of the equal pairs are taken; 33 GiB need three.
     assert_eq!(placed(&mut scene, &demand(9.0, 16, 1.0)).unwrap().0, "0-1");
     assert_eq!(placed(&mut scene, &demand(9.0, 33, 1.0)).unwrap().0, "0-2");
@@ -56,14 +61,25 @@ fn the_relative_order_decides_between_bins_with_room() {
     // Of the host's 32 CPUs, 64 GiB, 64 GB/s, node 0 has left 4 CPUs (.125), 14 GiB (.219), 12 GB/s (.188): the largest sum
     // but memory first. Node 1 has 6 CPUs (.188), 8 GiB (.125), 4 GB/s (.063). Nodes 2 and 3 are full.
     let mut scene = Scene::four_nodes(8);
-    scene.host_busy = [4, 6, 0, 0].iter().flat_map(|free| (0..8).map(move |c| if c < *free { 0.0 } else { 1.0 })).collect();
-    scene.traffic = [(NodeId(0), 4_000_000_000), (NodeId(1), 12_000_000_000)].into_iter().collect();
+    scene.host_busy = [4, 6, 0, 0]
+        .iter()
+        .flat_map(|free| (0..8).map(move |c| if c < *free { 0.0 } else { 1.0 }))
+        .collect();
+    scene.traffic = [(NodeId(0), 4_000_000_000), (NodeId(1), 12_000_000_000)]
+        .into_iter()
+        .collect();
     scene.add_vm(1, 0, Bytes::from_gib(2), 0).pages(0, 2 << 18);
     scene.add_vm(2, 0, Bytes::from_gib(8), 0).pages(1, 8 << 18);
     // CPU (4/32 = .125) over memory (2/64 = .031) over bandwidth (1/64): node 1, though node 0 has more in sum.
-    assert_eq!(placed(&mut scene, &demand(4.0, 2, 1.0)), Ok(("1".into(), Match::Order)));
+    assert_eq!(
+        placed(&mut scene, &demand(4.0, 2, 1.0)),
+        Ok(("1".into(), Match::Order))
+    );
     // Memory over bandwidth over CPU: node 0.
-    assert_eq!(placed(&mut scene, &demand(0.5, 8, 2.0)), Ok(("0".into(), Match::Order)));
+    assert_eq!(
+        placed(&mut scene, &demand(0.5, 8, 2.0)),
+        Ok(("0".into(), Match::Order))
+    );
 }
 
 #[test]
@@ -78,8 +94,14 @@ fn the_order_is_relaxed_twice_then_refused() {
     assert_eq!(matched(&mut scene, demand(0.4, 2, 6.4)), Ok(Match::Room)); // .1 .125 .4
     let refused = matched(&mut scene, demand(5.0, 13, 6.4)).unwrap_err();
     let message = refused.to_string();
-    assert!(message.contains("node 0 is short of CPU (4.0 CPUs left, 5.0 CPUs needed)"), "{message}");
-    assert!(message.contains("node 0 is short of memory (12GiB left, 13GiB needed)"), "{message}");
+    assert!(
+        message.contains("node 0 is short of CPU (4.0 CPUs left, 5.0 CPUs needed)"),
+        "{message}"
+    );
+    assert!(
+        message.contains("node 0 is short of memory (12GiB left, 13GiB needed)"),
+        "{message}"
+    );
     assert!(!message.contains("bandwidth"), "{message}");
 }
 
@@ -87,11 +109,17 @@ fn the_order_is_relaxed_twice_then_refused() {
 fn a_busy_link_splits_hybrid_bins() {
     // Twelve CPUs need two nodes of eight. Every link to or from node 0 carries 5 of 8 GB/s: above one half.
     let mut scene = Scene::four_nodes(8);
-    scene.links = (1..4).flat_map(|n| [(NodeId(0), NodeId(n), 5_000_000_000), (NodeId(n), NodeId(0), 0)]).collect();
+    scene.links = (1..4)
+        .flat_map(|n| [(NodeId(0), NodeId(n), 5_000_000_000), (NodeId(n), NodeId(0), 0)])
+        .collect();
     assert_eq!(placed(&mut scene, &demand(12.0, 4, 1.0)).unwrap().0, "1-2");
     // Twenty-five CPUs need all four nodes, and node 0 cannot join.
     let refused = placed(&mut scene, &demand(25.0, 4, 1.0)).unwrap_err();
-    assert_eq!(refused.shortages.len(), 4, "each node is short of CPU, all together are not: {refused}");
+    assert_eq!(
+        refused.shortages.len(),
+        4,
+        "each node is short of CPU, all together are not: {refused}"
+    );
 }
 
 #[test]
@@ -112,10 +140,20 @@ fn what_is_promised_is_not_given_twice() {
         scene.with_view(|view| {
             let supply = Supply::new(view, &seen(view), &ledger, &config, &[]);
             let demand = demand(4.0, 4, 1.0);
-            answers.push(place(&supply, &demand, None, &config).map(|p| p.nodes.to_string()).ok());
+            answers.push(
+                place(&supply, &demand, None, &config)
+                    .map(|p| p.nodes.to_string())
+                    .ok(),
+            );
             if let Ok(found) = place(&supply, &demand, None, &config) {
                 let shape = Shape::new(4, demand.memory_bytes);
-                ledger.reserve(Reservation { vm: None, shape, demand, nodes: found.nodes, made_at: view.at });
+                ledger.reserve(Reservation {
+                    vm: None,
+                    shape,
+                    demand,
+                    nodes: found.nodes,
+                    made_at: view.at,
+                });
             }
         });
     }
@@ -129,10 +167,25 @@ fn what_is_promised_is_not_given_twice() {
 #[test]
 fn a_promise_finds_its_vm_by_name_then_by_shape() {
     let mut ledger = Ledger::default();
-    let shape = Shape { vcpus: 2, memory_mib: 1024 };
+    let shape = Shape {
+        vcpus: 2,
+        memory_mib: 1024,
+    };
     let now = Ns::from_secs(5);
-    let promise = |vm, nodes| Reservation { vm, shape, demand: demand(2.0, 1, 0.0), nodes: set(nodes), made_at: now };
-    let announcement = |n| Announcement { vm: vm_id(n), name: format!("vm{n}"), shape, bandwidth: None, home: None };
+    let promise = |vm, nodes| Reservation {
+        vm,
+        shape,
+        demand: demand(2.0, 1, 0.0),
+        nodes: set(nodes),
+        made_at: now,
+    };
+    let announcement = |n| Announcement {
+        vm: vm_id(n),
+        name: format!("vm{n}"),
+        shape,
+        bandwidth: None,
+        home: None,
+    };
     ledger.announce(announcement(9), now);
     assert_eq!(ledger.announced(shape, now).map(|a| a.vm), Some(vm_id(9)));
     assert_eq!(ledger.announced(shape, now), None);
@@ -191,9 +244,15 @@ fn reserved_cpus_and_memory_are_nobodys_and_devices_attract() {
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
     // With a CPU of node 2 reserved its four vCPUs no longer fit there.
     let reserved_cpus: CpuSet = "8".parse().unwrap();
-    let config = Config { reserved_cpus, ..Config::default() };
+    let config = Config {
+        reserved_cpus,
+        ..Config::default()
+    };
     assert_eq!(homes(&mut scene, &config), [(1, "0".into())]);
-    let config = Config { reserved_memory_bytes: Bytes::from_gib(16), ..Config::default() };
+    let config = Config {
+        reserved_memory_bytes: Bytes::from_gib(16),
+        ..Config::default()
+    };
     assert_eq!(homes(&mut scene, &config), []);
 }
 
@@ -203,18 +262,26 @@ fn the_operators_cpus_bound_the_home() {
     scene.add_vm(1, 2, GIB, 0).allowed("13-15");
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "3".into())]);
     let plan = scene.with_view(|view| plan(view, &Config::default(), &seen(view), &mut State::default()));
-    let Action::PinVcpus { cpus, .. } = &plan.decisions[1].action else { panic!("{:?}", plan.decisions) };
+    let Action::PinVcpus { cpus, .. } = &plan.decisions[1].action else {
+        panic!("{:?}", plan.decisions)
+    };
     assert_eq!(cpus.to_string(), "13-15");
 }
 
 #[test]
 fn first_fit_fills_nodes_in_order_and_pins_one_vcpu_to_one_cpu() {
-    let config = Config { algorithm: Algorithm::FirstFit, ..Config::default() };
+    let config = Config {
+        algorithm: Algorithm::FirstFit,
+        ..Config::default()
+    };
     let mut scene = Scene::four_nodes(4);
     for n in 1..=3 {
         scene.add_vm(n, 2, GIB, 0);
     }
-    assert_eq!(homes(&mut scene, &config), [(1, "0".into()), (2, "0".into()), (3, "1".into())]);
+    assert_eq!(
+        homes(&mut scene, &config),
+        [(1, "0".into()), (2, "0".into()), (3, "1".into())]
+    );
     let plan = scene.with_view(|view| plan(view, &config, &seen(view), &mut State::default()));
     let cpus: Vec<String> = plan
         .decisions
@@ -232,7 +299,10 @@ fn best_fit_takes_the_fullest_node_with_room() {
     let mut scene = Scene::four_nodes(4);
     scene.host_busy = vec![0., 0., 0., 0., 0., 0., 1., 1., 0., 1., 1., 1., 0., 0., 0., 0.];
     scene.add_vm(1, 2, GIB, 0);
-    let config = Config { algorithm: Algorithm::BestFit, ..Config::default() };
+    let config = Config {
+        algorithm: Algorithm::BestFit,
+        ..Config::default()
+    };
     assert_eq!(homes(&mut scene, &config), [(1, "1".into())]);
 }
 
@@ -241,10 +311,22 @@ fn a_vm_that_fits_nowhere_is_said_once() {
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 2, Bytes::from_gib(65), 0);
     let mut state = State::default();
-    let mut tell = || scene.with_view(|view| plan(view, &Config::default(), &seen(view), &mut state)).findings;
+    let mut tell = || {
+        scene
+            .with_view(|view| plan(view, &Config::default(), &seen(view), &mut state))
+            .findings
+    };
     let first = tell();
-    assert!(first[0].message.contains("VM vm1 fits nowhere"), "{}", first[0].message);
-    assert!(first[0].message.contains("short of memory"), "{}", first[0].message);
+    assert!(
+        first[0].message.contains("VM vm1 fits nowhere"),
+        "{}",
+        first[0].message
+    );
+    assert!(
+        first[0].message.contains("short of memory"),
+        "{}",
+        first[0].message
+    );
     assert_eq!(tell(), []);
 }
 
@@ -254,7 +336,10 @@ fn any_demand() -> impl Strategy<Value = Demand> {
 
 proptest! {
     #[test]
-    fn a_placement_always_fits(demands in prop::collection::vec(any_demand(), 1..20), busy in prop::collection::vec(0.0f64..1.0, 16)) {
+    fn a_placement_always_fits(
+        demands in prop::collection::vec(any_demand(), 1..20),
+        busy in prop::collection::vec(0.0f64..1.0, 16),
+    ) {
         let mut scene = Scene::four_nodes(4);
         scene.host_busy = busy;
         let mut ledger = Ledger::default();
@@ -295,17 +380,26 @@ proptest! {
 /// How many VMs at most fit on so many nodes, one node each: exact, by mixed-integer programming.
 fn optimum(demands: &[Demand], nodes: usize) -> usize {
     let mut vars = variables!();
-    let on: Vec<Vec<_>> = demands.iter().map(|_| (0..nodes).map(|_| vars.add(variable().binary())).collect()).collect();
+    let on: Vec<Vec<_>> = demands
+        .iter()
+        .map(|_| (0..nodes).map(|_| vars.add(variable().binary())).collect())
+        .collect();
     let all: Expression = on.iter().flatten().copied().sum();
     let mut model = vars.maximise(all).using(microlp);
     for vm in &on {
         model = model.with(constraint!(vm.iter().copied().sum::<Expression>() <= 1));
     }
     for node in 0..nodes {
-        let load = |of: &dyn Fn(&Demand) -> f64| -> Expression { demands.iter().zip(&on).map(|(d, vm)| of(d) * vm[node]).sum() };
+        let load = |of: &dyn Fn(&Demand) -> f64| -> Expression {
+            demands.iter().zip(&on).map(|(d, vm)| of(d) * vm[node]).sum()
+        };
         model = model.with(constraint!(load(&|d| d.cpus) <= 8.0));
-        model = model.with(constraint!(load(&|d| d.memory_bytes.as_f64() / GIB.as_f64()) <= 16.0));
-        model = model.with(constraint!(load(&|d| d.bandwidth.unwrap().as_f64() / 1e9) <= 16.0));
+        model = model.with(constraint!(
+            load(&|d| d.memory_bytes.as_f64() / GIB.as_f64()) <= 16.0
+        ));
+        model = model.with(constraint!(
+            load(&|d| d.bandwidth.unwrap().as_f64() / 1e9) <= 16.0
+        ));
     }
     let solution = model.solve().expect("an empty packing is always possible");
     on.iter().flatten().filter(|v| solution.value(**v) > 0.5).count()
@@ -313,18 +407,29 @@ fn optimum(demands: &[Demand], nodes: usize) -> usize {
 
 /// How many one by one get a single node each.
 fn packed(demands: &[Demand], nodes: u16, algorithm: Algorithm) -> usize {
-    let config = Config { algorithm, ..Config::default() };
+    let config = Config {
+        algorithm,
+        ..Config::default()
+    };
     let mut scene = Scene::nodes(nodes, 8);
     let mut ledger = Ledger::default();
     scene.with_view(|view| {
         let mut count = 0;
         for demand in demands {
             let supply = Supply::new(view, &seen(view), &ledger, &config, &[]);
-            let Ok(found) = place(&supply, demand, None, &config) else { continue };
+            let Ok(found) = place(&supply, demand, None, &config) else {
+                continue;
+            };
             if found.nodes.len() == 1 {
                 count += 1;
                 let shape = Shape::new(demand.cpus as u32, demand.memory_bytes);
-                ledger.reserve(Reservation { vm: None, shape, demand: demand.clone(), nodes: found.nodes, made_at: view.at });
+                ledger.reserve(Reservation {
+                    vm: None,
+                    shape,
+                    demand: demand.clone(),
+                    nodes: found.nodes,
+                    made_at: view.at,
+                });
             }
         }
         count
@@ -346,6 +451,13 @@ fn gap_to_the_optimum() {
         first_fit += packed(&demands, NODES, Algorithm::FirstFit);
     }
     let gap = |n: usize| 100.0 * (best - n) as f64 / best as f64;
-    eprintln!("of {best} VMs, TAH places {:.1} percent fewer; first fit {first_fit}, bandwidth ignored", gap(tah));
-    assert!((0.0..=20.0).contains(&gap(tah)), "TAH packs {:.1} percent fewer VMs than the optimum", gap(tah));
+    eprintln!(
+        "of {best} VMs, TAH places {:.1} percent fewer; first fit {first_fit}, bandwidth ignored",
+        gap(tah)
+    );
+    assert!(
+        (0.0..=20.0).contains(&gap(tah)),
+        "TAH packs {:.1} percent fewer VMs than the optimum",
+        gap(tah)
+    );
 }

@@ -22,7 +22,8 @@
 //!
 //! # Left out
 //!
-//! Requests and coherence traffic (data only), the load of zeroing new pages (it is counted as traffic), reads and writes with different costs at the controller, DRAM pages
+//! Requests and coherence traffic (data only), the load of zeroing new pages (it is counted as traffic), reads and writes
+//! with different costs at the controller, DRAM pages
 //! and banks, directory lookups.
 
 use homenode_machine::{Hardware, LoadCurve};

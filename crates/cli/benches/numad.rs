@@ -1,0 +1,105 @@
+//! `numad -w` answered by Homenode, with and without an agent, against the real numad where that is installed: wall time and
+//! CPU time of whole processes, on one machine in one run.
+
+#![allow(clippy::print_stdout)] // a benchmark prints its figures
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const REAL: &str = "/usr/bin/numad";
+const REQUEST: [&str; 2] = ["-w", "2:128"];
+
+struct Timing {
+    wall: Duration,
+    cpu: Duration,
+}
+
+/// Mean wall and CPU time of one run.
+fn time(runs: u32, program: &Path, state: &Path) -> Timing {
+    let (cpu, begin) = (children_cpu(), Instant::now());
+    for _ in 0..runs {
+        let output = Command::new(program)
+            .args(REQUEST)
+            .env("HOMENODE_STATE", state)
+            .output()
+            .expect("numad starts");
+        assert!(
+            output.status.success() && !output.stdout.is_empty(),
+            "numad answers"
+        );
+    }
+    Timing {
+        wall: begin.elapsed() / runs,
+        cpu: (children_cpu() - cpu) / runs,
+    }
+}
+
+/// CPU time of children that have ended, in ticks of 10 ms: means over many runs are finer.
+fn children_cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks: u64 = fields[13..15]
+        .iter()
+        .map(|f| f.parse::<u64>().expect("a count"))
+        .sum();
+    Duration::from_millis(ticks * 10)
+}
+
+fn agent(state: &Path) -> Child {
+    let child = Command::new(env!("CARGO_BIN_EXE_homenode"))
+        .args(["run", "--host", "twin:r910", "--json", "--state"])
+        .arg(state)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the agent starts");
+    while !state.join("agent.sock").exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    child
+}
+
+fn show(name: &str, ours: &Timing, real: Option<&Timing>) {
+    let ratio = real.map_or(String::new(), |real| {
+        let ratio = |real: Duration, ours: Duration| real.as_secs_f64() / ours.as_secs_f64().max(1e-6);
+        format!(
+            "  ({:.0} times less wall, {:.0} times less CPU)",
+            ratio(real.wall, ours.wall),
+            ratio(real.cpu, ours.cpu)
+        )
+    });
+    println!(
+        "{name:<28}{:>10.2} ms wall{:>10.2} ms CPU{ratio}",
+        ours.wall.as_secs_f64() * 1e3,
+        ours.cpu.as_secs_f64() * 1e3
+    );
+}
+
+fn main() {
+    // `cargo test --benches` only wants to know that it runs.
+    let quick = !std::env::args().any(|arg| arg == "--bench");
+    let runs = if quick { 1 } else { 100 };
+    let dir = tempfile::tempdir().expect("a directory for state");
+    let numad = dir.path().join("numad");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode"), &numad).expect("a link");
+    let real = Path::new(REAL);
+    let real = (real.exists() && !quick).then(|| time(3, real, dir.path()));
+    match &real {
+        Some(real) => show("the real numad", real, None),
+        None => println!("the real numad is not measured (install Debian's numad for it)"),
+    }
+    show(
+        "homenode without an agent",
+        &time(runs.min(20), &numad, dir.path()),
+        real.as_ref(),
+    );
+    let mut agent = agent(dir.path());
+    show(
+        "homenode asking its agent",
+        &time(runs, &numad, dir.path()),
+        real.as_ref(),
+    );
+    let _ = agent.kill();
+    let _ = agent.wait();
+}

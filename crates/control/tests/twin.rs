@@ -1,0 +1,211 @@
+//! The whole loop on the twin: what an operator would see.
+
+use homenode_control::{Config, Control, Epoch, Event, Mode, Policies};
+use homenode_host::{Action, Host, Outcome, Plan};
+use homenode_twin::{Scenario, Twin, VmSpec};
+use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
+
+const PERIOD: Ns = Ns::from_secs(1);
+
+fn twin(vms: Vec<VmSpec>) -> Twin {
+    let machine = homenode_machine::preset("r910").unwrap();
+    Twin::new(machine, &Scenario::of("test", vms), 1).unwrap()
+}
+
+fn vm(name: &str, workload: &str) -> VmSpec {
+    VmSpec::new(name, 4, Bytes::from_gib(8), workload)
+}
+
+fn nodes(list: &str) -> NodeSet {
+    list.parse().unwrap()
+}
+
+fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Epoch> {
+    (0..epochs)
+        .map(|_| {
+            twin.wait(PERIOD);
+            control.step(twin).unwrap()
+        })
+        .collect()
+}
+
+fn events(epochs: &[Epoch]) -> Vec<&Event> {
+    epochs.iter().flat_map(|epoch| &epoch.events).collect()
+}
+
+#[test]
+fn vms_get_homes_of_their_own_and_their_memory_follows() {
+    let mut twin = twin(vec![vm("a", "cg.B"), vm("b", "mg.B"), vm("c", "povray")]);
+    let mut control = Control::new(Config::default(), Mode::Act);
+    let epochs = run(&mut control, &mut twin, 12);
+    let status = &epochs.last().unwrap().status;
+    let homes: std::collections::BTreeSet<_> = status.vms.iter().map(|vm| vm.home.clone().unwrap()).collect();
+    assert_eq!(
+        homes.len(),
+        3,
+        "three VMs on four nodes need not share: {homes:?}"
+    );
+    for vm in &status.vms {
+        let home = vm.home.as_ref().unwrap();
+        assert!(vm.vcpus_on.iter().all(|(node, _)| home.contains(*node)), "{vm:?}");
+        let (at_home, all) =
+            vm.pages_on
+                .as_ref()
+                .unwrap()
+                .iter()
+                .fold((0, 0), |(at_home, all), (node, pages)| {
+                    (
+                        at_home + if home.contains(*node) { pages.0 } else { 0 },
+                        all + pages.0,
+                    )
+                });
+        assert!(at_home as f64 >= 0.99 * all as f64, "{vm:?}");
+    }
+}
+
+#[test]
+fn an_overloaded_node_lends_vcpus_and_takes_them_back() {
+    // Three VMs of four busy vCPUs each are told to live on node 0, which has eight CPUs; two of them end early.
+    let mut specs = vec![
+        vm("long", "povray"),
+        vm("short1", "povray").doing(0.12),
+        vm("short2", "povray").doing(0.12),
+    ];
+    for spec in &mut specs {
+        spec.memory = Bytes::from_gib(4);
+        spec.memory_nodes = Some(nodes("0"));
+    }
+    let mut twin = twin(specs);
+    let mut control = Control::new(Config::default(), Mode::Act);
+    let epochs = run(&mut control, &mut twin, 60);
+    let moves = |word: &str| {
+        let said = |event: &&&Event| matches!(event, Event::Decided { decision, .. } if decision.reason.contains(word));
+        events(&epochs).iter().filter(said).count()
+    };
+    assert!(
+        moves("moves from node 0") >= 4,
+        "twelve busy vCPUs on eight CPUs: four at least are lent"
+    );
+    assert!(
+        moves("returns from node") >= 1,
+        "vCPUs come back when home has idle cores"
+    );
+    assert_eq!(
+        epochs.last().unwrap().status.vms[0].home,
+        Some(nodes("0")),
+        "the operator's home never changes"
+    );
+}
+
+/// Pins all vCPUs of a VM as somebody beside the agent would.
+fn pin_by_hand(twin: &mut Twin, vm: VmId, cpus: CpuSet) {
+    let sample = twin.sample().unwrap();
+    let vcpus = sample
+        .vm(vm)
+        .unwrap()
+        .vcpus
+        .iter()
+        .map(|vcpu| vcpu.index)
+        .collect();
+    let mut plan = Plan::new(sample.version);
+    plan.decide("operator", Action::PinVcpus { vm, vcpus, cpus }, "by hand".into());
+    assert_eq!(twin.commit(&plan).unwrap().outcomes, [Outcome::Done]);
+}
+
+#[test]
+fn what_somebody_else_changed_is_reported_and_respected() {
+    let mut twin = twin(vec![vm("a", "povray")]);
+    let mut control = Control::new(Config::default(), Mode::Act);
+    run(&mut control, &mut twin, 3);
+    let id = twin.vm_id("a").unwrap();
+    pin_by_hand(&mut twin, id, "30-31".parse().unwrap());
+    let after = run(&mut control, &mut twin, 15);
+    let changed = |event: &&&Event| matches!(event, Event::ChangedByOther { found, .. } if found.to_string() == "30-31");
+    assert_eq!(
+        events(&after).iter().filter(changed).count(),
+        4,
+        "once for each vCPU, not in each epoch"
+    );
+    let sample = twin.sample().unwrap();
+    assert!(
+        sample
+            .vm(id)
+            .unwrap()
+            .vcpus
+            .iter()
+            .all(|vcpu| vcpu.affinity.to_string() == "30-31")
+    );
+    assert!(after.last().unwrap().status.vms[0].left_alone.is_some());
+    // Given back, the agent manages it again.
+    let all = twin.machine().cpu_set();
+    pin_by_hand(&mut twin, id, all);
+    let after = run(&mut control, &mut twin, 2);
+    assert!(
+        events(&after)
+            .iter()
+            .any(|event| matches!(event, Event::GivenBack { .. }))
+    );
+    assert!(after.last().unwrap().status.vms[0].left_alone.is_none());
+}
+
+#[test]
+fn a_dry_run_tells_each_decision_once_and_does_nothing() {
+    let mut twin = twin(vec![vm("a", "povray"), vm("b", "cg.B")]);
+    let untouched = twin.clone();
+    let mut control = Control::new(Config::default(), Mode::DryRun);
+    let epochs = run(&mut control, &mut twin, 10);
+    let mut told: Vec<String> = events(&epochs)
+        .iter()
+        .filter_map(|event| match event {
+            Event::Decided { decision, result, .. } => {
+                assert_eq!(*result, Outcome::DryRun);
+                Some(format!("{:?}", decision.action))
+            }
+            _ => None,
+        })
+        .collect();
+    assert!(!told.is_empty());
+    let count = told.len();
+    told.sort();
+    told.dedup();
+    assert_eq!(told.len(), count);
+    let mut untouched = untouched;
+    untouched.wait(Ns(10 * PERIOD.0));
+    assert_eq!(
+        untouched.sample().unwrap(),
+        twin.sample().unwrap(),
+        "as if no agent had looked"
+    );
+}
+
+#[test]
+fn the_default_policies_do_nothing_and_first_fit_pins_one_to_one() {
+    for policies in [Policies::Default, Policies::FfPin] {
+        let mut twin = twin(vec![vm("a", "povray"), vm("b", "povray")]);
+        let mut control = Control::new(
+            Config {
+                policies,
+                ..Config::default()
+            },
+            Mode::Act,
+        );
+        run(&mut control, &mut twin, 4);
+        let sample = twin.sample().unwrap();
+        let affinities = sample
+            .vms
+            .iter()
+            .flat_map(|vm| &vm.vcpus)
+            .map(|vcpu| vcpu.affinity.clone());
+        let affinities: Vec<CpuSet> = affinities.collect();
+        match policies {
+            Policies::Default => assert!(affinities.iter().all(|cpus| *cpus == twin.machine().cpu_set())),
+            _ => {
+                let all: CpuSet = affinities.iter().filter_map(CpuSet::first).collect();
+                assert!(
+                    affinities.iter().all(|cpus| cpus.len() == 1) && all.len() == affinities.len(),
+                    "{affinities:?}"
+                );
+            }
+        }
+    }
+}
