@@ -25,6 +25,8 @@ const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
 /// How often the guard looks whether a new agent has taken over.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long a dying agent may take to let go of everything; one that lives on holds the lock and goes on.
+const DYING_MAX: Duration = Duration::from_secs(5);
 /// How often an undo that fails is tried again, a second apart: libvirt may be restarting as well.
 const TRIES: u32 = 60;
 
@@ -102,6 +104,16 @@ impl Guard {
     }
 }
 
+/// A dying process closes its files one by one: its end of the pipe may be gone while it still holds the lock, and must not
+/// be mistaken for a successor. Its children get another parent only after all of its files are closed.
+fn wait_for_end_of(agent: Option<rustix::process::Pid>) {
+    let mut waited = Duration::ZERO;
+    while rustix::process::getppid() == agent && waited < DYING_MAX {
+        std::thread::sleep(Duration::from_millis(5));
+        waited += Duration::from_millis(5);
+    }
+}
+
 /// How a guard's life ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -136,9 +148,11 @@ pub fn run(
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
     let _ = ready.write_all(&[READY]).and_then(|()| ready.flush());
+    let agent = rustix::process::getppid();
     if said_goodbye(&mut pipe) {
         return Ok(Ending::Goodbye);
     }
+    wait_for_end_of(agent);
     let mut waited = Duration::ZERO;
     while waited < grace {
         match Lock::try_take(dir)? {

@@ -111,32 +111,29 @@ pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Ra
     let Some(text) = read::text_if_there(&path, LIMIT_BYTES)? else {
         return Ok(None);
     };
-    let mut joined: Vec<Mapping> = Vec::new();
+    let mut mappings: Vec<Mapping> = Vec::new();
     for line in text.lines() {
         let mapping = parse_mapping(line).ok_or_else(|| {
             ReadError::malformed(&path, "a line `start-end perms offset device inode name`", line)
         })?;
-        if !mapping.may_be_ram() {
-            continue;
-        }
-        match joined.last_mut() {
-            Some(last) if last.continues(&mapping) => last.end = mapping.end,
-            _ => joined.push(mapping),
+        if mapping.may_be_ram() {
+            mappings.push(mapping);
         }
     }
     let mut ranges = Vec::with_capacity(sizes.len());
     let mut sizes: Vec<u64> = sizes.iter().map(|bytes| bytes.0).collect();
     sizes.sort_unstable();
     for want in sizes.into_iter().rev() {
-        // The tightest fit: the exact size, else a little more.
-        let best = joined
-            .iter()
-            .enumerate()
-            .filter(|(_, m)| (want..=want.saturating_add(ROUNDING_BYTES)).contains(&(m.end - m.start)))
-            .min_by_key(|(_, m)| m.end - m.start)
-            .map(|(at, _)| at);
-        let Some(at) = best else { return Ok(None) };
-        ranges.push(joined.swap_remove(at));
+        let Some((from, to)) = tightest_run(&mappings, want) else {
+            return Ok(None);
+        };
+        let end = mappings[to].end;
+        let mut ram = mappings
+            .drain(from..=to)
+            .next()
+            .expect("a run has a first mapping");
+        ram.end = end;
+        ranges.push(ram);
     }
     ranges.sort_by_key(|mapping| mapping.start);
     let page_bytes = page_sizes(root, pid, &ranges)?;
@@ -151,6 +148,27 @@ pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Ra
         page_bytes,
     });
     Ok(Some(ranges.collect()))
+}
+
+/// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit. RAM is
+/// several mappings where parts of it were bound to nodes, and unrelated memory may lie right beside it.
+fn tightest_run(mappings: &[Mapping], want: u64) -> Option<(usize, usize)> {
+    let mut best: Option<(u64, usize, usize)> = None;
+    for from in 0..mappings.len() {
+        for to in from..mappings.len() {
+            if to > from && !mappings[to - 1].continues(&mappings[to]) {
+                break;
+            }
+            let bytes = mappings[to].end - mappings[from].start;
+            if bytes > want.saturating_add(ROUNDING_BYTES) {
+                break;
+            }
+            if bytes >= want && best.is_none_or(|(least, ..)| bytes < least) {
+                best = Some((bytes, from, to));
+            }
+        }
+    }
+    best.map(|(_, from, to)| (from, to))
 }
 
 /// Page size of each range. Only file mappings can be of hugetlbfs, and only then is the costly file read.
@@ -309,6 +327,19 @@ mod tests {
         );
         let pages = pages_per_node(tree.root(), 7, &ram).unwrap().unwrap();
         assert_eq!(counts(&pages), [(0, 500 * 512 + 9), (1, 12 * 512 + 9)]);
+    }
+
+    #[test]
+    fn memory_right_beside_ram_is_not_ram() {
+        let maps = "7effff000000-7f0000000000 rw-p 00000000 00:00 0 \n\
+            7f0000000000-7f0008000000 rw-p 00000000 00:00 0 \n\
+            7f0008000000-7f0008800000 rw-p 00000000 00:00 0 \n";
+        let tree = tree(maps, "");
+        let found = guest_ram(tree.root(), 7, &[Bytes::from_mib(128)])
+            .unwrap()
+            .unwrap();
+        let found: Vec<(u64, u64)> = found.iter().map(|range| (range.start, range.end)).collect();
+        assert_eq!(found, [(0x7f00_0000_0000, 0x7f00_0800_0000)]);
     }
 
     #[test]

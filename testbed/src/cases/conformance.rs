@@ -15,7 +15,7 @@ use crate::inside::guest::GuestSpec;
 use crate::inside::process::Ended;
 
 /// How long the agent is watched, and with how many guests: as many as the emulated host holds well.
-const WATCHED: Duration = Duration::from_secs(60);
+const WATCHED: Duration = Duration::from_secs(30);
 const GUESTS: usize = 3;
 
 /// Every check of the host contract, against real libvirt, KVM and `move_pages`.
