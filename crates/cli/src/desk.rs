@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Context;
 use homenode_control::{Control, Promise, Request as Ask};
 use homenode_machine::Machine;
-use homenode_policy::placement::{Announcement, Shape};
+use homenode_policy::placement::{Announcement, Placement, Shape, Unplaceable};
 use homenode_units::{Bytes, BytesPerSec};
 use serde::{Deserialize, Serialize};
 
@@ -170,9 +170,28 @@ fn answer(request: Request, machine: &Machine, control: &Mutex<Control>) -> serd
                 memory: memory_bytes,
                 bandwidth,
             };
-            crate::query::placement_json(&control.place(machine, &ask))
+            placement_json(&control.place(machine, &ask))
         }
         Request::Vms => serde_json::json!({ "vms": control.status(machine).vms }),
+    }
+}
+
+/// A placement as JSON: `nodes` and `reasons`; `nodes` is null where the VM fits nowhere.
+pub fn placement_json(placed: &Result<Placement, Unplaceable>) -> serde_json::Value {
+    match placed {
+        Ok(placement) => serde_json::json!({
+            "nodes": placement.nodes,
+            "reasons": placement.reasons(),
+            "matched": placement.matched,
+            "requirement": placement.requirement,
+            "capacity": placement.capacity,
+            "bandwidth_from": placement.bandwidth_from,
+        }),
+        Err(unplaceable) => serde_json::json!({
+            "nodes": null,
+            "reasons": [unplaceable.to_string()],
+            "shortages": unplaceable.shortages,
+        }),
     }
 }
 

@@ -7,13 +7,14 @@ use std::time::Duration;
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
 use homenode_linux::guard::{self, Guard};
-use homenode_linux::{Acting, LibvirtHost, Options};
+use homenode_linux::{Acting, ConnectError, LibvirtHost, Options};
 use serde::Serialize;
 
+use crate::agent::{Agent, Pace, Stop};
 use crate::args::{GuardArgs, ReleaseArgs, RunArgs};
+use crate::bad_input;
 use crate::desk::Desk;
 use crate::output::Output;
-use crate::run::{Agent, Pace, Stop, connect_error};
 
 /// How long a restarted agent has to take over before the guard restores what the dead one had set.
 const GRACE: &str = "10s";
@@ -175,4 +176,12 @@ pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     anyhow::ensure!(failures.is_empty(), "{}", failures.join("\n"));
     println!("{count} VMs are as they were before homenode touched them");
     Ok(())
+}
+
+/// Connection errors that the user's input caused, apart from the world's.
+fn connect_error(error: ConnectError) -> anyhow::Error {
+    match error {
+        ConnectError::BadUri { .. } => bad_input(error),
+        other => other.into(),
+    }
 }

@@ -5,6 +5,7 @@
 // A command's output goes to standard output and its complaints to standard error; that is what it is for.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod agent;
 mod args;
 mod desk;
 mod live;
@@ -14,6 +15,7 @@ mod query;
 mod run;
 mod standalone;
 mod summary;
+mod twin;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -40,7 +40,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
         bandwidth: args.bandwidth,
     };
     let answer = match &args.host {
-        Some(HostArg::Twin(what)) => placement_json(&place_on_twin(what.as_deref(), &ask)?),
+        Some(HostArg::Twin(what)) => desk::placement_json(&place_on_twin(what.as_deref(), &ask)?),
         _ => {
             let Ask {
                 vcpus,
@@ -56,7 +56,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 },
             )? {
                 Some(answer) => answer,
-                None => placement_json(&crate::standalone::place(&args.state, &ask)?),
+                None => desk::placement_json(&crate::standalone::place(&args.state, &ask)?),
             }
         }
     };
@@ -88,7 +88,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
 
 /// The idle machine of the twin: what a first VM would get.
 fn place_on_twin(what: Option<&str>, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
-    let spec = crate::run::twin_spec(what, None)?;
+    let spec = crate::twin::spec(what, None)?;
     let mut idle = Scenario::of(
         "idle",
         vec![homenode_twin::VmSpec::new(
@@ -110,25 +110,6 @@ pub fn place_on(machine: &Machine, sample: Sample, ask: &Ask) -> Result<Placemen
     let mut control = Control::new(Config::default(), Mode::DryRun);
     control.begin(machine, sample);
     control.place(machine, ask)
-}
-
-/// A placement as JSON: `nodes` and `reasons`; `nodes` is null where the VM fits nowhere.
-pub fn placement_json(placed: &Result<Placement, Unplaceable>) -> serde_json::Value {
-    match placed {
-        Ok(placement) => serde_json::json!({
-            "nodes": placement.nodes,
-            "reasons": placement.reasons(),
-            "matched": placement.matched,
-            "requirement": placement.requirement,
-            "capacity": placement.capacity,
-            "bandwidth_from": placement.bandwidth_from,
-        }),
-        Err(unplaceable) => serde_json::json!({
-            "nodes": null,
-            "reasons": [unplaceable.to_string()],
-            "shortages": unplaceable.shortages,
-        }),
-    }
 }
 
 /// `homenode vm`.

@@ -7,7 +7,7 @@ use homenode_units::Ns;
 use serde::Serialize;
 
 use crate::output::{Output, Style, or_dash, percent, table};
-use crate::run::TwinSpec;
+use crate::twin::TwinSpec;
 
 /// One policy's run to the end of every program.
 #[derive(Debug, Serialize)]

@@ -86,7 +86,8 @@ pub struct Config {
     /// CPUs that no VM may use.
     pub reserved_cpus: CpuSet,
     /// Memory of every node that no VM is promised.
-    pub reserved_memory_bytes: Bytes,
+    #[serde(with = "homenode_units::text")]
+    pub reserved_memory: Bytes,
 }
 
 impl Default for Config {
@@ -95,7 +96,7 @@ impl Default for Config {
             algorithm: Algorithm::Tah,
             link_busy_max: 0.5,
             reserved_cpus: CpuSet::new(),
-            reserved_memory_bytes: Bytes::ZERO,
+            reserved_memory: Bytes::ZERO,
         }
     }
 }

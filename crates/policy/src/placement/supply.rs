@@ -86,7 +86,7 @@ impl Supply {
                 left: [
                     // Half a CPU's worth of daemons displaces no vCPU.
                     cpus - history.host_cpus(id).round() - unplaced,
-                    free - config.reserved_memory_bytes.as_f64(),
+                    free - config.reserved_memory.as_f64(),
                     bandwidth.saturating_sub(used).as_f64(),
                 ],
             });

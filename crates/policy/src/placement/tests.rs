@@ -250,7 +250,7 @@ fn reserved_cpus_and_memory_are_nobodys_and_devices_attract() {
     };
     assert_eq!(homes(&mut scene, &config), [(1, "0".into())]);
     let config = Config {
-        reserved_memory_bytes: Bytes::from_gib(16),
+        reserved_memory: Bytes::from_gib(16),
         ..Config::default()
     };
     assert_eq!(homes(&mut scene, &config), []);

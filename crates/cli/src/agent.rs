@@ -1,0 +1,148 @@
+//! The loop over one host, whichever it is, and how it is shown.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use homenode_control::{Config, Control, Mode};
+use homenode_host::{Host, HostError};
+use homenode_units::Ns;
+use serde::Serialize;
+
+use crate::output::Output;
+
+/// Longest sleep before looking whether a signal came.
+const LOOK_EVERY: Ns = Ns::from_millis(100);
+
+/// Set by SIGINT and SIGTERM; a second one ends the process at once.
+pub type Stop = Arc<AtomicBool>;
+
+/// What a run was, said first: version, commit, host and every option, so that it can be repeated.
+#[derive(Debug, Serialize)]
+struct Start<'a> {
+    version: &'static str,
+    commit: &'static str,
+    host: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    mode: Mode,
+    config: &'a Config,
+}
+
+/// A loop over one host, and how it is shown.
+pub struct Agent<'a> {
+    /// State of the loop, shared with the desk.
+    pub control: Arc<Mutex<Control>>,
+    /// Where it is shown.
+    pub output: &'a mut Output,
+    /// Set when it shall stop.
+    pub stop: &'a Stop,
+    /// Host time after which it stops.
+    pub duration: Option<Ns>,
+    /// Time between samples.
+    pub period: Ns,
+    /// Wall-clock time that each simulated second takes: the twin's runs are watched.
+    pub pace: Pace,
+}
+
+/// Whether a simulated second takes a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// The host's own time passes, or nobody wants to wait.
+    Own,
+    /// Wait as long as is simulated.
+    Watched,
+}
+
+impl Agent<'_> {
+    /// Steps until stopped, out of time, or `done`. `notices` are what the host wants told beside its samples.
+    pub fn run<H: Host>(
+        &mut self,
+        host: &mut H,
+        mut notices: impl FnMut(&mut H) -> Vec<String>,
+        done: impl Fn(&H) -> bool,
+    ) {
+        let mut started = None;
+        let mut trouble: Option<HostError> = None;
+        while !self.stop.load(Ordering::Relaxed) {
+            match host.sample() {
+                Err(error) => {
+                    // Said once, not in every period that it lasts.
+                    if trouble.as_ref() != Some(&error) {
+                        self.output.line(&format!("{error}"));
+                        self.output
+                            .object("trouble", &serde_json::json!({ "message": error.to_string() }));
+                        trouble = Some(error);
+                    }
+                }
+                Ok(sample) => {
+                    if trouble.take().is_some() {
+                        self.output.line("the host answers again");
+                    }
+                    let at = sample.at;
+                    let lock = || {
+                        self.control
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner)
+                    };
+                    let begun = lock().begin(host.machine(), sample);
+                    let answer = begun.commit(host);
+                    let epoch = lock().finish(host.machine(), begun, answer);
+                    self.output.epoch(&epoch);
+                    let since = at.saturating_sub(*started.get_or_insert(at));
+                    if self.duration.is_some_and(|duration| since >= duration) || done(host) {
+                        break;
+                    }
+                }
+            }
+            for notice in notices(host) {
+                self.output.line(&notice);
+                self.output
+                    .object("notice", &serde_json::json!({ "message": notice }));
+            }
+            self.wait(host);
+        }
+    }
+
+    fn wait<H: Host>(&self, host: &mut H) {
+        let mut left = self.period;
+        while left > Ns::ZERO && !self.stop.load(Ordering::Relaxed) {
+            let part = left.min(LOOK_EVERY);
+            host.wait(part);
+            if self.pace == Pace::Watched {
+                std::thread::sleep(Duration::from_nanos(part.0));
+            }
+            left -= part;
+        }
+    }
+
+    /// Says what is about to run.
+    pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode) {
+        let control = self
+            .control
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("HOMENODE_COMMIT"));
+        let start = Start {
+            version,
+            commit,
+            host,
+            seed,
+            mode,
+            config: control.config(),
+        };
+        self.output.object("start", &start);
+        let seed = seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
+        let how = if mode == Mode::DryRun {
+            ", dry run: nothing is touched"
+        } else {
+            ""
+        };
+        self.output.line(&format!(
+            "homenode {version} ({commit}) on {}{seed}, policies {}, every {}{how}",
+            start.host,
+            start.config.policies.name(),
+            self.period
+        ));
+    }
+}
