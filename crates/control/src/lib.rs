@@ -256,7 +256,7 @@ impl Control {
             Err(refusal) => events.push(Event::Refused { refusal }),
             Ok(receipt) => {
                 for (decision, outcome) in plan.decisions.into_iter().zip(receipt.outcomes) {
-                    if outcome == Outcome::DryRun && !self.told.insert(format!("{:?}", decision.action)) {
+                    if outcome == Outcome::DryRun && !self.told.insert(what_is_told(&decision.action)) {
                         continue;
                     }
                     self.remember(&decision.action, &outcome);
@@ -450,6 +450,14 @@ fn view<'a>(
         sample,
         rates,
         vms: vms.collect(),
+    }
+}
+
+/// What makes two decisions of a dry run the same: budgets change with every page that the guest touches.
+fn what_is_told(action: &Action) -> String {
+    match action {
+        Action::MovePages { vm, to, .. } => format!("pages of {vm} to {to}"),
+        other => format!("{other:?}"),
     }
 }
 
