@@ -69,7 +69,7 @@ pub fn run(
     let policies = config.policies;
     let mut control = Control::new(config.clone(), mode);
     for vm in host.carried_over() {
-        control.adopt(vm.vm, vm.home, vm.pins);
+        control.adopt(vm.vm, vm.home);
     }
     let control = Arc::new(Mutex::new(control));
     let guard = if args.dry_run {

@@ -190,19 +190,9 @@ impl Control {
         &self.config
     }
 
-    /// Takes over what an earlier agent left in force: the VM's home, and the affinity that it gave each vCPU.
-    pub fn adopt(
-        &mut self,
-        vm: VmId,
-        home: Option<NodeSet>,
-        pins: impl IntoIterator<Item = (u16, homenode_units::CpuSet)>,
-    ) {
-        if let Some(home) = home {
-            self.homes.insert(vm, home);
-        }
-        for (index, cpus) in pins {
-            self.watch.expect(vm, index, cpus);
-        }
+    /// Takes over the home that an earlier agent gave a VM. Which of its pins are that agent's the host knows better.
+    pub fn adopt(&mut self, vm: VmId, home: Option<NodeSet>) {
+        self.homes.extend(home.map(|home| (vm, home)));
     }
 
     /// One epoch: sample, derive, plan, commit.
@@ -307,6 +297,9 @@ impl Control {
                     self.watch.expect(*vm, *index, cpus.clone());
                 }
             }
+            // Some vCPUs may have been pinned: what is in force is nobody's mistake and nobody else's doing.
+            (Action::PinVcpus { vm, vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(*vm, vcpus),
+            (Action::SetHome { vm, .. }, Outcome::Failed(_)) => self.placement.ledger.withdraw(*vm),
             _ => {}
         }
     }

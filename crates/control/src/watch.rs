@@ -21,6 +21,12 @@ impl Watch {
         self.expected.insert(VcpuId { vm, index }, cpus);
     }
 
+    /// What the agent set is no longer known.
+    pub fn forget(&mut self, vm: VmId, vcpus: &[u16]) {
+        self.expected
+            .retain(|vcpu, _| vcpu.vm != vm || !vcpus.contains(&vcpu.index));
+    }
+
     /// Whether somebody else pinned vCPUs of the VM while the agent managed it.
     pub fn changed_by_other(&self, vm: VmId) -> bool {
         self.foreign.contains(&vm)
@@ -54,7 +60,8 @@ impl Watch {
 
         let all: CpuSet = now.cpus.iter().map(|cpu| cpu.id).collect();
         for vm in &now.vms {
-            let given_back = vm.vcpus.iter().all(|vcpu| vcpu.affinity == all);
+            let anywhere = vm.settings.cpus_allowed.as_ref().unwrap_or(&all);
+            let given_back = vm.vcpus.iter().all(|vcpu| vcpu.affinity == *anywhere);
             if given_back && self.foreign.remove(&vm.id) {
                 self.expected.retain(|vcpu, _| vcpu.vm != vm.id);
                 events.push(Event::GivenBack {

@@ -1,7 +1,7 @@
 //! Rates: a pure function of two samples. The one place where cumulative counters become figures per second.
 
 use homenode_machine::Machine;
-use homenode_units::{BytesPerSec, CpuId, NodeId, NodeMap, Ns, VmId};
+use homenode_units::{BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, Ns, VmId};
 use serde::Serialize;
 
 use crate::sample::{Sample, VcpuSample, VmSample};
@@ -28,8 +28,6 @@ pub struct NodeRates {
     pub cpus_busy: f64,
     /// vCPUs that waited on the node's run queues, on average (Little's law: waiting time over time).
     pub vcpus_waiting: f64,
-    /// Physical cores of which no hyperthread was busy for more than a tenth of the period.
-    pub cores_idle: u32,
     /// Memory traffic of the node's controllers, where counted.
     pub bandwidth: Option<BytesPerSec>,
 }
@@ -135,6 +133,24 @@ impl Rates {
             .map(|at| &self.vms[at])
     }
 
+    /// Physical cores of each node whose usable hyperthreads were all busy for less than a tenth of the period; a core without a
+    /// usable one does not count.
+    pub fn cores_idle(&self, machine: &Machine, usable: &CpuSet) -> NodeMap<u32> {
+        let mut idle: NodeMap<u32> = machine.nodes.map(|_, _| 0);
+        // Cores are numbered over the host, so siblings come together.
+        let mut threads: Vec<(u32, NodeId, f64)> = Vec::with_capacity(self.cpus_busy.len());
+        for (id, busy) in self.cpus_busy.iter().filter(|(id, _)| usable.contains(*id)) {
+            threads.extend(machine.cpu(*id).map(|cpu| (cpu.core, cpu.node, *busy)));
+        }
+        threads.sort_by_key(|(core, ..)| *core);
+        for core in threads.chunk_by(|a, b| a.0 == b.0) {
+            if core.iter().all(|(.., busy)| *busy < CORE_IDLE_BUSY_MAX) {
+                idle[core[0].1] += 1;
+            }
+        }
+        idle
+    }
+
     /// Data rate between two nodes, the busier direction; `None` where not counted.
     pub fn between_nodes(&self, a: NodeId, b: NodeId) -> Option<BytesPerSec> {
         self.links
@@ -214,17 +230,9 @@ fn node_rates(
         },
         ..NodeRates::default()
     });
-    // Cores are numbered over the host: remember the busiest thread of each.
-    let mut cores: Vec<(u32, NodeId, f64)> = Vec::with_capacity(cpus_busy.len());
     for (id, busy) in cpus_busy {
-        let Some(cpu) = machine.cpu(*id) else { continue };
-        nodes[cpu.node].cpus_busy += busy;
-        cores.push((cpu.core, cpu.node, *busy));
-    }
-    cores.sort_by_key(|(core, ..)| *core);
-    for core in cores.chunk_by(|a, b| a.0 == b.0) {
-        if core.iter().all(|(.., busy)| *busy < CORE_IDLE_BUSY_MAX) {
-            nodes[core[0].1].cores_idle += 1;
+        if let Some(cpu) = machine.cpu(*id) {
+            nodes[cpu.node].cpus_busy += busy;
         }
     }
     for vcpu in vms.iter().flat_map(|vm| &vm.vcpus) {

@@ -5,7 +5,8 @@
 //!
 //! # Algorithm
 //! Plans come in order of precedence. Each decision is taken unless
-//! 1. the operator forbids it: the VM is opted out, or its vCPUs are pinned by hand and the action would move them, or it
+//! 1. it is impossible (a host refuses a plan as a whole, and one VM must not cost all others their epoch), or the operator
+//!    forbids it: the VM is opted out, or its vCPUs are pinned by hand and the action would move them, or it
 //!    would put them outside the CPUs that the operator allows;
 //! 2. a plan of higher precedence has already decided on the same lever of the same VM, or on its home: who re-homes a VM
 //!    decides where its vCPUs and pages go in that epoch.
@@ -61,6 +62,11 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
         return Some(format!("VM {name} is left alone: the operator opted it out"));
     }
     if let Action::PinVcpus { cpus, .. } = action {
+        if cpus.is_empty() {
+            return Some(format!(
+                "vCPUs of VM {name} stay where they are: it may use no CPU there"
+            ));
+        }
         if let Some(why) = vm.hands_off {
             return Some(format!("vCPUs of VM {name} stay where they are: {why}"));
         }

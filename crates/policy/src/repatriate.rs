@@ -61,7 +61,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut outside: Vec<_> = view
         .vms
         .iter()
-        .filter(|vm| vm.managed())
+        .filter(|vm| vm.managed() && vm.hands_off.is_none())
         .filter_map(|vm| {
             let home = vm.home?;
             let pages = vm.sample.pages_outside(home)?;

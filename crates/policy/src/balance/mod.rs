@@ -5,9 +5,9 @@
 //! node is slower than at home, but better than waiting.
 //!
 //! # Terms
-//! - *Waiting* vCPUs of a node: run-queue delay of the VMs' threads there, less the time a quota throttled them, per time
+//! - *Waiting* vCPUs of a node: run-queue delay of the threads of VMs that may be moved, less the time a quota throttled them, per time
 //!   (Little's law), rounded to a whole number. Measured, not guessed.
-//! - *Idle cores* of a node: physical cores of which no hyperthread was busy.
+//! - *Idle cores* of a node: physical cores of which no hyperthread that VMs may use was busy.
 //! - *Away*: a vCPU whose affinity holds no CPU of its VM's home. The affinity in force says it, so a restarted agent knows.
 //! - *Epoch*: one call of [`plan`].
 //!
@@ -43,7 +43,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Action, Plan, View, VmView};
-use homenode_units::{NodeId, NodeMap, NodeSet, VmId};
+use homenode_units::{CpuSet, NodeId, NodeMap, NodeSet, VmId};
 
 use crate::demand::History;
 use crate::placement::{self, Supply};
@@ -82,11 +82,17 @@ pub fn plan(
 ) -> Plan {
     let mut plan = Plan::new(view.version);
     let Some(rates) = view.rates else { return plan };
+    let re_homed = re_home(view, config, history, placement, state, &mut plan);
+    let usable = view.machine.cpu_set().difference(&config.reserved_cpus);
     let mut loads = Loads {
-        waiting: rates.nodes.map(|_, n| n.vcpus_waiting.round() as u32),
-        idle: rates.nodes.map(|_, n| n.cores_idle),
+        waiting: waiting(view, &re_homed),
+        idle: rates.cores_idle(view.machine, &usable),
         load: rates.nodes.map(|id, n| {
-            let cpus = view.machine.nodes.get(id).map_or(0, |node| node.cpus.len());
+            let cpus = view
+                .machine
+                .nodes
+                .get(id)
+                .map_or(0, |node| node.cpus.intersection(&usable).len());
             if cpus == 0 {
                 f64::INFINITY
             } else {
@@ -94,7 +100,6 @@ pub fn plan(
             }
         }),
     };
-    let re_homed = re_home(view, config, history, placement, state, &mut plan);
     let mut moved: BTreeSet<(VmId, u16)> = BTreeSet::new();
     return_home(view, config, &re_homed, &mut loads, &mut moved, &mut plan);
     lend(view, config, &re_homed, &mut loads, &moved, &mut plan);
@@ -108,6 +113,17 @@ fn movable<'v>(view: &'v View<'_>, re_homed: &BTreeSet<VmId>) -> impl Iterator<I
         .iter()
         .filter(free)
         .filter(|vm| !re_homed.contains(&vm.sample.id))
+}
+
+/// Waiting vCPUs per node, of VMs that the policy may move: nobody else's waiting can be helped by it.
+fn waiting(view: &View<'_>, re_homed: &BTreeSet<VmId>) -> NodeMap<u32> {
+    let mut waiting: NodeMap<f64> = view.machine.nodes.map(|_, _| 0.0);
+    for vcpu in movable(view, re_homed).flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus)) {
+        if let Some(sum) = vcpu.node.and_then(|node| waiting.get_mut(node)) {
+            *sum += vcpu.waiting;
+        }
+    }
+    waiting.map(|_, sum| sum.round() as u32)
 }
 
 /// Step 0.
@@ -130,6 +146,11 @@ fn return_home(
             let Some(away) = vm.away_node(view.machine, vcpu.index) else {
                 continue;
             };
+            let allowed = vm.sample.settings.cpus_allowed.as_ref();
+            let cpus = Supply::cpus_for(view, home, config, allowed);
+            if cpus.is_empty() {
+                continue;
+            }
             let idle_at = home
                 .iter()
                 .find(|node| loads.idle.get(*node).is_some_and(|idle| *idle > 0));
@@ -144,8 +165,6 @@ fn return_home(
                 _ => continue,
             };
             moved.insert((vm.sample.id, vcpu.index));
-            let allowed = vm.sample.settings.cpus_allowed.as_ref();
-            let cpus = Supply::cpus_for(view, home, config, allowed);
             let action = Action::PinVcpus {
                 vm: vm.sample.id,
                 vcpus: vec![vcpu.index],
@@ -182,10 +201,11 @@ fn lend(
                 .map(move |rates| (vm, rates))
         })
         .filter(|(vm, vcpu)| {
-            let may_go =
-                !Supply::cpus_for(view, &target, config, vm.sample.settings.cpus_allowed.as_ref()).is_empty();
+            let to = target_cpus(view, config, vm, &target);
+            // A vCPU that may run there already gains nothing.
+            let moves = !to.is_empty() && vm.sample.vcpu(vcpu.index).is_some_and(|seen| seen.affinity != to);
             let active = vcpu.running + vcpu.waiting >= ACTIVE_MIN;
-            vcpu.node == Some(source) && active && may_go && !moved.contains(&(vm.sample.id, vcpu.index))
+            vcpu.node == Some(source) && active && moves && !moved.contains(&(vm.sample.id, vcpu.index))
         })
         .map(|(vm, vcpu)| Candidate {
             vm,
@@ -204,13 +224,7 @@ fn lend(
             miss_rate,
             ..
         } = candidate;
-        let allowed = vm.sample.settings.cpus_allowed.as_ref();
-        let nodes = if *goes_home {
-            vm.home.expect("goes_home")
-        } else {
-            &target
-        };
-        let cpus = Supply::cpus_for(view, nodes, config, allowed);
+        let cpus = target_cpus(view, config, vm, &target);
         let chosen = match (goes_home, miss_rate) {
             (true, _) => "its home is there".to_owned(),
             (false, Some(rate)) => format!(
@@ -232,6 +246,17 @@ fn lend(
             reason,
         );
     }
+}
+
+/// Where a vCPU may run once it is moved to `target`: all of its home, if that is part of it.
+fn target_cpus(view: &View<'_>, config: &placement::Config, vm: &VmView<'_>, target: &NodeSet) -> CpuSet {
+    let home = vm.home.filter(|home| target.is_subset(home));
+    Supply::cpus_for(
+        view,
+        home.unwrap_or(target),
+        config,
+        vm.sample.settings.cpus_allowed.as_ref(),
+    )
 }
 
 /// A vCPU that could move in step 4.
@@ -332,12 +357,17 @@ fn re_home(
             std::slice::from_ref(&id),
         );
         let demand = placement::demand_of(vm, history);
-        match placement::place(&supply, &demand, None, config) {
+        let allowed = placement::allowed_nodes(view, vm);
+        match placement::place(&supply, &demand, allowed.as_ref(), config) {
             Ok(found) if Some(&found.nodes) != vm.home => {
                 let reason = format!(
                     "away in {epochs} of {EPOCHS_REMEMBERED} epochs; {}",
                     found.reasons().join("; ")
                 );
+                // VMs that were lent out together are re-homed together: each must see what the others were given.
+                placement
+                    .ledger
+                    .reserve(placement::reservation(view, history, vm, &found.nodes));
                 placement::settle(view, config, vm, &found.nodes, &reason, POLICY, plan);
                 re_homed.insert(id);
             }

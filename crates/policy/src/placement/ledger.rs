@@ -67,21 +67,16 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Notes that a VM is about to start. Should nodes have been promised to its shape already, without a name, the oldest such
-    /// promise is its own.
+    /// Notes that a VM is about to start: libvirt's hook has ended before libvirt asks for nodes.
     pub fn announce(&mut self, announcement: Announcement, now: Ns) {
         self.expire(now);
-        let unnamed = self
-            .reservations
-            .iter_mut()
-            .find(|r| r.vm.is_none() && r.shape == announcement.shape);
-        match unnamed {
-            Some(reservation) => reservation.vm = Some(announcement.vm),
-            None => {
-                self.announced.retain(|(known, _)| known.vm != announcement.vm);
-                self.announced.push((announcement, now));
-            }
-        }
+        self.announced.retain(|(known, _)| known.vm != announcement.vm);
+        self.announced.push((announcement, now));
+    }
+
+    /// Drops the promise to a VM: it could not be kept.
+    pub fn withdraw(&mut self, vm: VmId) {
+        self.reservations.retain(|r| r.vm != Some(vm));
     }
 
     /// The VM that a request of this shape must come from: the one announced longest ago. Taken out.

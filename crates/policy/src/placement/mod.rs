@@ -448,7 +448,7 @@ fn where_memory_is(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
 }
 
 /// Nodes on which the operator allows at least one CPU.
-fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
+pub(crate) fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     let allowed = vm.sample.settings.cpus_allowed.as_ref()?;
     Some(
         allowed
@@ -472,7 +472,12 @@ pub fn demand_of(vm: &VmView<'_>, history: &History) -> Demand {
     }
 }
 
-fn reservation(view: &View<'_>, history: &History, vm: &VmView<'_>, nodes: &NodeSet) -> Reservation {
+pub(crate) fn reservation(
+    view: &View<'_>,
+    history: &History,
+    vm: &VmView<'_>,
+    nodes: &NodeSet,
+) -> Reservation {
     Reservation {
         vm: Some(vm.sample.id),
         shape: Shape::new(vm.sample.vcpus.len() as u32, vm.sample.memory_bytes),
