@@ -11,13 +11,30 @@ pub struct Tally {
     pub passed: u64,
     /// Failed, or did not get as far as running.
     pub failed: u64,
+    /// Not run to an end, through no fault of what is tested: the emulated host died of it each time.
+    pub skipped: u64,
 }
 
 impl Tally {
     /// One check that passed.
-    pub const PASSED: Self = Self { passed: 1, failed: 0 };
+    pub const PASSED: Self = Self {
+        passed: 1,
+        failed: 0,
+        skipped: 0,
+    };
     /// One check that failed.
-    pub const FAILED: Self = Self { passed: 0, failed: 1 };
+    pub const FAILED: Self = Self {
+        passed: 0,
+        failed: 1,
+        skipped: 0,
+    };
+
+    /// One check that came to no end.
+    pub const SKIPPED: Self = Self {
+        passed: 0,
+        failed: 0,
+        skipped: 1,
+    };
 
     /// One check.
     pub fn of(passed: bool) -> Self {
@@ -32,6 +49,7 @@ impl Add for Tally {
         Self {
             passed: self.passed + other.passed,
             failed: self.failed + other.failed,
+            skipped: self.skipped + other.skipped,
         }
     }
 }
@@ -44,7 +62,11 @@ impl Sum for Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} passed, {} failed", self.passed, self.failed)
+        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        match self.skipped {
+            0 => Ok(()),
+            skipped => write!(f, ", {skipped} skipped"),
+        }
     }
 }
 
@@ -84,6 +106,7 @@ impl TestOutput {
             + Tally {
                 passed: self.silent,
                 failed: 0,
+                ..Tally::default()
             };
         if !cargo_succeeded && tally.failed == 0 {
             tally + Tally::FAILED
@@ -110,6 +133,7 @@ fn test_result(line: &str) -> Option<Tally> {
     Some(Tally {
         passed: count(" passed;")?,
         failed: count(" failed;")?,
+        ..Tally::default()
     })
 }
 
@@ -132,7 +156,14 @@ mod tests {
             "test result: \u{1b}[31mFAILED\u{1b}(B. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
             "error: test failed, to rerun pass `-p b --test b`",
         ];
-        assert_eq!(tally(&lines, false), Tally { passed: 4, failed: 2 });
+        assert_eq!(
+            tally(&lines, false),
+            Tally {
+                passed: 4,
+                failed: 2,
+                skipped: 0
+            }
+        );
     }
 
     #[test]
@@ -145,7 +176,14 @@ mod tests {
             "   Doc-tests a",
             "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
         ];
-        assert_eq!(tally(&lines, false), Tally { passed: 1, failed: 1 });
+        assert_eq!(
+            tally(&lines, false),
+            Tally {
+                passed: 1,
+                failed: 1,
+                skipped: 0
+            }
+        );
     }
 
     #[test]

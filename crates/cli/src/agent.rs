@@ -64,7 +64,7 @@ impl Agent<'_> {
     ) {
         let mut started = None;
         let mut trouble: Option<HostError> = None;
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.stop.load(Ordering::Relaxed) && !self.output.is_closed() {
             match host.sample() {
                 Err(error) => {
                     // Said once, not in every period that it lasts.

@@ -97,6 +97,11 @@ impl Desk {
     /// When the socket cannot be made.
     pub fn open(state: &Path, machine: Arc<Machine>, control: Arc<Mutex<Control>>) -> anyhow::Result<Desk> {
         let path = socket_path(state);
+        anyhow::ensure!(
+            UnixStream::connect(&path).is_err(),
+            "an agent is listening at {} already",
+            path.display()
+        );
         std::fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).with_context(|| {
@@ -154,6 +159,10 @@ fn serve(stream: &UnixStream, machine: &Machine, control: &Mutex<Control>) -> an
 fn answer(request: Request, machine: &Machine, control: &Mutex<Control>) -> serde_json::Value {
     // A panic in the loop leaves the state as it was between two statements of a policy; answering from it is still right.
     let mut control = control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !control.has_looked() {
+        // Whoever asks then looks at the host by itself.
+        return serde_json::json!({ "error": "the agent has not looked at the host yet; ask again in a moment" });
+    }
     match request {
         Request::Announce(announcement) => {
             control.announce(announcement);
@@ -239,7 +248,7 @@ mod tests {
             let _ = stream.read_to_string(&mut text);
             assert!(text.is_empty() || text.contains("not a request"), "{bad}: {text}");
         }
-        let answer = ask(dir.path(), &Request::Vms).unwrap().unwrap();
-        assert_eq!(answer["vms"].as_array().map(Vec::len), Some(0));
+        let answer = ask(dir.path(), &Request::Vms).unwrap_err();
+        assert!(answer.to_string().contains("has not looked"), "{answer}");
     }
 }

@@ -98,8 +98,10 @@ pub fn run(
     agent.run(&mut host, LibvirtHost::take_notices, |_| false);
     drop(desk);
     let failures = if args.keep { Vec::new() } else { host.restore() };
-    if let Some(guard) = guard {
-        guard.goodbye();
+    // What could not be given back is left to the guard, which tries again once the agent is gone.
+    match guard {
+        Some(guard) if failures.is_empty() => guard.goodbye(),
+        guard => drop(guard),
     }
     for failure in &failures {
         output.line(failure);
@@ -125,7 +127,7 @@ pub fn run(
     ));
     anyhow::ensure!(
         failures.is_empty(),
-        "not everything could be given back; `homenode release` tries again"
+        "not everything could be given back; the guard goes on trying, and so does `homenode release`"
     );
     Ok(())
 }

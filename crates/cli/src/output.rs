@@ -24,6 +24,7 @@ pub struct Output {
     style: Style,
     /// Height of the picture that is on the terminal now.
     drawn_lines: usize,
+    closed: bool,
 }
 
 impl Output {
@@ -37,6 +38,7 @@ impl Output {
         Output {
             style,
             drawn_lines: 0,
+            closed: false,
         }
     }
 
@@ -99,12 +101,14 @@ impl Output {
         }
     }
 
-    fn write(&self, text: &str) {
+    /// Whether nobody reads any more (`| head`), or nothing can be written: the run then ends, in good order.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    fn write(&mut self, text: &str) {
         let mut out = std::io::stdout().lock();
-        // A reader that went away (`| head`) wants no more: end as every filter does.
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-            std::process::exit(0);
-        }
+        self.closed |= out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err();
     }
 }
 

@@ -41,6 +41,11 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     };
     let answer = match &args.host {
         Some(HostArg::Twin(what)) => desk::placement_json(&place_on_twin(what.as_deref(), &ask)?),
+        Some(HostArg::Libvirt(Some(uri))) => {
+            return Err(bad_input(format!(
+                "`place` asks about this host or a twin, not about {uri}; run it on that host"
+            )));
+        }
         _ => {
             let Ask {
                 vcpus,

@@ -317,6 +317,11 @@ impl Control {
         Status::new(machine, sample, rates, &self.homes, left_alone)
     }
 
+    /// Whether there was an epoch: before that nothing is known of the host.
+    pub fn has_looked(&self) -> bool {
+        self.last.is_some()
+    }
+
     /// Notes that a VM is about to start (libvirt's hook says it).
     pub fn announce(&mut self, announcement: Announcement) {
         let now = self.now();

@@ -250,11 +250,20 @@ impl Journal {
     /// When it could not be written; then the agent must not act.
     pub fn write(&mut self, record: Record) -> Result<(), JournalError> {
         let line = encode(&record);
+        let length = self
+            .file
+            .metadata()
+            .map_err(|e| failed("write", &self.path, &e))?
+            .len();
         let written = self
             .file
             .write_all(line.as_bytes())
             .and_then(|()| self.file.sync_data());
-        written.map_err(|e| failed("write", &self.path, &e))?;
+        if let Err(e) = written {
+            // Half a line would spoil the next one.
+            let _ = self.file.set_len(length);
+            return Err(failed("write", &self.path, &e));
+        }
         apply(&mut self.entries, record);
         Ok(())
     }

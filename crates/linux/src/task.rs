@@ -73,9 +73,13 @@ pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
     }))
 }
 
-/// Whether this very process still runs.
+/// Whether this very process still runs. One that cannot be looked at (no descriptor left, say) is not taken for ended:
+/// what is in force for it would be forgotten.
 pub fn is_alive(root: &Path, who: Process) -> bool {
-    matches!(process(root, who.pid), Ok(Some(now)) if now == who)
+    match process(root, who.pid) {
+        Ok(now) => now == Some(who),
+        Err(_) => true,
+    }
 }
 
 /// Whether a process was started for the VM with this UUID: libvirt always passes `-uuid`.

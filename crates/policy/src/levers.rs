@@ -188,6 +188,27 @@ mod tests {
     }
 
     #[test]
+    fn a_pin_to_no_cpu_costs_only_itself() {
+        let mut scene = Scene::four_nodes(4);
+        scene.add_vm(1, 2, Bytes::from_gib(1), 0);
+        scene.add_vm(2, 2, Bytes::from_gib(1), 0);
+        scene.with_view(|view| {
+            let nowhere = Action::PinVcpus {
+                vm: vm_id(1),
+                vcpus: vec![0],
+                cpus: CpuSet::new(),
+            };
+            let nowhere = Decision {
+                policy: "balance",
+                action: nowhere,
+                reason: String::new(),
+            };
+            let merged = merge(view, vec![of(view, vec![nowhere, pin("balance", 2, 1)])]);
+            assert_eq!(merged.decisions, [pin("balance", 2, 1)]);
+        });
+    }
+
+    #[test]
     fn the_merged_plan_keeps_order_and_findings() {
         let mut scene = Scene::four_nodes(4);
         scene.add_vm(1, 2, Bytes::from_gib(1), 0);

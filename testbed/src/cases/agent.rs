@@ -218,6 +218,7 @@ pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
     spec.extra_xml = home_of_operator("1");
     let (agent, lent, pinned, home) = two_on_one_cpu(inside, &spec)?;
     ensure!(home == 1, "expected the operator's home, node 1, saw node {home}");
+    wait_memory(inside, &lent, home, SOON)?;
     pinned.switch_to(Behaviour::busy(1))?;
     lent.switch_to(Behaviour::busy(1).with_touch(40))?;
     wait_away(inside, &lent, home)?;
@@ -260,11 +261,13 @@ pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
             ))
         },
     )?;
-    let affinity = moved.process.vcpu_affinity()?;
-    ensure!(
-        node_of_vcpus(&affinity) == Some(new_home),
-        "expected vCPUs and memory on the same new home, saw memory on node {new_home} and affinity {affinity:?}"
-    );
+    wait_until("vCPUs to be where the memory is", SOON, || {
+        let affinity = moved.process.vcpu_affinity()?;
+        Ok(match node_of_vcpus(&affinity) {
+            Some(node) if node == new_home => Look::Done(()),
+            _ => Look::NotYet(format!("memory on node {new_home}, affinity {affinity:?}")),
+        })
+    })?;
     stop(agent)
 }
 

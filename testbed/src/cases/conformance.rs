@@ -13,6 +13,7 @@ use super::agent::{start_agent, wait_home};
 use crate::inside::Inside;
 use crate::inside::guest::GuestSpec;
 use crate::inside::process::Ended;
+use crate::inside::wait::{Look, wait_until};
 
 /// How long the agent is watched, and with how many guests: as many as the emulated host holds well.
 const WATCHED: Duration = Duration::from_secs(30);
@@ -63,10 +64,10 @@ pub fn agent_cpu(inside: &mut Inside) -> anyhow::Result<()> {
         ended == Ended::Status(0),
         "expected the agent to end with status 0, saw {ended:?}"
     );
-    let summary = agent.json().pop().context("the agent said nothing")?;
-    let cpu_s = summary["agent_cpu_s"]
-        .as_f64()
-        .context("the agent's last line has no agent_cpu_s")?;
+    let cpu_s = wait_until("the agent's last line", WATCHED, || {
+        let cpu_s = agent.json().iter().find_map(|line| line["agent_cpu_s"].as_f64());
+        Ok(cpu_s.map_or_else(|| Look::NotYet("no line with agent_cpu_s".to_owned()), Look::Done))
+    })?;
     inside.note(format!(
         "{cpu_s:.2} s of emulated CPU time in all, {WATCHED:?} of it beside {GUESTS} guests, period 1 s"
     ));

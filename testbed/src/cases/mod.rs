@@ -131,7 +131,7 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "numad-three-starts",
-        Group::Agent,
+        Group::Record,
         420,
         "where the real numad puts three guests started at once (record)",
         numad::three_starts,

@@ -202,3 +202,64 @@ fn a_home_chosen_by_the_operator_never_changes() {
         assert_eq!(run(&mut scene, &mut state).decisions, []);
     }
 }
+
+#[test]
+fn a_reserved_cpu_is_no_idle_core() {
+    // The only idle CPUs of node 1 and all others are reserved: nobody moves.
+    let config = placement::Config {
+        reserved_cpus: "2-7".parse().unwrap(),
+        ..placement::Config::default()
+    };
+    let plan = overloaded().with_view(|view| {
+        plan(
+            view,
+            &config,
+            &History::default(),
+            &mut placement::State::default(),
+            &mut State::default(),
+        )
+    });
+    assert_eq!(pins(&plan), []);
+}
+
+#[test]
+fn vms_re_homed_together_get_different_nodes() {
+    let mut state = State::default();
+    let scene = || {
+        let mut scene = Scene::four_nodes(2);
+        for n in [1, 2] {
+            scene
+                .add_vm(n, 2, GIB, 1)
+                .home(0)
+                .affinity(&"2-3".parse().unwrap())
+                .vcpus_busy(0.5);
+        }
+        scene.host_busy = vec![1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        scene
+    };
+    let mut homes = Vec::new();
+    for _ in 0..9 {
+        let plan = run(&mut scene(), &mut state);
+        homes.extend(plan.decisions.iter().filter_map(|d| match &d.action {
+            Action::SetHome { nodes, .. } => Some(nodes.to_string()),
+            _ => None,
+        }));
+    }
+    assert_eq!(homes.len(), 2);
+    assert_ne!(homes[0], homes[1]);
+}
+
+#[test]
+fn a_new_home_lies_within_what_the_operator_allows() {
+    let mut state = State::default();
+    for _ in 0..9 {
+        let mut scene = away();
+        scene.vm(1).allowed("0-3");
+        let plan = run(&mut scene, &mut state);
+        for decision in &plan.decisions {
+            if let Action::SetHome { nodes, .. } = &decision.action {
+                assert_eq!(nodes.to_string(), "1");
+            }
+        }
+    }
+}
