@@ -5,8 +5,8 @@
 //! node is slower than at home, but better than waiting.
 //!
 //! # Terms
-//! - *Waiting* vCPUs of a node: run-queue delay of the threads of VMs that may be moved, less the time a quota throttled them, per time
-//!   (Little's law), rounded to a whole number. Measured, not guessed.
+//! - *Waiting* vCPUs of a node: run-queue delay of the threads of VMs that may be moved, less the time a quota throttled
+//!   them, per time (Little's law), rounded to a whole number. Measured, not guessed.
 //! - *Idle cores* of a node: physical cores of which no hyperthread that VMs may use was busy.
 //! - *Away*: a vCPU whose affinity holds no CPU of its VM's home. The affinity in force says it, so a restarted agent knows.
 //! - *Epoch*: one call of [`plan`].
