@@ -5,8 +5,8 @@
 //! node is slower than at home, but better than waiting.
 //!
 //! # Terms
-//! - *Waiting* vCPUs of a node: run-queue delay of the threads of VMs that may be moved, less the time a quota throttled
-//!   them, per time (Little's law), rounded to a whole number. Measured, not guessed.
+//! - *Waiting* vCPUs of a node: run-queue delay of the VMs' threads there, less the time a quota throttled them, per time
+//!   (Little's law), rounded to a whole number. Measured, not guessed.
 //! - *Idle cores* of a node: physical cores of which no hyperthread that VMs may use was busy.
 //! - *Away*: a vCPU whose affinity holds no CPU of its VM's home. The affinity in force says it, so a restarted agent knows.
 //! - *Epoch*: one call of [`plan`].
@@ -34,6 +34,7 @@
 //!
 //! # Departures from the source, and why
 //! - Returning comes first, and an idle core that a returning vCPU takes is not lent again in the same epoch.
+//! - A node where only VMs wait that may not be moved is no source.
 //! - Where no LLC counters exist, the vCPU that waits most moves first.
 //! - A vCPU that used and wanted less than [`ACTIVE_MIN`] of the period is not active: the seed moves active vCPUs.
 
@@ -42,7 +43,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, Plan, View, VmView};
+use homenode_host::{Action, Plan, Rates, View, VmView};
 use homenode_units::{CpuSet, NodeId, NodeMap, NodeSet, VmId};
 
 use crate::demand::History;
@@ -85,7 +86,7 @@ pub fn plan(
     let re_homed = re_home(view, config, history, placement, state, &mut plan);
     let usable = view.machine.cpu_set().difference(&config.reserved_cpus);
     let mut loads = Loads {
-        waiting: waiting(view, &re_homed),
+        waiting: waiting(view, rates, &re_homed),
         idle: rates.cores_idle(view.machine, &usable),
         load: rates.nodes.map(|id, n| {
             let cpus = view
@@ -115,15 +116,19 @@ fn movable<'v>(view: &'v View<'_>, re_homed: &BTreeSet<VmId>) -> impl Iterator<I
         .filter(|vm| !re_homed.contains(&vm.sample.id))
 }
 
-/// Waiting vCPUs per node, of VMs that the policy may move: nobody else's waiting can be helped by it.
-fn waiting(view: &View<'_>, re_homed: &BTreeSet<VmId>) -> NodeMap<u32> {
-    let mut waiting: NodeMap<f64> = view.machine.nodes.map(|_, _| 0.0);
+/// Waiting vCPUs per node; none where no VM that the policy may move waits noticeably: a node that cannot be helped must not be
+/// the source for ever.
+fn waiting(view: &View<'_>, rates: &Rates, re_homed: &BTreeSet<VmId>) -> NodeMap<u32> {
+    let mut movable_waiting: NodeMap<f64> = view.machine.nodes.map(|_, _| 0.0);
     for vcpu in movable(view, re_homed).flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus)) {
-        if let Some(sum) = vcpu.node.and_then(|node| waiting.get_mut(node)) {
+        if let Some(sum) = vcpu.node.and_then(|node| movable_waiting.get_mut(node)) {
             *sum += vcpu.waiting;
         }
     }
-    waiting.map(|_, sum| sum.round() as u32)
+    movable_waiting.map(|node, movable| match rates.nodes.get(node) {
+        Some(all) if *movable >= ACTIVE_MIN => all.vcpus_waiting.round() as u32,
+        _ => 0,
+    })
 }
 
 /// Step 0.

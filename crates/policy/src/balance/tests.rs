@@ -263,3 +263,26 @@ fn a_new_home_lies_within_what_the_operator_allows() {
         }
     }
 }
+
+#[test]
+fn a_node_that_cannot_be_helped_is_no_source() {
+    // Node 0 waits most, but only with VMs that the operator pinned by hand; node 1 is the one to help.
+    let mut scene = overloaded();
+    for n in [1, 2] {
+        scene
+            .vm(n)
+            .vcpus_waiting(0.9)
+            .hands_off(homenode_host::HandsOff::PinnedByHand);
+    }
+    let node1: CpuSet = "2-3".parse().unwrap();
+    scene
+        .add_vm(3, 4, GIB, 1)
+        .home(1)
+        .affinity(&node1)
+        .vcpus_busy(0.5)
+        .vcpus_waiting(0.25);
+    assert_eq!(
+        pins(&run(&mut scene, &mut State::default())),
+        [(3, 0, "4-5".into())]
+    );
+}
