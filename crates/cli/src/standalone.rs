@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode, Request as Ask};
 use homenode_host::{CpuSample, NodeSample, Sample};
-use homenode_linux::{meminfo, proc_stat};
+use homenode_linux::{meminfo, now, proc_stat};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Announcement, Ledger, Placement, Shape, Unplaceable};
-use homenode_units::{NodeId, NodeSet, Ns};
+use homenode_units::{NodeId, NodeSet};
 
 /// Time between the two looks that tell how busy CPUs are: ten of the kernel's ticks.
 const LOOK: Duration = Duration::from_millis(100);
@@ -93,11 +93,6 @@ fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
         nodes,
         ..Sample::default()
     })
-}
-
-fn now() -> Ns {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Ns(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 /// The ledger's file, locked until it is dropped. One that is damaged counts as empty: promises are short-lived.

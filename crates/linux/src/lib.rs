@@ -37,7 +37,7 @@ pub mod task;
 pub mod uncore;
 mod xml;
 
-pub use libvirt_host::{Acting, CarriedOver, ConnectError, LibvirtHost, Options, undo};
+pub use libvirt_host::{Acting, CarriedOver, ConnectError, LibvirtHost, Options, now, undo};
 pub use read::ReadError;
 
 #[cfg(test)]

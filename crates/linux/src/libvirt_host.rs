@@ -498,8 +498,8 @@ fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), Str
     }
 }
 
-/// The monotonic clock.
-fn now() -> Ns {
+/// The monotonic clock: what [`Sample::at`] says of a real host.
+pub fn now() -> Ns {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Ns(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
