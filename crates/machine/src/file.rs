@@ -4,7 +4,7 @@
 //! does not fit into a sentence with path, line, column and key, and names the nearest valid key or value for a
 //! misspelt one.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -133,8 +133,25 @@ impl fmt::Display for Problem {
     }
 }
 
+/// Writes text on, its control characters escaped: what a file says is quoted in messages, and must neither break a
+/// line of a log nor reach a terminal.
+struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+impl fmt::Write for OneLine<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|c| {
+            if c.is_control() {
+                write!(self.0, "{}", c.escape_default())
+            } else {
+                self.0.write_char(c)
+            }
+        })
+    }
+}
+
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut f = OneLine(f);
         write!(f, "{}", self.path.display())?;
         if let Some(place) = self.place {
             write!(f, ":{}:{}", place.line, place.column)?;

@@ -149,6 +149,15 @@ fn an_unknown_word_names_the_nearest_valid_one() {
 }
 
 #[test]
+fn what_a_file_says_cannot_break_the_line_of_a_message() {
+    let said = said(&GOOD.replace("round-4k", "round\\n\\u001b[2J-4k"));
+    assert!(
+        said.starts_with("vm.toml:4:10: unknown value `round\\n\\u{1b}[2J-4k`;"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_misspelt_key_inside_an_enum_variant_is_found() {
     let text = GOOD.replace("\"round-4k\"", "{ custom = { wieght = 3 } }");
     assert_eq!(
@@ -209,7 +218,10 @@ fn a_file_that_cannot_be_read_is_named() {
 /// An error about a file says which file, in one line.
 fn is_a_sentence(error: &FileError) {
     let text = error.to_string();
-    assert!(text.starts_with("vm.toml") && !text.contains('\n'), "{text:?}");
+    assert!(
+        text.starts_with("vm.toml") && !text.contains(char::is_control),
+        "{text:?}"
+    );
 }
 
 proptest! {

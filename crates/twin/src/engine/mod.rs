@@ -215,6 +215,8 @@ impl Engine {
         let mut silent = 0;
         while self.now < end {
             let (cpu, work) = self.next_of_cpus();
+            // A queue that grows shortens the running slice, perhaps to less than has been used of it: it is over now.
+            let work = work.max(self.now);
             let timer = self.timers.peek().map_or(Ns(u64::MAX), |Reverse((at, ..))| *at);
             let next = work.min(timer).min(self.tick_at).min(self.epoch_end).min(end);
             silent = if next > self.now { 0 } else { silent + 1 };
