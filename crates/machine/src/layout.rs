@@ -25,19 +25,19 @@
 //! [distances]                     # may be left out: 10 and 20, as Linux takes them
 //! by_hops = [10, 21]              # or the table itself: rows = [[10, 21], [21, 10]]
 //! ```
-//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]` and `[hardware.link]` are as in [`crate::Hardware`]
-//! (`clock = "1.87GHz"`); only the twin needs them.
+//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]` and
+//! `[hardware.ipi]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them.
 //! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth` and
-//! `socket`; devices are `[[devices]]` with `address`, `class`, `node`.
+//! `socket`; devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`.
 //!
 //! CPUs are numbered as Linux does where firmware lists cores before threads: the first threads of all cores in node
 //! order, then the second threads.
 
-use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap};
+use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, Ns};
 use serde::{Deserialize, Deserializer};
 
 use crate::model::{
-    Cpu, Device, Distances, Hardware, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node,
+    Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node, PageWalk,
 };
 use crate::rules::MachineError;
 
@@ -139,6 +139,10 @@ struct DeviceEntry {
     address: String,
     class: String,
     node: NodeId,
+    #[serde(default, with = "homenode_units::text::option")]
+    bandwidth: Option<BytesPerSec>,
+    #[serde(default, with = "homenode_units::text::option")]
+    latency: Option<Ns>,
 }
 
 #[derive(Deserialize)]
@@ -151,6 +155,10 @@ struct HardwareEntry {
     smt_throughput: f64,
     tlb_entries_4k: u32,
     tlb_entries_2m: u32,
+    #[serde(with = "homenode_units::text")]
+    l2: Bytes,
+    walk: WalkEntry,
+    ipi: IpiEntry,
     latency: LatencyEntry,
     memory_curve: CurveEntry,
     link: Option<LinkEntry>,
@@ -163,6 +171,20 @@ struct LatencyEntry {
     l2_cycles: f64,
     llc_cycles: f64,
     memory_ns: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WalkEntry {
+    native_refs: f64,
+    nested_refs: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IpiEntry {
+    native_ns: f64,
+    virtual_ns: f64,
 }
 
 #[derive(Deserialize)]
@@ -470,6 +492,8 @@ impl DeviceEntry {
             address: self.address,
             class: self.class,
             node: self.node,
+            bandwidth: self.bandwidth,
+            latency_ns: self.latency,
         }
     }
 }
@@ -518,6 +542,15 @@ impl HardwareEntry {
             smt_throughput: self.smt_throughput,
             tlb_entries_4k: self.tlb_entries_4k,
             tlb_entries_2m: self.tlb_entries_2m,
+            l2_bytes: self.l2,
+            walk: PageWalk {
+                native_refs: self.walk.native_refs,
+                nested_refs: self.walk.nested_refs,
+            },
+            ipi: Ipi {
+                native_ns: self.ipi.native_ns,
+                virtual_ns: self.ipi.virtual_ns,
+            },
         })
     }
 }

@@ -15,6 +15,8 @@ mod rules;
 pub mod sysfs;
 
 pub use load::{LoadError, PresetNames, preset, preset_names};
-pub use model::{Cpu, Device, Distances, Hardware, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node};
+pub use model::{
+    Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node, PageWalk,
+};
 pub use render::render_text;
 pub use rules::MachineError;

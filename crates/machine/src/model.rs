@@ -1,6 +1,6 @@
 //! The types, and what can be asked of a machine. The rules that every machine obeys are in `rules`.
 
-use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet};
+use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns};
 use serde::Serialize;
 
 /// A NUMA host. Built only through [`Machine::checked`], so every other crate may rely on its invariants.
@@ -91,6 +91,12 @@ pub struct Device {
     pub class: String,
     /// Node that the device is attached to.
     pub node: NodeId,
+    /// What it moves at most; `None` where it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<BytesPerSec>,
+    /// How long a small request takes on an idle device, without a hypervisor; `None` where it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_ns: Option<Ns>,
 }
 
 /// Distances between nodes, as firmware states them: 10 is local.
@@ -121,6 +127,31 @@ pub struct Hardware {
     pub tlb_entries_4k: u32,
     /// Entries of the data TLB for 2 MiB pages.
     pub tlb_entries_2m: u32,
+    /// Private second-level cache of a core, bytes.
+    pub l2_bytes: Bytes,
+    /// What a TLB miss costs.
+    pub walk: PageWalk,
+    /// What an interrupt to another CPU costs its sender and receiver together.
+    pub ipi: Ipi,
+}
+
+/// References to page tables that a TLB miss makes beyond what page-walk caches hold. Without such caches they were 4
+/// of a native walk and 24 of a nested one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PageWalk {
+    /// On the bare machine.
+    pub native_refs: f64,
+    /// In a guest: a two-dimensional walk.
+    pub nested_refs: f64,
+}
+
+/// Cost of an inter-processor interrupt, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Ipi {
+    /// On the bare machine.
+    pub native_ns: f64,
+    /// Between vCPUs, through the hypervisor.
+    pub virtual_ns: f64,
 }
 
 /// Latencies without load.

@@ -387,6 +387,23 @@ impl Machine {
             let ok = (1..=1 << 20).contains(&entries);
             self.require(ok, || format!("TLB {name}"), entries, "it is 1 to 1048576")?;
         }
+        let l2 = hardware.l2_bytes;
+        let l2_ok = (1..=1 << 30).contains(&l2.0);
+        self.require(l2_ok, || "l2".to_owned(), l2, "it is above 0 and at most 1GiB")?;
+        for (name, refs) in [
+            ("native_refs", hardware.walk.native_refs),
+            ("nested_refs", hardware.walk.nested_refs),
+        ] {
+            let ok = (0.0..=35.0).contains(&refs);
+            self.require(ok, || format!("walk.{name}"), refs, "it is 0 to 35")?;
+        }
+        for (name, ns) in [
+            ("native_ns", hardware.ipi.native_ns),
+            ("virtual_ns", hardware.ipi.virtual_ns),
+        ] {
+            let ok = (0.0..=1e6).contains(&ns);
+            self.require(ok, || format!("ipi.{name}"), ns, "it is 0 to 1000000")?;
+        }
         Ok(())
     }
 

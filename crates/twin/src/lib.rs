@@ -29,7 +29,10 @@ pub mod scenario;
 pub mod workload;
 
 pub use report::{NodeReport, TwinReport, VmReport};
-pub use scenario::{AfterProgram, ArrivalOrder, Scenario, TwinError, VmSpec};
+pub use scenario::{
+    AfterProgram, Allocation, ArrivalOrder, Hypervisor, MemoryPolicy, PageSize, Scenario, TwinError, VmSpec,
+    Vnuma,
+};
 pub use workload::{Program, Workload, WorkloadError};
 
 use engine::Engine;

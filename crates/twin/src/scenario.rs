@@ -23,6 +23,9 @@ pub struct Scenario {
     /// Preset of the machine that it was written for; callers may run it on another.
     #[serde(default)]
     pub machine: Option<String>,
+    /// Who schedules vCPUs.
+    #[serde(default)]
+    pub hypervisor: Hypervisor,
     /// Seed where the caller gives none.
     #[serde(default = "first_seed")]
     pub seed: u64,
@@ -71,6 +74,92 @@ pub struct VmSpec {
     /// Nodes that the operator binds its memory to, in list format; absent where the kernel decides.
     #[serde(default, deserialize_with = "list")]
     pub memory_nodes: Option<NodeSet>,
+    /// Where the hypervisor places its pages.
+    #[serde(default)]
+    pub memory_policy: MemoryPolicy,
+    /// Size of the pages by which guest and hypervisor map its memory: what the TLB holds.
+    #[serde(default)]
+    pub page_size: PageSize,
+    /// What its guest knows of the host's nodes.
+    #[serde(default)]
+    pub vnuma: Vnuma,
+    /// Where its guest places pages among the nodes that it knows.
+    #[serde(default)]
+    pub allocation: Allocation,
+    /// Whether its guest's kernel moves pages to the node that uses them (AutoNUMA); needs a guest that knows nodes.
+    #[serde(default)]
+    pub autonuma: bool,
+    /// Scheduler weight against other VMs: Xen's scale, 256 is usual.
+    #[serde(default = "usual_weight")]
+    pub weight: u32,
+    /// Most CPU time that all of its vCPUs together get, in percent of one CPU; absent where there is no limit.
+    #[serde(default)]
+    pub cap_percent: Option<u32>,
+    /// Whether it drives devices itself (PCI passthrough).
+    #[serde(default)]
+    pub passthrough: bool,
+}
+
+/// Where the hypervisor places a VM's pages (seed 004, section 3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryPolicy {
+    /// On the node of the CPU that touches a page first.
+    #[default]
+    FirstTouch,
+    /// Page by page in turn over the nodes, when the VM is created.
+    #[serde(rename = "round-4k")]
+    Round4k,
+    /// GiB by GiB in turn over the nodes, when the VM is created.
+    #[serde(rename = "round-1g")]
+    Round1g,
+}
+
+/// Sizes of pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum PageSize {
+    /// 4 KiB.
+    #[default]
+    #[serde(rename = "4KiB")]
+    Small,
+    /// 2 MiB.
+    #[serde(rename = "2MiB")]
+    Large,
+}
+
+/// What a guest knows of the host's nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vnuma {
+    /// Nothing: it sees one node.
+    #[default]
+    None,
+    /// Which node each vCPU was on when it booted, and which nodes its memory came from.
+    Static,
+}
+
+/// Where a guest places pages among the nodes that it knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allocation {
+    /// On the node of the vCPU that touches a page first.
+    #[default]
+    FirstTouch,
+    /// In turn over all of them.
+    Interleave,
+}
+
+/// Who schedules vCPUs, and what virtualisation costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hypervisor {
+    /// None: the "VM" is the bare machine's Linux, fair scheduler, native costs.
+    Native,
+    /// KVM: the fair scheduler.
+    #[default]
+    Kvm,
+    /// Xen: credit1.
+    Xen,
 }
 
 /// In which order VMs arrive.
@@ -101,6 +190,10 @@ fn first_seed() -> u64 {
 
 fn long_enough() -> Ns {
     Ns::from_secs(600)
+}
+
+fn usual_weight() -> u32 {
+    256
 }
 
 fn whole() -> f64 {
@@ -215,6 +308,14 @@ impl VmSpec {
             after: AfterProgram::Idle,
             cpus: None,
             memory_nodes: None,
+            memory_policy: MemoryPolicy::FirstTouch,
+            page_size: PageSize::Small,
+            vnuma: Vnuma::None,
+            allocation: Allocation::FirstTouch,
+            autonuma: false,
+            weight: usual_weight(),
+            cap_percent: None,
+            passthrough: false,
         }
     }
 
@@ -266,6 +367,7 @@ impl Scenario {
             name: name.to_owned(),
             about: String::new(),
             machine: None,
+            hypervisor: Hypervisor::Kvm,
             seed: first_seed(),
             duration: long_enough(),
             arrival_order: ArrivalOrder::AsListed,

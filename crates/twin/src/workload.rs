@@ -28,6 +28,10 @@ pub struct Workload {
     pub name: String,
     /// What it is, for people.
     pub about: String,
+    /// Claims of `data/published/claims.toml` whose listed inputs some figure here was calibrated to; their results
+    /// under this profile are no predictions. Solo behaviour needs no entry.
+    #[serde(default)]
+    pub calibrated_to: Vec<String>,
     /// What its threads do; an idle workload has no program.
     #[serde(default)]
     pub program: Option<Program>,
@@ -56,6 +60,19 @@ pub struct Program {
     /// How threads wait for each other; absent where they never do.
     #[serde(default)]
     pub barrier: Option<Barrier>,
+    /// What a thread does while it waits at a barrier.
+    #[serde(default)]
+    pub waiting: Waiting,
+    /// How often a thread wakes another that sleeps, barriers apart, per million instructions: each costs an interrupt
+    /// to another CPU.
+    #[serde(default)]
+    pub wakeups_per_m_instructions: f64,
+    /// Address translation; absent where the TLB always holds what the program uses.
+    #[serde(default)]
+    pub translation: Option<Translation>,
+    /// Data moved to and from devices.
+    #[serde(default)]
+    pub io: Vec<IoProfile>,
     /// Memory, by who touches it.
     pub regions: Vec<RegionProfile>,
     /// Stretches of the run that differ from the whole; empty where none is known.
@@ -96,6 +113,50 @@ pub struct Barrier {
     pub interval_m_instructions: f64,
     /// Relative standard deviation of a thread's work between two barriers.
     pub imbalance: f64,
+}
+
+/// What a thread does while it waits for others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Waiting {
+    /// It gives up its vCPU, and whoever releases it must interrupt that.
+    #[default]
+    Sleep,
+    /// It keeps its vCPU busy.
+    Spin,
+}
+
+/// How a program's accesses fall on pages.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Translation {
+    /// Loads and stores per thousand instructions.
+    pub accesses_per_kilo_instruction: f64,
+    /// Share of them that miss the TLB, by its reach: entries times page size.
+    pub miss_ratio: MissRatioCurve,
+}
+
+/// Data that a program moves to or from a kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IoProfile {
+    /// Which kind.
+    pub device: DeviceKind,
+    /// Bytes that a thread moves per thousand instructions.
+    pub bytes_per_kilo_instruction: f64,
+    /// Bytes of one request.
+    #[serde(with = "homenode_units::text")]
+    pub request: Bytes,
+}
+
+/// Kinds of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// A disk or its controller (PCI class 01).
+    Disk,
+    /// A network controller (PCI class 02).
+    Network,
 }
 
 /// A part of a program's memory.
@@ -237,6 +298,41 @@ impl Program {
         for (what, value) in shares {
             if !(0.0..=1.0).contains(&value) {
                 return Err((what.into(), value, "it must lie between 0 and 1"));
+            }
+        }
+        if let Some(translation) = &self.translation {
+            let m_inf = translation.miss_ratio.m_inf;
+            if !(0.0..=1.0).contains(&m_inf) {
+                let what = "translation.miss_ratio.m_inf".into();
+                return Err((what, m_inf, "it must lie between 0 and 1"));
+            }
+            let positive = [
+                (
+                    "translation.accesses_per_kilo_instruction",
+                    translation.accesses_per_kilo_instruction,
+                ),
+                ("translation.miss_ratio.c0", translation.miss_ratio.c0.as_f64()),
+                ("translation.miss_ratio.k", translation.miss_ratio.k),
+            ];
+            for (what, value) in positive {
+                if !(value > 0.0 && value.is_finite()) {
+                    return Err((what.into(), value, "it must be above 0"));
+                }
+            }
+        }
+        let wakeups = self.wakeups_per_m_instructions;
+        if !(0.0..=1e5).contains(&wakeups) {
+            let what = "wakeups_per_m_instructions".into();
+            return Err((what, wakeups, "it must lie between 0 and 100000"));
+        }
+        for (at, io) in self.io.iter().enumerate() {
+            let bytes = io.bytes_per_kilo_instruction;
+            if !(bytes > 0.0 && bytes.is_finite()) {
+                let what = format!("bytes_per_kilo_instruction of io {at}");
+                return Err((what, bytes, "it must be above 0"));
+            }
+            if io.request == Bytes::ZERO {
+                return Err((format!("request of io {at}"), 0.0, "it must be above 0"));
             }
         }
         let accesses = self.llc_accesses_per_kilo_instruction;

@@ -33,6 +33,9 @@ misses_in_flight_max = 10
 smt_throughput = 1.25
 tlb_entries_4k = 64
 tlb_entries_2m = 32
+l2 = "256KiB"
+walk = { native_refs = 1.0, nested_refs = 4.0 }
+ipi = { native_ns = 900, virtual_ns = 10900 }
 [hardware.latency]
 l1_cycles = 4
 l2_cycles = 12

@@ -314,7 +314,13 @@ fn devices(told: Vec<ToldDevice>, nodes: &NodeSet, notes: &mut Vec<String>) -> V
     for ToldDevice { address, class, node } in told {
         let node = NodeId(node as u16);
         match nodes.contains(node) {
-            true => devices.push(Device { address, class, node }),
+            true => devices.push(Device {
+                address,
+                class,
+                node,
+                bandwidth: None,
+                latency_ns: None,
+            }),
             false => lost.push(format!("{address} (node {node})")),
         }
     }
