@@ -28,7 +28,7 @@ mod report;
 pub mod scenario;
 pub mod workload;
 
-pub use report::{NodeReport, TwinReport, VmReport};
+pub use report::{LinkReport, NodeReport, TwinReport, VmReport};
 pub use scenario::{
     AfterProgram, Allocation, ArrivalOrder, Hypervisor, MemoryPolicy, PageSize, Scenario, TwinError, VmSpec,
     Vnuma,
@@ -38,7 +38,8 @@ pub use workload::{Program, Workload, WorkloadError};
 use engine::Engine;
 use homenode_host::VmSettings;
 use homenode_machine::Machine;
-use homenode_units::{BytesPerSec, Ns, VmId};
+use homenode_units::{Ns, VmId};
+use report::Counts;
 
 /// A simulated host that runs a scenario.
 #[derive(Clone, Debug)]
@@ -49,6 +50,8 @@ pub struct Twin {
     engine: Engine,
     /// What the scenario says the operator said of each VM.
     settings: Vec<VmSettings>,
+    /// What reports leave out.
+    mark: Counts,
 }
 
 /// Epoch of the contention solver where none is given.
@@ -90,6 +93,7 @@ impl Twin {
             seed,
             engine,
             settings,
+            mark: Counts::default(),
         })
     }
 
@@ -118,49 +122,19 @@ impl Twin {
         self.engine.vms.iter().find(|vm| vm.name == name).map(|vm| vm.id)
     }
 
-    /// What came of the run so far.
+    /// What came of the run since the last [`Twin::mark`], or since its start.
     pub fn report(&self) -> TwinReport {
-        let engine = &self.engine.settled();
-        let seconds = engine.now.as_secs_f64().max(1e-9);
-        let nodes = self.machine.nodes.keys().enumerate().map(|(at, node)| {
-            let busy = |cpu: &usize| engine.scheduler.busy_ns(*cpu, engine.now) as f64 / 1e9;
-            let report = NodeReport {
-                bandwidth_bytes_per_s: BytesPerSec((engine.totals.controllers[at] / seconds) as u64),
-                cpus_busy: engine.topology.node_cpus[at].iter().map(busy).sum::<f64>() / seconds,
-            };
-            (node, report)
-        });
-        TwinReport {
-            scenario: self.scenario.clone(),
-            machine: self.machine.name.clone(),
-            seed: self.seed,
-            epoch_ns: engine.epoch,
-            at_ns: engine.now,
-            vms: engine.vms.iter().map(|vm| report_vm(engine, vm)).collect(),
-            nodes: nodes.collect(),
-        }
+        report::report(
+            &self.machine,
+            &self.scenario,
+            self.seed,
+            &self.engine.settled(),
+            &self.mark,
+        )
     }
-}
 
-fn report_vm(engine: &Engine, vm: &guest::Vm) -> VmReport {
-    let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
-    let ratio = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);
-    let sum = |of: fn(&guest::Thread) -> f64| vm.threads.iter().map(of).sum::<f64>();
-    let waiting = |task: usize| engine.scheduler.waiting_ns(task, engine.now) as f64 / 1e9;
-    VmReport {
-        name: vm.name.clone(),
-        workload: vm.workload.clone(),
-        arrival_s: vm.arrived.map(Ns::as_secs_f64),
-        runtime_s: vm
-            .started
-            .zip(vm.ended)
-            .map(|(from, to)| Ns(to.0 - from.0).as_secs_f64()),
-        llc_miss_rate: ratio(sum(|t| t.llc_misses), sum(|t| t.llc_references)),
-        local_access_ratio: ratio(vm.accesses_local, vm.accesses_local + vm.accesses_remote),
-        node_changes: tasks
-            .clone()
-            .map(|task| engine.scheduler.tasks[task].node_changes)
-            .sum(),
-        waiting_s: tasks.map(waiting).sum(),
+    /// Lets reports count from now on: what came before was warm-up. Changes nothing that is simulated.
+    pub fn mark(&mut self) {
+        self.mark = Counts::of(&self.engine.settled());
     }
 }

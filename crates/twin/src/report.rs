@@ -1,7 +1,23 @@
 //! What came of a run, in figures that compare policies.
+//!
+//! # Terms
+//!
+//! - *Access*: an LLC miss of a VM's program, counted at the node whose memory answers it. Writes back, first touches
+//!   and page moves are traffic (bytes of controllers and links), not accesses.
+//! - *Imbalance*: standard deviation over mean of the accesses by node, nodes without memory left out (seed 004,
+//!   section 3.5.2): 0 where all nodes answer alike, `sqrt(nodes - 1)` where one node answers all.
+//! - *Load of a link*: bytes that it carried over those that it could have carried.
+//! - *Interconnect load*: for each second the load of the most loaded link, averaged over seconds (seed 004, section
+//!   3.5.2).
+//!
+//! Rates and counts are those since the mark ([`crate::Twin::mark`]), or since the start.
 
-use homenode_units::{BytesPerSec, NodeMap, Ns};
+use homenode_machine::Machine;
+use homenode_units::{BytesPerSec, NodeId, NodeMap, Ns};
 use serde::Serialize;
+
+use crate::engine::Engine;
+use crate::guest::Vm;
 
 /// What came of a run so far.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -16,10 +32,19 @@ pub struct TwinReport {
     pub epoch_ns: Ns,
     /// Simulated time.
     pub at_ns: Ns,
+    /// Since when the figures below count: 0, or the mark.
+    pub measured_from_ns: Ns,
     /// Every VM of the scenario, in its order.
     pub vms: Vec<VmReport>,
     /// Every node.
     pub nodes: NodeMap<NodeReport>,
+    /// Every link, in the machine's order.
+    pub links: Vec<LinkReport>,
+    /// Imbalance of the accesses of all VMs by node; `None` before the first.
+    pub imbalance: Option<f64>,
+    /// Mean over seconds of the load of the most loaded link, in [0, 1]; `None` before a second has passed, and where no
+    /// link's bandwidth is known.
+    pub interconnect_load: Option<f64>,
 }
 
 /// One VM.
@@ -31,12 +56,19 @@ pub struct VmReport {
     pub workload: String,
     /// When it was started; `None` if that is still to come.
     pub arrival_s: Option<f64>,
-    /// How long its program ran, from its first page touched to its end; `None` while it runs, and for idle VMs.
+    /// How long its program ran, from its first page touched to its end, whatever the mark; `None` while it runs, and
+    /// for idle VMs.
     pub runtime_s: Option<f64>,
+    /// Instructions of its program, in thousand millions, over all vCPUs.
+    pub instructions_g: f64,
     /// LLC misses over references, in [0, 1].
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that went to the node of the vCPU, in [0, 1].
     pub local_access_ratio: Option<f64>,
+    /// Memory accesses by the node that answered them.
+    pub accesses_by_node: NodeMap<u64>,
+    /// Imbalance of these; `None` where there are none.
+    pub imbalance: Option<f64>,
     /// How often its vCPUs changed nodes.
     pub node_changes: u64,
     /// Time that its vCPUs were runnable and did not run, in seconds, summed over them.
@@ -50,4 +82,198 @@ pub struct NodeReport {
     pub bandwidth_bytes_per_s: BytesPerSec,
     /// CPUs that were busy, on average.
     pub cpus_busy: f64,
+    /// Memory accesses of all VMs that its memory answered.
+    pub accesses: u64,
+}
+
+/// One directed link.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LinkReport {
+    /// Where it comes from.
+    pub from: NodeId,
+    /// Where it goes.
+    pub to: NodeId,
+    /// Bytes that it carried.
+    pub bytes: u64,
+    /// Mean load, in [0, 1]; `None` where its bandwidth is unknown.
+    pub load: Option<f64>,
+}
+
+/// Counts of a host at one point in time; the difference of two of them is what happened in between.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    at: Ns,
+    controllers: Vec<f64>,
+    links: Vec<f64>,
+    busy_ns: Vec<u64>,
+    /// Summed load of the most loaded link, each counted for the seconds that it was measured over.
+    busiest: f64,
+    busiest_seconds: f64,
+    vms: Vec<VmCounts>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct VmCounts {
+    instructions: f64,
+    references: f64,
+    misses: f64,
+    local: f64,
+    by_node: Vec<f64>,
+    node_changes: u64,
+    waiting_ns: u64,
+}
+
+impl Counts {
+    /// What a host has counted since its start; it must be settled.
+    pub fn of(engine: &Engine) -> Counts {
+        let now = engine.now;
+        Counts {
+            at: now,
+            controllers: engine.totals.controllers.clone(),
+            links: engine.totals.links.clone(),
+            busy_ns: (0..engine.topology.cpus.len())
+                .map(|cpu| engine.scheduler.busy_ns(cpu, now))
+                .collect(),
+            busiest: engine.totals.busiest.sum,
+            busiest_seconds: engine.totals.busiest.seconds,
+            vms: engine.vms.iter().map(|vm| VmCounts::of(engine, vm)).collect(),
+        }
+    }
+
+    /// What was counted since an earlier point; nothing was counted before the default.
+    fn since(mut self, earlier: &Counts) -> Counts {
+        self.at = Ns(self.at.0 - earlier.at.0);
+        less(&mut self.controllers, &earlier.controllers);
+        less(&mut self.links, &earlier.links);
+        for (now, then) in self.busy_ns.iter_mut().zip(&earlier.busy_ns) {
+            *now -= then;
+        }
+        self.busiest -= earlier.busiest;
+        self.busiest_seconds -= earlier.busiest_seconds;
+        for (now, then) in self.vms.iter_mut().zip(&earlier.vms) {
+            now.instructions -= then.instructions;
+            now.references -= then.references;
+            now.misses -= then.misses;
+            now.local -= then.local;
+            less(&mut now.by_node, &then.by_node);
+            now.node_changes -= then.node_changes;
+            now.waiting_ns -= then.waiting_ns;
+        }
+        self
+    }
+}
+
+impl VmCounts {
+    fn of(engine: &Engine, vm: &Vm) -> VmCounts {
+        let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
+        VmCounts {
+            instructions: vm.threads.iter().map(|t| t.instructions).sum(),
+            references: vm.threads.iter().map(|t| t.llc_references).sum(),
+            misses: vm.threads.iter().map(|t| t.llc_misses).sum(),
+            local: vm.accesses_local,
+            by_node: vm.accesses.clone(),
+            node_changes: tasks
+                .clone()
+                .map(|task| engine.scheduler.tasks[task].node_changes)
+                .sum(),
+            waiting_ns: tasks
+                .map(|task| engine.scheduler.waiting_ns(task, engine.now))
+                .sum(),
+        }
+    }
+}
+
+fn less(counts: &mut [f64], earlier: &[f64]) {
+    for (now, then) in counts.iter_mut().zip(earlier) {
+        *now -= then;
+    }
+}
+
+/// Standard deviation over mean of the counts of nodes with memory.
+fn imbalance(machine: &Machine, counts: &[f64]) -> Option<f64> {
+    let with_memory = machine.nodes.values().map(|node| node.memory_bytes.0 > 0);
+    let counts: Vec<f64> = counts
+        .iter()
+        .zip(with_memory)
+        .filter_map(|(count, has)| has.then_some(*count))
+        .collect();
+    let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+    let variance = counts
+        .iter()
+        .map(|count| (count - mean) * (count - mean))
+        .sum::<f64>()
+        / counts.len() as f64;
+    (mean > 0.0).then(|| variance.sqrt() / mean)
+}
+
+/// The report's figures of what a host did since a mark; it must be settled.
+pub(crate) fn report(
+    machine: &Machine,
+    scenario: &str,
+    seed: u64,
+    engine: &Engine,
+    mark: &Counts,
+) -> TwinReport {
+    let counts = Counts::of(engine).since(mark);
+    let seconds = counts.at.as_secs_f64().max(1e-9);
+    let mut accesses = vec![0.0; machine.nodes.len()];
+    for vm in &counts.vms {
+        for (sum, count) in accesses.iter_mut().zip(&vm.by_node) {
+            *sum += count;
+        }
+    }
+    let nodes = machine.nodes.keys().enumerate().map(|(at, node)| {
+        let busy = |cpu: &usize| counts.busy_ns[*cpu] as f64 / 1e9;
+        let report = NodeReport {
+            bandwidth_bytes_per_s: BytesPerSec((counts.controllers[at] / seconds) as u64),
+            cpus_busy: engine.topology.node_cpus[at].iter().map(busy).sum::<f64>() / seconds,
+            accesses: accesses[at] as u64,
+        };
+        (node, report)
+    });
+    let links = engine.topology.links.iter().zip(&engine.topology.link_caps);
+    let links = links.zip(&counts.links).map(|((link, cap), bytes)| LinkReport {
+        from: link.from,
+        to: link.to,
+        bytes: *bytes as u64,
+        load: cap.is_finite().then(|| bytes / (cap * 1e9 * seconds)),
+    });
+    let vms = engine.vms.iter().zip(&counts.vms);
+    TwinReport {
+        scenario: scenario.to_owned(),
+        machine: machine.name.clone(),
+        seed,
+        epoch_ns: engine.epoch,
+        at_ns: engine.now,
+        measured_from_ns: mark.at,
+        vms: vms.map(|(vm, counts)| report_vm(machine, vm, counts)).collect(),
+        nodes: nodes.collect(),
+        links: links.collect(),
+        imbalance: imbalance(machine, &accesses),
+        interconnect_load: ratio(counts.busiest, counts.busiest_seconds),
+    }
+}
+
+fn ratio(part: f64, whole: f64) -> Option<f64> {
+    (whole > 0.0).then(|| part / whole)
+}
+
+fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
+    let by_node = machine.nodes.keys().zip(&counts.by_node);
+    VmReport {
+        name: vm.name.clone(),
+        workload: vm.workload.clone(),
+        arrival_s: vm.arrived.map(Ns::as_secs_f64),
+        runtime_s: vm
+            .started
+            .zip(vm.ended)
+            .map(|(from, to)| Ns(to.0 - from.0).as_secs_f64()),
+        instructions_g: counts.instructions / 1e9,
+        llc_miss_rate: ratio(counts.misses, counts.references),
+        local_access_ratio: ratio(counts.local, counts.by_node.iter().sum()),
+        accesses_by_node: by_node.map(|(node, count)| (node, *count as u64)).collect(),
+        imbalance: imbalance(machine, &counts.by_node),
+        node_changes: counts.node_changes,
+        waiting_s: counts.waiting_ns as f64 / 1e9,
+    }
 }

@@ -240,6 +240,13 @@ pub enum TwinError {
         workload: String,
         candidates: homenode_machine::file::Candidates,
     },
+    #[error("VM {vm}: {setting} {problem}; {remedy}")]
+    Contradiction {
+        vm: String,
+        setting: &'static str,
+        problem: &'static str,
+        remedy: &'static str,
+    },
     #[error("VM {vm} has {vcpus} vCPUs, and machine {machine} only {cpus} CPUs; give it at most {cpus}")]
     VcpusBeyondHost {
         vm: String,
@@ -264,7 +271,7 @@ pub enum TwinError {
         footprint: Bytes,
     },
     #[error(
-        "the VMs touch {footprint} in all, and machine {machine} has {host}; the twin has no swap: run fewer VMs"
+        "the VMs need {footprint} in all, and machine {machine} has {host}; the twin has no swap: run fewer VMs"
     )]
     FootprintBeyondHost {
         footprint: Bytes,
@@ -501,6 +508,7 @@ impl Scenario {
                 });
             }
             vm.check(machine, host)?;
+            vm.check_guest(self.hypervisor)?;
             let program = self.workload(vm)?.program;
             let footprint = crate::guest::boot_footprint(vm.memory)
                 + program.map_or(Bytes::ZERO, |program| program.footprint(vm.vcpus));
@@ -513,7 +521,11 @@ impl Scenario {
                     footprint,
                 });
             }
-            touched += footprint;
+            touched += if vm.allocated_at_creation(self.hypervisor) {
+                vm.memory
+            } else {
+                footprint
+            };
         }
         if touched > host {
             return Err(TwinError::FootprintBeyondHost {
@@ -588,6 +600,62 @@ impl VmSpec {
             }
         }
         Ok(())
+    }
+
+    /// What its guest is told must fit what its host is.
+    fn check_guest(&self, hypervisor: Hypervisor) -> Result<(), TwinError> {
+        let refuse = |setting, problem, remedy| {
+            Err(TwinError::Contradiction {
+                vm: self.name.clone(),
+                setting,
+                problem,
+                remedy,
+            })
+        };
+        let native = hypervisor == Hypervisor::Native;
+        let rounds = self.memory_policy != MemoryPolicy::FirstTouch;
+        if native && self.vnuma == Vnuma::Static {
+            return refuse(
+                "vnuma = \"static\"",
+                "contradicts hypervisor = \"native\", whose kernel knows the nodes itself",
+                "leave it out",
+            );
+        }
+        if native && self.memory_policy == MemoryPolicy::Round1g {
+            return refuse(
+                "memory_policy = \"round-1g\"",
+                "is a hypervisor's, and the scenario has hypervisor = \"native\"",
+                "use round-4k or first-touch",
+            );
+        }
+        if rounds && self.vnuma == Vnuma::Static {
+            return refuse(
+                "memory_policy = \"round-...\"",
+                "spreads every virtual node of vnuma = \"static\" over the host",
+                "use first-touch, or vnuma = \"none\"",
+            );
+        }
+        let one_node = !native && self.vnuma == Vnuma::None;
+        if one_node && self.allocation == Allocation::Interleave {
+            return refuse(
+                "allocation = \"interleave\"",
+                "has no effect in a guest that sees one node",
+                "set vnuma = \"static\", or memory_policy = \"round-4k\"",
+            );
+        }
+        if one_node && self.autonuma {
+            return refuse(
+                "autonuma",
+                "has no effect in a guest that sees one node",
+                "set vnuma = \"static\"",
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether it gets all of its memory when it is created.
+    fn allocated_at_creation(&self, hypervisor: Hypervisor) -> bool {
+        hypervisor != Hypervisor::Native && self.memory_policy != MemoryPolicy::FirstTouch
     }
 
     /// CPUs that it may run on.

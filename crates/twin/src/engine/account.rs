@@ -4,6 +4,7 @@ use homenode_units::PAGE_BYTES;
 
 use super::{Engine, Owner};
 use crate::guest::Doing;
+use crate::hypervisor::memory::Toucher;
 
 impl Engine {
     /// The same host with everything accounted up to now. A copy: were the host itself accounted whenever somebody
@@ -55,7 +56,7 @@ impl Engine {
             }
             Doing::Touching { touch, .. } => {
                 let pages = state.pages_completed(units);
-                self.touch(vm, touch.region, cpu, pages);
+                self.touch(vm, thread, touch.region, cpu, pages);
             }
             Doing::Housekeeping | Doing::Idle | Doing::AtBarrier => {}
         }
@@ -64,21 +65,28 @@ impl Engine {
     /// Rounding may leave pages of a finished touch: they are touched now.
     pub(super) fn finish_touch(&mut self, cpu: usize, vm: usize, thread: usize) {
         if let Doing::Touching { touch, .. } = self.vms[vm].threads[thread].doing {
-            self.touch(vm, touch.region, cpu, touch.pages);
+            self.touch(vm, thread, touch.region, cpu, touch.pages);
         }
     }
 
-    pub(super) fn touch(&mut self, vm: usize, region: usize, cpu: usize, pages: u64) {
+    pub(super) fn touch(&mut self, vm: usize, vcpu: usize, region: usize, cpu: usize, pages: u64) {
         if pages == 0 {
             return;
         }
         let node = self.topology.cpus[cpu].node;
-        let before = self.memory.free.clone();
-        self.memory
-            .touch(&self.topology, &mut self.vms[vm].memory, region, node, pages);
+        let by = Toucher { vcpu, node };
+        self.placed.fill(0);
+        self.memory.touch(
+            &self.topology,
+            &mut self.vms[vm].memory,
+            region,
+            by,
+            pages,
+            &mut self.placed,
+        );
         // Zeroing writes each page once.
-        for (at, free) in before.iter().enumerate() {
-            let bytes = ((free - self.memory.free[at]) * PAGE_BYTES) as f64;
+        for (at, pages) in self.placed.iter().enumerate().filter(|(_, pages)| **pages > 0) {
+            let bytes = (pages * PAGE_BYTES) as f64;
             self.totals.controllers[at] += bytes;
             for link in self.fabric.route(node, at) {
                 self.totals.links[link] += bytes;
@@ -94,6 +102,7 @@ impl Engine {
         let (node, bytes) = (place.node, misses * self.line_bytes);
         let weights = owner.memory.weights(thread);
         for (memory_node, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+            owner.accesses[memory_node] += misses * weight;
             let read = bytes * weight;
             self.totals.controllers[memory_node] += read * (1.0 + write_share);
             for link in self.fabric.route(memory_node, node) {

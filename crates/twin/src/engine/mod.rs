@@ -16,12 +16,15 @@
 //! An engine that handles a million events without time moving on stops with what it was doing.
 
 mod account;
+mod boot;
+mod busiest;
 mod moves;
 mod speed;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use busiest::Busiest;
 use homenode_machine::{Hardware, Machine};
 use homenode_units::{Bytes, Ns};
 
@@ -67,6 +70,7 @@ pub(crate) struct Totals {
     pub controllers: Vec<f64>,
     /// Bytes moved over each link.
     pub links: Vec<f64>,
+    pub busiest: Busiest,
 }
 
 /// Pages of a VM on the move.
@@ -107,6 +111,8 @@ pub(crate) struct Engine {
     daemon_left: Vec<f64>,
     daemon_chance: Chance,
     footprints: Vec<f64>,
+    /// Scratch: pages by the node that a touch placed them on.
+    placed: Vec<u64>,
     /// Miss ratios at the last solution, by CPU.
     solved: Vec<f64>,
     dirty: bool,
@@ -121,7 +127,8 @@ impl Engine {
         let mut scheduler = Scheduler::new(&topology);
         let (mut vms, mut owners, mut footprints) = (Vec::new(), Vec::new(), Vec::new());
         for (at, spec) in scenario.vms.iter().enumerate() {
-            let mut vm = Vm::new(spec, scenario.workload(spec)?, at, owners.len(), nodes, seed);
+            let workload = scenario.workload(spec)?;
+            let mut vm = Vm::new(spec, scenario.hypervisor, workload, at, owners.len(), nodes, seed);
             if let Some(home) = &spec.memory_nodes {
                 vm.memory.home = Some(
                     home.iter()
@@ -154,6 +161,7 @@ impl Engine {
             totals: Totals {
                 controllers: vec![0.0; nodes],
                 links: vec![0.0; topology.links.len()],
+                busiest: Busiest::new(topology.links.len()),
             },
             now: Ns::ZERO,
             version: 1,
@@ -171,6 +179,7 @@ impl Engine {
             daemon_left: Vec::new(),
             daemon_chance: Chance::labelled(seed, "daemons", 0),
             footprints,
+            placed: vec![0; nodes],
             solved: vec![0.0; cpus],
             dirty: true,
             topology,
@@ -263,6 +272,7 @@ impl Engine {
         match timer {
             Timer::Arrival(vm) => {
                 self.version += 1;
+                self.create_memory(vm);
                 self.vms[vm].boot(self.now);
                 for thread in 0..self.vms[vm].threads.len() {
                     if self.vms[vm].threads[thread].runnable() {
@@ -271,6 +281,7 @@ impl Engine {
                         self.after_scheduling();
                     }
                 }
+                self.show_nodes(vm);
             }
             Timer::Daemon(daemon) => {
                 let task = self

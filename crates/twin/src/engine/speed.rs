@@ -103,6 +103,8 @@ impl Engine {
     /// changed, latencies are found anew.
     pub(super) fn end_epoch(&mut self) {
         self.settle_all();
+        let caps = &self.topology.link_caps;
+        self.totals.busiest.look(self.now, &self.totals.links, caps);
         for llc in &mut self.llcs {
             llc.step(&self.footprints);
         }

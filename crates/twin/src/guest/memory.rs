@@ -2,17 +2,27 @@
 //!
 //! # Model
 //!
-//! A page appears on the node that the hypervisor gives it at first touch; from then on it is one of a count. All
-//! pages of a class are alike: a thread's accesses to the class are spread over nodes as the pages are, and a move
-//! draws pages evenly, without replacement (hypergeometric), from all pages of the VM that lie outside the target.
+//! A page appears on the node that guest and hypervisor give it at first touch ([`crate::hypervisor::memory`]); from
+//! then on it is one of a count. All pages of a class are alike: a thread's accesses to the class are spread over nodes
+//! as the pages are, and a move draws pages evenly, without replacement (hypergeometric), from all pages of the VM that
+//! lie outside the target.
+//!
+//! A class has consecutive guest frames, in the order of touch: where pages are dealt out in turn, a class of one page
+//! lies on one node, and one of nine pages on eight nodes is uneven, as on a real host.
+//!
+//! A VM whose memory was allocated when it was created has a *free list*: pages that are on a node and that no region has
+//! touched yet.
 //!
 //! # Left out
 //!
 //! Which page is which: a policy that picks single pages (Carrefour) needs heat classes fine enough to tell them.
+//! Memory that the guest frees and uses again.
 
 use homenode_units::{Bytes, divide_proportionally};
 
+use super::view::View;
 use crate::chance::Chance;
+use crate::hypervisor::memory::Turns;
 use crate::workload::{Program, RegionKind, Threads};
 
 /// Who uses a region.
@@ -27,6 +37,8 @@ pub(crate) enum Users {
 /// Pages that are used alike.
 #[derive(Clone, Debug)]
 struct Class {
+    /// Guest frame of its first page.
+    first_frame: u64,
     pages_planned: u64,
     access_share: f64,
     /// Pages by node.
@@ -62,6 +74,12 @@ pub(crate) struct VmMemory {
     weights: Vec<f64>,
     threads: usize,
     stale: bool,
+    /// What the guest knows of nodes.
+    pub view: View,
+    /// Which node is whose turn, where pages are dealt out by guest frame.
+    pub turns: Option<Turns>,
+    /// Pages that the host has given it and no region has touched, by node.
+    pub free_list: Vec<u64>,
     /// Home nodes, once set.
     pub home: Option<Vec<usize>>,
     /// Where interleaving over home nodes goes on.
@@ -75,11 +93,23 @@ impl VmMemory {
         vcpus: usize,
         boot: Bytes,
         program: Option<&Program>,
+        view: View,
     ) -> (VmMemory, Vec<Vec<Touch>>, Vec<Vec<Touch>>) {
+        let mut frames = 0;
+        let mut class = |size: Bytes, access_share| {
+            let first_frame = frames;
+            frames += size.to_pages().0;
+            Class {
+                first_frame,
+                pages_planned: size.to_pages().0,
+                access_share,
+                on: vec![0; nodes],
+            }
+        };
         let kernel = Region {
             users: Users::Kernel,
             access_share: 0.0,
-            classes: vec![class(nodes, boot, 1.0)],
+            classes: vec![class(boot, 1.0)],
         };
         let mut memory = VmMemory {
             nodes,
@@ -87,6 +117,9 @@ impl VmMemory {
             weights: vec![0.0; vcpus * nodes],
             threads: vcpus,
             stale: true,
+            view,
+            turns: None,
+            free_list: vec![0; nodes],
             home: None,
             next_home: 0,
         };
@@ -101,15 +134,15 @@ impl VmMemory {
             .collect();
         let mut starts = vec![Vec::new(); vcpus];
         for profile in program.iter().flat_map(|program| &program.regions) {
-            let classes = || -> Vec<Class> {
+            let mut classes = || -> Vec<Class> {
                 if profile.heat.is_empty() {
-                    return vec![class(nodes, profile.size, 1.0)];
+                    return vec![class(profile.size, 1.0)];
                 }
                 let part = |share: f64| Bytes((profile.size.as_f64() * share) as u64);
                 profile
                     .heat
                     .iter()
-                    .map(|h| class(nodes, part(h.page_share), h.access_share))
+                    .map(|h| class(part(h.page_share), h.access_share))
                     .collect()
             };
             let users: Vec<Users> = match (profile.kind, program.map(|p| p.threads)) {
@@ -142,10 +175,9 @@ impl VmMemory {
         (memory, boots, starts)
     }
 
-    /// Takes in pages of a region that were touched for the first time, by the node that they came to lie on.
-    pub fn touch(&mut self, region: usize, node: usize, pages: u64) {
-        let region = &mut self.regions[region];
-        let room: Vec<u64> = region
+    /// How pages of a region that are touched now fall on its classes: evenly, since threads touch parts of each.
+    pub fn by_class(&self, region: usize, pages: u64) -> Vec<u64> {
+        let room: Vec<u64> = self.regions[region]
             .classes
             .iter()
             .map(|c| c.pages_planned - c.touched())
@@ -154,15 +186,24 @@ impl VmMemory {
             pages <= room.iter().sum(),
             "more pages touched than the region has"
         );
-        for (class, pages) in region.classes.iter_mut().zip(divide_proportionally(pages, &room)) {
-            class.on[node] += pages;
-        }
+        divide_proportionally(pages, &room)
+    }
+
+    /// Guest frame that the next page of a class gets.
+    pub fn next_frame(&self, region: usize, class: usize) -> u64 {
+        let class = &self.regions[region].classes[class];
+        class.first_frame + class.touched()
+    }
+
+    /// Takes in pages of a class that were touched for the first time and came to lie on a node.
+    pub fn touch(&mut self, region: usize, class: usize, node: usize, pages: u64) {
+        self.regions[region].classes[class].on[node] += pages;
         self.stale = true;
     }
 
-    /// Pages by node, over all regions.
+    /// Pages by node, over all regions and the free list.
     pub fn pages(&self) -> Vec<u64> {
-        let mut sum = vec![0; self.nodes];
+        let mut sum = self.free_list.clone();
         for class in self.regions.iter().flat_map(|region| &region.classes) {
             for (sum, on) in sum.iter_mut().zip(&class.on) {
                 *sum += on;
@@ -245,9 +286,10 @@ impl VmMemory {
         let fits: u64 = to.iter().map(|node| room[*node]).sum();
         let mut draws = pages.min(rest).min(fits);
         let mut moved = Vec::new();
-        for class in self.regions.iter_mut().flat_map(|region| &mut region.classes) {
+        let classes = self.regions.iter_mut().flat_map(|region| &mut region.classes);
+        for on in std::iter::once(&mut self.free_list).chain(classes.map(|class| &mut class.on)) {
             for from in (0..self.nodes).filter(|node| outside(*node)) {
-                let here = class.on[from];
+                let here = on[from];
                 if here == 0 || draws == 0 {
                     continue;
                 }
@@ -255,8 +297,8 @@ impl VmMemory {
                 rest -= here;
                 draws -= drawn;
                 for (node, part) in spread(drawn, to, &mut self.next_home, room) {
-                    class.on[from] -= part;
-                    class.on[node] += part;
+                    on[from] -= part;
+                    on[node] += part;
                     moved.push((from, node, part));
                 }
             }
@@ -299,14 +341,6 @@ pub(crate) fn spread(pages: u64, nodes: &[usize], next: &mut usize, room: &mut [
     dealt
 }
 
-fn class(nodes: usize, size: Bytes, access_share: f64) -> Class {
-    Class {
-        pages_planned: size.to_pages().0,
-        access_share,
-        on: vec![0; nodes],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -314,9 +348,9 @@ mod tests {
 
     fn memory(on: &[u64]) -> VmMemory {
         let pages: u64 = on.iter().sum();
-        let (mut memory, ..) = VmMemory::new(on.len(), 1, Bytes(pages * 4096), None);
+        let (mut memory, ..) = VmMemory::new(on.len(), 1, Bytes(pages * 4096), None, View::Blind);
         for (node, pages) in on.iter().enumerate() {
-            memory.touch(0, node, *pages);
+            memory.touch(0, 0, node, *pages);
         }
         memory
     }

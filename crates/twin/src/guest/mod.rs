@@ -2,10 +2,12 @@
 
 pub(crate) mod memory;
 pub(crate) mod thread;
+pub(crate) mod view;
 pub(crate) mod vm;
 
 pub(crate) use memory::VmMemory;
-pub(crate) use thread::{Doing, Thread};
+pub(crate) use thread::Doing;
+pub(crate) use view::View;
 pub(crate) use vm::{Stage, Vm};
 
 use homenode_units::{Bytes, Ns};

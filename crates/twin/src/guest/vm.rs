@@ -14,9 +14,10 @@ use homenode_units::{Bytes, Ns, VmId};
 
 use super::memory::{Touch, VmMemory};
 use super::thread::{Doing, Thread};
+use super::view::View;
 use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use crate::chance::Chance;
-use crate::scenario::{AfterProgram, VmSpec};
+use crate::scenario::{AfterProgram, Allocation, Hypervisor, MemoryPolicy, VmSpec};
 use crate::workload::{Program, Threads, Workload};
 
 /// Where a VM is in its life.
@@ -49,6 +50,8 @@ pub(crate) struct Vm {
     pub name: String,
     pub workload: String,
     pub memory_bytes: Bytes,
+    pub memory_policy: MemoryPolicy,
+    pub allocation: Allocation,
     pub after: AfterProgram,
     pub program: Option<Program>,
     pub stage: Stage,
@@ -58,6 +61,8 @@ pub(crate) struct Vm {
     pub ended: Option<Ns>,
     pub threads: Vec<Thread>,
     pub memory: VmMemory,
+    /// LLC misses by the node whose memory answers.
+    pub accesses: Vec<f64>,
     pub accesses_local: f64,
     pub accesses_remote: f64,
     /// Number of its vCPU 0 among the vCPUs of the host.
@@ -75,6 +80,7 @@ pub(crate) struct Vm {
 impl Vm {
     pub fn new(
         spec: &VmSpec,
+        hypervisor: Hypervisor,
         workload: Workload,
         at: usize,
         first_vcpu: usize,
@@ -83,7 +89,13 @@ impl Vm {
     ) -> Vm {
         let vcpus = usize::from(spec.vcpus);
         let boot = boot_footprint(spec.memory);
-        let (memory, boots, starts) = VmMemory::new(nodes, vcpus, boot, workload.program.as_ref());
+        let (memory, boots, starts) = VmMemory::new(
+            nodes,
+            vcpus,
+            boot,
+            workload.program.as_ref(),
+            View::of(spec, hypervisor),
+        );
         let threads = (0..vcpus)
             .map(|thread| Thread::new(memory.shared_share(thread)))
             .collect();
@@ -93,6 +105,8 @@ impl Vm {
             name: spec.name.clone(),
             workload: spec.workload.clone(),
             memory_bytes: spec.memory,
+            memory_policy: spec.memory_policy,
+            allocation: spec.allocation,
             after: spec.after,
             program: workload.program,
             stage: Stage::Absent,
@@ -101,6 +115,7 @@ impl Vm {
             ended: None,
             threads,
             memory,
+            accesses: vec![0.0; nodes],
             accesses_local: 0.0,
             accesses_remote: 0.0,
             first_vcpu,

@@ -1,0 +1,46 @@
+//! What a VM finds when it is created and boots: its memory, and the nodes that its guest is shown.
+
+use super::Engine;
+use crate::guest::View;
+use crate::hypervisor::memory::{GIB_PAGES, Turns};
+use crate::scenario::{Allocation, MemoryPolicy};
+
+impl Engine {
+    /// Gives a VM that is created the memory that it gets at once.
+    pub(super) fn create_memory(&mut self, vm: usize) {
+        let vm = &mut self.vms[vm];
+        let turn = match vm.memory_policy {
+            MemoryPolicy::FirstTouch => return,
+            // Linux has no pages of a process that nobody has touched: it deals them out when they are.
+            _ if vm.memory.view == View::Truth => return,
+            MemoryPolicy::Round4k => 1,
+            MemoryPolicy::Round1g => GIB_PAGES,
+        };
+        self.memory
+            .create(&mut vm.memory, vm.memory_bytes.to_pages().0, turn);
+    }
+
+    /// Shows a guest that boots the nodes that its vCPUs are on.
+    pub(super) fn show_nodes(&mut self, vm: usize) {
+        let vm = &mut self.vms[vm];
+        let home = vm.memory.home.clone().filter(|home| !home.is_empty());
+        let with_memory = |task: usize| {
+            let node = self.topology.cpus[self.scheduler.tasks[task].cpu].node;
+            // An operator's nodes are all that the VM may have.
+            let near = &self.topology.fallback[node];
+            let may = |node: &&usize| home.as_ref().is_none_or(|home| home.contains(node));
+            near.iter().find(may).copied().unwrap_or(node)
+        };
+        let on = (0..vm.threads.len())
+            .map(|thread| with_memory(vm.first_vcpu + thread))
+            .collect();
+        let nodes = self.topology.nodes();
+        vm.memory.view.boot(on, nodes, vm.memory_bytes.to_pages().0);
+        let interleaves =
+            vm.allocation == Allocation::Interleave || vm.memory_policy == MemoryPolicy::Round4k;
+        if vm.memory.turns.is_none() && vm.memory.view.chooses() && interleaves {
+            let all = home.unwrap_or_else(|| self.memory.nodes());
+            vm.memory.turns = Some(Turns::even(vm.memory.view.nodes(&all)));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! How loaded the most loaded link was, second by second (seed 004, section 3.5.2).
+
+use homenode_units::Ns;
+
+/// A link is measured over at least this long.
+const PERIOD: Ns = Ns::from_secs(1);
+
+/// The most loaded link's load, summed over periods.
+#[derive(Clone, Debug)]
+pub(crate) struct Busiest {
+    /// Sum of load times seconds, and of the seconds.
+    pub sum: f64,
+    pub seconds: f64,
+    since: Ns,
+    links: Vec<f64>,
+}
+
+impl Busiest {
+    pub fn new(links: usize) -> Busiest {
+        Busiest {
+            sum: 0.0,
+            seconds: 0.0,
+            since: Ns::ZERO,
+            links: vec![0.0; links],
+        }
+    }
+
+    /// Looks at what links have carried since the start (`links`, bytes) against their bandwidth (`caps`, bytes per
+    /// nanosecond, infinite where unknown). Called at ends of epochs: a period ends with the first that is long enough.
+    pub fn look(&mut self, now: Ns, links: &[f64], caps: &[f64]) {
+        let ns = (now.0 - self.since.0) as f64;
+        if ns < PERIOD.as_f64() || !caps.iter().any(|cap| cap.is_finite()) {
+            return;
+        }
+        let loads = links.iter().zip(&self.links).zip(caps);
+        let most = loads
+            .map(|((now, then), cap)| (now - then) / (cap * ns))
+            .fold(0.0, f64::max);
+        self.sum += most * ns / 1e9;
+        self.seconds += ns / 1e9;
+        self.since = now;
+        self.links.copy_from_slice(links);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_loaded_link_of_each_second_counts() {
+        // Link 0 is full in the first second, link 1 half full in the next two: (1 + 0.5 * 2) / 3 seconds.
+        let mut busiest = Busiest::new(2);
+        let caps = [1.0, 2.0];
+        busiest.look(Ns(500_000_000), &[5e8, 0.0], &caps);
+        busiest.look(Ns(1_000_000_000), &[1e9, 0.0], &caps);
+        busiest.look(Ns(3_000_000_000), &[1e9, 2e9], &caps);
+        assert!((busiest.sum / busiest.seconds - 2.0 / 3.0).abs() < 1e-12);
+    }
+}

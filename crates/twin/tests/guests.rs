@@ -1,0 +1,283 @@
+//! Guests: where their pages come to lie, what waiting costs them, and what reports count.
+
+mod common;
+
+use common::{cores, node, program, r910};
+use homenode_host::Host;
+use homenode_machine::{Machine, preset};
+use homenode_twin::{
+    Allocation, Hypervisor, MemoryPolicy, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload,
+};
+use homenode_units::{Bytes, NodeId, NodeMap, Ns};
+
+fn amd48() -> Machine {
+    preset("amd48").expect("amd48 comes with the machines")
+}
+
+/// A scenario of one VM on a hypervisor, with these workloads of its own.
+fn one(hypervisor: Hypervisor, spec: VmSpec, workloads: &[Workload]) -> Scenario {
+    let mut scenario = Scenario::of("guests", vec![spec]);
+    scenario.hypervisor = hypervisor;
+    scenario.workloads = workloads.to_vec();
+    scenario
+}
+
+fn start(machine: &Machine, scenario: &Scenario) -> Twin {
+    Twin::new(machine.clone(), scenario, 1).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn pages(twin: &mut Twin, vm: usize) -> Vec<u64> {
+    let sample = twin.sample().expect("the twin always answers");
+    let pages = sample.vms[vm].pages.as_ref().expect("the twin knows");
+    pages.values().map(|pages| pages.0).collect()
+}
+
+/// Pages that VMs hold and that nodes have free: all there are, or the test fails.
+fn assert_conserved(twin: &mut Twin, when: &str) {
+    let sample = twin.sample().expect("the twin always answers");
+    for (id, node) in sample.nodes.iter() {
+        let held = sample
+            .vms
+            .iter()
+            .filter_map(|vm| vm.pages.as_ref()?.get(id))
+            .map(|pages| pages.0);
+        let all = held.sum::<u64>() * 4096 + node.memory_free_bytes.0;
+        assert_eq!(all, node.memory_total_bytes.0, "node {id} {when}");
+    }
+}
+
+fn imbalance(accesses: &NodeMap<u64>) -> f64 {
+    let mean = accesses.values().sum::<u64>() as f64 / accesses.len() as f64;
+    let squares = accesses.values().map(|a| (*a as f64 - mean) * (*a as f64 - mean));
+    (squares.sum::<f64>() / accesses.len() as f64).sqrt() / mean
+}
+
+/// Runs a VM of 8 vCPUs for some seconds after its boot, and reports on what came after the first two.
+fn measured(machine: &Machine, scenario: &Scenario) -> TwinReport {
+    let mut twin = start(machine, scenario);
+    twin.wait(Ns::from_secs(3));
+    twin.mark();
+    twin.wait(Ns::from_secs(3));
+    assert_conserved(&mut twin, "at the end");
+    twin.report()
+}
+
+fn vm(workload: &str) -> VmSpec {
+    VmSpec::new("a", 8, Bytes::from_gib(8), workload)
+}
+
+#[test]
+fn a_round_4k_vm_has_all_its_memory_from_the_start_evenly_over_nodes() {
+    let mut spec = vm("stream");
+    spec.memory_policy = MemoryPolicy::Round4k;
+    let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
+    twin.wait(Ns::from_millis(10));
+    let each = Bytes::from_gib(1).to_pages().0;
+    assert_eq!(pages(&mut twin, 0), [each; 8]);
+    assert_conserved(&mut twin, "after creation");
+    twin.wait(Ns::from_secs(4));
+    assert_eq!(pages(&mut twin, 0), [each; 8], "touching allocates nothing");
+    let accesses = &twin.report().vms[0].accesses_by_node;
+    assert!(imbalance(accesses) < 1e-3, "{accesses:?}");
+}
+
+#[test]
+fn a_round_1g_vm_has_its_first_gib_on_one_node() {
+    let mut spec = VmSpec::new("a", 2, Bytes::from_gib(3), "stream");
+    spec.memory_policy = MemoryPolicy::Round1g;
+    let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
+    twin.wait(Ns::from_secs(4));
+    let gib = Bytes::from_gib(1).to_pages().0;
+    assert_eq!(pages(&mut twin, 0), [gib, gib, gib, 0, 0, 0, 0, 0]);
+    // The program has 512 MiB after the kernel's: all of it lies in the first GiB.
+    let report = twin.report();
+    let accesses: Vec<u64> = report.vms[0].accesses_by_node.values().copied().collect();
+    assert!(
+        accesses[0] > 0 && accesses[1..].iter().all(|a| *a == 0),
+        "{accesses:?}"
+    );
+    let all_on_one = 7.0_f64.sqrt();
+    assert!((report.vms[0].imbalance.unwrap() - all_on_one).abs() < 1e-6);
+}
+
+#[test]
+fn a_few_hot_pages_dealt_in_turn_are_uneven() {
+    // Half of all accesses go to 9 of 65 536 pages: two of them on one node, one on each other.
+    let mut hot = program("hot", 30.0, 1.0, 16.0, "shared");
+    hot.program.as_mut().unwrap().regions[0].heat = vec![
+        homenode_twin::workload::HeatClass {
+            page_share: 9.0 / 65_536.0,
+            access_share: 0.5,
+        },
+        homenode_twin::workload::HeatClass {
+            page_share: 1.0 - 9.0 / 65_536.0,
+            access_share: 0.5,
+        },
+    ];
+    for hypervisor in [Hypervisor::Xen, Hypervisor::Native] {
+        let mut spec = vm("hot");
+        spec.memory_policy = MemoryPolicy::Round4k;
+        let report = measured(&amd48(), &one(hypervisor, spec, std::slice::from_ref(&hot)));
+        let mut accesses: Vec<f64> = report.vms[0]
+            .accesses_by_node
+            .values()
+            .map(|a| *a as f64)
+            .collect();
+        accesses.sort_by(f64::total_cmp);
+        let sum: f64 = accesses.iter().sum();
+        // 0.5 / 8 + 0.5 * 1/9 on seven nodes, 0.5 / 8 + 0.5 * 2/9 on the eighth; two nodes may differ by a cold page.
+        let (one, two) = (0.5 / 8.0 + 0.5 / 9.0, 0.5 / 8.0 + 1.0 / 9.0);
+        for (at, got) in accesses.iter().enumerate() {
+            let expected = if at == 7 { two } else { one };
+            assert!(
+                (got / sum - expected).abs() < 1e-3,
+                "{hypervisor:?}: {accesses:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn first_touch_keeps_private_memory_local_and_round_4k_does_not() {
+    let machine = amd48();
+    for (policy, expected) in [
+        (MemoryPolicy::FirstTouch, 1.0),
+        (MemoryPolicy::Round4k, 1.0 / 8.0),
+    ] {
+        let mut spec = vm("stream").on_cpus(cores(&machine, 3, 0, 6));
+        spec.vcpus = 6;
+        spec.memory_policy = policy;
+        let report = measured(&machine, &one(Hypervisor::Kvm, spec, &[common::stream()]));
+        let local = report.vms[0].local_access_ratio.unwrap();
+        assert!((local - expected).abs() < 1e-3, "{policy:?}: {local} local");
+    }
+}
+
+#[test]
+fn memory_initialised_by_one_is_on_one_node_unless_it_is_dealt_out() {
+    let workload = program("shared", 30.0, 1.0, 16.0, "initialised-by-one");
+    let run = |allocation| {
+        let mut spec = vm("shared");
+        spec.allocation = allocation;
+        measured(
+            &amd48(),
+            &one(Hypervisor::Native, spec, std::slice::from_ref(&workload)),
+        )
+    };
+    let (by_one, dealt) = (run(Allocation::FirstTouch), run(Allocation::Interleave));
+    // Seed 004, table 1: programs of this kind are at 230 to 263 percent; the limit is sqrt(7).
+    assert!(
+        (by_one.imbalance.unwrap() - 7.0_f64.sqrt()).abs() < 1e-3,
+        "{by_one:?}"
+    );
+    assert!(dealt.imbalance.unwrap() < 1e-3, "{dealt:?}");
+}
+
+#[test]
+fn operators_nodes_win_over_turns() {
+    for policy in [MemoryPolicy::Round4k, MemoryPolicy::Round1g] {
+        let mut spec = vm("stream").with_memory_on("2,5".parse().unwrap());
+        spec.memory_policy = policy;
+        let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
+        twin.wait(Ns::from_secs(4));
+        let half = Bytes::from_gib(4).to_pages().0;
+        assert_eq!(pages(&mut twin, 0), [0, 0, half, 0, 0, half, 0, 0]);
+    }
+}
+
+#[test]
+fn a_home_set_later_gets_the_pages_that_were_not_touched_before() {
+    use homenode_host::{Action, Plan};
+    let mut spec = vm("stream");
+    spec.memory_policy = MemoryPolicy::Round4k;
+    let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
+    twin.wait(Ns::from_millis(500));
+    let mut plan = Plan::new(twin.sample().unwrap().version);
+    let set = Action::SetHome {
+        vm: twin.vm_id("a").unwrap(),
+        nodes: node(6),
+    };
+    plan.decide("test", set, "test".into());
+    twin.commit(&plan).unwrap();
+    twin.wait(Ns::from_secs(4));
+    assert_conserved(&mut twin, "after a home was set");
+    twin.mark();
+    twin.wait(Ns::from_secs(1));
+    let accesses = twin.report().vms[0].accesses_by_node.clone();
+    assert_eq!(
+        accesses[NodeId(6)],
+        accesses.values().sum::<u64>(),
+        "{accesses:?}"
+    );
+}
+
+#[test]
+fn reports_count_from_the_mark() {
+    let mut twin = start(&amd48(), &one(Hypervisor::Kvm, vm("stream"), &[common::stream()]));
+    twin.wait(Ns::from_secs(3));
+    let whole = twin.report();
+    twin.mark();
+    let nothing = twin.report();
+    assert_eq!(nothing.measured_from_ns, Ns::from_secs(3));
+    assert_eq!(nothing.vms[0].accesses_by_node.values().sum::<u64>(), 0);
+    assert_eq!((nothing.imbalance, nothing.interconnect_load), (None, None));
+    twin.wait(Ns::from_secs(2));
+    let mut unmarked = start(&amd48(), &one(Hypervisor::Kvm, vm("stream"), &[common::stream()]));
+    unmarked.wait(Ns::from_secs(5));
+    let (late, all) = (twin.report(), unmarked.report());
+    for at in 0..8 {
+        let node = NodeId(at);
+        let sum = whole.nodes[node].accesses + late.nodes[node].accesses;
+        assert!(
+            sum.abs_diff(all.nodes[node].accesses) <= 1,
+            "node {at}: {sum}, {all:?}"
+        );
+    }
+    for ((early, late), all) in whole.links.iter().zip(&late.links).zip(&all.links) {
+        assert!((early.bytes + late.bytes).abs_diff(all.bytes) <= 1);
+        let load = all.load.expect("amd48 states bandwidths");
+        assert!((0.0..=1.0).contains(&load) && late.load.unwrap() <= 1.0);
+    }
+}
+
+#[test]
+fn what_a_guest_cannot_know_it_is_not_told_to_use() {
+    let refused = |hypervisor, change: fn(&mut VmSpec)| {
+        let mut spec = vm("stream");
+        change(&mut spec);
+        let scenario = one(hypervisor, spec, &[common::stream()]);
+        let error = Twin::new(amd48(), &scenario, 1).expect_err("must be refused");
+        assert!(matches!(error, TwinError::Contradiction { .. }), "{error}");
+        error.to_string()
+    };
+    assert_eq!(
+        refused(Hypervisor::Kvm, |spec| spec.allocation = Allocation::Interleave),
+        "VM a: allocation = \"interleave\" has no effect in a guest that sees one node; set vnuma = \"static\", or \
+         memory_policy = \"round-4k\""
+    );
+    refused(Hypervisor::Xen, |spec| spec.autonuma = true);
+    refused(Hypervisor::Native, |spec| spec.vnuma = Vnuma::Static);
+    refused(Hypervisor::Native, |spec| {
+        spec.memory_policy = MemoryPolicy::Round1g;
+    });
+    refused(Hypervisor::Kvm, |spec| {
+        spec.vnuma = Vnuma::Static;
+        spec.memory_policy = MemoryPolicy::Round4k;
+    });
+}
+
+#[test]
+fn a_vm_that_gets_all_its_memory_at_creation_needs_all_of_it() {
+    let machine = r910();
+    let specs = |policy| {
+        let spec = |name: &str| {
+            let mut spec = VmSpec::new(name, 4, Bytes::from_gib(40), "povray");
+            spec.memory_policy = policy;
+            spec
+        };
+        Scenario::of("two", vec![spec("a"), spec("b")])
+    };
+    assert!(Twin::new(machine.clone(), &specs(MemoryPolicy::FirstTouch), 1).is_ok());
+    let error = Twin::new(machine, &specs(MemoryPolicy::Round4k), 1).expect_err("80 GiB of 64");
+    assert!(matches!(error, TwinError::FootprintBeyondHost { .. }), "{error}");
+}
