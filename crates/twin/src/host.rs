@@ -132,7 +132,7 @@ impl Twin {
             cpus: cpus
                 .map(|(at, cpu)| CpuSample {
                     id: cpu.id,
-                    busy_ns: Ns(engine.scheduler.busy_ns(at, engine.now)),
+                    busy_ns: Ns(engine.scheduler.queues.busy_ns(at, engine.now)),
                 })
                 .collect(),
             nodes: nodes
@@ -192,14 +192,15 @@ impl Twin {
 
     fn see_vcpu(&self, engine: &Engine, vm: &Vm, thread: usize) -> VcpuSample {
         let state = &vm.threads[thread];
-        let task = &engine.scheduler.tasks[vm.first_vcpu + thread];
+        let task = &engine.scheduler.queues.tasks[vm.first_vcpu + thread];
+        let throttled_ns = task.throttled_ns(engine.now);
         let cpus = self.machine.cpus.iter().zip(&task.allowed);
         let affinity: CpuSet = cpus.filter(|(_, may)| **may).map(|(cpu, _)| cpu.id).collect();
         VcpuSample {
             index: thread as u16,
             running_ns: Ns(task.running_ns),
-            waiting_ns: Ns(engine.scheduler.waiting_ns(vm.first_vcpu + thread, engine.now)),
-            throttled_ns: Ns::ZERO,
+            waiting_ns: Ns(task.waiting_ns(engine.now) + throttled_ns),
+            throttled_ns: Ns(throttled_ns),
             cpu: Some(self.machine.cpus[task.cpu].id),
             affinity,
             counters: Some(Counters {

@@ -132,7 +132,7 @@ impl Counts {
             controllers: engine.totals.controllers.clone(),
             links: engine.totals.links.clone(),
             busy_ns: (0..engine.topology.cpus.len())
-                .map(|cpu| engine.scheduler.busy_ns(cpu, now))
+                .map(|cpu| engine.scheduler.queues.busy_ns(cpu, now))
                 .collect(),
             busiest: engine.totals.busiest.sum,
             busiest_seconds: engine.totals.busiest.seconds,
@@ -174,10 +174,10 @@ impl VmCounts {
             by_node: vm.accesses.clone(),
             node_changes: tasks
                 .clone()
-                .map(|task| engine.scheduler.tasks[task].node_changes)
+                .map(|task| engine.scheduler.queues.tasks[task].node_changes)
                 .sum(),
             waiting_ns: tasks
-                .map(|task| engine.scheduler.waiting_ns(task, engine.now))
+                .map(|task| engine.scheduler.queues.tasks[task].waiting_ns(engine.now))
                 .sum(),
         }
     }

@@ -175,7 +175,7 @@ fn nobody_pins_and_vcpus_scatter() {
         .iter()
         .filter_map(|vm| vm.local_access_ratio)
         .fold(1.0, f64::min);
-    assert!(changes > 20, "{changes} node changes");
+    assert!(changes > 8, "{changes} node changes");
     assert!(least < 0.7, "the least local VM is at {least}");
 }
 

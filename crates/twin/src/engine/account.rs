@@ -24,14 +24,14 @@ impl Engine {
     }
 
     pub(super) fn apply_segments(&mut self) {
-        let mut segments = std::mem::take(&mut self.scheduler.segments);
+        let mut segments = std::mem::take(&mut self.scheduler.queues.segments);
         for segment in segments.drain(..) {
             match self.owners[segment.task] {
                 Owner::Daemon(daemon) => self.daemon_left[daemon] -= segment.ns as f64,
                 Owner::Vcpu { vm, thread } => self.apply(vm, thread, segment.cpu, segment.ns as f64),
             }
         }
-        self.scheduler.segments = segments;
+        self.scheduler.queues.segments = segments;
     }
 
     /// What a vCPU did in a stretch of time on a CPU.
@@ -119,7 +119,7 @@ impl Engine {
 
     /// Panics where counts do not add up: pages, run queues, caches.
     pub fn check(&self) {
-        self.scheduler.check();
+        self.scheduler.queues.check();
         let mut used = vec![0; self.topology.nodes()];
         for vm in self.vms.iter().filter(|vm| vm.present()) {
             vm.memory.check();

@@ -25,7 +25,7 @@ impl Engine {
         let vm = &mut self.vms[vm];
         let home = vm.memory.home.clone().filter(|home| !home.is_empty());
         let with_memory = |task: usize| {
-            let node = self.topology.cpus[self.scheduler.tasks[task].cpu].node;
+            let node = self.topology.cpus[self.scheduler.queues.tasks[task].cpu].node;
             // An operator's nodes are all that the VM may have.
             let near = &self.topology.fallback[node];
             let may = |node: &&usize| home.as_ref().is_none_or(|home| home.contains(node));

@@ -6,7 +6,7 @@
 //! that reaches a barrier, a timer. Between events every CPU runs one task at a constant speed. Once per epoch (1 ms by
 //! default) caches take in what was missed and latencies are found anew; a task that is switched to in mid-epoch
 //! runs at the latencies of the last solution. Events at equal time have a fixed order: timers in the order
-//! they were set, then CPUs by number, then the tick, then the epoch.
+//! they were set, then CPUs by number, then the scheduler's own, then the epoch.
 //!
 //! The epoch is a resolution, not a quantum: halving or doubling it changes pinned runs by less than 2 percent (a
 //! test shows it).
@@ -34,7 +34,6 @@ use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Stage, Vm};
 use crate::hardware::core::CoreCost;
 use crate::hardware::fabric::Copying;
 use crate::hardware::{Fabric, Llc, Topology};
-use crate::hypervisor::balance::TICK;
 use crate::hypervisor::{DAEMON_PERIOD, DAEMON_RUN, HostMemory, Run, Scheduler};
 use crate::scenario::{AfterProgram, Scenario, TwinError};
 
@@ -102,7 +101,6 @@ pub(crate) struct Engine {
     pub line_bytes: f64,
     clock_ghz: f64,
     epoch_end: Ns,
-    tick_at: Ns,
     timers: BinaryHeap<Reverse<(Ns, u64, Timer)>>,
     timers_set: u64,
     speeds: Vec<Speed>,
@@ -171,7 +169,6 @@ impl Engine {
             line_bytes,
             clock_ghz: hardware.clock_hz as f64 / 1e9,
             epoch_end: epoch,
-            tick_at: TICK,
             timers: BinaryHeap::new(),
             timers_set: 0,
             speeds: vec![Speed::default(); cpus],
@@ -201,7 +198,7 @@ impl Engine {
             .filter(|cpus| !cpus.is_empty())
         {
             let task = self.scheduler.add(vec![true; self.topology.cpus.len()]);
-            self.scheduler.tasks[task].cpu = cpus[0];
+            self.scheduler.queues.tasks[task].cpu = cpus[0];
             let daemon = self.daemon_left.len();
             self.owners.push(Owner::Daemon(daemon));
             self.daemon_left.push(0.0);
@@ -225,13 +222,13 @@ impl Engine {
         while self.now < end {
             let (cpu, work) = self.next_of_cpus();
             // A queue that grows shortens the running slice, perhaps to less than has been used of it: it is over now.
-            let work = work.max(self.now);
+            let scheduling = self.scheduler.next_event().max(self.now);
             let timer = self.timers.peek().map_or(Ns(u64::MAX), |Reverse((at, ..))| *at);
-            let next = work.min(timer).min(self.tick_at).min(self.epoch_end).min(end);
+            let next = work.min(timer).min(scheduling).min(self.epoch_end).min(end);
             silent = if next > self.now { 0 } else { silent + 1 };
             assert!(
                 silent < SILENCE_MAX,
-                "no progress at {} ns: CPU {cpu} until {work}, timer {timer}, {:?}",
+                "no progress at {} ns: CPU {cpu} until {work}, timer {timer}, scheduler {scheduling}, {:?}",
                 self.now.0,
                 self.owners
             );
@@ -241,9 +238,8 @@ impl Engine {
                 self.fire(timer);
             } else if next == work {
                 self.cpu_event(cpu);
-            } else if next == self.tick_at {
-                self.tick_at = Ns(self.tick_at.0 + TICK.0);
-                self.scheduler.tick(self.now);
+            } else if next == scheduling {
+                self.scheduler.handle_events(self.now);
                 self.after_scheduling();
             } else if next == self.epoch_end {
                 self.epoch_end = Ns(self.epoch_end.0 + self.epoch.0);
@@ -254,15 +250,9 @@ impl Engine {
 
     fn next_of_cpus(&self) -> (usize, Ns) {
         let mut first = (0, Ns(u64::MAX));
-        let somebody_waits = self.scheduler.somebody_waits();
         for (cpu, end) in self.ends.iter().enumerate() {
-            let at = if somebody_waits {
-                self.scheduler.slice_end(cpu).min(*end)
-            } else {
-                *end
-            };
-            if at < first.1 {
-                first = (cpu, at);
+            if *end < first.1 {
+                first = (cpu, *end);
             }
         }
         first
@@ -289,7 +279,7 @@ impl Engine {
                     .iter()
                     .position(|owner| *owner == Owner::Daemon(daemon))
                     .expect("a daemon has a task");
-                if self.scheduler.tasks[task].run == Run::Sleeping {
+                if self.scheduler.queues.tasks[task].run == Run::Sleeping {
                     self.daemon_left[daemon] =
                         self.daemon_chance.exponential(DAEMON_RUN.as_f64()).max(1000.0);
                     self.scheduler.wake(task, None, self.now);
@@ -309,18 +299,13 @@ impl Engine {
         }
     }
 
-    /// A CPU's slice is over, or its task has finished what it was doing.
+    /// A CPU's task has finished what it was doing.
     fn cpu_event(&mut self, cpu: usize) {
-        let done = self.ends[cpu] <= self.now;
-        if !done {
-            self.scheduler.slice_over(cpu, self.now);
-            self.after_scheduling();
-            return;
-        }
         self.scheduler.settle(cpu, self.now);
         self.apply_segments();
         let task = self
             .scheduler
+            .queues
             .current(cpu)
             .expect("a CPU with an end runs a task");
         match self.owners[task] {
@@ -356,7 +341,7 @@ impl Engine {
     fn wake_runnable(&mut self, cpu: usize, vm: usize, except: usize) {
         for other in 0..self.vms[vm].threads.len() {
             let task = self.vms[vm].first_vcpu + other;
-            let sleeps = self.scheduler.tasks[task].run == Run::Sleeping;
+            let sleeps = self.scheduler.queues.tasks[task].run == Run::Sleeping;
             if other == except || !sleeps {
                 continue;
             }
@@ -397,7 +382,7 @@ impl Engine {
     /// After the scheduler acted: accounts what ran, and sets the speed of what runs now.
     pub fn after_scheduling(&mut self) {
         self.apply_segments();
-        let mut switched = std::mem::take(&mut self.scheduler.switched);
+        let mut switched = std::mem::take(&mut self.scheduler.queues.switched);
         for cpu in switched.drain(..) {
             self.dirty = true;
             self.set_speed(cpu);
@@ -409,7 +394,7 @@ impl Engine {
                 self.set_speed(sibling);
             }
         }
-        self.scheduler.switched = switched;
+        self.scheduler.queues.switched = switched;
     }
 }
 

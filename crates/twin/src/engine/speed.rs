@@ -12,7 +12,7 @@ const MISS_CHANGE_MAX: f64 = 2e-3;
 
 impl Engine {
     pub(super) fn sibling_state(&self, cpu: usize) -> Sibling {
-        let busy = |cpu: &usize| self.scheduler.current(*cpu).is_some();
+        let busy = |cpu: &usize| self.scheduler.queues.current(*cpu).is_some();
         if self.topology.cpus[cpu].siblings.iter().any(busy) {
             Sibling::Busy
         } else {
@@ -38,7 +38,7 @@ impl Engine {
 
     /// Sets how fast the current task of a CPU goes, from the latencies of the last solution.
     pub(super) fn set_speed(&mut self, cpu: usize) {
-        let Some(task) = self.scheduler.current(cpu) else {
+        let Some(task) = self.scheduler.queues.current(cpu) else {
             self.ends[cpu] = Ns(u64::MAX);
             return;
         };
@@ -113,7 +113,7 @@ impl Engine {
         }
         for cpu in 0..self.topology.cpus.len() {
             if let Some(Owner::Vcpu { vm, thread }) =
-                self.scheduler.current(cpu).map(|task| self.owners[task])
+                self.scheduler.queues.current(cpu).map(|task| self.owners[task])
             {
                 let cost = self.cost(cpu, vm, thread);
                 let ratio = miss_ratio(&cost);
@@ -133,7 +133,8 @@ impl Engine {
     pub(super) fn solve(&mut self) {
         let (mut flows, mut cpus) = (Vec::new(), Vec::new());
         for cpu in 0..self.topology.cpus.len() {
-            let Some(Owner::Vcpu { vm, thread }) = self.scheduler.current(cpu).map(|task| self.owners[task])
+            let Some(Owner::Vcpu { vm, thread }) =
+                self.scheduler.queues.current(cpu).map(|task| self.owners[task])
             else {
                 continue;
             };

@@ -1,11 +1,14 @@
 //! What the host's kernel does: a fair scheduler with load balancing, and physical memory.
 
-pub(crate) mod balance;
-pub(crate) mod fair;
+mod balance;
+mod fair;
 pub(crate) mod memory;
+mod queues;
+mod scheduler;
 
-pub(crate) use fair::{Run, Scheduler};
 pub(crate) use memory::HostMemory;
+pub(crate) use queues::Run;
+pub(crate) use scheduler::Scheduler;
 
 use homenode_units::Ns;
 

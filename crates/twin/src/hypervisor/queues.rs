@@ -1,0 +1,266 @@
+//! What every scheduler has: tasks, a run queue per CPU, and the time that each task spent in each state.
+//!
+//! ```text
+//!                 start                 take_off
+//!   Waiting ─────────────▶ Running ──────────────▶ Sleeping (off all queues)
+//!      ▲                                            │     ▲
+//!      └─────────────────── enqueue ────────────────┤     │ dequeue (from Waiting or Throttled)
+//!                           throttle ▶ Throttled ───┴─────┘
+//! ```
+//!
+//! Who runs next, where and for how long is decided by a discipline ([`super::fair`], [`super::credit`]); here is only
+//! done what was decided, so that both account alike.
+
+use homenode_units::Ns;
+
+use crate::hardware::Topology;
+
+/// State of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    Running,
+    Waiting,
+    /// It could run, and a limit on its VM keeps it from it.
+    Throttled,
+    Sleeping,
+}
+
+/// One task: a vCPU or a daemon of the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Task {
+    pub run: Run,
+    /// CPU that it runs on, waits for or ran on last.
+    pub cpu: usize,
+    /// CPUs that it may run on.
+    pub allowed: Vec<bool>,
+    pub running_ns: u64,
+    /// How often it began to run on another node than before.
+    pub node_changes: u64,
+    pub(super) last_ran: Ns,
+    waiting_ns: u64,
+    throttled_ns: u64,
+    /// When it began to wait, or was throttled.
+    since: Ns,
+    last_node: Option<usize>,
+}
+
+impl Task {
+    /// Time that it waited for a CPU, up to `now`.
+    pub fn waiting_ns(&self, now: Ns) -> u64 {
+        self.waiting_ns + self.stretch(Run::Waiting, now)
+    }
+
+    /// Time that a limit kept it from running, up to `now`.
+    pub fn throttled_ns(&self, now: Ns) -> u64 {
+        self.throttled_ns + self.stretch(Run::Throttled, now)
+    }
+
+    fn stretch(&self, run: Run, now: Ns) -> u64 {
+        if self.run == run { now.0 - self.since.0 } else { 0 }
+    }
+}
+
+/// A stretch of time that a task ran on a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub task: usize,
+    pub cpu: usize,
+    pub ns: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Queue {
+    current: Option<usize>,
+    waiting: Vec<usize>,
+    /// Up to when running time was accounted.
+    settled: Ns,
+    busy_ns: u64,
+}
+
+/// CPUs by what they share.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub node_of: Vec<usize>,
+    pub core_of: Vec<usize>,
+    pub llc_of: Vec<usize>,
+    pub node_cpus: Vec<Vec<usize>>,
+    pub core_cpus: Vec<Vec<usize>>,
+    pub llc_cores: Vec<Vec<usize>>,
+}
+
+/// Tasks and run queues of the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Queues {
+    pub tasks: Vec<Task>,
+    pub(super) places: Places,
+    queues: Vec<Queue>,
+    /// Time that ran since the engine last asked.
+    pub segments: Vec<Segment>,
+    /// CPUs whose current task changed since the engine last asked.
+    pub switched: Vec<usize>,
+}
+
+impl Queues {
+    pub fn new(topology: &Topology) -> Queues {
+        let llcs = topology.cpus.iter().map(|cpu| cpu.llc + 1).max().unwrap_or(0);
+        let mut llc_cores = vec![Vec::new(); llcs];
+        for (core, members) in topology.core_cpus.iter().enumerate() {
+            llc_cores[topology.cpus[members[0]].llc].push(core);
+        }
+        let queue = Queue {
+            current: None,
+            waiting: Vec::new(),
+            settled: Ns::ZERO,
+            busy_ns: 0,
+        };
+        Queues {
+            tasks: Vec::new(),
+            places: Places {
+                node_of: topology.cpus.iter().map(|cpu| cpu.node).collect(),
+                core_of: topology.cpus.iter().map(|cpu| cpu.core).collect(),
+                llc_of: topology.cpus.iter().map(|cpu| cpu.llc).collect(),
+                node_cpus: topology.node_cpus.clone(),
+                core_cpus: topology.core_cpus.clone(),
+                llc_cores,
+            },
+            queues: vec![queue; topology.cpus.len()],
+            segments: Vec::new(),
+            switched: Vec::new(),
+        }
+    }
+
+    /// Adds a sleeping task that may run on these CPUs.
+    pub fn add(&mut self, allowed: Vec<bool>) -> usize {
+        let cpu = allowed
+            .iter()
+            .position(|may| *may)
+            .expect("a task may run somewhere");
+        self.tasks.push(Task {
+            run: Run::Sleeping,
+            cpu,
+            allowed,
+            running_ns: 0,
+            node_changes: 0,
+            last_ran: Ns::ZERO,
+            waiting_ns: 0,
+            throttled_ns: 0,
+            since: Ns::ZERO,
+            last_node: None,
+        });
+        self.tasks.len() - 1
+    }
+
+    pub fn cpus(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Task that runs on a CPU.
+    pub fn current(&self, cpu: usize) -> Option<usize> {
+        self.queues[cpu].current
+    }
+
+    /// Tasks that wait for a CPU, in the order in which they were put.
+    pub fn waiting(&self, cpu: usize) -> &[usize] {
+        &self.queues[cpu].waiting
+    }
+
+    /// Tasks that run on a CPU or wait for it.
+    pub fn runnable(&self, cpu: usize) -> usize {
+        self.queues[cpu].waiting.len() + usize::from(self.queues[cpu].current.is_some())
+    }
+
+    pub fn idle(&self, cpu: usize) -> bool {
+        self.runnable(cpu) == 0
+    }
+
+    /// Time that a CPU was not idle, up to `now`.
+    pub fn busy_ns(&self, cpu: usize, now: Ns) -> u64 {
+        let queue = &self.queues[cpu];
+        queue.busy_ns + queue.current.map_or(0, |_| now.0 - queue.settled.0)
+    }
+
+    /// Accounts a CPU's time up to `now`; gives the task that ran since it was last accounted, and for how long.
+    pub(super) fn settle(&mut self, cpu: usize, now: Ns) -> Option<(usize, u64)> {
+        let queue = &mut self.queues[cpu];
+        let ns = now.0 - std::mem::replace(&mut queue.settled, now).0;
+        let task = queue.current?;
+        if ns == 0 {
+            return None;
+        }
+        queue.busy_ns += ns;
+        self.tasks[task].running_ns += ns;
+        self.tasks[task].last_ran = now;
+        self.segments.push(Segment { task, cpu, ns });
+        Some((task, ns))
+    }
+
+    /// Lets a sleeping task wait for a CPU, as the last in its queue.
+    pub(super) fn enqueue(&mut self, task: usize, cpu: usize, now: Ns) {
+        self.enqueue_at(task, cpu, self.queues[cpu].waiting.len(), now);
+    }
+
+    /// The same at a place in the queue, from 0.
+    pub(super) fn enqueue_at(&mut self, task: usize, cpu: usize, at: usize, now: Ns) {
+        debug_assert_eq!(self.tasks[task].run, Run::Sleeping);
+        self.tasks[task].run = Run::Waiting;
+        self.tasks[task].cpu = cpu;
+        self.tasks[task].since = now;
+        self.queues[cpu].waiting.insert(at, task);
+    }
+
+    /// Takes a waiting or throttled task off: it sleeps.
+    pub(super) fn dequeue(&mut self, task: usize, now: Ns) {
+        let Task { run, cpu, since, .. } = self.tasks[task];
+        if run == Run::Throttled {
+            self.tasks[task].throttled_ns += now.0 - since.0;
+        } else {
+            let waiting = &mut self.queues[cpu].waiting;
+            let at = waiting.iter().position(|other| *other == task);
+            waiting.remove(at.expect("a waiting task is queued"));
+            self.tasks[task].waiting_ns += now.0 - since.0;
+        }
+        self.tasks[task].run = Run::Sleeping;
+    }
+
+    /// A waiting task runs on its CPU, which has no other.
+    pub(super) fn start(&mut self, task: usize, now: Ns) {
+        self.dequeue(task, now);
+        let chosen = &mut self.tasks[task];
+        let node = self.places.node_of[chosen.cpu];
+        chosen.run = Run::Running;
+        chosen.node_changes += u64::from(chosen.last_node.is_some_and(|last| last != node));
+        chosen.last_node = Some(node);
+        let queue = &mut self.queues[chosen.cpu];
+        debug_assert_eq!(queue.current, None);
+        queue.current = Some(task);
+        queue.settled = now;
+    }
+
+    /// The task of a CPU, accounted before, runs no longer: it sleeps.
+    pub(super) fn take_off(&mut self, cpu: usize) -> Option<usize> {
+        let task = self.queues[cpu].current.take()?;
+        self.tasks[task].run = Run::Sleeping;
+        Some(task)
+    }
+
+    /// Panics unless every task is in exactly the place that its state says.
+    pub fn check(&self) {
+        for (at, task) in self.tasks.iter().enumerate() {
+            let queue = &self.queues[task.cpu];
+            let (runs, waits) = (queue.current == Some(at), queue.waiting.contains(&at));
+            assert_eq!(
+                (runs, waits),
+                (task.run == Run::Running, task.run == Run::Waiting),
+                "task {at}: {task:?}"
+            );
+            assert!(
+                task.run == Run::Sleeping || task.allowed[task.cpu],
+                "task {at} is on CPU {}, not allowed",
+                task.cpu
+            );
+        }
+        let placed: usize = (0..self.queues.len()).map(|cpu| self.runnable(cpu)).sum();
+        let placeable = |task: &&Task| matches!(task.run, Run::Running | Run::Waiting);
+        assert_eq!(placed, self.tasks.iter().filter(placeable).count());
+    }
+}

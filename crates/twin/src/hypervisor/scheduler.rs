@@ -1,0 +1,179 @@
+//! The scheduler of the host, whichever discipline it follows.
+//!
+//! # Boundary
+//!
+//! The engine says what happens (a task is started, wakes, sleeps, is confined) and asks when the scheduler itself next
+//! has something to do; everything that a scheduler does of its own (slices, ticks, accounting, balancing) is an *event*
+//! of it. [`Scheduler::next_event`] is the time of the next one that can change anything, and may be far away or never;
+//! [`Scheduler::handle_events`] handles those due. What ran and which CPUs switched is left in `segments` and
+//! `switched`.
+
+use homenode_units::Ns;
+
+use super::fair::Fair;
+use super::queues::{Queues, Run};
+use crate::chance::Chance;
+use crate::hardware::Topology;
+
+/// Time of an event that does not come.
+pub(super) const NEVER: Ns = Ns(u64::MAX);
+
+/// What a discipline decides: order, slices, where a task wakes, and balancing.
+pub(super) trait Discipline {
+    /// A task was added, with the next number.
+    fn added(&mut self);
+
+    /// A task ran on a CPU for a stretch that ends now.
+    fn charge(&mut self, queues: &Queues, cpu: usize, task: usize, ns: u64);
+
+    /// Starts a sleeping task for the first time.
+    fn fork(&mut self, queues: &mut Queues, task: usize, now: Ns, chance: &mut Chance);
+
+    /// Wakes a sleeping task. `waker` is the CPU of the task that wakes it, if a task does.
+    fn wake(&mut self, queues: &mut Queues, task: usize, waker: Option<usize>, now: Ns);
+
+    /// Chooses who runs on a CPU that has no current task.
+    fn pick(&mut self, queues: &mut Queues, cpu: usize, now: Ns);
+
+    /// A waiting task was taken off a CPU's queue.
+    fn left(&mut self, queues: &Queues, cpu: usize, now: Ns);
+
+    /// Finds a CPU for a sleeping task that may no longer run where it was.
+    fn rehome(&mut self, queues: &mut Queues, task: usize);
+
+    /// A task that was taken off its queue or CPU is runnable again, on the CPU that it now names.
+    fn requeue(&mut self, queues: &mut Queues, task: usize, now: Ns);
+
+    /// When the next event is due that can change anything.
+    fn next_event(&self) -> Ns;
+
+    /// Handles the events due.
+    fn handle_events(&mut self, queues: &mut Queues, now: Ns);
+
+    /// Accounts a CPU's time up to `now`.
+    fn settle(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+        if let Some((task, ns)) = queues.settle(cpu, now) {
+            self.charge(queues, cpu, task, ns);
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Fair(Fair),
+}
+
+/// The scheduler of the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Scheduler {
+    pub queues: Queues,
+    kind: Kind,
+}
+
+impl Scheduler {
+    pub fn new(topology: &Topology) -> Scheduler {
+        Scheduler {
+            queues: Queues::new(topology),
+            kind: Kind::Fair(Fair::new(topology)),
+        }
+    }
+
+    fn parts(&mut self) -> (&mut dyn Discipline, &mut Queues) {
+        match &mut self.kind {
+            Kind::Fair(fair) => (fair, &mut self.queues),
+        }
+    }
+}
+
+impl Scheduler {
+    /// Adds a sleeping task that may run on these CPUs.
+    pub fn add(&mut self, allowed: Vec<bool>) -> usize {
+        let (discipline, queues) = self.parts();
+        let task = queues.add(allowed);
+        discipline.added();
+        task
+    }
+
+    /// Accounts a CPU's time up to `now`.
+    pub fn settle(&mut self, cpu: usize, now: Ns) {
+        let (discipline, queues) = self.parts();
+        discipline.settle(queues, cpu, now);
+    }
+
+    /// Starts a sleeping task for the first time.
+    pub fn fork(&mut self, task: usize, now: Ns, chance: &mut Chance) {
+        let (discipline, queues) = self.parts();
+        discipline.fork(queues, task, now, chance);
+    }
+
+    /// Wakes a sleeping task. `waker` is the CPU of the task that wakes it, if a task does.
+    pub fn wake(&mut self, task: usize, waker: Option<usize>, now: Ns) {
+        let (discipline, queues) = self.parts();
+        discipline.wake(queues, task, waker, now);
+    }
+
+    /// The current task of a CPU goes to sleep.
+    pub fn sleep(&mut self, cpu: usize, now: Ns) {
+        let (discipline, queues) = self.parts();
+        discipline.settle(queues, cpu, now);
+        queues.take_off(cpu).expect("a running task sleeps");
+        discipline.pick(queues, cpu, now);
+    }
+
+    /// Takes a task off the host's queues, whatever it does.
+    pub fn stop(&mut self, task: usize, now: Ns) {
+        let cpu = self.queues.tasks[task].cpu;
+        match self.queues.tasks[task].run {
+            Run::Running => self.sleep(cpu, now),
+            Run::Waiting | Run::Throttled => {
+                let (discipline, queues) = self.parts();
+                queues.dequeue(task, now);
+                discipline.left(queues, cpu, now);
+            }
+            Run::Sleeping => {}
+        }
+    }
+
+    /// Confines a task to CPUs; if it is elsewhere it goes to one of them.
+    pub fn set_affinity(&mut self, task: usize, allowed: Vec<bool>, now: Ns) {
+        let cpu = self.queues.tasks[task].cpu;
+        let stays = allowed[cpu];
+        self.queues.tasks[task].allowed = allowed;
+        if stays {
+            return;
+        }
+        let run = self.queues.tasks[task].run;
+        let (discipline, queues) = self.parts();
+        match run {
+            Run::Running => {
+                discipline.settle(queues, cpu, now);
+                queues.take_off(cpu);
+            }
+            Run::Waiting | Run::Throttled => {
+                queues.dequeue(task, now);
+                discipline.left(queues, cpu, now);
+            }
+            Run::Sleeping => {}
+        }
+        discipline.rehome(queues, task);
+        if run != Run::Sleeping {
+            discipline.requeue(queues, task, now);
+        }
+        if run == Run::Running {
+            discipline.pick(queues, cpu, now);
+        }
+    }
+
+    /// When the next event is due that can change anything.
+    pub fn next_event(&self) -> Ns {
+        match &self.kind {
+            Kind::Fair(fair) => fair.next_event(),
+        }
+    }
+
+    /// Handles the events due.
+    pub fn handle_events(&mut self, now: Ns) {
+        let (discipline, queues) = self.parts();
+        discipline.handle_events(queues, now);
+    }
+}
