@@ -5,7 +5,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use homenode_host::Host;
 use homenode_machine::preset;
 use homenode_twin::{Scenario, Twin, VmSpec};
-use homenode_units::{Bytes, Ns};
+use homenode_units::{Bytes, CpuId, CpuSet, Ns};
 
 /// Eight VMs of four vCPUs on the R910: half of them meet at barriers, half do not.
 fn eight() -> Scenario {
@@ -14,19 +14,46 @@ fn eight() -> Scenario {
     Scenario::of("bench", vms.to_vec())
 }
 
+/// Three VMs of 16 vCPUs, pinned, on all 48 CPUs of the AMD48.
+fn three(programs: [&str; 3]) -> Scenario {
+    let vm = |(at, name): (u32, &str)| {
+        let cpus: CpuSet = (16 * at..16 * (at + 1)).map(CpuId).collect();
+        VmSpec::new(name, 16, Bytes::from_gib(16), name)
+            .doing(100.0)
+            .on_cpus(cpus)
+    };
+    Scenario::of("bench", (0..).zip(programs).map(vm).collect())
+}
+
 fn benches(c: &mut Criterion) {
     let mut group = c.benchmark_group("twin");
     group.sample_size(10);
-    for (name, machine, scenario) in [
-        ("r910, 8 VMs x 4 vCPUs", "r910", eight()),
+    let mixed = Scenario::mixed_for(&preset("amd48").expect("a preset"), 1);
+    let copies = three(["soplex", "milc", "lbm"]);
+    let barriers = three(["cg.B", "sp.B", "lu.B"]);
+    for (name, machine, scenario, every_epoch) in [
+        ("r910, 8 VMs x 4 vCPUs", "r910", eight(), false),
+        ("amd48, mixed", "amd48", mixed, false),
         (
-            "amd48, mixed",
+            "amd48, 3 x 16 single programs, every epoch",
             "amd48",
-            Scenario::mixed_for(&preset("amd48").expect("a preset"), 1),
+            copies.clone(),
+            true,
         ),
+        ("amd48, 3 x 16 single programs", "amd48", copies, false),
+        (
+            "amd48, 3 x 16 with barriers, every epoch",
+            "amd48",
+            barriers.clone(),
+            true,
+        ),
+        ("amd48, 3 x 16 with barriers", "amd48", barriers, false),
     ] {
         let machine = preset(machine).expect("a preset");
         let mut twin = Twin::new(machine, &scenario, 1).expect("the scenario fits");
+        if every_epoch {
+            twin = twin.solving_every_epoch();
+        }
         twin.wait(Ns::from_secs(10));
         group.bench_function(format!("{name}: one simulated second"), |b| {
             b.iter(|| twin.wait(Ns::from_secs(1)));

@@ -125,7 +125,8 @@ impl Twin {
         let engine = &self.engine.settled();
         let cpus = self.machine.cpus.iter().enumerate();
         let nodes = self.machine.nodes.iter().enumerate();
-        let links = engine.topology.links.iter().zip(&engine.totals.links);
+        let link_bytes = engine.link_bytes();
+        let links = engine.topology.links.iter().zip(&link_bytes);
         Sample {
             at: engine.now,
             version: Version(engine.version),

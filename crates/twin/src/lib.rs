@@ -97,6 +97,14 @@ impl Twin {
         })
     }
 
+    /// The same host, solving for latencies in every epoch whether anything changed or not: slower, and a reference for
+    /// what skipping costs in accuracy.
+    #[must_use]
+    pub fn solving_every_epoch(mut self) -> Twin {
+        self.engine.solve_every_epoch();
+        self
+    }
+
     /// Simulated time.
     pub fn now(&self) -> Ns {
         self.engine.now

@@ -130,7 +130,7 @@ impl Counts {
         Counts {
             at: now,
             controllers: engine.totals.controllers.clone(),
-            links: engine.totals.links.clone(),
+            links: engine.link_bytes(),
             busy_ns: (0..engine.topology.cpus.len())
                 .map(|cpu| engine.scheduler.queues.busy_ns(cpu, now))
                 .collect(),

@@ -127,6 +127,16 @@ pub enum PageSize {
     Large,
 }
 
+impl PageSize {
+    /// Bytes of one.
+    pub fn bytes(self) -> Bytes {
+        match self {
+            PageSize::Small => Bytes(4096),
+            PageSize::Large => Bytes::from_mib(2),
+        }
+    }
+}
+
 /// What a guest knows of the host's nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -7,7 +7,7 @@ use homenode_host::conformance::CHECKS;
 use homenode_host::{Action, Host, Outcome, Plan, Sample};
 use homenode_machine::{Machine, preset, preset_names};
 use homenode_twin::{AfterProgram, Scenario, Twin, VmSpec};
-use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages};
+use homenode_units::{Bytes, CpuSet, NodeId, Ns, Pages};
 
 fn twin(machine: &Machine, vms: Vec<VmSpec>) -> Twin {
     Twin::new(machine.clone(), &scenario(vms), 1).expect("the scenario fits")
@@ -379,36 +379,6 @@ fn an_agent_with_a_period_of_a_second_sees_a_vm_before_its_program_allocates() {
         touched <= Bytes::from_mib(128).to_pages(),
         "{touched} touched already"
     );
-}
-
-#[test]
-fn the_epoch_does_not_matter_beyond_two_percent() {
-    let machine = r910();
-    let mut scenario = Scenario::tavo_mixed();
-    let nodes: Vec<NodeId> = machine.nodes.keys().collect();
-    for (at, vm) in scenario.vms.iter_mut().enumerate() {
-        vm.work_share *= 0.15;
-        vm.cpus = Some(machine.cpus_of(&NodeSet::one(nodes[at / 2])));
-        vm.memory_nodes = Some(NodeSet::one(nodes[at / 2]));
-    }
-    let run = |epoch: Ns| {
-        let mut twin = Twin::with_epoch(machine.clone(), &scenario, 1, epoch).unwrap();
-        assert!(twin.run_to_end(Ns::from_secs(120)));
-        twin.report()
-            .vms
-            .into_iter()
-            .map(|vm| vm.runtime_s.unwrap())
-            .collect::<Vec<_>>()
-    };
-    let (half, one, two) = (run(Ns(500_000)), run(Ns(1_000_000)), run(Ns(2_000_000)));
-    for ((half, one), two) in half.iter().zip(&one).zip(&two) {
-        for other in [half, two] {
-            assert!(
-                (other / one - 1.0).abs() < 0.02,
-                "{half} {one} {two} at half, one and two milliseconds"
-            );
-        }
-    }
 }
 
 #[test]

@@ -88,9 +88,7 @@ impl Engine {
         for (at, pages) in self.placed.iter().enumerate().filter(|(_, pages)| **pages > 0) {
             let bytes = (pages * PAGE_BYTES) as f64;
             self.totals.controllers[at] += bytes;
-            for link in self.fabric.route(node, at) {
-                self.totals.links[link] += bytes;
-            }
+            self.totals.between[node * self.topology.nodes() + at] += bytes;
         }
     }
 
@@ -101,20 +99,30 @@ impl Engine {
         let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);
         let (node, bytes) = (place.node, misses * self.line_bytes);
         let weights = owner.memory.weights(thread);
-        for (memory_node, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+        let nodes = weights.len();
+        for (memory_node, weight) in weights.iter().enumerate() {
             owner.accesses[memory_node] += misses * weight;
             let read = bytes * weight;
-            self.totals.controllers[memory_node] += read * (1.0 + write_share);
-            for link in self.fabric.route(memory_node, node) {
-                self.totals.links[link] += read;
-            }
-            for link in self.fabric.route(node, memory_node) {
-                self.totals.links[link] += read * write_share;
-            }
+            let write = read * write_share;
+            self.totals.controllers[memory_node] += read + write;
+            self.totals.between[memory_node * nodes + node] += read;
+            self.totals.between[node * nodes + memory_node] += write;
         }
         let local = misses * weights[node];
         owner.accesses_local += local;
         owner.accesses_remote += misses - local;
+    }
+
+    /// Bytes moved over each link.
+    pub fn link_bytes(&self) -> Vec<f64> {
+        let mut links = vec![0.0; self.topology.links.len()];
+        let nodes = self.topology.nodes();
+        for (at, bytes) in self.totals.between.iter().enumerate() {
+            for link in self.fabric.route(at / nodes, at % nodes) {
+                links[link] += bytes;
+            }
+        }
+        links
     }
 
     /// Panics where counts do not add up: pages, run queues, caches.

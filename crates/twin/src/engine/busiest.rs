@@ -25,13 +25,15 @@ impl Busiest {
         }
     }
 
+    /// Whether a period is over: it ends with the first epoch that is long enough.
+    pub fn due(&self, now: Ns) -> bool {
+        now.0 - self.since.0 >= PERIOD.0
+    }
+
     /// Looks at what links have carried since the start (`links`, bytes) against their bandwidth (`caps`, bytes per
-    /// nanosecond, infinite where unknown). Called at ends of epochs: a period ends with the first that is long enough.
-    pub fn look(&mut self, now: Ns, links: &[f64], caps: &[f64]) {
+    /// nanosecond, infinite where unknown), once it is [`Busiest::due`].
+    pub fn look(&mut self, now: Ns, links: Vec<f64>, caps: &[f64]) {
         let ns = (now.0 - self.since.0) as f64;
-        if ns < PERIOD.as_f64() || !caps.iter().any(|cap| cap.is_finite()) {
-            return;
-        }
         let loads = links.iter().zip(&self.links).zip(caps);
         let most = loads
             .map(|((now, then), cap)| (now - then) / (cap * ns))
@@ -39,7 +41,7 @@ impl Busiest {
         self.sum += most * ns / 1e9;
         self.seconds += ns / 1e9;
         self.since = now;
-        self.links.copy_from_slice(links);
+        self.links = links;
     }
 }
 
@@ -52,9 +54,9 @@ mod tests {
         // Link 0 is full in the first second, link 1 half full in the next two: (1 + 0.5 * 2) / 3 seconds.
         let mut busiest = Busiest::new(2);
         let caps = [1.0, 2.0];
-        busiest.look(Ns(500_000_000), &[5e8, 0.0], &caps);
-        busiest.look(Ns(1_000_000_000), &[1e9, 0.0], &caps);
-        busiest.look(Ns(3_000_000_000), &[1e9, 2e9], &caps);
+        assert!(!busiest.due(Ns(500_000_000)) && busiest.due(Ns(1_000_000_000)));
+        busiest.look(Ns(1_000_000_000), vec![1e9, 0.0], &caps);
+        busiest.look(Ns(3_000_000_000), vec![1e9, 2e9], &caps);
         assert!((busiest.sum / busiest.seconds - 2.0 / 3.0).abs() < 1e-12);
     }
 }

@@ -76,9 +76,7 @@ impl Engine {
             self.memory.free[*from] += pages;
             self.totals.controllers[*from] += bytes;
             self.totals.controllers[*to] += bytes;
-            for link in self.fabric.route(*from, *to) {
-                self.totals.links[link] += bytes;
-            }
+            self.totals.between[from * self.topology.nodes() + to] += bytes;
             let rate = bytes / slice_ns;
             match copying
                 .iter_mut()

@@ -2,13 +2,15 @@
 
 use homenode_units::Ns;
 
-use super::{Engine, Owner, Speed};
+use super::{Engine, Loading, Owner, Speed};
 use crate::guest::Doing;
-use crate::hardware::Flow;
 use crate::hardware::core::{CoreCost, Sibling};
 
 /// Relative change of a miss ratio that makes a new solution necessary.
 const MISS_CHANGE_MAX: f64 = 2e-3;
+
+/// Epochs grow up to this many times their stated length while nothing changes.
+const STRIDE_MAX: f64 = 64.0;
 
 impl Engine {
     pub(super) fn sibling_state(&self, cpu: usize) -> Sibling {
@@ -50,6 +52,7 @@ impl Engine {
             }
             Owner::Vcpu { vm, thread } => {
                 speed.cost = self.cost(cpu, vm, thread);
+                self.seen[cpu] = miss_ratio(&speed.cost);
                 speed.ns_per_unit = self.ns_per_unit(cpu, vm, thread, &speed.cost);
                 self.vms[vm].threads[thread].left
             }
@@ -65,16 +68,14 @@ impl Engine {
     pub(super) fn cost(&self, cpu: usize, vm: usize, thread: usize) -> CoreCost {
         let owner = &self.vms[vm];
         match (&owner.program, owner.threads[thread].doing) {
-            (Some(program), Doing::Computing) => {
-                let miss_ratio = program.miss_ratio.at(self.llc_bytes(cpu, vm, thread));
-                CoreCost::of(
-                    program,
-                    owner.phase(thread),
-                    &self.hardware,
-                    miss_ratio,
-                    self.sibling_state(cpu),
-                )
-            }
+            (Some(program), Doing::Computing) => CoreCost::of(
+                program,
+                owner.phase(thread),
+                &self.hardware,
+                &self.paging[vm],
+                self.llc_bytes(cpu, vm, thread),
+                self.sibling_state(cpu),
+            ),
             _ => CoreCost::default(),
         }
     }
@@ -103,25 +104,37 @@ impl Engine {
     /// changed, latencies are found anew.
     pub(super) fn end_epoch(&mut self) {
         self.settle_all();
-        let caps = &self.topology.link_caps;
-        self.totals.busiest.look(self.now, &self.totals.links, caps);
+        if self.totals.busiest.due(self.now) {
+            let links = self.link_bytes();
+            let caps = &self.topology.link_caps;
+            self.totals.busiest.look(self.now, links, caps);
+        }
         for llc in &mut self.llcs {
             llc.step(&self.footprints);
         }
+        let mut unsteady = self.every_epoch || self.moving.is_some();
         for vm in &mut self.vms {
-            self.dirty |= vm.memory.refresh();
+            unsteady |= vm.memory.refresh();
         }
+        self.dirty |= unsteady;
+        let mut drift = 0.0_f64;
         for cpu in 0..self.topology.cpus.len() {
             if let Some(Owner::Vcpu { vm, thread }) =
                 self.scheduler.queues.current(cpu).map(|task| self.owners[task])
             {
                 let cost = self.cost(cpu, vm, thread);
                 let ratio = miss_ratio(&cost);
-                self.dirty |= (ratio - self.solved[cpu]).abs() > MISS_CHANGE_MAX * self.solved[cpu];
+                let tolerance = MISS_CHANGE_MAX * self.solved[cpu];
+                self.dirty |= (ratio - self.solved[cpu]).abs() > tolerance;
+                let moved = (ratio - std::mem::replace(&mut self.seen[cpu], ratio)).abs();
+                if moved > 0.0 {
+                    drift = drift.max(moved / tolerance);
+                }
                 self.speeds[cpu].cost = cost;
             }
         }
-        if std::mem::take(&mut self.dirty) || self.moving.is_some() {
+        self.set_stride(drift, unsteady);
+        if std::mem::take(&mut self.dirty) {
             self.solve();
         }
         if cfg!(debug_assertions) {
@@ -129,9 +142,27 @@ impl Engine {
         }
     }
 
+    /// How long the next epoch may be: until miss ratios will have drifted by half of what makes a new solution
+    /// necessary, at most twice the last. `drift` is in units of that.
+    fn set_stride(&mut self, drift: f64, unsteady: bool) {
+        let base = self.epoch.as_f64();
+        let lasted = (self.now.0 - self.epoch_began.0) as f64;
+        let most = (2.0 * self.stride.as_f64()).min(STRIDE_MAX * base);
+        let stride = if unsteady {
+            base
+        } else {
+            (lasted * 0.5 / drift).clamp(base, most)
+        };
+        self.stride = Ns(stride as u64);
+        self.epoch_began = self.now;
+        self.epoch_end = Ns(self.now.0 + self.stride.0);
+    }
+
     /// Finds latencies for the tasks that run now, and sets their speeds.
     pub(super) fn solve(&mut self) {
-        let (mut flows, mut cpus) = (Vec::new(), Vec::new());
+        self.fabric.clear();
+        let mut loading = std::mem::take(&mut self.loading);
+        loading.clear();
         for cpu in 0..self.topology.cpus.len() {
             let Some(Owner::Vcpu { vm, thread }) =
                 self.scheduler.queues.current(cpu).map(|task| self.owners[task])
@@ -141,27 +172,35 @@ impl Engine {
             let (owner, cost) = (&self.vms[vm], self.speeds[cpu].cost);
             self.solved[cpu] = miss_ratio(&cost);
             // Threads without misses load nothing.
-            let flow = (cost.misses > 0.0).then_some(flows.len());
-            cpus.push((cpu, vm, thread, flow));
-            if flow.is_some() {
-                flows.push(Flow {
-                    node: self.topology.cpus[cpu].node,
-                    cost,
-                    write_share: owner.program.as_ref().map_or(0.0, |program| program.write_share),
-                    weights: owner.memory.weights(thread),
-                });
-            }
+            let flow = (cost.misses > 0.0).then(|| {
+                let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);
+                let node = self.topology.cpus[cpu].node;
+                self.fabric
+                    .add(node, &cost, write_share, owner.memory.weights(thread))
+            });
+            loading.push(Loading {
+                cpu,
+                vm,
+                thread,
+                flow,
+            });
         }
         let copying = self.moving.as_ref().map_or(&[][..], |moving| &moving.copying);
-        let granted = self.fabric.solve(&flows, copying);
-        drop(flows);
-        for (cpu, vm, thread, flow) in cpus {
+        self.fabric.solve(copying);
+        for Loading {
+            cpu,
+            vm,
+            thread,
+            flow,
+        } in loading.iter().copied()
+        {
             let cost = self.speeds[cpu].cost;
-            let granted = flow.map_or(1.0, |flow| granted[flow].max(1e-3));
+            let granted = flow.map_or(1.0, |flow| self.fabric.granted(flow).max(1e-3));
             let ns_per_unit = self.ns_per_unit(cpu, vm, thread, &cost) / granted;
             self.ends[cpu] = self.end_of(self.vms[vm].threads[thread].left, ns_per_unit);
             self.speeds[cpu] = Speed { cost, ns_per_unit };
         }
+        self.loading = loading;
     }
 }
 

@@ -10,15 +10,56 @@
 //! where `s` is the throughput of a core with two busy threads over one, and each gets half of the core's outstanding
 //! misses. Waiting for memory is not stretched: it overlaps, which is what hyperthreads are for.
 //!
+//! Address translation adds `t * R` references to page tables per instruction: `t` TLB misses at the TLB's reach
+//! (entries times page size), `R` references per walk beyond page-walk caches, more in a guest, whose walk is
+//! two-dimensional (item 8). They depend on each other, so none overlap. A page table has 8 bytes per page that the program
+//! uses; as much of it as fits is found in L2, then in the LLC, and the rest in memory, where data lies.
+//!
 //! # Left out
 //!
-//! L1 and L2 shared by hyperthreads (`a` stays), frequency changes, TLB misses and nested page walks.
+//! L1 and L2 shared by hyperthreads (`a` stays), frequency changes. Lines of page tables take no room from data in the
+//! caches. Page tables lie where the program's data do, not where their own pages were allocated.
 
 use homenode_machine::{Hardware, Machine};
+use homenode_units::Bytes;
 
 use crate::workload::Program;
 
-/// What costs a thread's instructions have, where and beside whom it runs.
+/// Bytes of page table per page that it maps.
+const ENTRY_BYTES: f64 = 8.0;
+
+/// How a program's addresses are translated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Paging {
+    /// Bytes that the TLB's entries cover.
+    pub reach: f64,
+    /// References to page tables per walk.
+    pub refs: f64,
+    /// Bytes of page table that map what the program uses.
+    pub table: f64,
+}
+
+impl Paging {
+    /// Translation of a program with this footprint, mapped in pages of this size, in a guest or on the bare machine.
+    pub fn new(hw: &Hardware, page: Bytes, footprint: Bytes, in_guest: bool) -> Paging {
+        let entries = if page > Bytes(homenode_units::PAGE_BYTES) {
+            hw.tlb_entries_2m
+        } else {
+            hw.tlb_entries_4k
+        };
+        Paging {
+            reach: f64::from(entries) * page.as_f64(),
+            refs: if in_guest {
+                hw.walk.nested_refs
+            } else {
+                hw.walk.native_refs
+            },
+            table: footprint.as_f64() / page.as_f64() * ENTRY_BYTES,
+        }
+    }
+}
+
+/// What a thread's instructions cost, where and beside whom it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CoreCost {
     /// Cycles per instruction without waiting for memory.
@@ -27,8 +68,8 @@ pub(crate) struct CoreCost {
     pub accesses: f64,
     /// LLC misses per instruction.
     pub misses: f64,
-    /// Misses in flight.
-    pub in_flight: f64,
+    /// Latencies of memory that an instruction waits for: misses over misses in flight.
+    pub waits: f64,
 }
 
 /// Whether the other hyperthread of a core is busy.
@@ -39,35 +80,56 @@ pub(crate) enum Sibling {
 }
 
 impl CoreCost {
-    /// Cost of a program's instructions, scaled by a phase, with this LLC miss ratio.
+    /// Cost of a program's instructions, scaled by a phase, with this much of the LLC.
     pub fn of(
         program: &Program,
         phase: (f64, f64),
         hw: &Hardware,
-        miss_ratio: f64,
+        paging: &Paging,
+        llc_bytes: f64,
         sibling: Sibling,
     ) -> CoreCost {
         let (access_factor, cpi_factor) = phase;
         let accesses = program.llc_accesses_per_kilo_instruction * access_factor / 1000.0;
-        let misses = accesses * miss_ratio;
+        let misses = accesses * program.miss_ratio.at(llc_bytes);
         let (stretch, threads) = match sibling {
             Sibling::Idle => (1.0, 1.0),
             Sibling::Busy => (2.0 / hw.smt_throughput, 2.0),
         };
         let hits = (accesses - misses) * hw.latency.llc_cycles / program.hits_in_flight;
-        CoreCost {
-            busy_cycles: (program.cpi_core * cpi_factor + hits) * stretch,
+        let in_flight = program
+            .misses_in_flight
+            .min(f64::from(hw.misses_in_flight_max) / threads);
+        let mut cost = CoreCost {
+            busy_cycles: program.cpi_core * cpi_factor + hits,
             accesses,
             misses,
-            in_flight: program
-                .misses_in_flight
-                .min(f64::from(hw.misses_in_flight_max) / threads),
+            waits: misses / in_flight,
+        };
+        if let Some(translation) = &program.translation {
+            let walks = translation.accesses_per_kilo_instruction / 1000.0
+                * translation.miss_ratio.at(paging.reach)
+                * access_factor;
+            cost.walk(walks * paging.refs, hw, paging.table, llc_bytes);
         }
+        cost.busy_cycles *= stretch;
+        cost
+    }
+
+    /// Adds references to a page table of this size.
+    fn walk(&mut self, refs: f64, hw: &Hardware, table: f64, llc_bytes: f64) {
+        let in_l2 = (hw.l2_bytes.as_f64() / table).min(1.0);
+        let beyond = refs * (1.0 - in_l2);
+        let missed = beyond * (1.0 - llc_bytes / table).max(0.0);
+        self.busy_cycles += refs * in_l2 * hw.latency.l2_cycles + (beyond - missed) * hw.latency.llc_cycles;
+        self.accesses += beyond;
+        self.misses += missed;
+        self.waits += missed;
     }
 
     /// Nanoseconds per instruction when a miss takes `latency_ns`.
     pub fn ns_per_instruction(&self, clock_ghz: f64, latency_ns: f64) -> f64 {
-        self.busy_cycles / clock_ghz + self.misses * latency_ns / self.in_flight
+        self.busy_cycles / clock_ghz + self.waits * latency_ns
     }
 }
 
@@ -81,8 +143,56 @@ impl Program {
             .map(|llc| llc.size_bytes.as_f64())
             .fold(0.0, f64::max)
             / 4.0;
-        let cost = CoreCost::of(self, (1.0, 1.0), hw, self.miss_ratio.at(capacity), Sibling::Idle);
+        let paging = Paging::new(hw, Bytes(homenode_units::PAGE_BYTES), self.footprint(1), false);
+        let cost = CoreCost::of(self, (1.0, 1.0), hw, &paging, capacity, Sibling::Idle);
         let ns = cost.ns_per_instruction(hw.clock_hz as f64 / 1e9, hw.latency.memory_ns);
         self.instructions_g_per_thread * ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{MissRatioCurve, Translation, builtin};
+    use homenode_machine::preset;
+
+    fn cost(page: Bytes, in_guest: bool, llc_bytes: f64) -> CoreCost {
+        let hw = preset("amd48").unwrap().hardware.unwrap();
+        let mut program = builtin("mcf").unwrap().program.unwrap();
+        let curve = MissRatioCurve {
+            m_inf: 0.0,
+            c0: Bytes::from_mib(64),
+            k: 1.0,
+        };
+        program.translation = Some(Translation {
+            accesses_per_kilo_instruction: 400.0,
+            miss_ratio: curve,
+        });
+        let paging = Paging::new(&hw, page, Bytes::from_gib(1), in_guest);
+        CoreCost::of(&program, (1.0, 1.0), &hw, &paging, llc_bytes, Sibling::Idle)
+    }
+
+    #[test]
+    fn a_walk_costs_what_the_module_says() {
+        // 512 entries of 4 KiB reach 2 MiB of a curve that falls with 64 MiB: exp(-1/32) of 0.4 accesses walk. Nested,
+        // 4 references each; 1 GiB has a table of 2 MiB, a quarter of which L2 holds, and the LLC none.
+        let (small, none) = (Bytes(4096), cost(Bytes(1 << 50), true, 0.0));
+        let walked = cost(small, true, 0.0);
+        let refs = 0.4 * libm::exp(-1.0 / 32.0) * 4.0;
+        assert!((walked.misses - none.misses - 0.75 * refs).abs() < 1e-3);
+        assert!((walked.waits - none.waits - 0.75 * refs).abs() < 1e-3);
+        assert!((walked.busy_cycles - none.busy_cycles - 0.25 * refs * 16.0).abs() < 1e-2);
+    }
+
+    #[test]
+    fn large_pages_and_the_bare_machine_walk_less() {
+        let ns = |page, in_guest| cost(page, in_guest, 1e6).ns_per_instruction(2.2, 70.0);
+        let (small, large) = (Bytes(4096), Bytes::from_mib(2));
+        assert!(ns(small, true) > ns(small, false) && ns(small, true) > ns(large, true));
+    }
+
+    #[test]
+    fn a_page_table_in_the_llc_costs_no_memory_access() {
+        assert!(cost(Bytes(4096), true, 4e6).waits < cost(Bytes(4096), true, 1e6).waits);
     }
 }

@@ -15,10 +15,11 @@
 //!
 //! # Algorithm
 //!
-//! Damped fixed point over the latencies, started at the last solution. Each step asks for each resource which `T`
-//! would be consistent if its traffic answered as `1 / T`: the strongest answer possible, so a step never
-//! overshoots. What a bounded number of steps leaves above capacity, max-min sharing along routes takes away
-//! ([`super::share`]).
+//! Fixed point over the latencies, started at the last solution. Each step asks for each resource which `T` would be
+//! consistent if its traffic answered as `1 / T`: the strongest answer possible, so a step never overshoots and needs no
+//! damping. With `T` traded for load, that is `u g(u) = K`: increasing and convex, so Newton's method from the right
+//! finds it in three or four steps. What a bounded number of steps leaves above capacity, max-min sharing along routes
+//! takes away ([`super::share`]). Nothing is allocated but in that last case.
 //!
 //! # Left out
 //!
@@ -36,22 +37,34 @@ use super::topology::Topology;
 const STEPS_MAX: usize = 16;
 /// Largest relative change of a latency at which it counts as found.
 const CHANGE_MAX: f64 = 1e-3;
-/// Share of the way to the consistent latency that a step goes.
-const DAMPING: f64 = 0.7;
+/// Relative change of a resource's traffic that is worth an answer: latency changes by no more, since `u g(u)` grows
+/// faster than `g(u)`. Below a fifth of its curve's capacity, that share of the fifth.
+const TRAFFIC_CHANGE_MIN: f64 = 3e-4;
+/// Share of the capacity in use beyond which a curve goes no further up: where it was measured last.
+const FULL: f64 = 0.985;
 /// Load over capacity beyond which max-min sharing steps in.
 const OVERLOAD: f64 = 1.002;
 
 /// A running thread, as the fabric sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flow<'a> {
+struct Flow {
     /// Node of its CPU.
-    pub node: usize,
-    /// What its instructions cost.
-    pub cost: CoreCost,
+    node: usize,
+    /// Time of an instruction without waiting for memory.
+    busy_ns: f64,
+    /// Latencies that an instruction waits for.
+    waits: f64,
+    /// Bytes missed per instruction.
+    bytes: f64,
     /// Share of missed lines that are written back.
-    pub write_share: f64,
-    /// Share of its memory accesses by node.
-    pub weights: &'a [f64],
+    write_share: f64,
+}
+
+impl Flow {
+    /// Bytes missed per nanosecond at this latency.
+    fn rate(&self, latency_ns: f64) -> f64 {
+        self.bytes / (self.busy_ns + self.waits * latency_ns)
+    }
 }
 
 /// Traffic that does not answer to latency: bytes per nanosecond from a node's memory to another node's.
@@ -74,6 +87,11 @@ pub(crate) struct Fabric {
     routes: Vec<Vec<usize>>,
     /// Present latency by `cpu_node * nodes + memory_node`.
     latency: Vec<f64>,
+    /// Threads of the present solution, and the share of each one's accesses by node.
+    flows: Vec<Flow>,
+    weights: Vec<f64>,
+    /// What throughput caps leave each of its speed; empty where they take nothing.
+    granted: Vec<f64>,
     loads: Vec<f64>,
     reads: Vec<f64>,
     writes: Vec<f64>,
@@ -85,59 +103,80 @@ struct Resource {
     now_ns: f64,
     curve: LoadCurve,
     capacity: f64,
+    /// 1 / (idle latency times the curve's capacity); 0 where nothing fills it.
+    per_load: f64,
+    /// Load times latency at the last step, in that unit, and the share of the curve's capacity that answers it.
+    traffic: f64,
+    u: f64,
 }
 
 impl Resource {
-    /// Latency at which this load would be consistent if it answered as `1 / latency`.
-    fn consistent_ns(&self, load: f64) -> f64 {
-        if self.capacity.is_infinite() || load <= 0.0 {
-            return self.idle_ns;
-        }
-        let curve_at = |load: f64| self.idle_ns * growth(self.curve, load / self.capacity);
-        // The lowest latency at which the load stays within capacity.
-        let capped = self.now_ns * load / self.capacity;
-        if load < 0.5 * self.capacity {
-            return curve_at(load); // flat enough to need no care
-        }
-        let (mut low, mut high) = (self.idle_ns, curve_at(f64::INFINITY).max(self.now_ns));
-        for _ in 0..24 {
-            let middle = 0.5 * (low + high);
-            if curve_at(load * self.now_ns / middle) > middle {
-                low = middle;
+    fn new(idle_ns: f64, curve: LoadCurve, capacity: f64) -> Resource {
+        Resource {
+            idle_ns,
+            now_ns: idle_ns,
+            curve,
+            capacity,
+            per_load: if capacity > 0.0 {
+                1.0 / (1.02 * capacity * idle_ns)
             } else {
-                high = middle;
-            }
-            if high - low < 1e-4 * high {
+                0.0
+            },
+            traffic: 0.0,
+            u: 0.0,
+        }
+    }
+
+    /// Moves to the latency at which this load would be consistent if it answered as `1 / latency`; gives the
+    /// relative change.
+    fn answer(&mut self, load: f64) -> f64 {
+        if self.per_load == 0.0 {
+            return 0.0; // nothing fills it
+        }
+        // u g(u) = traffic, in units of the idle latency times the curve's capacity.
+        let traffic = load * self.now_ns * self.per_load;
+        if (traffic - self.traffic).abs() < TRAFFIC_CHANGE_MIN * self.traffic.max(0.2) {
+            return 0.0;
+        }
+        self.traffic = traffic;
+        let LoadCurve { alpha, beta } = self.curve;
+        let mut u = self.u;
+        for _ in 0..6 {
+            let rest = 1.0 / (1.0 - u);
+            let tail = beta * u * u.sqrt() * rest;
+            let slope = 1.0 + 2.0 * alpha * u + tail * (2.5 - 1.5 * u) * rest;
+            let next = (u - (u * (1.0 + alpha * u + tail) - traffic) / slope).clamp(0.0, FULL);
+            let step = (next - u).abs();
+            u = next;
+            if step < 1e-4 * u {
                 break;
             }
         }
-        high.max(capped)
+        self.u = u;
+        // Beyond its end the curve holds nothing back: then the lowest latency that keeps the load within capacity does.
+        let next = (self.idle_ns * (1.0 + alpha * u + beta * u * u.sqrt() / (1.0 - u)))
+            .max(self.now_ns * load / self.capacity);
+        let change = (next - self.now_ns).abs() / self.now_ns;
+        self.now_ns = next;
+        change
     }
 }
 
-/// `g(u)` for a load over capacity.
-pub(crate) fn growth(curve: LoadCurve, load_ratio: f64) -> f64 {
-    let u = (load_ratio / 1.02).min(0.985);
-    1.0 + curve.alpha * u + curve.beta * u * u.sqrt() / (1.0 - u)
+fn dot(latencies: &[f64], weights: &[f64]) -> f64 {
+    latencies
+        .iter()
+        .zip(weights)
+        .map(|(latency, weight)| latency * weight)
+        .sum()
 }
 
 impl Fabric {
     pub fn new(topology: &Topology, hw: &Hardware, line_bytes: f64) -> Fabric {
         let nodes = topology.nodes();
-        let controller = |cap: &f64| Resource {
-            idle_ns: hw.latency.memory_ns,
-            now_ns: hw.latency.memory_ns,
-            curve: hw.memory_curve,
-            capacity: *cap,
-        };
+        let controller = |cap: &f64| Resource::new(hw.latency.memory_ns, hw.memory_curve, *cap);
         // A hop that costs nothing could not hold back what the link cannot carry.
         let hop_ns = hw.link.hop_ns.max(1.0);
-        let link = |cap: &f64| Resource {
-            idle_ns: hop_ns,
-            now_ns: hop_ns,
-            curve: hw.link.curve,
-            capacity: *cap,
-        };
+        let link = |cap: &f64| Resource::new(hop_ns, hw.link.curve, *cap);
         let resources: Vec<Resource> = topology
             .controller_caps
             .iter()
@@ -153,6 +192,9 @@ impl Fabric {
             resources,
             routes: topology.routes.iter().flatten().map(as_resources).collect(),
             latency: vec![0.0; nodes * nodes],
+            flows: Vec::new(),
+            weights: Vec::new(),
+            granted: Vec::new(),
             reads: vec![0.0; nodes * nodes],
             writes: vec![0.0; nodes * nodes],
         };
@@ -163,10 +205,7 @@ impl Fabric {
     /// Latency of an access by a CPU of `node` whose accesses are spread over memory by `weights`.
     pub fn latency_ns(&self, node: usize, weights: &[f64]) -> f64 {
         let row = &self.latency[node * self.nodes..(node + 1) * self.nodes];
-        row.iter()
-            .zip(weights)
-            .map(|(latency, weight)| latency * weight)
-            .sum()
+        dot(row, weights)
     }
 
     /// Latency from a node to a node.
@@ -191,48 +230,65 @@ impl Fabric {
         }
     }
 
-    /// Finds the latencies at which these threads run, and gives for each the share of its speed that throughput
-    /// caps leave it (1 nearly always).
-    pub fn solve(&mut self, flows: &[Flow<'_>], copying: &[Copying]) -> Vec<f64> {
+    /// Begins a new solution without threads.
+    pub fn clear(&mut self) {
+        self.flows.clear();
+        self.weights.clear();
+    }
+
+    /// Adds a thread that runs on a CPU of `node`; gives its number in this solution.
+    pub fn add(&mut self, node: usize, cost: &CoreCost, write_share: f64, weights: &[f64]) -> usize {
+        self.flows.push(Flow {
+            node,
+            busy_ns: cost.busy_cycles / self.clock_ghz,
+            waits: cost.waits,
+            bytes: cost.misses * self.line_bytes,
+            write_share,
+        });
+        self.weights.extend_from_slice(weights);
+        self.flows.len() - 1
+    }
+
+    /// Finds the latencies at which these threads run.
+    pub fn solve(&mut self, copying: &[Copying]) {
         for _ in 0..STEPS_MAX {
-            self.sum_loads(flows, copying);
+            self.sum_loads(copying);
             let mut change = 0.0_f64;
             for (resource, load) in self.resources.iter_mut().zip(&self.loads) {
-                let wanted = resource.consistent_ns(*load);
-                let next = resource.now_ns + DAMPING * (wanted - resource.now_ns);
-                change = change.max((next - resource.now_ns).abs() / resource.now_ns);
-                resource.now_ns = next;
+                change = change.max(resource.answer(*load));
             }
             self.sum_latencies();
             if change < CHANGE_MAX {
                 break;
             }
         }
-        self.sum_loads(flows, copying);
+        self.sum_loads(copying);
         #[cfg(debug_assertions)]
         self.check();
         let over = |(resource, load): (&Resource, &f64)| *load > resource.capacity * OVERLOAD;
+        self.granted.clear();
         if self.resources.iter().zip(&self.loads).any(over) {
-            return self.shared(flows, copying);
+            self.granted = self.shared(copying);
         }
-        vec![1.0; flows.len()]
     }
 
-    fn miss_bytes(&self, flow: &Flow<'_>) -> f64 {
-        let latency = self.latency_ns(flow.node, flow.weights);
-        flow.cost.misses * self.line_bytes / flow.cost.ns_per_instruction(self.clock_ghz, latency)
+    /// Share of its speed that throughput caps leave a thread of the solution (1 nearly always).
+    pub fn granted(&self, flow: usize) -> f64 {
+        self.granted.get(flow).copied().unwrap_or(1.0)
     }
 
-    fn sum_loads(&mut self, flows: &[Flow<'_>], copying: &[Copying]) {
+    fn sum_loads(&mut self, copying: &[Copying]) {
         self.reads.fill(0.0);
         self.writes.fill(0.0);
         self.loads.fill(0.0);
-        for flow in flows {
-            let bytes = self.miss_bytes(flow);
-            let row = flow.node * self.nodes;
-            for (memory_node, weight) in flow.weights.iter().enumerate() {
-                self.reads[row + memory_node] += bytes * weight;
-                self.writes[row + memory_node] += bytes * weight * flow.write_share;
+        let nodes = self.nodes;
+        for (flow, weights) in self.flows.iter().zip(self.weights.chunks_exact(nodes)) {
+            let row = flow.node * nodes..(flow.node + 1) * nodes;
+            let bytes = flow.rate(dot(&self.latency[row.clone()], weights));
+            let (reads, writes) = (&mut self.reads[row.clone()], &mut self.writes[row]);
+            for ((read, write), weight) in reads.iter_mut().zip(writes).zip(weights) {
+                *read += bytes * weight;
+                *write += bytes * flow.write_share * weight;
             }
         }
         for cpu_node in 0..self.nodes {
@@ -271,7 +327,7 @@ impl Fabric {
         }
     }
 
-    fn shared(&self, flows: &[Flow<'_>], copying: &[Copying]) -> Vec<f64> {
+    fn shared(&self, copying: &[Copying]) -> Vec<f64> {
         let mut capacities: Vec<f64> = self.resources.iter().map(|r| r.capacity.min(1e6)).collect();
         for copy in copying {
             capacities[copy.from] = (capacities[copy.from] - copy.rate).max(1e-6);
@@ -281,14 +337,14 @@ impl Fabric {
             }
         }
         let (mut demands, mut owners) = (Vec::new(), Vec::new());
-        for (owner, flow) in flows.iter().enumerate() {
-            let bytes = self.miss_bytes(flow);
-            for (memory_node, weight) in flow
-                .weights
-                .iter()
-                .enumerate()
-                .filter(|(_, weight)| **weight > 0.0)
-            {
+        for (owner, (flow, weights)) in self
+            .flows
+            .iter()
+            .zip(self.weights.chunks_exact(self.nodes))
+            .enumerate()
+        {
+            let bytes = flow.rate(self.latency_ns(flow.node, weights));
+            for (memory_node, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
                 let mut uses = vec![(memory_node, 1.0 + flow.write_share)];
                 uses.extend(
                     self.routes[memory_node * self.nodes + flow.node]
@@ -304,7 +360,7 @@ impl Fabric {
                 owners.push(owner);
             }
         }
-        let mut speeds = vec![1.0_f64; flows.len()];
+        let mut speeds = vec![1.0_f64; self.flows.len()];
         for (owner, share) in owners.into_iter().zip(max_min(&demands, &capacities)) {
             speeds[owner] = speeds[owner].min(share);
         }

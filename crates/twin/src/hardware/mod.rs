@@ -8,6 +8,6 @@ pub(crate) mod llc;
 pub(crate) mod share;
 pub(crate) mod topology;
 
-pub(crate) use fabric::{Fabric, Flow};
+pub(crate) use fabric::Fabric;
 pub(crate) use llc::Llc;
 pub(crate) use topology::Topology;
