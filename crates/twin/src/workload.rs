@@ -13,7 +13,7 @@
 //!
 //! # Left out
 //!
-//! Disk, network and IPIs (programs of seed 002 have none worth naming), TLB misses, phases that change the curve
+//! Disk and network (programs of seed 002 have none worth naming), TLB misses, phases that change the curve
 //! (a phase here changes rates only).
 
 use homenode_machine::file::{FileError, read_toml};

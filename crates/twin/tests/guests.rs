@@ -5,6 +5,7 @@ mod common;
 use common::{cores, node, program, r910};
 use homenode_host::Host;
 use homenode_machine::{Machine, preset};
+use homenode_twin::workload::Waiting;
 use homenode_twin::{
     Allocation, Hypervisor, MemoryPolicy, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload,
 };
@@ -280,4 +281,100 @@ fn a_vm_that_gets_all_its_memory_at_creation_needs_all_of_it() {
     assert!(Twin::new(machine.clone(), &specs(MemoryPolicy::FirstTouch), 1).is_ok());
     let error = Twin::new(machine, &specs(MemoryPolicy::Round4k), 1).expect_err("80 GiB of 64");
     assert!(matches!(error, TwinError::FootprintBeyondHost { .. }), "{error}");
+}
+
+/// A program of threads that meet every 0.2 M instructions, 20 000 times.
+fn meeting(waiting: Waiting) -> Workload {
+    let mut workload = program("meeting", 0.01, 0.02, 4.0, "private");
+    let program = workload.program.as_mut().expect("it has one");
+    program.threads = homenode_twin::workload::Threads::OnePerVcpu;
+    program.waiting = waiting;
+    program.barrier = Some(homenode_twin::workload::Barrier {
+        interval_m_instructions: 0.2,
+        imbalance: 0.0,
+    });
+    workload
+}
+
+/// Runtime of a VM of 6 vCPUs on 6 CPUs, and the CPU time that its vCPUs used, in seconds.
+fn runtime(hypervisor: Hypervisor, workload: &Workload) -> (f64, f64) {
+    let machine = amd48();
+    let mut spec = vm(&workload.name).on_cpus(cores(&machine, 3, 0, 6));
+    spec.vcpus = 6;
+    let mut twin = start(&machine, &one(hypervisor, spec, std::slice::from_ref(workload)));
+    assert!(twin.run_to_end(Ns::from_secs(60)), "the program does not end");
+    let sample = twin.sample().unwrap();
+    let ran: u64 = sample.vms[0].vcpus.iter().map(|vcpu| vcpu.running_ns.0).sum();
+    (twin.report().vms[0].runtime_s.unwrap(), ran as f64 / 1e9)
+}
+
+#[test]
+fn who_releases_sleepers_pays_an_interrupt_for_each() {
+    // 20 001 barriers (one before the first interval), each with five sleepers: 0.9 us natively, 10.9 us virtually.
+    let (spin, _) = runtime(Hypervisor::Native, &meeting(Waiting::Spin));
+    for (hypervisor, ipi_s) in [(Hypervisor::Native, 0.9e-6), (Hypervisor::Kvm, 10.9e-6)] {
+        let (sleep, _) = runtime(hypervisor, &meeting(Waiting::Sleep));
+        let (got, expected) = (sleep - spin, 20_001.0 * 5.0 * ipi_s);
+        assert!(
+            (got / expected - 1.0).abs() < 0.05,
+            "{hypervisor:?}: {got} s of interrupts, expected {expected}"
+        );
+    }
+}
+
+#[test]
+fn spinning_costs_no_interrupts_but_cpu_time() {
+    let (native, _) = runtime(Hypervisor::Native, &meeting(Waiting::Spin));
+    let (virtual_, _) = runtime(Hypervisor::Kvm, &meeting(Waiting::Spin));
+    assert!(
+        (virtual_ / native - 1.0).abs() < 1e-3,
+        "{virtual_} virtual, {native} native"
+    );
+    // Half of the work is waiting for the slowest: sleepers leave their CPUs, spinners keep them busy.
+    let uneven = |waiting| {
+        let mut workload = meeting(waiting);
+        let barrier = workload
+            .program
+            .as_mut()
+            .and_then(|p| p.barrier.as_mut())
+            .unwrap();
+        (barrier.imbalance, barrier.interval_m_instructions) = (0.5, 20.0);
+        workload
+    };
+    let (took, spun) = runtime(Hypervisor::Native, &uneven(Waiting::Spin));
+    let (took_too, slept) = runtime(Hypervisor::Native, &uneven(Waiting::Sleep));
+    assert!(
+        (took / took_too - 1.0).abs() < 0.01,
+        "{took} spinning, {took_too} sleeping"
+    );
+    assert!(spun > 1.2 * slept, "{spun} s of CPU spinning, {slept} s sleeping");
+    assert!(
+        (spun / (6.0 * took) - 1.0).abs() < 0.3,
+        "{spun} s of CPU in {took} s"
+    );
+}
+
+#[test]
+fn other_wake_ups_cost_an_interrupt_each_unless_the_program_spins() {
+    let with = |wakeups, waiting| {
+        let mut workload = program("waking", 0.01, 0.02, 4.0, "private");
+        let program = workload.program.as_mut().unwrap();
+        (program.wakeups_per_m_instructions, program.waiting) = (wakeups, waiting);
+        workload
+    };
+    for (hypervisor, ipi_s) in [(Hypervisor::Native, 0.9e-6), (Hypervisor::Xen, 10.9e-6)] {
+        let (quiet, _) = runtime(hypervisor, &with(0.0, Waiting::Sleep));
+        let (waking, _) = runtime(hypervisor, &with(20.0, Waiting::Sleep));
+        let (spinning, _) = runtime(hypervisor, &with(20.0, Waiting::Spin));
+        // 4 G instructions with 20 wake-ups per million each: 80 000 interrupts.
+        let expected = 80_000.0 * ipi_s;
+        assert!(
+            ((waking - quiet) / expected - 1.0).abs() < 0.05,
+            "{hypervisor:?}: {waking} against {quiet}"
+        );
+        assert!(
+            (spinning / quiet - 1.0).abs() < 1e-3,
+            "{spinning} against {quiet}"
+        );
+    }
 }

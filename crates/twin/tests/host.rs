@@ -165,18 +165,22 @@ fn hard_affinity_is_obeyed() {
 
 #[test]
 fn nobody_pins_and_vcpus_scatter() {
-    // Without an agent, threads that sleep at barriers wander over nodes and leave their memory behind.
-    let mut twin = Twin::new(r910(), &Scenario::tavo_mixed(), 1).unwrap();
-    twin.wait(Ns::from_secs(25));
-    let report = twin.report();
-    let changes: u64 = report.vms.iter().map(|vm| vm.node_changes).sum();
-    let least = report
-        .vms
-        .iter()
-        .filter_map(|vm| vm.local_access_ratio)
-        .fold(1.0, f64::min);
-    assert!(changes > 8, "{changes} node changes");
-    assert!(least < 0.7, "the least local VM is at {least}");
+    // Without an agent, threads that sleep at barriers wander over nodes and leave their memory behind; how often
+    // depends on the seed.
+    let mut changes = 0;
+    for seed in 1..=3 {
+        let mut twin = Twin::new(r910(), &Scenario::tavo_mixed(), seed).unwrap();
+        twin.wait(Ns::from_secs(25));
+        let report = twin.report();
+        changes += report.vms.iter().map(|vm| vm.node_changes).sum::<u64>();
+        let least = report
+            .vms
+            .iter()
+            .filter_map(|vm| vm.local_access_ratio)
+            .fold(1.0, f64::min);
+        assert!(least < 0.7, "seed {seed}: the least local VM is at {least}");
+    }
+    assert!(changes > 24, "{changes} node changes in three runs");
 }
 
 #[test]

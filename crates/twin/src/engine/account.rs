@@ -37,13 +37,15 @@ impl Engine {
     /// What a vCPU did in a stretch of time on a CPU.
     pub(super) fn apply(&mut self, vm: usize, thread: usize, cpu: usize, ns: f64) {
         let speed = self.speeds[cpu];
+        let state = &mut self.vms[vm].threads[thread];
+        state.cycles += ns * self.clock_ghz;
+        let owed = ns.min(state.owed_ns);
+        state.owed_ns -= owed;
         let units = if speed.ns_per_unit > 0.0 {
-            ns / speed.ns_per_unit
+            (ns - owed) / speed.ns_per_unit
         } else {
             0.0
         };
-        let state = &mut self.vms[vm].threads[thread];
-        state.cycles += ns * self.clock_ghz;
         let units = units.min(state.left);
         state.left -= units;
         match state.doing {
@@ -58,7 +60,7 @@ impl Engine {
                 let pages = state.pages_completed(units);
                 self.touch(vm, thread, touch.region, cpu, pages);
             }
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier => {}
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning => {}
         }
     }
 

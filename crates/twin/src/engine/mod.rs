@@ -53,7 +53,16 @@ pub(crate) enum Owner {
 enum Timer {
     Arrival(usize),
     Daemon(usize),
-    Housekeeping { vm: usize, thread: usize },
+    Housekeeping {
+        vm: usize,
+        thread: usize,
+    },
+    /// An interrupt that was sent from a CPU arrives at a halted vCPU.
+    Wake {
+        vm: usize,
+        thread: usize,
+        waker: usize,
+    },
 }
 
 /// How fast the current task of a CPU goes.
@@ -115,6 +124,8 @@ pub(crate) struct Engine {
     /// Whether to solve in every epoch, whatever has changed.
     every_epoch: bool,
     epoch_began: Ns,
+    /// What an interrupt to another CPU costs under this hypervisor.
+    ipi_ns: f64,
     epoch_end: Ns,
     /// How long an epoch may be while nothing is switched.
     stride: Ns,
@@ -204,6 +215,10 @@ impl Engine {
             clock_ghz: hardware.clock_hz as f64 / 1e9,
             every_epoch: false,
             epoch_began: Ns::ZERO,
+            ipi_ns: match scenario.hypervisor {
+                Hypervisor::Native => hardware.ipi.native_ns,
+                Hypervisor::Kvm | Hypervisor::Xen => hardware.ipi.virtual_ns,
+            },
             epoch_end: epoch,
             stride: epoch,
             timers: BinaryHeap::new(),
@@ -340,6 +355,14 @@ impl Engine {
                     self.after_scheduling();
                 }
             }
+            Timer::Wake { vm, thread, waker } => {
+                let task = self.vms[vm].first_vcpu + thread;
+                let sleeps = self.scheduler.queues.tasks[task].run == Run::Sleeping;
+                if sleeps && self.vms[vm].present() && self.vms[vm].threads[thread].runnable() {
+                    self.scheduler.wake(task, Some(waker), self.now);
+                    self.after_scheduling();
+                }
+            }
         }
     }
 
@@ -363,39 +386,82 @@ impl Engine {
 
     fn vcpu_done(&mut self, cpu: usize, vm: usize, thread: usize) {
         self.vms[vm].threads[thread].left = 0.0;
+        self.vms[vm].threads[thread].owed_ns = 0.0;
         self.finish_touch(cpu, vm, thread);
+        if self.vms[vm].is_last() {
+            self.settle_vm(vm);
+        }
         let next = self.vms[vm].next(thread, self.now);
         if next == Next::End && self.vms[vm].after == AfterProgram::Leave {
             self.leave(vm);
             return;
         }
         // Wake-ups come from the CPU of the thread that released the others: while it still runs there.
-        if matches!(next, Next::Release | Next::End) {
-            self.wake_runnable(cpu, vm, thread);
+        if matches!(next, Next::Start | Next::Release | Next::End) {
+            let ipi_ns = if next == Next::Release { self.ipi_ns } else { 0.0 };
+            self.rouse(cpu, vm, thread, ipi_ns);
         }
         if self.vms[vm].threads[thread].runnable() {
+            if self.vms[vm].threads[thread].doing == Doing::Spinning {
+                self.unsettle();
+            }
             self.set_speed(cpu);
         } else {
             self.set_housekeeping(vm, thread);
-            self.scheduler.sleep(cpu, self.now);
+            // Whoever it woke may have taken its CPU.
+            self.scheduler.stop(self.vms[vm].first_vcpu + thread, self.now);
         }
         self.after_scheduling();
     }
 
-    fn wake_runnable(&mut self, cpu: usize, vm: usize, except: usize) {
-        for other in 0..self.vms[vm].threads.len() {
-            let task = self.vms[vm].first_vcpu + other;
-            let sleeps = self.scheduler.queues.tasks[task].run == Run::Sleeping;
-            if other == except || !sleeps {
-                continue;
-            }
-            if self.vms[vm].threads[other].runnable() {
-                self.scheduler.wake(task, Some(cpu), self.now);
-                self.after_scheduling();
-            } else {
-                self.set_housekeeping(vm, other);
+    /// Accounts the vCPUs of a VM up to now: what they do is about to change.
+    fn settle_vm(&mut self, vm: usize) {
+        for thread in 0..self.vms[vm].threads.len() {
+            let task = &self.scheduler.queues.tasks[self.vms[vm].first_vcpu + thread];
+            if task.run == Run::Running {
+                self.scheduler.settle(task.cpu, self.now);
             }
         }
+        self.apply_segments();
+    }
+
+    /// Lets the other vCPUs of a VM take up what they have to do now. Those that sleep are woken, by interrupts one after
+    /// the other that each cost the waker; those that have nothing to do any more go to sleep.
+    fn rouse(&mut self, cpu: usize, vm: usize, waker: usize, ipi_ns: f64) {
+        let mut sent_ns = 0.0;
+        for other in (0..self.vms[vm].threads.len()).filter(|other| *other != waker) {
+            let task = self.vms[vm].first_vcpu + other;
+            match (
+                self.scheduler.queues.tasks[task].run,
+                self.vms[vm].threads[other].runnable(),
+            ) {
+                (Run::Sleeping, true) if ipi_ns > 0.0 => {
+                    sent_ns += ipi_ns;
+                    let wake = Timer::Wake {
+                        vm,
+                        thread: other,
+                        waker: cpu,
+                    };
+                    self.set_timer(Ns(self.now.0 + sent_ns as u64), wake);
+                }
+                (Run::Sleeping, true) => {
+                    self.scheduler.wake(task, Some(cpu), self.now);
+                    self.after_scheduling();
+                }
+                (Run::Sleeping, false) => self.set_housekeeping(vm, other),
+                (Run::Running, true) => {
+                    self.unsettle();
+                    self.set_speed(self.scheduler.queues.tasks[task].cpu);
+                }
+                (Run::Waiting | Run::Throttled, true) => {}
+                (Run::Running | Run::Waiting | Run::Throttled, false) => {
+                    self.set_housekeeping(vm, other);
+                    self.scheduler.stop(task, self.now);
+                    self.after_scheduling();
+                }
+            }
+        }
+        self.vms[vm].threads[waker].owed_ns += sent_ns;
     }
 
     /// A halted vCPU that waits for nothing wakes now and then for its kernel's timers.
@@ -423,13 +489,18 @@ impl Engine {
         self.memory.release(&pages);
     }
 
+    /// Somebody does something else now: latencies are found anew, soon.
+    fn unsettle(&mut self) {
+        self.dirty = true;
+        self.epoch_end = self.epoch_end.min(Ns(self.now.0 + self.epoch.0));
+    }
+
     /// After the scheduler acted: accounts what ran, and sets the speed of what runs now.
     pub fn after_scheduling(&mut self) {
         self.apply_segments();
         let mut switched = std::mem::take(&mut self.scheduler.queues.switched);
         if !switched.is_empty() {
-            self.dirty = true;
-            self.epoch_end = self.epoch_end.min(Ns(self.now.0 + self.epoch.0));
+            self.unsettle();
         }
         for cpu in switched.drain(..) {
             self.set_speed(cpu);

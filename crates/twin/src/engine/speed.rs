@@ -5,6 +5,7 @@ use homenode_units::Ns;
 use super::{Engine, Loading, Owner, Speed};
 use crate::guest::Doing;
 use crate::hardware::core::{CoreCost, Sibling};
+use crate::workload::Waiting;
 
 /// Relative change of a miss ratio that makes a new solution necessary.
 const MISS_CHANGE_MAX: f64 = 2e-3;
@@ -45,37 +46,47 @@ impl Engine {
             return;
         };
         let mut speed = Speed { ..Speed::default() };
-        let left = match self.owners[task] {
+        let (owed, left) = match self.owners[task] {
             Owner::Daemon(daemon) => {
                 speed.ns_per_unit = 1.0;
-                self.daemon_left[daemon]
+                (0.0, self.daemon_left[daemon])
             }
             Owner::Vcpu { vm, thread } => {
                 speed.cost = self.cost(cpu, vm, thread);
                 self.seen[cpu] = miss_ratio(&speed.cost);
                 speed.ns_per_unit = self.ns_per_unit(cpu, vm, thread, &speed.cost);
-                self.vms[vm].threads[thread].left
+                let state = &self.vms[vm].threads[thread];
+                (state.owed_ns, state.left)
             }
         };
-        self.ends[cpu] = self.end_of(left, speed.ns_per_unit);
+        self.ends[cpu] = self.end_of(owed, left, speed.ns_per_unit);
         self.speeds[cpu] = speed;
     }
 
-    pub(super) fn end_of(&self, left: f64, ns_per_unit: f64) -> Ns {
-        Ns(self.now.0 + ((left.max(0.0) * ns_per_unit).ceil() as u64).max(1))
+    /// When a task will be done that owes some time and has some units of work left; never, if it has no end of them.
+    pub(super) fn end_of(&self, owed_ns: f64, left: f64, ns_per_unit: f64) -> Ns {
+        let ns = (owed_ns + left.max(0.0) * ns_per_unit).ceil() as u64;
+        Ns(self.now.0.saturating_add(ns.max(1)))
     }
 
     pub(super) fn cost(&self, cpu: usize, vm: usize, thread: usize) -> CoreCost {
         let owner = &self.vms[vm];
         match (&owner.program, owner.threads[thread].doing) {
-            (Some(program), Doing::Computing) => CoreCost::of(
-                program,
-                owner.phase(thread),
-                &self.hardware,
-                &self.paging[vm],
-                self.llc_bytes(cpu, vm, thread),
-                self.sibling_state(cpu),
-            ),
+            (Some(program), Doing::Computing) => {
+                let mut cost = CoreCost::of(
+                    program,
+                    owner.phase(thread),
+                    &self.hardware,
+                    &self.paging[vm],
+                    self.llc_bytes(cpu, vm, thread),
+                    self.sibling_state(cpu),
+                );
+                if program.waiting == Waiting::Sleep {
+                    let wakeups = program.wakeups_per_m_instructions / 1e6;
+                    cost.busy_cycles += wakeups * self.ipi_ns * self.clock_ghz;
+                }
+                cost
+            }
             _ => CoreCost::default(),
         }
     }
@@ -95,7 +106,7 @@ impl Engine {
                 cost.ns_per_instruction(self.clock_ghz, latency)
             }
             Doing::Touching { ns_per_page, .. } => ns_per_page,
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier => 1.0,
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning => 1.0,
         };
         ns / (1.0 - stall)
     }
@@ -197,7 +208,8 @@ impl Engine {
             let cost = self.speeds[cpu].cost;
             let granted = flow.map_or(1.0, |flow| self.fabric.granted(flow).max(1e-3));
             let ns_per_unit = self.ns_per_unit(cpu, vm, thread, &cost) / granted;
-            self.ends[cpu] = self.end_of(self.vms[vm].threads[thread].left, ns_per_unit);
+            let state = &self.vms[vm].threads[thread];
+            self.ends[cpu] = self.end_of(state.owed_ns, state.left, ns_per_unit);
             self.speeds[cpu] = Speed { cost, ns_per_unit };
         }
         self.loading = loading;

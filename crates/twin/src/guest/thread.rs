@@ -15,6 +15,8 @@ pub(crate) enum Doing {
     Computing,
     /// Halted until the other threads arrive at the barrier.
     AtBarrier,
+    /// Busy until the other threads arrive at the barrier.
+    Spinning,
 }
 
 /// The guest thread on one vCPU.
@@ -23,6 +25,8 @@ pub(crate) struct Thread {
     pub doing: Doing,
     /// What is left of it, in its unit.
     pub left: f64,
+    /// Nanoseconds that it owes before it goes on: interrupts that it sends, pages that its kernel moves.
+    pub owed_ns: f64,
     /// Touched part of a page.
     pub page_carry: f64,
     /// What it has still to touch after this, next one last.
@@ -44,6 +48,7 @@ impl Thread {
         Thread {
             doing: Doing::Idle,
             left: 0.0,
+            owed_ns: 0.0,
             page_carry: 0.0,
             touches: Vec::new(),
             instructions_left: 0.0,

@@ -6,9 +6,18 @@
 //! ```
 //!
 //! Threads of a barrier program do the same number of intervals; the work of each thread in each interval is drawn
-//! when the interval begins, from the VM's own stream of chance, so it is the same under every policy. A thread that
-//! arrives halts at once: spinning before halting (OpenMP's default) is left out, as are locks, IPIs' own cost, and
-//! page cache.
+//! when the interval begins, from the VM's own stream of chance, so it is the same under every policy.
+//!
+//! A thread that arrives at a barrier either halts at once or keeps its vCPU busy, as its program does. The last to arrive
+//! releases the others. Those that halted must be interrupted, one after the other: each begins when its interrupt has
+//! been sent, and the sender goes on after the last. A virtual interrupt costs more than a native one (the machine's
+//! `ipi`; seed 004, section 5.3.2). Other wake-ups of a sleeping program cost an interrupt each as well
+//! ([`crate::workload::Program::wakeups_per_m_instructions`]); one that spins pays for none.
+//!
+//! # Left out
+//!
+//! Spinning for a while and then halting; a spinning hyperthread that leaves more to its sibling than a computing one;
+//! what an interrupt costs its receiver; locks; page cache.
 
 use homenode_units::{Bytes, Ns, VmId};
 
@@ -18,7 +27,7 @@ use super::view::View;
 use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use crate::chance::Chance;
 use crate::scenario::{AfterProgram, Allocation, Hypervisor, MemoryPolicy, VmSpec};
-use crate::workload::{Program, Threads, Workload};
+use crate::workload::{Program, Threads, Waiting, Workload};
 
 /// Where a VM is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +44,11 @@ pub(crate) enum Stage {
 pub(crate) enum Next {
     /// It goes on.
     Run,
-    /// It halts.
+    /// It waits: it halts, unless it spins.
     Sleep,
-    /// It goes on if it has something to run, and every other vCPU that has is woken.
+    /// It goes on if it has something to run, and every other vCPU that has is woken: the program starts.
+    Start,
+    /// The same at a barrier, where waking costs.
     Release,
     /// The program has ended.
     End,
@@ -170,7 +181,7 @@ impl Vm {
                 Next::Run
             }
             Doing::Computing => self.end_of_stretch(thread, now),
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier => {
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning => {
                 self.threads[thread].doing = Doing::Idle;
                 Next::Sleep
             }
@@ -210,7 +221,16 @@ impl Vm {
                 self.end_of_touching(at, now);
             }
         }
-        Next::Release
+        Next::Start
+    }
+
+    /// Whether other vCPUs change what they do when this one has finished what it does: it is the last to boot, or to
+    /// arrive at a barrier.
+    pub fn is_last(&self) -> bool {
+        match self.stage {
+            Stage::Booting => self.booted + 1 == self.threads.len(),
+            _ => self.at_barrier + 1 == self.program_threads(),
+        }
     }
 
     fn program_threads(&self) -> usize {
@@ -270,10 +290,17 @@ impl Vm {
     }
 
     fn arrive(&mut self, thread: usize, now: Ns) -> Next {
-        self.threads[thread].doing = Doing::AtBarrier;
         self.at_barrier += 1;
         let threads = self.program_threads();
         if self.at_barrier < threads {
+            let waiting = self
+                .program
+                .as_ref()
+                .map_or(Waiting::Sleep, |program| program.waiting);
+            (self.threads[thread].doing, self.threads[thread].left) = match waiting {
+                Waiting::Sleep => (Doing::AtBarrier, 0.0),
+                Waiting::Spin => (Doing::Spinning, f64::INFINITY),
+            };
             return Next::Sleep;
         }
         self.at_barrier = 0;
