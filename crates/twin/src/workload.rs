@@ -433,28 +433,18 @@ fn adds_up(what: &str, shares: impl Iterator<Item = f64>) -> Result<(), Wrong> {
     Ok(())
 }
 
-macro_rules! builtin {
-    ($($name:literal),* $(,)?) => {
-        /// Names and texts of the workloads that come with the twin, by name.
-        const BUILTIN: &[(&str, &str)] = &[
-            $(($name, include_str!(concat!("../../../data/workloads/", $name, ".toml"))),)*
-        ];
-    };
-}
-
-builtin!(
-    "astar", "bt.B", "cg.B", "ep.B", "ft.B", "idle", "is.B", "lbm", "lu.B", "mcf", "mg.B", "milc", "omnetpp",
-    "povray", "soplex", "sp.B", "sphinx3",
-);
+/// Names, paths and texts of the workloads that come with the twin, by name (`build.rs` lists them).
+const BUILTIN: &[(&str, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/workloads.rs"));
 
 /// Names of the workloads that come with the twin.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    BUILTIN.iter().map(|(name, _)| *name)
+    BUILTIN.iter().map(|(name, ..)| *name)
 }
 
 /// The workload with this name that comes with the twin, if there is one.
 pub fn builtin(name: &str) -> Option<Workload> {
-    let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
+    let at = BUILTIN.binary_search_by_key(&name, |(known, ..)| known).ok()?;
+    let (_, path, text) = BUILTIN[at];
     // A test reads every one of them.
-    Some(Workload::from_toml(&format!("data/workloads/{name}.toml"), text).expect("embedded workload"))
+    Some(Workload::from_toml(path, text).expect("embedded workload"))
 }
