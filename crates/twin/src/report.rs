@@ -69,6 +69,10 @@ pub struct VmReport {
     pub accesses_by_node: NodeMap<u64>,
     /// Imbalance of these; `None` where there are none.
     pub imbalance: Option<f64>,
+    /// Pages that its guest's kernel moved (AutoNUMA), and the CPU time in seconds that it took to look for them.
+    pub guest_pages_moved: u64,
+    /// See [`VmReport::guest_pages_moved`].
+    pub guest_scan_s: f64,
     /// How often its vCPUs changed nodes.
     pub node_changes: u64,
     /// Time that its vCPUs were runnable and did not run, in seconds, summed over them.
@@ -119,6 +123,8 @@ struct VmCounts {
     misses: f64,
     local: f64,
     by_node: Vec<f64>,
+    guest_pages_moved: u64,
+    guest_scan_ns: f64,
     node_changes: u64,
     waiting_ns: u64,
 }
@@ -156,6 +162,8 @@ impl Counts {
             now.misses -= then.misses;
             now.local -= then.local;
             less(&mut now.by_node, &then.by_node);
+            now.guest_pages_moved -= then.guest_pages_moved;
+            now.guest_scan_ns -= then.guest_scan_ns;
             now.node_changes -= then.node_changes;
             now.waiting_ns -= then.waiting_ns;
         }
@@ -172,6 +180,8 @@ impl VmCounts {
             misses: vm.threads.iter().map(|t| t.llc_misses).sum(),
             local: vm.accesses_local,
             by_node: vm.accesses.clone(),
+            guest_pages_moved: vm.autonuma.as_ref().map_or(0, |autonuma| autonuma.pages_moved),
+            guest_scan_ns: vm.autonuma.as_ref().map_or(0.0, |autonuma| autonuma.scan_ns),
             node_changes: tasks
                 .clone()
                 .map(|task| engine.scheduler.queues.tasks[task].node_changes)
@@ -273,6 +283,8 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
         local_access_ratio: ratio(counts.local, counts.by_node.iter().sum()),
         accesses_by_node: by_node.map(|(node, count)| (node, *count as u64)).collect(),
         imbalance: imbalance(machine, &counts.by_node),
+        guest_pages_moved: counts.guest_pages_moved,
+        guest_scan_s: counts.guest_scan_ns / 1e9,
         node_changes: counts.node_changes,
         waiting_s: counts.waiting_ns as f64 / 1e9,
     }

@@ -3,13 +3,13 @@
 mod common;
 
 use common::{cores, node, program, r910};
-use homenode_host::Host;
+use homenode_host::{Action, Host, Plan};
 use homenode_machine::{Machine, preset};
 use homenode_twin::workload::Waiting;
 use homenode_twin::{
     Allocation, Hypervisor, MemoryPolicy, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload,
 };
-use homenode_units::{Bytes, NodeId, NodeMap, Ns};
+use homenode_units::{Bytes, NodeId, NodeMap, Ns, Pages};
 
 fn amd48() -> Machine {
     preset("amd48").expect("amd48 comes with the machines")
@@ -188,7 +188,6 @@ fn operators_nodes_win_over_turns() {
 
 #[test]
 fn a_home_set_later_gets_the_pages_that_were_not_touched_before() {
-    use homenode_host::{Action, Plan};
     let mut spec = vm("stream");
     spec.memory_policy = MemoryPolicy::Round4k;
     let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
@@ -377,4 +376,228 @@ fn other_wake_ups_cost_an_interrupt_each_unless_the_program_spins() {
             "{spinning} against {quiet}"
         );
     }
+}
+
+fn act(twin: &mut Twin, action: Action) {
+    let mut plan = Plan::new(twin.sample().unwrap().version);
+    plan.decide("test", action, "test".into());
+    twin.commit(&plan).expect("a possible plan");
+}
+
+/// Pins all vCPUs of VM `a` to the first cores of a node.
+fn pin(twin: &mut Twin, vcpus: u16, to: u16) {
+    let action = Action::PinVcpus {
+        vm: twin.vm_id("a").unwrap(),
+        vcpus: (0..vcpus).collect(),
+        cpus: cores(&amd48(), to, 0, usize::from(vcpus)),
+    };
+    act(twin, action);
+}
+
+#[test]
+fn a_guest_with_stale_virtual_nodes_allocates_where_its_vcpus_were() {
+    for (vnuma, expected) in [(Vnuma::Static, 2), (Vnuma::None, 5)] {
+        let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 2, 0, 2));
+        spec.vnuma = vnuma;
+        let mut twin = start(&amd48(), &one(Hypervisor::Kvm, spec, &[common::stream()]));
+        twin.wait(Ns::from_secs(1));
+        pin(&mut twin, 2, 5); // booted on node 2; its program has not begun
+        twin.wait(Ns::from_secs(3));
+        let pages = pages(&mut twin, 0);
+        let program = Bytes::from_mib(512).to_pages().0;
+        assert!(pages[expected] >= program, "{vnuma:?}: {pages:?}");
+    }
+}
+
+#[test]
+fn a_full_virtual_node_sends_pages_to_the_other() {
+    // vCPU 0 and 1 on nodes 1 and 4, so two virtual nodes of 256 MiB; one thread touches 384 MiB and little else.
+    let machine = amd48();
+    let mut shared = program("shared", 30.0, 1.0, 16.0, "initialised-by-one");
+    shared.program.as_mut().unwrap().regions[0].size = Bytes::from_mib(384);
+    let mut spec = VmSpec::new("a", 2, Bytes::from_mib(512), "shared");
+    let both = cores(&machine, 1, 0, 1)
+        .iter()
+        .chain(cores(&machine, 4, 0, 1).iter())
+        .collect();
+    spec.cpus = Some(both);
+    spec.vnuma = Vnuma::Static;
+    let mut twin = start(&machine, &one(Hypervisor::Xen, spec, &[shared]));
+    twin.wait(Ns::from_secs(3));
+    let pages = pages(&mut twin, 0);
+    let full = Bytes::from_mib(256).to_pages().0;
+    let most = pages[1].max(pages[4]);
+    assert_eq!(
+        (most, pages[1] + pages[4]),
+        (full, pages.iter().sum()),
+        "{pages:?}"
+    );
+}
+
+/// A VM of two copies of `stream`, on node 0 from the start, whose kernel moves pages.
+fn with_autonuma(work: f64) -> Twin {
+    let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
+    spec.autonuma = true;
+    start(
+        &amd48(),
+        &one(Hypervisor::Native, spec.doing(work), &[common::stream()]),
+    )
+}
+
+#[test]
+fn autonuma_brings_memory_home_and_then_stops() {
+    let program = Bytes::from_mib(512).to_pages().0;
+    let mut twin = with_autonuma(100.0);
+    twin.wait(Ns::from_secs(4));
+    assert_eq!(twin.report().vms[0].guest_pages_moved, 0, "nothing is remote");
+    // In the first passes one fault is enough: the next pass, about 2 s at most after this, moves everything.
+    pin(&mut twin, 2, 3);
+    twin.wait(Ns::from_secs(4));
+    assert_eq!(twin.report().vms[0].guest_pages_moved, program);
+    assert!(pages(&mut twin, 0)[3] >= program);
+    // Later a page moves at the second fault from a node: not in the pass that is due first, but after the second.
+    twin.wait(Ns::from_secs(40));
+    twin.mark();
+    assert_eq!(twin.report().vms[0].guest_pages_moved, 0, "it has converged");
+    pin(&mut twin, 2, 6);
+    let moved_at = |twin: &mut Twin, pages: u64| {
+        while twin.report().vms[0].guest_pages_moved < pages {
+            twin.wait(Ns::from_millis(500));
+            assert!(twin.now() < Ns::from_secs(240), "the memory stays where it was");
+        }
+        twin.now().as_secs_f64()
+    };
+    let began = twin.now().as_secs_f64();
+    let took = moved_at(&mut twin, program) - began;
+    // The longest period of a process of 256 MiB is 60 s.
+    assert!((2.0..121.0).contains(&took), "{took} s");
+    assert!(pages(&mut twin, 0)[6] >= program);
+    assert_conserved(&mut twin, "after AutoNUMA");
+}
+
+#[test]
+fn autonuma_scans_within_its_bound_and_costs_what_it_moves() {
+    let mut twin = with_autonuma(8.0);
+    twin.wait(Ns::from_secs(3));
+    pin(&mut twin, 2, 3);
+    assert!(twin.run_to_end(Ns::from_secs(200)));
+    let report = twin.report();
+    let (runtime, scan) = (report.vms[0].runtime_s.unwrap(), report.vms[0].guest_scan_s);
+    // Each of the two processes scans for a 32nd of its time at most.
+    assert!(
+        scan > 0.0 && scan <= 2.0 * runtime / 32.0,
+        "{scan} s of scans in {runtime} s"
+    );
+    assert!(report.vms[0].guest_pages_moved >= Bytes::from_mib(512).to_pages().0);
+    // The same without AutoNUMA: memory stays remote, and the program takes longer.
+    let spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
+    let scenario = one(Hypervisor::Native, spec.doing(8.0), &[common::stream()]);
+    let mut without = start(&amd48(), &scenario);
+    without.wait(Ns::from_secs(3));
+    pin(&mut without, 2, 3);
+    assert!(without.run_to_end(Ns::from_secs(200)));
+    let remote = without.report().vms[0].runtime_s.unwrap();
+    assert!(
+        remote > 1.05 * runtime,
+        "{remote} s remote, {runtime} s with AutoNUMA"
+    );
+}
+
+#[test]
+fn autonuma_of_a_stale_guest_moves_nothing() {
+    let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
+    (spec.vnuma, spec.autonuma) = (Vnuma::Static, true);
+    let mut twin = start(
+        &amd48(),
+        &one(Hypervisor::Kvm, spec.doing(8.0), &[common::stream()]),
+    );
+    twin.wait(Ns::from_secs(3));
+    pin(&mut twin, 2, 3);
+    twin.wait(Ns::from_secs(10));
+    let report = twin.report();
+    assert_eq!(report.vms[0].guest_pages_moved, 0);
+    assert!(report.vms[0].guest_scan_s > 0.0);
+}
+
+/// One VM of each kind of guest and policy that a hypervisor allows, sharing a host.
+fn all_kinds(hypervisor: Hypervisor) -> Scenario {
+    let mut vms = Vec::new();
+    for policy in [
+        MemoryPolicy::FirstTouch,
+        MemoryPolicy::Round4k,
+        MemoryPolicy::Round1g,
+    ] {
+        for vnuma in [Vnuma::None, Vnuma::Static] {
+            for allocation in [Allocation::FirstTouch, Allocation::Interleave] {
+                for autonuma in [false, true] {
+                    let workload = ["stream", "shared", "meeting"][vms.len() % 3];
+                    let name = format!("vm{}-{policy:?}-{vnuma:?}-{allocation:?}-{autonuma}", vms.len());
+                    let mut spec = VmSpec::new(&name, 5, Bytes::from_gib(3), workload).doing(2.0);
+                    spec.memory_policy = policy;
+                    (spec.vnuma, spec.allocation, spec.autonuma) = (vnuma, allocation, autonuma);
+                    let workloads = [
+                        common::stream(),
+                        program("shared", 30.0, 1.0, 16.0, "shared"),
+                        meeting(Waiting::Spin),
+                    ];
+                    if Twin::new(amd48(), &one(hypervisor, spec.clone(), &workloads), 1).is_ok() {
+                        vms.push(spec);
+                    }
+                }
+            }
+        }
+    }
+    let mut scenario = Scenario::of("all kinds", vms);
+    scenario.hypervisor = hypervisor;
+    scenario.workloads = vec![
+        common::stream(),
+        program("shared", 30.0, 1.0, 16.0, "shared"),
+        meeting(Waiting::Spin),
+    ];
+    scenario
+}
+
+#[test]
+fn pages_are_conserved_under_every_policy_whatever_an_agent_does() {
+    for hypervisor in [Hypervisor::Native, Hypervisor::Kvm, Hypervisor::Xen] {
+        let scenario = all_kinds(hypervisor);
+        assert!(
+            scenario.vms.len() >= 6,
+            "{hypervisor:?}: {} kinds",
+            scenario.vms.len()
+        );
+        let mut twin = start(&amd48(), &scenario);
+        for step in 0..12_u16 {
+            twin.wait(Ns::from_millis(400));
+            assert_conserved(&mut twin, "on the way");
+            let vm = twin.sample().unwrap().vms[usize::from(step) % scenario.vms.len()].id;
+            let nodes = node(step % 8);
+            if step % 2 == 0 {
+                act(&mut twin, Action::SetHome { vm, nodes });
+            } else {
+                let pages_max = Pages(40_000);
+                act(
+                    &mut twin,
+                    Action::MovePages {
+                        vm,
+                        to: nodes,
+                        pages_max,
+                    },
+                );
+            }
+        }
+        assert_conserved(&mut twin, "after moves");
+    }
+}
+
+#[test]
+fn all_kinds_of_guests_repeat_byte_for_byte() {
+    let run = |seed| {
+        let mut twin = Twin::new(amd48(), &all_kinds(Hypervisor::Kvm), seed).unwrap();
+        twin.wait(Ns::from_secs(5));
+        let sample = serde_json::to_string(&twin.sample().unwrap()).unwrap();
+        (serde_json::to_string(&twin.report()).unwrap(), sample)
+    };
+    assert_eq!(run(5), run(5));
+    assert_ne!(run(5), run(6));
 }

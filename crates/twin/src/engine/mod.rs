@@ -18,6 +18,7 @@
 //! An engine that handles a million events without time moving on stops with what it was doing.
 
 mod account;
+mod autonuma;
 mod boot;
 mod busiest;
 mod moves;
@@ -56,6 +57,11 @@ enum Timer {
     Housekeeping {
         vm: usize,
         thread: usize,
+    },
+    /// A guest's kernel may be due to scan the memory of a group of threads.
+    Scan {
+        vm: usize,
+        group: usize,
     },
     /// An interrupt that was sent from a CPU arrives at a halted vCPU.
     Wake {
@@ -355,6 +361,7 @@ impl Engine {
                     self.after_scheduling();
                 }
             }
+            Timer::Scan { vm, group } => self.scan(vm, group),
             Timer::Wake { vm, thread, waker } => {
                 let task = self.vms[vm].first_vcpu + thread;
                 let sleeps = self.scheduler.queues.tasks[task].run == Run::Sleeping;
@@ -395,6 +402,9 @@ impl Engine {
         if next == Next::End && self.vms[vm].after == AfterProgram::Leave {
             self.leave(vm);
             return;
+        }
+        if next == Next::Start {
+            self.start_scanning(vm);
         }
         // Wake-ups come from the CPU of the thread that released the others: while it still runs there.
         if matches!(next, Next::Start | Next::Release | Next::End) {

@@ -64,34 +64,50 @@ impl Engine {
             .flat_map(|from| to.iter().map(move |to| (from, *to)))
             .map(|(from, to)| self.fabric.latency_between(to, from) + self.fabric.latency_between(to, to))
             .collect();
-        let latency = reads.iter().sum::<f64>() / reads.len().max(1) as f64;
-        let lines = PAGE_BYTES as f64 / self.line_bytes;
-        PAGE_MOVE_NS + lines * latency / f64::from(self.hardware.misses_in_flight_max)
+        self.page_ns(reads.iter().sum::<f64>() / reads.len().max(1) as f64)
     }
 
-    pub(super) fn count_copies(&mut self, vm: usize, done: &[(usize, usize, u64)], slice_ns: f64) {
-        let mut copying: Vec<Copying> = Vec::new();
-        for (from, to, pages) in done {
+    /// What one page costs to move where reading a line and writing it take this long.
+    pub(super) fn page_ns(&self, line_ns: f64) -> f64 {
+        let lines = PAGE_BYTES as f64 / self.line_bytes;
+        PAGE_MOVE_NS + lines * line_ns / f64::from(self.hardware.misses_in_flight_max)
+    }
+
+    /// Notes pages that were moved: (from, to, pages), already taken from the free pages of `to`.
+    pub(super) fn count_moved(&mut self, moved: &[(usize, usize, u64)]) {
+        for (from, to, pages) in moved {
             let bytes = (pages * PAGE_BYTES) as f64;
             self.memory.free[*from] += pages;
             self.totals.controllers[*from] += bytes;
             self.totals.controllers[*to] += bytes;
             self.totals.between[from * self.topology.nodes() + to] += bytes;
-            let rate = bytes / slice_ns;
-            match copying
-                .iter_mut()
-                .find(|copy| (copy.from, copy.to) == (*from, *to))
-            {
-                Some(copy) => copy.rate += rate,
-                None => copying.push(Copying {
-                    from: *from,
-                    to: *to,
-                    rate,
-                }),
-            }
-        }
-        if let Some(moving) = self.moving.as_mut().filter(|moving| moving.vm == vm) {
-            moving.copying = copying;
         }
     }
+
+    fn count_copies(&mut self, vm: usize, done: &[(usize, usize, u64)], slice_ns: f64) {
+        self.count_moved(done);
+        if let Some(moving) = self.moving.as_mut().filter(|moving| moving.vm == vm) {
+            moving.copying = copying(done, slice_ns);
+        }
+    }
+}
+
+/// The traffic of moves that take some time.
+pub(super) fn copying(moved: &[(usize, usize, u64)], ns: f64) -> Vec<Copying> {
+    let mut copying: Vec<Copying> = Vec::new();
+    for (from, to, pages) in moved {
+        let rate = (pages * PAGE_BYTES) as f64 / ns;
+        match copying
+            .iter_mut()
+            .find(|copy| (copy.from, copy.to) == (*from, *to))
+        {
+            Some(copy) => copy.rate += rate,
+            None => copying.push(Copying {
+                from: *from,
+                to: *to,
+                rate,
+            }),
+        }
+    }
+    copying
 }

@@ -5,6 +5,7 @@ use homenode_units::Ns;
 use super::{Engine, Loading, Owner, Speed};
 use crate::guest::Doing;
 use crate::hardware::core::{CoreCost, Sibling};
+use crate::hardware::fabric::Copying;
 use crate::workload::Waiting;
 
 /// Relative change of a miss ratio that makes a new solution necessary.
@@ -196,8 +197,18 @@ impl Engine {
                 flow,
             });
         }
-        let copying = self.moving.as_ref().map_or(&[][..], |moving| &moving.copying);
-        self.fabric.solve(copying);
+        let by_guests = self
+            .vms
+            .iter()
+            .flat_map(|vm| &vm.autonuma)
+            .flat_map(|a| &a.groups);
+        let by_host = self.moving.iter().flat_map(|moving| &moving.copying);
+        let copying: Vec<Copying> = by_guests
+            .flat_map(|group| &group.copying)
+            .chain(by_host)
+            .copied()
+            .collect();
+        self.fabric.solve(&copying);
         for Loading {
             cpu,
             vm,

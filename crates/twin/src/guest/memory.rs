@@ -58,6 +58,30 @@ struct Region {
     classes: Vec<Class>,
 }
 
+/// Who uses a class of pages, and where it lies.
+#[derive(Clone, Debug)]
+pub(crate) struct ClassUse {
+    users: Users,
+    /// Share of a user's accesses.
+    pub share: f64,
+    /// Pages by node.
+    pub on: Vec<u64>,
+}
+
+impl ClassUse {
+    pub fn used_by(&self, thread: usize) -> bool {
+        match self.users {
+            Users::Kernel => false,
+            Users::One(owner) => owner == thread,
+            Users::All => true,
+        }
+    }
+
+    pub fn pages(&self) -> u64 {
+        self.on.iter().sum()
+    }
+}
+
 /// Pages of one region for one thread to touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Touch {
@@ -199,6 +223,46 @@ impl VmMemory {
     pub fn touch(&mut self, region: usize, class: usize, node: usize, pages: u64) {
         self.regions[region].classes[class].on[node] += pages;
         self.stale = true;
+    }
+
+    /// How many classes the program's regions have.
+    pub fn classes(&self) -> usize {
+        self.program_classes().count()
+    }
+
+    /// The classes of the program, in order of guest frames, each with its region.
+    fn program_classes(&self) -> impl Iterator<Item = (&Region, &Class)> {
+        let of_program = self.regions.iter().filter(|region| region.users != Users::Kernel);
+        of_program.flat_map(|region| region.classes.iter().map(move |class| (region, class)))
+    }
+
+    /// Every class of the program as [`ClassUse`], in order of guest frames.
+    pub fn class_uses(&self) -> Vec<ClassUse> {
+        let class_use = |(region, class): (&Region, &Class)| ClassUse {
+            users: region.users,
+            share: region.access_share * class.access_share,
+            on: class.on.clone(),
+        };
+        self.program_classes().map(class_use).collect()
+    }
+
+    /// The guest moves pages of a class, by its number among the program's.
+    pub fn move_class(&mut self, class: usize, from: usize, to: usize, pages: u64) {
+        let of_program = self
+            .regions
+            .iter_mut()
+            .filter(|region| region.users != Users::Kernel);
+        let mut classes = of_program.flat_map(|region| &mut region.classes);
+        let class = classes.nth(class).expect("numbered by class_uses");
+        class.on[from] -= pages;
+        class.on[to] += pages;
+        self.view.moved(from, to, pages);
+        self.stale = true;
+    }
+
+    /// Whether the guest's kernel may move pages by itself: not where the program said where they belong.
+    pub fn movable_by_guest(&self) -> bool {
+        self.turns.is_none() && (self.view != View::Truth || self.home.is_none())
     }
 
     /// Pages by node, over all regions and the free list.

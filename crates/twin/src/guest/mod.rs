@@ -1,5 +1,6 @@
 //! Guests: VMs, the threads in them, and their memory.
 
+pub(crate) mod autonuma;
 pub(crate) mod memory;
 pub(crate) mod thread;
 pub(crate) mod view;

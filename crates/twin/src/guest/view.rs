@@ -82,6 +82,22 @@ impl View {
         }
     }
 
+    /// Pages that the guest has left on a node, as far as it limits them.
+    pub fn room(&self, node: usize) -> u64 {
+        match self {
+            View::Blind | View::Truth => u64::MAX,
+            View::Virtual { room, .. } => room[node],
+        }
+    }
+
+    /// The guest has moved pages from one of its nodes to another that had room.
+    pub fn moved(&mut self, from: usize, to: usize, pages: u64) {
+        if let View::Virtual { room, .. } = self {
+            room[from] += pages;
+            room[to] -= pages;
+        }
+    }
+
     /// Takes pages of virtual nodes; what does not fit on the node that is wanted goes to the nearest with room.
     /// `wanted` is by node, `near` the nodes nearest to each first.
     pub fn take(&mut self, wanted: &mut [u64], near: &[Vec<usize>]) {

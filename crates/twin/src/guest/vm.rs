@@ -21,6 +21,7 @@
 
 use homenode_units::{Bytes, Ns, VmId};
 
+use super::autonuma::Autonuma;
 use super::memory::{Touch, VmMemory};
 use super::thread::{Doing, Thread};
 use super::view::View;
@@ -72,6 +73,8 @@ pub(crate) struct Vm {
     pub ended: Option<Ns>,
     pub threads: Vec<Thread>,
     pub memory: VmMemory,
+    /// Its kernel's own page mover, if it has one.
+    pub autonuma: Option<Autonuma>,
     /// LLC misses by the node whose memory answers.
     pub accesses: Vec<f64>,
     pub accesses_local: f64,
@@ -110,7 +113,17 @@ impl Vm {
         let threads = (0..vcpus)
             .map(|thread| Thread::new(memory.shared_share(thread)))
             .collect();
+        let processes = match workload.program.as_ref().map(|program| program.threads) {
+            None => Vec::new(),
+            Some(Threads::OneCopyPerVcpu) => (0..vcpus).map(|copy| copy..copy + 1).collect(),
+            Some(Threads::OnePerVcpu) => std::iter::once(0..vcpus).collect(),
+            Some(Threads::Single) => std::iter::once(0..1).collect(),
+        };
         Vm {
+            autonuma: spec.autonuma.then(|| {
+                let chance = Chance::labelled(seed, "autonuma", at);
+                Autonuma::new(processes, nodes, &memory, chance)
+            }),
             // "twin" and the position in the scenario: ascending, and the same in every run.
             id: VmId(0x7477_696e << 96 | (at as u128 + 1)),
             name: spec.name.clone(),

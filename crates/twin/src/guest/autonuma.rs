@@ -1,0 +1,423 @@
+//! AutoNUMA: a guest's kernel that moves pages to the node that uses them.
+//!
+//! # Model (constants and rules from Linux's `kernel/sched/fair.c`, see `facts/simulators.md` 4.3)
+//!
+//! A *group* is the threads of one process: all of a program's, or one copy. Its kernel begins a second after the
+//! start, and then, whenever a thread of it has run for a period, marks the next 256 MiB of its pages. A marked page
+//! faults when it is used next. The fault's node is that of the vCPU as the guest knows it ([`super::View`]).
+//!
+//! - A fault from another node than the page's moves it (*first* and *own* are faults on a page that had none yet, or
+//!   whose last was by the same thread): until the first pass with faults and in the first four passes if first
+//!   or own; else only if the page's last fault was
+//!   from this node as well (the two-stage filter) and it is own, or the process has one thread, or this node's CPUs fault
+//!   three times as often as those of the page's node, or its faults by CPU exceed its faults on memory in proportion
+//!   (4 to 3).
+//! - Each pass over all pages halves the counts and adapts the period. With tenths `l` of local and `p` of private
+//!   faults: if either is at least 7 the period grows by that minus 7 (at least 1) tenths of itself, `p` first; else it
+//!   shrinks by 7 minus the larger. Without a fault, or after a move that found no room, it doubles. It lies between 1 and
+//!   60 s divided by the number of windows of 256 MiB, and not below 100 ms. A shared fault between two nodes that the
+//!   process uses much counts as local, so that a process that has settled is scanned less.
+//! - Scanning takes at most a 32nd of the scanning thread's time: the next scan waits for 32 times what the last took.
+//!
+//! Pages of a class are a population: a pass marks pages in their order (class by class), those of a class drawn evenly;
+//! each faults with probability `1 - exp(-rate * time of a pass)`, by a thread drawn by the threads' LLC accesses since
+//! the last scan, which is the probability of each rule above. What is expected to move moves, rounded at random.
+//!
+//! A fault and a moved page cost the faulting thread time, a moved page also every other running thread (shootdown). A
+//! scan's moves happen when it marks, and load controllers and links evenly until the next.
+//!
+//! # Left out
+//!
+//! Moving threads to their memory: a guest thread keeps its vCPU. Groups of several processes, tiers, the rate limit that
+//! kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. In a VM the host takes back the
+//! frame that a page left, which KVM without a balloon does not.
+
+use std::ops::Range;
+
+use homenode_units::{Bytes, Ns};
+
+use super::memory::{ClassUse, VmMemory};
+use super::thread::Thread;
+use crate::chance::Chance;
+use crate::hardware::fabric::Copying;
+
+/// When scanning begins, and its period until then (`scan_delay`).
+pub(crate) const SCAN_DELAY: Ns = Ns::from_secs(1);
+/// Bounds of the time of a pass over all pages (`scan_period_min`, `scan_period_max`), and of a period.
+const PASS_MIN_NS: f64 = 1e9;
+const PASS_MAX_NS: f64 = 60e9;
+const PERIOD_MIN_NS: f64 = 1e8;
+/// Pages of one scan (`scan_size`, 256 MiB).
+const WINDOW: u64 = Bytes::from_mib(256).0 / homenode_units::PAGE_BYTES;
+/// Slots of a period, and the share of them from which on faults are local or private enough.
+const SLOTS: f64 = 10.0;
+const THRESHOLD: f64 = 7.0;
+/// A scan takes at most one part of so many of its thread's time.
+const OVERHEAD_PARTS: f64 = 32.0;
+/// Passes in which a first or own fault is enough.
+const EARLY_PASSES: u64 = 4;
+/// A node is active whose CPUs fault at least a third as often as the busiest node's (`ACTIVE_NODE_FRACTION`).
+const ACTIVE_FRACTION: f64 = 3.0;
+/// CPU time of marking a page (estimate: 3 ms for 256 MiB).
+const MARK_NS: f64 = 50.0;
+/// CPU time of a hinting fault without a move (estimate).
+const FAULT_NS: f64 = 1000.0;
+
+/// AutoNUMA of one VM.
+#[derive(Clone, Debug)]
+pub(crate) struct Autonuma {
+    pub groups: Vec<Group>,
+    /// Pages that it has moved, and CPU time that its scans took.
+    pub pages_moved: u64,
+    pub scan_ns: f64,
+    pub chance: Chance,
+}
+
+/// The threads of one process.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    threads: Range<usize>,
+    period_ns: f64,
+    passes: u64,
+    /// Whether a pass with faults has ended: the kernel then prefers a node.
+    prefers: bool,
+    /// Pages of the pass that have been marked.
+    cursor: u64,
+    /// By class and node: share of the class's pages whose last fault was from there. What is missing to 1 had none.
+    last: Vec<Vec<f64>>,
+    /// Faults by the node of the page, and of the CPU; halved every pass.
+    memory_faults: Vec<f64>,
+    cpu_faults: Vec<f64>,
+    seen: Seen,
+    /// By thread: CPU time and LLC references at the last scan.
+    before: Vec<(f64, f64)>,
+    /// Traffic of what the last scan moved.
+    pub copying: Vec<Copying>,
+}
+
+/// Faults since the last pass ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    local: f64,
+    remote: f64,
+    private: f64,
+    shared: f64,
+    no_room: bool,
+}
+
+/// What a scan finds around it.
+pub(crate) struct Scene<'a> {
+    /// The VM's threads, and the node of each one's vCPU as the guest knows it.
+    pub threads: &'a mut [Thread],
+    pub node_of: &'a [usize],
+    pub clock_ghz: f64,
+    /// Nanoseconds of moving a page from a node to a node, by `from * nodes + to`, and for every other thread.
+    pub page_ns: &'a [f64],
+    pub shootdown_ns: f64,
+    /// Free pages of the host.
+    pub free: &'a mut [u64],
+}
+
+/// Pages of a class that a scan has marked.
+struct Marks<'a> {
+    class: usize,
+    uses: &'a ClassUse,
+    marked: u64,
+    /// Time of a pass over all pages.
+    pass_ns: f64,
+    /// LLC references per nanosecond of each thread of the group.
+    references: &'a [f64],
+}
+
+/// What a scan did.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scan {
+    /// Pages that moved: (from, to, pages). They are taken from the free pages of `to`, not yet given back to `from`.
+    pub moved: Vec<(usize, usize, u64)>,
+    /// CPU time of marking.
+    pub scan_ns: f64,
+    /// When to look again, from now.
+    pub after: Ns,
+}
+
+impl Autonuma {
+    /// For a program whose processes are these ranges of threads.
+    pub fn new(processes: Vec<Range<usize>>, nodes: usize, memory: &VmMemory, chance: Chance) -> Autonuma {
+        let group = |threads: Range<usize>| Group {
+            before: vec![(0.0, 0.0); threads.len()],
+            threads,
+            period_ns: SCAN_DELAY.as_f64(),
+            passes: 0,
+            prefers: false,
+            cursor: 0,
+            last: vec![vec![0.0; nodes]; memory.classes()],
+            memory_faults: vec![0.0; nodes],
+            cpu_faults: vec![0.0; nodes],
+            seen: Seen::default(),
+            copying: Vec::new(),
+        };
+        Autonuma {
+            groups: processes.into_iter().map(group).collect(),
+            pages_moved: 0,
+            scan_ns: 0.0,
+            chance,
+        }
+    }
+}
+
+/// Least and greatest period for this many pages.
+fn bounds(pages: u64) -> (f64, f64) {
+    let windows = pages.div_ceil(WINDOW).max(1) as f64;
+    let min = (PASS_MIN_NS / windows).max(PERIOD_MIN_NS);
+    (min, (PASS_MAX_NS / windows).max(min))
+}
+
+impl Group {
+    /// Scans the next window, if a thread has run for a period since the last.
+    pub fn scan(&mut self, memory: &mut VmMemory, scene: &mut Scene<'_>, chance: &mut Chance) -> Scan {
+        let mut scan = Scan::default();
+        let classes = memory.class_uses();
+        let mine = |class: &ClassUse| self.threads.clone().any(|thread| class.used_by(thread));
+        let used: Vec<(usize, ClassUse)> = classes
+            .into_iter()
+            .enumerate()
+            .filter(|(_, class)| mine(class))
+            .collect();
+        let pages: u64 = used.iter().map(|(_, class)| class.pages()).sum();
+        let (ran_ns, scanner) = self.longest_run(scene);
+        if ran_ns < self.period_ns || pages == 0 {
+            scan.after = Ns((self.period_ns - ran_ns).max(PERIOD_MIN_NS) as u64);
+            return scan;
+        }
+        let references = self.references(scene);
+        let (min_ns, max_ns) = bounds(pages);
+        if self.passes == 0 && self.cursor == 0 {
+            self.period_ns = min_ns;
+        }
+        let pass_ns = self.period_ns * pages.div_ceil(WINDOW) as f64;
+        let (from, to) = (self.cursor, (self.cursor + WINDOW).min(pages));
+        let mut start = 0;
+        for (at, class) in &used {
+            let end = start + class.pages();
+            let marked = to.min(end).saturating_sub(from.max(start));
+            start = end;
+            if marked > 0 {
+                let marks = Marks {
+                    class: *at,
+                    uses: class,
+                    marked,
+                    pass_ns,
+                    references: &references,
+                };
+                self.fault(&marks, memory, scene, chance, &mut scan.moved);
+            }
+        }
+        scan.scan_ns = (to - from) as f64 * MARK_NS;
+        scene.threads[scanner].owed_ns += scan.scan_ns;
+        self.cursor = to;
+        if to >= pages {
+            self.end_pass(min_ns, max_ns);
+        }
+        scan.after = Ns(self.period_ns.max(OVERHEAD_PARTS * scan.scan_ns) as u64);
+        scan
+    }
+
+    /// The longest that a thread ran since the last scan, and which did.
+    fn longest_run(&self, scene: &Scene<'_>) -> (f64, usize) {
+        let run = |thread: usize| {
+            let (before, _) = self.before[thread - self.threads.start];
+            scene.threads[thread].cycles / scene.clock_ghz - before
+        };
+        let runs = self.threads.clone().map(|thread| (run(thread), thread));
+        runs.fold((0.0, self.threads.start), |a, b| if b.0 > a.0 { b } else { a })
+    }
+
+    /// LLC references per nanosecond of each thread since the last scan, over a period; remembers where they stand.
+    fn references(&mut self, scene: &Scene<'_>) -> Vec<f64> {
+        let mut rates = Vec::with_capacity(self.threads.len());
+        for (thread, before) in self.threads.clone().zip(&mut self.before) {
+            let state = &scene.threads[thread];
+            let (ran, references) = *before;
+            *before = (state.cycles / scene.clock_ghz, state.llc_references);
+            rates.push((before.1 - references) / (before.0 - ran).max(self.period_ns));
+        }
+        rates
+    }
+
+    /// Marked pages of a class fault.
+    fn fault(
+        &mut self,
+        marks: &Marks<'_>,
+        memory: &mut VmMemory,
+        scene: &mut Scene<'_>,
+        chance: &mut Chance,
+        moves: &mut Vec<(usize, usize, u64)>,
+    ) {
+        let (class, held) = (marks.class, &marks.uses.on);
+        let nodes = held.len();
+        let rates: Vec<f64> = (self.threads.clone().zip(marks.references))
+            .map(|(thread, rate)| if marks.uses.used_by(thread) { *rate } else { 0.0 })
+            .collect();
+        let rate: f64 = rates.iter().sum();
+        if rate <= 0.0 {
+            return;
+        }
+        // By node: share of the faults, and of those that come from the same thread as the last one's, once placed.
+        let (mut by_node, mut own) = (vec![0.0; nodes], vec![0.0; nodes]);
+        for (thread, thread_rate) in self.threads.clone().zip(&rates) {
+            let share = thread_rate / rate;
+            by_node[scene.node_of[thread]] += share;
+            own[scene.node_of[thread]] += share * share;
+        }
+        let pages = marks.uses.pages();
+        let per_page = rate * marks.uses.share / pages as f64;
+        let faulting = 1.0 - libm::exp(-per_page * marks.pass_ns);
+        let ever: f64 = self.last[class].iter().sum();
+        let private = (1.0 - ever) + ever * own.iter().sum::<f64>();
+        let (mut rest, mut draws) = (pages, marks.marked);
+        for from in (0..nodes).filter(|node| held[*node] > 0) {
+            let drawn = chance.hypergeometric(rest, held[from], draws);
+            rest -= held[from];
+            draws -= drawn;
+            let mut left = drawn;
+            for to in (0..nodes).filter(|node| by_node[*node] > 0.0) {
+                let faults = drawn as f64 * faulting * by_node[to];
+                let mut moved = 0;
+                if to != from && memory.movable_by_guest() {
+                    let expected = faults * self.chance_of_move(class, from, to, own[to] / by_node[to]);
+                    let wanted = ((expected + chance.unit()) as u64).min(left);
+                    moved = wanted.min(scene.free[to]).min(memory.view.room(to));
+                    self.seen.no_room |= moved < wanted;
+                    left -= moved;
+                }
+                if moved > 0 {
+                    scene.free[to] -= moved;
+                    memory.move_class(class, from, to, moved);
+                    moves.push((from, to, moved));
+                }
+                self.count(faults, from, to, moved, private);
+                let fault_ns = faults * FAULT_NS + moved as f64 * scene.page_ns[from * nodes + to];
+                for (thread, thread_rate) in self.threads.clone().zip(&rates) {
+                    let state = &mut scene.threads[thread];
+                    if scene.node_of[thread] == to {
+                        state.owed_ns += fault_ns * thread_rate / (rate * by_node[to]);
+                    }
+                    if state.runnable() {
+                        state.owed_ns += moved as f64 * scene.shootdown_ns;
+                    }
+                }
+            }
+        }
+        let fresh = marks.marked as f64 / pages as f64 * faulting;
+        for (last, now) in self.last[class].iter_mut().zip(&by_node) {
+            *last += fresh * (now - *last);
+        }
+    }
+
+    /// Probability that a fault from `to` moves a page of a class from `from`; `own` is that of the same thread as the
+    /// last one's.
+    fn chance_of_move(&self, class: usize, from: usize, to: usize, own: f64) -> f64 {
+        let last = &self.last[class];
+        let ever: f64 = last.iter().sum();
+        let (first, again) = ((1.0 - ever).max(0.0), last[to]);
+        let by_group = if self.threads.len() == 1 || self.is_drawn(from, to) {
+            1.0
+        } else {
+            0.0
+        };
+        if self.passes <= EARLY_PASSES || !self.prefers {
+            let own_any = ever * own;
+            return first + own_any + (again - own_any).max(0.0) * by_group;
+        }
+        let own_again = again.min(if self.threads.len() == 1 {
+            again
+        } else {
+            ever * own
+        });
+        own_again + (again - own_again + first) * by_group
+    }
+
+    /// Whether faults of the whole process draw memory from a node to another.
+    fn is_drawn(&self, from: usize, to: usize) -> bool {
+        let (cpu, memory) = (&self.cpu_faults, &self.memory_faults);
+        cpu[to] > cpu[from] * ACTIVE_FRACTION || cpu[to] * memory[from] * 3.0 > cpu[from] * memory[to] * 4.0
+    }
+
+    fn count(&mut self, faults: f64, from: usize, to: usize, moved: u64, private: f64) {
+        let most = self.cpu_faults.iter().copied().fold(0.0, f64::max);
+        let active = |node: usize| self.cpu_faults[node] * ACTIVE_FRACTION > most;
+        let settled = self.threads.len() > 1 && active(from) && active(to);
+        let local = match (from == to, settled) {
+            (true, _) => 1.0,
+            (false, true) => 1.0 - private,
+            (false, false) => 0.0,
+        };
+        self.seen.local += faults * local;
+        self.seen.remote += faults * (1.0 - local);
+        self.seen.private += faults * private;
+        self.seen.shared += faults * (1.0 - private);
+        self.memory_faults[from] += (faults - moved as f64).max(0.0);
+        self.memory_faults[to] += moved as f64;
+        self.cpu_faults[to] += faults;
+    }
+
+    fn end_pass(&mut self, min_ns: f64, max_ns: f64) {
+        self.cursor = 0;
+        self.passes += 1;
+        self.prefers |= self.seen.local + self.seen.remote >= 1.0;
+        self.period_ns = adapted(self.period_ns, std::mem::take(&mut self.seen), min_ns, max_ns);
+        for count in self.memory_faults.iter_mut().chain(&mut self.cpu_faults) {
+            *count /= 2.0;
+        }
+    }
+}
+
+fn adapted(period_ns: f64, seen: Seen, min_ns: f64, max_ns: f64) -> f64 {
+    let faults = seen.local + seen.remote;
+    if faults < 1.0 || seen.no_room {
+        return (2.0 * period_ns).clamp(min_ns, max_ns);
+    }
+    let local = (SLOTS * seen.local / faults).floor();
+    let private = (SLOTS * seen.private / (seen.private + seen.shared)).floor();
+    let slots = if private >= THRESHOLD {
+        (private - THRESHOLD).max(1.0)
+    } else if local >= THRESHOLD {
+        (local - THRESHOLD).max(1.0)
+    } else {
+        local.max(private) - THRESHOLD
+    };
+    (period_ns + slots * period_ns / SLOTS).clamp(min_ns, max_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_period_follows_the_documented_rules() {
+        let seen = |local, private| Seen {
+            local,
+            remote: 100.0 - local,
+            private,
+            shared: 100.0 - private,
+            no_room: false,
+        };
+        let adapt = |seen| adapted(1e9, seen, 1e8, 60e9) / 1e9;
+        let close =
+            |got: f64, expected: f64| assert!((got - expected).abs() < 1e-9, "{got}, expected {expected}");
+        close(adapt(seen(100.0, 100.0)), 1.3); // private 10: + 3 tenths
+        close(adapt(seen(0.0, 75.0)), 1.1); // private 7: + 1 tenth
+        close(adapt(seen(90.0, 20.0)), 1.2); // local 9: + 2 tenths
+        close(adapt(seen(30.0, 50.0)), 0.8); // 5 is the larger: - 2 tenths
+        close(adapt(Seen::default()), 2.0);
+        close(adapted(50e9, Seen::default(), 1e8, 60e9) / 1e9, 60.0);
+        close(adapted(1.1e8, seen(0.0, 0.0), 1e8, 60e9) / 1e8, 1.0);
+    }
+
+    #[test]
+    fn periods_shrink_with_memory() {
+        assert_eq!(bounds(1000), (1e9, 60e9));
+        assert_eq!(bounds(4 * WINDOW), (2.5e8, 15e9));
+        assert_eq!(bounds(1000 * WINDOW), (1e8, 1e8));
+    }
+}
