@@ -3,7 +3,9 @@
 
 use homenode_host::{Action, Host, Plan, Refusal, Sample, VmSample};
 use homenode_machine::{preset, preset_names};
-use homenode_twin::{AfterProgram, Scenario, Twin, TwinError, VmSpec};
+use homenode_twin::{
+    AfterProgram, Allocation, Hypervisor, MemoryPolicy, Scenario, Twin, TwinError, VmSpec, Vnuma,
+};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, Pages};
 use proptest::prelude::*;
 
@@ -17,14 +19,36 @@ struct Step {
     pick: u64,
 }
 
-fn vm(at: usize, (workload, vcpus, leaves, arrival_ms): (usize, u16, bool, u64)) -> VmSpec {
+const HYPERVISORS: [Hypervisor; 3] = [Hypervisor::Kvm, Hypervisor::Xen, Hypervisor::Native];
+
+/// What a VM is: workload, vCPUs, whether it leaves, when it arrives, and which kind of guest it has.
+type Kind = (usize, u16, bool, u64, u8);
+
+fn vm(hypervisor: Hypervisor, at: usize, (workload, vcpus, leaves, arrival_ms, guest): Kind) -> VmSpec {
     let mut spec = VmSpec::new(&format!("vm{at}"), vcpus, Bytes::from_gib(3), WORKLOADS[workload]);
+    let native = hypervisor == Hypervisor::Native;
+    match guest {
+        0 => spec.memory_policy = MemoryPolicy::Round4k,
+        1 if !native => spec.memory_policy = MemoryPolicy::Round1g,
+        2..=4 => {
+            spec.vnuma = if native { Vnuma::None } else { Vnuma::Static };
+            spec.autonuma = guest == 3;
+            spec.allocation = if guest == 4 {
+                Allocation::Interleave
+            } else {
+                Allocation::FirstTouch
+            };
+        }
+        _ => {}
+    }
     spec.after = if leaves {
         AfterProgram::Leave
     } else {
         AfterProgram::Idle
     };
-    spec.arriving(Ns::from_millis(arrival_ms)).doing(0.002)
+    // AutoNUMA begins after a second.
+    let work_share = if spec.autonuma { 0.02 } else { 0.002 };
+    spec.arriving(Ns::from_millis(arrival_ms)).doing(work_share)
 }
 
 /// Some, not all, members of a list, at least one.
@@ -70,13 +94,15 @@ proptest! {
     #[test]
     fn whatever_an_agent_does_counts_add_up(
         machine in 0usize..64,
-        vms in prop::collection::vec((0..WORKLOADS.len(), 1u16..4, any::<bool>(), 0u64..1500), 1..5),
+        hypervisor in 0..HYPERVISORS.len(),
+        vms in prop::collection::vec((0..WORKLOADS.len(), 1u16..4, any::<bool>(), 0u64..1500, 0u8..8), 1..5),
         steps in prop::collection::vec((1u64..900, 0usize..5, 0u8..3, any::<u64>()), 1..10),
         seed: u64,
     ) {
         let name = preset_names().nth(machine % preset_names().count()).expect("a preset");
-        let vms = vms.into_iter().enumerate().map(|(at, vm_)| vm(at, vm_)).collect();
-        let scenario = Scenario::of("swarm", vms);
+        let vms = vms.into_iter().enumerate().map(|(at, vm_)| vm(HYPERVISORS[hypervisor], at, vm_)).collect();
+        let mut scenario = Scenario::of("swarm", vms);
+        scenario.hypervisor = HYPERVISORS[hypervisor];
         let mut twin = match Twin::new(preset(name).expect("listed"), &scenario, seed) {
             Ok(twin) => twin,
             // Five VMs may be too much for a small machine, nothing else may be wrong.
