@@ -126,29 +126,4 @@ impl Engine {
         }
         links
     }
-
-    /// Panics where counts do not add up: pages, run queues, caches.
-    pub fn check(&self) {
-        self.scheduler.queues.check();
-        let mut used = vec![0; self.topology.nodes()];
-        for vm in self.vms.iter().filter(|vm| vm.present()) {
-            vm.memory.check();
-            for (used, pages) in used.iter_mut().zip(vm.memory.pages()) {
-                *used += pages;
-            }
-        }
-        for (node, used) in used.iter().enumerate() {
-            assert_eq!(
-                used + self.memory.free[node],
-                self.memory.total[node],
-                "pages of node {node} do not add up"
-            );
-        }
-        for llc in &self.llcs {
-            assert!(
-                llc.full() <= llc.lines() * (1.0 + 1e-9),
-                "a cache holds more lines than it has"
-            );
-        }
-    }
 }

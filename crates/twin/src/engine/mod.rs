@@ -21,6 +21,7 @@ mod account;
 mod autonuma;
 mod boot;
 mod busiest;
+mod check;
 mod moves;
 mod speed;
 
@@ -77,6 +78,8 @@ struct Speed {
     cost: CoreCost,
     /// Nanoseconds per unit of the task's work.
     ns_per_unit: f64,
+    /// Bytes of the LLC that the cost was found for.
+    llc_bytes: f64,
 }
 
 /// A running vCPU in a solution.
@@ -292,12 +295,7 @@ impl Engine {
             let timer = self.timers.peek().map_or(Ns(u64::MAX), |Reverse((at, ..))| *at);
             let next = work.min(timer).min(scheduling).min(self.epoch_end).min(end);
             silent = if next > self.now { 0 } else { silent + 1 };
-            assert!(
-                silent < SILENCE_MAX,
-                "no progress at {} ns: CPU {cpu} until {work}, timer {timer}, scheduler {scheduling}, {:?}",
-                self.now.0,
-                self.owners
-            );
+            assert!(silent < SILENCE_MAX, "no progress {}", self.dump());
             self.now = next;
             if next == timer {
                 let Reverse((_, _, timer)) = self.timers.pop().expect("peeked above");

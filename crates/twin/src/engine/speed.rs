@@ -11,6 +11,8 @@ use crate::workload::Waiting;
 /// Relative change of a miss ratio that makes a new solution necessary.
 const MISS_CHANGE_MAX: f64 = 2e-3;
 
+/// Relative change of the part of a cache that a thread can use that is worth a new miss ratio.
+const LLC_CHANGE_MIN: f64 = 2e-4;
 /// Epochs grow up to this many times their stated length while nothing changes.
 const STRIDE_MAX: f64 = 64.0;
 
@@ -53,7 +55,8 @@ impl Engine {
                 (0.0, self.daemon_left[daemon])
             }
             Owner::Vcpu { vm, thread } => {
-                speed.cost = self.cost(cpu, vm, thread);
+                speed.llc_bytes = self.llc_bytes(cpu, vm, thread);
+                speed.cost = self.cost(cpu, vm, thread, speed.llc_bytes);
                 self.seen[cpu] = miss_ratio(&speed.cost);
                 speed.ns_per_unit = self.ns_per_unit(cpu, vm, thread, &speed.cost);
                 let state = &self.vms[vm].threads[thread];
@@ -70,7 +73,7 @@ impl Engine {
         Ns(self.now.0.saturating_add(ns.max(1)))
     }
 
-    pub(super) fn cost(&self, cpu: usize, vm: usize, thread: usize) -> CoreCost {
+    pub(super) fn cost(&self, cpu: usize, vm: usize, thread: usize, llc_bytes: f64) -> CoreCost {
         let owner = &self.vms[vm];
         match (&owner.program, owner.threads[thread].doing) {
             (Some(program), Doing::Computing) => {
@@ -79,7 +82,7 @@ impl Engine {
                     owner.phase(thread),
                     &self.hardware,
                     &self.paging[vm],
-                    self.llc_bytes(cpu, vm, thread),
+                    llc_bytes,
                     self.sibling_state(cpu),
                 );
                 if program.waiting == Waiting::Sleep {
@@ -134,15 +137,19 @@ impl Engine {
             if let Some(Owner::Vcpu { vm, thread }) =
                 self.scheduler.queues.current(cpu).map(|task| self.owners[task])
             {
-                let cost = self.cost(cpu, vm, thread);
-                let ratio = miss_ratio(&cost);
+                let llc_bytes = self.llc_bytes(cpu, vm, thread);
+                let before = self.speeds[cpu].llc_bytes;
+                if (llc_bytes - before).abs() > LLC_CHANGE_MIN * before {
+                    self.speeds[cpu].cost = self.cost(cpu, vm, thread, llc_bytes);
+                    self.speeds[cpu].llc_bytes = llc_bytes;
+                }
+                let ratio = miss_ratio(&self.speeds[cpu].cost);
                 let tolerance = MISS_CHANGE_MAX * self.solved[cpu];
                 self.dirty |= (ratio - self.solved[cpu]).abs() > tolerance;
                 let moved = (ratio - std::mem::replace(&mut self.seen[cpu], ratio)).abs();
                 if moved > 0.0 {
                     drift = drift.max(moved / tolerance);
                 }
-                self.speeds[cpu].cost = cost;
             }
         }
         self.set_stride(drift, unsteady);
@@ -216,12 +223,16 @@ impl Engine {
             flow,
         } in loading.iter().copied()
         {
-            let cost = self.speeds[cpu].cost;
+            let Speed { cost, llc_bytes, .. } = self.speeds[cpu];
             let granted = flow.map_or(1.0, |flow| self.fabric.granted(flow).max(1e-3));
             let ns_per_unit = self.ns_per_unit(cpu, vm, thread, &cost) / granted;
             let state = &self.vms[vm].threads[thread];
             self.ends[cpu] = self.end_of(state.owed_ns, state.left, ns_per_unit);
-            self.speeds[cpu] = Speed { cost, ns_per_unit };
+            self.speeds[cpu] = Speed {
+                cost,
+                ns_per_unit,
+                llc_bytes,
+            };
         }
         self.loading = loading;
     }

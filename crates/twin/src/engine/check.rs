@@ -1,0 +1,106 @@
+//! Conservation: what must add up at the end of every epoch, checked where debug assertions are on, as in tests; and what
+//! an engine that is stuck says before it stops.
+
+use std::fmt::Write as _;
+
+use super::Engine;
+
+impl Engine {
+    /// Panics where counts do not add up: pages, time, bytes, lines, run queues.
+    pub fn check(&self) {
+        self.scheduler.queues.check();
+        self.check_pages();
+        self.check_time();
+        self.check_bytes();
+        for llc in &self.llcs {
+            assert!(
+                llc.full() <= llc.lines() * (1.0 + 1e-9),
+                "a cache holds more lines than it has"
+            );
+        }
+    }
+
+    fn check_pages(&self) {
+        let mut used = vec![0; self.topology.nodes()];
+        for vm in self.vms.iter().filter(|vm| vm.present()) {
+            vm.memory.check();
+            for (used, pages) in used.iter_mut().zip(vm.memory.pages()) {
+                *used += pages;
+            }
+        }
+        for (node, used) in used.iter().enumerate() {
+            assert_eq!(
+                used + self.memory.free[node],
+                self.memory.total[node],
+                "pages of node {node} do not add up"
+            );
+        }
+    }
+
+    /// Time that tasks ran is time that CPUs were busy, and no CPU was busy for longer than there was time.
+    fn check_time(&self) {
+        let queues = &self.scheduler.queues;
+        let busy: u64 = (0..self.topology.cpus.len())
+            .map(|cpu| queues.busy_ns(cpu, self.now))
+            .inspect(|busy| assert!(*busy <= self.now.0, "a CPU was busy before the start"))
+            .sum();
+        let ran: u64 = queues.tasks.iter().map(|task| task.running_ns).sum();
+        assert_eq!(ran, busy, "tasks ran for longer or shorter than CPUs were busy");
+    }
+
+    /// Every byte that went between nodes was read or written by a controller.
+    fn check_bytes(&self) {
+        let finite = |bytes: &f64| bytes.is_finite() && *bytes >= 0.0;
+        let (controllers, between) = (&self.totals.controllers, &self.totals.between);
+        assert!(
+            controllers.iter().chain(between).all(finite),
+            "bytes that are no count: {controllers:?}, {between:?}"
+        );
+        let (moved, handled): (f64, f64) = (between.iter().sum(), controllers.iter().sum());
+        assert!(
+            moved <= handled * (1.0 + 1e-9),
+            "{moved} bytes moved between nodes, and controllers handled only {handled}"
+        );
+        for vm in &self.vms {
+            let counts = vm
+                .threads
+                .iter()
+                .flat_map(|t| [t.instructions, t.cycles, t.llc_misses]);
+            for count in counts {
+                assert!(
+                    count.is_finite() && count >= 0.0,
+                    "VM {}: counted {count}",
+                    vm.name
+                );
+            }
+        }
+    }
+
+    /// What every CPU is at, for the message of an engine that does not get on.
+    pub fn dump(&self) -> String {
+        let mut text = format!(
+            "at {} ns, epoch ends {}, scheduler {}, next timer {:?}",
+            self.now.0,
+            self.epoch_end.0,
+            self.scheduler.next_event().0,
+            self.timers.peek()
+        );
+        for (cpu, end) in self.ends.iter().enumerate() {
+            let Some(task) = self.scheduler.queues.current(cpu) else {
+                continue;
+            };
+            let _ = write!(
+                text,
+                "\nCPU {cpu}: {:?} until {}, {} ns per unit",
+                self.owners[task], end.0, self.speeds[cpu].ns_per_unit
+            );
+        }
+        for vm in &self.vms {
+            let _ = write!(text, "\nVM {} ({:?}):", vm.name, vm.stage);
+            for thread in &vm.threads {
+                let _ = write!(text, " {:?} with {} left;", thread.doing, thread.left);
+            }
+        }
+        text
+    }
+}
