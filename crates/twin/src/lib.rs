@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   scenario ──▶ engine ──┬── hardware     caches by occupancy, cores, controllers and links under load
-//!   machine  ──▶          ├── hypervisor   fair scheduler, balancing, physical memory, page moves
+//!   machine  ──▶          ├── hypervisor   fair or credit scheduler, physical memory, page moves
 //!   seed     ──▶          └── guest        VMs: threads, barriers, regions as counts of pages per node, AutoNUMA
 //! ```
 //!

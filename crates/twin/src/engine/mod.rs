@@ -164,7 +164,7 @@ impl Engine {
         let (topology, hardware) = Topology::new(machine)?;
         let nodes = topology.nodes();
         let line_bytes = f64::from(machine.llcs.first().map_or(64, |llc| llc.line_bytes));
-        let mut scheduler = Scheduler::new(&topology);
+        let mut scheduler = Scheduler::new(&topology, scenario.hypervisor);
         let (mut vms, mut owners, mut footprints) = (Vec::new(), Vec::new(), Vec::new());
         let mut paging = Vec::new();
         let in_guest = scenario.hypervisor != Hypervisor::Native;
@@ -178,8 +178,12 @@ impl Engine {
                         .collect(),
                 );
             }
+            let number = scheduler.add_vm(spec.weight, spec.cap_percent);
             for thread in 0..usize::from(spec.vcpus) {
-                scheduler.add(machine.cpus.iter().map(|cpu| spec.allowed(cpu.id)).collect());
+                scheduler.add(
+                    machine.cpus.iter().map(|cpu| spec.allowed(cpu.id)).collect(),
+                    Some(number),
+                );
                 owners.push(Owner::Vcpu { vm: at, thread });
                 footprints.push(footprint_lines(&vm, line_bytes));
             }
@@ -261,7 +265,7 @@ impl Engine {
             .iter()
             .filter(|cpus| !cpus.is_empty())
         {
-            let task = self.scheduler.add(vec![true; self.topology.cpus.len()]);
+            let task = self.scheduler.add(vec![true; self.topology.cpus.len()], None);
             self.scheduler.queues.tasks[task].cpu = cpus[0];
             let daemon = self.daemon_left.len();
             self.owners.push(Owner::Daemon(daemon));

@@ -180,7 +180,9 @@ impl Fair {
 }
 
 impl Discipline for Fair {
-    fn added(&mut self) {
+    fn add_vm(&mut self, _weight: u32, _cap_percent: Option<u32>) {}
+
+    fn added(&mut self, _vm: Option<usize>) {
         self.vruntimes.push(0);
     }
 

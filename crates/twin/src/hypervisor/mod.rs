@@ -1,10 +1,13 @@
-//! What the host's kernel does: a fair scheduler with load balancing, and physical memory.
+//! What the host does: it schedules (Linux's fair scheduler or Xen's credit scheduler) and gives out physical memory.
 
 mod balance;
+mod credit;
 mod fair;
 pub(crate) mod memory;
 mod queues;
 mod scheduler;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use memory::HostMemory;
 pub(crate) use queues::Run;

@@ -222,6 +222,18 @@ impl Queues {
         self.tasks[task].run = Run::Sleeping;
     }
 
+    /// A limit keeps a sleeping task from waiting, though it could run.
+    pub(super) fn throttle(&mut self, task: usize, now: Ns) {
+        debug_assert_eq!(self.tasks[task].run, Run::Sleeping);
+        self.tasks[task].run = Run::Throttled;
+        self.tasks[task].since = now;
+    }
+
+    /// Puts those who wait for a CPU and are `last` behind the others, in the same order otherwise.
+    pub(super) fn sort_waiting(&mut self, cpu: usize, last: impl Fn(usize) -> bool) {
+        self.queues[cpu].waiting.sort_by_key(|task| last(*task));
+    }
+
     /// A waiting task runs on its CPU, which has no other.
     pub(super) fn start(&mut self, task: usize, now: Ns) {
         self.dequeue(task, now);

@@ -10,18 +10,24 @@
 
 use homenode_units::Ns;
 
+use super::credit::Credit;
 use super::fair::Fair;
 use super::queues::{Queues, Run};
 use crate::chance::Chance;
 use crate::hardware::Topology;
+use crate::scenario::Hypervisor;
 
 /// Time of an event that does not come.
 pub(super) const NEVER: Ns = Ns(u64::MAX);
 
 /// What a discipline decides: order, slices, where a task wakes, and balancing.
 pub(super) trait Discipline {
-    /// A task was added, with the next number.
-    fn added(&mut self);
+    /// A VM was added, with the next number: its weight (256 is usual) and the most CPU time that it gets, in percent of
+    /// one CPU.
+    fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>);
+
+    /// A task was added, with the next number: a vCPU of this VM, or the host's own.
+    fn added(&mut self, vm: Option<usize>);
 
     /// A task ran on a CPU for a stretch that ends now.
     fn charge(&mut self, queues: &Queues, cpu: usize, task: usize, ns: u64);
@@ -61,6 +67,7 @@ pub(super) trait Discipline {
 #[derive(Clone, Debug)]
 enum Kind {
     Fair(Fair),
+    Credit(Credit),
 }
 
 /// The scheduler of the host.
@@ -68,29 +75,62 @@ enum Kind {
 pub(crate) struct Scheduler {
     pub queues: Queues,
     kind: Kind,
+    vms: usize,
 }
 
 impl Scheduler {
-    pub fn new(topology: &Topology) -> Scheduler {
+    pub fn new(topology: &Topology, hypervisor: Hypervisor) -> Scheduler {
+        let kind = match hypervisor {
+            Hypervisor::Native | Hypervisor::Kvm => Kind::Fair(Fair::new(topology)),
+            Hypervisor::Xen => Kind::Credit(Credit::new(topology.cpus.len(), topology.nodes())),
+        };
         Scheduler {
             queues: Queues::new(topology),
-            kind: Kind::Fair(Fair::new(topology)),
+            kind,
+            vms: 0,
         }
     }
 
     fn parts(&mut self) -> (&mut dyn Discipline, &mut Queues) {
         match &mut self.kind {
             Kind::Fair(fair) => (fair, &mut self.queues),
+            Kind::Credit(credit) => (credit, &mut self.queues),
         }
     }
 }
 
 impl Scheduler {
-    /// Adds a sleeping task that may run on these CPUs.
-    pub fn add(&mut self, allowed: Vec<bool>) -> usize {
+    /// Adds a VM and gives its number: its weight (256 is usual) and the most CPU time that its vCPUs together get, in
+    /// percent of one CPU.
+    pub fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) -> usize {
+        self.parts().0.add_vm(weight, cap_percent);
+        self.vms += 1;
+        self.vms - 1
+    }
+
+    /// The current task of a CPU yields.
+    #[cfg(test)]
+    pub fn give_way(&mut self, cpu: usize, now: Ns) {
+        match &mut self.kind {
+            Kind::Fair(_) => unreachable!("only Xen's yield is modelled"),
+            Kind::Credit(credit) => credit.schedule(&mut self.queues, cpu, true, now),
+        }
+    }
+
+    /// Gives a vCPU a soft affinity.
+    #[cfg(test)]
+    pub fn set_preferred(&mut self, task: usize, preferred: Vec<bool>) {
+        match &mut self.kind {
+            Kind::Fair(_) => unreachable!("Linux has no soft affinity"),
+            Kind::Credit(credit) => credit.set_preferred(task, preferred),
+        }
+    }
+
+    /// Adds a sleeping task that may run on these CPUs: a vCPU of a VM, or the host's own.
+    pub fn add(&mut self, allowed: Vec<bool>, vm: Option<usize>) -> usize {
         let (discipline, queues) = self.parts();
         let task = queues.add(allowed);
-        discipline.added();
+        discipline.added(vm);
         task
     }
 
@@ -148,6 +188,7 @@ impl Scheduler {
             Run::Running => {
                 discipline.settle(queues, cpu, now);
                 queues.take_off(cpu);
+                discipline.pick(queues, cpu, now);
             }
             Run::Waiting | Run::Throttled => {
                 queues.dequeue(task, now);
@@ -159,15 +200,13 @@ impl Scheduler {
         if run != Run::Sleeping {
             discipline.requeue(queues, task, now);
         }
-        if run == Run::Running {
-            discipline.pick(queues, cpu, now);
-        }
     }
 
     /// When the next event is due that can change anything.
     pub fn next_event(&self) -> Ns {
         match &self.kind {
             Kind::Fair(fair) => fair.next_event(),
+            Kind::Credit(credit) => credit.next_event(),
         }
     }
 

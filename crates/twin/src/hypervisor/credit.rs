@@ -1,0 +1,706 @@
+//! Xen's credit scheduler (credit1): credits, priorities, caps and stealing.
+//!
+//! # Algorithm (`xen/common/sched/credit.c`)
+//!
+//! - A queue per CPU, ordered by priority ([`Priority`]), first come first served inside one. Its head runs for a slice
+//!   of 30 ms, unless it is preempted before; never sooner than 1 ms after it began (the rate limit), except to
+//!   yield. Who yields goes behind one vCPU of lower priority.
+//! - A running vCPU burns 10 credits per millisecond. Every 10 ms (a tick, on CPUs that are not idle) a running vCPU loses its
+//!   boost; one that was inactive becomes active, another moves to an idle CPU with more idle neighbours, if there is
+//!   one. The tick after an accounting sorts the queue.
+//! - Every 30 ms an accounting hands out 300 credits per CPU to the domains with active vCPUs, by weight times active
+//!   vCPUs, at most what they can burn or their cap allows; what a domain cannot take goes to those after it. Credits
+//!   below 0 make a vCPU `Over`, above 300 inactive (with half of them).
+//! - A vCPU of a capped domain whose credits fall below minus its share of the cap is parked: it does not run until an
+//!   accounting finds its credits at 0 or above.
+//! - A vCPU that wakes while `Under` is boosted. It waits where it ran last and tickles: that CPU if it is idle, else an idle
+//!   one that it may use (which then steals it), else that CPU if its priority is higher.
+//! - A CPU whose queue's head is `Over`, or that has none, steals a vCPU of higher priority: first for their
+//!   soft affinity's sake then for any, each time from its own node, then from the other nodes in order of their
+//!   numbers, starting behind the CPU that was last stolen from.
+//!
+//! Nothing here knows where memory lies, except as far as soft affinity says it.
+//!
+//! # Properties (tests of the same names)
+//!
+//! - Credits burnt equal time run.
+//! - Run time follows weight times active vCPUs, as far as the whole host is contended and weights do not differ much (debts
+//!   beyond 300 credits are forgiven); caps hold; nobody starves.
+//! - No CPU is idle while a vCPU that may run there waits.
+//! - A waking vCPU within its credits runs at once.
+//!
+//! # Departures
+//!
+//! - Ticks of all CPUs fall on one grid and are handled in order of CPUs; softirqs take no time.
+//! - A new vCPU starts from the allowed CPU with the fewest vCPUs that were ever started there, and picks as a migrating one
+//!   does; toolstacks have rules of their own.
+//! - A vCPU that must give way is moved if *it* may use an idle CPU, as before Xen 4.13; the code since asks for the other's.
+//!
+//! # Left out
+//!
+//! Pools, `smt_power_savings`, the migration delay (off by default), tasklets. Dom0 is the host's daemons, of usual
+//! weight.
+
+use homenode_units::Ns;
+
+use super::queues::{Queues, Run};
+use super::scheduler::{Discipline, NEVER};
+use crate::chance::Chance;
+
+const SLICE: Ns = Ns::from_millis(30);
+const TICK: Ns = Ns::from_millis(10);
+const TICKS_PER_ACCOUNTING: u64 = 3;
+const RATE_LIMIT: Ns = Ns::from_millis(1);
+const CREDITS_PER_MS: u64 = 10;
+/// Credits that one CPU is worth per accounting, and that a vCPU can have or owe.
+const CREDITS_PER_SLICE: i64 = 300;
+const DOM0_WEIGHT: u32 = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Priority {
+    /// Nobody.
+    Idle,
+    /// Out of credits.
+    Over,
+    /// Within its credits.
+    Under,
+    /// Within its credits, and has just woken.
+    Boost,
+}
+
+#[derive(Clone, Debug)]
+struct Vcpu {
+    domain: usize,
+    credit: i64,
+    /// Running time that is not worth a credit yet, in nanoseconds times credits per millisecond.
+    residual: u64,
+    priority: Priority,
+    /// Whether it takes part in accounting.
+    active: bool,
+    parked: bool,
+    /// Soft affinity; absent where it prefers nothing.
+    preferred: Option<Vec<bool>>,
+}
+
+#[derive(Clone, Debug)]
+struct Domain {
+    weight: u32,
+    cap_percent: Option<u32>,
+    vcpus: Vec<usize>,
+    active: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Cpu {
+    slice_end: Ns,
+    /// When the current vCPU began to run here.
+    since: Ns,
+    /// Accountings up to the last after which its queue was sorted.
+    sorted: u64,
+    /// Idle CPU that was last tickled from here.
+    tickled: usize,
+    /// Idle CPU that a migrating vCPU last picked through this one.
+    idle_bias: usize,
+    /// vCPUs that were started here.
+    started: u32,
+}
+
+/// Which affinity a search obeys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Affinity {
+    Soft,
+    Hard,
+}
+
+/// The discipline.
+#[derive(Clone, Debug)]
+pub(crate) struct Credit {
+    vcpus: Vec<Vcpu>,
+    /// By number: Dom0, then the VMs in order.
+    domains: Vec<Domain>,
+    /// Domains with active vCPUs, in the order in which they are accounted.
+    active: Vec<usize>,
+    /// Weights of all active vCPUs.
+    weight: i64,
+    /// Sum of credits at the last accounting.
+    balance: i64,
+    cpus: Vec<Cpu>,
+    /// CPU of each node that was last stolen from.
+    stolen_from: Vec<usize>,
+    /// Ticks up to the last that was handled.
+    ticks: u64,
+    /// Whether nothing runs and nobody is active, so that ticks do nothing.
+    at_rest: bool,
+    accountings: u64,
+    /// Kept to save allocations.
+    candidates: Vec<bool>,
+    idlers: Vec<bool>,
+    order: Vec<usize>,
+    to_park: Vec<usize>,
+    to_unpark: Vec<usize>,
+}
+
+impl Credit {
+    pub fn new(cpus: usize, nodes: usize) -> Credit {
+        let cpu = Cpu {
+            slice_end: NEVER,
+            since: Ns::ZERO,
+            sorted: 0,
+            tickled: 0,
+            idle_bias: cpus - 1,
+            started: 0,
+        };
+        let mut credit = Credit {
+            vcpus: Vec::new(),
+            domains: Vec::new(),
+            active: Vec::new(),
+            weight: 0,
+            balance: 0,
+            cpus: vec![cpu; cpus],
+            stolen_from: vec![0; nodes],
+            ticks: 0,
+            at_rest: true,
+            accountings: 0,
+            candidates: vec![false; cpus],
+            idlers: vec![false; cpus],
+            order: Vec::new(),
+            to_park: Vec::new(),
+            to_unpark: Vec::new(),
+        };
+        credit.add_vm(DOM0_WEIGHT, None);
+        credit
+    }
+
+    /// Gives a vCPU a soft affinity: CPUs that it prefers among those that it may run on.
+    #[cfg(test)]
+    pub fn set_preferred(&mut self, task: usize, preferred: Vec<bool>) {
+        self.vcpus[task].preferred = Some(preferred);
+    }
+
+    /// Whether a vCPU prefers some of the CPUs that it may run on to others.
+    fn prefers(&self, queues: &Queues, task: usize) -> bool {
+        self.vcpus[task].preferred.as_ref().is_some_and(|preferred| {
+            let may = |wanted: bool| {
+                let cpus = queues.tasks[task].allowed.iter().zip(preferred);
+                cpus.into_iter().any(|(may, likes)| *may && *likes == wanted)
+            };
+            may(true) && may(false)
+        })
+    }
+
+    fn may(&self, queues: &Queues, affinity: Affinity, task: usize, cpu: usize) -> bool {
+        let preferred = self.vcpus[task].preferred.as_ref();
+        queues.tasks[task].allowed[cpu]
+            && (affinity == Affinity::Hard || preferred.is_none_or(|preferred| preferred[cpu]))
+    }
+
+    /// Puts a vCPU that is on no queue into its CPU's.
+    fn insert(&mut self, queues: &mut Queues, task: usize, behind_one: bool, now: Ns) {
+        if std::mem::take(&mut self.at_rest) {
+            self.ticks = now.0 / TICK.0;
+        }
+        let cpu = queues.tasks[task].cpu;
+        let priority = self.vcpus[task].priority;
+        let waiting = queues.waiting(cpu);
+        let lower = waiting
+            .iter()
+            .position(|other| self.vcpus[*other].priority < priority);
+        let mut at = lower.unwrap_or(waiting.len());
+        if behind_one && at < waiting.len() {
+            at += 1;
+        }
+        queues.enqueue_at(task, cpu, at, now);
+    }
+
+    /// A CPU decides anew who runs on it.
+    pub(super) fn schedule(&mut self, queues: &mut Queues, cpu: usize, yields: bool, now: Ns) {
+        self.settle(queues, cpu, now);
+        let before = queues.current(cpu);
+        if let Some(task) = before {
+            let limit = Ns(self.cpus[cpu].since.0 + RATE_LIMIT.0);
+            if now < limit && !yields {
+                self.cpus[cpu].slice_end = limit;
+                return;
+            }
+            queues.take_off(cpu);
+            self.insert(queues, task, yields, now);
+        }
+        if self.choose(queues, cpu, before, now) != before {
+            queues.switched.push(cpu);
+        }
+    }
+
+    /// Starts the head of a CPU's queue, or what it can steal; gives who that is.
+    fn choose(&mut self, queues: &mut Queues, cpu: usize, before: Option<usize>, now: Ns) -> Option<usize> {
+        let head = queues.waiting(cpu).first().copied();
+        let priority = head.map_or(Priority::Idle, |task| self.vcpus[task].priority);
+        let next = if priority > Priority::Over {
+            head
+        } else {
+            self.steal(queues, cpu, priority, now).or(head)
+        };
+        self.cpus[cpu].slice_end = NEVER;
+        if let Some(task) = next {
+            queues.start(task, now);
+            self.cpus[cpu].slice_end = Ns(now.0 + SLICE.0);
+            if next != before {
+                self.cpus[cpu].since = now;
+            }
+        }
+        next
+    }
+
+    /// Takes a waiting vCPU of higher priority than this from another CPU, to the head of this one's queue.
+    fn steal(&mut self, queues: &mut Queues, cpu: usize, than: Priority, now: Ns) -> Option<usize> {
+        let nodes = queues.places.node_cpus.len();
+        let own = queues.places.node_of[cpu];
+        for affinity in [Affinity::Soft, Affinity::Hard] {
+            for node in (0..nodes).map(|at| (own + at) % nodes) {
+                let cpus = &queues.places.node_cpus[node];
+                let last = self.stolen_from[node];
+                let first = cpus.iter().position(|cpu| *cpu > last).unwrap_or(0);
+                let found = (0..cpus.len()).find_map(|at| {
+                    let peer = cpus[(first + at) % cpus.len()];
+                    if peer == cpu || queues.current(peer).is_none() {
+                        return None;
+                    }
+                    let higher = |task: &usize| self.vcpus[*task].priority > than;
+                    let waiting = queues.waiting(peer).iter().copied().take_while(higher);
+                    waiting
+                        .filter(|task| affinity == Affinity::Hard || self.prefers(queues, *task))
+                        .find(|task| self.may(queues, affinity, *task, cpu))
+                });
+                if let Some(task) = found {
+                    self.stolen_from[node] = queues.tasks[task].cpu;
+                    queues.dequeue(task, now);
+                    queues.enqueue_at(task, cpu, 0, now);
+                    return Some(task);
+                }
+            }
+        }
+        None
+    }
+
+    /// Lets the CPU decide anew that should look at a vCPU that has just been queued. `from` is where that happened.
+    fn tickle(&mut self, queues: &mut Queues, task: usize, from: usize, now: Ns) {
+        let cpu = queues.tasks[task].cpu;
+        let Some(current) = queues.current(cpu) else {
+            self.schedule(queues, cpu, false, now);
+            return;
+        };
+        for affinity in [Affinity::Soft, Affinity::Hard] {
+            if affinity == Affinity::Soft && !self.prefers(queues, task) {
+                continue;
+            }
+            let fits = |cpu: &usize| queues.idle(*cpu) && self.may(queues, affinity, task, *cpu);
+            let idler = cycle(self.cpus[from].tickled, queues.cpus()).find(fits);
+            if let Some(idler) = idler {
+                self.cpus[from].tickled = idler;
+                self.schedule(queues, idler, false, now);
+                return;
+            }
+        }
+        if self.vcpus[task].priority > self.vcpus[current].priority {
+            let elsewhere = |cpu: usize| queues.idle(cpu) && queues.tasks[current].allowed[cpu];
+            if (0..queues.cpus()).any(elsewhere) {
+                self.migrate_running(queues, cpu, now);
+            } else {
+                self.schedule(queues, cpu, false, now);
+            }
+        }
+    }
+
+    /// The current vCPU of a CPU goes to a better one.
+    fn migrate_running(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+        self.settle(queues, cpu, now);
+        let Some(task) = queues.take_off(cpu) else { return };
+        self.pick(queues, cpu, now);
+        queues.tasks[task].cpu = self.better_cpu(queues, task, Commit::Yes);
+        self.insert(queues, task, false, now);
+        self.tickle(queues, task, cpu, now);
+    }
+
+    /// Where a vCPU is best off: its own CPU or an idle one with more idle neighbours: hyperthreads of the core inside
+    /// a node, CPUs of the node across nodes, where there must be more than twice as many.
+    fn better_cpu(&mut self, queues: &Queues, task: usize, commit: Commit) -> usize {
+        let (own, cpus) = (queues.tasks[task].cpu, queues.cpus());
+        let places = &queues.places;
+        let (mut best, mut through) = (own, None);
+        for affinity in [Affinity::Soft, Affinity::Hard] {
+            if affinity == Affinity::Soft && !self.prefers(queues, task) {
+                continue;
+            }
+            let may = |cpu: &usize| self.may(queues, affinity, task, *cpu);
+            best = if may(&own) {
+                own
+            } else {
+                cycle(own, cpus).find(may).expect("a vCPU may run somewhere")
+            };
+            for cpu in 0..cpus {
+                // Where it runs alone, it leaves an idle CPU behind.
+                let alone = cpu == own
+                    && queues.waiting(cpu).is_empty()
+                    && queues.current(cpu).is_none_or(|current| current == task);
+                self.idlers[cpu] = queues.idle(cpu) || alone;
+                self.candidates[cpu] = self.idlers[cpu] && self.may(queues, affinity, task, cpu);
+            }
+            if !self.candidates[best] {
+                best = cycle(best, cpus)
+                    .find(|cpu| self.candidates[*cpu])
+                    .unwrap_or(best);
+            }
+            self.candidates[best] = false;
+            while let Some(next) = cycle(best, cpus).find(|cpu| self.candidates[*cpu]) {
+                let near = places.node_of[next] == places.node_of[best];
+                let neighbours = |cpu: usize| {
+                    if near {
+                        &places.core_cpus[places.core_of[cpu]]
+                    } else {
+                        &places.node_cpus[places.node_of[cpu]]
+                    }
+                };
+                let idle = |cpu: usize| neighbours(cpu).iter().filter(|cpu| self.idlers[**cpu]).count();
+                let factor = if near { 1 } else { 2 };
+                if idle(best) * factor < idle(next) {
+                    let bias = self.cpus[next].idle_bias;
+                    let fits = |cpu: &usize| self.candidates[*cpu] && neighbours(next).contains(cpu);
+                    best = cycle(bias, cpus).find(fits).unwrap_or(next);
+                    through = Some(next);
+                    for sibling in &places.core_cpus[places.core_of[best]] {
+                        self.candidates[*sibling] = false;
+                    }
+                } else {
+                    for cpu in neighbours(next) {
+                        self.candidates[*cpu] = false;
+                    }
+                }
+            }
+            if self.idlers[best] {
+                break;
+            }
+        }
+        if commit == Commit::Yes
+            && let Some(next) = through
+        {
+            self.cpus[next].idle_bias = best;
+        }
+        best
+    }
+
+    /// The tick of all CPUs that are not idle.
+    fn tick(&mut self, queues: &mut Queues, now: Ns) {
+        for cpu in 0..queues.cpus() {
+            self.settle(queues, cpu, now);
+            let Some(task) = queues.current(cpu) else { continue };
+            let vcpu = &mut self.vcpus[task];
+            vcpu.priority = vcpu.priority.min(Priority::Under);
+            if !vcpu.active {
+                self.activate(task);
+            } else if self.better_cpu(queues, task, Commit::No) != cpu {
+                self.migrate_running(queues, cpu, now);
+            }
+            if self.cpus[cpu].sorted != self.accountings {
+                self.cpus[cpu].sorted = self.accountings;
+                queues.sort_waiting(cpu, |task| self.vcpus[task].priority < Priority::Under);
+            }
+        }
+    }
+
+    fn activate(&mut self, task: usize) {
+        let vcpu = &mut self.vcpus[task];
+        vcpu.active = true;
+        let domain = &mut self.domains[vcpu.domain];
+        domain.active += 1;
+        self.weight += i64::from(domain.weight);
+        if domain.active == 1 {
+            self.active.insert(0, vcpu.domain);
+        }
+    }
+
+    fn deactivate(&mut self, task: usize) {
+        let vcpu = &mut self.vcpus[task];
+        vcpu.active = false;
+        let number = vcpu.domain;
+        let domain = &mut self.domains[number];
+        domain.active -= 1;
+        self.weight -= i64::from(domain.weight);
+        if domain.active == 0 {
+            self.active.retain(|other| *other != number);
+        }
+    }
+
+    /// Hands out credits, parks and unparks.
+    fn account(&mut self, queues: &mut Queues, now: Ns) {
+        self.accountings += 1;
+        self.hand_out_all(queues.cpus());
+        for at in 0..self.to_park.len() {
+            self.park(queues, self.to_park[at], now);
+        }
+        for at in 0..self.to_unpark.len() {
+            self.unpark(queues, self.to_unpark[at], now);
+        }
+        self.to_park.clear();
+        self.to_unpark.clear();
+    }
+
+    /// Hands out what so many CPUs are worth to the active domains.
+    fn hand_out_all(&mut self, cpus: usize) {
+        // Converges towards 0 where it is negative.
+        let owed = (-self.balance).max(0);
+        let mut total = CREDITS_PER_SLICE * cpus.cast_signed() as i64 + owed;
+        let (weight_total, mut weight_left) = (self.weight, self.weight);
+        let mut others_took_less = false;
+        self.balance = 0;
+        self.order.clone_from(&self.active);
+        for at in 0..self.order.len() {
+            let number = self.order[at];
+            let domain = &self.domains[number];
+            let (active, cap_percent) = (i64::from(domain.active), domain.cap_percent);
+            let weight = i64::from(domain.weight) * active;
+            weight_left -= weight;
+            let mut peak = active * CREDITS_PER_SLICE;
+            if owed > 0 {
+                peak += ceil_div(owed * weight, weight_total);
+            }
+            let cap = cap_percent.map(|percent| ceil_div(i64::from(percent) * CREDITS_PER_SLICE, 100));
+            peak = peak.min(cap.unwrap_or(peak));
+            let mut fair = ceil_div(total * weight, weight_total);
+            if fair < peak {
+                others_took_less = true;
+            } else {
+                if weight_left != 0 {
+                    total += ceil_div((fair - peak) * weight_total, weight_left);
+                }
+                if others_took_less {
+                    // Those with more than they can take come first: so others get it next time.
+                    self.active.retain(|other| *other != number);
+                    self.active.insert(0, number);
+                }
+                fair = peak;
+            }
+            let cap_each = cap.map(|cap| ceil_div(cap, active));
+            self.hand_out(number, ceil_div(fair, active), cap_each);
+        }
+    }
+
+    /// Gives each active vCPU of a domain these credits, and the priority that follows.
+    fn hand_out(&mut self, domain: usize, credits: i64, cap: Option<i64>) {
+        for at in 0..self.domains[domain].vcpus.len() {
+            let task = self.domains[domain].vcpus[at];
+            let vcpu = &mut self.vcpus[task];
+            if !vcpu.active {
+                continue;
+            }
+            vcpu.credit += credits;
+            if vcpu.credit < 0 {
+                vcpu.priority = Priority::Over;
+                if cap.is_some_and(|cap| vcpu.credit < -cap) && !vcpu.parked {
+                    vcpu.parked = true;
+                    self.to_park.push(task);
+                }
+                vcpu.credit = vcpu.credit.max(-CREDITS_PER_SLICE);
+            } else {
+                vcpu.priority = Priority::Under;
+                if vcpu.parked {
+                    self.to_unpark.push(task);
+                }
+                if vcpu.credit > CREDITS_PER_SLICE {
+                    vcpu.credit /= 2;
+                    self.balance += vcpu.credit;
+                    self.deactivate(task);
+                    continue;
+                }
+            }
+            self.balance += vcpu.credit;
+        }
+    }
+
+    fn burn(&mut self, task: usize, ns: u64) {
+        let vcpu = &mut self.vcpus[task];
+        let burnt = ns * CREDITS_PER_MS + vcpu.residual;
+        vcpu.credit -= (burnt / 1_000_000).cast_signed();
+        vcpu.residual = burnt % 1_000_000;
+    }
+
+    fn park(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+        let cpu = queues.tasks[task].cpu;
+        match queues.tasks[task].run {
+            Run::Running => {
+                self.settle(queues, cpu, now);
+                queues.take_off(cpu);
+                queues.throttle(task, now);
+                self.pick(queues, cpu, now);
+            }
+            Run::Waiting => {
+                queues.dequeue(task, now);
+                queues.throttle(task, now);
+            }
+            Run::Throttled | Run::Sleeping => {}
+        }
+    }
+
+    fn unpark(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+        self.vcpus[task].parked = false;
+        if queues.tasks[task].run == Run::Throttled {
+            queues.dequeue(task, now);
+            self.requeue(queues, task, now);
+        }
+    }
+}
+
+/// Whether a choice is remembered, so that the next one turns to another CPU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Commit {
+    Yes,
+    No,
+}
+
+impl Discipline for Credit {
+    fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) {
+        self.domains.push(Domain {
+            weight,
+            cap_percent,
+            vcpus: Vec::new(),
+            active: 0,
+        });
+    }
+
+    fn added(&mut self, vm: Option<usize>) {
+        let domain = vm.map_or(0, |vm| vm + 1);
+        self.domains[domain].vcpus.push(self.vcpus.len());
+        self.vcpus.push(Vcpu {
+            domain,
+            credit: 0,
+            residual: 0,
+            priority: Priority::Under,
+            active: false,
+            parked: false,
+            preferred: None,
+        });
+    }
+
+    fn charge(&mut self, _queues: &Queues, _cpu: usize, task: usize, ns: u64) {
+        self.burn(task, ns);
+    }
+
+    fn fork(&mut self, queues: &mut Queues, task: usize, now: Ns, _chance: &mut Chance) {
+        let allowed = (0..queues.cpus()).filter(|cpu| queues.tasks[task].allowed[*cpu]);
+        let first = allowed.min_by_key(|cpu| (self.cpus[*cpu].started, *cpu));
+        queues.tasks[task].cpu = first.expect("a vCPU may run somewhere");
+        let cpu = self.better_cpu(queues, task, Commit::Yes);
+        self.cpus[cpu].started += 1;
+        queues.tasks[task].cpu = cpu;
+        self.requeue(queues, task, now);
+    }
+
+    fn wake(&mut self, queues: &mut Queues, task: usize, waker: Option<usize>, now: Ns) {
+        let vcpu = &mut self.vcpus[task];
+        if vcpu.parked {
+            queues.throttle(task, now);
+            return;
+        }
+        if vcpu.priority == Priority::Under {
+            vcpu.priority = Priority::Boost;
+        }
+        self.insert(queues, task, false, now);
+        self.tickle(queues, task, waker.unwrap_or(queues.tasks[task].cpu), now);
+    }
+
+    fn pick(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+        self.choose(queues, cpu, None, now);
+        queues.switched.push(cpu);
+    }
+
+    fn left(&mut self, _queues: &Queues, _cpu: usize, _now: Ns) {}
+
+    fn rehome(&mut self, queues: &mut Queues, task: usize) {
+        queues.tasks[task].cpu = self.better_cpu(queues, task, Commit::Yes);
+    }
+
+    fn requeue(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+        if self.vcpus[task].parked {
+            queues.throttle(task, now);
+        } else {
+            self.insert(queues, task, false, now);
+            self.tickle(queues, task, queues.tasks[task].cpu, now);
+        }
+    }
+
+    fn next_event(&self) -> Ns {
+        if self.at_rest {
+            return NEVER;
+        }
+        let slices = self.cpus.iter().map(|cpu| cpu.slice_end);
+        slices.min().unwrap_or(NEVER).min(Ns((self.ticks + 1) * TICK.0))
+    }
+
+    /// Slices that are over, by CPU, then the tick, then the accounting.
+    fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
+        for cpu in 0..queues.cpus() {
+            if self.cpus[cpu].slice_end <= now {
+                self.schedule(queues, cpu, false, now);
+            }
+        }
+        if (self.ticks + 1) * TICK.0 > now.0 {
+            return;
+        }
+        self.ticks += 1;
+        self.tick(queues, now);
+        if self.ticks.is_multiple_of(TICKS_PER_ACCOUNTING) {
+            self.account(queues, now);
+        }
+        self.at_rest = self.active.is_empty() && (0..queues.cpus()).all(|cpu| queues.idle(cpu));
+        if self.at_rest {
+            self.balance = 0;
+        }
+    }
+}
+
+fn ceil_div(part: i64, whole: i64) -> i64 {
+    (part + whole - 1) / whole
+}
+
+/// All positions below `count`, from the one after `last`, which comes last.
+fn cycle(last: usize, count: usize) -> impl Iterator<Item = usize> {
+    (1..=count).map(move |step| (last + step) % count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credits_burnt_equal_time_run() {
+        let mut credit = Credit::new(2, 1);
+        credit.add_vm(256, None);
+        credit.added(Some(0));
+        let stretches = [1u64, 99_999, 100_000, 1_234_567, 7, 30_000_000, 333_333];
+        let mut ran = 0;
+        for ns in stretches.into_iter().cycle().take(10_000) {
+            credit.burn(0, ns);
+            ran += ns;
+            let vcpu = &credit.vcpus[0];
+            let burnt = -vcpu.credit * 1_000_000 + vcpu.residual.cast_signed();
+            assert_eq!(burnt, (ran * CREDITS_PER_MS).cast_signed());
+        }
+    }
+
+    #[test]
+    fn no_more_credits_are_handed_out_than_cpus_are_worth() {
+        // Four domains of various weights on 8 CPUs: 2400 credits, and at most one per vCPU for rounding up.
+        let mut credit = Credit::new(8, 1);
+        for (weight, vcpus) in [(256, 4), (512, 1), (64, 9), (1024, 3)] {
+            credit.add_vm(weight, None);
+            let vm = credit.domains.len() - 2;
+            for _ in 0..vcpus {
+                credit.added(Some(vm));
+                credit.activate(credit.vcpus.len() - 1);
+            }
+        }
+        credit.hand_out_all(8);
+        let handed: i64 = credit.vcpus.iter().map(|vcpu| vcpu.credit).sum();
+        assert!((2400..=2400 + 17 + 4).contains(&handed), "{handed} credits");
+        // The heavy single vCPU gets what one CPU is worth, no more.
+        assert_eq!(credit.vcpus[4].credit, 300);
+    }
+}

@@ -1,0 +1,108 @@
+//! Both schedulers in whole scenarios: what a sample says of run, waiting and throttled time.
+
+mod common;
+
+use common::{inert, r910};
+use homenode_host::{Host, Sample};
+use homenode_twin::{Hypervisor, Scenario, Twin, VmSpec};
+use homenode_units::{Bytes, Ns};
+
+const SCHEDULERS: [Hypervisor; 1] = [Hypervisor::Xen];
+
+fn twin(hypervisor: Hypervisor, vms: Vec<VmSpec>) -> Twin {
+    let mut scenario = Scenario::of("test", vms).with_workload(inert());
+    scenario.hypervisor = hypervisor;
+    Twin::new(r910(), &scenario, 1).expect("the scenario fits")
+}
+
+/// A VM that computes for longer than any test.
+fn vm(name: &str, vcpus: u16) -> VmSpec {
+    VmSpec::new(name, vcpus, Bytes::from_gib(16), "inert").doing(1000.0)
+}
+
+/// Running, waiting and throttled time of a VM's vCPUs in CPUs' worth between two samples.
+fn rates(before: &Sample, after: &Sample, at: usize) -> [f64; 3] {
+    let sum = |sample: &Sample| {
+        let vcpus = &sample.vms[at].vcpus;
+        [
+            vcpus.iter().map(|v| v.running_ns.0).sum::<u64>(),
+            vcpus.iter().map(|v| v.waiting_ns.0).sum::<u64>(),
+            vcpus.iter().map(|v| v.throttled_ns.0).sum::<u64>(),
+        ]
+    };
+    let period = (after.at.0 - before.at.0) as f64;
+    let (before, after) = (sum(before), sum(after));
+    [0, 1, 2].map(|at| (after[at] - before[at]) as f64 / period)
+}
+
+fn over_half_a_minute(twin: &mut Twin) -> (Sample, Sample) {
+    twin.wait(Ns::from_secs(5));
+    let before = twin.sample().expect("the twin always answers");
+    twin.wait(Ns::from_secs(30));
+    (before, twin.sample().expect("the twin always answers"))
+}
+
+fn assert_within_a_hundredth(what: &str, got: f64, expected: f64) {
+    assert!(
+        (got - expected).abs() < 0.01 * expected,
+        "{what}: {got}, not {expected}"
+    );
+}
+
+#[test]
+fn vms_share_cpus_by_weight() {
+    for hypervisor in SCHEDULERS {
+        // As many vCPUs as CPUs each: credits are a share of the whole host, and pinned VMs may not need theirs.
+        let cpus = r910().cpus.len() as u16;
+        let (light, mut heavy) = (vm("light", cpus), vm("heavy", cpus));
+        heavy.weight = 512;
+        let mut twin = twin(hypervisor, vec![light, heavy]);
+        let (before, after) = over_half_a_minute(&mut twin);
+        let [ran, waited, throttled] = rates(&before, &after, 0);
+        // Daemons take less than 2 hundredths of a CPU.
+        assert_within_a_hundredth(&format!("{hypervisor:?} light"), ran, f64::from(cpus) / 3.0);
+        assert_within_a_hundredth(
+            &format!("{hypervisor:?} light waits"),
+            waited,
+            f64::from(cpus) * 2.0 / 3.0,
+        );
+        assert!(throttled == 0.0, "nobody is capped");
+        assert_within_a_hundredth(
+            &format!("{hypervisor:?} heavy"),
+            rates(&before, &after, 1)[0],
+            f64::from(cpus) * 2.0 / 3.0,
+        );
+    }
+}
+
+#[test]
+fn a_capped_vm_is_throttled_and_says_so() {
+    for hypervisor in SCHEDULERS {
+        let mut capped = vm("capped", 4);
+        capped.cap_percent = Some(120);
+        let mut twin = twin(hypervisor, vec![capped]);
+        let (before, after) = over_half_a_minute(&mut twin);
+        let [ran, waited, throttled] = rates(&before, &after, 0);
+        assert_within_a_hundredth(&format!("{hypervisor:?}"), ran, 1.2);
+        // The contract: run-queue delay includes throttled time.
+        assert_within_a_hundredth(&format!("{hypervisor:?} throttled"), throttled, 2.8);
+        assert!(
+            waited >= throttled && waited < 2.85,
+            "{waited} waited, {throttled} throttled"
+        );
+    }
+}
+
+#[test]
+fn schedulers_repeat_themselves() {
+    for hypervisor in SCHEDULERS {
+        let run = || {
+            let mut scenario = Scenario::tavo_mixed();
+            scenario.hypervisor = hypervisor;
+            let mut twin = Twin::new(r910(), &scenario, 7).expect("the scenario fits");
+            twin.wait(Ns::from_secs(12));
+            serde_json::to_string(&twin.report()).expect("a report is plain data")
+        };
+        assert_eq!(run(), run());
+    }
+}
