@@ -13,8 +13,8 @@
 //!
 //! # Left out
 //!
-//! Disk and network (programs of seed 002 have none worth naming), TLB misses, phases that change the curve
-//! (a phase here changes rates only).
+//! Phases that change the curve (a phase here changes rates only), threads that use their own memory unevenly, the order
+//! of reads and writes.
 
 use homenode_machine::file::{FileError, read_toml};
 use homenode_units::Bytes;

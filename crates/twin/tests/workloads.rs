@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use homenode_machine::preset;
 use homenode_twin::workload::{RegionKind, RegionProfile, Threads, builtin, names};
-use homenode_twin::{Program, Scenario, Twin, VmSpec};
+use homenode_twin::{Hypervisor, MemoryPolicy, Program, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 
 /// Programs that the seeds' tables, figures and texts name, by the name that they have here.
@@ -79,7 +79,10 @@ fn every_workload_file_comes_with_the_twin_under_its_own_name() {
 #[test]
 fn every_program_of_the_seeds_has_a_workload() {
     let of_table = table("numa-policies-table1.csv");
-    for name in OF_SEEDS.split_whitespace().chain(of_table.keys().map(String::as_str)) {
+    for name in OF_SEEDS
+        .split_whitespace()
+        .chain(of_table.keys().map(String::as_str))
+    {
         assert!(builtin(name).is_some(), "{name} is missing");
     }
 }
@@ -216,5 +219,65 @@ fn only_programs_with_published_inputs_are_calibrated() {
     for name in names() {
         let calibrated = !builtin(name).unwrap().calibrated_to.is_empty();
         assert_eq!(calibrated, inputs.contains_key(name), "{name}");
+    }
+}
+
+/// Load of the most loaded link with this program on all of amd48, natively, in percent.
+fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
+    let mut spec = VmSpec::new("alone", 48, Bytes::from_gib(64), name);
+    spec.memory_policy = policy;
+    let mut scenario = Scenario::of("alone", vec![spec]);
+    scenario.hypervisor = Hypervisor::Native;
+    let mut twin = Twin::with_epoch(preset("amd48").unwrap(), &scenario, 1, Ns::from_millis(5)).unwrap();
+    twin.run_to_end(Ns::from_secs(5));
+    twin.mark();
+    twin.run_to_end(Ns::from_secs(7));
+    assert!(!twin.finished(), "{name} is too short");
+    100.0 * twin.report().interconnect_load.unwrap()
+}
+
+/// The script that fits the profiles of seed 004 writes out the twin's equations again, and the load that it found
+/// into each file's comment: "... percent, here 42 / 16, at ...".
+#[test]
+fn links_are_loaded_as_the_script_says() {
+    let files = files();
+    for name in ["cg.C", "facesim", "kmeans", "lu.C", "memcached", "sp.C"] {
+        let said = files[name]
+            .lines()
+            .find(|line| line.contains("Most loaded link"))
+            .unwrap();
+        let said = said.split_once("here ").unwrap().1.split_once(',').unwrap().0;
+        let policies = [MemoryPolicy::FirstTouch, MemoryPolicy::Round4k];
+        for (said, policy) in said.split(" / ").zip(policies) {
+            let (said, twin): (f64, f64) = (said.parse().unwrap(), busiest_link(name, policy));
+            assert!(
+                (said - twin).abs() < 5.0,
+                "{name}, {policy:?}: {said} percent in its file, {twin:.1} in the twin; run scripts/numa-workloads.py"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_readme_lists_every_workload() {
+    let readme = fs::read_to_string(root().join("data/workloads/README.md")).unwrap();
+    let listed: Vec<&str> = readme
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("` |"))
+        .map(|(name, _)| name)
+        .filter(|name| !name.contains(':')) // words for sources, above
+        .collect();
+    for name in names() {
+        assert_eq!(
+            listed.iter().filter(|listed| **listed == name).count(),
+            1,
+            "{name}"
+        );
+    }
+    for name in listed {
+        assert!(
+            builtin(name).is_some(),
+            "README.md lists {name}, which is not there"
+        );
     }
 }
