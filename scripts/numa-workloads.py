@@ -341,7 +341,7 @@ PROGRAMS = {
         ("spin", 12.6, 0.03), (75.5, "2899 G operations x 1.25 instructions (as sp.B) over 48 threads"), SWEEPS,
     ),
     "ua.C": program(
-        "npb", "Heat in an adaptive mesh", 0.8, 4, 5, 0.3, (0.4, 2 * M, 0.8), (380, *MANY), ("spin", 2.5, 0.04)
+        "npb", "Heat in an adaptive mesh", 0.8, 4, 5, 0.3, (0.4, 2 * M, 0.8), (380, *MANY), ("sleep", None, 0.04)
     ),
     "wc": program("mosbench", "Metis: counts words", 0.9, 3, 5, 0.3, (0.3, 4 * M, 0.7), (370, *SOME)),
     "wr": program("mosbench", "Metis: inverted index of words", 0.9, 3, 5, 0.3, (0.3, 4 * M, 0.7), (370, *SOME)),
@@ -436,8 +436,6 @@ def render(fit, behaviour):
     if program["barrier"]:
         waiting, interval, imbalance = program["barrier"]
         how = "computed: instructions over parallel loops (as class B)"
-        if fit.name == "ua.C":
-            how = "estimate"
         if interval is None:
             per_s = switches / (THREADS - 1)
             interval, wakeups = float(f"{per_thread * 1e9 / per_s / 1e6:.3g}"), 0.0
@@ -473,7 +471,7 @@ write_share = {program["write"]} # estimate
     if waiting:
         why = {
             "spin": "estimate: table 2 has far fewer context switches than barriers times threads, so libgomp's threads spin",
-            "sleep": "source: seed 004 section 5.3.2, threads leave the processor at locks and condition variables",
+            "sleep": "source: seed 004 section 5.3.2 and table 2, threads often leave the processor to wait",
         }[waiting]
         out += f'waiting = "{waiting}" # {why}\n'
     if wakeups > 0:
