@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{inert, r910};
+use common::{cores, inert, r910};
 use homenode_host::{Host, Sample};
 use homenode_twin::{Hypervisor, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 
-const SCHEDULERS: [Hypervisor; 1] = [Hypervisor::Xen];
+const SCHEDULERS: [Hypervisor; 2] = [Hypervisor::Kvm, Hypervisor::Xen];
 
 fn twin(hypervisor: Hypervisor, vms: Vec<VmSpec>) -> Twin {
     let mut scenario = Scenario::of("test", vms).with_workload(inert());
@@ -52,9 +52,16 @@ fn assert_within_a_hundredth(what: &str, got: f64, expected: f64) {
 #[test]
 fn vms_share_cpus_by_weight() {
     for hypervisor in SCHEDULERS {
-        // As many vCPUs as CPUs each: credits are a share of the whole host, and pinned VMs may not need theirs.
-        let cpus = r910().cpus.len() as u16;
-        let (light, mut heavy) = (vm("light", cpus), vm("heavy", cpus));
+        // Credits are a share of the whole host, and pinned VMs may not need theirs; shares hold on each CPU.
+        let cpus = match hypervisor {
+            Hypervisor::Xen => r910().cpus.len() as u16,
+            Hypervisor::Kvm | Hypervisor::Native => 1,
+        };
+        let (mut light, mut heavy) = (vm("light", cpus), vm("heavy", cpus));
+        if cpus == 1 {
+            light = light.on_cpus(cores(&r910(), 0, 1, 1));
+            heavy = heavy.on_cpus(cores(&r910(), 0, 1, 1));
+        }
         heavy.weight = 512;
         let mut twin = twin(hypervisor, vec![light, heavy]);
         let (before, after) = over_half_a_minute(&mut twin);

@@ -16,7 +16,7 @@
 //!
 //! # Left out
 //!
-//! CPU power (a hyperthread counts as a CPU), load averages over time, and the hot-cache estimate of sleeping tasks.
+//! Weights (tasks are counted, though the kernel weighs them), CPU power (a hyperthread counts as a CPU), load averages over time, and the hot-cache estimate of sleeping tasks.
 
 use homenode_units::Ns;
 
@@ -268,7 +268,7 @@ impl Fair {
         let movable = |task: &usize| {
             let candidate = &queues.tasks[*task];
             let hot = now.0 - candidate.last_ran.0 < MIGRATION_COST;
-            candidate.allowed[to] && (hot_too || !hot)
+            candidate.allowed[to] && (hot_too || !hot) && !self.throttled(queues, *task, to)
         };
         let Some(task) = queues
             .waiting(from)
@@ -288,7 +288,7 @@ impl Fair {
         let Some(task) = queues.current(from) else {
             return;
         };
-        if from == to || !queues.tasks[task].allowed[to] {
+        if from == to || !queues.tasks[task].allowed[to] || self.throttled(queues, task, to) {
             return;
         }
         self.settle(queues, from, now);

@@ -12,23 +12,46 @@
 //!   `select_idle_sibling` looks for an idle core, then an idle hyperthread, below the same LLC. None idle: it waits.
 //! - A new task goes to the least loaded node, core and CPU (`find_idlest_group`); of equal ones chance decides.
 //! - Hard affinity is obeyed everywhere.
+//! - A VM is a task group, as libvirt makes it: `cpu.shares` are 4 times its weight (256 is 1024), divided among its
+//!   runnable vCPUs, and virtual time passes faster for lighter tasks. A cap is a quota ([`super::bandwidth`]). The
+//!   host's daemons weigh 1024 each.
+//!
+//! Shares hold exactly among the tasks of one CPU. Between CPUs they hold as far as balancing, which counts tasks, gives each
+//! CPU the same mix of VMs: 32 and 32 vCPUs of weights 1 and 2 on 32 CPUs miss them by 5 percent.
 //!
 //! Nothing here knows where memory lies: that is the point of the `default` policy.
 //!
 //! # Left out
 //!
-//! Group scheduling (all vCPUs weigh the same), bandwidth control, real-time classes, AutoNUMA (3.8 has none).
+//! The hierarchy of groups (each task competes with what it weighs in all), loads in wake-up placement (tasks are counted),
+//! real-time classes, AutoNUMA (3.8 has none).
 
 use homenode_units::Ns;
 
 use super::balance::Domains;
-use super::queues::Queues;
+use super::bandwidth::Bandwidth;
+use super::queues::{Queues, Run};
 use super::scheduler::{Discipline, NEVER};
 use crate::chance::Chance;
 use crate::hardware::Topology;
 
 /// A task that stopped running less than this ago has a warm cache and is not moved (`sysctl_sched_migration_cost`).
 pub(super) const MIGRATION_COST: u64 = 500_000;
+
+/// Weight of a task of the host's own, and `cpu.shares` of a VM of usual weight (`NICE_0_LOAD`).
+const SHARES_USUAL: u64 = 1024;
+const SHARES_MIN: u64 = 2;
+/// Weights are fractions of shares: so many per share.
+const WEIGHT_UNIT: u64 = 1024;
+
+/// A VM: a task group with shares, and perhaps a limit.
+#[derive(Clone, Debug)]
+struct Group {
+    shares: u64,
+    bandwidth: Option<Bandwidth>,
+    /// vCPUs that the limit keeps from running.
+    throttled: Vec<usize>,
+}
 
 /// The tree of a CPU.
 #[derive(Clone, Debug)]
@@ -37,6 +60,8 @@ pub(super) struct Tree {
     /// When the present slice began.
     slice_start: Ns,
     idle_since: Ns,
+    /// VM whose vCPU ran last.
+    last_vm: Option<usize>,
     /// Average length of idle periods: short ones are not worth pulling work for.
     pub idle_ns: u64,
 }
@@ -46,13 +71,16 @@ pub(super) struct Tree {
 pub(crate) struct Fair {
     /// Virtual runtime of each task.
     vruntimes: Vec<i64>,
+    vms: Vec<Group>,
     pub(super) trees: Vec<Tree>,
     /// When each CPU's slice ends; never, where nobody waits.
     slice_ends: Vec<Ns>,
+    /// When each CPU's task must ask its VM's limit for more time; never, where there is no limit.
+    grant_ends: Vec<Ns>,
     pub(super) domains: Domains,
     latency: u64,
     granularity: u64,
-    wakeup_granularity: i64,
+    wakeup_granularity: u64,
 }
 
 impl Fair {
@@ -64,16 +92,19 @@ impl Fair {
             min_vruntime: 0,
             slice_start: Ns::ZERO,
             idle_since: Ns::ZERO,
+            last_vm: None,
             idle_ns: 2 * MIGRATION_COST,
         };
         Fair {
             vruntimes: Vec::new(),
+            vms: Vec::new(),
             trees: vec![tree; cpus],
             slice_ends: vec![NEVER; cpus],
+            grant_ends: vec![NEVER; cpus],
             domains: Domains::new(topology),
             latency: 6_000_000 * factor,
             granularity: 750_000 * factor,
-            wakeup_granularity: 1_000_000 * factor.cast_signed(),
+            wakeup_granularity: 1_000_000 * factor,
         }
     }
 
@@ -83,9 +114,147 @@ impl Fair {
         self.slice_ends[cpu] = if queues.current(cpu).is_none() || queues.waiting(cpu).is_empty() {
             NEVER
         } else {
-            let slice = (self.latency / queues.runnable(cpu) as u64).max(self.granularity);
+            let current = queues.current(cpu).map_or(0, |task| self.weight(queues, task));
+            let slice = (self.latency * current / self.load(queues, cpu)).max(self.granularity);
             Ns(self.trees[cpu].slice_start.0 + slice)
         };
+    }
+
+    /// What a task weighs: a VM's shares are divided among its runnable vCPUs.
+    pub(super) fn weight(&self, queues: &Queues, task: usize) -> u64 {
+        queues.tasks[task].vm.map_or(SHARES_USUAL * WEIGHT_UNIT, |vm| {
+            self.vms[vm].shares * WEIGHT_UNIT / queues.runnable_of_vm(vm).max(1) as u64
+        })
+    }
+
+    /// Weight of all tasks that run on a CPU or wait for it.
+    pub(super) fn load(&self, queues: &Queues, cpu: usize) -> u64 {
+        let tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
+        tasks.map(|task| self.weight(queues, task)).sum()
+    }
+
+    /// Time as it passes for a task of this weight.
+    fn virtual_ns(ns: u64, weight: u64) -> i64 {
+        (ns * (SHARES_USUAL * WEIGHT_UNIT) / weight).cast_signed()
+    }
+
+    fn bandwidth(&mut self, queues: &Queues, task: usize) -> Option<&mut Bandwidth> {
+        self.vms[queues.tasks[task].vm?].bandwidth.as_mut()
+    }
+
+    /// Whether a task's VM has used up its limit on a CPU.
+    pub(super) fn throttled(&self, queues: &Queues, task: usize, cpu: usize) -> bool {
+        let vm = queues.tasks[task].vm;
+        let bandwidth = vm.and_then(|vm| self.vms[vm].bandwidth.as_ref());
+        bandwidth.is_some_and(|bandwidth| bandwidth.throttled(cpu))
+    }
+
+    /// A sleeping task becomes runnable on its CPU, and runs at once if it may.
+    fn enter(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+        let cpu = queues.tasks[task].cpu;
+        if self.throttled(queues, task, cpu) {
+            self.throttle(queues, task, now);
+        } else {
+            self.enqueue(queues, task, cpu, now);
+            self.preempt_by(queues, task, now);
+        }
+    }
+
+    /// A task that is on no queue stays off until its VM's limit allows it.
+    fn throttle(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+        if let Some(vm) = queues.tasks[task].vm {
+            queues.throttle(task, now);
+            self.vms[vm].throttled.push(task);
+        }
+    }
+
+    /// Throttles the tasks of a VM that wait for a CPU.
+    fn throttle_waiting(&mut self, queues: &mut Queues, vm: Option<usize>, cpu: usize, now: Ns) {
+        let own = |queues: &Queues| {
+            let mut waiting = queues.waiting(cpu).iter().copied();
+            waiting.find(|task| queues.tasks[*task].vm == vm)
+        };
+        while let Some(task) = own(queues) {
+            queues.dequeue(task, now);
+            self.throttle(queues, task, now);
+        }
+    }
+
+    /// The current task of a CPU has used what it was granted: it gets more, or its VM is throttled here.
+    fn grant_over(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+        self.settle(queues, cpu, now);
+        let Some(task) = queues.current(cpu) else { return };
+        let Some(bandwidth) = self.bandwidth(queues, task) else {
+            return;
+        };
+        let granted = bandwidth.grant(cpu, now);
+        if granted > 0 {
+            self.grant_ends[cpu] = Ns(now.0 + granted);
+            return;
+        }
+        queues.take_off(cpu);
+        self.throttle(queues, task, now);
+        self.throttle_waiting(queues, queues.tasks[task].vm, cpu, now);
+        self.pick(queues, cpu, now);
+    }
+
+    /// A period begins, or time that was given back is dealt out: tasks on CPUs that may run again wait there.
+    fn replenish(&mut self, queues: &mut Queues, vm: usize, now: Ns) {
+        let Some(bandwidth) = self.vms[vm].bandwidth.as_mut() else {
+            return;
+        };
+        bandwidth.handle_event(now);
+        let mut at = 0;
+        while at < self.vms[vm].throttled.len() {
+            let task = self.vms[vm].throttled[at];
+            let cpu = queues.tasks[task].cpu;
+            if queues.tasks[task].run != Run::Throttled {
+                self.vms[vm].throttled.swap_remove(at);
+            } else if self.throttled(queues, task, cpu) {
+                at += 1;
+            } else {
+                self.vms[vm].throttled.swap_remove(at);
+                queues.dequeue(task, now);
+                self.limit_lag(task, cpu);
+                self.enter(queues, task, now);
+            }
+        }
+    }
+
+    /// Sleepers get credit, but not without end.
+    fn limit_lag(&mut self, task: usize, cpu: usize) {
+        let floor = self.trees[cpu].min_vruntime - (self.latency / 2).cast_signed();
+        self.vruntimes[task] = self.vruntimes[task].max(floor);
+    }
+
+    /// The waiting task that should run next on a CPU, and until when its VM's limit lets it. Throttles the VMs that have
+    /// used up theirs.
+    fn next_task(&mut self, queues: &mut Queues, cpu: usize, now: Ns) -> Option<(usize, Ns)> {
+        loop {
+            let waiting = queues.waiting(cpu).iter().copied();
+            let task = waiting.min_by_key(|task| (self.vruntimes[*task], *task))?;
+            let Some(bandwidth) = self.bandwidth(queues, task) else {
+                return Some((task, NEVER));
+            };
+            let granted = bandwidth.grant(cpu, now);
+            if granted > 0 {
+                return Some((task, Ns(now.0 + granted)));
+            }
+            self.throttle_waiting(queues, queues.tasks[task].vm, cpu, now);
+        }
+    }
+
+    /// Gives back what a CPU has of a VM's limit that has no runnable task there any more.
+    fn give_back(&mut self, queues: &Queues, cpu: usize, now: Ns) {
+        let Some(vm) = self.trees[cpu].last_vm.take() else {
+            return;
+        };
+        let mut tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
+        if tasks.any(|task| queues.tasks[task].vm == Some(vm)) {
+            self.trees[cpu].last_vm = Some(vm);
+        } else if let Some(bandwidth) = &mut self.vms[vm].bandwidth {
+            bandwidth.leave(cpu, now);
+        }
     }
 
     /// An idle CPU below the target's LLC: the target, the previous one, an idle core, an idle hyperthread; the
@@ -143,7 +312,8 @@ impl Fair {
             None => self.pick(queues, cpu, now),
             Some(current) => {
                 let ahead = self.vruntimes[current] - self.vruntimes[task];
-                if ahead > self.wakeup_granularity {
+                let weight = self.weight(queues, task);
+                if ahead > Fair::virtual_ns(self.wakeup_granularity, weight) {
                     self.put_back(queues, cpu, now);
                     self.pick(queues, cpu, now);
                 }
@@ -180,14 +350,23 @@ impl Fair {
 }
 
 impl Discipline for Fair {
-    fn add_vm(&mut self, _weight: u32, _cap_percent: Option<u32>) {}
+    fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) {
+        self.vms.push(Group {
+            shares: (u64::from(weight) * SHARES_USUAL / 256).max(SHARES_MIN),
+            bandwidth: cap_percent.map(|percent| Bandwidth::new(percent, self.trees.len())),
+            throttled: Vec::new(),
+        });
+    }
 
     fn added(&mut self, _vm: Option<usize>) {
         self.vruntimes.push(0);
     }
 
     fn charge(&mut self, queues: &Queues, cpu: usize, task: usize, ns: u64) {
-        self.vruntimes[task] += ns.cast_signed();
+        self.vruntimes[task] += Fair::virtual_ns(ns, self.weight(queues, task));
+        if let Some(bandwidth) = self.bandwidth(queues, task) {
+            bandwidth.charge(cpu, ns);
+        }
         let waiting = queues.waiting(cpu).iter().map(|task| self.vruntimes[*task]);
         let least = waiting.min().unwrap_or(i64::MAX).min(self.vruntimes[task]);
         let tree = &mut self.trees[cpu];
@@ -210,8 +389,8 @@ impl Discipline for Fair {
         let cpus = &places.core_cpus[core];
         let cpu = cpus[least(cpus.iter().map(|cpu| load(&[*cpu])), chance)];
         self.vruntimes[task] = self.trees[cpu].min_vruntime;
-        self.enqueue(queues, task, cpu, now);
-        self.preempt_by(queues, task, now);
+        queues.tasks[task].cpu = cpu;
+        self.enter(queues, task, now);
     }
 
     fn wake(&mut self, queues: &mut Queues, task: usize, waker: Option<usize>, now: Ns) {
@@ -224,12 +403,10 @@ impl Discipline for Fair {
             target = waker; // wake_affine: its own CPU is the more loaded
         }
         let cpu = Fair::idle_sibling(queues, task, target, previous);
-        // Sleepers get credit, but not without end.
-        let floor = self.trees[cpu].min_vruntime - (self.latency / 2).cast_signed();
         self.rebase(task, previous, cpu);
-        self.vruntimes[task] = self.vruntimes[task].max(floor);
-        self.enqueue(queues, task, cpu, now);
-        self.preempt_by(queues, task, now);
+        self.limit_lag(task, cpu);
+        queues.tasks[task].cpu = cpu;
+        self.enter(queues, task, now);
     }
 
     /// An idle CPU looks for work elsewhere first.
@@ -240,8 +417,9 @@ impl Discipline for Fair {
             self.trees[cpu].idle_since = now;
             self.idle_balance(queues, cpu, now);
         }
-        let waiting = queues.waiting(cpu).iter().copied();
-        if let Some(task) = waiting.min_by_key(|task| (self.vruntimes[*task], *task)) {
+        self.grant_ends[cpu] = NEVER;
+        if let Some((task, granted_until)) = self.next_task(queues, cpu, now) {
+            self.grant_ends[cpu] = granted_until;
             let tree = &mut self.trees[cpu];
             if tree.idle_since > Ns::ZERO {
                 let idled = now.0 - tree.idle_since.0;
@@ -250,6 +428,10 @@ impl Discipline for Fair {
             }
             queues.start(task, now);
             tree.slice_start = now;
+        }
+        self.give_back(queues, cpu, now);
+        if let Some(task) = queues.current(cpu) {
+            self.trees[cpu].last_vm = queues.tasks[task].vm;
         }
         self.set_slice_end(queues, cpu, now);
     }
@@ -274,18 +456,31 @@ impl Discipline for Fair {
     }
 
     fn requeue(&mut self, queues: &mut Queues, task: usize, now: Ns) {
-        self.enqueue(queues, task, queues.tasks[task].cpu, now);
-        self.preempt_by(queues, task, now);
+        self.enter(queues, task, now);
     }
 
     fn next_event(&self) -> Ns {
-        let slice = self.slice_ends.iter().copied().min().unwrap_or(NEVER);
-        slice.min(self.domains.next_tick())
+        let ends = self.slice_ends.iter().chain(&self.grant_ends).copied();
+        let limits = self.vms.iter().filter_map(|vm| vm.bandwidth.as_ref());
+        let limits = limits.map(Bandwidth::next_event);
+        ends.chain(limits)
+            .min()
+            .unwrap_or(NEVER)
+            .min(self.domains.next_tick())
     }
 
-    /// Slices that are over, by CPU, then the balancing tick.
+    /// Periods of limits, by VM, then slices that are over, by CPU, then the balancing tick.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
+        for vm in 0..self.vms.len() {
+            let due = |bandwidth: &Bandwidth| bandwidth.next_event() <= now;
+            if self.vms[vm].bandwidth.as_ref().is_some_and(due) {
+                self.replenish(queues, vm, now);
+            }
+        }
         for cpu in 0..queues.cpus() {
+            if self.grant_ends[cpu] <= now {
+                self.grant_over(queues, cpu, now);
+            }
             if self.slice_ends[cpu] <= now {
                 self.slice_over(queues, cpu, now);
             }

@@ -1,6 +1,7 @@
 //! What the host does: it schedules (Linux's fair scheduler or Xen's credit scheduler) and gives out physical memory.
 
 mod balance;
+mod bandwidth;
 mod credit;
 mod fair;
 pub(crate) mod memory;

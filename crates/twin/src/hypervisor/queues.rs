@@ -31,6 +31,8 @@ pub(crate) struct Task {
     pub run: Run,
     /// CPU that it runs on, waits for or ran on last.
     pub cpu: usize,
+    /// VM that it is a vCPU of; none for the host's own.
+    pub(super) vm: Option<usize>,
     /// CPUs that it may run on.
     pub allowed: Vec<bool>,
     pub running_ns: u64,
@@ -94,6 +96,8 @@ pub(crate) struct Queues {
     pub tasks: Vec<Task>,
     pub(super) places: Places,
     queues: Vec<Queue>,
+    /// vCPUs of each VM that run or wait.
+    runnable_of_vm: Vec<usize>,
     /// Time that ran since the engine last asked.
     pub segments: Vec<Segment>,
     /// CPUs whose current task changed since the engine last asked.
@@ -124,13 +128,20 @@ impl Queues {
                 llc_cores,
             },
             queues: vec![queue; topology.cpus.len()],
+            runnable_of_vm: Vec::new(),
             segments: Vec::new(),
             switched: Vec::new(),
         }
     }
 
+    /// Adds a VM and gives its number.
+    pub fn add_vm(&mut self) -> usize {
+        self.runnable_of_vm.push(0);
+        self.runnable_of_vm.len() - 1
+    }
+
     /// Adds a sleeping task that may run on these CPUs.
-    pub fn add(&mut self, allowed: Vec<bool>) -> usize {
+    pub fn add(&mut self, allowed: Vec<bool>, vm: Option<usize>) -> usize {
         let cpu = allowed
             .iter()
             .position(|may| *may)
@@ -138,6 +149,7 @@ impl Queues {
         self.tasks.push(Task {
             run: Run::Sleeping,
             cpu,
+            vm,
             allowed,
             running_ns: 0,
             node_changes: 0,
@@ -167,6 +179,18 @@ impl Queues {
     /// Tasks that run on a CPU or wait for it.
     pub fn runnable(&self, cpu: usize) -> usize {
         self.queues[cpu].waiting.len() + usize::from(self.queues[cpu].current.is_some())
+    }
+
+    /// vCPUs of a VM that run or wait, on all CPUs.
+    pub(super) fn runnable_of_vm(&self, vm: usize) -> usize {
+        self.runnable_of_vm[vm]
+    }
+
+    /// A task began or ceased to run or wait.
+    fn count_runnable(&mut self, task: usize, change: isize) {
+        if let Some(vm) = self.tasks[task].vm {
+            self.runnable_of_vm[vm] = self.runnable_of_vm[vm].wrapping_add_signed(change);
+        }
     }
 
     pub fn idle(&self, cpu: usize) -> bool {
@@ -206,6 +230,7 @@ impl Queues {
         self.tasks[task].cpu = cpu;
         self.tasks[task].since = now;
         self.queues[cpu].waiting.insert(at, task);
+        self.count_runnable(task, 1);
     }
 
     /// Takes a waiting or throttled task off: it sleeps.
@@ -218,6 +243,7 @@ impl Queues {
             let at = waiting.iter().position(|other| *other == task);
             waiting.remove(at.expect("a waiting task is queued"));
             self.tasks[task].waiting_ns += now.0 - since.0;
+            self.count_runnable(task, -1);
         }
         self.tasks[task].run = Run::Sleeping;
     }
@@ -246,12 +272,14 @@ impl Queues {
         debug_assert_eq!(queue.current, None);
         queue.current = Some(task);
         queue.settled = now;
+        self.count_runnable(task, 1);
     }
 
     /// The task of a CPU, accounted before, runs no longer: it sleeps.
     pub(super) fn take_off(&mut self, cpu: usize) -> Option<usize> {
         let task = self.queues[cpu].current.take()?;
         self.tasks[task].run = Run::Sleeping;
+        self.count_runnable(task, -1);
         Some(task)
     }
 
@@ -274,5 +302,13 @@ impl Queues {
         let placed: usize = (0..self.queues.len()).map(|cpu| self.runnable(cpu)).sum();
         let placeable = |task: &&Task| matches!(task.run, Run::Running | Run::Waiting);
         assert_eq!(placed, self.tasks.iter().filter(placeable).count());
+        for (vm, runnable) in self.runnable_of_vm.iter().enumerate() {
+            let own = self.tasks.iter().filter(|task| task.vm == Some(vm));
+            assert_eq!(
+                *runnable,
+                own.filter(placeable).count(),
+                "runnable vCPUs of VM {vm}"
+            );
+        }
     }
 }

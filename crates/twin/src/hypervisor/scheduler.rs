@@ -75,7 +75,6 @@ enum Kind {
 pub(crate) struct Scheduler {
     pub queues: Queues,
     kind: Kind,
-    vms: usize,
 }
 
 impl Scheduler {
@@ -87,7 +86,6 @@ impl Scheduler {
         Scheduler {
             queues: Queues::new(topology),
             kind,
-            vms: 0,
         }
     }
 
@@ -103,9 +101,9 @@ impl Scheduler {
     /// Adds a VM and gives its number: its weight (256 is usual) and the most CPU time that its vCPUs together get, in
     /// percent of one CPU.
     pub fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) -> usize {
-        self.parts().0.add_vm(weight, cap_percent);
-        self.vms += 1;
-        self.vms - 1
+        let (discipline, queues) = self.parts();
+        discipline.add_vm(weight, cap_percent);
+        queues.add_vm()
     }
 
     /// The current task of a CPU yields.
@@ -129,7 +127,7 @@ impl Scheduler {
     /// Adds a sleeping task that may run on these CPUs: a vCPU of a VM, or the host's own.
     pub fn add(&mut self, allowed: Vec<bool>, vm: Option<usize>) -> usize {
         let (discipline, queues) = self.parts();
-        let task = queues.add(allowed);
+        let task = queues.add(allowed, vm);
         discipline.added(vm);
         task
     }
