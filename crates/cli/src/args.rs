@@ -32,6 +32,12 @@ pub enum Command {
     Place(PlaceArgs),
     /// Show the VMs that the running agent manages
     Vm(VmArgs),
+    /// Compare published results with what the twin gives
+    #[command(after_help = "Examples:
+  homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
+  homenode reproduce tavo policies.imbalance --figures figures
+  homenode reproduce 002 --json --jobs 1")]
+    Reproduce(ReproduceArgs),
     /// Give back what an agent that is gone left in force (pins, memory nodes)
     Release(ReleaseArgs),
     /// libvirt's hook: tells the agent which VM is about to start
@@ -172,6 +178,32 @@ pub struct VmArgs {
     /// Where the agent's socket is
     #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
     pub state: PathBuf,
+}
+
+/// Options of `reproduce`.
+#[derive(Debug, clap::Args)]
+pub struct ReproduceArgs {
+    /// `all`, a seed (`002`), a family (`tavo`) or a claim (`tavo.npb`); default: all
+    #[arg(value_name = "CLAIMS")]
+    pub claims: Vec<String>,
+    /// Draw each figure of a decided claim as SVG in this directory
+    #[arg(long, value_name = "DIR")]
+    pub figures: Option<PathBuf>,
+    /// Write all of it as Markdown, set-ups and reasons included
+    #[arg(long, value_name = "FILE")]
+    pub document: Option<PathBuf>,
+    /// JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Runs at a time; default: as many as there are CPUs. Results do not depend on it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
+    /// Make every run anew, and keep none
+    #[arg(long)]
+    pub fresh: bool,
+    /// Where finished runs are kept; default: `homenode/reproduce` in the user's cache directory
+    #[arg(long, value_name = "DIR", conflicts_with = "fresh")]
+    pub cache: Option<PathBuf>,
 }
 
 /// Options of `release`.

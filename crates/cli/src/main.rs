@@ -12,6 +12,7 @@ mod live;
 mod numad;
 mod output;
 mod query;
+mod reproduce;
 mod run;
 mod standalone;
 mod summary;
@@ -65,6 +66,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Machine(args) => query::machine(&args)?,
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
+        Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => live::release(&args)?,
         Command::Hook(args) => numad::hook(&args),
         Command::Guard(args) => live::guard(&args)?,

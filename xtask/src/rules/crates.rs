@@ -25,7 +25,7 @@ const PURE: [(&str, &[&str]); 2] = [
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("homenode-units", &[]),
     ("homenode-machine", &["homenode-units"]),
     ("homenode-host", &["homenode-machine", "homenode-units"]),
@@ -56,8 +56,20 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
         ],
     ),
     (
+        "homenode-reproduce",
+        &[
+            "homenode-control",
+            "homenode-twin",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    (
         "homenode-cli",
         &[
+            "homenode-reproduce",
             "homenode-control",
             "homenode-linux",
             "homenode-twin",

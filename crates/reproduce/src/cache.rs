@@ -1,0 +1,219 @@
+//! Finished runs on disk, so that an interrupted reproduction continues and a repeated one is quick.
+//!
+//! A file per run, named by a hash of its description. It repeats the whole description and the program that made it,
+//! and is used only if both are the same: another program may simulate otherwise, and hashes may collide. Files are
+//! written beside their place and renamed, so a crash leaves the old file, the new one, or a rest that is never read. Nothing
+//! is synchronised to disk: what a power cut leaves half does not parse, and is simulated again.
+//!
+//! What is found is untrusted: only regular files of bounded size are opened, links are not followed, and a file that does
+//! not parse is left out with a note.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::run::{Outcome, Run};
+
+/// A run of 200 VMs is about 100 kilobytes.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// A directory of finished runs.
+#[derive(Debug)]
+pub struct Cache {
+    directory: PathBuf,
+    program: String,
+    written: AtomicU64,
+}
+
+#[derive(Serialize)]
+struct EntryRef<'a> {
+    program: &'a str,
+    run: &'a str,
+    outcome: &'a Outcome,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    program: String,
+    run: String,
+    outcome: Outcome,
+}
+
+/// What was found under a run's name.
+#[derive(Debug, PartialEq)]
+pub enum Found {
+    /// The run.
+    Run(Box<Outcome>),
+    /// Nothing, or a run by another program.
+    Nothing,
+    /// Something that is no finished run; says what.
+    Unusable(String),
+}
+
+impl Cache {
+    /// Opens a directory, and makes it where it does not exist. `program` is the text of the program that simulates (its
+    /// executable): another one's runs are not used.
+    ///
+    /// # Errors
+    /// When the directory cannot be made.
+    pub fn open(directory: &Path, program: &[u8]) -> std::io::Result<Cache> {
+        fs::create_dir_all(directory)?;
+        Ok(Cache {
+            directory: directory.to_owned(),
+            program: format!("{:016x}-{}", hash(program), program.len()),
+            written: AtomicU64::new(0),
+        })
+    }
+
+    fn path(&self, description: &str) -> PathBuf {
+        let name = format!("{:016x}.json", hash(description.as_bytes()));
+        self.directory.join(name)
+    }
+
+    /// The outcome of a run that was finished before.
+    pub fn find(&self, run: &Run) -> Found {
+        let description = run.description();
+        let path = self.path(&description);
+        let unusable =
+            |what: &str| Found::Unusable(format!("{}: {what}; it is simulated again", path.display()));
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Found::Nothing,
+            Err(rustix::io::Errno::LOOP) => return unusable("is a link"),
+            Err(error) => return unusable(&error.to_string()),
+        };
+        match file.metadata() {
+            Ok(about) if !about.is_file() => return unusable("is no file"),
+            Ok(about) if about.len() > FILE_BYTES_MAX => {
+                return unusable("is too large to be a finished run");
+            }
+            Ok(_) => {}
+            Err(error) => return unusable(&error.to_string()),
+        }
+        let mut text = String::new();
+        if let Err(error) = file.take(FILE_BYTES_MAX).read_to_string(&mut text) {
+            return unusable(&error.to_string());
+        }
+        match serde_json::from_str::<Entry>(&text) {
+            Ok(entry) if entry.program == self.program && entry.run == description => {
+                Found::Run(Box::new(entry.outcome))
+            }
+            Ok(_) => Found::Nothing,
+            Err(error) => unusable(&format!("is no finished run ({error})")),
+        }
+    }
+
+    /// Keeps a finished run.
+    ///
+    /// # Errors
+    /// When it cannot be written. What was there before is still there then.
+    pub fn keep(&self, run: &Run, outcome: &Outcome) -> std::io::Result<()> {
+        let description = run.description();
+        let entry = EntryRef {
+            program: &self.program,
+            run: &description,
+            outcome,
+        };
+        let text = serde_json::to_string(&entry)?;
+        let unique = self.written.fetch_add(1, Ordering::Relaxed);
+        let beside = self
+            .directory
+            .join(format!(".{}-{unique}.tmp", std::process::id()));
+        let written = File::create(&beside)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&beside, self.path(&description)));
+        if written.is_err() {
+            fs::remove_file(&beside).ok();
+        }
+        written
+    }
+}
+
+/// FNV-1a, 64 bits: names files, and tells programs apart. Not made to withstand malice, which could write a false
+/// outcome as well.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_control::Policies;
+    use homenode_twin::{Scenario, VmSpec};
+    use homenode_units::Bytes;
+
+    use super::*;
+
+    fn run(seed: u64) -> Run {
+        let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "povray").doing(0.0001);
+        Run::to_end("r910", Scenario::of("cached", vec![vm]), Policies::Default, seed)
+    }
+
+    fn outcome() -> Outcome {
+        let mut outcome = run(1).execute().unwrap();
+        // What shortest decimals and a hasty parser would not give back.
+        outcome.at_s = 0.1 + 0.2;
+        outcome.vms[0].runtime_s = Some(f64::from_bits(0x3ff0_0000_0000_0001));
+        outcome
+    }
+
+    #[test]
+    fn a_kept_run_comes_back_to_the_last_bit() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path(), b"program").unwrap();
+        assert_eq!(cache.find(&run(1)), Found::Nothing);
+        cache.keep(&run(1), &outcome()).unwrap();
+        assert_eq!(cache.find(&run(1)), Found::Run(Box::new(outcome())));
+        assert_eq!(cache.find(&run(2)), Found::Nothing);
+        let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
+        assert_eq!(left.len(), 1, "no temporary file stays");
+    }
+
+    #[test]
+    fn another_programs_runs_are_not_used_and_are_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        Cache::open(directory.path(), b"old")
+            .unwrap()
+            .keep(&run(1), &outcome())
+            .unwrap();
+        let cache = Cache::open(directory.path(), b"new").unwrap();
+        assert_eq!(cache.find(&run(1)), Found::Nothing);
+        cache.keep(&run(1), &outcome()).unwrap();
+        assert!(matches!(cache.find(&run(1)), Found::Run(_)));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_no_finished_run_is_left_out_with_a_note() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path(), b"program").unwrap();
+        let path = cache.path(&run(1).description());
+        let note = || match cache.find(&run(1)) {
+            Found::Unusable(note) => note,
+            other => panic!("{other:?}"),
+        };
+        cache.keep(&run(1), &outcome()).unwrap();
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        assert!(note().contains("is no finished run"));
+        fs::write(&path, [0xff, 0xfe]).unwrap();
+        assert!(note().contains("UTF-8"));
+        fs::write(&path, "{\"program\": 1e999}").unwrap();
+        assert!(note().contains("is no finished run"));
+        File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        assert!(note().contains("too large"));
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert!(note().contains("is a link"));
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(note().contains("is no file"));
+    }
+}

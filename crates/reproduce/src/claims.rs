@@ -1,0 +1,246 @@
+//! The published claims, as `data/published/claims.toml` states them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use homenode_machine::file::{Candidates, FileError, read_toml};
+use serde::{Deserialize, Serialize};
+
+/// The claims and the tables that they refer to, as they are committed.
+pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
+/// Table 1 of seed 004.
+pub const TABLE_1: &str = include_str!("../../../data/published/numa-policies-table1.csv");
+
+/// One measurable claim.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// Stable name: family, dot, rest.
+    pub id: String,
+    /// Number of the document that makes it.
+    pub seed: String,
+    /// Figure, table or section.
+    pub at: String,
+    /// The claim in words; for a shape also its test.
+    pub says: String,
+    /// Published numbers.
+    #[serde(default)]
+    pub value: Option<Values>,
+    /// Bounds from below.
+    #[serde(default)]
+    pub at_least: Option<Values>,
+    /// Bounds from above.
+    #[serde(default)]
+    pub at_most: Option<Values>,
+    /// Published rankings, first is highest.
+    #[serde(default)]
+    pub order: BTreeMap<String, Vec<String>>,
+    /// Unit of the numbers.
+    #[serde(default)]
+    pub unit: Option<String>,
+    /// What a model may be calibrated to before it is asked.
+    pub inputs: Vec<String>,
+    /// Own tolerance of its numbers, percent of the published one.
+    #[serde(default)]
+    pub tolerance: Option<f64>,
+}
+
+/// One number, or several with names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Values {
+    /// One; its name is [`ONLY`].
+    One(Number),
+    /// By name.
+    Named(BTreeMap<String, Number>),
+}
+
+/// Name of a claim's number where it has only one.
+pub const ONLY: &str = "value";
+
+/// A published number. Whole numbers in the file count things, unless the claim's unit measures.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Number {
+    /// Written without a decimal point.
+    Whole(i64),
+    /// Written with one.
+    Real(f64),
+}
+
+impl Number {
+    /// The number.
+    pub fn get(self) -> f64 {
+        match self {
+            Number::Whole(number) => number as f64,
+            Number::Real(number) => number,
+        }
+    }
+}
+
+impl Values {
+    /// Names and numbers.
+    pub fn iter(&self) -> Box<dyn Iterator<Item = (&str, Number)> + '_> {
+        match self {
+            Values::One(number) => Box::new(std::iter::once((ONLY, *number))),
+            Values::Named(numbers) => Box::new(numbers.iter().map(|(name, number)| (name.as_str(), *number))),
+        }
+    }
+}
+
+impl Claim {
+    /// The part of the id before the dot.
+    pub fn family(&self) -> &str {
+        self.id.split_once('.').map_or(&self.id, |(family, _)| family)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    claim: Vec<Claim>,
+}
+
+/// Reads a file of claims.
+///
+/// # Errors
+/// What does not read, with its line.
+pub fn parse(path: &str, text: &str) -> Result<Vec<Claim>, FileError> {
+    Ok(read_toml::<File>(path, text)?.claim)
+}
+
+/// All claims, in the file's order.
+pub fn all() -> Vec<Claim> {
+    // A test reads them.
+    parse("data/published/claims.toml", CLAIMS).expect("embedded claims")
+}
+
+/// A published number of a claim: what an experiment draws beside its own.
+pub fn published(id: &str, name: &str) -> Option<f64> {
+    let claim = all().into_iter().find(|claim| claim.id == id)?;
+    let number = claim
+        .value
+        .iter()
+        .flat_map(Values::iter)
+        .find(|(known, _)| *known == name);
+    number.map(|(_, number)| number.get())
+}
+
+/// A word that selects nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unknown {
+    word: String,
+    candidates: Candidates,
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.candidates.near {
+            return write!(f, "no claim is named `{}`{}", self.word, self.candidates);
+        }
+        let nearest: Vec<&str> = self.candidates.names.iter().take(5).map(String::as_str).collect();
+        write!(
+            f,
+            "no claim is named `{}`; name a seed (`002`), a family (`tavo`), a claim or `all`; nearest: `{}`",
+            self.word,
+            nearest.join("`, `")
+        )
+    }
+}
+
+impl std::error::Error for Unknown {}
+
+/// The claims that words select, in the file's order: `all`, a seed, a family or an id each. No word selects all.
+///
+/// # Errors
+/// The first word that selects nothing, with the nearest that would.
+pub fn select(claims: Vec<Claim>, words: &[String]) -> Result<Vec<Claim>, Unknown> {
+    let is = |claim: &Claim, word: &str| {
+        word == "all" || [claim.seed.as_str(), claim.family(), &claim.id].contains(&word)
+    };
+    for word in words {
+        if !claims.iter().any(|claim| is(claim, word)) {
+            let names = claims
+                .iter()
+                .flat_map(|claim| [claim.seed.clone(), claim.family().to_owned(), claim.id.clone()]);
+            let names: BTreeSet<String> = names.chain(["all".to_owned()]).collect();
+            return Err(Unknown {
+                word: word.clone(),
+                candidates: Candidates::of(word, names),
+            });
+        }
+    }
+    Ok(claims
+        .into_iter()
+        .filter(|claim| words.is_empty() || words.iter().any(|word| is(claim, word)))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_file_has_every_claim_once() {
+        let claims = all();
+        assert_eq!(claims.len(), 54);
+        let ids: BTreeSet<&str> = claims.iter().map(|claim| claim.id.as_str()).collect();
+        assert_eq!(ids.len(), 54);
+        assert!(
+            claims
+                .iter()
+                .all(|claim| claim.id.contains('.') && !claim.says.is_empty())
+        );
+    }
+
+    #[test]
+    fn numbers_keep_how_they_were_written() {
+        let claims = all();
+        let numbers = |id: &str| {
+            let claim = claims.iter().find(|claim| claim.id == id).unwrap();
+            claim.value.clone().unwrap()
+        };
+        assert_eq!(
+            numbers("kyoto.sampling-by-migration"),
+            Values::One(Number::Real(12.0))
+        );
+        let counts = numbers("policies.all-are-useful");
+        assert_eq!(
+            counts.iter().collect::<Vec<_>>(),
+            [
+                ("over100", Number::Whole(5)),
+                ("over25", Number::Whole(17)),
+                ("over50", Number::Whole(12))
+            ]
+        );
+    }
+
+    fn selected(words: &[&str]) -> Result<Vec<String>, Unknown> {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        Ok(select(all(), &words)?.into_iter().map(|claim| claim.id).collect())
+    }
+
+    #[test]
+    fn claims_are_selected_by_seed_family_and_id_in_the_files_order() {
+        assert_eq!(selected(&[]).unwrap().len(), 54);
+        assert_eq!(selected(&["all"]).unwrap().len(), 54);
+        assert_eq!(selected(&["002"]).unwrap(), selected(&["tavo"]).unwrap());
+        assert_eq!(selected(&["tavo"]).unwrap().len(), 5);
+        assert_eq!(
+            selected(&["tavo.spec", "kyoto.scales", "tavo.spec"]).unwrap(),
+            ["kyoto.scales", "tavo.spec"]
+        );
+    }
+
+    #[test]
+    fn an_unknown_word_is_answered_with_the_nearest() {
+        let said = |word| selected(&[word]).unwrap_err().to_string();
+        assert_eq!(
+            said("tavo.ncb"),
+            "no claim is named `tavo.ncb`; did you mean `tavo.npb`?"
+        );
+        assert!(
+            said("something").contains("name a seed (`002`), a family (`tavo`), a claim or `all`; nearest:")
+        );
+    }
+}

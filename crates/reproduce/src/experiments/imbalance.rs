@@ -1,0 +1,238 @@
+//! `policies.imbalance`: how static policies spread the accesses of 29 programs over nodes, and what that puts on links
+//! (seed 004, Table 1). The table is an input of the profiles, so the claim is calibrated: what is shown is whether
+//! profiles and twin together give it back.
+
+use std::collections::BTreeSet;
+
+use homenode_control::Policies;
+use homenode_machine::Machine;
+use homenode_twin::{Hypervisor, MemoryPolicy, Scenario, VmSpec, workload};
+use homenode_units::{Bytes, NodeId, Ns};
+
+use super::table;
+use crate::claims::TABLE_1;
+use crate::experiment::{Decision, Experiment};
+use crate::figure::{Figure, PUBLISHED_SERIES, Shape as Drawing};
+use crate::run::{Outcome, Run};
+use crate::stats::imbalance_percent;
+use crate::verdict::{Measured, Shape, percentage_holds, show};
+use crate::work::Outcomes;
+
+/// The experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    claim: "policies.imbalance",
+    runs: || {
+        if !missing().is_empty() {
+            return Vec::new();
+        }
+        let rows = published();
+        rows.iter()
+            .flat_map(|row| POLICIES.map(|policy| run(&row.program, policy)))
+            .collect()
+    },
+    decide,
+};
+
+const MACHINE: &str = "amd48";
+const POLICIES: [MemoryPolicy; 2] = [MemoryPolicy::FirstTouch, MemoryPolicy::Round4k];
+/// Programs set up their memory first; then this much is counted.
+const WARM_UP: Ns = Ns::from_secs(20);
+const COUNTED: Ns = Ns::from_secs(10);
+
+/// A row of the published table: imbalance under both policies, then interconnect load under both, percent.
+struct Row {
+    program: String,
+    percent: [f64; 4],
+}
+
+const COLUMNS: [&str; 4] = [
+    "imbalance, first-touch",
+    "imbalance, round-4K",
+    "interconnect, first-touch",
+    "interconnect, round-4K",
+];
+
+fn published() -> Vec<Row> {
+    let rows = TABLE_1.lines().filter(|line| !line.starts_with('#')).skip(1);
+    rows.map(|line| {
+        let mut cells = line.split(',');
+        let program = cells.next().unwrap_or_default().to_owned();
+        let mut percent = [f64::NAN; 4];
+        for (number, cell) in percent.iter_mut().zip(cells) {
+            *number = cell.parse().unwrap_or(f64::NAN);
+        }
+        Row { program, percent }
+    })
+    .collect()
+}
+
+/// Programs without a profile.
+fn missing() -> Vec<String> {
+    let known: BTreeSet<&str> = workload::names().collect();
+    let rows = published().into_iter();
+    rows.map(|row| row.program)
+        .filter(|program| !known.contains(program.as_str()))
+        .collect()
+}
+
+fn run(program: &str, policy: MemoryPolicy) -> Run {
+    let mut vm = VmSpec::new("linux", 48, Bytes::from_gib(120), program);
+    vm.memory_policy = policy;
+    // Long enough to be counted, however long the program is.
+    vm.work_share = 100.0;
+    let mut scenario = Scenario::of(&format!("{program} on native Linux"), vec![vm]);
+    scenario.hypervisor = Hypervisor::Native;
+    Run {
+        warm_up: WARM_UP,
+        until: Ns(WARM_UP.0 + COUNTED.0),
+        ..Run::to_end(MACHINE, scenario, Policies::Default, 1)
+    }
+}
+
+/// Imbalance of accesses over nodes, and load of the busiest link, percent.
+fn measure(machine: &Machine, outcome: &Outcome) -> Option<(f64, f64)> {
+    let bytes: Vec<f64> = outcome
+        .window
+        .node_bytes
+        .iter()
+        .map(|bytes| *bytes as f64)
+        .collect();
+    let load = |link: &crate::run::LinkBytes| {
+        let known = machine.links.iter().find(|known| {
+            let node = |id: NodeId| u32::from(id.0);
+            node(known.from) == link.from && node(known.to) == link.to
+        });
+        let bandwidth = known.and_then(|known| known.bandwidth)?;
+        Some(100.0 * link.bytes as f64 / outcome.window.seconds / bandwidth.as_f64())
+    };
+    let busiest = outcome.window.links.iter().filter_map(load).fold(0.0, f64::max);
+    Some((imbalance_percent(&bytes)?, busiest))
+}
+
+fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
+    let missing = missing();
+    if !missing.is_empty() {
+        return Err(format!("there is no profile of {}", missing.join(", ")));
+    }
+    let machine = homenode_machine::preset(MACHINE).map_err(|error| error.to_string())?;
+    let rows = published();
+    let mut ours: Vec<[f64; 4]> = Vec::new();
+    for row in &rows {
+        let mut percent = [0.0; 4];
+        for (at, policy) in POLICIES.into_iter().enumerate() {
+            let outcome = outcomes.of(&run(&row.program, policy))?;
+            let measured =
+                measure(&machine, outcome).ok_or_else(|| format!("{} accessed nothing", row.program))?;
+            (percent[at], percent[at + 2]) = measured;
+        }
+        ours.push(percent);
+    }
+    let mut shapes = Vec::new();
+    for (row, ours) in rows.iter().zip(&ours) {
+        for (column, name) in COLUMNS.iter().enumerate() {
+            shapes.push(Shape {
+                name: format!("{}: {name}", row.program),
+                ours: show(ours[column]),
+                holds: percentage_holds(row.percent[column], ours[column]),
+            });
+        }
+    }
+    let cells = rows.iter().zip(&ours).map(|(row, ours)| {
+        let both = row
+            .percent
+            .iter()
+            .zip(ours)
+            .flat_map(|(published, ours)| [*published, *ours]);
+        (row.program.clone(), both.collect())
+    });
+    let header: Vec<String> = ["program".to_owned()]
+        .into_iter()
+        .chain(
+            COLUMNS
+                .iter()
+                .flat_map(|column| [format!("{column}: published"), "ours".to_owned()]),
+        )
+        .collect();
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    let held = |column: usize| {
+        shapes
+            .iter()
+            .skip(column)
+            .step_by(4)
+            .filter(|shape| shape.holds)
+            .count()
+    };
+    let held_rows = COLUMNS
+        .iter()
+        .enumerate()
+        .map(|(at, column)| ((*column).to_owned(), vec![held(at) as f64]));
+    let tables = vec![
+        table("Of 29 programs so many hold.", &["column", "hold"], held_rows),
+        table("Percent, published and ours.", &header, cells),
+    ];
+    let figure = |name: &str, title: &str, columns: [usize; 2]| {
+        let series = columns
+            .into_iter()
+            .zip(["first-touch", "round-4K"])
+            .flat_map(|(column, policy)| {
+                let own = ours.iter().map(|row| Some(row[column])).collect();
+                let theirs = rows.iter().map(|row| Some(row.percent[column])).collect();
+                [
+                    (policy.to_owned(), own),
+                    (format!("{PUBLISHED_SERIES}: {policy}"), theirs),
+                ]
+            });
+        Figure {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            x_label: "program".to_owned(),
+            y_label: "percent".to_owned(),
+            shape: Drawing::Bars(
+                rows.iter().map(|row| row.program.clone()).collect(),
+                series.collect(),
+            ),
+        }
+    };
+    Ok(Decision {
+        figures: vec![
+            figure(
+                "policies-imbalance",
+                "Imbalance of accesses over nodes (seed 004, Table 1)",
+                [0, 1],
+            ),
+            figure(
+                "policies-interconnect",
+                "Load of the busiest link (seed 004, Table 1)",
+                [2, 3],
+            ),
+        ],
+        measured: Measured {
+            shapes,
+            ..Measured::default()
+        },
+        set_up: vec![SET_UP.to_owned()],
+        tables,
+        why: vec![],
+        measured_here: false,
+    })
+}
+
+const SET_UP: &str = "Machine amd48 without a hypervisor, 48 threads, first-touch and round-4K. After 20 seconds, in which programs set \
+     up their memory, 10 are counted. Accesses of a node are the bytes of its controllers, reads and writes; the \
+     interconnect's load is that of the busiest directed link.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_published_table_has_29_complete_rows() {
+        let rows = published();
+        assert_eq!(rows.len(), 29);
+        assert!(
+            rows.iter()
+                .all(|row| row.percent.iter().all(|percent| (0.0..=264.6).contains(percent)))
+        );
+        assert_eq!(rows[0].percent, [135.0, 48.0, 9.0, 8.0]);
+    }
+}

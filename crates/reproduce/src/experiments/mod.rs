@@ -1,0 +1,67 @@
+//! The experiments, by claim.
+
+mod four_sources;
+mod imbalance;
+mod latencies;
+mod tavo;
+
+use homenode_twin::workload;
+
+use crate::experiment::{Experiment, Table};
+use crate::verdict::show;
+
+/// All that there are.
+pub const ALL: &[Experiment] = &[
+    four_sources::EXPERIMENT,
+    tavo::NPB,
+    tavo::SPEC,
+    tavo::STABILITY,
+    latencies::EXPERIMENT,
+    imbalance::EXPERIMENT,
+];
+
+/// Claims that no model here could decide, and why.
+pub const NOT_MODELLED: &[(&str, &str)] = &[(
+    "xpv.internals",
+    "cycles of one interrupt handler on one processor; no part of the twin counts single instructions",
+)];
+
+/// Longest solo run of a program: a longer one does only so much of its work. Repeated loops make the rest more of the same.
+const SOLO_S_MAX: f64 = 60.0;
+
+/// NPB class B, five kernels and three applications (seed 002, section VI).
+const NPB_B: [&str; 8] = ["bt.B", "cg.B", "ep.B", "ft.B", "is.B", "lu.B", "mg.B", "sp.B"];
+/// The programs of SPEC CPU2006 that seed 002 names.
+const SPEC_2006: [&str; 8] = [
+    "astar", "lbm", "mcf", "milc", "omnetpp", "povray", "soplex", "sphinx3",
+];
+
+/// Share of a program's work that takes at most [`SOLO_S_MAX`] alone on a machine. 1 for a name that is unknown: running it
+/// will say so.
+fn work_share(machine: &str, program: &str) -> f64 {
+    let solo_s = || {
+        let machine = homenode_machine::preset(machine).ok()?;
+        let program = workload::builtin(program)?.program?;
+        Some(program.solo_seconds(&machine, machine.hardware.as_ref()?))
+    };
+    solo_s().map_or(1.0, |solo_s| (SOLO_S_MAX / solo_s).min(1.0))
+}
+
+/// Percent by which a runtime is above another.
+fn slowdown_percent(base_s: f64, other_s: f64) -> f64 {
+    100.0 * (other_s / base_s - 1.0)
+}
+
+/// A table whose rows are a name and numbers.
+fn table(title: &str, header: &[&str], rows: impl IntoIterator<Item = (String, Vec<f64>)>) -> Table {
+    let row = |(name, numbers): (String, Vec<f64>)| {
+        let mut row = vec![name];
+        row.extend(numbers.into_iter().map(show));
+        row
+    };
+    Table {
+        title: title.to_owned(),
+        header: header.iter().map(|head| (*head).to_owned()).collect(),
+        rows: rows.into_iter().map(row).collect(),
+    }
+}

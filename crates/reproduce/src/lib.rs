@@ -1,0 +1,120 @@
+//! Published claims against what the twin gives.
+//!
+//! ```text
+//!   claims.toml ─▶ claims ─▶ experiment.runs ─▶ work (threads, cache) ─▶ experiment.decide ─▶ verdict ─▶ table, JSON,
+//!                                                      twin                                             figures, document
+//! ```
+//!
+//! # Properties (tests of the same names)
+//!
+//! - Claims are selected by seed, family and id, in the file's order.
+//! - Outcomes do not depend on threads or cache.
+//! - A verdict follows from the rules in `claims.toml` alone: [`verdict`] is the only place that knows them.
+//! - What is no finished run is left out with a note: a cache is never trusted further than its form.
+
+mod cache;
+pub mod claims;
+mod document;
+mod experiment;
+mod experiments;
+mod figure;
+mod run;
+mod stats;
+pub mod verdict;
+mod work;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+pub use cache::Cache;
+pub use claims::Claim;
+pub use document::{ours, published, render, tally};
+pub use experiment::{Decision, Reproduced, Table};
+pub use figure::Figure;
+pub use work::Watch;
+
+/// Decides claims: makes the runs that they need over so many threads, then judges one after the other.
+pub fn reproduce(
+    claims: Vec<Claim>,
+    jobs: usize,
+    cache: Option<&Cache>,
+    watch: &dyn Watch,
+) -> Vec<Reproduced> {
+    let experiments = claims.iter().filter_map(experiment::of);
+    let runs = experiments.flat_map(|experiment| (experiment.runs)()).collect();
+    let outcomes = work::execute(runs, jobs, cache, watch);
+    claims
+        .into_iter()
+        .map(|claim| experiment::decide(claim, &outcomes))
+        .collect()
+}
+
+#[derive(Serialize)]
+struct Published<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: &'a Option<claims::Values>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at_least: &'a Option<claims::Values>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at_most: &'a Option<claims::Values>,
+    #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    order: &'a std::collections::BTreeMap<String, Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: &'a Option<String>,
+}
+
+/// What programs read. `published` and `ours` are objects by the names of the claim's values; `ours` is null where nothing
+/// was measured. `measured_here` marks what no two runs give alike.
+pub fn to_json(all: &[Reproduced]) -> Value {
+    let one = |one: &Reproduced| {
+        let Claim {
+            value,
+            at_least,
+            at_most,
+            order,
+            unit,
+            ..
+        } = &one.claim;
+        let published = Published {
+            value,
+            at_least,
+            at_most,
+            order,
+            unit,
+        };
+        let ours = one.decision.as_ref().map(|decision| {
+            let measured = &decision.measured;
+            let numbers = measured
+                .numbers
+                .iter()
+                .map(|(name, number)| (name.clone(), json!(number)));
+            let orders = measured
+                .orders
+                .iter()
+                .map(|(name, order)| (name.clone(), json!(order)));
+            let shapes = measured
+                .shapes
+                .iter()
+                .map(|shape| (shape.name.clone(), json!(shape.ours)));
+            numbers
+                .chain(orders)
+                .chain(shapes)
+                .collect::<serde_json::Map<String, Value>>()
+        });
+        json!({
+            "id": one.claim.id,
+            "seed": one.claim.seed,
+            "at": one.claim.at,
+            "says": one.claim.says,
+            "published": published,
+            "ours": ours,
+            "kind": one.kind,
+            "verdict": one.judgement.verdict,
+            "parts": one.judgement.parts,
+            "measured_here": one.decision.as_ref().is_some_and(|decision| decision.measured_here),
+            "reason": one.reason,
+            "why": one.decision.as_ref().map(|decision| &decision.why),
+        })
+    };
+    json!({ "claims": all.iter().map(one).collect::<Vec<_>>() })
+}

@@ -1,0 +1,214 @@
+//! One run of the twin: what it is, and what is kept of it.
+
+use homenode_control::{Config, Control, Mode, Policies};
+use homenode_host::{Host, Sample};
+use homenode_twin::{Scenario, Twin};
+use homenode_units::{NodeId, Ns};
+use serde::{Deserialize, Serialize};
+
+/// Everything that decides what comes of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// Preset of the machine.
+    pub machine: &'static str,
+    /// VMs and their programs.
+    pub scenario: Scenario,
+    /// Which policies act.
+    pub policies: Policies,
+    /// Arrival order, phase and all other chance.
+    pub seed: u64,
+    /// Simulated time after which counters are read for the first time; see [`Outcome::window`].
+    pub warm_up: Ns,
+    /// Simulated time after which the run ends, if its programs have not ended before.
+    pub until: Ns,
+}
+
+/// What is kept of a run. The same run has the same outcome, on any machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outcome {
+    /// Simulated time at the end.
+    pub at_s: f64,
+    /// The VMs, in the scenario's order.
+    pub vms: Vec<VmOutcome>,
+    /// What was counted between the end of the warm-up and the end of the run.
+    pub window: Window,
+}
+
+/// One VM of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmOutcome {
+    /// Its program.
+    pub workload: String,
+    /// How long that ran; `None` where it did not end.
+    pub runtime_s: Option<f64>,
+    /// Share of memory accesses to the vCPU's own node.
+    pub local_access_ratio: Option<f64>,
+    /// LLC misses over references.
+    pub llc_miss_rate: Option<f64>,
+    /// How often its vCPUs changed nodes.
+    pub node_changes: u64,
+}
+
+/// Differences of counters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// Simulated time between the two readings.
+    pub seconds: f64,
+    /// Bytes moved by the controllers of each node, ascending by node.
+    pub node_bytes: Vec<u64>,
+    /// Bytes moved over each link.
+    pub links: Vec<LinkBytes>,
+    /// All vCPUs, by VM and index.
+    pub vcpus: Vec<VcpuCounts>,
+}
+
+/// One directed link.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkBytes {
+    /// Where data came from.
+    pub from: u32,
+    /// Where it went.
+    pub to: u32,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// One vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VcpuCounts {
+    /// Node of its CPU at the end.
+    pub node: u32,
+    /// Unhalted cycles.
+    pub cycles: u64,
+    /// Instructions retired.
+    pub instructions: u64,
+    /// LLC misses.
+    pub llc_misses: u64,
+}
+
+impl Run {
+    /// A run of a scenario under policies, to the end of its programs; `until` is only there to end it should that not
+    /// come.
+    pub fn to_end(machine: &'static str, scenario: Scenario, policies: Policies, seed: u64) -> Run {
+        Run {
+            machine,
+            scenario,
+            policies,
+            seed,
+            warm_up: Ns::ZERO,
+            until: Ns::from_secs(4000),
+        }
+    }
+
+    /// What tells this run from all others, as text. Profiles and machines that come with the program are named, not
+    /// contained: whoever keeps this beside a result must keep which program it was too.
+    pub fn description(&self) -> String {
+        format!("{self:?}")
+    }
+
+    /// Simulates it.
+    ///
+    /// # Errors
+    /// A machine or workload that does not exist, a scenario that the machine cannot run; in a sentence.
+    pub fn execute(&self) -> Result<Outcome, String> {
+        let machine = homenode_machine::preset(self.machine).map_err(|error| error.to_string())?;
+        let mut twin = Twin::new(machine, &self.scenario, self.seed).map_err(|error| error.to_string())?;
+        let config = Config {
+            policies: self.policies,
+            ..Config::default()
+        };
+        let period = config.period;
+        let mut control = Control::new(config, Mode::Act);
+        let acts = self.policies != Policies::Default;
+        let mut begin = None;
+        while !twin.finished() && twin.now() < self.until {
+            if begin.is_none() && twin.now() >= self.warm_up {
+                begin = Some(sample(&mut twin)?);
+            }
+            if acts {
+                control.step(&mut twin).map_err(|error| error.to_string())?;
+            }
+            let now = twin.now();
+            let mark = if begin.is_none() { self.warm_up } else { self.until };
+            twin.wait(period.min(Ns(mark.0.saturating_sub(now.0).max(1))));
+        }
+        let end = sample(&mut twin)?;
+        let report = twin.report();
+        Ok(Outcome {
+            at_s: twin.now().as_secs_f64(),
+            vms: report
+                .vms
+                .into_iter()
+                .map(|vm| VmOutcome {
+                    workload: vm.workload,
+                    runtime_s: vm.runtime_s,
+                    local_access_ratio: vm.local_access_ratio,
+                    llc_miss_rate: vm.llc_miss_rate,
+                    node_changes: vm.node_changes,
+                })
+                .collect(),
+            window: window(&twin, begin.as_ref(), &end),
+        })
+    }
+}
+
+fn sample(twin: &mut Twin) -> Result<Sample, String> {
+    twin.sample().map_err(|error| error.to_string())
+}
+
+/// What was counted between two readings; since the start of the host where there is no first one.
+fn window(twin: &Twin, begin: Option<&Sample>, end: &Sample) -> Window {
+    let node_of = |vcpu: &homenode_host::VcpuSample| {
+        let cpu = vcpu
+            .cpu
+            .and_then(|id| twin.machine().cpus.iter().find(|cpu| cpu.id == id));
+        cpu.map_or(0, |cpu| cpu.node.0)
+    };
+    let traffic = |sample: &Sample, node: NodeId| {
+        let node = sample.nodes.get(node);
+        node.and_then(|node| node.memory_traffic_bytes).unwrap_or(0)
+    };
+    let vcpus = end
+        .vms
+        .iter()
+        .flat_map(|vm| vm.vcpus.iter().map(move |vcpu| (vm.id, vcpu)));
+    Window {
+        seconds: Ns(end.at.0 - begin.map_or(0, |begin| begin.at.0)).as_secs_f64(),
+        node_bytes: end
+            .nodes
+            .keys()
+            .map(|node| traffic(end, node) - begin.map_or(0, |begin| traffic(begin, node)))
+            .collect(),
+        links: end
+            .links
+            .iter()
+            .enumerate()
+            .map(|(at, link)| LinkBytes {
+                from: link.from.0.into(),
+                to: link.to.0.into(),
+                bytes: link.bytes - begin.map_or(0, |begin| begin.links[at].bytes),
+            })
+            .collect(),
+        vcpus: vcpus
+            .map(|(vm, vcpu)| {
+                let now = vcpu.counters.unwrap_or_default();
+                let before = begin
+                    .and_then(|begin| begin.vm(vm))
+                    .and_then(|vm| vm.vcpus.iter().find(|before| before.index == vcpu.index))
+                    .and_then(|before| before.counters)
+                    .unwrap_or_default();
+                VcpuCounts {
+                    node: node_of(vcpu).into(),
+                    cycles: now.cycles - before.cycles,
+                    instructions: now.instructions - before.instructions,
+                    llc_misses: now.llc_misses - before.llc_misses,
+                }
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,113 @@
+//! Means, spreads and orders.
+
+/// Arithmetic mean; `None` of nothing.
+pub fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// Relative standard deviation in percent, of a sample (n - 1); `None` of fewer than two.
+pub fn rsd_percent(values: &[f64]) -> Option<f64> {
+    let mean = mean(values).filter(|_| values.len() > 1)?;
+    let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    Some(100.0 * (squares / (values.len() - 1) as f64).sqrt() / mean)
+}
+
+/// Standard deviation over mean in percent, of all there is (n): the imbalance of accesses over nodes.
+pub fn imbalance_percent(values: &[f64]) -> Option<f64> {
+    let mean = mean(values).filter(|mean| *mean > 0.0)?;
+    let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    Some(100.0 * (squares / values.len() as f64).sqrt() / mean)
+}
+
+/// Kendall's rank correlation of two series: pairs in the same order less pairs in the opposite, over all pairs. Pairs
+/// tied in either count as neither. `None` of fewer than two.
+pub fn kendall_tau(a: &[f64], b: &[f64]) -> Option<f64> {
+    assert_eq!(a.len(), b.len(), "both series rank the same things");
+    let pairs = (a.len() * a.len().saturating_sub(1)) / 2;
+    let direction = |x: f64, y: f64| i64::from(x > y) - i64::from(x < y);
+    let mut agreement = 0;
+    for i in 0..a.len() {
+        for j in 0..i {
+            agreement += direction(a[i], a[j]) * direction(b[i], b[j]);
+        }
+    }
+    (pairs > 0).then(|| agreement as f64 / pairs as f64)
+}
+
+/// Kendall's tau of two rankings of the same names; `None` where they are not, or hold fewer than two.
+pub fn kendall_tau_of_orders<S: AsRef<str>>(a: &[S], b: &[S]) -> Option<f64> {
+    let rank = |name: &S| {
+        let at = b.iter().position(|other| other.as_ref() == name.as_ref());
+        at.map(|at| at as f64)
+    };
+    let ranks: Option<Vec<f64>> = a.iter().map(rank).collect();
+    let ranks = ranks.filter(|_| a.len() == b.len())?;
+    let own: Vec<f64> = (0..a.len()).map(|at| at as f64).collect();
+    kendall_tau(&own, &ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn spreads_by_hand() {
+        // Mean 4, deviations 2, 0, 2: squares 8, over 2.
+        let values = [2.0, 4.0, 6.0];
+        assert_eq!(rsd_percent(&values), Some(50.0));
+        assert_eq!(rsd_percent(&[1.0]), None);
+        assert!((imbalance_percent(&values).unwrap() - 100.0 * (8.0_f64 / 3.0).sqrt() / 4.0).abs() < 1e-12);
+        assert_eq!(imbalance_percent(&[0.0, 0.0]), None);
+        // All on one of 8 nodes: the square root of 7.
+        let one = [8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        assert!((imbalance_percent(&one).unwrap() - 264.575).abs() < 1e-3);
+    }
+
+    #[test]
+    fn published_orders_have_the_published_tau() {
+        let claims = crate::claims::all();
+        let claim = claims.iter().find(|claim| claim.id == "kyoto.indicator").unwrap();
+        let tau = |name: &str| kendall_tau_of_orders(&claim.order[name], &claim.order["real"]).unwrap();
+        assert!((tau("eq31") - 0.822).abs() < 1e-3, "{}", tau("eq31"));
+        assert!((tau("llcm") - 0.6).abs() < 1e-3, "{}", tau("llcm"));
+    }
+
+    #[test]
+    fn orders_of_different_things_have_no_tau() {
+        assert_eq!(kendall_tau_of_orders(&["a", "b"], &["a", "c"]), None);
+        assert_eq!(kendall_tau_of_orders(&["a", "b"], &["a", "b", "c"]), None);
+        assert_eq!(kendall_tau_of_orders(&["a"], &["a"]), None);
+    }
+
+    proptest! {
+        /// Without ties tau is 1 less twice the share of pairs that bubble sort must swap.
+        #[test]
+        fn kendall_tau_counts_the_swaps_of_bubble_sort(mut order in Just((0..12_u32).collect::<Vec<_>>()).prop_shuffle()) {
+            let a: Vec<f64> = (0..12).map(f64::from).collect();
+            let b: Vec<f64> = order.iter().copied().map(f64::from).collect();
+            let mut swaps = 0;
+            for _ in 0..order.len() {
+                for at in 1..order.len() {
+                    if order[at - 1] > order[at] {
+                        order.swap(at - 1, at);
+                        swaps += 1;
+                    }
+                }
+            }
+            let tau = kendall_tau(&a, &b).unwrap();
+            prop_assert!((tau - (1.0 - 2.0 * f64::from(swaps) / 66.0)).abs() < 1e-12);
+        }
+
+        #[test]
+        fn kendall_tau_is_symmetric_and_bounded(pairs in prop::collection::vec((0..9_i32, 0..9_i32), 2..20)) {
+            let (a, b): (Vec<f64>, Vec<f64>) = pairs.iter().map(|(a, b)| (f64::from(*a), f64::from(*b))).unzip();
+            let tau = kendall_tau(&a, &b).unwrap();
+            prop_assert!((-1.0..=1.0).contains(&tau));
+            prop_assert_eq!(tau, kendall_tau(&b, &a).unwrap());
+            let negated: Vec<f64> = b.iter().map(|value| -value).collect();
+            prop_assert_eq!(tau, -kendall_tau(&a, &negated).unwrap());
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Independent runs over plain threads.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::cache::{Cache, Found};
+use crate::run::{Outcome, Run};
+
+/// Outcomes by run.
+#[derive(Debug, Default)]
+pub struct Outcomes(BTreeMap<String, Result<Outcome, String>>);
+
+impl Outcomes {
+    /// What came of a run.
+    ///
+    /// # Errors
+    /// Why it could not be made.
+    pub fn of(&self, run: &Run) -> Result<&Outcome, String> {
+        match self.0.get(&run.description()) {
+            Some(outcome) => outcome.as_ref().map_err(Clone::clone),
+            None => Err(format!("scenario {} was not run", run.scenario.name)),
+        }
+    }
+}
+
+/// What is told while runs are made.
+pub trait Watch: Sync {
+    /// So many of so many are done.
+    fn progress(&self, done: usize, all: usize);
+    /// Something odd, in a sentence.
+    fn note(&self, text: &str);
+}
+
+/// Makes every run once, each on one of so many threads. Outcomes do not depend on their number, nor on which runs the cache
+/// had.
+pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn Watch) -> Outcomes {
+    let runs: BTreeMap<String, Run> = runs.into_iter().map(|run| (run.description(), run)).collect();
+    let list: Vec<&Run> = runs.values().collect();
+    let outcomes: Vec<Mutex<Option<Result<Outcome, String>>>> =
+        list.iter().map(|_| Mutex::new(None)).collect();
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || {
+        while let (at, Some(run)) = take(&next, &list) {
+            let outcome = make(run, cache, watch);
+            *outcomes[at].lock().expect("no run panics while it holds this") = Some(outcome);
+            watch.progress(done.fetch_add(1, Ordering::Relaxed) + 1, list.len());
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..jobs.clamp(1, list.len().max(1)) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let made = outcomes.into_iter().map(|outcome| {
+        let outcome = outcome.into_inner().expect("no run panics while it holds this");
+        outcome.expect("every run was made")
+    });
+    Outcomes(runs.keys().cloned().zip(made).collect())
+}
+
+/// The next run that nobody has taken, and its place.
+fn take<'a>(next: &AtomicUsize, list: &[&'a Run]) -> (usize, Option<&'a Run>) {
+    let at = next.fetch_add(1, Ordering::Relaxed);
+    (at, list.get(at).copied())
+}
+
+fn make(run: &Run, cache: Option<&Cache>, watch: &dyn Watch) -> Result<Outcome, String> {
+    let Some(cache) = cache else { return run.execute() };
+    match cache.find(run) {
+        Found::Run(outcome) => return Ok(*outcome),
+        Found::Nothing => {}
+        Found::Unusable(note) => watch.note(&note),
+    }
+    let outcome = run.execute()?;
+    if let Err(error) = cache.keep(run, &outcome) {
+        watch.note(&format!("a finished run cannot be kept: {error}"));
+    }
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_control::Policies;
+    use homenode_twin::{Scenario, VmSpec};
+    use homenode_units::Bytes;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<String>>, AtomicUsize);
+
+    impl Watch for Notes {
+        fn progress(&self, done: usize, all: usize) {
+            assert!(done <= all);
+            self.1.fetch_max(done, Ordering::Relaxed);
+        }
+        fn note(&self, text: &str) {
+            self.0.lock().unwrap().push(text.to_owned());
+        }
+    }
+
+    fn runs() -> Vec<Run> {
+        let run = |seed: u64, policies| {
+            let vm = |name: &str| VmSpec::new(name, 4, Bytes::from_gib(2), "cg.B").doing(0.02);
+            Run::to_end(
+                "r910",
+                Scenario::of("two", vec![vm("a"), vm("b")]),
+                policies,
+                seed,
+            )
+        };
+        let seeds = 1..4;
+        seeds
+            .flat_map(|seed| [run(seed, Policies::Default), run(seed, Policies::Homenode)])
+            .collect()
+    }
+
+    #[test]
+    fn outcomes_do_not_depend_on_threads_or_cache() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path(), b"program").unwrap();
+        let notes = Notes::default();
+        let one = execute(runs(), 1, None, &notes);
+        // The cache is filled by half of the runs first.
+        execute(runs().into_iter().step_by(2).collect(), 2, Some(&cache), &notes);
+        let many = execute(runs(), 5, Some(&cache), &notes);
+        let again = execute(runs(), 2, Some(&cache), &notes);
+        for run in runs() {
+            let outcome = one.of(&run).unwrap();
+            assert!(outcome.vms.iter().all(|vm| vm.runtime_s.is_some()));
+            assert_eq!(outcome, many.of(&run).unwrap());
+            assert_eq!(outcome, again.of(&run).unwrap());
+        }
+        assert_eq!(notes.1.into_inner(), 6);
+        assert_eq!(notes.0.into_inner().unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_made_says_why() {
+        let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "povrey");
+        let run = Run::to_end("r910", Scenario::of("one", vec![vm]), Policies::Default, 1);
+        let outcomes = execute(vec![run.clone()], 1, None, &Notes::default());
+        assert!(outcomes.of(&run).unwrap_err().contains("did you mean `povray`?"));
+        assert!(Outcomes::default().of(&run).unwrap_err().contains("was not run"));
+    }
+}
