@@ -6,6 +6,8 @@ use clap::{Parser, Subcommand};
 use homenode_control::Policies;
 use homenode_units::{Bytes, BytesPerSec, Ns};
 
+use crate::calibrate::{CalibrateArgs, KernelArgs};
+
 /// Keeps virtual machines fast and predictable on NUMA hosts.
 #[derive(Debug, Parser)]
 #[command(name = "homenode", version, arg_required_else_help = true)]
@@ -28,6 +30,11 @@ pub enum Command {
     Run(RunArgs),
     /// Show a host: nodes, CPUs, caches, distances, devices
     Machine(MachineArgs),
+    /// Measure this host and write it as a machine file for the twin
+    Calibrate(CalibrateArgs),
+    /// Started by `calibrate --validate`: loads memory as it is told
+    #[command(hide = true)]
+    CalibrateKernel(KernelArgs),
     /// Ask where a VM would go, and why
     Place(PlaceArgs),
     /// Show the VMs that the running agent manages
@@ -87,8 +94,8 @@ impl std::str::FromStr for HostArg {
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// `twin[:MACHINE|:SCENARIO.toml]` or `libvirt[:URI]`; default: libvirt if it answers and the host has several nodes, else
-    /// the twin
+    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine) or `libvirt[:URI]`; default: libvirt if it answers and
+    /// the host has several nodes, else the twin
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, and touch nothing
@@ -133,6 +140,9 @@ fn parse_policies(text: &str) -> Result<Policies, String> {
 /// Options of `machine`.
 #[derive(Debug, clap::Args)]
 pub struct MachineArgs {
+    /// Show the machine of this file instead (`homenode calibrate --output` writes one)
+    #[arg(value_name = "FILE", conflicts_with_all = ["sysfs", "preset"])]
+    pub file: Option<PathBuf>,
     /// Read the `sys` and `proc` trees below this directory
     #[arg(long, value_name = "ROOT", default_value = "/", conflicts_with = "preset")]
     pub sysfs: PathBuf,

@@ -7,6 +7,7 @@
 
 mod agent;
 mod args;
+mod calibrate;
 mod desk;
 mod live;
 mod numad;
@@ -64,6 +65,8 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Run(args) => run::run(&args)?,
         Command::Machine(args) => query::machine(&args)?,
+        Command::Calibrate(args) => calibrate::run(&args)?,
+        Command::CalibrateKernel(args) => calibrate::kernel(&args)?,
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,

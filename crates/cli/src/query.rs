@@ -17,9 +17,10 @@ use crate::output::{or_dash, percent, table};
 /// # Errors
 /// An unknown preset, or a tree that cannot be read.
 pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
-    let machine = match &args.preset {
-        Some(name) => homenode_machine::preset(name).map_err(bad_input)?,
-        None => homenode_machine::sysfs::read(&args.sysfs)?,
+    let machine = match (&args.file, &args.preset) {
+        (Some(path), _) => Machine::from_toml_file(path).map_err(bad_input)?,
+        (None, Some(name)) => homenode_machine::preset(name).map_err(bad_input)?,
+        (None, None) => homenode_machine::sysfs::read(&args.sysfs)?,
     };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&machine)?);

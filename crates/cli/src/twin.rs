@@ -25,7 +25,17 @@ pub struct TwinSpec {
     pub seed: u64,
 }
 
-/// Reads `twin`, `twin:MACHINE` or `twin:FILE.toml`.
+/// Whether a file describes a machine, by its tables; if not it is a scenario.
+fn is_machine(text: &str) -> bool {
+    let begins = |line: &str| {
+        ["[shape]", "[[node]]", "[hardware]"]
+            .iter()
+            .any(|table| line.trim().starts_with(table))
+    };
+    text.lines().any(begins)
+}
+
+/// Reads `twin`, `twin:MACHINE` or `twin:FILE.toml`, a scenario or a machine.
 ///
 /// # Errors
 /// An unknown machine (with the nearest name), a bad file.
@@ -36,6 +46,15 @@ pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<TwinSpec> {
         None => (preset(TWIN_MACHINE)?, Scenario::tavo_mixed()),
         Some(path) if is_file(&path) => {
             let text = homenode_machine::file::read_text_file(path).map_err(bad_input)?;
+            if is_machine(&text) {
+                let machine = Machine::from_toml(path, &text).map_err(bad_input)?;
+                let scenario = Scenario::mixed_for(&machine, seed.unwrap_or(1));
+                return Ok(TwinSpec {
+                    machine,
+                    seed: seed.unwrap_or(scenario.seed),
+                    scenario,
+                });
+            }
             let scenario = Scenario::from_toml(path, &text).map_err(bad_input)?;
             (
                 preset(scenario.machine.as_deref().unwrap_or(TWIN_MACHINE))?,

@@ -25,7 +25,7 @@ const PURE: [(&str, &[&str]); 2] = [
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
     ("homenode-units", &[]),
     ("homenode-machine", &["homenode-units"]),
     ("homenode-host", &["homenode-machine", "homenode-units"]),
@@ -56,6 +56,16 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
         ],
     ),
     (
+        "homenode-calibrate",
+        &[
+            "homenode-twin",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    (
         "homenode-reproduce",
         &[
             "homenode-control",
@@ -70,6 +80,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
         "homenode-cli",
         &[
             "homenode-reproduce",
+            "homenode-calibrate",
             "homenode-control",
             "homenode-linux",
             "homenode-twin",

@@ -1,0 +1,107 @@
+//! Bandwidth of a node's memory, and its latency under load.
+
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use homenode_units::{CpuId, NodeId};
+
+use super::cache;
+use super::meter::Meter;
+use crate::stats::Spread;
+use crate::streams::{FULL, Holder, Streams, Traffic};
+use crate::sys;
+
+/// Time for streams to reach their rate.
+const SETTLE: Duration = Duration::from_millis(3);
+/// Rates at which latency is looked at, in thousandths of full.
+const DUTIES: [u32; 7] = [0, 100, 250, 400, 600, 800, FULL];
+
+/// Where streams run, and on what.
+pub struct Place<'a> {
+    /// One thread on each.
+    pub cpus: &'a [CpuId],
+    /// Node of their memory; `None` where there is but one.
+    pub node: Option<NodeId>,
+    /// Buffer of each thread.
+    pub bytes_each: usize,
+    /// Bytes that caches may hold of it: what is loaded at once must be twice that, or it says nothing of memory.
+    pub cached_bytes: usize,
+}
+
+/// What bandwidth was measured.
+pub struct Rates {
+    /// Reading, by number of CPUs.
+    pub read: Vec<(usize, Spread)>,
+    /// Updating, with all CPUs: reads and writes together.
+    pub mixed: Option<Spread>,
+}
+
+/// Bytes per second of one to all CPUs of a place, while their threads have them: CPU time that others took is left out.
+///
+/// # Errors
+/// CPUs or memory that cannot be had.
+pub fn bandwidth(meter: &mut Meter<'_>, what: &str, place: &Place<'_>) -> io::Result<Rates> {
+    let all = place.cpus.len();
+    let doubled = std::iter::successors(Some(1), |count| Some(count * 2)).take_while(|count| *count < all);
+    let counts: Vec<usize> = doubled
+        .filter(|count| count * place.bytes_each >= 2 * place.cached_bytes)
+        .chain([all])
+        .collect();
+    let holder = Holder::of(all);
+    thread::scope(|scope| {
+        let streams = Streams::start(scope, &holder, place.cpus, place.node, place.bytes_each)?;
+        let window = meter.window;
+        let rate = |count: usize, traffic: Traffic| {
+            streams.load(count, traffic, FULL);
+            thread::sleep(SETTLE);
+            streams.rate_of_cpu_time(count, window)
+        };
+        let mut spreads = meter.step_of(what, || {
+            let reads = counts.iter().map(|count| rate(*count, Traffic::Read));
+            let values: Vec<f64> = reads
+                .collect::<Vec<_>>()
+                .into_iter()
+                .chain([rate(all, Traffic::Update)])
+                .collect();
+            streams.load(0, Traffic::Read, 0);
+            io::Result::Ok(values)
+        })?;
+        let mixed = spreads.pop();
+        Ok(Rates {
+            read: counts.iter().copied().zip(spreads).collect(),
+            mixed,
+        })
+    })
+}
+
+/// Latency in nanoseconds of a chase on this thread beside streams, with all bytes per second that memory served then (the
+/// chase's own lines included), by the streams' rate, rising.
+///
+/// # Errors
+/// CPUs or memory that cannot be had.
+pub fn loaded_latency(
+    meter: &mut Meter<'_>,
+    what: &str,
+    place: &Place<'_>,
+    chase: &[u64],
+    first: usize,
+) -> io::Result<Vec<(Spread, Spread)>> {
+    let holder = Holder::of(place.cpus.len());
+    thread::scope(|scope| {
+        let streams = Streams::start(scope, &holder, place.cpus, place.node, place.bytes_each)?;
+        let (window, mut at) = (meter.window, [first]);
+        let spreads = meter.step_of(what, || {
+            let mut values = Vec::new();
+            for duty in DUTIES {
+                streams.load(place.cpus.len(), Traffic::Read, duty);
+                thread::sleep(SETTLE);
+                let (rate, ns) = streams.rate_during(|| cache::chase_ns(chase, &mut at, window));
+                values.extend([rate + sys::LINE_BYTES as f64 * 1e9 / ns, ns]);
+            }
+            streams.load(0, Traffic::Read, 0);
+            io::Result::Ok(values)
+        })?;
+        Ok(spreads.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
+    })
+}

@@ -1,0 +1,885 @@
+//! The measurements in their order, and what they give.
+
+pub mod cache;
+mod cpu;
+pub mod memory;
+pub mod meter;
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use homenode_machine::Machine;
+use homenode_units::{CpuId, CpuSet, NodeId, NodeSet};
+use serde::Serialize;
+
+use crate::fit::{self, FittedCurve};
+use crate::host::{self, CacheSizes};
+use crate::noise::{self, Noise, Watch};
+use crate::stats::{NOISY, Spread};
+use crate::sys::{self, HUGE_BYTES, LINE_BYTES, Memory, Pages};
+use memory::Place;
+use meter::Meter;
+
+/// Share of a node's free memory that buffers may take.
+const MEMORY_SHARE: u64 = 4;
+/// Bytes of an LLC where the host does not state one: buffers are a multiple of it.
+const LLC_ASSUMED: u64 = 32 << 20;
+/// Core cycles beyond which an access must have walked page tables: more than a second-level TLB hit takes.
+const WALK_CYCLES_MIN: f64 = 12.0;
+/// Two CPUs whose throughput together is below this share something that the host does not state.
+const SHARING: f64 = 1.7;
+
+/// What to measure, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Only this node's CPUs and memory; the others are taken to be like it.
+    pub node: Option<NodeId>,
+    /// About how long it may take.
+    pub budget: Duration,
+    /// Smaller buffers and fewer repetitions.
+    pub quick: bool,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages say it
+pub enum CalibrateError {
+    #[error("node {node} is not one whose CPUs and memory this process may use; there are {usable}")]
+    Node { node: NodeId, usable: NodeSet },
+    #[error("no node has memory that this process may use")]
+    NoMemory,
+    #[error(
+        "node {node}: {bytes} bytes of memory are free, and at least {needed} are needed to measure; free some"
+    )]
+    LittleMemory { node: NodeId, bytes: u64, needed: u64 },
+    #[error("CPU {cpu} cannot be used: {error}")]
+    Cpu { cpu: CpuId, error: io::Error },
+    #[error("{what}: {error}")]
+    Memory { what: String, error: io::Error },
+}
+
+/// Latency of a chase over so many bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct SizePoint {
+    /// Bytes chased over.
+    pub bytes: usize,
+    /// Nanoseconds per access.
+    pub latency_ns: Spread,
+}
+
+/// Bandwidth by number of CPUs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bandwidth {
+    /// CPUs that streamed.
+    pub cpus: usize,
+    /// What they read.
+    pub bytes_per_s: Spread,
+}
+
+/// CPUs of a node with memory of a node.
+#[derive(Clone, Debug, Serialize)]
+pub struct Pair {
+    /// Node of the CPUs.
+    pub cpu_node: NodeId,
+    /// Node of the memory.
+    pub memory_node: NodeId,
+    /// Idle latency, memory in huge pages where the kernel has them.
+    pub latency_ns: Spread,
+    /// Share of that memory that was in huge pages.
+    pub huge_share: Option<f64>,
+    /// Reading, by number of CPUs.
+    pub read: Vec<Bandwidth>,
+    /// Reading and writing half each, with all CPUs.
+    pub mixed_bytes_per_s: Option<Spread>,
+}
+
+impl Pair {
+    /// The most that all CPUs of the node moved, in bytes per second.
+    pub fn bandwidth(&self) -> Option<Spread> {
+        let read = self.read.last().map(|read| read.bytes_per_s);
+        read.into_iter()
+            .chain(self.mixed_bytes_per_s)
+            .max_by(|a, b| a.median.total_cmp(&b.median))
+    }
+}
+
+/// Latency under a load.
+#[derive(Clone, Debug, Serialize)]
+pub struct LoadPoint {
+    /// All that memory served.
+    pub bytes_per_s: Spread,
+    /// Share of the sustained bandwidth.
+    pub load: f64,
+    /// Of a chase meanwhile.
+    pub latency_ns: Spread,
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Calibration {
+    /// The host as its kernel describes it.
+    pub machine: Machine,
+    /// When, by the system clock (UTC).
+    pub date: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// Whether buffers were small and repetitions few.
+    pub quick: bool,
+    /// Whether a hypervisor runs below this kernel.
+    pub under_hypervisor: bool,
+    /// What else the host did meanwhile.
+    pub noise: Option<Noise>,
+    /// Node whose CPUs measured everything but pairs.
+    pub home: NodeId,
+    /// CPU that did.
+    pub cpu: CpuId,
+    /// Caches of that CPU, as the kernel states them.
+    pub caches: CacheSizes,
+    /// Whether the LLC holds what inner caches hold, as the processor states.
+    pub llc_inclusive: Option<bool>,
+    /// Core clock.
+    pub clock_hz: Spread,
+    /// Ticks of the processor's time stamp.
+    pub time_stamp_hz: Option<Spread>,
+    /// L1 hit.
+    pub l1_ns: Spread,
+    /// L2 hit.
+    pub l2_ns: Spread,
+    /// LLC hit.
+    pub llc_ns: Spread,
+    /// Latency by size.
+    pub curve: Vec<SizePoint>,
+    /// What of the LLC this CPU could use; `None` where the curve does not show its end.
+    pub llc_effective_bytes: Option<Spread>,
+    /// Node pairs.
+    pub pairs: Vec<Pair>,
+    /// Idle latency of the home's own memory in base pages: what TLB misses add shows against the pair's.
+    pub latency_base_pages_ns: Spread,
+    /// Misses in flight by parallel chases.
+    pub misses_in_flight: Spread,
+    /// Misses in flight by one stream: its bandwidth times the idle latency, prefetchers included.
+    pub stream_in_flight: Spread,
+    /// Entries of the TLB for base pages.
+    pub tlb_entries_base: Option<Spread>,
+    /// Entries of the TLB for huge pages.
+    pub tlb_entries_huge: Option<Spread>,
+    /// Most huge pages that were tried.
+    pub tlb_huge_tried: usize,
+    /// Throughput of two hyperthreads over one; `None` without siblings.
+    pub smt_throughput: Option<Spread>,
+    /// The same of two CPUs of different cores, as far as the host says.
+    pub two_cores_throughput: Option<Spread>,
+    /// Interrupt to another CPU and back.
+    pub interrupt_ns: Option<Spread>,
+    /// Latency under load of the home's own memory.
+    pub loaded: Vec<LoadPoint>,
+    /// The curve through it; `None` with one CPU, and where loads stayed too low to say anything.
+    pub load_curve: Option<FittedCurve>,
+    /// What a reader should know before trusting a figure.
+    pub warnings: Vec<String>,
+}
+
+impl Calibration {
+    /// The home's CPUs with the home's memory, or with the memory nearest to it.
+    pub fn home_pair(&self) -> &Pair {
+        let own = self
+            .pairs
+            .iter()
+            .find(|pair| (pair.cpu_node, pair.memory_node) == (self.home, self.home));
+        own.unwrap_or(&self.pairs[0])
+    }
+}
+
+/// Which CPUs and nodes take part.
+struct Cast {
+    home: NodeId,
+    cpu: CpuId,
+    /// Pairs of CPU node and memory node, the home's own or nearest first.
+    pairs: Vec<(NodeId, NodeId)>,
+}
+
+impl Cast {
+    fn of(machine: &Machine, only: Option<NodeId>) -> Result<Cast, CalibrateError> {
+        let with_memory = machine.memory_nodes();
+        if with_memory.is_empty() {
+            return Err(CalibrateError::NoMemory);
+        }
+        let with_cpus: Vec<NodeId> = machine
+            .nodes
+            .iter()
+            .filter(|(_, node)| !node.cpus.is_empty())
+            .map(|(id, _)| id)
+            .collect();
+        let complete: NodeSet = with_cpus
+            .iter()
+            .copied()
+            .filter(|id| with_memory.contains(*id))
+            .collect();
+        if let Some(node) = only {
+            return match machine.nodes.get(node).and_then(|found| found.cpus.iter().next()) {
+                Some(cpu) if complete.contains(node) => Ok(Cast {
+                    home: node,
+                    cpu,
+                    pairs: vec![(node, node)],
+                }),
+                _ => Err(CalibrateError::Node {
+                    node,
+                    usable: complete,
+                }),
+            };
+        }
+        // A checked machine has a CPU, so there is a node with one.
+        let home = complete.iter().next().unwrap_or(with_cpus[0]);
+        let cpu = machine.nodes[home]
+            .cpus
+            .iter()
+            .next()
+            .unwrap_or(machine.cpus[0].id);
+        let mut pairs: Vec<(NodeId, NodeId)> = with_cpus
+            .iter()
+            .flat_map(|cpus| with_memory.iter().map(|memory| (*cpus, memory)))
+            .collect();
+        let order = |(cpus, memory): &(NodeId, NodeId)| {
+            (*cpus != home, machine.distance(*cpus, *memory), *cpus, *memory)
+        };
+        pairs.sort_by_key(order);
+        Ok(Cast { home, cpu, pairs })
+    }
+}
+
+/// Buffer sizes: multiples of the LLC as far as free memory goes.
+struct Sizes {
+    llc: usize,
+    chase: usize,
+    stream_total: usize,
+}
+
+impl Sizes {
+    fn of(
+        caches: &CacheSizes,
+        node: NodeId,
+        quick: bool,
+        warnings: &mut Vec<String>,
+    ) -> Result<Sizes, CalibrateError> {
+        let llc = caches.llc_bytes.unwrap_or(LLC_ASSUMED);
+        let available = host::memory_available(node);
+        let most = available / MEMORY_SHARE;
+        let needed = 64 << 20;
+        if most < needed {
+            return Err(CalibrateError::LittleMemory {
+                node,
+                bytes: available,
+                needed: needed * MEMORY_SHARE,
+            });
+        }
+        let wanted = (llc * if quick { 4 } else { 8 }).max(needed);
+        if most < 4 * llc {
+            warnings.push(format!(
+                "node {node} has {} MiB free: buffers are {:.1} times the last-level cache, so memory latency and bandwidth \
+                 include cache hits",
+                available >> 20,
+                most as f64 / llc as f64
+            ));
+        }
+        let bytes = |bytes: u64| usize::try_from(bytes.min(most)).unwrap_or(usize::MAX / 4);
+        Ok(Sizes {
+            llc: bytes(llc),
+            chase: bytes(wanted),
+            stream_total: bytes((4 * llc).max(needed)),
+        })
+    }
+}
+
+/// Measures this host. The thread that calls is bound to CPUs by turns, and free again afterwards.
+///
+/// `progress` hears of each step: its number, how many there are, and what it measures.
+///
+/// # Errors
+/// A node that cannot be measured; CPUs or memory that cannot be had.
+pub fn calibrate(
+    machine: &Machine,
+    options: &Options,
+    progress: &mut dyn FnMut(usize, usize, &str),
+) -> Result<Calibration, CalibrateError> {
+    let cast = Cast::of(machine, options.node)?;
+    let pin = |cpu: CpuId| sys::pin_to(cpu).map_err(|error| CalibrateError::Cpu { cpu, error });
+    pin(cast.cpu)?;
+    let calibration = Run::new(machine, options, cast, progress)?.measure();
+    // Wherever it ran before, it may again.
+    let _ = sys::pin(&machine.cpu_set());
+    calibration
+}
+
+struct Run<'a> {
+    machine: &'a Machine,
+    cast: Cast,
+    quick: bool,
+    caches: CacheSizes,
+    sizes: Sizes,
+    meter: Meter<'a>,
+    warnings: Vec<String>,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        machine: &'a Machine,
+        options: &Options,
+        cast: Cast,
+        progress: &'a mut dyn FnMut(usize, usize, &str),
+    ) -> Result<Run<'a>, CalibrateError> {
+        let mut warnings = Vec::new();
+        let caches = host::cache_sizes(cast.cpu);
+        if caches.llc_bytes.is_none() {
+            warnings.push("the kernel states no cache sizes; buffers are sized for 32 MiB".to_owned());
+        }
+        let sizes = Sizes::of(&caches, cast.pairs[0].1, options.quick, &mut warnings)?;
+        // Steps beside pairs, and of each pair.
+        let steps = 13 + 2 * cast.pairs.len();
+        let meter = Meter::new(options.budget, steps, options.quick, progress);
+        Ok(Run {
+            machine,
+            cast,
+            quick: options.quick,
+            caches,
+            sizes,
+            meter,
+            warnings,
+        })
+    }
+
+    fn map(&self, bytes: usize, pages: Pages, memory: NodeId) -> Result<Memory, CalibrateError> {
+        let what = || format!("{} MiB of memory on node {memory}", bytes >> 20);
+        Memory::map(bytes, pages, self.bound(memory))
+            .map_err(|error| CalibrateError::Memory { what: what(), error })
+    }
+
+    /// Memory needs binding only where there is a choice.
+    fn bound(&self, memory: NodeId) -> Option<NodeId> {
+        (self.machine.memory_nodes().len() > 1).then_some(memory)
+    }
+
+    fn measure(mut self) -> Result<Calibration, CalibrateError> {
+        let (watch, begin) = (Watch::begin(), Instant::now());
+        let (home_memory, window) = (self.cast.pairs[0].1, self.meter.window);
+        let clocks = self.meter.step_of("core clock", || {
+            let (clock, stamp) = cpu::clock(window);
+            Ok::<_, CalibrateError>(std::iter::once(clock).chain(stamp).collect())
+        })?;
+        let clock_hz = clocks[0];
+
+        let mut big = self.map(self.sizes.chase, Pages::Huge, home_memory)?;
+        big.words_mut().fill(0);
+        let huge_share = big.huge_share();
+        let (l1, l2) = (
+            self.caches.l1_bytes.unwrap_or(32 << 10),
+            self.caches.l2_bytes.unwrap_or(512 << 10),
+        );
+        let llc = self.sizes.llc as u64;
+        // Well beyond L2, and far from the end of what of the LLC this CPU may get.
+        let inside_llc = (l2 as f64 * llc as f64)
+            .sqrt()
+            .max(4.0 * l2 as f64)
+            .min(llc as f64 / 2.0) as u64;
+        let l1_ns = self.at("L1 latency", &mut big, l1 / 2);
+        let l2_ns = self.at("L2 latency", &mut big, (l2 / 2).max(l1));
+        let llc_ns = self.at("LLC latency", &mut big, inside_llc);
+        let (curve, sweeps) = self.curve(&mut big)?;
+        let tlb_entries_base = self.tlb_base(home_memory, &mut big, clock_hz.median)?;
+        let (tlb_entries_huge, tlb_huge_tried) = self.tlb_huge(&mut big, huge_share, clock_hz.median)?;
+
+        // From here on the buffer holds one chase through all of it, laid anew so that its beginning is oldest.
+        let lines = big.words().len() * 8 / LINE_BYTES;
+        let first = crate::kernels::lay_chase(big.words_mut(), lines, crate::kernels::Places::EachLine);
+        let mut pairs = Vec::new();
+        let mut at = [first];
+        let latency_ns = self
+            .meter
+            .step("memory latency", || cache::chase_ns(big.words(), &mut at, window));
+        let misses_in_flight = self.meter.step("misses in flight", || {
+            cache::misses_in_flight(big.words(), window)
+        });
+        let mut next = 0;
+        let stream = self.meter.step("bandwidth of one stream", || {
+            stream_rate(big.words(), &mut next, window)
+        });
+        let latency_base_pages_ns = self.base_pages(home_memory)?;
+        let (smt_throughput, two_cores_throughput, interrupt_ns) = self.others();
+        let home_pair = self.pair_bandwidth(self.cast.pairs[0], latency_ns, huge_share)?;
+        let loaded = self.loaded(&home_pair, &big, at[0])?;
+        drop(big);
+        let home = (home_pair, loaded);
+        pairs.push(home.0);
+        for at in 1..self.cast.pairs.len() {
+            pairs.push(self.pair(self.cast.pairs[at])?);
+        }
+        // A sweep at a time, so that the spread of what it shows is seen.
+        let memory_ns = pairs[0].latency_ns.median;
+        let ends: Vec<f64> = sweeps
+            .iter()
+            .filter_map(|sweep| {
+                fit::capacity(&beyond(sweep, inside_llc as f64 / 2.0), llc_ns.median, memory_ns)
+            })
+            .collect();
+        let (loaded, load_curve) = curve_of(&pairs[0], home.1);
+        let mut calibration = Calibration {
+            machine: self.machine.clone(),
+            date: host::date_now(),
+            seconds: begin.elapsed().as_secs_f64(),
+            quick: self.quick,
+            under_hypervisor: noise::under_hypervisor(),
+            noise: watch.seen(),
+            home: self.cast.home,
+            cpu: self.cast.cpu,
+            caches: self.caches,
+            llc_inclusive: sys::llc_inclusive(),
+            clock_hz,
+            time_stamp_hz: clocks.get(1).copied(),
+            l1_ns,
+            l2_ns,
+            llc_ns,
+            curve,
+            llc_effective_bytes: Spread::of(&ends).filter(|_| ends.len() * 2 > sweeps.len()),
+            latency_base_pages_ns,
+            misses_in_flight,
+            stream_in_flight: stream.map(|rate| rate * memory_ns / 1e9 / LINE_BYTES as f64),
+            pairs,
+            tlb_entries_base,
+            tlb_entries_huge,
+            tlb_huge_tried,
+            smt_throughput,
+            two_cores_throughput,
+            interrupt_ns,
+            loaded,
+            load_curve,
+            warnings: self.warnings,
+        };
+        warn(&mut calibration);
+        Ok(calibration)
+    }
+
+    fn at(&mut self, what: &str, memory: &mut Memory, bytes: u64) -> Spread {
+        let window = self.meter.window;
+        self.meter.step(what, || {
+            cache::latency_at(memory.words_mut(), bytes as usize, window)
+        })
+    }
+
+    /// The latency curve, and its sweeps one by one as (bytes, nanoseconds).
+    #[allow(clippy::type_complexity)] // points and sweeps, named above
+    fn curve(
+        &mut self,
+        memory: &mut Memory,
+    ) -> Result<(Vec<SizePoint>, Vec<Vec<(f64, f64)>>), CalibrateError> {
+        let sizes = cache::curve_sizes(self.sizes.chase, if self.quick { 1 } else { 2 });
+        let (window, mut sweeps) = (self.meter.window / 2, Vec::new());
+        let spreads = self.meter.step_of("latency by size", || {
+            let of = |bytes: &usize| cache::latency_at(memory.words_mut(), *bytes, window);
+            let values: Vec<f64> = sizes.iter().map(of).collect();
+            sweeps.push(
+                sizes
+                    .iter()
+                    .map(|bytes| *bytes as f64)
+                    .zip(values.iter().copied())
+                    .collect(),
+            );
+            Ok::<_, CalibrateError>(values)
+        })?;
+        let point = |(bytes, latency_ns): (&usize, Spread)| SizePoint {
+            bytes: *bytes,
+            latency_ns,
+        };
+        Ok((sizes.iter().zip(spreads).map(point).collect(), sweeps))
+    }
+
+    fn tlb_base(
+        &mut self,
+        memory: NodeId,
+        near: &mut Memory,
+        clock_hz: f64,
+    ) -> Result<Option<Spread>, CalibrateError> {
+        let words = sys::page_bytes() / 8;
+        let pages = cache::tlb_pages(8192);
+        let mut far = self.map(8192 * words * 8, Pages::Base, memory)?;
+        Ok(self.tlb(
+            "TLB for base pages",
+            (far.words_mut(), words),
+            near.words_mut(),
+            &pages,
+            clock_hz,
+        ))
+    }
+
+    /// Entries for huge pages, and how many were tried at most.
+    fn tlb_huge(
+        &mut self,
+        big: &mut Memory,
+        huge_share: Option<f64>,
+        clock_hz: f64,
+    ) -> Result<(Option<Spread>, usize), CalibrateError> {
+        let words = HUGE_BYTES / 8;
+        // As many lines side by side as pages are tried, in memory of their own.
+        let most = (big.words().len() / words).min(8192);
+        let mut near = self.map(most * LINE_BYTES, Pages::Huge, self.cast.pairs[0].1)?;
+        let pages = cache::tlb_pages(most);
+        let spread = self.tlb(
+            "TLB for huge pages",
+            (big.words_mut(), words),
+            near.words_mut(),
+            &pages,
+            clock_hz,
+        );
+        let tried = pages.last().copied().unwrap_or(0);
+        // Without huge pages it was the other TLB that was measured.
+        Ok((
+            spread.filter(|_| huge_share.is_some_and(|share| share > 0.9)),
+            tried,
+        ))
+    }
+
+    fn tlb(
+        &mut self,
+        what: &str,
+        (far, page_words): (&mut [u64], usize),
+        near: &mut [u64],
+        pages: &[usize],
+        clock_hz: f64,
+    ) -> Option<Spread> {
+        let (window, mut found) = (self.meter.window / 8, Vec::new());
+        let none = self.meter.step_of(what, || {
+            let extra = cache::tlb_extra_ns(far, page_words, near, pages, window);
+            let cycles = |(pages, ns): (&usize, f64)| (*pages as f64, ns * clock_hz / 1e9);
+            let points: Vec<(f64, f64)> = pages.iter().zip(extra).map(cycles).collect();
+            found.extend(fit::tlb_entries(&points, WALK_CYCLES_MIN));
+            Ok::<_, CalibrateError>(Vec::new())
+        });
+        debug_assert!(none.is_ok_and(|spreads| spreads.is_empty()));
+        Spread::of(&found)
+    }
+
+    fn base_pages(&mut self, memory: NodeId) -> Result<Spread, CalibrateError> {
+        let mut small = self.map(self.sizes.chase, Pages::Base, memory)?;
+        let lines = small.words().len() * 8 / LINE_BYTES;
+        let mut at = [crate::kernels::lay_chase(
+            small.words_mut(),
+            lines,
+            crate::kernels::Places::EachLine,
+        )];
+        let window = self.meter.window;
+        Ok(self.meter.step("memory latency in base pages", || {
+            cache::chase_ns(small.words(), &mut at, window)
+        }))
+    }
+
+    /// Hyperthreads, two cores, and an interrupt to another CPU.
+    fn others(&mut self) -> (Option<Spread>, Option<Spread>, Option<Spread>) {
+        let (window, here) = (self.meter.window, self.cast.cpu);
+        let core = |id: CpuId| self.machine.cpu(id).map(|cpu| cpu.core);
+        let same_llc = |id: CpuId| {
+            self.machine.cpu(id).and_then(|cpu| cpu.llc) == self.machine.cpu(here).and_then(|cpu| cpu.llc)
+        };
+        let others: Vec<CpuId> = self
+            .machine
+            .cpus
+            .iter()
+            .map(|cpu| cpu.id)
+            .filter(|id| *id != here)
+            .collect();
+        let sibling = others.iter().copied().find(|id| core(*id) == core(here));
+        let neighbour = others
+            .iter()
+            .copied()
+            .find(|id| core(*id) != core(here) && same_llc(*id));
+        let smt = sibling.map(|other| {
+            self.meter
+                .step("hyperthreads", || cpu::together(here, other, window))
+        });
+        let cores = neighbour.map(|other| {
+            self.meter
+                .step("two cores", || cpu::together(here, other, window))
+        });
+        let other = neighbour.or(sibling).or(others.first().copied());
+        let interrupt = other.map(|other| self.meter.step("interrupt", || cpu::interrupt(other, window)));
+        (smt, cores, interrupt.filter(|spread| spread.count > 0))
+    }
+
+    fn pair(&mut self, (cpus, memory): (NodeId, NodeId)) -> Result<Pair, CalibrateError> {
+        let cpu = self.machine.nodes[cpus]
+            .cpus
+            .iter()
+            .next()
+            .unwrap_or(self.cast.cpu);
+        sys::pin_to(cpu).map_err(|error| CalibrateError::Cpu { cpu, error })?;
+        let mut chase = self.map(self.sizes.chase, Pages::Huge, memory)?;
+        let lines = chase.words().len() * 8 / LINE_BYTES;
+        let mut at = [crate::kernels::lay_chase(
+            chase.words_mut(),
+            lines,
+            crate::kernels::Places::EachLine,
+        )];
+        let window = self.meter.window;
+        let what = format!("latency from node {cpus} to node {memory}");
+        let latency = self
+            .meter
+            .step(&what, || cache::chase_ns(chase.words(), &mut at, window));
+        let huge_share = chase.huge_share();
+        drop(chase);
+        self.pair_bandwidth((cpus, memory), latency, huge_share)
+    }
+
+    fn pair_bandwidth(
+        &mut self,
+        (cpus, memory): (NodeId, NodeId),
+        latency_ns: Spread,
+        huge_share: Option<f64>,
+    ) -> Result<Pair, CalibrateError> {
+        let all: Vec<CpuId> = self.machine.nodes[cpus].cpus.iter().collect();
+        let place = Place {
+            cpus: &all,
+            node: self.bound(memory),
+            bytes_each: self.sizes.stream_total / all.len().max(1),
+            cached_bytes: self.sizes.llc,
+        };
+        let what = format!("bandwidth from node {memory} to node {cpus}");
+        let rates =
+            memory::bandwidth(&mut self.meter, &what, &place).map_err(|error| CalibrateError::Memory {
+                what: what.clone(),
+                error,
+            })?;
+        let read = rates
+            .read
+            .into_iter()
+            .map(|(cpus, bytes_per_s)| Bandwidth { cpus, bytes_per_s });
+        Ok(Pair {
+            cpu_node: cpus,
+            memory_node: memory,
+            latency_ns,
+            huge_share,
+            read: read.collect(),
+            mixed_bytes_per_s: rates.mixed,
+        })
+    }
+
+    /// Points of (bytes per second, nanoseconds) while other CPUs of the home stream; none with one CPU.
+    fn loaded(
+        &mut self,
+        pair: &Pair,
+        chase: &Memory,
+        first: usize,
+    ) -> Result<Vec<(Spread, Spread)>, CalibrateError> {
+        let here = self.cast.cpu;
+        let core = |id: CpuId| self.machine.cpu(id).map(|cpu| cpu.core);
+        let node: CpuSet = self.machine.nodes[pair.cpu_node].cpus.clone();
+        let others: Vec<CpuId> = node.iter().filter(|id| core(*id) != core(here)).collect();
+        if others.is_empty() {
+            return Ok(Vec::new());
+        }
+        let place = Place {
+            cpus: &others,
+            node: self.bound(pair.memory_node),
+            bytes_each: self.sizes.stream_total / others.len(),
+            cached_bytes: self.sizes.llc,
+        };
+        let what = "latency under load";
+        memory::loaded_latency(&mut self.meter, what, &place, chase.words(), first).map_err(|error| {
+            CalibrateError::Memory {
+                what: what.to_owned(),
+                error,
+            }
+        })
+    }
+}
+
+/// Points from this size on: below it they say nothing of the LLC's end.
+fn beyond(sweep: &[(f64, f64)], bytes: f64) -> Vec<(f64, f64)> {
+    sweep.iter().copied().filter(|(size, _)| *size >= bytes).collect()
+}
+
+/// The loads as shares of the sustained bandwidth, and the curve through their latencies.
+fn curve_of(pair: &Pair, loaded: Vec<(Spread, Spread)>) -> (Vec<LoadPoint>, Option<FittedCurve>) {
+    let most = loaded
+        .iter()
+        .map(|(rate, _)| rate.median)
+        .chain(pair.bandwidth().map(|spread| spread.median));
+    let capacity = most.fold(0.0, f64::max);
+    let point = |(bytes_per_s, latency_ns): (Spread, Spread)| LoadPoint {
+        bytes_per_s,
+        load: bytes_per_s.median / capacity,
+        latency_ns,
+    };
+    let points: Vec<LoadPoint> = loaded.into_iter().map(point).collect();
+    // The idle point is the first: the chase alone, whose own small load is in it.
+    let idle_ns = points.first().map_or(f64::NAN, |point| point.latency_ns.median);
+    let relative: Vec<(f64, f64)> = points
+        .iter()
+        .skip(1)
+        .map(|point| (point.load, point.latency_ns.median / idle_ns))
+        .collect();
+    let fitted = fit::load_curve(&relative).filter(|fitted| fitted.load_max >= fit::LOAD_LEAST);
+    (points, fitted)
+}
+
+/// Bytes per second of CPU time that one thread reads, over about `window`; begins at this block, which is moved on.
+fn stream_rate(words: &[u64], next: &mut usize, window: Duration) -> f64 {
+    const BLOCK_WORDS: usize = 1 << 17;
+    let (begin, from, mut bytes) = (Instant::now(), sys::cpu_time(), 0);
+    while begin.elapsed() < window || bytes == 0 {
+        let at = *next % (words.len() / BLOCK_WORDS).max(1);
+        let block = &words[at * BLOCK_WORDS..((at + 1) * BLOCK_WORDS).min(words.len())];
+        crate::kernels::read(block);
+        bytes += block.len() * 8;
+        *next = at + 1;
+    }
+    bytes as f64 / (sys::cpu_time() - from).as_secs_f64()
+}
+
+fn warn(calibration: &mut Calibration) {
+    let c = &*calibration;
+    let pairs = c.pairs.iter().flat_map(|pair| {
+        let name = format!("from node {} to node {}", pair.memory_node, pair.cpu_node);
+        let bandwidth = pair
+            .bandwidth()
+            .map(|spread| (format!("bandwidth {name}"), spread));
+        std::iter::once((format!("latency {name}"), pair.latency_ns)).chain(bandwidth)
+    });
+    let optional = [
+        ("effective LLC size", c.llc_effective_bytes),
+        ("TLB entries for base pages", c.tlb_entries_base),
+        ("TLB entries for huge pages", c.tlb_entries_huge),
+        ("hyperthread throughput", c.smt_throughput),
+        ("throughput of two cores", c.two_cores_throughput),
+        ("interrupt", c.interrupt_ns),
+    ];
+    let figures = [
+        ("core clock", c.clock_hz),
+        ("L1 latency", c.l1_ns),
+        ("L2 latency", c.l2_ns),
+        ("LLC latency", c.llc_ns),
+        ("memory latency in base pages", c.latency_base_pages_ns),
+        ("misses in flight", c.misses_in_flight),
+    ];
+    let named = figures.into_iter().chain(
+        optional
+            .into_iter()
+            .filter_map(|(name, spread)| Some((name, spread?))),
+    );
+    let named = named.map(|(name, spread)| (name.to_owned(), spread));
+    let noisy = named.chain(pairs).filter(|(_, spread)| spread.noisy()).map(|(name, spread)| {
+        let percent = spread.relative() * 100.0;
+        format!("{name}: quartiles lie {percent:.0} percent apart (beyond {:.0}); measure again on a quieter host", NOISY * 100.0)
+    });
+    let mut warnings: Vec<String> = noisy.collect();
+    let loads = c.loaded.iter().filter(|point| point.latency_ns.noisy()).count();
+    if loads > 0 {
+        let all = c.loaded.len();
+        warnings.push(format!(
+            "latency under load: at {loads} of {all} loads quartiles lie too far apart"
+        ));
+    }
+    if let Some(noise) = c
+        .noise
+        .filter(|noise| noise.steal_share + noise.others_share > 0.02)
+    {
+        warnings.push(format!(
+            "meanwhile other processes used {:.0} percent of CPU time, and {:.0} percent was stolen by a hypervisor",
+            noise.others_share * 100.0,
+            noise.steal_share * 100.0
+        ));
+    }
+    if let Some(two) = c.two_cores_throughput.filter(|two| two.median < SHARING) {
+        warnings.push(format!(
+            "two CPUs that the kernel calls two cores do {:.2} times the work of one: they share a core, or others hold them back",
+            two.median
+        ));
+    }
+    if c.pairs
+        .iter()
+        .any(|pair| pair.huge_share.is_none_or(|share| share < 0.9))
+    {
+        warnings
+            .push("huge pages were not to be had for all memory: latencies include TLB misses".to_owned());
+    }
+    if c.load_curve.is_none() {
+        let least = fit::LOAD_LEAST * 100.0;
+        warnings.push(format!(
+            "no load beyond {least:.0} percent of the bandwidth was reached: the load curve is an estimate"
+        ));
+    }
+    if c.load_curve.is_some_and(|fitted| !fitted.beta_fitted) {
+        warnings.push(
+            "the streams did not come near the sustained bandwidth: beta of the load curve is an estimate"
+                .to_owned(),
+        );
+    }
+    calibration.warnings.extend(warnings);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn preset(name: &str) -> Machine {
+        homenode_machine::preset(name).unwrap()
+    }
+
+    #[test]
+    fn every_cpu_node_meets_every_memory_node_and_home_comes_first() {
+        let cast = Cast::of(&preset("r910"), None).unwrap();
+        assert_eq!((cast.pairs.len(), cast.pairs[0]), (16, (NodeId(0), NodeId(0))));
+        assert_eq!(
+            Cast::of(&preset("r910"), Some(NodeId(2))).unwrap().pairs,
+            [(NodeId(2), NodeId(2))]
+        );
+    }
+
+    #[test]
+    fn nodes_without_cpus_or_memory_are_measured_from_and_to_others_only() {
+        let text = r#"
+name = "odd"
+[[node]]
+id = 0
+cpus = "0-1"
+memory = "0B"
+[[node]]
+id = 1
+cpus = "2-3"
+memory = "8GiB"
+[[node]]
+id = 2
+cpus = ""
+memory = "64GiB"
+"#;
+        let odd = Machine::from_toml("odd.toml", text).unwrap();
+        let cast = Cast::of(&odd, None).unwrap();
+        let expected = [(1, 1), (1, 2), (0, 1), (0, 2)].map(|(cpus, memory)| (NodeId(cpus), NodeId(memory)));
+        assert_eq!(
+            (cast.home, cast.cpu, cast.pairs),
+            (NodeId(1), CpuId(2), expected.to_vec())
+        );
+        for node in [0, 2, 7] {
+            assert!(
+                matches!(
+                    Cast::of(&odd, Some(NodeId(node))),
+                    Err(CalibrateError::Node { .. })
+                ),
+                "{node}"
+            );
+        }
+        let mut bound = odd;
+        bound.memory_allowed = NodeSet::one(NodeId(2));
+        assert_eq!(
+            Cast::of(&bound, None).unwrap().pairs,
+            [(NodeId(0), NodeId(2)), (NodeId(1), NodeId(2))]
+        );
+    }
+
+    #[test]
+    fn a_stream_reads_on_where_it_stopped() {
+        let mut next = 0;
+        assert!(stream_rate(&[0; 1 << 18], &mut next, Duration::from_millis(1)) > 0.0);
+        assert!((1..=2).contains(&next), "two blocks: {next}");
+        assert!(
+            stream_rate(&[0; 64], &mut next, Duration::from_millis(1)) > 0.0,
+            "less than a block is one block"
+        );
+    }
+}

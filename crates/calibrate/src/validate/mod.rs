@@ -1,0 +1,455 @@
+//! The twin against this machine: what two real processes do to each other, beside what the twin says they would.
+//!
+//! # Approach
+//!
+//! Two worker processes ([`worker`]) on two CPUs that share the last-level cache run memory kernels alone and together by
+//! turns, so that slow changes of the host touch both alike. The twin runs the same pair on the machine made from the
+//! measurement, with profiles made from solo times ([`profile`]). Compared is the slow-down: time per line together over time
+//! per line alone.
+//!
+//! # Left out
+//!
+//! Writes, more than two processes, and processes on different nodes.
+
+pub mod profile;
+pub mod worker;
+
+use std::io;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use homenode_host::Host;
+use homenode_machine::Machine;
+use homenode_twin::{Hypervisor, Scenario, Twin, TwinError, VmSpec, Workload};
+use homenode_units::{Bytes, CpuId, NodeId, NodeSet, Ns};
+use serde::Serialize;
+
+use crate::host;
+use crate::noise::{Noise, Watch};
+use crate::stats::Spread;
+use profile::{Facts, FittedCurve, Parameters, SoloTimes};
+use worker::{Kernel, Spans, Worker};
+
+/// Share of free memory that both workers together may take.
+const MEMORY_SHARE: u64 = 3;
+/// How fast a cache is filled at worst: nanoseconds per line of one worker.
+const FILL_NS: f64 = 30.0;
+
+/// Starts a worker: which kernel, on which CPU, with memory of which node.
+pub type Spawn<'a> = &'a dyn Fn(Kernel, CpuId, Option<NodeId>) -> Command;
+
+/// Why the twin was not held against this machine.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages say it
+pub enum ValidateError {
+    #[error("no two CPUs that this process may use share a last-level cache; the comparison needs two")]
+    NoPartners,
+    #[error("machine {machine} lacks {what}")]
+    Incomplete { machine: String, what: &'static str },
+    #[error("a worker process failed: {0}")]
+    Worker(#[from] io::Error),
+    #[error("the twin cannot run the same: {0}")]
+    Twin(#[from] TwinError),
+}
+
+/// One process of a pair.
+#[derive(Clone, Debug, Serialize)]
+pub struct Side {
+    /// What it ran.
+    pub kernel: Kernel,
+    /// Alone: nanoseconds per line.
+    pub solo_ns: Spread,
+    /// The same on the twin.
+    pub solo_predicted_ns: f64,
+    /// Time per line together over alone.
+    pub slowdown: Spread,
+    /// The same on the twin.
+    pub predicted: f64,
+    /// Predicted over measured median, less 1.
+    pub error: f64,
+}
+
+/// Two processes together.
+#[derive(Clone, Debug, Serialize)]
+pub struct Case {
+    /// For people: sizes as shares of the LLC.
+    pub name: String,
+    /// Both.
+    pub sides: [Side; 2],
+}
+
+/// How well the twin's curve family stands for a kernel.
+#[derive(Clone, Debug, Serialize)]
+pub struct CurveFit {
+    /// Which kernel.
+    pub kernel: Kernel,
+    /// The curve and its distance.
+    pub fitted: FittedCurve,
+}
+
+/// Measured against predicted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Validation {
+    /// CPUs of the two workers.
+    pub cpus: [CpuId; 2],
+    /// Bytes of the LLC by which sizes are named.
+    pub llc_bytes: Bytes,
+    /// Solo times behind the profiles.
+    pub solo: SoloTimes,
+    /// What they say of the kernels.
+    pub parameters: Parameters,
+    /// Curves of the kernels.
+    pub curves: Vec<CurveFit>,
+    /// All pairs.
+    pub cases: Vec<Case>,
+    /// Mean of the errors' absolute values.
+    pub error_mean: f64,
+    /// The largest absolute value.
+    pub error_max: f64,
+    /// Of how many sides the prediction lies between the least and the most that was measured.
+    pub within_spread: usize,
+    /// Of how many sides there are.
+    pub sides: usize,
+    /// What else the host did meanwhile.
+    pub noise: Option<Noise>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+struct Run<'a> {
+    machine: &'a Machine,
+    cpus: [CpuId; 2],
+    node: NodeId,
+    facts: Facts,
+    spawn: Spawn<'a>,
+    spans: Spans,
+    repeats: usize,
+}
+
+/// Holds the twin with this machine (one that [`crate::machine_file`] made) against the host.
+///
+/// # Errors
+/// A host with one CPU; workers that cannot run; a machine that the twin refuses.
+pub fn validate(
+    machine: &Machine,
+    quick: bool,
+    spawn: Spawn<'_>,
+    progress: &mut dyn FnMut(usize, usize, &str),
+) -> Result<Validation, ValidateError> {
+    let (watch, begin) = (Watch::begin(), Instant::now());
+    let cpus = partners(machine).ok_or(ValidateError::NoPartners)?;
+    let lacks = |what| ValidateError::Incomplete {
+        machine: machine.name.clone(),
+        what,
+    };
+    let hardware = machine.hardware.as_ref().ok_or_else(|| lacks("timing figures"))?;
+    let node = memory_node(machine, cpus[0]).ok_or_else(|| lacks("a node with memory"))?;
+    let bandwidth = machine.nodes[node]
+        .memory_bandwidth
+        .ok_or_else(|| lacks("the memory bandwidth of a node"))?;
+    let of_cpu = machine.cpu(cpus[0]).and_then(|cpu| cpu.llc);
+    let llc = of_cpu
+        .and_then(|llc| machine.llcs.get(llc as usize))
+        .ok_or_else(|| lacks("a last-level cache"))?
+        .size_bytes;
+    let facts = Facts::of(hardware, bandwidth.as_f64() / 1e9, llc.as_f64());
+    let fill_ms = (llc.as_f64() / 64.0 * FILL_NS / 1e6) as u64;
+    let (spans, repeats) = if quick {
+        (
+            Spans {
+                warm: fill_ms.clamp(20, 120),
+                measure: 60,
+                tail: 10,
+            },
+            3,
+        )
+    } else {
+        (
+            Spans {
+                warm: (2 * fill_ms).clamp(100, 1000),
+                measure: 300,
+                tail: 30,
+            },
+            7,
+        )
+    };
+    let run = Run {
+        machine,
+        cpus,
+        node,
+        facts,
+        spawn,
+        spans,
+        repeats,
+    };
+    let most = (host::memory_available(node) / MEMORY_SHARE / 2) as usize;
+    let cases = cases(llc.0 as usize, most, quick);
+    let steps = 1 + cases.len();
+    progress(1, steps, "kernels alone");
+    let solo = run.solo_times(most)?;
+    let parameters = Parameters::of(&solo, &facts);
+    let mut curves: Vec<CurveFit> = Vec::new();
+    let mut measured = Vec::new();
+    for (at, (name, kernels)) in cases.into_iter().enumerate() {
+        progress(2 + at, steps, &name);
+        let profiles = kernels.map(|kernel| {
+            let (workload, fitted) = profile::profile(kernel, &parameters, &facts);
+            if !curves.iter().any(|known| known.kernel == kernel) {
+                curves.push(CurveFit { kernel, fitted });
+            }
+            workload
+        });
+        measured.push(run.case(name, kernels, &profiles)?);
+    }
+    let sides: Vec<&Side> = measured.iter().flat_map(|case| &case.sides).collect();
+    let errors: Vec<f64> = sides.iter().map(|side| side.error.abs()).collect();
+    let within = |side: &&&Side| (side.slowdown.min..=side.slowdown.max).contains(&side.predicted);
+    Ok(Validation {
+        cpus,
+        llc_bytes: llc,
+        solo,
+        parameters,
+        curves,
+        error_mean: errors.iter().sum::<f64>() / errors.len().max(1) as f64,
+        error_max: errors.iter().copied().fold(0.0, f64::max),
+        within_spread: sides.iter().filter(within).count(),
+        sides: sides.len(),
+        noise: watch.seen(),
+        seconds: begin.elapsed().as_secs_f64(),
+        cases: measured,
+    })
+}
+
+/// Two CPUs that share a last-level cache, of different cores if there are such.
+fn partners(machine: &Machine) -> Option<[CpuId; 2]> {
+    let pairs = |apart: bool| {
+        let all = machine.cpus.iter().enumerate();
+        all.flat_map(move |(at, one)| machine.cpus[at + 1..].iter().map(move |other| (one, other)))
+            .find(|(one, other)| {
+                one.llc.is_some() && one.llc == other.llc && (one.core != other.core) == apart
+            })
+            .map(|(one, other)| [one.id, other.id])
+    };
+    pairs(true).or_else(|| pairs(false))
+}
+
+/// The CPU's own node, or the nearest with memory.
+fn memory_node(machine: &Machine, cpu: CpuId) -> Option<NodeId> {
+    let own = machine.node_of(cpu)?;
+    machine
+        .memory_nodes()
+        .iter()
+        .min_by_key(|node| machine.distance(own, *node))
+}
+
+/// Pairs of kernels, sized by the LLC as far as memory goes.
+fn cases(llc: usize, most: usize, quick: bool) -> Vec<(String, [Kernel; 2])> {
+    let sized = |share: f64| ((llc as f64 * share) as usize).clamp(1 << 20, most.max(1 << 20));
+    let uniform = |share| Kernel::Uniform(sized(share));
+    let stream = Kernel::Stream(sized(4.0));
+    let mix = Kernel::Mix(sized(0.5), sized(4.0).min(most / 2));
+    let all = [
+        ("uniform 1/4 + uniform 1/4", [uniform(0.25); 2], false),
+        ("uniform 1/2 + uniform 1/2", [uniform(0.5); 2], true),
+        ("uniform 1 + uniform 1", [uniform(1.0); 2], false),
+        ("uniform 2 + uniform 2", [uniform(2.0); 2], false),
+        ("uniform 1/4 + uniform 2", [uniform(0.25), uniform(2.0)], false),
+        ("uniform 1/2 + stream", [uniform(0.5), stream], true),
+        ("stream + stream", [stream; 2], false),
+        ("uniform 1/2 + mix", [uniform(0.5), mix], false),
+    ];
+    all.into_iter()
+        .filter(|(.., also_quick)| *also_quick || !quick)
+        .map(|(name, kernels, _)| (name.to_owned(), kernels))
+        .collect()
+}
+
+impl Run<'_> {
+    fn worker(&self, side: usize, kernel: Kernel) -> io::Result<Worker> {
+        let bound = (self.machine.memory_nodes().len() > 1).then_some(self.node);
+        Worker::start((self.spawn)(kernel, self.cpus[side], bound))
+    }
+
+    /// Times behind the profiles: medians of runs on the first CPU.
+    fn solo_times(&self, most: usize) -> io::Result<SoloTimes> {
+        let time = |kernel: Kernel| -> io::Result<f64> {
+            let mut worker = self.worker(0, kernel)?;
+            let mut times = Vec::new();
+            for _ in 0..self.repeats {
+                worker.run(self.spans)?;
+                times.push(worker.ns_per_line()?);
+            }
+            Ok(Spread::of(&times).map_or(f64::NAN, |spread| spread.median))
+        };
+        let facts = &self.facts;
+        let l1 = host::cache_sizes(self.cpus[0]).l1_bytes.unwrap_or(32 << 10) as usize / 2;
+        let inside = (facts.l2 * facts.llc)
+            .sqrt()
+            .max(4.0 * facts.l2)
+            .min(facts.llc / 2.0) as usize;
+        let outside = ((4.0 * facts.llc) as usize).clamp(1 << 20, most.max(1 << 20));
+        Ok(SoloTimes {
+            uniform_l1_ns: time(Kernel::Uniform(l1))?,
+            uniform_llc_ns: time(Kernel::Uniform(inside))?,
+            uniform_llc_bytes: inside,
+            uniform_memory_ns: time(Kernel::Uniform(outside))?,
+            uniform_memory_bytes: outside,
+            stream_l1_ns: time(Kernel::Stream(l1))?,
+            stream_memory_ns: time(Kernel::Stream(outside))?,
+        })
+    }
+
+    fn case(
+        &self,
+        name: String,
+        kernels: [Kernel; 2],
+        profiles: &[Workload; 2],
+    ) -> Result<Case, ValidateError> {
+        let mut workers = [self.worker(0, kernels[0])?, self.worker(1, kernels[1])?];
+        let mut alone = [Vec::new(), Vec::new()];
+        let mut slower = [Vec::new(), Vec::new()];
+        for _ in 0..self.repeats {
+            let mut solo = [0.0; 2];
+            for (worker, solo) in workers.iter_mut().zip(&mut solo) {
+                worker.run(self.spans)?;
+                *solo = worker.ns_per_line()?;
+            }
+            for worker in &mut workers {
+                worker.run(self.spans)?;
+            }
+            for (side, worker) in workers.iter_mut().enumerate() {
+                slower[side].push(worker.ns_per_line()? / solo[side]);
+                alone[side].push(solo[side]);
+            }
+        }
+        drop(workers);
+        let together = self.predict(&[(0, &profiles[0]), (1, &profiles[1])])?;
+        let side = |at: usize| -> Result<Side, ValidateError> {
+            let solo_predicted_ns = self.predict(&[(at, &profiles[at])])?[0];
+            let predicted = together[at] / solo_predicted_ns;
+            let nothing = || io::Error::other("a worker gave no time");
+            let slowdown = Spread::of(&slower[at]).ok_or_else(nothing)?;
+            Ok(Side {
+                kernel: kernels[at],
+                solo_ns: Spread::of(&alone[at]).ok_or_else(nothing)?,
+                solo_predicted_ns,
+                slowdown,
+                predicted,
+                error: predicted / slowdown.median - 1.0,
+            })
+        };
+        Ok(Case {
+            name,
+            sides: [side(0)?, side(1)?],
+        })
+    }
+
+    /// Nanoseconds per line of these profiles, each on the CPU of its side, on the twin.
+    fn predict(&self, running: &[(usize, &Workload)]) -> Result<Vec<f64>, ValidateError> {
+        let vm = |(side, workload): &(usize, &Workload)| {
+            let touched = workload
+                .program
+                .as_ref()
+                .map_or(Bytes::ZERO, |program| program.footprint(1));
+            // Room for a guest's kernel.
+            let memory = Bytes::from_mib(touched.0 / 4 * 5 / (1 << 20) + 512);
+            VmSpec::new(&format!("side{side}"), 1, memory, &workload.name)
+                .on_cpus([self.cpus[*side]].into_iter().collect())
+                .with_memory_on(NodeSet::one(self.node))
+        };
+        let mut scenario = Scenario::of("validate", running.iter().map(vm).collect());
+        scenario.hypervisor = Hypervisor::Native;
+        for (_, workload) in running {
+            if !scenario.workloads.iter().any(|known| known.name == workload.name) {
+                scenario = scenario.with_workload((*workload).clone());
+            }
+        }
+        let mut twin = Twin::new(self.machine.clone(), &scenario, 1)?;
+        // Memory is touched and caches have settled long before.
+        twin.wait(Ns::from_secs(20));
+        let window = Duration::from_secs(2);
+        let instructions = |twin: &mut Twin| -> Vec<u64> {
+            let sample = twin.sample().map(|sample| sample.vms).unwrap_or_default();
+            let of = |vm: &homenode_host::VmSample| {
+                vm.vcpus[0].counters.map_or(0, |counters| counters.instructions)
+            };
+            sample.iter().map(of).collect()
+        };
+        let before = instructions(&mut twin);
+        twin.wait(Ns::from_secs(window.as_secs()));
+        let after = instructions(&mut twin);
+        let rate =
+            |(before, after): (&u64, &u64)| after.saturating_sub(*before) as f64 / window.as_secs_f64();
+        Ok(before
+            .iter()
+            .zip(&after)
+            .map(rate)
+            .map(profile::ns_per_line)
+            .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partners_share_a_cache_and_no_core_where_that_can_be() {
+        let machine = homenode_machine::preset("r910").unwrap();
+        let [one, other] = partners(&machine).unwrap().map(|id| *machine.cpu(id).unwrap());
+        assert!(one.llc == other.llc && one.core != other.core);
+        let mut lonely = machine.clone();
+        lonely.cpus.truncate(1);
+        assert_eq!(partners(&lonely), None);
+    }
+
+    #[test]
+    fn kernels_stay_within_the_memory_that_there_is() {
+        for most in [1 << 20, 100 << 20, 1 << 40] {
+            for (name, kernels) in cases(32 << 20, most, false) {
+                for kernel in kernels {
+                    assert!(
+                        kernel.footprint() <= most.max(1 << 20) + most.max(1 << 21) / 2,
+                        "{name}: {kernel} of {most}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_twin_slows_down_two_that_share_a_cache_and_not_one_alone() {
+        let machine = homenode_machine::preset("e5_1603v3").unwrap();
+        let hardware = machine.hardware.clone().unwrap();
+        let facts = Facts::of(&hardware, 52.0, 10e6);
+        let parameters = Parameters {
+            uniform_work_ns: 2.0,
+            uniform_hits_in_flight: 4.0,
+            uniform_misses_in_flight: 4.0,
+            stream_work_ns: 2.0,
+            stream_misses_in_flight: 8.0,
+        };
+        let spawn = |_: Kernel, _: CpuId, _: Option<NodeId>| Command::new("true");
+        let run = Run {
+            machine: &machine,
+            cpus: [CpuId(0), CpuId(1)],
+            node: NodeId(0),
+            facts,
+            spawn: &spawn,
+            spans: Spans {
+                warm: 0,
+                measure: 1,
+                tail: 0,
+            },
+            repeats: 1,
+        };
+        let (workload, _) = profile::profile(Kernel::Uniform(8_000_000), &parameters, &facts);
+        let alone = run.predict(&[(1, &workload)]).unwrap()[0];
+        let both = run.predict(&[(0, &workload), (1, &workload)]).unwrap();
+        assert!(
+            both.iter().all(|ns| *ns > alone * 1.2 && *ns < alone * 10.0),
+            "{alone} alone, {both:?} together"
+        );
+        assert!((2.0..200.0).contains(&alone), "{alone}");
+    }
+}

@@ -1,0 +1,808 @@
+//! The machine file: what was measured as a [`Machine`], written with the source of each figure beside it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use homenode_machine::{
+    Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, LoadError, Machine, PageWalk,
+};
+use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
+
+use crate::fit::BETA_ESTIMATE;
+use crate::measure::{Calibration, Pair};
+use crate::stats::Spread;
+
+/// Column at which comments begin.
+const COMMENT_COLUMN: usize = 44;
+/// What an interrupt between vCPUs cost beyond a native one on a four-socket Opteron under Xen.
+const VIRTUAL_IPI_EXTRA_NS: f64 = 10_000.0;
+
+/// What stands beside the figures of a machine file, by key: `hardware.clock`, `node.0.memory_bandwidth`, `links.0.1`.
+#[derive(Clone, Debug, Default)]
+pub struct Comments(BTreeMap<String, String>);
+
+impl Comments {
+    fn set(&mut self, key: impl Into<String>, text: impl Into<String>) {
+        self.0.insert(key.into(), text.into());
+    }
+
+    /// `line`, and the comment for the key in its column.
+    fn line(&self, text: &mut String, key: &str, line: &str) {
+        match self.0.get(key) {
+            Some(comment) => {
+                let comment: String = comment
+                    .chars()
+                    .map(|c| if c.is_control() { ' ' } else { c })
+                    .collect();
+                let _ = writeln!(text, "{line:COMMENT_COLUMN$} # {comment}");
+            }
+            None => {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+    }
+}
+
+/// A machine file and the machine that it describes.
+#[derive(Clone, Debug)]
+pub struct MachineFile {
+    /// Its text.
+    pub text: String,
+    /// What reading it gives.
+    pub machine: Machine,
+}
+
+/// The machine file of a calibration. Where the format cannot say how CPUs share cores or caches on this host, the file says
+/// the nearest and notes it.
+///
+/// # Errors
+/// A measured figure that no machine can have, such as a clock of 0 from a host that never let the measurement run.
+pub fn machine_file(calibration: &Calibration) -> Result<MachineFile, LoadError> {
+    let (mut machine, comments) = described(calibration);
+    let write = |machine: &Machine| {
+        let text = format!("{}{}", head(calibration), write_machine(machine, &comments));
+        Machine::from_toml("the machine file made from the measurement", &text)
+            .map(|read| MachineFile { text, machine: read })
+    };
+    let file = write(&machine)?;
+    if groups(&file.machine) != groups(&machine) {
+        machine.notes.push(
+            "CPUs share cores or caches in a way that this format cannot say: the file has the nearest"
+                .to_owned(),
+        );
+        return write(&machine);
+    }
+    Ok(file)
+}
+
+/// CPUs by core and by LLC, whatever the numbers of these.
+fn groups(machine: &Machine) -> (BTreeSet<Vec<CpuId>>, BTreeSet<Vec<CpuId>>) {
+    let mut cores: BTreeMap<u32, Vec<CpuId>> = BTreeMap::new();
+    for cpu in &machine.cpus {
+        cores.entry(cpu.core).or_default().push(cpu.id);
+    }
+    (
+        cores.into_values().collect(),
+        machine.llcs.iter().map(|llc| llc.cpus.iter().collect()).collect(),
+    )
+}
+
+fn head(c: &Calibration) -> String {
+    let mut text = format!(
+        "# Measured on host {} on {} UTC in {:.0} seconds",
+        c.machine.name, c.date, c.seconds
+    );
+    text.push_str(if c.quick {
+        " with `homenode calibrate --quick`.\n"
+    } else {
+        " with `homenode calibrate`.\n"
+    });
+    text.push_str(
+        "# Figures are medians; beside each: how many readings, and the least and the most of them.\n",
+    );
+    if c.under_hypervisor {
+        text.push_str("# The host is itself a virtual machine: its CPUs, caches and memory are what its hypervisor gave it just then.\n");
+    }
+    if let Some(noise) = c.noise {
+        let _ = writeln!(
+            text,
+            "# Meanwhile other processes used {:.1} percent of CPU time, and {:.1} percent was stolen by a hypervisor.",
+            noise.others_share * 100.0,
+            noise.steal_share * 100.0
+        );
+    }
+    for warning in &c.warnings {
+        let _ = writeln!(text, "# Warning: {}", warning.replace(char::is_control, " "));
+    }
+    text.push('\n');
+    text
+}
+
+fn measured(spread: &Spread, unit: &str) -> String {
+    let noisy = if spread.noisy() { "; noisy" } else { "" };
+    format!("measured: {}{noisy}", spread.in_words(unit))
+}
+
+fn round(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}
+
+/// Whole MB/s, at least one.
+fn rate(bytes_per_s: f64) -> BytesPerSec {
+    BytesPerSec((bytes_per_s / 1e6).round().max(1.0) as u64 * 1_000_000)
+}
+
+fn gb(spread: &Spread) -> Spread {
+    spread.map(|bytes| bytes / 1e9)
+}
+
+/// The calibrated machine, and where each figure comes from.
+fn described(c: &Calibration) -> (Machine, Comments) {
+    let (mut machine, mut comments) = (c.machine.clone(), Comments::default());
+    if machine.memory_allowed != machine.node_set() {
+        machine.notes.push(format!(
+            "measured by a process that may use memory of nodes {} only",
+            machine.memory_allowed
+        ));
+        machine.memory_allowed = machine.node_set();
+    }
+    bandwidths(c, &mut machine, &mut comments);
+    links(c, &mut machine, &mut comments);
+    llcs(c, &mut machine, &mut comments);
+    machine.hardware = Some(hardware(c, &mut comments));
+    (machine, comments)
+}
+
+fn bandwidths(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
+    let of = |node: NodeId| {
+        let own = c
+            .pairs
+            .iter()
+            .find(|pair| (pair.cpu_node, pair.memory_node) == (node, node));
+        let any = c.pairs.iter().filter(|pair| pair.memory_node == node);
+        own.or_else(|| any.max_by(|a, b| median(a).total_cmp(&median(b))))
+            .and_then(Pair::bandwidth)
+    };
+    let home = c.home_pair().bandwidth();
+    let ids: Vec<NodeId> = machine.nodes.keys().collect();
+    for id in ids {
+        let node = &mut machine.nodes[id];
+        if node.memory_bytes == Bytes::ZERO {
+            node.memory_bandwidth = None;
+            continue;
+        }
+        let key = format!("node.{id}.memory_bandwidth");
+        match (of(id), home) {
+            (Some(spread), _) => {
+                node.memory_bandwidth = Some(rate(spread.median));
+                let words = measured(&gb(&spread), "GB/s");
+                comments.set(
+                    key,
+                    format!("{words}; by all CPUs that may be used, so the controllers may do more"),
+                );
+            }
+            (None, Some(spread)) => {
+                node.memory_bandwidth = Some(rate(spread.median));
+                comments.set(
+                    key,
+                    format!("estimate: as node {}, this one was not measured", c.home),
+                );
+            }
+            (None, None) => {}
+        }
+    }
+}
+
+fn median(pair: &Pair) -> f64 {
+    pair.bandwidth().map_or(0.0, |spread| spread.median)
+}
+
+/// One link per direction of each pair that was measured; where one was not (a node without memory has nothing to send), that
+/// of the other direction.
+fn links(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
+    machine.links.clear();
+    let ids: Vec<NodeId> = machine.nodes.keys().collect();
+    let between = |from: NodeId, to: NodeId| {
+        let pair = c
+            .pairs
+            .iter()
+            .find(|pair| (pair.memory_node, pair.cpu_node) == (from, to));
+        pair.and_then(Pair::bandwidth)
+    };
+    if !c.pairs.iter().any(|pair| pair.cpu_node != pair.memory_node) {
+        return;
+    }
+    for (from, to) in ids
+        .iter()
+        .flat_map(|from| ids.iter().map(|to| (*from, *to)))
+        .filter(|(from, to)| from != to)
+    {
+        let key = format!("links.{from}.{to}");
+        let bandwidth = match (between(from, to), between(to, from)) {
+            (Some(spread), _) => {
+                comments.set(
+                    key,
+                    format!(
+                        "{}; as if this pair had a link of its own",
+                        measured(&gb(&spread), "GB/s")
+                    ),
+                );
+                Some(rate(spread.median))
+            }
+            (None, Some(spread)) => {
+                comments.set(
+                    key,
+                    "estimate: as the other direction, this one cannot be measured",
+                );
+                Some(rate(spread.median))
+            }
+            (None, None) => {
+                comments.set(key, "not measured: bandwidth is not known");
+                None
+            }
+        };
+        machine.links.push(Link { from, to, bandwidth });
+    }
+}
+
+fn llcs(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
+    let stated = machine.llcs.iter().map(|llc| llc.size_bytes).max();
+    let grain = |llc: &Llc| u64::from(llc.ways.unwrap_or(1)) * u64::from(llc.line_bytes);
+    let says = stated.map_or("the kernel states no size".to_owned(), |size| {
+        format!("the kernel says {size}")
+    });
+    if machine.llcs.is_empty() {
+        // The twin needs one: by node, as on most hosts.
+        let size_bytes = Bytes(
+            c.llc_effective_bytes
+                .map_or(32 << 20, |spread| spread.median as u64),
+        );
+        for (id, node) in machine.nodes.iter().filter(|(_, node)| !node.cpus.is_empty()) {
+            let llc = machine.llcs.len() as u32;
+            machine.llcs.push(Llc {
+                cpus: node.cpus.clone(),
+                size_bytes,
+                ways: None,
+                line_bytes: 64,
+            });
+            machine
+                .cpus
+                .iter_mut()
+                .filter(|cpu| cpu.node == id)
+                .for_each(|cpu| cpu.llc = Some(llc));
+        }
+    }
+    match c.llc_effective_bytes {
+        Some(spread) => {
+            for llc in &mut machine.llcs {
+                let (grain, most) = (grain(llc), stated.map_or(u64::MAX, |size| size.0));
+                llc.size_bytes = Bytes(((spread.median as u64).min(most) / grain).max(1) * grain);
+            }
+            let words = measured(&spread.map(|bytes| bytes / f64::from(1 << 20)), "MiB");
+            comments.set(
+                "llc.size",
+                format!("{words} of effective capacity, used up to the stated size; {says}"),
+            );
+        }
+        None if stated.is_some() => comments.set(
+            "llc.size",
+            "the kernel's figure: the latency curve does not show the end of it",
+        ),
+        None => comments.set(
+            "llc.size",
+            "estimate: 32 MiB; the kernel states no size and the latency curve shows no end",
+        ),
+    }
+}
+
+fn hardware(c: &Calibration, comments: &mut Comments) -> Hardware {
+    let clock_hz = (c.clock_hz.median / 1e6).round() as u64 * 1_000_000;
+    let ghz = clock_hz as f64 / 1e9;
+    let stamp = c.time_stamp_hz.map_or(String::new(), |hz| {
+        format!("; time stamp {:.2} GHz", hz.median / 1e9)
+    });
+    comments.set(
+        "hardware.clock",
+        format!("{}{stamp}", measured(&c.clock_hz.map(|hz| hz / 1e9), "GHz")),
+    );
+    match c.llc_inclusive {
+        Some(_) => comments.set("hardware.llc_inclusive", "as the processor states (CPUID)"),
+        None => comments.set(
+            "hardware.llc_inclusive",
+            "estimate: most since 2017 are not; the processor does not say",
+        ),
+    }
+    let cycles = |comments: &mut Comments, key: &str, spread: &Spread| {
+        comments.set(key, measured(spread, "ns"));
+        round(spread.median * ghz, 1)
+    };
+    let l1_cycles = cycles(comments, "hardware.latency.l1_cycles", &c.l1_ns);
+    let l2_cycles = cycles(comments, "hardware.latency.l2_cycles", &c.l2_ns);
+    let llc_cycles = cycles(comments, "hardware.latency.llc_cycles", &c.llc_ns);
+    let memory_ns = memory_ns(c, comments);
+    Hardware {
+        clock_hz,
+        latency: Latency {
+            l1_cycles,
+            l2_cycles,
+            llc_cycles,
+            memory_ns,
+        },
+        llc_inclusive: c.llc_inclusive.unwrap_or(false),
+        misses_in_flight_max: in_flight(c, comments),
+        memory_curve: memory_curve(c, comments),
+        link: link_timing(c, memory_ns, comments),
+        smt_throughput: smt_throughput(c, comments),
+        tlb_entries_4k: tlb_base(c, comments),
+        tlb_entries_2m: tlb_huge(c, comments),
+        l2_bytes: l2_bytes(c, comments),
+        walk: walk(comments),
+        ipi: ipi(c, comments),
+    }
+}
+
+fn memory_ns(c: &Calibration, comments: &mut Comments) -> f64 {
+    let own: Vec<Spread> = c
+        .pairs
+        .iter()
+        .filter(|pair| pair.cpu_node == pair.memory_node)
+        .map(|pair| pair.latency_ns)
+        .collect();
+    let spread = c.home_pair().latency_ns;
+    let medians: Vec<f64> = own.iter().map(|spread| spread.median).collect();
+    let value = Spread::of(&medians).map_or(spread.median, |all| all.median);
+    let nodes = if own.len() > 1 {
+        format!("; {} nodes, their median", own.len())
+    } else {
+        String::new()
+    };
+    let base = c.latency_base_pages_ns.median;
+    let words = measured(&spread, "ns");
+    comments.set(
+        "hardware.latency.memory_ns",
+        format!("{words} in huge pages ({base:.0} ns in base pages: TLB misses){nodes}"),
+    );
+    round(value, 1)
+}
+
+fn in_flight(c: &Calibration, comments: &mut Comments) -> u32 {
+    let (chases, stream) = (c.misses_in_flight, c.stream_in_flight);
+    let words = format!(
+        "{}, by parallel chases; one stream with prefetchers {:.1}",
+        measured(&chases, "lines"),
+        stream.median
+    );
+    comments.set("hardware.misses_in_flight_max", format!("{words}; the larger"));
+    chases.median.max(stream.median).round().clamp(1.0, 1024.0) as u32
+}
+
+fn memory_curve(c: &Calibration, comments: &mut Comments) -> LoadCurve {
+    let Some(fitted) = c.load_curve else {
+        let text = "estimate: a measured Xeon E5-2670 with DDR3; loads here stayed too low to say anything";
+        comments.set("hardware.memory_curve.alpha", text);
+        comments.set("hardware.memory_curve.beta", text);
+        return LoadCurve {
+            alpha: 0.34,
+            beta: BETA_ESTIMATE,
+        };
+    };
+    let words = format!(
+        "measured: fitted to {} loads up to {:.0} percent of the bandwidth, mean error {:.1} percent",
+        c.loaded.len().saturating_sub(1),
+        fitted.load_max * 100.0,
+        fitted.error_mean * 100.0
+    );
+    let estimate = "estimate: measured Xeons with DDR3 and DDR4; loads here did not go near the bandwidth";
+    comments.set(
+        "hardware.memory_curve.beta",
+        if fitted.beta_fitted {
+            words.clone()
+        } else {
+            estimate.to_owned()
+        },
+    );
+    comments.set("hardware.memory_curve.alpha", words);
+    // What the twin's machine may have; a fit through noise can give more.
+    let bounded = |value: f64| round(value.clamp(0.0, 100.0), 4);
+    LoadCurve {
+        alpha: bounded(fitted.curve.alpha),
+        beta: bounded(fitted.curve.beta),
+    }
+}
+
+fn link_timing(c: &Calibration, memory_ns: f64, comments: &mut Comments) -> LinkTiming {
+    if c.machine.nodes.len() == 1 {
+        // One node has no links; the file leaves the table out.
+        return LinkTiming {
+            hop_ns: 0.0,
+            curve: LoadCurve {
+                alpha: 0.0,
+                beta: 0.0,
+            },
+        };
+    }
+    let remote: Vec<f64> = c
+        .pairs
+        .iter()
+        .filter(|pair| pair.cpu_node != pair.memory_node)
+        .map(|pair| (pair.latency_ns.median - memory_ns).max(1.0))
+        .collect();
+    let hop_ns = match Spread::of(&remote) {
+        Some(spread) => {
+            let words = format!(
+                "measured: over {} pairs of nodes {:.1} to {:.1} ns",
+                remote.len(),
+                spread.min,
+                spread.max
+            );
+            comments.set(
+                "hardware.link.hop_ns",
+                format!("{words} above memory of the own node"),
+            );
+            round(spread.median, 1)
+        }
+        None => {
+            let farthest = c
+                .machine
+                .distances
+                .rows
+                .iter()
+                .flatten()
+                .max()
+                .copied()
+                .unwrap_or(20);
+            comments.set(
+                "hardware.link.hop_ns",
+                "estimate: as firmware's distances have it; no pair of nodes was measured",
+            );
+            round((memory_ns * (f64::from(farthest) / 10.0 - 1.0)).max(1.0), 1)
+        }
+    };
+    // Of a whole remote latency over UPI 0.54 and 0.034 were measured; the curve here is of the hop alone.
+    let scale = (memory_ns + hop_ns) / hop_ns;
+    let text = "estimate: a measured UPI link (0.54 and 0.034 of a whole remote latency), scaled to the hop";
+    comments.set("hardware.link.curve.alpha", text);
+    comments.set("hardware.link.curve.beta", text);
+    let curve = LoadCurve {
+        alpha: round((0.54 * scale).min(100.0), 4),
+        beta: round((0.034 * scale).min(100.0), 4),
+    };
+    LinkTiming { hop_ns, curve }
+}
+
+fn smt_throughput(c: &Calibration, comments: &mut Comments) -> f64 {
+    match c.smt_throughput {
+        Some(spread) => {
+            comments.set("hardware.smt_throughput", measured(&spread, "times one thread"));
+            round(spread.median.clamp(1.0, 2.0), 2)
+        }
+        None => {
+            let two = c.two_cores_throughput.map_or(String::new(), |spread| {
+                format!("; two cores do {:.2} times one", spread.median)
+            });
+            comments.set(
+                "hardware.smt_throughput",
+                format!("estimate: no hyperthreads to use, so never used{two}"),
+            );
+            1.0
+        }
+    }
+}
+
+fn tlb_base(c: &Calibration, comments: &mut Comments) -> u32 {
+    match c.tlb_entries_base {
+        Some(spread) => {
+            comments.set("hardware.tlb_entries_4k", measured(&spread, "entries"));
+            spread.median.round().clamp(1.0, 1_048_576.0) as u32
+        }
+        None => {
+            comments.set(
+                "hardware.tlb_entries_4k",
+                "estimate: second level of most cores since 2015; the chase shows no end",
+            );
+            1536
+        }
+    }
+}
+
+fn tlb_huge(c: &Calibration, comments: &mut Comments) -> u32 {
+    match c.tlb_entries_huge {
+        Some(spread) => {
+            comments.set("hardware.tlb_entries_2m", measured(&spread, "entries"));
+            spread.median.round().clamp(1.0, 1_048_576.0) as u32
+        }
+        None => {
+            let tried = c.tlb_huge_tried;
+            let text = format!(
+                "estimate: as for base pages, most second levels hold both; {tried} huge pages show no end"
+            );
+            comments.set("hardware.tlb_entries_2m", text);
+            let base = c.tlb_entries_base.map_or(1536.0, |spread| spread.median);
+            base.round().clamp(1.0, 1_048_576.0) as u32
+        }
+    }
+}
+
+fn l2_bytes(c: &Calibration, comments: &mut Comments) -> Bytes {
+    match c.caches.l2_bytes.filter(|bytes| (1..=1 << 30).contains(bytes)) {
+        Some(bytes) => {
+            comments.set("hardware.l2", "as the kernel states");
+            Bytes(bytes)
+        }
+        None => {
+            comments.set("hardware.l2", "estimate: the kernel states no size");
+            Bytes::from_mib(1)
+        }
+    }
+}
+
+fn walk(comments: &mut Comments) -> PageWalk {
+    comments.set(
+        "hardware.walk",
+        "estimate: of 4 and 24 references what page-walk caches leave; not measured",
+    );
+    PageWalk {
+        native_refs: 1.0,
+        nested_refs: 4.0,
+    }
+}
+
+fn ipi(c: &Calibration, comments: &mut Comments) -> Ipi {
+    let here = if c.under_hypervisor {
+        ", through the hypervisor below this host"
+    } else {
+        ""
+    };
+    let native_ns = match c.interrupt_ns {
+        Some(spread) => {
+            comments.set(
+                "hardware.ipi.native_ns",
+                format!(
+                    "{}{here}, there and back with a system call",
+                    measured(&spread, "ns")
+                ),
+            );
+            round(spread.median.clamp(0.0, 900_000.0), 0)
+        }
+        None => {
+            comments.set(
+                "hardware.ipi.native_ns",
+                "estimate: a four-socket Opteron; there is no second CPU, or no system call for it",
+            );
+            900.0
+        }
+    };
+    comments.set(
+        "hardware.ipi.virtual_ns",
+        "estimate: 10 us more, as on a four-socket Opteron under Xen; it cannot be measured here",
+    );
+    Ipi {
+        native_ns,
+        virtual_ns: native_ns + VIRTUAL_IPI_EXTRA_NS,
+    }
+}
+
+/// A machine in the format of `data/machines`, node by node. Reading it gives the machine back, as far as the format can say
+/// it: CPUs of a core are numbered as the format has it, all LLCs are alike.
+pub fn write_machine(machine: &Machine, comments: &Comments) -> String {
+    let mut text = format!("name = {}\n", quoted(&machine.name));
+    if !machine.notes.is_empty() {
+        let notes: Vec<String> = machine
+            .notes
+            .iter()
+            .map(|note| format!("    {},\n", quoted(note)))
+            .collect();
+        let _ = write!(text, "notes = [\n{}]\n", notes.concat());
+    }
+    for (id, node) in machine.nodes.iter() {
+        let _ = write!(text, "\n[[node]]\nid = {id}\n");
+        if let Some(socket) = node.socket {
+            let _ = writeln!(text, "socket = {socket}");
+        }
+        let _ = writeln!(text, "cpus = \"{}\"", node.cpus);
+        let cores = machine.core_count(id);
+        if cores > 0 && node.cpus.len() > cores && node.cpus.len().is_multiple_of(cores) {
+            let _ = writeln!(text, "threads_per_core = {}", node.cpus.len() / cores);
+        }
+        let _ = writeln!(text, "memory = \"{}\"", exact_bytes(node.memory_bytes.0));
+        if let Some(bandwidth) = node.memory_bandwidth {
+            let line = format!("memory_bandwidth = \"{}\"", exact_rate(bandwidth.0));
+            comments.line(&mut text, &format!("node.{id}.memory_bandwidth"), &line);
+        }
+    }
+    if let Some(llc) = machine.llcs.first() {
+        let _ = write!(text, "\n[llc]\n");
+        comments.line(
+            &mut text,
+            "llc.size",
+            &format!("size = \"{}\"", exact_bytes(llc.size_bytes.0)),
+        );
+        if let Some(ways) = llc.ways {
+            let _ = writeln!(text, "ways = {ways}");
+        }
+        let _ = writeln!(text, "line_bytes = {}", llc.line_bytes);
+        text.push_str(&sharing(machine));
+    }
+    for link in &machine.links {
+        let (from, to) = (link.from, link.to);
+        let _ = write!(text, "\n[[links]]\ndirected = [[{from}, {to}]]\n");
+        if let Some(bandwidth) = link.bandwidth {
+            let line = format!("bandwidth = \"{}\"", exact_rate(bandwidth.0));
+            comments.line(&mut text, &format!("links.{from}.{to}"), &line);
+        }
+    }
+    let rows: Vec<String> = machine
+        .distances
+        .rows
+        .iter()
+        .map(|row| format!("    {row:?},\n"))
+        .collect();
+    let _ = write!(text, "\n[distances]\nrows = [\n{}]\n", rows.concat());
+    for device in &machine.devices {
+        let (address, class) = (quoted(&device.address), quoted(&device.class));
+        let _ = write!(
+            text,
+            "\n[[devices]]\naddress = {address}\nclass = {class}\nnode = {}\n",
+            device.node
+        );
+        if let Some(bandwidth) = device.bandwidth {
+            let _ = writeln!(text, "bandwidth = \"{}\"", exact_rate(bandwidth.0));
+        }
+        if let Some(latency) = device.latency_ns {
+            let _ = writeln!(text, "latency = \"{}ns\"", latency.0);
+        }
+    }
+    if let Some(hardware) = &machine.hardware {
+        write_hardware(&mut text, hardware, machine.nodes.len(), comments);
+    }
+    text
+}
+
+fn write_hardware(text: &mut String, hardware: &Hardware, nodes: usize, comments: &Comments) {
+    let mut table = |name: &str, rows: &[(&str, String)]| {
+        let _ = write!(text, "\n[{name}]\n");
+        for (key, value) in rows {
+            comments.line(text, &format!("{name}.{key}"), &format!("{key} = {value}"));
+        }
+    };
+    let PageWalk {
+        native_refs,
+        nested_refs,
+    } = hardware.walk;
+    table(
+        "hardware",
+        &[
+            ("clock", format!("\"{}GHz\"", hardware.clock_hz as f64 / 1e9)),
+            ("llc_inclusive", hardware.llc_inclusive.to_string()),
+            ("misses_in_flight_max", hardware.misses_in_flight_max.to_string()),
+            ("smt_throughput", hardware.smt_throughput.to_string()),
+            ("tlb_entries_4k", hardware.tlb_entries_4k.to_string()),
+            ("tlb_entries_2m", hardware.tlb_entries_2m.to_string()),
+            ("l2", format!("\"{}\"", exact_bytes(hardware.l2_bytes.0))),
+            (
+                "walk",
+                format!("{{ native_refs = {native_refs}, nested_refs = {nested_refs} }}"),
+            ),
+        ],
+    );
+    let Latency {
+        l1_cycles,
+        l2_cycles,
+        llc_cycles,
+        memory_ns,
+    } = hardware.latency;
+    table(
+        "hardware.latency",
+        &[
+            ("l1_cycles", l1_cycles.to_string()),
+            ("l2_cycles", l2_cycles.to_string()),
+            ("llc_cycles", llc_cycles.to_string()),
+            ("memory_ns", memory_ns.to_string()),
+        ],
+    );
+    let curve = |curve: LoadCurve| [curve.alpha.to_string(), curve.beta.to_string()];
+    let [alpha, beta] = curve(hardware.memory_curve);
+    table("hardware.memory_curve", &[("alpha", alpha), ("beta", beta)]);
+    let Ipi {
+        native_ns,
+        virtual_ns,
+    } = hardware.ipi;
+    table(
+        "hardware.ipi",
+        &[
+            ("native_ns", native_ns.to_string()),
+            ("virtual_ns", virtual_ns.to_string()),
+        ],
+    );
+    if nodes > 1 || hardware.link.hop_ns > 0.0 {
+        let [alpha, beta] = curve(hardware.link.curve);
+        let hop_ns = hardware.link.hop_ns.to_string();
+        table(
+            "hardware.link",
+            &[("hop_ns", hop_ns), ("curve.alpha", alpha), ("curve.beta", beta)],
+        );
+    }
+}
+
+/// How caches are shared: the first of the ways that the format has which gives the same groups of CPUs; by node if none does.
+fn sharing(machine: &Machine) -> String {
+    let groups: Vec<CpuSet> = machine.llcs.iter().map(|llc| llc.cpus.clone()).collect();
+    let of_node = |node: NodeId| machine.cpus_of(&NodeSet::one(node));
+    let by_node: Vec<CpuSet> = machine
+        .nodes
+        .keys()
+        .map(of_node)
+        .filter(|cpus| !cpus.is_empty())
+        .collect();
+    let mut sockets: Vec<u16> = machine.cpus.iter().map(|cpu| cpu.socket).collect();
+    sockets.sort_unstable();
+    sockets.dedup();
+    let of_socket = |socket: &u16| {
+        machine
+            .cpus
+            .iter()
+            .filter(|cpu| cpu.socket == *socket)
+            .map(|cpu| cpu.id)
+            .collect()
+    };
+    let by_socket: Vec<CpuSet> = sockets.iter().map(of_socket).collect();
+    let per_node = groups.len() / by_node.len().max(1);
+    if groups == by_node || by_node.is_empty() {
+        "shared_by = \"node\"\n".to_owned()
+    } else if groups == by_socket {
+        "shared_by = \"socket\"\n".to_owned()
+    } else if per_node > 1
+        && machine
+            .nodes
+            .keys()
+            .all(|id| machine.core_count(id).is_multiple_of(per_node))
+    {
+        format!("shared_by = \"node\"\nper_node = {per_node}\n")
+    } else {
+        "shared_by = \"node\"\n".to_owned()
+    }
+}
+
+/// A TOML string.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => {
+                let _ = write!(quoted, "\\u{:04x}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// The largest unit that says it exactly.
+fn exact(value: u64, units: &[(&'static str, u64)]) -> String {
+    let unit = units
+        .iter()
+        .find(|(_, factor)| value > 0 && value.is_multiple_of(*factor));
+    unit.map_or(format!("{value}B"), |(name, factor)| {
+        format!("{}{name}", value / factor)
+    })
+}
+
+fn exact_bytes(value: u64) -> String {
+    exact(value, &[("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)])
+}
+
+fn exact_rate(value: u64) -> String {
+    format!(
+        "{}/s",
+        exact(
+            value,
+            &[("GB", 1_000_000_000), ("GiB", 1 << 30), ("MB", 1_000_000)]
+        )
+    )
+}
+
+#[cfg(test)]
+mod tests;

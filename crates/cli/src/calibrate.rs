@@ -1,0 +1,400 @@
+//! `homenode calibrate`: measures this host, writes it as a machine file, and holds the twin against it.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context;
+use homenode_calibrate::validate::worker::{self, Kernel};
+use homenode_calibrate::validate::{self, ValidateError, Validation};
+use homenode_calibrate::{
+    CalibrateError, Calibration, MachineFile, Options, Spread, calibrate, machine_file,
+};
+use homenode_machine::sysfs;
+use homenode_units::{Bytes, CpuId, NodeId};
+
+use crate::bad_input;
+use crate::output::{or_dash, percent, table};
+
+/// Options of `calibrate`.
+#[derive(Debug, clap::Args)]
+pub struct CalibrateArgs {
+    /// Write the machine file here; `homenode machine FILE` and `--host twin:FILE` read it
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Measure only this node; the others are taken to be like it
+    #[arg(long, value_name = "N")]
+    pub node: Option<u16>,
+    /// A first impression in about ten seconds: smaller buffers, fewer repetitions
+    #[arg(long)]
+    pub quick: bool,
+    /// About how many seconds to measure; default: 60, with --quick 8
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub seconds: Option<u64>,
+    /// Then compare what two processes that share the last-level cache do to each other with what the twin predicts
+    #[arg(long)]
+    pub validate: bool,
+    /// JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of the worker processes of `calibrate --validate`.
+#[derive(Debug, clap::Args)]
+pub struct KernelArgs {
+    /// `uniform:BYTES`, `stream:BYTES` or `mix:BYTES:BYTES`
+    #[arg(long)]
+    pub kernel: Kernel,
+    /// CPU to run on
+    #[arg(long)]
+    pub cpu: u32,
+    /// Node of its memory, where there is a choice
+    #[arg(long)]
+    pub node: Option<u16>,
+}
+
+/// `homenode calibrate`.
+///
+/// # Errors
+/// A node that cannot be measured, a file that cannot be written, a host without two CPUs for the comparison.
+pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
+    if let Some(path) = &args.output {
+        writable(path)?;
+    }
+    let machine = sysfs::read(Path::new("/"))?;
+    let seconds = args.seconds.unwrap_or(if args.quick { 8 } else { 60 });
+    let options = Options {
+        node: args.node.map(NodeId),
+        budget: Duration::from_secs(seconds),
+        quick: args.quick,
+    };
+    eprintln!(
+        "Measuring {} for about {seconds} s; what else runs meanwhile shows in the figures.",
+        machine.name
+    );
+    let mut progress = Progress::new();
+    let measured = calibrate(&machine, &options, &mut |at, of, what| {
+        progress.show(at, of, what);
+    });
+    progress.clear();
+    let calibration = measured.map_err(|error| match error {
+        CalibrateError::Node { .. } => bad_input(error),
+        other => other.into(),
+    })?;
+    let file = machine_file(&calibration)
+        .context("what was measured is not a machine: measure again on a quieter host")?;
+    if let Some(path) = &args.output {
+        std::fs::write(path, &file.text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let validation = args
+        .validate
+        .then(|| hold_against(&file, args.quick))
+        .transpose()?;
+    if args.json {
+        let path = args.output.as_ref().map(|path| path.display().to_string());
+        let object = serde_json::json!({
+            "calibration": calibration, "machine": file.machine, "file": path, "validation": validation,
+        });
+        println!("{}", serde_json::to_string_pretty(&object)?);
+    } else {
+        print!("{}", figures(&calibration, &file));
+        if let Some(validation) = &validation {
+            print!("{}", comparison(validation));
+        }
+        match &args.output {
+            Some(path) => println!(
+                "\nWritten to {}: try `homenode run --host twin:{0} --fast`.",
+                path.display()
+            ),
+            None => println!("\nNothing was written; --output FILE keeps it as a machine file."),
+        }
+    }
+    Ok(())
+}
+
+/// Found out before a minute of measuring, not after it.
+fn writable(path: &Path) -> anyhow::Result<()> {
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let why = match (path.is_dir(), parent.is_dir()) {
+        (true, _) => "it is a directory; name a file",
+        (_, false) => "its directory does not exist; create it first",
+        _ => return Ok(()),
+    };
+    Err(bad_input(format!("--output {}: {why}", path.display())))
+}
+
+fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
+    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let spawn = |kernel: Kernel, cpu: CpuId, node: Option<NodeId>| {
+        let mut command = Command::new(&program);
+        command.args([
+            "calibrate-kernel",
+            "--kernel",
+            &kernel.to_string(),
+            "--cpu",
+            &cpu.to_string(),
+        ]);
+        if let Some(node) = node {
+            command.args(["--node", &node.to_string()]);
+        }
+        command
+    };
+    eprintln!("Comparing two processes with the twin.");
+    let mut progress = Progress::new();
+    let result = validate::validate(&file.machine, quick, &spawn, &mut |at, of, what| {
+        progress.show(at, of, what);
+    });
+    progress.clear();
+    result.map_err(|error| match error {
+        ValidateError::NoPartners => anyhow::Error::new(error),
+        other => anyhow::Error::new(other).context("the comparison with the twin failed"),
+    })
+}
+
+/// The hidden `homenode calibrate-kernel`: a worker of `calibrate --validate`.
+///
+/// # Errors
+/// A CPU or memory that cannot be had.
+pub fn kernel(args: &KernelArgs) -> anyhow::Result<()> {
+    worker::die_with_parent()?;
+    let (orders, answers) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let node = args.node.map(NodeId);
+    worker::serve(args.kernel, CpuId(args.cpu), node, orders, answers)
+        .with_context(|| format!("kernel {} on CPU {}", args.kernel, args.cpu))
+}
+
+/// One line on standard error, redrawn, if that is a terminal.
+struct Progress {
+    terminal: bool,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        Progress {
+            terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    fn show(&mut self, at: usize, of: usize, what: &str) {
+        if self.terminal {
+            eprint!("\r\x1b[K[{at}/{of}] {what}");
+            let _ = std::io::stderr().flush();
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.terminal {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// Median, spread and number of repetitions, in a unit.
+fn row(name: String, spread: &Spread, unit: &str, scale: f64) -> Vec<String> {
+    let spread = spread.map(|value| value * scale);
+    let digits = usize::from(spread.median < 100.0) + usize::from(spread.median < 10.0);
+    let show = |value: f64| format!("{value:.digits$}");
+    vec![
+        name,
+        format!("{} {unit}", show(spread.median)),
+        show(spread.min),
+        show(spread.q1),
+        show(spread.q3),
+        show(spread.max),
+        spread.count.to_string(),
+        if spread.noisy() {
+            "noisy".to_owned()
+        } else {
+            String::new()
+        },
+    ]
+}
+
+/// All figures as tables.
+fn figures(c: &Calibration, file: &MachineFile) -> String {
+    let ghz = c.clock_hz.median / 1e9;
+    let mut rows = vec![
+        row("core clock".into(), &c.clock_hz, "GHz", 1e-9),
+        row(
+            format!("L1 hit ({:.1} cycles)", c.l1_ns.median * ghz),
+            &c.l1_ns,
+            "ns",
+            1.0,
+        ),
+        row(
+            format!("L2 hit ({:.1} cycles)", c.l2_ns.median * ghz),
+            &c.l2_ns,
+            "ns",
+            1.0,
+        ),
+        row(
+            format!("LLC hit ({:.0} cycles)", c.llc_ns.median * ghz),
+            &c.llc_ns,
+            "ns",
+            1.0,
+        ),
+    ];
+    for pair in &c.pairs {
+        let (from, to) = (pair.memory_node, pair.cpu_node);
+        rows.push(row(
+            format!("latency, memory {from} from node {to}"),
+            &pair.latency_ns,
+            "ns",
+            1.0,
+        ));
+        for read in &pair.read {
+            let name = format!("reads, memory {from} to {} CPUs of node {to}", read.cpus);
+            rows.push(row(name, &read.bytes_per_s, "GB/s", 1e-9));
+        }
+        if let Some(mixed) = &pair.mixed_bytes_per_s {
+            rows.push(row(
+                format!("reads and writes, memory {from} and node {to}"),
+                mixed,
+                "GB/s",
+                1e-9,
+            ));
+        }
+    }
+    rows.push(row(
+        "memory latency in base pages".into(),
+        &c.latency_base_pages_ns,
+        "ns",
+        1.0,
+    ));
+    rows.push(row(
+        "misses in flight, chases".into(),
+        &c.misses_in_flight,
+        "lines",
+        1.0,
+    ));
+    rows.push(row(
+        "misses in flight, one stream".into(),
+        &c.stream_in_flight,
+        "lines",
+        1.0,
+    ));
+    let optional = [
+        (
+            "LLC capacity in effect",
+            c.llc_effective_bytes,
+            "MiB",
+            1.0 / f64::from(1 << 20),
+        ),
+        ("TLB, base pages", c.tlb_entries_base, "entries", 1.0),
+        ("TLB, huge pages", c.tlb_entries_huge, "entries", 1.0),
+        ("two hyperthreads over one", c.smt_throughput, "times", 1.0),
+        ("two cores over one", c.two_cores_throughput, "times", 1.0),
+        ("interrupt to another CPU", c.interrupt_ns, "ns", 1.0),
+    ];
+    rows.extend(
+        optional
+            .into_iter()
+            .filter_map(|(name, spread, unit, scale)| Some(row(name.into(), &spread?, unit, scale))),
+    );
+    let header = ["", "median", "min", "q1", "q3", "max", "of", ""];
+    let mut text = format!("{}\n", table(&header, rows));
+    let stated = c.caches.llc_bytes.map(Bytes);
+    text.push_str(&format!(
+        "\nThe kernel states an LLC of {}; the file has {}.\n",
+        or_dash(stated, |bytes| bytes.to_string()),
+        or_dash(file.machine.llcs.first(), |llc| llc.size_bytes.to_string())
+    ));
+    let loads = c.loaded.iter().map(|point| {
+        let name = format!(
+            "{} of {:.1} GB/s",
+            percent(point.load),
+            point.bytes_per_s.median / 1e9 / point.load
+        );
+        row(name, &point.latency_ns, "ns", 1.0)
+    });
+    if !c.loaded.is_empty() {
+        text.push_str(&format!(
+            "\nMemory latency under load:\n{}\n",
+            table(&header, loads)
+        ));
+    }
+    if let Some(fitted) = &c.load_curve {
+        text.push_str(&format!(
+            "alpha {:.3}, beta {:.4}{}; mean error {:.1} percent\n",
+            fitted.curve.alpha,
+            fitted.curve.beta,
+            if fitted.beta_fitted { "" } else { " (estimate)" },
+            fitted.error_mean * 100.0
+        ));
+    }
+    let curve = c.curve.iter().map(|point| {
+        row(
+            Bytes(point.bytes as u64).to_string(),
+            &point.latency_ns,
+            "ns",
+            1.0,
+        )
+    });
+    text.push_str(&format!("\nLatency by size:\n{}\n", table(&header, curve)));
+    text.push_str(&format!("\nMeasured on {} UTC in {:.0} s.\n", c.date, c.seconds));
+    for warning in &c.warnings {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    text
+}
+
+/// Measured against predicted.
+fn comparison(v: &Validation) -> String {
+    let rows = v.cases.iter().flat_map(|case| {
+        case.sides.iter().zip(["first", "second"]).map(|(side, which)| {
+            vec![
+                format!("{}, {which}", case.name),
+                format!("{:.1}", side.solo_ns.median),
+                format!("{:.1}", side.solo_predicted_ns),
+                format!("{:.2}", side.slowdown.median),
+                format!("{:.2} to {:.2}", side.slowdown.min, side.slowdown.max),
+                format!("{:.2}", side.predicted),
+                format!("{:+.0}%", side.error * 100.0),
+            ]
+        })
+    });
+    let header = [
+        "sizes in LLCs",
+        "alone ns/line",
+        "predicted",
+        "slow-down",
+        "min to max",
+        "predicted",
+        "error",
+    ];
+    let mut text = format!(
+        "\nTwo processes on CPUs {} and {} that share an LLC of {}:\n{}\n",
+        v.cpus[0],
+        v.cpus[1],
+        v.llc_bytes,
+        table(&header, rows)
+    );
+    text.push_str(&format!(
+        "mean error {:.0} percent, largest {:.0}; {} of {} predictions lie within what was measured\n",
+        v.error_mean * 100.0,
+        v.error_max * 100.0,
+        v.within_spread,
+        v.sides
+    ));
+    let worst = v
+        .curves
+        .iter()
+        .map(|fit| fit.fitted.error_max)
+        .fold(0.0, f64::max);
+    text.push_str(&format!(
+        "the twin's curve family is within {:.0} points of miss ratio of the kernels' own curves\n",
+        worst * 100.0
+    ));
+    if let Some(noise) = v.noise {
+        text.push_str(&format!(
+            "meanwhile other processes used {} of CPU time, and {} was stolen by a hypervisor\n",
+            percent(noise.others_share),
+            percent(noise.steal_share)
+        ));
+    }
+    text
+}

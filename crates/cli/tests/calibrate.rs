@@ -1,0 +1,157 @@
+//! `homenode calibrate` as a user runs it. What it measures depends on who else runs; these tests hold only that it comes to an
+//! end with figures that can be.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn homenode() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_homenode"))
+}
+
+fn json(output: &Output) -> Value {
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).expect("one JSON value")
+}
+
+/// Every number in it is finite: JSON has no other, and writes those as `null`.
+fn finite(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Array(values) => values.iter().all(finite),
+        Value::Object(fields) => fields.values().all(finite),
+        _ => true,
+    }
+}
+
+#[test]
+fn a_quick_calibration_and_comparison_give_a_machine_that_the_other_commands_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("here.toml");
+    let mut command = homenode();
+    command
+        .args(["calibrate", "--quick", "--seconds", "2", "--json", "--output"])
+        .arg(&file);
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    if cpus > 1 {
+        command.arg("--validate");
+    }
+    let result = json(&command.output().unwrap());
+    let calibration = &result["calibration"];
+    let median = |figure: &Value| figure["median"].as_f64().unwrap();
+    let pair = &calibration["pairs"][0];
+    for figure in [
+        &calibration["clock_hz"],
+        &calibration["l1_ns"],
+        &calibration["llc_ns"],
+        &pair["latency_ns"],
+    ] {
+        assert!(median(figure) > 0.0 && finite(figure), "{figure}");
+        assert!(figure["min"].as_f64() <= figure["median"].as_f64(), "{figure}");
+    }
+    // L1 and memory are some fifty times apart: no neighbour hides that.
+    assert!(
+        median(&calibration["l1_ns"]) < median(&pair["latency_ns"]),
+        "{calibration}"
+    );
+    assert!(median(&pair["read"][0]["bytes_per_s"]) > 0.0);
+    if cpus > 1 {
+        let validation = &result["validation"];
+        assert!(
+            finite(&validation["cases"]) && finite(&validation["error_mean"]),
+            "{validation}"
+        );
+        let cases = validation["cases"].as_array().unwrap();
+        let sides = cases.iter().flat_map(|case| case["sides"].as_array().unwrap());
+        assert!(sides.clone().count() >= 4);
+        for side in sides {
+            let positive = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0);
+            assert!(
+                positive(&side["slowdown"]["median"]) && positive(&side["predicted"]),
+                "{side}"
+            );
+        }
+    }
+    let machine = json(
+        &homenode()
+            .arg("machine")
+            .arg(&file)
+            .arg("--json")
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(machine, result["machine"]);
+    let twin = format!("twin:{}", file.display());
+    let args = ["run", "--host", &twin, "--fast", "--duration", "1s", "--json"];
+    let run = homenode().args(args).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_measured() {
+    for (args, why) in [
+        (&["--node", "999"][..], "node 999 is not one"),
+        (
+            &["--output", "/no/such/place/file.toml"],
+            "its directory does not exist",
+        ),
+        (&["--output", "/"], "it is a directory"),
+        (&["--seconds", "0"], "0 is not in"),
+    ] {
+        let begin = Instant::now();
+        let output = homenode().arg("calibrate").args(args).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {complaint}");
+        assert!(complaint.contains(why), "{args:?}: {complaint}");
+        assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn a_worker_ends_with_its_input_and_with_its_parent() {
+    let first = "for cpu in $(taskset -pc $$ | sed 's/.*: //; s/[,-].*//'); do echo $cpu; done";
+    let cpu = Command::new("sh").args(["-c", first]).output().unwrap();
+    let cpu = String::from_utf8(cpu.stdout)
+        .unwrap()
+        .trim()
+        .parse::<u32>()
+        .unwrap_or(0)
+        .to_string();
+    let args = ["calibrate-kernel", "--kernel", "uniform:1048576", "--cpu", &cpu];
+    let ended = homenode().args(args).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(
+        (ended.status.code(), &ended.stdout[..]),
+        (Some(0), &b"ready\n"[..])
+    );
+
+    // A shell in between, so that the worker's parent can be killed while its input stays open here.
+    let script = "exec 3<&0; \"$0\" \"$@\" <&3 & echo $!; wait";
+    let mut shell = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_homenode")])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();
+    let pid: u32 = lines.next().unwrap().unwrap().parse().unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    let running = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        Path::new(&format!("/proc/{pid}")).exists() && !stat.contains(") Z ")
+    };
+    let begin = Instant::now();
+    while running() && begin.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!running(), "worker {pid} outlived its parent");
+}
