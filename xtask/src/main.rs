@@ -49,6 +49,8 @@ enum Command {
     Test,
     /// Build the documentation, warnings denied
     Doc,
+    /// Write the schemas of scenario and workload files anew
+    Schema,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Command::Rules => vec![Step::Rules],
         Command::Test => vec![Step::Test],
         Command::Doc => vec![Step::Doc],
+        Command::Schema => vec![Step::Schema],
         Command::Testbed { names } => vec![Step::Testbed(names)],
     };
     let total = run(&steps);

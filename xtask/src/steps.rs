@@ -24,6 +24,8 @@ pub enum Step {
     Test,
     /// Documentation.
     Doc,
+    /// The schemas in `data/schema`, written anew.
+    Schema,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -40,6 +42,7 @@ impl Step {
             Self::Rules => "rules",
             Self::Test => "test",
             Self::Doc => "doc",
+            Self::Schema => "schema",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -52,6 +55,7 @@ impl Step {
             Self::Rules => "house rules, which clippy cannot see",
             Self::Test => "unit, property, integration and documentation tests of all crates",
             Self::Doc => "documentation of all crates, warnings denied",
+            Self::Schema => "schemas of the files that people write, written anew",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: 15 to 20 minutes on 2 cores)"
             }
@@ -75,6 +79,14 @@ impl Step {
             Self::Doc => {
                 succeeds(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
             }
+            Self::Schema => succeeds(&mut cargo(&[
+                "run",
+                "--quiet",
+                "--package",
+                "homenode-twin",
+                "--example",
+                "schema",
+            ])),
             Self::Testbed(names) => testbed(names),
         }
     }

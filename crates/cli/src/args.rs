@@ -14,6 +14,7 @@ use crate::calibrate::{CalibrateArgs, KernelArgs};
 #[command(after_help = "Examples:
   homenode run                            the agent on this host, or on the twin where there is nothing to manage
   homenode run --host twin --fast         try it: a simulated four-node host with eight VMs
+  homenode sim overcommit                 simulate a scenario and show what came of it
   homenode run --host libvirt --dry-run   what it would do here, without doing it
   homenode machine                        nodes, CPUs, caches, distances of this host
   homenode place --vcpus 4 --memory 8GiB  where would such a VM go, and why")]
@@ -28,6 +29,14 @@ pub struct Args {
 pub enum Command {
     /// Run the agent: watch, place, schedule and bring home VMs
     Run(RunArgs),
+    /// Simulate a scenario to its end and show what came of it
+    #[command(after_help = "Examples:
+  homenode sim --list                          the scenarios that come with the program
+  homenode sim tavo-mixed                      one of them, under the policies that it names
+  homenode sim my.toml --seed 7 --json         a file; the same command gives the same bytes
+  homenode sim my.toml --policy default --policy homenode
+  homenode sim my.toml --machine amd48         the same VMs on another machine")]
+    Sim(SimArgs),
     /// Show a host: nodes, CPUs, caches, distances, devices
     Machine(MachineArgs),
     /// Measure this host and write it as a machine file for the twin
@@ -114,7 +123,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub period: Option<Ns>,
     /// Which policies act: `default` (none), `ff-pin` or `homenode`
-    #[arg(long, value_parser = parse_policies)]
+    #[arg(long)]
     pub policies: Option<Policies>,
     /// The twin's seed: same seed, same run
     #[arg(long)]
@@ -130,11 +139,30 @@ pub struct RunArgs {
     pub keep: bool,
 }
 
-fn parse_policies(text: &str) -> Result<Policies, String> {
-    [Policies::Default, Policies::FfPin, Policies::Homenode]
-        .into_iter()
-        .find(|policies| policies.name() == text)
-        .ok_or_else(|| "policies are `default`, `ff-pin` or `homenode`".to_owned())
+/// Options of `sim`.
+#[derive(Debug, clap::Args)]
+pub struct SimArgs {
+    /// A scenario file, or the name of a scenario that comes with the program
+    #[arg(value_name = "SCENARIO", required_unless_present = "list")]
+    pub scenario: Option<String>,
+    /// Another seed than the scenario's: same seed, same run
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Another machine than the scenario's: a preset's name, or a machine file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub machine: Option<String>,
+    /// Run it under these policies (`default` is none) instead of the scenario's; may be given several times
+    #[arg(long = "policy", value_name = "POLICY")]
+    pub policies: Vec<Policies>,
+    /// Resolution of the simulation, such as `1ms`
+    #[arg(long, value_name = "DURATION")]
+    pub epoch: Option<Ns>,
+    /// One JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// List the scenarios that come with the program
+    #[arg(long, conflicts_with = "scenario")]
+    pub list: bool,
 }
 
 /// Options of `machine`.

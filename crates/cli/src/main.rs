@@ -15,8 +15,10 @@ mod output;
 mod query;
 mod reproduce;
 mod run;
+mod sim;
 mod standalone;
 mod summary;
+mod trial;
 mod twin;
 
 use std::path::Path;
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
 fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Run(args) => run::run(&args)?,
+        Command::Sim(args) => sim::sim(&args)?,
         Command::Machine(args) => query::machine(&args)?,
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::CalibrateKernel(args) => calibrate::kernel(&args)?,

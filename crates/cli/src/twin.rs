@@ -1,11 +1,14 @@
 //! The agent on the twin.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
 use homenode_machine::Machine;
-use homenode_twin::{Scenario, Twin};
+use homenode_machine::file::Candidates;
+use homenode_twin::{EPOCH_DEFAULT, Scenario, Twin};
+use homenode_units::Ns;
 
 use crate::agent::{Agent, Pace, Stop};
 use crate::args::RunArgs;
@@ -15,6 +18,7 @@ use crate::output::Output;
 
 /// The twin's machine where none is named.
 const TWIN_MACHINE: &str = "r910";
+
 /// What a twin simulates.
 pub struct TwinSpec {
     /// The machine.
@@ -23,6 +27,38 @@ pub struct TwinSpec {
     pub scenario: Scenario,
     /// The seed.
     pub seed: u64,
+    /// The simulation's resolution.
+    pub epoch: Ns,
+}
+
+/// Reads `twin`, `twin:MACHINE` or `twin:FILE.toml`, a scenario or a machine.
+///
+/// # Errors
+/// An unknown machine (with the nearest name), a bad file.
+pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<TwinSpec> {
+    let (machine, scenario) = match what {
+        None | Some(TWIN_MACHINE) => (machine(TWIN_MACHINE)?, Scenario::tavo_mixed()),
+        Some(path) if is_file(path) && !is_machine(&read(path)?) => {
+            let scenario = scenario(path)?;
+            (machine_for(&scenario, path, None)?, scenario)
+        }
+        Some(name) => {
+            let machine = machine(name)?;
+            let scenario = Scenario::mixed_for(&machine, seed.unwrap_or(1));
+            (machine, scenario)
+        }
+    };
+    let seed = seed.unwrap_or(scenario.seed);
+    Ok(TwinSpec {
+        machine,
+        scenario,
+        seed,
+        epoch: EPOCH_DEFAULT,
+    })
+}
+
+fn read(path: &str) -> anyhow::Result<String> {
+    homenode_machine::file::read_text_file(path).map_err(bad_input)
 }
 
 /// Whether a file describes a machine, by its tables; if not it is a scenario.
@@ -35,45 +71,49 @@ fn is_machine(text: &str) -> bool {
     text.lines().any(begins)
 }
 
-/// Reads `twin`, `twin:MACHINE` or `twin:FILE.toml`, a scenario or a machine.
+fn is_file(name: &str) -> bool {
+    name.ends_with(".toml") || name.contains('/')
+}
+
+/// The scenario in a file, or of a name.
 ///
 /// # Errors
-/// An unknown machine (with the nearest name), a bad file.
-pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<TwinSpec> {
-    let preset = |name: &str| homenode_machine::preset(name).map_err(bad_input);
-    let is_file = |name: &&str| name.ends_with(".toml") || name.contains('/');
-    let (machine, scenario) = match what {
-        None => (preset(TWIN_MACHINE)?, Scenario::tavo_mixed()),
-        Some(path) if is_file(&path) => {
-            let text = homenode_machine::file::read_text_file(path).map_err(bad_input)?;
-            if is_machine(&text) {
-                let machine = Machine::from_toml(path, &text).map_err(bad_input)?;
-                let scenario = Scenario::mixed_for(&machine, seed.unwrap_or(1));
-                return Ok(TwinSpec {
-                    machine,
-                    seed: seed.unwrap_or(scenario.seed),
-                    scenario,
-                });
-            }
-            let scenario = Scenario::from_toml(path, &text).map_err(bad_input)?;
-            (
-                preset(scenario.machine.as_deref().unwrap_or(TWIN_MACHINE))?,
-                scenario,
-            )
-        }
-        Some(TWIN_MACHINE) => (preset(TWIN_MACHINE)?, Scenario::tavo_mixed()),
-        Some(name) => {
-            let machine = preset(name)?;
-            let scenario = Scenario::mixed_for(&machine, seed.unwrap_or(1));
-            (machine, scenario)
-        }
-    };
-    let seed = seed.unwrap_or(scenario.seed);
-    Ok(TwinSpec {
-        machine,
-        scenario,
-        seed,
+/// A bad file, with the place in it; an unknown name, with the nearest.
+pub fn scenario(what: &str) -> anyhow::Result<Scenario> {
+    if is_file(what) {
+        return Scenario::from_toml(what, &read(what)?).map_err(bad_input);
+    }
+    Scenario::builtin(what).ok_or_else(|| {
+        let valid = Candidates::of(what, Scenario::names());
+        bad_input(format!(
+            "no scenario is named `{what}`, nor is that a file's name, which ends with `.toml`{valid}"
+        ))
     })
+}
+
+/// The machine asked for, else the scenario's own: a preset, or a file, which lies beside the scenario's.
+///
+/// # Errors
+/// An unknown or bad machine.
+pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> anyhow::Result<Machine> {
+    match (asked, scenario.machine.as_deref()) {
+        (Some(asked), _) => machine(asked),
+        (None, Some(own)) => {
+            let beside = Path::new(path).with_file_name(own).display().to_string();
+            let own = if is_file(own) { &beside } else { own };
+            machine(own).map_err(|error| bad_input(scenario.complaint("machine", error.to_string())))
+        }
+        (None, None) => machine(TWIN_MACHINE),
+    }
+}
+
+/// The preset of a name, or the machine in a file.
+fn machine(what: &str) -> anyhow::Result<Machine> {
+    if is_file(what) {
+        Machine::from_toml_file(what).map_err(bad_input)
+    } else {
+        homenode_machine::preset(what).map_err(bad_input)
+    }
 }
 
 impl TwinSpec {
@@ -82,7 +122,7 @@ impl TwinSpec {
     /// # Errors
     /// A scenario that the machine cannot run.
     pub fn start(&self) -> anyhow::Result<Twin> {
-        Twin::new(self.machine.clone(), &self.scenario, self.seed).map_err(bad_input)
+        Twin::with_epoch(self.machine.clone(), &self.scenario, self.seed, self.epoch).map_err(bad_input)
     }
 }
 

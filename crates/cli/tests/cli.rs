@@ -117,6 +117,142 @@ fn a_dry_run_decides_and_touches_nothing() {
     assert!(decided > 0);
 }
 
+/// A scenario of two short programs on two nodes, with an event.
+const SHORT: &str = "\
+name = \"short\"
+machine = \"r420\"
+duration = \"40s\"
+warm_up = \"2s\"
+policies = [\"default\", \"homenode\"]
+[[vm]]
+name = \"a\"
+vcpus = 2
+memory = \"4GiB\"
+workload = \"soplex\"
+work_share = 0.01
+[[vm]]
+name = \"b\"
+vcpus = 2
+memory = \"4GiB\"
+workload = \"lu.B\"
+work_share = 0.05
+[[event]]
+at = \"5s\"
+vm = \"b\"
+action.migrate = { nodes = \"0\" }
+";
+
+#[test]
+fn a_simulation_is_the_same_every_time_and_names_every_option() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("short.toml");
+    std::fs::write(&path, SHORT).unwrap();
+    let path = path.display().to_string();
+    let args = ["sim", &path, "--seed", "7", "--json"];
+    let first = run(&args);
+    assert_eq!(stderr(&first), "", "silent in a pipe");
+    assert_eq!(stdout(&first), stdout(&run(&args)));
+    let result = json(&args);
+    assert_eq!(
+        (&result["scenario"], &result["machine"]),
+        (&"short".into(), &"r420".into())
+    );
+    assert_eq!(
+        (&result["seed"], &result["warm_up_ns"]),
+        (&7.into(), &2_000_000_000_u64.into())
+    );
+    let policies: Vec<&str> = result["policies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["policy"].as_str().unwrap())
+        .collect();
+    assert_eq!(policies, ["default", "homenode"]);
+    for policy in result["policies"].as_array().unwrap() {
+        assert_eq!(policy["events"][0]["event"], "migrate", "{policy}");
+        assert_eq!(policy["measured_from_ns"], 2_000_000_000_u64);
+        let vms = policy["vms"].as_array().unwrap();
+        assert!(
+            vms.iter()
+                .all(|vm| vm["runtime_s"].as_f64().is_some_and(|s| s > 0.5)),
+            "{policy}"
+        );
+    }
+    // Another machine, epoch and policy.
+    let other = json(&[
+        "sim",
+        &path,
+        "--machine",
+        "r910",
+        "--epoch",
+        "2ms",
+        "--policy",
+        "ff-pin",
+        "--json",
+    ]);
+    assert_eq!(
+        (&other["machine"], &other["epoch_ns"]),
+        (&"r910".into(), &2_000_000.into())
+    );
+    assert_eq!(other["policies"].as_array().unwrap().len(), 1);
+    let text = stdout(&run(&["sim", &path]));
+    for word in [
+        "Under homenode",
+        "LLC miss",
+        "bandwidth",
+        "migrate b: done",
+        "Side by side",
+    ] {
+        assert!(text.contains(word), "no `{word}` in {text}");
+    }
+}
+
+#[test]
+fn a_bad_simulation_is_refused_with_its_line_or_the_nearest_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bad.toml");
+    let path_text = path.display().to_string();
+    for (from, to, complaint) in [
+        (
+            "memory = \"4GiB\"",
+            "memory = \"400GiB\"",
+            "bad.toml:9:1: VM a has 400GiB",
+        ),
+        (
+            "\"homenode\"",
+            "\"homnode\"",
+            "bad.toml:5:24: no policies are named `homnode`; did you mean `homenode`?",
+        ),
+        (
+            "r420",
+            "r402",
+            "bad.toml:2:1: no machine preset `r402`; did you mean `r420`?",
+        ),
+        (
+            "vm = \"b\"",
+            "vm = \"c\"",
+            "bad.toml:20:1: event at 5s: no VM is named `c`",
+        ),
+    ] {
+        std::fs::write(&path, SHORT.replacen(from, to, 1)).unwrap();
+        let (status, said) = refused(&["sim", &path_text]);
+        assert_eq!(status, 2, "{said}");
+        assert!(said.contains(complaint), "{said}");
+    }
+    for (args, complaint) in [
+        (&["sim", "chrun"][..], "did you mean `churn`?"),
+        (&["sim", "churn", "--policy", "none"], "`default`"),
+        (&["sim", "churn", "--machine", "r901"], "did you mean `r910`?"),
+        (&["sim"], "SCENARIO"),
+        (&["sim", "/nonexistent/x.toml"], "cannot be read"),
+    ] {
+        let (status, said) = refused(args);
+        assert_eq!((status, said.contains(complaint)), (2, true), "{said}");
+    }
+    let list = stdout(&run(&["sim", "--list"]));
+    assert!(list.contains("tavo-mixed") && list.contains("churn"), "{list}");
+}
+
 #[test]
 fn place_says_nodes_and_reasons() {
     let answer = json(&[

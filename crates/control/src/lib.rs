@@ -21,6 +21,7 @@ use homenode_host::{
     VmSample, VmView,
 };
 use homenode_machine::Machine;
+use homenode_machine::file::Candidates;
 use homenode_policy::demand::{Demand, History};
 use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
@@ -47,6 +48,9 @@ pub enum Policies {
 }
 
 impl Policies {
+    /// All of them.
+    pub const ALL: [Policies; 3] = [Policies::Default, Policies::FfPin, Policies::Homenode];
+
     /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -54,6 +58,17 @@ impl Policies {
             Policies::FfPin => "ff-pin",
             Policies::Homenode => "homenode",
         }
+    }
+}
+
+impl std::str::FromStr for Policies {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Policies, String> {
+        let named = Policies::ALL.into_iter().find(|policies| policies.name() == text);
+        named.ok_or_else(|| {
+            let valid = Candidates::of(text, Policies::ALL.map(Policies::name));
+            format!("no policies are named `{text}`{valid}")
+        })
     }
 }
 

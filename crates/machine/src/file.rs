@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+mod source;
+
+pub use source::Source;
+
 /// Files beyond this are refused unread: the largest of the project has a few KiB.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 

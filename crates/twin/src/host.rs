@@ -17,7 +17,7 @@ impl Host for Twin {
     }
 
     fn wait(&mut self, period: Ns) {
-        self.engine.run_until(Ns(self.engine.now.0 + period.0));
+        self.advance(Ns(self.engine.now.0 + period.0));
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {

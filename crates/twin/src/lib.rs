@@ -26,12 +26,13 @@ mod host;
 mod hypervisor;
 mod report;
 pub mod scenario;
+pub mod schema;
 pub mod workload;
 
-pub use report::{LinkReport, NodeReport, TwinReport, VmReport};
+pub use report::{EventReport, EventResult, LinkReport, NodeReport, TwinReport, VmReport};
 pub use scenario::{
-    AfterProgram, Allocation, ArrivalOrder, Hypervisor, MemoryPolicy, PageSize, Scenario, TwinError, VmSpec,
-    Vnuma,
+    AfterProgram, Allocation, ArrivalOrder, EventAction, EventSpec, Hypervisor, MemoryPolicy, PageSize,
+    Scenario, TwinError, VmSpec, Vnuma,
 };
 pub use workload::{Program, Workload, WorkloadError};
 
@@ -52,6 +53,8 @@ pub struct Twin {
     settings: Vec<VmSettings>,
     /// What reports leave out.
     mark: Counts,
+    /// End of the warm-up, while that is still to come.
+    warm_up: Option<Ns>,
 }
 
 /// Epoch of the contention solver where none is given.
@@ -94,6 +97,7 @@ impl Twin {
             engine,
             settings,
             mark: Counts::default(),
+            warm_up: Some(scenario.warm_up).filter(|warm| *warm > Ns::ZERO),
         })
     }
 
@@ -110,19 +114,27 @@ impl Twin {
         self.engine.now
     }
 
-    /// Whether every VM's program has ended. VMs without a program do not count.
+    /// Whether every VM's program has ended, and no event is to start another. VMs without a program do not count.
     pub fn finished(&self) -> bool {
-        !self.engine.vms.iter().any(guest::Vm::busy)
+        !self.engine.script.starts_something() && !self.engine.vms.iter().any(guest::Vm::busy)
     }
 
     /// Simulates until every program has ended, or until this time; says which.
     pub fn run_to_end(&mut self, until: Ns) -> bool {
         const STEP: Ns = Ns::from_millis(100);
         while !self.finished() && self.engine.now < until {
-            self.engine
-                .run_until(Ns((self.engine.now.0 + STEP.0).min(until.0)));
+            self.advance(Ns((self.engine.now.0 + STEP.0).min(until.0)));
         }
         self.finished()
+    }
+
+    /// Simulates up to a point in time. Figures count from the end of the scenario's warm-up on.
+    fn advance(&mut self, until: Ns) {
+        if let Some(warm) = self.warm_up.take_if(|warm| *warm <= until) {
+            self.engine.run_until(warm);
+            self.mark();
+        }
+        self.engine.run_until(until);
     }
 
     /// Id of the VM with this name, whether it has arrived or not.
@@ -130,7 +142,7 @@ impl Twin {
         self.engine.vms.iter().find(|vm| vm.name == name).map(|vm| vm.id)
     }
 
-    /// What came of the run since the last [`Twin::mark`], or since its start.
+    /// What came of the run since the last [`Twin::mark`], which the end of a scenario's warm-up sets, or since its start.
     pub fn report(&self) -> TwinReport {
         report::report(
             &self.machine,

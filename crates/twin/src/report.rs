@@ -45,6 +45,38 @@ pub struct TwinReport {
     /// Mean over seconds of the load of the most loaded link, in [0, 1]; `None` before a second has passed, and where no
     /// link's bandwidth is known.
     pub interconnect_load: Option<f64>,
+    /// Events of the scenario that have come so far.
+    pub events: Vec<EventReport>,
+}
+
+/// What came of an event.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EventReport {
+    /// When it came.
+    pub at_s: f64,
+    /// Name of its VM.
+    pub vm: String,
+    /// What it was, as in the scenario's file.
+    pub event: &'static str,
+    /// What came of it.
+    pub result: EventResult,
+    /// Why not all of it was done, or what there is to say of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// How far an event got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventResult {
+    /// All of it happened.
+    Done,
+    /// It is going on.
+    Running,
+    /// Not all of it was possible.
+    Partly,
+    /// Nothing of it was possible.
+    Skipped,
 }
 
 /// One VM.
@@ -261,6 +293,7 @@ pub(crate) fn report(
         links: links.collect(),
         imbalance: imbalance(machine, &accesses),
         interconnect_load: ratio(counts.busiest, counts.busiest_seconds),
+        events: engine.script.log.clone(),
     }
 }
 

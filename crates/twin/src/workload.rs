@@ -16,12 +16,15 @@
 //! Phases that change the curve (a phase here changes rates only), threads that use their own memory unevenly, the order
 //! of reads and writes.
 
-use homenode_machine::file::{FileError, read_toml};
+use homenode_machine::file::{FileError, Source, read_toml};
 use homenode_units::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::schema;
+
 /// A program, or the absence of one.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// Name by which scenarios call it.
@@ -38,7 +41,7 @@ pub struct Workload {
 }
 
 /// What every thread of a program does.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
     /// How many threads it has.
@@ -81,7 +84,7 @@ pub struct Program {
 }
 
 /// How many threads a program has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Threads {
     /// One per vCPU, sharing the program's work as its profile says.
@@ -93,20 +96,21 @@ pub enum Threads {
 }
 
 /// Parameters of `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MissRatioCurve {
     /// Miss ratio in a cache that holds all that is ever reused, in [0, 1].
     pub m_inf: f64,
     /// Capacity at which the reuse part has fallen to 1/e.
     #[serde(with = "homenode_units::text")]
+    #[schemars(with = "schema::Size")]
     pub c0: Bytes,
     /// Steepness: below 1 a long tail, above 2 a cliff.
     pub k: f64,
 }
 
 /// Threads that wait for the slowest at regular intervals.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Barrier {
     /// Instructions of one thread between two barriers, in millions.
@@ -116,7 +120,7 @@ pub struct Barrier {
 }
 
 /// What a thread does while it waits for others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Waiting {
     /// It gives up its vCPU, and whoever releases it must interrupt that.
@@ -127,7 +131,7 @@ pub enum Waiting {
 }
 
 /// How a program's accesses fall on pages.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Translation {
     /// Loads and stores per thousand instructions.
@@ -137,7 +141,7 @@ pub struct Translation {
 }
 
 /// Data that a program moves to or from a kind of device.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IoProfile {
     /// Which kind.
@@ -146,11 +150,12 @@ pub struct IoProfile {
     pub bytes_per_kilo_instruction: f64,
     /// Bytes of one request.
     #[serde(with = "homenode_units::text")]
+    #[schemars(with = "schema::Size")]
     pub request: Bytes,
 }
 
 /// Kinds of devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
     /// A disk or its controller (PCI class 01).
@@ -160,13 +165,14 @@ pub enum DeviceKind {
 }
 
 /// A part of a program's memory.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegionProfile {
     /// Who touches it.
     pub kind: RegionKind,
     /// Its size: per thread for a private region, in all for the others.
     #[serde(with = "homenode_units::text")]
+    #[schemars(with = "schema::Size")]
     pub size: Bytes,
     /// Share of a thread's accesses that go here; over all regions they add up to 1.
     pub access_share: f64,
@@ -176,7 +182,7 @@ pub struct RegionProfile {
 }
 
 /// Who touches a region first, and who uses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RegionKind {
     /// Each thread has its own.
@@ -188,7 +194,7 @@ pub enum RegionKind {
 }
 
 /// Pages of a region that are used alike.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HeatClass {
     /// Share of the region's pages.
@@ -198,7 +204,7 @@ pub struct HeatClass {
 }
 
 /// A stretch of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PhaseProfile {
     /// Share of the run's instructions; over all phases they add up to 1.
@@ -216,17 +222,39 @@ pub enum WorkloadError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A figure is impossible.
-    #[error("workload {workload}: {what} is {value}; {expected}")]
+    #[error("workload {workload}: {key} is {value}; {expected}")]
     Figure {
         /// Which workload.
         workload: String,
-        /// Which figure.
-        what: String,
+        /// Which figure: its key in the file, entries of lists from 0.
+        key: String,
         /// What it says.
         value: f64,
         /// What would be possible.
         expected: &'static str,
     },
+    /// Shares of a whole do not add up to 1.
+    #[error("workload {workload}: every `{share}` of {key} together is {sum}; it must be 1")]
+    Sum {
+        /// Which workload.
+        workload: String,
+        /// The list: its key in the file.
+        key: String,
+        /// The key in each of its entries.
+        share: &'static str,
+        /// What they add up to.
+        sum: f64,
+    },
+}
+
+impl WorkloadError {
+    /// The key of the file that it is about, where the complaint does not say itself where it is.
+    pub(crate) fn key(&self) -> Option<&str> {
+        match self {
+            WorkloadError::File(_) => None,
+            WorkloadError::Figure { key, .. } | WorkloadError::Sum { key, .. } => Some(key),
+        }
+    }
 }
 
 impl MissRatioCurve {
@@ -249,156 +277,140 @@ impl Workload {
     /// Reads a workload file and checks its figures.
     ///
     /// # Errors
-    /// See [`WorkloadError`].
+    /// Everything that does not read or cannot be, with its place.
     pub fn from_toml(path: &str, text: &str) -> Result<Workload, WorkloadError> {
-        read_toml::<Workload>(path, text)?.checked()
+        let workload: Workload = read_toml(path, text)?;
+        let placed = |error: WorkloadError| match error.key() {
+            Some(key) => Source::new(path, text).complaint(key, error.to_string()).into(),
+            None => error,
+        };
+        workload.check().map_err(placed)?;
+        Ok(workload)
     }
 
-    /// Gives the workload back if its figures are possible.
+    /// Checks that its figures are possible.
     ///
     /// # Errors
-    /// [`WorkloadError::Figure`], naming the first that is not.
-    pub fn checked(self) -> Result<Workload, WorkloadError> {
-        if let Some(program) = &self.program {
-            program
-                .check()
-                .map_err(|(what, value, expected)| WorkloadError::Figure {
-                    workload: self.name.clone(),
-                    what,
-                    value,
-                    expected,
-                })?;
-        }
-        Ok(self)
+    /// [`WorkloadError`], naming the first that is not.
+    pub fn check(&self) -> Result<(), WorkloadError> {
+        let Some(program) = &self.program else {
+            return Ok(());
+        };
+        let workload = || self.name.clone();
+        program.check().map_err(|wrong| match wrong {
+            Wrong::Figure(key, value, expected) => WorkloadError::Figure {
+                workload: workload(),
+                key: format!("program.{key}"),
+                value,
+                expected,
+            },
+            Wrong::Sum(key, share, sum) => WorkloadError::Sum {
+                workload: workload(),
+                key: format!("program.{key}"),
+                share,
+                sum,
+            },
+        })
     }
 }
 
-type Wrong = (String, f64, &'static str);
+/// What is wrong with a program: a figure that is impossible, or shares that do not add up.
+enum Wrong {
+    Figure(String, f64, &'static str),
+    Sum(String, &'static str, f64),
+}
+
+fn above_0(key: impl Into<String>, value: f64) -> Result<(), Wrong> {
+    // Written so that NaN fails as well.
+    if value > 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    Err(Wrong::Figure(key.into(), value, "it must be above 0"))
+}
+
+fn a_share(key: impl Into<String>, value: f64) -> Result<(), Wrong> {
+    if (0.0..=1.0).contains(&value) {
+        return Ok(());
+    }
+    Err(Wrong::Figure(key.into(), value, "it must lie between 0 and 1"))
+}
+
+impl MissRatioCurve {
+    fn check(&self, key: &str) -> Result<(), Wrong> {
+        a_share(format!("{key}.m_inf"), self.m_inf)?;
+        above_0(format!("{key}.c0"), self.c0.as_f64())?;
+        above_0(format!("{key}.k"), self.k)
+    }
+}
 
 impl Program {
     fn check(&self) -> Result<(), Wrong> {
-        let positive = [
-            ("instructions_g_per_thread", self.instructions_g_per_thread),
-            ("cpi_core", self.cpi_core),
-            ("misses_in_flight", self.misses_in_flight),
-            ("hits_in_flight", self.hits_in_flight),
-            ("miss_ratio.c0", self.miss_ratio.c0.as_f64()),
-            ("miss_ratio.k", self.miss_ratio.k),
-        ];
-        for (what, value) in positive {
-            // Written so that NaN fails as well.
-            if !(value > 0.0 && value.is_finite()) {
-                return Err((what.into(), value, "it must be above 0"));
-            }
-        }
-        let shares = [
-            ("write_share", self.write_share),
-            ("miss_ratio.m_inf", self.miss_ratio.m_inf),
-        ];
-        for (what, value) in shares {
-            if !(0.0..=1.0).contains(&value) {
-                return Err((what.into(), value, "it must lie between 0 and 1"));
-            }
-        }
-        if let Some(translation) = &self.translation {
-            let m_inf = translation.miss_ratio.m_inf;
-            if !(0.0..=1.0).contains(&m_inf) {
-                let what = "translation.miss_ratio.m_inf".into();
-                return Err((what, m_inf, "it must lie between 0 and 1"));
-            }
-            let positive = [
-                (
-                    "translation.accesses_per_kilo_instruction",
-                    translation.accesses_per_kilo_instruction,
-                ),
-                ("translation.miss_ratio.c0", translation.miss_ratio.c0.as_f64()),
-                ("translation.miss_ratio.k", translation.miss_ratio.k),
-            ];
-            for (what, value) in positive {
-                if !(value > 0.0 && value.is_finite()) {
-                    return Err((what.into(), value, "it must be above 0"));
-                }
-            }
+        above_0("instructions_g_per_thread", self.instructions_g_per_thread)?;
+        above_0("cpi_core", self.cpi_core)?;
+        above_0("misses_in_flight", self.misses_in_flight)?;
+        above_0("hits_in_flight", self.hits_in_flight)?;
+        a_share("write_share", self.write_share)?;
+        self.miss_ratio.check("miss_ratio")?;
+        let accesses = self.llc_accesses_per_kilo_instruction;
+        if !(0.0..=1000.0).contains(&accesses) {
+            let key = "llc_accesses_per_kilo_instruction".to_owned();
+            return Err(Wrong::Figure(key, accesses, "it must lie between 0 and 1000"));
         }
         let wakeups = self.wakeups_per_m_instructions;
         if !(0.0..=1e5).contains(&wakeups) {
-            let what = "wakeups_per_m_instructions".into();
-            return Err((what, wakeups, "it must lie between 0 and 100000"));
+            let key = "wakeups_per_m_instructions".to_owned();
+            return Err(Wrong::Figure(key, wakeups, "it must lie between 0 and 100000"));
+        }
+        if let Some(translation) = &self.translation {
+            let accesses = translation.accesses_per_kilo_instruction;
+            above_0("translation.accesses_per_kilo_instruction", accesses)?;
+            translation.miss_ratio.check("translation.miss_ratio")?;
         }
         for (at, io) in self.io.iter().enumerate() {
             let bytes = io.bytes_per_kilo_instruction;
-            if !(bytes > 0.0 && bytes.is_finite()) {
-                let what = format!("bytes_per_kilo_instruction of io {at}");
-                return Err((what, bytes, "it must be above 0"));
-            }
-            if io.request == Bytes::ZERO {
-                return Err((format!("request of io {at}"), 0.0, "it must be above 0"));
-            }
-        }
-        let accesses = self.llc_accesses_per_kilo_instruction;
-        if !(0.0..=1000.0).contains(&accesses) {
-            return Err((
-                "llc_accesses_per_kilo_instruction".into(),
-                accesses,
-                "it must lie between 0 and 1000",
-            ));
+            above_0(format!("io[{at}].bytes_per_kilo_instruction"), bytes)?;
+            above_0(format!("io[{at}].request"), io.request.as_f64())?;
         }
         if let Some(barrier) = self.barrier {
-            if !(barrier.interval_m_instructions > 0.0 && barrier.interval_m_instructions.is_finite()) {
-                let value = barrier.interval_m_instructions;
-                return Err((
-                    "barrier.interval_m_instructions".into(),
-                    value,
-                    "it must be above 0",
-                ));
-            }
+            above_0("barrier.interval_m_instructions", barrier.interval_m_instructions)?;
             if !(0.0..=0.5).contains(&barrier.imbalance) {
-                return Err((
-                    "barrier.imbalance".into(),
+                let key = "barrier.imbalance".to_owned();
+                return Err(Wrong::Figure(
+                    key,
                     barrier.imbalance,
                     "it must lie between 0 and 0.5",
                 ));
             }
         }
-        self.check_shares()
+        self.check_regions()?;
+        self.check_phases()
     }
 
-    fn check_shares(&self) -> Result<(), Wrong> {
-        adds_up(
-            "access_share of regions",
-            self.regions.iter().map(|region| region.access_share),
-        )?;
+    fn check_regions(&self) -> Result<(), Wrong> {
+        let accesses = self.regions.iter().map(|region| region.access_share);
+        adds_up("regions", "access_share", accesses)?;
         for (at, region) in self.regions.iter().enumerate() {
-            if region.size == Bytes::ZERO {
-                return Err((format!("size of region {at}"), 0.0, "it must be above 0"));
-            }
+            above_0(format!("regions[{at}].size"), region.size.as_f64())?;
             if !region.heat.is_empty() {
-                adds_up(
-                    &format!("heat.page_share of region {at}"),
-                    region.heat.iter().map(|h| h.page_share),
-                )?;
-                adds_up(
-                    &format!("heat.access_share of region {at}"),
-                    region.heat.iter().map(|h| h.access_share),
-                )?;
+                let (key, heat) = (format!("regions[{at}].heat"), region.heat.iter());
+                adds_up(&key, "page_share", heat.clone().map(|class| class.page_share))?;
+                adds_up(&key, "access_share", heat.map(|class| class.access_share))?;
             }
         }
+        Ok(())
+    }
+
+    fn check_phases(&self) -> Result<(), Wrong> {
         if !self.phases.is_empty() {
-            adds_up("share of phases", self.phases.iter().map(|phase| phase.share))?;
-            for (at, phase) in self.phases.iter().enumerate() {
-                for (what, value) in [("share", phase.share), ("cpi_factor", phase.cpi_factor)] {
-                    if !(value > 0.0 && value.is_finite()) {
-                        return Err((format!("{what} of phase {at}"), value, "it must be above 0"));
-                    }
-                }
-                if !(phase.llc_access_factor >= 0.0 && phase.llc_access_factor.is_finite()) {
-                    let value = phase.llc_access_factor;
-                    return Err((
-                        format!("llc_access_factor of phase {at}"),
-                        value,
-                        "it must not be below 0",
-                    ));
-                }
+            adds_up("phases", "share", self.phases.iter().map(|phase| phase.share))?;
+        }
+        for (at, phase) in self.phases.iter().enumerate() {
+            above_0(format!("phases[{at}].share"), phase.share)?;
+            above_0(format!("phases[{at}].cpi_factor"), phase.cpi_factor)?;
+            let factor = phase.llc_access_factor;
+            if !(factor >= 0.0 && factor.is_finite()) {
+                let key = format!("phases[{at}].llc_access_factor");
+                return Err(Wrong::Figure(key, factor, "it must not be below 0"));
             }
         }
         Ok(())
@@ -419,16 +431,15 @@ impl Program {
     }
 }
 
-fn adds_up(what: &str, shares: impl Iterator<Item = f64>) -> Result<(), Wrong> {
+/// Whether the shares that the entries of a list state lie between 0 and 1 and add up to 1.
+fn adds_up(list: &str, share: &'static str, shares: impl Iterator<Item = f64>) -> Result<(), Wrong> {
     let mut sum = 0.0;
-    for share in shares {
-        if !(0.0..=1.0).contains(&share) {
-            return Err((what.to_owned(), share, "each must lie between 0 and 1"));
-        }
-        sum += share;
+    for (at, value) in shares.enumerate() {
+        a_share(format!("{list}[{at}].{share}"), value)?;
+        sum += value;
     }
     if (sum - 1.0).abs() > 1e-6 {
-        return Err((format!("sum of {what}"), sum, "it must be 1"));
+        return Err(Wrong::Sum(list.to_owned(), share, sum));
     }
     Ok(())
 }

@@ -3,24 +3,26 @@
 mod common;
 
 use common::{node, r910};
-use homenode_twin::{Scenario, Twin, TwinError, VmSpec, WorkloadError};
+use homenode_twin::{EventAction, Scenario, Twin, TwinError, VmSpec, WorkloadError};
 use homenode_units::{Bytes, CpuId, CpuSet, Ns};
 
+/// Names and texts of the TOML files in a folder of `data` and in those below it.
 fn data(folder: &str) -> Vec<(String, String)> {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../data")
-        .join(folder);
-    let mut files: Vec<(String, String)> = std::fs::read_dir(&folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|ext| ext == "toml"))
-        .map(|path| {
-            (
-                path.file_stem().unwrap().to_str().unwrap().to_owned(),
-                std::fs::read_to_string(path).unwrap(),
-            )
-        })
-        .collect();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
+    let (mut folders, mut files) = (vec![root.join(folder)], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+        {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ext| ext == "toml") {
+                files.push((name, std::fs::read_to_string(path).unwrap()));
+            }
+        }
+    }
     files.sort();
     files
 }
@@ -136,20 +138,275 @@ fn a_misspelt_key_names_its_place_and_the_nearest_valid_one() {
 }
 
 #[test]
-fn impossible_workload_figures_are_refused() {
+fn impossible_workload_figures_are_refused_at_their_place() {
     let good = include_str!("../../../data/workloads/cpu2006/soplex.toml");
     let read = |text: &str| homenode_twin::Workload::from_toml("soplex.toml", text);
     assert!(read(good).is_ok());
-    for (from, to) in [
-        ("cpi_core = 0.33", "cpi_core = -1.0"),
-        ("cpi_core = 0.33", "cpi_core = nan"),
-        ("write_share = 0.25", "write_share = 1.5"),
-        ("access_share = 1.0", "access_share = 0.4"),
-        ("page_share = 0.25", "page_share = 0.5"),
+    for (from, to, key) in [
+        ("cpi_core = 0.33", "cpi_core = -1.0", "program.cpi_core"),
+        ("cpi_core = 0.33", "cpi_core = nan", "program.cpi_core"),
+        ("write_share = 0.25", "write_share = 1.5", "program.write_share"),
+        ("access_share = 1.0", "access_share = 0.4", "program.regions"),
+        ("page_share = 0.25", "page_share = 0.5", "program.regions.heat"),
     ] {
         let bad = good.replacen(from, to, 1);
         assert_ne!(bad, good, "{from}");
-        let error = read(&bad).expect_err(to);
-        assert!(matches!(error, WorkloadError::Figure { .. }), "{error}");
+        let WorkloadError::File(error) = read(&bad).expect_err(to) else {
+            panic!("{to}: no place")
+        };
+        assert_eq!(error.key, key, "{error}");
+        let line = error.place.expect("a place").line as usize;
+        let last = key.rsplit('.').next().unwrap();
+        let said = bad.lines().nth(line - 1).unwrap();
+        assert!(said.contains(last), "{error} is not about `{said}`");
     }
+}
+
+/// A scenario file with one change, and what is said of it.
+fn said(from: &str, to: &str) -> String {
+    const GOOD: &str = "\
+name = \"x\"
+duration = \"100s\"
+warm_up = \"10s\"
+
+[[vm]]
+name = \"a\"
+vcpus = 4
+memory = \"8GiB\"
+workload = \"soplex\"
+
+[[vm]]
+name = \"b\"
+vcpus = 4
+memory = \"8GiB\"
+workload = \"own\"
+
+[[event]]
+at = \"5s\"
+vm = \"a\"
+action = \"stop\"
+
+[[event]]
+at = \"6s\"
+vm = \"b\"
+action.phase = { cpi_factor = 2.0 }
+
+[[workload]]
+name = \"own\"
+about = \"test\"
+[workload.program]
+threads = \"single\"
+instructions_g_per_thread = 1.0
+cpi_core = 1.0
+llc_accesses_per_kilo_instruction = 1.0
+misses_in_flight = 1.0
+hits_in_flight = 1.0
+write_share = 0.0
+miss_ratio = { m_inf = 0.1, c0 = \"1MiB\", k = 1.0 }
+[[workload.program.regions]]
+kind = \"private\"
+size = \"1MiB\"
+access_share = 1.0
+";
+    let text = GOOD.replacen(from, to, 1);
+    assert_eq!(text == GOOD, from.is_empty(), "{from}");
+    match Scenario::from_toml("x.toml", &text).and_then(|scenario| Twin::new(r910(), &scenario, 1)) {
+        Ok(_) => "fine".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
+    assert_eq!(said("", ""), "fine");
+    let cases = [
+        (
+            "warm_up = \"10s\"",
+            "warm_up = \"100s\"",
+            "x.toml:3:1: scenario x: warm_up is 100s; it must be shorter than the run of 100s (key `warm_up`)",
+        ),
+        (
+            "name = \"b\"",
+            "name = \"a\"",
+            "x.toml:12:1: scenario x: two VMs are named a; names must differ (key `vm.name`)",
+        ),
+        (
+            "\"soplex\"",
+            "\"soplx\"",
+            "x.toml:9:1: VM a: unknown workload `soplx`; did you mean `soplex`? (key `vm.workload`)",
+        ),
+        (
+            "vcpus = 4",
+            "vcpus = 0",
+            "x.toml:7:1: VM a: vcpus is 0; a VM needs at least one (key `vm.vcpus`)",
+        ),
+        (
+            "vcpus = 4",
+            "vcpus = 64",
+            "x.toml:7:1: VM a has 64 vCPUs, and machine r910 only 32 CPUs; give it at most 32 (key `vm.vcpus`)",
+        ),
+        (
+            "\"8GiB\"",
+            "\"65GiB\"",
+            "x.toml:8:1: VM a has 65GiB of memory, and machine r910 only 64GiB; give it less (key `vm.memory`)",
+        ),
+        (
+            "workload = \"soplex\"",
+            "workload = \"soplex\"\nwork_share = -1.0",
+            "x.toml:10:1: VM a: work_share is -1; it must be above 0 (key `vm.work_share`)",
+        ),
+        (
+            "workload = \"soplex\"",
+            "workload = \"soplex\"\ncpus = \"99\"",
+            "x.toml:10:1: VM a: CPUs {99} are not a non-empty part of the CPUs 0-31 of machine r910 (key `vm.cpus`)",
+        ),
+        (
+            "workload = \"soplex\"",
+            "workload = \"soplex\"\nmemory_nodes = \"0,9\"",
+            "x.toml:10:1: VM a: nodes {0,9} are not a non-empty part of the nodes with memory 0-3 of machine r910 \
+          (key `vm.memory_nodes`)",
+        ),
+        (
+            "vm = \"a\"",
+            "vm = \"c\"",
+            "x.toml:19:1: event at 5s: no VM is named `c`; did you mean `a`? (key `event.vm`)",
+        ),
+        (
+            "at = \"6s\"",
+            "at = \"200s\"",
+            "x.toml:23:1: scenario x: at of an event is 200s; the run ends at 100s (key `event.at`)",
+        ),
+        (
+            "cpi_factor = 2.0",
+            "cpi_factor = -2.0",
+            "x.toml:25:18: VM b: cpi_factor is -2; it must be above 0 (key `event.action.phase.cpi_factor`)",
+        ),
+        (
+            "cpi_factor = 2.0",
+            "cpi_facto = 2.0",
+            "x.toml:25:18: unknown key `cpi_facto`; did you mean `cpi_factor`? (in `event.action`)",
+        ),
+        (
+            "action = \"stop\"",
+            "action = \"stopp\"",
+            "x.toml:20:10: unknown value `stopp`; did you mean `stop`? (key `event.action`)",
+        ),
+        (
+            "action = \"stop\"",
+            "action.migrate = { nodes = \"7\" }",
+            "x.toml:20:20: VM a: nodes {7} are not a non-empty part of the nodes with memory 0-3 of machine r910 \
+          (key `event.action.migrate.nodes`)",
+        ),
+        (
+            "action = \"stop\"",
+            "action.balloon = { memory = \"0B\" }",
+            "x.toml:20:20: VM a: memory of a balloon is 0; a guest needs some (key `event.action.balloon.memory`)",
+        ),
+        (
+            "m_inf = 0.1",
+            "m_inf = 1.1",
+            "x.toml:38:16: workload own: program.miss_ratio.m_inf is 1.1; it must lie between 0 and 1 \
+          (key `workload.program.miss_ratio.m_inf`)",
+        ),
+        (
+            "access_share = 1.0",
+            "access_share = 0.5",
+            "x.toml:39:20: workload own: every `access_share` of program.regions together is 0.5; it must be 1 \
+          (key `workload.program.regions`)",
+        ),
+    ];
+    for (from, to, expected) in cases {
+        assert_eq!(said(from, to), expected);
+    }
+}
+
+#[test]
+fn a_vm_that_an_event_starts_has_no_arrival_of_its_own() {
+    let event = EventAction::Start;
+    let scenario = |arrival| {
+        Scenario::of("x", vec![vm().arriving(arrival)]).with_event(Ns::from_secs(3), "a", event.clone())
+    };
+    assert!(Twin::new(r910(), &scenario(Ns::ZERO), 1).is_ok());
+    let error = refused(&scenario(Ns::from_secs(1)));
+    assert!(matches!(error, TwinError::ArrivesTwice { .. }), "{error}");
+}
+
+#[test]
+fn the_schemas_are_fresh() {
+    for (name, text) in homenode_twin::schema::files() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../data/schema")
+            .join(name);
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            committed == text,
+            "data/schema/{name} is not what the types say; run `cargo xtask schema` and commit it"
+        );
+    }
+}
+
+/// Every key that a file may hold is in its schema, and the files that come with the twin hold no other.
+#[test]
+fn the_files_that_come_with_the_twin_keep_to_their_schemas() {
+    for (folder, schema) in ["scenarios", "workloads"]
+        .iter()
+        .zip(homenode_twin::schema::files())
+    {
+        let schema: serde_json::Value = serde_json::from_str(&schema.1).unwrap();
+        for (name, text) in data(folder) {
+            let value: serde_json::Value = toml::from_str(&text).unwrap();
+            keeps_to(&schema, &schema, &value).unwrap_or_else(|why| panic!("{folder}/{name}.toml: {why}"));
+        }
+    }
+}
+
+/// As much of JSON Schema as ours use, patterns apart.
+fn keeps_to(
+    root: &serde_json::Value,
+    schema: &serde_json::Value,
+    value: &serde_json::Value,
+) -> Result<(), String> {
+    use serde_json::Value;
+    if let Some(name) = schema["$ref"].as_str() {
+        let inner = root.pointer(name.trim_start_matches('#')).expect("a definition");
+        return keeps_to(root, inner, value);
+    }
+    for any in ["anyOf", "oneOf"] {
+        if let Some(options) = schema[any].as_array() {
+            let fits = options.iter().any(|option| keeps_to(root, option, value).is_ok());
+            return fits
+                .then_some(())
+                .ok_or_else(|| format!("{value} is none of {options:?}"));
+        }
+    }
+    if schema.get("const").is_some_and(|only| only != value) {
+        return Err(format!("{value} is not {}", schema["const"]));
+    }
+    let kinds = match &schema["type"] {
+        Value::Array(kinds) => kinds.clone(),
+        kind => vec![kind.clone()],
+    };
+    let fits = |kind: &Value| match (kind.as_str().unwrap_or_default(), value) {
+        ("object", Value::Object(_)) | ("array", Value::Array(_)) | ("string", Value::String(_)) => true,
+        ("boolean", Value::Bool(_)) | ("number", Value::Number(_)) => true,
+        ("integer", Value::Number(number)) => number.is_i64() || number.is_u64(),
+        _ => false,
+    };
+    if !kinds.iter().any(fits) {
+        return Err(format!("{value} is no {}", schema["type"]));
+    }
+    for (key, inner) in value.as_object().into_iter().flatten() {
+        let known = schema["properties"]
+            .get(key)
+            .ok_or_else(|| format!("`{key}` is not in the schema"))?;
+        keeps_to(root, known, inner).map_err(|why| format!("{key}: {why}"))?;
+    }
+    for key in schema["required"].as_array().into_iter().flatten() {
+        let key = key.as_str().expect("a key");
+        value.get(key).ok_or_else(|| format!("`{key}` is missing"))?;
+    }
+    for inner in value.as_array().into_iter().flatten() {
+        keeps_to(root, &schema["items"], inner)?;
+    }
+    Ok(())
 }

@@ -247,3 +247,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_found_wrong_later_has_its_place() {
+    let text = format!(
+        "{GOOD}[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\nheat = [1,\n  2]\naction.phase = {{ cpi = 2 }}\n"
+    );
+    let source = Source::new("vm.toml", &text);
+    let said = |key: &str| source.complaint(key, "is wrong").to_string();
+    assert_eq!(said("vcpus"), "vm.toml:2:1: is wrong (key `vcpus`)");
+    assert_eq!(
+        said("regions[0].heat"),
+        "vm.toml:7:1: is wrong (key `regions.heat`)"
+    );
+    assert_eq!(said("vm[1].name"), "vm.toml:15:1: is wrong (key `vm.name`)");
+    assert_eq!(said("vm[1].heat[1]"), "vm.toml:17:3: is wrong (key `vm.heat`)");
+    assert_eq!(
+        said("vm[1].action.phase.cpi"),
+        "vm.toml:18:18: is wrong (key `vm.action.phase.cpi`)"
+    );
+    // A key that is left out: the table in which it would be.
+    assert_eq!(said("vm[1].weight"), "vm.toml:14:1: is wrong (key `vm.weight`)");
+    assert_eq!(said("nothing"), "vm.toml: is wrong (key `nothing`)");
+}

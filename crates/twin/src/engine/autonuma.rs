@@ -16,8 +16,9 @@ impl Engine {
             .autonuma
             .as_ref()
             .map_or(0, |autonuma| autonuma.groups.len());
+        let life = self.vms[vm].life;
         for group in 0..groups {
-            self.set_timer(Ns(self.now.0 + SCAN_DELAY.0), Timer::Scan { vm, group });
+            self.set_timer(Ns(self.now.0 + SCAN_DELAY.0), Timer::Scan { vm, group, life });
         }
     }
 
@@ -37,9 +38,11 @@ impl Engine {
             memory,
             threads,
             stage,
+            life,
             ..
         } = &mut self.vms[vm];
         let Some(autonuma) = autonuma else { return };
+        let life = *life;
         if *stage != Stage::Program {
             autonuma.groups[group].copying.clear();
             self.dirty = true;
@@ -58,7 +61,7 @@ impl Engine {
         autonuma.scan_ns += scan.scan_ns;
         autonuma.pages_moved += scan.moved.iter().map(|(_, _, pages)| pages).sum::<u64>();
         self.count_moved(&scan.moved);
-        self.set_timer(Ns(self.now.0 + scan.after.0), Timer::Scan { vm, group });
+        self.set_timer(Ns(self.now.0 + scan.after.0), Timer::Scan { vm, group, life });
         // What its threads owe now comes before what they were to do.
         for thread in 0..node_of.len() {
             let task = &self.scheduler.queues.tasks[self.vms[vm].first_vcpu + thread];

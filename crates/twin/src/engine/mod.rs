@@ -22,6 +22,7 @@ mod autonuma;
 mod boot;
 mod busiest;
 mod check;
+mod events;
 mod moves;
 mod speed;
 
@@ -31,6 +32,8 @@ use std::collections::BinaryHeap;
 use busiest::Busiest;
 use homenode_machine::{Hardware, Machine};
 use homenode_units::{Bytes, Ns};
+
+pub(crate) use events::Script;
 
 use crate::chance::Chance;
 use crate::guest::vm::Next;
@@ -54,6 +57,7 @@ pub(crate) enum Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Arrival(usize),
+    Event(usize),
     Daemon(usize),
     Housekeeping {
         vm: usize,
@@ -63,6 +67,8 @@ enum Timer {
     Scan {
         vm: usize,
         group: usize,
+        /// Which life of the VM it belongs to.
+        life: u32,
     },
     /// An interrupt that was sent from a CPU arrives at a halted vCPU.
     Wake {
@@ -102,10 +108,20 @@ pub(crate) struct Totals {
     pub between: Vec<f64>,
 }
 
+/// Who has pages moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mover {
+    /// A policy, which waits for them.
+    Policy,
+    /// An event of the scenario.
+    Event,
+}
+
 /// Pages of a VM on the move.
 #[derive(Clone, Debug)]
 pub(crate) struct Moving {
     pub vm: usize,
+    pub by: Mover,
     /// Share of time that the VM's vCPUs lose.
     pub stall: f64,
     pub copying: Vec<Copying>,
@@ -127,6 +143,7 @@ pub(crate) struct Engine {
     pub version: u64,
     pub chance: Chance,
     pub moving: Option<Moving>,
+    pub script: Script,
     pub epoch: Ns,
     pub line_bytes: f64,
     clock_ghz: f64,
@@ -160,7 +177,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub fn new(machine: &Machine, scenario: &Scenario, seed: u64, epoch: Ns) -> Result<Engine, TwinError> {
-        scenario.check(machine)?;
+        scenario.check_on(machine)?;
         let (topology, hardware) = Topology::new(machine)?;
         let nodes = topology.nodes();
         let line_bytes = f64::from(machine.llcs.first().map_or(64, |llc| llc.line_bytes));
@@ -223,6 +240,7 @@ impl Engine {
             version: 1,
             chance: Chance::labelled(seed, "host", 0),
             moving: None,
+            script: Script::new(scenario, machine),
             epoch,
             line_bytes,
             clock_ghz: hardware.clock_hz as f64 / 1e9,
@@ -251,8 +269,11 @@ impl Engine {
             hardware,
         };
         for (vm, arrival) in scenario.arrivals(seed).into_iter().enumerate() {
-            engine.set_timer(arrival, Timer::Arrival(vm));
+            if let Some(arrival) = arrival {
+                engine.set_timer(arrival, Timer::Arrival(vm));
+            }
         }
+        engine.set_events();
         engine.start_daemons();
         Ok(engine)
     }
@@ -327,19 +348,8 @@ impl Engine {
 
     fn fire(&mut self, timer: Timer) {
         match timer {
-            Timer::Arrival(vm) => {
-                self.version += 1;
-                self.create_memory(vm);
-                self.vms[vm].boot(self.now);
-                for thread in 0..self.vms[vm].threads.len() {
-                    if self.vms[vm].threads[thread].runnable() {
-                        let task = self.vms[vm].first_vcpu + thread;
-                        self.scheduler.fork(task, self.now, &mut self.chance);
-                        self.after_scheduling();
-                    }
-                }
-                self.show_nodes(vm);
-            }
+            Timer::Arrival(vm) => self.boot(vm),
+            Timer::Event(at) => self.event(at),
             Timer::Daemon(daemon) => {
                 let task = self
                     .owners
@@ -363,7 +373,11 @@ impl Engine {
                     self.after_scheduling();
                 }
             }
-            Timer::Scan { vm, group } => self.scan(vm, group),
+            Timer::Scan { vm, group, life } => {
+                if life == self.vms[vm].life {
+                    self.scan(vm, group);
+                }
+            }
             Timer::Wake { vm, thread, waker } => {
                 let task = self.vms[vm].first_vcpu + thread;
                 let sleeps = self.scheduler.queues.tasks[task].run == Run::Sleeping;
@@ -373,6 +387,20 @@ impl Engine {
                 }
             }
         }
+    }
+
+    fn boot(&mut self, vm: usize) {
+        self.version += 1;
+        self.create_memory(vm);
+        self.vms[vm].boot(self.now);
+        for thread in 0..self.vms[vm].threads.len() {
+            if self.vms[vm].threads[thread].runnable() {
+                let task = self.vms[vm].first_vcpu + thread;
+                self.scheduler.fork(task, self.now, &mut self.chance);
+                self.after_scheduling();
+            }
+        }
+        self.show_nodes(vm);
     }
 
     /// A CPU's task has finished what it was doing.
@@ -489,6 +517,13 @@ impl Engine {
     fn leave(&mut self, vm: usize) {
         self.vms[vm].stage = Stage::Gone;
         self.version += 1;
+        for group in self.vms[vm]
+            .autonuma
+            .iter_mut()
+            .flat_map(|autonuma| &mut autonuma.groups)
+        {
+            group.copying.clear();
+        }
         for thread in 0..self.vms[vm].threads.len() {
             let task = self.vms[vm].first_vcpu + thread;
             self.scheduler.stop(task, self.now);
@@ -502,7 +537,7 @@ impl Engine {
     }
 
     /// Somebody does something else now: latencies are found anew, soon.
-    fn unsettle(&mut self) {
+    pub(super) fn unsettle(&mut self) {
         self.dirty = true;
         self.epoch_end = self.epoch_end.min(Ns(self.now.0 + self.epoch.0));
     }

@@ -13,7 +13,7 @@
 
 use homenode_units::{Ns, PAGE_BYTES};
 
-use super::{Engine, Moving};
+use super::{Engine, Mover, Moving};
 use crate::hardware::fabric::Copying;
 use crate::hypervisor::{PAGE_MOVE_NS, SHOOTDOWN_CYCLES};
 
@@ -21,10 +21,11 @@ impl Engine {
     /// Moves up to `pages` pages of a VM onto nodes, letting the time pass that it takes. Gives what moved.
     pub fn move_pages(&mut self, vm: usize, to: &[usize], pages: u64) -> u64 {
         let page_ns = self.page_move_ns(vm, to);
-        let stall = (SHOOTDOWN_CYCLES / self.clock_ghz / page_ns).min(0.9);
+        let stall = self.move_stall(page_ns);
         let (mut moved, mut carry) = (0, 0.0);
         self.moving = Some(Moving {
             vm,
+            by: Mover::Policy,
             stall,
             copying: Vec::new(),
         });
@@ -53,6 +54,11 @@ impl Engine {
         self.moving = None;
         self.dirty = true;
         moved
+    }
+
+    /// Share of time that the vCPUs of a VM lose while a page moves every `page_ns`.
+    pub(super) fn move_stall(&self, page_ns: f64) -> f64 {
+        (SHOOTDOWN_CYCLES / self.clock_ghz / page_ns).min(0.9)
     }
 
     /// What one page costs to move: the kernel's work, and copying its lines as fast as one core's misses allow.
@@ -84,7 +90,7 @@ impl Engine {
         }
     }
 
-    fn count_copies(&mut self, vm: usize, done: &[(usize, usize, u64)], slice_ns: f64) {
+    pub(super) fn count_copies(&mut self, vm: usize, done: &[(usize, usize, u64)], slice_ns: f64) {
         self.count_moved(done);
         if let Some(moving) = self.moving.as_mut().filter(|moving| moving.vm == vm) {
             moving.copying = copying(done, slice_ns);

@@ -67,6 +67,17 @@ impl Engine {
         self.speeds[cpu] = speed;
     }
 
+    /// The same for all CPUs that run a VM, whose program has changed; everything must be settled.
+    pub(super) fn set_speeds_of(&mut self, vm: usize) {
+        self.unsettle();
+        for cpu in 0..self.topology.cpus.len() {
+            let task = self.scheduler.queues.current(cpu).map(|task| self.owners[task]);
+            if matches!(task, Some(Owner::Vcpu { vm: runs, .. }) if runs == vm) {
+                self.set_speed(cpu);
+            }
+        }
+    }
+
     /// When a task will be done that owes some time and has some units of work left; never, if it has no end of them.
     pub(super) fn end_of(&self, owed_ns: f64, left: f64, ns_per_unit: f64) -> Ns {
         let ns = (owed_ns + left.max(0.0) * ns_per_unit).ceil() as u64;
@@ -124,6 +135,7 @@ impl Engine {
             let caps = &self.topology.link_caps;
             self.totals.busiest.look(self.now, links, caps);
         }
+        self.migrate_slice();
         for llc in &mut self.llcs {
             llc.step(&self.footprints);
         }

@@ -13,6 +13,9 @@
 //! A VM whose memory was allocated when it was created has a *free list*: pages that are on a node and that no region has
 //! touched yet.
 //!
+//! What a balloon takes is drawn the same way from the pages that the guest can spare: all but its kernel's, and while a
+//! program runs all but that program's.
+//!
 //! # Left out
 //!
 //! Which page is which: a policy that picks single pages (Carrefour) needs heat classes fine enough to tell them.
@@ -32,6 +35,15 @@ pub(crate) enum Users {
     Kernel,
     One(usize),
     All,
+}
+
+/// For whom a guest needs memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// Its kernel alone.
+    Kernel,
+    /// Its kernel and its program.
+    Program,
 }
 
 /// Pages that are used alike.
@@ -56,6 +68,16 @@ struct Region {
     users: Users,
     access_share: f64,
     classes: Vec<Class>,
+}
+
+impl Region {
+    fn touched(&self) -> u64 {
+        self.classes.iter().map(Class::touched).sum()
+    }
+
+    fn is_needed(&self, needs: Needs) -> bool {
+        needs == Needs::Program || self.users == Users::Kernel
+    }
 }
 
 /// Who uses a class of pages, and where it lies.
@@ -371,6 +393,39 @@ impl VmMemory {
         moved
     }
 
+    /// Pages that the guest cannot spare, touched or still to be.
+    pub fn needed(&self, needs: Needs) -> u64 {
+        let needed = self.regions.iter().filter(|region| region.is_needed(needs));
+        needed
+            .flat_map(|region| &region.classes)
+            .map(|class| class.pages_planned)
+            .sum()
+    }
+
+    /// Gives back up to `pages` pages: free ones first, then such as are drawn evenly from all that the guest can spare.
+    /// Gives what was taken from each node.
+    pub fn give_back(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
+        let mut taken = vec![0; self.nodes];
+        let needed = self.regions.iter().filter(|region| region.is_needed(needs));
+        let untouched = self.needed(needs) - needed.map(Region::touched).sum::<u64>();
+        let mut free: u64 = self.free_list.iter().sum();
+        let mut draws = pages.min(free.saturating_sub(untouched));
+        let left = pages - draws;
+        draw_evenly(&mut self.free_list, &mut free, &mut draws, &mut taken, chance);
+        let mut spare: Vec<&mut Region> = self
+            .regions
+            .iter_mut()
+            .filter(|region| !region.is_needed(needs))
+            .collect();
+        let mut rest: u64 = spare.iter().map(|region| region.touched()).sum();
+        let mut draws = left.min(rest);
+        for class in spare.iter_mut().flat_map(|region| &mut region.classes) {
+            draw_evenly(&mut class.on, &mut rest, &mut draws, &mut taken, chance);
+        }
+        self.stale |= pages > 0;
+        taken
+    }
+
     /// Panics unless every class has at most the pages that it was planned to have.
     pub fn check(&self) {
         for class in self.regions.iter().flat_map(|region| &region.classes) {
@@ -379,6 +434,18 @@ impl VmMemory {
                 "a class has more pages than were planned: {class:?}"
             );
         }
+    }
+}
+
+/// Takes pages of one population off their nodes: its part of `draws` pages that are drawn from `rest`, both reduced by what
+/// is its.
+fn draw_evenly(on: &mut [u64], rest: &mut u64, draws: &mut u64, taken: &mut [u64], chance: &mut Chance) {
+    for (on, taken) in on.iter_mut().zip(taken) {
+        let drawn = chance.hypergeometric(*rest, *on, *draws);
+        *rest -= *on;
+        *draws -= drawn;
+        *on -= drawn;
+        *taken += drawn;
     }
 }
 
@@ -435,6 +502,32 @@ mod tests {
             prop_assert_eq!(moved, budget.min(on[0] + on[2]).min(room[1] + room[3]));
             prop_assert_eq!(after[1] + after[3], on[1] + on[3] + moved);
             prop_assert!(after[1] - on[1] == room[1] - left[1] && after[3] - on[3] == room[3] - left[3]);
+        }
+
+        #[test]
+        fn a_guest_gives_back_what_is_asked_and_never_what_it_needs(
+            on in prop::collection::vec(0u64..5000, 4..5),
+            asked in 0u64..30_000,
+            seed: u64,
+        ) {
+            let program = crate::workload::builtin("soplex").unwrap().program;
+            let (mut memory, ..) = VmMemory::new(4, 1, Bytes(100 * 4096), program.as_ref(), View::Blind);
+            memory.touch(0, 0, 2, 100);
+            for (node, pages) in on.iter().enumerate() {
+                memory.touch(1, 1, node, *pages);
+            }
+            let untouched = memory.needed(Needs::Program) - 100 - on.iter().sum::<u64>();
+            memory.free_list = vec![0, untouched + 50, 0, 0];
+            let whole = memory.pages();
+            // While the program runs: what is free and the program will not need.
+            let free = memory.give_back(asked, Needs::Program, &mut Chance::new(seed));
+            prop_assert_eq!(&free, &vec![0, asked.min(50), 0, 0]);
+            let taken = memory.give_back(asked, Needs::Kernel, &mut Chance::new(seed));
+            let spare = on.iter().sum::<u64>() + untouched + 50 - free[1];
+            prop_assert_eq!(taken.iter().sum::<u64>(), asked.min(spare));
+            for (node, pages) in memory.pages().into_iter().enumerate() {
+                prop_assert_eq!(pages + taken[node] + free[node], whole[node]);
+            }
         }
     }
 }

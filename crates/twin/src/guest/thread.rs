@@ -61,6 +61,15 @@ impl Thread {
         }
     }
 
+    /// Goes on with the counts of an earlier life of its VM; a timer that is set still comes.
+    pub fn counts_on(&mut self, earlier: &Thread) {
+        self.timer_set = earlier.timer_set;
+        self.instructions = earlier.instructions;
+        self.cycles = earlier.cycles;
+        self.llc_references = earlier.llc_references;
+        self.llc_misses = earlier.llc_misses;
+    }
+
     /// Whether the vCPU has something to run.
     pub fn runnable(&self) -> bool {
         !matches!(self.doing, Doing::Idle | Doing::AtBarrier)

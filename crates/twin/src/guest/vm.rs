@@ -67,6 +67,8 @@ pub(crate) struct Vm {
     pub after: AfterProgram,
     pub program: Option<Program>,
     pub stage: Stage,
+    /// How often it has been started again.
+    pub life: u32,
     /// When it was started, when its program was, and when that ended.
     pub arrived: Option<Ns>,
     pub started: Option<Ns>,
@@ -79,6 +81,8 @@ pub(crate) struct Vm {
     pub accesses: Vec<f64>,
     pub accesses_local: f64,
     pub accesses_remote: f64,
+    /// What an event has made of its program: factors of LLC accesses and cycles.
+    pub factors: (f64, f64),
     /// Number of its vCPU 0 among the vCPUs of the host.
     pub first_vcpu: usize,
     work_share: f64,
@@ -134,6 +138,7 @@ impl Vm {
             after: spec.after,
             program: workload.program,
             stage: Stage::Absent,
+            life: 0,
             arrived: None,
             started: None,
             ended: None,
@@ -142,6 +147,7 @@ impl Vm {
             accesses: vec![0.0; nodes],
             accesses_local: 0.0,
             accesses_remote: 0.0,
+            factors: (1.0, 1.0),
             first_vcpu,
             work_share: spec.work_share,
             starts,
@@ -161,7 +167,23 @@ impl Vm {
 
     /// Whether it has a program that has not ended.
     pub fn busy(&self) -> bool {
-        self.program.is_some() && self.ended.is_none()
+        self.program.is_some() && self.ended.is_none() && self.stage != Stage::Gone
+    }
+
+    /// Goes on with the counts of an earlier life of this VM, and with its chance.
+    pub fn counts_on(&mut self, earlier: &Vm) {
+        self.life = earlier.life + 1;
+        if let (Some(autonuma), Some(earlier)) = (&mut self.autonuma, &earlier.autonuma) {
+            autonuma.pages_moved = earlier.pages_moved;
+            autonuma.scan_ns = earlier.scan_ns;
+        }
+        self.accesses.clone_from(&earlier.accesses);
+        self.accesses_local = earlier.accesses_local;
+        self.accesses_remote = earlier.accesses_remote;
+        self.chance = earlier.chance.clone();
+        for (thread, earlier) in self.threads.iter_mut().zip(&earlier.threads) {
+            thread.counts_on(earlier);
+        }
     }
 
     /// Starts it: every vCPU has something to boot.
@@ -370,8 +392,13 @@ impl Vm {
         1.0
     }
 
-    /// Factors (LLC accesses, cycles) of the phase that a thread is in.
+    /// Factors (LLC accesses, cycles) of a thread's program now: of the phase that it is in, and of events.
     pub fn phase(&self, thread: usize) -> (f64, f64) {
+        let (accesses, cycles) = self.profile_phase(thread);
+        (accesses * self.factors.0, cycles * self.factors.1)
+    }
+
+    fn profile_phase(&self, thread: usize) -> (f64, f64) {
         let phases = self.program.as_ref().map_or(&[][..], |program| &program.phases);
         if phases.is_empty() {
             return (1.0, 1.0);

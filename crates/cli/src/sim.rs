@@ -1,0 +1,204 @@
+//! `homenode sim`: a scenario's run, and what came of it.
+
+use std::io::{IsTerminal, Write};
+
+use homenode_control::{Config, Policies};
+use homenode_twin::{EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
+use homenode_units::Ns;
+use serde::Serialize;
+
+use crate::args::SimArgs;
+use crate::bad_input;
+use crate::output::{Output, or_dash, percent, table};
+use crate::trial::{self, Trial};
+use crate::twin::{self, TwinSpec};
+
+/// What was run, with every option, and what came of it.
+#[derive(Debug, Serialize)]
+struct Simulation<'a> {
+    version: &'static str,
+    commit: &'static str,
+    scenario: &'a str,
+    machine: &'a str,
+    seed: u64,
+    epoch_ns: Ns,
+    duration_ns: Ns,
+    warm_up_ns: Ns,
+    period_ns: Ns,
+    policies: Vec<Trial>,
+}
+
+/// Runs a scenario under its policies, or lists those that come with the program.
+///
+/// # Errors
+/// Bad input; a scenario that the machine cannot run.
+pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
+    let mut output = Output::new(args.json);
+    let Some(what) = args.scenario.as_deref().filter(|_| !args.list) else {
+        list(&mut output);
+        return Ok(());
+    };
+    let scenario = twin::scenario(what)?;
+    let spec = TwinSpec {
+        machine: twin::machine_for(&scenario, what, args.machine.as_deref())?,
+        seed: args.seed.unwrap_or(scenario.seed),
+        epoch: args.epoch.unwrap_or(EPOCH_DEFAULT),
+        scenario,
+    };
+    let config = Config::default();
+    let sets = policies(args, &spec.scenario)?;
+    let trials = trial::run_all(&spec, &config, &sets, |policies, twin| {
+        progress(&format!(
+            "{} under {}: {} of at most {}",
+            spec.scenario.name,
+            policies.name(),
+            twin.now(),
+            spec.scenario.duration
+        ));
+    })?;
+    progress("");
+    show(&spec, &trials, &mut output);
+    let simulation = Simulation {
+        version: env!("CARGO_PKG_VERSION"),
+        commit: env!("HOMENODE_COMMIT"),
+        scenario: &spec.scenario.name,
+        machine: &spec.machine.name,
+        seed: spec.seed,
+        epoch_ns: spec.epoch,
+        duration_ns: spec.scenario.duration,
+        warm_up_ns: spec.scenario.warm_up,
+        period_ns: config.period,
+        policies: trials,
+    };
+    output.object("simulation", &simulation);
+    Ok(())
+}
+
+/// Those asked for; else those that the scenario names; else none.
+fn policies(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Policies>> {
+    if !args.policies.is_empty() {
+        return Ok(args.policies.clone());
+    }
+    if scenario.policies.is_empty() {
+        return Ok(vec![Policies::Default]);
+    }
+    let named = scenario.policies.iter().enumerate().map(|(at, name)| {
+        let unknown = |error: String| bad_input(scenario.complaint(&format!("policies[{at}]"), error));
+        name.parse().map_err(unknown)
+    });
+    named.collect()
+}
+
+fn list(output: &mut Output) {
+    #[derive(Serialize)]
+    struct Entry {
+        name: &'static str,
+        about: String,
+    }
+    let about = |name| Scenario::builtin(name).map_or_else(String::new, |scenario| scenario.about);
+    let entries: Vec<Entry> = Scenario::names()
+        .map(|name| Entry {
+            name,
+            about: about(name),
+        })
+        .collect();
+    for entry in &entries {
+        output.line(&format!("{:<18} {}", entry.name, entry.about));
+    }
+    output.object("scenarios", &serde_json::json!({ "scenarios": entries }));
+}
+
+/// One line on a terminal, over the last one; nothing in a pipe.
+fn progress(text: &str) {
+    let mut err = std::io::stderr();
+    if err.is_terminal() {
+        // Whether it can be seen changes nothing.
+        let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
+    }
+}
+
+fn show(spec: &TwinSpec, trials: &[Trial], output: &mut Output) {
+    output.line(&format!(
+        "{} on {}, seed {}, epoch {}, warm-up {}, at most {}",
+        spec.scenario.name,
+        spec.machine.name,
+        spec.seed,
+        spec.epoch,
+        spec.scenario.warm_up,
+        spec.scenario.duration
+    ));
+    for trial in trials {
+        let report = &trial.report;
+        output.line(&format!(
+            "\nUnder {}: {} decisions, ended at {:.1}s\n\n{}\n\n{}",
+            trial.policy,
+            trial.decisions,
+            report.at_ns.as_secs_f64(),
+            vms(report),
+            nodes(report)
+        ));
+        if !report.events.is_empty() {
+            output.line("");
+        }
+        for event in &report.events {
+            output.line(&said(event));
+        }
+    }
+    if trials.len() > 1 {
+        output.line(&format!("\nSide by side:\n\n{}\n", trial::side_by_side(trials)));
+        for sentence in trial::sentences(trials) {
+            output.line(&sentence);
+        }
+    }
+}
+
+fn said(event: &EventReport) -> String {
+    let result = format!("{:?}", event.result).to_lowercase();
+    let note = event
+        .note
+        .as_ref()
+        .map(|note| format!(" ({note})"))
+        .unwrap_or_default();
+    format!(
+        "[{:8.1}s] {} {}: {result}{note}",
+        event.at_s, event.event, event.vm
+    )
+}
+
+fn vms(report: &TwinReport) -> String {
+    let seconds = |s: f64| format!("{s:.1}s");
+    let rows = report.vms.iter().map(|vm| {
+        vec![
+            vm.name.clone(),
+            vm.workload.clone(),
+            or_dash(vm.arrival_s, seconds),
+            or_dash(vm.runtime_s, seconds),
+            or_dash(vm.llc_miss_rate, percent),
+            or_dash(vm.local_access_ratio, percent),
+            vm.node_changes.to_string(),
+            seconds(vm.waiting_s),
+        ]
+    });
+    let header = [
+        "VM",
+        "workload",
+        "started",
+        "runtime",
+        "LLC miss",
+        "local",
+        "node changes",
+        "waiting",
+    ];
+    table(&header, rows).to_string()
+}
+
+fn nodes(report: &TwinReport) -> String {
+    let rows = report.nodes.iter().map(|(node, on)| {
+        vec![
+            node.to_string(),
+            format!("{:.1}", on.cpus_busy),
+            format!("{:.2}GB/s", on.bandwidth_bytes_per_s.as_f64() / 1e9),
+        ]
+    });
+    table(&["node", "CPUs busy", "bandwidth"], rows).to_string()
+}

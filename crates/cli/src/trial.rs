@@ -1,0 +1,124 @@
+//! A scenario's run to its end under a set of policies: the one way of it, and how several compare.
+
+use comfy_table::Table;
+use homenode_control::{Config, Control, Event, Mode, Policies};
+use homenode_host::Host;
+use homenode_twin::{Twin, TwinReport};
+use homenode_units::Ns;
+use serde::Serialize;
+
+use crate::output::{or_dash, percent, table};
+use crate::twin::TwinSpec;
+
+/// What came of a scenario under a set of policies.
+#[derive(Debug, Serialize)]
+pub struct Trial {
+    /// The policies' name.
+    pub policy: &'static str,
+    /// Mean over the VMs that ended of runtime here over runtime under the policies run first.
+    pub relative_runtime_mean: Option<f64>,
+    /// How much the policies decided.
+    pub decisions: usize,
+    /// What came of VMs and nodes.
+    #[serde(flatten)]
+    pub report: TwinReport,
+}
+
+/// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called now and then.
+///
+/// # Errors
+/// When the twin cannot start.
+pub fn run_all(
+    spec: &TwinSpec,
+    config: &Config,
+    sets: &[Policies],
+    mut look: impl FnMut(Policies, &Twin),
+) -> anyhow::Result<Vec<Trial>> {
+    let mut trials: Vec<Trial> = Vec::new();
+    for policies in sets {
+        let config = Config {
+            policies: *policies,
+            ..config.clone()
+        };
+        let mut trial = run(spec, config, |twin| look(*policies, twin))?;
+        let first = trials.first().map_or(&trial.report, |first| &first.report);
+        trial.relative_runtime_mean = relative_runtime(first, &trial.report);
+        trials.push(trial);
+    }
+    Ok(trials)
+}
+
+fn run(spec: &TwinSpec, config: Config, mut look: impl FnMut(&Twin)) -> anyhow::Result<Trial> {
+    let mut twin = spec.start()?;
+    let (policy, period) = (config.policies.name(), config.period);
+    let mut control = Control::new(config, Mode::Act);
+    let mut decisions = 0;
+    while !twin.finished() && twin.now() < spec.scenario.duration {
+        look(&twin);
+        let epoch = control.step(&mut twin)?;
+        let decided = |event: &&Event| matches!(event, Event::Decided { .. });
+        decisions += epoch.events.iter().filter(decided).count();
+        twin.wait(Ns(spec.scenario.duration.0.saturating_sub(twin.now().0)).min(period));
+    }
+    Ok(Trial {
+        policy,
+        relative_runtime_mean: None,
+        decisions,
+        report: twin.report(),
+    })
+}
+
+fn relative_runtime(base: &TwinReport, other: &TwinReport) -> Option<f64> {
+    let ratios: Vec<f64> = base
+        .vms
+        .iter()
+        .zip(&other.vms)
+        .filter_map(|(a, b)| Some(b.runtime_s? / a.runtime_s?))
+        .collect();
+    (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64)
+}
+
+/// Runtimes and local shares of accesses of every VM, side by side.
+pub fn side_by_side(trials: &[Trial]) -> Table {
+    let names = |first: &str| {
+        let headed = |(at, trial): (usize, &Trial)| match at {
+            0 => format!("{first}{}", trial.policy),
+            _ => trial.policy.to_owned(),
+        };
+        trials.iter().enumerate().map(headed).collect::<Vec<_>>()
+    };
+    let mut header = vec!["VM".to_owned(), "workload".to_owned()];
+    header.extend(names("runtime: "));
+    header.extend(names("local: "));
+    let vms = trials.first().map_or(&[][..], |trial| &trial.report.vms);
+    let rows = vms.iter().enumerate().map(|(at, vm)| {
+        let of_all = trials.iter().map(|trial| &trial.report.vms[at]);
+        let mut row = vec![vm.name.clone(), vm.workload.clone()];
+        row.extend(
+            of_all
+                .clone()
+                .map(|vm| or_dash(vm.runtime_s, |s| format!("{s:.1}s"))),
+        );
+        row.extend(of_all.map(|vm| or_dash(vm.local_access_ratio, percent)));
+        row
+    });
+    table(&header.iter().map(String::as_str).collect::<Vec<_>>(), rows)
+}
+
+/// A sentence for every set of policies but the first.
+pub fn sentences(trials: &[Trial]) -> Vec<String> {
+    let Some((first, others)) = trials.split_first() else {
+        return Vec::new();
+    };
+    let sentence = |trial: &Trial| {
+        let change = (1.0 - trial.relative_runtime_mean?) * 100.0;
+        let word = if change >= 0.0 { "shorter" } else { "longer" };
+        Some(format!(
+            "{}: programs run {:.1} percent {word} than under {}, on average",
+            trial.policy,
+            change.abs(),
+            first.policy
+        ))
+    };
+    others.iter().filter_map(sentence).collect()
+}

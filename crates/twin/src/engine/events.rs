@@ -1,0 +1,276 @@
+//! What a scenario says happens to VMs: starts, stops, balloons, moves of memory, changes of behaviour.
+//!
+//! # Model
+//!
+//! - A VM that is started again is a new one under the old name: it boots, its guest has touched nothing, pins and home
+//!   are those of the scenario; what it counted stays counted.
+//! - A balloon acts at once. Where it leaves a guest less than it has touched, the guest gives back pages drawn evenly
+//!   from those it can spare, and never what a running program needs: the balloon then stops there, and the report says so.
+//!   A balloon that grows gives nothing at once: pages come when they are touched.
+//! - Memory is moved as by a policy ([`super::moves`]), one VM after the other: at the end of each epoch what that had
+//!   time for. While a policy moves pages itself, it waits.
+//!
+//! # Left out
+//!
+//! The time that a guest takes to find pages for its balloon; swapping, which a balloon below the needed would cause.
+
+use std::collections::VecDeque;
+
+use homenode_machine::Machine;
+use homenode_units::{Bytes, Ns, Pages};
+
+use super::{Engine, Mover, Moving, Timer};
+use crate::guest::memory::Needs;
+use crate::guest::{Stage, Vm};
+use crate::report::{EventReport, EventResult};
+use crate::scenario::{EventAction, Scenario};
+
+/// The events of a scenario, and what came of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    events: Vec<Event>,
+    pub log: Vec<EventReport>,
+    /// VMs that events start, as they are before their first start, and their CPUs.
+    fresh: Vec<Option<(Vm, Vec<Vec<bool>>)>>,
+    starts_left: usize,
+    migrations: VecDeque<Migration>,
+}
+
+#[derive(Clone, Debug)]
+struct Event {
+    at: Ns,
+    vm: usize,
+    action: EventAction,
+    /// Positions of the nodes that a migration goes to.
+    to: Vec<usize>,
+}
+
+/// Memory on its way.
+#[derive(Clone, Debug)]
+struct Migration {
+    /// Its entry in the log.
+    entry: usize,
+    vm: usize,
+    to: Vec<usize>,
+    since: Ns,
+    left: u64,
+    moved: u64,
+    /// Part of a page that the last slice had time for.
+    carry: f64,
+    over: bool,
+}
+
+impl Script {
+    /// The events of a checked scenario.
+    pub fn new(scenario: &Scenario, machine: &Machine) -> Script {
+        let position = |vm: &str| scenario.vms.iter().position(|spec| spec.name == vm);
+        let events = scenario.events.iter().map(|event| Event {
+            at: event.at,
+            vm: position(&event.vm).expect("checked"),
+            action: event.action.clone(),
+            to: match &event.action {
+                EventAction::Migrate { nodes, .. } => {
+                    let positions = nodes.iter().map(|node| machine.nodes.position(node));
+                    positions.map(|at| at.expect("checked")).collect()
+                }
+                _ => Vec::new(),
+            },
+        });
+        let events: Vec<Event> = events.collect();
+        Script {
+            starts_left: events
+                .iter()
+                .filter(|event| event.action == EventAction::Start)
+                .count(),
+            events,
+            log: Vec::new(),
+            fresh: Vec::new(),
+            migrations: VecDeque::new(),
+        }
+    }
+
+    /// Whether a VM is still to be started.
+    pub fn starts_something(&self) -> bool {
+        self.starts_left > 0
+    }
+
+    fn starts(&self, vm: usize) -> bool {
+        let starts = |event: &Event| event.vm == vm && event.action == EventAction::Start;
+        self.events.iter().any(starts)
+    }
+}
+
+impl Engine {
+    /// Sets the timers of a new engine's events.
+    pub(super) fn set_events(&mut self) {
+        for at in 0..self.script.events.len() {
+            self.set_timer(self.script.events[at].at, Timer::Event(at));
+        }
+        let fresh = self.vms.iter().enumerate().map(|(at, vm)| {
+            let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
+            let allowed = || {
+                self.scheduler.queues.tasks[tasks]
+                    .iter()
+                    .map(|task| task.allowed.clone())
+            };
+            self.script.starts(at).then(|| (vm.clone(), allowed().collect()))
+        });
+        self.script.fresh = fresh.collect();
+    }
+
+    pub(super) fn event(&mut self, at: usize) {
+        let Event { vm, action, to, .. } = self.script.events[at].clone();
+        let entry = self.script.log.len();
+        self.script.log.push(EventReport {
+            at_s: self.now.as_secs_f64(),
+            vm: self.vms[vm].name.clone(),
+            event: action.name(),
+            result: EventResult::Done,
+            note: None,
+        });
+        let (result, note) = match action {
+            EventAction::Start => self.start(vm),
+            _ if !self.vms[vm].present() => (EventResult::Skipped, Some("the VM is not there".to_owned())),
+            EventAction::Stop => {
+                self.settle_all();
+                self.leave(vm);
+                (EventResult::Done, None)
+            }
+            EventAction::Balloon { memory } => self.balloon(vm, memory),
+            EventAction::Migrate { memory_max, .. } => {
+                self.unsettle();
+                self.script.migrations.push_back(Migration {
+                    entry,
+                    vm,
+                    to,
+                    since: self.now,
+                    left: memory_max.map_or(u64::MAX, |bytes| bytes.to_pages().0),
+                    moved: 0,
+                    carry: 0.0,
+                    over: false,
+                });
+                (EventResult::Running, None)
+            }
+            EventAction::Phase {
+                llc_access_factor,
+                cpi_factor,
+            } => {
+                self.settle_all();
+                self.vms[vm].factors = (llc_access_factor, cpi_factor);
+                self.set_speeds_of(vm);
+                (EventResult::Done, None)
+            }
+        };
+        self.script.log[entry].result = result;
+        self.script.log[entry].note = note;
+    }
+
+    fn start(&mut self, vm: usize) -> (EventResult, Option<String>) {
+        self.script.starts_left -= 1;
+        match self.vms[vm].stage {
+            Stage::Absent => {}
+            Stage::Gone => {
+                let (mut fresh, allowed) = self.script.fresh[vm].clone().expect("an event starts it");
+                fresh.counts_on(&self.vms[vm]);
+                self.vms[vm] = fresh;
+                for (thread, allowed) in allowed.into_iter().enumerate() {
+                    let task = self.vms[vm].first_vcpu + thread;
+                    self.scheduler.set_affinity(task, allowed, self.now);
+                }
+            }
+            _ => return (EventResult::Skipped, Some("the VM runs already".to_owned())),
+        }
+        self.boot(vm);
+        (EventResult::Done, None)
+    }
+
+    fn balloon(&mut self, vm: usize, memory: Bytes) -> (EventResult, Option<String>) {
+        let owner = &mut self.vms[vm];
+        let needs = if matches!(owner.stage, Stage::Booting | Stage::Program) {
+            Needs::Program
+        } else {
+            Needs::Kernel
+        };
+        let asked = memory.to_pages().0;
+        let left = asked.max(owner.memory.needed(needs));
+        let back = owner.memory.pages().iter().sum::<u64>().saturating_sub(left);
+        let pages = owner.memory.give_back(back, needs, &mut self.chance);
+        owner.memory_bytes = Pages(left).to_bytes();
+        self.memory.release(&pages);
+        self.version += 1;
+        if left == asked {
+            return (EventResult::Done, None);
+        }
+        let note = format!("asked for {memory}; the guest needs {}", Pages(left).to_bytes());
+        (EventResult::Partly, Some(note))
+    }
+
+    /// Moves what an epoch has time for, of the memory that events have set on its way.
+    pub(super) fn migrate_slice(&mut self) {
+        if self
+            .moving
+            .as_ref()
+            .is_some_and(|moving| moving.by == Mover::Policy)
+        {
+            return;
+        }
+        // What was copied in the last epoch is there now.
+        self.dirty |= self.moving.take().is_some();
+        while self.script.migrations.front().is_some_and(|front| front.over) {
+            self.script.migrations.pop_front();
+        }
+        let Some(mut work) = self.script.migrations.pop_front() else {
+            return;
+        };
+        let count = if self.vms[work.vm].present() {
+            let page_ns = self.page_move_ns(work.vm, &work.to);
+            // What waited for another began with the epoch.
+            let slice = (self.now.0 - work.since.max(self.epoch_began).0) as f64;
+            work.carry += slice / page_ns;
+            let budget = (work.carry as u64).min(work.left);
+            work.carry -= budget as f64;
+            self.moving = Some(Moving {
+                vm: work.vm,
+                by: Mover::Event,
+                stall: self.move_stall(page_ns),
+                copying: Vec::new(),
+            });
+            let memory = &mut self.vms[work.vm].memory;
+            let done = memory.migrate(&work.to, budget, &mut self.memory.free, &mut self.chance);
+            self.count_copies(work.vm, &done, slice.max(1.0));
+            let count: u64 = done.iter().map(|(_, _, pages)| pages).sum();
+            work.over = count < budget;
+            count
+        } else {
+            work.over = true;
+            0
+        };
+        work.moved += count;
+        work.left -= count;
+        work.over |= work.left == 0;
+        if work.over {
+            self.report_migration(&work);
+        }
+        self.script.migrations.push_front(work);
+    }
+
+    fn report_migration(&mut self, work: &Migration) {
+        let vm = &self.vms[work.vm];
+        let pages = vm.memory.pages();
+        let outside = pages
+            .iter()
+            .enumerate()
+            .filter(|(node, _)| !work.to.contains(node));
+        let left: u64 = outside.map(|(_, pages)| pages).sum();
+        let (result, why) = match (vm.present(), left) {
+            (false, _) => (EventResult::Partly, ", then the VM left"),
+            (true, 0) => (EventResult::Done, ""),
+            (true, _) if work.left == 0 => (EventResult::Done, ", which is the budget"),
+            (true, _) => (EventResult::Partly, ", then the nodes were full"),
+        };
+        let (moved, until) = (Pages(work.moved).to_bytes(), self.now);
+        let entry = &mut self.script.log[work.entry];
+        entry.result = result;
+        entry.note = Some(format!("moved {moved} until {until}{why}"));
+    }
+}

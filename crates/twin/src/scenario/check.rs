@@ -1,0 +1,495 @@
+//! What is wrong with a scenario that reads well, and where.
+
+use homenode_machine::Machine;
+use homenode_machine::file::{Candidates, FileError};
+use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
+
+use super::{Allocation, EventAction, EventSpec, Hypervisor, MemoryPolicy, Scenario, VmSpec, Vnuma};
+use crate::workload;
+
+/// What is wrong with a scenario, or with a machine to run it on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // the messages say it
+pub enum TwinError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Workload(#[from] workload::WorkloadError),
+    #[error(
+        "machine {machine} has no timing figures, and the twin needs them; run it on a preset, or add [hardware] to its file"
+    )]
+    NoHardware { machine: String },
+    #[error("machine {machine}: {what} is missing, and the twin needs it; add it to the machine's file")]
+    MissingFigure { machine: String, what: String },
+    #[error("scenario {scenario}: {message} (key `{key}`)")]
+    Key {
+        scenario: String,
+        key: String,
+        message: String,
+    },
+    #[error("scenario {scenario}: no VM; add a [[vm]]")]
+    NoVms { scenario: String },
+    #[error("scenario {scenario}: two VMs are named {vm}; names must differ")]
+    VmTwice { scenario: String, vm: String },
+    #[error("VM {vm}: {what} is {value}; {expected}")]
+    Figure {
+        vm: String,
+        what: &'static str,
+        value: String,
+        expected: &'static str,
+    },
+    #[error("scenario {scenario}: two workloads of its own are named {workload}; names must differ")]
+    WorkloadTwice { scenario: String, workload: String },
+    #[error("scenario {scenario}: {what} is {value}; {expected}")]
+    Time {
+        scenario: String,
+        what: &'static str,
+        value: Ns,
+        expected: String,
+    },
+    #[error("event at {at}: no VM is named `{vm}`{candidates}")]
+    EventVm {
+        at: Ns,
+        vm: String,
+        candidates: Candidates,
+    },
+    #[error("VM {vm} is started by an event at {at}, and has an arrival of its own; say one of them")]
+    ArrivesTwice { vm: String, at: Ns },
+    #[error("VM {vm}: unknown workload `{workload}`{candidates}")]
+    UnknownWorkload {
+        vm: String,
+        workload: String,
+        candidates: homenode_machine::file::Candidates,
+    },
+    #[error("VM {vm}: {setting} {problem}; {remedy}")]
+    Contradiction {
+        vm: String,
+        setting: &'static str,
+        problem: &'static str,
+        remedy: &'static str,
+    },
+    #[error("VM {vm} has {vcpus} vCPUs, and machine {machine} only {cpus} CPUs; give it at most {cpus}")]
+    VcpusBeyondHost {
+        vm: String,
+        vcpus: u16,
+        machine: String,
+        cpus: usize,
+    },
+    #[error("VM {vm} has {memory} of memory, and machine {machine} only {host}; give it less")]
+    MemoryBeyondHost {
+        vm: String,
+        memory: Bytes,
+        machine: String,
+        host: Bytes,
+    },
+    #[error(
+        "VM {vm} has {memory} of memory, and its guest with workload {workload} touches {footprint}; give it more"
+    )]
+    FootprintBeyondVm {
+        vm: String,
+        memory: Bytes,
+        workload: String,
+        footprint: Bytes,
+    },
+    #[error(
+        "the VMs need {footprint} in all, and machine {machine} has {host}; the twin has no swap: run fewer VMs"
+    )]
+    FootprintBeyondHost {
+        footprint: Bytes,
+        machine: String,
+        host: Bytes,
+    },
+    #[error("VM {vm}: CPUs {{{cpus}}} are not a non-empty part of the CPUs {usable} of machine {machine}")]
+    Cpus {
+        vm: String,
+        cpus: CpuSet,
+        usable: CpuSet,
+        machine: String,
+    },
+    #[error(
+        "VM {vm}: nodes {{{nodes}}} are not a non-empty part of the nodes with memory {usable} of machine {machine}"
+    )]
+    Nodes {
+        vm: String,
+        nodes: NodeSet,
+        usable: NodeSet,
+        machine: String,
+    },
+}
+
+/// A complaint and the key of the scenario that it is about.
+struct Wrong {
+    key: String,
+    error: Box<TwinError>,
+}
+
+/// Puts the key of a table before the key in it.
+fn within(table: &str) -> impl Fn((&'static str, TwinError)) -> Wrong {
+    move |(key, error)| Wrong {
+        key: format!("{table}.{key}"),
+        error: Box::new(error),
+    }
+}
+
+impl Scenario {
+    /// Whether it can be at all.
+    pub(super) fn check(&self) -> Result<(), TwinError> {
+        self.check_itself().map_err(|wrong| self.placed(wrong))
+    }
+
+    /// Whether a machine can run it.
+    pub(crate) fn check_on(&self, machine: &Machine) -> Result<(), TwinError> {
+        self.check()?;
+        self.check_fit(machine).map_err(|wrong| self.placed(wrong))
+    }
+
+    /// The complaint with its place, where the scenario comes from a file.
+    fn placed(&self, wrong: Wrong) -> TwinError {
+        match &self.origin.0 {
+            Some(source) => TwinError::File(source.complaint(&wrong.key, wrong.error.to_string())),
+            None => *wrong.error,
+        }
+    }
+
+    fn check_itself(&self) -> Result<(), Wrong> {
+        let scenario = || self.name.clone();
+        let wrong = |key: &str, error| {
+            let (key, error) = (key.to_owned(), Box::new(error));
+            Err(Wrong { key, error })
+        };
+        if self.vms.is_empty() {
+            return wrong("name", TwinError::NoVms { scenario: scenario() });
+        }
+        if self.duration == Ns::ZERO {
+            let (what, expected) = ("duration", "it must be above 0".to_owned());
+            let (scenario, value) = (scenario(), self.duration);
+            return wrong(
+                "duration",
+                TwinError::Time {
+                    scenario,
+                    what,
+                    value,
+                    expected,
+                },
+            );
+        }
+        if self.warm_up >= self.duration {
+            let (what, expected) = (
+                "warm_up",
+                format!("it must be shorter than the run of {}", self.duration),
+            );
+            let (scenario, value) = (scenario(), self.warm_up);
+            return wrong(
+                "warm_up",
+                TwinError::Time {
+                    scenario,
+                    what,
+                    value,
+                    expected,
+                },
+            );
+        }
+        for (at, workload) in self.workloads.iter().enumerate() {
+            let key = format!("workload[{at}]");
+            if self.workloads[..at]
+                .iter()
+                .any(|other| other.name == workload.name)
+            {
+                let (scenario, workload) = (scenario(), workload.name.clone());
+                return wrong(
+                    &format!("{key}.name"),
+                    TwinError::WorkloadTwice { scenario, workload },
+                );
+            }
+            if let Err(error) = workload.check() {
+                let key = error.key().map_or(key.clone(), |inner| format!("{key}.{inner}"));
+                return wrong(&key, error.into());
+            }
+        }
+        for (at, vm) in self.vms.iter().enumerate() {
+            let key = format!("vm[{at}]");
+            if self.vms[..at].iter().any(|other| other.name == vm.name) {
+                let (scenario, vm) = (scenario(), vm.name.clone());
+                return wrong(&format!("{key}.name"), TwinError::VmTwice { scenario, vm });
+            }
+            vm.check_figures().map_err(within(&key))?;
+            vm.check_guest(self.hypervisor).map_err(within(&key))?;
+            self.workload(vm)
+                .map_err(|error| within(&key)(("workload", error)))?;
+        }
+        for (at, event) in self.events.iter().enumerate() {
+            self.check_event(event).map_err(within(&format!("event[{at}]")))?;
+        }
+        Ok(())
+    }
+
+    /// What a VM's guest and its program touch in all, which must fit into it.
+    fn check_footprint(&self, vm: &VmSpec) -> Result<Bytes, (&'static str, TwinError)> {
+        let program = self.workload(vm).map_err(|error| ("workload", error))?.program;
+        let touched = program.map_or(Bytes::ZERO, |program| program.footprint(vm.vcpus));
+        let footprint = crate::guest::boot_footprint(vm.memory) + touched;
+        if footprint > vm.memory {
+            let (vm, memory, workload) = (vm.name.clone(), vm.memory, vm.workload.clone());
+            let error = TwinError::FootprintBeyondVm {
+                vm,
+                memory,
+                workload,
+                footprint,
+            };
+            return Err(("memory", error));
+        }
+        Ok(footprint)
+    }
+
+    fn check_event(&self, event: &EventSpec) -> Result<(), (&'static str, TwinError)> {
+        let Some(vm) = self.vms.iter().find(|vm| vm.name == event.vm) else {
+            let candidates = Candidates::of(&event.vm, self.vms.iter().map(|vm| vm.name.clone()));
+            let (at, vm) = (event.at, event.vm.clone());
+            return Err(("vm", TwinError::EventVm { at, vm, candidates }));
+        };
+        if event.at >= self.duration {
+            let expected = format!("the run ends at {}", self.duration);
+            let (scenario, what, value) = (self.name.clone(), "at of an event", event.at);
+            return Err((
+                "at",
+                TwinError::Time {
+                    scenario,
+                    what,
+                    value,
+                    expected,
+                },
+            ));
+        }
+        let figure = |key, what, value: f64, expected| {
+            let (vm, value) = (event.vm.clone(), value.to_string());
+            Err((
+                key,
+                TwinError::Figure {
+                    vm,
+                    what,
+                    value,
+                    expected,
+                },
+            ))
+        };
+        match event.action {
+            EventAction::Start if vm.arrival > Ns::ZERO && self.started_by_event(&vm.name) => {
+                let (vm, at) = (event.vm.clone(), event.at);
+                Err(("action", TwinError::ArrivesTwice { vm, at }))
+            }
+            EventAction::Balloon { memory: Bytes::ZERO } => figure(
+                "action.balloon.memory",
+                "memory of a balloon",
+                0.0,
+                "a guest needs some",
+            ),
+            EventAction::Phase {
+                llc_access_factor: factor,
+                ..
+            } if !(factor >= 0.0 && factor.is_finite()) => {
+                let (key, what) = ("action.phase.llc_access_factor", "llc_access_factor");
+                figure(key, what, factor, "it must not be below 0")
+            }
+            EventAction::Phase {
+                cpi_factor: factor, ..
+            } if !(factor > 0.0 && factor.is_finite()) => figure(
+                "action.phase.cpi_factor",
+                "cpi_factor",
+                factor,
+                "it must be above 0",
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_fit(&self, machine: &Machine) -> Result<(), Wrong> {
+        let host: Bytes = machine.nodes.values().map(|n| n.memory_bytes).sum();
+        let mut touched = Bytes::ZERO;
+        for (at, vm) in self.vms.iter().enumerate() {
+            let key = format!("vm[{at}]");
+            vm.check_fit(machine, host).map_err(within(&key))?;
+            let footprint = self.check_footprint(vm).map_err(within(&key))?;
+            touched += if vm.allocated_at_creation(self.hypervisor) {
+                vm.memory
+            } else {
+                footprint
+            };
+        }
+        for (at, event) in self.events.iter().enumerate() {
+            event
+                .check_fit(machine, host)
+                .map_err(within(&format!("event[{at}]")))?;
+        }
+        if touched > host {
+            let (footprint, machine) = (touched, machine.name.clone());
+            let error = TwinError::FootprintBeyondHost {
+                footprint,
+                machine,
+                host,
+            };
+            return Err(Wrong {
+                key: "vm".to_owned(),
+                error: Box::new(error),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl EventSpec {
+    fn check_fit(&self, machine: &Machine, host: Bytes) -> Result<(), (&'static str, TwinError)> {
+        match &self.action {
+            EventAction::Balloon { memory } if *memory > host => {
+                let error = beyond_host(&self.vm, *memory, machine, host);
+                Err(("action.balloon.memory", error))
+            }
+            EventAction::Migrate { nodes, .. } => {
+                part_of_nodes(&self.vm, nodes, machine).map_err(|error| ("action.migrate.nodes", error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl VmSpec {
+    fn check_figures(&self) -> Result<(), (&'static str, TwinError)> {
+        let figure = |what, value: String, expected| {
+            let vm = self.name.clone();
+            Err((
+                what,
+                TwinError::Figure {
+                    vm,
+                    what,
+                    value,
+                    expected,
+                },
+            ))
+        };
+        if self.vcpus == 0 {
+            return figure("vcpus", "0".into(), "a VM needs at least one");
+        }
+        if !(self.work_share > 0.0 && self.work_share.is_finite()) {
+            return figure("work_share", self.work_share.to_string(), "it must be above 0");
+        }
+        Ok(())
+    }
+
+    /// What its guest is told must fit what its host is.
+    fn check_guest(&self, hypervisor: Hypervisor) -> Result<(), (&'static str, TwinError)> {
+        let refuse = |key, setting, problem, remedy| {
+            let vm = self.name.clone();
+            let error = TwinError::Contradiction {
+                vm,
+                setting,
+                problem,
+                remedy,
+            };
+            Err((key, error))
+        };
+        let native = hypervisor == Hypervisor::Native;
+        let rounds = self.memory_policy != MemoryPolicy::FirstTouch;
+        if native && self.vnuma == Vnuma::Static {
+            return refuse(
+                "vnuma",
+                "vnuma = \"static\"",
+                "contradicts hypervisor = \"native\", whose kernel knows the nodes itself",
+                "leave it out",
+            );
+        }
+        if native && self.memory_policy == MemoryPolicy::Round1g {
+            return refuse(
+                "memory_policy",
+                "memory_policy = \"round-1g\"",
+                "is a hypervisor's, and the scenario has hypervisor = \"native\"",
+                "use round-4k or first-touch",
+            );
+        }
+        if rounds && self.vnuma == Vnuma::Static {
+            return refuse(
+                "memory_policy",
+                "memory_policy = \"round-...\"",
+                "spreads every virtual node of vnuma = \"static\" over the host",
+                "use first-touch, or vnuma = \"none\"",
+            );
+        }
+        let one_node = !native && self.vnuma == Vnuma::None;
+        if one_node && self.allocation == Allocation::Interleave {
+            return refuse(
+                "allocation",
+                "allocation = \"interleave\"",
+                "has no effect in a guest that sees one node",
+                "set vnuma = \"static\", or memory_policy = \"round-4k\"",
+            );
+        }
+        if one_node && self.autonuma {
+            return refuse(
+                "autonuma",
+                "autonuma",
+                "has no effect in a guest that sees one node",
+                "set vnuma = \"static\"",
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether it gets all of its memory when it is created.
+    fn allocated_at_creation(&self, hypervisor: Hypervisor) -> bool {
+        hypervisor != Hypervisor::Native && self.memory_policy != MemoryPolicy::FirstTouch
+    }
+
+    fn check_fit(&self, machine: &Machine, host: Bytes) -> Result<(), (&'static str, TwinError)> {
+        let name = || self.name.clone();
+        if usize::from(self.vcpus) > machine.cpus.len() {
+            let (vcpus, cpus) = (self.vcpus, machine.cpus.len());
+            let error = TwinError::VcpusBeyondHost {
+                vm: name(),
+                vcpus,
+                machine: machine.name.clone(),
+                cpus,
+            };
+            return Err(("vcpus", error));
+        }
+        if self.memory > host {
+            return Err(("memory", beyond_host(&self.name, self.memory, machine, host)));
+        }
+        if let Some(cpus) = &self.cpus {
+            let usable: CpuSet = machine.cpu_set();
+            if cpus.is_empty() || !cpus.is_subset(&usable) {
+                let (cpus, machine) = (cpus.clone(), machine.name.clone());
+                let error = TwinError::Cpus {
+                    vm: name(),
+                    cpus,
+                    usable,
+                    machine,
+                };
+                return Err(("cpus", error));
+            }
+        }
+        match &self.memory_nodes {
+            Some(nodes) => part_of_nodes(&self.name, nodes, machine).map_err(|error| ("memory_nodes", error)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn beyond_host(vm: &str, memory: Bytes, machine: &Machine, host: Bytes) -> TwinError {
+    TwinError::MemoryBeyondHost {
+        vm: vm.to_owned(),
+        memory,
+        machine: machine.name.clone(),
+        host,
+    }
+}
+
+fn part_of_nodes(vm: &str, nodes: &NodeSet, machine: &Machine) -> Result<(), TwinError> {
+    let usable = machine.memory_nodes();
+    if nodes.is_empty() || !nodes.is_subset(&usable) {
+        return Err(TwinError::Nodes {
+            vm: vm.to_owned(),
+            nodes: nodes.clone(),
+            usable,
+            machine: machine.name.clone(),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! What happens to VMs during a run.
+
+use homenode_units::{Bytes, NodeSet, Ns};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::Scenario;
+use crate::schema;
+
+/// Something that happens to a VM at a time, whatever policy acts. What came of it is in the report: an event that
+/// meets a VM which is not there is left out and said so.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EventSpec {
+    /// When. Events of one time happen in the order of the file, after arrivals.
+    #[serde(with = "homenode_units::text")]
+    #[schemars(with = "schema::Time")]
+    pub at: Ns,
+    /// Name of the VM.
+    pub vm: String,
+    /// What.
+    pub action: EventAction,
+}
+
+/// What can happen to a VM.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum EventAction {
+    /// It is started: for the first time, if no earlier event names it, or again after it has left. It boots, and its
+    /// program runs from the beginning.
+    Start,
+    /// It is stopped at once, and leaves the host.
+    Stop,
+    /// Its balloon is set so that the guest has this much memory. See `guest/memory.rs` for the pages that it gives back.
+    Balloon {
+        /// Memory of the guest from now on.
+        #[serde(with = "homenode_units::text")]
+        #[schemars(with = "schema::Size")]
+        memory: Bytes,
+    },
+    /// Its pages are moved onto nodes, one after the other, as `move_pages` does.
+    Migrate {
+        /// Nodes, in list format.
+        #[serde(deserialize_with = "super::some_list")]
+        #[schemars(with = "schema::List")]
+        nodes: NodeSet,
+        /// Most to move; everything where absent.
+        #[serde(default, with = "homenode_units::text::option")]
+        #[schemars(with = "Option<schema::Size>")]
+        memory_max: Option<Bytes>,
+    },
+    /// Its program behaves differently from now on. Factors are against the profile and its phases, not against an
+    /// earlier event.
+    Phase {
+        /// Multiplies `llc_accesses_per_kilo_instruction`.
+        #[serde(default = "super::whole")]
+        llc_access_factor: f64,
+        /// Multiplies `cpi_core`.
+        #[serde(default = "super::whole")]
+        cpi_factor: f64,
+    },
+}
+
+impl EventAction {
+    /// Name in files and reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            EventAction::Start => "start",
+            EventAction::Stop => "stop",
+            EventAction::Balloon { .. } => "balloon",
+            EventAction::Migrate { .. } => "migrate",
+            EventAction::Phase { .. } => "phase",
+        }
+    }
+}
+
+impl Scenario {
+    /// Whether the first that happens to a VM is that an event starts it: it does not arrive by itself then.
+    pub(crate) fn started_by_event(&self, vm: &str) -> bool {
+        let comings = self
+            .events
+            .iter()
+            .filter(|event| event.vm == vm && matches!(event.action, EventAction::Start | EventAction::Stop));
+        comings
+            .min_by_key(|event| event.at)
+            .is_some_and(|event| event.action == EventAction::Start)
+    }
+}

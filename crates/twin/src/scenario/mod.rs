@@ -1,0 +1,427 @@
+//! Scenarios: which VMs arrive when on which machine, what runs in them, and what happens to them.
+//!
+//! A scenario names the policies to run it under and knows nothing else of them: the same VMs, programs and events face
+//! each. Arrival order and phase come from the seed alone (seed 002, section VI: runs differ in nothing else), never from
+//! what a policy does.
+
+mod check;
+mod event;
+mod library;
+
+use std::sync::Arc;
+
+use homenode_machine::file::{Candidates, Source, read_toml};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeSet, Ns};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::chance::Chance;
+use crate::schema;
+use crate::workload::{self, Workload};
+
+pub use check::TwinError;
+pub use event::{EventAction, EventSpec};
+
+/// VMs, their programs and when they arrive.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Name of the scenario.
+    pub name: String,
+    /// What it is for.
+    #[serde(default)]
+    pub about: String,
+    /// Preset of the machine that it was written for; callers may run it on another.
+    #[serde(default)]
+    pub machine: Option<String>,
+    /// Who schedules vCPUs.
+    #[serde(default)]
+    pub hypervisor: Hypervisor,
+    /// Seed where the caller gives none.
+    #[serde(default = "first_seed")]
+    pub seed: u64,
+    /// How long to simulate where the caller does not say; a run may end before, when every program is done.
+    #[serde(default = "long_enough", with = "homenode_units::text")]
+    #[schemars(with = "schema::Time")]
+    pub duration: Ns,
+    /// Figures count from this time on; before it caches and memory fill. Runtimes of programs are always whole.
+    #[serde(default, with = "homenode_units::text")]
+    #[schemars(with = "schema::Time")]
+    pub warm_up: Ns,
+    /// Names of the policies to run it under, one after the other; empty for the hypervisor alone.
+    #[serde(default)]
+    pub policies: Vec<String>,
+    /// Whether VMs arrive as listed, or the seed shuffles their arrival times.
+    #[serde(default)]
+    pub arrival_order: ArrivalOrder,
+    /// The seed delays each arrival by up to this much: the phase of VMs to each other.
+    #[serde(default, with = "homenode_units::text")]
+    #[schemars(with = "schema::Time")]
+    pub arrival_jitter: Ns,
+    /// The VMs.
+    #[serde(rename = "vm")]
+    pub vms: Vec<VmSpec>,
+    /// Workloads of this scenario's own, beside those that come with the twin.
+    #[serde(default, rename = "workload")]
+    pub workloads: Vec<Workload>,
+    /// What happens to VMs during the run.
+    #[serde(default, rename = "event")]
+    pub events: Vec<EventSpec>,
+    /// The file that it was read from; takes no part in comparisons.
+    #[serde(skip)]
+    pub origin: Origin,
+}
+
+/// Where a scenario was read from, so that what is found wrong later names file, line and column.
+#[derive(Clone, Debug, Default)]
+pub struct Origin(Option<Arc<Source>>);
+
+impl PartialEq for Origin {
+    fn eq(&self, _: &Origin) -> bool {
+        true
+    }
+}
+
+/// One VM of a scenario.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// Name, unique in the scenario.
+    pub name: String,
+    /// How many vCPUs it has.
+    pub vcpus: u16,
+    /// How much memory it is given.
+    #[serde(with = "homenode_units::text")]
+    #[schemars(with = "schema::Size")]
+    pub memory: Bytes,
+    /// Which workload runs in it.
+    pub workload: String,
+    /// When it is started; not given for a VM whose first event starts it.
+    #[serde(default, with = "homenode_units::text")]
+    #[schemars(with = "schema::Time")]
+    pub arrival: Ns,
+    /// Share of the program's work to do, above 0: shortens a long program, 2 runs it twice.
+    #[serde(default = "whole")]
+    pub work_share: f64,
+    /// What it does when its program has ended.
+    #[serde(default)]
+    pub after: AfterProgram,
+    /// CPUs that the operator allows it, in list format; absent where there is no limit.
+    #[serde(default, deserialize_with = "list")]
+    #[schemars(with = "Option<schema::List>")]
+    pub cpus: Option<CpuSet>,
+    /// Nodes that the operator binds its memory to, in list format; absent where the kernel decides.
+    #[serde(default, deserialize_with = "list")]
+    #[schemars(with = "Option<schema::List>")]
+    pub memory_nodes: Option<NodeSet>,
+    /// Where the hypervisor places its pages.
+    #[serde(default)]
+    pub memory_policy: MemoryPolicy,
+    /// Size of the pages by which guest and hypervisor map its memory: what the TLB holds.
+    #[serde(default)]
+    pub page_size: PageSize,
+    /// What its guest knows of the host's nodes.
+    #[serde(default)]
+    pub vnuma: Vnuma,
+    /// Where its guest places pages among the nodes that it knows.
+    #[serde(default)]
+    pub allocation: Allocation,
+    /// Whether its guest's kernel moves pages to the node that uses them (AutoNUMA); needs a guest that knows nodes.
+    #[serde(default)]
+    pub autonuma: bool,
+    /// Scheduler weight against other VMs: Xen's scale, 256 is usual.
+    #[serde(default = "usual_weight")]
+    pub weight: u32,
+    /// Most CPU time that all of its vCPUs together get, in percent of one CPU; absent where there is no limit.
+    #[serde(default)]
+    pub cap_percent: Option<u32>,
+    /// Whether it drives devices itself (PCI passthrough).
+    #[serde(default)]
+    pub passthrough: bool,
+}
+
+/// Where the hypervisor places a VM's pages (seed 004, section 3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryPolicy {
+    /// On the node of the CPU that touches a page first.
+    #[default]
+    FirstTouch,
+    /// Page by page in turn over the nodes, when the VM is created.
+    #[serde(rename = "round-4k")]
+    Round4k,
+    /// GiB by GiB in turn over the nodes, when the VM is created.
+    #[serde(rename = "round-1g")]
+    Round1g,
+}
+
+/// Sizes of pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+pub enum PageSize {
+    /// 4 KiB.
+    #[default]
+    #[serde(rename = "4KiB")]
+    Small,
+    /// 2 MiB.
+    #[serde(rename = "2MiB")]
+    Large,
+}
+
+impl PageSize {
+    /// Bytes of one.
+    pub fn bytes(self) -> Bytes {
+        match self {
+            PageSize::Small => Bytes(4096),
+            PageSize::Large => Bytes::from_mib(2),
+        }
+    }
+}
+
+/// What a guest knows of the host's nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vnuma {
+    /// Nothing: it sees one node.
+    #[default]
+    None,
+    /// Which node each vCPU was on when it booted, and which nodes its memory came from.
+    Static,
+}
+
+/// Where a guest places pages among the nodes that it knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allocation {
+    /// On the node of the vCPU that touches a page first.
+    #[default]
+    FirstTouch,
+    /// In turn over all of them.
+    Interleave,
+}
+
+/// Who schedules vCPUs, and what virtualisation costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hypervisor {
+    /// None: the "VM" is the bare machine's Linux, fair scheduler, native costs.
+    Native,
+    /// KVM: the fair scheduler.
+    #[default]
+    Kvm,
+    /// Xen: credit1.
+    Xen,
+}
+
+/// In which order VMs arrive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ArrivalOrder {
+    /// Each at the time it states.
+    #[default]
+    AsListed,
+    /// The stated times are dealt out by the seed.
+    BySeed,
+}
+
+/// What a VM does when its program has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AfterProgram {
+    /// It stays, keeps its memory and idles.
+    #[default]
+    Idle,
+    /// It shuts down and leaves the host.
+    Leave,
+}
+
+fn first_seed() -> u64 {
+    1
+}
+
+fn long_enough() -> Ns {
+    Ns::from_secs(600)
+}
+
+fn usual_weight() -> u32 {
+    256
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+fn list<'de, D, T>(d: D) -> Result<Option<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: std::str::FromStr<Err = homenode_units::ParseSetError>,
+{
+    some_list(d).map(Some)
+}
+
+fn some_list<'de, D, T>(d: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: std::str::FromStr<Err = homenode_units::ParseSetError>,
+{
+    String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+}
+
+impl VmSpec {
+    /// A VM that arrives at once, runs its whole program and then idles.
+    pub fn new(name: &str, vcpus: u16, memory: Bytes, workload: &str) -> VmSpec {
+        VmSpec {
+            name: name.to_owned(),
+            vcpus,
+            memory,
+            workload: workload.to_owned(),
+            arrival: Ns::ZERO,
+            work_share: 1.0,
+            after: AfterProgram::Idle,
+            cpus: None,
+            memory_nodes: None,
+            memory_policy: MemoryPolicy::FirstTouch,
+            page_size: PageSize::Small,
+            vnuma: Vnuma::None,
+            allocation: Allocation::FirstTouch,
+            autonuma: false,
+            weight: usual_weight(),
+            cap_percent: None,
+            passthrough: false,
+        }
+    }
+
+    /// The same VM, started at another time.
+    #[must_use]
+    pub fn arriving(mut self, at: Ns) -> VmSpec {
+        self.arrival = at;
+        self
+    }
+
+    /// The same VM, doing this share of its program's work.
+    #[must_use]
+    pub fn doing(mut self, work_share: f64) -> VmSpec {
+        self.work_share = work_share;
+        self
+    }
+
+    /// The same VM, its vCPUs bound to these CPUs.
+    #[must_use]
+    pub fn on_cpus(mut self, cpus: CpuSet) -> VmSpec {
+        self.cpus = Some(cpus);
+        self
+    }
+
+    /// The same VM, its memory bound to these nodes.
+    #[must_use]
+    pub fn with_memory_on(mut self, nodes: NodeSet) -> VmSpec {
+        self.memory_nodes = Some(nodes);
+        self
+    }
+
+    /// CPUs that it may run on.
+    pub(crate) fn allowed(&self, cpu: CpuId) -> bool {
+        self.cpus.as_ref().is_none_or(|cpus| cpus.contains(cpu))
+    }
+}
+
+impl Scenario {
+    /// Reads a scenario file and checks it by itself. Whether a machine can run it is checked by [`crate::Twin::new`].
+    ///
+    /// # Errors
+    /// Everything that does not read or cannot be, with its place.
+    pub fn from_toml(path: &str, text: &str) -> Result<Scenario, TwinError> {
+        let mut scenario: Scenario = read_toml(path, text)?;
+        scenario.origin = Origin(Some(Arc::new(Source::new(path, text))));
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    /// A complaint about a key of the scenario (`policies[1]`), with its place where the scenario comes from a file.
+    pub fn complaint(&self, key: &str, message: impl Into<String>) -> TwinError {
+        match &self.origin.0 {
+            Some(source) => TwinError::File(source.complaint(key, message)),
+            None => TwinError::Key {
+                scenario: self.name.clone(),
+                key: key.to_owned(),
+                message: message.into(),
+            },
+        }
+    }
+
+    /// A scenario of these VMs, arriving as they say.
+    pub fn of(name: &str, vms: Vec<VmSpec>) -> Scenario {
+        Scenario {
+            name: name.to_owned(),
+            about: String::new(),
+            machine: None,
+            hypervisor: Hypervisor::Kvm,
+            seed: first_seed(),
+            duration: long_enough(),
+            warm_up: Ns::ZERO,
+            policies: Vec::new(),
+            arrival_order: ArrivalOrder::AsListed,
+            arrival_jitter: Ns::ZERO,
+            vms,
+            workloads: Vec::new(),
+            events: Vec::new(),
+            origin: Origin::default(),
+        }
+    }
+
+    /// The same scenario with something that happens to a VM.
+    #[must_use]
+    pub fn with_event(mut self, at: Ns, vm: &str, action: EventAction) -> Scenario {
+        let vm = vm.to_owned();
+        self.events.push(EventSpec { at, vm, action });
+        self
+    }
+
+    /// The same scenario with a workload of its own.
+    #[must_use]
+    pub fn with_workload(mut self, workload: Workload) -> Scenario {
+        self.workloads.push(workload);
+        self
+    }
+
+    /// The workload of a name: the scenario's own first, then those that come with the twin.
+    pub(crate) fn workload(&self, vm: &VmSpec) -> Result<Workload, TwinError> {
+        if let Some(own) = self.workloads.iter().find(|w| w.name == vm.workload) {
+            return Ok(own.clone());
+        }
+        workload::builtin(&vm.workload).ok_or_else(|| {
+            let own = self.workloads.iter().map(|w| w.name.clone());
+            let known = own.chain(workload::names().map(str::to_owned));
+            let candidates = Candidates::of(&vm.workload, known);
+            TwinError::UnknownWorkload {
+                vm: vm.name.clone(),
+                workload: vm.workload.clone(),
+                candidates,
+            }
+        })
+    }
+
+    /// When each VM arrives, in the order of [`Scenario::vms`]; one that an event starts does not arrive by itself.
+    pub(crate) fn arrivals(&self, seed: u64) -> Vec<Option<Ns>> {
+        let mut chance = Chance::labelled(seed, "arrivals", 0);
+        let by_itself: Vec<bool> = self
+            .vms
+            .iter()
+            .map(|vm| !self.started_by_event(&vm.name))
+            .collect();
+        let arriving = self
+            .vms
+            .iter()
+            .zip(&by_itself)
+            .filter(|(_, by_itself)| **by_itself);
+        let mut times: Vec<Ns> = arriving.map(|(vm, _)| vm.arrival).collect();
+        if self.arrival_order == ArrivalOrder::BySeed {
+            chance.shuffle(&mut times);
+        }
+        let jitter = |time: Ns| Ns(time.0 + (self.arrival_jitter.as_f64() * chance.unit()) as u64);
+        let mut times = times.into_iter().map(jitter);
+        by_itself
+            .into_iter()
+            .map(|by_itself| by_itself.then(|| times.next()).flatten())
+            .collect()
+    }
+}

@@ -1,0 +1,60 @@
+//! JSON schemas of the files that people write, made from the types that read them.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, json_schema};
+
+use crate::scenario::Scenario;
+use crate::workload::Workload;
+
+/// Name and text of every schema in `data/schema`.
+pub fn files() -> [(&'static str, String); 2] {
+    [
+        ("scenario.schema.json", text::<Scenario>("scenario")),
+        ("workload.schema.json", text::<Workload>("workload")),
+    ]
+}
+
+fn text<T: JsonSchema>(what: &str) -> String {
+    let settings = SchemaSettings::draft2020_12();
+    let mut schema = settings.into_generator().into_root_schema_for::<T>();
+    schema.insert("title".into(), format!("Homenode {what} file").into());
+    format!("{:#}\n", schema.to_value())
+}
+
+/// Numbers with a unit and lists, which files write as text.
+macro_rules! written {
+    ($(#[$doc:meta])* $name:ident, $pattern:literal, $example:literal) => {
+        $(#[$doc])*
+        pub(crate) struct $name;
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": $pattern, "examples": [$example] })
+            }
+        }
+    };
+}
+
+written!(
+    /// An amount of memory.
+    Size,
+    r"^\s*(\d+\.?\d{0,9}|\.\d{1,9})\s*(TiB|GiB|MiB|KiB|TB|GB|MB|kB|B)\s*$",
+    "8GiB"
+);
+written!(
+    /// A time span.
+    Time,
+    r"^\s*(\d+\.?\d{0,9}|\.\d{1,9})\s*(ns|us|ms|s|min|h)\s*$",
+    "1500ms"
+);
+written!(
+    /// A set of CPUs or nodes, as the kernel writes it.
+    List,
+    r"^\s*(\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)?\s*$",
+    "0-3,8"
+);
