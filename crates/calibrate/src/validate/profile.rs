@@ -11,8 +11,8 @@
 //! # Approach
 //!
 //! Both curves are put into the twin's family by least squares over the capacities that this machine can offer, and the error
-//! that this leaves is reported. Four solo times give the rest: the work per line (data in L1), hits in flight (data in the
-//! LLC), misses in flight (data far beyond it) of `uniform`, and the same of `stream`. No co-run is looked at.
+//! that this leaves is reported. Five solo times give the rest: the work per line (data in L1), hits in flight (data in the
+//! LLC), misses in flight (data far beyond it) of `uniform`, and work and misses in flight of `stream`. No co-run is looked at.
 
 use homenode_machine::{Hardware, LoadCurve};
 use homenode_twin::Workload;
