@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {"name", "nodes":[{"id","cpus","memory_bytes","memory_allowed","memory_bandwidth_bytes_per_sec","socket","llcs"}],
-//!  "cpus":[{"id","node","socket","core","llc"}], "llcs":[{"id","cpus","size_bytes","ways","line_bytes"}],
+//!  "cpus":[{"id","node","socket","core","llc"}], "llcs":[{"id","cpus","size_bytes","ways","line_bytes","replacement"}],
 //!  "distances":[[…]], "links":[{"from","to","bandwidth_bytes_per_sec"}], "devices":[{"address","class","node"}],
 //!  "notes":[…], "hardware":{…}}
 //! ```
@@ -12,7 +12,7 @@ use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-use crate::model::Machine;
+use crate::model::{Machine, Replacement};
 
 #[derive(Serialize)]
 struct NodeJson<'a> {
@@ -32,6 +32,7 @@ struct LlcJson<'a> {
     size_bytes: Bytes,
     ways: Option<u32>,
     line_bytes: u32,
+    replacement: Option<Replacement>,
 }
 
 #[derive(Serialize)]
@@ -66,6 +67,7 @@ impl Serialize for Machine {
                 size_bytes: llc.size_bytes,
                 ways: llc.ways,
                 line_bytes: llc.line_bytes,
+                replacement: llc.replacement,
             })
             .collect();
         let links: Vec<LinkJson> = self

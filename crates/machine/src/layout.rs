@@ -16,6 +16,7 @@
 //! size = "8MiB"                   # of one cache
 //! ways = 16                       # may be left out: not known
 //! line_bytes = 64
+//! replacement = "pseudo-lru"      # or "lru", "not-recently-used", "quad-age", "random"; may be left out: "pseudo-lru"
 //! shared_by = "node"              # or "socket"; may be left out: "node"
 //! per_node = 1                    # caches per node, which share its cores evenly; may be left out: 1
 //! [[links]]                       # a group of links with one bandwidth; none at all: every two nodes are joined
@@ -37,7 +38,8 @@ use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, Ns};
 use serde::{Deserialize, Deserializer};
 
 use crate::model::{
-    Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node, PageWalk,
+    Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node,
+    PageWalk, Replacement,
 };
 use crate::rules::MachineError;
 
@@ -101,6 +103,8 @@ struct LlcEntry {
     size: Bytes,
     ways: Option<u32>,
     line_bytes: u32,
+    #[serde(default)]
+    replacement: Replacement,
     #[serde(default)]
     shared_by: SharedBy,
     #[serde(default = "one")]
@@ -423,6 +427,7 @@ impl LlcEntry {
                     size_bytes,
                     ways,
                     line_bytes,
+                    replacement: Some(self.replacement),
                 });
             }
         }

@@ -16,7 +16,8 @@ pub mod sysfs;
 
 pub use load::{LoadError, PresetNames, preset, preset_names};
 pub use model::{
-    Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node, PageWalk,
+    Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node,
+    PageWalk, Replacement,
 };
 pub use render::render_text;
 pub use rules::MachineError;

@@ -1,7 +1,7 @@
 //! The types, and what can be asked of a machine. The rules that every machine obeys are in `rules`.
 
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A NUMA host. Built only through [`Machine::checked`], so every other crate may rely on its invariants.
 ///
@@ -69,6 +69,37 @@ pub struct Llc {
     pub ways: Option<u32>,
     /// Cache line in bytes.
     pub line_bytes: u32,
+    /// How it chooses the line to evict, where known.
+    pub replacement: Option<Replacement>,
+}
+
+/// How a set-associative cache chooses the line to evict from a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Replacement {
+    /// The least recently used line.
+    Lru,
+    /// A binary tree of bits, each pointing away from the half that was used last.
+    #[default]
+    PseudoLru,
+    /// One bit per line, set by its use: the first line without it. When all have it, all but the last used lose it.
+    NotRecentlyUsed,
+    /// Ages 0 to 3: 1 when a line comes, 1 after a use at age 2 or 3, else 0. The first line of age 3 goes; while there is
+    /// none, all grow older.
+    QuadAge,
+    /// Any line, drawn evenly.
+    Random,
+}
+
+impl Replacement {
+    /// All of them.
+    pub const ALL: [Replacement; 5] = [
+        Replacement::Lru,
+        Replacement::PseudoLru,
+        Replacement::NotRecentlyUsed,
+        Replacement::QuadAge,
+        Replacement::Random,
+    ];
 }
 
 /// A directed link between two nodes. The two directions of a cable are two links and may differ.

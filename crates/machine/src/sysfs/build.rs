@@ -250,6 +250,7 @@ fn caches(cpus: &[ToldCpu], usable: &CpuSet, notes: &mut Vec<String>) -> (Vec<Ll
                 size_bytes,
                 ways: cache.ways,
                 line_bytes,
+                replacement: None,
             });
             known.push(key);
             known.len() - 1

@@ -54,6 +54,8 @@ impl Engine {
                 state.instructions += units;
                 state.llc_references += accesses;
                 state.llc_misses += misses;
+                let llc = self.topology.cpus[cpu].llc;
+                self.llcs[llc].access(self.vms[vm].first_vcpu + thread, accesses, misses);
                 self.count_misses(vm, thread, cpu, misses);
             }
             Doing::Touching { touch, .. } => {
@@ -97,7 +99,6 @@ impl Engine {
     pub(super) fn count_misses(&mut self, vm: usize, thread: usize, cpu: usize, misses: f64) {
         let place = &self.topology.cpus[cpu];
         let owner = &mut self.vms[vm];
-        self.llcs[place.llc].insert(owner.first_vcpu + thread, misses);
         let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);
         let (node, bytes) = (place.node, misses * self.line_bytes);
         let weights = owner.memory.weights(thread);

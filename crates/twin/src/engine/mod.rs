@@ -40,7 +40,7 @@ use crate::guest::vm::Next;
 use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Stage, Vm};
 use crate::hardware::core::{CoreCost, Paging};
 use crate::hardware::fabric::Copying;
-use crate::hardware::{Fabric, Llc, Topology};
+use crate::hardware::{Fabric, Llc, Sharer, Topology};
 use crate::hypervisor::{DAEMON_PERIOD, DAEMON_RUN, HostMemory, Run, Scheduler};
 use crate::scenario::{AfterProgram, Hypervisor, Scenario, TwinError};
 
@@ -162,7 +162,8 @@ pub(crate) struct Engine {
     ends: Vec<Ns>,
     daemon_left: Vec<f64>,
     daemon_chance: Chance,
-    footprints: Vec<f64>,
+    /// What caches know of each vCPU.
+    sharers: Vec<Sharer>,
     /// Scratch: pages by the node that a touch placed them on.
     placed: Vec<u64>,
     /// How each VM's addresses are translated.
@@ -182,7 +183,9 @@ impl Engine {
         let nodes = topology.nodes();
         let line_bytes = f64::from(machine.llcs.first().map_or(64, |llc| llc.line_bytes));
         let mut scheduler = Scheduler::new(&topology, scenario.hypervisor);
-        let (mut vms, mut owners, mut footprints) = (Vec::new(), Vec::new(), Vec::new());
+        let llc_bytes = machine.llcs.iter().map(|llc| llc.size_bytes.as_f64());
+        let llc_lines_max = llc_bytes.fold(line_bytes, f64::max) / line_bytes;
+        let (mut vms, mut owners, mut sharers) = (Vec::new(), Vec::new(), Vec::new());
         let mut paging = Vec::new();
         let in_guest = scenario.hypervisor != Hypervisor::Native;
         for (at, spec) in scenario.vms.iter().enumerate() {
@@ -202,7 +205,7 @@ impl Engine {
                     Some(number),
                 );
                 owners.push(Owner::Vcpu { vm: at, thread });
-                footprints.push(footprint_lines(&vm, line_bytes));
+                sharers.push(sharer(&vm, thread, at, line_bytes, llc_lines_max));
             }
             let footprint = vm
                 .program
@@ -222,11 +225,14 @@ impl Engine {
             .values()
             .map(|node| node.memory_bytes.to_pages().0)
             .collect();
-        let llc = |size: Bytes| Llc::new(size.as_f64() / line_bytes, vcpus);
+        let llc = |cache: &homenode_machine::Llc| {
+            let lines = cache.size_bytes.as_f64() / line_bytes;
+            Llc::new(lines, cache.replacement.unwrap_or_default(), vcpus)
+        };
         let cpus = topology.cpus.len();
         let mut engine = Engine {
             fabric: Fabric::new(&topology, &hardware, line_bytes),
-            llcs: machine.llcs.iter().map(|cache| llc(cache.size_bytes)).collect(),
+            llcs: machine.llcs.iter().map(llc).collect(),
             scheduler,
             memory: HostMemory::new(total),
             vms,
@@ -258,7 +264,7 @@ impl Engine {
             ends: vec![Ns(u64::MAX); cpus],
             daemon_left: Vec::new(),
             daemon_chance: Chance::labelled(seed, "daemons", 0),
-            footprints,
+            sharers,
             placed: vec![0; nodes],
             paging,
             solved: vec![0.0; cpus],
@@ -563,8 +569,13 @@ impl Engine {
     }
 }
 
-/// Most lines that one thread of a VM can use: its private memory and all that is shared.
-fn footprint_lines(vm: &Vm, line_bytes: f64) -> f64 {
+/// What caches know of a vCPU. Most lines that one thread can use: its private memory and all that is shared.
+fn sharer(vm: &Vm, thread: usize, at: usize, line_bytes: f64, lines_max: f64) -> Sharer {
     let regions = vm.program.iter().flat_map(|program| &program.regions);
-    regions.map(|region| region.size.as_f64()).sum::<f64>() / line_bytes
+    let footprint = regions.map(|region| region.size.as_f64()).sum::<f64>() / line_bytes;
+    let miss_ratio = |lines: f64| match &vm.program {
+        Some(program) => program.miss_ratio.at(lines * line_bytes),
+        None => 1.0,
+    };
+    Sharer::new(lines_max, footprint, miss_ratio).in_group(at, vm.threads[thread].shared_share)
 }

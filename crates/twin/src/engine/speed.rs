@@ -137,7 +137,7 @@ impl Engine {
         }
         self.migrate_slice();
         for llc in &mut self.llcs {
-            llc.step(&self.footprints);
+            llc.step(&self.sharers);
         }
         let mut unsteady = self.every_epoch || self.moving.is_some();
         for vm in &mut self.vms {

@@ -9,5 +9,5 @@ pub(crate) mod share;
 pub(crate) mod topology;
 
 pub(crate) use fabric::Fabric;
-pub(crate) use llc::Llc;
+pub(crate) use llc::{Llc, Sharer};
 pub(crate) use topology::Topology;

@@ -1,0 +1,33 @@
+//! Access-level models of a machine's memory: what the twin's epoch model is validated against.
+//!
+//! The twin counts populations: lines held, misses per second. Here every access is made, one by one, by streams that are
+//! generated from a seed: four orders of magnitude slower, and with none of the twin's assumptions.
+//!
+//! ```text
+//!   stream ──▶ tlb
+//!      │
+//!      ├─────▶ mrc          stack distances, exact and sampled
+//!      │
+//!      └─────▶ hierarchy ──▶ cache ──▶ placement ──▶ controllers and links
+//!              └────────────── simulator ──────────────────────────────┘
+//! ```
+//!
+//! # Properties (tests of the same names)
+//!
+//! - Each policy evicts whom it should; lines held add up.
+//! - Mattson is an LRU list of every size; samples tell the curve within two points.
+//! - A stack-distance stream has the curve that was prescribed.
+//! - In a full system Little's law holds.
+//! - Same seed, same accesses, on any machine.
+
+pub mod cache;
+mod chance;
+pub mod hierarchy;
+pub mod mrc;
+pub mod placement;
+mod recency;
+mod replacement;
+pub mod simulator;
+pub mod stream;
+mod table;
+pub mod tlb;

@@ -1,0 +1,117 @@
+//! Stack distances from a sample of lines.
+
+use std::collections::BinaryHeap;
+
+use super::Curve;
+use super::mattson::reuse;
+use crate::chance::mix;
+use crate::recency::Recency;
+use crate::table::Table;
+
+/// Sampled stack distances of a stream.
+#[derive(Clone, Debug)]
+pub struct Shards {
+    recency: Recency,
+    slots: Table,
+    /// A line is looked at if its hash is below.
+    threshold: u64,
+    /// Most lines to track, and their hashes, the largest on top.
+    limit: Option<(usize, BinaryHeap<(u64, u64)>)>,
+    step: f64,
+    by_step: Vec<f64>,
+    /// What the accesses that were looked at stand for.
+    weight: f64,
+    accesses: u64,
+}
+
+const POINTS: usize = 256;
+
+impl Shards {
+    /// Looks at this share of lines, in (0, 1].
+    pub fn with_rate(rate: f64, lines_max: usize) -> Shards {
+        Shards::new((rate.clamp(1e-9, 1.0) * u64::MAX as f64) as u64, None, lines_max)
+    }
+
+    /// Looks at this many lines at most, at least 1: the share of lines falls as the stream shows more of them.
+    pub fn with_size(lines_tracked: usize, lines_max: usize) -> Shards {
+        let limit = (lines_tracked.max(1), BinaryHeap::new());
+        Shards::new(u64::MAX, Some(limit), lines_max)
+    }
+
+    fn new(threshold: u64, limit: Option<(usize, BinaryHeap<(u64, u64)>)>, lines_max: usize) -> Shards {
+        Shards {
+            recency: Recency::new(1024),
+            slots: Table::new(),
+            threshold,
+            limit,
+            step: (lines_max as f64 / POINTS as f64).max(1.0),
+            by_step: vec![0.0; POINTS],
+            weight: 0.0,
+            accesses: 0,
+        }
+    }
+
+    /// Share of lines that is looked at now.
+    pub fn rate(&self) -> f64 {
+        self.threshold as f64 / u64::MAX as f64
+    }
+
+    /// Takes in an access.
+    #[inline]
+    pub fn access(&mut self, line: u64) {
+        self.accesses += 1;
+        let hash = mix(line);
+        if hash <= self.threshold {
+            self.look(line, hash);
+        }
+    }
+
+    fn look(&mut self, line: u64, hash: u64) {
+        let stands_for = 1.0 / self.rate();
+        self.weight += stands_for;
+        let distance = reuse(&mut self.recency, &mut self.slots, line);
+        match distance {
+            Some(distance) => {
+                // Half a sampled line: the distance lies between this and the next that the sample could show.
+                let point = ((distance as f64 + 0.5) * stands_for / self.step) as usize;
+                if let Some(weight) = self.by_step.get_mut(point) {
+                    *weight += stands_for;
+                }
+            }
+            None => self.limit_lines(line, hash),
+        }
+    }
+
+    /// A new line: if that makes too many, those with the largest hash go, and no line with it comes again.
+    fn limit_lines(&mut self, line: u64, hash: u64) {
+        let Some((most, hashes)) = &mut self.limit else {
+            return;
+        };
+        hashes.push((hash, line));
+        while self.recency.len() > *most {
+            let Some((largest, line)) = hashes.pop() else {
+                return;
+            };
+            self.threshold = largest - 1;
+            if let Some(slot) = self.slots.get(line) {
+                self.recency.remove(slot);
+                self.slots.remove(line);
+            }
+        }
+    }
+
+    /// Forgets the counts, not the lines: what came before was warm-up.
+    pub fn restart(&mut self) {
+        self.by_step.fill(0.0);
+        self.weight = 0.0;
+        self.accesses = 0;
+    }
+
+    /// The curve so far. Sampled lines may be used more or less than others; what that misses or exceeds of all accesses is
+    /// taken as reuse at the shortest distance (the paper's adjustment).
+    pub fn curve(&self) -> Curve {
+        let mut by_step = self.by_step.clone();
+        by_step[0] += self.accesses as f64 - self.weight;
+        Curve::of_distances(self.step, &by_step, self.accesses as f64)
+    }
+}

@@ -1,0 +1,143 @@
+//! Lines in the order of their last use: how many were used since a line was, and which one lies at a depth.
+//!
+//! A line sits in the slot of its last use; slots are numbered by time, and a Fenwick tree counts the occupied ones. Both
+//! questions take O(log n). When the slots run out, the occupied ones move together: O(1) per use over time.
+
+/// Lines in the order of their last use.
+#[derive(Clone, Debug)]
+pub(crate) struct Recency {
+    lines: Vec<u64>,
+    /// Fenwick tree over occupied slots, counted from 1.
+    tree: Vec<u32>,
+    next: usize,
+    live: usize,
+}
+
+const VACANT: u64 = u64::MAX;
+
+impl Recency {
+    /// Room for this many lines at a time before it has to grow.
+    pub fn new(lines: usize) -> Recency {
+        let slots = (2 * lines).next_power_of_two().max(16);
+        Recency {
+            lines: vec![VACANT; slots],
+            tree: vec![0; slots + 1],
+            next: 0,
+            live: 0,
+        }
+    }
+
+    /// Number of lines.
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Whether [`Recency::push`] has to be preceded by [`Recency::compact`].
+    pub fn full(&self) -> bool {
+        self.next == self.lines.len()
+    }
+
+    /// Puts a line on top; gives its slot.
+    pub fn push(&mut self, line: u64) -> usize {
+        let slot = self.next;
+        self.lines[slot] = line;
+        self.next += 1;
+        self.live += 1;
+        self.add(slot, 1);
+        slot
+    }
+
+    /// Takes the line out of a slot.
+    pub fn remove(&mut self, slot: usize) -> u64 {
+        self.live -= 1;
+        self.add(slot, u32::MAX); // minus 1
+        std::mem::replace(&mut self.lines[slot], VACANT)
+    }
+
+    /// Lines used later than the one in this slot.
+    pub fn newer(&self, slot: usize) -> usize {
+        let mut at = slot + 1;
+        let mut older = 0;
+        while at > 0 {
+            older += self.tree[at];
+            at &= at - 1;
+        }
+        self.live - older as usize
+    }
+
+    /// Slot of the line with this many newer ones; there must be such a line.
+    pub fn slot_at(&self, depth: usize) -> usize {
+        // The slot is the one whose line is the (live - depth)th oldest.
+        let mut rank = (self.live - depth) as u32;
+        let mut at = 0;
+        let mut step = self.lines.len();
+        while step > 0 {
+            if at + step <= self.lines.len() && self.tree[at + step] < rank {
+                at += step;
+                rank -= self.tree[at];
+            }
+            step /= 2;
+        }
+        at
+    }
+
+    /// Moves lines together, oldest first, and tells where each now is. Grows where half of the slots are in use.
+    pub fn compact(&mut self, mut moved: impl FnMut(u64, usize)) {
+        let slots = self.lines.len();
+        let mut to = 0;
+        for from in 0..self.next {
+            let line = self.lines[from];
+            if line != VACANT {
+                self.lines[from] = VACANT;
+                self.lines[to] = line;
+                moved(line, to);
+                to += 1;
+            }
+        }
+        self.next = to;
+        if 2 * to > slots {
+            self.lines.resize(2 * slots, VACANT);
+            self.tree.resize(2 * slots + 1, 0);
+        }
+        for at in 1..self.tree.len() {
+            let lowest = at & at.wrapping_neg();
+            self.tree[at] = to.clamp(at - lowest, at) as u32 - (at - lowest) as u32;
+        }
+    }
+
+    fn add(&mut self, slot: usize, delta: u32) {
+        let mut at = slot + 1;
+        while at < self.tree.len() {
+            self.tree[at] = self.tree[at].wrapping_add(delta);
+            at += at & at.wrapping_neg();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn depths_are_those_of_a_list(uses in prop::collection::vec(0u64..40, 1..400)) {
+            let (mut recency, mut list, mut slots) = (Recency::new(4), Vec::<u64>::new(), [usize::MAX; 40]);
+            for line in uses {
+                if recency.full() {
+                    recency.compact(|line, slot| slots[line as usize] = slot);
+                }
+                if let Some(depth) = list.iter().rev().position(|known| *known == line) {
+                    let slot = slots[line as usize];
+                    prop_assert_eq!(recency.newer(slot), depth);
+                    prop_assert_eq!(recency.slot_at(depth), slot);
+                    prop_assert_eq!(recency.remove(slot), line);
+                    list.retain(|known| *known != line);
+                }
+                list.push(line);
+                slots[line as usize] = recency.push(line);
+                prop_assert_eq!(recency.len(), list.len());
+            }
+        }
+    }
+}

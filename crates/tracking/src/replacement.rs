@@ -1,0 +1,142 @@
+//! Replacement policies: what a set remembers of its lines' use, and whom it gives up.
+//!
+//! Up to 128 bits of state per set. True LRU keeps the entries of a set in order of use instead.
+
+use homenode_machine::Replacement;
+
+use crate::cache::Shape;
+use crate::chance::Chance;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Policy {
+    replacement: Replacement,
+    ways: usize,
+    /// One bit for each way.
+    all: u64,
+    /// Tree bits, use bits, or the two bits of ages, by set.
+    state: Vec<[u64; 2]>,
+    /// By way: the tree bits on its path, and what they are when they point away from it.
+    paths: Vec<(u64, u64)>,
+    /// By node of the tree: where its bit leads, 0 and 1; a way when below `ways`, else `ways` + node.
+    children: Vec<[usize; 2]>,
+}
+
+impl Policy {
+    pub fn new(shape: &Shape) -> Policy {
+        let ways = shape.ways;
+        let mut policy = Policy {
+            replacement: shape.replacement,
+            ways,
+            all: u64::MAX >> (64 - ways),
+            state: Vec::new(),
+            paths: vec![(0, 0); ways],
+            children: Vec::new(),
+        };
+        match shape.replacement {
+            Replacement::PseudoLru => {
+                policy.grow_tree(0, ways);
+            }
+            Replacement::Lru | Replacement::NotRecentlyUsed | Replacement::QuadAge | Replacement::Random => {}
+        }
+        if !matches!(shape.replacement, Replacement::Lru | Replacement::Random) {
+            policy.state = vec![[0; 2]; shape.sets];
+        }
+        policy
+    }
+
+    /// Builds the tree over the ways from `first` to `end`; halves differ by at most one way. Gives its top.
+    fn grow_tree(&mut self, first: usize, end: usize) -> usize {
+        if end - first == 1 {
+            return first;
+        }
+        let node = self.children.len();
+        self.children.push([0; 2]);
+        let middle = first + (end - first).div_ceil(2);
+        for way in first..end {
+            self.paths[way].0 |= 1 << node;
+            if way < middle {
+                self.paths[way].1 |= 1 << node; // points to the upper half
+            }
+        }
+        self.children[node] = [self.grow_tree(first, middle), self.grow_tree(middle, end)];
+        self.ways + node
+    }
+
+    /// A line of a full or partly full set was used.
+    #[inline]
+    pub fn used(&mut self, set: usize, way: usize, entries: &mut [u64]) {
+        match self.replacement {
+            Replacement::Lru => entries[..=way].rotate_right(1),
+            Replacement::PseudoLru => self.point_away(set, way),
+            Replacement::NotRecentlyUsed => self.mark(set, way),
+            Replacement::QuadAge => {
+                // 3 -> 1, 2 -> 1, 1 -> 0, 0 -> 0: the new low bit is the old high bit.
+                let [low, high] = &mut self.state[set];
+                let bit = 1 << way;
+                *low = (*low & !bit) | (*high & bit);
+                *high &= !bit;
+            }
+            Replacement::Random => {}
+        }
+    }
+
+    /// A line came into a set.
+    #[inline]
+    pub fn filled(&mut self, set: usize, way: usize, entries: &mut [u64]) {
+        match self.replacement {
+            Replacement::Lru => entries[..=way].rotate_right(1),
+            Replacement::PseudoLru => self.point_away(set, way),
+            Replacement::NotRecentlyUsed => self.mark(set, way),
+            Replacement::QuadAge => {
+                let [low, high] = &mut self.state[set];
+                *low |= 1 << way;
+                *high &= !(1 << way);
+            }
+            Replacement::Random => {}
+        }
+    }
+
+    /// The way that a full set gives up.
+    #[inline]
+    pub fn victim(&mut self, set: usize, chance: &mut Chance) -> usize {
+        match self.replacement {
+            Replacement::Lru => self.ways - 1,
+            Replacement::PseudoLru => {
+                let bits = self.state[set][0];
+                let mut at = if self.ways == 1 { 0 } else { self.ways };
+                while at >= self.ways {
+                    let node = at - self.ways;
+                    at = self.children[node][(bits >> node & 1) as usize];
+                }
+                at
+            }
+            // With one way the only bit is always set.
+            Replacement::NotRecentlyUsed => {
+                (!self.state[set][0] & self.all).trailing_zeros() as usize % self.ways
+            }
+            Replacement::QuadAge => {
+                let [low, high] = &mut self.state[set];
+                while *low & *high & self.all == 0 {
+                    *high ^= *low;
+                    *low = !*low;
+                }
+                (*low & *high & self.all).trailing_zeros() as usize
+            }
+            Replacement::Random => chance.below(self.ways as u64) as usize,
+        }
+    }
+
+    fn point_away(&mut self, set: usize, way: usize) {
+        let (path, away) = self.paths[way];
+        let bits = &mut self.state[set][0];
+        *bits = (*bits & !path) | away;
+    }
+
+    fn mark(&mut self, set: usize, way: usize) {
+        let bits = &mut self.state[set][0];
+        *bits |= 1 << way;
+        if *bits & self.all == self.all {
+            *bits = 1 << way;
+        }
+    }
+}

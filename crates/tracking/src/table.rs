@@ -1,0 +1,100 @@
+//! A table from line to slot: open addressing, which costs one look into memory where an ordered map costs many, and
+//! whose order never reaches a result.
+
+use crate::chance::mix;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    /// Line and slot; the line is [`FREE`] where there is none.
+    cells: Vec<(u64, usize)>,
+    used: usize,
+}
+
+const FREE: u64 = u64::MAX;
+
+impl Table {
+    pub fn new() -> Table {
+        Table {
+            cells: vec![(FREE, 0); 1024],
+            used: 0,
+        }
+    }
+
+    /// The cell of a line, or the free one where it would go.
+    fn cell(&self, line: u64) -> usize {
+        let mask = self.cells.len() - 1;
+        let mut at = mix(line) as usize & mask;
+        while self.cells[at].0 != line && self.cells[at].0 != FREE {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    pub fn get(&self, line: u64) -> Option<usize> {
+        let (known, slot) = self.cells[self.cell(line)];
+        (known == line).then_some(slot)
+    }
+
+    pub fn set(&mut self, line: u64, slot: usize) {
+        let at = self.cell(line);
+        if self.cells[at].0 == FREE {
+            self.used += 1;
+        }
+        self.cells[at] = (line, slot);
+        if 2 * self.used > self.cells.len() {
+            let twice = vec![(FREE, 0); 2 * self.cells.len()];
+            for (line, slot) in std::mem::replace(&mut self.cells, twice) {
+                if line != FREE {
+                    let at = self.cell(line);
+                    self.cells[at] = (line, slot);
+                }
+            }
+        }
+    }
+
+    pub fn remove(&mut self, line: u64) {
+        let mask = self.cells.len() - 1;
+        let mut hole = self.cell(line);
+        if self.cells[hole].0 == FREE {
+            return;
+        }
+        self.used -= 1;
+        // Lines behind the hole that belong before it move up.
+        let mut at = (hole + 1) & mask;
+        while self.cells[at].0 != FREE {
+            let home = mix(self.cells[at].0) as usize & mask;
+            if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
+                self.cells[hole] = self.cells[at];
+                hole = at;
+            }
+            at = (at + 1) & mask;
+        }
+        self.cells[hole].0 = FREE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        #[test]
+        fn answers_as_an_ordered_map_does(steps in prop::collection::vec((any::<bool>(), 0u64..3000), 1..4000)) {
+            let (mut table, mut map) = (Table::new(), BTreeMap::new());
+            for (at, (set, line)) in steps.into_iter().enumerate() {
+                if set {
+                    table.set(line, at);
+                    map.insert(line, at);
+                } else {
+                    table.remove(line);
+                    map.remove(&line);
+                }
+            }
+            for line in 0..3000 {
+                prop_assert_eq!(table.get(line), map.get(&line).copied());
+            }
+        }
+    }
+}
