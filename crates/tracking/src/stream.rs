@@ -67,11 +67,10 @@ const PART_LINES: u64 = 1 << 44;
 impl Stream {
     /// A stream whose first line has this number.
     pub fn new(pattern: &Pattern, first_line: u64, seed: u64) -> Stream {
-        let mut chance = Chance::new(seed);
         Stream {
             first_line,
-            source: Source::new(pattern, &mut chance),
-            chance,
+            source: Source::new(pattern),
+            chance: Chance::new(seed),
         }
     }
 
@@ -83,7 +82,7 @@ impl Stream {
 }
 
 impl Source {
-    fn new(pattern: &Pattern, chance: &mut Chance) -> Source {
+    fn new(pattern: &Pattern) -> Source {
         match pattern {
             Pattern::Sequential => Source::Cyclic {
                 lines: PART_LINES,
@@ -106,7 +105,7 @@ impl Source {
                 let mut below = 0.0;
                 let part = |(at, (weight, pattern)): (usize, &(f64, Pattern))| {
                     below += weight / total;
-                    (below, Source::new(pattern, chance), at as u64 * PART_LINES)
+                    (below, Source::new(pattern), at as u64 * PART_LINES)
                 };
                 Source::Mix(parts.iter().enumerate().map(part).collect())
             }
@@ -159,9 +158,9 @@ impl Alias {
         let (mut small, mut large) = (Vec::new(), Vec::new());
         for (line, weight) in left.iter().enumerate() {
             if *weight < 1.0 {
-                small.push(line)
+                small.push(line);
             } else {
-                large.push(line)
+                large.push(line);
             }
         }
         while let (Some(poor), Some(rich)) = (small.pop(), large.last().copied()) {
