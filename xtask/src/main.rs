@@ -33,7 +33,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run all of the following except the testbed
+    /// Run all of the following except the testbed and validation
     Check {
         /// Run the testbed too (15 to 20 minutes on 2 cores)
         #[arg(long)]
@@ -51,6 +51,8 @@ enum Command {
     Doc,
     /// Write the schemas of scenario and workload files anew
     Schema,
+    /// Compare the twin with the access-level reference, and write docs/VALIDATION.md (about 2 minutes on an idle core)
+    Validate,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         Command::Test => vec![Step::Test],
         Command::Doc => vec![Step::Doc],
         Command::Schema => vec![Step::Schema],
+        Command::Validate => vec![Step::Validate],
         Command::Testbed { names } => vec![Step::Testbed(names)],
     };
     let total = run(&steps);

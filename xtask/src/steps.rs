@@ -26,6 +26,8 @@ pub enum Step {
     Doc,
     /// The schemas in `data/schema`, written anew.
     Schema,
+    /// The twin against the access-level reference.
+    Validate,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -43,6 +45,7 @@ impl Step {
             Self::Test => "test",
             Self::Doc => "doc",
             Self::Schema => "schema",
+            Self::Validate => "validate",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -56,6 +59,7 @@ impl Step {
             Self::Test => "unit, property, integration and documentation tests of all crates",
             Self::Doc => "documentation of all crates, warnings denied",
             Self::Schema => "schemas of the files that people write, written anew",
+            Self::Validate => "the twin against the access-level reference, into docs/VALIDATION.md",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: 15 to 20 minutes on 2 cores)"
             }
@@ -86,6 +90,13 @@ impl Step {
                 "homenode-twin",
                 "--example",
                 "schema",
+            ])),
+            Self::Validate => succeeds(&mut cargo(&[
+                "run",
+                "--package",
+                "homenode-twin",
+                "--example",
+                "validation",
             ])),
             Self::Testbed(names) => testbed(names),
         }

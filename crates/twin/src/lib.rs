@@ -24,6 +24,7 @@ mod guest;
 mod hardware;
 mod host;
 mod hypervisor;
+pub mod models;
 mod report;
 pub mod scenario;
 pub mod schema;

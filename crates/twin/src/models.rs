@@ -1,0 +1,72 @@
+//! Parts of the hardware model by themselves, for whoever validates them: no engine, no scheduler, no guests.
+
+use homenode_machine::Machine;
+
+pub use crate::hardware::llc::{CLASSES, Llc, Sharer};
+
+use crate::TwinError;
+use crate::hardware::core::CoreCost;
+use crate::hardware::{Fabric, Flow, Topology};
+
+/// A thread that misses: what it asks of controllers and links.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// Position of its CPU's node among the machine's nodes.
+    pub node: usize,
+    /// Share of its misses by node.
+    pub weights: Vec<f64>,
+    /// Nanoseconds of its own work between two misses.
+    pub ns_between: f64,
+    /// Misses in flight.
+    pub in_flight: f64,
+    /// Share of missed lines that are written back.
+    pub write_share: f64,
+}
+
+/// What controllers and links give it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Served {
+    /// Misses per nanosecond.
+    pub misses_per_ns: f64,
+    /// Latency of a miss.
+    pub latency_ns: f64,
+}
+
+/// What threads get that run side by side, in the steady state.
+///
+/// # Errors
+/// A machine without timing figures.
+pub fn serve(machine: &Machine, loads: &[Load]) -> Result<Vec<Served>, TwinError> {
+    let (topology, hardware) = Topology::new(machine)?;
+    let line_bytes = f64::from(machine.llcs.first().map_or(64, |llc| llc.line_bytes));
+    let clock_ghz = hardware.clock_hz as f64 / 1e9;
+    let mut fabric = Fabric::new(&topology, &hardware, line_bytes);
+    let cost = |load: &Load| CoreCost {
+        busy_cycles: load.ns_between * clock_ghz,
+        misses: 1.0,
+        in_flight: load.in_flight,
+        ..CoreCost::default()
+    };
+    let flows: Vec<Flow<'_>> = loads
+        .iter()
+        .map(|load| Flow {
+            node: load.node,
+            cost: cost(load),
+            write_share: load.write_share,
+            weights: &load.weights,
+        })
+        .collect();
+    // The solver starts at the last solution, as it does epoch after epoch.
+    let mut granted = Vec::new();
+    for _ in 0..20 {
+        granted = fabric.solve(&flows, &[]);
+    }
+    let served = |(flow, granted): (&Flow<'_>, f64)| {
+        let latency_ns = fabric.latency_ns(flow.node, flow.weights);
+        Served {
+            misses_per_ns: granted / flow.cost.ns_per_instruction(clock_ghz, latency_ns),
+            latency_ns,
+        }
+    };
+    Ok(flows.iter().zip(granted).map(served).collect())
+}
