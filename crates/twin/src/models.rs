@@ -6,7 +6,7 @@ pub use crate::hardware::llc::{CLASSES, Llc, Sharer};
 
 use crate::TwinError;
 use crate::hardware::core::CoreCost;
-use crate::hardware::{Fabric, Flow, Topology};
+use crate::hardware::{Fabric, Topology};
 
 /// A thread that misses: what it asks of controllers and links.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,32 +41,29 @@ pub fn serve(machine: &Machine, loads: &[Load]) -> Result<Vec<Served>, TwinError
     let line_bytes = f64::from(machine.llcs.first().map_or(64, |llc| llc.line_bytes));
     let clock_ghz = hardware.clock_hz as f64 / 1e9;
     let mut fabric = Fabric::new(&topology, &hardware, line_bytes);
-    let cost = |load: &Load| CoreCost {
-        busy_cycles: load.ns_between * clock_ghz,
-        misses: 1.0,
-        in_flight: load.in_flight,
-        ..CoreCost::default()
-    };
-    let flows: Vec<Flow<'_>> = loads
+    let costs: Vec<CoreCost> = loads
         .iter()
-        .map(|load| Flow {
-            node: load.node,
-            cost: cost(load),
-            write_share: load.write_share,
-            weights: &load.weights,
+        .map(|load| CoreCost {
+            busy_cycles: load.ns_between * clock_ghz,
+            accesses: 1.0,
+            misses: 1.0,
+            waits: 1.0 / load.in_flight,
         })
         .collect();
     // The solver starts at the last solution, as it does epoch after epoch.
-    let mut granted = Vec::new();
     for _ in 0..20 {
-        granted = fabric.solve(&flows, &[]);
+        fabric.clear();
+        for (load, cost) in loads.iter().zip(&costs) {
+            fabric.add(load.node, cost, load.write_share, &load.weights);
+        }
+        fabric.solve(&[]);
     }
-    let served = |(flow, granted): (&Flow<'_>, f64)| {
-        let latency_ns = fabric.latency_ns(flow.node, flow.weights);
+    let served = |(flow, (load, cost)): (usize, (&Load, &CoreCost))| {
+        let latency_ns = fabric.latency_ns(load.node, &load.weights);
         Served {
-            misses_per_ns: granted / flow.cost.ns_per_instruction(clock_ghz, latency_ns),
+            misses_per_ns: fabric.granted(flow) / cost.ns_per_instruction(clock_ghz, latency_ns),
             latency_ns,
         }
     };
-    Ok(flows.iter().zip(granted).map(served).collect())
+    Ok(loads.iter().zip(&costs).enumerate().map(served).collect())
 }
