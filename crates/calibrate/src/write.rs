@@ -265,6 +265,7 @@ fn llcs(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
                 size_bytes,
                 ways: None,
                 line_bytes: 64,
+                replacement: None,
             });
             machine
                 .cpus
