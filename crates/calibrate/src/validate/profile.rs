@@ -339,7 +339,7 @@ mod tests {
             let bytes = mib << 20;
             for kernel in [Kernel::Uniform(bytes), Kernel::Stream(bytes), Kernel::Mix(bytes, bytes)] {
                 let (workload, _) = profile(kernel, &parameters, &facts());
-                prop_assert!(workload.clone().checked().is_ok(), "{:?}", workload);
+                prop_assert!(workload.check().is_ok(), "{workload:?}");
             }
         }
     }
