@@ -1,34 +1,60 @@
-//! Load balancing between CPUs, as CFS does it: by counts of runnable tasks, inside a node and across nodes.
+//! Load balancing between CPUs, as CFS does it: by what tasks weigh, inside a node and across nodes.
 //!
 //! # Algorithm (`load_balance`, `idle_balance` and `active_load_balance` of Linux 3.8)
 //!
 //! Three levels of domains: the hyperthreads of a core, the cores of a node, and the nodes of the machine. On its turn
-//! a CPU (an idle one of its group, else the group's first) compares the runnable tasks per CPU of its group with the
-//! busiest group's. If that one has more by the domain's threshold (110 percent inside a core, 117 inside a node, 125
-//! across nodes; an idle CPU has none, and pulls as soon as a task must wait there), half of the difference is pulled from
-//! its most loaded CPU: waiting tasks only, allowed here, not cache-hot. After more failures than the domain's patience,
-//! cache-hot tasks too, and at last the running one (active balance). Turns come every millisecond per CPU of the domain
+//! a CPU (an idle one of its group, else the group's first) compares the load of its group with the busiest group's.
+//!
+//! - The load of a CPU is what its vCPUs weigh (`task_h_load`): each its part of its VM's shares.
+//! - A group without an idle CPU pulls from the one with the most load per CPU that has a waiting task, if that exceeds its
+//!   own by the domain's threshold (110 percent inside a core, 117 inside a node, 125 across nodes) and its own is below the
+//!   domain's mean. The imbalance is what takes one of both to the mean, or a task where that is less and loads are no worse
+//!   then. Tasks are pulled from its most loaded CPU until they make up the imbalance, each of at most twice what is left
+//!   of it. There is no threshold where a CPU of the busiest group has more than another by a task (`group_imb`).
+//! - An idle CPU pulls as soon as a task must wait elsewhere: half of the difference in tasks.
+//!
+//! Only waiting tasks are pulled, allowed here, not cache-hot. After more failures than the domain's patience, cache-hot
+//! tasks too, and at last to an idle CPU the running one (active balance). Turns come every millisecond per CPU of the domain
 //! (8 ms inside a node of 8, 32 ms across 32), 32 times rarer on a busy CPU. A CPU that becomes idle pulls one waiting
 //! task at once, unless its idle periods are shorter than the migration cost on average; that such a pull fails counts
 //! for nothing (commit 58b26c4c, 2.6.37). While no group has what another should pull, there are no turns.
 //!
 //! Memory plays no part: a vCPU is pulled across nodes for a free CPU whatever its accesses then cost.
 //!
+//! # Shares of VMs
+//!
+//! Equal loads on all CPUs are shares by weight. Linux goes no nearer than its thresholds and the weight of a task: loads
+//! of nodes may differ by a quarter for good, and shares of VMs by some percent with them (32 and 32 vCPUs of weights 1 and 2
+//! on 4 nodes of 8 CPUs: 2 percent). Where the imbalance is less than half of what the heavier vCPUs weigh, only
+//! lighter ones are moved back and forth, and their VM loses a tenth (24 and 32 vCPUs of equal VMs on those CPUs; 3 to 5 percent
+//! for 32 and 48).
+//!
+//! # Departures
+//!
+//! - Tasks are tried in the order in which they wait; the kernel keeps a list of its own.
+//! - When a busy CPU has its turn is chance, once in each interval; in the kernel it depends on all earlier turns.
+//! - The host's own tasks have no load: the kernel compares means over ticks (`source_load`), and they run for less than that.
+//!
 //! # Left out
 //!
-//! Weights (tasks are counted, though the kernel weighs them), CPU power (a hyperthread counts as a CPU), load averages over time, and the hot-cache estimate of sleeping tasks.
+//! CPU power (a hyperthread counts as a CPU), load averages over time, active balance to a busy CPU, intervals that double while
+//! loads are even, and the hot-cache estimate of sleeping tasks.
+
+use std::cmp::Reverse;
 
 use homenode_units::Ns;
 
-use super::fair::{Fair, MIGRATION_COST};
+use super::fair::{Fair, MIGRATION_COST, NICE_0_LOAD};
 use super::queues::Queues;
 use super::scheduler::{Discipline, NEVER};
 use crate::hardware::Topology;
 
 /// Scheduler tick: the grid on which balancing turns fall.
-const TICK: Ns = Ns::from_millis(1);
+pub(super) const TICK: Ns = Ns::from_millis(1);
 /// A busy CPU balances so many times more rarely (`busy_factor`).
 const BUSY_FACTOR: u64 = 32;
+/// Tasks that are pulled at once, at most (`sysctl_sched_nr_migrate`).
+const TASKS_MAX: u64 = 32;
 
 #[derive(Clone, Debug)]
 struct Domain {
@@ -37,31 +63,124 @@ struct Domain {
     /// Ticks between two turns of an idle CPU.
     interval: u64,
     /// The busiest group must have this many percent of the local one's load.
-    imbalance_pct: usize,
+    imbalance_pct: u64,
     /// Failed turns before cache-hot tasks are taken.
     patience: u32,
 }
 
-impl Domain {
-    /// By how many tasks of the smaller group the busiest group exceeds another, as far as that is worth a move.
-    fn excess(&self, queues: &Queues, group: &[usize], busiest: &[usize]) -> usize {
-        let (load, here) = (
-            Fair::load_per_cpu(queues, busiest),
-            Fair::load_per_cpu(queues, group),
-        );
-        if load <= here {
-            return 0;
-        }
-        let excess = (load - here) * group.len().min(busiest.len()) / 1024;
-        if !group.iter().any(|cpu| queues.idle(*cpu)) {
-            // The threshold is for busy CPUs only.
-            let beyond = load * 100 > here * self.imbalance_pct;
-            return if beyond { excess } else { 0 };
-        }
-        // A task that must wait there could run here.
-        let waits = load > 1024;
-        if waits { excess.max(2) } else { excess }
+/// What the CPUs of a group have to do.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    cpus: u64,
+    /// Tasks that run or wait.
+    tasks: u64,
+    idle_cpus: u64,
+    /// What the tasks weigh in all.
+    weight: u64,
+    /// Whether one of its CPUs has more than another by as much as a task weighs, and a task waits there (`group_imb`).
+    uneven: bool,
+}
+
+impl Load {
+    fn per_cpu(&self) -> u64 {
+        self.weight / self.cpus
     }
+
+    fn per_task(&self) -> u64 {
+        self.weight / self.tasks.max(1)
+    }
+}
+
+/// What a CPU should pull from a group: at most so many tasks, which weigh so much together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pull {
+    group: usize,
+    tasks: u64,
+    weight: u64,
+}
+
+impl Domain {
+    /// Whether a CPU balances in a tick. Those that idle are staggered by their number. When a busy one comes depends in the
+    /// kernel on all that went before; here on chance, once in each interval, lest turns keep step with slices.
+    fn has_turn(&self, cpu: usize, level: usize, idle: bool, tick: u64) -> bool {
+        if idle {
+            return (tick + cpu as u64).is_multiple_of(self.interval);
+        }
+        let interval = self.interval * BUSY_FACTOR;
+        let turn = ((tick / interval) << 32) + ((cpu as u64) << 8) + level as u64;
+        tick % interval == scramble(turn) % interval
+    }
+
+    /// What a group's balancing CPU should pull, given the loads of all groups.
+    fn pull_to(&self, local: usize, loads: &[Load]) -> Option<Pull> {
+        if loads[local].idle_cpus > 0 {
+            Domain::pull_to_idle(local, loads)
+        } else {
+            self.pull_to_busy(local, loads)
+        }
+    }
+
+    /// With an idle CPU, tasks count: half of the difference, or one that must wait there and could run here.
+    fn pull_to_idle(local: usize, loads: &[Load]) -> Option<Pull> {
+        let per_cpu = |at: usize| loads[at].tasks * 1024 / loads[at].cpus;
+        let others = (0..loads.len()).filter(|at| *at != local);
+        let group = others.max_by_key(|at| (per_cpu(*at), Reverse(*at)))?;
+        let (load, here) = (per_cpu(group), per_cpu(local));
+        let fewer = loads[local].cpus.min(loads[group].cpus);
+        let excess = load.saturating_sub(here) * fewer / 1024;
+        let excess = if load > here.max(1024) {
+            excess.max(2)
+        } else {
+            excess
+        };
+        (excess >= 2).then_some(Pull {
+            group,
+            tasks: excess / 2,
+            weight: u64::MAX,
+        })
+    }
+
+    /// Without, weights count (`find_busiest_group`, `calculate_imbalance`, `fix_small_imbalance`).
+    fn pull_to_busy(&self, local: usize, loads: &[Load]) -> Option<Pull> {
+        let crowded = |load: &Load| load.tasks > load.cpus || load.uneven;
+        let others = (0..loads.len()).filter(|at| *at != local && crowded(&loads[*at]));
+        let group = others.max_by_key(|at| (loads[*at].per_cpu(), Reverse(*at)))?;
+        let (busiest, here) = (loads[group], loads[local]);
+        let sum = |part: fn(&Load) -> u64| loads.iter().map(part).sum::<u64>();
+        let mean = sum(|load| load.weight) / sum(|load| load.cpus);
+        let (high, low) = (busiest.per_cpu(), here.per_cpu());
+        let even = low >= mean || 100 * high <= self.imbalance_pct * low;
+        if low >= high || (even && !busiest.uneven) {
+            return None;
+        }
+        let (mut per_task, mut above) = (busiest.per_task(), high.saturating_sub(mean));
+        if busiest.uneven {
+            per_task = per_task.min(mean);
+        } else {
+            above = above.min((busiest.tasks - busiest.cpus) * NICE_0_LOAD / busiest.cpus);
+        }
+        let mut weight = (above * busiest.cpus).min(mean.saturating_sub(low) * here.cpus);
+        if weight < per_task {
+            // Less than a task: one is moved nevertheless if loads are not worse then.
+            let share = per_task / busiest.cpus;
+            let factor = if per_task > here.per_task() { 1 } else { 2 };
+            if high - low + share >= share * factor {
+                weight = per_task;
+            }
+        }
+        (weight > 0).then_some(Pull {
+            group,
+            tasks: TASKS_MAX,
+            weight,
+        })
+    }
+}
+
+/// A number that seems drawn by chance (the finalizer of splitmix64).
+fn scramble(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
 }
 
 /// Whether a task of a group of CPUs is allowed on one of another.
@@ -82,6 +201,8 @@ pub(crate) struct Domains {
     tick: u64,
     /// Whether loads are even, so that no tick can change anything until a queue changes.
     even: bool,
+    /// Kept to save allocations.
+    loads: Vec<Load>,
 }
 
 impl Domains {
@@ -143,6 +264,7 @@ impl Domains {
             failed,
             tick: 0,
             even: true,
+            loads: Vec::new(),
         }
     }
 
@@ -170,10 +292,7 @@ impl Fair {
         for cpu in 0..queues.cpus() {
             for level in 0..self.domains.of_cpu[cpu].len() {
                 let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
-                let factor = if queues.idle(cpu) { 1 } else { BUSY_FACTOR };
-                let interval = domain.interval * factor;
-                // Staggered by CPU, as the kernel's turns are.
-                if (self.domains.tick + cpu as u64).is_multiple_of(interval) {
+                if domain.has_turn(cpu, level, queues.idle(cpu), self.domains.tick) {
                     self.balance(queues, cpu, level, now);
                 }
             }
@@ -189,41 +308,71 @@ impl Fair {
     }
 
     /// Whether no group of any domain has tasks that another should and may pull.
-    fn loads_are_even(&self, queues: &Queues) -> bool {
-        self.domains.domains.iter().all(|domain| {
-            let busiest = domain
-                .groups
-                .iter()
-                .max_by_key(|group| Fair::load_per_cpu(queues, group));
-            let Some(busiest) = busiest else { return true };
-            domain
-                .groups
-                .iter()
-                .all(|group| domain.excess(queues, group, busiest) < 2 || !may_go(queues, busiest, group))
-        })
+    fn loads_are_even(&mut self, queues: &Queues) -> bool {
+        let mut loads = std::mem::take(&mut self.domains.loads);
+        let even = self.domains.domains.iter().all(|domain| {
+            self.weigh_groups(queues, domain, &mut loads);
+            (0..domain.groups.len()).all(|local| {
+                let pull = domain.pull_to(local, &loads);
+                pull.is_none_or(|pull| !may_go(queues, &domain.groups[pull.group], &domain.groups[local]))
+            })
+        });
+        self.domains.loads = loads;
+        even
     }
 
-    /// Runnable tasks per CPU, times 1024: cross-multiplied, loads stay integers.
-    fn load_per_cpu(queues: &Queues, group: &[usize]) -> usize {
-        let load: usize = group.iter().map(|cpu| queues.runnable(*cpu)).sum();
-        load * 1024 / group.len()
+    /// Loads of a domain's groups.
+    fn weigh_groups(&self, queues: &Queues, domain: &Domain, loads: &mut Vec<Load>) {
+        loads.clear();
+        loads.extend(domain.groups.iter().map(|group| self.weigh(queues, group)));
+    }
+
+    fn weigh(&self, queues: &Queues, group: &[usize]) -> Load {
+        let mut load = Load {
+            cpus: group.len() as u64,
+            tasks: 0,
+            idle_cpus: 0,
+            weight: 0,
+            uneven: false,
+        };
+        let (mut least, mut most) = (u64::MAX, (0, 0));
+        for cpu in group {
+            let (tasks, weight) = (queues.runnable(*cpu) as u64, self.vm_load(queues, *cpu));
+            load.tasks += tasks;
+            load.idle_cpus += u64::from(tasks == 0);
+            load.weight += weight;
+            least = least.min(weight);
+            most = most.max((weight, tasks));
+        }
+        load.uneven = load.weight > 0 && most.1 > 1 && most.0 - least >= load.per_task();
+        load
+    }
+
+    /// What a CPU's vCPUs weigh.
+    fn vm_load(&self, queues: &Queues, cpu: usize) -> u64 {
+        let tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
+        tasks.map(|task| self.balanced_weight(queues, task)).sum()
+    }
+
+    /// What a task weighs in balancing: the host's own run too briefly to count.
+    fn balanced_weight(&self, queues: &Queues, task: usize) -> u64 {
+        queues.tasks[task].vm.map_or(0, |_| self.weight(queues, task))
     }
 
     fn balance(&mut self, queues: &mut Queues, cpu: usize, level: usize, now: Ns) {
-        let Some((group, pulls)) = self.busiest_group(queues, cpu, level) else {
+        let Some((source, wanted)) = self.busiest_cpu(queues, cpu, level) else {
             self.domains.failed[cpu][level] = 0;
             return;
         };
-        let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
-        let patience = domain.patience;
-        let source = *domain.groups[group]
-            .iter()
-            .max_by_key(|from| (queues.runnable(**from), **from))
-            .expect("a group has CPUs");
+        let patience = self.domains.domains[self.domains.of_cpu[cpu][level]].patience;
         let failed = self.domains.failed[cpu][level];
-        let mut pulled = 0;
-        while pulled < pulls && self.pull(queues, source, cpu, failed > patience, now) {
+        let (mut pulled, mut left) = (0, wanted.weight);
+        while pulled < wanted.tasks && left > 0 {
+            let Some(weight) = self.pull(queues, source, cpu, left, failed > patience, now) else {
+                break;
+            };
             pulled += 1;
+            left = left.saturating_sub(weight);
         }
         if pulled > 0 {
             self.domains.failed[cpu][level] = 0;
@@ -240,47 +389,59 @@ impl Fair {
         }
     }
 
-    /// The group that a CPU should pull from on a level, and how many tasks; `None` where loads are even, or another
-    /// CPU of its group does the balancing.
-    fn busiest_group(&self, queues: &Queues, cpu: usize, level: usize) -> Option<(usize, usize)> {
+    /// The CPU that one should pull from on a level, and what; `None` where loads are even, or another CPU of its group does
+    /// the balancing.
+    fn busiest_cpu(&mut self, queues: &Queues, cpu: usize, level: usize) -> Option<(usize, Pull)> {
         let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
         let local = domain.groups.iter().position(|group| group.contains(&cpu))?;
         let group = &domain.groups[local];
-        let balancer = group
-            .iter()
-            .copied()
-            .find(|cpu| queues.idle(*cpu))
-            .unwrap_or(group[0]);
-        if balancer != cpu {
+        let idle = group.iter().copied().find(|cpu| queues.idle(*cpu));
+        if idle.unwrap_or(group[0]) != cpu {
             return None;
         }
-        let load = |other: &usize| Fair::load_per_cpu(queues, &domain.groups[*other]);
-        let busiest = (0..domain.groups.len())
-            .filter(|other| *other != local)
-            .max_by_key(|other| (load(other), std::cmp::Reverse(*other)))?;
-        // Half of the difference; moving one must not just turn the imbalance round.
-        let excess = domain.excess(queues, group, &domain.groups[busiest]);
-        (excess >= 2).then_some((busiest, excess / 2))
+        let mut loads = std::mem::take(&mut self.domains.loads);
+        let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
+        self.weigh_groups(queues, domain, &mut loads);
+        let wanted = domain.pull_to(local, &loads);
+        self.domains.loads = loads;
+        let wanted = wanted?;
+        let cpus = domain.groups[wanted.group].iter().copied();
+        let source = if idle.is_some() {
+            cpus.max_by_key(|from| (queues.runnable(*from), *from))
+        } else {
+            let may = |from: &usize| {
+                let mut waiting = queues.waiting(*from).iter();
+                waiting.any(|task| queues.tasks[*task].allowed[cpu])
+            };
+            cpus.filter(may)
+                .max_by_key(|from| (self.vm_load(queues, *from), Reverse(*from)))
+        };
+        Some((source?, wanted))
     }
 
-    /// Pulls one waiting task from a CPU to another.
-    fn pull(&mut self, queues: &mut Queues, from: usize, to: usize, hot_too: bool, now: Ns) -> bool {
+    /// Pulls one waiting task from a CPU to another, of at most twice this weight; gives its weight.
+    fn pull(
+        &mut self,
+        queues: &mut Queues,
+        from: usize,
+        to: usize,
+        weight: u64,
+        hot_too: bool,
+        now: Ns,
+    ) -> Option<u64> {
         let movable = |task: &usize| {
             let candidate = &queues.tasks[*task];
             let hot = now.0 - candidate.last_ran.0 < MIGRATION_COST;
-            candidate.allowed[to] && (hot_too || !hot) && !self.throttled(queues, *task, to)
+            candidate.allowed[to]
+                && (hot_too || !hot)
+                && !self.throttled(queues, *task, to)
+                && self.balanced_weight(queues, *task) / 2 <= weight
         };
-        let Some(task) = queues
-            .waiting(from)
-            .iter()
-            .copied()
-            .filter(movable)
-            .max_by_key(|task| *task)
-        else {
-            return false;
-        };
+        let mut waiting = queues.waiting(from).iter().copied();
+        let task = waiting.find(movable)?;
+        let weight = self.balanced_weight(queues, task);
         self.migrate(queues, task, to, now);
-        true
+        Some(weight)
     }
 
     /// Moves the running task of a CPU to an idle one.
@@ -316,7 +477,7 @@ impl Fair {
             // Only periodic turns count failures: idle ones are too frequent to say anything of the load.
             let hot_too = self.domains.failed[cpu][level] > domain.patience;
             if let Some(source) = source
-                && self.pull(queues, source, cpu, hot_too, now)
+                && self.pull(queues, source, cpu, u64::MAX, hot_too, now).is_some()
             {
                 self.domains.failed[cpu][level] = 0;
                 return;

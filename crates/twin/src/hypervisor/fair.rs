@@ -5,7 +5,8 @@
 //!
 //! - A queue per CPU; the runnable task with the least virtual runtime runs, for `max(latency / runnable, minimum
 //!   granularity)`, with latency 6 ms, granularity 0.75 ms and wake-up granularity 1 ms, each times
-//!   `1 + log2(min(CPUs, 8))`.
+//!   `1 + log2(min(CPUs, 8))`. A slice that is over when another task comes, because its task was alone, ends with the next
+//!   tick (`check_preempt_tick`).
 //! - A task that wakes is placed at most half a latency before the queue's minimum, and preempts a task that is more than
 //!   the wake-up granularity ahead.
 //! - It wakes on the CPU it ran on last, or on the waker's if its own is the more loaded (`wake_affine`); from there
@@ -16,8 +17,8 @@
 //!   runnable vCPUs, and virtual time passes faster for lighter tasks. A cap is a quota ([`super::bandwidth`]). The
 //!   host's daemons weigh 1024 each.
 //!
-//! Shares hold exactly among the tasks of one CPU. Between CPUs they hold as far as balancing, which counts tasks, gives each
-//! CPU the same mix of VMs: 32 and 32 vCPUs of weights 1 and 2 on 32 CPUs miss them by 5 percent.
+//! Shares hold exactly among the tasks of one CPU. Between CPUs they hold as far as balancing evens out loads, see
+//! [`super::balance`].
 //!
 //! Nothing here knows where memory lies: that is the point of the `default` policy.
 //!
@@ -28,7 +29,7 @@
 
 use homenode_units::Ns;
 
-use super::balance::Domains;
+use super::balance::{Domains, TICK};
 use super::bandwidth::Bandwidth;
 use super::queues::{Queues, Run};
 use super::scheduler::{Discipline, NEVER};
@@ -38,11 +39,13 @@ use crate::hardware::Topology;
 /// A task that stopped running less than this ago has a warm cache and is not moved (`sysctl_sched_migration_cost`).
 pub(super) const MIGRATION_COST: u64 = 500_000;
 
-/// Weight of a task of the host's own, and `cpu.shares` of a VM of usual weight (`NICE_0_LOAD`).
+/// `cpu.shares` of a VM of usual weight.
 const SHARES_USUAL: u64 = 1024;
 const SHARES_MIN: u64 = 2;
 /// Weights are fractions of shares: so many per share.
 const WEIGHT_UNIT: u64 = 1024;
+/// What a task of the host's own weighs.
+pub(super) const NICE_0_LOAD: u64 = SHARES_USUAL * WEIGHT_UNIT;
 
 /// A VM: a task group with shares, and perhaps a limit.
 #[derive(Clone, Debug)]
@@ -116,13 +119,14 @@ impl Fair {
         } else {
             let current = queues.current(cpu).map_or(0, |task| self.weight(queues, task));
             let slice = (self.latency * current / self.load(queues, cpu)).max(self.granularity);
-            Ns(self.trees[cpu].slice_start.0 + slice)
+            let next_tick = (now.0 / TICK.0 + 1) * TICK.0;
+            Ns((self.trees[cpu].slice_start.0 + slice).max(next_tick))
         };
     }
 
     /// What a task weighs: a VM's shares are divided among its runnable vCPUs.
     pub(super) fn weight(&self, queues: &Queues, task: usize) -> u64 {
-        queues.tasks[task].vm.map_or(SHARES_USUAL * WEIGHT_UNIT, |vm| {
+        queues.tasks[task].vm.map_or(NICE_0_LOAD, |vm| {
             self.vms[vm].shares * WEIGHT_UNIT / queues.runnable_of_vm(vm).max(1) as u64
         })
     }
@@ -135,7 +139,7 @@ impl Fair {
 
     /// Time as it passes for a task of this weight.
     fn virtual_ns(ns: u64, weight: u64) -> i64 {
-        (ns * (SHARES_USUAL * WEIGHT_UNIT) / weight).cast_signed()
+        (ns * NICE_0_LOAD / weight).cast_signed()
     }
 
     fn bandwidth(&mut self, queues: &Queues, task: usize) -> Option<&mut Bandwidth> {
@@ -295,12 +299,6 @@ impl Fair {
 
     fn enqueue(&mut self, queues: &mut Queues, task: usize, cpu: usize, now: Ns) {
         queues.enqueue(task, cpu, now);
-        if queues.waiting(cpu).len() == 1 && queues.current(cpu).is_some() {
-            // Alone until now, the current task's slice was not limited: it is now, from here or where it began.
-            let tree = &mut self.trees[cpu];
-            let began = now.0.saturating_sub(self.granularity);
-            tree.slice_start = Ns(tree.slice_start.0.max(began));
-        }
         self.set_slice_end(queues, cpu, now);
     }
 

@@ -250,8 +250,8 @@ fn run_time_follows_weight() {
 
 #[test]
 fn run_time_follows_weight_on_one_cpu() {
-    // Where light vCPUs run though they owe credits, because all do, Xen forgives what they owe beyond 300: with very
-    // unequal weights they get some percent more than their share.
+    // Where light vCPUs run though they owe credits, because all do, Xen forgives what they owe beyond 300 ("Lower bound
+    // on credits" in csched_acct): with very unequal weights they get some percent more than their share.
     let cases: [(Hypervisor, &[u32], f64); 3] = [
         (Hypervisor::Kvm, &[128, 256, 640], 0.01),
         (Hypervisor::Xen, &[256, 512], 0.01),
@@ -270,6 +270,42 @@ fn run_time_follows_weight_on_one_cpu() {
         for (rate, weight) in rates.iter().zip(weights) {
             let what = format!("{hypervisor:?} {weights:?}: {weight}");
             assert_within(&what, *rate, f64::from(*weight) / f64::from(all), share);
+        }
+    }
+}
+
+#[test]
+fn balancing_finds_shares_from_any_start() {
+    // vCPUs begin on CPUs of a node chosen by chance. In the last case there are three vCPUs for two CPUs: they take turns.
+    let cases: [&[(u32, usize)]; 4] = [
+        &[(256, 8), (768, 8)],
+        &[(256, 8), (512, 8)],
+        &[(256, 8), (256, 16)],
+        &[(256, 4), (256, 4), (256, 4)],
+    ];
+    for vms in cases {
+        for seed in 1..=5 {
+            let mut driver = Driver::new(Hypervisor::Kvm, &topology(1, 4), seed);
+            let tasks: Vec<Vec<usize>> = vms
+                .iter()
+                .map(|(weight, vcpus)| driver.vm(*weight, None, &hogs(*vcpus)))
+                .collect();
+            for task in tasks.iter().flatten() {
+                let one = driver.chance.below(8) as usize;
+                let only = (0..8).map(|cpu| cpu == one).collect();
+                driver.scheduler.set_affinity(*task, only, driver.now);
+            }
+            for task in tasks.iter().flatten() {
+                driver.scheduler.set_affinity(*task, vec![true; 8], driver.now);
+            }
+            driver.run_for(20_000);
+            let groups: Vec<&[usize]> = tasks.iter().map(Vec::as_slice).collect();
+            let rates = driver.rates(&groups, 60_000);
+            let weights: u32 = vms.iter().map(|vm| vm.0).sum();
+            for (rate, (weight, _)) in rates.iter().zip(vms) {
+                let what = format!("{vms:?}, seed {seed}: {weight}");
+                assert_within(&what, *rate, 8.0 * f64::from(*weight) / f64::from(weights), 0.01);
+            }
         }
     }
 }
