@@ -53,6 +53,8 @@ enum Command {
     Schema,
     /// Compare the twin with the access-level reference, and write docs/VALIDATION.md (about 2 minutes on an idle core)
     Validate,
+    /// Check that docs/REPRODUCTION.md is what the twin gives
+    Reproduction,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Doc => vec![Step::Doc],
         Command::Schema => vec![Step::Schema],
         Command::Validate => vec![Step::Validate],
+        Command::Reproduction => vec![Step::Reproduction],
         Command::Testbed { names } => vec![Step::Testbed(names)],
     };
     let total = run(&steps);
@@ -88,7 +91,7 @@ fn run(steps: &[Step]) -> Tally {
     let outcomes: Vec<(Tally, Duration)> = steps.iter().map(run_one).collect();
     println!();
     for (step, (tally, time)) in steps.iter().zip(&outcomes) {
-        println!("{:<8} {tally} in {} s", step.name(), time.as_secs());
+        println!("{:<12} {tally} in {} s", step.name(), time.as_secs());
     }
     outcomes.iter().map(|(tally, _)| *tally).sum()
 }

@@ -28,13 +28,22 @@ pub enum Step {
     Schema,
     /// The twin against the access-level reference.
     Validate,
+    /// The document of published claims.
+    Reproduction,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
 
 impl Step {
     /// What `cargo xtask check` runs: what is fast and often wrong first.
-    pub const CHECK: [Self; 5] = [Self::Fmt, Self::Rules, Self::Clippy, Self::Test, Self::Doc];
+    pub const CHECK: [Self; 6] = [
+        Self::Fmt,
+        Self::Rules,
+        Self::Clippy,
+        Self::Test,
+        Self::Doc,
+        Self::Reproduction,
+    ];
 
     /// Its name on the command line.
     pub fn name(&self) -> &'static str {
@@ -46,6 +55,7 @@ impl Step {
             Self::Doc => "doc",
             Self::Schema => "schema",
             Self::Validate => "validate",
+            Self::Reproduction => "reproduction",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -60,6 +70,7 @@ impl Step {
             Self::Doc => "documentation of all crates, warnings denied",
             Self::Schema => "schemas of the files that people write, written anew",
             Self::Validate => "the twin against the access-level reference, into docs/VALIDATION.md",
+            Self::Reproduction => "is docs/REPRODUCTION.md what `homenode reproduce` writes? (some minutes)",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: 15 to 20 minutes on 2 cores)"
             }
@@ -98,6 +109,7 @@ impl Step {
                 "--example",
                 "validation",
             ])),
+            Self::Reproduction => reproduction(),
             Self::Testbed(names) => testbed(names),
         }
     }
@@ -131,6 +143,34 @@ fn test() -> anyhow::Result<Tally> {
         output.line(&line);
     }
     Ok(output.end(child.wait()?.success()))
+}
+
+/// Makes the document of published claims anew, with an optimised build and none of the runs kept before, and compares.
+fn reproduction() -> anyhow::Result<Tally> {
+    let build = &mut cargo(&["build", "--release", "--package", "homenode-cli"]);
+    ensure!(
+        succeeds(build)?.failed == 0,
+        "the command does not build: see above"
+    );
+    let metadata = metadata()?;
+    let made = metadata.target_directory.join("REPRODUCTION.md");
+    let program = metadata.target_directory.join("release/homenode");
+    let run = Command::new(program)
+        .args(["reproduce", "all", "--fresh", "--document"])
+        .arg(&made)
+        .status()
+        .context("cannot start homenode")?;
+    ensure!(run.success(), "`homenode reproduce` failed: see above");
+    let committed = metadata.workspace_root.join("docs/REPRODUCTION.md");
+    let fresh = fs::read(&made)? == fs::read(&committed).unwrap_or_default();
+    if !fresh {
+        println!(
+            "{} is not what came out: see what changed, then copy {} over it",
+            committed.display(),
+            made.display()
+        );
+    }
+    Ok(Tally::of(fresh))
 }
 
 /// What the testbed writes with `--json`, as far as it is read here.

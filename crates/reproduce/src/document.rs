@@ -20,7 +20,7 @@ frozen: none is changed to move a verdict.
 pub fn ours(reproduced: &Reproduced) -> String {
     match &reproduced.decision {
         None => "-".to_owned(),
-        Some(decision) if decision.measured_here => "measured, see below".to_owned(),
+        Some(decision) if decision.measured_here => "measured".to_owned(),
         Some(_) => summary(&reproduced.judgement.parts, |part| &part.ours),
     }
 }
@@ -65,6 +65,21 @@ fn summary<'a>(parts: &'a [Part], cell: impl Fn(&'a Part) -> &'a str) -> String 
     cells.join(", ")
 }
 
+/// The verdict's name, but for what no two machines measure alike.
+fn verdict(one: &Reproduced) -> &'static str {
+    if is_measured_here(one) {
+        "measured where it runs"
+    } else {
+        one.judgement.verdict.name()
+    }
+}
+
+fn is_measured_here(one: &Reproduced) -> bool {
+    one.decision
+        .as_ref()
+        .is_some_and(|decision| decision.measured_here)
+}
+
 /// How many claims have which verdict, in a sentence. What is by construction is not counted as held.
 pub fn tally(all: &[Reproduced]) -> String {
     let counts = |verdict: Verdict| {
@@ -90,7 +105,13 @@ pub fn tally(all: &[Reproduced]) -> String {
 
 /// The document.
 pub fn render(all: &[Reproduced]) -> String {
-    let mut text = format!("{HEAD}\n{}.\n\n", tally(all));
+    let (here, elsewhere): (Vec<Reproduced>, Vec<Reproduced>) =
+        all.iter().cloned().partition(is_measured_here);
+    let mut text = format!(
+        "{HEAD}\n{}, {} measured where it runs.\n\n",
+        tally(&elsewhere),
+        here.len()
+    );
     let rows = all.iter().map(|one| {
         let id = &one.claim.id;
         let id = if one.decision.is_some() {
@@ -104,7 +125,7 @@ pub fn render(all: &[Reproduced]) -> String {
             published(one),
             ours(one),
             one.kind.name().to_owned(),
-            one.judgement.verdict.name().to_owned(),
+            verdict(one).to_owned(),
         ]
     });
     let header = ["claim", "where", "published", "ours", "kind", "verdict"];
@@ -123,7 +144,7 @@ pub fn render(all: &[Reproduced]) -> String {
 
 fn section(text: &mut String, one: &Reproduced) {
     let Some(decision) = &one.decision else { return };
-    let (id, verdict) = (&one.claim.id, one.judgement.verdict.name());
+    let (id, verdict) = (&one.claim.id, verdict(one));
     *text += &format!("\n## {id}\n\n> {}\n\n", one.claim.says);
     *text += &format!(
         "Seed {}, {}. {}: **{verdict}**.\n",
@@ -135,13 +156,14 @@ fn section(text: &mut String, one: &Reproduced) {
         *text += &format!("\n{paragraph}\n");
     }
     let rows = one.judgement.parts.iter().map(|part| {
-        let ours = if decision.measured_here && part.published != "shape" {
+        let ours = if decision.measured_here {
             "measured"
         } else {
             &part.ours
         };
         let holds = match (part.input, part.holds) {
             (true, _) => "input",
+            (false, _) if decision.measured_here => "-",
             (false, true) => "yes",
             (false, false) => "no",
         };

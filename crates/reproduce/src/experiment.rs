@@ -33,7 +33,7 @@ pub struct Decision {
     pub tables: Vec<Table>,
     /// The figures.
     pub figures: Vec<Figure>,
-    /// Why what misses does so; empty where nothing does.
+    /// Why what misses does so; left out where the claim holds.
     pub why: Vec<String>,
     /// Whether time was measured on the machine that this runs on: then no two runs are the same.
     pub measured_here: bool,
@@ -81,8 +81,11 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
         return undecided(claim, verdict, reason.to_owned());
     };
     match (experiment.decide)(outcomes) {
-        Ok(decision) => {
+        Ok(mut decision) => {
             let judgement = judge(&claim, &decision.measured);
+            if judgement.verdict == Verdict::Holds {
+                decision.why.clear();
+            }
             let kind = kind(&claim, &decision.measured, &judgement, &(experiment.runs)());
             Reproduced {
                 claim,

@@ -2,7 +2,7 @@
 
 use homenode_control::{Config, Control, Mode, Policies};
 use homenode_host::{Host, Sample};
-use homenode_twin::{Scenario, Twin};
+use homenode_twin::{Scenario, Twin, TwinReport};
 use homenode_units::{NodeId, Ns};
 use serde::{Deserialize, Serialize};
 
@@ -59,22 +59,12 @@ pub struct Window {
     pub seconds: f64,
     /// Bytes moved by the controllers of each node, ascending by node.
     pub node_bytes: Vec<u64>,
-    /// Bytes moved over each link.
-    pub links: Vec<LinkBytes>,
+    /// Standard deviation over mean of the accesses of all VMs by node, percent; `None` where there were none.
+    pub imbalance_percent: Option<f64>,
+    /// Load of the busiest link, mean over seconds, percent; `None` where no second passed.
+    pub interconnect_percent: Option<f64>,
     /// All vCPUs, by VM and index.
     pub vcpus: Vec<VcpuCounts>,
-}
-
-/// One directed link.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LinkBytes {
-    /// Where data came from.
-    pub from: u32,
-    /// Where it went.
-    pub to: u32,
-    /// How much.
-    pub bytes: u64,
 }
 
 /// One vCPU.
@@ -129,6 +119,7 @@ impl Run {
         while !twin.finished() && twin.now() < self.until {
             if begin.is_none() && twin.now() >= self.warm_up {
                 begin = Some(sample(&mut twin)?);
+                twin.mark();
             }
             if acts {
                 control.step(&mut twin).map_err(|error| error.to_string())?;
@@ -139,6 +130,7 @@ impl Run {
         }
         let end = sample(&mut twin)?;
         let report = twin.report();
+        let window = window(&twin, &report, begin.as_ref(), &end);
         Ok(Outcome {
             at_s: twin.now().as_secs_f64(),
             vms: report
@@ -152,7 +144,7 @@ impl Run {
                     node_changes: vm.node_changes,
                 })
                 .collect(),
-            window: window(&twin, begin.as_ref(), &end),
+            window,
         })
     }
 }
@@ -162,7 +154,7 @@ fn sample(twin: &mut Twin) -> Result<Sample, String> {
 }
 
 /// What was counted between two readings; since the start of the host where there is no first one.
-fn window(twin: &Twin, begin: Option<&Sample>, end: &Sample) -> Window {
+fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample) -> Window {
     let node_of = |vcpu: &homenode_host::VcpuSample| {
         let cpu = vcpu
             .cpu
@@ -184,16 +176,8 @@ fn window(twin: &Twin, begin: Option<&Sample>, end: &Sample) -> Window {
             .keys()
             .map(|node| traffic(end, node) - begin.map_or(0, |begin| traffic(begin, node)))
             .collect(),
-        links: end
-            .links
-            .iter()
-            .enumerate()
-            .map(|(at, link)| LinkBytes {
-                from: link.from.0.into(),
-                to: link.to.0.into(),
-                bytes: link.bytes - begin.map_or(0, |begin| begin.links[at].bytes),
-            })
-            .collect(),
+        imbalance_percent: report.imbalance.map(|ratio| 100.0 * ratio),
+        interconnect_percent: report.interconnect_load.map(|ratio| 100.0 * ratio),
         vcpus: vcpus
             .map(|(vm, vcpu)| {
                 let now = vcpu.counters.unwrap_or_default();

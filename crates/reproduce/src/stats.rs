@@ -12,13 +12,6 @@ pub fn rsd_percent(values: &[f64]) -> Option<f64> {
     Some(100.0 * (squares / (values.len() - 1) as f64).sqrt() / mean)
 }
 
-/// Standard deviation over mean in percent, of all there is (n): the imbalance of accesses over nodes.
-pub fn imbalance_percent(values: &[f64]) -> Option<f64> {
-    let mean = mean(values).filter(|mean| *mean > 0.0)?;
-    let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-    Some(100.0 * (squares / values.len() as f64).sqrt() / mean)
-}
-
 /// Kendall's rank correlation of two series: pairs in the same order less pairs in the opposite, over all pairs. Pairs
 /// tied in either count as neither. `None` of fewer than two.
 pub fn kendall_tau(a: &[f64], b: &[f64]) -> Option<f64> {
@@ -58,11 +51,6 @@ mod tests {
         let values = [2.0, 4.0, 6.0];
         assert_eq!(rsd_percent(&values), Some(50.0));
         assert_eq!(rsd_percent(&[1.0]), None);
-        assert!((imbalance_percent(&values).unwrap() - 100.0 * (8.0_f64 / 3.0).sqrt() / 4.0).abs() < 1e-12);
-        assert_eq!(imbalance_percent(&[0.0, 0.0]), None);
-        // All on one of 8 nodes: the square root of 7.
-        let one = [8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
-        assert!((imbalance_percent(&one).unwrap() - 264.575).abs() < 1e-3);
     }
 
     #[test]

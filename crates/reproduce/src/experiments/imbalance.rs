@@ -5,16 +5,14 @@
 use std::collections::BTreeSet;
 
 use homenode_control::Policies;
-use homenode_machine::Machine;
 use homenode_twin::{Hypervisor, MemoryPolicy, Scenario, VmSpec, workload};
-use homenode_units::{Bytes, NodeId, Ns};
+use homenode_units::{Bytes, Ns};
 
 use super::table;
 use crate::claims::TABLE_1;
 use crate::experiment::{Decision, Experiment};
 use crate::figure::{Figure, PUBLISHED_SERIES, Shape as Drawing};
-use crate::run::{Outcome, Run};
-use crate::stats::imbalance_percent;
+use crate::run::Run;
 use crate::verdict::{Measured, Shape, percentage_holds, show};
 use crate::work::Outcomes;
 
@@ -36,8 +34,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 const MACHINE: &str = "amd48";
 const POLICIES: [MemoryPolicy; 2] = [MemoryPolicy::FirstTouch, MemoryPolicy::Round4k];
 /// Programs set up their memory first; then this much is counted.
-const WARM_UP: Ns = Ns::from_secs(20);
-const COUNTED: Ns = Ns::from_secs(10);
+const WARM_UP: Ns = Ns::from_secs(10);
+const COUNTED: Ns = Ns::from_secs(5);
 
 /// A row of the published table: imbalance under both policies, then interconnect load under both, percent.
 struct Row {
@@ -76,7 +74,7 @@ fn missing() -> Vec<String> {
 }
 
 fn run(program: &str, policy: MemoryPolicy) -> Run {
-    let mut vm = VmSpec::new("linux", 48, Bytes::from_gib(120), program);
+    let mut vm = VmSpec::new("linux", 48, Bytes::from_gib(64), program);
     vm.memory_policy = policy;
     // Long enough to be counted, however long the program is.
     vm.work_share = 100.0;
@@ -89,40 +87,20 @@ fn run(program: &str, policy: MemoryPolicy) -> Run {
     }
 }
 
-/// Imbalance of accesses over nodes, and load of the busiest link, percent.
-fn measure(machine: &Machine, outcome: &Outcome) -> Option<(f64, f64)> {
-    let bytes: Vec<f64> = outcome
-        .window
-        .node_bytes
-        .iter()
-        .map(|bytes| *bytes as f64)
-        .collect();
-    let load = |link: &crate::run::LinkBytes| {
-        let known = machine.links.iter().find(|known| {
-            let node = |id: NodeId| u32::from(id.0);
-            node(known.from) == link.from && node(known.to) == link.to
-        });
-        let bandwidth = known.and_then(|known| known.bandwidth)?;
-        Some(100.0 * link.bytes as f64 / outcome.window.seconds / bandwidth.as_f64())
-    };
-    let busiest = outcome.window.links.iter().filter_map(load).fold(0.0, f64::max);
-    Some((imbalance_percent(&bytes)?, busiest))
-}
-
 fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
     let missing = missing();
     if !missing.is_empty() {
         return Err(format!("there is no profile of {}", missing.join(", ")));
     }
-    let machine = homenode_machine::preset(MACHINE).map_err(|error| error.to_string())?;
     let rows = published();
     let mut ours: Vec<[f64; 4]> = Vec::new();
     for row in &rows {
         let mut percent = [0.0; 4];
         for (at, policy) in POLICIES.into_iter().enumerate() {
             let outcome = outcomes.of(&run(&row.program, policy))?;
-            let measured =
-                measure(&machine, outcome).ok_or_else(|| format!("{} accessed nothing", row.program))?;
+            let window = &outcome.window;
+            let measured = window.imbalance_percent.zip(window.interconnect_percent);
+            let measured = measured.ok_or_else(|| format!("{} accessed nothing", row.program))?;
             (percent[at], percent[at + 2]) = measured;
         }
         ours.push(percent);
@@ -212,14 +190,20 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         },
         set_up: vec![SET_UP.to_owned()],
         tables,
-        why: vec![],
+        why: vec![WHY.to_owned()],
         measured_here: false,
     })
 }
 
-const SET_UP: &str = "Machine amd48 without a hypervisor, 48 threads, first-touch and round-4K. After 20 seconds, in which programs set \
-     up their memory, 10 are counted. Accesses of a node are the bytes of its controllers, reads and writes; the \
+const SET_UP: &str = "Machine amd48 without a hypervisor, 48 threads, first-touch and round-4K. After 10 seconds, in which programs set \
+     up their memory, 5 are counted. Accesses of a node are those of all threads; the \
      interconnect's load is that of the busiest directed link.";
+
+const WHY: &str = "A profile has one rate of memory accesses, and the table two link loads that both depend on it. For dc.B, ep.D, ft.C, \
+     psearchy, streamcluster and the X-Stream programs no rate gives both, and the head of each profile says what it reached. \
+     ua.C misses by running: its threads sleep at barriers and are woken on other nodes, so that under first-touch \
+     few of its accesses stay local in the twin, and its links carry the rest. psearchy's imbalance under first-touch is \
+     lower than its fit; why is not known yet.";
 
 #[cfg(test)]
 mod tests {

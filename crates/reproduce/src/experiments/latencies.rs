@@ -197,10 +197,6 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
     let title = "Loaded latency in cycles by how many accesses a thread keeps in flight (chosen: 1), and time per access.";
     let names = ["local", "1 hop", "2 hops"].map(str::to_owned);
     let bars = |values: &[f64]| values.iter().copied().map(Some).collect::<Vec<_>>();
-    let holds = loaded
-        .iter()
-        .zip(published_loaded())
-        .all(|(ours, published)| (ours - published).abs() <= 0.25 * published);
     Ok(Decision {
         measured: Measured {
             numbers,
@@ -226,7 +222,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
                 ],
             ),
         }],
-        why: if holds { vec![] } else { vec![why(&machine)] },
+        why: vec![why(&machine)],
         measured_here: false,
     })
 }
@@ -255,10 +251,10 @@ fn why(machine: &Machine) -> String {
     let sustained = sustained.map_or(f64::NAN, |rate| rate.as_f64() / 1e9);
     format!(
         "By Little's law 48 threads with one access in flight each, at the published latencies, get {} GB/s out of the node. \
-         The machine file lets its controller sustain {} GB/s, the figure that the seed gives for the machine, and with \
-         the twin's 48 threads it does: the queue is as long as the published one, but drains faster. Either a real controller \
-         delivers less for single random lines from 48 sides than for streams (the twin knows neither banks nor DRAM pages), \
-         or the seed's threads kept more than one access in flight; the table shows that two are too many.",
+         The machine file lets its controller sustain {} GB/s, the figure that the seed gives for the machine, and the \
+         twin's do get that: as many accesses wait, and are served faster. Either a real controller delivers less for single \
+         lines asked for from 48 sides than for streams (the twin knows neither banks nor DRAM pages), or the seed's \
+         threads kept more than one access in flight: the table has what that would give.",
         show(gb_per_s),
         show(sustained)
     )

@@ -3,6 +3,7 @@
 mod four_sources;
 mod imbalance;
 mod latencies;
+mod overhead;
 mod tavo;
 
 use homenode_twin::workload;
@@ -16,6 +17,7 @@ pub const ALL: &[Experiment] = &[
     tavo::NPB,
     tavo::SPEC,
     tavo::STABILITY,
+    overhead::EXPERIMENT,
     latencies::EXPERIMENT,
     imbalance::EXPERIMENT,
 ];
