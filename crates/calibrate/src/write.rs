@@ -650,8 +650,15 @@ pub fn write_machine(machine: &Machine, comments: &Comments) -> String {
         if let Some(bandwidth) = device.bandwidth {
             let _ = writeln!(text, "bandwidth = \"{}\"", exact_rate(bandwidth.0));
         }
-        if let Some(latency) = device.latency_ns {
-            let _ = writeln!(text, "latency = \"{}ns\"", latency.0);
+        let latencies = [
+            ("latency", device.latency_ns),
+            ("latency_passthrough", device.latency_passthrough_ns),
+            ("latency_virtual", device.latency_virtual_ns),
+        ];
+        for (key, latency) in latencies {
+            if let Some(latency) = latency {
+                let _ = writeln!(text, "{key} = \"{}ns\"", latency.0);
+            }
         }
     }
     if let Some(hardware) = &machine.hardware {

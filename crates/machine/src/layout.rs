@@ -29,7 +29,8 @@
 //! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]` and
 //! `[hardware.ipi]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them.
 //! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth` and
-//! `socket`; devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`.
+//! `socket`; devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`,
+//! `latency_passthrough` and `latency_virtual` (of guests; as `latency` where absent).
 //!
 //! CPUs are numbered as Linux does where firmware lists cores before threads: the first threads of all cores in node
 //! order, then the second threads.
@@ -147,6 +148,10 @@ struct DeviceEntry {
     bandwidth: Option<BytesPerSec>,
     #[serde(default, with = "homenode_units::text::option")]
     latency: Option<Ns>,
+    #[serde(default, with = "homenode_units::text::option")]
+    latency_passthrough: Option<Ns>,
+    #[serde(default, with = "homenode_units::text::option")]
+    latency_virtual: Option<Ns>,
 }
 
 #[derive(Deserialize)]
@@ -499,6 +504,8 @@ impl DeviceEntry {
             node: self.node,
             bandwidth: self.bandwidth,
             latency_ns: self.latency,
+            latency_passthrough_ns: self.latency_passthrough,
+            latency_virtual_ns: self.latency_virtual,
         }
     }
 }

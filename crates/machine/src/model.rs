@@ -128,6 +128,13 @@ pub struct Device {
     /// How long a small request takes on an idle device, without a hypervisor; `None` where it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<Ns>,
+    /// The same from a guest that drives the device itself; `None` where it is taken as [`Device::latency_ns`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_passthrough_ns: Option<Ns>,
+    /// The same from a guest that the hypervisor gives a virtual device; `None` where it is taken as
+    /// [`Device::latency_ns`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_virtual_ns: Option<Ns>,
 }
 
 /// Distances between nodes, as firmware states them: 10 is local.

@@ -284,6 +284,11 @@ impl Machine {
                 self.check_bandwidth(&format!("bandwidth of link {} to {}", link.from, link.to), rate)?;
             }
         }
+        for device in &self.devices {
+            if let Some(rate) = device.bandwidth {
+                self.check_bandwidth(&format!("bandwidth of device {}", device.address), rate)?;
+            }
+        }
         for (at, llc) in self.llcs.iter().enumerate() {
             let size = llc.size_bytes;
             let size_ok = size > Bytes::ZERO && size <= Bytes::from_gib(64);

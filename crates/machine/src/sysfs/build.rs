@@ -321,6 +321,8 @@ fn devices(told: Vec<ToldDevice>, nodes: &NodeSet, notes: &mut Vec<String>) -> V
                 node,
                 bandwidth: None,
                 latency_ns: None,
+                latency_passthrough_ns: None,
+                latency_virtual_ns: None,
             }),
             false => lost.push(format!("{address} (node {node})")),
         }
