@@ -12,6 +12,12 @@
 //!              └────────────── simulator ──────────────────────────────┘
 //! ```
 //!
+//! # Speed
+//!
+//! `cargo bench -p homenode-tracking`, one of two busy cores of a Xeon at 2.5 GHz: 12 to 15 million accesses a second to an
+//! 8 MiB cache of 16 ways under any policy, 3 million exact stack distances, 190 million accesses looked at by SHARDS
+//! at 1 percent.
+//!
 //! # Properties (tests of the same names)
 //!
 //! - Each policy evicts whom it should; lines held add up.

@@ -15,7 +15,7 @@
 //! `dO_ic/dt = in_ic - (H_ic / O_ic + F_c / (C / K)) O_ic`
 //!
 //! where `in` is what the younger class pushes out, and for the youngest `M_i` and all `H_i`. For constant rates this is
-//! linear; a step takes its exact solution, so that the steady state does not depend on the step. A sharer that does not
+//! linear; a step takes its solution (exact for lines not in use), so that the steady state does not depend on the step. A sharer that does not
 //! run inserts and uses nothing, and its lines age and go. Nobody holds more than its footprint; what it cannot hold is
 //! room for others.
 //!
@@ -35,12 +35,11 @@ use homenode_machine::Replacement;
 
 /// Age classes of a policy that remembers use.
 pub const CLASSES: usize = 4;
-/// Entries into the youngest class, in its sizes, above which a step is taken in parts.
+/// Entries into the youngest class, in its sizes, above which a step goes half of its way: rates of use are those at its
+/// beginning, and would swing.
 const TURNOVERS_MAX: f64 = 2.0;
-/// Parts of a step at most.
-const PARTS_MAX: f64 = 8.0;
 /// Fewer lines than this are none.
-const LINES_MIN: f64 = 1e-6;
+const LINES_MIN: f64 = 1e-3;
 /// Points of a sharer's curve.
 const POINTS: usize = 128;
 
@@ -110,7 +109,7 @@ pub struct Llc {
     /// Accesses and insertions since the last step, by sharer.
     accessed: Vec<f64>,
     inserted: Vec<f64>,
-    /// Uses of lines of each class in this part of a step, by sharer and class.
+    /// Uses of lines of each class in this step, by sharer and class.
     used: Vec<f64>,
     /// Lines held by a group, by group and class.
     common: Vec<f64>,
@@ -161,33 +160,29 @@ impl Llc {
             return;
         }
         let class_lines = self.lines / self.classes as f64;
-        let entries =
-            self.count_uses(sharers, 1.0) + self.active.iter().map(|at| self.inserted[*at]).sum::<f64>();
-        let parts = (entries / class_lines / TURNOVERS_MAX)
-            .ceil()
-            .clamp(1.0, PARTS_MAX);
-        for part in 0..parts as usize {
-            if part > 0 || parts > 1.0 {
-                self.count_uses(sharers, 1.0 / parts);
-            }
-            self.age(class_lines, 1.0 / parts);
-            self.settle(sharers);
-        }
+        let entries = self.count_uses(sharers) + self.active.iter().map(|at| self.inserted[*at]).sum::<f64>();
+        let way = if self.classes > 1 && entries > TURNOVERS_MAX * class_lines {
+            0.5
+        } else {
+            1.0
+        };
+        self.age(class_lines, way);
+        self.settle(sharers);
         for at in &self.active {
             self.accessed[*at] = 0.0;
             self.inserted[*at] = 0.0;
         }
     }
 
-    /// How often lines of each class but the youngest are used in a part of the step; gives the sum.
-    fn count_uses(&mut self, sharers: &[Sharer], part: f64) -> f64 {
+    /// How often lines of each class but the youngest are used; gives the sum.
+    fn count_uses(&mut self, sharers: &[Sharer]) -> f64 {
         if self.classes == 1 {
             return 0.0;
         }
         self.count_common(sharers);
         let mut sum = 0.0;
         for at in &self.active {
-            let (sharer, accesses) = (&sharers[*at], self.accessed[*at] * part);
+            let (sharer, accesses) = (&sharers[*at], self.accessed[*at]);
             let first = at * self.classes;
             let (mut own, mut group, mut younger) = (0.0, 0.0, 1.0);
             for class in 0..self.classes {
@@ -223,44 +218,51 @@ impl Llc {
         }
     }
 
-    /// Lets lines enter, age and leave for a part of the step.
-    fn age(&mut self, class_lines: f64, part: f64) {
+    /// Lets lines enter, age and leave, a share of the `way` that they would go.
+    fn age(&mut self, class_lines: f64, way: f64) {
         let classes = self.classes;
         for at in &self.active {
             let uses: f64 = self.used[at * classes..(at + 1) * classes].iter().sum();
-            self.entering[*at] = self.inserted[*at] * part + uses;
+            self.entering[*at] = self.inserted[*at] + uses;
         }
         for class in 0..classes {
-            let sum = |of: &[f64], stride: usize, offset: usize| {
-                self.active.iter().map(|at| of[at * stride + offset]).sum::<f64>()
-            };
-            let entries = sum(&self.entering, 1, 0);
-            let uses = if class > 0 {
-                sum(&self.used, classes, class)
-            } else {
-                0.0
-            };
-            let full = sum(&self.held, classes, class);
-            // While there is room nothing is pushed out; what is over goes in this part.
+            let (mut entries, mut uses, mut full) = (0.0, 0.0, 0.0);
+            for at in &self.active {
+                entries += self.entering[*at];
+                uses += self.used[at * classes + class];
+                full += self.held[at * classes + class];
+            }
+            // While there is room nothing is pushed out; what is over goes in this step.
             let growth = entries - uses;
             let filling = match class_lines - full {
-                room if room <= 0.0 => 0.0,
+                room if room <= 1e-9 * class_lines => 0.0,
                 room if room >= growth => 1.0,
                 room => room / growth,
             };
-            let pushes = (growth * (1.0 - filling) + (full - class_lines).max(0.0)).max(0.0) / class_lines;
+            let rest = 1.0 - filling;
+            let pushes = (growth * rest + (full - class_lines).max(0.0)).max(0.0) / class_lines;
+            let left = libm::exp(-pushes);
             for at in &self.active {
-                let held = &mut self.held[at * classes + class];
-                let entering = self.entering[*at];
-                let loss = if class > 0 && *held > LINES_MIN {
-                    self.used[at * classes + class] / *held
+                let (held, used) = (self.held[at * classes + class], self.used[at * classes + class]);
+                let mut entering = self.entering[*at];
+                let mut lines = held;
+                let loss = if used > 0.0 { used / held } else { 0.0 };
+                if filling > 0.0 {
+                    let loss = loss * filling;
+                    (lines, _) = relax(lines, entering * filling, loss, fade(loss));
+                    entering *= rest;
+                }
+                let (after, mean) = if used > 0.0 {
+                    let loss = loss * rest + pushes;
+                    relax(lines, entering, loss, fade(loss))
+                } else {
+                    relax(lines, entering, pushes, left)
+                };
+                self.held[at * classes + class] = if after > LINES_MIN {
+                    held + (after - held) * way
                 } else {
                     0.0
                 };
-                let (filled, _) = relax(*held, entering * filling, loss * filling);
-                let rest = 1.0 - filling;
-                let (after, mean) = relax(filled, entering * rest, loss * rest + pushes);
-                *held = if after > LINES_MIN { after } else { 0.0 };
                 self.entering[*at] = pushes * mean;
             }
         }
@@ -311,14 +313,20 @@ impl Llc {
     }
 }
 
-/// Solution of `dO/dt = entering - loss O` after a unit of time, and the mean of `O` over it.
-fn relax(lines: f64, entering: f64, loss: f64) -> (f64, f64) {
+/// Solution of `dO/dt = entering - loss O` after a unit of time, and the mean of `O` over it; `left` is `exp(-loss)`.
+fn relax(lines: f64, entering: f64, loss: f64, left: f64) -> (f64, f64) {
     if loss < 1e-9 {
         return (lines + entering, lines + 0.5 * entering);
     }
-    let (steady, left) = (entering / loss, libm::exp(-loss));
+    let inverse = 1.0 / loss;
+    let steady = entering * inverse;
     let off = lines - steady;
-    (steady + off * left, steady + off * (1.0 - left) / loss)
+    (steady + off * left, steady + off * (1.0 - left) * inverse)
+}
+
+/// `exp(-loss)` within 0.01, cheaply: for lines in use, whose loss is an estimate anyway.
+fn fade(loss: f64) -> f64 {
+    1.0 / (1.0 + loss * (1.0 + loss * (0.5 + loss * (1.0 / 6.0))))
 }
 
 #[cfg(test)]
@@ -414,7 +422,7 @@ mod tests {
             steady(&mut llc, &sharers, &[5.0 * scale, 20.0 * scale])
         };
         let fine = at(1.0);
-        for scale in [4.0, 20.0, 100.0] {
+        for scale in [4.0, 20.0, 100.0, 1000.0] {
             for (fine, coarse) in fine.iter().zip(at(scale)) {
                 assert!(
                     (fine - coarse).abs() < 2e-3,
