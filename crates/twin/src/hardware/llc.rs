@@ -15,9 +15,9 @@
 //! `dO_ic/dt = in_ic - (H_ic / O_ic + F_c / (C / K)) O_ic`
 //!
 //! where `in` is what the younger class pushes out, and for the youngest `M_i` and all `H_i`. For constant rates this is
-//! linear; a step takes its solution (exact for lines not in use), so that the steady state does not depend on the step. A sharer that does not
-//! run inserts and uses nothing, and its lines age and go. Nobody holds more than its footprint; what it cannot hold is
-//! room for others.
+//! linear; a step takes its solution (exact for lines not in use), so that the steady state does not depend on the
+//! step. A sharer that does not run inserts and uses nothing, and its lines age and go. Nobody holds more than its
+//! footprint; what it cannot hold is room for others.
 //!
 //! `K = 1` is random replacement: shares of the cache are shares of misses, and a sleeper's lines decay as
 //! `exp(-t M / C)`. Many classes are true LRU: all sharers' lines live equally long without use (Che's characteristic
@@ -324,7 +324,7 @@ fn relax(lines: f64, entering: f64, loss: f64, left: f64) -> (f64, f64) {
     (steady + off * left, steady + off * (1.0 - left) * inverse)
 }
 
-/// `exp(-loss)` within 0.01, cheaply: for lines in use, whose loss is an estimate anyway.
+/// `exp(-loss)` within 0.03, cheaply: for lines in use, whose loss is an estimate anyway.
 fn fade(loss: f64) -> f64 {
     1.0 / (1.0 + loss * (1.0 + loss * (0.5 + loss * (1.0 / 6.0))))
 }
