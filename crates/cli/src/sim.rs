@@ -143,6 +143,9 @@ fn show(spec: &TwinSpec, trials: &[Trial], output: &mut Output) {
         for event in &report.events {
             output.line(&said(event));
         }
+        for note in &report.notes {
+            output.line(&format!("note: {note}"));
+        }
     }
     if trials.len() > 1 {
         output.line(&format!("\nSide by side:\n\n{}\n", trial::side_by_side(trials)));

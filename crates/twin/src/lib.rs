@@ -3,7 +3,8 @@
 //! ```text
 //!   scenario ──▶ engine ──┬── hardware     caches by occupancy, cores, controllers and links under load
 //!   machine  ──▶          ├── hypervisor   fair or credit scheduler, physical memory, page moves
-//!   seed     ──▶          └── guest        VMs: threads, barriers, regions as counts of pages per node, AutoNUMA
+//!   seed     ──▶          ├── io           devices: queues, latencies, DMA
+//!                         └── guest        VMs: threads, barriers, regions as counts of pages per node, AutoNUMA
 //! ```
 //!
 //! # Kind of model
@@ -24,6 +25,7 @@ mod guest;
 mod hardware;
 mod host;
 mod hypervisor;
+mod io;
 pub mod models;
 mod report;
 pub mod scenario;

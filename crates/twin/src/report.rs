@@ -47,6 +47,9 @@ pub struct TwinReport {
     pub interconnect_load: Option<f64>,
     /// Events of the scenario that have come so far.
     pub events: Vec<EventReport>,
+    /// What the scenario asks for and the machine cannot give, in sentences: it was left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// What came of an event.
@@ -109,6 +112,8 @@ pub struct VmReport {
     pub node_changes: u64,
     /// Time that its vCPUs were runnable and did not run, in seconds, summed over them.
     pub waiting_s: f64,
+    /// Bytes that its program asked devices for; what is still on its way is among them.
+    pub io_bytes: u64,
 }
 
 /// One node.
@@ -159,6 +164,7 @@ struct VmCounts {
     guest_scan_ns: f64,
     node_changes: u64,
     waiting_ns: u64,
+    io_bytes: f64,
 }
 
 impl Counts {
@@ -198,6 +204,7 @@ impl Counts {
             now.guest_scan_ns -= then.guest_scan_ns;
             now.node_changes -= then.node_changes;
             now.waiting_ns -= then.waiting_ns;
+            now.io_bytes -= then.io_bytes;
         }
         self
     }
@@ -221,6 +228,7 @@ impl VmCounts {
             waiting_ns: tasks
                 .map(|task| engine.scheduler.queues.tasks[task].waiting_ns(engine.now))
                 .sum(),
+            io_bytes: vm.threads.iter().map(|t| t.requests.bytes).sum(),
         }
     }
 }
@@ -294,6 +302,7 @@ pub(crate) fn report(
         imbalance: imbalance(machine, &accesses),
         interconnect_load: ratio(counts.busiest, counts.busiest_seconds),
         events: engine.script.log.clone(),
+        notes: engine.notes.clone(),
     }
 }
 
@@ -320,5 +329,6 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
         guest_scan_s: counts.guest_scan_ns / 1e9,
         node_changes: counts.node_changes,
         waiting_s: counts.waiting_ns as f64 / 1e9,
+        io_bytes: counts.io_bytes as u64,
     }
 }

@@ -164,6 +164,24 @@ pub enum DeviceKind {
     Network,
 }
 
+impl DeviceKind {
+    /// What people call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Disk => "disk",
+            DeviceKind::Network => "network device",
+        }
+    }
+
+    /// First digits of its PCI class.
+    pub(crate) fn class(self) -> &'static str {
+        match self {
+            DeviceKind::Disk => "01",
+            DeviceKind::Network => "02",
+        }
+    }
+}
+
 /// A part of a program's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -12,6 +12,7 @@ impl Engine {
     pub fn settled(&self) -> Engine {
         let mut settled = self.clone();
         settled.settle_all();
+        settled.transfer((self.now.0 - self.epoch_began.0) as f64);
         settled
     }
 
@@ -62,7 +63,7 @@ impl Engine {
                 let pages = state.pages_completed(units);
                 self.touch(vm, thread, touch.region, cpu, pages);
             }
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning => {}
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning | Doing::WaitingForIo => {}
         }
     }
 

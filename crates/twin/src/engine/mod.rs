@@ -23,6 +23,7 @@ mod boot;
 mod busiest;
 mod check;
 mod events;
+mod io;
 mod moves;
 mod speed;
 
@@ -42,6 +43,7 @@ use crate::hardware::core::{CoreCost, Paging};
 use crate::hardware::fabric::Copying;
 use crate::hardware::{Fabric, Llc, Sharer, Topology};
 use crate::hypervisor::{DAEMON_PERIOD, DAEMON_RUN, HostMemory, Run, Scheduler};
+use crate::io::{Device, Plan};
 use crate::scenario::{AfterProgram, Hypervisor, Scenario, TwinError};
 
 /// Events without progress of time after which the engine gives up.
@@ -75,6 +77,13 @@ enum Timer {
         vm: usize,
         thread: usize,
         waker: usize,
+    },
+    /// A device may have served a thread's request.
+    Served {
+        vm: usize,
+        thread: usize,
+        /// Which life of the VM it belongs to.
+        life: u32,
     },
 }
 
@@ -136,6 +145,10 @@ pub(crate) struct Engine {
     pub llcs: Vec<Llc>,
     pub scheduler: Scheduler,
     pub memory: HostMemory,
+    /// Devices that programs of the scenario use.
+    pub devices: Vec<Device>,
+    /// What the scenario asks for and the machine cannot give, in sentences.
+    pub notes: Vec<String>,
     pub vms: Vec<Vm>,
     pub owners: Vec<Owner>,
     pub totals: Totals,
@@ -187,6 +200,7 @@ impl Engine {
         let llc_lines_max = llc_bytes.fold(line_bytes, f64::max) / line_bytes;
         let (mut vms, mut owners, mut sharers) = (Vec::new(), Vec::new(), Vec::new());
         let mut paging = Vec::new();
+        let mut io = Plan::new(machine);
         let in_guest = scenario.hypervisor != Hypervisor::Native;
         for (at, spec) in scenario.vms.iter().enumerate() {
             let workload = scenario.workload(spec)?;
@@ -198,6 +212,7 @@ impl Engine {
                         .collect(),
                 );
             }
+            io.add(spec, scenario.hypervisor, &mut vm, &hardware);
             let number = scheduler.add_vm(spec.weight, spec.cap_percent);
             for thread in 0..usize::from(spec.vcpus) {
                 scheduler.add(
@@ -235,6 +250,8 @@ impl Engine {
             llcs: machine.llcs.iter().map(llc).collect(),
             scheduler,
             memory: HostMemory::new(total),
+            devices: io.devices,
+            notes: io.notes,
             vms,
             owners,
             totals: Totals {
@@ -392,6 +409,7 @@ impl Engine {
                     self.after_scheduling();
                 }
             }
+            Timer::Served { vm, thread, life } => self.served(vm, thread, life),
         }
     }
 
@@ -434,7 +452,10 @@ impl Engine {
         if self.vms[vm].is_last() {
             self.settle_vm(vm);
         }
-        let next = self.vms[vm].next(thread, self.now);
+        let next = match self.request(vm, thread) {
+            Some(next) => next,
+            None => self.vms[vm].next(thread, self.now),
+        };
         if next == Next::End && self.vms[vm].after == AfterProgram::Leave {
             self.leave(vm);
             return;

@@ -112,6 +112,7 @@ pub(super) fn copying(moved: &[(usize, usize, u64)], ns: f64) -> Vec<Copying> {
                 from: *from,
                 to: *to,
                 rate,
+                by_device: false,
             }),
         }
     }

@@ -6,6 +6,7 @@ use super::{Engine, Loading, Owner, Speed};
 use crate::guest::Doing;
 use crate::hardware::core::{CoreCost, Sibling};
 use crate::hardware::fabric::Copying;
+use crate::io::Device;
 use crate::workload::Waiting;
 
 /// Relative change of a miss ratio that makes a new solution necessary.
@@ -121,7 +122,9 @@ impl Engine {
                 cost.ns_per_instruction(self.clock_ghz, latency)
             }
             Doing::Touching { ns_per_page, .. } => ns_per_page,
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning => 1.0,
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning | Doing::WaitingForIo => {
+                1.0
+            }
         };
         ns / (1.0 - stall)
     }
@@ -139,6 +142,8 @@ impl Engine {
         for llc in &mut self.llcs {
             llc.step(&self.sharers);
         }
+        let lasted = (self.now.0 - self.epoch_began.0) as f64;
+        self.dirty |= self.transfer(lasted);
         let mut unsteady = self.every_epoch || self.moving.is_some();
         for vm in &mut self.vms {
             unsteady |= vm.memory.refresh();
@@ -226,6 +231,7 @@ impl Engine {
             .flat_map(|group| &group.copying)
             .chain(by_host)
             .copied()
+            .chain(self.devices.iter().flat_map(Device::copying))
             .collect();
         self.fabric.solve(&copying);
         for Loading {

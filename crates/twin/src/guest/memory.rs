@@ -289,13 +289,19 @@ impl VmMemory {
 
     /// Pages by node, over all regions and the free list.
     pub fn pages(&self) -> Vec<u64> {
-        let mut sum = self.free_list.clone();
+        let mut sum = vec![0; self.nodes];
+        self.count_pages(&mut sum);
+        sum
+    }
+
+    /// The same in place.
+    pub fn count_pages(&self, sum: &mut [u64]) {
+        sum.copy_from_slice(&self.free_list);
         for class in self.regions.iter().flat_map(|region| &region.classes) {
             for (sum, on) in sum.iter_mut().zip(&class.on) {
                 *sum += on;
             }
         }
-        sum
     }
 
     /// Shares of a thread's memory accesses by node; even over all nodes where nothing is touched yet.

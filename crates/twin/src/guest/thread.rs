@@ -1,6 +1,7 @@
 //! What one vCPU's guest thread is doing, and what it has done.
 
 use super::memory::Touch;
+use crate::io::Requests;
 
 /// What a vCPU is doing, or waits to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +14,8 @@ pub(crate) enum Doing {
     Touching { touch: Touch, ns_per_page: f64 },
     /// Running its program; `left` counts instructions.
     Computing,
+    /// Halted until a device has served its last request.
+    WaitingForIo,
     /// Halted until the other threads arrive at the barrier.
     AtBarrier,
     /// Busy until the other threads arrive at the barrier.
@@ -33,6 +36,8 @@ pub(crate) struct Thread {
     pub touches: Vec<Touch>,
     /// Instructions of its program after this stretch.
     pub instructions_left: f64,
+    /// What it asks devices for.
+    pub requests: Requests,
     /// Whether a housekeeping timer is set.
     pub timer_set: bool,
     /// Share of its accesses to memory that all threads use.
@@ -52,6 +57,7 @@ impl Thread {
             page_carry: 0.0,
             touches: Vec::new(),
             instructions_left: 0.0,
+            requests: Requests::default(),
             timer_set: false,
             shared_share,
             instructions: 0.0,
@@ -68,11 +74,18 @@ impl Thread {
         self.cycles = earlier.cycles;
         self.llc_references = earlier.llc_references;
         self.llc_misses = earlier.llc_misses;
+        self.requests.bytes = earlier.requests.bytes;
+    }
+
+    /// Begins to run instructions of its program, up to the next request.
+    pub fn compute(&mut self, instructions: f64) {
+        self.doing = Doing::Computing;
+        self.left = self.requests.cut(instructions);
     }
 
     /// Whether the vCPU has something to run.
     pub fn runnable(&self) -> bool {
-        !matches!(self.doing, Doing::Idle | Doing::AtBarrier)
+        !matches!(self.doing, Doing::Idle | Doing::AtBarrier | Doing::WaitingForIo)
     }
 
     /// Goes on to the next region to touch; says whether there was one.

@@ -216,7 +216,7 @@ impl Vm {
                 Next::Run
             }
             Doing::Computing => self.end_of_stretch(thread, now),
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning => {
+            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning | Doing::WaitingForIo => {
                 self.threads[thread].doing = Doing::Idle;
                 Next::Sleep
             }
@@ -284,7 +284,6 @@ impl Vm {
         {
             return self.arrive(thread, now);
         }
-        self.threads[thread].doing = Doing::Computing;
         self.stretch(thread);
         Next::Run
     }
@@ -298,11 +297,12 @@ impl Vm {
             return self.arrive(thread, now);
         }
         self.threads[thread].doing = Doing::Idle;
-        if self
-            .threads
-            .iter()
-            .any(|thread| matches!(thread.doing, Doing::Computing | Doing::Touching { .. }))
-        {
+        if self.threads.iter().any(|thread| {
+            matches!(
+                thread.doing,
+                Doing::Computing | Doing::Touching { .. } | Doing::WaitingForIo
+            )
+        }) {
             return Next::Sleep;
         }
         self.end(now)
@@ -320,8 +320,8 @@ impl Vm {
         let total = self.instructions();
         let thread = &mut self.threads[thread];
         let next = (share * total).max(1.0).min(thread.instructions_left);
-        thread.left = next;
         thread.instructions_left -= next;
+        thread.compute(next);
     }
 
     fn arrive(&mut self, thread: usize, now: Ns) -> Next {
@@ -359,9 +359,8 @@ impl Vm {
             } else {
                 0.0
             };
-            thread.doing = Doing::Computing;
-            thread.left = (mean * (1.0 + imbalance * deviation)).max(0.05 * mean);
             thread.instructions_left = 0.0;
+            thread.compute((mean * (1.0 + imbalance * deviation)).max(0.05 * mean));
         }
         Next::Release
     }
@@ -408,7 +407,7 @@ impl Vm {
         let running = if self.intervals > 0 {
             0.0
         } else {
-            self.threads[thread].left / total
+            (self.threads[thread].left + self.threads[thread].requests.behind) / total
         };
         let at = (self.progress(thread) - running).max(0.0);
         let mut end = 0.0;

@@ -67,12 +67,22 @@ impl Flow {
     }
 }
 
-/// Traffic that does not answer to latency: bytes per nanosecond from a node's memory to another node's.
+/// Traffic that does not answer to latency: bytes per nanosecond from a node to another node's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copying {
     pub from: usize,
     pub to: usize,
     pub rate: f64,
+    /// Whether a device sends it, not the memory of `from`.
+    pub by_device: bool,
+}
+
+impl Copying {
+    /// Nodes whose controllers it loads.
+    fn controllers(&self) -> impl Iterator<Item = usize> {
+        let read = (!self.by_device).then_some(self.from);
+        read.into_iter().chain([self.to])
+    }
 }
 
 /// Latencies of controllers and links now.
@@ -308,8 +318,9 @@ impl Fabric {
             }
         }
         for copy in copying {
-            self.loads[copy.from] += copy.rate;
-            self.loads[copy.to] += copy.rate;
+            for node in copy.controllers() {
+                self.loads[node] += copy.rate;
+            }
             for link in &self.routes[copy.from * self.nodes + copy.to] {
                 self.loads[*link] += copy.rate;
             }
@@ -330,8 +341,9 @@ impl Fabric {
     fn shared(&self, copying: &[Copying]) -> Vec<f64> {
         let mut capacities: Vec<f64> = self.resources.iter().map(|r| r.capacity.min(1e6)).collect();
         for copy in copying {
-            capacities[copy.from] = (capacities[copy.from] - copy.rate).max(1e-6);
-            capacities[copy.to] = (capacities[copy.to] - copy.rate).max(1e-6);
+            for node in copy.controllers() {
+                capacities[node] = (capacities[node] - copy.rate).max(1e-6);
+            }
             for link in &self.routes[copy.from * self.nodes + copy.to] {
                 capacities[*link] = (capacities[*link] - copy.rate).max(1e-6);
             }

@@ -1,0 +1,69 @@
+//! I/O on the host: when threads ask devices, wait and go on, and what devices transfer. What devices do is in
+//! [`crate::io`].
+
+use super::{Engine, Timer};
+use crate::guest::vm::Next;
+use crate::guest::{Doing, Vm};
+
+impl Engine {
+    /// A thread may have come to a request: it makes it, or waits until the last one is done. Says what it does next,
+    /// unless its stretch is over.
+    pub(super) fn request(&mut self, vm: usize, thread: usize) -> Option<Next> {
+        let Vm {
+            threads,
+            memory,
+            life,
+            ..
+        } = &mut self.vms[vm];
+        let state = &mut threads[thread];
+        if state.doing != Doing::Computing || state.requests.list.is_empty() {
+            return None;
+        }
+        state.requests.pass();
+        while let Some(request) = state.requests.due() {
+            if request.done > self.now {
+                let (done, life) = (request.done, *life);
+                state.doing = Doing::WaitingForIo;
+                self.set_timer(done, Timer::Served { vm, thread, life });
+                return Some(Next::Sleep);
+            }
+            memory.count_pages(&mut self.placed);
+            let device = &mut self.devices[request.device];
+            request.done = device.serve(request.bytes, request.latency_ns, self.now, &self.placed);
+            request.left += request.every;
+            let bytes = request.bytes;
+            state.requests.bytes += bytes;
+        }
+        let behind = state.requests.behind;
+        (behind > 0.0).then(|| {
+            state.compute(behind);
+            Next::Run
+        })
+    }
+
+    /// A device has served a request: a thread that waits for it goes on as soon as it is given a CPU.
+    pub(super) fn served(&mut self, vm: usize, thread: usize, life: u32) {
+        let owner = &mut self.vms[vm];
+        if owner.life != life || !owner.present() || owner.threads[thread].doing != Doing::WaitingForIo {
+            return;
+        }
+        owner.threads[thread].doing = Doing::Computing;
+        let task = owner.first_vcpu + thread;
+        self.scheduler.wake(task, None, self.now);
+        self.after_scheduling();
+    }
+
+    /// Counts what devices have transferred in the last `ns` nanoseconds; says whether others feel a change.
+    pub(super) fn transfer(&mut self, ns: f64) -> bool {
+        let nodes = self.topology.nodes();
+        let mut changed = false;
+        for device in &mut self.devices {
+            let from = device.node;
+            changed |= device.transfer(self.now, ns.max(1.0), |to, bytes| {
+                self.totals.controllers[to] += bytes;
+                self.totals.between[from * nodes + to] += bytes;
+            });
+        }
+        changed
+    }
+}

@@ -1,0 +1,185 @@
+//! Devices: how long a program waits for its disk and network, and what their data loads on its way to memory.
+//!
+//! # Model
+//!
+//! - A thread asks a device for `request` bytes each time it has run as many instructions as these stand for
+//!   ([`crate::workload::IoProfile`]). It goes on at once, and at its next request waits for this one if that is not
+//!   done: one request of each kind is in flight while it computes (reading ahead, or writing behind, by one). So a
+//!   program that its device can feed runs at its solo speed, at which its profile's bytes were counted, and one that it
+//!   cannot runs at the device's.
+//! - A device serves first come, first served: `start = max(now, free)`, `free = start + bytes / bandwidth`,
+//!   `done = free + latency`. A thread by itself gets `request / (request / bandwidth + latency)` at most. The latency
+//!   is the machine's for a native system, a guest that drives the device itself (`passthrough`), or a virtual device
+//!   (seed 004, section 2.2.2).
+//! - DMA: what a device transfers crosses the links from its node to the nodes of the VM's memory, spread as the VM's
+//!   pages were when it was asked for, and loads the controllers there. An epoch sees the rate of the last one, once that
+//!   has changed by a twentieth of the device's bandwidth.
+//! - Requests that a thread would make more often than about every 100 us go to the device together: as many bytes, as
+//!   long a transfer, and the latency of each, one after the other.
+//!
+//! Of several devices of a kind, the machine's first with `bandwidth` and `latency` serves. Where there is none, the
+//! program runs without that part of its I/O, and the report's notes say so.
+//!
+//! # Left out
+//!
+//! Directions (all data goes into memory), waiting for the last request of a program, page cache, DMA into caches, devices
+//! that full links hold back, seeks and queues inside a device, the CPU time that requests cost the guest and the
+//! hypervisor.
+
+mod device;
+
+pub(crate) use device::Device;
+
+use homenode_machine::{Hardware, Machine};
+use homenode_units::Ns;
+
+use crate::guest::Vm;
+use crate::scenario::{Hypervisor, VmSpec};
+use crate::workload::{DeviceKind, IoProfile};
+
+/// Requests of a thread that would come more often than this go to the device together.
+const REQUEST_PERIOD_NS: f64 = 100_000.0;
+
+/// What a thread asks devices for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requests {
+    /// One for each device that its program uses.
+    pub list: Vec<Request>,
+    /// Instructions of the present stretch that come after the next request.
+    pub behind: f64,
+    /// Bytes asked for so far.
+    pub bytes: f64,
+    /// Instructions up to the next request or the end of the stretch.
+    cut: f64,
+}
+
+/// A request that comes again and again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// Position among the engine's devices.
+    pub device: usize,
+    pub bytes: f64,
+    pub latency_ns: f64,
+    /// Instructions from one to the next.
+    pub every: f64,
+    /// Instructions to the next.
+    pub left: f64,
+    /// When the last one is done.
+    pub done: Ns,
+}
+
+impl Requests {
+    /// Cuts a stretch of instructions at the next request: gives what comes before it.
+    pub fn cut(&mut self, instructions: f64) -> f64 {
+        let next = self.list.iter().map(|request| request.left);
+        self.cut = next.fold(instructions, f64::min);
+        self.behind = instructions - self.cut;
+        self.cut
+    }
+
+    /// What was cut off last has been run.
+    pub fn pass(&mut self) {
+        for request in &mut self.list {
+            request.left -= self.cut;
+        }
+        self.cut = 0.0;
+    }
+
+    /// A request that is to be made now.
+    pub fn due(&mut self) -> Option<&mut Request> {
+        self.list.iter_mut().find(|request| request.left < 1.0)
+    }
+}
+
+/// The devices that a scenario's programs use, as they are found.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    machine: &'a Machine,
+    pub devices: Vec<Device>,
+    /// What the machine cannot give, in sentences.
+    pub notes: Vec<String>,
+    /// Kinds of the devices.
+    kinds: Vec<DeviceKind>,
+}
+
+impl<'a> Plan<'a> {
+    pub fn new(machine: &'a Machine) -> Plan<'a> {
+        Plan {
+            machine,
+            devices: Vec::new(),
+            notes: Vec::new(),
+            kinds: Vec::new(),
+        }
+    }
+
+    /// Gives the threads of a VM the requests of its program.
+    pub fn add(&mut self, spec: &VmSpec, hypervisor: Hypervisor, vm: &mut Vm, hardware: &Hardware) {
+        let Some(program) = &vm.program else { return };
+        let cycle_ns = 1e9 / hardware.clock_hz as f64;
+        for io in &program.io {
+            let Some(request) = self.request(spec, hypervisor, io, program.cpi_core * cycle_ns) else {
+                let (kind, machine) = (io.device, &self.machine.name);
+                let note = format!(
+                    "machine {machine} has no {} with `bandwidth` and `latency`: {} runs without its I/O there; \
+                     add them to a [[devices]] of class 0x{} in the machine's file",
+                    kind.name(),
+                    spec.workload,
+                    kind.class()
+                );
+                if !self.notes.contains(&note) {
+                    self.notes.push(note);
+                }
+                continue;
+            };
+            for thread in &mut vm.threads {
+                thread.requests.list.push(request);
+            }
+        }
+    }
+
+    fn request(
+        &mut self,
+        spec: &VmSpec,
+        hypervisor: Hypervisor,
+        io: &IoProfile,
+        instruction_ns: f64,
+    ) -> Option<Request> {
+        let of_kind = |class: &str| class.trim_start_matches("0x").starts_with(io.device.class());
+        let mut devices = self
+            .machine
+            .devices
+            .iter()
+            .filter(|device| of_kind(&device.class));
+        let (device, bandwidth, native) =
+            devices.find_map(|device| Some((device, device.bandwidth?, device.latency_ns?)))?;
+        let latency = match hypervisor {
+            Hypervisor::Native => native,
+            Hypervisor::Kvm | Hypervisor::Xen if spec.passthrough => {
+                device.latency_passthrough_ns.unwrap_or(native)
+            }
+            Hypervisor::Kvm | Hypervisor::Xen => device.latency_virtual_ns.unwrap_or(native),
+        };
+        let known = self.kinds.iter().position(|kind| *kind == io.device);
+        let at = known.unwrap_or_else(|| {
+            let node = self.machine.nodes.position(device.node);
+            let node = node.expect("a checked machine has the node of each device");
+            let nodes = self.machine.nodes.len();
+            self.devices.push(Device::new(node, bandwidth, nodes));
+            self.kinds.push(io.device);
+            self.kinds.len() - 1
+        });
+        let one = 1000.0 * io.request.as_f64() / io.bytes_per_kilo_instruction;
+        let together = (REQUEST_PERIOD_NS / (one * instruction_ns))
+            .max(1.0 / one)
+            .ceil()
+            .max(1.0);
+        Some(Request {
+            device: at,
+            bytes: together * io.request.as_f64(),
+            latency_ns: together * latency.as_f64(),
+            every: together * one,
+            left: together * one,
+            done: Ns::ZERO,
+        })
+    }
+}
