@@ -80,13 +80,18 @@ fn is_measured_here(one: &Reproduced) -> bool {
         .is_some_and(|decision| decision.measured_here)
 }
 
-/// How many claims have which verdict, in a sentence. What is by construction is not counted as held.
+/// How many claims have which verdict, in a sentence.
 pub fn tally(all: &[Reproduced]) -> String {
-    let counts = |verdict: Verdict| {
-        let with = all
+    format!("{} claims: {}", all.len(), counts(all))
+}
+
+/// How many have which verdict. What is by construction is not counted as held.
+fn counts(all: &[Reproduced]) -> String {
+    let with = |verdict: Verdict| {
+        let of_it = all
             .iter()
             .filter(|one| one.judgement.verdict == verdict && one.kind != Kind::ByConstruction);
-        format!("{} {}", with.count(), verdict.name())
+        format!("{} {}", of_it.count(), verdict.name())
     };
     let verdicts = [
         Verdict::Holds,
@@ -95,23 +100,21 @@ pub fn tally(all: &[Reproduced]) -> String {
         Verdict::Pending,
         Verdict::NotModelled,
     ];
-    let mut counted: Vec<String> = verdicts.map(counts).to_vec();
+    let mut counted: Vec<String> = verdicts.map(with).to_vec();
     let constructed = all.iter().filter(|one| one.kind == Kind::ByConstruction).count();
     if constructed > 0 {
         counted.push(format!("{constructed} by construction"));
     }
-    format!("{} claims: {}", all.len(), counted.join(", "))
+    counted.join(", ")
 }
 
 /// The document.
 pub fn render(all: &[Reproduced]) -> String {
     let (here, elsewhere): (Vec<Reproduced>, Vec<Reproduced>) =
         all.iter().cloned().partition(is_measured_here);
-    let mut text = format!(
-        "{HEAD}\n{}, {} measured where it runs.\n\n",
-        tally(&elsewhere),
-        here.len()
-    );
+    let (count, counts) = (all.len(), counts(&elsewhere));
+    let here = here.len();
+    let mut text = format!("{HEAD}\n{count} claims: {counts}, {here} measured where it runs.\n\n");
     let rows = all.iter().map(|one| {
         let id = &one.claim.id;
         let id = if one.decision.is_some() {
