@@ -622,6 +622,9 @@ pub fn write_machine(machine: &Machine, comments: &Comments) -> String {
         if let Some(ways) = llc.ways {
             let _ = writeln!(text, "ways = {ways}");
         }
+        if let Some(replacement) = llc.replacement {
+            let _ = writeln!(text, "replacement = \"{}\"", replacement.name());
+        }
         let _ = writeln!(text, "line_bytes = {}", llc.line_bytes);
         text.push_str(&sharing(machine));
     }

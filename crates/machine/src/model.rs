@@ -100,6 +100,17 @@ impl Replacement {
         Replacement::QuadAge,
         Replacement::Random,
     ];
+
+    /// Name in machine files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Replacement::Lru => "lru",
+            Replacement::PseudoLru => "pseudo-lru",
+            Replacement::NotRecentlyUsed => "not-recently-used",
+            Replacement::QuadAge => "quad-age",
+            Replacement::Random => "random",
+        }
+    }
 }
 
 /// A directed link between two nodes. The two directions of a cable are two links and may differ.
