@@ -37,7 +37,7 @@ fn terms(load_over_capacity: f64) -> (f64, f64) {
 pub struct FittedCurve {
     /// The curve.
     pub curve: LoadCurve,
-    /// Whether beta was fitted; if not, loads stayed below [`LOAD_NEEDED`] and beta is [`BETA_ESTIMATE`].
+    /// Whether beta was fitted; if not, loads stayed below `LOAD_NEEDED` and beta is `BETA_ESTIMATE`.
     pub beta_fitted: bool,
     /// Highest share of the bandwidth that was reached.
     pub load_max: f64,

@@ -64,7 +64,7 @@ impl Spread {
         (self.q3 - self.q1) / self.median.abs()
     }
 
-    /// Whether the spread is beyond [`NOISY`].
+    /// Whether the spread is beyond `NOISY`.
     pub fn noisy(&self) -> bool {
         self.relative() > NOISY
     }

@@ -2,7 +2,7 @@
 //!
 //! # Terms
 //!
-//! - A *line* is one access of a kernel; to the twin it is [`INSTRUCTIONS_PER_LINE`] instructions.
+//! - A *line* is one access of a kernel; to the twin it is `INSTRUCTIONS_PER_LINE` instructions.
 //! - `uniform` over `w` bytes: an access misses L2 with `a = 1 - l2 / w` and a cache that holds `c` of it with
 //!   `m(c) = 1 - c / w`.
 //! - A mix holds of its uniform part only what survives its own stream: with random replacement `o = c m / (1 + m)` and
