@@ -28,6 +28,8 @@ mod noise;
 mod stats;
 mod streams;
 mod sys;
+#[cfg(test)]
+mod testing;
 pub mod validate;
 mod write;
 

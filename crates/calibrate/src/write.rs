@@ -491,38 +491,33 @@ fn smt_throughput(c: &Calibration, comments: &mut Comments) -> f64 {
     }
 }
 
+/// TLB entries as measured, else what is told to be an estimate.
+fn tlb_entries(
+    measured_entries: Option<Spread>,
+    key: &str,
+    estimate: (f64, String),
+    comments: &mut Comments,
+) -> u32 {
+    let (entries, comment) = match measured_entries {
+        Some(spread) => (spread.median, measured(&spread, "entries")),
+        None => estimate,
+    };
+    comments.set(key, comment);
+    entries.round().clamp(1.0, 1_048_576.0) as u32
+}
+
 fn tlb_base(c: &Calibration, comments: &mut Comments) -> u32 {
-    match c.tlb_entries_base {
-        Some(spread) => {
-            comments.set("hardware.tlb_entries_4k", measured(&spread, "entries"));
-            spread.median.round().clamp(1.0, 1_048_576.0) as u32
-        }
-        None => {
-            comments.set(
-                "hardware.tlb_entries_4k",
-                "estimate: second level of most cores since 2015; the chase shows no end",
-            );
-            1536
-        }
-    }
+    let text = "estimate: second level of most cores since 2015; the chase shows no end";
+    let estimate = (1536.0, text.to_owned());
+    tlb_entries(c.tlb_entries_base, "hardware.tlb_entries_4k", estimate, comments)
 }
 
 fn tlb_huge(c: &Calibration, comments: &mut Comments) -> u32 {
-    match c.tlb_entries_huge {
-        Some(spread) => {
-            comments.set("hardware.tlb_entries_2m", measured(&spread, "entries"));
-            spread.median.round().clamp(1.0, 1_048_576.0) as u32
-        }
-        None => {
-            let tried = c.tlb_huge_tried;
-            let text = format!(
-                "estimate: as for base pages, most second levels hold both; {tried} huge pages show no end"
-            );
-            comments.set("hardware.tlb_entries_2m", text);
-            let base = c.tlb_entries_base.map_or(1536.0, |spread| spread.median);
-            base.round().clamp(1.0, 1_048_576.0) as u32
-        }
-    }
+    let tried = c.tlb_huge_tried;
+    let text =
+        format!("estimate: as for base pages, most second levels hold both; {tried} huge pages show no end");
+    let estimate = (c.tlb_entries_base.map_or(1536.0, |spread| spread.median), text);
+    tlb_entries(c.tlb_entries_huge, "hardware.tlb_entries_2m", estimate, comments)
 }
 
 fn l2_bytes(c: &Calibration, comments: &mut Comments) -> Bytes {

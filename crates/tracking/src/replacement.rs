@@ -80,19 +80,15 @@ impl Policy {
         }
     }
 
-    /// A line came into a set.
+    /// A line came into a set: a use, but where lines have ages.
     #[inline]
     pub fn filled(&mut self, set: usize, way: usize, entries: &mut [u64]) {
-        match self.replacement {
-            Replacement::Lru => entries[..=way].rotate_right(1),
-            Replacement::PseudoLru => self.point_away(set, way),
-            Replacement::NotRecentlyUsed => self.mark(set, way),
-            Replacement::QuadAge => {
-                let [low, high] = &mut self.state[set];
-                *low |= 1 << way;
-                *high &= !(1 << way);
-            }
-            Replacement::Random => {}
+        if self.replacement == Replacement::QuadAge {
+            let [low, high] = &mut self.state[set];
+            *low |= 1 << way;
+            *high &= !(1 << way);
+        } else {
+            self.used(set, way, entries);
         }
     }
 

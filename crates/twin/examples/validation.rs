@@ -70,7 +70,7 @@ fn cache_sharing(text: &mut String) -> std::fmt::Result {
     )?;
     for machine in ["r910", "e5_1603v3", "amd48", "xeon26x2"] {
         let shape = sharing::shape_of(machine);
-        let policy = policy_name(&shape.replacement);
+        let policy = shape.replacement.name();
         for errors in sharing::compare(shape, &streams, &[1, 2, CLASSES, 8], ACCESSES) {
             let ours = if errors.classes == CLASSES { "**" } else { "" };
             writeln!(
@@ -104,17 +104,6 @@ fn cache_sharing(text: &mut String) -> std::fmt::Result {
          few lines. A program that uses its lines less often than the cache turns over loses them under any policy: a low miss \
          rate alone does not protect."
     )
-}
-
-fn policy_name(replacement: &homenode_machine::Replacement) -> &'static str {
-    use homenode_machine::Replacement::{Lru, NotRecentlyUsed, PseudoLru, QuadAge, Random};
-    match replacement {
-        Lru => "lru",
-        PseudoLru => "pseudo-lru",
-        NotRecentlyUsed => "not-recently-used",
-        QuadAge => "quad-age",
-        Random => "random",
-    }
 }
 
 fn transients(text: &mut String) -> std::fmt::Result {

@@ -833,22 +833,7 @@ mod tests {
 
     #[test]
     fn nodes_without_cpus_or_memory_are_measured_from_and_to_others_only() {
-        let text = r#"
-name = "odd"
-[[node]]
-id = 0
-cpus = "0-1"
-memory = "0B"
-[[node]]
-id = 1
-cpus = "2-3"
-memory = "8GiB"
-[[node]]
-id = 2
-cpus = ""
-memory = "64GiB"
-"#;
-        let odd = Machine::from_toml("odd.toml", text).unwrap();
+        let odd = Machine::from_toml("odd.toml", crate::testing::ODD).unwrap();
         let cast = Cast::of(&odd, None).unwrap();
         let expected = [(1, 1), (1, 2), (0, 1), (0, 2)].map(|(cpus, memory)| (NodeId(cpus), NodeId(memory)));
         assert_eq!(

@@ -181,25 +181,8 @@ fn every_figure_says_whether_it_was_measured_stated_or_estimated() {
 
 #[test]
 fn a_node_without_memory_and_one_without_cpus_are_described() {
-    let text = r#"
-name = "odd"
-[[node]]
-id = 0
-cpus = "0-1"
-memory = "0B"
-[[node]]
-id = 1
-cpus = "2-3"
-memory = "8GiB"
-[[node]]
-id = 2
-cpus = ""
-memory = "64GiB"
-[llc]
-size = "8MiB"
-line_bytes = 64
-"#;
-    let machine = Machine::from_toml("odd.toml", text).unwrap();
+    let text = format!("{}[llc]\nsize = \"8MiB\"\nline_bytes = 64\n", crate::testing::ODD);
+    let machine = Machine::from_toml("odd.toml", &text).unwrap();
     let file = machine_file(&calibration(machine)).unwrap();
     let bandwidth = |node| file.machine.nodes[NodeId(node)].memory_bandwidth;
     assert!(

@@ -478,3 +478,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_replacement_policy_is_read_by_the_name_that_it_is_written_with() {
+    for policy in crate::Replacement::ALL {
+        let named = format!("ways = 16\nreplacement = \"{}\"\n", policy.name());
+        let text = UNIFORM.replace("ways = 16\n", &named);
+        let machine = Machine::from_toml("m.toml", &text).unwrap();
+        assert_eq!(machine.llcs[0].replacement, Some(policy));
+    }
+}

@@ -1,0 +1,18 @@
+//! What several modules' tests measure and describe.
+
+/// A machine with a node without memory, a whole one, and one without CPUs.
+pub const ODD: &str = r#"
+name = "odd"
+[[node]]
+id = 0
+cpus = "0-1"
+memory = "0B"
+[[node]]
+id = 1
+cpus = "2-3"
+memory = "8GiB"
+[[node]]
+id = 2
+cpus = ""
+memory = "64GiB"
+"#;
