@@ -1,4 +1,5 @@
-//! How long a decision takes. Target: a placement on an 8-node host that holds 200 VMs within 50 microseconds.
+//! How long a decision takes. Target: a placement on an 8-node host that holds 200 VMs within 50 microseconds; a period of the
+//! permits' ledger for 1000 VMs within 100.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
@@ -8,6 +9,7 @@ use homenode_host::{
 };
 use homenode_machine::Machine;
 use homenode_policy::demand::{BandwidthFrom, Demand, History};
+use homenode_policy::permits::{Ledger as Permits, Permit, Terms};
 use homenode_policy::placement::{Config, Ledger, Supply, place};
 use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 use std::hint::black_box;
@@ -107,5 +109,30 @@ fn placement(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, placement);
+fn permits(c: &mut Criterion) {
+    let mut group = c.benchmark_group("permits, one period");
+    for vms in [100, 1_000, 10_000] {
+        let mut ledger = Permits::new(Terms::default());
+        let permit = Permit::pollution(250_000).expect("a permit");
+        let used: Vec<(VmId, u64)> = (0..vms).map(|n| (VmId(n), 1_000 * n as u64)).collect();
+        for (vm, _) in &used {
+            ledger.book(*vm, permit);
+        }
+        let mut now = Ns::ZERO;
+        group.bench_function(format!("{vms} VMs"), |b| {
+            b.iter(|| {
+                now += Permit::SLICE;
+                let mut measured = black_box(&used).iter();
+                ledger.settle(now, |vm| {
+                    measured
+                        .find(|(measured, _)| *measured >= vm)
+                        .map(|(_, units)| *units)
+                })
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, placement, permits);
 criterion_main!(benches);

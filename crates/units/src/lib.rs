@@ -4,11 +4,13 @@
 mod id;
 mod math;
 mod node_map;
+mod permit;
 mod quantity;
 mod set;
 
 pub use id::{CpuId, NodeId, VcpuId, VmId};
 pub use math::{Ewma, divide_proportionally};
 pub use node_map::NodeMap;
+pub use permit::{Permit, PermitError, Resource};
 pub use quantity::{Bytes, BytesPerSec, Cycles, Ns, PAGE_BYTES, Pages, ParseQuantityError, text};
 pub use set::{CpuSet, Id, IdSet, NodeSet, ParseSetError};

@@ -124,7 +124,11 @@ const TIME: [(&str, u64); 6] = [
 ];
 
 /// Reads `<number><unit>`, the number with up to nine decimals, the unit from `units`.
-fn parse(text: &str, units: &[(&str, u64)], expected: &'static str) -> Result<u64, ParseQuantityError> {
+pub(crate) fn parse(
+    text: &str,
+    units: &[(&str, u64)],
+    expected: &'static str,
+) -> Result<u64, ParseQuantityError> {
     let error = || ParseQuantityError {
         text: text.to_owned(),
         expected,

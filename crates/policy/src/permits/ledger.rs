@@ -1,0 +1,389 @@
+//! The ledger: what each VM has earned by its permit, less what was measured of it.
+//!
+//! Units are those of the permit: LLC misses or bytes. [`Account`] is one VM's, without a clock: a scheduler that ticks holds
+//! one per domain. [`Ledger`] holds those of a host and settles them together, period by period, on the host's clock.
+
+use homenode_units::{Ns, Permit, VmId};
+use serde::{Deserialize, Serialize};
+
+/// An interval longer than this is not one that somebody watched: the clock jumped, or the agent was stopped.
+pub const PERIOD_MAX: Ns = Ns::from_secs(60);
+
+/// What bounds an account. In slices' worth of the VM's permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Terms {
+    /// Most that a VM can save up: what it may pollute at once after being idle.
+    pub burst_slices: u32,
+    /// Most that a VM can owe. A debt beyond it is forgiven, so that no error of measurement stops a VM for long.
+    pub debt_slices_max: u32,
+}
+
+impl Default for Terms {
+    /// One slice is saved up, as in Xen's credits, and 1000 (30 s) are owed at most.
+    fn default() -> Self {
+        Terms {
+            burst_slices: 1,
+            debt_slices_max: 1_000,
+        }
+    }
+}
+
+/// Whether a VM may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Standing {
+    /// Its balance is zero or above.
+    Under,
+    /// Its balance is below zero: it polluted more than it booked, and loses processor time.
+    Over,
+}
+
+/// One VM's account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Account {
+    units_per_slice: u64,
+    balance: i64,
+    used_units: u64,
+    earned_units: u64,
+    /// Earned, but not worth a unit yet: units times nanoseconds, less than a slice's nanoseconds.
+    #[serde(skip)]
+    residual: u32,
+    punished_count: u32,
+}
+
+impl Account {
+    /// An account with one slice's worth on it.
+    pub fn open(permit: Permit) -> Account {
+        let units_per_slice = permit.units_per_slice();
+        Account {
+            units_per_slice,
+            balance: signed(units_per_slice),
+            used_units: 0,
+            earned_units: 0,
+            residual: 0,
+            punished_count: 0,
+        }
+    }
+
+    /// The permit was changed. What was saved or is owed stays, within the new bounds.
+    pub fn change(&mut self, permit: Permit, terms: &Terms) {
+        self.units_per_slice = permit.units_per_slice();
+        self.bound(terms);
+    }
+
+    /// Takes off what was measured.
+    pub fn debit(&mut self, units: u64, terms: &Terms) {
+        let before = self.standing();
+        self.used_units = self.used_units.saturating_add(units);
+        self.balance = self.balance.saturating_sub(signed(units));
+        self.bound(terms);
+        if before == Standing::Under && self.standing() == Standing::Over {
+            self.punished_count = self.punished_count.saturating_add(1);
+        }
+    }
+
+    /// Adds what the permit earns in this time. Of a period that was debited too, the debit comes first.
+    pub fn earn(&mut self, time: Ns, terms: &Terms) {
+        let exact = u128::from(self.units_per_slice) * u128::from(time.0) + u128::from(self.residual);
+        let slice = u128::from(Permit::SLICE.0);
+        let units = u64::try_from(exact / slice).unwrap_or(u64::MAX);
+        self.residual = (exact % slice) as u32;
+        self.earned_units = self.earned_units.saturating_add(units);
+        self.balance = self.balance.saturating_add(signed(units));
+        self.bound(terms);
+    }
+
+    fn bound(&mut self, terms: &Terms) {
+        let slices = |count: u32| signed(self.units_per_slice.saturating_mul(u64::from(count)));
+        let burst = slices(terms.burst_slices.max(1));
+        self.balance = self.balance.clamp(-slices(terms.debt_slices_max.max(1)), burst);
+    }
+
+    /// OVER below zero, UNDER at or above.
+    pub fn standing(&self) -> Standing {
+        if self.balance < 0 {
+            Standing::Over
+        } else {
+            Standing::Under
+        }
+    }
+
+    /// What the VM has left, in units; below zero what it owes.
+    pub fn balance_units(&self) -> i64 {
+        self.balance
+    }
+
+    /// What the permit allows per slice, in units.
+    pub fn units_per_slice(&self) -> u64 {
+        self.units_per_slice
+    }
+
+    /// All that was debited since the account was opened, in units.
+    pub fn used_units(&self) -> u64 {
+        self.used_units
+    }
+
+    /// All that was earned since the account was opened, in units, whether or not it could be saved: what was booked.
+    pub fn earned_units(&self) -> u64 {
+        self.earned_units
+    }
+
+    /// How often the VM went from UNDER to OVER.
+    pub fn punished_count(&self) -> u32 {
+        self.punished_count
+    }
+
+    /// How long the VM will be OVER if it causes nothing more; zero if it is not.
+    pub fn over_ns(&self) -> Ns {
+        let owed = u128::from(self.balance.min(0).unsigned_abs()) * u128::from(Permit::SLICE.0);
+        let missing = owed.saturating_sub(u128::from(self.residual));
+        Ns(u64::try_from(missing.div_ceil(u128::from(self.units_per_slice))).unwrap_or(u64::MAX))
+    }
+}
+
+fn signed(units: u64) -> i64 {
+    i64::try_from(units).unwrap_or(i64::MAX)
+}
+
+/// The accounts of a host.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    terms: Terms,
+    /// Ascending by VM.
+    accounts: Vec<(VmId, Account)>,
+    settled_at: Option<Ns>,
+}
+
+impl Ledger {
+    /// A ledger without accounts.
+    pub fn new(terms: Terms) -> Ledger {
+        Ledger {
+            terms,
+            ..Ledger::default()
+        }
+    }
+
+    /// Opens an account, or changes the permit of one.
+    pub fn book(&mut self, vm: VmId, permit: Permit) {
+        match self.position(vm) {
+            Ok(at) => self.accounts[at].1.change(permit, &self.terms),
+            Err(at) => self.accounts.insert(at, (vm, Account::open(permit))),
+        }
+    }
+
+    /// Closes the accounts of all but these VMs: the others are gone, or have no permit any more.
+    pub fn retain(&mut self, mut keep: impl FnMut(VmId) -> bool) {
+        self.accounts.retain(|(vm, _)| keep(*vm));
+    }
+
+    /// The account of a VM, if it has a permit.
+    pub fn account(&self, vm: VmId) -> Option<&Account> {
+        self.position(vm).ok().map(|at| &self.accounts[at].1)
+    }
+
+    /// All accounts, ascending by VM.
+    pub fn accounts(&self) -> impl Iterator<Item = (VmId, &Account)> {
+        self.accounts.iter().map(|(vm, account)| (*vm, account))
+    }
+
+    /// Settles the period that ends now: every account is debited what `used` says of it (asked in ascending order of VMs) and
+    /// then earns. Where nothing was measured (`None`) it only earns: what is not measured is not punished, and a debt
+    /// passes with time.
+    ///
+    /// Gives the length of the period; `None` if there was none to judge: at the first call, and where the clock
+    /// went back or further ahead than [`PERIOD_MAX`]. Then nothing is debited or earned.
+    pub fn settle(&mut self, now: Ns, mut used: impl FnMut(VmId) -> Option<u64>) -> Option<Ns> {
+        let before = self.settled_at.replace(now)?;
+        let period = now.0.checked_sub(before.0).map(Ns)?;
+        if period > PERIOD_MAX {
+            return None;
+        }
+        for (vm, account) in &mut self.accounts {
+            account.debit(used(*vm).unwrap_or(0), &self.terms);
+            account.earn(period, &self.terms);
+        }
+        Some(period)
+    }
+
+    fn position(&self, vm: VmId) -> Result<usize, usize> {
+        self.accounts.binary_search_by_key(&vm, |(known, _)| *known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TERMS: Terms = Terms {
+        burst_slices: 1,
+        debt_slices_max: 1_000,
+    };
+
+    fn permit(misses: u64) -> Permit {
+        Permit::pollution(misses).unwrap()
+    }
+
+    fn vm(n: u128) -> VmId {
+        VmId(n)
+    }
+
+    #[test]
+    fn over_below_zero_and_under_at_or_above() {
+        let mut account = Account::open(permit(1_000));
+        account.debit(1_000, &TERMS);
+        assert_eq!(
+            (account.balance_units(), account.standing()),
+            (0, Standing::Under)
+        );
+        account.debit(1, &TERMS);
+        assert_eq!(
+            (account.balance_units(), account.standing()),
+            (-1, Standing::Over)
+        );
+        // A unit takes 30 us at 1000 per slice.
+        assert_eq!(account.over_ns(), Ns(30_000));
+        account.earn(Ns(30_000), &TERMS);
+        assert_eq!(account.standing(), Standing::Under);
+        assert_eq!(account.punished_count(), 1);
+    }
+
+    #[test]
+    fn what_is_saved_and_what_is_owed_are_bounded() {
+        let mut account = Account::open(permit(1_000));
+        account.earn(Ns::from_secs(3_600), &TERMS);
+        assert_eq!(account.balance_units(), 1_000, "one slice's worth");
+        account.debit(u64::MAX, &TERMS);
+        assert_eq!(account.over_ns(), Ns::from_secs(30), "1000 slices");
+        account.change(permit(2_000), &TERMS);
+        assert_eq!(
+            account.over_ns(),
+            Ns::from_secs(15),
+            "a debt stays, and is paid from the new permit"
+        );
+    }
+
+    #[test]
+    fn a_clock_that_jumps_is_not_judged() {
+        let mut ledger = Ledger::new(TERMS);
+        ledger.book(vm(1), permit(1_000));
+        let settle = |ledger: &mut Ledger, now: u64, used: u64| ledger.settle(Ns(now), |_| Some(used));
+        assert_eq!(settle(&mut ledger, 1_000_000_000, 50_000), None, "no period yet");
+        assert_eq!(settle(&mut ledger, 400_000_000, 50_000), None, "back");
+        assert_eq!(settle(&mut ledger, 500_000_000_000, 50_000), None, "ahead");
+        assert_eq!(ledger.account(vm(1)).unwrap().used_units(), 0);
+        assert_eq!(
+            settle(&mut ledger, 500_030_000_000, 1_500),
+            Some(Permit::SLICE),
+            "and goes on from there"
+        );
+        assert_eq!(ledger.account(vm(1)).unwrap().balance_units(), 500);
+    }
+
+    #[test]
+    fn what_is_not_measured_is_not_punished_and_a_debt_passes() {
+        let mut ledger = Ledger::new(TERMS);
+        ledger.book(vm(1), permit(1_000));
+        ledger.settle(Ns::ZERO, |_| None);
+        ledger.settle(Permit::SLICE, |_| Some(4_500));
+        assert_eq!(ledger.account(vm(1)).unwrap().balance_units(), -2_500);
+        for slice in 2..=4 {
+            assert_eq!(ledger.account(vm(1)).unwrap().standing(), Standing::Over);
+            ledger.settle(Ns(slice * Permit::SLICE.0), |_| None);
+        }
+        assert_eq!(ledger.account(vm(1)).unwrap().standing(), Standing::Under);
+    }
+
+    #[test]
+    fn a_vm_that_vanishes_while_over_leaves_nothing() {
+        let mut ledger = Ledger::new(TERMS);
+        ledger.book(vm(2), permit(1_000));
+        ledger.book(vm(1), permit(1_000));
+        ledger.settle(Ns::ZERO, |_| None);
+        ledger.settle(Permit::SLICE, |_| Some(9_000));
+        ledger.retain(|id| id == vm(1));
+        assert_eq!(ledger.accounts().count(), 1);
+        // One of the same name that comes back begins anew.
+        ledger.book(vm(2), permit(1_000));
+        assert_eq!(ledger.account(vm(2)).unwrap().standing(), Standing::Under);
+    }
+
+    #[test]
+    fn the_ledger_counts_units_of_anything() {
+        let bandwidth: Permit = "500MB/s".parse().unwrap();
+        let mut ledger = Ledger::new(TERMS);
+        ledger.book(vm(1), bandwidth);
+        ledger.settle(Ns::ZERO, |_| None);
+        // 400 MB/s for a second is within 500 MB/s, whatever was saved; 600 MB/s is over by what was not.
+        ledger.settle(Ns::from_secs(1), |_| Some(400_000_000));
+        assert_eq!(ledger.account(vm(1)).unwrap().balance_units(), 15_000_000);
+        ledger.settle(Ns::from_secs(2), |_| Some(600_000_000));
+        assert_eq!(
+            ledger.account(vm(1)).unwrap().balance_units(),
+            15_000_000 - 100_000_000
+        );
+    }
+
+    #[test]
+    fn the_state_of_a_vm_is_less_than_the_sources_72_bytes() {
+        assert_eq!(size_of::<Account>(), 40);
+        assert_eq!(size_of::<(VmId, Account)>(), 64);
+    }
+
+    proptest! {
+        /// An enforcer stops a VM that is OVER within a tick: it never causes more than it earned, what it began with, and the
+        /// one debit that took it below zero.
+        #[test]
+        fn a_vm_that_stops_when_over_stays_within_its_permit(
+            misses in 1_000u64..1_000_000,
+            debits in prop::collection::vec(0u64..2_000_000, 1..400),
+        ) {
+            let mut account = Account::open(permit(misses));
+            let tick = Ns::from_millis(10);
+            let most = *debits.iter().max().unwrap();
+            for debit in debits {
+                if account.standing() == Standing::Under {
+                    account.debit(debit, &TERMS);
+                }
+                account.earn(tick, &TERMS);
+                prop_assert!(account.used_units() <= account.earned_units() + misses + most);
+            }
+        }
+
+        /// However a time is cut into pieces, it earns the same.
+        #[test]
+        fn earnings_do_not_depend_on_the_period(
+            misses in 1_000u64..10_000_000,
+            pieces in prop::collection::vec(0u64..40_000_000, 1..50),
+        ) {
+            let mut cut = Account::open(permit(misses));
+            let mut whole = cut;
+            for piece in &pieces {
+                cut.earn(Ns(*piece), &TERMS);
+            }
+            whole.earn(Ns(pieces.iter().sum()), &TERMS);
+            prop_assert_eq!(cut.earned_units(), whole.earned_units());
+        }
+
+        /// `over_ns` is the least time after which the VM is UNDER again.
+        #[test]
+        fn a_debt_is_paid_exactly_when_promised(
+            misses in 1_000u64..10_000_000,
+            debit in 0u64..100_000_000,
+            head in 0u64..99_999,
+        ) {
+            let mut account = Account::open(permit(misses));
+            account.earn(Ns(head), &TERMS);
+            account.debit(debit, &TERMS);
+            let wait = account.over_ns();
+            if let Some(sooner) = wait.0.checked_sub(1) {
+                let mut early = account;
+                early.earn(Ns(sooner), &TERMS);
+                prop_assert_eq!(early.standing(), Standing::Over);
+            }
+            account.earn(wait, &TERMS);
+            prop_assert_eq!(account.standing(), Standing::Under);
+        }
+    }
+}

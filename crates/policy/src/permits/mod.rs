@@ -1,0 +1,58 @@
+//! LLC pollution permits: polluters pay (seed 000, chapter 3, "Kyoto").
+//!
+//! # Problem
+//! VMs that share a last-level cache evict each other's lines, and nobody accounts for it. A VM books how much it may pollute,
+//! as it books processors and memory; one that pollutes more loses processor time until it is back within its permit. This
+//! needs no cache-partitioning hardware.
+//!
+//! # Units
+//! - *Pollution* (equation 3.1): LLC misses × frequency in kHz / unhalted cycles, that is misses per unhalted millisecond.
+//!   Taking processor time away hardly changes it.
+//! - *Permit*: booked pollution in misses per wall-clock slice of 30 ms; `250k` is 250,000 ([`Permit`]).
+//! - *Debit*: equation 3.1 × time run. What it is held against is what the permit earns in the same wall-clock time: this is
+//!   what taking processor time away does change.
+//!
+//! # Terms
+//! - *Account* ([`Account`]): what a VM earned by its permit less what it was debited; the seed's `pollution_quota`.
+//! - *OVER*: an account below zero; *UNDER*: one at zero or above ([`Standing`]).
+//! - *Burst*: the most that an account can hold; *debt*: the most that it can owe ([`Terms`]).
+//!
+//! # Algorithm
+//! 1. Meter ([`meter`]): of each VM one representative vCPU, or all; LLC misses and unhalted cycles since the last reading.
+//! 2. Debit the account with it. Below zero the VM is OVER, and its enforcer takes the processor from it.
+//! 3. Each slice, or whatever period the enforcer has, the account earns the permit's share of that time, up to the burst. At
+//!    zero or above the VM is UNDER and runs again.
+//!
+//! Steps 2 and 3 are [`Account::debit`] and [`Account::earn`]; [`Ledger::settle`] does both for all VMs of a host.
+//!
+//! # Properties (tests of the same name)
+//! - `over_below_zero_and_under_at_or_above`
+//! - `a_vm_that_stops_when_over_stays_within_its_permit`
+//! - `what_is_saved_and_what_is_owed_are_bounded`
+//! - `earnings_do_not_depend_on_the_period`
+//! - `a_debt_is_paid_exactly_when_promised`
+//! - `what_is_not_measured_is_not_punished_and_a_debt_passes`
+//! - `a_clock_that_jumps_is_not_judged`
+//! - `the_ledger_counts_units_of_anything`
+//! - `the_state_of_a_vm_is_less_than_the_sources_72_bytes`
+//! - `bad_counters_give_a_reason_and_no_figure`
+//!
+//! A period costs time linear in VMs: one merge of two lists that are both in order.
+//!
+//! # Departures from the source, and why
+//! - The seed compares equation 3.1, a rate, with a permit per slice. Here time run is multiplied in: else a VM would be
+//!   debited the same whether it ran for a whole slice or a tenth of one.
+//! - The representative vCPU is the one that ran longest: one that slept says nothing of the others.
+//! - A debt is bounded, and what could not be measured is not debited: the seed trusts its counters.
+//! - The same account can hold bytes: a permit for memory bandwidth (asked for in the seed's section 5.2).
+
+pub mod ledger;
+pub mod meter;
+pub mod suggest;
+
+pub use homenode_units::{Permit, PermitError, Resource};
+pub use ledger::{Account, Ledger, Standing, Terms};
+pub use meter::{Indicator, Meter, Pollution, Unmetered, Watched};
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "permits";

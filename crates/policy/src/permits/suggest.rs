@@ -1,0 +1,125 @@
+//! What to book: from what a VM did, or from how large it is.
+
+use homenode_machine::Machine;
+use homenode_units::{Bytes, Permit, PermitError};
+use serde::Serialize;
+
+/// Fewer slices than this (three seconds) say too little of a VM.
+pub const SLICES_MIN: usize = 100;
+/// Share of a VM's slices that shall stay within what is suggested.
+pub const PERCENTILE: f64 = 0.95;
+
+/// A permit that a VM would have kept in most slices, and how it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Suggestion {
+    /// What to book.
+    pub permit: Permit,
+    /// Share of slices that had to stay within it, in (0, 1].
+    pub percentile: f64,
+    /// Slices that were looked at.
+    pub slices_count: usize,
+    /// Slices that were beyond it all the same.
+    pub beyond_count: usize,
+}
+
+/// Why nothing is suggested.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum NoSuggestion {
+    /// Too little was recorded.
+    #[error("{slices_count} slices of 30 ms were recorded, {SLICES_MIN} are the least; ask again later")]
+    TooShort {
+        /// Slices that were looked at.
+        slices_count: usize,
+    },
+    /// The figure is not a permit.
+    #[error(transparent)]
+    Permit(#[from] PermitError),
+}
+
+/// The permit that a VM with this pollution per slice would have kept in a share of its slices (nearest rank), rounded
+/// up to two figures, and at least `1k`.
+pub fn from_behaviour(misses_per_slice: &[u64], percentile: f64) -> Result<Suggestion, NoSuggestion> {
+    let slices_count = misses_per_slice.len();
+    if slices_count < SLICES_MIN {
+        return Err(NoSuggestion::TooShort { slices_count });
+    }
+    let mut sorted = misses_per_slice.to_vec();
+    sorted.sort_unstable();
+    let rank = (percentile.clamp(0.0, 1.0) * slices_count as f64).ceil() as usize;
+    let misses = two_figures_up(sorted[rank.clamp(1, slices_count) - 1]);
+    Ok(Suggestion {
+        permit: Permit::pollution(misses.max(1_000))?,
+        percentile,
+        slices_count,
+        beyond_count: misses_per_slice.iter().filter(|slice| **slice > misses).count(),
+    })
+}
+
+/// The permit of an instance type: the host's pollution divided by memory (seed 000, section 3.4: proportional to the
+/// amount of memory assigned to the instance). `None` where the host's LLCs or memory are not known, or the share is
+/// no permit.
+pub fn from_memory(memory: Bytes, machine: &Machine) -> Option<Permit> {
+    let host: u64 = machine.nodes.values().map(|node| node.memory_bytes.0).sum();
+    if host == 0 {
+        return None;
+    }
+    let share = u128::from(host_pollution_per_slice(machine)) * u128::from(memory.0) / u128::from(host);
+    Permit::pollution(two_figures_up(u64::try_from(share).ok()?)).ok()
+}
+
+/// What a host may sell: as many misses per slice as its LLCs have lines, so that all VMs together replace each line once per
+/// slice.
+pub fn host_pollution_per_slice(machine: &Machine) -> u64 {
+    let lines = machine
+        .llcs
+        .iter()
+        .map(|llc| llc.size_bytes.0 / u64::from(llc.line_bytes.max(1)));
+    lines.sum()
+}
+
+fn two_figures_up(misses: u64) -> u64 {
+    let mut scale = 1;
+    while misses / scale >= 100 {
+        scale *= 10;
+    }
+    misses.div_ceil(scale) * scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suggestion_is_kept_in_the_stated_share_of_slices() {
+        // 1000, 2000 … 200000 misses: the 190th of 200 is 190000.
+        let slices: Vec<u64> = (1..=200).map(|n| n * 1_000).collect();
+        let found = from_behaviour(&slices, PERCENTILE).unwrap();
+        assert_eq!(found.permit.to_string(), "190k");
+        assert_eq!((found.slices_count, found.beyond_count), (200, 10));
+    }
+
+    #[test]
+    fn a_suggestion_is_rounded_up_and_never_below_what_can_be_booked() {
+        let found = |misses: u64| from_behaviour(&[misses; 100], 1.0).unwrap().permit.to_string();
+        assert_eq!(found(123_456), "130k");
+        assert_eq!(found(0), "1k");
+    }
+
+    #[test]
+    fn too_little_behaviour_suggests_nothing() {
+        assert_eq!(
+            from_behaviour(&[1_000; 99], PERCENTILE),
+            Err(NoSuggestion::TooShort { slices_count: 99 })
+        );
+    }
+
+    #[test]
+    fn instances_share_the_hosts_pollution_by_memory() {
+        // 10 MiB of LLC are 163840 lines; 8096 MiB of memory: a quarter of it books a quarter of them.
+        let machine = homenode_machine::preset("e5_1603v3").unwrap();
+        assert_eq!(host_pollution_per_slice(&machine), 163_840);
+        let permit = from_memory(Bytes::from_mib(2_024), &machine).unwrap();
+        assert_eq!(permit.to_string(), "41k");
+        assert_eq!(from_memory(Bytes::ZERO, &machine), None);
+    }
+}
