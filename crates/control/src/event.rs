@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use homenode_host::{Decision, Finding, Outcome, Refusal, Sample};
+use homenode_host::{CpuQuota, Decision, Finding, Outcome, Refusal, Sample};
 use homenode_units::{Bytes, CpuSet, VmId};
 use serde::Serialize;
 
@@ -43,6 +43,24 @@ pub enum Event {
     },
     /// All vCPUs of such a VM may run anywhere again: the agent manages it again.
     GivenBack {
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+    },
+    /// Somebody else changed the CPU quota that the agent had set; the agent leaves it alone from now on.
+    QuotaChangedByOther {
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// What the agent had set.
+        expected: CpuQuota,
+        /// What is in force.
+        found: Option<CpuQuota>,
+    },
+    /// Such a VM has no quota any more: the agent decides on it again.
+    QuotaGivenBack {
         /// Which VM.
         vm: VmId,
         /// Its name.
@@ -118,6 +136,22 @@ impl fmt::Display for Event {
                 f,
                 "VM {name}: its vCPUs may run anywhere again, the agent manages it again"
             ),
+            Event::QuotaChangedByOther {
+                name,
+                expected,
+                found,
+                ..
+            } => {
+                let found = found.map_or("none".to_owned(), |found| found.to_string());
+                write!(
+                    f,
+                    "VM {name}: its CPU quota is {found}, the agent had set {expected}: somebody else changed it, it is left alone"
+                )
+            }
+            Event::QuotaGivenBack { name, .. } => write!(
+                f,
+                "VM {name}: it has no CPU quota any more, the agent decides on it again"
+            ),
             Event::Decided {
                 name,
                 decision,
@@ -126,6 +160,7 @@ impl fmt::Display for Event {
                 write!(f, "{}: VM {name}: {}", decision.policy, decision.reason)?;
                 match result {
                     Outcome::Done => Ok(()),
+                    Outcome::Renewed => write!(f, " (renewed)"),
                     Outcome::DryRun => write!(f, " (dry run)"),
                     Outcome::Moved { moved, left, busy } => {
                         write!(f, " ({} moved, {} left", moved.to_bytes(), left.to_bytes())?;

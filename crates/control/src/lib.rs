@@ -17,8 +17,8 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Action, HandsOff, Host, HostError, Management, Outcome, Plan, Rates, Receipt, Refusal, Sample, View,
-    VmSample, VmView,
+    Action, HandsOff, Host, HostError, Limit, Management, Outcome, Plan, Rates, Receipt, Refusal, Sample,
+    View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
@@ -264,7 +264,10 @@ impl Control {
                     if outcome == Outcome::DryRun && !self.told.insert(what_is_told(&decision.action)) {
                         continue;
                     }
-                    self.remember(&decision.action, &outcome);
+                    self.remember(&decision.action, &outcome, sample.at);
+                    if outcome == Outcome::Renewed {
+                        continue;
+                    }
                     events.push(Event::decided(decision, outcome, &sample));
                 }
             }
@@ -302,7 +305,7 @@ impl Control {
     }
 
     /// What an action that was carried out leaves in force.
-    fn remember(&mut self, action: &Action, outcome: &Outcome) {
+    fn remember(&mut self, action: &Action, outcome: &Outcome, at: Ns) {
         match (action, outcome) {
             (Action::SetHome { vm, nodes }, Outcome::Done | Outcome::DryRun) => {
                 self.homes.insert(*vm, nodes.clone());
@@ -315,6 +318,11 @@ impl Control {
             // Some vCPUs may have been pinned: what is in force is nobody's mistake and nobody else's doing.
             (Action::PinVcpus { vm, vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(*vm, vcpus),
             (Action::SetHome { vm, .. }, Outcome::Failed(_)) => self.placement.ledger.withdraw(*vm),
+            (Action::Limit { vm, limit, lease_ns }, Outcome::Done | Outcome::Renewed) => {
+                let Limit::CpuQuota(quota) = limit;
+                self.watch.expect_quota(*vm, *quota, at + *lease_ns);
+            }
+            (Action::Limit { vm, .. } | Action::Lift { vm, .. }, _) => self.watch.forget_quota(*vm),
             _ => {}
         }
     }
@@ -455,6 +463,9 @@ fn view<'a>(
         rates: rates.and_then(|rates| rates.vm(vm.id)),
         home: homes.get(&vm.id),
         hands_off: hands_off(vm, watch),
+        quota_hands_off: watch
+            .quota_changed_by_other(vm.id)
+            .then_some(HandsOff::QuotaByHand),
     });
     View {
         version: sample.version,

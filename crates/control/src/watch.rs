@@ -3,16 +3,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::Sample;
-use homenode_units::{CpuSet, VcpuId, VmId};
+use homenode_host::{CpuQuota, Sample, VmSample};
+use homenode_units::{CpuSet, Ns, VcpuId, VmId};
 
 use crate::Event;
 
-/// Affinities that the agent set, and VMs whose affinities somebody else then changed.
+/// Affinities and CPU quotas that the agent set, and VMs of which somebody else then changed them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watch {
     expected: BTreeMap<VcpuId, CpuSet>,
     foreign: BTreeSet<VmId>,
+    /// With the end of its lease: later it is nobody's doing that it is gone.
+    quotas: BTreeMap<VmId, (CpuQuota, Ns)>,
+    /// What was found in the place of the agent's quota.
+    foreign_quotas: BTreeMap<VmId, Option<CpuQuota>>,
 }
 
 impl Watch {
@@ -32,8 +36,53 @@ impl Watch {
         self.foreign.contains(&vm)
     }
 
-    /// VMs that came and went, and affinities that are not what the agent set. A VM whose vCPUs may all run anywhere again
-    /// is the agent's again: that is how an operator gives it back.
+    /// The agent holds a VM to this quota, until its lease is over.
+    pub fn expect_quota(&mut self, vm: VmId, quota: CpuQuota, until: Ns) {
+        self.quotas.insert(vm, (quota, until));
+    }
+
+    /// The agent holds a VM to no quota, or it is not known to which.
+    pub fn forget_quota(&mut self, vm: VmId) {
+        self.quotas.remove(&vm);
+    }
+
+    /// Whether somebody else changed the quota that the agent had set.
+    pub fn quota_changed_by_other(&self, vm: VmId) -> bool {
+        self.foreign_quotas.contains_key(&vm)
+    }
+
+    /// Quotas that are not what the agent set. A VM is the agent's again when the quota that was found is removed. Where none
+    /// was found somebody wants the VM to have none.
+    fn compare_quotas(&mut self, now: &Sample, events: &mut Vec<Event>) {
+        self.quotas
+            .retain(|id, (_, until)| *until > now.at && now.vm(*id).is_some());
+        self.foreign_quotas.retain(|id, _| now.vm(*id).is_some());
+        let of = |vm: &VmSample| vm.vcpus.first().and_then(|vcpu| vcpu.quota);
+        for vm in &now.vms {
+            if let Some((expected, _)) = self.quotas.get(&vm.id).copied()
+                && vm.vcpus.iter().any(|vcpu| vcpu.quota != Some(expected))
+            {
+                let found = of(vm);
+                self.quotas.remove(&vm.id);
+                self.foreign_quotas.insert(vm.id, found);
+                events.push(Event::QuotaChangedByOther {
+                    vm: vm.id,
+                    name: vm.name.clone(),
+                    expected,
+                    found,
+                });
+            } else if of(vm).is_none() && self.foreign_quotas.get(&vm.id).is_some_and(Option::is_some) {
+                self.foreign_quotas.remove(&vm.id);
+                events.push(Event::QuotaGivenBack {
+                    vm: vm.id,
+                    name: vm.name.clone(),
+                });
+            }
+        }
+    }
+
+    /// VMs that came and went, and affinities and quotas that are not what the agent set. A VM whose vCPUs may all run
+    /// anywhere again is the agent's again: that is how an operator gives it back.
     pub fn compare(&mut self, before: Option<&Sample>, now: &Sample) -> Vec<Event> {
         let mut events = Vec::new();
         for vm in &now.vms {
@@ -58,6 +107,7 @@ impl Watch {
             .retain(|vcpu, _| now.vm(vcpu.vm).is_some_and(|vm| vm.vcpu(vcpu.index).is_some()));
         self.foreign.retain(|id| now.vm(*id).is_some());
 
+        self.compare_quotas(now, &mut events);
         let all: CpuSet = now.cpus.iter().map(|cpu| cpu.id).collect();
         for vm in &now.vms {
             let anywhere = vm.settings.cpus_allowed.as_ref().unwrap_or(&all);
@@ -90,5 +140,87 @@ impl Watch {
             }
         }
         events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_host::{VcpuSample, VmSettings};
+    use homenode_units::{Bytes, NodeSet};
+
+    const VM: VmId = VmId(7);
+
+    fn quota(share: f64) -> CpuQuota {
+        CpuQuota::of(share, Ns::from_millis(30))
+    }
+
+    /// One VM of one vCPU with a quota in force, after so many seconds.
+    fn sample(seconds: u64, quota: Option<CpuQuota>) -> Sample {
+        let vcpu = VcpuSample {
+            quota,
+            ..VcpuSample::default()
+        };
+        let vm = VmSample {
+            id: VM,
+            name: "seven".into(),
+            vcpus: vec![vcpu],
+            memory_bytes: Bytes::from_gib(1),
+            pages: None,
+            accesses: None,
+            immovable: None,
+            device_nodes: NodeSet::new(),
+            settings: VmSettings::default(),
+        };
+        Sample {
+            at: Ns::from_secs(seconds),
+            vms: vec![vm],
+            ..Sample::default()
+        }
+    }
+
+    fn events(watch: &mut Watch, now: &Sample) -> Vec<Event> {
+        watch.compare(Some(now), now)
+    }
+
+    #[test]
+    fn a_quota_that_somebody_else_changed_is_said_once_and_theirs_until_they_remove_it() {
+        let mut watch = Watch::default();
+        watch.expect_quota(VM, quota(0.1), Ns::from_secs(100));
+        assert_eq!(events(&mut watch, &sample(1, Some(quota(0.1)))), []);
+        let theirs = sample(2, Some(quota(0.7)));
+        let said = events(&mut watch, &theirs);
+        assert!(
+            matches!(&said[..], [Event::QuotaChangedByOther { found: Some(found), .. }] if *found == quota(0.7)),
+            "{said:?}"
+        );
+        assert!(watch.quota_changed_by_other(VM));
+        assert_eq!(events(&mut watch, &theirs), []);
+        let said = events(&mut watch, &sample(3, None));
+        assert!(matches!(&said[..], [Event::QuotaGivenBack { .. }]), "{said:?}");
+        assert!(!watch.quota_changed_by_other(VM));
+    }
+
+    #[test]
+    fn a_quota_that_somebody_else_removed_stays_removed() {
+        let mut watch = Watch::default();
+        watch.expect_quota(VM, quota(0.1), Ns::from_secs(100));
+        let said = events(&mut watch, &sample(1, None));
+        assert!(matches!(
+            &said[..],
+            [Event::QuotaChangedByOther { found: None, .. }]
+        ));
+        assert_eq!(events(&mut watch, &sample(2, None)), []);
+        assert!(watch.quota_changed_by_other(VM));
+    }
+
+    #[test]
+    fn a_quota_that_ends_with_its_lease_is_nobodys_doing() {
+        let mut watch = Watch::default();
+        watch.expect_quota(VM, quota(0.1), Ns::from_secs(5));
+        assert_eq!(events(&mut watch, &sample(5, None)), []);
+        watch.expect_quota(VM, quota(0.1), Ns::from_secs(50));
+        watch.forget_quota(VM);
+        assert_eq!(events(&mut watch, &sample(6, None)), []);
     }
 }

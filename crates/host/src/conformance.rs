@@ -1,11 +1,11 @@
 //! What every host must do, whatever it is made of: the twin runs these checks in its tests, the live host in the
 //! testbed on a real kernel.
 //!
-//! Not verified here: that a policy's decisions are wise, and anything about timing.
+//! Not verified here: that a policy's decisions are wise, and anything about timing but that a quota holds.
 
 use homenode_units::{NodeSet, Ns, Pages, VmId};
 
-use crate::{Action, Host, Outcome, Plan, Refusal, Sample, Version};
+use crate::{Action, CpuQuota, Host, Lever, Limit, Outcome, Plan, Refusal, Sample, Version};
 
 /// One check: a name, and a function that says what was expected and what was seen when it fails.
 pub struct Check {
@@ -48,7 +48,25 @@ pub const CHECKS: &[Check] = &[
         name: "pages move within the budget, and the sample agrees with the receipt",
         run: pages_move,
     },
+    Check {
+        name: "a quota holds every vCPU, is seen, can be renewed and lifted",
+        run: quota_holds,
+    },
+    Check {
+        name: "a limit ends with its lease",
+        run: limit_ends_with_its_lease,
+    },
+    Check {
+        name: "a quota below the floor, a limit without a lease and a limit of nobody are refused",
+        run: impossible_limits_are_refused,
+    },
 ];
+
+/// The quota that the checks set: a fifth of a CPU.
+const QUOTA: CpuQuota = CpuQuota {
+    run_ns: Ns::from_millis(6),
+    period_ns: Ns::from_millis(30),
+};
 
 fn sample(host: &mut dyn Host) -> Result<Sample, String> {
     host.sample().map_err(|e| e.to_string())
@@ -305,5 +323,123 @@ fn pages_move(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let tolerance = 0.1 * budget.as_f64() + 64.0;
     expect((gained - moved.as_f64()).abs() <= tolerance, || {
         format!("the receipt says {moved} moved to node {target}, the sample says {gained}")
+    })
+}
+
+fn limit_to(vm: VmId, quota: CpuQuota, lease_ns: Ns) -> Action {
+    Action::Limit {
+        vm,
+        limit: Limit::CpuQuota(quota),
+        lease_ns,
+    }
+}
+
+fn commit_one(host: &mut dyn Host, action: Action) -> Result<Outcome, String> {
+    let mut plan = Plan::new(sample(host)?.version);
+    plan.decide("conformance", action, "conformance check".into());
+    let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
+    receipt
+        .outcomes
+        .into_iter()
+        .next()
+        .ok_or_else(|| "no outcome".into())
+}
+
+fn quotas(sample: &Sample, vm: VmId) -> Vec<Option<CpuQuota>> {
+    let vcpus = sample.vm(vm).map(|vm| vm.vcpus.as_slice()).unwrap_or_default();
+    vcpus.iter().map(|vcpu| vcpu.quota).collect()
+}
+
+fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let before = sample(host)?;
+    let lease = Ns::from_secs(600);
+    let outcome = commit_one(host, limit_to(vm, QUOTA, lease))?;
+    expect(outcome == Outcome::Done, || format!("limiting gave {outcome:?}"))?;
+    let from = sample(host)?;
+    expect(from.version > before.version, || {
+        "a quota left the version as it was".into()
+    })?;
+    expect(quotas(&from, vm).iter().all(|seen| *seen == Some(QUOTA)), || {
+        format!("held to {QUOTA}, seen are {:?}", quotas(&from, vm))
+    })?;
+    host.wait(Ns(4 * PERIOD.0));
+    let to = sample(host)?;
+    let elapsed = to.at.saturating_sub(from.at).as_f64();
+    // Kernels deal out time in slices, and what is left of one may be used in the next period.
+    let allowed = 1.1 * QUOTA.share() * elapsed + 2.0 * QUOTA.period_ns.as_f64();
+    let (Some(a), Some(b)) = (from.vm(vm), to.vm(vm)) else {
+        return Err(format!("VM {vm} was not in both samples"));
+    };
+    for (a, b) in a.vcpus.iter().zip(&b.vcpus) {
+        let ran = b.running_ns.saturating_sub(a.running_ns);
+        expect(ran.as_f64() <= allowed, || {
+            format!("vCPU {} ran {ran} of {elapsed} ns, held to {QUOTA}", a.index)
+        })?;
+    }
+    let outcome = commit_one(host, limit_to(vm, QUOTA, lease))?;
+    expect(outcome == Outcome::Renewed, || {
+        format!("renewing gave {outcome:?}")
+    })?;
+    for _ in 0..2 {
+        let lever = Lever::CpuQuota;
+        let outcome = commit_one(host, Action::Lift { vm, lever })?;
+        expect(outcome == Outcome::Done, || format!("lifting gave {outcome:?}"))?;
+    }
+    let after = sample(host)?;
+    expect(quotas(&after, vm) == quotas(&before, vm), || {
+        format!("lifted, and quotas are {:?}", quotas(&after, vm))
+    })
+}
+
+fn limit_ends_with_its_lease(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let before = sample(host)?;
+    let outcome = commit_one(host, limit_to(vm, QUOTA, Ns(PERIOD.0 / 2)))?;
+    expect(outcome == Outcome::Done, || format!("limiting gave {outcome:?}"))?;
+    host.wait(PERIOD);
+    let after = sample(host)?;
+    expect(quotas(&after, vm) == quotas(&before, vm), || {
+        format!("the lease is over, and quotas are {:?}", quotas(&after, vm))
+    })
+}
+
+fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let before = sample(host)?;
+    let too_little = CpuQuota {
+        run_ns: Ns(CpuQuota::MIN.0 - 1),
+        ..QUOTA
+    };
+    let too_long = CpuQuota {
+        period_ns: Ns(CpuQuota::PERIOD_MAX.0 + 1),
+        ..QUOTA
+    };
+    let lease = Ns::from_secs(1);
+    let nobody = VmId(vm.0 ^ 1);
+    let home = Action::Lift {
+        vm,
+        lever: Lever::Home,
+    };
+    for (action, expected) in [
+        (limit_to(vm, too_little, lease), "quota"),
+        (limit_to(vm, too_long, lease), "quota"),
+        (limit_to(vm, QUOTA, Ns::ZERO), "no-lease"),
+        (limit_to(nobody, QUOTA, lease), "unknown-vm"),
+        (home, "no-limit"),
+    ] {
+        let mut plan = Plan::new(before.version);
+        plan.decide("conformance", limit_to(vm, QUOTA, lease), "possible".into());
+        plan.decide("conformance", action.clone(), "impossible".into());
+        let answer = host.commit(&plan);
+        let got = match &answer {
+            Err(Refusal::Quota { .. }) => "quota",
+            Err(Refusal::NoLease { .. }) => "no-lease",
+            Err(Refusal::UnknownVm { .. }) => "unknown-vm",
+            Err(Refusal::NoLimit { .. }) => "no-limit",
+            _ => "something else",
+        };
+        expect(got == expected, || format!("{action:?} got {answer:?}"))?;
+    }
+    let after = sample(host)?;
+    expect(quotas(&after, vm) == quotas(&before, vm), || {
+        "part of a refused plan was carried out".into()
     })
 }

@@ -13,11 +13,13 @@
 //! [`View`]. The twin and the live host both pass [`conformance`].
 
 pub mod conformance;
+mod limit;
 mod plan;
 mod rates;
 mod sample;
 mod view;
 
+pub use limit::{CpuQuota, Limit};
 pub use plan::{Action, ActionError, Decision, Finding, Lever, Outcome, Plan, Receipt, Refusal};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates};
 pub use sample::{

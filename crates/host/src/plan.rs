@@ -1,9 +1,10 @@
 //! What policies ask of a host, and what the host answers.
 
 use homenode_machine::Machine;
-use homenode_units::{CpuSet, NodeSet, Pages, VmId};
+use homenode_units::{CpuSet, NodeSet, Ns, Pages, VmId};
 use serde::Serialize;
 
+use crate::limit::{CpuQuota, Limit};
 use crate::sample::{Sample, Version};
 
 /// One thing to do. Amounts are upper bounds; the [`Receipt`] says what was really done.
@@ -36,6 +37,24 @@ pub enum Action {
         /// Budget: at most so many in this commit.
         pages_max: Pages,
     },
+    /// Hold the VM to a limit in the place of the one that this agent may have set before. The host lifts it once the lease
+    /// is over; committing it again renews the lease.
+    Limit {
+        /// Whose.
+        vm: VmId,
+        /// To what.
+        limit: Limit,
+        /// For how long from now.
+        lease_ns: Ns,
+    },
+    /// Lift what [`Action::Limit`] set on a lever: what the operator had set before is in force again. Where nothing of the
+    /// agent's is in force nothing happens.
+    Lift {
+        /// Whose.
+        vm: VmId,
+        /// On which lever.
+        lever: Lever,
+    },
 }
 
 /// What an action changes. Of all policies one owns a lever of a VM at a time (DESIGN, section 2).
@@ -48,13 +67,31 @@ pub enum Lever {
     Home,
     /// Where its pages lie.
     Pages,
+    /// How long its vCPUs may run per period.
+    CpuQuota,
+}
+
+impl Lever {
+    /// What it changes, as in "a policy decides on its home".
+    pub fn of_vm(self) -> &'static str {
+        match self {
+            Lever::VcpuPlacement => "its vCPUs",
+            Lever::Home => "its home",
+            Lever::Pages => "its pages",
+            Lever::CpuQuota => "its CPU quota",
+        }
+    }
 }
 
 impl Action {
     /// The VM that it acts on.
     pub fn vm(&self) -> VmId {
         match self {
-            Action::PinVcpus { vm, .. } | Action::SetHome { vm, .. } | Action::MovePages { vm, .. } => *vm,
+            Action::PinVcpus { vm, .. }
+            | Action::SetHome { vm, .. }
+            | Action::MovePages { vm, .. }
+            | Action::Limit { vm, .. }
+            | Action::Lift { vm, .. } => *vm,
         }
     }
 
@@ -64,6 +101,8 @@ impl Action {
             Action::PinVcpus { .. } => Lever::VcpuPlacement,
             Action::SetHome { .. } => Lever::Home,
             Action::MovePages { .. } => Lever::Pages,
+            Action::Limit { limit, .. } => limit.lever(),
+            Action::Lift { lever, .. } => *lever,
         }
     }
 }
@@ -117,6 +156,8 @@ pub struct Receipt {
 pub enum Outcome {
     /// Done, and read back.
     Done,
+    /// It was in force already, as reading back showed; only its lease is new.
+    Renewed,
     /// Pages were moved, and where they are was read back.
     Moved {
         /// Now on the wanted nodes.
@@ -212,6 +253,32 @@ pub enum Refusal {
         /// Nodes that can hold memory.
         usable: NodeSet,
     },
+    /// A quota that no kernel takes.
+    #[error(
+        "vCPUs of VM {name} cannot be held to {quota}: the least is {} of a period of at most {}",
+        CpuQuota::MIN,
+        CpuQuota::PERIOD_MAX
+    )]
+    Quota {
+        /// The VM.
+        name: String,
+        /// What was asked for.
+        quota: CpuQuota,
+    },
+    /// A limit that would have to be lifted at once.
+    #[error("a limit of VM {name} carries no lease")]
+    NoLease {
+        /// The VM.
+        name: String,
+    },
+    /// A lever on which there are no limits.
+    #[error("there is no limit on {} to lift from VM {name}", .lever.of_vm())]
+    NoLimit {
+        /// The VM.
+        name: String,
+        /// The lever asked for.
+        lever: Lever,
+    },
 }
 
 impl Plan {
@@ -275,6 +342,27 @@ impl Plan {
                             usable: nodes_usable,
                         });
                     }
+                }
+                Action::Limit { limit, lease_ns, .. } => {
+                    let name = || vm.name.clone();
+                    match limit {
+                        Limit::CpuQuota(quota) if !quota.is_possible() => {
+                            let quota = *quota;
+                            return Err(Refusal::Quota { name: name(), quota });
+                        }
+                        Limit::CpuQuota(_) if *lease_ns == Ns::ZERO => {
+                            return Err(Refusal::NoLease { name: name() });
+                        }
+                        Limit::CpuQuota(_) => {}
+                    }
+                }
+                Action::Lift {
+                    lever: Lever::CpuQuota,
+                    ..
+                } => {}
+                Action::Lift { lever, .. } => {
+                    let (name, lever) = (vm.name.clone(), *lever);
+                    return Err(Refusal::NoLimit { name, lever });
                 }
             }
         }

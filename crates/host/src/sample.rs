@@ -4,7 +4,9 @@
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
-/// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities and settings. It
+use crate::limit::CpuQuota;
+
+/// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities, quotas and settings. It
 /// grows when one of these changes, by a commit or by somebody else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -82,7 +84,7 @@ pub struct VmSample {
 }
 
 /// One online vCPU.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VcpuSample {
     /// Position in the VM, from 0.
     pub index: u16,
@@ -96,6 +98,8 @@ pub struct VcpuSample {
     pub cpu: Option<CpuId>,
     /// CPUs it may run on: what is in force, not what was asked for.
     pub affinity: CpuSet,
+    /// CPU quota in force on it, whoever set it; `None` where there is none, or the host cannot tell.
+    pub quota: Option<CpuQuota>,
     /// Hardware counters of its thread, where the host has them.
     pub counters: Option<Counters>,
 }
@@ -185,6 +189,8 @@ pub struct VmSettings {
     pub cpus_allowed: Option<CpuSet>,
     /// vCPUs that the operator pinned by hand (`<vcpupin>`): the agent leaves them alone.
     pub pinned_vcpus: Vec<u16>,
+    /// CPU quota of each vCPU that the operator set (`<cputune><quota>`): a limit of the agent's is lifted to it.
+    pub quota: Option<CpuQuota>,
 }
 
 impl Sample {

@@ -35,9 +35,11 @@ pub struct VmView<'a> {
     pub home: Option<&'a NodeSet>,
     /// Why no policy may touch its vCPUs, if none may.
     pub hands_off: Option<HandsOff>,
+    /// Why no policy may touch its CPU quota, if none may.
+    pub quota_hands_off: Option<HandsOff>,
 }
 
-/// Why the agent leaves a VM's vCPUs alone.
+/// Why the agent leaves a VM's vCPUs or its quota alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HandsOff {
@@ -45,6 +47,8 @@ pub enum HandsOff {
     Ignored,
     /// The operator pinned vCPUs by hand, before or while the agent ran.
     PinnedByHand,
+    /// Somebody else changed the CPU quota that the agent had set.
+    QuotaByHand,
 }
 
 impl std::fmt::Display for HandsOff {
@@ -52,6 +56,7 @@ impl std::fmt::Display for HandsOff {
         f.write_str(match self {
             HandsOff::Ignored => "the operator opted it out",
             HandsOff::PinnedByHand => "the operator pinned its vCPUs by hand",
+            HandsOff::QuotaByHand => "somebody else set its CPU quota",
         })
     }
 }

@@ -1,13 +1,15 @@
-//! How long a thread was kept from running by a CPU quota: `cpu.stat` of the cgroup that its cpu controller has
-//! it in.
+//! CPU quotas: which one holds a thread, and how long it was kept from running by it, from the cgroup that its cpu
+//! controller has it in. Only ever read: quotas are set through libvirt.
 //!
-//! Works on cgroup v2 (`throttled_usec`) and v1 (`throttled_time`, ns), on any mount point. libvirt gives every
+//! Works on cgroup v2 (`cpu.max`, `cpu.stat` with `throttled_usec`) and v1 (`cpu.cfs_quota_us`, `cpu.stat` with
+//! `throttled_time`, ns), on any mount point. libvirt gives every
 //! vCPU a cgroup of its own (`…/vcpuN`, limited by `vcpu_quota`) below the VM's (limited by `global_quota`). Both
 //! limits are in force at once. A thread's own cgroup says its throttled time exactly; the VM's counts every CPU
 //! on which it was throttled, so its share per vCPU is that time over the VM's vCPUs ([`Throttled`]).
 
 use std::path::{Component, Path, PathBuf};
 
+use homenode_host::CpuQuota;
 use homenode_units::Ns;
 
 use crate::read::{self, ReadError};
@@ -149,6 +151,65 @@ impl CpuGroup {
         };
         Ok(Some(Throttled { own_ns, vm_ns }))
     }
+}
+
+/// What a cgroup may use of the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuMax {
+    /// As much as there is.
+    Unlimited,
+    /// So much.
+    Quota(CpuQuota),
+}
+
+impl CpuMax {
+    /// The quota, if it is one.
+    pub fn quota(self) -> Option<CpuQuota> {
+        match self {
+            CpuMax::Unlimited => None,
+            CpuMax::Quota(quota) => Some(quota),
+        }
+    }
+}
+
+impl CpuGroup {
+    /// What the thread's own cgroup may use; `None` where it is gone or its kernel has no quotas.
+    ///
+    /// # Errors
+    /// When a file is malformed.
+    pub fn max(&self) -> Result<Option<CpuMax>, ReadError> {
+        let path = self.dir.join("cpu.max");
+        if let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? {
+            let parsed = text.trim().split_once(' ').and_then(|(run, period)| {
+                let run = if run == "max" { -1 } else { run.parse().ok()? };
+                cpu_max(run, period.parse().ok()?)
+            });
+            let expected = "`max PERIOD` or `QUOTA PERIOD`, in microseconds";
+            return match parsed {
+                Some(max) => Ok(Some(max)),
+                None => Err(ReadError::malformed(&path, expected, &text)),
+            };
+        }
+        let number = |file: &str| read::value_if_there(&self.dir.join(file), "a number of microseconds");
+        let (Some(run), Some(period)) = (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?) else {
+            return Ok(None);
+        };
+        Ok(cpu_max(run, period))
+    }
+}
+
+/// The largest quota that the kernel takes: as good as none.
+pub(crate) const QUOTA_MAX_US: i64 = 17_592_186_044_415;
+
+/// A quota in the kernel's microseconds; below zero there is none.
+fn cpu_max(run_us: i64, period_us: i64) -> Option<CpuMax> {
+    let ns = |us: i64| u64::try_from(us).ok()?.checked_mul(1000).map(Ns);
+    let period_ns = ns(period_us).filter(|period| *period > Ns::ZERO)?;
+    if !(0..QUOTA_MAX_US).contains(&run_us) {
+        return Some(CpuMax::Unlimited);
+    }
+    let run_ns = ns(run_us)?;
+    Some(CpuMax::Quota(CpuQuota { run_ns, period_ns }))
 }
 
 fn read_stat(dir: &Path) -> Result<Option<Ns>, ReadError> {
@@ -295,6 +356,45 @@ mod tests {
         assert_eq!(hierarchy.group_of(1, 2), Ok(None));
         assert_eq!(hierarchy.group_of(1, 3), Ok(None));
         assert_eq!(hierarchy.group_of(1, 4), Ok(None));
+    }
+
+    #[test]
+    fn quotas_read_in_both_versions() {
+        let quota = |run_ms, period_ms| {
+            let (run_ns, period_ns) = (Ns::from_millis(run_ms), Ns::from_millis(period_ms));
+            Some(CpuMax::Quota(CpuQuota { run_ns, period_ns }))
+        };
+        let tree = Tree::new(&[("g/none", "")]);
+        let group = CpuGroup {
+            dir: tree.root().join("g"),
+        };
+        assert_eq!(group.max(), Ok(None), "a kernel without quotas");
+        for (run, period, expected) in [
+            ("-1", "100000", Some(CpuMax::Unlimited)),
+            ("17592186044415", "100000", Some(CpuMax::Unlimited)),
+            ("3000", "30000", quota(3, 30)),
+        ] {
+            tree.write("g/cpu.cfs_quota_us", run);
+            tree.write("g/cpu.cfs_period_us", period);
+            assert_eq!(group.max(), Ok(expected), "version 1");
+        }
+        tree.write("g/cpu.max", "max 100000\n");
+        assert_eq!(group.max(), Ok(Some(CpuMax::Unlimited)));
+        tree.write("g/cpu.max", "20000 100000\n");
+        assert_eq!(group.max(), Ok(quota(20, 100)));
+        for bad in [
+            "",
+            "max",
+            "20000",
+            "x 100000",
+            "1 0",
+            "1 -5",
+            "9999999999999999999 1",
+        ] {
+            tree.write("g/cpu.max", bad);
+            let error = group.max().unwrap_err().to_string();
+            assert!(error.contains("cpu.max") && error.contains("QUOTA"), "{error}");
+        }
     }
 
     #[test]

@@ -202,6 +202,7 @@ impl Domain {
             bandwidth: said.bandwidth,
             cpus_allowed,
             pinned_vcpus,
+            ..VmSettings::default()
         }
     }
 

@@ -8,8 +8,8 @@
 //! broken.
 //!
 //! ```text
-//!   First ──▶ Pinned, Home, Nodes, Moving, Moved … ──▶ Restored ──▶ Forgotten
-//!   (as it was)  (what is in force)                   (nothing is)  (the VM ended)
+//!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted … ──▶ Restored ──▶ Forgotten
+//!   (as it was)  (what is in force)                                 (nothing is)  (the VM ended)
 //! ```
 //!
 //! A restored VM keeps its entry until it ends: restoring leaves pins in libvirt's XML that are nobody's wish,
@@ -20,6 +20,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use homenode_host::CpuQuota;
 use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -86,6 +87,15 @@ pub struct Before {
     pub nodes: Option<NodeSet>,
 }
 
+/// A CPU quota that the agent set in the place of the operator's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quotas {
+    /// The agent's.
+    pub ours: CpuQuota,
+    /// The operator's, if there was one.
+    pub before: Option<CpuQuota>,
+}
+
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -132,6 +142,18 @@ pub enum Record {
         /// Whose.
         vm: VmId,
     },
+    /// vCPUs are about to be held to a quota.
+    Held {
+        /// Whose.
+        vm: VmId,
+        /// To which, and what was there before.
+        quotas: Quotas,
+    },
+    /// The operator's quota is in force again, or somebody else's.
+    Lifted {
+        /// Whose.
+        vm: VmId,
+    },
     /// Everything was restored.
     Restored {
         /// Whose.
@@ -159,6 +181,8 @@ pub struct Entry {
     pub nodes: Option<NodeSet>,
     /// Where pages were moving to.
     pub moving: Option<NodeSet>,
+    /// CPU quota that was set.
+    pub held: Option<Quotas>,
 }
 
 /// One step that restores a VM; see [`Journal::undo`].
@@ -175,6 +199,8 @@ pub struct Undo {
     /// Memory nodes to allow again, if they were changed: those from before and those set, as taking nodes away would
     /// move the VM's pages all at once.
     pub nodes: Option<NodeSet>,
+    /// CPU quota to lift, if the agent's is still in force.
+    pub quotas: Option<Quotas>,
 }
 
 /// The journal of one agent. Only the holder of the agent's lock may open it.
@@ -281,7 +307,7 @@ impl Journal {
 impl Entry {
     /// Whether anything is to be restored.
     pub fn is_in_force(&self) -> bool {
-        !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some()
+        !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some() || self.held.is_some()
     }
 
     /// What restores this VM.
@@ -306,6 +332,7 @@ impl Entry {
                 .as_ref()
                 .zip(self.nodes.as_ref())
                 .map(|(before, set)| before.union(set)),
+            quotas: self.held,
         }
     }
 }
@@ -368,18 +395,16 @@ fn replay(bytes: &[u8]) -> Replay {
 fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
     match record {
         Record::First { run, before } => {
-            let (pinned, home, nodes, moving) = (BTreeMap::new(), None, None, None);
-            entries.insert(
-                run.vm,
-                Entry {
-                    run,
-                    before,
-                    pinned,
-                    home,
-                    nodes,
-                    moving,
-                },
-            );
+            let entry = Entry {
+                run,
+                before,
+                pinned: BTreeMap::new(),
+                home: None,
+                nodes: None,
+                moving: None,
+                held: None,
+            };
+            entries.insert(entry.run.vm, entry);
         }
         Record::Pinned { vm, vcpus, cpus } => {
             if let Some(entry) = entries.get_mut(&vm) {
@@ -408,10 +433,21 @@ fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
                 entry.moving = None;
             }
         }
+        Record::Held { vm, quotas } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.held = Some(quotas);
+            }
+        }
+        Record::Lifted { vm } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.held = None;
+            }
+        }
         Record::Restored { vm } => {
             if let Some(entry) = entries.get_mut(&vm) {
                 entry.pinned.clear();
                 (entry.home, entry.nodes, entry.moving) = (None, None, None);
+                entry.held = None;
             }
         }
         Record::Forgotten { vm } => {
@@ -444,6 +480,9 @@ fn compact(dir: &Path, path: &Path, entries: &BTreeMap<VmId, Entry>) -> Result<F
         }
         for to in entry.moving.iter().cloned() {
             text.push_str(&encode(&Record::Moving { vm, to }));
+        }
+        for quotas in entry.held.iter().copied() {
+            text.push_str(&encode(&Record::Held { vm, quotas }));
         }
     }
     let mut file = File::options()

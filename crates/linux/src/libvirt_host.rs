@@ -11,6 +11,7 @@
 
 mod act;
 mod connection;
+mod quota;
 mod vm;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use homenode_host::{
-    CpuSample, Host, HostError, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Version, VmSettings,
+    CpuQuota, CpuSample, Host, HostError, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Version,
+    VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
@@ -124,7 +126,7 @@ pub struct CarriedOver {
 }
 
 /// What a plan relies on: two samples with equal views have equal versions.
-type Fingerprint = BTreeMap<VmId, (u32, Vec<(u16, CpuSet)>, VmSettings)>;
+type Fingerprint = BTreeMap<VmId, (u32, Vec<(u16, CpuSet, Option<CpuQuota>)>, VmSettings)>;
 
 /// Where plans are written down before they are carried out.
 struct Acts {
@@ -378,7 +380,8 @@ impl LibvirtHost {
     /// Gives the version of this view: a new one where it differs from the last.
     fn version_of(&mut self, vms: &[homenode_host::VmSample]) -> Version {
         let view = |vm: &homenode_host::VmSample| {
-            let affinities = vm.vcpus.iter().map(|v| (v.index, v.affinity.clone())).collect();
+            let vcpus = vm.vcpus.iter();
+            let affinities = vcpus.map(|v| (v.index, v.affinity.clone(), v.quota)).collect();
             let runtime = self.vms.get(&vm.id).map_or(0, |known| known.run.runtime_id);
             (vm.id, (runtime, affinities, vm.settings.clone()))
         };
@@ -402,10 +405,12 @@ impl Host for LibvirtHost {
         while now() < end && !self.stop.load(Ordering::Relaxed) {
             let rest = end.saturating_sub(now()).min(slice);
             std::thread::sleep(Duration::from_nanos(rest.0));
+            self.end_leases();
         }
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {
+        self.end_leases();
         let at = now();
         let vms = self.sample_vms(at)?;
         let cpus = self.sample_cpus()?;
@@ -487,6 +492,13 @@ fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), Str
             format!("I/O thread {id}"),
             libvirt.pin_iothread(&domain, id, cpus),
         );
+    }
+    if let Some(quotas) = step.quotas {
+        // What somebody else set meanwhile is left alone; where no cgroup tells, the agent's quota is the likelier.
+        let seen = quota::of_process(root, step.run.process());
+        if seen.is_ok_and(|seen| seen.quota() == Some(quotas.ours) || seen == quota::InForce::Unknown) {
+            note("CPU quota".into(), libvirt.lift(&domain, quotas.before));
+        }
     }
     if let Some(nodes) = &step.nodes {
         note("memory nodes".into(), libvirt.set_memory_nodes(&domain, nodes));

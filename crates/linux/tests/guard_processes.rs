@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use homenode_host::CpuQuota;
 use homenode_linux::guard;
-use homenode_linux::journal::{Before, Journal, Lock, Record, Run};
-use homenode_units::{CpuId, CpuSet, VmId};
+use homenode_linux::journal::{Before, Journal, Lock, Quotas, Record, Run};
+use homenode_units::{CpuId, CpuSet, Ns, VmId};
 
 const GRACE: Duration = Duration::from_millis(1500);
 
@@ -53,6 +54,13 @@ fn play_agent(dir: &Path, how: &str) {
             cpus: CpuSet::one(CpuId(1)),
         };
         journal.write(pinned).expect("a record");
+        let slice = Ns::from_millis(30);
+        let quotas = Quotas {
+            ours: CpuQuota::of(0.1, slice),
+            before: Some(CpuQuota::of(0.5, slice)),
+        };
+        let held = Record::Held { vm: VmId(7), quotas };
+        journal.write(held).expect("a record");
     }
     std::fs::write(dir.join(format!("up-{how}")), "").expect("a marker");
     let mut word = [0u8; 1];
@@ -64,8 +72,12 @@ fn play_guard(dir: &Path) {
     let undone = dir.join("undone");
     let undo = |step: &homenode_linux::journal::Undo| {
         let before = std::fs::read_to_string(&undone).unwrap_or_default();
-        std::fs::write(&undone, format!("{before}{} {:?}\n", step.run.name, step.vcpus))
-            .map_err(|e| e.to_string())
+        let quota = step
+            .quotas
+            .and_then(|quotas| quotas.before)
+            .expect("a quota to give back");
+        let line = format!("{} {:?} {quota}\n", step.run.name, step.vcpus);
+        std::fs::write(&undone, before + &line).map_err(|e| e.to_string())
     };
     let ending =
         guard::run(std::io::stdin(), &mut std::io::stdout(), dir, GRACE, undo).expect("a guard's life");
@@ -128,7 +140,7 @@ fn an_agent_that_is_killed_is_undone_once() {
     assert_eq!(undone(dir.path()), "", "not before the grace is over");
     eventually("the guard ends", || !endings(dir.path()).is_empty());
     assert_eq!(endings(dir.path()), ["Undone(1)"]);
-    assert_eq!(undone(dir.path()), "seven {0: {3}}\n");
+    assert_eq!(undone(dir.path()), "seven {0: {3}} 15ms of every 30ms\n");
     assert!(
         Journal::open(dir.path()).expect("a journal").undo().is_empty(),
         "nothing is in force any more"
@@ -148,7 +160,7 @@ fn an_agent_that_restarts_within_the_grace_is_not_undone() {
     second.kill().expect("SIGKILL");
     second.wait().expect("the agent's end");
     eventually("the second guard ends", || endings(dir.path()).len() == 2);
-    assert_eq!(undone(dir.path()), "seven {0: {3}}\n");
+    assert_eq!(undone(dir.path()), "seven {0: {3}} 15ms of every 30ms\n");
 }
 
 fn an_agent_that_says_goodbye_is_not_undone() {

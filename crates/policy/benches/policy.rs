@@ -32,6 +32,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
                 throttled_ns: Ns::ZERO,
                 cpu: cpus.iter().nth(n as usize % cpus.len()),
                 affinity: cpus.clone(),
+                quota: None,
                 counters: None,
             }],
             memory_bytes: Bytes::from_mib(256),
@@ -77,6 +78,7 @@ fn placement(c: &mut Criterion) {
             .and_then(|pages| pages.keys().next())
             .and_then(|node| homes.get(node)),
         hands_off: None,
+        quota_hands_off: None,
     });
     let view = View {
         version: now.version,

@@ -1,24 +1,27 @@
 //! One owner per lever (DESIGN, section 2): several policies want the same vCPU or page, and one place decides.
 //!
 //! # Terms
-//! *Lever*: what an action changes, per VM ([`Lever`]): where vCPUs may run, where home is, where pages lie.
+//! *Lever*: what an action changes, per VM ([`Lever`]): where vCPUs may run, where home is, where pages lie, how long vCPUs
+//! may run per period.
 //!
 //! # Algorithm
 //! Plans come in order of precedence. Each decision is taken unless
 //! 1. it is impossible (a host refuses a plan as a whole, and one VM must not cost all others their epoch), or the operator
 //!    forbids it: the VM is opted out, or its vCPUs are pinned by hand and the action would move them, or it
-//!    would put them outside the CPUs that the operator allows;
+//!    would put them outside the CPUs that the operator allows, or somebody else set its CPU quota, or the operator's
+//!    own is as low as the one that a policy wants;
 //! 2. a plan of higher precedence has already decided on the same lever of the same VM, or on its home: who re-homes a VM
-//!    decides where its vCPUs and pages go in that epoch.
+//!    decides where its vCPUs and pages go in that epoch. Its quota is another matter.
 //!
 //! What is dropped becomes a finding with the reason: nothing is lost silently.
 //!
 //! # Properties
 //! - `of_two_policies_the_first_owns_the_lever`
 //! - `nobody_moves_what_the_operator_pinned`
+//! - `nobody_loosens_the_operators_quota`
 //! - `the_merged_plan_keeps_order_and_findings`
 
-use homenode_host::{Action, Decision, Finding, Lever, Plan, View};
+use homenode_host::{Action, Decision, Finding, Lever, Limit, Plan, View};
 use homenode_units::VmId;
 
 /// Merges plans made from one view, the first having precedence.
@@ -82,25 +85,42 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
             ));
         }
     }
+    if lever == Lever::CpuQuota
+        && let Some(why) = vm.quota_hands_off
+    {
+        return Some(format!("the CPU quota of VM {name} stays as it is: {why}"));
+    }
+    if let Action::Limit {
+        limit: Limit::CpuQuota(wanted),
+        ..
+    } = action
+        && let Some(theirs) = vm
+            .sample
+            .settings
+            .quota
+            .filter(|theirs| theirs.share() <= wanted.share())
+    {
+        return Some(format!(
+            "the CPU quota of VM {name} stays as it is: the operator's own, {theirs}, is no higher than {wanted}"
+        ));
+    }
     let taken = owners.iter().find(|(vm, owned, owner)| {
-        *vm == id && owner != policy && (*owned == lever || *owned == Lever::Home || lever == Lever::Home)
+        *vm == id && owner != policy && (*owned == lever || depends_on_home(*owned, lever))
     });
-    taken.map(|(_, owned, owner)| {
-        let what = match owned {
-            Lever::VcpuPlacement => "its vCPUs",
-            Lever::Home => "its home",
-            Lever::Pages => "its pages",
-        };
-        format!("VM {name}: {owner} decides on {what} in this epoch")
-    })
+    taken.map(|(_, owned, owner)| format!("VM {name}: {owner} decides on {} in this epoch", owned.of_vm()))
+}
+
+/// Whether who decides on one of two levers decides on the other, because one of them is the home and the other follows it.
+fn depends_on_home(a: Lever, b: Lever) -> bool {
+    (a == Lever::Home || b == Lever::Home) && a != Lever::CpuQuota && b != Lever::CpuQuota
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{Scene, vm_id};
-    use homenode_host::HandsOff;
-    use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Pages};
+    use homenode_host::{CpuQuota, HandsOff};
+    use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Pages};
 
     fn pin(policy: &'static str, n: u128, cpu: u32) -> Decision {
         let action = Action::PinVcpus {
@@ -184,6 +204,68 @@ mod tests {
             );
             assert_eq!(merged.decisions, [pin("balance", 2, 3)]);
             assert_eq!(merged.findings.len(), 2);
+        });
+    }
+
+    fn hold(policy: &'static str, n: u128, share: f64) -> Decision {
+        let action = Action::Limit {
+            vm: vm_id(n),
+            limit: Limit::CpuQuota(CpuQuota::of(share, Ns::from_millis(30))),
+            lease_ns: Ns::from_secs(5),
+        };
+        Decision {
+            policy,
+            action,
+            reason: String::new(),
+        }
+    }
+
+    #[test]
+    fn nobody_loosens_the_operators_quota() {
+        let mut scene = Scene::four_nodes(4);
+        scene
+            .add_vm(1, 2, Bytes::from_gib(1), 0)
+            .quota_hands_off(HandsOff::QuotaByHand);
+        let theirs = CpuQuota::of(0.5, Ns::from_millis(100));
+        scene.add_vm(2, 2, Bytes::from_gib(1), 0).settings().quota = Some(theirs);
+        scene.with_view(|view| {
+            let decisions = vec![
+                hold("permits", 1, 0.1),
+                hold("permits", 2, 0.6),
+                hold("permits", 2, 0.4),
+            ];
+            let merged = merge(view, vec![of(view, decisions)]);
+            assert_eq!(merged.decisions, [hold("permits", 2, 0.4)]);
+            let findings: Vec<&str> = merged.findings.iter().map(|f| f.message.as_str()).collect();
+            assert!(
+                findings[0].contains("somebody else set its CPU quota"),
+                "{findings:?}"
+            );
+            assert!(
+                findings[1].contains("50ms of every 100ms, is no higher"),
+                "{findings:?}"
+            );
+        });
+    }
+
+    #[test]
+    fn who_re_homes_a_vm_does_not_decide_on_its_quota() {
+        let mut scene = Scene::four_nodes(4);
+        scene.add_vm(1, 2, Bytes::from_gib(1), 0);
+        let home = Decision {
+            policy: "placement",
+            action: Action::SetHome {
+                vm: vm_id(1),
+                nodes: NodeSet::one(NodeId(1)),
+            },
+            reason: String::new(),
+        };
+        scene.with_view(|view| {
+            let plans = vec![
+                of(view, vec![hold("permits", 1, 0.1)]),
+                of(view, vec![home.clone()]),
+            ];
+            assert_eq!(merge(view, plans).decisions, [hold("permits", 1, 0.1), home]);
         });
     }
 

@@ -1,8 +1,8 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
 use homenode_host::{
-    CpuSample, HandsOff, Immovable, LinkSample, NodeSample, Rates, Sample, VcpuSample, Version, View,
-    VmSample, VmSettings, VmView,
+    CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, Rates, Sample, VcpuSample, Version,
+    View, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -37,7 +37,9 @@ pub struct SceneVm {
     misses_per_s: Option<u64>,
     immovable: Option<Immovable>,
     hands_off: Option<HandsOff>,
+    quota_hands_off: Option<HandsOff>,
     settings: VmSettings,
+    quota: Option<CpuQuota>,
     device_nodes: NodeSet,
 }
 
@@ -150,7 +152,9 @@ impl Scene {
             misses_per_s: None,
             immovable: None,
             hands_off: None,
+            quota_hands_off: None,
             settings: VmSettings::default(),
+            quota: None,
             device_nodes: NodeSet::new(),
         });
         self.vms.sort_by_key(|vm| vm.n);
@@ -178,6 +182,7 @@ impl Scene {
                 rates: rates.and_then(|r| r.vm(sample.id)),
                 home: vm.home.as_ref(),
                 hands_off: vm.hands_off,
+                quota_hands_off: vm.quota_hands_off,
             })
             .collect();
         let view = View {
@@ -290,6 +295,11 @@ impl SceneVm {
         self
     }
 
+    pub fn quota_hands_off(&mut self, why: HandsOff) -> &mut Self {
+        self.quota_hands_off = Some(why);
+        self
+    }
+
     pub fn allowed(&mut self, cpus: &str) -> &mut Self {
         self.settings.cpus_allowed = Some(cpus.parse().expect("a CPU list"));
         self
@@ -312,6 +322,7 @@ impl SceneVm {
             throttled_ns: ns(vcpu.throttled),
             cpu: Some(CpuId(vcpu.cpu)),
             affinity: vcpu.affinity.clone(),
+            quota: self.quota,
             counters: self.counters(vcpu, periods),
         });
         VmSample {

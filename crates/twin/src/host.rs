@@ -1,15 +1,15 @@
 //! The twin as a [`Host`]: samples, and plans carried out.
 
 use homenode_host::{
-    Accesses, Action, ActionError, Counters, CpuSample, Host, HostError, LinkSample, NodeSample, Outcome,
-    Plan, Receipt, Refusal, Sample, VcpuSample, Version, VmSample, VmSettings,
+    Accesses, Action, ActionError, Counters, CpuSample, Host, HostError, Limit, LinkSample, NodeSample,
+    Outcome, Plan, Receipt, Refusal, Sample, VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages};
 
 use crate::Twin;
 use crate::engine::Engine;
-use crate::guest::Vm;
+use crate::guest::{Lease, Vm};
 
 impl Host for Twin {
     fn machine(&self) -> &Machine {
@@ -78,6 +78,24 @@ impl Twin {
                 Outcome::Done
             }
             Action::MovePages { to, pages_max, .. } => self.move_pages(at, to, *pages_max),
+            Action::Limit {
+                limit: Limit::CpuQuota(quota),
+                lease_ns,
+                ..
+            } => {
+                let until = Ns(self.engine.now.0.saturating_add(lease_ns.0));
+                let version = self.engine.version;
+                let quota = *quota;
+                self.engine.set_quota(at, Some(Lease { quota, until }));
+                match self.engine.version == version {
+                    true => Outcome::Renewed,
+                    false => Outcome::Done,
+                }
+            }
+            Action::Lift { .. } => {
+                self.engine.set_quota(at, None);
+                Outcome::Done
+            }
         }
     }
 
@@ -204,6 +222,7 @@ impl Twin {
             throttled_ns: Ns(throttled_ns),
             cpu: Some(self.machine.cpus[task.cpu].id),
             affinity,
+            quota: vm.quota.map(|lease| lease.quota),
             counters: Some(Counters {
                 instructions: state.instructions as u64,
                 cycles: state.cycles as u64,

@@ -137,6 +137,17 @@ impl Twin {
             self.engine.run_until(warm);
             self.mark();
         }
+        // Limits end with their leases; of several at one time the first VM's goes first.
+        let over = |engine: &Engine| {
+            let vms = engine.vms.iter().enumerate();
+            let ends = vms.filter_map(|(at, vm)| Some((vm.quota?.until, at)));
+            ends.min().filter(|(end, _)| *end <= until)
+        };
+        while let Some((end, vm)) = over(&self.engine) {
+            self.engine.run_until(end);
+            self.engine.settle_all();
+            self.engine.set_quota(vm, None);
+        }
         self.engine.run_until(until);
     }
 

@@ -4,7 +4,7 @@ mod common;
 
 use common::{bound, cores, node, r910, scenario};
 use homenode_host::conformance::CHECKS;
-use homenode_host::{Action, Host, Outcome, Plan, Sample};
+use homenode_host::{Action, CpuQuota, Host, Limit, Outcome, Plan, Sample, VcpuSample};
 use homenode_machine::{Machine, preset, preset_names};
 use homenode_twin::{AfterProgram, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuSet, NodeId, Ns, Pages};
@@ -44,6 +44,44 @@ fn the_twin_conforms_to_the_contract() {
             (check.run)(&mut twin, vm).unwrap_or_else(|message| panic!("{name}: {}: {message}", check.name));
         }
     }
+}
+
+#[test]
+fn a_quota_throttles_until_its_lease_ends() {
+    let machine = r910();
+    let mut twin = twin(&machine, vec![VmSpec::new("a", 2, Bytes::from_gib(4), "povray")]);
+    twin.wait(Ns::from_secs(4));
+    let vm = twin.vm_id("a").unwrap();
+    let quota = CpuQuota::of(0.1, Ns::from_millis(30));
+    let limit = |lease_ns| Action::Limit {
+        vm,
+        limit: Limit::CpuQuota(quota),
+        lease_ns,
+    };
+    assert_eq!(commit(&mut twin, limit(Ns::from_secs(2))), Outcome::Done);
+    twin.wait(Ns::from_secs(1));
+    // Renewed after a second, it ends three seconds after it was set.
+    assert_eq!(commit(&mut twin, limit(Ns::from_secs(2))), Outcome::Renewed);
+    let mut before = twin.sample().unwrap();
+    let mut ran = |twin: &mut Twin| {
+        twin.wait(Ns::from_secs(1));
+        let now = twin.sample().unwrap();
+        let pair = now.vms[0].vcpus.iter().zip(&before.vms[0].vcpus);
+        let ns = |what: fn(&VcpuSample) -> Ns| pair.clone().map(move |(b, a)| what(b).0 - what(a).0);
+        let figures: Vec<(u64, u64)> = ns(|v| v.running_ns).zip(ns(|v| v.throttled_ns)).collect();
+        before = now;
+        figures
+    };
+    for (running, throttled) in [ran(&mut twin), ran(&mut twin)].concat() {
+        assert!(running < 120_000_000, "{running} ns of a second");
+        assert!(throttled > 800_000_000, "{throttled} ns of a second");
+    }
+    for (running, throttled) in ran(&mut twin) {
+        assert!(running > 950_000_000 && throttled == 0, "{running}, {throttled}");
+    }
+    assert_eq!(commit(&mut twin, limit(Ns::from_secs(1000))), Outcome::Done);
+    twin.wait(Ns::from_secs(1));
+    assert_eq!(twin.sample().unwrap().vms[0].vcpus[0].quota, Some(quota));
 }
 
 #[test]

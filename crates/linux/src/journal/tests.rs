@@ -21,6 +21,14 @@ fn nodes(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
 
+fn quotas() -> Quotas {
+    let slice = homenode_units::Ns::from_millis(30);
+    Quotas {
+        ours: CpuQuota::of(0.1, slice),
+        before: Some(CpuQuota::of(0.5, slice)),
+    }
+}
+
 fn before() -> Before {
     Before {
         vcpus: [(0, cpus("0-3")), (1, cpus("0-3"))].into(),
@@ -60,6 +68,10 @@ fn filled(dir: &Path) -> Journal {
             vm: VmId(1),
             to: nodes("2"),
         },
+        Record::Held {
+            vm: VmId(1),
+            quotas: quotas(),
+        },
         Record::First {
             run: run(3),
             before: before(),
@@ -97,7 +109,18 @@ fn undo_restores_what_was_changed_and_nothing_else() {
         Some(nodes("0,2")),
         "taking node 2 away would move pages"
     );
+    assert_eq!(first.quotas, Some(quotas()));
     assert_eq!(steps.len(), 1, "of VM 2 nothing is in force");
+}
+
+#[test]
+fn a_lifted_quota_is_not_lifted_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = filled(dir.path());
+    journal.write(Record::Lifted { vm: VmId(1) }).unwrap();
+    assert_eq!(journal.undo()[0].quotas, None);
+    drop(journal);
+    assert_eq!(peek(dir.path())[&VmId(1)].held, None);
 }
 
 #[test]
@@ -211,6 +234,7 @@ proptest! {
         for record in [
             Record::Pinned { vm: VmId(1), vcpus: vcpus.clone(), cpus: CpuSet::one(CpuId(9)) },
             Record::Moving { vm: VmId(2), to: NodeSet::one(NodeId(node)) },
+            Record::Held { vm: VmId(2), quotas: quotas() },
             Record::First { run: run(5), before: before() },
         ] {
             let line = encode(&record);

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use homenode_host::{Action, ActionError, Immovable, Management, Outcome, Plan, Refusal, Version};
+use homenode_host::{Action, ActionError, Immovable, Limit, Management, Outcome, Plan, Refusal, Version};
 use homenode_units::{CpuSet, NodeSet, Pages, VmId};
 
 use super::connection::CallError;
+use super::quota::{HOLD, LIFT};
 use super::vm::Vm;
 use super::{LibvirtHost, now};
 use crate::journal::{Before, Helper, JournalError, Record};
@@ -14,7 +15,7 @@ use crate::pages::{Linux, MoveError, WINDOW_PAGES};
 use crate::task::{self, Role};
 
 impl LibvirtHost {
-    /// Refuses a plan whose VMs someone else pinned since the sample.
+    /// Refuses a plan whose VMs someone else pinned or gave a quota since the sample.
     pub(super) fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let usable = self.machine.cpu_set();
         for decision in &plan.decisions {
@@ -32,7 +33,10 @@ impl LibvirtHost {
                 let Ok(Some(affinity)) = task::affinity(&self.root, vm.run.pid, thread.tid) else {
                     continue;
                 };
-                if affinity.intersection(&usable) != vcpu.affinity {
+                // As with quotas that cannot be read.
+                let quota = vm.group(thread.tid).and_then(|group| group.max().ok()?);
+                let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
+                if affinity.intersection(&usable) != vcpu.affinity || !same_quota {
                     let planned = self.last.version;
                     let current = Version(planned.0 + 1);
                     self.last.version = current;
@@ -43,7 +47,7 @@ impl LibvirtHost {
         Ok(())
     }
 
-    /// After acting: what the sample said of affinities is brought up to date, with a new version if it changed.
+    /// After acting: what the sample said of affinities and quotas is brought up to date, with a new version if it changed.
     pub(super) fn take_in_changes(&mut self, touched: &BTreeSet<VmId>) {
         let usable = self.machine.cpu_set();
         let mut has_changed = false;
@@ -61,12 +65,16 @@ impl LibvirtHost {
                 let affinity = affinity.intersection(&usable);
                 has_changed |= affinity != vcpu.affinity;
                 vcpu.affinity = affinity;
+                if let Some(max) = vm.group(thread.tid).and_then(|group| group.max().ok()?) {
+                    has_changed |= max.quota() != vcpu.quota;
+                    vcpu.quota = max.quota();
+                }
             }
             if let Some((_, affinities, _)) = self.fingerprint.get_mut(&sampled.id) {
                 *affinities = sampled
                     .vcpus
                     .iter()
-                    .map(|v| (v.index, v.affinity.clone()))
+                    .map(|v| (v.index, v.affinity.clone(), v.quota))
                     .collect();
             }
         }
@@ -100,6 +108,12 @@ impl LibvirtHost {
                 Action::PinVcpus { vcpus, cpus, .. } => self.pin_vcpus(&mut vm, vcpus, cpus),
                 Action::SetHome { nodes, .. } => self.set_home(&mut vm, nodes),
                 Action::MovePages { to, pages_max, .. } => self.move_pages(&mut vm, to, *pages_max),
+                Action::Limit {
+                    limit: Limit::CpuQuota(quota),
+                    lease_ns,
+                    ..
+                } => self.hold(&mut vm, *quota, *lease_ns),
+                Action::Lift { .. } => self.lift(&mut vm),
             });
         let is_alive = task::is_alive(&self.root, vm.run.process());
         self.vms.insert(action.vm(), vm);
@@ -150,7 +164,7 @@ impl LibvirtHost {
         })
     }
 
-    fn write(&mut self, vm: &Vm, what: &str, record: Record) -> Result<(), ActionError> {
+    pub(super) fn write(&mut self, vm: &Vm, what: &str, record: Record) -> Result<(), ActionError> {
         let Some(acts) = &mut self.acts else { return Ok(()) };
         acts.journal
             .write(record)
@@ -403,6 +417,8 @@ fn what(action: &Action) -> &'static str {
         Action::PinVcpus { .. } => PIN,
         Action::SetHome { .. } => HOME,
         Action::MovePages { .. } => MOVE,
+        Action::Limit { .. } => HOLD,
+        Action::Lift { .. } => LIFT,
     }
 }
 
@@ -421,7 +437,7 @@ fn move_error(vm: &Vm, error: MoveError) -> ActionError {
     }
 }
 
-fn host_error(vm: &Vm, what: &str, cause: &str) -> ActionError {
+pub(super) fn host_error(vm: &Vm, what: &str, cause: &str) -> ActionError {
     ActionError::Host {
         name: vm.run.name.clone(),
         what: what.to_owned(),

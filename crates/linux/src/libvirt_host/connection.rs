@@ -1,12 +1,13 @@
 //! The libvirt calls that the host makes, with their errors sorted into the three that matter.
 
-use homenode_host::HostError;
+use homenode_host::{CpuQuota, HostError};
 use homenode_units::{CpuSet, NodeSet};
 use virt::connect::Connect;
-use virt::domain::{Domain, NUMAParameters};
+use virt::domain::{Domain, NUMAParameters, SchedBandwidth, SchedulerInfo};
 use virt::sys;
 
 use super::ConnectError;
+use crate::cgroup::QUOTA_MAX_US;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +33,13 @@ pub(super) struct Libvirt {
     /// Flags of calls that change a running domain and nothing else.
     live: u32,
     connect: Option<Connect>,
+    /// Cgroups to which quotas are written in the place of libvirt, whose test driver has none.
+    #[cfg(test)]
+    pub quota_groups: Vec<std::path::PathBuf>,
 }
+
+/// Period of a cgroup to which nobody gave one.
+const PERIOD_DEFAULT_US: u64 = 100_000;
 
 impl Libvirt {
     /// Connects.
@@ -49,6 +56,8 @@ impl Libvirt {
             uri: uri.to_owned(),
             live,
             connect: Some(connect),
+            #[cfg(test)]
+            quota_groups: Vec::new(),
         })
     }
 
@@ -107,6 +116,54 @@ impl Libvirt {
         };
         domain
             .set_numa_parameters(params, self.live)
+            .map_err(|e| self.sort(&e))
+    }
+
+    /// Holds every vCPU to a quota.
+    pub fn hold(&mut self, domain: &Domain, quota: CpuQuota) -> Result<(), CallError> {
+        // First the quota, so that in between the domain has less and not more: a cgroup above it may allow no more.
+        let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(i64::MAX);
+        self.set_vcpu_bandwidth(domain, None, Some(run_us))?;
+        self.set_vcpu_bandwidth(domain, Some(quota.period_ns.0 / 1000), None)
+    }
+
+    /// Gives every vCPU back the quota that it had, or none.
+    pub fn lift(&mut self, domain: &Domain, before: Option<CpuQuota>) -> Result<(), CallError> {
+        let period_us = before.map_or(PERIOD_DEFAULT_US, |quota| quota.period_ns.0 / 1000);
+        self.set_vcpu_bandwidth(domain, Some(period_us), None)?;
+        match before {
+            Some(quota) => {
+                let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(QUOTA_MAX_US);
+                self.set_vcpu_bandwidth(domain, None, Some(run_us))
+            }
+            // Older libvirt writes -1 to cgroup v2 as it stands, where the kernel refuses it, and knows this as `max`.
+            None => match self.set_vcpu_bandwidth(domain, None, Some(-1)) {
+                Err(CallError::Refused(_)) => self.set_vcpu_bandwidth(domain, None, Some(QUOTA_MAX_US)),
+                other => other,
+            },
+        }
+    }
+
+    fn set_vcpu_bandwidth(
+        &mut self,
+        domain: &Domain,
+        period: Option<u64>,
+        quota: Option<i64>,
+    ) -> Result<(), CallError> {
+        #[cfg(test)]
+        if !self.quota_groups.is_empty() {
+            self.quota_groups
+                .iter()
+                .for_each(|group| write_cpu_max(group, period, quota));
+            return Ok(());
+        }
+        let info = SchedulerInfo {
+            vcpu_bw: SchedBandwidth { period, quota },
+            ..SchedulerInfo::default()
+        };
+        domain
+            .set_scheduler_parameters_flags(&info, self.live)
+            .map(drop)
             .map_err(|e| self.sort(&e))
     }
 
@@ -180,6 +237,20 @@ fn connect_error(uri: &str, cause: &str) -> ConnectError {
     } else {
         ConnectError::NoLibvirt { uri, cause }
     }
+}
+
+/// As libvirt does on cgroup v2.
+#[cfg(test)]
+fn write_cpu_max(group: &std::path::Path, period: Option<u64>, quota: Option<i64>) {
+    let path = group.join("cpu.max");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|_| "max 100000".into());
+    let (run, of) = text.trim().split_once(' ').expect("two numbers");
+    let run = quota.map_or(
+        run.to_owned(),
+        |us| if us < 0 { "max".into() } else { us.to_string() },
+    );
+    let of = period.map_or(of.to_owned(), |us| us.to_string());
+    std::fs::write(&path, format!("{run} {of}\n")).expect("a file");
 }
 
 #[cfg(test)]

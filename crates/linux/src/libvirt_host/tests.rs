@@ -1,7 +1,7 @@
 //! With libvirt's in-process test driver and a handmade `/proc`. The driver remembers pins; nobody applies them
 //! to the handmade threads, which is just what a host that does not do as asked looks like.
 
-use homenode_host::{Action, ActionError, Management};
+use homenode_host::{Action, ActionError, Lever, Limit, Management};
 use homenode_units::NodeId;
 use homenode_units::Pages;
 
@@ -317,4 +317,192 @@ fn unreadable_parts_of_a_vm_are_said_and_do_not_fail_the_sample() {
             .iter()
             .any(|n| n.contains("left out") && n.contains("schedstat"))
     );
+}
+
+/// The same host with a cgroup per vCPU, all with this `cpu.max`.
+fn host_with_groups(cpu_max: &str) -> Tree {
+    let tree = host("");
+    for (index, tid) in [41, 42].into_iter().enumerate() {
+        let group = format!("machine/one/vcpu{index}");
+        tree.write(
+            &format!("proc/{PID}/task/{tid}/cgroup"),
+            &format!("0::/{group}\n"),
+        );
+        tree.write(&format!("sys/fs/cgroup/{group}/cpu.max"), &format!("{cpu_max}\n"));
+        tree.write(&format!("sys/fs/cgroup/{group}/cpu.stat"), "throttled_usec 0\n");
+    }
+    tree
+}
+
+/// Connects, and lets quotas reach the cgroups, as a real libvirt would.
+fn connect_with_quotas(tree: &Tree) -> LibvirtHost {
+    let mut host = connect(tree, Acting::Live);
+    host.libvirt.quota_groups = (0..2)
+        .map(|index| tree.root().join(format!("sys/fs/cgroup/machine/one/vcpu{index}")))
+        .collect();
+    host
+}
+
+fn cpu_max(tree: &Tree) -> [String; 2] {
+    [0, 1].map(|index| {
+        let path = format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max");
+        std::fs::read_to_string(tree.root().join(path))
+            .unwrap()
+            .trim()
+            .to_owned()
+    })
+}
+
+fn quota(run_ms: u64, period_ms: u64) -> CpuQuota {
+    CpuQuota {
+        run_ns: Ns::from_millis(run_ms),
+        period_ns: Ns::from_millis(period_ms),
+    }
+}
+
+fn hold(run_ms: u64, lease_ns: Ns) -> Action {
+    Action::Limit {
+        vm: vm(),
+        limit: Limit::CpuQuota(quota(run_ms, 30)),
+        lease_ns,
+    }
+}
+
+const LONG: Ns = Ns::from_secs(1000);
+
+fn lift() -> Action {
+    Action::Lift {
+        vm: vm(),
+        lever: Lever::CpuQuota,
+    }
+}
+
+fn commit(host: &mut LibvirtHost, action: Action) -> Outcome {
+    let version = host.sample().unwrap().version;
+    host.commit(&plan(version, action)).unwrap().outcomes.remove(0)
+}
+
+#[test]
+fn a_quota_is_journalled_set_seen_renewed_and_lifted_to_what_was_there() {
+    for (before, held) in [("max 100000", None), ("50000 100000", Some(quota(50, 100)))] {
+        let tree = host_with_groups(before);
+        let mut host = connect_with_quotas(&tree);
+        let version = host.sample().unwrap().version;
+        assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+        assert_eq!(cpu_max(&tree), ["3000 30000", "3000 30000"]);
+        let seen = host.sample().unwrap();
+        assert!(seen.version > version);
+        assert_eq!(seen.vms[0].vcpus[1].quota, Some(quota(3, 30)));
+        assert_eq!(seen.vms[0].settings.quota, held, "the operator's");
+        let journalled = || journal::peek(&tree.root().join("state"))[&vm()].held;
+        assert_eq!(journalled().unwrap().before, held);
+        assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Renewed);
+        assert_eq!(host.sample().unwrap().version, seen.version);
+        assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
+        assert_eq!(
+            journalled().unwrap().before,
+            held,
+            "not the agent's own first quota"
+        );
+        assert_eq!(commit(&mut host, lift()), Outcome::Done);
+        assert_eq!(cpu_max(&tree)[0], before);
+        assert_eq!((journalled(), commit(&mut host, lift())), (None, Outcome::Done));
+    }
+}
+
+#[test]
+fn a_quota_ends_with_its_lease_and_when_the_host_is_restored() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, Ns::from_millis(1))), Outcome::Done);
+    host.wait(Ns::from_millis(60));
+    assert_eq!(cpu_max(&tree)[0], "max 100000", "without another sample");
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+}
+
+#[test]
+fn a_quota_that_somebody_else_changed_is_theirs() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    let version = host.sample().unwrap().version;
+    let theirs = |tree: &Tree| {
+        for index in 0..2 {
+            tree.write(
+                &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
+                "70000 100000\n",
+            );
+        }
+    };
+    theirs(&tree);
+    assert!(matches!(
+        host.commit(&plan(version, hold(3, LONG))),
+        Err(Refusal::Stale { .. })
+    ));
+    host.take_notices();
+    let seen = host.sample().unwrap();
+    assert_eq!(seen.vms[0].settings.quota, Some(quota(70, 100)));
+    let notices = host.take_notices();
+    assert!(notices.iter().any(|n| n.contains("somebody else")), "{notices:?}");
+    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(
+        cpu_max(&tree)[0],
+        "70000 100000",
+        "nothing of ours is left to restore"
+    );
+    // Nor does a guard lift it that finds it after the agent's death.
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
+    theirs(&tree);
+    restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+    assert_eq!(cpu_max(&tree)[0], "70000 100000");
+}
+
+#[test]
+fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_while() {
+    let tree = host_with_groups("max 100000");
+    let mut first = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut first, hold(3, LONG)), Outcome::Done);
+    drop(first);
+    let mut second = connect_with_quotas(&tree);
+    let seen = second.sample().unwrap();
+    assert_eq!(
+        (seen.vms[0].vcpus[0].quota, seen.vms[0].settings.quota),
+        (Some(quota(3, 30)), None)
+    );
+    let until = second.vms[&vm()].held.unwrap().until;
+    assert!(until <= now() + quota::CARRIED_LEASE && until > now());
+    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
+    restore_vm(&mut second.libvirt, tree.root(), &step).unwrap();
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+}
+
+#[test]
+fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
+    // libvirt's test driver has no quotas: nothing reaches the cgroups.
+    let tree = host_with_groups("max 100000");
+    let mut host = connect(&tree, Acting::Live);
+    let outcome = commit(&mut host, hold(3, LONG));
+    assert!(
+        matches!(&outcome, Outcome::Failed(ActionError::Host { what, .. }) if what == "setting the CPU quota"),
+        "{outcome:?}"
+    );
+    // Nor can anybody say whether a VM without cgroups is held.
+    let tree = self::host("");
+    let outcome = commit(&mut connect(&tree, Acting::Live), hold(3, LONG));
+    assert!(
+        matches!(&outcome, Outcome::Failed(ActionError::Host { cause, .. }) if cause.contains("no cgroups")),
+        "{outcome:?}"
+    );
+    // A VM whose vCPUs have different quotas could not be given back what it had.
+    let tree = host_with_groups("max 100000");
+    tree.write("sys/fs/cgroup/machine/one/vcpu1/cpu.max", "9000 10000\n");
+    let outcome = commit(&mut connect_with_quotas(&tree), hold(3, LONG));
+    assert!(
+        matches!(&outcome, Outcome::Failed(ActionError::Host { cause, .. }) if cause.contains("different quotas")),
+        "{outcome:?}"
+    );
+    assert_eq!(cpu_max(&tree)[1], "9000 10000");
 }

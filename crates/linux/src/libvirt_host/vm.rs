@@ -1,13 +1,15 @@
 //! One VM as the host watches it: who its threads are, what its operator did, where its memory lies.
 
+use std::collections::btree_map;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use homenode_host::{Immovable, VcpuSample, VmSample};
 use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
+use super::quota::{CARRIED_LEASE, Held};
 use super::{LibvirtHost, now};
-use crate::cgroup::CpuGroup;
+use crate::cgroup::{CpuGroup, CpuMax};
 use crate::domain::Domain;
 use crate::journal::{Entry, Helper, Run};
 use crate::pages::Mover;
@@ -38,6 +40,8 @@ pub(super) struct Vm {
     groups: BTreeMap<i32, Option<CpuGroup>>,
     pub memory: Memory,
     pub home: Option<NodeSet>,
+    /// CPU quota that an agent set, while it is in force.
+    pub held: Option<Held>,
 }
 
 /// Where a VM's memory lies.
@@ -78,6 +82,11 @@ impl Vm {
     /// The thread that runs this vCPU.
     pub fn vcpu_thread(&self, index: u16) -> Option<&Thread> {
         self.threads.iter().find(|t| t.role == Role::Vcpu(index))
+    }
+
+    /// The cgroup that limits a thread's CPU time, where it is known.
+    pub fn group(&self, tid: i32) -> Option<&CpuGroup> {
+        self.groups.get(&tid)?.as_ref()
     }
 
     /// Whether libvirt can change its memory nodes while it runs.
@@ -288,6 +297,8 @@ impl LibvirtHost {
         } else if vm.memory.mover.is_none() {
             self.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory"));
         }
+        self.find_groups(&mut vm).map_err(failed)?;
+        self.reconcile_quota(&mut vm);
         let sample = self.vm_sample(&mut vm, &usable).map_err(failed)?;
         self.vms.insert(id, vm);
         Ok(Some(sample))
@@ -325,7 +336,7 @@ impl LibvirtHost {
         let cpus_allowed = domain.cpuset.as_ref().map(|set| set.intersection(&usable));
         let cpus_allowed = cpus_allowed.filter(|set| !set.is_empty() && *set != usable);
         let (mut operator_pins, mut ours, mut restored) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        let mut home = None;
+        let (mut home, mut held) = (None, None);
         let mut operator_helpers: BTreeSet<Helper> = domain
             .iothread_pins
             .keys()
@@ -341,6 +352,10 @@ impl LibvirtHost {
             ours = entry.pinned.clone();
             home = entry.home.clone();
             restored = entry.before.vcpus.clone();
+            held = entry.held.map(|quotas| Held {
+                quotas,
+                until: now() + CARRIED_LEASE,
+            });
             operator_helpers = entry.before.operator_helpers.iter().copied().collect();
         }
         Ok(Some(Vm {
@@ -357,6 +372,7 @@ impl LibvirtHost {
             groups: BTreeMap::new(),
             memory: Memory::default(),
             home,
+            held,
         }))
     }
 
@@ -375,20 +391,27 @@ impl LibvirtHost {
         task::find_qemu(&self.root, &uuid)
     }
 
-    fn vm_sample(&mut self, vm: &mut Vm, usable: &CpuSet) -> Result<VmSample, ReadError> {
-        let pid = vm.run.pid;
+    /// Finds the cgroups of vCPUs that are new.
+    fn find_groups(&self, vm: &mut Vm) -> Result<(), ReadError> {
         vm.groups
             .retain(|tid, _| vm.threads.iter().any(|t| t.tid == *tid));
+        let tids: Vec<i32> = vm.vcpu_tids().collect();
+        for tid in tids {
+            if let btree_map::Entry::Vacant(vacant) = vm.groups.entry(tid) {
+                vacant.insert(self.cgroups.group_of(vm.run.pid, tid)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn vm_sample(&mut self, vm: &mut Vm, usable: &CpuSet) -> Result<VmSample, ReadError> {
         let vcpu_count = vm.vcpu_tids().count();
         let mut vcpus = Vec::with_capacity(vcpu_count);
         for thread in &vm.threads {
             let Some(index) = vcpu_index(&thread.role) else {
                 continue;
             };
-            if let std::collections::btree_map::Entry::Vacant(vacant) = vm.groups.entry(thread.tid) {
-                vacant.insert(self.cgroups.group_of(pid, thread.tid)?);
-            }
-            let group = vm.groups.get(&thread.tid).and_then(Option::as_ref);
+            let group = vm.group(thread.tid);
             let throttled = match group {
                 Some(group) => group.throttled()?.unwrap_or_default(),
                 None => Default::default(),
@@ -400,6 +423,7 @@ impl LibvirtHost {
                 throttled_ns: throttled.per_vcpu(vcpu_count),
                 cpu: thread.cpu.filter(|cpu| usable.contains(*cpu)),
                 affinity: thread.affinity.intersection(usable),
+                quota: group.map_or(Ok(None), CpuGroup::max)?.and_then(CpuMax::quota),
                 counters: self.perf.counters(thread.tid),
             });
         }
@@ -409,6 +433,10 @@ impl LibvirtHost {
             vm.cpus_allowed.clone(),
             vm.operator_pins.iter().copied().collect(),
         );
+        settings.quota = match vm.held {
+            Some(held) => held.quotas.before,
+            None => vcpus.first().and_then(|vcpu| vcpu.quota),
+        };
         if let Some(home) = settings
             .home
             .clone()

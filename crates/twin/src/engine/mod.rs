@@ -38,7 +38,7 @@ pub(crate) use events::Script;
 
 use crate::chance::Chance;
 use crate::guest::vm::Next;
-use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Stage, Vm};
+use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Lease, Stage, Vm};
 use crate::hardware::core::{CoreCost, Paging};
 use crate::hardware::fabric::Copying;
 use crate::hardware::{Fabric, Llc, Sharer, Topology};
@@ -559,8 +559,24 @@ impl Engine {
                 llc.forget(task);
             }
         }
+        self.set_quota(vm, None);
         let pages = self.vms[vm].memory.pages();
         self.memory.release(&pages);
+    }
+
+    /// Holds a VM's vCPUs to a quota from now on, or no longer; renewing one changes its lease only.
+    pub fn set_quota(&mut self, vm: usize, lease: Option<Lease>) {
+        let before = std::mem::replace(&mut self.vms[vm].quota, lease);
+        let quota = lease.map(|lease| lease.quota);
+        if quota == before.map(|before| before.quota) {
+            return;
+        }
+        let first = self.vms[vm].first_vcpu;
+        let vcpus = first..first + self.vms[vm].threads.len();
+        let times = quota.map(|quota| (quota.run_ns, quota.period_ns));
+        self.scheduler.set_quota(vcpus, times, self.now);
+        self.after_scheduling();
+        self.version += 1;
     }
 
     /// Somebody does something else now: latencies are found anew, soon.

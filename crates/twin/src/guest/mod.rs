@@ -9,7 +9,7 @@ pub(crate) mod vm;
 pub(crate) use memory::VmMemory;
 pub(crate) use thread::Doing;
 pub(crate) use view::View;
-pub(crate) use vm::{Stage, Vm};
+pub(crate) use vm::{Lease, Stage, Vm};
 
 use homenode_units::{Bytes, Ns};
 

@@ -19,6 +19,7 @@
 //! Spinning for a while and then halting; a spinning hyperthread that leaves more to its sibling than a computing one;
 //! what an interrupt costs its receiver; locks; page cache.
 
+use homenode_host::CpuQuota;
 use homenode_units::{Bytes, Ns, VmId};
 
 use super::autonuma::Autonuma;
@@ -56,6 +57,13 @@ pub(crate) enum Next {
 }
 
 /// One VM.
+/// A CPU quota of each vCPU, and when its lease is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    pub quota: CpuQuota,
+    pub until: Ns,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Vm {
     pub id: VmId,
@@ -85,6 +93,8 @@ pub(crate) struct Vm {
     pub factors: (f64, f64),
     /// Number of its vCPU 0 among the vCPUs of the host.
     pub first_vcpu: usize,
+    /// CPU quota that a plan set, while it is in force.
+    pub quota: Option<Lease>,
     work_share: f64,
     starts: Vec<Vec<Touch>>,
     boots: Vec<Vec<Touch>>,
@@ -149,6 +159,7 @@ impl Vm {
             accesses_remote: 0.0,
             factors: (1.0, 1.0),
             first_vcpu,
+            quota: None,
             work_share: spec.work_share,
             starts,
             boots,

@@ -1,11 +1,12 @@
-//! Bandwidth control of the fair scheduler: how much CPU time a VM may use per period.
+//! Bandwidth control of the fair scheduler: how much CPU time a group, a VM or one of its vCPUs, may use per period.
 //!
 //! # Algorithm (`sched-bwc`, `kernel/sched/fair.c`)
 //!
-//! A VM has a pool that is filled with its quota every 100 ms. A CPU that runs a vCPU of it takes 5 ms from the pool at a time.
-//! Where a CPU's part is used up and the pool is empty, the VM's vCPUs there are throttled until the next
-//! period has paid what the CPU owes. A CPU that the VM leaves gives back all but 1 ms, and what is given back while
-//! others are throttled is dealt out to them after 5 ms. A period in which nothing was used is the last until something is.
+//! A group has a pool that is filled with its quota every period, of 100 ms unless one was set. A CPU that runs a vCPU of it
+//! takes 5 ms from the pool at a time. Where a CPU's part is used up and the pool is empty, the group's vCPUs there are
+//! throttled until the next period has paid what the CPU owes. A CPU that the group leaves gives back all but 1 ms, and what
+//! is given back while others are throttled is dealt out to them after 5 ms. A period in which nothing was used is the last
+//! until something is.
 //!
 //! A CPU's part does not expire with the period (as since commit de53fd7aedb1, 5.4: before, it did, and a VM of many
 //! vCPUs got less than its quota).
@@ -14,15 +15,17 @@ use homenode_units::Ns;
 
 use super::scheduler::NEVER;
 
-const PERIOD: Ns = Ns::from_millis(100);
+/// Period of a limit that names none (`default_cfs_period`).
+pub(super) const PERIOD: Ns = Ns::from_millis(100);
 const SLICE_NS: i64 = 5_000_000;
-/// What a CPU keeps when the VM leaves it (`min_cfs_rq_runtime`).
+/// What a CPU keeps when the group leaves it (`min_cfs_rq_runtime`).
 const KEPT_NS: i64 = 1_000_000;
 
-/// A VM's CPU time by period.
+/// A group's CPU time by period.
 #[derive(Clone, Debug)]
 pub(super) struct Bandwidth {
     quota_ns: i64,
+    period: Ns,
     pool_ns: i64,
     /// Whether anything was taken from the pool in this period.
     used: bool,
@@ -35,9 +38,10 @@ pub(super) struct Bandwidth {
 }
 
 impl Bandwidth {
-    pub fn new(cap_percent: u32, cpus: usize) -> Bandwidth {
+    pub fn new(quota: Ns, period: Ns, cpus: usize) -> Bandwidth {
         Bandwidth {
-            quota_ns: PERIOD.0.cast_signed() / 100 * i64::from(cap_percent),
+            quota_ns: quota.0.cast_signed(),
+            period,
             pool_ns: 0,
             used: false,
             period_end: NEVER,
@@ -47,22 +51,22 @@ impl Bandwidth {
         }
     }
 
-    /// The VM ran on a CPU.
+    /// The group ran on a CPU.
     pub fn charge(&mut self, cpu: usize, ns: u64) {
         self.parts[cpu] -= ns.cast_signed();
     }
 
-    /// Whether the VM may not run on a CPU before the next period.
+    /// Whether the group may not run on a CPU before the next period.
     pub fn throttled(&self, cpu: usize) -> bool {
         self.throttled[cpu]
     }
 
-    /// How long the VM may run on a CPU from now, after taking from the pool if need be; 0 throttles it there.
+    /// How long the group may run on a CPU from now, after taking from the pool if need be; 0 throttles it there.
     pub fn grant(&mut self, cpu: usize, now: Ns) -> u64 {
         if self.parts[cpu] <= 0 {
             if self.period_end == NEVER {
                 self.pool_ns = self.quota_ns;
-                self.period_end = Ns(now.0 + PERIOD.0);
+                self.period_end = Ns(now.0 + self.period.0);
             }
             self.used = true;
             let taken = (SLICE_NS - self.parts[cpu]).min(self.pool_ns);
@@ -73,7 +77,7 @@ impl Bandwidth {
         self.parts[cpu].max(0).cast_unsigned()
     }
 
-    /// The VM has no runnable vCPU on a CPU any more.
+    /// The group has no runnable vCPU on a CPU any more.
     pub fn leave(&mut self, cpu: usize, now: Ns) {
         let rest = self.parts[cpu] - KEPT_NS;
         if rest <= 0 {
@@ -97,7 +101,7 @@ impl Bandwidth {
                 self.period_end = NEVER;
                 return;
             }
-            self.period_end = Ns(now.0 + PERIOD.0);
+            self.period_end = Ns(now.0 + self.period.0);
             self.pool_ns = self.quota_ns;
             self.used = false;
         }

@@ -89,6 +89,8 @@ struct Vcpu {
 struct Domain {
     weight: u32,
     cap_percent: Option<u32>,
+    /// A cap below that which somebody set for now.
+    cap_now_percent: Option<u32>,
     vcpus: Vec<usize>,
     active: u32,
 }
@@ -178,6 +180,11 @@ impl Credit {
     #[cfg(test)]
     pub fn set_preferred(&mut self, task: usize, preferred: Vec<bool>) {
         self.vcpus[task].preferred = Some(preferred);
+    }
+
+    /// Caps a VM, in percent of one CPU, besides the cap that it has; or no longer.
+    pub fn set_cap(&mut self, vm: usize, cap_percent: Option<u32>) {
+        self.domains[vm + 1].cap_now_percent = cap_percent;
     }
 
     /// Whether a vCPU prefers some of the CPUs that it may run on to others.
@@ -458,7 +465,8 @@ impl Credit {
         for at in 0..self.order.len() {
             let number = self.order[at];
             let domain = &self.domains[number];
-            let (active, cap_percent) = (i64::from(domain.active), domain.cap_percent);
+            let caps = domain.cap_percent.into_iter().chain(domain.cap_now_percent);
+            let (active, cap_percent) = (i64::from(domain.active), caps.min());
             let weight = i64::from(domain.weight) * active;
             weight_left -= weight;
             let mut peak = active * CREDITS_PER_SLICE;
@@ -563,6 +571,7 @@ impl Discipline for Credit {
         self.domains.push(Domain {
             weight,
             cap_percent,
+            cap_now_percent: None,
             vcpus: Vec::new(),
             active: 0,
         });

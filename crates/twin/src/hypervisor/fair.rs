@@ -14,8 +14,8 @@
 //! - A new task goes to the least loaded node, core and CPU (`find_idlest_group`); of equal ones chance decides.
 //! - Hard affinity is obeyed everywhere.
 //! - A VM is a task group, as libvirt makes it: `cpu.shares` are 4 times its weight (256 is 1024), divided among its
-//!   runnable vCPUs, and virtual time passes faster for lighter tasks. A cap is a quota ([`super::bandwidth`]). The
-//!   host's daemons weigh 1024 each.
+//!   runnable vCPUs, and virtual time passes faster for lighter tasks. A cap is a quota of the VM's, and each vCPU may
+//!   have one of its own ([`super::bandwidth`]); both hold. The host's daemons weigh 1024 each.
 //!
 //! Shares hold exactly among the tasks of one CPU. Between CPUs they hold as far as balancing evens out loads, see
 //! [`super::balance`].
@@ -30,7 +30,7 @@
 use homenode_units::Ns;
 
 use super::balance::{Domains, TICK};
-use super::bandwidth::Bandwidth;
+use super::bandwidth::{self, Bandwidth};
 use super::queues::{Queues, Run};
 use super::scheduler::{Discipline, NEVER};
 use crate::chance::Chance;
@@ -52,8 +52,15 @@ pub(super) const NICE_0_LOAD: u64 = SHARES_USUAL * WEIGHT_UNIT;
 struct Group {
     shares: u64,
     bandwidth: Option<Bandwidth>,
-    /// vCPUs that the limit keeps from running.
+    /// vCPUs that a limit keeps from running, the VM's or their own.
     throttled: Vec<usize>,
+}
+
+/// Whose limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limited {
+    Vm(usize),
+    Vcpu(usize),
 }
 
 /// The tree of a CPU.
@@ -63,8 +70,8 @@ pub(super) struct Tree {
     /// When the present slice began.
     slice_start: Ns,
     idle_since: Ns,
-    /// VM whose vCPU ran last.
-    last_vm: Option<usize>,
+    /// Task that ran last.
+    last: Option<usize>,
     /// Average length of idle periods: short ones are not worth pulling work for.
     pub idle_ns: u64,
 }
@@ -75,10 +82,12 @@ pub(crate) struct Fair {
     /// Virtual runtime of each task.
     vruntimes: Vec<i64>,
     vms: Vec<Group>,
+    /// Limit of each task's own.
+    quotas: Vec<Option<Bandwidth>>,
     pub(super) trees: Vec<Tree>,
     /// When each CPU's slice ends; never, where nobody waits.
     slice_ends: Vec<Ns>,
-    /// When each CPU's task must ask its VM's limit for more time; never, where there is no limit.
+    /// When each CPU's task must ask its limits for more time; never, where there are none.
     grant_ends: Vec<Ns>,
     pub(super) domains: Domains,
     latency: u64,
@@ -95,12 +104,13 @@ impl Fair {
             min_vruntime: 0,
             slice_start: Ns::ZERO,
             idle_since: Ns::ZERO,
-            last_vm: None,
+            last: None,
             idle_ns: 2 * MIGRATION_COST,
         };
         Fair {
             vruntimes: Vec::new(),
             vms: Vec::new(),
+            quotas: Vec::new(),
             trees: vec![tree; cpus],
             slice_ends: vec![NEVER; cpus],
             grant_ends: vec![NEVER; cpus],
@@ -142,15 +152,54 @@ impl Fair {
         (ns * NICE_0_LOAD / weight).cast_signed()
     }
 
-    fn bandwidth(&mut self, queues: &Queues, task: usize) -> Option<&mut Bandwidth> {
-        self.vms[queues.tasks[task].vm?].bandwidth.as_mut()
+    /// Whose limits hold a task: its own, and its VM's.
+    fn limited_by(queues: &Queues, task: usize) -> impl Iterator<Item = Limited> + use<> {
+        let vm = queues.tasks[task].vm.map(Limited::Vm);
+        std::iter::once(Limited::Vcpu(task)).chain(vm)
     }
 
-    /// Whether a task's VM has used up its limit on a CPU.
+    fn limit(&self, of: Limited) -> Option<&Bandwidth> {
+        match of {
+            Limited::Vm(vm) => self.vms[vm].bandwidth.as_ref(),
+            Limited::Vcpu(task) => self.quotas[task].as_ref(),
+        }
+    }
+
+    fn limit_mut(&mut self, of: Limited) -> Option<&mut Bandwidth> {
+        match of {
+            Limited::Vm(vm) => self.vms[vm].bandwidth.as_mut(),
+            Limited::Vcpu(task) => self.quotas[task].as_mut(),
+        }
+    }
+
+    /// Whether a limit of a task is used up on a CPU.
     pub(super) fn throttled(&self, queues: &Queues, task: usize, cpu: usize) -> bool {
-        let vm = queues.tasks[task].vm;
-        let bandwidth = vm.and_then(|vm| self.vms[vm].bandwidth.as_ref());
-        bandwidth.is_some_and(|bandwidth| bandwidth.throttled(cpu))
+        let used_up = |of| self.limit(of).is_some_and(|limit| limit.throttled(cpu));
+        Fair::limited_by(queues, task).any(used_up)
+    }
+
+    /// Until when the limits of a task let it run on a CPU, asking them for time; `None` throttles it there.
+    fn grant(&mut self, queues: &Queues, task: usize, cpu: usize, now: Ns) -> Option<Ns> {
+        let mut until = NEVER;
+        for of in Fair::limited_by(queues, task) {
+            if let Some(limit) = self.limit_mut(of) {
+                until = until.min(Ns(now.0 + limit.grant(cpu, now)));
+            }
+        }
+        (until > now).then_some(until)
+    }
+
+    /// Holds a vCPU to so much time per period from now on, or no longer.
+    pub fn set_quota(&mut self, queues: &mut Queues, task: usize, quota: Option<(Ns, Ns)>, now: Ns) {
+        let cpu = queues.tasks[task].cpu;
+        self.settle(queues, cpu, now);
+        self.quotas[task] = quota.map(|(run, period)| Bandwidth::new(run, period, self.trees.len()));
+        if queues.current(cpu) == Some(task) {
+            self.grant_over(queues, cpu, now);
+        }
+        if let Some(vm) = queues.tasks[task].vm {
+            self.release(queues, vm, now);
+        }
     }
 
     /// A sleeping task becomes runnable on its CPU, and runs at once if it may.
@@ -164,7 +213,7 @@ impl Fair {
         }
     }
 
-    /// A task that is on no queue stays off until its VM's limit allows it.
+    /// A task that is on no queue stays off until its limits allow it.
     fn throttle(&mut self, queues: &mut Queues, task: usize, now: Ns) {
         if let Some(vm) = queues.tasks[task].vm {
             queues.throttle(task, now);
@@ -172,28 +221,24 @@ impl Fair {
         }
     }
 
-    /// Throttles the tasks of a VM that wait for a CPU.
+    /// Throttles the tasks of a VM that wait for a CPU on which their limits are used up.
     fn throttle_waiting(&mut self, queues: &mut Queues, vm: Option<usize>, cpu: usize, now: Ns) {
-        let own = |queues: &Queues| {
+        let used_up = |fair: &Fair, queues: &Queues| {
             let mut waiting = queues.waiting(cpu).iter().copied();
-            waiting.find(|task| queues.tasks[*task].vm == vm)
+            waiting.find(|task| queues.tasks[*task].vm == vm && fair.throttled(queues, *task, cpu))
         };
-        while let Some(task) = own(queues) {
+        while let Some(task) = used_up(self, queues) {
             queues.dequeue(task, now);
             self.throttle(queues, task, now);
         }
     }
 
-    /// The current task of a CPU has used what it was granted: it gets more, or its VM is throttled here.
+    /// The current task of a CPU has used what it was granted: it gets more, or it is throttled here.
     fn grant_over(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
         self.settle(queues, cpu, now);
         let Some(task) = queues.current(cpu) else { return };
-        let Some(bandwidth) = self.bandwidth(queues, task) else {
-            return;
-        };
-        let granted = bandwidth.grant(cpu, now);
-        if granted > 0 {
-            self.grant_ends[cpu] = Ns(now.0 + granted);
+        if let Some(until) = self.grant(queues, task, cpu, now) {
+            self.grant_ends[cpu] = until;
             return;
         }
         queues.take_off(cpu);
@@ -202,12 +247,23 @@ impl Fair {
         self.pick(queues, cpu, now);
     }
 
-    /// A period begins, or time that was given back is dealt out: tasks on CPUs that may run again wait there.
-    fn replenish(&mut self, queues: &mut Queues, vm: usize, now: Ns) {
-        let Some(bandwidth) = self.vms[vm].bandwidth.as_mut() else {
+    /// A period begins, or time that was given back is dealt out.
+    fn replenish(&mut self, queues: &mut Queues, of: Limited, now: Ns) {
+        let Some(limit) = self.limit_mut(of) else {
             return;
         };
-        bandwidth.handle_event(now);
+        limit.handle_event(now);
+        let vm = match of {
+            Limited::Vm(vm) => Some(vm),
+            Limited::Vcpu(task) => queues.tasks[task].vm,
+        };
+        if let Some(vm) = vm {
+            self.release(queues, vm, now);
+        }
+    }
+
+    /// Throttled tasks of a VM on CPUs where they may run again wait there.
+    fn release(&mut self, queues: &mut Queues, vm: usize, now: Ns) {
         let mut at = 0;
         while at < self.vms[vm].throttled.len() {
             let task = self.vms[vm].throttled[at];
@@ -231,33 +287,40 @@ impl Fair {
         self.vruntimes[task] = self.vruntimes[task].max(floor);
     }
 
-    /// The waiting task that should run next on a CPU, and until when its VM's limit lets it. Throttles the VMs that have
-    /// used up theirs.
+    /// The waiting task that should run next on a CPU, and until when its limits let it. Throttles those that have used up
+    /// theirs.
     fn next_task(&mut self, queues: &mut Queues, cpu: usize, now: Ns) -> Option<(usize, Ns)> {
         loop {
             let waiting = queues.waiting(cpu).iter().copied();
             let task = waiting.min_by_key(|task| (self.vruntimes[*task], *task))?;
-            let Some(bandwidth) = self.bandwidth(queues, task) else {
-                return Some((task, NEVER));
-            };
-            let granted = bandwidth.grant(cpu, now);
-            if granted > 0 {
-                return Some((task, Ns(now.0 + granted)));
+            if let Some(until) = self.grant(queues, task, cpu, now) {
+                return Some((task, until));
             }
             self.throttle_waiting(queues, queues.tasks[task].vm, cpu, now);
         }
     }
 
-    /// Gives back what a CPU has of a VM's limit that has no runnable task there any more.
+    /// Gives back what a CPU has of limits of which no runnable task is left there.
     fn give_back(&mut self, queues: &Queues, cpu: usize, now: Ns) {
-        let Some(vm) = self.trees[cpu].last_vm.take() else {
+        let Some(last) = self.trees[cpu].last.take() else {
             return;
         };
-        let mut tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
-        if tasks.any(|task| queues.tasks[task].vm == Some(vm)) {
-            self.trees[cpu].last_vm = Some(vm);
-        } else if let Some(bandwidth) = &mut self.vms[vm].bandwidth {
-            bandwidth.leave(cpu, now);
+        let vm = queues.tasks[last].vm;
+        let here = |found: &dyn Fn(usize) -> bool| {
+            let mut tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
+            tasks.any(found)
+        };
+        if here(&|task| task == last) {
+            self.trees[cpu].last = Some(last);
+            return;
+        }
+        if let Some(quota) = &mut self.quotas[last] {
+            quota.leave(cpu, now);
+        }
+        if here(&|task| queues.tasks[task].vm == vm) {
+            self.trees[cpu].last = Some(last);
+        } else if let Some(limit) = vm.and_then(|vm| self.vms[vm].bandwidth.as_mut()) {
+            limit.leave(cpu, now);
         }
     }
 
@@ -351,19 +414,25 @@ impl Discipline for Fair {
     fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) {
         self.vms.push(Group {
             shares: (u64::from(weight) * SHARES_USUAL / 256).max(SHARES_MIN),
-            bandwidth: cap_percent.map(|percent| Bandwidth::new(percent, self.trees.len())),
+            bandwidth: cap_percent.map(|percent| {
+                let quota = Ns(bandwidth::PERIOD.0 / 100 * u64::from(percent));
+                Bandwidth::new(quota, bandwidth::PERIOD, self.trees.len())
+            }),
             throttled: Vec::new(),
         });
     }
 
     fn added(&mut self, _vm: Option<usize>) {
         self.vruntimes.push(0);
+        self.quotas.push(None);
     }
 
     fn charge(&mut self, queues: &Queues, cpu: usize, task: usize, ns: u64) {
         self.vruntimes[task] += Fair::virtual_ns(ns, self.weight(queues, task));
-        if let Some(bandwidth) = self.bandwidth(queues, task) {
-            bandwidth.charge(cpu, ns);
+        for of in Fair::limited_by(queues, task) {
+            if let Some(limit) = self.limit_mut(of) {
+                limit.charge(cpu, ns);
+            }
         }
         let waiting = queues.waiting(cpu).iter().map(|task| self.vruntimes[*task]);
         let least = waiting.min().unwrap_or(i64::MAX).min(self.vruntimes[task]);
@@ -428,9 +497,7 @@ impl Discipline for Fair {
             tree.slice_start = now;
         }
         self.give_back(queues, cpu, now);
-        if let Some(task) = queues.current(cpu) {
-            self.trees[cpu].last_vm = queues.tasks[task].vm;
-        }
+        self.trees[cpu].last = queues.current(cpu).or(self.trees[cpu].last);
         self.set_slice_end(queues, cpu, now);
     }
 
@@ -459,7 +526,8 @@ impl Discipline for Fair {
 
     fn next_event(&self) -> Ns {
         let ends = self.slice_ends.iter().chain(&self.grant_ends).copied();
-        let limits = self.vms.iter().filter_map(|vm| vm.bandwidth.as_ref());
+        let of_vms = self.vms.iter().filter_map(|vm| vm.bandwidth.as_ref());
+        let limits = of_vms.chain(self.quotas.iter().flatten());
         let limits = limits.map(Bandwidth::next_event);
         ends.chain(limits)
             .min()
@@ -467,12 +535,12 @@ impl Discipline for Fair {
             .min(self.domains.next_tick())
     }
 
-    /// Periods of limits, by VM, then slices that are over, by CPU, then the balancing tick.
+    /// Periods of limits, by VM and by vCPU, then slices that are over, by CPU, then the balancing tick.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
-        for vm in 0..self.vms.len() {
-            let due = |bandwidth: &Bandwidth| bandwidth.next_event() <= now;
-            if self.vms[vm].bandwidth.as_ref().is_some_and(due) {
-                self.replenish(queues, vm, now);
+        let of_vms = (0..self.vms.len()).map(Limited::Vm);
+        for of in of_vms.chain((0..self.quotas.len()).map(Limited::Vcpu)) {
+            if self.limit(of).is_some_and(|limit| limit.next_event() <= now) {
+                self.replenish(queues, of, now);
             }
         }
         for cpu in 0..queues.cpus() {

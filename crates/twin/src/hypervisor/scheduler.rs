@@ -200,6 +200,26 @@ impl Scheduler {
         }
     }
 
+    /// Holds each of a VM's vCPUs to so much time of every period from now on, or no longer. Xen has no such limit: there
+    /// all of them together are capped at their sum, in whole percent of one CPU.
+    pub fn set_quota(&mut self, vcpus: std::ops::Range<usize>, quota: Option<(Ns, Ns)>, now: Ns) {
+        match &mut self.kind {
+            Kind::Fair(fair) => {
+                for task in vcpus {
+                    fair.set_quota(&mut self.queues, task, quota, now);
+                }
+            }
+            Kind::Credit(credit) => {
+                let count = vcpus.len() as u64;
+                let percent = |(run, period): (Ns, Ns)| (100 * count * run.0 / period.0).max(1);
+                let cap = quota.map(|quota| u32::try_from(percent(quota)).unwrap_or(u32::MAX));
+                if let Some(vm) = self.queues.tasks[vcpus.start].vm {
+                    credit.set_cap(vm, cap);
+                }
+            }
+        }
+    }
+
     /// When the next event is due that can change anything.
     pub fn next_event(&self) -> Ns {
         match &self.kind {

@@ -331,6 +331,53 @@ fn caps_hold() {
 }
 
 #[test]
+fn a_quota_set_while_vcpus_run_holds_each_of_them_until_it_is_lifted() {
+    let ms = Ns::from_millis;
+    for (run, period) in [(ms(3), ms(30)), (ms(1), ms(10)), (ms(20), ms(100))] {
+        for others in [0, 4] {
+            let mut driver = Driver::new(Hypervisor::Kvm, &topology(2, 2), 1);
+            let held = driver.vm(2560, Some(350), &hogs(3));
+            driver.vm(256, None, &hogs(others));
+            driver.run_for(1000);
+            let vcpus = held[0]..held[2] + 1;
+            let now = driver.now;
+            driver
+                .scheduler
+                .set_quota(vcpus.clone(), Some((run, period)), now);
+            driver.look();
+            driver.run_for(300);
+            let rates = driver.rates(&[&held[..1], &held[1..2], &held[2..]], 60_000);
+            for rate in rates {
+                let what = format!("{run} of {period}, {others} others");
+                assert_within(&what, rate, run.as_f64() / period.as_f64(), 0.02);
+            }
+            let now = driver.now;
+            driver.scheduler.set_quota(vcpus, None, now);
+            driver.look();
+            driver.run_for(1000);
+            let rates = driver.rates(&[&held], 60_000);
+            assert!(rates[0] > 2.9, "lifted, {others} others: {rates:?}");
+        }
+    }
+}
+
+#[test]
+fn xen_caps_a_vm_at_the_sum_of_its_vcpus_quotas() {
+    let mut driver = Driver::new(Hypervisor::Xen, &topology(2, 2), 1);
+    let held = driver.vm(256, Some(300), &hogs(2));
+    driver.run_for(1000);
+    let quota = Some((Ns::from_millis(3), Ns::from_millis(30)));
+    driver
+        .scheduler
+        .set_quota(held[0]..held[1] + 1, quota, driver.now);
+    driver.run_for(1000);
+    assert_within("capped", driver.rates(&[&held], 60_000)[0], 0.2, 0.01);
+    driver.scheduler.set_quota(held[0]..held[1] + 1, None, driver.now);
+    driver.run_for(1000);
+    assert_within("lifted", driver.rates(&[&held], 60_000)[0], 2.0, 0.01);
+}
+
+#[test]
 fn a_cap_that_is_not_reached_changes_nothing() {
     for hypervisor in BOTH {
         let mut driver = Driver::new(hypervisor, &topology(1, 2), 1);

@@ -1,0 +1,95 @@
+//! Limits on what a VM may use. Every limit carries a lease (DESIGN, section 2): it ends by itself unless it is said anew.
+
+use homenode_units::Ns;
+use serde::{Deserialize, Serialize};
+
+use crate::plan::Lever;
+
+/// How long each vCPU of a VM may run per period (libvirt's `vcpu_quota` and `vcpu_period`, a cgroup's `cpu.max`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CpuQuota {
+    /// Time that a vCPU may run in each period.
+    pub run_ns: Ns,
+    /// Length of a period.
+    pub period_ns: Ns,
+}
+
+/// What a policy holds a VM to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limit {
+    /// CPU time of each vCPU.
+    CpuQuota(CpuQuota),
+}
+
+impl CpuQuota {
+    /// The least that the kernel grants and takes as a period (`min_cfs_quota_period`).
+    pub const MIN: Ns = Ns::from_millis(1);
+    /// The longest period that the kernel takes (`max_cfs_quota_period`).
+    pub const PERIOD_MAX: Ns = Ns::from_secs(1);
+
+    /// So much of every period, rounded to a microsecond, but not less than the kernel grants.
+    pub fn of(share: f64, period: Ns) -> CpuQuota {
+        let run_us = (share.max(0.0) * period.as_f64() / 1000.0).round() as u64;
+        CpuQuota {
+            run_ns: Ns(run_us.saturating_mul(1000)).max(CpuQuota::MIN),
+            period_ns: period,
+        }
+    }
+
+    /// Share of one CPU that each vCPU gets; 1 and above limits nothing.
+    pub fn share(self) -> f64 {
+        self.run_ns.as_f64() / self.period_ns.as_f64()
+    }
+
+    /// Whether a kernel takes it.
+    pub fn is_possible(self) -> bool {
+        self.run_ns >= CpuQuota::MIN && (CpuQuota::MIN..=CpuQuota::PERIOD_MAX).contains(&self.period_ns)
+    }
+}
+
+impl std::fmt::Display for CpuQuota {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of every {}", self.run_ns, self.period_ns)
+    }
+}
+
+impl Limit {
+    /// What it is set with.
+    pub fn lever(self) -> Lever {
+        match self {
+            Limit::CpuQuota(_) => Lever::CpuQuota,
+        }
+    }
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Limit::CpuQuota(quota) => write!(f, "{quota} per vCPU"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quota_is_rounded_and_never_below_the_floor() {
+        let slice = Ns::from_millis(30);
+        let quota = CpuQuota::of(0.25, slice);
+        assert_eq!((quota.run_ns, quota.share()), (Ns(7_500_000), 0.25));
+        assert_eq!(CpuQuota::of(0.333_333_3, slice).run_ns, Ns(10_000_000));
+        for tiny in [0.001, 0.0, -1.0, f64::NAN] {
+            assert_eq!(CpuQuota::of(tiny, slice).run_ns, CpuQuota::MIN);
+        }
+        assert!(quota.is_possible());
+        let seconds = CpuQuota {
+            period_ns: Ns::from_secs(2),
+            ..quota
+        };
+        assert!(!seconds.is_possible());
+        assert_eq!(quota.to_string(), "7500us of every 30ms");
+    }
+}
