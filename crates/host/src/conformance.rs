@@ -3,9 +3,9 @@
 //!
 //! Not verified here: that a policy's decisions are wise, and anything about timing but that a quota holds.
 
-use homenode_units::{NodeSet, Ns, Pages, VmId};
+use homenode_units::{NodeSet, Ns, Pages, Permit, VmId};
 
-use crate::{Action, CpuQuota, Host, Lever, Limit, Outcome, Plan, Refusal, Sample, Version};
+use crate::{Action, ActionError, CpuQuota, Host, Lever, Limit, Outcome, Plan, Refusal, Sample, Version};
 
 /// One check: a name, and a function that says what was expected and what was seen when it fails.
 pub struct Check {
@@ -59,6 +59,10 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "a quota below the floor, a limit without a lease and a limit of nobody are refused",
         run: impossible_limits_are_refused,
+    },
+    Check {
+        name: "a permit is kept with the VM until it is taken back",
+        run: permit_is_kept,
     },
 ];
 
@@ -442,4 +446,23 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
     expect(quotas(&after, vm) == quotas(&before, vm), || {
         "part of a refused plan was carried out".into()
     })
+}
+
+fn permit_is_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let booked =
+        |host: &mut dyn Host| Ok::<_, String>(sample(host)?.vm(vm).and_then(|vm| vm.settings.permit));
+    let before = sample(host)?.version;
+    let permit = Permit::pollution(250_000).map_err(|e| e.to_string())?;
+    for wanted in [Some(permit), None] {
+        host.set_permit(vm, wanted).map_err(|e| e.to_string())?;
+        let seen = booked(host)?;
+        expect(seen == wanted, || format!("booked {wanted:?}, seen is {seen:?}"))?;
+    }
+    expect(sample(host)?.version > before, || {
+        "a permit left the version as it was".into()
+    })?;
+    match host.set_permit(VmId(vm.0 ^ 1), Some(permit)) {
+        Err(ActionError::VmGone { .. }) => Ok(()),
+        other => Err(format!("a permit for nobody got {other:?}")),
+    }
 }

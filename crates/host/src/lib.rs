@@ -29,7 +29,7 @@ pub use sample::{
 pub use view::{HandsOff, View, VmView};
 
 use homenode_machine::Machine;
-use homenode_units::Ns;
+use homenode_units::{Ns, Permit, VmId};
 
 /// A host that runs VMs: the twin, or a real one.
 pub trait Host {
@@ -51,6 +51,13 @@ pub trait Host {
     /// # Errors
     /// See [`Refusal`]. What goes wrong while acting is not a refusal: it is in the [`Receipt`].
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal>;
+
+    /// Has a VM book a permit from now on, or none: an operator's word, not a policy's. It lives with the VM as its other
+    /// settings do, and is in the next sample's.
+    ///
+    /// # Errors
+    /// When the VM is gone, or the host cannot keep it.
+    fn set_permit(&mut self, vm: VmId, permit: Option<Permit>) -> Result<(), ActionError>;
 }
 
 /// Why a host could not be read.

@@ -72,6 +72,8 @@ pub struct VcpuRates {
     /// Share of the period that it waited for a CPU though nothing forbade it to run, in [0, 1]: run-queue delay
     /// less throttled time.
     pub waiting: f64,
+    /// Share of the period that a CPU quota kept it from running, in [0, 1].
+    pub throttled: f64,
     /// LLC misses over references, where counted.
     pub llc_miss_rate: Option<f64>,
 }
@@ -205,6 +207,7 @@ impl VcpuRates {
             node: cur.cpu.and_then(|cpu| machine.node_of(cpu)),
             running: share(prev.running_ns, cur.running_ns, period)?,
             waiting: (waited.saturating_sub(throttled) as f64 / period.as_f64()).min(1.0),
+            throttled: (throttled as f64 / period.as_f64()).min(1.0),
             llc_miss_rate: counter_deltas(prev, cur)
                 .and_then(|(references, misses)| ratio(misses, references)),
         })

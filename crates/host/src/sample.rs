@@ -1,7 +1,7 @@
 //! What a host said at one moment. Counters are cumulative and never reset while a VM lives; what a host lacks
 //! is `None`. Nothing here is derived: that is what [`crate::Rates`] is for.
 
-use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
+use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::limit::CpuQuota;
@@ -189,6 +189,8 @@ pub struct VmSettings {
     pub cpus_allowed: Option<CpuSet>,
     /// vCPUs that the operator pinned by hand (`<vcpupin>`): the agent leaves them alone.
     pub pinned_vcpus: Vec<u16>,
+    /// What it booked: it is held to it.
+    pub permit: Option<Permit>,
     /// CPU quota of each vCPU that the operator set (`<cputune><quota>`): a limit of the agent's is lifted to it.
     pub quota: Option<CpuQuota>,
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! virsh metadata NAME https://homenode.dev/xmlns/vm/1 --key homenode --live --config \
-//!     --set "<vm manage='yes' home='0-1' bandwidth='2GB/s'/>"
+//!     --set "<vm manage='yes' home='0-1' bandwidth='2GB/s' permit='250k'/>"
 //! ```
 //!
 //! Every attribute is optional. A misspelt attribute or a malformed value makes the whole element invalid; then
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use homenode_host::{Management, VmSettings};
-use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, VmId};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Permit, VmId};
 
 use crate::read;
 use crate::xml::{self, Element, XmlError};
@@ -116,6 +116,32 @@ pub struct MetadataSettings {
     pub home: Option<NodeSet>,
     /// Memory bandwidth that it is declared to need.
     pub bandwidth: Option<homenode_units::BytesPerSec>,
+    /// What it booked.
+    pub permit: Option<Permit>,
+    /// The attributes as they are written.
+    attributes: Vec<(String, String)>,
+}
+
+impl MetadataSettings {
+    /// The element with another permit, or without one, and everything else as it is; `None` where nothing is left of it.
+    pub fn with_permit(&self, permit: Option<Permit>) -> Option<String> {
+        let others = self
+            .attributes
+            .iter()
+            .filter(|(name, _)| name != "permit")
+            .cloned();
+        let permit = permit.map(|permit| ("permit".to_owned(), permit.to_string()));
+        let attributes: Vec<_> = others.chain(permit).collect();
+        if attributes.is_empty() {
+            return None;
+        }
+        let written =
+            |(name, value): &(String, String)| format!(" {name}='{}'", quick_xml::escape::escape(value));
+        Some(format!(
+            "<vm{}/>",
+            attributes.iter().map(written).collect::<String>()
+        ))
+    }
 }
 
 impl Domain {
@@ -200,6 +226,7 @@ impl Domain {
             management: said.management,
             home: said.home,
             bandwidth: said.bandwidth,
+            permit: said.permit,
             cpus_allowed,
             pinned_vcpus,
             ..VmSettings::default()
@@ -380,14 +407,16 @@ fn settings(root: &Element) -> Result<MetadataSettings, String> {
                 settings.home = Some(nodes);
             }
             "bandwidth" => settings.bandwidth = Some(value.parse().map_err(|e| format!("bandwidth: {e}"))?),
-            name if name == "xmlns" || name.starts_with("xmlns:") => {}
+            "permit" => settings.permit = Some(value.parse().map_err(|e| format!("permit: {e}"))?),
+            name if name == "xmlns" || name.starts_with("xmlns:") => continue,
             other => {
                 let other: String = other.chars().take(40).collect();
                 return Err(format!(
-                    "unknown attribute `{other}`; there are manage, home, bandwidth"
+                    "unknown attribute `{other}`; there are manage, home, bandwidth, permit"
                 ));
             }
         }
+        settings.attributes.push((name.clone(), value.clone()));
     }
     Ok(settings)
 }
@@ -468,6 +497,35 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_permit_is_written_beside_the_other_settings() {
+        let permit: Permit = "250k".parse().unwrap();
+        let said = Domain::parse(LIVE).unwrap().settings.unwrap();
+        assert_eq!(said.permit, None);
+        let booked = said.with_permit(Some(permit)).unwrap();
+        assert_eq!(
+            booked,
+            "<vm manage='yes' home='0-1' bandwidth='2GB/s' permit='250k'/>"
+        );
+        let element = "<homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' ";
+        let live = LIVE.replace(element, &format!("{element}permit='250k' "));
+        let said = Domain::parse(&live).unwrap().settings.unwrap();
+        assert_eq!(said.permit, Some(permit));
+        assert_eq!(
+            said.with_permit(None).unwrap(),
+            "<vm manage='yes' home='0-1' bandwidth='2GB/s'/>"
+        );
+        let other = "500MB/s".parse().unwrap();
+        assert!(
+            said.with_permit(Some(other))
+                .unwrap()
+                .ends_with(" permit='500MB/s'/>")
+        );
+        let nothing = MetadataSettings::default();
+        assert_eq!(nothing.with_permit(None), None);
+        assert_eq!(nothing.with_permit(Some(permit)).unwrap(), "<vm permit='250k'/>");
+    }
+
+    #[test]
     fn malformed_metadata_means_watch_only() {
         for (good, bad) in [
             ("manage='yes'", "manage='perhaps'"),
@@ -475,6 +533,7 @@ pub(crate) mod tests {
             ("home='0-1'", "home=''"),
             ("bandwidth='2GB/s'", "bandwidth='fast'"),
             ("bandwidth=", "bandwith="),
+            ("bandwidth='2GB/s'", "permit='0'"),
         ] {
             let domain = Domain::parse(&LIVE.replace(good, bad)).unwrap();
             let why = domain.settings.clone().unwrap_err();

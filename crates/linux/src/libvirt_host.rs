@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use homenode_host::{
-    CpuQuota, CpuSample, Host, HostError, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Version,
-    VmSettings,
+    ActionError, CpuQuota, CpuSample, Host, HostError, NodeSample, Outcome, Plan, Receipt, Refusal, Sample,
+    Version, VmSettings,
 };
 use homenode_machine::Machine;
-use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, Permit, VmId};
 
 use crate::cgroup::Hierarchy;
 use crate::journal::{self, Journal, JournalError, Lock, Record, Undo};
@@ -451,6 +451,31 @@ impl Host for LibvirtHost {
             version: self.last.version,
             outcomes,
         })
+    }
+
+    fn set_permit(&mut self, vm: VmId, permit: Option<Permit>) -> Result<(), ActionError> {
+        let Some(known) = self.vms.get(&vm) else {
+            return Err(ActionError::VmGone { name: vm.to_string() });
+        };
+        let name = known.run.name.clone();
+        let failed = |cause: String| ActionError::Host {
+            name: name.clone(),
+            what: "booking a permit".into(),
+            cause,
+        };
+        if self.acts.is_none() {
+            return Err(failed(
+                "this agent runs with --dry-run and touches nothing".into(),
+            ));
+        }
+        let element = match &known.domain.settings {
+            Ok(said) => said.with_permit(permit),
+            Err(why) => return Err(failed(format!("its homenode metadata is wrong: {why}"))),
+        };
+        let handle = known.handle.clone();
+        self.libvirt
+            .set_metadata(&handle, element.as_deref())
+            .map_err(|e| failed(e.cause().to_owned()))
     }
 }
 

@@ -5,7 +5,7 @@ use homenode_host::{
     Outcome, Plan, Receipt, Refusal, Sample, VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
-use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages};
+use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
 
 use crate::Twin;
 use crate::engine::Engine;
@@ -39,16 +39,23 @@ impl Host for Twin {
             outcomes,
         })
     }
+
+    fn set_permit(&mut self, vm: VmId, permit: Option<Permit>) -> Result<(), ActionError> {
+        let at = self.position(vm).filter(|at| self.engine.vms[*at].present());
+        let at = at.ok_or_else(|| ActionError::VmGone { name: vm.to_string() })?;
+        self.settings[at].permit = permit;
+        self.engine.version += 1;
+        Ok(())
+    }
 }
 
 impl Twin {
+    fn position(&self, vm: VmId) -> Option<usize> {
+        self.engine.vms.iter().position(|known| known.id == vm)
+    }
+
     fn act(&mut self, action: &Action) -> Outcome {
-        let at = self
-            .engine
-            .vms
-            .iter()
-            .position(|vm| vm.id == action.vm())
-            .expect("checked with the plan");
+        let at = self.position(action.vm()).expect("checked with the plan");
         if !self.engine.vms[at].present() {
             return Outcome::Failed(ActionError::VmGone {
                 name: self.engine.vms[at].name.clone(),

@@ -8,6 +8,7 @@ use virt::sys;
 
 use super::ConnectError;
 use crate::cgroup::QUOTA_MAX_US;
+use crate::domain::NAMESPACE;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +117,20 @@ impl Libvirt {
         };
         domain
             .set_numa_parameters(params, self.live)
+            .map_err(|e| self.sort(&e))
+    }
+
+    /// Replaces the domain's metadata element, or takes it away; for good where the domain is defined.
+    pub fn set_metadata(&mut self, domain: &Domain, element: Option<&str>) -> Result<(), CallError> {
+        let defined = match domain.is_persistent() {
+            Ok(true) => sys::VIR_DOMAIN_AFFECT_CONFIG,
+            Ok(false) => 0,
+            Err(error) => return Err(self.sort(&error)),
+        };
+        let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
+        let flags = sys::VIR_DOMAIN_AFFECT_LIVE | defined;
+        domain
+            .set_metadata(kind, element, Some("homenode"), Some(NAMESPACE), flags)
             .map_err(|e| self.sort(&e))
     }
 

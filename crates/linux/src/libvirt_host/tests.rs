@@ -1,7 +1,7 @@
 //! With libvirt's in-process test driver and a handmade `/proc`. The driver remembers pins; nobody applies them
 //! to the handmade threads, which is just what a host that does not do as asked looks like.
 
-use homenode_host::{Action, ActionError, Lever, Limit, Management};
+use homenode_host::{Action, Lever, Limit, Management};
 use homenode_units::NodeId;
 use homenode_units::Pages;
 
@@ -505,4 +505,41 @@ fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
         "{outcome:?}"
     );
     assert_eq!(cpu_max(&tree)[1], "9000 10000");
+}
+
+#[test]
+fn a_permit_lives_in_the_metadata_beside_what_the_operator_wrote() {
+    let tree = host(&format!(
+        "<metadata><h:vm xmlns:h='{}' home='1'/></metadata>",
+        crate::domain::NAMESPACE
+    ));
+    let mut host = connect(&tree, Acting::Live);
+    let before = host.sample().unwrap();
+    let permit = Permit::pollution(250_000).unwrap();
+    host.set_permit(vm(), Some(permit)).unwrap();
+    let booked = host.sample().unwrap();
+    assert!(booked.version > before.version);
+    let settings = &booked.vms[0].settings;
+    assert_eq!(
+        (settings.permit, settings.home.clone()),
+        (Some(permit), Some(NodeSet::one(NodeId(1))))
+    );
+    host.set_permit(vm(), None).unwrap();
+    let settings = host.sample().unwrap().vms[0].settings.clone();
+    assert_eq!(settings, before.vms[0].settings);
+    let nobody = host.set_permit(VmId(1), Some(permit));
+    assert!(matches!(nobody, Err(ActionError::VmGone { .. })), "{nobody:?}");
+    drop(host);
+    let refused = |tree: &Tree, acting| {
+        let mut host = connect(tree, acting);
+        host.sample().unwrap();
+        match host.set_permit(vm(), Some(permit)) {
+            Err(ActionError::Host { cause, .. }) => cause,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(refused(&tree, Acting::DryRun).contains("--dry-run"));
+    let wrong = std::fs::read_to_string(tree.root().join("node.xml")).unwrap();
+    tree.write("node.xml", &wrong.replace("home='1'", "hoem='1'"));
+    assert!(refused(&tree, Acting::Live).contains("hoem"));
 }

@@ -48,11 +48,13 @@
 
 pub mod ledger;
 pub mod meter;
+pub mod plan;
 pub mod suggest;
 
 pub use homenode_units::{Permit, PermitError, Resource};
 pub use ledger::{Account, Ledger, Standing, Terms};
 pub use meter::{Indicator, Meter, Pollution, Unmetered, Watched};
+pub use plan::{Config, State, Usage, plan};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "permits";

@@ -1,0 +1,523 @@
+//! Holding live VMs to their permits: each period of the agent the ledger is settled, and a CPU quota set, changed or lifted.
+//!
+//! # Problem
+//! The seed's scheduler looks every tick and stops a VM that is OVER. An agent looks once a second, 33 slices later: stopping
+//! and starting VMs at that pace would stall guests for seconds. So it holds a VM to the share of its CPUs with which it
+//! keeps its permit.
+//!
+//! # Terms
+//! - *Intensity*: pollution per time run. A quota hardly changes it (equation 3.1), so pollution follows time run.
+//! - *Demand* of a vCPU: share of the period that it ran, waited, or was kept from running by a quota.
+//! - *Budget*: CPUs' worth of time that the permit pays for: what it earns per time, plus what the account holds or less what it
+//!   owes spread over [`Config::repay`], divided by the intensity.
+//!
+//! # Algorithm
+//! Of each VM with a permit, each period:
+//! 1. Meter it, and settle its account ([`super::ledger`]).
+//! 2. Deal the budget out to its vCPUs, nobody more than his demand: the level to which the highest are cut is the share of a
+//!    CPU that each may use. A budget above all demands needs none.
+//! 3. A VM that is OVER is held to that share, by a quota over one slice, and at least to [`Config::share_min`].
+//! 4. A VM that is held stays so while it would break its permit otherwise. Once it is UNDER and its budget is a tenth above its
+//!    demands for [`CALM_EPOCHS`] periods, it is let go. A share that changes by less than a twentieth is left as it is.
+//! 5. Every quota carries a lease and is renewed each period.
+//!
+//! # Properties (tests of the same name)
+//! - `a_polluter_is_held_to_its_permit_on_average`
+//! - `a_vm_within_its_permit_is_never_touched`
+//! - `a_vm_that_turns_quiet_is_let_go_and_not_before`
+//! - `what_is_not_metered_is_said_once_and_nobody_is_held`
+//! - `one_unreadable_period_keeps_what_is_in_force`
+//! - `a_vm_that_vanishes_while_over_leaves_nothing_behind`
+//! - `a_clock_that_jumps_changes_nothing_in_force`
+//! - `a_restarted_agent_goes_on_with_the_quota_in_force`
+//! - `an_operators_lower_quota_is_enough`
+//! - `the_level_cuts_the_highest_demands_to_the_budget`
+//!
+//! # Departures from the source, and why
+//! - A VM that is OVER is slowed and not stopped: a guest without any processor time for seconds loses its timers and its peers.
+//! - It may run below its permit for a while before it is OVER for the first time: a period is as fast as this can see.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use homenode_host::{Action, CpuQuota, Lever, Limit, Plan, VcpuSample, View, VmView};
+use homenode_machine::Machine;
+use homenode_units::{Ns, Permit, Resource, VmId};
+use serde::{Deserialize, Serialize};
+
+use super::POLICY;
+use super::ledger::{Account, Ledger, Standing, Terms};
+use super::meter::{Indicator, Meter, Pollution, Reading, Unmetered, Watched};
+
+/// Periods that a held VM must be well within its permit before it is let go.
+pub const CALM_EPOCHS: u32 = 3;
+/// Periods without a reading after which nobody is held any more.
+pub const BLIND_EPOCHS_MAX: u32 = 3;
+/// What a VM must have to spare to be let go, and what a new share must differ by, of what there is.
+const SPARE: f64 = 0.1;
+const CHANGE_MIN: f64 = 0.05;
+/// Periods whose pollution is remembered of each VM, for suggestions.
+const RECENT_MAX: usize = 600;
+/// Bytes that an LLC miss moves where the machine does not say.
+const LINE_BYTES: u32 = 64;
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// What stands for pollution.
+    pub indicator: Indicator,
+    /// Which vCPUs are metered.
+    pub watched: Watched,
+    /// What bounds accounts.
+    pub terms: Terms,
+    /// Time in which a debt is to be repaid.
+    #[serde(with = "homenode_units::text")]
+    pub repay: Ns,
+    /// Least share of a CPU that a vCPU keeps, in (0, 1].
+    pub share_min: f64,
+    /// How long a quota outlasts the last period in which it was wanted.
+    #[serde(with = "homenode_units::text")]
+    pub lease: Ns,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            indicator: Indicator::default(),
+            watched: Watched::default(),
+            terms: Terms::default(),
+            repay: Ns::from_secs(3),
+            share_min: 0.05,
+            lease: Ns::from_secs(10),
+        }
+    }
+}
+
+/// What a VM used of what it booked over a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Units measured: LLC misses, or bytes.
+    pub used_units: u64,
+    /// Units that the permit allowed.
+    pub booked_units: u64,
+    /// Time it had the permit.
+    pub time_ns: Ns,
+    /// Of that, time without a reading.
+    pub unmetered_ns: Ns,
+}
+
+impl std::ops::AddAssign for Usage {
+    fn add_assign(&mut self, other: Usage) {
+        self.used_units = self.used_units.saturating_add(other.used_units);
+        self.booked_units = self.booked_units.saturating_add(other.booked_units);
+        self.time_ns = Ns(self.time_ns.0.saturating_add(other.time_ns.0));
+        self.unmetered_ns = Ns(self.unmetered_ns.0.saturating_add(other.unmetered_ns.0));
+    }
+}
+
+/// What the policy remembers between periods.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    ledger: Ledger,
+    vms: BTreeMap<VmId, Conduct>,
+    usage: BTreeMap<VmId, Usage>,
+    told: BTreeSet<(VmId, &'static str)>,
+}
+
+/// How one VM behaved.
+#[derive(Clone, Debug, Default)]
+pub struct Conduct {
+    readings: Vec<(u16, Reading)>,
+    /// Units caused per slice in the last period.
+    pub units_per_slice: Option<u64>,
+    /// Why the last period could not be metered, if it could not.
+    pub unmetered: Option<Unmetered>,
+    /// Units per millisecond run, when it last ran.
+    intensity: Option<f64>,
+    blind_epochs: u32,
+    calm_epochs: u32,
+    recent: VecDeque<u64>,
+}
+
+impl State {
+    /// Nothing is known yet.
+    pub fn new(config: &Config) -> State {
+        State {
+            ledger: Ledger::new(config.terms),
+            ..State::default()
+        }
+    }
+
+    /// The account of a VM, if it has a permit.
+    pub fn account(&self, vm: VmId) -> Option<&Account> {
+        self.ledger.account(vm)
+    }
+
+    /// How a VM behaved lately, with or without a permit.
+    pub fn conduct(&self, vm: VmId) -> Option<&Conduct> {
+        self.vms.get(&vm)
+    }
+
+    /// What was used and booked since this was last asked.
+    pub fn take_usage(&mut self) -> BTreeMap<VmId, Usage> {
+        std::mem::take(&mut self.usage)
+    }
+}
+
+impl Conduct {
+    /// Pollution per slice, averaged over each of the last periods, as it would have been without a quota; oldest first.
+    pub fn recent(&self) -> impl Iterator<Item = u64> + '_ {
+        self.recent.iter().copied()
+    }
+
+    /// Meters the time since the last readings, and keeps the new ones. `None` where there were none.
+    fn meter(&mut self, meter: &Meter, vcpus: &[VcpuSample]) -> Option<Result<Pollution, Unmetered>> {
+        let now = vcpus.iter().map(|vcpu| (vcpu.index, Reading::from(vcpu)));
+        let before = std::mem::replace(&mut self.readings, now.collect());
+        let pair = |(index, now): &(u16, Reading)| {
+            let (_, before) = before.iter().find(|(known, _)| known == index)?;
+            Some((*before, *now))
+        };
+        let pairs: Vec<_> = self.readings.iter().filter_map(pair).collect();
+        (!pairs.is_empty()).then(|| meter.pollution(pairs))
+    }
+}
+
+/// Settles all accounts and says which quotas to set, change, renew and lift.
+pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
+    let mut plan = Plan::new(view.version);
+    let runs = |vm: VmId| view.sample.vm(vm).is_some();
+    state.vms.retain(|vm, _| runs(*vm));
+    state.told.retain(|(vm, _)| runs(*vm));
+    let permit_of = |vm: VmId| view.sample.vm(vm).and_then(|vm| vm.settings.permit);
+    state.ledger.retain(|vm| permit_of(vm).is_some());
+    let mut metered: BTreeMap<VmId, Result<Pollution, Unmetered>> = BTreeMap::new();
+    for vm in &view.vms {
+        let id = vm.sample.id;
+        let meter = meter_for(vm.sample.settings.permit, config, view.machine);
+        let conduct = state.vms.entry(id).or_default();
+        let found = conduct.meter(&meter, &vm.sample.vcpus);
+        metered.extend(found.map(|found| (id, found)));
+        if let Some(permit) = vm.sample.settings.permit {
+            state.ledger.book(id, permit);
+        }
+    }
+    let scale = |vm: VmId, pollution: &Pollution| units_of(permit_of(vm), pollution.units, view.machine);
+    let before: BTreeMap<VmId, u64> = state
+        .ledger
+        .accounts()
+        .map(|(vm, account)| (vm, account.earned_units()))
+        .collect();
+    let units = |vm: VmId| Some(scale(vm, metered.get(&vm)?.as_ref().ok()?));
+    let period = state.ledger.settle(view.at, units);
+    for vm in &view.vms {
+        let id = vm.sample.id;
+        if let Some(period) = period {
+            let found = metered.get(&id).copied();
+            state.note(vm, period, units(id), found, before.get(&id).copied());
+        }
+        let action = match verdict(vm, period, config, state, &mut plan) {
+            Verdict::Leave => continue,
+            Verdict::Lift { why } => (lift(id), why),
+            Verdict::Hold { quota, why } => (hold(id, quota, config.lease), why),
+        };
+        plan.decide(POLICY, action.0, action.1);
+    }
+    plan
+}
+
+fn lift(vm: VmId) -> Action {
+    let lever = Lever::CpuQuota;
+    Action::Lift { vm, lever }
+}
+
+fn hold(vm: VmId, quota: CpuQuota, lease_ns: Ns) -> Action {
+    let limit = Limit::CpuQuota(quota);
+    Action::Limit { vm, limit, lease_ns }
+}
+
+/// A bandwidth permit counts the misses themselves, whatever stands for pollution. Where the clock is not known equation 3.1
+/// with the cycles of the time run is just that.
+fn meter_for(permit: Option<Permit>, config: &Config, machine: &Machine) -> Meter {
+    let clock_hz = machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
+    let counts_bytes = permit.is_some_and(|permit| permit.resource() == Resource::Bandwidth);
+    let indicator = match clock_hz {
+        Some(_) if !counts_bytes => config.indicator,
+        _ => Indicator::RawMisses,
+    };
+    Meter {
+        indicator,
+        watched: config.watched,
+        clock_khz: clock_hz.unwrap_or_default() / 1000,
+    }
+}
+
+/// Misses in the units of a permit.
+fn units_of(permit: Option<Permit>, misses: u64, machine: &Machine) -> u64 {
+    match permit.map(Permit::resource) {
+        Some(Resource::Bandwidth) => {
+            let line_bytes = machine.llcs.first().map_or(LINE_BYTES, |llc| llc.line_bytes);
+            misses.saturating_mul(u64::from(line_bytes))
+        }
+        Some(Resource::Pollution) | None => misses,
+    }
+}
+
+fn slices(time: Ns) -> f64 {
+    time.as_f64() / Permit::SLICE.as_f64()
+}
+
+/// Demand of each vCPU; whoever has no rates wants nothing.
+fn demands(vm: &VmView<'_>) -> Vec<f64> {
+    let vcpus = vm.rates.iter().flat_map(|rates| &rates.vcpus);
+    vcpus
+        .map(|vcpu| (vcpu.running + vcpu.waiting + vcpu.throttled).min(1.0))
+        .collect()
+}
+
+/// Time that a VM ran, as a share of the period; 1.5 is one and a half CPUs.
+fn ran(vm: &VmView<'_>) -> f64 {
+    vm.rates.map_or(0.0, |rates| rates.cpus_used)
+}
+
+impl State {
+    /// Remembers what a VM did in a period.
+    fn note(
+        &mut self,
+        vm: &VmView<'_>,
+        period: Ns,
+        units: Option<u64>,
+        found: Option<Result<Pollution, Unmetered>>,
+        earned_before: Option<u64>,
+    ) {
+        let id = vm.sample.id;
+        let conduct = self.vms.entry(id).or_default();
+        conduct.unmetered = found.and_then(Result::err);
+        conduct.units_per_slice = units.map(|units| (units as f64 / slices(period)).round() as u64);
+        if let Some(units) = units {
+            conduct.blind_epochs = 0;
+            let ran_ms = ran(vm) * period.as_f64() / 1e6;
+            if ran_ms > 0.0 {
+                conduct.intensity = Some(units as f64 / ran_ms);
+            }
+            let wanted_ms = demands(vm).iter().sum::<f64>() * slice_ms();
+            if conduct.recent.len() == RECENT_MAX {
+                conduct.recent.pop_front();
+            }
+            let without_quota = conduct.intensity.unwrap_or(0.0) * wanted_ms;
+            conduct.recent.push_back(without_quota.round() as u64);
+        } else {
+            conduct.blind_epochs = conduct.blind_epochs.saturating_add(1);
+        }
+        if let (Some(account), Some(before)) = (self.ledger.account(id), earned_before) {
+            *self.usage.entry(id).or_default() += Usage {
+                used_units: units.unwrap_or(0),
+                booked_units: account.earned_units().saturating_sub(before),
+                time_ns: period,
+                unmetered_ns: if units.is_some() { Ns::ZERO } else { period },
+            };
+        }
+    }
+
+    /// Says something of a VM once, until it is no longer so.
+    fn tell(
+        &mut self,
+        vm: &VmView<'_>,
+        what: &'static str,
+        message: impl FnOnce() -> String,
+        plan: &mut Plan,
+    ) {
+        if self.told.insert((vm.sample.id, what)) {
+            plan.find(POLICY, Some(vm.sample.id), message());
+        }
+    }
+}
+
+const UNMETERED: &str = "unmetered";
+const FLOOR: &str = "floor";
+
+/// What is to become of a VM's quota.
+enum Verdict {
+    Leave,
+    Lift { why: String },
+    Hold { quota: CpuQuota, why: String },
+}
+
+impl Verdict {
+    /// Lifts what is held.
+    fn lift(held: Option<CpuQuota>, why: impl FnOnce() -> String) -> Verdict {
+        match held {
+            Some(_) => Verdict::Lift { why: why() },
+            None => Verdict::Leave,
+        }
+    }
+}
+
+/// Steps 2 to 5 for one VM. There is no `period` where none could be judged.
+fn verdict(
+    vm: &VmView<'_>,
+    period: Option<Ns>,
+    config: &Config,
+    state: &mut State,
+    plan: &mut Plan,
+) -> Verdict {
+    let id = vm.sample.id;
+    if !vm.managed() || vm.quota_hands_off.is_some() {
+        return Verdict::Leave;
+    }
+    let held = in_force(vm);
+    let account = state.ledger.account(id).copied();
+    let (Some(permit), Some(account)) = (vm.sample.settings.permit, account) else {
+        state.told.retain(|(told, _)| *told != id);
+        return Verdict::lift(held, || "it has no permit any more".into());
+    };
+    if state.is_blind(vm, permit, plan) {
+        return Verdict::lift(held, || "its pollution cannot be measured".into());
+    }
+    let conduct = state.vms.entry(id).or_default();
+    let (Some(_), Some(intensity)) = (period, conduct.intensity) else {
+        return match held {
+            Some(quota) => Verdict::Hold {
+                quota,
+                why: format!("each vCPU may run {quota} until it is measured what it does"),
+            },
+            None => Verdict::Leave,
+        };
+    };
+    let demands = demands(vm);
+    let wanted = wanted_share(&account, intensity, &demands, config.repay, held);
+    let is_over = account.standing() == Standing::Over;
+    conduct.calm_epochs = if wanted.is_none() && !is_over {
+        conduct.calm_epochs.saturating_add(1)
+    } else {
+        0
+    };
+    let caused = per_slice(permit, conduct.units_per_slice.unwrap_or(0));
+    if conduct.calm_epochs >= CALM_EPOCHS {
+        return Verdict::lift(held, || {
+            format!("it keeps its permit of {permit} by itself: {caused}")
+        });
+    }
+    if held.is_none() && (!is_over || wanted.is_none()) {
+        return Verdict::Leave;
+    }
+    let share_min = CpuQuota::of(config.share_min, Permit::SLICE).share();
+    let share = wanted.unwrap_or(1.0).max(share_min);
+    if let Some(theirs) = vm.sample.settings.quota.filter(|theirs| theirs.share() <= share) {
+        return Verdict::lift(held, || format!("the operator's own quota, {theirs}, is enough"));
+    }
+    let least = intensity * slice_ms() * demands.iter().map(|demand| demand.min(share_min)).sum::<f64>();
+    state.tell_of_floor(vm, least > account.units_per_slice() as f64, permit, least, plan);
+    let quota = CpuQuota::of(share, Permit::SLICE);
+    let is_close = |held: &CpuQuota| (held.share() - quota.share()).abs() <= CHANGE_MIN * held.share();
+    let quota = held.filter(is_close).unwrap_or(quota);
+    let standing = if is_over { "OVER" } else { "UNDER" };
+    Verdict::Hold {
+        quota,
+        why: format!("{caused} against a permit of {permit}, {standing}: each vCPU may run {quota}"),
+    }
+}
+
+impl State {
+    /// Whether nothing is known of a VM's pollution, or not for too long; says so once.
+    fn is_blind(&mut self, vm: &VmView<'_>, permit: Permit, plan: &mut Plan) -> bool {
+        let Some(conduct) = self.vms.get(&vm.sample.id) else {
+            return false;
+        };
+        let (unmetered, blind_epochs) = (conduct.unmetered, conduct.blind_epochs);
+        let message = |why| {
+            let name = &vm.sample.name;
+            format!("VM {name} is not held to its permit of {permit}: {why}")
+        };
+        match unmetered {
+            Some(why @ (Unmetered::Missing | Unmetered::AllZero)) => {
+                self.tell(vm, UNMETERED, || message(why), plan);
+                true
+            }
+            Some(why) if blind_epochs > BLIND_EPOCHS_MAX => {
+                self.tell(vm, UNMETERED, || message(why), plan);
+                true
+            }
+            Some(_) => false,
+            None => {
+                self.told.remove(&(vm.sample.id, UNMETERED));
+                blind_epochs > BLIND_EPOCHS_MAX
+            }
+        }
+    }
+
+    /// Says once that even the least share of CPUs is too much, or forgets that it was said.
+    fn tell_of_floor(&mut self, vm: &VmView<'_>, is_so: bool, permit: Permit, least: f64, plan: &mut Plan) {
+        if !is_so {
+            self.told.remove(&(vm.sample.id, FLOOR));
+            return;
+        }
+        let message = || {
+            format!(
+                "VM {} breaks its permit of {permit} even at the least share of CPUs: {}; book more, or lower permits.share_min",
+                vm.sample.name,
+                per_slice(permit, least as u64)
+            )
+        };
+        self.tell(vm, FLOOR, message, plan);
+    }
+}
+
+fn slice_ms() -> f64 {
+    Permit::SLICE.as_f64() / 1e6
+}
+
+/// Pollution or traffic in words.
+fn per_slice(permit: Permit, units: u64) -> String {
+    match permit.resource() {
+        Resource::Pollution => format!("{units} LLC misses per slice"),
+        Resource::Bandwidth => format!("{:.0} MB/s", units as f64 * slices(Ns::from_secs(1)) / 1e6),
+    }
+}
+
+/// The quota of ours that is in force: what is not the operator's.
+fn in_force(vm: &VmView<'_>) -> Option<CpuQuota> {
+    let quota = vm.sample.vcpus.first().and_then(|vcpu| vcpu.quota);
+    quota.filter(|_| quota != vm.sample.settings.quota)
+}
+
+/// Share of a CPU for each vCPU with which a VM keeps its permit; `None` where it needs no limit, with something to spare if
+/// it is held now.
+fn wanted_share(
+    account: &Account,
+    intensity: f64,
+    demands: &[f64],
+    repay: Ns,
+    held: Option<CpuQuota>,
+) -> Option<f64> {
+    if intensity <= 0.0 {
+        return None;
+    }
+    let target = account.units_per_slice() as f64 + account.balance_units() as f64 / slices(repay).max(1.0);
+    let budget = (target / (intensity * slice_ms())).max(0.0);
+    let spare = if held.is_some() { SPARE } else { 0.0 };
+    level(demands, budget, (1.0 - spare) * budget)
+}
+
+/// The level to which the highest demands are cut so that all together use the budget; `None` where they use no more than
+/// `enough`.
+fn level(demands: &[f64], budget: f64, enough: f64) -> Option<f64> {
+    if demands.iter().sum::<f64>() <= enough {
+        return None;
+    }
+    let mut sorted = demands.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let mut left = budget;
+    for (at, demand) in sorted.iter().enumerate() {
+        let share = left / (sorted.len() - at) as f64;
+        if *demand >= share {
+            return Some(share);
+        }
+        left -= demand;
+    }
+    // All fit, but not with enough to spare: nobody is cut yet.
+    sorted.last().copied()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,456 @@
+use homenode_host::{Counters, Decision, HandsOff, Management, Rates, Sample, Version, VmSample, VmSettings};
+use homenode_units::{Bytes, NodeSet};
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{Scene, vm_id};
+
+const PERIOD: Ns = Ns::from_secs(1);
+const GHZ: u64 = 1_000_000_000;
+
+/// A VM on a host that does as it is told: it pollutes in proportion to the time that it runs.
+struct Host {
+    machine: Machine,
+    at: Ns,
+    vms: Vec<VmSample>,
+    before: Option<Sample>,
+    quota_hands_off: Option<HandsOff>,
+    /// Misses per millisecond run, and demand of each vCPU.
+    intensity: u64,
+    demand: f64,
+    config: Config,
+    state: State,
+}
+
+impl Host {
+    /// One VM with so many busy vCPUs and a permit.
+    fn new(vcpus: u16, intensity: u64, permit: &str) -> Host {
+        let vcpu = |index| VcpuSample {
+            index,
+            counters: Some(Counters::default()),
+            ..VcpuSample::default()
+        };
+        let vm = VmSample {
+            id: vm_id(1),
+            name: "vm1".into(),
+            vcpus: (0..vcpus).map(vcpu).collect(),
+            memory_bytes: Bytes::from_gib(1),
+            pages: None,
+            accesses: None,
+            immovable: None,
+            device_nodes: NodeSet::new(),
+            settings: VmSettings {
+                permit: Some(permit.parse().unwrap()),
+                ..VmSettings::default()
+            },
+        };
+        let config = Config::default();
+        Host {
+            machine: Scene::nodes(1, 8).machine,
+            at: Ns::from_secs(100),
+            vms: vec![vm],
+            before: None,
+            quota_hands_off: None,
+            intensity,
+            demand: 1.0,
+            state: State::new(&config),
+            config,
+        }
+    }
+
+    /// Lets time pass: every vCPU runs as much as it wants and may.
+    fn run(&mut self, time: Ns) {
+        self.at += time;
+        let part = |share: f64| Ns((share * time.as_f64()).round() as u64);
+        for vcpu in self.vms.iter_mut().flat_map(|vm| &mut vm.vcpus) {
+            let may = vcpu.quota.map_or(1.0, CpuQuota::share);
+            let ran = part(self.demand.min(may));
+            vcpu.running_ns += ran;
+            vcpu.throttled_ns += part((self.demand - may).max(0.0));
+            vcpu.waiting_ns = vcpu.throttled_ns;
+            if let Some(counters) = &mut vcpu.counters {
+                counters.llc_misses += ran.0 * self.intensity / 1_000_000;
+                counters.cycles += ran.0 * GHZ / 1_000_000_000;
+                counters.instructions += ran.0;
+            }
+        }
+    }
+
+    /// What the policy says of the host as it is.
+    fn look(&mut self) -> Plan {
+        let sample = Sample {
+            at: self.at,
+            version: Version(1),
+            vms: self.vms.clone(),
+            ..Sample::default()
+        };
+        let rates = self
+            .before
+            .as_ref()
+            .and_then(|before| Rates::between(&self.machine, before, &sample));
+        let vms = sample.vms.iter().map(|vm| VmView {
+            sample: vm,
+            rates: rates.as_ref().and_then(|rates| rates.vm(vm.id)),
+            home: None,
+            hands_off: None,
+            quota_hands_off: self.quota_hands_off,
+        });
+        let view = View {
+            version: sample.version,
+            at: sample.at,
+            machine: &self.machine,
+            sample: &sample,
+            rates: rates.as_ref(),
+            vms: vms.collect(),
+        };
+        let plan = plan(&view, &self.config, &mut self.state);
+        self.before = Some(sample);
+        plan
+    }
+
+    /// One period: time passes, the policy looks, and what it wants is done.
+    fn step(&mut self) -> Plan {
+        self.run(PERIOD);
+        let plan = self.look();
+        for Decision { action, .. } in &plan.decisions {
+            let quota = match action {
+                Action::Limit {
+                    limit: Limit::CpuQuota(quota),
+                    lease_ns,
+                    ..
+                } => {
+                    assert_eq!(*lease_ns, self.config.lease);
+                    Some(*quota)
+                }
+                Action::Lift {
+                    lever: Lever::CpuQuota,
+                    ..
+                } => self.vms[0].settings.quota,
+                other => panic!("{other:?}"),
+            };
+            self.set(quota);
+        }
+        plan
+    }
+
+    fn steps(&mut self, count: usize) -> Vec<Plan> {
+        (0..count).map(|_| self.step()).collect()
+    }
+
+    fn set(&mut self, quota: Option<CpuQuota>) {
+        self.vms[0].vcpus.iter_mut().for_each(|vcpu| vcpu.quota = quota);
+    }
+
+    fn quota(&self) -> Option<CpuQuota> {
+        self.vms[0].vcpus[0].quota
+    }
+
+    fn misses(&self) -> u64 {
+        let counters = self.vms[0].vcpus.iter().filter_map(|vcpu| vcpu.counters);
+        counters.map(|counters| counters.llc_misses).sum()
+    }
+
+    fn settings(&mut self) -> &mut VmSettings {
+        &mut self.vms[0].settings
+    }
+
+    fn account(&self) -> &Account {
+        self.state.account(vm_id(1)).expect("a permit")
+    }
+}
+
+fn findings(plans: &[Plan]) -> Vec<&str> {
+    plans
+        .iter()
+        .flat_map(|plan| &plan.findings)
+        .map(|finding| finding.message.as_str())
+        .collect()
+}
+
+/// 100,000 misses per millisecond run are 3M per slice of a vCPU that always runs.
+const INTENSITY: u64 = 100_000;
+
+#[test]
+fn a_polluter_is_held_to_its_permit_on_average() {
+    for (vcpus, permit, units) in [(1, "1M", 1_000_000), (4, "3M", 3_000_000), (2, "300k", 300_000)] {
+        let mut host = Host::new(vcpus, INTENSITY, permit);
+        host.steps(120);
+        let before = host.misses();
+        host.steps(60);
+        let per_slice = (host.misses() - before) as f64 / slices(Ns::from_secs(60));
+        assert!(
+            (per_slice / f64::from(units) - 1.0).abs() < 0.06,
+            "{permit}: {per_slice} per slice"
+        );
+    }
+}
+
+#[test]
+fn the_first_answer_is_what_the_ledger_says() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    assert_eq!(host.steps(1)[0].decisions, [], "one look says nothing");
+    // A second of 3M per slice, 33.3 slices, against 1M and one slice saved: 65.7M owed, of which a hundredth a slice is to be
+    // repaid: 1M - 657k = 343k per slice, 0.114 of a CPU.
+    let plan = host.step();
+    assert_eq!(
+        host.account().balance_units(),
+        1_000_000 - 100_000_000 + 33_333_333
+    );
+    let quota = host.quota().unwrap();
+    assert!((quota.share() - 0.1144).abs() < 0.0005, "{quota}");
+    let reason = &plan.decisions[0].reason;
+    assert!(
+        reason.starts_with("3000000 LLC misses per slice against a permit of 1M, OVER: each vCPU may run"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_vm_within_its_permit_is_never_touched() {
+    let mut host = Host::new(2, INTENSITY, "6M");
+    let plans = host.steps(20);
+    assert!(
+        plans
+            .iter()
+            .all(|plan| plan.decisions.is_empty() && plan.findings.is_empty())
+    );
+    // Nor one that has none.
+    host.settings().permit = None;
+    host.intensity *= 1000;
+    assert!(host.steps(20).iter().all(|plan| plan.decisions.is_empty()));
+    assert!(host.state.account(vm_id(1)).is_none());
+}
+
+#[test]
+fn a_vm_that_turns_quiet_is_let_go_and_not_before() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    host.steps(60);
+    assert!(
+        host.quota().is_some(),
+        "without the quota it would break its permit"
+    );
+    host.intensity /= 10;
+    let plans = host.steps(30);
+    assert_eq!(host.quota(), None);
+    let lifts: Vec<_> = plans
+        .iter()
+        .flat_map(|plan| &plan.decisions)
+        .filter(|d| matches!(d.action, Action::Lift { .. }))
+        .collect();
+    assert_eq!(lifts.len(), 1);
+    assert!(lifts[0].reason.contains("by itself"), "{}", lifts[0].reason);
+}
+
+#[test]
+fn a_permit_taken_back_lets_a_vm_go() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    host.steps(3);
+    host.settings().permit = None;
+    assert!(matches!(host.step().decisions[0].action, Action::Lift { .. }));
+    assert_eq!(host.steps(2)[1].decisions, []);
+}
+
+#[test]
+fn what_is_not_metered_is_said_once_and_nobody_is_held() {
+    for missing in [true, false] {
+        let mut host = Host::new(1, INTENSITY, "1M");
+        host.steps(5);
+        assert!(host.quota().is_some());
+        if missing {
+            host.vms[0].vcpus[0].counters = None;
+        } else {
+            host.intensity = 0;
+        }
+        // A PMU in name only counts neither cycles nor instructions.
+        let stuck = host.vms[0].vcpus[0].counters;
+        let mut plans = Vec::new();
+        for _ in 0..10 {
+            host.run(PERIOD);
+            host.vms[0].vcpus[0].counters = stuck;
+            let plan = host.look();
+            for decision in &plan.decisions {
+                assert!(matches!(decision.action, Action::Lift { .. }), "{decision:?}");
+                host.set(None);
+            }
+            plans.push(plan);
+        }
+        assert_eq!(host.quota(), None);
+        let said = findings(&plans);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(
+            said[0].starts_with("VM vm1 is not held to its permit of 1M: "),
+            "{said:?}"
+        );
+        let decided: usize = plans.iter().map(|plan| plan.decisions.len()).sum();
+        assert_eq!(decided, 1);
+    }
+}
+
+#[test]
+fn one_unreadable_period_keeps_what_is_in_force() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    host.steps(20);
+    let quota = host.quota();
+    assert!(quota.is_some());
+    // The counters wrap: they seem to run backwards.
+    host.vms[0].vcpus[0].counters = Some(Counters::default());
+    let plan = host.step();
+    assert_eq!((host.quota(), plan.findings.len()), (quota, 0));
+    host.steps(2);
+    assert!(host.quota().is_some());
+}
+
+#[test]
+fn a_vm_that_vanishes_while_over_leaves_nothing_behind() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    host.steps(3);
+    assert_eq!(host.account().standing(), Standing::Over);
+    let vms = std::mem::take(&mut host.vms);
+    host.run(PERIOD);
+    let plan = host.look();
+    assert_eq!(plan.decisions, []);
+    assert!(host.state.account(vm_id(1)).is_none() && host.state.conduct(vm_id(1)).is_none());
+    // The same VM, started again, owes nothing.
+    host.vms = vms;
+    host.set(None);
+    host.run(PERIOD);
+    assert_eq!(host.look().decisions, []);
+    assert_eq!(host.account().standing(), Standing::Under);
+}
+
+#[test]
+fn a_clock_that_jumps_changes_nothing_in_force() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    host.steps(20);
+    let (quota, balance) = (host.quota(), host.account().balance_units());
+    host.at += Ns::from_secs(7200);
+    host.step();
+    assert_eq!((host.quota(), host.account().balance_units()), (quota, balance));
+    // And back.
+    host.at = Ns::from_secs(100);
+    host.step();
+    assert_eq!((host.quota(), host.account().balance_units()), (quota, balance));
+    host.steps(5);
+    assert!(host.quota().is_some());
+}
+
+#[test]
+fn a_restarted_agent_goes_on_with_the_quota_in_force() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    host.steps(40);
+    let quota = host.quota();
+    host.state = State::new(&host.config);
+    host.before = None;
+    let plan = host.step();
+    assert!(
+        matches!(plan.decisions[0].action, Action::Limit { .. }),
+        "renewed before anything is known"
+    );
+    assert_eq!(host.quota(), quota);
+    let plans = host.steps(10);
+    assert!(
+        plans
+            .iter()
+            .flat_map(|plan| &plan.decisions)
+            .all(|d| matches!(d.action, Action::Limit { .. }))
+    );
+}
+
+#[test]
+fn an_operators_lower_quota_is_enough() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    let theirs = CpuQuota::of(0.02, Ns::from_millis(100));
+    host.settings().quota = Some(theirs);
+    host.set(Some(theirs));
+    assert!(host.steps(10).iter().all(|plan| plan.decisions.is_empty()));
+    // A higher one is gone below, and comes back.
+    let theirs = CpuQuota::of(0.8, Ns::from_millis(100));
+    host.settings().quota = Some(theirs);
+    host.set(Some(theirs));
+    host.steps(10);
+    assert!(host.quota().unwrap().share() < 0.5);
+    host.intensity /= 100;
+    host.steps(60);
+    assert_eq!(host.quota(), Some(theirs));
+}
+
+#[test]
+fn whom_the_operator_keeps_is_left_alone() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    host.quota_hands_off = Some(HandsOff::QuotaByHand);
+    assert!(host.steps(5).iter().all(|plan| plan.decisions.is_empty()));
+    host.quota_hands_off = None;
+    host.settings().management = Management::Ignored;
+    assert!(host.steps(5).iter().all(|plan| plan.decisions.is_empty()));
+}
+
+#[test]
+fn a_permit_that_the_floor_breaks_is_said_once() {
+    let mut host = Host::new(1, INTENSITY, "10k");
+    let plans = host.steps(20);
+    assert_eq!(host.quota(), Some(CpuQuota::of(0.05, Permit::SLICE)));
+    let said = findings(&plans);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].contains("even at the least share of CPUs: 150000 LLC misses per slice"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_bandwidth_permit_is_kept_with_the_same_ledger() {
+    // 100,000 lines of 64 bytes per millisecond are 6.4 GB/s.
+    let mut host = Host::new(1, INTENSITY, "1600MB/s");
+    host.steps(100);
+    let before = host.misses();
+    let plans = host.steps(60);
+    let bytes_per_s = (host.misses() - before) as f64 * 64.0 / 60.0;
+    assert!((bytes_per_s / 1.6e9 - 1.0).abs() < 0.06, "{bytes_per_s}");
+    let reason = &plans.last().unwrap().decisions[0].reason;
+    assert!(reason.contains("MB/s against a permit of 1600MB/s"), "{reason}");
+}
+
+#[test]
+fn usage_and_behaviour_are_remembered() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    host.steps(11);
+    let usage = host.state.take_usage()[&vm_id(1)];
+    assert_eq!(usage.time_ns, Ns::from_secs(10));
+    assert_eq!(usage.booked_units, 333_333_333);
+    // The first look sees no past.
+    assert_eq!(usage.used_units, host.misses() - 100_000_000);
+    assert_eq!(host.state.take_usage(), BTreeMap::new());
+    // What a suggestion is made from is what it would do unhindered.
+    let conduct = host.state.conduct(vm_id(1)).unwrap();
+    assert!(conduct.recent().all(|slice| slice.abs_diff(3_000_000) < 30_000));
+    host.vms[0].vcpus[0].counters = None;
+    host.steps(3);
+    let usage = host.state.take_usage()[&vm_id(1)];
+    assert_eq!((usage.unmetered_ns, usage.used_units), (Ns::from_secs(3), 0));
+}
+
+#[test]
+fn the_level_cuts_the_highest_demands_to_the_budget() {
+    assert_eq!(level(&[0.2, 1.0, 1.0], 1.2, 1.2), Some(0.5));
+    assert_eq!(level(&[1.0, 1.0], 0.0, 0.0), Some(0.0));
+    assert_eq!(level(&[0.5, 0.5], 1.0, 1.0), None);
+    assert_eq!(
+        level(&[0.5, 0.5], 1.05, 0.945),
+        Some(0.5),
+        "too little to spare: held, and nobody is cut"
+    );
+    assert_eq!(level(&[], 1.0, 1.0), None);
+}
+
+proptest! {
+    #[test]
+    fn a_level_uses_the_budget(demands in prop::collection::vec(0.0f64..1.0, 1..9), budget in 0.0f64..8.0) {
+        match level(&demands, budget, budget) {
+            None => prop_assert!(demands.iter().sum::<f64>() <= budget),
+            Some(level) => {
+                let used: f64 = demands.iter().map(|demand| demand.min(level)).sum();
+                prop_assert!((used - budget).abs() < 1e-9, "{used} of {budget}");
+            }
+        }
+    }
+}
