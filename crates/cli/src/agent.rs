@@ -9,6 +9,8 @@ use homenode_host::{Host, HostError};
 use homenode_units::Ns;
 use serde::Serialize;
 
+use crate::books::Books;
+use crate::orders::Orders;
 use crate::output::Output;
 
 /// Longest sleep before looking whether a signal came.
@@ -33,6 +35,10 @@ struct Start<'a> {
 pub struct Agent<'a> {
     /// State of the loop, shared with the desk.
     pub control: Arc<Mutex<Control>>,
+    /// What operators order through the desk.
+    pub orders: Orders,
+    /// Where usage is written down.
+    pub books: Books,
     /// Where it is shown.
     pub output: &'a mut Output,
     /// Set when it shall stop.
@@ -89,6 +95,9 @@ impl Agent<'_> {
                     let answer = begun.commit(host);
                     let epoch = lock().finish(host.machine(), begun, answer);
                     self.output.epoch(&epoch);
+                    if let Some(trouble) = self.books.settle(at, &self.control) {
+                        self.notice(&trouble);
+                    }
                     let since = at.saturating_sub(*started.get_or_insert(at));
                     if self.duration.is_some_and(|duration| since >= duration) || done(host) {
                         break;
@@ -96,17 +105,25 @@ impl Agent<'_> {
                 }
             }
             for notice in notices(host) {
-                self.output.line(&notice);
-                self.output
-                    .object("notice", &serde_json::json!({ "message": notice }));
+                self.notice(&notice);
             }
             self.wait(host);
         }
+        if let Some(trouble) = self.books.close(&self.control) {
+            self.notice(&trouble);
+        }
+    }
+
+    fn notice(&mut self, text: &str) {
+        self.output.line(text);
+        self.output
+            .object("notice", &serde_json::json!({ "message": text }));
     }
 
     fn wait<H: Host>(&self, host: &mut H) {
         let mut left = self.period;
         while left > Ns::ZERO && !self.stop.load(Ordering::Relaxed) {
+            self.orders.carry_out(host, &self.control);
             let part = left.min(LOOK_EVERY);
             host.wait(part);
             if self.pace == Pace::Watched {

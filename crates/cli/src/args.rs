@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use homenode_control::Policies;
-use homenode_units::{Bytes, BytesPerSec, Ns};
+use homenode_units::{Bytes, BytesPerSec, Ns, Permit, PermitError};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
 
@@ -48,6 +48,20 @@ pub enum Command {
     Place(PlaceArgs),
     /// Show the VMs that the running agent manages
     Vm(VmArgs),
+    /// Book how much a VM may pollute the caches, and see how it keeps that
+    #[command(
+        subcommand,
+        after_help = "A permit is booked in LLC misses per slice of 30 ms of wall-clock time (`250k` is 250,000), or in memory
+bandwidth (`500MB/s`). A VM that causes more loses processor time until it is back within its permit.
+
+Examples:
+  homenode permit suggest web          what VM web might book, by what it does and by its size
+  homenode permit set web 250k         book it; the VM's metadata keeps it, over restarts and migration
+  homenode permit set web none         take it back
+  homenode permit show                 permits, pollution now, who is OVER and how much CPU that leaves him
+  homenode permit bill web --json      used against booked, per hour"
+    )]
+    Permit(PermitCommand),
     /// Compare published results with what the twin gives
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
@@ -210,6 +224,96 @@ pub struct PlaceArgs {
 pub struct VmArgs {
     /// Only this VM
     pub name: Option<String>,
+    /// JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// What to do about permits.
+#[derive(Debug, Subcommand)]
+pub enum PermitCommand {
+    /// Book a permit for a VM, or take it back
+    #[command(
+        after_help = "Examples:\n  homenode permit set web 250k\n  homenode permit set web 500MB/s\n  homenode permit set web none"
+    )]
+    Set(SetArgs),
+    /// Show permits and how they are kept
+    Show(ShowArgs),
+    /// Say what a VM might book, by its recorded behaviour and by its memory
+    Suggest(SuggestArgs),
+    /// Show what was used of what was booked, per VM and hour
+    Bill(BillArgs),
+}
+
+/// A permit or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Booking {
+    /// Book this.
+    Permit(Permit),
+    /// Book nothing: the VM is unlimited.
+    None,
+}
+
+impl std::str::FromStr for Booking {
+    type Err = PermitError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Booking::None),
+            permit => permit.parse().map(Booking::Permit),
+        }
+    }
+}
+
+/// Options of `permit set`.
+#[derive(Debug, clap::Args)]
+pub struct SetArgs {
+    /// The VM's name
+    pub vm: String,
+    /// LLC misses per slice of 30 ms (`250k`), memory bandwidth (`500MB/s`), or `none`
+    #[arg(allow_hyphen_values = true)]
+    pub permit: Booking,
+    /// JSON instead of a sentence
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `permit show`.
+#[derive(Debug, clap::Args)]
+pub struct ShowArgs {
+    /// Only this VM
+    pub vm: Option<String>,
+    /// JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `permit suggest`.
+#[derive(Debug, clap::Args)]
+pub struct SuggestArgs {
+    /// The VM's name
+    pub vm: String,
+    /// JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `permit bill`.
+#[derive(Debug, clap::Args)]
+pub struct BillArgs {
+    /// Only this VM, which may have ended
+    pub vm: Option<String>,
     /// JSON instead of a table
     #[arg(long)]
     pub json: bool,

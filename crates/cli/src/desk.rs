@@ -1,7 +1,8 @@
-//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place` and `homenode vm` ask.
+//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm` and `permit` ask.
 //!
 //! One request and one answer per connection, each a line of JSON. The desk shares the control loop's state, which the loop
-//! does not hold while it acts, so an answer takes a millisecond even while gigabytes of pages move.
+//! does not hold while it acts, so an answer takes a millisecond even while gigabytes of pages move. What is to be done to the
+//! host is ordered of the loop ([`Orders`]); whoever ordered it waits beside the desk, not at it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -13,16 +14,22 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context;
-use homenode_control::{Control, Promise, Request as Ask};
+use homenode_control::{Advice, Control, Line, Promise, Request as Ask, Status, VmStatus};
 use homenode_machine::Machine;
+use homenode_policy::permits::suggest::{NoSuggestion, SLICES_MIN};
 use homenode_policy::placement::{Announcement, Placement, Shape, Unplaceable};
-use homenode_units::{Bytes, BytesPerSec};
+use homenode_units::{Bytes, BytesPerSec, Ns, Permit};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::orders::{Orders, Placed};
 
 /// A request or an answer is one line of at most so many bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// A client that says nothing for this long is dropped.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long to wait for what the loop must carry out: longer than the desk does.
+const PATIENCE_DONE: Duration = Duration::from_secs(40);
 
 /// What can be asked.
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,7 +50,32 @@ pub enum Request {
     },
     /// What the agent manages.
     Vms,
+    /// Book a permit for a VM, or none.
+    PermitSet {
+        /// Its name.
+        vm: String,
+        /// What it books.
+        permit: Option<Permit>,
+    },
+    /// Permits and how they are kept.
+    Permits {
+        /// Of this VM only.
+        vm: Option<String>,
+    },
+    /// What a VM might book.
+    PermitSuggest {
+        /// Its name.
+        vm: String,
+    },
+    /// What was used of what was booked.
+    PermitBill {
+        /// By this VM only.
+        vm: Option<String>,
+    },
 }
+
+/// How an answer begins that says that there is no such VM.
+pub const NO_VM: &str = "no VM ";
 
 /// The socket's path below the state directory.
 pub fn socket_path(state: &Path) -> PathBuf {
@@ -54,7 +86,7 @@ pub fn socket_path(state: &Path) -> PathBuf {
 ///
 /// # Errors
 /// When one runs and gives no sensible answer.
-pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<serde_json::Value>> {
+pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<Value>> {
     let path = socket_path(state);
     let mut stream = match UnixStream::connect(&path) {
         Ok(stream) => stream,
@@ -71,11 +103,15 @@ pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<serde_json:
                 .with_context(|| format!("cannot ask the agent at {}; run as root", path.display()));
         }
     };
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let patience = match request {
+        Request::PermitSet { .. } => PATIENCE_DONE,
+        _ => Duration::from_secs(5),
+    };
+    stream.set_read_timeout(Some(patience))?;
     stream.write_all(format!("{}\n", serde_json::to_string(request)?).as_bytes())?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
-    let answer: serde_json::Value = serde_json::from_str(&line)
+    let answer: Value = serde_json::from_str(&line)
         .with_context(|| format!("the agent at {} gave no answer", path.display()))?;
     match answer.get("error").and_then(|e| e.as_str()) {
         Some(error) => anyhow::bail!("{error}"),
@@ -95,7 +131,7 @@ impl Desk {
     ///
     /// # Errors
     /// When the socket cannot be made.
-    pub fn open(state: &Path, machine: Arc<Machine>, control: Arc<Mutex<Control>>) -> anyhow::Result<Desk> {
+    pub fn open(state: &Path, clerk: Clerk) -> anyhow::Result<Desk> {
         let path = socket_path(state);
         anyhow::ensure!(
             UnixStream::connect(&path).is_err(),
@@ -118,7 +154,7 @@ impl Desk {
             while !closing_there.load(Ordering::Relaxed) {
                 match listener.accept() {
                     // A client that misbehaves is its own problem; the next one is served.
-                    Ok((stream, _)) => drop(serve(&stream, &machine, &control)),
+                    Ok((stream, _)) => drop(clerk.serve(stream)),
                     Err(_) => std::thread::sleep(Duration::from_millis(5)),
                 }
             }
@@ -141,54 +177,175 @@ impl Drop for Desk {
     }
 }
 
-fn serve(stream: &UnixStream, machine: &Machine, control: &Mutex<Control>) -> anyhow::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
-    let answer = match serde_json::from_str::<Request>(&line) {
-        Ok(request) => answer(request, machine, control),
-        Err(error) => serde_json::json!({ "error": format!("not a request: {error}") }),
-    };
-    let mut out = stream;
-    out.write_all(format!("{answer}\n").as_bytes())?;
-    Ok(())
+/// Who answers: with what the loop knows, and by ordering of it.
+#[derive(Clone, Debug)]
+pub struct Clerk {
+    /// What the host is.
+    pub machine: Arc<Machine>,
+    /// State of the loop.
+    pub control: Arc<Mutex<Control>>,
+    /// What the loop is to carry out.
+    pub orders: Orders,
 }
 
-fn answer(request: Request, machine: &Machine, control: &Mutex<Control>) -> serde_json::Value {
-    // A panic in the loop leaves the state as it was between two statements of a policy; answering from it is still right.
-    let mut control = control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if !control.has_looked() {
-        // Whoever asks then looks at the host by itself.
-        return serde_json::json!({ "error": "the agent has not looked at the host yet; ask again in a moment" });
-    }
-    match request {
-        Request::Announce(announcement) => {
-            control.announce(announcement);
-            serde_json::json!({ "noted": true })
+/// An answer, or one that must be waited for.
+enum Answer {
+    Now(Value),
+    Later(Placed, Value),
+}
+
+fn error(text: impl std::fmt::Display) -> Value {
+    json!({ "error": text.to_string() })
+}
+
+impl Clerk {
+    fn serve(&self, stream: UnixStream) -> anyhow::Result<()> {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut line = String::new();
+        BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut line)?;
+        let answer = match serde_json::from_str::<Request>(&line) {
+            Ok(request) => self
+                .answer(request)
+                .unwrap_or_else(|no_vm| Answer::Now(error(no_vm))),
+            Err(malformed) => Answer::Now(error(format!("not a request: {malformed}"))),
+        };
+        let say = |mut stream: UnixStream, answer: &Value| stream.write_all(format!("{answer}\n").as_bytes());
+        match answer {
+            Answer::Now(answer) => say(stream, &answer)?,
+            Answer::Later(placed, answer) => drop(std::thread::spawn(move || {
+                let answer = placed.wait().map_or_else(error, |()| answer);
+                say(stream, &answer)
+            })),
         }
-        Request::Promise(shape) => promise_json(&control.promise(machine, shape)),
-        Request::Place {
-            vcpus,
-            memory_bytes,
-            bandwidth,
-        } => {
-            let ask = Ask {
+        Ok(())
+    }
+
+    /// The answer; or that there is no such VM.
+    fn answer(&self, request: Request) -> Result<Answer, String> {
+        let machine = &self.machine;
+        // A panic in the loop leaves the state as it was between two statements of a policy; answering from it is still right.
+        let mut control = self
+            .control
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !control.has_looked() {
+            // Whoever asks then looks at the host by itself.
+            let text = "the agent has not looked at the host yet; ask again in a moment";
+            return Ok(Answer::Now(error(text)));
+        }
+        Ok(Answer::Now(match request {
+            Request::Announce(announcement) => {
+                control.announce(announcement);
+                json!({ "noted": true })
+            }
+            Request::Promise(shape) => promise_json(&control.promise(machine, shape)),
+            Request::Place {
                 vcpus,
-                memory: memory_bytes,
+                memory_bytes,
                 bandwidth,
-            };
-            placement_json(&control.place(machine, &ask))
-        }
-        Request::Vms => serde_json::json!({ "vms": control.status(machine).vms }),
+            } => {
+                let ask = Ask {
+                    vcpus,
+                    memory: memory_bytes,
+                    bandwidth,
+                };
+                placement_json(&control.place(machine, &ask))
+            }
+            Request::Vms => json!({ "vms": control.status(machine).vms }),
+            Request::PermitSet { vm, permit } => {
+                let id = named(&control.status(machine), &vm)?.id;
+                let done = json!({ "vm": vm, "permit": permit, "note": control.permits_idle() });
+                return Ok(Answer::Later(self.orders.permit(id, permit), done));
+            }
+            Request::Permits { vm } => {
+                let status = control.status(machine);
+                let chosen = match &vm {
+                    Some(name) => vec![named(&status, name)?],
+                    None => status.vms.iter().collect(),
+                };
+                json!({ "vms": chosen.into_iter().map(permit_json).collect::<Vec<_>>() })
+            }
+            Request::PermitSuggest { vm } => {
+                let id = named(&control.status(machine), &vm)?.id;
+                let advice = control
+                    .suggest(machine, id)
+                    .ok_or_else(|| format!("{NO_VM}`{vm}` runs here"))?;
+                advice_json(&vm, &advice, control.config().period)
+            }
+            Request::PermitBill { vm } => {
+                let lines: Vec<Line> = control.bill().lines().collect();
+                let of = |line: &Line| vm.as_ref().is_none_or(|name| line.name == *name);
+                let chosen: Vec<&Line> = lines.iter().filter(|line| of(line)).collect();
+                if let Some(name) = vm.as_ref().filter(|_| chosen.is_empty()) {
+                    named(&control.status(machine), name)?;
+                }
+                json!({ "lines": chosen })
+            }
+        }))
     }
+}
+
+/// The VM of a name, or which there are.
+fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, String> {
+    status.vms.iter().find(|vm| vm.name == name).ok_or_else(|| {
+        let names: Vec<&str> = status.vms.iter().map(|vm| vm.name.as_str()).collect();
+        format!("{NO_VM}`{name}` runs here; there are: {}", names.join(", "))
+    })
+}
+
+/// A VM's permit as JSON: its name and id with [`homenode_control::PermitStatus`].
+fn permit_json(vm: &VmStatus) -> Value {
+    let mut object = json!(vm.permit);
+    object["name"] = json!(vm.name);
+    object["id"] = json!(vm.id);
+    object
+}
+
+/// What a VM might book as JSON: two permits, either of which may be null, and why.
+fn advice_json(name: &str, advice: &Advice, period: Ns) -> Value {
+    let (permit, why) = match &advice.from_behaviour {
+        Ok(found) => {
+            let (count, beyond) = (found.slices_count, found.beyond_count);
+            let percent = found.percentile * 100.0;
+            let why = format!(
+                "by what it did: {percent:.0} percent of the last {count} periods of {period} stayed within it, {beyond} did not"
+            );
+            (Some(found.permit), why)
+        }
+        Err(NoSuggestion::TooShort { slices_count }) => {
+            let least = Ns(period.0.saturating_mul(SLICES_MIN as u64));
+            let why = match advice.unmetered {
+                Some(unmetered) => format!("by what it does: unknown, {unmetered}"),
+                None => format!(
+                    "by what it does: it was watched for {slices_count} periods of {period}, too short; ask again after {least}"
+                ),
+            };
+            (None, why)
+        }
+        Err(other) => (None, format!("by what it does: {other}")),
+    };
+    let memory = match advice.from_memory {
+        Some(_) => format!(
+            "by its memory, {}: its part of what the host's caches can hold",
+            advice.memory_bytes
+        ),
+        None => "by its memory: the host's caches or memory are not known".to_owned(),
+    };
+    json!({
+        "vm": name,
+        "from_behaviour": permit,
+        "behaviour": why,
+        "from_memory": advice.from_memory,
+        "memory": memory,
+    })
 }
 
 /// A placement as JSON: `nodes` and `reasons`; `nodes` is null where the VM fits nowhere.
-pub fn placement_json(placed: &Result<Placement, Unplaceable>) -> serde_json::Value {
+pub fn placement_json(placed: &Result<Placement, Unplaceable>) -> Value {
     match placed {
-        Ok(placement) => serde_json::json!({
+        Ok(placement) => json!({
             "nodes": placement.nodes,
             "reasons": placement.reasons(),
             "matched": placement.matched,
@@ -196,7 +353,7 @@ pub fn placement_json(placed: &Result<Placement, Unplaceable>) -> serde_json::Va
             "capacity": placement.capacity,
             "bandwidth_from": placement.bandwidth_from,
         }),
-        Err(unplaceable) => serde_json::json!({
+        Err(unplaceable) => json!({
             "nodes": null,
             "reasons": [unplaceable.to_string()],
             "shortages": unplaceable.shortages,
@@ -205,9 +362,9 @@ pub fn placement_json(placed: &Result<Placement, Unplaceable>) -> serde_json::Va
 }
 
 /// A promise as JSON.
-pub fn promise_json(promise: &Promise) -> serde_json::Value {
+pub fn promise_json(promise: &Promise) -> Value {
     let unplaceable = promise.unplaceable.as_ref().map(ToString::to_string);
-    serde_json::json!({ "nodes": promise.nodes, "name": promise.name, "unplaceable": unplaceable })
+    json!({ "nodes": promise.nodes, "name": promise.name, "unplaceable": unplaceable })
 }
 
 #[cfg(test)]
@@ -219,7 +376,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let machine = Arc::new(homenode_machine::preset("r910").unwrap());
         let control = Arc::new(Mutex::new(Control::new(Config::default(), Mode::Act)));
-        let desk = Desk::open(dir.path(), machine, control).unwrap();
+        let orders = Orders::default();
+        let clerk = Clerk {
+            machine,
+            control,
+            orders,
+        };
+        let desk = Desk::open(dir.path(), clerk).unwrap();
         (dir, desk)
     }
 
@@ -240,6 +403,7 @@ mod tests {
             "{",
             "{\"request\":\"promise\",\"vcpus\":-1,\"memory_mib\":1}\n",
             "{\"request\":\"explode\"}\n",
+            "{\"request\":\"permit-set\",\"vm\":\"a\",\"permit\":\"-1\"}\n",
         ] {
             let mut stream = UnixStream::connect(socket_path(dir.path())).unwrap();
             stream.write_all(bad.as_bytes()).unwrap();

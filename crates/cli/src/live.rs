@@ -13,7 +13,9 @@ use serde::Serialize;
 use crate::agent::{Agent, Pace, Stop};
 use crate::args::{GuardArgs, ReleaseArgs, RunArgs};
 use crate::bad_input;
-use crate::desk::Desk;
+use crate::books::{Books, Clock};
+use crate::desk::{Clerk, Desk};
+use crate::orders::Orders;
 use crate::output::Output;
 
 /// How long a restarted agent has to take over before the guard restores what the dead one had set.
@@ -67,7 +69,9 @@ pub fn run(
     };
     let mut host = LibvirtHost::connect(uri, options).map_err(connect_error)?;
     let policies = config.policies;
-    let mut control = Control::new(config.clone(), mode);
+    let books_dir = (!args.dry_run).then_some(state.as_path());
+    let (books, bill) = Books::open(books_dir, Clock::Wall);
+    let mut control = Control::new(config.clone(), mode).with_bill(bill);
     for vm in host.carried_over() {
         control.adopt(vm.vm, vm.home);
     }
@@ -77,17 +81,21 @@ pub fn run(
     } else {
         Some(start_guard(&state, uri)?)
     };
+    let orders = Orders::default();
     let desk = if args.dry_run {
         None
     } else {
-        Some(Desk::open(
-            &state,
-            Arc::new(machine.clone()),
-            Arc::clone(&control),
-        )?)
+        let clerk = Clerk {
+            machine: Arc::new(machine.clone()),
+            control: Arc::clone(&control),
+            orders: orders.clone(),
+        };
+        Some(Desk::open(&state, clerk)?)
     };
     let mut agent = Agent {
         control: Arc::clone(&control),
+        orders,
+        books,
         output: &mut output,
         stop,
         duration: args.duration,

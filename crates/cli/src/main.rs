@@ -7,11 +7,14 @@
 
 mod agent;
 mod args;
+mod books;
 mod calibrate;
 mod desk;
 mod live;
 mod numad;
+mod orders;
 mod output;
+mod permit;
 mod query;
 mod reproduce;
 mod run;
@@ -72,6 +75,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::CalibrateKernel(args) => calibrate::kernel(&args)?,
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
+        Command::Permit(command) => permit::run(&command)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => live::release(&args)?,
         Command::Hook(args) => numad::hook(&args),

@@ -52,6 +52,12 @@ fn config(args: &RunArgs) -> anyhow::Result<Config> {
             config.period
         )));
     }
+    let share_min = config.permits.share_min;
+    if !(share_min > 0.0 && share_min <= 1.0) {
+        return Err(bad_input(format!(
+            "permits.share_min is {share_min}; it lies above 0 and at most at 1"
+        )));
+    }
     let busy_max = config.placement.link_busy_max;
     if !(busy_max > 0.0 && busy_max <= 1.0) {
         return Err(bad_input(format!(

@@ -13,7 +13,9 @@ use homenode_units::Ns;
 use crate::agent::{Agent, Pace, Stop};
 use crate::args::RunArgs;
 use crate::bad_input;
-use crate::desk::Desk;
+use crate::books::{Books, Clock};
+use crate::desk::{Clerk, Desk};
+use crate::orders::Orders;
 use crate::output::Output;
 
 /// The twin's machine where none is named.
@@ -139,16 +141,25 @@ pub fn run(
 ) -> anyhow::Result<()> {
     let mut twin = spec.start().context("the twin cannot start")?;
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
-    let control = Arc::new(Mutex::new(Control::new(config.clone(), mode)));
+    let (books, bill) = Books::open(args.state.as_deref(), Clock::Host);
+    let control = Control::new(config.clone(), mode).with_bill(bill);
+    let control = Arc::new(Mutex::new(control));
+    let orders = Orders::default();
     // Only where asked for: a VM that really starts must not be answered from a simulation by accident.
-    let machine = Arc::new(spec.machine.clone());
+    let clerk = Clerk {
+        machine: Arc::new(spec.machine.clone()),
+        control: Arc::clone(&control),
+        orders: orders.clone(),
+    };
     let desk = args
         .state
         .as_deref()
-        .map(|state| Desk::open(state, machine, Arc::clone(&control)))
+        .map(|state| Desk::open(state, clerk))
         .transpose()?;
     let mut agent = Agent {
         control,
+        orders,
+        books,
         output,
         stop,
         duration: args.duration,

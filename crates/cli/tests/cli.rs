@@ -447,3 +447,175 @@ fn help_completions_and_manual_page_come_out() {
     assert!(stdout(&run(&["completions", "bash"])).contains("homenode"));
     assert!(stdout(&run(&["man"])).contains(".TH"));
 }
+
+/// One VM that streams through memory, on a small twin.
+const POLLUTER: &str = "\
+name = \"polluter\"
+machine = \"r420\"
+duration = \"3600s\"
+[[vm]]
+name = \"web\"
+vcpus = 1
+memory = \"4GiB\"
+workload = \"stream\"
+work_share = 1000.0
+";
+
+/// A running agent on the twin, which is stopped with the value.
+struct Agent {
+    child: std::process::Child,
+    dir: tempfile::TempDir,
+}
+
+impl Agent {
+    fn start(dir: tempfile::TempDir) -> Agent {
+        let scenario = dir.path().join("polluter.toml");
+        std::fs::write(&scenario, POLLUTER).unwrap();
+        let host = format!("twin:{}", scenario.display());
+        let state = dir.path().join("state").display().to_string();
+        let child = homenode()
+            .args([
+                "run", "--host", &host, "--state", &state, "--period", "100ms", "--json",
+            ])
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the program can be started");
+        let agent = Agent { child, dir };
+        agent.eventually("the agent answers", || {
+            agent.permit(&["show", "web"]).status.success().then_some(())
+        });
+        agent
+    }
+
+    fn permit(&self, args: &[&str]) -> Output {
+        let state = self.dir.path().join("state").display().to_string();
+        run(&[&["permit"], args, &["--state", &state]].concat())
+    }
+
+    fn permit_json(&self, args: &[&str]) -> Value {
+        let output = self.permit(&[args, &["--json"]].concat());
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        serde_json::from_str(&stdout(&output)).expect("one JSON value")
+    }
+
+    fn refused(&self, args: &[&str]) -> (i32, String) {
+        let output = self.permit(args);
+        (output.status.code().expect("it was not killed"), stderr(&output))
+    }
+
+    fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        for _ in 0..600 {
+            if let Some(found) = look() {
+                return found;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        panic!("{what}: not within a minute");
+    }
+
+    /// Ends it as `kill -9` does, or in good order; gives back its directory.
+    fn end(mut self, signal: rustix::process::Signal) -> tempfile::TempDir {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+        self.child.wait().unwrap();
+        std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
+    let agent = Agent::start(tempfile::tempdir().unwrap());
+    let free = agent.eventually("the VM streams", || {
+        let now = agent.permit_json(&["show", "web"])[0]["units_per_slice"].as_u64();
+        now.filter(|misses| *misses > 2_000_000)
+    });
+    let permit = format!("{}k", free / 4000);
+    let answer = agent.permit_json(&["set", "web", &permit]);
+    assert_eq!(
+        (answer["vm"].as_str(), answer["permit"].as_str()),
+        (Some("web"), Some(permit.as_str()))
+    );
+    let held = agent.eventually("the VM is held to its permit", || {
+        let vm = agent.permit_json(&["show"])[0].clone();
+        let now = vm["units_per_slice"].as_u64()?;
+        (now < free / 2 && !vm["quota"].is_null()).then_some(vm)
+    });
+    assert_eq!(held["permit"], permit.as_str());
+    assert!(held["punished_count"].as_u64().unwrap() >= 1, "{held}");
+    let text = stdout(&agent.permit(&["show", "web"]));
+    assert!(text.contains("web") && text.contains(&permit), "{text}");
+    let advice = agent.permit_json(&["suggest", "web"]);
+    assert!(
+        advice["from_memory"]
+            .as_str()
+            .is_some_and(|p| p.ends_with('k') || p.ends_with('M')),
+        "{advice}"
+    );
+    let bill = agent.permit_json(&["bill", "web"]);
+    assert_eq!(
+        (bill[0]["name"].as_str(), bill[0]["resource"].as_str()),
+        (Some("web"), Some("pollution"))
+    );
+    let used = bill[0]["used_units"].as_u64().unwrap();
+    assert!(
+        used > 0 && bill[0]["booked_units"].as_u64().unwrap() > 0,
+        "{bill}"
+    );
+    for (args, status, said) in [
+        (&["set", "web", "0"][..], 2, "too small"),
+        (&["set", "web", "-250k"], 2, "below zero"),
+        (&["set", "web", "250K"], 2, "write `250k`"),
+        (&["set", "nobody", "250k"], 2, "there are: web"),
+        (&["show", "nobody"], 2, "there are: web"),
+        (&["suggest", "nobody"], 2, "there are: web"),
+        (&["bill", "nobody"], 2, "there are: web"),
+    ] {
+        let (code, text) = agent.refused(args);
+        assert!(code == status && text.contains(said), "{args:?}: {code} {text}");
+    }
+    assert!(stdout(&agent.permit(&["set", "web", "none"])).contains("web has no permit"));
+    agent.eventually("the VM is let go", || {
+        let now = agent.permit_json(&["show", "web"])[0]["units_per_slice"].as_u64()?;
+        (now > free / 2).then_some(())
+    });
+    let dir = agent.end(rustix::process::Signal::TERM);
+    let agent = Agent::start(dir);
+    let bill = agent.permit_json(&["bill", "web"]);
+    assert!(bill[0]["used_units"].as_u64().unwrap() >= used, "{bill}");
+    // What the last minute used is all that a kill can cost.
+    let dir = agent.end(rustix::process::Signal::KILL);
+    let agent = Agent::start(dir);
+    assert!(
+        agent.permit_json(&["bill", "web"])[0]["used_units"]
+            .as_u64()
+            .unwrap()
+            >= used
+    );
+}
+
+#[test]
+fn without_an_agent_permits_say_how_to_start_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().display().to_string();
+    for args in [
+        &["permit", "show"][..],
+        &["permit", "set", "web", "250k"],
+        &["permit", "suggest", "web"],
+        &["permit", "bill"],
+    ] {
+        let (status, text) = refused(&[args, &["--state", &state]].concat());
+        assert!(status == 1 && text.contains("homenode run"), "{args:?}: {text}");
+    }
+    let help = stdout(&run(&["permit", "--help"]));
+    assert!(
+        help.contains("homenode permit set web 250k") && help.contains("30 ms"),
+        "{help}"
+    );
+}

@@ -145,7 +145,7 @@ impl fmt::Display for Event {
                 let found = found.map_or("none".to_owned(), |found| found.to_string());
                 write!(
                     f,
-                    "VM {name}: its CPU quota is {found}, the agent had set {expected}: somebody else changed it, it is left alone"
+                    "VM {name}: its CPU quota is {found}, the agent had set {expected}: somebody else changed it, it is left alone until it is removed or the VM's permit is set anew"
                 )
             }
             Event::QuotaGivenBack { name, .. } => write!(

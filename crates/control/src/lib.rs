@@ -1,8 +1,9 @@
 //! The control loop: sample, derive rates, plan, commit. The same code drives the twin and a real host.
 //!
 //! ```text
-//!   host.sample() ─▶ Rates::between ─▶ View ─▶ placement ┐
-//!                                              balance   ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
+//!   host.sample() ─▶ Rates::between ─▶ View ─▶ permits   ┐
+//!                                              placement ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
+//!                                              balance   │                                       │
 //!                                              repatriate┘                                       │
 //!        homes, expected affinities  ◀───────────────────────────────────────────────────────────┘
 //! ```
@@ -10,6 +11,7 @@
 //! [`Control`] is a plain struct without threads or clock; whoever owns it calls [`Control::step`] once per period and shows
 //! or records the [`Epoch`] that comes back.
 
+mod bill;
 mod event;
 mod status;
 mod watch;
@@ -23,16 +25,21 @@ use homenode_host::{
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
 use homenode_policy::demand::{Demand, History};
+use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
 use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
-use homenode_policy::{balance, levers, placement, repatriate};
-use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
+use homenode_policy::{balance, levers, permits, placement, repatriate};
+use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
+pub use bill::{Bill, Hour, Line};
 pub use event::Event;
-pub use status::{LinkStatus, NodeStatus, Status, VmStatus};
+pub use status::{LinkStatus, NodeStatus, PermitStatus, Status, VmStatus};
 use watch::Watch;
+
+/// A lease outlasts at least so many periods.
+const LEASE_PERIODS_MIN: u64 = 3;
 
 /// Which policies act.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +49,7 @@ pub enum Policies {
     Default,
     /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of seed 002.
     FfPin,
-    /// Placement by TAH, balance, repatriation.
+    /// Permits, placement by TAH, balance, repatriation.
     #[default]
     Homenode,
 }
@@ -96,6 +103,8 @@ pub struct Config {
     pub placement: placement::Config,
     /// Page budgets.
     pub repatriate: repatriate::Config,
+    /// How VMs are held to their permits.
+    pub permits: permits::Config,
 }
 
 impl Default for Config {
@@ -105,6 +114,7 @@ impl Default for Config {
             policies: Policies::Homenode,
             placement: placement::Config::default(),
             repatriate: repatriate::Config::default(),
+            permits: permits::Config::default(),
         }
     }
 }
@@ -169,6 +179,8 @@ pub struct Control {
     placement: placement::State,
     balance: balance::State,
     repatriate: repatriate::State,
+    permits: permits::State,
+    bill: Bill,
     homes: BTreeMap<VmId, NodeSet>,
     watch: Watch,
     /// In a dry run the same plan comes every epoch; it is told once.
@@ -182,7 +194,13 @@ impl Control {
         if config.policies == Policies::FfPin {
             config.placement.algorithm = Algorithm::FirstFit;
         }
+        // A limit must not end before the next epoch can renew it.
+        config.permits.lease = config
+            .permits
+            .lease
+            .max(Ns(config.period.0.saturating_mul(LEASE_PERIODS_MIN)));
         Control {
+            permits: permits::State::new(&config.permits),
             config,
             mode,
             ..Control::default()
@@ -198,6 +216,60 @@ impl Control {
     /// Promises that are still open.
     pub fn ledger(&self) -> &Ledger {
         &self.placement.ledger
+    }
+
+    /// The same with a bill of before.
+    pub fn with_bill(mut self, bill: Bill) -> Control {
+        self.bill = bill;
+        self
+    }
+
+    /// What VMs used of their permits, up to the last [`Control::settle_bill`].
+    pub fn bill(&self) -> &Bill {
+        &self.bill
+    }
+
+    /// Puts what was used since the last call to this hour's account.
+    pub fn settle_bill(&mut self, hour: Hour) {
+        let Some((sample, _)) = &self.last else { return };
+        for (id, usage) in self.permits.take_usage() {
+            if let Some(vm) = sample.vm(id)
+                && let Some(permit) = vm.settings.permit
+            {
+                self.bill.add(hour, id, &vm.name, permit.resource(), usage);
+            }
+        }
+        self.bill.forget_before(hour);
+    }
+
+    /// Why permits are kept in mind only, if they are.
+    pub fn permits_idle(&self) -> Option<&'static str> {
+        match (self.config.policies, self.mode) {
+            (_, Mode::DryRun) => Some("the agent runs with --dry-run and holds nobody to a permit"),
+            (Policies::Homenode, Mode::Act) => None,
+            _ => Some("the policies of this agent hold nobody to a permit; run it with --policies homenode"),
+        }
+    }
+
+    /// The operator set a VM's permit, and with it wants the agent to decide on its CPU quota, whoever changed that.
+    pub fn permit_was_set(&mut self, vm: VmId) {
+        self.watch.give_back_quota(vm);
+    }
+
+    /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.
+    pub fn suggest(&self, machine: &Machine, vm: VmId) -> Option<Advice> {
+        let (sample, _) = self.last.as_ref()?;
+        let memory = sample.vm(vm)?.memory_bytes;
+        let conduct = self.permits.conduct(vm);
+        let recent: Vec<u64> = conduct
+            .map(|conduct| conduct.recent().collect())
+            .unwrap_or_default();
+        Some(Advice {
+            from_behaviour: suggest::from_behaviour(&recent, suggest::PERCENTILE),
+            from_memory: suggest::from_memory(memory, machine),
+            memory_bytes: memory,
+            unmetered: conduct.and_then(|conduct| conduct.unmetered),
+        })
     }
 
     /// What the operator set.
@@ -286,6 +358,7 @@ impl Control {
             placement,
             balance,
             repatriate,
+            permits,
             homes,
             watch,
             ..
@@ -296,6 +369,7 @@ impl Control {
             Policies::Default => vec![],
             Policies::FfPin => vec![placement::plan(&view, &config.placement, history, placement)],
             Policies::Homenode => vec![
+                permits::plan(&view, &config.permits, permits),
                 placement::plan(&view, &config.placement, history, placement),
                 balance::plan(&view, &config.placement, history, placement, balance),
                 repatriate::plan(&view, &config.repatriate, repatriate),
@@ -337,7 +411,8 @@ impl Control {
 
     fn status_of(&self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Status {
         let left_alone = |vm: &VmSample| hands_off(vm, &self.watch).map(|why| why.to_string());
-        Status::new(machine, sample, rates, &self.homes, left_alone)
+        let permit = |vm: &VmSample| PermitStatus::of(vm, &self.permits);
+        Status::new(machine, sample, rates, &self.homes, left_alone, permit)
     }
 
     /// Whether there was an epoch: before that nothing is known of the host.
@@ -440,6 +515,19 @@ impl Control {
     }
 }
 
+/// What a VM might book.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// By what it polluted in each of the last periods, on average over the period's slices.
+    pub from_behaviour: Result<Suggestion, NoSuggestion>,
+    /// By its memory; `None` where the host's caches or memory are not known.
+    pub from_memory: Option<Permit>,
+    /// Its memory.
+    pub memory_bytes: Bytes,
+    /// Why its pollution is not known now, if it is not.
+    pub unmetered: Option<permits::Unmetered>,
+}
+
 /// The answer to a VM that is about to start.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Promise {
@@ -481,6 +569,7 @@ fn view<'a>(
 fn what_is_told(action: &Action) -> String {
     match action {
         Action::MovePages { vm, to, .. } => format!("pages of {vm} to {to}"),
+        Action::Limit { vm, limit, .. } => format!("{:?} of {vm}", limit.lever()),
         other => format!("{other:?}"),
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Rates, Sample, VmSample};
+use homenode_host::{CpuQuota, Rates, Sample, VmSample};
 use homenode_machine::Machine;
-use homenode_units::{Bytes, BytesPerSec, NodeId, NodeSet, Ns, Pages, VmId};
-use serde::Serialize;
+use homenode_policy::permits::{self, Account, Standing};
+use homenode_units::{Bytes, BytesPerSec, NodeId, NodeSet, Ns, Pages, Permit, VmId};
+use serde::{Deserialize, Serialize};
 
 /// The host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -79,6 +80,44 @@ pub struct VmStatus {
     pub local_access_ratio: Option<f64>,
     /// Why its vCPUs are left alone, if they are.
     pub left_alone: Option<String>,
+    /// What it booked, and how it kept it.
+    pub permit: PermitStatus,
+}
+
+/// How a VM keeps its permit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PermitStatus {
+    /// What it booked, if it did.
+    pub permit: Option<Permit>,
+    /// What it caused per slice in the last period: LLC misses, or bytes where bandwidth is booked.
+    pub units_per_slice: Option<u64>,
+    /// UNDER or OVER.
+    pub standing: Option<Standing>,
+    /// What its account holds; below zero what it owes.
+    pub balance_units: Option<i64>,
+    /// How often it went OVER.
+    pub punished_count: u32,
+    /// CPU quota in force on its vCPUs, whoever set it.
+    pub quota: Option<CpuQuota>,
+    /// Why its pollution is not known, if it is not.
+    pub unmetered: Option<String>,
+}
+
+impl PermitStatus {
+    /// As the sample and the policy's memory have it.
+    pub(crate) fn of(vm: &VmSample, state: &permits::State) -> PermitStatus {
+        let account = state.account(vm.id);
+        let conduct = state.conduct(vm.id);
+        PermitStatus {
+            permit: vm.settings.permit,
+            units_per_slice: conduct.and_then(|conduct| conduct.units_per_slice),
+            standing: account.map(Account::standing),
+            balance_units: account.map(Account::balance_units),
+            punished_count: account.map_or(0, Account::punished_count),
+            quota: vm.vcpus.first().and_then(|vcpu| vcpu.quota),
+            unmetered: conduct.and_then(|conduct| conduct.unmetered.map(|why| why.to_string())),
+        }
+    }
 }
 
 impl Status {
@@ -89,6 +128,7 @@ impl Status {
         rates: Option<&Rates>,
         homes: &BTreeMap<VmId, NodeSet>,
         left_alone: impl Fn(&VmSample) -> Option<String>,
+        permit: impl Fn(&VmSample) -> PermitStatus,
     ) -> Status {
         let nodes = machine.nodes.iter().map(|(id, node)| {
             let now = sample.nodes.get(id).copied().unwrap_or_default();
@@ -137,6 +177,7 @@ impl Status {
                     llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),
                     left_alone: left_alone(vm),
+                    permit: permit(vm),
                 }
             })
             .collect();

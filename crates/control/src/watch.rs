@@ -51,8 +51,13 @@ impl Watch {
         self.foreign_quotas.contains_key(&vm)
     }
 
+    /// The operator wants the agent to decide on a VM's quota again.
+    pub fn give_back_quota(&mut self, vm: VmId) {
+        self.foreign_quotas.remove(&vm);
+    }
+
     /// Quotas that are not what the agent set. A VM is the agent's again when the quota that was found is removed. Where none
-    /// was found somebody wants the VM to have none.
+    /// was found somebody wants the VM to have none: then only [`Watch::give_back_quota`] helps.
     fn compare_quotas(&mut self, now: &Sample, events: &mut Vec<Event>) {
         self.quotas
             .retain(|id, (_, until)| *until > now.at && now.vm(*id).is_some());
@@ -202,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_that_somebody_else_removed_stays_removed() {
+    fn a_quota_that_somebody_else_removed_stays_removed_until_asked_for() {
         let mut watch = Watch::default();
         watch.expect_quota(VM, quota(0.1), Ns::from_secs(100));
         let said = events(&mut watch, &sample(1, None));
@@ -212,6 +217,8 @@ mod tests {
         ));
         assert_eq!(events(&mut watch, &sample(2, None)), []);
         assert!(watch.quota_changed_by_other(VM));
+        watch.give_back_quota(VM);
+        assert!(!watch.quota_changed_by_other(VM));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The whole loop on the twin: what an operator would see.
 
-use homenode_control::{Config, Control, Epoch, Event, Mode, Policies};
-use homenode_host::{Action, Host, Outcome, Plan};
+use homenode_control::{Config, Control, Epoch, Event, Hour, Mode, Policies};
+use homenode_host::{Action, CpuQuota, Host, Limit, Outcome, Plan};
 use homenode_twin::{Scenario, Twin, VmSpec};
-use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
+use homenode_units::{Bytes, CpuSet, NodeSet, Ns, Permit, VmId};
 
 const PERIOD: Ns = Ns::from_secs(1);
 
@@ -208,4 +208,118 @@ fn the_default_policies_do_nothing_and_first_fit_pins_one_to_one() {
             }
         }
     }
+}
+
+fn misses(twin: &mut Twin, vm: VmId) -> u64 {
+    let sample = twin.sample().unwrap();
+    let counters = sample
+        .vm(vm)
+        .unwrap()
+        .vcpus
+        .iter()
+        .filter_map(|vcpu| vcpu.counters);
+    counters.map(|counters| counters.llc_misses).sum()
+}
+
+/// LLC misses per slice over so many epochs.
+fn misses_per_slice(control: &mut Control, twin: &mut Twin, vm: VmId, epochs: usize) -> f64 {
+    let before = (misses(twin, vm), twin.now());
+    run(control, twin, epochs);
+    let slices = (twin.now().0 - before.1.0) as f64 / Permit::SLICE.as_f64();
+    (misses(twin, vm) - before.0) as f64 / slices
+}
+
+fn limits(epochs: &[Epoch]) -> usize {
+    let is_limit = |event: &&&Event| match event {
+        Event::Decided { decision, .. } => matches!(decision.action, Action::Limit { .. }),
+        _ => false,
+    };
+    events(epochs).iter().filter(is_limit).count()
+}
+
+#[test]
+fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
+    let mut twin = twin(vec![vm("polluter", "stream"), vm("neighbour", "povray")]);
+    let (polluter, neighbour) = (twin.vm_id("polluter").unwrap(), twin.vm_id("neighbour").unwrap());
+    let mut control = Control::new(Config::default(), Mode::Act);
+    run(&mut control, &mut twin, 8);
+    let free = misses_per_slice(&mut control, &mut twin, polluter, 5);
+    let permit = Permit::pollution((free / 4.0) as u64).unwrap();
+    for vm in [polluter, neighbour] {
+        twin.set_permit(vm, Some(permit)).unwrap();
+    }
+    let settling = run(&mut control, &mut twin, 30);
+    assert!(limits(&settling) > 0);
+    control.settle_bill(Hour(4));
+    let held = misses_per_slice(&mut control, &mut twin, polluter, 40);
+    let booked = permit.units_per_slice() as f64;
+    assert!(
+        (held / booked - 1.0).abs() < 0.1,
+        "{held} per slice, booked {booked}, free {free}"
+    );
+    let status = control.status(twin.machine());
+    let of = |name: &str| &status.vms.iter().find(|vm| vm.name == name).unwrap().permit;
+    assert!(of("polluter").quota.is_some() && of("polluter").punished_count > 0);
+    assert_eq!((of("neighbour").quota, of("neighbour").punished_count), (None, 0));
+    control.settle_bill(Hour(5));
+    let lines: Vec<_> = control
+        .bill()
+        .lines()
+        .filter(|line| line.vm == polluter)
+        .collect();
+    assert_eq!(
+        lines.iter().map(|line| line.hour).collect::<Vec<_>>(),
+        [Hour(4), Hour(5)]
+    );
+    assert!((lines[1].used_share().unwrap() - 1.0).abs() < 0.1, "{lines:?}");
+    twin.set_permit(polluter, None).unwrap();
+    run(&mut control, &mut twin, 2);
+    let again = misses_per_slice(&mut control, &mut twin, polluter, 5);
+    assert!(again > 0.9 * free, "{again}, {free} before");
+}
+
+#[test]
+fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
+    let mut twin = twin(vec![vm("a", "stream")]);
+    let id = twin.vm_id("a").unwrap();
+    let mut control = Control::new(Config::default(), Mode::Act);
+    run(&mut control, &mut twin, 1);
+    twin.set_permit(id, Some(Permit::pollution(10_000).unwrap()))
+        .unwrap();
+    let epochs = run(&mut control, &mut twin, 10);
+    assert!(limits(&epochs) > 0);
+    let mut plan = Plan::new(twin.sample().unwrap().version);
+    let theirs = CpuQuota::of(0.9, Ns::from_millis(100));
+    let action = Action::Limit {
+        vm: id,
+        limit: Limit::CpuQuota(theirs),
+        lease_ns: Ns::from_secs(3600),
+    };
+    plan.decide("operator", action, "by hand".into());
+    assert_eq!(twin.commit(&plan).unwrap().outcomes, [Outcome::Done]);
+    let epochs = run(&mut control, &mut twin, 10);
+    let said = events(&epochs)
+        .into_iter()
+        .filter(|event| matches!(event, Event::QuotaChangedByOther { found, .. } if *found == Some(theirs)));
+    assert_eq!(said.count(), 1);
+    assert_eq!(limits(&epochs), 0);
+    control.permit_was_set(id);
+    assert!(limits(&run(&mut control, &mut twin, 5)) > 0);
+}
+
+#[test]
+fn a_dry_run_tells_of_a_limit_once() {
+    let mut twin = twin(vec![vm("a", "stream")]);
+    let id = twin.vm_id("a").unwrap();
+    let mut control = Control::new(Config::default(), Mode::DryRun);
+    run(&mut control, &mut twin, 1);
+    twin.set_permit(id, Some(Permit::pollution(10_000).unwrap()))
+        .unwrap();
+    assert_eq!(limits(&run(&mut control, &mut twin, 20)), 1);
+    assert!(
+        twin.sample().unwrap().vms[0]
+            .vcpus
+            .iter()
+            .all(|vcpu| vcpu.quota.is_none())
+    );
 }

@@ -30,7 +30,7 @@ impl Default for Terms {
 }
 
 /// Whether a VM may run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Standing {
     /// Its balance is zero or above.

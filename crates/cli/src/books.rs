@@ -1,0 +1,218 @@
+//! The bill on disk, beside the journal: it survives the agent, and `kill -9` costs it a minute at most.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use homenode_control::{Bill, Control, Hour, Line};
+use homenode_units::Ns;
+use serde::{Deserialize, Serialize};
+
+const FILE: &str = "bill.json";
+const DAMAGED: &str = "bill.json.damaged";
+/// 10,000 VMs for a month fit.
+const LIMIT_BYTES: u64 = 4 << 30;
+/// How often it is written.
+const EVERY: Ns = Ns::from_secs(60);
+
+/// What the file holds.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Saved {
+    version: u32,
+    lines: Vec<Line>,
+}
+
+const VERSION: u32 = 1;
+
+/// By which clock bills are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// The wall clock: hours since 1970.
+    Wall,
+    /// The host's own: hours of the simulation.
+    Host,
+}
+
+/// Keeps the bill.
+#[derive(Debug)]
+pub struct Books {
+    /// Nowhere to keep it: then it ends with the agent.
+    dir: Option<PathBuf>,
+    clock: Clock,
+    written_at: Option<Ns>,
+    trouble: Option<String>,
+}
+
+impl Books {
+    /// Opens the books of a directory, and gives what they hold. A file that cannot be understood is set aside and said.
+    pub fn open(dir: Option<&Path>, clock: Clock) -> (Books, Bill) {
+        let mut books = Books {
+            dir: dir.map(Path::to_owned),
+            clock,
+            written_at: None,
+            trouble: None,
+        };
+        let bill = match dir.map(read) {
+            None | Some(Ok(None)) => Bill::default(),
+            Some(Ok(Some(bill))) => bill,
+            Some(Err(trouble)) => {
+                books.trouble = Some(trouble);
+                Bill::default()
+            }
+        };
+        (books, bill)
+    }
+
+    /// Settles the bill up to now, and writes it if that is due. Says what went wrong, once.
+    pub fn settle(&mut self, at: Ns, control: &Mutex<Control>) -> Option<String> {
+        let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
+        control.settle_bill(self.hour(at));
+        let is_due = self
+            .written_at
+            .is_none_or(|written| at.saturating_sub(written) >= EVERY);
+        if is_due {
+            self.written_at = Some(at);
+            self.write(control.bill());
+        }
+        self.trouble.take()
+    }
+
+    /// Writes the bill for the last time.
+    pub fn close(&mut self, control: &Mutex<Control>) -> Option<String> {
+        let control = control.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write(control.bill());
+        self.trouble.take()
+    }
+
+    fn hour(&self, at: Ns) -> Hour {
+        match self.clock {
+            Clock::Host => Hour::at(at),
+            Clock::Wall => {
+                let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                Hour(since.map_or(0, |since| since.as_secs() / 3600))
+            }
+        }
+    }
+
+    fn write(&mut self, bill: &Bill) {
+        if let Some(dir) = &self.dir
+            && let Err(error) = replace(dir, bill)
+        {
+            self.trouble = Some(format!(
+                "the bill cannot be written to {}: {error}; usage is kept in memory",
+                dir.join(FILE).display()
+            ));
+        }
+    }
+}
+
+fn read(dir: &Path) -> Result<Option<Bill>, String> {
+    let path = dir.join(FILE);
+    let length = match std::fs::metadata(&path) {
+        Ok(meta) => meta.len(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+    };
+    let parsed = if length > LIMIT_BYTES {
+        Err(format!("it is larger than {LIMIT_BYTES} bytes"))
+    } else {
+        let bytes =
+            std::fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        serde_json::from_slice::<Saved>(&bytes).map_err(|error| error.to_string())
+    };
+    let why = match parsed {
+        Ok(saved) if saved.version == VERSION => return Ok(Some(saved.lines.into_iter().collect())),
+        Ok(saved) => format!("it is of version {}, this program knows {VERSION}", saved.version),
+        Err(why) => why,
+    };
+    let aside = dir.join(DAMAGED);
+    let moved = match std::fs::rename(&path, &aside) {
+        Ok(()) => format!("it is set aside as {}", aside.display()),
+        Err(error) => format!("it cannot be set aside either ({error})"),
+    };
+    Err(format!(
+        "{} is no bill ({why}): {moved}, a new one begins",
+        path.display()
+    ))
+}
+
+/// Writes a new file, and puts it in the place of the old one.
+fn replace(dir: &Path, bill: &Bill) -> std::io::Result<()> {
+    let saved = Saved {
+        version: VERSION,
+        lines: bill.lines().collect(),
+    };
+    let new = dir.join("bill.json.new");
+    let mut file = File::create(&new)?;
+    file.write_all(&serde_json::to_vec(&saved).map_err(std::io::Error::other)?)?;
+    file.sync_all()?;
+    std::fs::rename(&new, dir.join(FILE))?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_control::{Config, Mode};
+    use homenode_policy::permits::Usage;
+    use homenode_units::{Resource, VmId};
+
+    fn bill() -> Bill {
+        let usage = Usage {
+            used_units: 7,
+            booked_units: 9,
+            time_ns: Ns::from_secs(1),
+            unmetered_ns: Ns::ZERO,
+        };
+        let mut bill = Bill::default();
+        bill.add(Hour(3), VmId(1), "one", Resource::Pollution, usage);
+        bill
+    }
+
+    #[test]
+    fn a_bill_survives_the_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut books, empty) = Books::open(Some(dir.path()), Clock::Host);
+        assert_eq!(empty, Bill::default());
+        let control = Mutex::new(Control::new(Config::default(), Mode::Act).with_bill(bill()));
+        assert_eq!(books.close(&control), None);
+        let (_, again) = Books::open(Some(dir.path()), Clock::Host);
+        assert_eq!(again, bill());
+        // A crash while writing leaves the old one.
+        std::fs::write(dir.path().join("bill.json.new"), "{\"ver").unwrap();
+        assert_eq!(Books::open(Some(dir.path()), Clock::Host).1, bill());
+    }
+
+    #[test]
+    fn what_is_no_bill_is_set_aside_and_said_once() {
+        for bad in [
+            "",
+            "{\"version\":1}",
+            "\u{0}\u{0}",
+            "{\"version\":2,\"lines\":[]}",
+            "[]",
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join(FILE), bad).unwrap();
+            let (mut books, empty) = Books::open(Some(dir.path()), Clock::Host);
+            assert_eq!(empty, Bill::default());
+            let control = Mutex::new(Control::new(Config::default(), Mode::Act));
+            let said = books.settle(Ns::from_secs(1), &control).unwrap();
+            assert!(said.contains("set aside"), "{said}");
+            assert_eq!(books.settle(Ns::from_secs(2), &control), None);
+            assert_eq!(std::fs::read(dir.path().join(DAMAGED)).unwrap(), bad.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_bill_that_cannot_be_written_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone");
+        let (mut books, _) = Books::open(Some(&gone), Clock::Host);
+        let control = Mutex::new(Control::new(Config::default(), Mode::Act));
+        let said = books.close(&control).unwrap();
+        assert!(said.contains("gone") && said.contains("kept in memory"), "{said}");
+    }
+}

@@ -1,0 +1,233 @@
+//! `homenode permit`: what VMs book, how they keep it, what they should book, and the bill.
+
+use std::path::Path;
+
+use anyhow::Context;
+use homenode_control::{Line, PermitStatus};
+use homenode_host::CpuQuota;
+use homenode_policy::permits::Standing;
+use homenode_units::{Permit, Resource};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::args::{BillArgs, Booking, PermitCommand, SetArgs, ShowArgs, SuggestArgs};
+use crate::bad_input;
+use crate::desk::{self, Request};
+use crate::output::{or_dash, percent, table};
+
+/// `homenode permit`.
+///
+/// # Errors
+/// No agent, no such VM, or a permit that could not be set.
+pub fn run(command: &PermitCommand) -> anyhow::Result<()> {
+    match command {
+        PermitCommand::Set(args) => set(args),
+        PermitCommand::Show(args) => show(args),
+        PermitCommand::Suggest(args) => suggest(args),
+        PermitCommand::Bill(args) => bill(args),
+    }
+}
+
+/// Asks the agent; complaints about the VM's name are about the user's input.
+fn ask(state: &Path, request: &Request) -> anyhow::Result<Value> {
+    let answer = desk::ask(state, request).map_err(|error| {
+        let is_about_input = error.to_string().starts_with(desk::NO_VM);
+        if is_about_input { bad_input(error) } else { error }
+    })?;
+    answer.with_context(|| {
+        format!(
+            "no agent runs here (nothing at {}); start one with `homenode run`",
+            state.display()
+        )
+    })
+}
+
+fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}
+
+fn set(args: &SetArgs) -> anyhow::Result<()> {
+    let permit = match args.permit {
+        Booking::Permit(permit) => Some(permit),
+        Booking::None => None,
+    };
+    let vm = args.vm.clone();
+    let answer = ask(&args.state, &Request::PermitSet { vm, permit })?;
+    if args.json {
+        return print_json(&answer);
+    }
+    match permit {
+        Some(permit) => println!("{} has a permit of {}", args.vm, in_words(permit)),
+        None => println!("{} has no permit", args.vm),
+    }
+    if let Some(note) = answer["note"].as_str() {
+        println!("{note}");
+    }
+    Ok(())
+}
+
+fn in_words(permit: Permit) -> String {
+    match permit.resource() {
+        Resource::Pollution => format!("{permit} LLC misses per slice of 30 ms"),
+        Resource::Bandwidth => permit.to_string(),
+    }
+}
+
+/// A VM in the agent's answer.
+#[derive(Debug, Serialize, Deserialize)]
+struct VmPermit {
+    name: String,
+    #[serde(flatten)]
+    permit: PermitStatus,
+}
+
+fn show(args: &ShowArgs) -> anyhow::Result<()> {
+    let vm = args.vm.clone();
+    let answer = ask(&args.state, &Request::Permits { vm })?;
+    if args.json {
+        return print_json(&answer["vms"]);
+    }
+    let vms: Vec<VmPermit> = serde_json::from_value(answer["vms"].clone())?;
+    let rows = vms.iter().map(|VmPermit { name, permit: status }| {
+        let resource = status.permit.map_or(Resource::Pollution, Permit::resource);
+        vec![
+            name.clone(),
+            or_dash(status.permit, |permit| permit.to_string()),
+            or_dash(status.units_per_slice, |units| amount(resource, units as f64)),
+            or_dash(status.standing, |standing| standing_name(standing).to_owned()),
+            or_dash(status.quota, |quota: CpuQuota| percent(quota.share())),
+            status.punished_count.to_string(),
+            status.unmetered.clone().unwrap_or_default(),
+        ]
+    });
+    let header = ["VM", "permit", "now", "", "CPU each", "times OVER", ""];
+    println!("{}", table(&header, rows));
+    Ok(())
+}
+
+fn standing_name(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Under => "UNDER",
+        Standing::Over => "OVER",
+    }
+}
+
+/// Units per slice in words: misses, or traffic per second.
+fn amount(resource: Resource, units_per_slice: f64) -> String {
+    let (value, suffix) = match resource {
+        Resource::Pollution => (units_per_slice, ""),
+        Resource::Bandwidth => (units_per_slice * 1e9 / Permit::SLICE.as_f64(), "B/s"),
+    };
+    let (scaled, unit) = match value {
+        v if v >= 1e9 => (v / 1e9, "G"),
+        v if v >= 1e6 => (v / 1e6, "M"),
+        v if v >= 1e3 => (v / 1e3, "k"),
+        v => (v, ""),
+    };
+    let decimals = usize::from(scaled < 10.0 && !unit.is_empty());
+    format!("{scaled:.decimals$}{unit}{suffix}")
+}
+
+fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
+    let vm = args.vm.clone();
+    let answer = ask(&args.state, &Request::PermitSuggest { vm })?;
+    if args.json {
+        return print_json(&answer);
+    }
+    let text = |key: &str| answer[key].as_str().map(str::to_owned);
+    let lines = [
+        (text("from_behaviour"), text("behaviour")),
+        (text("from_memory"), text("memory")),
+    ];
+    for (permit, why) in lines {
+        println!(
+            "{:<8} {}",
+            permit.unwrap_or_else(|| "-".into()),
+            why.unwrap_or_default()
+        );
+    }
+    if let Some(permit) = text("from_behaviour").or_else(|| text("from_memory")) {
+        println!("\nbook it with: homenode permit set {} {permit}", args.vm);
+    }
+    Ok(())
+}
+
+fn bill(args: &BillArgs) -> anyhow::Result<()> {
+    let vm = args.vm.clone();
+    let answer = ask(&args.state, &Request::PermitBill { vm })?;
+    if args.json {
+        return print_json(&answer["lines"]);
+    }
+    let lines: Vec<Line> = serde_json::from_value(answer["lines"].clone())?;
+    let rows = lines.iter().map(|line| {
+        let slices = line.usage.time_ns.as_f64() / Permit::SLICE.as_f64();
+        let booked = (slices > 0.0).then(|| line.usage.booked_units as f64 / slices);
+        vec![
+            line.name.clone(),
+            hour_text(line.hour.0),
+            or_dash(booked, |booked| amount(line.resource, booked)),
+            or_dash(line.used_per_slice(), |used| amount(line.resource, used)),
+            or_dash(line.used_share(), percent),
+            format!("{:.0}min", line.usage.time_ns.as_secs_f64() / 60.0),
+            if line.usage.unmetered_ns.0 > 0 {
+                format!(
+                    "{:.0}min not measured",
+                    line.usage.unmetered_ns.as_secs_f64() / 60.0
+                )
+            } else {
+                String::new()
+            },
+        ]
+    });
+    let header = ["VM", "hour", "booked", "used", "of it", "over", ""];
+    println!("{}", table(&header, rows));
+    Ok(())
+}
+
+/// An hour since 1970 as a date in UTC; on the twin, whose runs begin at 0, as its number.
+fn hour_text(hour: u64) -> String {
+    let (days, hour_of_day) = (hour / 24, hour % 24);
+    // Before 1980 it is an hour of a simulation.
+    if days < 3652 {
+        return format!("hour {hour}");
+    }
+    // Days since 0000-03-01 in eras of 400 years (Hinnant's civil_from_days).
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02} {hour_of_day:02}h UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hours_are_dates() {
+        assert_eq!(hour_text(0), "hour 0");
+        // 2024-02-29 13:00 UTC is 1709211600.
+        assert_eq!(hour_text(1_709_211_600 / 3600), "2024-02-29 13h UTC");
+        // 2026-12-31 23:00 UTC is 1798758000.
+        assert_eq!(hour_text(1_798_758_000 / 3600), "2026-12-31 23h UTC");
+    }
+
+    #[test]
+    fn amounts_are_short() {
+        let misses = |units| amount(Resource::Pollution, units);
+        assert_eq!(
+            [misses(7.0), misses(1_234.0), misses(250_000.0)],
+            ["7", "1.2k", "250k"]
+        );
+        assert_eq!(amount(Resource::Bandwidth, 48_000_000.0), "1.6GB/s");
+    }
+}

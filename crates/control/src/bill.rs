@@ -1,0 +1,153 @@
+//! What VMs used of what they booked, hour by hour.
+
+use std::collections::BTreeMap;
+
+use homenode_policy::permits::Usage;
+use homenode_units::{Ns, Permit, Resource, VmId};
+use serde::{Deserialize, Serialize};
+
+/// Hours that are kept: a month and a day.
+const HOURS_MAX: u64 = 32 * 24;
+const HOUR: Ns = Ns::from_secs(3600);
+
+/// An hour: so many after the beginning of the clock that bills are made by (1970 on a real host, the run on the twin).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Hour(pub u64);
+
+impl Hour {
+    /// The hour of a point in time.
+    pub fn at(time: Ns) -> Hour {
+        Hour(time.0 / HOUR.0)
+    }
+}
+
+/// One VM in one hour.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// Which.
+    pub vm: VmId,
+    /// Its name, for people: as it was last.
+    pub name: String,
+    /// When.
+    pub hour: Hour,
+    /// What was booked.
+    pub resource: Resource,
+    /// How much, and how much of it was used.
+    #[serde(flatten)]
+    pub usage: Usage,
+}
+
+impl Line {
+    /// Used over booked; above 1 the VM broke its permit. `None` where nothing was booked.
+    pub fn used_share(&self) -> Option<f64> {
+        (self.usage.booked_units > 0).then(|| self.usage.used_units as f64 / self.usage.booked_units as f64)
+    }
+
+    /// Used per slice on average, in the units of the permit.
+    pub fn used_per_slice(&self) -> Option<f64> {
+        let slices = self.usage.time_ns.as_f64() / Permit::SLICE.as_f64();
+        (slices > 0.0).then(|| self.usage.used_units as f64 / slices)
+    }
+}
+
+/// All lines of the last month.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bill {
+    lines: BTreeMap<(VmId, Hour, Resource), (String, Usage)>,
+}
+
+impl Bill {
+    /// Adds what a VM used to an hour's line. An hour that comes twice, because a clock was set back, is one line.
+    pub fn add(&mut self, hour: Hour, vm: VmId, name: &str, resource: Resource, usage: Usage) {
+        let (known, sum) = self.lines.entry((vm, hour, resource)).or_default();
+        if known != name {
+            name.clone_into(known);
+        }
+        *sum += usage;
+    }
+
+    /// Lets go of what is older than a month at this hour.
+    pub fn forget_before(&mut self, now: Hour) {
+        let oldest = Hour(now.0.saturating_sub(HOURS_MAX));
+        self.lines.retain(|(_, hour, _), _| *hour >= oldest);
+    }
+
+    /// All lines, by VM, then by hour.
+    pub fn lines(&self) -> impl Iterator<Item = Line> + '_ {
+        self.lines
+            .iter()
+            .map(|((vm, hour, resource), (name, usage))| Line {
+                vm: *vm,
+                name: name.clone(),
+                hour: *hour,
+                resource: *resource,
+                usage: *usage,
+            })
+    }
+}
+
+impl FromIterator<Line> for Bill {
+    fn from_iter<T: IntoIterator<Item = Line>>(lines: T) -> Bill {
+        let mut bill = Bill::default();
+        for line in lines {
+            bill.add(line.hour, line.vm, &line.name, line.resource, line.usage);
+        }
+        bill
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(used: u64) -> Usage {
+        Usage {
+            used_units: used,
+            booked_units: 1000,
+            time_ns: Ns::from_secs(3),
+            unmetered_ns: Ns::ZERO,
+        }
+    }
+
+    #[test]
+    fn an_hour_adds_up_and_a_month_is_kept() {
+        let mut bill = Bill::default();
+        let add = |bill: &mut Bill, hour: u64, used| {
+            bill.add(Hour(hour), VmId(1), "one", Resource::Pollution, usage(used));
+        };
+        add(&mut bill, 5, 100);
+        add(&mut bill, 6, 7);
+        // The clock is set back.
+        add(&mut bill, 5, 1100);
+        bill.add(Hour(5), VmId(1), "renamed", Resource::Bandwidth, usage(1));
+        let lines: Vec<Line> = bill.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(
+            (lines[0].usage.used_units, lines[0].used_share()),
+            (1200, Some(0.6))
+        );
+        assert_eq!(lines[0].used_per_slice(), Some(6.0));
+        let read: Bill = lines.into_iter().collect();
+        assert_eq!(read, bill);
+        bill.forget_before(Hour(5 + HOURS_MAX));
+        assert_eq!(bill.lines().count(), 3);
+        bill.forget_before(Hour(6 + HOURS_MAX));
+        assert_eq!(bill.lines().map(|line| line.hour).collect::<Vec<_>>(), [Hour(6)]);
+    }
+
+    #[test]
+    fn sums_do_not_overflow() {
+        let mut bill = Bill::default();
+        let all = Usage {
+            used_units: u64::MAX,
+            booked_units: u64::MAX,
+            time_ns: Ns(u64::MAX),
+            unmetered_ns: Ns(u64::MAX),
+        };
+        for _ in 0..2 {
+            bill.add(Hour::at(Ns(u64::MAX)), VmId(1), "one", Resource::Pollution, all);
+        }
+        assert_eq!(bill.lines().next().unwrap().usage, all);
+    }
+}
