@@ -137,6 +137,9 @@ fn show(spec: &TwinSpec, trials: &[Trial], output: &mut Output) {
             vms(report),
             nodes(report)
         ));
+        if let Some(permits) = permits(report) {
+            output.line(&format!("\n{permits}"));
+        }
         if !report.events.is_empty() {
             output.line("");
         }
@@ -193,6 +196,32 @@ fn vms(report: &TwinReport) -> String {
         "waiting",
     ];
     table(&header, rows).to_string()
+}
+
+/// VMs with a permit, if there are any.
+fn permits(report: &TwinReport) -> Option<String> {
+    let booked = report.vms.iter().filter_map(|vm| Some((vm, vm.permit?)));
+    let rows: Vec<_> = booked
+        .map(|(vm, permit)| {
+            vec![
+                vm.name.clone(),
+                permit.booked.to_string(),
+                permit.booked.units_per_slice().to_string(),
+                format!("{:.0}", permit.used_per_slice),
+                permit.punished_count.to_string(),
+                format!("{:.1}s", permit.throttled_s),
+            ]
+        })
+        .collect();
+    let header = [
+        "VM",
+        "permit",
+        "booked per slice",
+        "used",
+        "punished",
+        "kept from running",
+    ];
+    (!rows.is_empty()).then(|| table(&header, rows).to_string())
 }
 
 fn nodes(report: &TwinReport) -> String {

@@ -32,10 +32,10 @@ pub mod scenario;
 pub mod schema;
 pub mod workload;
 
-pub use report::{EventReport, EventResult, LinkReport, NodeReport, TwinReport, VmReport};
+pub use report::{EventReport, EventResult, LinkReport, NodeReport, PermitReport, TwinReport, VmReport};
 pub use scenario::{
-    AfterProgram, Allocation, ArrivalOrder, EventAction, EventSpec, Hypervisor, MemoryPolicy, PageSize,
-    Scenario, TwinError, VmSpec, Vnuma,
+    AfterProgram, Allocation, ArrivalOrder, Attribution, Enforcer, EventAction, EventSpec, Hypervisor,
+    MemoryPolicy, PageSize, Scenario, TwinError, VmSpec, Vnuma,
 };
 pub use workload::{Program, Workload, WorkloadError};
 
@@ -90,6 +90,8 @@ impl Twin {
             .map(|vm| VmSettings {
                 home: vm.memory_nodes.clone(),
                 cpus_allowed: vm.cpus.clone(),
+                // Nobody is held to one permit twice.
+                permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),
                 ..VmSettings::default()
             })
             .collect();

@@ -13,7 +13,8 @@
 //! Rates and counts are those since the mark ([`crate::Twin::mark`]), or since the start.
 
 use homenode_machine::Machine;
-use homenode_units::{BytesPerSec, NodeId, NodeMap, Ns};
+use homenode_policy::permits::Account;
+use homenode_units::{BytesPerSec, NodeId, NodeMap, Ns, Permit};
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -114,6 +115,24 @@ pub struct VmReport {
     pub waiting_s: f64,
     /// Bytes that its program asked devices for; what is still on its way is among them.
     pub io_bytes: u64,
+    /// What it booked and what it did; absent where it booked nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permit: Option<PermitReport>,
+}
+
+/// A VM's permit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PermitReport {
+    /// What it booked.
+    pub booked: Permit,
+    /// What it was debited per slice of 30 ms, on average: LLC misses, or bytes.
+    pub used_per_slice: f64,
+    /// How often it went OVER.
+    pub punished_count: u32,
+    /// What it has left, in misses or bytes; below zero what it owes.
+    pub balance_units: i64,
+    /// Time that a limit kept its vCPUs from running, in seconds, summed over them.
+    pub throttled_s: f64,
 }
 
 /// One node.
@@ -165,6 +184,9 @@ struct VmCounts {
     node_changes: u64,
     waiting_ns: u64,
     io_bytes: f64,
+    throttled_ns: u64,
+    used_units: u64,
+    punished_count: u32,
 }
 
 impl Counts {
@@ -180,7 +202,7 @@ impl Counts {
                 .collect(),
             busiest: engine.totals.busiest.sum,
             busiest_seconds: engine.totals.busiest.seconds,
-            vms: engine.vms.iter().map(|vm| VmCounts::of(engine, vm)).collect(),
+            vms: (0..engine.vms.len()).map(|vm| VmCounts::of(engine, vm)).collect(),
         }
     }
 
@@ -205,13 +227,22 @@ impl Counts {
             now.node_changes -= then.node_changes;
             now.waiting_ns -= then.waiting_ns;
             now.io_bytes -= then.io_bytes;
+            now.throttled_ns -= then.throttled_ns;
+            // A VM that was started again has a new account.
+            now.used_units = now.used_units.saturating_sub(then.used_units);
+            now.punished_count = now.punished_count.saturating_sub(then.punished_count);
         }
         self
     }
 }
 
 impl VmCounts {
-    fn of(engine: &Engine, vm: &Vm) -> VmCounts {
+    fn of(engine: &Engine, number: usize) -> VmCounts {
+        let vm = &engine.vms[number];
+        let account = engine
+            .permits
+            .as_ref()
+            .and_then(|permits| permits.account(number));
         let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
         VmCounts {
             instructions: vm.threads.iter().map(|t| t.instructions).sum(),
@@ -226,9 +257,15 @@ impl VmCounts {
                 .map(|task| engine.scheduler.queues.tasks[task].node_changes)
                 .sum(),
             waiting_ns: tasks
+                .clone()
                 .map(|task| engine.scheduler.queues.tasks[task].waiting_ns(engine.now))
                 .sum(),
             io_bytes: vm.threads.iter().map(|t| t.requests.bytes).sum(),
+            throttled_ns: tasks
+                .map(|task| engine.scheduler.queues.tasks[task].throttled_ns(engine.now))
+                .sum(),
+            used_units: account.map_or(0, Account::used_units),
+            punished_count: account.map_or(0, Account::punished_count),
         }
     }
 }
@@ -296,7 +333,13 @@ pub(crate) fn report(
         epoch_ns: engine.epoch,
         at_ns: engine.now,
         measured_from_ns: mark.at,
-        vms: vms.map(|(vm, counts)| report_vm(machine, vm, counts)).collect(),
+        vms: vms
+            .enumerate()
+            .map(|(at, (vm, counts))| VmReport {
+                permit: report_permit(engine, at, counts, seconds),
+                ..report_vm(machine, vm, counts)
+            })
+            .collect(),
         nodes: nodes.collect(),
         links: links.collect(),
         imbalance: imbalance(machine, &accesses),
@@ -304,6 +347,18 @@ pub(crate) fn report(
         events: engine.script.log.clone(),
         notes: engine.notes.clone(),
     }
+}
+
+fn report_permit(engine: &Engine, vm: usize, counts: &VmCounts, seconds: f64) -> Option<PermitReport> {
+    let permits = engine.permits.as_ref()?;
+    let (booked, account) = (permits.permit(vm)?, permits.account(vm)?);
+    Some(PermitReport {
+        booked,
+        used_per_slice: counts.used_units as f64 * Permit::SLICE.as_secs_f64() / seconds,
+        punished_count: counts.punished_count,
+        balance_units: account.balance_units(),
+        throttled_s: counts.throttled_ns as f64 / 1e9,
+    })
 }
 
 fn ratio(part: f64, whole: f64) -> Option<f64> {
@@ -330,5 +385,6 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
         node_changes: counts.node_changes,
         waiting_s: counts.waiting_ns as f64 / 1e9,
         io_bytes: counts.io_bytes as u64,
+        permit: None,
     }
 }

@@ -53,6 +53,12 @@ written!(
     "1500ms"
 );
 written!(
+    /// What a VM booked.
+    Permit,
+    r"^\s*(\d+|(\d+\.?\d{0,9}|\.\d{1,9})\s*(k|M|G|(TiB|GiB|MiB|KiB|TB|GB|MB|kB|B)/s))\s*$",
+    "250k"
+);
+written!(
     /// A set of CPUs or nodes, as the kernel writes it.
     List,
     r"^\s*(\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)?\s*$",

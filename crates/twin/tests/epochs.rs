@@ -77,3 +77,28 @@ fn solving_only_on_change_changes_no_figure_by_two_percent() {
         "solving in every epoch",
     );
 }
+
+#[test]
+fn a_loop_that_is_loaded_again_in_each_slice_is_found_whole_in_time() {
+    use homenode_host::Host;
+    use homenode_twin::{Hypervisor, VmSpec};
+    use homenode_units::{Bytes, CpuId, CpuSet};
+    // The miss ratio of a loop stays at 1 until nearly all of it has come: nothing seems to change until then.
+    let vm = |name, program| {
+        let vm = VmSpec::new(name, 1, Bytes::from_mib(200), program).doing(100.0);
+        vm.on_cpus(CpuSet::one(CpuId(0)))
+    };
+    let mut scenario = Scenario::of("in turn", vec![vm("a", "walk.c2"), vm("b", "disrupt.c3")]);
+    scenario.hypervisor = Hypervisor::Xen;
+    let machine = homenode_machine::preset("e5_1603v3").unwrap();
+    let miss_ratio = |epoch| {
+        let mut twin = Twin::with_epoch(machine.clone(), &scenario, 1, Ns(epoch)).unwrap();
+        twin.wait(Ns::from_secs(5));
+        twin.mark();
+        twin.wait(Ns::from_secs(5));
+        twin.report().vms[0].llc_miss_rate.unwrap()
+    };
+    let (coarse, fine) = (miss_ratio(1_000_000), miss_ratio(100_000));
+    // It was 0.6 against 0.23 while epochs grew as they liked.
+    assert!((coarse - fine).abs() < 0.05, "{coarse} and {fine}");
+}

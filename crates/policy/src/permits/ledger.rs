@@ -85,13 +85,25 @@ impl Account {
 
     /// Adds what the permit earns in this time. Of a period that was debited too, the debit comes first.
     pub fn earn(&mut self, time: Ns, terms: &Terms) {
-        let exact = u128::from(self.units_per_slice) * u128::from(time.0) + u128::from(self.residual);
-        let slice = u128::from(Permit::SLICE.0);
-        let units = u64::try_from(exact / slice).unwrap_or(u64::MAX);
-        self.residual = (exact % slice) as u32;
+        let (units, residual) = self.earned(time);
+        self.residual = residual;
         self.earned_units = self.earned_units.saturating_add(units);
         self.balance = self.balance.saturating_add(signed(units));
         self.bound(terms);
+    }
+
+    /// Units that are earned in this time, and what is left over.
+    fn earned(&self, time: Ns) -> (u64, u32) {
+        let slice = Permit::SLICE.0;
+        let exact = self.units_per_slice.checked_mul(time.0);
+        if let Some(exact) = exact.and_then(|exact| exact.checked_add(self.residual.into())) {
+            return (exact / slice, (exact % slice) as u32);
+        }
+        // Long periods of large permits: the same, ten times as slow.
+        let exact = u128::from(self.units_per_slice) * u128::from(time.0) + u128::from(self.residual);
+        let units = exact / u128::from(slice);
+        let residual = exact % u128::from(slice);
+        (u64::try_from(units).unwrap_or(u64::MAX), residual as u32)
     }
 
     fn bound(&mut self, terms: &Terms) {

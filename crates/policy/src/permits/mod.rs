@@ -46,9 +46,11 @@
 //! - A debt is bounded, and what could not be measured is not debited: the seed trusts its counters.
 //! - The same account can hold bytes: a permit for memory bandwidth (asked for in the seed's section 5.2).
 
+pub mod attribution;
 pub mod ledger;
 pub mod meter;
 pub mod plan;
+pub mod quota;
 pub mod suggest;
 
 pub use homenode_units::{Permit, PermitError, Resource};

@@ -1,4 +1,4 @@
-//! What a scenario says happens to VMs: starts, stops, balloons, moves of memory, changes of behaviour.
+//! What a scenario says happens to VMs: starts, stops, balloons, moves of memory, pins, changes of behaviour.
 //!
 //! # Model
 //!
@@ -43,6 +43,8 @@ struct Event {
     action: EventAction,
     /// Positions of the nodes that a migration goes to.
     to: Vec<usize>,
+    /// Whether each CPU is one that a pin allows.
+    allowed: Vec<bool>,
 }
 
 /// Memory on its way.
@@ -73,6 +75,10 @@ impl Script {
                     let positions = nodes.iter().map(|node| machine.nodes.position(node));
                     positions.map(|at| at.expect("checked")).collect()
                 }
+                _ => Vec::new(),
+            },
+            allowed: match &event.action {
+                EventAction::Pin { cpus } => machine.cpus.iter().map(|cpu| cpus.contains(cpu.id)).collect(),
                 _ => Vec::new(),
             },
         });
@@ -150,6 +156,17 @@ impl Engine {
                     over: false,
                 });
                 (EventResult::Running, None)
+            }
+            EventAction::Pin { .. } => {
+                self.settle_all();
+                let first = self.vms[vm].first_vcpu;
+                for task in first..first + self.vms[vm].threads.len() {
+                    let allowed = self.script.events[at].allowed.clone();
+                    self.scheduler.set_affinity(task, allowed, self.now);
+                    self.after_scheduling();
+                }
+                self.version += 1;
+                (EventResult::Done, None)
             }
             EventAction::Phase {
                 llc_access_factor,

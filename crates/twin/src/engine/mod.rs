@@ -25,6 +25,7 @@ mod check;
 mod events;
 mod io;
 mod moves;
+mod permits;
 mod speed;
 
 use std::cmp::Reverse;
@@ -42,9 +43,10 @@ use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Lease, Stage, Vm};
 use crate::hardware::core::{CoreCost, Paging};
 use crate::hardware::fabric::Copying;
 use crate::hardware::{Fabric, Llc, Sharer, Topology};
+use crate::hypervisor::permits::Permits;
 use crate::hypervisor::{DAEMON_PERIOD, DAEMON_RUN, HostMemory, Run, Scheduler};
 use crate::io::{Device, Plan};
-use crate::scenario::{AfterProgram, Hypervisor, Scenario, TwinError};
+use crate::scenario::{AfterProgram, Attribution, Hypervisor, Scenario, TwinError};
 
 /// Events without progress of time after which the engine gives up.
 const SILENCE_MAX: u32 = 1_000_000;
@@ -85,6 +87,8 @@ enum Timer {
         /// Which life of the VM it belongs to.
         life: u32,
     },
+    /// The host's permits are settled.
+    Permits,
 }
 
 /// How fast the current task of a CPU goes.
@@ -145,6 +149,9 @@ pub(crate) struct Engine {
     pub llcs: Vec<Llc>,
     pub scheduler: Scheduler,
     pub memory: HostMemory,
+    /// The host's own ledger, where VMs have permits.
+    pub permits: Option<Permits>,
+    attribution: Attribution,
     /// Devices that programs of the scenario use.
     pub devices: Vec<Device>,
     /// What the scenario asks for and the machine cannot give, in sentences.
@@ -250,6 +257,13 @@ impl Engine {
             llcs: machine.llcs.iter().map(llc).collect(),
             scheduler,
             memory: HostMemory::new(total),
+            permits: Permits::new(
+                scenario.enforcer,
+                hardware.clock_hz / 1000,
+                line_bytes,
+                scenario.vms.iter().map(|vm| vm.permit).collect(),
+            ),
+            attribution: scenario.attribution,
             devices: io.devices,
             notes: io.notes,
             vms,
@@ -298,6 +312,7 @@ impl Engine {
         }
         engine.set_events();
         engine.start_daemons();
+        engine.set_permit_tick();
         Ok(engine)
     }
 
@@ -410,6 +425,7 @@ impl Engine {
                 }
             }
             Timer::Served { vm, thread, life } => self.served(vm, thread, life),
+            Timer::Permits => self.permit_tick(),
         }
     }
 
@@ -560,6 +576,7 @@ impl Engine {
             }
         }
         self.set_quota(vm, None);
+        self.forget_permit(vm);
         let pages = self.vms[vm].memory.pages();
         self.memory.release(&pages);
     }

@@ -14,6 +14,9 @@ const MISS_CHANGE_MAX: f64 = 2e-3;
 
 /// Relative change of the part of a cache that a thread can use that is worth a new miss ratio.
 const LLC_CHANGE_MIN: f64 = 2e-4;
+/// Change of the part of a cache that a thread can use, as a share of the whole, that an epoch may bring where caches fill: a
+/// miss ratio that stays may fall all at once where the last line of a loop has come.
+const OCCUPANCY_CHANGE_MAX: f64 = 0.02;
 /// Epochs grow up to this many times their stated length while nothing changes.
 const STRIDE_MAX: f64 = 64.0;
 
@@ -156,6 +159,8 @@ impl Engine {
             {
                 let llc_bytes = self.llc_bytes(cpu, vm, thread);
                 let before = self.speeds[cpu].llc_bytes;
+                let whole = self.llcs[self.topology.cpus[cpu].llc].lines() * self.line_bytes;
+                drift = drift.max((llc_bytes - before).abs() / (OCCUPANCY_CHANGE_MAX * whole));
                 if (llc_bytes - before).abs() > LLC_CHANGE_MIN * before {
                     self.speeds[cpu].cost = self.cost(cpu, vm, thread, llc_bytes);
                     self.speeds[cpu].llc_bytes = llc_bytes;
@@ -179,7 +184,7 @@ impl Engine {
     }
 
     /// How long the next epoch may be: until miss ratios will have drifted by half of what makes a new solution
-    /// necessary, at most twice the last. `drift` is in units of that.
+    /// necessary, or occupancies by half of what an epoch may bring, at most twice the last. `drift` is in units of that.
     fn set_stride(&mut self, drift: f64, unsteady: bool) {
         let base = self.epoch.as_f64();
         let lasted = (self.now.0 - self.epoch_began.0) as f64;

@@ -7,7 +7,7 @@ pub(crate) mod view;
 pub(crate) mod vm;
 
 pub(crate) use memory::VmMemory;
-pub(crate) use thread::Doing;
+pub(crate) use thread::{Doing, Thread};
 pub(crate) use view::View;
 pub(crate) use vm::{Lease, Stage, Vm};
 

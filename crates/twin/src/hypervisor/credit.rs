@@ -19,6 +19,9 @@
 //!   soft affinity's sake then for any, each time from its own node, then from the other nodes in order of their
 //!   numbers, starting behind the CPU that was last stolen from.
 //!
+//! - KS4Xen (seed 000, section 3.2.2): a vCPU whose VM is OVER its permit ([`super::permits`]) does not run until the VM is
+//!   UNDER. It burns no credits meanwhile, and earns them as long as it is active.
+//!
 //! Nothing here knows where memory lies, except as far as soft affinity says it.
 //!
 //! # Properties (tests of the same names)
@@ -37,6 +40,8 @@
 //! - Ticks of all CPUs fall on one grid and are handled in order of CPUs; softirqs take no time.
 //! - A new vCPU starts from the allowed CPU with the fewest vCPUs that were ever started there, and picks as a migrating one
 //!   does; toolstacks have rules of their own.
+//! - The seed gives a VM that is OVER its permit the priority `Over` and says that it then cannot use the processor. In the
+//!   source that priority runs where nobody else wants to: here such a vCPU is parked.
 //! - A vCPU that must give way is moved if *it* may use an idle CPU, as before Xen 4.13; the code since asks for the other's.
 //!
 //! # Left out
@@ -44,6 +49,7 @@
 //! Pools, `smt_power_savings`, the migration delay (off by default), tasklets. Dom0 is the host's daemons, of usual
 //! weight.
 
+use homenode_policy::permits::Standing;
 use homenode_units::Ns;
 
 use super::queues::{Queues, Run};
@@ -81,8 +87,17 @@ struct Vcpu {
     /// Whether it takes part in accounting.
     active: bool,
     parked: bool,
+    /// Whether its VM is OVER its permit.
+    over: bool,
     /// Soft affinity; absent where it prefers nothing.
     preferred: Option<Vec<bool>>,
+}
+
+impl Vcpu {
+    /// Whether its cap or its permit keeps it from running.
+    fn kept_off(&self) -> bool {
+        self.parked || self.over
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -185,6 +200,15 @@ impl Credit {
     /// Caps a VM, in percent of one CPU, besides the cap that it has; or no longer.
     pub fn set_cap(&mut self, vm: usize, cap_percent: Option<u32>) {
         self.domains[vm + 1].cap_now_percent = cap_percent;
+    }
+
+    /// What a vCPU's VM is by its permit from now on: OVER keeps it from running.
+    pub fn set_standing(&mut self, queues: &mut Queues, task: usize, standing: Standing, now: Ns) {
+        self.vcpus[task].over = standing == Standing::Over;
+        match standing {
+            Standing::Over => self.park(queues, task, now),
+            Standing::Under => self.resume(queues, task, now),
+        }
     }
 
     /// Whether a vCPU prefers some of the CPUs that it may run on to others.
@@ -552,7 +576,12 @@ impl Credit {
 
     fn unpark(&mut self, queues: &mut Queues, task: usize, now: Ns) {
         self.vcpus[task].parked = false;
-        if queues.tasks[task].run == Run::Throttled {
+        self.resume(queues, task, now);
+    }
+
+    /// Lets a vCPU run that nothing keeps from it any more.
+    fn resume(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+        if queues.tasks[task].run == Run::Throttled && !self.vcpus[task].kept_off() {
             queues.dequeue(task, now);
             self.requeue(queues, task, now);
         }
@@ -587,6 +616,7 @@ impl Discipline for Credit {
             priority: Priority::Under,
             active: false,
             parked: false,
+            over: false,
             preferred: None,
         });
     }
@@ -607,7 +637,7 @@ impl Discipline for Credit {
 
     fn wake(&mut self, queues: &mut Queues, task: usize, waker: Option<usize>, now: Ns) {
         let vcpu = &mut self.vcpus[task];
-        if vcpu.parked {
+        if vcpu.kept_off() {
             queues.throttle(task, now);
             return;
         }
@@ -630,7 +660,7 @@ impl Discipline for Credit {
     }
 
     fn requeue(&mut self, queues: &mut Queues, task: usize, now: Ns) {
-        if self.vcpus[task].parked {
+        if self.vcpus[task].kept_off() {
             queues.throttle(task, now);
         } else {
             self.insert(queues, task, false, now);

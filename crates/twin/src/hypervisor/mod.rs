@@ -1,17 +1,19 @@
-//! What the host does: it schedules (Linux's fair scheduler or Xen's credit scheduler) and gives out physical memory.
+//! What the host does: it schedules (Linux's fair scheduler or Xen's credit scheduler) gives out physical memory, and
+//! may hold VMs to permits.
 
 mod balance;
 mod bandwidth;
 mod credit;
 mod fair;
 pub(crate) mod memory;
+pub(crate) mod permits;
 mod queues;
 mod scheduler;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use memory::HostMemory;
-pub(crate) use queues::Run;
+pub(crate) use queues::{Run, Task};
 pub(crate) use scheduler::Scheduler;
 
 use homenode_units::Ns;

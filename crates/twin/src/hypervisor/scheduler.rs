@@ -8,7 +8,8 @@
 //! [`Scheduler::handle_events`] handles those due. What ran and which CPUs switched is left in `segments` and
 //! `switched`.
 
-use homenode_units::Ns;
+use homenode_policy::permits::Standing;
+use homenode_units::{Ns, Permit};
 
 use super::credit::Credit;
 use super::fair::Fair;
@@ -215,6 +216,22 @@ impl Scheduler {
                 let cap = quota.map(|quota| u32::try_from(percent(quota)).unwrap_or(u32::MAX));
                 if let Some(vm) = self.queues.tasks[vcpus.start].vm {
                     credit.set_cap(vm, cap);
+                }
+            }
+        }
+    }
+
+    /// What a VM is by its permit from now on: the vCPUs of one that is OVER do not run. The fair scheduler has no such
+    /// state: there it is a quota of nothing.
+    pub fn set_standing(&mut self, vcpus: std::ops::Range<usize>, standing: Standing, now: Ns) {
+        match &mut self.kind {
+            Kind::Fair(_) => {
+                let quota = (standing == Standing::Over).then_some((Ns::ZERO, Permit::SLICE));
+                self.set_quota(vcpus, quota, now);
+            }
+            Kind::Credit(credit) => {
+                for task in vcpus {
+                    credit.set_standing(&mut self.queues, task, standing, now);
                 }
             }
         }

@@ -4,7 +4,9 @@ use homenode_machine::Machine;
 use homenode_machine::file::{Candidates, FileError};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
 
-use super::{Allocation, EventAction, EventSpec, Hypervisor, MemoryPolicy, Scenario, VmSpec, Vnuma};
+use super::{
+    Allocation, Enforcer, EventAction, EventSpec, Hypervisor, MemoryPolicy, Scenario, VmSpec, Vnuma,
+};
 use crate::workload;
 
 /// What is wrong with a scenario, or with a machine to run it on.
@@ -217,10 +219,58 @@ impl Scenario {
             self.workload(vm)
                 .map_err(|error| within(&key)(("workload", error)))?;
         }
+        self.check_enforcer()?;
         for (at, event) in self.events.iter().enumerate() {
             self.check_event(event).map_err(within(&format!("event[{at}]")))?;
         }
         Ok(())
+    }
+
+    /// An enforcer belongs to a scheduler, or to a host whose VMs share no CPU.
+    fn check_enforcer(&self) -> Result<(), Wrong> {
+        let xen = self.hypervisor == Hypervisor::Xen;
+        let complaint = match self.enforcer {
+            Enforcer::None => None,
+            Enforcer::Ks4xen => (!xen).then_some("enforcer = \"ks4xen\" needs hypervisor = \"xen\""),
+            Enforcer::Ks4linux => {
+                xen.then_some("enforcer = \"ks4linux\" needs hypervisor = \"kvm\" or \"native\"")
+            }
+            Enforcer::Ks4pisces => xen
+                .then_some("enforcer = \"ks4pisces\" needs hypervisor = \"kvm\" or \"native\"")
+                .or_else(|| self.partition_fault()),
+        };
+        let Some(message) = complaint else { return Ok(()) };
+        Err(Wrong {
+            key: "enforcer".to_owned(),
+            error: Box::new(TwinError::Key {
+                scenario: self.name.clone(),
+                key: "enforcer".to_owned(),
+                message: message.to_owned(),
+            }),
+        })
+    }
+
+    /// Why VMs do not own their CPUs, if they do not.
+    fn partition_fault(&self) -> Option<&'static str> {
+        let mut taken = CpuSet::new();
+        for vm in &self.vms {
+            let own = vm
+                .cpus
+                .as_ref()
+                .filter(|cpus| cpus.len() >= usize::from(vm.vcpus));
+            let Some(own) = own else {
+                return Some(
+                    "enforcer = \"ks4pisces\" needs VMs that own their CPUs; give each `cpus`, one per vCPU",
+                );
+            };
+            if own.iter().any(|cpu| taken.contains(cpu)) {
+                return Some(
+                    "enforcer = \"ks4pisces\" needs VMs that own their CPUs; no CPU may be in the `cpus` of two",
+                );
+            }
+            taken = taken.union(own);
+        }
+        None
     }
 
     /// What a VM's guest and its program touch in all, which must fit into it.
@@ -346,6 +396,9 @@ impl EventSpec {
             EventAction::Migrate { nodes, .. } => {
                 part_of_nodes(&self.vm, nodes, machine).map_err(|error| ("action.migrate.nodes", error))
             }
+            EventAction::Pin { cpus } => {
+                part_of_cpus(&self.vm, cpus, machine).map_err(|error| ("action.pin.cpus", error))
+            }
             _ => Ok(()),
         }
     }
@@ -453,17 +506,7 @@ impl VmSpec {
             return Err(("memory", beyond_host(&self.name, self.memory, machine, host)));
         }
         if let Some(cpus) = &self.cpus {
-            let usable: CpuSet = machine.cpu_set();
-            if cpus.is_empty() || !cpus.is_subset(&usable) {
-                let (cpus, machine) = (cpus.clone(), machine.name.clone());
-                let error = TwinError::Cpus {
-                    vm: name(),
-                    cpus,
-                    usable,
-                    machine,
-                };
-                return Err(("cpus", error));
-            }
+            part_of_cpus(&self.name, cpus, machine).map_err(|error| ("cpus", error))?;
         }
         match &self.memory_nodes {
             Some(nodes) => part_of_nodes(&self.name, nodes, machine).map_err(|error| ("memory_nodes", error)),
@@ -479,6 +522,19 @@ fn beyond_host(vm: &str, memory: Bytes, machine: &Machine, host: Bytes) -> TwinE
         machine: machine.name.clone(),
         host,
     }
+}
+
+fn part_of_cpus(vm: &str, cpus: &CpuSet, machine: &Machine) -> Result<(), TwinError> {
+    let usable = machine.cpu_set();
+    if cpus.is_empty() || !cpus.is_subset(&usable) {
+        return Err(TwinError::Cpus {
+            vm: vm.to_owned(),
+            cpus: cpus.clone(),
+            usable,
+            machine: machine.name.clone(),
+        });
+    }
+    Ok(())
 }
 
 fn part_of_nodes(vm: &str, nodes: &NodeSet, machine: &Machine) -> Result<(), TwinError> {

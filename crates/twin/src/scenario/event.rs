@@ -1,6 +1,6 @@
 //! What happens to VMs during a run.
 
-use homenode_units::{Bytes, NodeSet, Ns};
+use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -49,6 +49,13 @@ pub enum EventAction {
         #[schemars(with = "Option<schema::Size>")]
         memory_max: Option<Bytes>,
     },
+    /// Its vCPUs run on these CPUs only from now on.
+    Pin {
+        /// CPUs, in list format.
+        #[serde(deserialize_with = "super::some_list")]
+        #[schemars(with = "schema::List")]
+        cpus: CpuSet,
+    },
     /// Its program behaves differently from now on. Factors are against the profile and its phases, not against an
     /// earlier event.
     Phase {
@@ -69,6 +76,7 @@ impl EventAction {
             EventAction::Stop => "stop",
             EventAction::Balloon { .. } => "balloon",
             EventAction::Migrate { .. } => "migrate",
+            EventAction::Pin { .. } => "pin",
             EventAction::Phase { .. } => "phase",
         }
     }

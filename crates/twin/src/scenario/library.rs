@@ -21,6 +21,7 @@ builtin!(
     "move-memory",
     "native48",
     "overcommit",
+    "permits",
     "phase-change",
     "tavo-mixed",
 );

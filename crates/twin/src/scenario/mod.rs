@@ -11,7 +11,7 @@ mod library;
 use std::sync::Arc;
 
 use homenode_machine::file::{Candidates, Source, read_toml};
-use homenode_units::{Bytes, CpuId, CpuSet, NodeSet, Ns};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -40,6 +40,12 @@ pub struct Scenario {
     /// Seed where the caller gives none.
     #[serde(default = "first_seed")]
     pub seed: u64,
+    /// Who holds VMs to their permits, where the host does so itself.
+    #[serde(default)]
+    pub enforcer: Enforcer,
+    /// Whose misses the host's enforcer counts as a VM's pollution.
+    #[serde(default)]
+    pub attribution: Attribution,
     /// How long to simulate where the caller does not say; a run may end before, when every program is done.
     #[serde(default = "long_enough", with = "homenode_units::text")]
     #[schemars(with = "schema::Time")]
@@ -138,6 +144,10 @@ pub struct VmSpec {
     /// Whether it drives devices itself (PCI passthrough).
     #[serde(default)]
     pub passthrough: bool,
+    /// What it booked: LLC misses per slice of 30 ms, or memory bandwidth; absent where it booked nothing.
+    #[serde(default)]
+    #[schemars(with = "Option<schema::Permit>")]
+    pub permit: Option<Permit>,
 }
 
 /// Where the hypervisor places a VM's pages (seed 004, section 3).
@@ -210,6 +220,33 @@ pub enum Hypervisor {
     Kvm,
     /// Xen: credit1.
     Xen,
+}
+
+/// Who in the host holds VMs to their permits (seed 000, sections 3.2.2 and 3.3.4). An agent that watches the host may do it
+/// instead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Enforcer {
+    /// Nobody: permits are metered, and an agent may enforce them.
+    #[default]
+    None,
+    /// Xen's credit scheduler: a VM that is OVER does not run.
+    Ks4xen,
+    /// Quotas of Linux's fair scheduler.
+    Ks4linux,
+    /// A host whose VMs own their CPUs and memory: those of a VM that is OVER stand still.
+    Ks4pisces,
+}
+
+/// Which misses count as a VM's pollution: it must not be punished for that of others (seed 000, section 3.2.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attribution {
+    /// Those that it would have alone, from replaying its accesses on a model of the machine's cache.
+    #[default]
+    Replay,
+    /// Those that the counters of its CPUs show, whoever evicted the lines.
+    Counted,
 }
 
 /// In which order VMs arrive.
@@ -287,6 +324,7 @@ impl VmSpec {
             weight: usual_weight(),
             cap_percent: None,
             passthrough: false,
+            permit: None,
         }
     }
 
@@ -315,6 +353,13 @@ impl VmSpec {
     #[must_use]
     pub fn with_memory_on(mut self, nodes: NodeSet) -> VmSpec {
         self.memory_nodes = Some(nodes);
+        self
+    }
+
+    /// The same VM with a permit.
+    #[must_use]
+    pub fn with_permit(mut self, permit: Permit) -> VmSpec {
+        self.permit = Some(permit);
         self
     }
 
@@ -355,6 +400,8 @@ impl Scenario {
             about: String::new(),
             machine: None,
             hypervisor: Hypervisor::Kvm,
+            enforcer: Enforcer::None,
+            attribution: Attribution::Replay,
             seed: first_seed(),
             duration: long_enough(),
             warm_up: Ns::ZERO,

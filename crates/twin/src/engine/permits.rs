@@ -1,0 +1,82 @@
+//! Ticks of the host's own permits: counters are read, accounts settled, VMs stopped and let go.
+
+use homenode_host::Counters;
+use homenode_policy::permits::meter::Reading;
+use homenode_units::Ns;
+
+use super::{Engine, Timer};
+use crate::guest::Thread;
+use crate::hypervisor::Task;
+use crate::hypervisor::permits::{Measure, PERIOD, TICK};
+use crate::scenario::Attribution;
+
+impl Engine {
+    pub(super) fn set_permit_tick(&mut self) {
+        if self.permits.is_some() {
+            self.set_timer(Ns(self.now.0 + TICK.0), Timer::Permits);
+        }
+    }
+
+    pub(super) fn permit_tick(&mut self) {
+        self.settle_all();
+        let Some(mut permits) = self.permits.take() else {
+            return;
+        };
+        permits.tick();
+        for vm in 0..self.vms.len() {
+            if permits.permit(vm).is_none() || !self.vms[vm].present() {
+                continue;
+            }
+            let measure = permits.settle(vm, self.readings(vm));
+            self.enforce(vm, measure);
+        }
+        self.permits = Some(permits);
+        self.set_permit_tick();
+    }
+
+    /// A VM leaves the host: nothing keeps it from running when it is started again.
+    pub(super) fn forget_permit(&mut self, vm: usize) {
+        let measure = self.permits.as_mut().map(|permits| permits.forget(vm));
+        self.enforce(vm, measure.unwrap_or(Measure::None));
+    }
+
+    fn enforce(&mut self, vm: usize, measure: Measure) {
+        let first = self.vms[vm].first_vcpu;
+        let vcpus = first..first + self.vms[vm].threads.len();
+        match measure {
+            Measure::None => return,
+            Measure::Standing(standing) => self.scheduler.set_standing(vcpus, standing, self.now),
+            Measure::Quota(run) => {
+                let quota = run.map(|run| (run, PERIOD));
+                self.scheduler.set_quota(vcpus, quota, self.now);
+            }
+        }
+        self.after_scheduling();
+    }
+
+    /// What the counters of a VM's vCPUs say, by whoever's misses count as its own.
+    fn readings(&self, vm: usize) -> Vec<Reading> {
+        let owner = &self.vms[vm];
+        let tasks = &self.scheduler.queues.tasks[owner.first_vcpu..];
+        let reading = |(thread, task): (&Thread, &Task)| {
+            let misses = match (self.attribution, &owner.program) {
+                (Attribution::Replay, Some(program)) => {
+                    let llc = &self.llcs[self.topology.cpus[task.cpu].llc];
+                    thread.llc_references * program.miss_ratio.at(llc.lines() * self.line_bytes)
+                }
+                _ => thread.llc_misses,
+            };
+            Reading {
+                counters: Some(Counters {
+                    instructions: thread.instructions as u64,
+                    cycles: thread.cycles as u64,
+                    llc_references: thread.llc_references as u64,
+                    llc_misses: misses as u64,
+                }),
+                running_ns: Ns(task.running_ns),
+                counted_ns: Ns(task.running_ns),
+            }
+        };
+        owner.threads.iter().zip(tasks).map(reading).collect()
+    }
+}

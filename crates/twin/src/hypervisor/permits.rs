@@ -1,0 +1,186 @@
+//! Permits that the host itself holds its VMs to (seed 000, sections 3.2.2 and 3.3.4), with the ledger of
+//! [`homenode_policy::permits`].
+//!
+//! # Algorithm
+//!
+//! Every tick of 10 ms each VM that runs is metered and its account debited. What happens to it then depends on the
+//! enforcer:
+//!
+//! - *KS4Xen*: below zero the VM is OVER, and none of its vCPUs runs. Every third tick, the end of a slice, it earns what
+//!   it booked; at zero or above it is UNDER again ([`super::credit`]).
+//! - *KS4Pisces*: the same, on CPUs that the VM shares with nobody: they stand still.
+//! - *KS4Linux*: every 100 ms, the period of `cpu.max`, the VM is given the time that its account pays for in the next
+//!   ([`homenode_policy::permits::quota`]), at least 1 ms of each vCPU.
+//!
+//! # Left out
+//!
+//! What metering costs (`kyoto.overhead` measures it).
+
+use homenode_policy::permits::meter::Reading;
+use homenode_policy::permits::{Account, Meter, Pollution, Standing, Terms, quota};
+use homenode_units::{Ns, Permit, Resource};
+
+use crate::scenario::Enforcer;
+
+/// How often VMs are metered: Xen's tick.
+pub(crate) const TICK: Ns = Ns::from_millis(10);
+const TICKS_PER_SLICE: u64 = 3;
+/// KS4Linux's period, and what it always leaves a vCPU of it: the kernel's default, and the least that it takes.
+pub(crate) const PERIOD: Ns = Ns::from_millis(100);
+const TICKS_PER_PERIOD: u64 = 10;
+const LEAST: Ns = Ns::from_millis(1);
+
+/// What is done to a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Measure {
+    /// Nothing new.
+    None,
+    /// It runs or does not.
+    Standing(Standing),
+    /// Each of its vCPUs may run for this long in the coming period; as long as it likes where there is none.
+    Quota(Option<Ns>),
+}
+
+/// A VM with a permit.
+#[derive(Clone, Debug)]
+struct Booked {
+    permit: Permit,
+    account: Account,
+    /// What its vCPUs' counters said at the last tick.
+    readings: Vec<Reading>,
+    /// What was last done to it.
+    standing: Standing,
+    limited: bool,
+    per_running_ms: f64,
+}
+
+/// The host's ledger.
+#[derive(Clone, Debug)]
+pub(crate) struct Permits {
+    enforcer: Enforcer,
+    meter: Meter,
+    terms: Terms,
+    line_bytes: f64,
+    ticks: u64,
+    /// By VM.
+    booked: Vec<Option<Booked>>,
+}
+
+impl Permits {
+    /// The ledger of VMs with these permits; `None` where nobody has one.
+    pub fn new(
+        enforcer: Enforcer,
+        clock_khz: u64,
+        line_bytes: f64,
+        permits: Vec<Option<Permit>>,
+    ) -> Option<Permits> {
+        if permits.iter().all(Option::is_none) {
+            return None;
+        }
+        let open = |permit: Permit| Booked {
+            permit,
+            account: Account::open(permit),
+            readings: Vec::new(),
+            standing: Standing::Under,
+            limited: false,
+            per_running_ms: 0.0,
+        };
+        Some(Permits {
+            enforcer,
+            meter: Meter::new(clock_khz),
+            terms: Terms::default(),
+            line_bytes,
+            ticks: 0,
+            booked: permits.into_iter().map(|permit| permit.map(open)).collect(),
+        })
+    }
+
+    /// What a VM booked.
+    pub fn permit(&self, vm: usize) -> Option<Permit> {
+        self.booked[vm].as_ref().map(|booked| booked.permit)
+    }
+
+    /// A VM's account.
+    pub fn account(&self, vm: usize) -> Option<&Account> {
+        self.booked[vm].as_ref().map(|booked| &booked.account)
+    }
+
+    /// A tick begins.
+    pub fn tick(&mut self) {
+        self.ticks += 1;
+    }
+
+    /// A VM has left the host: what comes back under its name begins anew. Says how to let it go.
+    pub fn forget(&mut self, vm: usize) -> Measure {
+        let Some(booked) = &mut self.booked[vm] else {
+            return Measure::None;
+        };
+        booked.readings.clear();
+        booked.account = Account::open(booked.permit);
+        booked.per_running_ms = 0.0;
+        let standing = std::mem::replace(&mut booked.standing, Standing::Under);
+        if std::mem::take(&mut booked.limited) {
+            Measure::Quota(None)
+        } else if standing == Standing::Over {
+            Measure::Standing(Standing::Under)
+        } else {
+            Measure::None
+        }
+    }
+
+    /// Debits a VM what its counters say since the last tick, lets it earn, and says what is to be done.
+    pub fn settle(&mut self, vm: usize, readings: Vec<Reading>) -> Measure {
+        let Some(booked) = &mut self.booked[vm] else {
+            return Measure::None;
+        };
+        let before = std::mem::replace(&mut booked.readings, readings);
+        let now = booked.readings.iter().copied();
+        let seen = self.meter.pollution(before.into_iter().zip(now));
+        // Its first tick, or counters that cannot be trusted: nothing was measured.
+        let Pollution {
+            units,
+            per_running_ms,
+        } = seen.unwrap_or_default();
+        if per_running_ms > 0.0 {
+            booked.per_running_ms = per_running_ms;
+        }
+        let per_unit = match booked.permit.resource() {
+            Resource::Pollution => 1.0,
+            Resource::Bandwidth => self.line_bytes,
+        };
+        booked
+            .account
+            .debit((units as f64 * per_unit) as u64, &self.terms);
+        match self.enforcer {
+            Enforcer::None => {
+                booked.account.earn(TICK, &self.terms);
+                Measure::None
+            }
+            Enforcer::Ks4xen | Enforcer::Ks4pisces => {
+                if self.ticks.is_multiple_of(TICKS_PER_SLICE) {
+                    booked.account.earn(Permit::SLICE, &self.terms);
+                }
+                let standing = booked.account.standing();
+                if std::mem::replace(&mut booked.standing, standing) == standing {
+                    return Measure::None;
+                }
+                Measure::Standing(standing)
+            }
+            Enforcer::Ks4linux => {
+                booked.account.earn(TICK, &self.terms);
+                if !self.ticks.is_multiple_of(TICKS_PER_PERIOD) {
+                    return Measure::None;
+                }
+                let vcpus = booked.readings.len().max(1) as u16;
+                let least = Ns(LEAST.0 * u64::from(vcpus));
+                let per_running_ms = booked.per_running_ms * per_unit;
+                let run = quota::run_ns(&booked.account, per_running_ms, vcpus, PERIOD, least);
+                let limited_before = std::mem::replace(&mut booked.limited, run.is_some());
+                if run.is_none() && !limited_before {
+                    return Measure::None;
+                }
+                Measure::Quota(run.map(|run| Ns(run.0 / u64::from(vcpus))))
+            }
+        }
+    }
+}
