@@ -16,7 +16,7 @@ use crate::inside::process::{Ended, Program};
 use crate::inside::wait::{Look, wait_until};
 
 /// The agent looks once a second; under emulation a look itself can take seconds.
-const SOON: Duration = Duration::from_secs(150);
+pub const SOON: Duration = Duration::from_secs(150);
 /// Memory that is home, in percent: QEMU may fault a few pages elsewhere at any time.
 const HOME_PERCENT: u64 = 90;
 /// Small enough that a move of 40 MiB takes several epochs, and so has a middle: 8 MiB per epoch.
@@ -313,7 +313,7 @@ pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// CPU limits of a guest's threads, as the kernel has them; only those in force.
-fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
+pub fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for (thread, name) in guest.process.threads()? {
         let cgroup = std::fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap_or_default();

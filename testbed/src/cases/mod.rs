@@ -9,6 +9,7 @@ mod basics;
 mod conformance;
 mod dropin;
 mod numad;
+mod permits;
 
 use std::time::Duration;
 
@@ -198,6 +199,20 @@ pub static ALL: &[Case] = &[
         600,
         "the agent killed in mid-move leaves no limits, and its successor finishes",
         agent::agent_killed,
+    ),
+    case(
+        "quota",
+        Group::Agent,
+        420,
+        "a CPU quota comes into force and the guard of a dead agent lifts it",
+        permits::quota,
+    ),
+    case(
+        "permit",
+        Group::Agent,
+        600,
+        "a permit set through the agent throttles a thrasher where counters exist, until the agent is killed",
+        permits::permit_set,
     ),
     case(
         "dropin-three-starts",

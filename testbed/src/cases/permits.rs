@@ -1,0 +1,207 @@
+//! CPU quotas and permits on a real kernel: what counts is `cpu.max` and `cpu.stat` of the vCPUs' cgroups.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, ensure};
+use homenode_host::{Action, CpuQuota, Host as _, Limit, Outcome, Plan};
+use homenode_linux::{LibvirtHost, Options, guard};
+use homenode_testbed_guest::Behaviour;
+use homenode_units::Ns;
+use serde_json::Value;
+
+use super::agent::{SOON, limits, start_agent, stop};
+use crate::inside::Inside;
+use crate::inside::guest::{Guest, GuestSpec};
+use crate::inside::wait::{Look, wait_until};
+
+/// How long a guard waits for a successor of a dead agent here.
+const GRACE: &str = "2s";
+/// Time over which a throttled guest is watched.
+const WATCHED: Duration = Duration::from_secs(10);
+
+/// Always busy, so that a quota keeps it from running.
+fn thrasher(name: &str) -> GuestSpec {
+    GuestSpec::new(name).doing(Behaviour::busy(1).with_touch(40))
+}
+
+fn wait_limits(guest: &Guest, what: &str, accept: impl Fn(&[String]) -> bool) -> anyhow::Result<Vec<String>> {
+    wait_until(what, SOON, || {
+        let found = limits(guest)?;
+        Ok(if accept(&found) {
+            Look::Done(found)
+        } else {
+            Look::NotYet(format!("limits {found:?}"))
+        })
+    })
+}
+
+/// Time that the kernel says the vCPUs were throttled, in microseconds.
+fn throttled_us(guest: &Guest) -> anyhow::Result<u64> {
+    let mut sum = 0;
+    for thread in guest.process.vcpu_threads()?.into_values() {
+        let cgroup = std::fs::read_to_string(format!("/proc/{thread}/cgroup"))?;
+        let path = cgroup.trim().rsplit("::").next().unwrap_or("").to_owned();
+        let stat = std::fs::read_to_string(format!("/sys/fs/cgroup{path}/cpu.stat"))?;
+        let value = stat.lines().find_map(|line| line.strip_prefix("throttled_usec "));
+        sum += value
+            .context("no throttled_usec in cpu.stat")?
+            .trim()
+            .parse::<u64>()?;
+    }
+    Ok(sum)
+}
+
+fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
+    Ok(guest.process.vcpu_schedstat()?.values().map(|(ran, _)| ran).sum())
+}
+
+/// A quota through libvirt comes into force, throttles, and is lifted by the guard when the agent is gone.
+pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = inside.create(&thrasher("throttled"))?;
+    let state = inside.dir().join("state");
+    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
+    let options = Options {
+        state_dir: state.clone(),
+        ..Options::new(machine)
+    };
+    let mut host = LibvirtHost::connect(LibvirtHost::DEFAULT_URI, options)?;
+    let state = state.display().to_string();
+    let arguments = [
+        "guard",
+        "--uri",
+        LibvirtHost::DEFAULT_URI,
+        "--state",
+        &state,
+        "--grace",
+        GRACE,
+    ];
+    let guard = guard::spawn(&inside.homenode()?, &arguments.map(str::to_owned))?;
+    let sample = host.sample()?;
+    let named = sample.vms.iter().find(|vm| vm.name == guest.spec.name);
+    let vm = named.context("the guest is not in the sample")?.id;
+    let quota = CpuQuota::of(0.1, Ns::from_millis(30));
+    let mut plan = Plan::new(sample.version);
+    let limit = Action::Limit {
+        vm,
+        limit: Limit::CpuQuota(quota),
+        lease_ns: Ns::from_secs(3600),
+    };
+    plan.decide("testbed", limit, "a case".into());
+    let receipt = host.commit(&plan)?;
+    ensure!(
+        receipt.outcomes == [Outcome::Done],
+        "expected the quota set, saw {receipt:?}"
+    );
+    wait_limits(&guest, "cpu.max of the vCPU to be 3000 30000", |found| {
+        found.iter().any(|line| line.ends_with("3000 30000"))
+    })?;
+    let before = (ran_ns(&guest)?, throttled_us(&guest)?, std::time::Instant::now());
+    std::thread::sleep(WATCHED);
+    let (ran, throttled) = (ran_ns(&guest)? - before.0, throttled_us(&guest)? - before.1);
+    let share = ran as f64 / before.2.elapsed().as_nanos() as f64;
+    inside.note(format!(
+        "held to {quota}: ran {:.1} percent, throttled {throttled} us",
+        share * 100.0
+    ));
+    ensure!(share < 0.13, "expected at most a tenth of a CPU, saw {share:.3}");
+    ensure!(throttled > 0, "expected throttled time in cpu.stat, saw none");
+    // As if the agent had died: its lock and its end of the guard's pipe are gone without a goodbye.
+    drop(host);
+    drop(guard);
+    wait_limits(&guest, "the guard to lift the quota", <[String]>::is_empty)?;
+    inside.note("the guard lifted it");
+    Ok(())
+}
+
+/// Runs `homenode permit` and reads its JSON.
+fn permit(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Value> {
+    let output = Command::new(inside.homenode()?)
+        .arg("permit")
+        .args(arguments)
+        .arg("--json")
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "homenode permit {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    serde_json::from_slice(&output.stdout).map_err(|error| anyhow!("homenode permit {arguments:?}: {error}"))
+}
+
+/// A permit through the agent's socket is kept in the domain's metadata. With counters the guest is throttled until the
+/// agent is killed; without, nobody is, and it is said why.
+pub fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
+    let mut agent = start_agent(inside)?;
+    let guest = inside.create(&thrasher("thrasher"))?;
+    wait_until("the agent to know the guest", SOON, || {
+        Ok(match permit(inside, &["show", "thrasher"]) {
+            Ok(_) => Look::Done(()),
+            Err(error) => Look::NotYet(error.to_string()),
+        })
+    })?;
+    let answer = permit(inside, &["set", "thrasher", "1k"])?;
+    ensure!(answer["permit"] == "1k", "expected a permit of 1k, saw {answer}");
+    let found = inside.connection.lookup_domain_by_name("thrasher");
+    let xml = found
+        .and_then(|domain| domain.xml_desc(0))
+        .map_err(|error| anyhow!("{}", error.message()))?;
+    ensure!(
+        xml.contains("permit='1k'"),
+        "expected the permit in the metadata, saw {xml}"
+    );
+    let metered = wait_until("the agent to know whether pollution is counted", SOON, || {
+        let shown = permit(inside, &["show", "thrasher"])?[0].clone();
+        Ok(if shown["unmetered"].is_string() {
+            Look::Done(false)
+        } else if shown["units_per_slice"]
+            .as_u64()
+            .is_some_and(|units| units > 1_000)
+        {
+            Look::Done(true)
+        } else {
+            Look::NotYet(shown.to_string())
+        })
+    })?;
+    if !metered {
+        let about_permit = |line: &Value| {
+            let events = line["events"].as_array();
+            let said = |event: &Value| {
+                event["policy"] == "permits"
+                    && event["message"]
+                        .as_str()
+                        .is_some_and(|text| text.contains("not held to its permit"))
+            };
+            events.is_some_and(|events| events.iter().any(said))
+        };
+        agent.wait_json("why the guest is not held", SOON, about_permit)?;
+        let found = limits(&guest)?;
+        ensure!(
+            found.is_empty(),
+            "expected no limit without counters, saw {found:?}"
+        );
+        inside.note("no counters: said, and nobody is throttled");
+        return stop(agent);
+    }
+    let found = wait_limits(&guest, "the thrasher to be throttled", |found| !found.is_empty())?;
+    inside.note(format!("throttled: {found:?}"));
+    agent.kill()?;
+    wait_limits(
+        &guest,
+        "the guard of the killed agent to lift the quota",
+        <[String]>::is_empty,
+    )?;
+    inside.note("the guard lifted it");
+    let agent = start_agent(inside)?;
+    wait_limits(&guest, "a new agent to throttle it again", |found| {
+        !found.is_empty()
+    })?;
+    stop(agent)?;
+    let found = limits(&guest)?;
+    ensure!(
+        found.is_empty(),
+        "expected no limit after a stop in good order, saw {found:?}"
+    );
+    Ok(())
+}
