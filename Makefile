@@ -19,9 +19,9 @@ help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12 | sed 's/^/  /'
 
-build: ## Build the homenode program (release)
-	@echo '== building homenode (release)'
-	@$(SETUP) cargo build --release --package homenode-cli
+build: ## Build the homenode program and the emulator's plugin (release)
+	@echo '== building homenode and the plugin of homenode profile (release)'
+	@$(SETUP) cargo build --release --package homenode-cli --package homenode-qemu-plugin
 
 run: build ## Build, then run the agent on its built-in simulated host; ends by itself or on Ctrl-C
 	@echo '== running the agent on the twin of a quad-socket R910; Ctrl-C ends it with a summary'
@@ -44,9 +44,10 @@ bench: ## Run the benchmarks
 	@$(SETUP) cargo bench --workspace --bench '*'
 
 install: build ## Install homenode to PREFIX/bin (default /usr/local), with sudo if that needs it
-	@bin='$(DESTDIR)$(PREFIX)/bin'; sudo=; \
+	@bin='$(DESTDIR)$(PREFIX)/bin'; lib='$(DESTDIR)$(PREFIX)/lib/homenode'; sudo=; \
 	nearest="$$bin"; while [ ! -e "$$nearest" ]; do nearest=$$(dirname "$$nearest"); done; \
 	if [ ! -w "$$nearest" ]; then sudo=sudo; fi; \
-	echo "== installing homenode to $$bin"; \
+	echo "== installing homenode to $$bin, its plugin for QEMU to $$lib"; \
 	$$sudo install -D -m 755 $(TARGET)/release/homenode "$$bin/homenode" && \
+	$$sudo install -D -m 644 $(TARGET)/release/libhomenode_plugin.so "$$lib/libhomenode_plugin.so" && \
 	echo "Not installed: the numad drop-in. Link $(PREFIX)/bin/homenode as 'numad' where libvirt looks for it to use it."

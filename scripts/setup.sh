@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what it takes to build Homenode and to check its code, then runs a command with it.
+# Installs what it takes to build Homenode, to check its code and to profile programs, then runs a command with it.
 #
 #   scripts/setup.sh                    install what is missing
 #   scripts/setup.sh cargo build        the same, then run 'cargo build' with the toolchain that was found
@@ -28,6 +28,7 @@ libc6-dev|C library to link with
 make|runs the Makefile
 pkg-config|finds libvirt for the virt crate
 libvirt-dev|libvirt's headers and library, through which the agent manages VMs
+qemu-user|runs the programs that homenode profile measures
 ca-certificates|lets cargo and rustup check whom they talk to
 "
 

@@ -7,6 +7,7 @@ use homenode_control::Policies;
 use homenode_units::{Bytes, BytesPerSec, Ns, Permit, PermitError};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
+use crate::profile::ProfileArgs;
 
 /// Keeps virtual machines fast and predictable on NUMA hosts.
 #[derive(Debug, Parser)]
@@ -35,7 +36,8 @@ pub enum Command {
   homenode sim tavo-mixed                      one of them, under the policies that it names
   homenode sim my.toml --seed 7 --json         a file; the same command gives the same bytes
   homenode sim my.toml --policy default --policy homenode
-  homenode sim my.toml --machine amd48         the same VMs on another machine")]
+  homenode sim my.toml --machine amd48         the same VMs on another machine
+  homenode sim gzip.toml                       a workload (`homenode profile` writes one), alone in a VM")]
     Sim(SimArgs),
     /// Show a host: nodes, CPUs, caches, distances, devices
     Machine(MachineArgs),
@@ -44,6 +46,15 @@ pub enum Command {
     /// Started by `calibrate --validate`: loads memory as it is told
     #[command(hide = true)]
     CalibrateKernel(KernelArgs),
+    /// Run a program under emulation and write what it does to caches as a workload for the twin
+    #[command(after_help = "Examples:
+  homenode profile -- gzip -9 -c FILE > FILE.gz       writes gzip.toml
+  homenode sim gzip.toml --machine r420               runs it in a VM of the twin
+  homenode profile --machine amd48 --rate 10% --output mine.toml -- ./server --once
+  homenode profile --system -- qemu-system-x86_64 -nographic -kernel vmlinuz ...
+
+The exit status is the program's. It is 1 or 2 where there is a complaint, 128 and its number where a signal ended the program.")]
+    Profile(ProfileArgs),
     /// Ask where a VM would go, and why
     Place(PlaceArgs),
     /// Show the VMs that the running agent manages
@@ -156,7 +167,7 @@ pub struct RunArgs {
 /// Options of `sim`.
 #[derive(Debug, clap::Args)]
 pub struct SimArgs {
-    /// A scenario file, or the name of a scenario that comes with the program
+    /// A scenario file, a workload file, or the name of a scenario that comes with the program
     #[arg(value_name = "SCENARIO", required_unless_present = "list")]
     pub scenario: Option<String>,
     /// Another seed than the scenario's: same seed, same run

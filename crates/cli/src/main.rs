@@ -15,6 +15,7 @@ mod numad;
 mod orders;
 mod output;
 mod permit;
+mod profile;
 mod query;
 mod reproduce;
 mod run;
@@ -73,6 +74,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Machine(args) => query::machine(&args)?,
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::CalibrateKernel(args) => calibrate::kernel(&args)?,
+        Command::Profile(args) => return profile::run(&args),
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
         Command::Permit(command) => permit::run(&command)?,

@@ -1,7 +1,5 @@
 //! `homenode sim`: a scenario's run, and what came of it.
 
-use std::io::{IsTerminal, Write};
-
 use homenode_control::{Config, Policies};
 use homenode_twin::{EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
 use homenode_units::Ns;
@@ -9,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::SimArgs;
 use crate::bad_input;
-use crate::output::{Output, or_dash, percent, table};
+use crate::output::{Output, or_dash, percent, progress, table};
 use crate::trial::{self, Trial};
 use crate::twin::{self, TwinSpec};
 
@@ -106,15 +104,6 @@ fn list(output: &mut Output) {
         output.line(&format!("{:<18} {}", entry.name, entry.about));
     }
     output.object("scenarios", &serde_json::json!({ "scenarios": entries }));
-}
-
-/// One line on a terminal, over the last one; nothing in a pipe.
-fn progress(text: &str) {
-    let mut err = std::io::stderr();
-    if err.is_terminal() {
-        // Whether it can be seen changes nothing.
-        let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
-    }
 }
 
 fn show(spec: &TwinSpec, trials: &[Trial], output: &mut Output) {

@@ -7,7 +7,7 @@ use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
-use homenode_twin::{EPOCH_DEFAULT, Scenario, Twin};
+use homenode_twin::{EPOCH_DEFAULT, Scenario, Twin, Workload};
 use homenode_units::Ns;
 
 use crate::agent::{Agent, Pace, Stop};
@@ -19,7 +19,7 @@ use crate::orders::Orders;
 use crate::output::Output;
 
 /// The twin's machine where none is named.
-const TWIN_MACHINE: &str = "r910";
+pub const TWIN_MACHINE: &str = "r910";
 
 /// What a twin simulates.
 pub struct TwinSpec {
@@ -77,13 +77,33 @@ fn is_file(name: &str) -> bool {
     name.ends_with(".toml") || name.contains('/')
 }
 
-/// The scenario in a file, or of a name.
+/// Whether a file describes a workload, by its first table.
+fn is_workload(text: &str) -> bool {
+    text.lines()
+        .find_map(|line| line.trim().strip_prefix('['))
+        .is_some_and(|table| table.starts_with("program]"))
+}
+
+fn workload(path: &str) -> anyhow::Result<Workload> {
+    Workload::from_toml(path, &read(path)?).map_err(bad_input)
+}
+
+/// The scenario in a file, or of a name; of a workload's file one VM that runs it.
 ///
 /// # Errors
 /// A bad file, with the place in it; an unknown name, with the nearest.
 pub fn scenario(what: &str) -> anyhow::Result<Scenario> {
     if is_file(what) {
-        return Scenario::from_toml(what, &read(what)?).map_err(bad_input);
+        let text = read(what)?;
+        if is_workload(&text) {
+            return Ok(Scenario::alone(workload(what)?));
+        }
+        // A VM's workload may be a file, which lies beside the scenario's.
+        let beside = |named: &str| {
+            let path = Path::new(what).with_file_name(named).display().to_string();
+            is_file(named).then(|| workload(&path).map_err(|error| error.to_string()))
+        };
+        return Scenario::from_toml_with(what, &text, &beside).map_err(bad_input);
     }
     Scenario::builtin(what).ok_or_else(|| {
         let valid = Candidates::of(what, Scenario::names());
@@ -110,7 +130,10 @@ pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> anyh
 }
 
 /// The preset of a name, or the machine in a file.
-fn machine(what: &str) -> anyhow::Result<Machine> {
+///
+/// # Errors
+/// An unknown machine, with the nearest name; a bad file.
+pub fn machine(what: &str) -> anyhow::Result<Machine> {
     if is_file(what) {
         Machine::from_toml_file(what).map_err(bad_input)
     } else {

@@ -20,7 +20,7 @@
 //!
 //! # Properties (tests of the same names)
 //!
-//! - Each policy evicts whom it should; lines held add up.
+//! - Each policy evicts whom it should; lines held add up. Each set of a filter's L2 is a list in order of use.
 //! - Mattson is an LRU list of every size; samples tell the curve within two points.
 //! - A stack-distance stream has the curve that was prescribed.
 //! - In a full system Little's law holds.
@@ -28,6 +28,7 @@
 
 pub mod cache;
 mod chance;
+pub mod filter;
 pub mod hierarchy;
 pub mod mrc;
 pub mod placement;

@@ -23,6 +23,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema;
 
+mod fit;
+
+pub use fit::FittedCurve;
+
 /// A program, or the absence of one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

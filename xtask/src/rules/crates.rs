@@ -25,11 +25,24 @@ const PURE: [(&str, &[&str]); 2] = [
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
     ("homenode-units", &[]),
     ("homenode-machine", &["homenode-units"]),
     ("homenode-host", &["homenode-machine", "homenode-units"]),
     ("homenode-tracking", &["homenode-machine", "homenode-units"]),
+    (
+        "homenode-meter",
+        &["homenode-tracking", "homenode-machine", "homenode-units"],
+    ),
+    (
+        "homenode-qemu-plugin",
+        &[
+            "homenode-meter",
+            "homenode-tracking",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
     (
         "homenode-policy",
         &["homenode-host", "homenode-machine", "homenode-units"],
@@ -84,6 +97,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
             "homenode-calibrate",
             "homenode-control",
             "homenode-linux",
+            "homenode-meter",
+            "homenode-tracking",
             "homenode-twin",
             "homenode-policy",
             "homenode-host",

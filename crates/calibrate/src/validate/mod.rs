@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use homenode_host::Host;
 use homenode_machine::Machine;
+use homenode_twin::workload::FittedCurve;
 use homenode_twin::{Hypervisor, Scenario, Twin, TwinError, VmSpec, Workload};
 use homenode_units::{Bytes, CpuId, NodeId, NodeSet, Ns};
 use serde::Serialize;
@@ -27,7 +28,7 @@ use serde::Serialize;
 use crate::host;
 use crate::noise::{Noise, Watch};
 use crate::stats::Spread;
-use profile::{Facts, FittedCurve, Parameters, SoloTimes};
+use profile::{Facts, Parameters, SoloTimes};
 use worker::{Kernel, Spans, Worker};
 
 /// Share of free memory that both workers together may take.

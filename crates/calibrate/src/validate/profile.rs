@@ -16,7 +16,7 @@
 
 use homenode_machine::{Hardware, LoadCurve};
 use homenode_twin::Workload;
-use homenode_twin::workload::MissRatioCurve;
+use homenode_twin::workload::{FittedCurve, MissRatioCurve};
 use homenode_units::Bytes;
 use serde::Serialize;
 
@@ -131,63 +131,14 @@ impl Parameters {
     }
 }
 
-/// A miss-ratio curve of the twin's family, and how far it is from the one that it stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct FittedCurve {
-    /// The curve.
-    pub curve: MissRatioCurve,
-    /// Mean distance in miss ratio over the capacities that can be.
-    pub error_mean: f64,
-    /// Largest distance.
-    pub error_max: f64,
-}
-
 /// Fits the twin's family to `wanted`, a function of capacity over `bytes`, from nothing to `reach` (a share of `bytes`).
 pub fn fit(wanted: impl Fn(f64) -> f64, bytes: f64, reach: f64) -> FittedCurve {
     const POINTS: usize = 64;
     let at = |point: usize| reach * (point + 1) as f64 / POINTS as f64;
-    let targets: Vec<(f64, f64)> = (0..POINTS).map(|point| (at(point), wanted(at(point)))).collect();
-    let curve = |(m_inf, c0, k): (f64, f64, f64)| MissRatioCurve {
-        m_inf,
-        c0: Bytes((c0 * bytes).max(1.0) as u64),
-        k,
-    };
-    let squares = |curve: &MissRatioCurve| -> f64 {
-        targets
-            .iter()
-            .map(|(share, wanted)| (curve.at(share * bytes) - wanted).powi(2))
-            .sum()
-    };
-    // A coarse grid over the whole family, then finer ones around the best.
-    let (mut best, mut width) = ((0.25, 1.0, 1.0), (0.25, 4.0, 4.0));
-    for _ in 0..8 {
-        let (m_inf, c0, k) = best;
-        let steps = (-4..=4).map(|step| f64::from(step) / 4.0);
-        let tries = steps
-            .clone()
-            .flat_map(|a| steps.clone().flat_map(move |b| [(a, b)]))
-            .flat_map(|(a, b)| {
-                let around = |step: f64| {
-                    (
-                        (m_inf + a * width.0).clamp(0.0, 0.999),
-                        c0 * f64::powf(width.1, b),
-                        (k * f64::powf(width.2, step)).clamp(0.2, 20.0),
-                    )
-                };
-                steps.clone().map(around).collect::<Vec<_>>()
-            });
-        best = tries
-            .min_by(|x, y| squares(&curve(*x)).total_cmp(&squares(&curve(*y))))
-            .unwrap_or(best);
-        width = (width.0 / 2.0, f64::powf(width.1, 0.5), f64::powf(width.2, 0.5));
-    }
-    let curve = curve(best);
-    let distance = |(share, wanted): &(f64, f64)| (curve.at(share * bytes) - wanted).abs();
-    FittedCurve {
-        curve,
-        error_mean: targets.iter().map(distance).sum::<f64>() / POINTS as f64,
-        error_max: targets.iter().map(distance).fold(0.0, f64::max),
-    }
+    let targets: Vec<(f64, f64)> = (0..POINTS)
+        .map(|point| (at(point) * bytes, wanted(at(point))))
+        .collect();
+    FittedCurve::of(&targets, bytes)
 }
 
 /// The profile of a kernel on a machine, and how well its curve fits.

@@ -15,6 +15,8 @@ pub struct Shards {
     slots: Table,
     /// A line is looked at if its hash is below.
     threshold: u64,
+    /// The threshold does not fall below this.
+    floor: u64,
     /// Most lines to track, and their hashes, the largest on top.
     limit: Option<(usize, BinaryHeap<(u64, u64)>)>,
     step: f64,
@@ -24,31 +26,52 @@ pub struct Shards {
     accesses: u64,
 }
 
-const POINTS: usize = 256;
+const POINTS: usize = 1 << 14;
+
+fn threshold(rate: f64) -> u64 {
+    (rate.clamp(1e-9, 1.0) * u64::MAX as f64) as u64
+}
 
 impl Shards {
     /// Looks at this share of lines, in (0, 1].
     pub fn with_rate(rate: f64, lines_max: usize) -> Shards {
-        Shards::new((rate.clamp(1e-9, 1.0) * u64::MAX as f64) as u64, None, lines_max)
+        Shards::new(threshold(rate), 0, None, lines_max)
     }
 
     /// Looks at this many lines at most, at least 1: the share of lines falls as the stream shows more of them.
     pub fn with_size(lines_tracked: usize, lines_max: usize) -> Shards {
-        let limit = (lines_tracked.max(1), BinaryHeap::new());
-        Shards::new(u64::MAX, Some(limit), lines_max)
+        Shards::with_size_or_rate(lines_tracked, 0.0, lines_max)
     }
 
-    fn new(threshold: u64, limit: Option<(usize, BinaryHeap<(u64, u64)>)>, lines_max: usize) -> Shards {
+    /// Looks at this many lines, and where that were less than this share of them, at that share: exact for a stream of few
+    /// lines, and never worse than the share.
+    pub fn with_size_or_rate(lines_tracked: usize, rate: f64, lines_max: usize) -> Shards {
+        let limit = (lines_tracked.max(1), BinaryHeap::new());
+        Shards::new(u64::MAX, threshold(rate), Some(limit), lines_max)
+    }
+
+    fn new(
+        threshold: u64,
+        floor: u64,
+        limit: Option<(usize, BinaryHeap<(u64, u64)>)>,
+        lines_max: usize,
+    ) -> Shards {
         Shards {
             recency: Recency::new(1024),
             slots: Table::new(),
             threshold,
+            floor,
             limit,
             step: (lines_max as f64 / POINTS as f64).max(1.0),
             by_step: vec![0.0; POINTS],
             weight: 0.0,
             accesses: 0,
         }
+    }
+
+    /// Lines that the stream has used, as the sample tells.
+    pub fn lines(&self) -> f64 {
+        self.recency.len() as f64 / self.rate()
     }
 
     /// Share of lines that is looked at now.
@@ -89,7 +112,9 @@ impl Shards {
         };
         hashes.push((hash, line));
         while self.recency.len() > *most {
-            let Some((largest, line)) = hashes.pop() else {
+            let Some((largest, line)) = hashes.pop().filter(|(largest, _)| *largest > self.floor) else {
+                self.threshold = self.floor;
+                self.limit = None;
                 return;
             };
             self.threshold = largest - 1;

@@ -4,7 +4,7 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, Ns};
 
 use super::{ArrivalOrder, Scenario, VmSpec};
-use crate::workload;
+use crate::workload::{self, Threads, Workload};
 
 macro_rules! builtin {
     ($($name:literal),* $(,)?) => {
@@ -42,6 +42,28 @@ impl Scenario {
     /// The default scenario: a mixed set of VMs on the quad-socket R910 of seed 002.
     pub fn tavo_mixed() -> Scenario {
         Scenario::builtin("tavo-mixed").expect("it comes with the twin")
+    }
+
+    /// One VM that runs this workload and has memory for it: one vCPU for a program of one thread, else four.
+    pub fn alone(workload: Workload) -> Scenario {
+        let threads = workload.program.as_ref().map(|program| program.threads);
+        let vcpus = if threads == Some(Threads::OnePerVcpu) {
+            4
+        } else {
+            1
+        };
+        let footprint = workload
+            .program
+            .as_ref()
+            .map_or(Bytes::ZERO, |program| program.footprint(vcpus));
+        // Half a GiB is more than its guest's kernel takes.
+        let gib = Bytes::from_gib(1).0;
+        let memory = footprint.0.saturating_add(gib / 2).checked_next_multiple_of(gib);
+        let memory = Bytes(memory.unwrap_or(u64::MAX));
+        let vm = VmSpec::new("vm1", vcpus, memory, &workload.name);
+        let mut scenario = Scenario::of(&workload.name, vec![vm]);
+        scenario.about = format!("{}, alone.", workload.about);
+        scenario.with_workload(workload)
     }
 
     /// A mixed set of VMs sized for a machine: each has half of a node's CPUs (at most 8) and half of its memory (at

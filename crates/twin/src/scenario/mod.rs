@@ -375,8 +375,39 @@ impl Scenario {
     /// # Errors
     /// Everything that does not read or cannot be, with its place.
     pub fn from_toml(path: &str, text: &str) -> Result<Scenario, TwinError> {
+        Scenario::from_toml_with(path, text, &|_| None)
+    }
+
+    /// The same, where `named` gives the workloads that VMs may name beside those of the scenario and of the twin. A VM
+    /// then has its workload by the name that the workload gives itself.
+    ///
+    /// # Errors
+    /// As above; what `named` complains of, with the place in the scenario; two different workloads of one name.
+    pub fn from_toml_with(
+        path: &str,
+        text: &str,
+        named: &dyn Fn(&str) -> Option<Result<Workload, String>>,
+    ) -> Result<Scenario, TwinError> {
         let mut scenario: Scenario = read_toml(path, text)?;
         scenario.origin = Origin(Some(Arc::new(Source::new(path, text))));
+        for at in 0..scenario.vms.len() {
+            let Some(found) = named(&scenario.vms[at].workload) else {
+                continue;
+            };
+            let refused = |error: String| scenario.complaint(&format!("vm[{at}].workload"), error);
+            let found = found.map_err(refused)?;
+            let known = scenario.workloads.iter().find(|known| known.name == found.name);
+            if known.is_some_and(|known| *known != found) {
+                let name = &found.name;
+                return Err(refused(format!(
+                    "another workload of this scenario is named {name} too: change `name` in the file"
+                )));
+            }
+            scenario.vms[at].workload.clone_from(&found.name);
+            if known.is_none() {
+                scenario.workloads.push(found);
+            }
+        }
         scenario.check()?;
         Ok(scenario)
     }

@@ -1,0 +1,301 @@
+//! `homenode profile`: runs a program under emulation and writes what it does to caches as a workload for the twin.
+//!
+//! QEMU runs the program, its plugin (`qemu-plugin/`) models the private caches and samples what gets past them, and here
+//! the emulator is found, the program watched and the plugin's log made into a profile.
+
+mod emulator;
+mod program;
+mod write;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::IsTerminal;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use homenode_machine::Machine;
+use homenode_meter::log::{Log, LogError};
+use homenode_twin::Workload;
+use homenode_twin::workload::FittedCurve;
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::bad_input;
+use crate::output::{self, Output};
+use crate::twin;
+use emulator::Emulator;
+use program::Program;
+use write::Facts;
+
+/// Options of `profile`.
+#[derive(Debug, clap::Args)]
+pub struct ProfileArgs {
+    /// Whose private caches to model: a preset's name, or a machine file
+    #[arg(long, value_name = "NAME|FILE", default_value = twin::TWIN_MACHINE)]
+    pub machine: String,
+    /// Share of cache lines to follow where the program uses many, such as `1%` or `0.01`; few are all followed
+    #[arg(long, value_name = "SHARE", default_value = "1%")]
+    pub rate: Share,
+    /// Where to write the profile; default: the program's name with `.toml`, here
+    #[arg(long, visible_alias = "out", value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Where the program's standard output goes; default: where this one's goes, with --json nowhere
+    #[arg(long, value_name = "FILE")]
+    pub stdout: Option<PathBuf>,
+    /// One JSON object instead of sentences
+    #[arg(long)]
+    pub json: bool,
+    /// COMMAND is itself a QEMU that emulates a machine: profile all that the machine does
+    #[arg(long)]
+    pub system: bool,
+    /// The emulator; default: `qemu-x86_64` (or this machine's architecture) in PATH
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
+    pub qemu: Option<PathBuf>,
+    /// The emulator's plugin; default: beside this program, or in `../lib/homenode`
+    #[arg(long, value_name = "FILE")]
+    pub plugin: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// A share, written in percent or as a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share(f64);
+
+impl std::str::FromStr for Share {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Share, String> {
+        let (number, unit) = match text.strip_suffix('%') {
+            Some(number) => (number, 100.0),
+            None => (text, 1.0),
+        };
+        match number.trim().parse::<f64>().map(|number| number / unit) {
+            Ok(share) if (1e-5..=1.0).contains(&share) => Ok(Share(share)),
+            _ => Err("a share lies between 0.001% and 100%".into()),
+        }
+    }
+}
+
+/// What was done, and what came of it.
+#[derive(Debug, Serialize)]
+struct Profiled<'a> {
+    command: &'a str,
+    machine: &'a str,
+    /// What the program ended with; 128 and the signal's number where a signal ended it.
+    exit_status: u8,
+    seconds: f64,
+    file: String,
+    workload: &'a Workload,
+    fit: &'a FittedCurve,
+    measured: &'a Log,
+    notes: &'a [String],
+}
+
+/// Runs a program under emulation and writes its profile.
+///
+/// # Errors
+/// Bad input; an emulator that is not there or cannot load the plugin; a program that ended before anything was written.
+pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
+    let machine = twin::machine(&args.machine)?;
+    let facts = Facts::of(&machine).map_err(bad_input)?;
+    let program = Program::find(&args.command[0]).map_err(bad_input)?;
+    let file = output_file(args, &program)?;
+    let emulator = if args.system {
+        Emulator::given(program.path.clone())
+    } else {
+        program.runs_here().map_err(bad_input)?;
+        Emulator::find(args.qemu.as_deref())
+    };
+    let emulator = emulator.and_then(Emulator::check).map_err(bad_input)?;
+    let plugin = emulator::plugin(args.plugin.as_deref()).map_err(bad_input)?;
+
+    let scratch = tempfile::tempdir().context("no directory for the plugin's log")?;
+    let log = scratch.path().join("accesses.log");
+    let mut command = emulator.command(&plugin, &facts.plugin_arguments(&log, args.rate.0));
+    if !args.system {
+        command.arg(&program.path);
+    }
+    command.args(&args.command[1..]);
+    command.stdout(stdout(args)?);
+    let started = Instant::now();
+    let status = watch(&mut command, &program.name, args)
+        .with_context(|| format!("{} cannot be started", emulator.path.display()))?;
+    let seconds = started.elapsed().as_secs_f64();
+
+    let log = match (Log::read(&log), status.signal()) {
+        (Ok(log), _) => log,
+        (Err(LogError::Io { .. }), Some(signal)) => {
+            let name = &program.name;
+            eprintln!("homenode: {name} was ended by signal {signal} before anything could be written");
+            return Ok(ExitCode::from(exit_status(status)));
+        }
+        (Err(error), _) => return Err(unwritten(error, status, &program.name)),
+    };
+    if log.instructions == 0 {
+        return Err(anyhow!(
+            "{} executed no instruction: there is nothing to profile",
+            program.name
+        ));
+    }
+    finish(args, &machine, &facts, &program, &file, status, seconds, &log)
+}
+
+/// Writes the profile and says what is in it.
+#[allow(clippy::too_many_arguments)] // all that was found out
+fn finish(
+    args: &ProfileArgs,
+    machine: &Machine,
+    facts: &Facts,
+    program: &Program,
+    file: &Path,
+    status: ExitStatus,
+    seconds: f64,
+    log: &Log,
+) -> anyhow::Result<ExitCode> {
+    let fit = write::fit(log);
+    let notes = notes(log, status);
+    let words = args.command.iter().map(|word| word.to_string_lossy());
+    let command = words.collect::<Vec<_>>().join(" ");
+    let text = write::profile(log, &fit, facts, &program.name, &command, &notes);
+    let shown = file.display().to_string();
+    let workload = Workload::from_toml(&shown, &text).context("the profile that came of it is not valid")?;
+    fs::write(file, &text).with_context(|| format!("{shown}: cannot be written"))?;
+    let exit_status = exit_status(status);
+    let mut output = Output::new(args.json);
+    output.object(
+        "profile",
+        &Profiled {
+            command: &command,
+            machine: &machine.name,
+            exit_status,
+            seconds,
+            file: shown.clone(),
+            workload: &workload,
+            fit: &fit,
+            measured: log,
+            notes: &notes,
+        },
+    );
+    if !args.json {
+        // Standard output is the program's.
+        for sentence in write::summary(log, &fit, facts, seconds) {
+            eprintln!("homenode: {sentence}");
+        }
+        for note in &notes {
+            eprintln!("homenode: note: {note}");
+        }
+        eprintln!(
+            "homenode: written to {shown}; 'homenode sim {shown} --machine {}' runs it",
+            args.machine
+        );
+    }
+    Ok(ExitCode::from(exit_status))
+}
+
+/// Where the profile goes. A file that is there is written over only if it is such a profile.
+fn output_file(args: &ProfileArgs, program: &Program) -> anyhow::Result<PathBuf> {
+    let file = match &args.output {
+        Some(file) => return Ok(file.clone()),
+        None => PathBuf::from(format!("{}.toml", program.name)),
+    };
+    match fs::read(&file) {
+        Ok(text) if !text.starts_with(write::FIRST_WORDS.as_bytes()) => Err(bad_input(format!(
+            "{}: is there and was not written by this command; name another file with --output",
+            file.display()
+        ))),
+        _ => Ok(file),
+    }
+}
+
+fn stdout(args: &ProfileArgs) -> anyhow::Result<Stdio> {
+    match &args.stdout {
+        Some(file) => {
+            let created = fs::File::create(file);
+            created
+                .map(Stdio::from)
+                .map_err(|error| bad_input(format!("--stdout {}: {error}", file.display())))
+        }
+        None if args.json => Ok(Stdio::null()),
+        None => Ok(Stdio::inherit()),
+    }
+}
+
+/// Starts the program and waits for its end, passing on what should end this one.
+fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Result<ExitStatus> {
+    let (interrupted, terminated) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    // Ctrl-C reaches the program from the terminal; here it must only not end the waiting.
+    signal_hook::flag::register(SIGINT, interrupted)?;
+    signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
+    let mut child = command.spawn()?;
+    let started = Instant::now();
+    // Where both share a terminal, the program's output must not be written over.
+    let alone = args.json || args.stdout.is_some() || !std::io::stdout().is_terminal();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            output::progress("");
+            return Ok(status);
+        }
+        if terminated.swap(false, Ordering::Relaxed) {
+            terminate(&child);
+        }
+        if alone {
+            let seconds = started.elapsed().as_secs();
+            output::progress(&format!("{name} under emulation: {seconds}s"));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn terminate(child: &Child) {
+    let process = i32::try_from(child.id())
+        .ok()
+        .and_then(rustix::process::Pid::from_raw);
+    if let Some(process) = process {
+        // It may have ended in the meantime.
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+    }
+}
+
+/// What the program ended with, as a shell has it.
+fn exit_status(status: ExitStatus) -> u8 {
+    let code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// Why there is no log, or none that reads.
+fn unwritten(error: LogError, status: ExitStatus, name: &str) -> anyhow::Error {
+    match (&error, status.code()) {
+        (LogError::Io { .. }, Some(code)) => anyhow!(
+            "{name} ended with status {code} and the emulator's plugin wrote nothing: what the emulator printed above says why"
+        ),
+        _ => anyhow::Error::new(error),
+    }
+}
+
+/// What a reader of the profile should know.
+fn notes(log: &Log, status: ExitStatus) -> Vec<String> {
+    let mut notes = Vec::new();
+    if log.forks > 0 || log.execs > 0 {
+        notes.push(format!(
+            "it started {} other processes and asked {} times for another program to run; these were not followed: \
+             profile the program that does the work by its own name",
+            log.forks, log.execs
+        ));
+    }
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => notes.push(format!(
+            "signal {signal} ended it; the profile is of what it did before"
+        )),
+        (_, Some(code)) if code != 0 => notes.push(format!("it ended with status {code}")),
+        _ => {}
+    }
+    notes
+}

@@ -1,0 +1,150 @@
+//! The program to profile: where it is, and whether it can run here.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// A program that was found.
+pub struct Program {
+    /// Its file.
+    pub path: PathBuf,
+    /// What it is called, in characters that a workload's name may have.
+    pub name: String,
+}
+
+/// ELF's number of this machine's architecture, and QEMU's name of it.
+#[cfg(target_arch = "x86_64")]
+pub const HERE: (u16, &str) = (62, "x86_64");
+/// ELF's number of this machine's architecture, and QEMU's name of it.
+#[cfg(target_arch = "aarch64")]
+pub const HERE: (u16, &str) = (183, "aarch64");
+
+impl Program {
+    /// The file of a command, looked for in `PATH` if it has no slash.
+    ///
+    /// # Errors
+    /// A sentence: no such program, or no permission.
+    pub fn find(command: &OsStr) -> Result<Program, String> {
+        let shown = command.display();
+        let path = if command.as_bytes().contains(&b'/') {
+            let path = PathBuf::from(command);
+            let found = path.metadata().map_err(|error| format!("{shown}: {error}"))?;
+            if !found.is_file() || found.permissions().mode() & 0o111 == 0 {
+                return Err(format!("{shown}: is not a program (a file that may be executed)"));
+            }
+            path
+        } else {
+            in_path(command).ok_or_else(|| format!("no program named `{shown}` is in PATH"))?
+        };
+        let last = path.file_name().unwrap_or_default().to_string_lossy();
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let name = last.chars().map(|c| if allowed(c) { c } else { '_' }).collect();
+        Ok(Program { path, name })
+    }
+
+    /// Checks that it is a program of this machine's architecture.
+    ///
+    /// # Errors
+    /// A sentence that says what it is instead.
+    pub fn runs_here(&self) -> Result<(), String> {
+        let shown = self.path.display();
+        let mut head = [0; 256];
+        let read = File::open(&self.path)
+            .and_then(|mut file| file.read(&mut head))
+            .map_err(|error| format!("{shown}: {error}"))?;
+        match kind(&head[..read]) {
+            Kind::Here => Ok(()),
+            Kind::Script(interpreter) => Err(format!(
+                "{shown} is a script: profile its interpreter, as in 'homenode profile -- {interpreter} {shown}'"
+            )),
+            Kind::Foreign(bits, machine) => Err(format!(
+                "{shown} is a {bits}-bit program for {machine}; this homenode profiles 64-bit programs for {}",
+                HERE.1
+            )),
+            Kind::Unknown => Err(format!("{shown} is neither an ELF program nor a script")),
+        }
+    }
+}
+
+/// The first executable file of this name in `PATH`.
+pub fn in_path(name: impl AsRef<Path>) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(&name))
+        .find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    file.metadata()
+        .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+#[derive(Debug, PartialEq)]
+enum Kind {
+    Here,
+    Script(String),
+    Foreign(u8, String),
+    Unknown,
+}
+
+/// What a file is by its first bytes.
+fn kind(head: &[u8]) -> Kind {
+    if let Some(line) = head.strip_prefix(b"#!") {
+        let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        return Kind::Script(String::from_utf8_lossy(line).trim().to_owned());
+    }
+    let [0x7f, b'E', b'L', b'F', class, data, ..] = head else {
+        return Kind::Unknown;
+    };
+    let Some(machine) = head.get(18..20) else {
+        return Kind::Unknown;
+    };
+    let machine = [machine[0], machine[1]];
+    let machine = if *data == 2 {
+        u16::from_be_bytes(machine)
+    } else {
+        u16::from_le_bytes(machine)
+    };
+    let bits = if *class == 2 { 64 } else { 32 };
+    if (bits, machine) == (64, HERE.0) {
+        return Kind::Here;
+    }
+    let name = match machine {
+        3 => "x86".to_owned(),
+        20 | 21 => "PowerPC".to_owned(),
+        22 => "S/390".to_owned(),
+        40 => "ARM".to_owned(),
+        62 => "x86_64".to_owned(),
+        183 => "aarch64".to_owned(),
+        243 => "RISC-V".to_owned(),
+        other => format!("ELF machine {other}"),
+    };
+    Kind::Foreign(bits, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn elf(class: u8, data: u8, machine: [u8; 2]) -> Vec<u8> {
+        let mut head = vec![
+            0x7f, b'E', b'L', b'F', class, data, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0,
+        ];
+        head.extend(machine);
+        head
+    }
+
+    #[test]
+    fn a_file_is_known_by_its_first_bytes() {
+        assert_eq!(kind(&elf(2, 1, HERE.0.to_le_bytes())), Kind::Here);
+        assert_eq!(kind(&elf(1, 1, [3, 0])), Kind::Foreign(32, "x86".into()));
+        assert_eq!(kind(&elf(2, 2, [0, 22])), Kind::Foreign(64, "S/390".into()));
+        assert_eq!(kind(b"#! /bin/sh -e\necho"), Kind::Script("/bin/sh -e".into()));
+        for head in [&b""[..], b"MZ", b"\x7fELF", &elf(2, 1, [62, 0])[..19]] {
+            assert_eq!(kind(head), Kind::Unknown);
+        }
+    }
+}

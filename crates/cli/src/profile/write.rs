@@ -1,0 +1,204 @@
+//! The profile as a workload file, each figure with its source.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use homenode_machine::Machine;
+use homenode_meter::log::Log;
+use homenode_twin::workload::FittedCurve;
+use homenode_units::Bytes;
+
+use super::emulator::escaped;
+
+/// How each such file begins.
+pub const FIRST_WORDS: &str = "# Measured by homenode profile";
+
+/// Ways of a modelled private cache: machine files do not say, and 8 is what most L2 caches have.
+const PRIVATE_WAYS: u32 = 8;
+
+/// What of the machine is modelled.
+pub struct Facts {
+    machine: String,
+    l2: Bytes,
+    line_bytes: u32,
+    llc: Bytes,
+}
+
+impl Facts {
+    /// Of a machine that has timing figures and an LLC.
+    ///
+    /// # Errors
+    /// A sentence if it has not.
+    pub fn of(machine: &Machine) -> Result<Facts, String> {
+        let (Some(hardware), Some(llc)) = (&machine.hardware, machine.llcs.first()) else {
+            return Err(format!(
+                "machine {} says nothing of its L2 or has no LLC: take a preset, or a file of 'homenode calibrate'",
+                machine.name
+            ));
+        };
+        Ok(Facts {
+            machine: machine.name.clone(),
+            l2: hardware.l2_bytes,
+            line_bytes: llc.line_bytes,
+            llc: llc.size_bytes,
+        })
+    }
+
+    /// What is said to the plugin.
+    pub fn plugin_arguments(&self, log: &Path, rate: f64) -> String {
+        format!(
+            "log={},private-bytes={},private-ways={PRIVATE_WAYS},line-bytes={},rate-min={rate}",
+            escaped(log),
+            self.l2.0,
+            self.line_bytes
+        )
+    }
+}
+
+/// The curve in the twin's family that is nearest to what was measured, from a capacity of the private cache up: an LLC that
+/// is smaller tells nothing.
+pub fn fit(log: &Log) -> FittedCurve {
+    let points: Vec<(f64, f64)> = log
+        .curve
+        .iter()
+        .filter(|point| point.bytes >= log.private_bytes)
+        .map(|point| (point.bytes as f64, point.miss_ratio))
+        .collect();
+    let ends = (points.first(), points.last());
+    let middle = match ends {
+        (Some(first), Some(last)) => (first.1 + last.1) / 2.0,
+        _ => 0.5,
+    };
+    let half = points.iter().find(|point| point.1 <= middle);
+    FittedCurve::of(&points, half.map_or(1e6, |point| point.0))
+}
+
+/// The file's text. `name` has no character that TOML would take for anything else.
+pub fn profile(
+    log: &Log,
+    fit: &FittedCurve,
+    facts: &Facts,
+    name: &str,
+    command: &str,
+    notes: &[String],
+) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = compose(&mut text, log, fit, facts, name, command, notes);
+    text
+}
+
+fn compose(
+    text: &mut String,
+    log: &Log,
+    fit: &FittedCurve,
+    facts: &Facts,
+    name: &str,
+    command: &str,
+    notes: &[String],
+) -> std::fmt::Result {
+    let threads = log.vcpus.max(1);
+    let single = threads == 1;
+    // A command line can hold anything; a comment ends with its line.
+    let printable = |c: char| if c.is_control() { ' ' } else { c };
+    let command: String = command.chars().map(printable).collect();
+    writeln!(text, "{FIRST_WORDS}: {command}")?;
+    writeln!(
+        text,
+        "# Modelled: a private cache of {} ({PRIVATE_WAYS} ways, L1 within it) for each thread, as machine {} has; {:.2} percent of the lines\n\
+         # that got past it were followed. Not modelled: instruction fetches, prefetches, address translation.\n\
+         # measured: by the emulator's plugin; fitted: the nearest curve of the twin's family, {:.3} off on average from {} to 256 MiB,\n\
+         # {:.3} at most; estimate: emulation cannot tell, put in what you know.",
+        size(facts.l2),
+        facts.machine,
+        log.rate * 100.0,
+        fit.error_mean,
+        size(facts.l2),
+        fit.error_max,
+    )?;
+    for note in notes {
+        writeln!(text, "# Note: {note}.")?;
+    }
+    let kilo = |count: u64| count as f64 / log.instructions as f64 * 1000.0;
+    let write_share = log.written_back as f64 / log.llc_accesses.max(1) as f64;
+    writeln!(
+        text,
+        "name = \"{name}\"\n\
+         about = \"{name}, measured under emulation\"\n\n\
+         [program]\n\
+         threads = \"{}\"\n\
+         instructions_g_per_thread = {:.9} # measured: {} instructions of {threads} {}\n\
+         cpi_core = 0.8 # estimate\n\
+         llc_accesses_per_kilo_instruction = {:.6} # measured: {} accesses, of {:.1} loads and {:.1} stores per thousand instructions\n\
+         misses_in_flight = 4.0 # estimate\n\
+         hits_in_flight = 6.0 # estimate: an out-of-order core hides most of a hit\n\
+         write_share = {write_share:.4} # measured: lines that private caches gave up written, of those that they got\n\n\
+         [program.miss_ratio]\n\
+         m_inf = {:.6} # fitted\n\
+         c0 = \"{}\" # fitted\n\
+         k = {:.4} # fitted\n\n\
+         [[program.regions]]\n\
+         kind = \"{}\"\n\
+         size = \"{}\" # measured: lines used, to whole pages\n\
+         access_share = 1.0 # computed: emulation does not tell regions apart",
+        if single {
+            "one-copy-per-vcpu"
+        } else {
+            "one-per-vcpu"
+        },
+        (log.instructions as f64 / threads as f64 / 1e9).max(1e-9),
+        log.instructions,
+        if single { "thread" } else { "threads" },
+        kilo(log.llc_accesses),
+        log.llc_accesses,
+        kilo(log.reads),
+        kilo(log.writes),
+        fit.curve.m_inf,
+        size(fit.curve.c0),
+        fit.curve.k,
+        if single { "private" } else { "shared" },
+        size(Bytes(log.footprint_bytes.next_multiple_of(4096).max(4096))),
+    )
+}
+
+/// A size as files state it: in the largest unit that it is a whole number of.
+fn size(bytes: Bytes) -> String {
+    match bytes.0 {
+        0 => "0B".to_owned(),
+        b if b % (1 << 20) == 0 => format!("{}MiB", b >> 20),
+        b if b % (1 << 10) == 0 => format!("{}KiB", b >> 10),
+        b => format!("{b}B"),
+    }
+}
+
+/// What is in it, for people.
+pub fn summary(log: &Log, fit: &FittedCurve, facts: &Facts, seconds: f64) -> Vec<String> {
+    let accesses = log.reads + log.writes;
+    let at = |bytes: u64| log.curve.iter().rev().find(|point| point.bytes <= bytes);
+    let ratio = |bytes: u64| at(bytes).map_or(1.0, |point| point.miss_ratio) * 100.0;
+    let llc = facts.llc.0;
+    vec![
+        format!(
+            "{:.3}G instructions and {:.3}G loads and stores of {} thread(s) in {seconds:.1}s",
+            log.instructions as f64 / 1e9,
+            accesses as f64 / 1e9,
+            log.vcpus
+        ),
+        format!(
+            "{:.2} LLC accesses per thousand instructions beyond {} of L2; {} used; {:.1}% of the lines followed",
+            log.llc_accesses as f64 / log.instructions as f64 * 1000.0,
+            size(facts.l2),
+            size(Bytes(log.footprint_bytes)),
+            log.rate * 100.0
+        ),
+        format!(
+            "of these miss {:.1}% with 1MiB, {:.1}% with 4MiB, {:.1}% with {}'s {}; the fitted curve is {:.3} off on average",
+            ratio(1 << 20),
+            ratio(4 << 20),
+            ratio(llc),
+            facts.machine,
+            size(facts.llc),
+            fit.error_mean
+        ),
+    ]
+}

@@ -1,0 +1,280 @@
+//! `homenode profile` as a user runs it: real programs under the real emulator, with the real plugin.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The program, its plugin beside it: cargo builds the plugin for no test by itself.
+fn homenode(folder: &Path) -> Command {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_homenode"));
+    BUILT.get_or_init(|| {
+        let built = program.parent().expect("programs lie in a folder");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args([
+            "build",
+            "--quiet",
+            "--package",
+            "homenode-qemu-plugin",
+            "--target-dir",
+        ]);
+        cargo.arg(built.parent().expect("of the target directory"));
+        if built.ends_with("release") {
+            cargo.arg("--release");
+        }
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+        assert!(
+            cargo.status().expect("cargo").success(),
+            "the plugin does not build"
+        );
+    });
+    let mut command = Command::new(program);
+    command.current_dir(folder).stdin(Stdio::null());
+    command
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+fn profile(folder: &Path, args: &[&str]) -> Output {
+    homenode(folder)
+        .arg("profile")
+        .args(args)
+        .output()
+        .expect("the program can be started")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Exit status and complaint.
+fn refused(args: &[&str]) -> (i32, String) {
+    let output = profile(folder().path(), args);
+    assert!(output.stdout.is_empty(), "{args:?}");
+    (output.status.code().expect("it was not killed"), stderr(&output))
+}
+
+/// Words in an order that compresses like text.
+fn text(bytes: usize) -> String {
+    let mut state = 1u64;
+    let mut text = String::new();
+    while text.len() < bytes {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        text.push_str(["node ", "page ", "cache ", "home ", "link\n", "frame "][(state >> 33) as usize % 6]);
+    }
+    text
+}
+
+fn program(folder: &Path, name: &str, text: &[u8]) -> String {
+    let path = folder.join(name);
+    fs::write(&path, text).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("may be executed");
+    path.display().to_string()
+}
+
+#[test]
+fn the_profile_of_gzip_has_a_falling_curve_and_runs_on_the_twin() {
+    let folder = folder();
+    fs::write(folder.path().join("words"), text(300_000)).expect("written");
+    let args = ["--json", "--", "gzip", "-9", "-c", "words"];
+    let output = profile(folder.path(), &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let found: Value = serde_json::from_slice(&output.stdout).expect("one JSON value");
+
+    let ratios: Vec<f64> = found["measured"]["curve"]
+        .as_array()
+        .expect("a curve")
+        .iter()
+        .map(|point| point["miss_ratio"].as_f64().expect("a number"))
+        .collect();
+    assert!(ratios.is_sorted_by(|before, after| before >= after), "{ratios:?}");
+    assert!(ratios[0] > ratios[ratios.len() - 1] + 0.05, "{ratios:?}");
+    let per_kilo = |key: &str| found["measured"][key].as_f64().expect("a count");
+    let loads = per_kilo("reads") / per_kilo("instructions");
+    assert!((0.05..0.6).contains(&loads), "{loads} loads per instruction");
+    assert!(per_kilo("writes") < per_kilo("reads"));
+
+    assert_eq!(found["file"], "gzip.toml");
+    for args in [
+        &["sim", "gzip.toml", "--json"][..],
+        &["sim", "two.toml", "--json"],
+    ] {
+        let vms = "machine = \"r420\"\nname = \"two\"\n[[vm]]\nname = \"a\"\nvcpus = 1\nmemory = \"1GiB\"\n\
+                   workload = \"gzip.toml\"\n[[vm]]\nname = \"b\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"gzip.toml\"\n";
+        fs::write(folder.path().join("two.toml"), vms).expect("written");
+        let output = homenode(folder.path()).args(args).output().expect("started");
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        let result: Value = serde_json::from_slice(&output.stdout).expect("one JSON value");
+        let vm = &result["policies"][0]["vms"][0];
+        assert_eq!(vm["workload"], "gzip", "{result}");
+        assert!(
+            vm["runtime_s"].as_f64().is_some_and(|seconds| seconds > 0.0),
+            "{result}"
+        );
+    }
+}
+
+#[test]
+fn a_scenario_says_where_it_names_a_workload_file_that_does_not_read() {
+    let folder = folder();
+    let vm = "name = \"x\"\n[[vm]]\nname = \"a\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"none.toml\"\n";
+    fs::write(folder.path().join("x.toml"), vm).expect("written");
+    fs::write(
+        folder.path().join("bad.toml"),
+        "name = \"x\"\n[program]\nthreads = 3\n",
+    )
+    .expect("written");
+    for (file, part) in [
+        ("x.toml", "x.toml:6:1: none.toml: cannot be read"),
+        ("bad.toml", "bad.toml:3:11: "),
+    ] {
+        let output = homenode(folder.path())
+            .args(["sim", file])
+            .output()
+            .expect("started");
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn what_the_program_prints_and_ends_with_is_passed_on() {
+    let folder = folder();
+    fs::write(folder.path().join("words"), "node\n").expect("written");
+    let output = profile(folder.path(), &["--", "grep", "-c", "node", "words"]);
+    assert_eq!(
+        (output.status.code(), &*output.stdout),
+        (Some(0), &b"1\n"[..]),
+        "{}",
+        stderr(&output)
+    );
+    let output = profile(folder.path(), &["--", "grep", "-c", "page", "words"]);
+    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b"0\n"[..]));
+    assert!(
+        stderr(&output).contains("note: it ended with status 1"),
+        "{}",
+        stderr(&output)
+    );
+    let output = profile(folder.path(), &["--", "sh", "-c", "kill -9 $$"]);
+    assert_eq!(output.status.code(), Some(137));
+    assert!(
+        stderr(&output).contains("sh was ended by signal 9"),
+        "{}",
+        stderr(&output)
+    );
+    // A shell's children are not followed, and that is said.
+    let output = profile(folder.path(), &["--", "sh", "-c", "ls; ls"]);
+    assert!(
+        stderr(&output).contains("were not followed"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_file_that_is_no_profile_is_not_written_over() {
+    let folder = folder();
+    fs::write(folder.path().join("true.toml"), "mine = 1\n").expect("written");
+    let output = profile(folder.path(), &["--", "true"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("name another file with --output"),
+        "{}",
+        stderr(&output)
+    );
+    let output = profile(folder.path(), &["--output", "mine.toml", "--", "true"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let kept = fs::read_to_string(folder.path().join("true.toml")).expect("still there");
+    assert_eq!(kept, "mine = 1\n");
+}
+
+#[test]
+fn what_cannot_be_profiled_is_refused_with_a_reason() {
+    let folder = folder();
+    let script = program(folder.path(), "script", b"#!/bin/sh\ntrue\n");
+    let mut elf = vec![
+        0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 21, 0,
+    ];
+    elf.resize(64, 0);
+    let foreign = program(folder.path(), "foreign", &elf);
+    for (args, part) in [
+        (
+            &["--", "no-such-program"][..],
+            "no program named `no-such-program` is in PATH",
+        ),
+        (&["--", "./no/such"], "No such file"),
+        (&["--", "/etc/passwd"], "is not a program"),
+        (
+            &["--", &script],
+            "is a script: profile its interpreter, as in 'homenode profile -- /bin/sh ",
+        ),
+        (
+            &["--", &foreign],
+            "is a 64-bit program for PowerPC; this homenode profiles 64-bit programs for",
+        ),
+        (&["--machine", "r911", "--", "true"], "r910"),
+        (
+            &["--plugin", "/none.so", "--", "true"],
+            "--plugin /none.so: there is no such file",
+        ),
+        (&["--qemu", "/none", "--", "true"], "/none: No such file"),
+        (&["--rate", "0", "--", "true"], "a share lies between"),
+        (&["--rate", "NaN%", "--", "true"], "a share lies between"),
+        (&["--system", "--", "true"], "true is no QEMU"),
+        (&["--"], "required"),
+    ] {
+        let (code, complaint) = refused(args);
+        assert_eq!(code, 2, "{args:?}: {complaint}");
+        assert!(complaint.contains(part), "{args:?}: {complaint}");
+    }
+}
+
+#[test]
+fn an_emulator_that_is_too_old_or_takes_no_plugins_is_refused() {
+    let folder = folder();
+    let old = b"#!/bin/sh\necho 'qemu-x86_64 version 5.2.0 (Debian)'\n";
+    let static_build = b"#!/bin/sh\necho 'qemu-x86_64 version 10.0.2'\n";
+    for (text, part) in [
+        (&old[..], "is too old: needs QEMU 7.2 or newer, found 5.2"),
+        (&static_build[..], "was built without plugins"),
+        (
+            &b"#!/bin/sh\necho hello\n"[..],
+            "is no QEMU: asked for its version it says `hello`",
+        ),
+    ] {
+        let qemu = program(folder.path(), "qemu", text);
+        let (code, complaint) = refused(&["--qemu", &qemu, "--", "true"]);
+        assert_eq!(code, 2, "{complaint}");
+        assert!(complaint.contains(part), "{complaint}");
+    }
+    // One that takes the plugin but is none: nothing is written.
+    let text = b"#!/bin/sh\necho 'qemu-x86_64 version 8.0.0 -plugin'\n";
+    let qemu = program(folder.path(), "qemu", text);
+    let output = profile(folder.path(), &["--qemu", &qemu, "--", "true"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("plugin wrote nothing"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_plugin_that_is_none_is_the_emulators_complaint() {
+    let folder = folder();
+    fs::write(folder.path().join("plugin.so"), "no plugin").expect("written");
+    let output = profile(folder.path(), &["--plugin", "plugin.so", "--", "true"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("plugin wrote nothing"),
+        "{}",
+        stderr(&output)
+    );
+}

@@ -1,0 +1,17 @@
+//! What is made of the memory accesses of a program or a machine that is being emulated.
+//!
+//! QEMU's plugin (`qemu-plugin/`) sees every load and store and calls what is here; nothing here knows QEMU, so that it is
+//! tested, and measured, by feeding it accesses.
+//!
+//! ```text
+//!   vCPU ──▶ filter (private cache) ──▶ profile: stack distances from a sample of lines ──▶ log ──▶ `homenode profile`
+//! ```
+//!
+//! # Properties (tests of the same names)
+//!
+//! - A log reads as it was written; whatever else a file holds is refused with what is wrong.
+//! - The curve of a small program is the exact one.
+//! - Vcpus are told apart by their private caches and counted together.
+
+pub mod log;
+pub mod profile;

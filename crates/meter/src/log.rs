@@ -1,0 +1,348 @@
+//! What the plugin writes when a program has ended, and `homenode profile` reads.
+//!
+//! One JSON object, its first key the version. It is written under another name and then renamed, so that a log is whole
+//! or not there. The reader takes nothing on trust: the file may be of another version, cut off, or something else.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// What a program did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// Version of this format: [`Log::VERSION`].
+    pub version: u32,
+    /// Size of the modelled private cache, bytes.
+    pub private_bytes: u64,
+    /// Size of a line, bytes.
+    pub line_bytes: u64,
+    /// Share of lines that was followed at the end, in (0, 1].
+    pub rate: f64,
+    /// vCPUs, in user mode threads, that executed something.
+    pub vcpus: u64,
+    /// Instructions.
+    pub instructions: u64,
+    /// Loads.
+    pub reads: u64,
+    /// Stores.
+    pub writes: u64,
+    /// Lines asked of the LLC.
+    pub llc_accesses: u64,
+    /// Written lines that private caches gave up.
+    pub written_back: u64,
+    /// Lines that were used, in bytes, as the sample tells.
+    pub footprint_bytes: u64,
+    /// Processes that the program started; they were not followed.
+    pub forks: u64,
+    /// Times that the program asked for another to run; that one was not followed.
+    pub execs: u64,
+    /// Share of `llc_accesses` that misses an LLC of a capacity that is the program's alone, at [`Log::capacities`].
+    pub curve: Vec<Point>,
+}
+
+/// A point of a miss-ratio curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// Capacity.
+    pub bytes: u64,
+    /// Miss ratio with it, in [0, 1].
+    pub miss_ratio: f64,
+}
+
+/// Why a file is no log.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// It cannot be read or written.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// It is larger than any log.
+    #[error("{0}: larger than {LOG_BYTES_MAX} bytes: not a log of the plugin")]
+    TooLarge(String),
+    /// It is not what the plugin writes.
+    #[error("{path}: not a log of the plugin, or cut off: {error}")]
+    Format {
+        /// Which file.
+        path: String,
+        /// What was expected where.
+        error: serde_json::Error,
+    },
+    /// A plugin of another version wrote it.
+    #[error("{path}: written by a plugin of log version {version}, this program reads {expected}: install both anew", expected = Log::VERSION)]
+    Version {
+        /// Which file.
+        path: String,
+        /// Its version.
+        version: u64,
+    },
+    /// A figure cannot be.
+    #[error("{path}: {key} is {value}, {expected}")]
+    Figure {
+        /// Which file.
+        path: String,
+        /// Which figure.
+        key: &'static str,
+        /// What it says.
+        value: f64,
+        /// What would be possible.
+        expected: &'static str,
+    },
+}
+
+/// More than any log has.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+
+impl Log {
+    /// Version of the format.
+    pub const VERSION: u32 = 1;
+
+    /// Capacities of the curve: eight to an octave from 16 KiB to 256 MiB.
+    pub fn capacities() -> impl Iterator<Item = u64> {
+        (14..28)
+            .flat_map(|octave| (8..16).map(move |eighth| eighth << (octave - 3)))
+            .chain([1 << 28])
+    }
+
+    /// Writes it, whole or not at all.
+    ///
+    /// # Errors
+    /// [`LogError::Io`].
+    pub fn write(&self, path: &Path) -> Result<(), LogError> {
+        let failed = |error: std::io::Error| LogError::Io {
+            path: path.display().to_string(),
+            error,
+        };
+        let text = serde_json::to_string(self).expect("a log can be written as JSON");
+        let unfinished = path.with_extension("unfinished");
+        fs::write(&unfinished, text).map_err(failed)?;
+        fs::rename(&unfinished, path).map_err(failed)
+    }
+
+    /// Reads one and checks all that it says.
+    ///
+    /// # Errors
+    /// [`LogError`]; also for a log that is there, but cut off.
+    pub fn read(path: &Path) -> Result<Log, LogError> {
+        let name = path.display().to_string();
+        let mut text = String::new();
+        let read = fs::File::open(path)
+            .and_then(|file| file.take(LOG_BYTES_MAX + 1).read_to_string(&mut text))
+            .map_err(|error| LogError::Io {
+                path: name.clone(),
+                error,
+            })?;
+        if read as u64 > LOG_BYTES_MAX {
+            return Err(LogError::TooLarge(name));
+        }
+        Log::parse(&name, &text)
+    }
+
+    /// Reads one from text; `path` is for complaints.
+    ///
+    /// # Errors
+    /// As [`Log::read`].
+    pub fn parse(path: &str, text: &str) -> Result<Log, LogError> {
+        /// All that logs of any version have in common.
+        #[derive(Deserialize)]
+        struct Any {
+            version: u64,
+        }
+        let format = |error| LogError::Format {
+            path: path.to_owned(),
+            error,
+        };
+        let Any { version } = serde_json::from_str(text).map_err(format)?;
+        if version != u64::from(Log::VERSION) {
+            return Err(LogError::Version {
+                path: path.to_owned(),
+                version,
+            });
+        }
+        let log: Log = serde_json::from_str(text).map_err(format)?;
+        log.check().map_err(|(key, value, expected)| LogError::Figure {
+            path: path.to_owned(),
+            key,
+            value,
+            expected,
+        })?;
+        Ok(log)
+    }
+
+    fn check(&self) -> Result<(), (&'static str, f64, &'static str)> {
+        // NaN and infinities are no numbers of JSON; what is too large for its type does not read.
+        let within = |key, value: f64, least: f64, most: f64, expected| {
+            if (least..=most).contains(&value) {
+                Ok(())
+            } else {
+                Err((key, value, expected))
+            }
+        };
+        let counts = [
+            ("instructions", self.instructions),
+            ("reads", self.reads),
+            ("writes", self.writes),
+            ("llc_accesses", self.llc_accesses),
+            ("written_back", self.written_back),
+            ("footprint_bytes", self.footprint_bytes),
+        ];
+        for (key, value) in counts {
+            within(key, value as f64, 0.0, 1e18, "and no program gets that far")?;
+        }
+        within(
+            "line_bytes",
+            self.line_bytes as f64,
+            16.0,
+            4096.0,
+            "it must lie between 16 and 4096",
+        )?;
+        within(
+            "rate",
+            self.rate,
+            1e-9,
+            1.0,
+            "it must lie above 0 and not above 1",
+        )?;
+        let most = 2 * (self.reads + self.writes);
+        let expected = "and there are not so many loads and stores, twice";
+        within(
+            "llc_accesses",
+            self.llc_accesses as f64,
+            0.0,
+            most as f64,
+            expected,
+        )?;
+        let expected = "and private caches give up no more lines than they get";
+        within(
+            "written_back",
+            self.written_back as f64,
+            0.0,
+            self.llc_accesses as f64,
+            expected,
+        )?;
+        let points = Log::capacities().count();
+        if self.curve.len() != points {
+            return Err((
+                "the number of the curve's points",
+                self.curve.len() as f64,
+                "it must be 113",
+            ));
+        }
+        let mut above = 1.0;
+        for (point, bytes) in self.curve.iter().zip(Log::capacities()) {
+            within(
+                "a capacity of the curve",
+                point.bytes as f64,
+                bytes as f64,
+                bytes as f64,
+                "and another comes there",
+            )?;
+            let expected = "it must lie between 0 and the miss ratio at the capacity before";
+            within(
+                "a miss ratio of the curve",
+                point.miss_ratio,
+                0.0,
+                above,
+                expected,
+            )?;
+            above = point.miss_ratio;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn log() -> Log {
+        let point = |(at, bytes)| Point {
+            bytes,
+            miss_ratio: (128 - at) as f64 / 128.0,
+        };
+        Log {
+            version: Log::VERSION,
+            private_bytes: 1 << 18,
+            line_bytes: 64,
+            rate: 0.125,
+            vcpus: 1,
+            instructions: 1000,
+            reads: 300,
+            writes: 100,
+            llc_accesses: 40,
+            written_back: 10,
+            footprint_bytes: 1 << 20,
+            forks: 0,
+            execs: 0,
+            curve: Log::capacities().enumerate().map(point).collect(),
+        }
+    }
+
+    fn complaint(text: &str) -> String {
+        Log::parse("x.log", text)
+            .expect_err("it must not read")
+            .to_string()
+    }
+
+    #[test]
+    fn capacities_are_those_that_are_promised() {
+        let all: Vec<u64> = Log::capacities().collect();
+        assert_eq!(
+            (all.len(), all[0], all[1], all[112]),
+            (113, 16 << 10, 18 << 10, 256 << 20)
+        );
+        assert!(all.is_sorted());
+    }
+
+    #[test]
+    fn a_log_reads_as_it_was_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x.log");
+        log().write(&path).expect("written");
+        assert_eq!(Log::read(&path).expect("read"), log());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_is_wrong() {
+        let text = serde_json::to_string(&log()).expect("text");
+        let with = |from: &str, to: &str| {
+            assert!(text.contains(from), "{from}");
+            complaint(&text.replacen(from, to, 1))
+        };
+        assert!(with("\"version\":1", "\"version\":9").contains("log version 9, this program reads 1"));
+        assert!(with("\"rate\":0.125", "\"rate\":-1").contains("rate is -1, it must lie above 0"));
+        assert!(with("\"rate\":0.125", "\"rate\":NaN").contains("not a log of the plugin"));
+        assert!(with("\"reads\":300", "\"reads\":-3").contains("not a log of the plugin"));
+        assert!(with("\"reads\":300", "\"reads\":3,\"more\":1").contains("unknown field `more`"));
+        assert!(with("\"reads\":300", "\"reads\":18446744073709551615").contains("no program gets that far"));
+        assert!(with("\"llc_accesses\":40", "\"llc_accesses\":4000").contains("llc_accesses is 4000"));
+        assert!(with("\"bytes\":18432", "\"bytes\":1").contains("a capacity of the curve is 1"));
+        let mut rising = log();
+        rising.curve[50].miss_ratio = 1.0;
+        let rising = serde_json::to_string(&rising).expect("text");
+        assert!(complaint(&rising).contains("a miss ratio of the curve is 1"));
+        assert!(complaint("").contains("cut off"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_log_that_is_cut_off_is_refused(at in 0usize..4000) {
+            let text = serde_json::to_string(&log()).expect("text");
+            prop_assume!(at < text.len());
+            prop_assert!(Log::parse("x.log", &text[..at]).is_err());
+        }
+
+        #[test]
+        fn any_text_is_refused_without_harm(text in ".*") {
+            prop_assert!(Log::parse("x.log", &text).is_err());
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! QEMU's plugin: hands the accesses of what is emulated to `homenode-meter`.
+//!
+//! `homenode profile` starts QEMU with it; by hand:
+//!
+//! ```text
+//! qemu-x86_64 -plugin libhomenode_plugin.so,log=FILE,private-bytes=262144,line-bytes=64,rate-min=0.01 PROGRAM
+//! ```
+//!
+//! The same for `qemu-system-x86_64`; the machine's physical addresses then stand for lines, and devices' registers are left
+//! out. QEMU 7.2 and all later ones with plugins are served by one file: what is called is in all of them (module `qemu`), and
+//! the one number in which they differ is found out when the file is loaded (`choose_version`).
+//!
+//! # State
+//!
+//! QEMU runs each vCPU in a thread of its own (or all in one) and names it in every callback. What belongs to a vCPU is reached
+//! by that number and used by its thread alone, so the way of an access takes no lock.
+
+#![allow(unsafe_code)] // a C interface; each use says why it is sound
+#![allow(clippy::print_stderr)] // QEMU's users read complaints there
+
+mod options;
+mod qemu;
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use homenode_meter::profile::{Counts, Profile, Vcpu};
+use homenode_tracking::filter::Use;
+
+use crate::options::Options;
+use crate::qemu::{Id, Info, MemInfo, Tb};
+
+/// Version of the interface: QEMU looks at it before it calls anything.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static mut qemu_plugin_version: c_int = 1;
+
+/// QEMU up to 8.2 takes version 1 alone, from 9.0 on at least 2. Functions that came with 2 tell which it is.
+extern "C" fn choose_version() {
+    // SAFETY: the name ends with a zero; the loader runs this once, before anybody can read the number.
+    unsafe {
+        if !libc::dlsym(libc::RTLD_DEFAULT, c"qemu_plugin_scoreboard_new".as_ptr()).is_null() {
+            qemu_plugin_version = 2;
+        }
+    }
+}
+
+/// The loader calls what is listed here when it has loaded the file.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = choose_version;
+
+/// More vCPUs than any program has threads; what others do is not seen, and said.
+const VCPUS_MAX: usize = 4096;
+
+static VCPUS: [AtomicPtr<Vcpu>; VCPUS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX];
+static RUN: OnceLock<Run> = OnceLock::new();
+
+/// What is measured, and where it is written.
+struct Run {
+    profile: Profile,
+    log: PathBuf,
+    /// The process that was started; those that it forks have a copy of all this.
+    process: u32,
+    forks: AtomicU64,
+    execs: AtomicU64,
+}
+
+/// QEMU's entry: 0 if the plugin can work.
+///
+/// # Safety
+/// QEMU calls it once, with `argc` strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn qemu_plugin_install(
+    id: Id,
+    info: *const Info,
+    argc: c_int,
+    argv: *const *const c_char,
+) -> c_int {
+    // SAFETY: QEMU's description is alive during the call.
+    let system = unsafe { (*info).system_emulation };
+    // SAFETY: as this function's contract says.
+    let options = match unsafe { Options::of(argc, argv) } {
+        Ok(options) => options,
+        Err(complaint) => {
+            eprintln!("homenode plugin: {complaint}");
+            return 1;
+        }
+    };
+    let run = Run {
+        profile: Profile::new(options.config),
+        log: options.log,
+        process: std::process::id(),
+        forks: AtomicU64::new(0),
+        execs: AtomicU64::new(0),
+    };
+    if RUN.set(run).is_err() {
+        eprintln!("homenode plugin: loaded twice; once is enough");
+        return 1;
+    }
+    let translated = if system {
+        machine_translated
+    } else {
+        program_translated
+    };
+    // SAFETY: the functions have the types that the interface declares and live as long as the process.
+    unsafe {
+        qemu::qemu_plugin_register_vcpu_init_cb(id, vcpu_begins);
+        qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
+        qemu::qemu_plugin_register_vcpu_syscall_cb(id, system_call);
+        qemu::qemu_plugin_register_atexit_cb(id, ended, ptr::null_mut());
+    }
+    0
+}
+
+extern "C" fn vcpu_begins(_: Id, at: c_uint) {
+    let (Some(run), Some(slot)) = (RUN.get(), VCPUS.get(at as usize)) else {
+        return;
+    };
+    // The number of a thread that has ended may come again; its successor goes on with its cache and counts.
+    if slot.load(Ordering::Acquire).is_null() {
+        slot.store(Box::into_raw(Box::new(run.profile.vcpu())), Ordering::Release);
+    }
+}
+
+/// The state of a vCPU, for the thread that runs it.
+#[inline]
+fn vcpu(at: c_uint) -> Option<&'static mut Vcpu> {
+    let pointer = VCPUS.get(at as usize)?.load(Ordering::Relaxed);
+    // SAFETY: it is null or a box that is never freed, and QEMU calls back for a vCPU from one thread at a time.
+    unsafe { pointer.as_mut() }
+}
+
+extern "C" fn program_translated(_: Id, tb: *mut Tb) {
+    translated(tb, program_accesses);
+}
+
+extern "C" fn machine_translated(_: Id, tb: *mut Tb) {
+    translated(tb, machine_accesses);
+}
+
+fn translated(tb: *mut Tb, accesses: qemu::MemCallback) {
+    // SAFETY: the block and its instructions are alive during the call; the functions as long as the process.
+    unsafe {
+        let instructions = qemu::qemu_plugin_tb_n_insns(tb);
+        let count = ptr::without_provenance_mut(instructions);
+        qemu::qemu_plugin_register_vcpu_tb_exec_cb(tb, block_begins, qemu::NO_REGS, count);
+        for at in 0..instructions {
+            let insn = qemu::qemu_plugin_tb_get_insn(tb, at);
+            qemu::qemu_plugin_register_vcpu_mem_cb(
+                insn,
+                accesses,
+                qemu::NO_REGS,
+                qemu::MEM_RW,
+                ptr::null_mut(),
+            );
+        }
+    }
+}
+
+extern "C" fn block_begins(at: c_uint, instructions: *mut c_void) {
+    if let Some(vcpu) = vcpu(at) {
+        vcpu.instructions(instructions.addr() as u64);
+    }
+}
+
+extern "C" fn program_accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
+    access(at, info, address);
+}
+
+extern "C" fn machine_accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
+    if let Some(address) = machine_address(info, address) {
+        access(at, info, address);
+    }
+}
+
+/// Where in the machine's memory an access goes; `None` for devices.
+#[inline]
+fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
+    // SAFETY: called from the access's own callback, as QEMU asks.
+    unsafe {
+        let found = qemu::qemu_plugin_get_hwaddr(info, address);
+        let memory = !found.is_null() && !qemu::qemu_plugin_hwaddr_is_io(found);
+        memory.then(|| qemu::qemu_plugin_hwaddr_phys_addr(found))
+    }
+}
+
+#[inline]
+fn access(at: c_uint, info: MemInfo, address: u64) {
+    let (Some(run), Some(vcpu)) = (RUN.get(), vcpu(at)) else {
+        return;
+    };
+    // SAFETY: it only takes the number apart.
+    let wanted = match unsafe { qemu::qemu_plugin_mem_is_store(info) } {
+        true => Use::Write,
+        false => Use::Read,
+    };
+    vcpu.access(&run.profile, address, wanted);
+    // An access that reaches into the next line uses that too; none has more than 64 bytes.
+    if address % 64 > 32 {
+        // SAFETY: as above.
+        let bytes = 1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) };
+        if address % 64 + bytes > 64 {
+            vcpu.touch(&run.profile, address + bytes - 1, wanted);
+        }
+    }
+}
+
+/// x86-64's numbers of `fork` and `vfork`; QEMU has no `clone3`.
+const FORKS: [i64; 2] = [57, 58];
+const CLONE: i64 = 56;
+/// A clone with this flag is a thread.
+const CLONE_VM: u64 = 0x100;
+/// `execve` and `execveat`.
+const EXECS: [i64; 2] = [59, 322];
+
+#[allow(clippy::too_many_arguments)] // QEMU's
+extern "C" fn system_call(
+    _: Id,
+    _: c_uint,
+    number: i64,
+    first: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+) {
+    let Some(run) = RUN.get() else {
+        return;
+    };
+    if FORKS.contains(&number) || (number == CLONE && first & CLONE_VM == 0) {
+        run.forks.fetch_add(1, Ordering::Relaxed);
+    }
+    if EXECS.contains(&number) {
+        run.execs.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+extern "C" fn ended(_: Id, _: *mut c_void) {
+    let Some(run) = RUN.get().filter(|run| run.process == std::process::id()) else {
+        return;
+    };
+    // QEMU has stopped all vCPUs, so their state is this thread's.
+    let written = catch_unwind(AssertUnwindSafe(|| {
+        let vcpus: Vec<Counts> = (0..VCPUS_MAX as c_uint)
+            .filter_map(vcpu)
+            .map(|vcpu| {
+                run.profile.hand_on(vcpu);
+                vcpu.counts()
+            })
+            .collect();
+        let mut log = run.profile.log(&vcpus);
+        log.forks = run.forks.load(Ordering::Relaxed);
+        log.execs = run.execs.load(Ordering::Relaxed);
+        log.write(&run.log)
+    }));
+    if let Ok(Err(error)) = written {
+        eprintln!("homenode plugin: cannot write what was measured: {error}");
+    }
+}

@@ -1,0 +1,84 @@
+//! The part of QEMU's plugin interface that is used, declared here: no Debian package has its header.
+//!
+//! All of it is the same in version 1 of the interface (QEMU 4.2 to 8.2) and in versions 2 to 4 (QEMU 9.0 to 10.0).
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// A plugin that is loaded.
+pub type Id = u64;
+/// What is known of an access, for QEMU's own functions.
+pub type MemInfo = u32;
+
+/// A translation block.
+#[repr(C)]
+pub struct Tb {
+    _opaque: [u8; 0],
+}
+
+/// An instruction while its block is translated.
+#[repr(C)]
+pub struct Insn {
+    _opaque: [u8; 0],
+}
+
+/// What QEMU says of itself: `qemu_info_t`.
+#[repr(C)]
+pub struct Info {
+    /// Architecture that is emulated.
+    pub target_name: *const c_char,
+    /// Least version of the interface that this QEMU takes.
+    pub version_min: c_int,
+    /// Its own version of the interface.
+    pub version_cur: c_int,
+    /// Whether it emulates a machine, not a program.
+    pub system_emulation: bool,
+    /// vCPUs at the start; only for a machine.
+    pub smp_vcpus: c_int,
+    /// vCPUs at most; only for a machine.
+    pub max_vcpus: c_int,
+}
+
+/// `QEMU_PLUGIN_CB_NO_REGS`: a callback does not look at registers.
+pub const NO_REGS: c_uint = 0;
+/// `QEMU_PLUGIN_MEM_RW`. QEMU 7.2 takes one kind for the other where a callback asks for one alone, so none does.
+pub const MEM_RW: c_uint = 3;
+
+/// An access: which vCPU, what is known of it, where, and what was given at registration.
+pub type MemCallback = extern "C" fn(c_uint, MemInfo, u64, *mut c_void);
+/// A block or instruction begins.
+pub type ExecCallback = extern "C" fn(c_uint, *mut c_void);
+
+#[allow(missing_docs)] // QEMU's names, documented there
+unsafe extern "C" {
+    pub fn qemu_plugin_register_vcpu_init_cb(id: Id, callback: extern "C" fn(Id, c_uint));
+    pub fn qemu_plugin_register_vcpu_tb_trans_cb(id: Id, callback: extern "C" fn(Id, *mut Tb));
+    pub fn qemu_plugin_register_vcpu_tb_exec_cb(
+        tb: *mut Tb,
+        callback: ExecCallback,
+        flags: c_uint,
+        data: *mut c_void,
+    );
+    pub fn qemu_plugin_register_vcpu_mem_cb(
+        insn: *mut Insn,
+        callback: MemCallback,
+        flags: c_uint,
+        read_write: c_uint,
+        data: *mut c_void,
+    );
+    pub fn qemu_plugin_register_vcpu_syscall_cb(
+        id: Id,
+        callback: extern "C" fn(Id, c_uint, i64, u64, u64, u64, u64, u64, u64, u64, u64),
+    );
+    pub fn qemu_plugin_register_atexit_cb(
+        id: Id,
+        callback: extern "C" fn(Id, *mut c_void),
+        data: *mut c_void,
+    );
+    pub fn qemu_plugin_tb_n_insns(tb: *const Tb) -> usize;
+    pub fn qemu_plugin_tb_get_insn(tb: *const Tb, at: usize) -> *mut Insn;
+    pub fn qemu_plugin_mem_is_store(info: MemInfo) -> bool;
+    pub fn qemu_plugin_mem_size_shift(info: MemInfo) -> c_uint;
+    pub fn qemu_plugin_get_hwaddr(info: MemInfo, address: u64) -> *mut c_void;
+    pub fn qemu_plugin_hwaddr_is_io(address: *const c_void) -> bool;
+    pub fn qemu_plugin_hwaddr_phys_addr(address: *const c_void) -> u64;
+}
