@@ -113,6 +113,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
             "homenode-linux",
             "homenode-machine",
             "homenode-testbed-guest",
+            "homenode-units",
         ],
     ),
     ("homenode-testbed-guest", &[]),
