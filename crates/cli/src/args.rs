@@ -159,7 +159,7 @@ pub struct RunArgs {
     /// Where the journal and the agent's socket are; default: /run/homenode, and no socket for a twin
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// Leave pins and homes as they are when the agent stops in good order, for the next agent to continue
+    /// Leave pins and homes as they are when the agent stops in good order, for the next agent to continue; CPU quotas are lifted
     #[arg(long)]
     pub keep: bool,
 }

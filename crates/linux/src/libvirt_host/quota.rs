@@ -184,6 +184,19 @@ impl LibvirtHost {
         }
     }
 
+    /// Lifts every quota of the agent's: limits never outlast it, whatever else it leaves in force. What cannot be lifted is
+    /// said and stays journalled.
+    pub fn lift_limits(&mut self) -> Vec<String> {
+        let mut failures = Vec::new();
+        for (id, mut vm) in std::mem::take(&mut self.vms) {
+            if let Err(error) = self.lift(&mut vm) {
+                failures.push(error.to_string());
+            }
+            self.vms.insert(id, vm);
+        }
+        failures
+    }
+
     /// Lifts the quotas whose leases are over.
     pub(super) fn end_leases(&mut self) {
         if self.acts.is_none() {

@@ -420,6 +420,11 @@ fn a_quota_ends_with_its_lease_and_when_the_host_is_restored() {
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     assert_eq!(host.restore(), Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
+    // Nor does it outlast an agent that leaves pins and homes to its successor.
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    assert_eq!(host.lift_limits(), Vec::<String>::new());
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+    assert_eq!(journal::peek(&tree.root().join("state"))[&vm()].held, None);
 }
 
 #[test]
