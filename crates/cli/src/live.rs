@@ -105,7 +105,11 @@ pub fn run(
     agent.announce(format!("{} at {uri}", machine.name), None, mode);
     agent.run(&mut host, LibvirtHost::take_notices, |_| false);
     drop(desk);
-    let failures = if args.keep { host.lift_limits() } else { host.restore() };
+    let failures = if args.keep {
+        host.lift_limits()
+    } else {
+        host.restore()
+    };
     // What could not be given back is left to the guard, which tries again once the agent is gone.
     match guard {
         Some(guard) if failures.is_empty() => guard.goodbye(),

@@ -198,6 +198,8 @@ impl CpuGroup {
     }
 }
 
+/// Period of a cgroup to which nobody gave one.
+pub(crate) const PERIOD_DEFAULT: Ns = Ns::from_millis(100);
 /// The largest quota that the kernel takes: as good as none.
 pub(crate) const QUOTA_MAX_US: i64 = 17_592_186_044_415;
 

@@ -21,9 +21,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use homenode_host::CpuQuota;
-use homenode_units::{CpuSet, NodeSet, VmId};
+use homenode_units::{CpuSet, NodeSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup::PERIOD_DEFAULT;
 use crate::read;
 
 /// Where the journal lies unless the operator says otherwise: gone after a reboot, as the VMs are.
@@ -92,8 +93,26 @@ pub struct Before {
 pub struct Quotas {
     /// The agent's.
     pub ours: CpuQuota,
+    /// The agent's last, which is in force until the new one is.
+    #[serde(default)]
+    pub previous: Option<CpuQuota>,
     /// The operator's, if there was one.
     pub before: Option<CpuQuota>,
+}
+
+impl Quotas {
+    /// Whether a quota in force may be the agent's. libvirt sets time and period one after the other: an agent that dies in
+    /// between leaves the time of one quota with the period of another.
+    pub fn may_be_ours(&self, seen: CpuQuota) -> bool {
+        let mut ours = std::iter::once(self.ours).chain(self.previous);
+        let theirs = self.before.map_or(PERIOD_DEFAULT, |before| before.period_ns);
+        let periods: Vec<Ns> = ours
+            .clone()
+            .map(|quota| quota.period_ns)
+            .chain([theirs])
+            .collect();
+        ours.any(|quota| quota.run_ns == seen.run_ns) && periods.contains(&seen.period_ns)
+    }
 }
 
 /// One record.

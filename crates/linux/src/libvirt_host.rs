@@ -519,9 +519,9 @@ fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), Str
         );
     }
     if let Some(quotas) = step.quotas {
-        // What somebody else set meanwhile is left alone; where no cgroup tells, the agent's quota is the likelier.
+        // What somebody else set meanwhile is left alone.
         let seen = quota::of_process(root, step.run.process());
-        if seen.is_ok_and(|seen| seen.quota() == Some(quotas.ours) || seen == quota::InForce::Unknown) {
+        if seen.is_ok_and(|seen| quotas.is_left_in(seen)) {
             note("CPU quota".into(), libvirt.lift(&domain, quotas.before));
         }
     }

@@ -57,6 +57,7 @@ fn play_agent(dir: &Path, how: &str) {
         let slice = Ns::from_millis(30);
         let quotas = Quotas {
             ours: CpuQuota::of(0.1, slice),
+            previous: None,
             before: Some(CpuQuota::of(0.5, slice)),
         };
         let held = Record::Held { vm: VmId(7), quotas };

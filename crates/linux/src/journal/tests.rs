@@ -25,6 +25,7 @@ fn quotas() -> Quotas {
     let slice = homenode_units::Ns::from_millis(30);
     Quotas {
         ours: CpuQuota::of(0.1, slice),
+        previous: None,
         before: Some(CpuQuota::of(0.5, slice)),
     }
 }

@@ -7,7 +7,7 @@ use virt::domain::{Domain, NUMAParameters, SchedBandwidth, SchedulerInfo};
 use virt::sys;
 
 use super::ConnectError;
-use crate::cgroup::QUOTA_MAX_US;
+use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
 use crate::domain::NAMESPACE;
 
 /// Why a call failed.
@@ -38,9 +38,6 @@ pub(super) struct Libvirt {
     #[cfg(test)]
     pub quota_groups: Vec<std::path::PathBuf>,
 }
-
-/// Period of a cgroup to which nobody gave one.
-const PERIOD_DEFAULT_US: u64 = 100_000;
 
 impl Libvirt {
     /// Connects.
@@ -144,7 +141,7 @@ impl Libvirt {
 
     /// Gives every vCPU back the quota that it had, or none.
     pub fn lift(&mut self, domain: &Domain, before: Option<CpuQuota>) -> Result<(), CallError> {
-        let period_us = before.map_or(PERIOD_DEFAULT_US, |quota| quota.period_ns.0 / 1000);
+        let period_us = before.map_or(PERIOD_DEFAULT, |quota| quota.period_ns).0 / 1000;
         self.set_vcpu_bandwidth(domain, Some(period_us), None)?;
         match before {
             Some(quota) => {

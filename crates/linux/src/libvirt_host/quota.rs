@@ -67,6 +67,21 @@ impl InForce {
     }
 }
 
+impl Quotas {
+    /// Whether what is in force may be the agent's; where no cgroup tells that is the likelier.
+    fn is_in(&self, seen: InForce) -> bool {
+        match seen {
+            InForce::Unknown => true,
+            seen => seen.quota().is_some_and(|seen| self.may_be_ours(seen)),
+        }
+    }
+
+    /// The same after an agent died: libvirt may have died with it, and left vCPUs with different quotas.
+    pub(super) fn is_left_in(&self, seen: InForce) -> bool {
+        seen == InForce::Mixed || self.is_in(seen)
+    }
+}
+
 impl std::fmt::Display for InForce {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -124,7 +139,12 @@ impl LibvirtHost {
             (Some(held), _) => held.quotas.before,
             (None, seen) => seen.quota(),
         };
-        let quotas = Quotas { ours, before };
+        let previous = vm.held.map(|held| held.quotas.ours);
+        let quotas = Quotas {
+            ours,
+            previous,
+            before,
+        };
         self.write(
             vm,
             HOLD,
@@ -164,10 +184,10 @@ impl LibvirtHost {
     }
 
     /// Takes in what somebody else did to the quota that the agent set.
-    pub(super) fn reconcile_quota(&mut self, vm: &mut Vm) {
+    pub(super) fn reconcile_quota(&mut self, vm: &mut Vm, is_first: bool) {
         let Some(held) = vm.held else { return };
         let Ok(seen) = vm.in_force() else { return };
-        if seen.quota() == Some(held.quotas.ours) || seen == InForce::Unknown {
+        if held.quotas.is_in(seen) || (is_first && held.quotas.is_left_in(seen)) {
             return;
         }
         // An agent that died between journal and libvirt leaves a quota that never came into force.

@@ -485,6 +485,65 @@ fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_whil
 }
 
 #[test]
+fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
+    for (before, quota_before) in [("max 100000", None), ("50000 100000", Some(quota(50, 100)))] {
+        // Journalled are 6 of 30 ms, after 3 of 30: either, or the time of one with the period of another, may be in force.
+        for found in ["3000 30000", "6000 30000", "3000 100000", "6000 100000", before] {
+            let tree = host_with_groups(before);
+            let mut host = connect_with_quotas(&tree);
+            assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+            assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
+            let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
+            assert_eq!(step.quotas.unwrap().before, quota_before);
+            for index in 0..2 {
+                tree.write(
+                    &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
+                    &format!("{found}\n"),
+                );
+            }
+            restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+            assert_eq!(cpu_max(&tree)[0], before, "found {found}");
+            drop(host);
+            // Nor does a successor take it for somebody else's.
+            for index in 0..2 {
+                tree.write(
+                    &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
+                    &format!("{found}\n"),
+                );
+            }
+            let mut successor = connect_with_quotas(&tree);
+            successor.sample().unwrap();
+            assert!(
+                !successor
+                    .take_notices()
+                    .iter()
+                    .any(|n| n.contains("somebody else"))
+            );
+            assert_eq!(successor.lift_limits(), Vec::<String>::new());
+            assert_eq!(cpu_max(&tree)[0], before, "found {found}");
+        }
+    }
+}
+
+#[test]
+fn a_libvirt_that_died_with_the_agent_leaves_nobody_throttled() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    let second = "sys/fs/cgroup/machine/one/vcpu1/cpu.max";
+    tree.write(second, "max 100000\n");
+    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
+    restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+    assert_eq!(cpu_max(&tree), ["max 100000", "max 100000"]);
+    drop(host);
+    tree.write("sys/fs/cgroup/machine/one/vcpu0/cpu.max", "3000 30000\n");
+    let mut successor = connect_with_quotas(&tree);
+    successor.sample().unwrap();
+    assert_eq!(successor.lift_limits(), Vec::<String>::new());
+    assert_eq!(cpu_max(&tree), ["max 100000", "max 100000"]);
+}
+
+#[test]
 fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
     // libvirt's test driver has no quotas: nothing reaches the cgroups.
     let tree = host_with_groups("max 100000");

@@ -298,7 +298,7 @@ impl LibvirtHost {
             self.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory"));
         }
         self.find_groups(&mut vm).map_err(failed)?;
-        self.reconcile_quota(&mut vm);
+        self.reconcile_quota(&mut vm, is_first);
         let sample = self.vm_sample(&mut vm, &usable).map_err(failed)?;
         self.vms.insert(id, vm);
         Ok(Some(sample))
