@@ -150,7 +150,7 @@ impl Twin {
         let engine = &self.engine.settled();
         let cpus = self.machine.cpus.iter().enumerate();
         let nodes = self.machine.nodes.iter().enumerate();
-        let link_bytes = engine.link_bytes();
+        let (link_bytes, controllers) = (engine.link_bytes(), engine.totals.controllers());
         let links = engine.topology.links.iter().zip(&link_bytes);
         Sample {
             at: engine.now,
@@ -166,7 +166,7 @@ impl Twin {
                     let sample = NodeSample {
                         memory_total_bytes: Pages(engine.memory.total[at]).to_bytes(),
                         memory_free_bytes: Pages(engine.memory.free[at]).to_bytes(),
-                        memory_traffic_bytes: Some(engine.totals.controllers[at] as u64),
+                        memory_traffic_bytes: Some(controllers[at] as u64),
                     };
                     (id, sample)
                 })

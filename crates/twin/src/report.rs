@@ -195,7 +195,7 @@ impl Counts {
         let now = engine.now;
         Counts {
             at: now,
-            controllers: engine.totals.controllers.clone(),
+            controllers: engine.totals.controllers(),
             links: engine.link_bytes(),
             busy_ns: (0..engine.topology.cpus.len())
                 .map(|cpu| engine.scheduler.queues.busy_ns(cpu, now))

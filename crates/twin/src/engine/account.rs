@@ -92,8 +92,7 @@ impl Engine {
         // Zeroing writes each page once.
         for (at, pages) in self.placed.iter().enumerate().filter(|(_, pages)| **pages > 0) {
             let bytes = (pages * PAGE_BYTES) as f64;
-            self.totals.controllers[at] += bytes;
-            self.totals.between[node * self.topology.nodes() + at] += bytes;
+            self.totals.write(node, at, bytes);
         }
     }
 
@@ -103,14 +102,14 @@ impl Engine {
         let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);
         let (node, bytes) = (place.node, misses * self.line_bytes);
         let weights = owner.memory.weights(thread);
-        let nodes = weights.len();
-        for (memory_node, weight) in weights.iter().enumerate() {
-            owner.accesses[memory_node] += misses * weight;
-            let read = bytes * weight;
-            let write = read * write_share;
-            self.totals.controllers[memory_node] += read + write;
-            self.totals.between[memory_node * nodes + node] += read;
-            self.totals.between[node * nodes + memory_node] += write;
+        let row = node * weights.len()..(node + 1) * weights.len();
+        let (read, written) = (&mut self.totals.read[row.clone()], &mut self.totals.written[row]);
+        for (((weight, accesses), read), written) in
+            weights.iter().zip(&mut owner.accesses).zip(read).zip(written)
+        {
+            *accesses += misses * weight;
+            *read += bytes * weight;
+            *written += bytes * write_share * weight;
         }
         let local = misses * weights[node];
         owner.accesses_local += local;
@@ -121,8 +120,9 @@ impl Engine {
     pub fn link_bytes(&self) -> Vec<f64> {
         let mut links = vec![0.0; self.topology.links.len()];
         let nodes = self.topology.nodes();
-        for (at, bytes) in self.totals.between.iter().enumerate() {
-            for link in self.fabric.route(at / nodes, at % nodes) {
+        for (from, to) in (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to))) {
+            let bytes = self.totals.between(from, to);
+            for link in self.fabric.route(from, to) {
                 links[link] += bytes;
             }
         }

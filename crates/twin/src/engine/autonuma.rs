@@ -69,7 +69,7 @@ impl Engine {
                 self.set_speed(task.cpu);
             }
         }
-        self.unsettle();
+        self.solve_soon();
     }
 
     /// Node with memory on which a vCPU is, as its guest knows.

@@ -144,7 +144,7 @@ impl Engine {
             }
             EventAction::Balloon { memory } => self.balloon(vm, memory),
             EventAction::Migrate { memory_max, .. } => {
-                self.unsettle();
+                self.solve_soon();
                 self.script.migrations.push_back(Migration {
                     entry,
                     vm,

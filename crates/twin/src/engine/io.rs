@@ -55,13 +55,11 @@ impl Engine {
 
     /// Counts what devices have transferred in the last `ns` nanoseconds; says whether others feel a change.
     pub(super) fn transfer(&mut self, ns: f64) -> bool {
-        let nodes = self.topology.nodes();
         let mut changed = false;
         for device in &mut self.devices {
             let from = device.node;
             changed |= device.transfer(self.now, ns.max(1.0), |to, bytes| {
-                self.totals.controllers[to] += bytes;
-                self.totals.between[from * nodes + to] += bytes;
+                self.totals.write(from, to, bytes);
             });
         }
         changed

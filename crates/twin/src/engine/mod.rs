@@ -5,9 +5,9 @@
 //! Integer nanoseconds. Everything a scheduler or a guest does is an event at its own time: the end of a slice, a thread
 //! that reaches a barrier, a timer. Between events every CPU runs one task at a constant speed. Once per epoch (1 ms by
 //! default) caches take in what was missed and latencies are found anew, if anything changed; a task that is switched to
-//! in mid-epoch runs at the latencies of the last solution. While caches are steady an epoch grows up to 64-fold, as far
-//! as the drift of miss ratios stays below what makes a new solution necessary; a switch, memory touched or pages on the
-//! move bring it back. Events at equal time have a fixed order: timers in the order
+//! in mid-epoch runs at the latencies of the last solution. While a cache is steady its epoch grows up to 64-fold, as far
+//! as the drift of miss ratios stays below what makes a new solution necessary; a switch on its CPUs, memory touched or
+//! pages on the move bring it back. What runs on it is accounted when its epoch ends. Events at equal time have a fixed order: timers in the order
 //! they were set, then CPUs by number, then the scheduler's own, then the epoch.
 //!
 //! The epoch is a resolution, not a quantum: halving or doubling it changes pinned runs by less than 2 percent, and so does
@@ -33,14 +33,14 @@ use std::collections::BinaryHeap;
 
 use busiest::Busiest;
 use homenode_machine::{Hardware, Machine};
-use homenode_units::{Bytes, Ns};
+use homenode_units::Ns;
 
 pub(crate) use events::Script;
 
 use crate::chance::Chance;
 use crate::guest::vm::Next;
 use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Lease, Stage, Vm};
-use crate::hardware::core::{CoreCost, Paging};
+use crate::hardware::core::{CoreCost, InLlc, Paging};
 use crate::hardware::fabric::Copying;
 use crate::hardware::{Fabric, Llc, Sharer, Topology};
 use crate::hypervisor::permits::Permits;
@@ -97,8 +97,25 @@ struct Speed {
     cost: CoreCost,
     /// Nanoseconds per unit of the task's work.
     ns_per_unit: f64,
-    /// Bytes of the LLC that the cost was found for.
-    llc_bytes: f64,
+}
+
+/// What the present latencies were found for, on a CPU.
+#[derive(Clone, Copy, Debug, Default)]
+struct Solved {
+    /// The vCPU that ran, if one did.
+    task: Option<usize>,
+    cost: CoreCost,
+    /// Share of its speed that throughput caps left it.
+    granted: f64,
+}
+
+/// When a cache is brought up to date.
+#[derive(Clone, Copy, Debug)]
+struct Cadence {
+    began: Ns,
+    /// How long its epoch may be while nothing is switched on its CPUs.
+    stride: Ns,
+    due: Ns,
 }
 
 /// A running vCPU in a solution.
@@ -114,11 +131,48 @@ struct Loading {
 /// What the host has counted since it started.
 #[derive(Clone, Debug)]
 pub(crate) struct Totals {
-    /// Bytes moved by each node's controllers.
-    pub controllers: Vec<f64>,
+    nodes: usize,
+    /// Bytes that a node read from a node's memory, by `reader * nodes + memory`.
+    pub read: Vec<f64>,
+    /// Bytes that a node wrote to a node's memory, by `writer * nodes + memory`.
+    pub written: Vec<f64>,
     pub busiest: Busiest,
-    /// Bytes moved from a node to a node, by `from * nodes + to`.
-    pub between: Vec<f64>,
+}
+
+impl Totals {
+    fn new(nodes: usize, links: usize) -> Totals {
+        Totals {
+            nodes,
+            read: vec![0.0; nodes * nodes],
+            written: vec![0.0; nodes * nodes],
+            busiest: Busiest::new(links),
+        }
+    }
+
+    /// Notes bytes that a CPU or device of a node wrote to a node's memory.
+    pub fn write(&mut self, writer: usize, memory: usize, bytes: f64) {
+        self.written[writer * self.nodes + memory] += bytes;
+    }
+
+    /// Notes bytes that were copied from a node's memory to another's, by the latter.
+    pub fn copy(&mut self, from: usize, to: usize, bytes: f64) {
+        self.read[to * self.nodes + from] += bytes;
+        self.write(to, to, bytes);
+    }
+
+    /// Bytes moved by each node's controllers.
+    pub fn controllers(&self) -> Vec<f64> {
+        let mut controllers = vec![0.0; self.nodes];
+        for (at, bytes) in self.read.iter().chain(&self.written).enumerate() {
+            controllers[at % self.nodes] += bytes;
+        }
+        controllers
+    }
+
+    /// Bytes that went from a node to a node.
+    pub fn between(&self, from: usize, to: usize) -> f64 {
+        self.read[to * self.nodes + from] + self.written[from * self.nodes + to]
+    }
 }
 
 /// Who has pages moved.
@@ -173,8 +227,8 @@ pub(crate) struct Engine {
     /// What an interrupt to another CPU costs under this hypervisor.
     ipi_ns: f64,
     epoch_end: Ns,
-    /// How long an epoch may be while nothing is switched.
-    stride: Ns,
+    /// When each cache is brought up to date.
+    cadences: Vec<Cadence>,
     timers: BinaryHeap<Reverse<(Ns, u64, Timer)>>,
     timers_set: u64,
     speeds: Vec<Speed>,
@@ -186,11 +240,12 @@ pub(crate) struct Engine {
     sharers: Vec<Sharer>,
     /// Scratch: pages by the node that a touch placed them on.
     placed: Vec<u64>,
-    /// How each VM's addresses are translated.
+    /// What translating each VM's addresses takes.
     paging: Vec<Paging>,
-    /// Miss ratios at the last solution, by CPU, and when last looked at.
-    solved: Vec<f64>,
-    seen: Vec<f64>,
+    /// What each CPU's task asked for at the last solution.
+    solved: Vec<Solved>,
+    /// What each CPU's task could use of the cache when last looked at.
+    seen: Vec<InLlc>,
     /// The running vCPUs of a solution, kept for its memory.
     loading: Vec<Loading>,
     dirty: bool,
@@ -221,24 +276,17 @@ impl Engine {
             }
             io.add(spec, scenario.hypervisor, &mut vm, &hardware);
             let number = scheduler.add_vm(spec.weight, spec.cap_percent);
+            let sharer = sharer(&vm, line_bytes, llc_lines_max);
             for thread in 0..usize::from(spec.vcpus) {
                 scheduler.add(
                     machine.cpus.iter().map(|cpu| spec.allowed(cpu.id)).collect(),
                     Some(number),
                 );
                 owners.push(Owner::Vcpu { vm: at, thread });
-                sharers.push(sharer(&vm, thread, at, line_bytes, llc_lines_max));
+                sharers.push(sharer.clone().in_group(at, vm.threads[thread].shared_share));
             }
-            let footprint = vm
-                .program
-                .as_ref()
-                .map_or(Bytes::ZERO, |program| program.footprint(1));
-            paging.push(Paging::new(
-                &hardware,
-                spec.page_size.bytes(),
-                footprint,
-                in_guest,
-            ));
+            let translate = |program| Paging::new(&hardware, spec.page_size.bytes(), program, in_guest);
+            paging.push(vm.program.as_ref().map_or_else(Paging::default, translate));
             vms.push(vm);
         }
         let vcpus = owners.len();
@@ -268,11 +316,7 @@ impl Engine {
             notes: io.notes,
             vms,
             owners,
-            totals: Totals {
-                controllers: vec![0.0; nodes],
-                busiest: Busiest::new(topology.links.len()),
-                between: vec![0.0; nodes * nodes],
-            },
+            totals: Totals::new(nodes, topology.links.len()),
             now: Ns::ZERO,
             version: 1,
             chance: Chance::labelled(seed, "host", 0),
@@ -288,7 +332,14 @@ impl Engine {
                 Hypervisor::Kvm | Hypervisor::Xen => hardware.ipi.virtual_ns,
             },
             epoch_end: epoch,
-            stride: epoch,
+            cadences: vec![
+                Cadence {
+                    began: Ns::ZERO,
+                    stride: epoch,
+                    due: epoch,
+                };
+                machine.llcs.len()
+            ],
             timers: BinaryHeap::new(),
             timers_set: 0,
             speeds: vec![Speed::default(); cpus],
@@ -298,8 +349,8 @@ impl Engine {
             sharers,
             placed: vec![0; nodes],
             paging,
-            solved: vec![0.0; cpus],
-            seen: vec![0.0; cpus],
+            solved: vec![Solved::default(); cpus],
+            seen: vec![InLlc::default(); cpus],
             loading: Vec::new(),
             dirty: true,
             topology,
@@ -486,7 +537,7 @@ impl Engine {
         }
         if self.vms[vm].threads[thread].runnable() {
             if self.vms[vm].threads[thread].doing == Doing::Spinning {
-                self.unsettle();
+                self.unsettle(cpu);
             }
             self.set_speed(cpu);
         } else {
@@ -533,8 +584,9 @@ impl Engine {
                 }
                 (Run::Sleeping, false) => self.set_housekeeping(vm, other),
                 (Run::Running, true) => {
-                    self.unsettle();
-                    self.set_speed(self.scheduler.queues.tasks[task].cpu);
+                    let cpu = self.scheduler.queues.tasks[task].cpu;
+                    self.unsettle(cpu);
+                    self.set_speed(cpu);
                 }
                 (Run::Waiting | Run::Throttled, true) => {}
                 (Run::Running | Run::Waiting | Run::Throttled, false) => {
@@ -596,21 +648,32 @@ impl Engine {
         self.version += 1;
     }
 
-    /// Somebody does something else now: latencies are found anew, soon.
-    pub(super) fn unsettle(&mut self) {
+    /// A CPU does something else now: its cache is looked at soon.
+    pub(super) fn unsettle(&mut self, cpu: usize) {
+        let soon = self.next_boundary();
+        let cadence = &mut self.cadences[self.topology.cpus[cpu].llc];
+        cadence.due = cadence.due.min(soon);
+        self.epoch_end = self.epoch_end.min(soon);
+    }
+
+    /// Memory is loaded otherwise now: latencies are found anew, soon.
+    pub(super) fn solve_soon(&mut self) {
         self.dirty = true;
-        self.epoch_end = self.epoch_end.min(Ns(self.now.0 + self.epoch.0));
+        self.epoch_end = self.epoch_end.min(self.next_boundary());
+    }
+
+    /// Epochs end at multiples of the base length, so that those of several caches end together.
+    fn next_boundary(&self) -> Ns {
+        Ns((self.now.0 / self.epoch.0 + 1) * self.epoch.0)
     }
 
     /// After the scheduler acted: accounts what ran, and sets the speed of what runs now.
     pub fn after_scheduling(&mut self) {
         self.apply_segments();
         let mut switched = std::mem::take(&mut self.scheduler.queues.switched);
-        if !switched.is_empty() {
-            self.unsettle();
-        }
         for cpu in switched.drain(..) {
             self.set_speed(cpu);
+            self.unsettle(cpu);
             // Siblings now share the core with another task, or with none.
             for at in 0..self.topology.cpus[cpu].siblings.len() {
                 let sibling = self.topology.cpus[cpu].siblings[at];
@@ -623,13 +686,13 @@ impl Engine {
     }
 }
 
-/// What caches know of a vCPU. Most lines that one thread can use: its private memory and all that is shared.
-fn sharer(vm: &Vm, thread: usize, at: usize, line_bytes: f64, lines_max: f64) -> Sharer {
+/// What caches know of a VM's vCPUs. Most lines that one thread can use: its private memory and all that is shared.
+fn sharer(vm: &Vm, line_bytes: f64, lines_max: f64) -> Sharer {
     let regions = vm.program.iter().flat_map(|program| &program.regions);
     let footprint = regions.map(|region| region.size.as_f64()).sum::<f64>() / line_bytes;
     let miss_ratio = |lines: f64| match &vm.program {
         Some(program) => program.miss_ratio.at(lines * line_bytes),
         None => 1.0,
     };
-    Sharer::new(lines_max, footprint, miss_ratio).in_group(at, vm.threads[thread].shared_share)
+    Sharer::new(lines_max, footprint, miss_ratio)
 }

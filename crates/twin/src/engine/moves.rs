@@ -84,9 +84,7 @@ impl Engine {
         for (from, to, pages) in moved {
             let bytes = (pages * PAGE_BYTES) as f64;
             self.memory.free[*from] += pages;
-            self.totals.controllers[*from] += bytes;
-            self.totals.controllers[*to] += bytes;
-            self.totals.between[from * self.topology.nodes() + to] += bytes;
+            self.totals.copy(*from, *to, bytes);
         }
     }
 

@@ -2,18 +2,15 @@
 
 use homenode_units::Ns;
 
-use super::{Engine, Loading, Owner, Speed};
+use super::{Engine, Loading, Owner, Solved, Speed};
 use crate::guest::Doing;
-use crate::hardware::core::{CoreCost, Sibling};
+use crate::hardware::core::{CoreCost, InLlc, Sibling};
 use crate::hardware::fabric::Copying;
 use crate::io::Device;
 use crate::workload::Waiting;
 
-/// Relative change of a miss ratio that makes a new solution necessary.
-const MISS_CHANGE_MAX: f64 = 2e-3;
-
-/// Relative change of the part of a cache that a thread can use that is worth a new miss ratio.
-const LLC_CHANGE_MIN: f64 = 2e-4;
+/// Relative change of what a task asks of memory that makes a new solution necessary.
+const CHANGE_MAX: f64 = 2e-3;
 /// Change of the part of a cache that a thread can use, as a share of the whole, that an epoch may bring where caches fill: a
 /// miss ratio that stays may fall all at once where the last line of a loop has come.
 const OCCUPANCY_CHANGE_MAX: f64 = 0.02;
@@ -30,20 +27,15 @@ impl Engine {
         }
     }
 
-    /// Bytes of a CPU's LLC that hold lines a thread can use: its own, and what siblings of its VM brought in of
-    /// the memory they share.
-    pub(super) fn llc_bytes(&self, cpu: usize, vm: usize, thread: usize) -> f64 {
-        let llc = &self.llcs[self.topology.cpus[cpu].llc];
-        let owner = &self.vms[vm];
-        let own = llc.held(owner.first_vcpu + thread);
-        let shared = owner.threads[thread].shared_share;
-        if shared == 0.0 {
-            return own * self.line_bytes;
+    /// What a thread can use of a CPU's LLC.
+    fn in_llc(&self, cpu: usize, vm: usize, thread: usize) -> InLlc {
+        let number = self.vms[vm].first_vcpu + thread;
+        let sharer = &self.sharers[number];
+        let lines = self.llcs[self.topology.cpus[cpu].llc].usable(number, sharer);
+        InLlc {
+            bytes: lines * self.line_bytes,
+            miss_ratio: sharer.miss_ratio(lines),
         }
-        let all: f64 = (0..owner.threads.len())
-            .map(|other| llc.held(owner.first_vcpu + other))
-            .sum();
-        (own + shared * (all - own)) * self.line_bytes
     }
 
     /// Sets how fast the current task of a CPU goes, from the latencies of the last solution.
@@ -59,10 +51,16 @@ impl Engine {
                 (0.0, self.daemon_left[daemon])
             }
             Owner::Vcpu { vm, thread } => {
-                speed.llc_bytes = self.llc_bytes(cpu, vm, thread);
-                speed.cost = self.cost(cpu, vm, thread, speed.llc_bytes);
-                self.seen[cpu] = miss_ratio(&speed.cost);
-                speed.ns_per_unit = self.ns_per_unit(cpu, vm, thread, &speed.cost);
+                let llc = self.in_llc(cpu, vm, thread);
+                speed.cost = self.cost(cpu, vm, thread, llc);
+                self.seen[cpu] = llc;
+                let solved = &self.solved[cpu];
+                let granted = if solved.task == Some(task) {
+                    solved.granted
+                } else {
+                    1.0
+                };
+                speed.ns_per_unit = self.ns_per_unit(cpu, vm, thread, &speed.cost) / granted;
                 let state = &self.vms[vm].threads[thread];
                 (state.owed_ns, state.left)
             }
@@ -73,22 +71,21 @@ impl Engine {
 
     /// The same for all CPUs that run a VM, whose program has changed; everything must be settled.
     pub(super) fn set_speeds_of(&mut self, vm: usize) {
-        self.unsettle();
         for cpu in 0..self.topology.cpus.len() {
-            let task = self.scheduler.queues.current(cpu).map(|task| self.owners[task]);
-            if matches!(task, Some(Owner::Vcpu { vm: runs, .. }) if runs == vm) {
+            if self.vcpu_on(cpu).is_some_and(|(runs, _)| runs == vm) {
                 self.set_speed(cpu);
+                self.unsettle(cpu);
             }
         }
     }
 
     /// When a task will be done that owes some time and has some units of work left; never, if it has no end of them.
     pub(super) fn end_of(&self, owed_ns: f64, left: f64, ns_per_unit: f64) -> Ns {
-        let ns = (owed_ns + left.max(0.0) * ns_per_unit).ceil() as u64;
-        Ns(self.now.0.saturating_add(ns.max(1)))
+        let ns = (owed_ns + left.max(0.0) * ns_per_unit) as u64;
+        Ns(self.now.0.saturating_add(ns).saturating_add(1))
     }
 
-    pub(super) fn cost(&self, cpu: usize, vm: usize, thread: usize, llc_bytes: f64) -> CoreCost {
+    fn cost(&self, cpu: usize, vm: usize, thread: usize, llc: InLlc) -> CoreCost {
         let owner = &self.vms[vm];
         match (&owner.program, owner.threads[thread].doing) {
             (Some(program), Doing::Computing) => {
@@ -97,7 +94,7 @@ impl Engine {
                     owner.phase(thread),
                     &self.hardware,
                     &self.paging[vm],
-                    llc_bytes,
+                    llc,
                     self.sibling_state(cpu),
                 );
                 if program.waiting == Waiting::Sleep {
@@ -132,71 +129,104 @@ impl Engine {
         ns / (1.0 - stall)
     }
 
-    /// The end of an epoch: caches take in what was missed; if who runs, where memory lies or how often they miss has
-    /// changed, latencies are found anew.
+    /// The end of an epoch of some caches: they take in what was missed. If who runs, where memory lies or how often
+    /// somebody misses has changed, latencies are found anew.
     pub(super) fn end_epoch(&mut self) {
-        self.settle_all();
-        if self.totals.busiest.due(self.now) {
-            let links = self.link_bytes();
-            let caps = &self.topology.link_caps;
-            self.totals.busiest.look(self.now, links, caps);
-        }
-        self.migrate_slice();
-        for llc in &mut self.llcs {
-            llc.step(&self.sharers);
-        }
         let lasted = (self.now.0 - self.epoch_began.0) as f64;
-        self.dirty |= self.transfer(lasted);
-        let mut unsteady = self.every_epoch || self.moving.is_some();
-        for vm in &mut self.vms {
-            unsteady |= vm.memory.refresh();
-        }
-        self.dirty |= unsteady;
-        let mut drift = 0.0_f64;
-        for cpu in 0..self.topology.cpus.len() {
-            if let Some(Owner::Vcpu { vm, thread }) =
-                self.scheduler.queues.current(cpu).map(|task| self.owners[task])
-            {
-                let llc_bytes = self.llc_bytes(cpu, vm, thread);
-                let before = self.speeds[cpu].llc_bytes;
-                let whole = self.llcs[self.topology.cpus[cpu].llc].lines() * self.line_bytes;
-                drift = drift.max((llc_bytes - before).abs() / (OCCUPANCY_CHANGE_MAX * whole));
-                if (llc_bytes - before).abs() > LLC_CHANGE_MIN * before {
-                    self.speeds[cpu].cost = self.cost(cpu, vm, thread, llc_bytes);
-                    self.speeds[cpu].llc_bytes = llc_bytes;
-                }
-                let ratio = miss_ratio(&self.speeds[cpu].cost);
-                let tolerance = MISS_CHANGE_MAX * self.solved[cpu];
-                self.dirty |= (ratio - self.solved[cpu]).abs() > tolerance;
-                let moved = (ratio - std::mem::replace(&mut self.seen[cpu], ratio)).abs();
-                if moved > 0.0 {
-                    drift = drift.max(moved / tolerance);
-                }
+        for llc in 0..self.llcs.len() {
+            if self.cadences[llc].due <= self.now {
+                self.settle_llc(llc);
             }
         }
-        self.set_stride(drift, unsteady);
+        if self.totals.busiest.due(self.now) {
+            self.settle_all();
+            let links = self.link_bytes();
+            self.totals
+                .busiest
+                .look(self.now, links, &self.topology.link_caps);
+        }
+        self.migrate_slice();
+        self.dirty |= self.transfer(lasted);
+        let stale = self.vms.iter().any(|vm| vm.memory.stale());
+        let unsteady = stale || self.every_epoch || self.moving.is_some();
+        if unsteady {
+            self.settle_all();
+            self.vms.iter_mut().for_each(|vm| vm.memory.refresh());
+            self.dirty = true;
+        }
+        for llc in 0..self.llcs.len() {
+            if unsteady || self.cadences[llc].due <= self.now {
+                self.step_llc(llc, unsteady);
+            }
+        }
         if std::mem::take(&mut self.dirty) {
+            self.settle_all();
             self.solve();
         }
+        self.epoch_began = self.now;
+        let dues = self.cadences.iter().map(|cadence| cadence.due);
+        self.epoch_end = dues.min().expect("CPUs have caches");
         if cfg!(debug_assertions) {
             self.check();
         }
     }
 
-    /// How long the next epoch may be: until miss ratios will have drifted by half of what makes a new solution
-    /// necessary, or occupancies by half of what an epoch may bring, at most twice the last. `drift` is in units of that.
-    fn set_stride(&mut self, drift: f64, unsteady: bool) {
+    /// Accounts the CPUs of a cache up to now.
+    fn settle_llc(&mut self, llc: usize) {
+        for cpu in &self.topology.llc_cpus[llc] {
+            self.scheduler.settle(*cpu, self.now);
+        }
+        self.apply_segments();
+    }
+
+    /// Lets a cache take in what was missed, finds what its CPUs' tasks cost now, and says when to do so next: when
+    /// miss ratios will have drifted by half of what makes a new solution necessary, or occupancies by half of what an
+    /// epoch may bring, at most after twice the time.
+    fn step_llc(&mut self, llc: usize, unsteady: bool) {
+        self.llcs[llc].step(&self.sharers);
+        // In units of what an epoch may bring.
+        let mut drift = 0.0_f64;
+        let whole = self.llcs[llc].lines() * self.line_bytes;
+        for at in 0..self.topology.llc_cpus[llc].len() {
+            let cpu = self.topology.llc_cpus[llc][at];
+            let asks = match self.vcpu_on(cpu) {
+                Some((vm, thread)) => {
+                    let now = self.in_llc(cpu, vm, thread);
+                    let cost = self.cost(cpu, vm, thread, now);
+                    self.speeds[cpu].cost = cost;
+                    let before = std::mem::replace(&mut self.seen[cpu], now);
+                    if cost.accesses > 0.0 && now != before {
+                        let filled = (now.bytes - before.bytes).abs() / (OCCUPANCY_CHANGE_MAX * whole);
+                        let missed = (now.miss_ratio / before.miss_ratio - 1.0).abs() / CHANGE_MAX;
+                        drift = drift.max(filled).max(missed);
+                    }
+                    cost
+                }
+                None => CoreCost::default(),
+            };
+            self.dirty |= self.solved[cpu].cost.differs(&asks, CHANGE_MAX)
+                || (asks.misses > 0.0 && self.solved[cpu].task != self.scheduler.queues.current(cpu));
+        }
+        let cadence = &mut self.cadences[llc];
         let base = self.epoch.as_f64();
-        let lasted = (self.now.0 - self.epoch_began.0) as f64;
-        let most = (2.0 * self.stride.as_f64()).min(STRIDE_MAX * base);
+        let lasted = (self.now.0 - cadence.began.0) as f64;
+        let most = (2.0 * cadence.stride.as_f64()).min(STRIDE_MAX * base);
         let stride = if unsteady {
             base
         } else {
             (lasted * 0.5 / drift).clamp(base, most)
         };
-        self.stride = Ns(stride as u64);
-        self.epoch_began = self.now;
-        self.epoch_end = Ns(self.now.0 + self.stride.0);
+        cadence.stride = Ns(stride as u64 / self.epoch.0 * self.epoch.0);
+        cadence.began = self.now;
+        cadence.due = Ns(self.now.0 + cadence.stride.0);
+    }
+
+    /// The vCPU that a CPU runs.
+    fn vcpu_on(&self, cpu: usize) -> Option<(usize, usize)> {
+        match self.owners[self.scheduler.queues.current(cpu)?] {
+            Owner::Vcpu { vm, thread } => Some((vm, thread)),
+            Owner::Daemon(_) => None,
+        }
     }
 
     /// Finds latencies for the tasks that run now, and sets their speeds.
@@ -205,13 +235,13 @@ impl Engine {
         let mut loading = std::mem::take(&mut self.loading);
         loading.clear();
         for cpu in 0..self.topology.cpus.len() {
-            let Some(Owner::Vcpu { vm, thread }) =
-                self.scheduler.queues.current(cpu).map(|task| self.owners[task])
-            else {
+            self.solved[cpu] = Solved::default();
+            let Some((vm, thread)) = self.vcpu_on(cpu) else {
                 continue;
             };
             let (owner, cost) = (&self.vms[vm], self.speeds[cpu].cost);
-            self.solved[cpu] = miss_ratio(&cost);
+            self.solved[cpu].task = self.scheduler.queues.current(cpu);
+            self.solved[cpu].cost = cost;
             // Threads without misses load nothing.
             let flow = (cost.misses > 0.0).then(|| {
                 let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);
@@ -246,25 +276,14 @@ impl Engine {
             flow,
         } in loading.iter().copied()
         {
-            let Speed { cost, llc_bytes, .. } = self.speeds[cpu];
+            let cost = self.speeds[cpu].cost;
             let granted = flow.map_or(1.0, |flow| self.fabric.granted(flow).max(1e-3));
+            self.solved[cpu].granted = granted;
             let ns_per_unit = self.ns_per_unit(cpu, vm, thread, &cost) / granted;
             let state = &self.vms[vm].threads[thread];
             self.ends[cpu] = self.end_of(state.owed_ns, state.left, ns_per_unit);
-            self.speeds[cpu] = Speed {
-                cost,
-                ns_per_unit,
-                llc_bytes,
-            };
+            self.speeds[cpu].ns_per_unit = ns_per_unit;
         }
         self.loading = loading;
-    }
-}
-
-fn miss_ratio(cost: &CoreCost) -> f64 {
-    if cost.accesses > 0.0 {
-        cost.misses / cost.accesses
-    } else {
-        0.0
     }
 }

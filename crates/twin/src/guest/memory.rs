@@ -326,10 +326,15 @@ impl VmMemory {
         if all > 0.0 { shared / all } else { 0.0 }
     }
 
-    /// Brings the weights up to date; says whether they changed.
-    pub fn refresh(&mut self) -> bool {
+    /// Whether pages were touched or moved since the weights were found.
+    pub fn stale(&self) -> bool {
+        self.stale
+    }
+
+    /// Brings the weights up to date.
+    pub fn refresh(&mut self) {
         if !std::mem::take(&mut self.stale) {
-            return false;
+            return;
         }
         for thread in 0..self.threads {
             let row = &mut self.weights[thread * self.nodes..(thread + 1) * self.nodes];
@@ -354,7 +359,6 @@ impl VmMemory {
             row.iter_mut()
                 .for_each(|weight| *weight = if sum > 0.0 { *weight / sum } else { even });
         }
-        true
     }
 
     /// Moves up to `pages` pages that lie outside `to`, drawn evenly from all such pages, onto the nodes of `to`

@@ -28,35 +28,45 @@ use crate::workload::Program;
 /// Bytes of page table per page that it maps.
 const ENTRY_BYTES: f64 = 8.0;
 
-/// How a program's addresses are translated.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What translating a program's addresses takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Paging {
-    /// Bytes that the TLB's entries cover.
-    pub reach: f64,
-    /// References to page tables per walk.
-    pub refs: f64,
+    /// References to page tables per instruction, outside of phases.
+    refs: f64,
     /// Bytes of page table that map what the program uses.
-    pub table: f64,
+    table: f64,
 }
 
 impl Paging {
-    /// Translation of a program with this footprint, mapped in pages of this size, in a guest or on the bare machine.
-    pub fn new(hw: &Hardware, page: Bytes, footprint: Bytes, in_guest: bool) -> Paging {
+    /// Translation for a program mapped in pages of this size, in a guest or on the bare machine.
+    pub fn new(hw: &Hardware, page: Bytes, program: &Program, in_guest: bool) -> Paging {
         let entries = if page > Bytes(homenode_units::PAGE_BYTES) {
             hw.tlb_entries_2m
         } else {
             hw.tlb_entries_4k
         };
+        let reach = f64::from(entries) * page.as_f64();
+        let refs_per_walk = if in_guest {
+            hw.walk.nested_refs
+        } else {
+            hw.walk.native_refs
+        };
+        let walks = program.translation.as_ref().map_or(0.0, |translation| {
+            translation.accesses_per_kilo_instruction / 1000.0 * translation.miss_ratio.at(reach)
+        });
         Paging {
-            reach: f64::from(entries) * page.as_f64(),
-            refs: if in_guest {
-                hw.walk.nested_refs
-            } else {
-                hw.walk.native_refs
-            },
-            table: footprint.as_f64() / page.as_f64() * ENTRY_BYTES,
+            refs: walks * refs_per_walk,
+            table: program.footprint(1).as_f64() / page.as_f64() * ENTRY_BYTES,
         }
     }
+}
+
+/// What a thread can use of an LLC.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct InLlc {
+    pub bytes: f64,
+    /// Share of its accesses that miss with these.
+    pub miss_ratio: f64,
 }
 
 /// What a thread's instructions cost, where and beside whom it runs.
@@ -86,12 +96,12 @@ impl CoreCost {
         phase: (f64, f64),
         hw: &Hardware,
         paging: &Paging,
-        llc_bytes: f64,
+        llc: InLlc,
         sibling: Sibling,
     ) -> CoreCost {
         let (access_factor, cpi_factor) = phase;
         let accesses = program.llc_accesses_per_kilo_instruction * access_factor / 1000.0;
-        let misses = accesses * program.miss_ratio.at(llc_bytes);
+        let misses = accesses * llc.miss_ratio;
         let (stretch, threads) = match sibling {
             Sibling::Idle => (1.0, 1.0),
             Sibling::Busy => (2.0 / hw.smt_throughput, 2.0),
@@ -106,14 +116,19 @@ impl CoreCost {
             misses,
             waits: misses / in_flight,
         };
-        if let Some(translation) = &program.translation {
-            let walks = translation.accesses_per_kilo_instruction / 1000.0
-                * translation.miss_ratio.at(paging.reach)
-                * access_factor;
-            cost.walk(walks * paging.refs, hw, paging.table, llc_bytes);
+        if paging.refs > 0.0 {
+            cost.walk(paging.refs * access_factor, hw, paging.table, llc.bytes);
         }
         cost.busy_cycles *= stretch;
         cost
+    }
+
+    /// Whether a part of it is off by more than this share of the other's.
+    pub fn differs(&self, other: &CoreCost, share: f64) -> bool {
+        let off = |a: f64, b: f64| (a - b).abs() > share * a;
+        off(self.busy_cycles, other.busy_cycles)
+            || off(self.misses, other.misses)
+            || off(self.waits, other.waits)
     }
 
     /// Adds references to a page table of this size.
@@ -143,8 +158,12 @@ impl Program {
             .map(|llc| llc.size_bytes.as_f64())
             .fold(0.0, f64::max)
             / 4.0;
-        let paging = Paging::new(hw, Bytes(homenode_units::PAGE_BYTES), self.footprint(1), false);
-        let cost = CoreCost::of(self, (1.0, 1.0), hw, &paging, capacity, Sibling::Idle);
+        let paging = Paging::new(hw, Bytes(homenode_units::PAGE_BYTES), self, false);
+        let llc = InLlc {
+            bytes: capacity,
+            miss_ratio: self.miss_ratio.at(capacity),
+        };
+        let cost = CoreCost::of(self, (1.0, 1.0), hw, &paging, llc, Sibling::Idle);
         let ns = cost.ns_per_instruction(hw.clock_hz as f64 / 1e9, hw.latency.memory_ns);
         self.instructions_g_per_thread * ns
     }
@@ -168,8 +187,14 @@ mod tests {
             accesses_per_kilo_instruction: 400.0,
             miss_ratio: curve,
         });
-        let paging = Paging::new(&hw, page, Bytes::from_gib(1), in_guest);
-        CoreCost::of(&program, (1.0, 1.0), &hw, &paging, llc_bytes, Sibling::Idle)
+        program.regions.truncate(1);
+        program.regions[0].size = Bytes::from_gib(1);
+        let paging = Paging::new(&hw, page, &program, in_guest);
+        let llc = InLlc {
+            bytes: llc_bytes,
+            miss_ratio: program.miss_ratio.at(llc_bytes),
+        };
+        CoreCost::of(&program, (1.0, 1.0), &hw, &paging, llc, Sibling::Idle)
     }
 
     #[test]

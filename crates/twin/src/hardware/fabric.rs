@@ -267,12 +267,13 @@ impl Fabric {
             for (resource, load) in self.resources.iter_mut().zip(&self.loads) {
                 change = change.max(resource.answer(*load));
             }
-            self.sum_latencies();
+            if change > 0.0 {
+                self.sum_latencies();
+            }
             if change < CHANGE_MAX {
                 break;
             }
         }
-        self.sum_loads(copying);
         #[cfg(debug_assertions)]
         self.check();
         let over = |(resource, load): (&Resource, &f64)| *load > resource.capacity * OVERLOAD;
@@ -308,6 +309,9 @@ impl Fabric {
                     memory_node * self.nodes + cpu_node,
                 );
                 let (read, write) = (self.reads[there], self.writes[there]);
+                if read == 0.0 {
+                    continue;
+                }
                 self.loads[memory_node] += read + write;
                 for link in &self.routes[back] {
                     self.loads[*link] += read;

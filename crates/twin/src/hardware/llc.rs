@@ -31,6 +31,8 @@
 //! LLC (`docs/VALIDATION.md` has its size), lines of the host and of page copies. Use of a line by a sibling that shares
 //! memory counts as the sibling's own.
 
+use std::sync::Arc;
+
 use homenode_machine::Replacement;
 
 /// Age classes of a policy that remembers use.
@@ -38,10 +40,14 @@ pub const CLASSES: usize = 4;
 /// Entries into the youngest class, in its sizes, above which a step goes half of its way: rates of use are those at its
 /// beginning, and would swing.
 const TURNOVERS_MAX: f64 = 2.0;
-/// Fewer lines than this are none.
-const LINES_MIN: f64 = 1e-3;
+/// Who uses nothing and holds fewer lines than this is forgotten.
+const LINES_MIN: f64 = 0.5;
+/// Keeps shares of lines numbers where there are none.
+const LINES_LEAST: f64 = 1e-9;
 /// Points of a sharer's curve.
-const POINTS: usize = 128;
+const POINTS: usize = 1024;
+/// Place of a sharer that a cache knows nothing of.
+const ABSENT: usize = usize::MAX;
 
 /// Number of age classes that describe a policy.
 pub fn classes(replacement: Replacement) -> usize {
@@ -53,7 +59,7 @@ pub fn classes(replacement: Replacement) -> usize {
     }
 }
 
-/// What a cache has to know of somebody who uses it.
+/// What a cache has to know of somebody who uses it. Cheap to clone: threads of a program share its curve.
 #[derive(Clone, Debug)]
 pub struct Sharer {
     footprint_lines: f64,
@@ -61,24 +67,24 @@ pub struct Sharer {
     group: usize,
     /// Share of its accesses that go to memory of the group.
     common: f64,
-    /// Miss ratio with 0, 1, 2, … times `step_lines`.
-    curve: Vec<f64>,
-    step_lines: f64,
+    /// Miss ratio with 0, 1, 2, … steps of lines, and steps per line.
+    curve: Arc<[f64]>,
+    steps_per_line: f64,
 }
 
 impl Sharer {
     /// Somebody who can use this many lines and whose share `miss_ratio(lines)` of accesses misses; caches have at most
     /// `lines_max` lines.
     pub fn new(lines_max: f64, footprint_lines: f64, miss_ratio: impl Fn(f64) -> f64) -> Sharer {
-        let step_lines = lines_max / POINTS as f64;
+        let steps_per_line = POINTS as f64 / lines_max;
         Sharer {
             footprint_lines,
             group: 0,
             common: 0.0,
             curve: (0..=POINTS)
-                .map(|at| miss_ratio(at as f64 * step_lines))
+                .map(|at| miss_ratio(at as f64 / steps_per_line))
                 .collect(),
-            step_lines,
+            steps_per_line,
         }
     }
 
@@ -90,10 +96,20 @@ impl Sharer {
         self
     }
 
-    fn miss_ratio(&self, lines: f64) -> f64 {
-        let place = (lines / self.step_lines).clamp(0.0, POINTS as f64);
+    /// Share of its accesses that misses with this many lines.
+    pub fn miss_ratio(&self, lines: f64) -> f64 {
+        let place = (lines * self.steps_per_line).clamp(0.0, POINTS as f64);
         let below = (place as usize).min(POINTS - 1);
         self.curve[below] + (self.curve[below + 1] - self.curve[below]) * (place - below as f64)
+    }
+
+    /// Lines that it can use of its own and of its group's.
+    fn usable(&self, own: f64, groups: &[f64]) -> f64 {
+        if self.common == 0.0 {
+            return own;
+        }
+        let group = groups.get(self.group).copied().unwrap_or(own);
+        own + self.common * (group - own)
     }
 }
 
@@ -102,20 +118,24 @@ impl Sharer {
 pub struct Llc {
     lines: f64,
     classes: usize,
-    /// Lines held, by sharer and class, youngest first.
-    held: Vec<f64>,
-    /// The same over all classes, by sharer.
+    /// Sharers that use the cache or hold lines, and the place of each sharer in this list. What follows is by place.
+    present: Vec<usize>,
+    places: Vec<usize>,
+    /// Lines held, youngest class first, and over all classes.
+    held: Vec<Vec<f64>>,
     total: Vec<f64>,
-    /// Accesses and insertions since the last step, by sharer.
+    /// Accesses and insertions since the last step.
     accessed: Vec<f64>,
     inserted: Vec<f64>,
-    /// Uses of lines of each class in this step, by sharer and class.
-    used: Vec<f64>,
-    /// Lines held by a group, by group and class.
-    common: Vec<f64>,
-    /// Who holds lines or used the cache, and what of them enters the class at hand.
-    active: Vec<usize>,
+    /// Uses of lines of each class in this step.
+    used: Vec<Vec<f64>>,
+    /// What enters the class at hand.
     entering: Vec<f64>,
+    /// Scratch of [`Llc::count_uses`]: lines of younger classes, and what misses with these alone.
+    own: Vec<f64>,
+    younger: Vec<f64>,
+    /// Lines held by each group, by its number.
+    groups: Vec<f64>,
 }
 
 impl Llc {
@@ -129,38 +149,68 @@ impl Llc {
         Llc {
             lines,
             classes,
-            held: vec![0.0; sharers * classes],
-            total: vec![0.0; sharers],
-            accessed: vec![0.0; sharers],
-            inserted: vec![0.0; sharers],
-            used: vec![0.0; sharers * classes],
-            common: Vec::new(),
-            active: Vec::with_capacity(sharers),
-            entering: vec![0.0; sharers],
+            present: Vec::new(),
+            places: vec![ABSENT; sharers],
+            held: vec![Vec::new(); classes],
+            total: Vec::new(),
+            accessed: Vec::new(),
+            inserted: Vec::new(),
+            used: vec![Vec::new(); classes],
+            entering: Vec::new(),
+            own: Vec::new(),
+            younger: Vec::new(),
+            groups: Vec::new(),
         }
     }
 
     /// Lines that a sharer holds.
     pub fn held(&self, sharer: usize) -> f64 {
-        self.total[sharer]
+        self.total.get(self.places[sharer]).copied().unwrap_or(0.0)
+    }
+
+    /// Lines that a sharer can use: its own, and what its group brought in of the memory that it has in common with it.
+    pub fn usable(&self, number: usize, sharer: &Sharer) -> f64 {
+        sharer.usable(self.held(number), &self.groups)
     }
 
     /// Notes accesses of a sharer, and how many of them missed.
     pub fn access(&mut self, sharer: usize, accesses: f64, misses: f64) {
-        self.accessed[sharer] += accesses;
-        self.inserted[sharer] += misses;
+        if self.places[sharer] == ABSENT {
+            self.admit(sharer);
+        }
+        let place = self.places[sharer];
+        self.accessed[place] += accesses;
+        self.inserted[place] += misses;
+    }
+
+    fn admit(&mut self, sharer: usize) {
+        self.places[sharer] = self.present.len();
+        self.present.push(sharer);
+        for of_all in self.all() {
+            of_all.push(0.0);
+        }
+    }
+
+    /// Everything that is kept by place.
+    fn all(&mut self) -> impl Iterator<Item = &mut Vec<f64>> {
+        let single = [
+            &mut self.total,
+            &mut self.accessed,
+            &mut self.inserted,
+            &mut self.entering,
+            &mut self.own,
+            &mut self.younger,
+        ];
+        self.held.iter_mut().chain(&mut self.used).chain(single)
     }
 
     /// Takes in what happened since the last step.
     pub fn step(&mut self, sharers: &[Sharer]) {
-        self.active.clear();
-        let busy = |at: &usize| self.accessed[*at] > 0.0 || self.total[*at] > 0.0;
-        self.active.extend((0..sharers.len()).filter(busy));
-        if self.active.iter().all(|at| self.accessed[*at] <= 0.0) {
+        if self.accessed.iter().all(|accesses| *accesses <= 0.0) {
             return;
         }
         let class_lines = self.lines / self.classes as f64;
-        let entries = self.count_uses(sharers) + self.active.iter().map(|at| self.inserted[*at]).sum::<f64>();
+        let entries = self.count_uses(sharers) + self.inserted.iter().sum::<f64>();
         let way = if self.classes > 1 && entries > TURNOVERS_MAX * class_lines {
             0.5
         } else {
@@ -168,10 +218,13 @@ impl Llc {
         };
         self.age(class_lines, way);
         self.settle(sharers);
-        for at in &self.active {
-            self.accessed[*at] = 0.0;
-            self.inserted[*at] = 0.0;
+        for place in (0..self.present.len()).rev() {
+            if self.total[place] < LINES_MIN && self.accessed[place] <= 0.0 {
+                self.forget(self.present[place]);
+            }
         }
+        self.accessed.fill(0.0);
+        self.inserted.fill(0.0);
     }
 
     /// How often lines of each class but the youngest are used; gives the sum.
@@ -179,59 +232,40 @@ impl Llc {
         if self.classes == 1 {
             return 0.0;
         }
-        self.count_common(sharers);
+        self.own.fill(0.0);
+        self.groups.fill(0.0);
         let mut sum = 0.0;
-        for at in &self.active {
-            let (sharer, accesses) = (&sharers[*at], self.accessed[*at]);
-            let first = at * self.classes;
-            let (mut own, mut group, mut younger) = (0.0, 0.0, 1.0);
-            for class in 0..self.classes {
-                let lines = self.held[first + class];
-                own += lines;
-                group += self.common[sharer.group * self.classes + class];
-                let used = &mut self.used[first + class];
-                *used = 0.0;
-                if accesses <= 0.0 || (class > 0 && lines <= LINES_MIN) {
-                    continue;
+        for (class, (held, used)) in self.held.iter().zip(&mut self.used).enumerate() {
+            add_by_group(&mut self.groups, sharers, &self.present, held);
+            for (place, lines) in held.iter().enumerate() {
+                self.own[place] += lines;
+                used[place] = 0.0;
+                if self.accessed[place] > 0.0 {
+                    let sharer = &sharers[self.present[place]];
+                    let with_this = sharer.miss_ratio(sharer.usable(self.own[place], &self.groups));
+                    if class > 0 && *lines > LINES_MIN {
+                        used[place] = self.accessed[place] * (self.younger[place] - with_this).max(0.0);
+                        sum += used[place];
+                    }
+                    self.younger[place] = with_this;
                 }
-                let with_this = sharer.miss_ratio(own + sharer.common * (group - own));
-                if class > 0 {
-                    *used = accesses * (younger - with_this).max(0.0);
-                    sum += *used;
-                }
-                younger = with_this;
             }
         }
         sum
     }
 
-    fn count_common(&mut self, sharers: &[Sharer]) {
-        self.common.fill(0.0);
-        for at in &self.active {
-            let first = sharers[*at].group * self.classes;
-            if self.common.len() < first + self.classes {
-                self.common.resize(first + self.classes, 0.0);
-            }
-            for class in 0..self.classes {
-                self.common[first + class] += self.held[at * self.classes + class];
-            }
-        }
-    }
-
     /// Lets lines enter, age and leave, a share of the `way` that they would go.
     fn age(&mut self, class_lines: f64, way: f64) {
-        let classes = self.classes;
-        for at in &self.active {
-            let uses: f64 = self.used[at * classes..(at + 1) * classes].iter().sum();
-            self.entering[*at] = self.inserted[*at] + uses;
-        }
-        for class in 0..classes {
-            let (mut entries, mut uses, mut full) = (0.0, 0.0, 0.0);
-            for at in &self.active {
-                entries += self.entering[*at];
-                uses += self.used[at * classes + class];
-                full += self.held[at * classes + class];
+        self.entering.copy_from_slice(&self.inserted);
+        for used in &self.used {
+            for (entering, used) in self.entering.iter_mut().zip(used) {
+                *entering += used;
             }
+        }
+        for (held, used) in self.held.iter_mut().zip(&self.used) {
+            let entries: f64 = self.entering.iter().sum();
+            let uses: f64 = used.iter().sum();
+            let full: f64 = held.iter().sum();
             // While there is room nothing is pushed out; what is over goes in this step.
             let growth = entries - uses;
             let filling = match class_lines - full {
@@ -241,65 +275,71 @@ impl Llc {
             };
             let rest = 1.0 - filling;
             let pushes = (growth * rest + (full - class_lines).max(0.0)).max(0.0) / class_lines;
-            let left = libm::exp(-pushes);
-            for at in &self.active {
-                let (held, used) = (self.held[at * classes + class], self.used[at * classes + class]);
-                let mut entering = self.entering[*at];
-                let mut lines = held;
-                let loss = if used > 0.0 { used / held } else { 0.0 };
-                if filling > 0.0 {
-                    let loss = loss * filling;
-                    (lines, _) = relax(lines, entering * filling, loss, fade(loss));
-                    entering *= rest;
+            if filling > 0.0 {
+                for ((held, used), entering) in held.iter_mut().zip(used).zip(&mut self.entering) {
+                    let course = Course::in_use(used / held.max(LINES_LEAST) * filling);
+                    (*held, _) = course.run(*held, *entering * filling);
+                    *entering *= rest;
                 }
-                let (after, mean) = if used > 0.0 {
-                    let loss = loss * rest + pushes;
-                    relax(lines, entering, loss, fade(loss))
+            }
+            let unused = Course::of(pushes);
+            for ((held, used), entering) in held.iter_mut().zip(used).zip(&mut self.entering) {
+                let used_of_held = used / held.max(LINES_LEAST);
+                let course = if used_of_held > 0.0 {
+                    Course::in_use(used_of_held * rest + pushes)
                 } else {
-                    relax(lines, entering, pushes, left)
+                    unused
                 };
-                self.held[at * classes + class] = if after > LINES_MIN {
-                    held + (after - held) * way
-                } else {
-                    0.0
-                };
-                self.entering[*at] = pushes * mean;
+                let (after, mean) = course.run(*held, *entering);
+                *held += (after - *held) * way;
+                *entering = pushes * mean;
             }
         }
     }
 
     /// Keeps sharers within their footprints and the cache within its size.
     fn settle(&mut self, sharers: &[Sharer]) {
-        let classes = self.classes;
-        let mut full = 0.0;
-        for at in &self.active {
-            let held = &mut self.held[at * classes..(at + 1) * classes];
-            let mut over = held.iter().sum::<f64>() - sharers[*at].footprint_lines;
-            for lines in held.iter_mut().rev() {
-                let gone = over.clamp(0.0, *lines);
-                *lines -= gone;
-                over -= gone;
+        self.total.fill(0.0);
+        for held in &self.held {
+            for (total, lines) in self.total.iter_mut().zip(held) {
+                *total += lines;
             }
-            self.total[*at] = held.iter().sum();
-            full += self.total[*at];
         }
+        for (place, sharer) in self.present.iter().enumerate() {
+            let mut over = self.total[place] - sharers[*sharer].footprint_lines;
+            if over > 0.0 {
+                self.total[place] -= over;
+                for held in self.held.iter_mut().rev() {
+                    let gone = over.min(held[place]);
+                    held[place] -= gone;
+                    over -= gone;
+                }
+            }
+        }
+        let full = self.full();
         if full > self.lines {
             let shrink = self.lines / full;
-            for at in &self.active {
-                self.total[*at] *= shrink;
-                self.held[at * classes..(at + 1) * classes]
-                    .iter_mut()
-                    .for_each(|lines| *lines *= shrink);
+            for lines in self.held.iter_mut().chain([&mut self.total]).flatten() {
+                *lines *= shrink;
             }
         }
+        self.groups.fill(0.0);
+        add_by_group(&mut self.groups, sharers, &self.present, &self.total);
     }
 
     /// Drops a sharer's lines, when its VM leaves.
     pub fn forget(&mut self, sharer: usize) {
-        self.held[sharer * self.classes..(sharer + 1) * self.classes].fill(0.0);
-        self.total[sharer] = 0.0;
-        self.accessed[sharer] = 0.0;
-        self.inserted[sharer] = 0.0;
+        let place = std::mem::replace(&mut self.places[sharer], ABSENT);
+        if place == ABSENT {
+            return;
+        }
+        self.present.swap_remove(place);
+        if let Some(moved) = self.present.get(place) {
+            self.places[*moved] = place;
+        }
+        for of_all in self.all() {
+            of_all.swap_remove(place);
+        }
     }
 
     /// Lines held by all.
@@ -313,20 +353,70 @@ impl Llc {
     }
 }
 
-/// Solution of `dO/dt = entering - loss O` after a unit of time, and the mean of `O` over it; `left` is `exp(-loss)`.
-fn relax(lines: f64, entering: f64, loss: f64, left: f64) -> (f64, f64) {
-    if loss < 1e-9 {
-        return (lines + entering, lines + 0.5 * entering);
+fn add_by_group(groups: &mut Vec<f64>, sharers: &[Sharer], present: &[usize], lines: &[f64]) {
+    for (sharer, lines) in present.iter().zip(lines) {
+        let Sharer { group, common, .. } = sharers[*sharer];
+        if common == 0.0 {
+            continue; // neither it nor others of its group, who are alike, ask
+        }
+        if group >= groups.len() {
+            groups.resize(group + 1, 0.0);
+        }
+        groups[group] += lines;
     }
-    let inverse = 1.0 / loss;
-    let steady = entering * inverse;
-    let off = lines - steady;
-    (steady + off * left, steady + off * (1.0 - left) * inverse)
 }
 
-/// `exp(-loss)` within 0.03, cheaply: for lines in use, whose loss is an estimate anyway.
-fn fade(loss: f64) -> f64 {
-    1.0 / (1.0 + loss * (1.0 + loss * (0.5 + loss * (1.0 / 6.0))))
+/// Solution of `dO/dt = entering - loss O` over a unit of time: `O` at its end and its mean are sums of the `O` it began
+/// with and of `entering`, with these weights.
+#[derive(Clone, Copy, Debug)]
+struct Course {
+    /// Share of the lines held that stay; the rest of it follows.
+    stay: f64,
+    /// Their mean share over the time, which is also the share of the entering ones that stay.
+    mean: f64,
+    mean_of_entering: f64,
+}
+
+impl Course {
+    /// The exact one.
+    fn of(loss: f64) -> Course {
+        if loss < 1e-3 {
+            let mean = 1.0 - loss * (0.5 - loss * (1.0 / 6.0 - loss * (1.0 / 24.0)));
+            return Course {
+                stay: 1.0 - loss * mean,
+                mean,
+                mean_of_entering: 0.5 - loss * (1.0 / 6.0 - loss * (1.0 / 24.0)),
+            };
+        }
+        let (stay, inverse) = (libm::exp(-loss), 1.0 / loss);
+        let mean = (1.0 - stay) * inverse;
+        Course {
+            stay,
+            mean,
+            mean_of_entering: (1.0 - mean) * inverse,
+        }
+    }
+
+    /// The same with the exponential within 0.03, by one division: for lines in use, whose loss is an estimate anyway.
+    #[inline]
+    fn in_use(loss: f64) -> Course {
+        let rise = 1.0 + loss * (0.5 + loss * (1.0 / 6.0));
+        let stay = 1.0 / (1.0 + loss * rise);
+        Course {
+            stay,
+            mean: rise * stay,
+            mean_of_entering: (0.5 + loss * (1.0 / 3.0 + loss * (1.0 / 6.0))) * stay,
+        }
+    }
+
+    /// Lines at the end, and their mean.
+    #[inline]
+    fn run(self, lines: f64, entering: f64) -> (f64, f64) {
+        (
+            lines * self.stay + entering * self.mean,
+            lines * self.mean + entering * self.mean_of_entering,
+        )
+    }
 }
 
 #[cfg(test)]

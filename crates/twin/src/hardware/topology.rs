@@ -24,6 +24,8 @@ pub(crate) struct Topology {
     pub node_cpus: Vec<Vec<usize>>,
     /// CPUs of each physical core; cores are renumbered from 0.
     pub core_cpus: Vec<Vec<usize>>,
+    /// CPUs of each last-level cache.
+    pub llc_cpus: Vec<Vec<usize>>,
     /// Bytes per nanosecond of each node's controllers; 0 for a node without memory.
     pub controller_caps: Vec<f64>,
     /// Directed links: the machine's own, or all pairs where it states none.
@@ -57,6 +59,7 @@ impl Topology {
         let mut cpus = Vec::new();
         let mut node_cpus = vec![Vec::new(); machine.nodes.len()];
         let mut core_cpus = vec![Vec::new(); cores.len()];
+        let mut llc_cpus = vec![Vec::new(); machine.llcs.len()];
         for (at, cpu) in machine.cpus.iter().enumerate() {
             let llc = cpu
                 .llc
@@ -64,6 +67,7 @@ impl Topology {
             let core = cores.binary_search(&cpu.core).expect("collected above");
             node_cpus[position(cpu.node)].push(at);
             core_cpus[core].push(at);
+            llc_cpus[llc as usize].push(at);
             cpus.push(CpuPlace {
                 node: position(cpu.node),
                 llc: llc as usize,
@@ -103,6 +107,7 @@ impl Topology {
             Topology {
                 cpus,
                 node_cpus,
+                llc_cpus,
                 core_cpus,
                 controller_caps,
                 link_caps: link_caps.collect(),

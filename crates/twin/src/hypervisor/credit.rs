@@ -655,7 +655,7 @@ impl Discipline for Credit {
 
     fn left(&mut self, _queues: &Queues, _cpu: usize, _now: Ns) {}
 
-    fn rehome(&mut self, queues: &mut Queues, task: usize) {
+    fn rehome(&mut self, queues: &mut Queues, task: usize, _now: Ns) {
         queues.tasks[task].cpu = self.better_cpu(queues, task, Commit::Yes);
     }
 

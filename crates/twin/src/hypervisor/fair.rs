@@ -394,12 +394,14 @@ impl Fair {
         let from = queues.tasks[task].cpu;
         queues.dequeue(task, now);
         self.left(queues, from, now);
-        self.rebase(task, from, to);
+        self.rebase(queues, task, from, to, now);
         self.enqueue(queues, task, to, now);
     }
 
     /// A task keeps its distance from the least virtual runtime when it changes queues.
-    fn rebase(&mut self, task: usize, from: usize, to: usize) {
+    fn rebase(&mut self, queues: &mut Queues, task: usize, from: usize, to: usize, now: Ns) {
+        self.settle(queues, from, now);
+        self.settle(queues, to, now);
         self.vruntimes[task] += self.trees[to].min_vruntime - self.trees[from].min_vruntime;
     }
 
@@ -470,7 +472,7 @@ impl Discipline for Fair {
             target = waker; // wake_affine: its own CPU is the more loaded
         }
         let cpu = Fair::idle_sibling(queues, task, target, previous);
-        self.rebase(task, previous, cpu);
+        self.rebase(queues, task, previous, cpu, now);
         self.limit_lag(task, cpu);
         queues.tasks[task].cpu = cpu;
         self.enter(queues, task, now);
@@ -506,7 +508,7 @@ impl Discipline for Fair {
     }
 
     /// The least loaded CPU that it may run on.
-    fn rehome(&mut self, queues: &mut Queues, task: usize) {
+    fn rehome(&mut self, queues: &mut Queues, task: usize, now: Ns) {
         let allowed = (0..queues.cpus()).filter(|cpu| queues.tasks[task].allowed[*cpu]);
         let places = &queues.places;
         let core_load = |cpu: usize| -> usize {
@@ -516,7 +518,7 @@ impl Discipline for Fair {
         let to = allowed
             .min_by_key(|cpu| (queues.runnable(*cpu), core_load(*cpu), *cpu))
             .expect("a task may run somewhere");
-        self.rebase(task, queues.tasks[task].cpu, to);
+        self.rebase(queues, task, queues.tasks[task].cpu, to, now);
         queues.tasks[task].cpu = to;
     }
 

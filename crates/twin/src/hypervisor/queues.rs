@@ -203,6 +203,11 @@ impl Queues {
         queue.busy_ns + queue.current.map_or(0, |_| now.0 - queue.settled.0)
     }
 
+    /// Time that a CPU was not idle, as far as it is accounted.
+    pub fn settled_ns(&self, cpu: usize) -> u64 {
+        self.queues[cpu].busy_ns
+    }
+
     /// Accounts a CPU's time up to `now`; gives the task that ran since it was last accounted, and for how long.
     pub(super) fn settle(&mut self, cpu: usize, now: Ns) -> Option<(usize, u64)> {
         let queue = &mut self.queues[cpu];

@@ -46,7 +46,7 @@ pub(super) trait Discipline {
     fn left(&mut self, queues: &Queues, cpu: usize, now: Ns);
 
     /// Finds a CPU for a sleeping task that may no longer run where it was.
-    fn rehome(&mut self, queues: &mut Queues, task: usize);
+    fn rehome(&mut self, queues: &mut Queues, task: usize, now: Ns);
 
     /// A task that was taken off its queue or CPU is runnable again, on the CPU that it now names.
     fn requeue(&mut self, queues: &mut Queues, task: usize, now: Ns);
@@ -195,7 +195,7 @@ impl Scheduler {
             }
             Run::Sleeping => {}
         }
-        discipline.rehome(queues, task);
+        discipline.rehome(queues, task, now);
         if run != Run::Sleeping {
             discipline.requeue(queues, task, now);
         }

@@ -28,6 +28,7 @@ fn topology(nodes: usize, cores: usize) -> Topology {
         cpus: (0..nodes * cores * 2).map(place).collect(),
         node_cpus: (0..nodes).map(range(2 * cores)).collect(),
         core_cpus: (0..nodes * cores).map(range(2)).collect(),
+        llc_cpus: (0..nodes).map(range(2 * cores)).collect(),
         controller_caps: vec![1.0; nodes],
         links: Vec::new(),
         link_caps: Vec::new(),
