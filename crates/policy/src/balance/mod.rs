@@ -21,6 +21,9 @@
 //!    destination node.
 //! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 epochs is placed anew ([`crate::placement`]); its memory
 //!    follows in budgets ([`crate::repatriate`]).
+//! 6. Relieve: where VMs fill a node's memory controllers together ([`FULL`]) in more than 8 of the last 10 epochs, the one
+//!    with least memory is placed anew, among the nodes where it would meet less of others' traffic, by a quarter of
+//!    the bandwidth at least ([`GAIN_MIN`]).
 //!
 //! # Properties (tests of the same name)
 //! - `no_waiting_or_no_idle_core_means_no_move`
@@ -31,13 +34,18 @@
 //! - `a_vcpu_returns_when_home_has_an_idle_core`
 //! - `nine_epochs_of_ten_away_re_home_eight_do_not`
 //! - `a_home_chosen_by_the_operator_never_changes`
+//! - `of_two_vms_that_fill_a_node_one_leaves_for_an_empty_one`
+//! - `nobody_leaves_a_full_node_for_nothing`
 //!
 //! # Departures from the source, and why
 //! - Returning comes first, and an idle core that a returning vCPU takes is not lent again in the same epoch.
 //! - A node where only VMs wait that may not be moved is no source.
 //! - Where no LLC counters exist, the vCPU that waits most moves first.
+//! - Step 6 is ours. A VM's bandwidth is unknown when it is placed, so two that need much may share a node, and never wait:
+//!   the seed re-homes only who waits.
 //! - A vCPU that used and wanted less than [`ACTIVE_MIN`] of the period is not active: the seed moves active vCPUs.
 
+mod crowd;
 #[cfg(test)]
 mod tests;
 
@@ -48,21 +56,35 @@ use homenode_units::{CpuSet, NodeId, NodeMap, NodeSet, VmId};
 
 use crate::demand::History;
 use crate::placement::{self, Supply};
+pub use crowd::{FULL, GAIN_MIN};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "balance";
 /// Epochs that are remembered of each VM (seed 002, V.D).
 pub const EPOCHS_REMEMBERED: u32 = 10;
-/// More away epochs than this re-home a VM (seed 002, V.D).
+/// More epochs than this that a VM was away, or crowded, re-home it (seed 002, V.D).
 pub const AWAY_EPOCHS_MAX: u32 = 8;
 /// Share of the period that a vCPU must have run or waited to count as active.
 pub const ACTIVE_MIN: f64 = 0.1;
 
-/// What the policy remembers between epochs: of each VM one bit per epoch, newest lowest, set where a vCPU was away.
+/// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    away: BTreeMap<VmId, u16>,
+    vms: BTreeMap<VmId, Epochs>,
     told: BTreeSet<VmId>,
+}
+
+/// Of a VM one bit per epoch, newest lowest: set where a vCPU was away, and where it should have left a crowded home.
+#[derive(Clone, Copy, Debug, Default)]
+struct Epochs {
+    away: u16,
+    crowded: u16,
+}
+
+/// Adds an epoch to those remembered, and counts those that are set.
+fn note(epochs: &mut u16, now: bool) -> u32 {
+    *epochs = (*epochs << 1 | u16::from(now)) & ((1 << EPOCHS_REMEMBERED) - 1);
+    epochs.count_ones()
 }
 
 /// What nodes have to give and to take in this epoch.
@@ -83,7 +105,7 @@ pub fn plan(
 ) -> Plan {
     let mut plan = Plan::new(view.version);
     let Some(rates) = view.rates else { return plan };
-    let re_homed = re_home(view, config, history, placement, state, &mut plan);
+    let re_homed = re_home(view, rates, config, history, placement, state, &mut plan);
     let usable = view.machine.cpu_set().difference(&config.reserved_cpus);
     let mut loads = Loads {
         waiting: waiting(view, rates, &re_homed),
@@ -313,9 +335,10 @@ fn source_and_destination(view: &View<'_>, loads: &Loads) -> Option<(NodeId, Nod
         .min_by_key(|(source, destination)| (traffic(*source, *destination), *source, *destination))
 }
 
-/// Step 5. Gives the VMs whose home changes.
+/// Steps 5 and 6. Gives the VMs whose home changes.
 fn re_home(
     view: &View<'_>,
+    rates: &Rates,
     config: &placement::Config,
     history: &History,
     placement: &mut placement::State,
@@ -323,8 +346,9 @@ fn re_home(
     plan: &mut Plan,
 ) -> BTreeSet<VmId> {
     let running = |id: &VmId| view.sample.vm(*id).is_some();
-    state.away.retain(|id, _| running(id));
+    state.vms.retain(|id, _| running(id));
     state.told.retain(running);
+    let crowded = crowd::crowded(view, rates);
     let mut re_homed = BTreeSet::new();
     for vm in view
         .vms
@@ -337,19 +361,26 @@ fn re_home(
             .vcpus
             .iter()
             .any(|vcpu| vm.away_node(view.machine, vcpu.index).is_some());
-        let bits = state.away.entry(id).or_default();
-        *bits = (*bits << 1 | u16::from(away_now)) & ((1 << EPOCHS_REMEMBERED) - 1);
-        let epochs = bits.count_ones();
-        if epochs <= AWAY_EPOCHS_MAX || vm.sample.settings.home.is_some() {
-            continue;
-        }
-        *bits = 0; // whatever comes of it, the next try is ten epochs away: frequent page moves are prohibited
-        if let Some(why) = vm.memory_fixed() {
+        let leaves = crowded.as_ref().filter(|(leaves, _)| *leaves == id);
+        let epochs = state.vms.entry(id).or_default();
+        let away = note(&mut epochs.away, away_now);
+        let full = note(&mut epochs.crowded, leaves.is_some());
+        let (why, within) = match leaves {
+            _ if vm.sample.settings.home.is_some() => continue,
+            _ if away > AWAY_EPOCHS_MAX => (
+                format!("away in {away} of {EPOCHS_REMEMBERED} epochs"),
+                placement::allowed_nodes(view, vm),
+            ),
+            Some((_, nodes)) if full > AWAY_EPOCHS_MAX => (
+                format!("shares full memory controllers in {full} of {EPOCHS_REMEMBERED} epochs"),
+                Some(nodes.clone()),
+            ),
+            _ => continue,
+        };
+        *epochs = Epochs::default(); // whatever comes of it, the next try is ten epochs away: frequent page moves are prohibited
+        if let Some(fixed) = vm.memory_fixed() {
             if state.told.insert(id) {
-                let message = format!(
-                    "VM {} is away most of the time and keeps its home: {why}",
-                    vm.sample.name
-                );
+                let message = format!("VM {} keeps its home, though {why}: {fixed}", vm.sample.name);
                 plan.find(POLICY, Some(id), message);
             }
             continue;
@@ -362,13 +393,9 @@ fn re_home(
             std::slice::from_ref(&id),
         );
         let demand = placement::demand_of(vm, history);
-        let allowed = placement::allowed_nodes(view, vm);
-        match placement::place(&supply, &demand, allowed.as_ref(), config) {
+        match placement::place(&supply, &demand, within.as_ref(), config) {
             Ok(found) if Some(&found.nodes) != vm.home => {
-                let reason = format!(
-                    "away in {epochs} of {EPOCHS_REMEMBERED} epochs; {}",
-                    found.reasons().join("; ")
-                );
+                let reason = format!("{why}; {}", found.reasons().join("; "));
                 // VMs that were lent out together are re-homed together: each must see what the others were given.
                 placement
                     .ledger
@@ -380,13 +407,13 @@ fn re_home(
                 POLICY,
                 Some(id),
                 format!(
-                    "VM {} is away most of the time, and its home is still best",
+                    "VM {} keeps its home, though {why}: it is still best",
                     vm.sample.name
                 ),
             ),
             Err(unplaceable) => {
                 let message = format!(
-                    "VM {} is away most of the time and keeps its home: it {unplaceable}",
+                    "VM {} keeps its home, though {why}: it {unplaceable}",
                     vm.sample.name
                 );
                 plan.find(POLICY, Some(id), message);

@@ -286,3 +286,56 @@ fn a_node_that_cannot_be_helped_is_no_source() {
         [(3, 0, "4-5".into())]
     );
 }
+
+/// Two VMs of one vCPU each on node 0, which read 8 GB/s each: all that it has.
+fn crowded() -> Scene {
+    let mut scene = Scene::four_nodes(2);
+    for n in [1, 2] {
+        scene
+            .add_vm(n, 1, Bytes::from_gib(n as u64), 0)
+            .home(0)
+            .vcpus_busy(1.0)
+            .misses_per_s(8_000_000_000 / 64);
+    }
+    scene.traffic.insert(NodeId(0), 16_000_000_000);
+    scene
+}
+
+/// Homes given in ten epochs.
+fn homes_given(scene: &mut Scene) -> Vec<(u128, String)> {
+    let mut state = State::default();
+    let plans = (0..EPOCHS_REMEMBERED).map(|_| run(scene, &mut state));
+    let homes = |plan: Plan| {
+        plan.decisions.into_iter().filter_map(|d| match d.action {
+            Action::SetHome { vm, nodes } => Some((vm.0, nodes.to_string())),
+            _ => None,
+        })
+    };
+    plans.flat_map(homes).collect()
+}
+
+#[test]
+fn of_two_vms_that_fill_a_node_one_leaves_for_an_empty_one() {
+    // VM 1 has less memory to move. Nodes 1 to 3 are empty and alike: the first.
+    assert_eq!(homes_given(&mut crowded()), [(1, "1".into())]);
+    // Node 1 carries 5 GB/s: 3 less than VM 1 meets at home, and a quarter would be 4.
+    let mut scene = crowded();
+    scene.traffic.insert(NodeId(1), 5_000_000_000);
+    assert_eq!(homes_given(&mut scene), [(1, "2".into())]);
+}
+
+#[test]
+fn nobody_leaves_a_full_node_for_nothing() {
+    let mut alone = crowded();
+    alone.vm(1).misses_per_s(16_000_000_000 / 64);
+    alone.vm(2).misses_per_s(0);
+    assert_eq!(homes_given(&mut alone), [], "elsewhere it would have no more");
+    let mut busy = crowded();
+    for node in 1..4 {
+        busy.traffic.insert(NodeId(node), 8_000_000_000);
+    }
+    assert_eq!(homes_given(&mut busy), [], "nowhere is less traffic");
+    let mut below = crowded();
+    below.traffic.insert(NodeId(0), 12_000_000_000);
+    assert_eq!(homes_given(&mut below), [], "three quarters are not full");
+}

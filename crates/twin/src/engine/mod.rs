@@ -6,9 +6,9 @@
 //! that reaches a barrier, a timer. Between events every CPU runs one task at a constant speed. Once per epoch (1 ms by
 //! default) caches take in what was missed and latencies are found anew, if anything changed; a task that is switched to
 //! in mid-epoch runs at the latencies of the last solution. While a cache is steady its epoch grows up to 64-fold, as far
-//! as the drift of miss ratios stays below what makes a new solution necessary; a switch on its CPUs, memory touched or
-//! pages on the move bring it back. What runs on it is accounted when its epoch ends. Events at equal time have a fixed order: timers in the order
-//! they were set, then CPUs by number, then the scheduler's own, then the epoch.
+//! as the drift of miss ratios and occupancies allows; a switch on its CPUs, memory touched or pages on the move bring it
+//! back. What ran on it is accounted when its epoch ends. Events at equal time have a fixed order: timers in the order they
+//! were set, then CPUs by number, then the scheduler's own, then the epoch.
 //!
 //! The epoch is a resolution, not a quantum: halving or doubling it changes pinned runs by less than 2 percent, and so does
 //! solving in every epoch (tests show it).

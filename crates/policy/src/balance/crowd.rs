@@ -1,0 +1,58 @@
+//! VMs that fill one node's memory controllers together while others have room: step 6 of [`super`].
+
+use homenode_host::{Rates, View, VmRates, VmView};
+use homenode_units::{BytesPerSec, NodeId, NodeSet, VmId};
+
+use crate::placement;
+
+/// Share of a node's bandwidth in use from which its controllers count as full: loaded latency is half again as long.
+pub const FULL: f64 = 0.8;
+/// Share of a node's bandwidth that a VM must use to be worth moving, and that it must gain by it: a quarter.
+pub const GAIN_MIN: f64 = 0.25;
+
+/// The VM that should leave a crowded home, and the nodes where it would meet less traffic; the first in order of nodes,
+/// and of those on the node the one with least memory to move.
+pub(super) fn crowded(view: &View<'_>, rates: &Rates) -> Option<(VmId, NodeSet)> {
+    let homes = view.machine.memory_nodes();
+    homes.iter().find_map(|node| {
+        let capacity = view.machine.nodes.get(node)?.memory_bandwidth?.as_f64();
+        let traffic = traffic(rates, node)?;
+        if traffic < FULL * capacity {
+            return None;
+        }
+        let uses = |vm: &VmView<'_>| {
+            vm.rates
+                .and_then(VmRates::bandwidth)
+                .map_or(0.0, BytesPerSec::as_f64)
+        };
+        let may_leave = |vm: &&VmView<'_>| {
+            vm.managed()
+                && vm.hands_off.is_none()
+                && vm.home == Some(&NodeSet::one(node))
+                && vm.sample.settings.home.is_none()
+                && vm.memory_fixed().is_none()
+                && uses(vm) >= GAIN_MIN * capacity
+        };
+        let vm = view
+            .vms
+            .iter()
+            .filter(may_leave)
+            .min_by_key(|vm| (vm.sample.memory_bytes, vm.sample.id))?;
+        let met_here = traffic - uses(vm);
+        let allowed = placement::allowed_nodes(view, vm);
+        let less = |to: &NodeId| {
+            allowed.as_ref().is_none_or(|allowed| allowed.contains(*to))
+                && traffic_is_less(rates, *to, met_here - GAIN_MIN * capacity)
+        };
+        let nodes: NodeSet = homes.iter().filter(|to| *to != node).filter(less).collect();
+        (!nodes.is_empty()).then_some((vm.sample.id, nodes))
+    })
+}
+
+fn traffic(rates: &Rates, node: NodeId) -> Option<f64> {
+    Some(rates.nodes.get(node)?.bandwidth?.as_f64())
+}
+
+fn traffic_is_less(rates: &Rates, node: NodeId, than: f64) -> bool {
+    traffic(rates, node).is_some_and(|traffic| traffic <= than)
+}
