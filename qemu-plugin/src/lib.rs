@@ -10,6 +10,8 @@
 //! out. QEMU 7.2 and all later ones with plugins are served by one file: what is called is in all of them (module `qemu`), and
 //! the one number in which they differ is found out when the file is loaded (`choose_version`).
 //!
+//! With `pmu=FILE` instead of `log=FILE` it is a PMU for the machine inside (module `pmu`).
+//!
 //! # State
 //!
 //! QEMU runs each vCPU in a thread of its own (or all in one) and names it in every callback. What belongs to a vCPU is reached
@@ -19,19 +21,20 @@
 #![allow(clippy::print_stderr)] // QEMU's users read complaints there
 
 mod options;
+mod pmu;
 mod qemu;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use homenode_meter::profile::{Counts, Profile, Vcpu};
+use homenode_meter::profile::{Config, Counts, Profile, Vcpu};
 use homenode_tracking::filter::Use;
 
-use crate::options::Options;
+use crate::options::{Options, What};
 use crate::qemu::{Id, Info, MemInfo, Tb};
 
 /// Version of the interface: QEMU looks at it before it calls anything.
@@ -91,30 +94,47 @@ pub unsafe extern "C" fn qemu_plugin_install(
             return 1;
         }
     };
-    let run = Run {
-        profile: Profile::new(options.config),
-        log: options.log,
-        process: std::process::id(),
-        forks: AtomicU64::new(0),
-        execs: AtomicU64::new(0),
+    let begun = match &options.what {
+        What::Pmu(_) if !system => {
+            Err("a PMU is modelled for a machine, and this QEMU runs a program".to_owned())
+        }
+        What::Pmu(pmu) => pmu::begin(pmu, options.config),
+        What::Profile(log) => begin(options.config, log),
     };
-    if RUN.set(run).is_err() {
-        eprintln!("homenode plugin: loaded twice; once is enough");
+    if let Err(complaint) = begun {
+        eprintln!("homenode plugin: {complaint}");
         return 1;
     }
-    let translated = if system {
-        machine_translated
-    } else {
-        program_translated
-    };
     // SAFETY: the functions have the types that the interface declares and live as long as the process.
     unsafe {
+        if let What::Pmu(_) = options.what {
+            qemu::qemu_plugin_register_vcpu_init_cb(id, pmu::vcpu_begins);
+            qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, pmu::machine_translated);
+            return 0;
+        }
+        let translated = if system {
+            machine_translated
+        } else {
+            program_translated
+        };
         qemu::qemu_plugin_register_vcpu_init_cb(id, vcpu_begins);
         qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
         qemu::qemu_plugin_register_vcpu_syscall_cb(id, system_call);
         qemu::qemu_plugin_register_atexit_cb(id, ended, ptr::null_mut());
     }
     0
+}
+
+fn begin(config: Config, log: &Path) -> Result<(), String> {
+    let run = Run {
+        profile: Profile::new(config),
+        log: log.to_owned(),
+        process: std::process::id(),
+        forks: AtomicU64::new(0),
+        execs: AtomicU64::new(0),
+    };
+    RUN.set(run)
+        .map_err(|_| "loaded twice; once is enough".to_owned())
 }
 
 extern "C" fn vcpu_begins(_: Id, at: c_uint) {
@@ -136,19 +156,19 @@ fn vcpu(at: c_uint) -> Option<&'static mut Vcpu> {
 }
 
 extern "C" fn program_translated(_: Id, tb: *mut Tb) {
-    translated(tb, program_accesses);
+    translated(tb, block_begins, program_accesses);
 }
 
 extern "C" fn machine_translated(_: Id, tb: *mut Tb) {
-    translated(tb, machine_accesses);
+    translated(tb, block_begins, machine_accesses);
 }
 
-fn translated(tb: *mut Tb, accesses: qemu::MemCallback) {
+fn translated(tb: *mut Tb, begins: qemu::ExecCallback, accesses: qemu::MemCallback) {
     // SAFETY: the block and its instructions are alive during the call; the functions as long as the process.
     unsafe {
         let instructions = qemu::qemu_plugin_tb_n_insns(tb);
         let count = ptr::without_provenance_mut(instructions);
-        qemu::qemu_plugin_register_vcpu_tb_exec_cb(tb, block_begins, qemu::NO_REGS, count);
+        qemu::qemu_plugin_register_vcpu_tb_exec_cb(tb, begins, qemu::NO_REGS, count);
         for at in 0..instructions {
             let insn = qemu::qemu_plugin_tb_get_insn(tb, at);
             qemu::qemu_plugin_register_vcpu_mem_cb(
@@ -194,19 +214,24 @@ fn access(at: c_uint, info: MemInfo, address: u64) {
     let (Some(run), Some(vcpu)) = (RUN.get(), vcpu(at)) else {
         return;
     };
-    // SAFETY: it only takes the number apart.
-    let wanted = match unsafe { qemu::qemu_plugin_mem_is_store(info) } {
-        true => Use::Write,
-        false => Use::Read,
-    };
+    let wanted = wanted(info);
     vcpu.access(&run.profile, address, wanted);
     // An access that reaches into the next line uses that too; none has more than 64 bytes.
     if address % 64 > 32 {
-        // SAFETY: as above.
+        // SAFETY: it only takes the number apart.
         let bytes = 1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) };
         if address % 64 + bytes > 64 {
             vcpu.touch(&run.profile, address + bytes - 1, wanted);
         }
+    }
+}
+
+#[inline]
+fn wanted(info: MemInfo) -> Use {
+    // SAFETY: it only takes the number apart.
+    match unsafe { qemu::qemu_plugin_mem_is_store(info) } {
+        true => Use::Write,
+        false => Use::Read,
     }
 }
 

@@ -5,12 +5,44 @@ use std::path::PathBuf;
 
 use homenode_meter::profile::Config;
 
-/// What to do.
+/// What to do, and how.
 pub struct Options {
-    /// What to model.
+    /// The private caches, and how to sample.
     pub config: Config,
-    /// Where to write what was measured.
-    pub log: PathBuf,
+    /// What to do.
+    pub what: What,
+}
+
+/// What to do.
+pub enum What {
+    /// Write a profile to this file at the end.
+    Profile(PathBuf),
+    /// Count for the machine inside.
+    Pmu(PmuOptions),
+}
+
+/// What a PMU models beyond private caches.
+#[derive(Default)]
+pub struct PmuOptions {
+    /// Where the counts are.
+    pub file: PathBuf,
+    /// CPUs of the machine.
+    pub cpus: u64,
+    /// Its nodes, each with an LLC.
+    pub nodes: u64,
+    /// Frames of 4 KiB from address 0 on that can be tagged.
+    pub frames: u64,
+    /// Size of an LLC.
+    pub llc_bytes: u64,
+    /// Its ways.
+    pub llc_ways: u64,
+}
+
+/// All that was said so far.
+struct Said {
+    config: Config,
+    log: PathBuf,
+    pmu: PmuOptions,
 }
 
 impl Options {
@@ -19,7 +51,7 @@ impl Options {
     /// # Safety
     /// There are as many strings, each ending with a zero.
     pub unsafe fn of(argc: c_int, argv: *const *const c_char) -> Result<Options, String> {
-        let mut options = Options {
+        let mut said = Said {
             config: Config {
                 private_bytes: 256 << 10,
                 private_ways: 8,
@@ -27,28 +59,48 @@ impl Options {
                 rate_min: 0.01,
             },
             log: PathBuf::new(),
+            pmu: PmuOptions {
+                cpus: 1,
+                nodes: 1,
+                frames: 1 << 20,
+                llc_bytes: 8 << 20,
+                llc_ways: 16,
+                ..PmuOptions::default()
+            },
         };
         for at in 0..usize::try_from(argc).unwrap_or(0) {
             // SAFETY: as this function's contract says.
             let text = unsafe { CStr::from_ptr(*argv.add(at)) };
             let text = text.to_str().map_err(|_| "an argument is not UTF-8".to_owned())?;
-            options.take(text)?;
+            said.take(text)?;
         }
-        if options.log.as_os_str().is_empty() {
-            return Err("needs log=FILE, where to write what was measured".to_owned());
-        }
-        let Config {
-            private_bytes,
-            private_ways,
-            line_bytes,
-            ..
-        } = options.config;
-        if private_bytes < line_bytes * private_ways as u64 {
+        said.settle()
+    }
+}
+
+impl Said {
+    fn settle(self) -> Result<Options, String> {
+        let Said { config, log, pmu } = self;
+        let (private, ways, line) = (config.private_bytes, config.private_ways, config.line_bytes);
+        if private < line * ways as u64 {
             return Err(format!(
-                "private-bytes={private_bytes} holds no set of {private_ways} lines of {line_bytes} bytes"
+                "private-bytes={private} holds no set of {ways} lines of {line} bytes"
             ));
         }
-        Ok(options)
+        if pmu.nodes > pmu.cpus || pmu.llc_bytes < line * pmu.llc_ways {
+            return Err("each node needs a CPU, and each LLC a set".to_owned());
+        }
+        let given = |path: &PathBuf| !path.as_os_str().is_empty();
+        let what = match (given(&log), given(&pmu.file)) {
+            (true, false) => What::Profile(log),
+            (false, true) => What::Pmu(pmu),
+            _ => {
+                return Err(
+                    "needs either log=FILE, where to write a profile, or pmu=FILE, where to count".to_owned(),
+                );
+            }
+        };
+        Ok(Options { config, what })
     }
 
     fn take(&mut self, text: &str) -> Result<(), String> {
@@ -61,6 +113,12 @@ impl Options {
         };
         match key {
             "log" => self.log = value.into(),
+            "pmu" => self.pmu.file = value.into(),
+            "cpus" => self.pmu.cpus = number(1, 4096)?,
+            "nodes" => self.pmu.nodes = number(1, 4096)?,
+            "frames" => self.pmu.frames = number(1, 1 << 32)?,
+            "llc-bytes" => self.pmu.llc_bytes = number(64, 1 << 32)?,
+            "llc-ways" => self.pmu.llc_ways = number(1, 64)?,
             "private-bytes" => self.config.private_bytes = number(64, 1 << 30)?,
             "private-ways" => self.config.private_ways = number(1, 64)? as usize,
             "line-bytes" => match number(16, 4096)? {
@@ -76,9 +134,8 @@ impl Options {
                 }
             },
             _ => {
-                return Err(format!(
-                    "`{key}` is no argument: log, private-bytes, private-ways, line-bytes, rate-min"
-                ));
+                let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways";
+                return Err(format!("`{key}` is no argument: {known}"));
             }
         }
         Ok(())

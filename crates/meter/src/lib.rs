@@ -4,14 +4,22 @@
 //! tested, and measured, by feeding it accesses.
 //!
 //! ```text
-//!   vCPU ──▶ filter (private cache) ──▶ profile: stack distances from a sample of lines ──▶ log ──▶ `homenode profile`
+//!   vCPU ──▶ filter (private caches) ──┬─▶ profile  stack distances from a sample of lines ──▶ log ──▶ `homenode profile`
+//!                                      └─▶ pmu      the LLC of each node, counts by CPU and frame ──▶ page ──▶ software inside
 //! ```
+//!
+//! # Speed
+//!
+//! `cargo bench -p homenode-meter`: see `docs/SPEED.md`.
 //!
 //! # Properties (tests of the same names)
 //!
 //! - A log reads as it was written; whatever else a file holds is refused with what is wrong.
 //! - The curve of a small program is the exact one.
+//! - A page reads as it was written; what is no page is refused with what is wrong. Misses are counted where they belong.
 //! - Vcpus are told apart by their private caches and counted together.
 
 pub mod log;
+pub mod page;
+pub mod pmu;
 pub mod profile;

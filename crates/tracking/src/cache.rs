@@ -15,7 +15,7 @@
 //!
 //! Dirty lines and writebacks, prefetching, way partitioning.
 
-use homenode_machine::Replacement;
+pub use homenode_machine::Replacement;
 
 use crate::chance::{Chance, mix};
 use crate::replacement::Policy;

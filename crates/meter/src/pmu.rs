@@ -1,0 +1,137 @@
+//! A modelled PMU: the last-level caches of a machine of several nodes, and who misses in them.
+//!
+//! Each CPU has private caches ([`Filter`]); what misses there goes to the LLC of its node, of the shape and policy that the
+//! machine has, under a lock that only CPUs of one node share. References and misses are counted by CPU and by the tag of
+//! the machine frame ([`crate::page`]): software in the machine tags the frames of each VM, and reads what each VM's memory cost.
+//!
+//! # Left out
+//!
+//! What [`Filter`] leaves out; lines that private caches write back to the LLC; page walks, which the emulator does not show.
+
+use std::sync::{Mutex, PoisonError};
+
+use homenode_tracking::cache::{Cache, Outcome, Shape};
+use homenode_tracking::filter::{Filter, Passed, Use};
+
+use crate::page::Page;
+
+/// The last-level caches, and where counts go.
+#[derive(Debug)]
+pub struct Pmu<'a> {
+    llcs: Vec<Mutex<Cache>>,
+    page: Page<'a>,
+    line_bits: u32,
+}
+
+/// A CPU's own part.
+#[derive(Debug)]
+pub struct Cpu {
+    number: u64,
+    node: usize,
+    filter: Filter,
+}
+
+/// Frames have 2^12 bytes.
+const FRAME_BITS: u32 = 12;
+
+impl<'a> Pmu<'a> {
+    /// Empty caches, one for each of so many nodes.
+    pub fn new(nodes: usize, llc: Shape, page: Page<'a>) -> Pmu<'a> {
+        Pmu {
+            llcs: (0..nodes)
+                .map(|node| Mutex::new(Cache::new(llc, 1, node as u64)))
+                .collect(),
+            line_bits: page.layout().line_bytes.trailing_zeros(),
+            page,
+        }
+    }
+
+    /// A CPU of a node, its private L2 of so many lines empty.
+    ///
+    /// # Panics
+    /// If the page has no such CPU, or there is no such node.
+    pub fn cpu(&self, number: u64, node: usize, private_lines: usize, private_ways: usize) -> Cpu {
+        assert!(number < self.page.layout().cpus && node < self.llcs.len());
+        Cpu {
+            number,
+            node,
+            filter: Filter::new(private_lines, private_ways),
+        }
+    }
+
+    /// A CPU has begun so many instructions.
+    #[inline]
+    pub fn instructions(&self, cpu: &Cpu, count: u64) {
+        self.page.instructions(cpu.number, count);
+    }
+
+    /// A CPU uses the machine's memory at an address.
+    #[inline]
+    pub fn access(&self, cpu: &mut Cpu, address: u64, wanted: Use) {
+        let line = address >> self.line_bits;
+        if cpu.filter.access(line, wanted) != Passed::Held {
+            self.reference(cpu, line, address >> FRAME_BITS);
+        }
+    }
+
+    fn reference(&self, cpu: &Cpu, line: u64, frame: u64) {
+        let mut llc = self.llcs[cpu.node].lock().unwrap_or_else(PoisonError::into_inner);
+        let missed = llc.access(0, line) != Outcome::Hit;
+        drop(llc);
+        self.page.referenced(cpu.number, self.page.tag(frame), missed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU8, AtomicU64};
+
+    use super::*;
+    use crate::page::{Counts, Layout};
+    use homenode_tracking::cache::Replacement;
+
+    #[test]
+    fn misses_are_counted_where_they_belong() {
+        let layout = Layout {
+            cpus: 2,
+            tags: 3,
+            frames: 4096,
+            line_bytes: 64,
+        };
+        let words: Vec<AtomicU64> = (0..layout.tags_at() / 8).map(|_| AtomicU64::new(0)).collect();
+        let tags: Vec<AtomicU8> = (0..layout.frames).map(|_| AtomicU8::new(0)).collect();
+        let page = Page::new(layout, &words, &tags);
+        // Frames 0 to 255 are of VM 1, 256 to 511 of VM 2: a MiB each. LLCs hold 8 MiB, private caches 64 KiB.
+        (0..256).for_each(|frame| page.set_tag(frame, 1));
+        (256..512).for_each(|frame| page.set_tag(frame, 2));
+        let llc = Shape {
+            sets: 8192,
+            ways: 16,
+            replacement: Replacement::Lru,
+        };
+        let pmu = Pmu::new(2, llc, page);
+        let mut cpus = [0, 1].map(|cpu| pmu.cpu(cpu, cpu as usize, 1024, 8));
+        for _ in 0..3 {
+            for line in 0..16_384 {
+                pmu.access(&mut cpus[0], line * 64, Use::Read);
+            }
+            for line in 16_384..32_768 {
+                pmu.access(&mut cpus[1], line * 64, Use::Write);
+            }
+        }
+        let none = Counts::default();
+        // Each pass goes through the private caches to the LLC; only the first misses there.
+        let all = Counts {
+            references: 3 * 16_384,
+            misses: 16_384,
+        };
+        assert_eq!(
+            [0, 1, 2].map(|tag| page.counts(0, tag)),
+            [Some(none), Some(all), Some(none)]
+        );
+        assert_eq!(
+            [0, 1, 2].map(|tag| page.counts(1, tag)),
+            [Some(none), Some(none), Some(all)]
+        );
+    }
+}

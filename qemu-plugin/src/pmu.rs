@@ -1,0 +1,139 @@
+//! The plugin as a PMU: models the last-level caches of the emulated machine and counts into a file that the machine maps.
+//!
+//! The machine has the file as a device's memory:
+//!
+//! ```text
+//! qemu-system-x86_64 -plugin libhomenode_plugin.so,pmu=FILE,cpus=4,nodes=4,frames=2097152,llc-bytes=8388608 \
+//!     -object memory-backend-file,id=pmu,share=on,mem-path=FILE,size=SIZE -device ivshmem-plain,memdev=pmu ...
+//! ```
+//!
+//! The plugin makes the file, of the next power of two that holds all, before QEMU opens it; CPUs are dealt to nodes in blocks.
+
+use std::ffi::{c_uint, c_void};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::ptr;
+use std::slice;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+
+use homenode_meter::page::{Layout, Page};
+use homenode_meter::pmu::{Cpu, Pmu};
+use homenode_meter::profile::Config;
+use homenode_tracking::cache::{Replacement, Shape};
+
+use crate::options::PmuOptions;
+use crate::qemu::{Id, MemInfo, Tb};
+use crate::{VCPUS_MAX, machine_address, translated, wanted};
+
+static CPUS: [AtomicPtr<Cpu>; VCPUS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX];
+static RUN: OnceLock<Run> = OnceLock::new();
+
+struct Run {
+    pmu: Pmu<'static>,
+    config: Config,
+    cpus: u64,
+    nodes: u64,
+}
+
+/// Makes the file and the empty caches.
+///
+/// # Errors
+/// A sentence.
+pub fn begin(options: &PmuOptions, config: Config) -> Result<(), String> {
+    let layout = Layout {
+        cpus: options.cpus,
+        tags: 256,
+        frames: options.frames,
+        line_bytes: config.line_bytes,
+    };
+    let page = map(&options.file, layout).map_err(|error| format!("{}: {error}", options.file.display()))?;
+    page.begin();
+    let lines = (options.llc_bytes / config.line_bytes) as usize;
+    let shape = Shape::of_lines(lines, options.llc_ways as usize, Replacement::default());
+    let run = Run {
+        pmu: Pmu::new(options.nodes as usize, shape, page),
+        config,
+        cpus: options.cpus,
+        nodes: options.nodes,
+    };
+    RUN.set(run)
+        .map_err(|_| "loaded twice; once is enough".to_owned())
+}
+
+/// The file in memory, for as long as the process lives.
+fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)?;
+    let bytes = layout.bytes().next_power_of_two();
+    file.set_len(bytes)?;
+    // SAFETY: a new mapping of a file that is that long; nobody else has it.
+    let start = unsafe {
+        let (access, share) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        libc::mmap(
+            ptr::null_mut(),
+            bytes as usize,
+            access,
+            share,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let tags_at = layout.tags_at() as usize;
+    // SAFETY: both parts lie in the mapping, which is never undone and begins at a page; what the machine inside writes at the
+    // same time is why they are atomic.
+    unsafe {
+        let words = slice::from_raw_parts(start.cast::<AtomicU64>(), tags_at / 8);
+        let tags = slice::from_raw_parts(start.byte_add(tags_at).cast::<AtomicU8>(), layout.frames as usize);
+        Ok(Page::new(layout, words, tags))
+    }
+}
+
+pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
+    let (Some(run), Some(slot)) = (RUN.get(), CPUS.get(at as usize)) else {
+        return;
+    };
+    let number = u64::from(at);
+    if number < run.cpus && slot.load(Ordering::Acquire).is_null() {
+        let node = number * run.nodes / run.cpus;
+        let lines = (run.config.private_bytes / run.config.line_bytes) as usize;
+        let cpu = run.pmu.cpu(number, node as usize, lines, run.config.private_ways);
+        slot.store(Box::into_raw(Box::new(cpu)), Ordering::Release);
+    }
+}
+
+/// The state of a vCPU, for the thread that runs it; `None` for those beyond the page.
+#[inline]
+fn cpu(at: c_uint) -> Option<&'static mut Cpu> {
+    let pointer = CPUS.get(at as usize)?.load(Ordering::Relaxed);
+    // SAFETY: it is null or a box that is never freed, and QEMU calls back for a vCPU from one thread at a time.
+    unsafe { pointer.as_mut() }
+}
+
+pub extern "C" fn machine_translated(_: Id, tb: *mut Tb) {
+    translated(tb, block_begins, accesses);
+}
+
+extern "C" fn block_begins(at: c_uint, instructions: *mut c_void) {
+    if let (Some(run), Some(cpu)) = (RUN.get(), cpu(at)) {
+        run.pmu.instructions(cpu, instructions.addr() as u64);
+    }
+}
+
+extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
+    let (Some(run), Some(cpu)) = (RUN.get(), cpu(at)) else {
+        return;
+    };
+    if let Some(address) = machine_address(info, address) {
+        run.pmu.access(cpu, address, wanted(info));
+    }
+}
