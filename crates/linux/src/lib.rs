@@ -16,6 +16,7 @@
 //! | [`perf`] | `perf_event_open(2)` per thread: hardware counters |
 //! | [`uncore`] | the same per memory controller and link |
 //! | [`resctrl`] | `mon_data` of the root groups: memory traffic where no uncore PMU is usable |
+//! | [`modelled_pmu`] | an ivshmem device of an emulated host: counts of the emulator's plugin |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
@@ -26,6 +27,7 @@ pub mod guard;
 pub mod journal;
 mod libvirt_host;
 pub mod meminfo;
+pub mod modelled_pmu;
 pub mod numa_maps;
 pub mod numad_hook;
 pub mod pages;

@@ -49,7 +49,13 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
     ),
     (
         "homenode-linux",
-        &["homenode-host", "homenode-machine", "homenode-units"],
+        &[
+            "homenode-meter",
+            "homenode-tracking",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
     ),
     (
         "homenode-twin",
@@ -111,6 +117,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
         &[
             "homenode-host",
             "homenode-linux",
+            "homenode-meter",
             "homenode-machine",
             "homenode-testbed-guest",
             "homenode-units",
