@@ -1,7 +1,7 @@
 //! One run of the twin: what it is, and what is kept of it.
 
 use homenode_control::{Config, Control, Mode, Policies};
-use homenode_host::{Host, Sample};
+use homenode_host::{Counters, Host, Sample};
 use homenode_twin::{Scenario, Twin, TwinReport};
 use homenode_units::{NodeId, Ns};
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,8 @@ pub struct Run {
     pub warm_up: Ns,
     /// Simulated time after which the run ends, if its programs have not ended before.
     pub until: Ns,
+    /// How often VMs are looked at after the warm-up, where what comes when matters; see [`Outcome::moments`].
+    pub watch: Option<Ns>,
 }
 
 /// What is kept of a run. The same run has the same outcome, on any machine.
@@ -33,6 +35,8 @@ pub struct Outcome {
     pub vms: Vec<VmOutcome>,
     /// What was counted between the end of the warm-up and the end of the run.
     pub window: Window,
+    /// What counters said each time that somebody looked; empty where nobody was to.
+    pub moments: Vec<Moment>,
 }
 
 /// One VM of a run.
@@ -49,6 +53,34 @@ pub struct VmOutcome {
     pub llc_miss_rate: Option<f64>,
     /// How often its vCPUs changed nodes.
     pub node_changes: u64,
+    /// How often it was punished for going OVER its permit, after the warm-up; 0 where it has none.
+    pub punished_count: u32,
+    /// What it was debited per slice after the warm-up; `None` where it has no permit.
+    pub used_per_slice: Option<f64>,
+}
+
+/// Counters of all VMs at one time, cumulative, summed over vCPUs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moment {
+    /// Simulated time.
+    pub at_ns: u64,
+    /// By VM.
+    pub vms: Vec<VmMoment>,
+}
+
+/// One VM at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmMoment {
+    /// Time run.
+    pub running_ns: u64,
+    /// LLC references.
+    pub llc_references: u64,
+    /// LLC misses.
+    pub llc_misses: u64,
+    /// What its permit's account holds; 0 where it has none.
+    pub balance_units: i64,
 }
 
 /// Differences of counters.
@@ -77,6 +109,8 @@ pub struct VcpuCounts {
     pub cycles: u64,
     /// Instructions retired.
     pub instructions: u64,
+    /// LLC references.
+    pub llc_references: u64,
     /// LLC misses.
     pub llc_misses: u64,
 }
@@ -92,6 +126,16 @@ impl Run {
             seed,
             warm_up: Ns::ZERO,
             until: Ns::from_secs(4000),
+            watch: None,
+        }
+    }
+
+    /// A run of which counts what happens between two times, under the hypervisor alone.
+    pub fn between(machine: &'static str, scenario: Scenario, warm_up: Ns, until: Ns) -> Run {
+        Run {
+            warm_up,
+            until,
+            ..Run::to_end(machine, scenario, Policies::Default, 1)
         }
     }
 
@@ -115,7 +159,7 @@ impl Run {
         let period = config.period;
         let mut control = Control::new(config, Mode::Act);
         let acts = self.policies != Policies::Default;
-        let mut begin = None;
+        let (mut begin, mut moments) = (None, Vec::new());
         while !twin.finished() && twin.now() < self.until {
             if begin.is_none() && twin.now() >= self.warm_up {
                 begin = Some(sample(&mut twin)?);
@@ -125,6 +169,11 @@ impl Run {
                 control.step(&mut twin).map_err(|error| error.to_string())?;
             }
             let now = twin.now();
+            let mut period = period;
+            if let (Some(watch), true) = (self.watch, begin.is_some()) {
+                moments.push(moment(&mut twin)?);
+                period = period.min(watch);
+            }
             let mark = if begin.is_none() { self.warm_up } else { self.until };
             twin.wait(period.min(Ns(mark.0.saturating_sub(now.0).max(1))));
         }
@@ -142,15 +191,40 @@ impl Run {
                     local_access_ratio: vm.local_access_ratio,
                     llc_miss_rate: vm.llc_miss_rate,
                     node_changes: vm.node_changes,
+                    punished_count: vm.permit.map_or(0, |permit| permit.punished_count),
+                    used_per_slice: vm.permit.map(|permit| permit.used_per_slice),
                 })
                 .collect(),
             window,
+            moments,
         })
     }
 }
 
 fn sample(twin: &mut Twin) -> Result<Sample, String> {
     twin.sample().map_err(|error| error.to_string())
+}
+
+fn moment(twin: &mut Twin) -> Result<Moment, String> {
+    let sample = sample(twin)?;
+    let report = twin.report();
+    // Both list VMs in the scenario's order; one that is not there has counted nothing.
+    let vms = report.vms.iter().map(|vm| {
+        let seen = sample.vms.iter().find(|seen| seen.name == vm.name);
+        let vcpus = || seen.iter().flat_map(|seen| &seen.vcpus);
+        let counted =
+            |of: fn(&Counters) -> u64| vcpus().filter_map(|vcpu| vcpu.counters.as_ref()).map(of).sum();
+        VmMoment {
+            running_ns: vcpus().map(|vcpu| vcpu.running_ns.0).sum(),
+            llc_references: counted(|counters| counters.llc_references),
+            llc_misses: counted(|counters| counters.llc_misses),
+            balance_units: vm.permit.map_or(0, |permit| permit.balance_units),
+        }
+    });
+    Ok(Moment {
+        at_ns: sample.at.0,
+        vms: vms.collect(),
+    })
 }
 
 /// What was counted between two readings; since the start of the host where there is no first one.
@@ -190,6 +264,7 @@ fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample
                     node: node_of(vcpu).into(),
                     cycles: now.cycles - before.cycles,
                     instructions: now.instructions - before.instructions,
+                    llc_references: now.llc_references - before.llc_references,
                     llc_misses: now.llc_misses - before.llc_misses,
                 }
             })

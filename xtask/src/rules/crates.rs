@@ -94,6 +94,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
             "homenode-host",
             "homenode-machine",
             "homenode-units",
+            "homenode-tracking",
         ],
     ),
     (

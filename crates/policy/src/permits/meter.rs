@@ -164,8 +164,9 @@ impl Counted {
         if ran < JUDGED_RUN_MIN {
             return Ok(counted);
         }
-        let counted_share = time(prev.counted_ns, cur.counted_ns)?.as_f64() / ran.as_f64();
-        if counted_share < COUNTED_SHARE_MIN {
+        let counted_ns = time(prev.counted_ns, cur.counted_ns)?;
+        if counted_ns < ran && counted_ns.as_f64() < COUNTED_SHARE_MIN * ran.as_f64() {
+            let counted_share = counted_ns.as_f64() / ran.as_f64();
             return Err(Unmetered::Multiplexed { counted_share });
         }
         if (counted.llc_misses, counted.cycles, counted.instructions) == (0, 0, 0) {
@@ -258,7 +259,7 @@ impl Meter {
             sum / (ran_all.as_f64() / 1e6)
         };
         Ok(Pollution {
-            units: sum.round() as u64,
+            units: (sum + 0.5) as u64,
             per_running_ms,
         })
     }

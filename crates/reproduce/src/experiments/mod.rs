@@ -2,6 +2,7 @@
 
 mod four_sources;
 mod imbalance;
+mod kyoto;
 mod latencies;
 mod overhead;
 mod tavo;
@@ -13,6 +14,17 @@ use crate::verdict::show;
 
 /// All that there are.
 pub const ALL: &[Experiment] = &[
+    kyoto::contention::PRIVATE_CACHES,
+    kyoto::contention::PARALLEL_AND_ALTERNATE,
+    kyoto::contention::MISSES_PER_TICK,
+    kyoto::contention::LEVER,
+    kyoto::indicator::EXPERIMENT,
+    kyoto::enforcement::PROTECT,
+    kyoto::enforcement::SCALES,
+    kyoto::enforcement::PARTITIONING,
+    kyoto::metering::MIGRATION,
+    kyoto::metering::SKIPPABLE,
+    kyoto::overhead::EXPERIMENT,
     four_sources::EXPERIMENT,
     tavo::NPB,
     tavo::SPEC,
