@@ -82,26 +82,42 @@ impl Filter {
         };
         let first = set as usize * self.ways;
         let entries = &mut self.entries[first..first + self.ways];
-        if entries[0] >> 1 == line {
-            entries[0] |= written;
+        // Eight ways are the usual; with their number known no step depends on a guess of where the line is.
+        let gone = match <&mut [u64; 8]>::try_from(&mut *entries) {
+            Ok(entries) => to_front(entries, line, written),
+            Err(_) => to_front(entries, line, written),
+        };
+        let Some(gone) = gone else {
             return Passed::Held;
-        }
-        // Each entry moves one place down as it is looked at, until the line is found or the last falls out.
-        let mut above = entries[0];
-        for entry in &mut entries[1..] {
-            let this = std::mem::replace(entry, above);
-            if this >> 1 == line {
-                entries[0] = this | written;
-                return Passed::Held;
-            }
-            above = this;
-        }
-        entries[0] = line << 1 | written;
-        let was_written = above != EMPTY && above & 1 == 1;
+        };
+        let was_written = gone != EMPTY && gone & 1 == 1;
         Passed::Missed {
-            written_back: was_written.then_some(above >> 1),
+            written_back: was_written.then_some(gone >> 1),
         }
     }
+}
+
+/// Puts a line first in its set; gives what fell out, unless the line was there.
+#[inline(always)]
+fn to_front<E: AsMut<[u64]> + ?Sized>(entries: &mut E, line: u64, written: u64) -> Option<u64> {
+    let entries = entries.as_mut();
+    let ways = entries.len();
+    let (mut found, mut entry) = (ways, line << 1);
+    for way in (0..ways).rev() {
+        if entries[way] >> 1 == line {
+            (found, entry) = (way, entries[way]);
+        }
+    }
+    let last = entries[ways - 1];
+    for way in (1..ways).rev() {
+        entries[way] = if way <= found {
+            entries[way - 1]
+        } else {
+            entries[way]
+        };
+    }
+    entries[0] = entry | written;
+    (found == ways).then_some(last)
 }
 
 #[cfg(test)]
