@@ -6,7 +6,7 @@
 //! counted exactly. Stack distances of these come from a sample of lines ([`Shards`]): all lines of a program that uses few,
 //! a fixed share of one that uses many.
 //!
-//! vCPUs run in threads of their own. A vCPU touches only what is its own, but for every [`BATCH`]th miss: then it hands them to
+//! vCPUs run in threads of their own. A vCPU touches only what is its own, but for every 256th miss: then it hands them to
 //! the sample, under a lock. Misses of different vCPUs are in order up to as many.
 //!
 //! # Left out
