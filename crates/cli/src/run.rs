@@ -58,6 +58,12 @@ fn config(args: &RunArgs) -> anyhow::Result<Config> {
             "permits.share_min is {share_min}; it lies above 0 and at most at 1"
         )));
     }
+    let confined = config.permits.confined_percent.0;
+    if !(1..=100).contains(&confined) {
+        return Err(bad_input(format!(
+            "permits.confined_percent is {confined}; it is 1 to 100"
+        )));
+    }
     let busy_max = config.placement.link_busy_max;
     if !(busy_max > 0.0 && busy_max <= 1.0) {
         return Err(bad_input(format!(

@@ -19,8 +19,8 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Action, HandsOff, Host, HostError, Limit, Management, Outcome, Plan, Rates, Receipt, Refusal, Sample,
-    View, VmSample, VmView,
+    Action, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates, Receipt, Refusal,
+    Sample, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
@@ -392,11 +392,17 @@ impl Control {
             // Some vCPUs may have been pinned: what is in force is nobody's mistake and nobody else's doing.
             (Action::PinVcpus { vm, vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(*vm, vcpus),
             (Action::SetHome { vm, .. }, Outcome::Failed(_)) => self.placement.ledger.withdraw(*vm),
-            (Action::Limit { vm, limit, lease_ns }, Outcome::Done | Outcome::Renewed) => {
-                let Limit::CpuQuota(quota) = limit;
-                self.watch.expect_quota(*vm, *quota, at + *lease_ns);
+            (
+                Action::Limit {
+                    vm,
+                    limit: Limit::CpuQuota(quota),
+                    lease_ns,
+                },
+                Outcome::Done | Outcome::Renewed,
+            ) => self.watch.expect_quota(*vm, *quota, at + *lease_ns),
+            (Action::Limit { vm, .. } | Action::Lift { vm, .. }, _) if action.lever() == Lever::CpuQuota => {
+                self.watch.forget_quota(*vm);
             }
-            (Action::Limit { vm, .. } | Action::Lift { vm, .. }, _) => self.watch.forget_quota(*vm),
             _ => {}
         }
     }

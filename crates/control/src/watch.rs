@@ -174,6 +174,7 @@ mod tests {
             pages: None,
             accesses: None,
             immovable: None,
+            confined: None,
             device_nodes: NodeSet::new(),
             settings: VmSettings::default(),
         };

@@ -5,7 +5,9 @@
 
 use homenode_units::{NodeSet, Ns, Pages, Permit, VmId};
 
-use crate::{Action, ActionError, CpuQuota, Host, Lever, Limit, Outcome, Plan, Refusal, Sample, Version};
+use crate::{
+    Action, ActionError, CpuQuota, Host, Lever, Limit, Outcome, Percent, Plan, Refusal, Sample, Version,
+};
 
 /// One check: a name, and a function that says what was expected and what was seen when it fails.
 pub struct Check {
@@ -418,6 +420,11 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
     };
     let lease = Ns::from_secs(1);
     let nobody = VmId(vm.0 ^ 1);
+    let nothing = Action::Limit {
+        vm,
+        limit: Limit::CacheWays(Percent(0)),
+        lease_ns: lease,
+    };
     let home = Action::Lift {
         vm,
         lever: Lever::Home,
@@ -426,6 +433,7 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
         (limit_to(vm, too_little, lease), "quota"),
         (limit_to(vm, too_long, lease), "quota"),
         (limit_to(vm, QUOTA, Ns::ZERO), "no-lease"),
+        (nothing, "part"),
         (limit_to(nobody, QUOTA, lease), "unknown-vm"),
         (home, "no-limit"),
     ] {
@@ -438,6 +446,7 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
             Err(Refusal::NoLease { .. }) => "no-lease",
             Err(Refusal::UnknownVm { .. }) => "unknown-vm",
             Err(Refusal::NoLimit { .. }) => "no-limit",
+            Err(Refusal::Part { .. }) => "part",
             _ => "something else",
         };
         expect(got == expected, || format!("{action:?} got {answer:?}"))?;

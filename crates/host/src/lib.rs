@@ -19,7 +19,7 @@ mod rates;
 mod sample;
 mod view;
 
-pub use limit::{CpuQuota, Limit};
+pub use limit::{CpuQuota, Limit, Percent};
 pub use plan::{Action, ActionError, Decision, Finding, Lever, Outcome, Plan, Receipt, Refusal};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates};
 pub use sample::{

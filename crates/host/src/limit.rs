@@ -15,12 +15,21 @@ pub struct CpuQuota {
 }
 
 /// What a policy holds a VM to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
     /// CPU time of each vCPU.
     CpuQuota(CpuQuota),
+    /// A part of the ways of every last-level cache (resctrl's CAT): what it brings in evicts nobody's lines elsewhere.
+    CacheWays(Percent),
+    /// A part of the memory bandwidth of each of its cores (resctrl's MBA).
+    MemoryBandwidth(Percent),
 }
+
+/// A part, from 1 to 100 percent; the host rounds it to what its hardware can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Percent(pub u8);
 
 impl CpuQuota {
     /// The least that the kernel grants and takes as a period (`min_cfs_quota_period`).
@@ -59,6 +68,7 @@ impl Limit {
     pub fn lever(self) -> Lever {
         match self {
             Limit::CpuQuota(_) => Lever::CpuQuota,
+            Limit::CacheWays(_) | Limit::MemoryBandwidth(_) => Lever::Resctrl,
         }
     }
 }
@@ -67,6 +77,8 @@ impl std::fmt::Display for Limit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Limit::CpuQuota(quota) => write!(f, "{quota} per vCPU"),
+            Limit::CacheWays(Percent(percent)) => write!(f, "{percent} percent of the cache's ways"),
+            Limit::MemoryBandwidth(Percent(percent)) => write!(f, "{percent} percent of memory bandwidth"),
         }
     }
 }

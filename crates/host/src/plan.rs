@@ -4,7 +4,7 @@ use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeSet, Ns, Pages, VmId};
 use serde::Serialize;
 
-use crate::limit::{CpuQuota, Limit};
+use crate::limit::{CpuQuota, Limit, Percent};
 use crate::sample::{Sample, Version};
 
 /// One thing to do. Amounts are upper bounds; the [`Receipt`] says what was really done.
@@ -69,6 +69,8 @@ pub enum Lever {
     Pages,
     /// How long its vCPUs may run per period.
     CpuQuota,
+    /// Its part of caches and memory bandwidth, where the hardware has one.
+    Resctrl,
 }
 
 impl Lever {
@@ -79,6 +81,7 @@ impl Lever {
             Lever::Home => "its home",
             Lever::Pages => "its pages",
             Lever::CpuQuota => "its CPU quota",
+            Lever::Resctrl => "its part of caches and memory bandwidth",
         }
     }
 }
@@ -265,6 +268,14 @@ pub enum Refusal {
         /// What was asked for.
         quota: CpuQuota,
     },
+    /// No part of anything.
+    #[error("VM {name} cannot be held to {percent} percent: it is 1 to 100")]
+    Part {
+        /// The VM.
+        name: String,
+        /// What was asked for.
+        percent: u8,
+    },
     /// A limit that would have to be lifted at once.
     #[error("a limit of VM {name} carries no lease")]
     NoLease {
@@ -344,20 +355,22 @@ impl Plan {
                     }
                 }
                 Action::Limit { limit, lease_ns, .. } => {
-                    let name = || vm.name.clone();
-                    match limit {
+                    let name = vm.name.clone();
+                    match *limit {
                         Limit::CpuQuota(quota) if !quota.is_possible() => {
-                            let quota = *quota;
-                            return Err(Refusal::Quota { name: name(), quota });
+                            return Err(Refusal::Quota { name, quota });
                         }
-                        Limit::CpuQuota(_) if *lease_ns == Ns::ZERO => {
-                            return Err(Refusal::NoLease { name: name() });
+                        Limit::CacheWays(Percent(percent)) | Limit::MemoryBandwidth(Percent(percent))
+                            if !(1..=100).contains(&percent) =>
+                        {
+                            return Err(Refusal::Part { name, percent });
                         }
-                        Limit::CpuQuota(_) => {}
+                        _ if *lease_ns == Ns::ZERO => return Err(Refusal::NoLease { name }),
+                        _ => {}
                     }
                 }
                 Action::Lift {
-                    lever: Lever::CpuQuota,
+                    lever: Lever::CpuQuota | Lever::Resctrl,
                     ..
                 } => {}
                 Action::Lift { lever, .. } => {

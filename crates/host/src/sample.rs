@@ -4,7 +4,7 @@
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
-use crate::limit::CpuQuota;
+use crate::limit::{CpuQuota, Limit};
 
 /// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities, quotas and settings. It
 /// grows when one of these changes, by a commit or by somebody else.
@@ -77,6 +77,8 @@ pub struct VmSample {
     pub accesses: Option<Accesses>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
+    /// Limit of the agent's on its part of caches or memory bandwidth, while it is in force.
+    pub confined: Option<Limit>,
     /// Nodes of devices assigned to the VM.
     pub device_nodes: NodeSet,
     /// What the operator said of this VM.

@@ -8,8 +8,8 @@
 //! broken.
 //!
 //! ```text
-//!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted … ──▶ Restored ──▶ Forgotten
-//!   (as it was)  (what is in force)                                 (nothing is)  (the VM ended)
+//!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted, Confined, Freed … ──▶ Restored ──▶ Forgotten
+//!   (as it was)  (what is in force)                                                  (nothing is)  (the VM ended)
 //! ```
 //!
 //! A restored VM keeps its entry until it ends: restoring leaves pins in libvirt's XML that are nobody's wish,
@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use homenode_host::CpuQuota;
+use homenode_host::{CpuQuota, Limit};
 use homenode_units::{CpuSet, NodeSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -173,6 +173,18 @@ pub enum Record {
         /// Whose.
         vm: VmId,
     },
+    /// The VM is about to get a resctrl group of its own.
+    Confined {
+        /// Whose.
+        vm: VmId,
+        /// With this part.
+        limit: Limit,
+    },
+    /// Its resctrl group is gone.
+    Freed {
+        /// Whose.
+        vm: VmId,
+    },
     /// Everything was restored.
     Restored {
         /// Whose.
@@ -202,6 +214,8 @@ pub struct Entry {
     pub moving: Option<NodeSet>,
     /// CPU quota that was set.
     pub held: Option<Quotas>,
+    /// Part of caches or memory bandwidth that it was confined to.
+    pub confined: Option<Limit>,
 }
 
 /// One step that restores a VM; see [`Journal::undo`].
@@ -220,6 +234,8 @@ pub struct Undo {
     pub nodes: Option<NodeSet>,
     /// CPU quota to lift, if the agent's is still in force.
     pub quotas: Option<Quotas>,
+    /// What it is confined to, if it has a resctrl group to remove.
+    pub confined: Option<Limit>,
 }
 
 /// The journal of one agent. Only the holder of the agent's lock may open it.
@@ -326,7 +342,8 @@ impl Journal {
 impl Entry {
     /// Whether anything is to be restored.
     pub fn is_in_force(&self) -> bool {
-        !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some() || self.held.is_some()
+        let is_placed = !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some();
+        is_placed || self.held.is_some() || self.confined.is_some()
     }
 
     /// What restores this VM.
@@ -352,6 +369,7 @@ impl Entry {
                 .zip(self.nodes.as_ref())
                 .map(|(before, set)| before.union(set)),
             quotas: self.held,
+            confined: self.confined,
         }
     }
 }
@@ -422,6 +440,7 @@ fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
                 nodes: None,
                 moving: None,
                 held: None,
+                confined: None,
             };
             entries.insert(entry.run.vm, entry);
         }
@@ -462,11 +481,21 @@ fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
                 entry.held = None;
             }
         }
+        Record::Confined { vm, limit } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.confined = Some(limit);
+            }
+        }
+        Record::Freed { vm } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.confined = None;
+            }
+        }
         Record::Restored { vm } => {
             if let Some(entry) = entries.get_mut(&vm) {
                 entry.pinned.clear();
                 (entry.home, entry.nodes, entry.moving) = (None, None, None);
-                entry.held = None;
+                (entry.held, entry.confined) = (None, None);
             }
         }
         Record::Forgotten { vm } => {
@@ -502,6 +531,9 @@ fn compact(dir: &Path, path: &Path, entries: &BTreeMap<VmId, Entry>) -> Result<F
         }
         for quotas in entry.held.iter().copied() {
             text.push_str(&encode(&Record::Held { vm, quotas }));
+        }
+        for limit in entry.confined.iter().copied() {
+            text.push_str(&encode(&Record::Confined { vm, limit }));
         }
     }
     let mut file = File::options()

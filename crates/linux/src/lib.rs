@@ -17,11 +17,13 @@
 //! | [`uncore`] | the same per memory controller and link |
 //! | [`resctrl`] | `mon_data` of the root groups: memory traffic where no uncore PMU is usable |
 //! | [`modelled_pmu`] | an ivshmem device of an emulated host: counts of the emulator's plugin |
+//! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
 pub mod cgroup;
+pub mod confine;
 pub mod domain;
 pub mod guard;
 pub mod journal;

@@ -2,7 +2,7 @@
 //!
 //! Everything that changes a VM goes through libvirt, so that libvirt's idea of the VM stays true; only pages
 //! move past it, with `move_pages(2)`, which libvirt has no throttled call for. What was set is read back from
-//! the kernel. No cgroup, cpuset or resctrl file is ever written.
+//! the kernel. No cgroup or cpuset file is ever written, and of resctrl only groups of the agent's own.
 //!
 //! ```text
 //!   sample ─ list of domains, their XML (libvirt) ─ threads, cgroups, numa_maps (/proc) ─ perf, uncore ─▶ Sample
@@ -10,6 +10,7 @@
 //! ```
 
 mod act;
+mod confine;
 mod connection;
 mod quota;
 mod vm;
@@ -28,6 +29,7 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, Permit, VmId};
 
 use crate::cgroup::Hierarchy;
+use crate::confine::Confiner;
 use crate::journal::{self, Journal, JournalError, Lock, Record, Undo};
 use crate::perf::Perf;
 use crate::read::ReadError;
@@ -325,6 +327,14 @@ impl LibvirtHost {
         let over: Vec<VmId> = over.map(|(vm, _)| *vm).collect();
         for vm in over {
             self.carried.remove(&vm);
+            if acts
+                .journal
+                .entry(vm)
+                .is_some_and(|entry| entry.confined.is_some())
+                && let Err(error) = Confiner::new(&self.root).release(vm)
+            {
+                self.notices.push(error.to_string());
+            }
             if let Err(error) = acts.journal.write(Record::Forgotten { vm }) {
                 self.notices.push(error.to_string());
                 return;
@@ -490,6 +500,12 @@ pub fn undo(uri: &str, root: &Path, step: &Undo) -> Result<(), String> {
 
 fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), String> {
     let over = || !task::is_alive(root, step.run.process());
+    if step.confined.is_some() {
+        // A group outlives the VM whose it was.
+        Confiner::new(root)
+            .release(step.run.vm)
+            .map_err(|e| e.to_string())?;
+    }
     if over() {
         return Ok(());
     }

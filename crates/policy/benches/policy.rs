@@ -39,6 +39,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
             pages: Some([(node, Pages(10_000))].into_iter().collect()),
             accesses: None,
             immovable: None,
+            confined: None,
             device_nodes: NodeSet::new(),
             settings: VmSettings::default(),
         }

@@ -112,7 +112,8 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
 
 /// Whether who decides on one of two levers decides on the other, because one of them is the home and the other follows it.
 fn depends_on_home(a: Lever, b: Lever) -> bool {
-    (a == Lever::Home || b == Lever::Home) && a != Lever::CpuQuota && b != Lever::CpuQuota
+    let follows = |lever| matches!(lever, Lever::VcpuPlacement | Lever::Pages);
+    (a == Lever::Home && follows(b)) || (b == Lever::Home && follows(a))
 }
 
 #[cfg(test)]

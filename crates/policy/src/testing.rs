@@ -333,6 +333,7 @@ impl SceneVm {
             pages: Some(self.pages.clone()),
             accesses: None,
             immovable: self.immovable.clone(),
+            confined: None,
             device_nodes: self.device_nodes.clone(),
             settings: self.settings.clone(),
         }

@@ -1,8 +1,8 @@
 //! The twin as a [`Host`]: samples, and plans carried out.
 
 use homenode_host::{
-    Accesses, Action, ActionError, Counters, CpuSample, Host, HostError, Limit, LinkSample, NodeSample,
-    Outcome, Plan, Receipt, Refusal, Sample, VcpuSample, Version, VmSample, VmSettings,
+    Accesses, Action, ActionError, Counters, CpuSample, Host, HostError, Lever, Limit, LinkSample,
+    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
@@ -99,8 +99,15 @@ impl Twin {
                     false => Outcome::Done,
                 }
             }
-            Action::Lift { .. } => {
-                self.engine.set_quota(at, None);
+            Action::Limit { limit, .. } => Outcome::Failed(ActionError::Host {
+                name: self.engine.vms[at].name.clone(),
+                what: format!("holding to {limit}"),
+                cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
+            }),
+            Action::Lift { lever, .. } => {
+                if *lever == Lever::CpuQuota {
+                    self.engine.set_quota(at, None);
+                }
                 Outcome::Done
             }
         }
@@ -211,6 +218,7 @@ impl Twin {
                 remote: vm.accesses_remote as u64,
             }),
             immovable: None,
+            confined: None,
             device_nodes: NodeSet::new(),
             settings: settings.clone(),
         }

@@ -1,3 +1,4 @@
+use homenode_host::Percent;
 use homenode_units::{CpuId, NodeId};
 use proptest::prelude::*;
 
@@ -73,6 +74,10 @@ fn filled(dir: &Path) -> Journal {
             vm: VmId(1),
             quotas: quotas(),
         },
+        Record::Confined {
+            vm: VmId(1),
+            limit: Limit::CacheWays(Percent(10)),
+        },
         Record::First {
             run: run(3),
             before: before(),
@@ -111,6 +116,7 @@ fn undo_restores_what_was_changed_and_nothing_else() {
         "taking node 2 away would move pages"
     );
     assert_eq!(first.quotas, Some(quotas()));
+    assert_eq!(first.confined, Some(Limit::CacheWays(Percent(10))));
     assert_eq!(steps.len(), 1, "of VM 2 nothing is in force");
 }
 
@@ -119,7 +125,11 @@ fn a_lifted_quota_is_not_lifted_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = filled(dir.path());
     journal.write(Record::Lifted { vm: VmId(1) }).unwrap();
-    assert_eq!(journal.undo()[0].quotas, None);
+    journal.write(Record::Freed { vm: VmId(1) }).unwrap();
+    assert_eq!(
+        (journal.undo()[0].quotas, journal.undo()[0].confined),
+        (None, None)
+    );
     drop(journal);
     assert_eq!(peek(dir.path())[&VmId(1)].held, None);
 }

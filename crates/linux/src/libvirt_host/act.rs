@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use homenode_host::{Action, ActionError, Immovable, Limit, Management, Outcome, Plan, Refusal, Version};
+use homenode_host::{
+    Action, ActionError, Immovable, Lever, Limit, Management, Outcome, Plan, Refusal, Version,
+};
 use homenode_units::{CpuSet, NodeSet, Pages, VmId};
 
+use super::confine::{CONFINE, FREE};
 use super::connection::CallError;
 use super::quota::{HOLD, LIFT};
 use super::vm::Vm;
@@ -113,6 +116,11 @@ impl LibvirtHost {
                     lease_ns,
                     ..
                 } => self.hold(&mut vm, *quota, *lease_ns),
+                Action::Limit { limit, lease_ns, .. } => self.confine(&mut vm, *limit, *lease_ns),
+                Action::Lift {
+                    lever: Lever::Resctrl,
+                    ..
+                } => self.free(&mut vm),
                 Action::Lift { .. } => self.lift(&mut vm),
             });
         let is_alive = task::is_alive(&self.root, vm.run.process());
@@ -417,7 +425,15 @@ fn what(action: &Action) -> &'static str {
         Action::PinVcpus { .. } => PIN,
         Action::SetHome { .. } => HOME,
         Action::MovePages { .. } => MOVE,
-        Action::Limit { .. } => HOLD,
+        Action::Limit {
+            limit: Limit::CpuQuota(_),
+            ..
+        } => HOLD,
+        Action::Limit { .. } => CONFINE,
+        Action::Lift {
+            lever: Lever::Resctrl,
+            ..
+        } => FREE,
         Action::Lift { .. } => LIFT,
     }
 }

@@ -204,26 +204,32 @@ impl LibvirtHost {
         }
     }
 
-    /// Lifts every quota of the agent's: limits never outlast it, whatever else it leaves in force. What cannot be lifted is
+    /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. What cannot be lifted is
     /// said and stays journalled.
     pub fn lift_limits(&mut self) -> Vec<String> {
         let mut failures = Vec::new();
         for (id, mut vm) in std::mem::take(&mut self.vms) {
-            if let Err(error) = self.lift(&mut vm) {
-                failures.push(error.to_string());
-            }
+            let lifted = [self.lift(&mut vm), self.free(&mut vm)];
+            failures.extend(
+                lifted
+                    .into_iter()
+                    .filter_map(|done| done.err().map(|error| error.to_string())),
+            );
             self.vms.insert(id, vm);
         }
         failures
     }
 
-    /// Lifts the quotas whose leases are over.
+    /// Lifts the limits whose leases are over.
     pub(super) fn end_leases(&mut self) {
         if self.acts.is_none() {
             return;
         }
         let at = now();
-        let over = |vm: &Vm| vm.held.is_some_and(|held| held.until <= at);
+        let over = |vm: &Vm| {
+            vm.held.is_some_and(|held| held.until <= at)
+                || vm.confined.is_some_and(|confined| confined.until <= at)
+        };
         let over: Vec<_> = self
             .vms
             .iter()
@@ -234,11 +240,19 @@ impl LibvirtHost {
             let Some(mut vm) = self.vms.remove(&id) else {
                 continue;
             };
-            if let Err(error) = self.lift(&mut vm) {
+            if vm.held.is_some_and(|held| held.until <= at)
+                && let Err(error) = self.lift(&mut vm)
+            {
                 self.notice(format!("{error}; tried again"));
-                if let Some(held) = &mut vm.held {
-                    held.until = at + RETRY;
-                }
+                vm.held.iter_mut().for_each(|held| held.until = at + RETRY);
+            }
+            if vm.confined.is_some_and(|confined| confined.until <= at)
+                && let Err(error) = self.free(&mut vm)
+            {
+                self.notice(format!("{error}; tried again"));
+                vm.confined
+                    .iter_mut()
+                    .for_each(|confined| confined.until = at + RETRY);
             }
             self.vms.insert(id, vm);
         }

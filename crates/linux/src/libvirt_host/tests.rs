@@ -1,7 +1,7 @@
 //! With libvirt's in-process test driver and a handmade `/proc`. The driver remembers pins; nobody applies them
 //! to the handmade threads, which is just what a host that does not do as asked looks like.
 
-use homenode_host::{Action, Lever, Limit, Management};
+use homenode_host::{Action, Lever, Limit, Management, Percent};
 use homenode_units::NodeId;
 use homenode_units::Pages;
 
@@ -569,6 +569,51 @@ fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
         "{outcome:?}"
     );
     assert_eq!(cpu_max(&tree)[1], "9000 10000");
+}
+
+#[test]
+fn a_vm_is_confined_renewed_and_freed_by_lift_lease_guard_and_its_end() {
+    use crate::confine::tests::{empty, mount};
+    let confine = |lease_ns| Action::Limit {
+        vm: vm(),
+        limit: Limit::CacheWays(Percent(10)),
+        lease_ns,
+    };
+    let tree = host("");
+    let group = tree.root().join(format!("sys/fs/resctrl/homenode-{}", vm()));
+    let mut host = connect(&tree, Acting::Live);
+    let outcome = commit(&mut host, confine(LONG));
+    assert!(
+        matches!(&outcome, Outcome::Failed(ActionError::Host { cause, .. }) if cause.contains("no cache allocation"))
+    );
+    mount(&tree);
+    assert_eq!(commit(&mut host, confine(LONG)), Outcome::Done);
+    assert_eq!(
+        host.sample().unwrap().vms[0].confined,
+        Some(Limit::CacheWays(Percent(10)))
+    );
+    assert_eq!(commit(&mut host, confine(LONG)), Outcome::Renewed);
+    empty(&tree, vm());
+    let free = Action::Lift {
+        vm: vm(),
+        lever: Lever::Resctrl,
+    };
+    assert_eq!(commit(&mut host, free), Outcome::Done);
+    assert!(!group.exists());
+    assert_eq!(commit(&mut host, confine(Ns::from_millis(1))), Outcome::Done);
+    empty(&tree, vm());
+    host.wait(Ns::from_millis(60));
+    assert!(!group.exists(), "its lease is over");
+    assert_eq!(commit(&mut host, confine(LONG)), Outcome::Done);
+    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
+    empty(&tree, vm());
+    restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+    assert!(!group.exists(), "as the guard does");
+    assert_eq!(commit(&mut host, confine(LONG)), Outcome::Done);
+    empty(&tree, vm());
+    std::fs::remove_dir_all(tree.root().join(format!("proc/{PID}"))).unwrap();
+    host.sample().unwrap();
+    assert!(!group.exists(), "the VM ended");
 }
 
 #[test]

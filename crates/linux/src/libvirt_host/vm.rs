@@ -7,6 +7,7 @@ use std::path::Path;
 use homenode_host::{Immovable, VcpuSample, VmSample};
 use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
+use super::confine::Confined;
 use super::quota::{CARRIED_LEASE, Held};
 use super::{LibvirtHost, now};
 use crate::cgroup::{CpuGroup, CpuMax};
@@ -42,6 +43,8 @@ pub(super) struct Vm {
     pub home: Option<NodeSet>,
     /// CPU quota that an agent set, while it is in force.
     pub held: Option<Held>,
+    /// Part of caches or memory bandwidth that an agent confined it to, while that is in force.
+    pub confined: Option<Confined>,
 }
 
 /// Where a VM's memory lies.
@@ -336,7 +339,7 @@ impl LibvirtHost {
         let cpus_allowed = domain.cpuset.as_ref().map(|set| set.intersection(&usable));
         let cpus_allowed = cpus_allowed.filter(|set| !set.is_empty() && *set != usable);
         let (mut operator_pins, mut ours, mut restored) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        let (mut home, mut held) = (None, None);
+        let (mut home, mut held, mut confined) = (None, None, None);
         let mut operator_helpers: BTreeSet<Helper> = domain
             .iothread_pins
             .keys()
@@ -352,10 +355,9 @@ impl LibvirtHost {
             ours = entry.pinned.clone();
             home = entry.home.clone();
             restored = entry.before.vcpus.clone();
-            held = entry.held.map(|quotas| Held {
-                quotas,
-                until: now() + CARRIED_LEASE,
-            });
+            let until = now() + CARRIED_LEASE;
+            held = entry.held.map(|quotas| Held { quotas, until });
+            confined = entry.confined.map(|limit| Confined { limit, until });
             operator_helpers = entry.before.operator_helpers.iter().copied().collect();
         }
         Ok(Some(Vm {
@@ -373,6 +375,7 @@ impl LibvirtHost {
             memory: Memory::default(),
             home,
             held,
+            confined,
         }))
     }
 
@@ -455,6 +458,7 @@ impl LibvirtHost {
             pages: vm.memory.pages.clone(),
             accesses: None,
             immovable: vm.immovable(&self.root, &memory_nodes)?,
+            confined: vm.confined.map(|confined| confined.limit),
             device_nodes: vm.domain.device_nodes(&self.root),
             settings,
         })

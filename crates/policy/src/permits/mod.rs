@@ -56,7 +56,7 @@ pub mod suggest;
 pub use homenode_units::{Permit, PermitError, Resource};
 pub use ledger::{Account, Ledger, Standing, Terms};
 pub use meter::{Indicator, Meter, Pollution, Unmetered, Watched};
-pub use plan::{Config, State, Usage, plan};
+pub use plan::{Config, Enforcer, State, Usage, plan};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "permits";

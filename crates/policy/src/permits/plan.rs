@@ -21,6 +21,10 @@
 //!    demands for [`CALM_EPOCHS`] periods, it is let go. A share that changes by less than a twentieth is left as it is.
 //! 5. Every quota carries a lease and is renewed each period.
 //!
+//! Where the hardware has it ([`Enforcer`]), a VM that is OVER is confined to a part of the cache's ways or of memory bandwidth
+//! instead, until it is UNDER. Fewer ways do not stop it from missing: it stays confined while it breaks its permit, and harms
+//! nobody meanwhile. Less bandwidth does.
+//!
 //! # Properties (tests of the same name)
 //! - `a_polluter_is_held_to_its_permit_on_average`
 //! - `a_vm_within_its_permit_is_never_touched`
@@ -31,6 +35,7 @@
 //! - `a_clock_that_jumps_changes_nothing_in_force`
 //! - `a_restarted_agent_goes_on_with_the_quota_in_force`
 //! - `an_operators_lower_quota_is_enough`
+//! - `who_is_over_is_confined_until_it_is_under`
 //! - `the_level_cuts_the_highest_demands_to_the_budget`
 //!
 //! # Departures from the source, and why
@@ -39,7 +44,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use homenode_host::{Action, CpuQuota, Lever, Limit, Plan, VcpuSample, View, VmView};
+use homenode_host::{Action, CpuQuota, Lever, Limit, Percent, Plan, VcpuSample, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Ns, Permit, Resource, VmId};
 use serde::{Deserialize, Serialize};
@@ -60,10 +65,27 @@ const RECENT_MAX: usize = 600;
 /// Bytes that an LLC miss moves where the machine does not say.
 const LINE_BYTES: u32 = 64;
 
+/// What a VM that is OVER is held by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Enforcer {
+    /// A quota of CPU time: works everywhere.
+    #[default]
+    CpuQuota,
+    /// [`Config::confined_percent`] of the ways of last-level caches (resctrl, CAT).
+    CacheWays,
+    /// The same part of memory bandwidth (resctrl, MBA).
+    MemoryBandwidth,
+}
+
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// What a VM that is OVER is held by.
+    pub enforcer: Enforcer,
+    /// Part that it is confined to where that is not CPU time, in percent from 1 to 100.
+    pub confined_percent: Percent,
     /// What stands for pollution.
     pub indicator: Indicator,
     /// Which vCPUs are metered.
@@ -83,6 +105,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
+            enforcer: Enforcer::default(),
+            confined_percent: Percent(10),
             indicator: Indicator::default(),
             watched: Watched::default(),
             terms: Terms::default(),
@@ -218,21 +242,15 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         }
         let action = match verdict(vm, period, config, state, &mut plan) {
             Verdict::Leave => continue,
-            Verdict::Lift { why } => (lift(id), why),
-            Verdict::Hold { quota, why } => (hold(id, quota, config.lease), why),
+            Verdict::Lift { lever, why } => (Action::Lift { vm: id, lever }, why),
+            Verdict::Hold { limit, why } => (hold(id, limit, config.lease), why),
         };
         plan.decide(POLICY, action.0, action.1);
     }
     plan
 }
 
-fn lift(vm: VmId) -> Action {
-    let lever = Lever::CpuQuota;
-    Action::Lift { vm, lever }
-}
-
-fn hold(vm: VmId, quota: CpuQuota, lease_ns: Ns) -> Action {
-    let limit = Limit::CpuQuota(quota);
+fn hold(vm: VmId, limit: Limit, lease_ns: Ns) -> Action {
     Action::Limit { vm, limit, lease_ns }
 }
 
@@ -339,15 +357,18 @@ const FLOOR: &str = "floor";
 /// What is to become of a VM's quota.
 enum Verdict {
     Leave,
-    Lift { why: String },
-    Hold { quota: CpuQuota, why: String },
+    Lift { lever: Lever, why: String },
+    Hold { limit: Limit, why: String },
 }
 
 impl Verdict {
     /// Lifts what is held.
-    fn lift(held: Option<CpuQuota>, why: impl FnOnce() -> String) -> Verdict {
+    fn lift(held: Option<Limit>, why: impl FnOnce() -> String) -> Verdict {
         match held {
-            Some(_) => Verdict::Lift { why: why() },
+            Some(limit) => Verdict::Lift {
+                lever: limit.lever(),
+                why: why(),
+            },
             None => Verdict::Leave,
         }
     }
@@ -365,7 +386,8 @@ fn verdict(
     if !vm.managed() || vm.quota_hands_off.is_some() {
         return Verdict::Leave;
     }
-    let held = in_force(vm);
+    let held_quota = in_force(vm);
+    let held = held_quota.map(Limit::CpuQuota).or(vm.sample.confined);
     let account = state.ledger.account(id).copied();
     let (Some(permit), Some(account)) = (vm.sample.settings.permit, account) else {
         state.told.retain(|(told, _)| *told != id);
@@ -377,15 +399,18 @@ fn verdict(
     let conduct = state.vms.entry(id).or_default();
     let (Some(_), Some(intensity)) = (period, conduct.intensity) else {
         return match held {
-            Some(quota) => Verdict::Hold {
-                quota,
-                why: format!("each vCPU may run {quota} until it is measured what it does"),
+            Some(limit) => Verdict::Hold {
+                limit,
+                why: format!("it is held to {limit} until it is measured what it does"),
             },
             None => Verdict::Leave,
         };
     };
+    if config.enforcer != Enforcer::CpuQuota {
+        return confine(permit, &account, conduct, config, held);
+    }
     let demands = demands(vm);
-    let wanted = wanted_share(&account, intensity, &demands, config.repay, held);
+    let wanted = wanted_share(&account, intensity, &demands, config.repay, held_quota);
     let is_over = account.standing() == Standing::Over;
     conduct.calm_epochs = if wanted.is_none() && !is_over {
         conduct.calm_epochs.saturating_add(1)
@@ -410,11 +435,37 @@ fn verdict(
     state.tell_of_floor(vm, least > account.units_per_slice() as f64, permit, least, plan);
     let quota = CpuQuota::of(share, Permit::SLICE);
     let is_close = |held: &CpuQuota| (held.share() - quota.share()).abs() <= CHANGE_MIN * held.share();
-    let quota = held.filter(is_close).unwrap_or(quota);
+    let quota = held_quota.filter(is_close).unwrap_or(quota);
     let standing = if is_over { "OVER" } else { "UNDER" };
     Verdict::Hold {
-        quota,
+        limit: Limit::CpuQuota(quota),
         why: format!("{caused} against a permit of {permit}, {standing}: each vCPU may run {quota}"),
+    }
+}
+
+/// The verdict where caches or memory bandwidth carry the punishment: it lasts while the VM is OVER.
+fn confine(
+    permit: Permit,
+    account: &Account,
+    conduct: &Conduct,
+    config: &Config,
+    held: Option<Limit>,
+) -> Verdict {
+    let caused = per_slice(permit, conduct.units_per_slice.unwrap_or(0));
+    let limit = match config.enforcer {
+        Enforcer::MemoryBandwidth => Limit::MemoryBandwidth(config.confined_percent),
+        Enforcer::CacheWays | Enforcer::CpuQuota => Limit::CacheWays(config.confined_percent),
+    };
+    // A quota that an agent of another configuration left.
+    if let Some(Limit::CpuQuota(_)) = held {
+        return Verdict::lift(held, || format!("it is held by {limit} now"));
+    }
+    match account.standing() {
+        Standing::Over => Verdict::Hold {
+            limit,
+            why: format!("{caused} against a permit of {permit}, OVER: it is held to {limit}"),
+        },
+        Standing::Under => Verdict::lift(held, || format!("{caused} against a permit of {permit}, UNDER")),
     }
 }
 

@@ -38,6 +38,7 @@ impl Host {
             pages: None,
             accesses: None,
             immovable: None,
+            confined: None,
             device_nodes: NodeSet::new(),
             settings: VmSettings {
                 permit: Some(permit.parse().unwrap()),
@@ -113,6 +114,23 @@ impl Host {
         self.run(PERIOD);
         let plan = self.look();
         for Decision { action, .. } in &plan.decisions {
+            match action {
+                Action::Limit {
+                    limit: limit @ (Limit::CacheWays(_) | Limit::MemoryBandwidth(_)),
+                    ..
+                } => {
+                    self.vms[0].confined = Some(*limit);
+                    continue;
+                }
+                Action::Lift {
+                    lever: Lever::Resctrl,
+                    ..
+                } => {
+                    self.vms[0].confined = None;
+                    continue;
+                }
+                _ => {}
+            }
             let quota = match action {
                 Action::Limit {
                     limit: Limit::CpuQuota(quota),
@@ -427,6 +445,30 @@ fn usage_and_behaviour_are_remembered() {
     host.steps(3);
     let usage = host.state.take_usage()[&vm_id(1)];
     assert_eq!((usage.unmetered_ns, usage.used_units), (Ns::from_secs(3), 0));
+}
+
+#[test]
+fn who_is_over_is_confined_until_it_is_under() {
+    for (enforcer, limit) in [
+        (Enforcer::CacheWays, Limit::CacheWays(Percent(10))),
+        (Enforcer::MemoryBandwidth, Limit::MemoryBandwidth(Percent(10))),
+    ] {
+        let mut host = Host::new(1, INTENSITY, "1M");
+        host.config.enforcer = enforcer;
+        host.steps(3);
+        assert_eq!((host.quota(), host.vms[0].confined), (None, Some(limit)));
+        // Nothing that it does is less: it stays.
+        host.steps(20);
+        assert_eq!(host.vms[0].confined, Some(limit));
+        host.intensity /= 100;
+        let plans = host.steps(60);
+        assert_eq!(host.vms[0].confined, None);
+        let lifts = plans.iter().flat_map(|plan| &plan.decisions);
+        assert_eq!(
+            lifts.filter(|d| matches!(d.action, Action::Lift { .. })).count(),
+            1
+        );
+    }
 }
 
 #[test]
