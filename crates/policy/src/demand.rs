@@ -67,7 +67,7 @@ impl std::fmt::Display for BandwidthFrom {
             BandwidthFrom::Declared => "declared",
             BandwidthFrom::Measured => "measured of it before",
             BandwidthFrom::SizeClassMedian => "median of VMs of its size",
-            BandwidthFrom::Unknown => "unknown, counted as nothing",
+            BandwidthFrom::Unknown => "unknown, left out",
         })
     }
 }

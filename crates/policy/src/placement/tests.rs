@@ -83,6 +83,29 @@ fn the_relative_order_decides_between_bins_with_room() {
 }
 
 #[test]
+fn a_vm_of_unknown_bandwidth_is_not_drawn_to_busy_controllers() {
+    // Node 0 has all of its 8 CPUs (.25 of the host's), 12 GiB (.188) and 1 GB/s (.016) left; the others 7 CPUs (.219), 12 GiB
+    // and 16 GB/s (.25). Of a VM without bandwidth only node 0 has the order.
+    let mut scene = Scene::four_nodes(8);
+    scene.host_busy = (0..32)
+        .map(|cpu| f64::from(u8::from(cpu % 8 == 0 && cpu > 0)))
+        .collect();
+    scene.traffic = [(NodeId(0), 15_000_000_000)].into_iter().collect();
+    for node in 0..4 {
+        scene
+            .add_vm(u128::from(node) + 1, 0, Bytes::from_gib(4), node)
+            .pages(node, 4 << 18);
+    }
+    assert_eq!(placed(&mut scene, &demand(4.0, 2, 0.0)).unwrap().0, "0");
+    let unknown = Demand {
+        bandwidth: None,
+        bandwidth_from: BandwidthFrom::Unknown,
+        ..demand(4.0, 2, 0.0)
+    };
+    assert_eq!(placed(&mut scene, &unknown), Ok(("1".into(), Match::Order)));
+}
+
+#[test]
 fn the_order_is_relaxed_twice_then_refused() {
     // A host of one node: 4 CPUs all left (1.0), 16 GiB of which 12 left (.75), 16 GB/s of which 8 left (.5).
     let mut scene = Scene::nodes(1, 4);
