@@ -548,8 +548,5 @@ const SET_UP: [&str; 2] = [
 const STABILITY_SET_UP: &str = "The spread is that of one VM's runtime over the five runs, averaged over the four VMs. The \
      bound is on Homenode's average over the programs of a suite; ours is the larger of the two suites.";
 
-const STABILITY_WHY: &str = "The order is the seed's, the distance is not, for two reasons. Under the default scheduler four VMs on \
-     idle sockets hardly change nodes (last table of `tavo.npb`); what spread there is comes from where a VM's vCPUs were when \
-     they first touched pages. And Homenode is stable but for mg.B and lbm, the two programs that draw most memory traffic: in two \
-     of five runs it gives two VMs the same home while a node stays empty, and leaves them there, at half their speed. A VM's \
-     bandwidth is unknown when it is placed, and is counted as nothing.";
+const STABILITY_WHY: &str = "What the default scheduler's spread is comes from where a VM's vCPUs were when they first touched \
+     pages: four VMs on idle sockets hardly change nodes (last table of `tavo.npb`).";
