@@ -279,6 +279,9 @@ impl WorkloadError {
     }
 }
 
+/// Regions are at most so large, so that the sum over all vCPUs is a number of bytes.
+const REGION_MAX: Bytes = Bytes::from_gib(1024);
+
 impl MissRatioCurve {
     /// Miss ratio with a capacity in bytes.
     pub fn at(&self, bytes: f64) -> f64 {
@@ -413,6 +416,14 @@ impl Program {
         adds_up("regions", "access_share", accesses)?;
         for (at, region) in self.regions.iter().enumerate() {
             above_0(format!("regions[{at}].size"), region.size.as_f64())?;
+            if region.size > REGION_MAX {
+                let key = format!("regions[{at}].size");
+                return Err(Wrong::Figure(
+                    key,
+                    region.size.as_f64(),
+                    "it must be at most 1TiB",
+                ));
+            }
             if !region.heat.is_empty() {
                 let (key, heat) = (format!("regions[{at}].heat"), region.heat.iter());
                 adds_up(&key, "page_share", heat.clone().map(|class| class.page_share))?;

@@ -309,6 +309,12 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
           (key `workload.program.miss_ratio.m_inf`)",
         ),
         (
+            "size = \"1MiB\"",
+            "size = \"15000000TiB\"",
+            "x.toml:41:1: workload own: program.regions[0].size is 16492674416640000000; it must be at most 1TiB \
+          (key `workload.program.regions.size`)",
+        ),
+        (
             "access_share = 1.0",
             "access_share = 0.5",
             "x.toml:39:20: workload own: every `access_share` of program.regions together is 0.5; it must be 1 \
