@@ -1,7 +1,7 @@
 //! `kyoto.overhead` (Fig 3.11, section 3.3.5): what keeping permits costs. Measured, not simulated: it takes the CPU time of this
 //! program on the machine that runs it.
 //!
-//! # Tests of shapes, fixed before the experiment was run
+//! # Tests of shapes, fixed before the experiment was run (what is timed left out building the readings from then on)
 //!
 //! - Nothing measurable at any scheduling period: for 100 vCPUs (the seed's "about a hundred in data center computers"), metering
 //!   and settling every period of 1 to 30 ms takes at most 0.5 percent of one CPU.
