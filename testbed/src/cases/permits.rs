@@ -148,7 +148,7 @@ pub fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
         .and_then(|domain| domain.xml_desc(0))
         .map_err(|error| anyhow!("{}", error.message()))?;
     ensure!(
-        xml.contains("permit='1k'"),
+        xml.contains(r#"permit="1k""#),
         "expected the permit in the metadata, saw {xml}"
     );
     let metered = wait_until("the agent to know whether pollution is counted", SOON, || {
