@@ -18,6 +18,10 @@ impl Engine {
 
     /// Accounts all CPUs up to now.
     pub fn settle_all(&mut self) {
+        if self.settled == self.now {
+            return;
+        }
+        self.settled = self.now;
         for cpu in 0..self.topology.cpus.len() {
             self.scheduler.settle(cpu, self.now);
         }

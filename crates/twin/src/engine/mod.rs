@@ -224,6 +224,8 @@ pub(crate) struct Engine {
     /// Whether to solve in every epoch, whatever has changed.
     every_epoch: bool,
     epoch_began: Ns,
+    /// When all CPUs were accounted last.
+    settled: Ns,
     /// What an interrupt to another CPU costs under this hypervisor.
     ipi_ns: f64,
     epoch_end: Ns,
@@ -327,6 +329,7 @@ impl Engine {
             clock_ghz: hardware.clock_hz as f64 / 1e9,
             every_epoch: false,
             epoch_began: Ns::ZERO,
+            settled: Ns::ZERO,
             ipi_ns: match scenario.hypervisor {
                 Hypervisor::Native => hardware.ipi.native_ns,
                 Hypervisor::Kvm | Hypervisor::Xen => hardware.ipi.virtual_ns,

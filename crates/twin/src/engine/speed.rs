@@ -133,6 +133,9 @@ impl Engine {
     /// somebody misses has changed, latencies are found anew.
     pub(super) fn end_epoch(&mut self) {
         let lasted = (self.now.0 - self.epoch_began.0) as f64;
+        if self.every_epoch {
+            self.settle_all();
+        }
         for llc in 0..self.llcs.len() {
             if self.cadences[llc].due <= self.now {
                 self.settle_llc(llc);
@@ -173,6 +176,9 @@ impl Engine {
 
     /// Accounts the CPUs of a cache up to now.
     fn settle_llc(&mut self, llc: usize) {
+        if self.settled == self.now {
+            return;
+        }
         for cpu in &self.topology.llc_cpus[llc] {
             self.scheduler.settle(*cpu, self.now);
         }
