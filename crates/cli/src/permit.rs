@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
+use chrono::DateTime;
 use homenode_control::{Line, PermitStatus};
 use homenode_host::CpuQuota;
 use homenode_policy::permits::Standing;
@@ -187,25 +188,17 @@ fn bill(args: &BillArgs) -> anyhow::Result<()> {
 
 /// An hour since 1970 as a date in UTC; on the twin, whose runs begin at 0, as its number.
 fn hour_text(hour: u64) -> String {
-    let (days, hour_of_day) = (hour / 24, hour % 24);
     // Before 1980 it is an hour of a simulation.
-    if days < 3652 {
+    if hour < 3652 * 24 {
         return format!("hour {hour}");
     }
-    // Days since 0000-03-01 in eras of 400 years (Hinnant's civil_from_days).
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year}-{month:02}-{day:02} {hour_of_day:02}h UTC")
+    let start = i64::try_from(hour.saturating_mul(3600))
+        .ok()
+        .and_then(|s| DateTime::from_timestamp(s, 0));
+    start.map_or_else(
+        || format!("hour {hour}"),
+        |start| start.format("%Y-%m-%d %Hh UTC").to_string(),
+    )
 }
 
 #[cfg(test)]
