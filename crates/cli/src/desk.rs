@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use homenode_control::{Advice, Control, Line, Promise, Request as Ask, Status, VmStatus};
+use homenode_host::Setting;
 use homenode_machine::Machine;
 use homenode_policy::permits::suggest::{NoSuggestion, SLICES_MIN};
 use homenode_policy::placement::{Announcement, Placement, Shape, Unplaceable};
@@ -257,7 +258,7 @@ impl Clerk {
             Request::PermitSet { vm, permit } => {
                 let id = named(&control.status(machine), &vm)?.id;
                 let done = json!({ "vm": vm, "permit": permit, "note": control.permits_idle() });
-                return Ok(Answer::Later(self.orders.permit(id, permit), done));
+                return Ok(Answer::Later(self.orders.set(id, Setting::Permit(permit)), done));
             }
             Request::Permits { vm } => {
                 let status = control.status(machine);

@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use homenode_control::Control;
-use homenode_host::{ActionError, Host};
-use homenode_units::{Permit, VmId};
+use homenode_host::{ActionError, Host, Setting};
+use homenode_units::VmId;
 
 /// How long whoever ordered waits: moving pages may keep the loop busy for a while.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A permit for a VM, or none.
+/// A setting of a VM.
 #[derive(Debug)]
 struct Order {
     vm: VmId,
-    permit: Option<Permit>,
+    setting: Setting,
     done: Sender<Result<(), ActionError>>,
 }
 
@@ -37,20 +37,20 @@ impl Placed {
     pub fn wait(&self) -> Result<(), String> {
         match self.done.recv_timeout(PATIENCE) {
             Ok(done) => done.map_err(|error| error.to_string()),
-            Err(_) => Err(
-                "the agent is busy or stopping; look with `homenode permit show` whether it was done".into(),
-            ),
+            Err(_) => {
+                Err("the agent is busy or stopping; look with `homenode vm` whether it was done".into())
+            }
         }
     }
 }
 
 impl Orders {
-    /// Orders a permit for a VM, or that it has none.
-    pub fn permit(&self, vm: VmId, permit: Option<Permit>) -> Placed {
+    /// Orders that something of a VM be set.
+    pub fn set(&self, vm: VmId, setting: Setting) -> Placed {
         let (sender, done) = channel();
         let order = Order {
             vm,
-            permit,
+            setting,
             done: sender,
         };
         self.lock().push_back(order);
@@ -63,10 +63,10 @@ impl Orders {
             let Some(order) = self.lock().pop_front() else {
                 return;
             };
-            let done = host.set_permit(order.vm, order.permit);
+            let done = host.set(order.vm, order.setting);
             if done.is_ok() {
                 let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
-                control.permit_was_set(order.vm);
+                control.was_set(order.vm, order.setting);
             }
             // Whoever ordered it may have gone.
             let _ = order.done.send(done);

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
     Action, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates, Receipt, Refusal,
-    Sample, View, VmSample, VmView,
+    Sample, Setting, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
@@ -251,9 +251,11 @@ impl Control {
         }
     }
 
-    /// The operator set a VM's permit, and with it wants the agent to decide on its CPU quota, whoever changed that.
-    pub fn permit_was_set(&mut self, vm: VmId) {
-        self.watch.give_back_quota(vm);
+    /// The operator set something of a VM. Who sets a permit wants the agent to decide on its CPU quota, whoever changed that.
+    pub fn was_set(&mut self, vm: VmId, setting: Setting) {
+        if let Setting::Permit(_) = setting {
+            self.watch.give_back_quota(vm);
+        }
     }
 
     /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.
@@ -575,6 +577,7 @@ fn view<'a>(
 fn what_is_told(action: &Action) -> String {
     match action {
         Action::MovePages { vm, to, .. } => format!("pages of {vm} to {to}"),
+        Action::MoveFrames { vm, .. } => format!("used pages of {vm}"),
         Action::Limit { vm, limit, .. } => format!("{:?} of {vm}", limit.lever()),
         other => format!("{other:?}"),
     }

@@ -173,6 +173,8 @@ mod tests {
             memory_bytes: Bytes::from_gib(1),
             pages: None,
             accesses: None,
+            memory_policy: homenode_units::MemoryPolicy::default(),
+            page_uses: None,
             immovable: None,
             confined: None,
             device_nodes: NodeSet::new(),

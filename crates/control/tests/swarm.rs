@@ -178,11 +178,7 @@ fn anything(dice: &mut Dice, twin: &Twin, sample: &Sample) -> Option<Action> {
             vm: seen.id,
             nodes: to,
         },
-        _ => Action::MovePages {
-            vm: seen.id,
-            to,
-            pages_max: Pages(dice.below(60_000)),
-        },
+        _ => Action::gather(twin.machine(), seen.id, to, Pages(dice.below(60_000))),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The whole loop on the twin: what an operator would see.
 
 use homenode_control::{Config, Control, Epoch, Event, Hour, Mode, Policies};
-use homenode_host::{Action, CpuQuota, Host, Limit, Outcome, Plan};
+use homenode_host::{Action, CpuQuota, Host, Limit, Outcome, Plan, Setting};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, Permit, VmId};
 
@@ -246,7 +246,7 @@ fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
     let free = misses_per_slice(&mut control, &mut twin, polluter, 5);
     let permit = Permit::pollution((free / 4.0) as u64).unwrap();
     for vm in [polluter, neighbour] {
-        twin.set_permit(vm, Some(permit)).unwrap();
+        twin.set(vm, Setting::Permit(Some(permit))).unwrap();
     }
     let settling = run(&mut control, &mut twin, 30);
     assert!(limits(&settling) > 0);
@@ -272,7 +272,7 @@ fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
         [Hour(4), Hour(5)]
     );
     assert!((lines[1].used_share().unwrap() - 1.0).abs() < 0.1, "{lines:?}");
-    twin.set_permit(polluter, None).unwrap();
+    twin.set(polluter, Setting::Permit(None)).unwrap();
     run(&mut control, &mut twin, 2);
     let again = misses_per_slice(&mut control, &mut twin, polluter, 5);
     assert!(again > 0.9 * free, "{again}, {free} before");
@@ -284,7 +284,7 @@ fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
     let id = twin.vm_id("a").unwrap();
     let mut control = Control::new(Config::default(), Mode::Act);
     run(&mut control, &mut twin, 1);
-    twin.set_permit(id, Some(Permit::pollution(10_000).unwrap()))
+    twin.set(id, Setting::Permit(Some(Permit::pollution(10_000).unwrap())))
         .unwrap();
     let epochs = run(&mut control, &mut twin, 10);
     assert!(limits(&epochs) > 0);
@@ -303,7 +303,7 @@ fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
         .filter(|event| matches!(event, Event::QuotaChangedByOther { found, .. } if *found == Some(theirs)));
     assert_eq!(said.count(), 1);
     assert_eq!(limits(&epochs), 0);
-    control.permit_was_set(id);
+    control.was_set(id, Setting::Permit(None));
     assert!(limits(&run(&mut control, &mut twin, 5)) > 0);
 }
 
@@ -313,7 +313,7 @@ fn a_dry_run_tells_of_a_limit_once() {
     let id = twin.vm_id("a").unwrap();
     let mut control = Control::new(Config::default(), Mode::DryRun);
     run(&mut control, &mut twin, 1);
-    twin.set_permit(id, Some(Permit::pollution(10_000).unwrap()))
+    twin.set(id, Setting::Permit(Some(Permit::pollution(10_000).unwrap())))
         .unwrap();
     assert_eq!(limits(&run(&mut control, &mut twin, 20)), 1);
     assert!(

@@ -3,10 +3,11 @@
 //!
 //! Not verified here: that a policy's decisions are wise, and anything about timing but that a quota holds.
 
-use homenode_units::{NodeSet, Ns, Pages, Permit, VmId};
+use homenode_units::{NodeSet, Ns, Pages, Permit, Placing, VmId};
 
 use crate::{
-    Action, ActionError, CpuQuota, Host, Lever, Limit, Outcome, Percent, Plan, Refusal, Sample, Version,
+    Action, ActionError, CpuQuota, Host, Lever, Limit, Outcome, Percent, Plan, Refusal, Sample, Setting,
+    Version,
 };
 
 /// One check: a name, and a function that says what was expected and what was seen when it fails.
@@ -64,7 +65,7 @@ pub const CHECKS: &[Check] = &[
     },
     Check {
         name: "a permit is kept with the VM until it is taken back",
-        run: permit_is_kept,
+        run: settings_are_kept,
     },
 ];
 
@@ -222,11 +223,7 @@ fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let nobody = VmId(vm.0 ^ 1);
     unknown.decide(
         "conformance",
-        Action::MovePages {
-            vm: nobody,
-            to,
-            pages_max: Pages(1),
-        },
+        Action::gather(host.machine(), nobody, to, Pages(1)),
         "a VM that does not exist".into(),
     );
     match host.commit(&unknown) {
@@ -304,11 +301,7 @@ fn pages_move(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let mut plan = Plan::new(before.version);
     plan.decide(
         "conformance",
-        Action::MovePages {
-            vm,
-            to: to.clone(),
-            pages_max: budget,
-        },
+        Action::gather(host.machine(), vm, to, budget),
         "conformance check".into(),
     );
     let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
@@ -457,20 +450,31 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
     })
 }
 
-fn permit_is_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
-    let booked =
-        |host: &mut dyn Host| Ok::<_, String>(sample(host)?.vm(vm).and_then(|vm| vm.settings.permit));
-    let before = sample(host)?.version;
+fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let kept = |host: &mut dyn Host| {
+        let sample = sample(host)?;
+        let settings = sample.vm(vm).map(|vm| vm.settings.clone());
+        settings.ok_or_else(|| format!("VM {vm} is not in the sample"))
+    };
+    let first = sample(host)?.version;
     let permit = Permit::pollution(250_000).map_err(|e| e.to_string())?;
-    for wanted in [Some(permit), None] {
-        host.set_permit(vm, wanted).map_err(|e| e.to_string())?;
-        let seen = booked(host)?;
-        expect(seen == wanted, || format!("booked {wanted:?}, seen is {seen:?}"))?;
+    let policy = Placing::FirstTouch.alone();
+    for setting in [
+        Setting::Permit(Some(permit)),
+        Setting::MemoryPolicy(Some(policy)),
+        Setting::Permit(None),
+        Setting::MemoryPolicy(None),
+    ] {
+        let mut wanted = kept(host)?;
+        wanted.set(setting);
+        host.set(vm, setting).map_err(|e| e.to_string())?;
+        let seen = kept(host)?;
+        expect(seen == wanted, || format!("set {setting:?}, seen is {seen:?}"))?;
     }
-    expect(sample(host)?.version > before, || {
-        "a permit left the version as it was".into()
+    expect(sample(host)?.version > first, || {
+        "settings left the version as it was".into()
     })?;
-    match host.set_permit(VmId(vm.0 ^ 1), Some(permit)) {
+    match host.set(VmId(vm.0 ^ 1), Setting::Permit(Some(permit))) {
         Err(ActionError::VmGone { .. }) => Ok(()),
         other => Err(format!("a permit for nobody got {other:?}")),
     }

@@ -20,16 +20,16 @@ mod sample;
 mod view;
 
 pub use limit::{CpuQuota, Limit, Percent};
-pub use plan::{Action, ActionError, Decision, Finding, Lever, Outcome, Plan, Receipt, Refusal};
+pub use plan::{Action, ActionError, Decision, Finding, FrameMove, Lever, Outcome, Plan, Receipt, Refusal};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates};
 pub use sample::{
-    Accesses, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, Sample, VcpuSample,
-    Version, VmSample, VmSettings,
+    Accesses, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, PageUse, Sample, Setting,
+    VcpuSample, Version, VmSample, VmSettings,
 };
 pub use view::{HandsOff, View, VmView};
 
 use homenode_machine::Machine;
-use homenode_units::{Ns, Permit, VmId};
+use homenode_units::{Ns, VmId};
 
 /// A host that runs VMs: the twin, or a real one.
 pub trait Host {
@@ -52,12 +52,12 @@ pub trait Host {
     /// See [`Refusal`]. What goes wrong while acting is not a refusal: it is in the [`Receipt`].
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal>;
 
-    /// Has a VM book a permit from now on, or none: an operator's word, not a policy's. It lives with the VM as its other
-    /// settings do, and is in the next sample's.
+    /// Sets something of a VM from now on: an operator's word, not a policy's. It lives with the VM as its other settings do,
+    /// and is in the next sample's.
     ///
     /// # Errors
     /// When the VM is gone, or the host cannot keep it.
-    fn set_permit(&mut self, vm: VmId, permit: Option<Permit>) -> Result<(), ActionError>;
+    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError>;
 }
 
 /// Why a host could not be read.

@@ -1,7 +1,7 @@
 //! What policies ask of a host, and what the host answers.
 
 use homenode_machine::Machine;
-use homenode_units::{CpuSet, NodeSet, Ns, Pages, VmId};
+use homenode_units::{CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
 use serde::Serialize;
 
 use crate::limit::{CpuQuota, Limit, Percent};
@@ -28,14 +28,30 @@ pub enum Action {
         /// Home nodes, all with memory.
         nodes: NodeSet,
     },
-    /// Move touched pages that lie outside `to` onto `to`, evenly over its nodes.
+    /// Move touched pages that lie on `from` onto `to`, evenly over its nodes: any of them, as many as the budget allows.
     MovePages {
         /// Whose.
         vm: VmId,
-        /// Where pages shall lie.
+        /// Where pages shall leave; no node of `to`, and none at all where nothing is to be done.
+        from: NodeSet,
+        /// Where they shall lie.
         to: NodeSet,
         /// Budget: at most so many in this commit.
         pages_max: Pages,
+    },
+    /// Move these pages and no others.
+    MoveFrames {
+        /// Whose.
+        vm: VmId,
+        /// Which, from where, to where.
+        moves: Vec<FrameMove>,
+    },
+    /// From now on place and sample the VM's pages by this policy. Pages that are touched already stay where they are.
+    SetMemoryPolicy {
+        /// Whose.
+        vm: VmId,
+        /// How.
+        policy: MemoryPolicy,
     },
     /// Hold the VM to a limit in the place of the one that this agent may have set before. The host lifts it once the lease
     /// is over; committing it again renews the lease.
@@ -57,6 +73,19 @@ pub enum Action {
     },
 }
 
+/// A move of pages that are used alike, as [`crate::PageUse`] named them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FrameMove {
+    /// Guest frame of the first of them.
+    pub frame: u64,
+    /// How many: 1 on a real host.
+    pub pages: Pages,
+    /// Where they lie.
+    pub from: NodeId,
+    /// Where they shall lie.
+    pub to: NodeId,
+}
+
 /// What an action changes. Of all policies one owns a lever of a VM at a time (DESIGN, section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -67,6 +96,8 @@ pub enum Lever {
     Home,
     /// Where its pages lie.
     Pages,
+    /// How its pages are placed and sampled.
+    MemoryPolicy,
     /// How long its vCPUs may run per period.
     CpuQuota,
     /// Its part of caches and memory bandwidth, where the hardware has one.
@@ -80,6 +111,7 @@ impl Lever {
             Lever::VcpuPlacement => "its vCPUs",
             Lever::Home => "its home",
             Lever::Pages => "its pages",
+            Lever::MemoryPolicy => "its memory policy",
             Lever::CpuQuota => "its CPU quota",
             Lever::Resctrl => "its part of caches and memory bandwidth",
         }
@@ -87,12 +119,25 @@ impl Lever {
 }
 
 impl Action {
+    /// Moves pages onto `to` from wherever else they lie.
+    pub fn gather(machine: &Machine, vm: VmId, to: NodeSet, pages_max: Pages) -> Action {
+        let from = machine.memory_nodes().difference(&to);
+        Action::MovePages {
+            vm,
+            from,
+            to,
+            pages_max,
+        }
+    }
+
     /// The VM that it acts on.
     pub fn vm(&self) -> VmId {
         match self {
             Action::PinVcpus { vm, .. }
             | Action::SetHome { vm, .. }
             | Action::MovePages { vm, .. }
+            | Action::MoveFrames { vm, .. }
+            | Action::SetMemoryPolicy { vm, .. }
             | Action::Limit { vm, .. }
             | Action::Lift { vm, .. } => *vm,
         }
@@ -103,7 +148,8 @@ impl Action {
         match self {
             Action::PinVcpus { .. } => Lever::VcpuPlacement,
             Action::SetHome { .. } => Lever::Home,
-            Action::MovePages { .. } => Lever::Pages,
+            Action::MovePages { .. } | Action::MoveFrames { .. } => Lever::Pages,
+            Action::SetMemoryPolicy { .. } => Lever::MemoryPolicy,
             Action::Limit { limit, .. } => limit.lever(),
             Action::Lift { lever, .. } => *lever,
         }
@@ -165,7 +211,7 @@ pub enum Outcome {
     Moved {
         /// Now on the wanted nodes.
         moved: Pages,
-        /// Still elsewhere, known afterwards.
+        /// Still where they should leave, known afterwards.
         left: Pages,
         /// Refused by the kernel this time because somebody used them; may succeed later.
         busy: Pages,
@@ -201,6 +247,16 @@ pub enum ActionError {
         name: String,
         /// Where memory was wanted.
         nodes: NodeSet,
+    },
+    /// The host or the VM cannot have this memory policy.
+    #[error("VM {name} cannot have memory policy {policy}: {why}")]
+    MemoryPolicy {
+        /// Its name.
+        name: String,
+        /// What was asked for.
+        policy: MemoryPolicy,
+        /// Why, and what to do instead.
+        why: String,
     },
     /// The host said no, or did something else than asked.
     #[error("{what} of VM {name} failed: {cause}")]
@@ -255,6 +311,16 @@ pub enum Refusal {
         nodes: NodeSet,
         /// Nodes that can hold memory.
         usable: NodeSet,
+    },
+    /// Pages that would move from a node to itself.
+    #[error("pages of VM {name} cannot move from nodes {{{from}}} to nodes {{{to}}}: some are both")]
+    SameNodes {
+        /// The VM.
+        name: String,
+        /// Where pages should leave.
+        from: NodeSet,
+        /// Where they should go.
+        to: NodeSet,
     },
     /// A quota that no kernel takes.
     #[error(
@@ -327,6 +393,13 @@ impl Plan {
             });
         }
         let (cpus_usable, nodes_usable) = (machine.cpu_set(), machine.memory_nodes());
+        let usable = |nodes: &NodeSet| match !nodes.is_empty() && nodes.is_subset(&nodes_usable) {
+            true => Ok(()),
+            false => Err(Refusal::Nodes {
+                nodes: nodes.clone(),
+                usable: nodes_usable.clone(),
+            }),
+        };
         for Decision { action, .. } in &self.decisions {
             let vm = now
                 .vm(action.vm())
@@ -346,14 +419,32 @@ impl Plan {
                         });
                     }
                 }
-                Action::SetHome { nodes, .. } | Action::MovePages { to: nodes, .. } => {
-                    if nodes.is_empty() || !nodes.is_subset(&nodes_usable) {
-                        return Err(Refusal::Nodes {
-                            nodes: nodes.clone(),
-                            usable: nodes_usable,
+                Action::SetHome { nodes, .. } => usable(nodes)?,
+                Action::MovePages { from, to, .. } => {
+                    usable(to)?;
+                    if !from.is_empty() {
+                        usable(from)?;
+                    }
+                    if !from.intersection(to).is_empty() {
+                        return Err(Refusal::SameNodes {
+                            name: vm.name.clone(),
+                            from: from.clone(),
+                            to: to.clone(),
                         });
                     }
                 }
+                Action::MoveFrames { moves, .. } => {
+                    for &FrameMove { from, to, .. } in moves {
+                        let (from, to) = (NodeSet::one(from), NodeSet::one(to));
+                        usable(&from)?;
+                        usable(&to)?;
+                        if from == to {
+                            let name = vm.name.clone();
+                            return Err(Refusal::SameNodes { name, from, to });
+                        }
+                    }
+                }
+                Action::SetMemoryPolicy { .. } => {}
                 Action::Limit { limit, lease_ns, .. } => {
                     let name = vm.name.clone();
                     match *limit {

@@ -1,7 +1,9 @@
 //! What a host said at one moment. Counters are cumulative and never reset while a VM lives; what a host lacks
 //! is `None`. Nothing here is derived: that is what [`crate::Rates`] is for.
 
-use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
+use homenode_units::{
+    Bytes, BytesPerSec, CpuId, CpuSet, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::limit::{CpuQuota, Limit};
@@ -25,6 +27,8 @@ pub struct Sample {
     pub nodes: NodeMap<NodeSample>,
     /// Directed traffic between nodes, where the host counts it.
     pub links: Vec<LinkSample>,
+    /// Why the host cannot say which node uses which page, if it cannot: then no VM has [`VmSample::page_uses`].
+    pub no_page_uses: Option<String>,
     /// VMs that run, ascending by id.
     pub vms: Vec<VmSample>,
 }
@@ -75,6 +79,11 @@ pub struct VmSample {
     pub pages: Option<NodeMap<Pages>>,
     /// Memory accesses that missed the LLC, by where they went, where counted.
     pub accesses: Option<Accesses>,
+    /// How its pages are placed and sampled now.
+    pub memory_policy: MemoryPolicy,
+    /// What was seen of the use of its pages since the sample before, while its memory policy has them sampled. The one thing
+    /// here that is not cumulative: events, not counts.
+    pub page_uses: Option<Vec<PageUse>>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
     /// Limit of the agent's on its part of caches or memory bandwidth, while it is in force.
@@ -126,6 +135,22 @@ pub struct Accesses {
     pub local: u64,
     /// To another node.
     pub remote: u64,
+}
+
+/// Which nodes use some pages, as memory sampling saw it (IBS, PEBS). A real host samples single pages; the twin gives one of
+/// these per population of pages that are used alike and lie on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PageUse {
+    /// Guest frame of the first page.
+    pub frame: u64,
+    /// How many pages.
+    pub pages: Pages,
+    /// Where they lie.
+    pub on: NodeId,
+    /// Samples of accesses to memory from the CPUs of each node; nodes without any are missing.
+    pub samples: NodeMap<u32>,
+    /// How many of them wrote.
+    pub writes: u32,
 }
 
 /// Why a VM's memory cannot be moved.
@@ -191,10 +216,41 @@ pub struct VmSettings {
     pub cpus_allowed: Option<CpuSet>,
     /// vCPUs that the operator pinned by hand (`<vcpupin>`): the agent leaves them alone.
     pub pinned_vcpus: Vec<u16>,
+    /// Memory policy that the operator chose; `None` leaves the choice to the agent.
+    pub memory_policy: Option<MemoryPolicy>,
     /// What it booked: it is held to it.
     pub permit: Option<Permit>,
     /// CPU quota of each vCPU that the operator set (`<cputune><quota>`): a limit of the agent's is lifted to it.
     pub quota: Option<CpuQuota>,
+}
+
+/// One of [`VmSettings`] that can be set while the VM runs; none takes back what was set before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// What it books.
+    Permit(Option<Permit>),
+    /// How its memory is placed and moved.
+    MemoryPolicy(Option<MemoryPolicy>),
+}
+
+impl Setting {
+    /// What it is, as in "the permit of VM web".
+    pub fn name(self) -> &'static str {
+        match self {
+            Setting::Permit(_) => "permit",
+            Setting::MemoryPolicy(_) => "memory policy",
+        }
+    }
+}
+
+impl VmSettings {
+    /// Takes in a setting.
+    pub fn set(&mut self, setting: Setting) {
+        match setting {
+            Setting::Permit(permit) => self.permit = permit,
+            Setting::MemoryPolicy(policy) => self.memory_policy = policy,
+        }
+    }
 }
 
 impl Sample {

@@ -14,8 +14,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use homenode_host::{Management, VmSettings};
-use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Permit, VmId};
+use homenode_host::{Management, Setting, VmSettings};
+use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, NodeId, NodeSet, Permit, VmId};
 
 use crate::read;
 use crate::xml::{self, Element, XmlError};
@@ -118,20 +118,22 @@ pub struct MetadataSettings {
     pub bandwidth: Option<homenode_units::BytesPerSec>,
     /// What it booked.
     pub permit: Option<Permit>,
+    /// How its memory is placed and moved.
+    pub memory_policy: Option<MemoryPolicy>,
     /// The attributes as they are written.
     attributes: Vec<(String, String)>,
 }
 
 impl MetadataSettings {
-    /// The element with another permit, or without one, and everything else as it is; `None` where nothing is left of it.
-    pub fn with_permit(&self, permit: Option<Permit>) -> Option<String> {
-        let others = self
-            .attributes
-            .iter()
-            .filter(|(name, _)| name != "permit")
-            .cloned();
-        let permit = permit.map(|permit| ("permit".to_owned(), permit.to_string()));
-        let attributes: Vec<_> = others.chain(permit).collect();
+    /// The element with something set anew, or taken back, and everything else as it is; `None` where nothing is left of it.
+    pub fn with(&self, setting: Setting) -> Option<String> {
+        let (key, value) = match setting {
+            Setting::Permit(permit) => ("permit", permit.map(|permit| permit.to_string())),
+            Setting::MemoryPolicy(policy) => ("memory", policy.map(|policy| policy.to_string())),
+        };
+        let others = self.attributes.iter().filter(|(name, _)| name != key).cloned();
+        let new = value.map(|value| (key.to_owned(), value));
+        let attributes: Vec<_> = others.chain(new).collect();
         if attributes.is_empty() {
             return None;
         }
@@ -227,6 +229,7 @@ impl Domain {
             home: said.home,
             bandwidth: said.bandwidth,
             permit: said.permit,
+            memory_policy: said.memory_policy,
             cpus_allowed,
             pinned_vcpus,
             ..VmSettings::default()
@@ -408,11 +411,12 @@ fn settings(root: &Element) -> Result<MetadataSettings, String> {
             }
             "bandwidth" => settings.bandwidth = Some(value.parse().map_err(|e| format!("bandwidth: {e}"))?),
             "permit" => settings.permit = Some(value.parse().map_err(|e| format!("permit: {e}"))?),
+            "memory" => settings.memory_policy = Some(value.parse().map_err(|e| format!("memory: {e}"))?),
             name if name == "xmlns" || name.starts_with("xmlns:") => continue,
             other => {
                 let other: String = other.chars().take(40).collect();
                 return Err(format!(
-                    "unknown attribute `{other}`; there are manage, home, bandwidth, permit"
+                    "unknown attribute `{other}`; there are manage, home, bandwidth, permit, memory"
                 ));
             }
         }
@@ -501,7 +505,7 @@ pub(crate) mod tests {
         let permit: Permit = "250k".parse().unwrap();
         let said = Domain::parse(LIVE).unwrap().settings.unwrap();
         assert_eq!(said.permit, None);
-        let booked = said.with_permit(Some(permit)).unwrap();
+        let booked = said.with(Setting::Permit(Some(permit))).unwrap();
         assert_eq!(
             booked,
             "<vm manage='yes' home='0-1' bandwidth='2GB/s' permit='250k'/>"
@@ -511,18 +515,21 @@ pub(crate) mod tests {
         let said = Domain::parse(&live).unwrap().settings.unwrap();
         assert_eq!(said.permit, Some(permit));
         assert_eq!(
-            said.with_permit(None).unwrap(),
+            said.with(Setting::Permit(None)).unwrap(),
             "<vm manage='yes' home='0-1' bandwidth='2GB/s'/>"
         );
         let other = "500MB/s".parse().unwrap();
         assert!(
-            said.with_permit(Some(other))
+            said.with(Setting::Permit(Some(other)))
                 .unwrap()
                 .ends_with(" permit='500MB/s'/>")
         );
         let nothing = MetadataSettings::default();
-        assert_eq!(nothing.with_permit(None), None);
-        assert_eq!(nothing.with_permit(Some(permit)).unwrap(), "<vm permit='250k'/>");
+        assert_eq!(nothing.with(Setting::Permit(None)), None);
+        assert_eq!(
+            nothing.with(Setting::Permit(Some(permit))).unwrap(),
+            "<vm permit='250k'/>"
+        );
     }
 
     #[test]

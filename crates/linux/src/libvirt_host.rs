@@ -23,10 +23,10 @@ use std::time::Duration;
 
 use homenode_host::{
     ActionError, CpuQuota, CpuSample, Host, HostError, NodeSample, Outcome, Plan, Receipt, Refusal, Sample,
-    Version, VmSettings,
+    Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
-use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, Permit, VmId};
+use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, Placing, VmId};
 
 use crate::cgroup::Hierarchy;
 use crate::confine::Confiner;
@@ -440,6 +440,7 @@ impl Host for LibvirtHost {
             cpus,
             nodes,
             links,
+            no_page_uses: Some(NO_PAGE_USES.into()),
             vms,
         };
         Ok(self.last.clone())
@@ -463,14 +464,14 @@ impl Host for LibvirtHost {
         })
     }
 
-    fn set_permit(&mut self, vm: VmId, permit: Option<Permit>) -> Result<(), ActionError> {
+    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
         let Some(known) = self.vms.get(&vm) else {
             return Err(ActionError::VmGone { name: vm.to_string() });
         };
         let name = known.run.name.clone();
         let failed = |cause: String| ActionError::Host {
             name: name.clone(),
-            what: "booking a permit".into(),
+            what: format!("setting the {}", setting.name()),
             cause,
         };
         if self.acts.is_none() {
@@ -478,8 +479,11 @@ impl Host for LibvirtHost {
                 "this agent runs with --dry-run and touches nothing".into(),
             ));
         }
+        if let Setting::MemoryPolicy(Some(policy)) = setting {
+            memory_policy_is_possible(&name, policy)?;
+        }
         let element = match &known.domain.settings {
-            Ok(said) => said.with_permit(permit),
+            Ok(said) => said.with(setting),
             Err(why) => return Err(failed(format!("its homenode metadata is wrong: {why}"))),
         };
         let handle = known.handle.clone();
@@ -549,6 +553,40 @@ fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), Str
     } else {
         Err(failures.join("; "))
     }
+}
+
+/// Why nobody is known to use a page.
+const NO_PAGE_USES: &str = "which node uses a page is not sampled here: that takes memory sampling of the processor (IBS, PEBS); \
+                            accessed bits and DAMON do not say who";
+
+/// What this host can have of memory policies. Linux places a page where it is touched first; spreading and moving are the
+/// agent's.
+fn memory_policy_is_possible(name: &str, policy: MemoryPolicy) -> Result<(), ActionError> {
+    let why = match policy {
+        MemoryPolicy {
+            placing: Placing::Round1g,
+            ..
+        } => {
+            "it deals out memory when a VM is created, which on this host is the kernel's to do; use round-4k"
+        }
+        MemoryPolicy {
+            migration: Migration::Carrefour,
+            ..
+        } => NO_PAGE_USES,
+        MemoryPolicy {
+            migration: Migration::AutoNuma,
+            ..
+        } => "the kernel balances all processes or none; set the sysctl kernel.numa_balancing instead",
+        MemoryPolicy {
+            migration: Migration::None,
+            ..
+        } => return Ok(()),
+    };
+    Err(ActionError::MemoryPolicy {
+        name: name.to_owned(),
+        policy,
+        why: why.to_owned(),
+    })
 }
 
 /// The monotonic clock: what [`Sample::at`] says of a real host.

@@ -15,7 +15,14 @@
 //!   page is
 //!   never sent to two places.
 //! - A page that is in use (`EBUSY`) is tried [`TRIES`] times and then left; it is reported as busy.
+//!
+//! # Pages that the kernel hides
+//! Automatic NUMA balancing makes pages inaccessible to see who touches them next. Linux 6.1 to 6.4 then says `ENOENT` of such a
+//! page, both when asked where it is and when asked to move it, so memory that the guest has stopped using could never come
+//! home (seen on Debian's 6.1). Where a window has pages of which the kernel knows nothing and `pagemap` says that they
+//! are present, one byte of each is read, which makes it accessible again, before they are moved.
 
+use homenode_host::FrameMove;
 use homenode_units::{NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages};
 
 use crate::numa_maps::{Range, Sharing};
@@ -86,6 +93,9 @@ pub trait Kernel {
         sharing: Sharing,
         status: &mut [i32],
     ) -> Result<(), i32>;
+
+    /// Makes those of these pages accessible that are present and that [`Kernel::query`] did not find; says how many.
+    fn reveal(&mut self, pid: i32, addresses: &[usize]) -> usize;
 }
 
 /// The real system call.
@@ -127,6 +137,12 @@ fn move_pages(
 }
 
 impl Kernel for Linux {
+    fn reveal(&mut self, pid: i32, addresses: &[usize]) -> usize {
+        let hidden = present(pid, addresses);
+        touch(pid, &hidden);
+        hidden.len()
+    }
+
     fn query(&mut self, pid: i32, addresses: &[usize], status: &mut [i32]) -> Result<(), i32> {
         move_pages(pid, addresses, None, status, 0)
     }
@@ -149,6 +165,58 @@ impl Kernel for Linux {
                 other => other,
             },
         }
+    }
+}
+
+/// `process_vm_readv` takes so many places at a time (`UIO_MAXIOV`).
+const READS_MAX: usize = 1024;
+
+/// Which of these pages are present, as `/proc/PID/pagemap` says; none where it cannot be read.
+fn present(pid: i32, addresses: &[usize]) -> Vec<usize> {
+    use std::os::unix::fs::FileExt as _;
+    const PRESENT: u64 = 1 << 63;
+    let (Some(first), Some(last)) = (addresses.first(), addresses.last()) else {
+        return Vec::new();
+    };
+    let page = PAGE_BYTES as usize;
+    let count = (last - first) / page + 1;
+    let Ok(pagemap) = std::fs::File::open(format!("/proc/{pid}/pagemap")) else {
+        return Vec::new();
+    };
+    let mut entries = vec![0; 8 * count];
+    if pagemap
+        .read_exact_at(&mut entries, (first / page * 8) as u64)
+        .is_err()
+    {
+        return Vec::new();
+    }
+    let entry = |address: usize| {
+        let at = (address - first) / page * 8;
+        u64::from_le_bytes(std::array::from_fn(|byte| entries[at + byte]))
+    };
+    let is_present = |address: &usize| entry(*address) & PRESENT != 0;
+    addresses.iter().copied().filter(is_present).collect()
+}
+
+/// Reads one byte at each of these addresses of another process, for what that does to the page.
+#[allow(unsafe_code)] // a system call without a wrapper
+fn touch(pid: i32, addresses: &[usize]) {
+    for chunk in addresses.chunks(READS_MAX) {
+        let mut bytes = vec![0_u8; chunk.len()];
+        let local = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let remote: Vec<libc::iovec> = chunk
+            .iter()
+            .map(|&address| libc::iovec {
+                iov_base: address as *mut libc::c_void,
+                iov_len: 1,
+            })
+            .collect();
+        // SAFETY: `local` is `bytes`, which outlives the call and takes one byte for each element of `remote`; the addresses in
+        // those are of another process, where the kernel only reads.
+        unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), remote.len() as u64, 0) };
     }
 }
 
@@ -183,6 +251,8 @@ enum Window {
 }
 
 struct Targets {
+    /// Nodes that pages shall leave.
+    leave: NodeSet,
     wanted: NodeSet,
     /// Node, base pages there, whether it ran out of memory.
     nodes: Vec<(NodeId, u64, bool)>,
@@ -213,7 +283,7 @@ impl Mover {
         &self.ranges
     }
 
-    /// Moves at most `budget` of the pages outside `to` onto it, evenly, where `now` says how many pages each node
+    /// Moves at most `budget` of the pages on `leave` to `to`, evenly, where `now` says how many pages each node
     /// has already. Stops early when `go_on` says no.
     ///
     /// # Errors
@@ -222,6 +292,7 @@ impl Mover {
     pub fn advance(
         &mut self,
         kernel: &mut dyn Kernel,
+        leave: &NodeSet,
         to: &NodeSet,
         now: &NodeMap<Pages>,
         budget: Pages,
@@ -232,6 +303,7 @@ impl Mover {
             .map(|node| (node, now.get(node).map_or(0, |pages| pages.0), false))
             .collect();
         let mut targets = Targets {
+            leave: leave.clone(),
             wanted: to.clone(),
             nodes,
         };
@@ -302,14 +374,16 @@ impl Mover {
         let step = range.page_bytes.0.max(PAGE_BYTES);
         let pages_each = step / PAGE_BYTES;
         let addresses: Vec<usize> = window.step_by(step as usize).map(|a| a as usize).collect();
-        let wanted = targets.wanted.clone();
-        let holds = |status: i32| u16::try_from(status).is_ok_and(|node| wanted.contains(NodeId(node)));
-        let outside = |status: &[i32]| -> Vec<usize> {
-            (0..status.len())
-                .filter(|&i| status[i] >= 0 && !holds(status[i]))
-                .collect()
-        };
-        let status = self.ask(kernel, &addresses)?;
+        let (leave, wanted) = (targets.leave.clone(), targets.wanted.clone());
+        let leaves = |status: i32| u16::try_from(status).is_ok_and(|node| leave.contains(NodeId(node)));
+        let outside =
+            |status: &[i32]| -> Vec<usize> { (0..status.len()).filter(|&i| leaves(status[i])).collect() };
+        let mut status = self.ask(kernel, &addresses)?;
+        let unknown = |(&address, &status): (&usize, &i32)| (status == -libc::ENOENT).then_some(address);
+        let unknown: Vec<usize> = addresses.iter().zip(&status).filter_map(unknown).collect();
+        if !unknown.is_empty() && kernel.reveal(self.pid, &unknown) > 0 {
+            status = self.ask(kernel, &addresses)?;
+        }
         let mut left = outside(&status);
         if left.is_empty() {
             return Ok(Window::Clean);
@@ -352,6 +426,61 @@ impl Mover {
         progress.busy += Pages(busy as u64 * pages_each);
         progress.refused += Pages(refused as u64 * pages_each);
         Ok(Window::Tried)
+    }
+
+    /// Moves single pages, each named by its place in the VM's RAM, counted in base pages over [`Mover::ranges`]. A page that is
+    /// not where the move says, or in no range, is left: it has moved since, or was never there.
+    ///
+    /// # Errors
+    /// As [`Mover::advance`].
+    pub fn move_frames(
+        &self,
+        kernel: &mut dyn Kernel,
+        moves: &[FrameMove],
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Progress, MoveError> {
+        let mut progress = Progress::default();
+        for each in moves {
+            let mut frames = each.frame..each.frame.saturating_add(each.pages.0);
+            while !frames.is_empty() && go_on() {
+                let Some((range, start)) = self.place_of(frames.start) else {
+                    break;
+                };
+                let count = (range.end - start) / PAGE_BYTES;
+                let count = count.min(WINDOW_PAGES).min(frames.end - frames.start);
+                frames.start += count;
+                // Of a huge page any part stands for the whole.
+                let step = range.page_bytes.0.max(PAGE_BYTES);
+                let end = start + count * PAGE_BYTES;
+                let start = start - (start - range.start) % step;
+                let mut targets = Targets {
+                    leave: NodeSet::one(each.from),
+                    wanted: NodeSet::one(each.to),
+                    nodes: vec![(each.to, 0, false)],
+                };
+                let rest = Pages(end - start);
+                match self.window(kernel, range, start..end, &mut targets, rest, &mut progress) {
+                    Ok(_) => {}
+                    Err(MoveError::Gone) => return Err(MoveError::Gone),
+                    Err(_) if progress.moved > Pages::ZERO => return Ok(progress),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(progress)
+    }
+
+    /// The range and address of a page of the VM's RAM.
+    fn place_of(&self, frame: u64) -> Option<(&Range, u64)> {
+        let mut first = 0;
+        for range in &self.ranges {
+            let next = first + range.pages().0;
+            if frame < next {
+                return Some((range, range.start + (frame - first) * PAGE_BYTES));
+            }
+            first = next;
+        }
+        None
     }
 
     fn ask(&self, kernel: &mut dyn Kernel, addresses: &[usize]) -> Result<Vec<i32>, MoveError> {

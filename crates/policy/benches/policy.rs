@@ -38,6 +38,8 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
             memory_bytes: Bytes::from_mib(256),
             pages: Some([(node, Pages(10_000))].into_iter().collect()),
             accesses: None,
+            memory_policy: homenode_units::MemoryPolicy::default(),
+            page_uses: None,
             immovable: None,
             confined: None,
             device_nodes: NodeSet::new(),
@@ -61,6 +63,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
             memory_traffic_bytes: Some(1_000_000_000 * seconds),
         }),
         links: vec![],
+        no_page_uses: None,
         vms: (0..VMS).map(vm).collect(),
     }
 }

@@ -158,11 +158,7 @@ mod tests {
                 action: home,
                 reason: String::new(),
             };
-            let pages = Action::MovePages {
-                vm: vm_id(1),
-                to: NodeSet::one(NodeId(0)),
-                pages_max: Pages(1),
-            };
+            let pages = Action::gather(view.machine, vm_id(1), NodeSet::one(NodeId(0)), Pages(1));
             let third = Decision {
                 policy: "repatriate",
                 action: pages,

@@ -91,11 +91,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             format!("{pages} lie away from its home, node {home}; {budget} of them go home in this epoch");
         plan.decide(
             POLICY,
-            Action::MovePages {
-                vm: id,
-                to: home.clone(),
-                pages_max: budget,
-            },
+            Action::gather(view.machine, id, home.clone(), budget),
             reason,
         );
     }

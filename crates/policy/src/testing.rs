@@ -238,6 +238,7 @@ impl Scene {
             cpus: cpus.collect(),
             nodes,
             links,
+            no_page_uses: None,
             vms,
         }
     }
@@ -332,6 +333,8 @@ impl SceneVm {
             memory_bytes: self.memory,
             pages: Some(self.pages.clone()),
             accesses: None,
+            memory_policy: homenode_units::MemoryPolicy::default(),
+            page_uses: None,
             immovable: self.immovable.clone(),
             confined: None,
             device_nodes: self.device_nodes.clone(),

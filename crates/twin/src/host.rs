@@ -2,10 +2,10 @@
 
 use homenode_host::{
     Accesses, Action, ActionError, Counters, CpuSample, Host, HostError, Lever, Limit, LinkSample,
-    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, VcpuSample, Version, VmSample, VmSettings,
+    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
-use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
+use homenode_units::{CpuSet, MemoryPolicy, NodeMap, NodeSet, Ns, Pages, VmId};
 
 use crate::Twin;
 use crate::engine::Engine;
@@ -40,10 +40,10 @@ impl Host for Twin {
         })
     }
 
-    fn set_permit(&mut self, vm: VmId, permit: Option<Permit>) -> Result<(), ActionError> {
+    fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
         let at = self.position(vm).filter(|at| self.engine.vms[*at].present());
         let at = at.ok_or_else(|| ActionError::VmGone { name: vm.to_string() })?;
-        self.settings[at].permit = permit;
+        self.settings[at].set(setting);
         self.engine.version += 1;
         Ok(())
     }
@@ -84,7 +84,9 @@ impl Twin {
                 self.engine.version += 1;
                 Outcome::Done
             }
-            Action::MovePages { to, pages_max, .. } => self.move_pages(at, to, *pages_max),
+            Action::MovePages {
+                from, to, pages_max, ..
+            } => self.move_pages(at, from, to, *pages_max),
             Action::Limit {
                 limit: Limit::CpuQuota(quota),
                 lease_ns,
@@ -104,6 +106,15 @@ impl Twin {
                 what: format!("holding to {limit}"),
                 cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
             }),
+            Action::MoveFrames { .. } => Outcome::Failed(ActionError::MemoryFixed {
+                name: self.engine.vms[at].name.clone(),
+                why: "the twin names no pages".into(),
+            }),
+            Action::SetMemoryPolicy { policy, .. } => Outcome::Failed(ActionError::MemoryPolicy {
+                name: self.engine.vms[at].name.clone(),
+                policy: *policy,
+                why: "the twin takes it from its scenario".into(),
+            }),
             Action::Lift { lever, .. } => {
                 if *lever == Lever::CpuQuota {
                     self.engine.set_quota(at, None);
@@ -113,18 +124,13 @@ impl Twin {
         }
     }
 
-    fn move_pages(&mut self, at: usize, to: &NodeSet, pages_max: Pages) -> Outcome {
-        let positions = self.positions(to);
-        let outside = |engine: &Engine| -> u64 {
+    fn move_pages(&mut self, at: usize, from: &NodeSet, to: &NodeSet, pages_max: Pages) -> Outcome {
+        let (from, positions) = (self.positions(from), self.positions(to));
+        let there = |engine: &Engine| -> u64 {
             let pages = engine.vms[at].memory.pages();
-            pages
-                .iter()
-                .enumerate()
-                .filter(|(node, _)| !positions.contains(node))
-                .map(|(_, pages)| pages)
-                .sum()
+            from.iter().map(|node| pages[*node]).sum()
         };
-        let wanted = outside(&self.engine).min(pages_max.0);
+        let wanted = there(&self.engine).min(pages_max.0);
         let room: u64 = positions.iter().map(|node| self.engine.memory.free[*node]).sum();
         if wanted > 0 && room == 0 {
             let name = self.engine.vms[at].name.clone();
@@ -133,7 +139,7 @@ impl Twin {
                 nodes: to.clone(),
             });
         }
-        let moved = self.engine.move_pages(at, &positions, wanted.min(room));
+        let moved = self.engine.move_pages(at, &from, &positions, wanted.min(room));
         if !self.engine.vms[at].present() {
             return Outcome::Failed(ActionError::VmGone {
                 name: self.engine.vms[at].name.clone(),
@@ -141,7 +147,7 @@ impl Twin {
         }
         Outcome::Moved {
             moved: Pages(moved),
-            left: Pages(outside(&self.engine)),
+            left: Pages(there(&self.engine)),
             busy: Pages::ZERO,
         }
     }
@@ -185,6 +191,7 @@ impl Twin {
                     bytes: *bytes as u64,
                 })
                 .collect(),
+            no_page_uses: Some("the twin does not sample pages".into()),
             // Scenario order is id order.
             vms: engine
                 .vms
@@ -217,6 +224,8 @@ impl Twin {
                 local: vm.accesses_local as u64,
                 remote: vm.accesses_remote as u64,
             }),
+            memory_policy: MemoryPolicy::default(),
+            page_uses: None,
             immovable: None,
             confined: None,
             device_nodes: NodeSet::new(),

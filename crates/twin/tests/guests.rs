@@ -576,14 +576,8 @@ fn pages_are_conserved_under_every_policy_whatever_an_agent_does() {
                 act(&mut twin, Action::SetHome { vm, nodes });
             } else {
                 let pages_max = Pages(40_000);
-                act(
-                    &mut twin,
-                    Action::MovePages {
-                        vm,
-                        to: nodes,
-                        pages_max,
-                    },
-                );
+                let gather = Action::gather(twin.machine(), vm, nodes, pages_max);
+                act(&mut twin, gather);
             }
         }
         assert_conserved(&mut twin, "after moves");

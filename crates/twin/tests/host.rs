@@ -19,6 +19,11 @@ fn commit(twin: &mut Twin, action: Action) -> Outcome {
     twin.commit(&plan).expect("a possible plan").outcomes.remove(0)
 }
 
+fn gather(twin: &mut Twin, vm: VmId, to: NodeSet, pages_max: Pages) -> Outcome {
+    let action = Action::gather(twin.machine(), vm, to, pages_max);
+    commit(twin, action)
+}
+
 fn pages_on(sample: &Sample, vm: usize) -> Vec<u64> {
     sample.vms[vm]
         .pages
@@ -281,14 +286,7 @@ fn moved_pages_add_up_take_time_and_cost_the_vm() {
     let vm = twin.vm_id("a").unwrap();
     let to = node(0);
     let budget = Pages(50_000);
-    let outcome = commit(
-        &mut twin,
-        Action::MovePages {
-            vm,
-            to: to.clone(),
-            pages_max: budget,
-        },
-    );
+    let outcome = gather(&mut twin, vm, to.clone(), budget);
     let after = twin.sample().unwrap();
     let (was, is) = (pages_on(&before, 0), pages_on(&after, 0));
     assert_eq!(was.iter().sum::<u64>(), is.iter().sum::<u64>());
@@ -318,23 +316,9 @@ fn moved_pages_add_up_take_time_and_cost_the_vm() {
         "{rate_moving} instructions per second while moving, {rate_before} before"
     );
     // Everything home: the next move has nothing to do and takes no time.
-    commit(
-        &mut twin,
-        Action::MovePages {
-            vm,
-            to: to.clone(),
-            pages_max: Pages(u64::MAX),
-        },
-    );
+    gather(&mut twin, vm, to.clone(), Pages(u64::MAX));
     let at = twin.now();
-    let outcome = commit(
-        &mut twin,
-        Action::MovePages {
-            vm,
-            to,
-            pages_max: Pages(u64::MAX),
-        },
-    );
+    let outcome = gather(&mut twin, vm, to, Pages(u64::MAX));
     assert_eq!(
         outcome,
         Outcome::Moved {
@@ -365,14 +349,7 @@ fn pages_brought_home_speed_the_vm_up() {
     };
     twin.wait(Ns::from_secs(4));
     let remote = speed(&mut twin);
-    commit(
-        &mut twin,
-        Action::MovePages {
-            vm,
-            to: node(0),
-            pages_max: Pages(u64::MAX),
-        },
-    );
+    gather(&mut twin, vm, node(0), Pages(u64::MAX));
     let local = speed(&mut twin);
     assert!(
         local as f64 > 1.1 * remote as f64,

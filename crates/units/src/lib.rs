@@ -3,6 +3,7 @@
 
 mod id;
 mod math;
+mod memory_policy;
 mod node_map;
 mod permit;
 mod quantity;
@@ -10,6 +11,7 @@ mod set;
 
 pub use id::{CpuId, NodeId, VcpuId, VmId};
 pub use math::{Ewma, divide_proportionally};
+pub use memory_policy::{MemoryPolicy, MemoryPolicyError, Migration, Placing};
 pub use node_map::NodeMap;
 pub use permit::{Permit, PermitError, Resource};
 pub use quantity::{Bytes, BytesPerSec, Cycles, Ns, PAGE_BYTES, Pages, ParseQuantityError, text};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use homenode_host::{
-    Action, ActionError, Immovable, Lever, Limit, Management, Outcome, Plan, Refusal, Version,
+    Action, ActionError, FrameMove, Immovable, Lever, Limit, Management, Outcome, Plan, Refusal, Version,
 };
 use homenode_units::{CpuSet, NodeSet, Pages, VmId};
 
@@ -12,7 +12,7 @@ use super::confine::{CONFINE, FREE};
 use super::connection::CallError;
 use super::quota::{HOLD, LIFT};
 use super::vm::Vm;
-use super::{LibvirtHost, now};
+use super::{LibvirtHost, memory_policy_is_possible, now};
 use crate::journal::{Before, Helper, JournalError, Record};
 use crate::pages::{Linux, MoveError, WINDOW_PAGES};
 use crate::task::{self, Role};
@@ -110,7 +110,15 @@ impl LibvirtHost {
             .and_then(|()| match action {
                 Action::PinVcpus { vcpus, cpus, .. } => self.pin_vcpus(&mut vm, vcpus, cpus),
                 Action::SetHome { nodes, .. } => self.set_home(&mut vm, nodes),
-                Action::MovePages { to, pages_max, .. } => self.move_pages(&mut vm, to, *pages_max),
+                Action::MovePages {
+                    from, to, pages_max, ..
+                } => self.move_pages(&mut vm, from, to, *pages_max),
+                Action::MoveFrames { moves, .. } => self.move_frames(&mut vm, moves),
+                Action::SetMemoryPolicy { policy, .. } => memory_policy_is_possible(&vm.run.name, *policy)
+                    .map(|()| {
+                        vm.memory_policy = *policy;
+                        Outcome::Done
+                    }),
                 Action::Limit {
                     limit: Limit::CpuQuota(quota),
                     lease_ns,
@@ -355,7 +363,13 @@ impl LibvirtHost {
         )
     }
 
-    fn move_pages(&mut self, vm: &mut Vm, to: &NodeSet, budget: Pages) -> Result<Outcome, ActionError> {
+    fn move_pages(
+        &mut self,
+        vm: &mut Vm,
+        from: &NodeSet,
+        to: &NodeSet,
+        budget: Pages,
+    ) -> Result<Outcome, ActionError> {
         let name = vm.run.name.clone();
         let fixed = |why: String| ActionError::MemoryFixed {
             name: name.clone(),
@@ -379,7 +393,7 @@ impl LibvirtHost {
         };
         let journalled = self.journal_move(vm, to);
         let mut go_on = || !self.stop.load(Ordering::Relaxed) && task::is_alive(&self.root, vm.run.process());
-        let result = journalled.map(|()| mover.advance(&mut Linux, to, &before, budget, &mut go_on));
+        let result = journalled.map(|()| mover.advance(&mut Linux, from, to, &before, budget, &mut go_on));
         vm.memory.mover = Some(mover);
         let progress = result?.map_err(|error| move_error(vm, error))?;
         vm.forget_pages();
@@ -392,7 +406,7 @@ impl LibvirtHost {
             .ok_or_else(|| ActionError::VmGone { name: name.clone() })?;
         let left: Pages = after
             .iter()
-            .filter(|(node, _)| !to.contains(*node))
+            .filter(|(node, _)| from.contains(*node))
             .map(|(_, pages)| *pages)
             .sum();
         if progress.moved == Pages::ZERO && progress.busy == Pages::ZERO && progress.refused > Pages::ZERO {
@@ -415,6 +429,35 @@ impl LibvirtHost {
     }
 }
 
+impl LibvirtHost {
+    /// Moves single pages. They are where an instruction of the guest wants them for now; nothing is written down, as nothing
+    /// is to be undone.
+    fn move_frames(&mut self, vm: &mut Vm, moves: &[FrameMove]) -> Result<Outcome, ActionError> {
+        let to: NodeSet = moves.iter().map(|each| each.to).collect();
+        self.check_movable(vm, &to)?;
+        vm.refresh_pages(&self.root, now())
+            .map_err(|e| host_error(vm, MOVE, &e.to_string()))?;
+        let Some(mover) = &vm.memory.mover else {
+            return Err(host_error(
+                vm,
+                MOVE,
+                "no mapping of its QEMU has the size of its memory",
+            ));
+        };
+        let mut go_on = || !self.stop.load(Ordering::Relaxed) && task::is_alive(&self.root, vm.run.process());
+        let progress = mover
+            .move_frames(&mut Linux, moves, &mut go_on)
+            .map_err(|error| move_error(vm, error))?;
+        let wanted: Pages = moves.iter().map(|each| each.pages).sum();
+        vm.forget_pages();
+        Ok(Outcome::Moved {
+            moved: progress.moved,
+            left: wanted - progress.moved.min(wanted),
+            busy: progress.busy,
+        })
+    }
+}
+
 const PIN: &str = "pinning vCPU";
 const HOME: &str = "setting the home";
 const MEMORY_NODES: &str = "setting the memory nodes";
@@ -424,7 +467,8 @@ fn what(action: &Action) -> &'static str {
     match action {
         Action::PinVcpus { .. } => PIN,
         Action::SetHome { .. } => HOME,
-        Action::MovePages { .. } => MOVE,
+        Action::MovePages { .. } | Action::MoveFrames { .. } => MOVE,
+        Action::SetMemoryPolicy { .. } => "setting the memory policy",
         Action::Limit {
             limit: Limit::CpuQuota(_),
             ..

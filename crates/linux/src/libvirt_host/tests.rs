@@ -2,8 +2,7 @@
 //! to the handmade threads, which is just what a host that does not do as asked looks like.
 
 use homenode_host::{Action, Lever, Limit, Management, Percent};
-use homenode_units::NodeId;
-use homenode_units::Pages;
+use homenode_units::{NodeId, Pages, Permit};
 
 use super::*;
 use crate::fake::{Tree, machine};
@@ -272,11 +271,7 @@ fn memory_that_cannot_move_is_said() {
     let mut host = connect(&tree, Acting::Live);
     let seen = host.sample().unwrap();
     assert_eq!(seen.vms[0].immovable, Some(homenode_host::Immovable::Locked));
-    let action = Action::MovePages {
-        vm: vm(),
-        to: NodeSet::one(NodeId(1)),
-        pages_max: Pages(9),
-    };
+    let action = Action::gather(host.machine(), vm(), NodeSet::one(NodeId(1)), Pages(9));
     let outcomes = host.commit(&plan(seen.version, action)).unwrap().outcomes;
     assert!(
         matches!(&outcomes[0], Outcome::Failed(ActionError::MemoryFixed { .. })),
@@ -625,7 +620,7 @@ fn a_permit_lives_in_the_metadata_beside_what_the_operator_wrote() {
     let mut host = connect(&tree, Acting::Live);
     let before = host.sample().unwrap();
     let permit = Permit::pollution(250_000).unwrap();
-    host.set_permit(vm(), Some(permit)).unwrap();
+    host.set(vm(), Setting::Permit(Some(permit))).unwrap();
     let booked = host.sample().unwrap();
     assert!(booked.version > before.version);
     let settings = &booked.vms[0].settings;
@@ -633,16 +628,16 @@ fn a_permit_lives_in_the_metadata_beside_what_the_operator_wrote() {
         (settings.permit, settings.home.clone()),
         (Some(permit), Some(NodeSet::one(NodeId(1))))
     );
-    host.set_permit(vm(), None).unwrap();
+    host.set(vm(), Setting::Permit(None)).unwrap();
     let settings = host.sample().unwrap().vms[0].settings.clone();
     assert_eq!(settings, before.vms[0].settings);
-    let nobody = host.set_permit(VmId(1), Some(permit));
+    let nobody = host.set(VmId(1), Setting::Permit(Some(permit)));
     assert!(matches!(nobody, Err(ActionError::VmGone { .. })), "{nobody:?}");
     drop(host);
     let refused = |tree: &Tree, acting| {
         let mut host = connect(tree, acting);
         host.sample().unwrap();
-        match host.set_permit(vm(), Some(permit)) {
+        match host.set(vm(), Setting::Permit(Some(permit))) {
             Err(ActionError::Host { cause, .. }) => cause,
             other => panic!("{other:?}"),
         }

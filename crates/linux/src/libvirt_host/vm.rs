@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use homenode_host::{Immovable, VcpuSample, VmSample};
-use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
+use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
 use super::confine::Confined;
 use super::quota::{CARRIED_LEASE, Held};
@@ -41,6 +41,8 @@ pub(super) struct Vm {
     groups: BTreeMap<i32, Option<CpuGroup>>,
     pub memory: Memory,
     pub home: Option<NodeSet>,
+    /// Memory policy that an agent set.
+    pub memory_policy: MemoryPolicy,
     /// CPU quota that an agent set, while it is in force.
     pub held: Option<Held>,
     /// Part of caches or memory bandwidth that an agent confined it to, while that is in force.
@@ -374,6 +376,7 @@ impl LibvirtHost {
             groups: BTreeMap::new(),
             memory: Memory::default(),
             home,
+            memory_policy: MemoryPolicy::default(),
             held,
             confined,
         }))
@@ -457,6 +460,8 @@ impl LibvirtHost {
             memory_bytes: vm.domain.memory_current_bytes,
             pages: vm.memory.pages.clone(),
             accesses: None,
+            memory_policy: vm.memory_policy,
+            page_uses: None,
             immovable: vm.immovable(&self.root, &memory_nodes)?,
             confined: vm.confined.map(|confined| confined.limit),
             device_nodes: vm.domain.device_nodes(&self.root),

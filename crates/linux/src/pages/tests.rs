@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_units::Bytes;
 use proptest::prelude::*;
@@ -16,6 +16,8 @@ struct Fake {
     /// Calls after which the process is gone.
     dies_after: Option<u64>,
     forbidden: Option<u16>,
+    /// Pages that automatic balancing hides.
+    hidden: BTreeSet<u64>,
 }
 
 impl Fake {
@@ -44,12 +46,18 @@ impl Fake {
 }
 
 impl Kernel for Fake {
+    fn reveal(&mut self, _: i32, addresses: &[usize]) -> usize {
+        let was_hidden = |address: &&usize| self.hidden.remove(&(**address as u64));
+        addresses.iter().filter(was_hidden).count()
+    }
+
     fn query(&mut self, _: i32, addresses: &[usize], status: &mut [i32]) -> Result<(), i32> {
         self.tick()?;
         for (address, status) in addresses.iter().zip(status) {
             *status = self
                 .pages
                 .get(&(*address as u64))
+                .filter(|_| !self.hidden.contains(&(*address as u64)))
                 .map_or(-libc::ENOENT, |p| i32::from(p.0));
         }
         Ok(())
@@ -68,6 +76,10 @@ impl Kernel for Fake {
             return Err(libc::EACCES);
         }
         for (address, status) in addresses.iter().zip(status) {
+            if self.hidden.contains(&(*address as u64)) {
+                *status = -libc::ENOENT;
+                continue;
+            }
             let Some(page) = self.pages.get_mut(&(*address as u64)) else {
                 continue;
             };
@@ -114,7 +126,9 @@ fn nodes(list: &str) -> NodeSet {
 }
 
 fn go(mover: &mut Mover, fake: &mut Fake, to: &str, budget: u64) -> Result<Progress, MoveError> {
-    mover.advance(fake, &nodes(to), &NodeMap::new(), Pages(budget), &mut || true)
+    let to = nodes(to);
+    let leave = nodes("0-9").difference(&to);
+    mover.advance(fake, &leave, &to, &NodeMap::new(), Pages(budget), &mut || true)
 }
 
 #[test]
@@ -250,6 +264,7 @@ fn the_caller_can_stop_it_between_windows() {
     let progress = mover
         .advance(
             &mut fake,
+            &nodes("0"),
             &nodes("1"),
             &NodeMap::new(),
             Pages(1 << 20),
@@ -257,6 +272,47 @@ fn the_caller_can_stop_it_between_windows() {
         )
         .unwrap();
     assert_eq!(progress.moved, Pages(3 * WINDOW_PAGES));
+}
+
+#[test]
+fn pages_that_automatic_balancing_hides_move_as_well() {
+    let mut fake = Fake::with(1024, |_| Some(0), false);
+    fake.hidden = (0..1024).step_by(3).map(|i| BASE + i * PAGE_BYTES).collect();
+    let mut mover = Mover::new(1, vec![range(1024)]);
+    let progress = go(&mut mover, &mut fake, "1", 4096).unwrap();
+    assert_eq!((progress.moved, fake.on(1)), (Pages(1024), 1024));
+}
+
+#[test]
+fn single_pages_move_from_where_they_are_said_to_be() {
+    let mut fake = Fake::with(2048, |i| Some((i % 2) as u16), false);
+    let ranges = vec![
+        range(600),
+        Range {
+            start: BASE + 1000 * PAGE_BYTES,
+            end: BASE + 2048 * PAGE_BYTES,
+            ..range(0)
+        },
+    ];
+    let mover = Mover::new(1, ranges);
+    let each = |frame, pages, from, to| FrameMove {
+        frame,
+        pages: Pages(pages),
+        from: NodeId(from),
+        to: NodeId(to),
+    };
+    // Frames 598 and 599 end the first range, 600 begins the second; half of all pages are on node 0. Frame 7 is on node 1, not
+    // on 0, and frame 5000 is in no range.
+    let moves = [
+        each(598, 4, 0, 2),
+        each(7, 1, 0, 3),
+        each(5000, 9, 0, 3),
+        each(3, 1, 1, 3),
+        each(u64::MAX, 9, 0, 3),
+    ];
+    let progress = mover.move_frames(&mut fake, &moves, &mut || true).unwrap();
+    assert_eq!((progress.moved, fake.on(2), fake.on(3)), (Pages(3), 2, 1));
+    assert_eq!(fake.pages[&(BASE + 1000 * PAGE_BYTES)].0, 2);
 }
 
 #[test]
@@ -286,15 +342,15 @@ proptest! {
             }
         }
         let count = fake.pages.len();
-        let (before, wanted) = (fake.on(1) , nodes("1"));
+        let before = fake.on(1);
         let range = Range { start: first, end: first + layout.len() as u64 * PAGE_BYTES, ..range(0) };
         let mut mover = Mover::new(1, vec![range]);
-        let progress = mover.advance(&mut fake, &wanted, &NodeMap::new(), Pages(budget), &mut || true).unwrap();
+        let progress = go(&mut mover, &mut fake, "1", budget).unwrap();
         prop_assert!(progress.moved.0 <= budget);
         prop_assert_eq!(fake.on(1), before + progress.moved.0);
         prop_assert_eq!(fake.pages.len(), count);
         for _ in 0..8 {
-            mover.advance(&mut fake, &wanted, &NodeMap::new(), Pages(budget), &mut || true).unwrap();
+            go(&mut mover, &mut fake, "1", budget).unwrap();
         }
         prop_assert_eq!(fake.on(1) as usize, count);
     }

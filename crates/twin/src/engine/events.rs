@@ -240,7 +240,10 @@ impl Engine {
             return;
         };
         let count = if self.vms[work.vm].present() {
-            let page_ns = self.page_move_ns(work.vm, &work.to);
+            let from: Vec<usize> = (0..self.topology.nodes())
+                .filter(|node| !work.to.contains(node))
+                .collect();
+            let page_ns = self.page_move_ns(work.vm, &from, &work.to);
             // What waited for another began with the epoch.
             let slice = (self.now.0 - work.since.max(self.epoch_began).0) as f64;
             work.carry += slice / page_ns;
@@ -253,7 +256,7 @@ impl Engine {
                 copying: Vec::new(),
             });
             let memory = &mut self.vms[work.vm].memory;
-            let done = memory.migrate(&work.to, budget, &mut self.memory.free, &mut self.chance);
+            let done = memory.migrate(&from, &work.to, budget, &mut self.memory.free, &mut self.chance);
             self.count_copies(work.vm, &done, slice.max(1.0));
             let count: u64 = done.iter().map(|(_, _, pages)| pages).sum();
             work.over = count < budget;

@@ -4,7 +4,7 @@
 //!
 //! One kernel thread moves page after page: a fixed amount of kernel work each, and a copy as fast as one core's misses
 //! in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
-//! running vCPU of the VM out of the guest for a moment. Pages are drawn evenly from all that lie outside the target.
+//! running vCPU of the VM out of the guest for a moment. Pages are drawn evenly from all that lie on the nodes to leave.
 //! The call returns when the pages are there: simulated time passes.
 //!
 //! # Left out
@@ -18,9 +18,9 @@ use crate::hardware::fabric::Copying;
 use crate::hypervisor::{PAGE_MOVE_NS, SHOOTDOWN_CYCLES};
 
 impl Engine {
-    /// Moves up to `pages` pages of a VM onto nodes, letting the time pass that it takes. Gives what moved.
-    pub fn move_pages(&mut self, vm: usize, to: &[usize], pages: u64) -> u64 {
-        let page_ns = self.page_move_ns(vm, to);
+    /// Moves up to `pages` pages of a VM from nodes onto others, letting the time pass that it takes. Gives what moved.
+    pub fn move_pages(&mut self, vm: usize, from: &[usize], to: &[usize], pages: u64) -> u64 {
+        let page_ns = self.page_move_ns(vm, from, to);
         let stall = self.move_stall(page_ns);
         let (mut moved, mut carry) = (0, 0.0);
         self.moving = Some(Moving {
@@ -41,7 +41,7 @@ impl Engine {
             carry -= budget as f64;
             let done = self.vms[vm]
                 .memory
-                .migrate(to, budget, &mut self.memory.free, &mut self.chance);
+                .migrate(from, to, budget, &mut self.memory.free, &mut self.chance);
             let count: u64 = done.iter().map(|(_, _, pages)| pages).sum();
             self.count_copies(vm, &done, slice);
             self.run_until(Ns(self.now.0 + slice as u64));
@@ -62,12 +62,12 @@ impl Engine {
     }
 
     /// What one page costs to move: the kernel's work, and copying its lines as fast as one core's misses allow.
-    pub(super) fn page_move_ns(&self, vm: usize, to: &[usize]) -> f64 {
+    pub(super) fn page_move_ns(&self, vm: usize, from: &[usize], to: &[usize]) -> f64 {
         let pages = self.vms[vm].memory.pages();
-        let outside = |node: &usize| !to.contains(node) && pages[*node] > 0;
-        let reads: Vec<f64> = (0..pages.len())
-            .filter(outside)
-            .flat_map(|from| to.iter().map(move |to| (from, *to)))
+        let reads: Vec<f64> = from
+            .iter()
+            .filter(|node| pages[**node] > 0)
+            .flat_map(|from| to.iter().map(move |to| (*from, *to)))
             .map(|(from, to)| self.fabric.latency_between(to, from) + self.fabric.latency_between(to, to))
             .collect();
         self.page_ns(reads.iter().sum::<f64>() / reads.len().max(1) as f64)

@@ -5,7 +5,7 @@
 //! A page appears on the node that guest and hypervisor give it at first touch ([`crate::hypervisor::memory`]); from
 //! then on it is one of a count. All pages of a class are alike: a thread's accesses to the class are spread over nodes
 //! as the pages are, and a move draws pages evenly, without replacement (hypergeometric), from all pages of the VM that
-//! lie outside the target.
+//! lie on the nodes to leave.
 //!
 //! A class has consecutive guest frames, in the order of touch: where pages are dealt out in turn, a class of one page
 //! lies on one node, and one of nine pages on eight nodes is uneven, as on a real host.
@@ -361,30 +361,25 @@ impl VmMemory {
         }
     }
 
-    /// Moves up to `pages` pages that lie outside `to`, drawn evenly from all such pages, onto the nodes of `to`
+    /// Moves up to `pages` pages that lie on `leave`, drawn evenly from all such pages, onto the nodes of `to`
     /// according to `room` (free pages of each node, reduced as they are used). Gives what moved as
     /// (from, to, pages).
     pub fn migrate(
         &mut self,
+        leave: &[usize],
         to: &[usize],
         pages: u64,
         room: &mut [u64],
         chance: &mut Chance,
     ) -> Vec<(usize, usize, u64)> {
-        let outside = |node: usize| !to.contains(&node);
         let on: Vec<u64> = self.pages();
-        let mut rest: u64 = on
-            .iter()
-            .enumerate()
-            .filter(|(node, _)| outside(*node))
-            .map(|(_, pages)| pages)
-            .sum();
+        let mut rest: u64 = leave.iter().map(|node| on[*node]).sum();
         let fits: u64 = to.iter().map(|node| room[*node]).sum();
         let mut draws = pages.min(rest).min(fits);
         let mut moved = Vec::new();
         let classes = self.regions.iter_mut().flat_map(|region| &mut region.classes);
         for on in std::iter::once(&mut self.free_list).chain(classes.map(|class| &mut class.on)) {
-            for from in (0..self.nodes).filter(|node| outside(*node)) {
+            for &from in leave {
                 let here = on[from];
                 if here == 0 || draws == 0 {
                     continue;
@@ -506,7 +501,7 @@ mod tests {
         ) {
             let mut memory = memory(&on);
             let mut left = room.clone();
-            let moved: u64 = memory.migrate(&[1, 3], budget, &mut left, &mut Chance::new(seed)).iter().map(|m| m.2).sum();
+            let moved: u64 = memory.migrate(&[0, 2], &[1, 3], budget, &mut left, &mut Chance::new(seed)).iter().map(|m| m.2).sum();
             let after = memory.pages();
             prop_assert_eq!(after.iter().sum::<u64>(), on.iter().sum::<u64>());
             prop_assert_eq!(moved, budget.min(on[0] + on[2]).min(room[1] + room[3]));

@@ -37,6 +37,8 @@ impl Host {
             memory_bytes: Bytes::from_gib(1),
             pages: None,
             accesses: None,
+            memory_policy: homenode_units::MemoryPolicy::default(),
+            page_uses: None,
             immovable: None,
             confined: None,
             device_nodes: NodeSet::new(),
