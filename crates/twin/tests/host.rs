@@ -7,7 +7,7 @@ use homenode_host::conformance::CHECKS;
 use homenode_host::{Action, CpuQuota, Host, Limit, Outcome, Plan, Sample, VcpuSample};
 use homenode_machine::{Machine, preset, preset_names};
 use homenode_twin::{AfterProgram, Scenario, Twin, VmSpec};
-use homenode_units::{Bytes, CpuSet, NodeId, Ns, Pages};
+use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
 
 fn twin(machine: &Machine, vms: Vec<VmSpec>) -> Twin {
     Twin::new(machine.clone(), &scenario(vms), 1).expect("the scenario fits")

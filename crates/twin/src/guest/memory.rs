@@ -501,7 +501,8 @@ mod tests {
         ) {
             let mut memory = memory(&on);
             let mut left = room.clone();
-            let moved: u64 = memory.migrate(&[0, 2], &[1, 3], budget, &mut left, &mut Chance::new(seed)).iter().map(|m| m.2).sum();
+            let moved = memory.migrate(&[0, 2], &[1, 3], budget, &mut left, &mut Chance::new(seed));
+            let moved: u64 = moved.iter().map(|(_, _, pages)| pages).sum();
             let after = memory.pages();
             prop_assert_eq!(after.iter().sum::<u64>(), on.iter().sum::<u64>());
             prop_assert_eq!(moved, budget.min(on[0] + on[2]).min(room[1] + room[3]));
