@@ -137,19 +137,19 @@ pub struct Accesses {
     pub remote: u64,
 }
 
-/// Which nodes use some pages, as memory sampling saw it (IBS, PEBS). A real host samples single pages; the twin gives one of
-/// these per population of pages that are used alike and lie on one node.
+/// Which nodes use some pages, as memory sampling saw it (IBS, PEBS). A real host says so of single pages; the twin at once of
+/// all pages of one kind that lie on one node and were sampled alike. A page that no sample hit is not among them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PageUse {
-    /// Guest frame of the first page.
+    /// Guest frame of the first of them.
     pub frame: u64,
-    /// How many pages.
+    /// How many pages: 1 on a real host.
     pub pages: Pages,
     /// Where they lie.
     pub on: NodeId,
-    /// Samples of accesses to memory from the CPUs of each node; nodes without any are missing.
+    /// Samples of accesses to each of them from the CPUs of each node; nodes without any are missing.
     pub samples: NodeMap<u32>,
-    /// How many of them wrote.
+    /// How many of a page's samples wrote.
     pub writes: u32,
 }
 

@@ -53,6 +53,20 @@ impl Chance {
         radius * libm::cos(std::f64::consts::TAU * self.unit())
     }
 
+    /// How often something happens that is expected to happen `mean` times, each time independently of the others (Poisson).
+    /// Exact up to a mean of 48 (products of uniform numbers, Knuth); beyond, the normal approximation.
+    pub fn poisson(&mut self, mean: f64) -> u64 {
+        if mean > 48.0 {
+            return libm::round(mean + mean.sqrt() * self.normal()).max(0.0) as u64;
+        }
+        let (limit, mut product, mut count) = (libm::exp(-mean), self.unit(), 0);
+        while product > limit {
+            product *= self.unit();
+            count += 1;
+        }
+        count
+    }
+
     /// Puts a list into random order (Fisher and Yates).
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for last in (1..list.len()).rev() {
@@ -104,6 +118,29 @@ mod tests {
             let (marked, draws) = ((total as f64 * a) as u64, (total as f64 * b) as u64);
             let drawn = Chance::new(seed).hypergeometric(total, marked, draws);
             prop_assert!(drawn <= marked && drawn <= draws && draws - drawn <= total - marked);
+        }
+    }
+
+    #[test]
+    fn the_mean_and_the_variance_of_poisson_counts_are_what_is_expected() {
+        for expected in [0.0, 0.3, 12.0, 300.0] {
+            let mut chance = Chance::new(1);
+            let counts: Vec<f64> = (0..20_000).map(|_| chance.poisson(expected) as f64).collect();
+            let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+            let variance = counts
+                .iter()
+                .map(|count| (count - mean) * (count - mean))
+                .sum::<f64>()
+                / counts.len() as f64;
+            // Four deviations of the mean of 20 000; the variance's own deviation is wider.
+            assert!(
+                (mean - expected).abs() <= 4.0 * (expected / 2e4).sqrt(),
+                "{mean}, {expected} expected"
+            );
+            assert!(
+                (variance - expected).abs() <= 0.06 * expected,
+                "{variance}, {expected} expected"
+            );
         }
     }
 

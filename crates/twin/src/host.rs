@@ -1,15 +1,17 @@
 //! The twin as a [`Host`]: samples, and plans carried out.
 
 use homenode_host::{
-    Accesses, Action, ActionError, Counters, CpuSample, Host, HostError, Lever, Limit, LinkSample,
-    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
+    Accesses, Action, ActionError, Counters, CpuSample, FrameMove, Host, HostError, Lever, Limit, LinkSample,
+    NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
+    VmSettings,
 };
 use homenode_machine::Machine;
-use homenode_units::{CpuSet, MemoryPolicy, NodeMap, NodeSet, Ns, Pages, VmId};
+use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
 
-use crate::Twin;
-use crate::engine::Engine;
+use crate::engine::{Alike, Engine};
 use crate::guest::{Lease, Vm};
+use crate::hypervisor::page_uses::{self, Used};
+use crate::{Looked, Twin};
 
 impl Host for Twin {
     fn machine(&self) -> &Machine {
@@ -21,12 +23,18 @@ impl Host for Twin {
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {
-        Ok(self.see())
+        let engine = self.engine.settled();
+        let mut sample = self.see(&engine);
+        for vm in &mut sample.vms {
+            let at = self.position(vm.id).expect("it was seen");
+            vm.page_uses = self.page_uses(&engine.vms[at], at);
+        }
+        Ok(sample)
     }
 
     /// Moving pages takes simulated time, as the system call does on a live host: the clock is later afterwards.
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
-        plan.check(&self.machine, &self.see())?;
+        plan.check(&self.machine, &self.see(&self.engine.settled()))?;
         // What happened before the plan happened without it.
         self.engine.settle_all();
         let outcomes = plan
@@ -106,15 +114,15 @@ impl Twin {
                 what: format!("holding to {limit}"),
                 cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
             }),
-            Action::MoveFrames { .. } => Outcome::Failed(ActionError::MemoryFixed {
-                name: self.engine.vms[at].name.clone(),
-                why: "the twin names no pages".into(),
-            }),
-            Action::SetMemoryPolicy { policy, .. } => Outcome::Failed(ActionError::MemoryPolicy {
-                name: self.engine.vms[at].name.clone(),
-                policy: *policy,
-                why: "the twin takes it from its scenario".into(),
-            }),
+            Action::MoveFrames { moves, .. } => self.move_frames(at, moves),
+            Action::SetMemoryPolicy { policy, .. } => match self.engine.set_memory_policy(at, *policy) {
+                Ok(()) => Outcome::Done,
+                Err(why) => Outcome::Failed(ActionError::MemoryPolicy {
+                    name: self.engine.vms[at].name.clone(),
+                    policy: *policy,
+                    why: why.into(),
+                }),
+            },
             Action::Lift { lever, .. } => {
                 if *lever == Lever::CpuQuota {
                     self.engine.set_quota(at, None);
@@ -152,6 +160,60 @@ impl Twin {
         }
     }
 
+    fn move_frames(&mut self, at: usize, moves: &[FrameMove]) -> Outcome {
+        let position = |node| self.machine.nodes.position(node).expect("checked with the plan");
+        let alike = |step: &FrameMove| Alike {
+            frame: step.frame,
+            pages: step.pages.0,
+            from: position(step.from),
+            to: position(step.to),
+        };
+        let moves: Vec<Alike> = moves.iter().map(alike).collect();
+        let wanted: u64 = moves.iter().map(|alike| alike.pages).sum();
+        let moved = self.engine.move_alike(at, &moves);
+        if !self.engine.vms[at].present() {
+            return Outcome::Failed(ActionError::VmGone {
+                name: self.engine.vms[at].name.clone(),
+            });
+        }
+        Outcome::Moved {
+            moved: Pages(moved),
+            left: Pages(wanted - moved),
+            busy: Pages::ZERO,
+        }
+    }
+
+    /// What was seen of the use of a VM's pages since the last look.
+    fn page_uses(&mut self, vm: &Vm, at: usize) -> Option<Vec<PageUse>> {
+        let sampling = vm.sampling.as_ref()?;
+        let looked = &mut self.looked[at];
+        if looked.number != vm.samplings {
+            *looked = Looked {
+                number: vm.samplings,
+                expected: vec![0.0; sampling.expected.len()],
+            };
+        }
+        let since = sampling.expected.iter().zip(&looked.expected);
+        let since: Vec<f64> = since.map(|(now, before)| now - before).collect();
+        looked.expected.clone_from(&sampling.expected);
+        let write_share = vm.program.as_ref().map_or(0.0, |program| program.write_share);
+        let used = page_uses::draw(&vm.memory, &since, write_share, &mut self.look_chance);
+        let named = |used: Used| {
+            let samples = self.machine.nodes.keys().zip(&used.samples);
+            PageUse {
+                frame: used.first_frame,
+                pages: Pages(used.pages),
+                on: self.machine.nodes.keys().nth(used.on).expect("a node"),
+                samples: samples
+                    .filter(|(_, samples)| **samples > 0)
+                    .map(|(node, samples)| (node, *samples))
+                    .collect(),
+                writes: used.writes,
+            }
+        };
+        Some(used.into_iter().map(named).collect())
+    }
+
     fn positions(&self, nodes: &NodeSet) -> Vec<usize> {
         nodes
             .iter()
@@ -159,8 +221,7 @@ impl Twin {
             .collect()
     }
 
-    fn see(&self) -> Sample {
-        let engine = &self.engine.settled();
+    fn see(&self, engine: &Engine) -> Sample {
         let cpus = self.machine.cpus.iter().enumerate();
         let nodes = self.machine.nodes.iter().enumerate();
         let (link_bytes, controllers) = (engine.link_bytes(), engine.totals.controllers());
@@ -191,7 +252,7 @@ impl Twin {
                     bytes: *bytes as u64,
                 })
                 .collect(),
-            no_page_uses: Some("the twin does not sample pages".into()),
+            no_page_uses: None,
             // Scenario order is id order.
             vms: engine
                 .vms
@@ -224,7 +285,7 @@ impl Twin {
                 local: vm.accesses_local as u64,
                 remote: vm.accesses_remote as u64,
             }),
-            memory_policy: MemoryPolicy::default(),
+            memory_policy: vm.memory_policy,
             page_uses: None,
             immovable: None,
             confined: None,

@@ -35,14 +35,15 @@ pub mod workload;
 pub use report::{EventReport, EventResult, LinkReport, NodeReport, PermitReport, TwinReport, VmReport};
 pub use scenario::{
     AfterProgram, Allocation, ArrivalOrder, Attribution, Enforcer, EventAction, EventSpec, Hypervisor,
-    MemoryPolicy, PageSize, Scenario, TwinError, VmSpec, Vnuma,
+    PageSize, Scenario, TwinError, VmSpec, Vnuma,
 };
 pub use workload::{Program, Workload, WorkloadError};
 
+use chance::Chance;
 use engine::Engine;
 use homenode_host::VmSettings;
 use homenode_machine::Machine;
-use homenode_units::{Ns, VmId};
+use homenode_units::{Migration, Ns, VmId};
 use report::Counts;
 
 /// A simulated host that runs a scenario.
@@ -56,8 +57,20 @@ pub struct Twin {
     settings: Vec<VmSettings>,
     /// What reports leave out.
     mark: Counts,
+    /// What each VM's sampling had counted when somebody looked last, and the chance of looks: apart from the engine's, so
+    /// that looking changes nothing.
+    looked: Vec<Looked>,
+    look_chance: Chance,
     /// End of the warm-up, while that is still to come.
     warm_up: Option<Ns>,
+}
+
+/// A look at what was sampled of a VM.
+#[derive(Clone, Debug, Default)]
+struct Looked {
+    /// Which of its samplings.
+    number: u32,
+    expected: Vec<f64>,
 }
 
 /// Epoch of the contention solver where none is given.
@@ -92,6 +105,8 @@ impl Twin {
                 cpus_allowed: vm.cpus.clone(),
                 // Nobody is held to one permit twice.
                 permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),
+                // Where pages lie at first is the host's; that somebody moves them is the agent's to see to.
+                memory_policy: Some(vm.memory_policy).filter(|policy| policy.migration != Migration::None),
                 ..VmSettings::default()
             })
             .collect();
@@ -102,6 +117,8 @@ impl Twin {
             engine,
             settings,
             mark: Counts::default(),
+            looked: vec![Looked::default(); scenario.vms.len()],
+            look_chance: Chance::labelled(seed, "looks", 0),
             warm_up: Some(scenario.warm_up).filter(|warm| *warm > Ns::ZERO),
         })
     }

@@ -109,6 +109,8 @@ pub struct VmReport {
     pub guest_pages_moved: u64,
     /// See [`VmReport::guest_pages_moved`].
     pub guest_scan_s: f64,
+    /// Pages that the host moved for a policy.
+    pub host_pages_moved: u64,
     /// How often its vCPUs changed nodes.
     pub node_changes: u64,
     /// Time that its vCPUs were runnable and did not run, in seconds, summed over them.
@@ -181,6 +183,7 @@ struct VmCounts {
     by_node: Vec<f64>,
     guest_pages_moved: u64,
     guest_scan_ns: f64,
+    host_pages_moved: u64,
     node_changes: u64,
     waiting_ns: u64,
     io_bytes: f64,
@@ -224,6 +227,7 @@ impl Counts {
             less(&mut now.by_node, &then.by_node);
             now.guest_pages_moved -= then.guest_pages_moved;
             now.guest_scan_ns -= then.guest_scan_ns;
+            now.host_pages_moved -= then.host_pages_moved;
             now.node_changes -= then.node_changes;
             now.waiting_ns -= then.waiting_ns;
             now.io_bytes -= then.io_bytes;
@@ -252,6 +256,7 @@ impl VmCounts {
             by_node: vm.accesses.clone(),
             guest_pages_moved: vm.autonuma.as_ref().map_or(0, |autonuma| autonuma.pages_moved),
             guest_scan_ns: vm.autonuma.as_ref().map_or(0.0, |autonuma| autonuma.scan_ns),
+            host_pages_moved: vm.pages_moved,
             node_changes: tasks
                 .clone()
                 .map(|task| engine.scheduler.queues.tasks[task].node_changes)
@@ -382,6 +387,7 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
         imbalance: imbalance(machine, &counts.by_node),
         guest_pages_moved: counts.guest_pages_moved,
         guest_scan_s: counts.guest_scan_ns / 1e9,
+        host_pages_moved: counts.host_pages_moved,
         node_changes: counts.node_changes,
         waiting_s: counts.waiting_ns as f64 / 1e9,
         io_bytes: counts.io_bytes as u64,

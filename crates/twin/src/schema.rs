@@ -53,6 +53,12 @@ written!(
     "1500ms"
 );
 written!(
+    /// How a VM's pages are placed, and who moves them later.
+    MemoryPolicy,
+    r"^\s*((first-touch|round-4k|round-1g)(\s*\+\s*(carrefour|autonuma))?|carrefour|autonuma)\s*$",
+    "first-touch+carrefour"
+);
+written!(
     /// What a VM booked.
     Permit,
     r"^\s*(\d+|(\d+\.?\d{0,9}|\.\d{1,9})\s*(k|M|G|(TiB|GiB|MiB|KiB|TB|GB|MB|kB|B)/s))\s*$",

@@ -6,10 +6,8 @@ use common::{cores, node, program, r910};
 use homenode_host::{Action, Host, Plan};
 use homenode_machine::{Machine, preset};
 use homenode_twin::workload::Waiting;
-use homenode_twin::{
-    Allocation, Hypervisor, MemoryPolicy, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload,
-};
-use homenode_units::{Bytes, NodeId, NodeMap, Ns, Pages};
+use homenode_twin::{Allocation, Hypervisor, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload};
+use homenode_units::{Bytes, NodeId, NodeMap, Ns, Pages, Placing};
 
 fn amd48() -> Machine {
     preset("amd48").expect("amd48 comes with the machines")
@@ -70,7 +68,7 @@ fn vm(workload: &str) -> VmSpec {
 #[test]
 fn a_round_4k_vm_has_all_its_memory_from_the_start_evenly_over_nodes() {
     let mut spec = vm("stream");
-    spec.memory_policy = MemoryPolicy::Round4k;
+    spec.memory_policy = Placing::Round4k.alone();
     let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
     twin.wait(Ns::from_millis(10));
     let each = Bytes::from_gib(1).to_pages().0;
@@ -85,7 +83,7 @@ fn a_round_4k_vm_has_all_its_memory_from_the_start_evenly_over_nodes() {
 #[test]
 fn a_round_1g_vm_has_its_first_gib_on_one_node() {
     let mut spec = VmSpec::new("a", 2, Bytes::from_gib(3), "stream");
-    spec.memory_policy = MemoryPolicy::Round1g;
+    spec.memory_policy = Placing::Round1g.alone();
     let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
     twin.wait(Ns::from_secs(4));
     let gib = Bytes::from_gib(1).to_pages().0;
@@ -117,7 +115,7 @@ fn a_few_hot_pages_dealt_in_turn_are_uneven() {
     ];
     for hypervisor in [Hypervisor::Xen, Hypervisor::Native] {
         let mut spec = vm("hot");
-        spec.memory_policy = MemoryPolicy::Round4k;
+        spec.memory_policy = Placing::Round4k.alone();
         let report = measured(&amd48(), &one(hypervisor, spec, std::slice::from_ref(&hot)));
         let mut accesses: Vec<f64> = report.vms[0]
             .accesses_by_node
@@ -142,8 +140,8 @@ fn a_few_hot_pages_dealt_in_turn_are_uneven() {
 fn first_touch_keeps_private_memory_local_and_round_4k_does_not() {
     let machine = amd48();
     for (policy, expected) in [
-        (MemoryPolicy::FirstTouch, 1.0),
-        (MemoryPolicy::Round4k, 1.0 / 8.0),
+        (Placing::FirstTouch.alone(), 1.0),
+        (Placing::Round4k.alone(), 1.0 / 8.0),
     ] {
         let mut spec = vm("stream").on_cpus(cores(&machine, 3, 0, 6));
         spec.vcpus = 6;
@@ -176,7 +174,7 @@ fn memory_initialised_by_one_is_on_one_node_unless_it_is_dealt_out() {
 
 #[test]
 fn operators_nodes_win_over_turns() {
-    for policy in [MemoryPolicy::Round4k, MemoryPolicy::Round1g] {
+    for policy in [Placing::Round4k.alone(), Placing::Round1g.alone()] {
         let mut spec = vm("stream").with_memory_on("2,5".parse().unwrap());
         spec.memory_policy = policy;
         let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
@@ -189,7 +187,7 @@ fn operators_nodes_win_over_turns() {
 #[test]
 fn a_home_set_later_gets_the_pages_that_were_not_touched_before() {
     let mut spec = vm("stream");
-    spec.memory_policy = MemoryPolicy::Round4k;
+    spec.memory_policy = Placing::Round4k.alone();
     let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
     twin.wait(Ns::from_millis(500));
     let mut plan = Plan::new(twin.sample().unwrap().version);
@@ -258,11 +256,11 @@ fn what_a_guest_cannot_know_it_is_not_told_to_use() {
     refused(Hypervisor::Xen, |spec| spec.autonuma = true);
     refused(Hypervisor::Native, |spec| spec.vnuma = Vnuma::Static);
     refused(Hypervisor::Native, |spec| {
-        spec.memory_policy = MemoryPolicy::Round1g;
+        spec.memory_policy = Placing::Round1g.alone();
     });
     refused(Hypervisor::Kvm, |spec| {
         spec.vnuma = Vnuma::Static;
-        spec.memory_policy = MemoryPolicy::Round4k;
+        spec.memory_policy = Placing::Round4k.alone();
     });
 }
 
@@ -277,8 +275,8 @@ fn a_vm_that_gets_all_its_memory_at_creation_needs_all_of_it() {
         };
         Scenario::of("two", vec![spec("a"), spec("b")])
     };
-    assert!(Twin::new(machine.clone(), &specs(MemoryPolicy::FirstTouch), 1).is_ok());
-    let error = Twin::new(machine, &specs(MemoryPolicy::Round4k), 1).expect_err("80 GiB of 64");
+    assert!(Twin::new(machine.clone(), &specs(Placing::FirstTouch.alone()), 1).is_ok());
+    let error = Twin::new(machine, &specs(Placing::Round4k.alone()), 1).expect_err("80 GiB of 64");
     assert!(matches!(error, TwinError::FootprintBeyondHost { .. }), "{error}");
 }
 
@@ -523,9 +521,9 @@ fn autonuma_of_a_stale_guest_moves_nothing() {
 fn all_kinds(hypervisor: Hypervisor) -> Scenario {
     let mut vms = Vec::new();
     for policy in [
-        MemoryPolicy::FirstTouch,
-        MemoryPolicy::Round4k,
-        MemoryPolicy::Round1g,
+        Placing::FirstTouch.alone(),
+        Placing::Round4k.alone(),
+        Placing::Round1g.alone(),
     ] {
         for vnuma in [Vnuma::None, Vnuma::Static] {
             for allocation in [Allocation::FirstTouch, Allocation::Interleave] {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use homenode_machine::preset;
 use homenode_twin::workload::{RegionKind, RegionProfile, Threads, builtin, names};
-use homenode_twin::{Hypervisor, MemoryPolicy, Program, Scenario, Twin, VmSpec};
-use homenode_units::{Bytes, Ns};
+use homenode_twin::{Hypervisor, Program, Scenario, Twin, VmSpec};
+use homenode_units::{Bytes, MemoryPolicy, Ns, Placing};
 
 /// Programs that the seeds' tables, figures and texts name, by the name that they have here.
 const OF_SEEDS: &str = "
@@ -247,7 +247,7 @@ fn links_are_loaded_as_the_script_says() {
             .find(|line| line.contains("Most loaded link"))
             .unwrap();
         let said = said.split_once("here ").unwrap().1.split_once(',').unwrap().0;
-        let policies = [MemoryPolicy::FirstTouch, MemoryPolicy::Round4k];
+        let policies = [Placing::FirstTouch.alone(), Placing::Round4k.alone()];
         for (said, policy) in said.split(" / ").zip(policies) {
             let (said, twin): (f64, f64) = (said.parse().unwrap(), busiest_link(name, policy));
             assert!(

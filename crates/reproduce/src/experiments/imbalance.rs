@@ -5,8 +5,8 @@
 use std::collections::BTreeSet;
 
 use homenode_control::Policies;
-use homenode_twin::{Hypervisor, MemoryPolicy, Scenario, VmSpec, workload};
-use homenode_units::{Bytes, Ns};
+use homenode_twin::{Hypervisor, Scenario, VmSpec, workload};
+use homenode_units::{Bytes, MemoryPolicy, Ns, Placing};
 
 use super::table;
 use crate::claims::TABLE_1;
@@ -32,7 +32,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const MACHINE: &str = "amd48";
-const POLICIES: [MemoryPolicy; 2] = [MemoryPolicy::FirstTouch, MemoryPolicy::Round4k];
+const POLICIES: [MemoryPolicy; 2] = [Placing::FirstTouch.alone(), Placing::Round4k.alone()];
 /// Programs set up their memory first; then this much is counted.
 const WARM_UP: Ns = Ns::from_secs(10);
 const COUNTED: Ns = Ns::from_secs(5);

@@ -18,8 +18,8 @@
 //! - First-fit pinning's spread over NPB is at most 4 percent on average, is.B left out.
 
 use homenode_control::Policies;
-use homenode_twin::{ArrivalOrder, MemoryPolicy, Scenario, VmSpec};
-use homenode_units::{Bytes, Ns};
+use homenode_twin::{ArrivalOrder, Scenario, VmSpec};
+use homenode_units::{Bytes, Ns, Placing};
 
 use super::{NPB_B, SPEC_2006, table, work_share};
 use crate::claims::published;
@@ -128,7 +128,7 @@ fn runs_of(suite: &[&str], beside: Beside, seeds: &[u64]) -> Vec<Run> {
 fn scattered(suite: &[&str], program: &str, seed: u64) -> Run {
     let mut run = run(suite, Beside::CHOSEN, program, Policies::Default, seed);
     for vm in &mut run.scenario.vms {
-        vm.memory_policy = MemoryPolicy::Round4k;
+        vm.memory_policy = Placing::Round4k.alone();
     }
     run
 }

@@ -62,6 +62,10 @@ impl Engine {
                 let llc = self.topology.cpus[cpu].llc;
                 self.llcs[llc].access(self.vms[vm].first_vcpu + thread, accesses, misses);
                 self.count_misses(vm, thread, cpu, misses);
+                if let Some(sampling) = &mut self.vms[vm].sampling {
+                    let node = self.topology.cpus[cpu].node;
+                    sampling.ran(thread, node, (ns - owed) * self.clock_ghz, speed.cost.misses);
+                }
             }
             Doing::Touching { touch, .. } => {
                 let pages = state.pages_completed(units);

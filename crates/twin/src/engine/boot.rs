@@ -1,20 +1,22 @@
 //! What a VM finds when it is created and boots: its memory, and the nodes that its guest is shown.
 
+use homenode_units::Placing;
+
 use super::Engine;
 use crate::guest::View;
 use crate::hypervisor::memory::{GIB_PAGES, Turns};
-use crate::scenario::{Allocation, MemoryPolicy};
+use crate::scenario::Allocation;
 
 impl Engine {
     /// Gives a VM that is created the memory that it gets at once.
     pub(super) fn create_memory(&mut self, vm: usize) {
         let vm = &mut self.vms[vm];
-        let turn = match vm.memory_policy {
-            MemoryPolicy::FirstTouch => return,
+        let turn = match vm.memory_policy.placing {
+            Placing::FirstTouch => return,
             // Linux has no pages of a process that nobody has touched: it deals them out when they are.
             _ if vm.memory.view == View::Truth => return,
-            MemoryPolicy::Round4k => 1,
-            MemoryPolicy::Round1g => GIB_PAGES,
+            Placing::Round4k => 1,
+            Placing::Round1g => GIB_PAGES,
         };
         self.memory
             .create(&mut vm.memory, vm.memory_bytes.to_pages().0, turn);
@@ -37,7 +39,7 @@ impl Engine {
         let nodes = self.topology.nodes();
         vm.memory.view.boot(on, nodes, vm.memory_bytes.to_pages().0);
         let interleaves =
-            vm.allocation == Allocation::Interleave || vm.memory_policy == MemoryPolicy::Round4k;
+            vm.allocation == Allocation::Interleave || vm.memory_policy.placing == Placing::Round4k;
         if vm.memory.turns.is_none() && vm.memory.view.chooses() && interleaves {
             let all = home.unwrap_or_else(|| self.memory.nodes());
             vm.memory.turns = Some(Turns::even(vm.memory.view.nodes(&all)));

@@ -26,6 +26,7 @@ mod events;
 mod io;
 mod moves;
 mod permits;
+mod placing;
 mod speed;
 
 use std::cmp::Reverse;
@@ -36,6 +37,7 @@ use homenode_machine::{Hardware, Machine};
 use homenode_units::Ns;
 
 pub(crate) use events::Script;
+pub(crate) use moves::Alike;
 
 use crate::chance::Chance;
 use crate::guest::vm::Next;
@@ -86,6 +88,12 @@ enum Timer {
         thread: usize,
         /// Which life of the VM it belongs to.
         life: u32,
+    },
+    /// The rate at which a VM's accesses are sampled is chosen anew.
+    Sampling {
+        vm: usize,
+        /// Which of the VM's samplings it belongs to.
+        number: u32,
     },
     /// The host's permits are settled.
     Permits,
@@ -479,6 +487,7 @@ impl Engine {
                 }
             }
             Timer::Served { vm, thread, life } => self.served(vm, thread, life),
+            Timer::Sampling { vm, number } => self.sampled(vm, number),
             Timer::Permits => self.permit_tick(),
         }
     }
@@ -486,6 +495,7 @@ impl Engine {
     fn boot(&mut self, vm: usize) {
         self.version += 1;
         self.create_memory(vm);
+        self.set_sampling(vm);
         self.vms[vm].boot(self.now);
         for thread in 0..self.vms[vm].threads.len() {
             if self.vms[vm].threads[thread].runnable() {

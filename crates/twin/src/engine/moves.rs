@@ -4,7 +4,8 @@
 //!
 //! One kernel thread moves page after page: a fixed amount of kernel work each, and a copy as fast as one core's misses
 //! in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
-//! running vCPU of the VM out of the guest for a moment. Pages are drawn evenly from all that lie on the nodes to leave.
+//! running vCPU of the VM out of the guest for a moment. Pages are drawn evenly from all that lie on the nodes to leave, or
+//! are of the classes that a policy names.
 //! The call returns when the pages are there: simulated time passes.
 //!
 //! # Left out
@@ -17,10 +18,72 @@ use super::{Engine, Mover, Moving};
 use crate::hardware::fabric::Copying;
 use crate::hypervisor::{PAGE_MOVE_NS, SHOOTDOWN_CYCLES};
 
+/// Pages to move that are alike, named by the guest frame of one of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alike {
+    pub frame: u64,
+    pub pages: u64,
+    pub from: usize,
+    pub to: usize,
+}
+
 impl Engine {
     /// Moves up to `pages` pages of a VM from nodes onto others, letting the time pass that it takes. Gives what moved.
     pub fn move_pages(&mut self, vm: usize, from: &[usize], to: &[usize], pages: u64) -> u64 {
         let page_ns = self.page_move_ns(vm, from, to);
+        self.let_move(vm, pages, page_ns, |engine, budget| {
+            let memory = &mut engine.vms[vm].memory;
+            memory.migrate(from, to, budget, &mut engine.memory.free, &mut engine.chance)
+        })
+    }
+
+    /// Moves pages that are alike from node to node, letting the time pass that it takes. Gives how many moved.
+    pub fn move_alike(&mut self, vm: usize, moves: &[Alike]) -> u64 {
+        let pages: u64 = moves.iter().map(|alike| alike.pages).sum();
+        let line_ns = |alike: &Alike| {
+            let latency = |reader, memory| self.fabric.latency_between(reader, memory);
+            alike.pages as f64 * (latency(alike.to, alike.from) + latency(alike.to, alike.to))
+        };
+        let page_ns = self.page_ns(moves.iter().map(line_ns).sum::<f64>() / pages.max(1) as f64);
+        let mut rest = moves.to_vec();
+        rest.reverse();
+        let moved = self.let_move(vm, pages, page_ns, |engine, budget| {
+            let (mut left, mut done) = (budget, Vec::new());
+            while left > 0
+                && let Some(mut alike) = rest.pop()
+            {
+                let now = alike.pages.min(left);
+                let fits = now.min(engine.memory.free[alike.to]);
+                let memory = &mut engine.vms[vm].memory;
+                let moved = memory.move_alike(alike.frame, alike.from, alike.to, fits);
+                if moved > 0 {
+                    engine.memory.free[alike.to] -= moved;
+                    done.push((alike.from, alike.to, moved));
+                    left -= moved;
+                }
+                alike.pages -= now;
+                // What is not there, or has no room, will not be there later.
+                if moved == now && alike.pages > 0 {
+                    rest.push(alike);
+                }
+            }
+            done
+        });
+        if let Some(sampling) = &mut self.vms[vm].sampling {
+            sampling.moved += moved;
+        }
+        moved
+    }
+
+    /// Lets pages of a VM move in slices of time, until so many have or `some`, which moves up to a budget and gives (from,
+    /// to, pages), finds no more. Gives how many moved.
+    fn let_move(
+        &mut self,
+        vm: usize,
+        pages: u64,
+        page_ns: f64,
+        mut some: impl FnMut(&mut Engine, u64) -> Vec<(usize, usize, u64)>,
+    ) -> u64 {
         let stall = self.move_stall(page_ns);
         let (mut moved, mut carry) = (0, 0.0);
         self.moving = Some(Moving {
@@ -39,20 +102,18 @@ impl Engine {
             carry += slice / page_ns;
             let budget = (carry as u64).min(pages - moved);
             carry -= budget as f64;
-            let done = self.vms[vm]
-                .memory
-                .migrate(from, to, budget, &mut self.memory.free, &mut self.chance);
+            let done = some(self, budget);
             let count: u64 = done.iter().map(|(_, _, pages)| pages).sum();
             self.count_copies(vm, &done, slice);
             self.run_until(Ns(self.now.0 + slice as u64));
+            moved += count;
             if count < budget {
-                moved += count;
                 break;
             }
-            moved += count;
         }
         self.moving = None;
         self.dirty = true;
+        self.vms[vm].pages_moved += moved;
         moved
     }
 

@@ -6,6 +6,7 @@ use super::{Engine, Loading, Owner, Solved, Speed};
 use crate::guest::Doing;
 use crate::hardware::core::{CoreCost, InLlc, Sibling};
 use crate::hardware::fabric::Copying;
+use crate::hypervisor::page_uses::Sampling;
 use crate::io::Device;
 use crate::workload::Waiting;
 
@@ -114,6 +115,7 @@ impl Engine {
             .as_ref()
             .filter(|moving| moving.vm == vm)
             .map_or(0.0, |moving| moving.stall);
+        let sampled = owner.sampling.as_ref().map_or(0.0, Sampling::share_of_time);
         let ns = match owner.threads[thread].doing {
             Doing::Computing => {
                 let latency = self
@@ -126,7 +128,7 @@ impl Engine {
                 1.0
             }
         };
-        ns / (1.0 - stall)
+        ns / ((1.0 - stall) * (1.0 - sampled))
     }
 
     /// The end of an epoch of some caches: they take in what was missed. If who runs, where memory lies or how often

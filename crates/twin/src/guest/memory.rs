@@ -18,8 +18,8 @@
 //!
 //! # Left out
 //!
-//! Which page is which: a policy that picks single pages (Carrefour) needs heat classes fine enough to tell them.
-//! Memory that the guest frees and uses again.
+//! Which page is which: a policy that picks single pages (Carrefour) picks so many of a class. Memory that the guest frees and
+//! uses again.
 
 use homenode_units::{Bytes, divide_proportionally};
 
@@ -83,6 +83,7 @@ impl Region {
 /// Who uses a class of pages, and where it lies.
 #[derive(Clone, Debug)]
 pub(crate) struct ClassUse {
+    pub first_frame: u64,
     users: Users,
     /// Share of a user's accesses.
     pub share: f64,
@@ -261,6 +262,7 @@ impl VmMemory {
     /// Every class of the program as [`ClassUse`], in order of guest frames.
     pub fn class_uses(&self) -> Vec<ClassUse> {
         let class_use = |(region, class): (&Region, &Class)| ClassUse {
+            first_frame: class.first_frame,
             users: region.users,
             share: region.access_share * class.access_share,
             on: class.on.clone(),
@@ -395,6 +397,20 @@ impl VmMemory {
             }
         }
         self.stale |= !moved.is_empty();
+        moved
+    }
+
+    /// The host moves pages of the class that a guest frame belongs to: as many as lie on `from`, up to `pages`. Gives how
+    /// many; none where nothing of the guest's has that frame.
+    pub fn move_alike(&mut self, frame: u64, from: usize, to: usize, pages: u64) -> u64 {
+        let mut classes = self.regions.iter_mut().flat_map(|region| &mut region.classes);
+        let class = classes
+            .find(|class| (class.first_frame..class.first_frame + class.pages_planned).contains(&frame));
+        let Some(class) = class else { return 0 };
+        let moved = pages.min(class.on[from]);
+        class.on[from] -= moved;
+        class.on[to] += moved;
+        self.stale |= moved > 0;
         moved
     }
 

@@ -20,7 +20,7 @@
 //! what an interrupt costs its receiver; locks; page cache.
 
 use homenode_host::CpuQuota;
-use homenode_units::{Bytes, Ns, VmId};
+use homenode_units::{Bytes, MemoryPolicy, Ns, VmId};
 
 use super::autonuma::Autonuma;
 use super::memory::{Touch, VmMemory};
@@ -28,7 +28,8 @@ use super::thread::{Doing, Thread};
 use super::view::View;
 use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use crate::chance::Chance;
-use crate::scenario::{AfterProgram, Allocation, Hypervisor, MemoryPolicy, VmSpec};
+use crate::hypervisor::page_uses::Sampling;
+use crate::scenario::{AfterProgram, Allocation, Hypervisor, VmSpec};
 use crate::workload::{Program, Threads, Waiting, Workload};
 
 /// Where a VM is in its life.
@@ -72,6 +73,8 @@ pub(crate) struct Vm {
     pub memory_bytes: Bytes,
     pub memory_policy: MemoryPolicy,
     pub allocation: Allocation,
+    /// Whether it drives devices itself.
+    pub passthrough: bool,
     pub after: AfterProgram,
     pub program: Option<Program>,
     pub stage: Stage,
@@ -85,6 +88,12 @@ pub(crate) struct Vm {
     pub memory: VmMemory,
     /// Its kernel's own page mover, if it has one.
     pub autonuma: Option<Autonuma>,
+    /// Who uses its pages, while somebody wants to know.
+    pub sampling: Option<Sampling>,
+    /// How often that was begun.
+    pub samplings: u32,
+    /// Pages that the host moved.
+    pub pages_moved: u64,
     /// LLC misses by the node whose memory answers.
     pub accesses: Vec<f64>,
     pub accesses_local: f64,
@@ -145,6 +154,7 @@ impl Vm {
             memory_bytes: spec.memory,
             memory_policy: spec.memory_policy,
             allocation: spec.allocation,
+            passthrough: spec.passthrough,
             after: spec.after,
             program: workload.program,
             stage: Stage::Absent,
@@ -154,6 +164,9 @@ impl Vm {
             ended: None,
             threads,
             memory,
+            sampling: None,
+            samplings: 0,
+            pages_moved: 0,
             accesses: vec![0.0; nodes],
             accesses_local: 0.0,
             accesses_remote: 0.0,
@@ -188,6 +201,8 @@ impl Vm {
             autonuma.pages_moved = earlier.pages_moved;
             autonuma.scan_ns = earlier.scan_ns;
         }
+        self.pages_moved = earlier.pages_moved;
+        self.samplings = earlier.samplings;
         self.accesses.clone_from(&earlier.accesses);
         self.accesses_local = earlier.accesses_local;
         self.accesses_remote = earlier.accesses_remote;

@@ -6,6 +6,7 @@ mod bandwidth;
 mod credit;
 mod fair;
 pub(crate) mod memory;
+pub(crate) mod page_uses;
 pub(crate) mod permits;
 mod queues;
 mod scheduler;

@@ -2,11 +2,9 @@
 
 use homenode_machine::Machine;
 use homenode_machine::file::{Candidates, FileError};
-use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
+use homenode_units::{Bytes, CpuSet, Migration, NodeSet, Ns, Placing};
 
-use super::{
-    Allocation, Enforcer, EventAction, EventSpec, Hypervisor, MemoryPolicy, Scenario, VmSpec, Vnuma,
-};
+use super::{Allocation, Enforcer, EventAction, EventSpec, Hypervisor, Scenario, VmSpec, Vnuma};
 use crate::workload;
 
 /// What is wrong with a scenario, or with a machine to run it on.
@@ -440,7 +438,7 @@ impl VmSpec {
             Err((key, error))
         };
         let native = hypervisor == Hypervisor::Native;
-        let rounds = self.memory_policy != MemoryPolicy::FirstTouch;
+        let rounds = self.memory_policy.placing != Placing::FirstTouch;
         if native && self.vnuma == Vnuma::Static {
             return refuse(
                 "vnuma",
@@ -449,7 +447,7 @@ impl VmSpec {
                 "leave it out",
             );
         }
-        if native && self.memory_policy == MemoryPolicy::Round1g {
+        if native && self.memory_policy.placing == Placing::Round1g {
             return refuse(
                 "memory_policy",
                 "memory_policy = \"round-1g\"",
@@ -463,6 +461,14 @@ impl VmSpec {
                 "memory_policy = \"round-...\"",
                 "spreads every virtual node of vnuma = \"static\" over the host",
                 "use first-touch, or vnuma = \"none\"",
+            );
+        }
+        if self.memory_policy.migration == Migration::AutoNuma {
+            return refuse(
+                "memory_policy",
+                "memory_policy = \"...+autonuma\"",
+                "is what no host of the twin's has",
+                "use carrefour",
             );
         }
         let one_node = !native && self.vnuma == Vnuma::None;
@@ -487,7 +493,7 @@ impl VmSpec {
 
     /// Whether it gets all of its memory when it is created.
     fn allocated_at_creation(&self, hypervisor: Hypervisor) -> bool {
-        hypervisor != Hypervisor::Native && self.memory_policy != MemoryPolicy::FirstTouch
+        hypervisor != Hypervisor::Native && self.memory_policy.placing != Placing::FirstTouch
     }
 
     fn check_fit(&self, machine: &Machine, host: Bytes) -> Result<(), (&'static str, TwinError)> {

@@ -11,7 +11,7 @@ mod library;
 use std::sync::Arc;
 
 use homenode_machine::file::{Candidates, Source, read_toml};
-use homenode_units::{Bytes, CpuId, CpuSet, NodeSet, Ns, Permit};
+use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -120,8 +120,10 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "list")]
     #[schemars(with = "Option<schema::List>")]
     pub memory_nodes: Option<NodeSet>,
-    /// Where the hypervisor places its pages.
+    /// Where the hypervisor places its pages, and who moves them later: `first-touch`, `round-4k` or `round-1g`, and
+    /// `+carrefour` or `+autonuma` after it.
     #[serde(default)]
+    #[schemars(with = "schema::MemoryPolicy")]
     pub memory_policy: MemoryPolicy,
     /// Size of the pages by which guest and hypervisor map its memory: what the TLB holds.
     #[serde(default)]
@@ -148,21 +150,6 @@ pub struct VmSpec {
     #[serde(default)]
     #[schemars(with = "Option<schema::Permit>")]
     pub permit: Option<Permit>,
-}
-
-/// Where the hypervisor places a VM's pages (seed 004, section 3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum MemoryPolicy {
-    /// On the node of the CPU that touches a page first.
-    #[default]
-    FirstTouch,
-    /// Page by page in turn over the nodes, when the VM is created.
-    #[serde(rename = "round-4k")]
-    Round4k,
-    /// GiB by GiB in turn over the nodes, when the VM is created.
-    #[serde(rename = "round-1g")]
-    Round1g,
 }
 
 /// Sizes of pages.
@@ -316,7 +303,7 @@ impl VmSpec {
             after: AfterProgram::Idle,
             cpus: None,
             memory_nodes: None,
-            memory_policy: MemoryPolicy::FirstTouch,
+            memory_policy: MemoryPolicy::default(),
             page_size: PageSize::Small,
             vnuma: Vnuma::None,
             allocation: Allocation::FirstTouch,

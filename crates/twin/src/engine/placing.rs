@@ -1,0 +1,102 @@
+//! Memory policies that change while a VM runs.
+//!
+//! # Model (seed 004, section 4.2.1)
+//!
+//! Pages that are touched stay where they are. To *first-touch*: what the VM has and has not touched goes back to the host
+//! (the guest says which pages are free), and is placed when it is touched. To *round-4K*: from now on pages are dealt in turn
+//! over the home nodes, or all, when they are touched. *Round-1G* is for VMs that are created with it, as in the seed. A VM that
+//! drives devices itself cannot have first-touch: a device's access to a page that is not mapped fails (section 4.4.1).
+
+use homenode_units::{MemoryPolicy, Migration, Ns, Placing};
+
+use super::{Engine, Timer};
+use crate::guest::View;
+use crate::hypervisor::memory::Turns;
+use crate::hypervisor::page_uses::Sampling;
+use crate::scenario::Allocation;
+
+/// How often the rate of memory sampling is chosen anew.
+const SAMPLING_PERIOD: Ns = Ns::from_secs(1);
+
+impl Engine {
+    /// Places and samples a VM's pages by this policy from now on.
+    ///
+    /// # Errors
+    /// Why the VM cannot have it, and what to do instead; nothing is changed then.
+    pub fn set_memory_policy(&mut self, vm: usize, policy: MemoryPolicy) -> Result<(), &'static str> {
+        let owner = &self.vms[vm];
+        let native = owner.memory.view == View::Truth;
+        if policy.migration == Migration::AutoNuma {
+            return Err("no host of the twin's has it");
+        }
+        if policy.placing != owner.memory_policy.placing {
+            match policy.placing {
+                Placing::Round1g => {
+                    return Err("round-1g is for VMs that are created with it; use round-4k");
+                }
+                Placing::Round4k if matches!(owner.memory.view, View::Virtual { .. }) => {
+                    return Err("it would spread every virtual node over the host; use first-touch");
+                }
+                Placing::FirstTouch if owner.passthrough && !native => {
+                    return Err(
+                        "it drives devices itself, whose accesses to a page that is not mapped yet fail; use round-4k",
+                    );
+                }
+                Placing::Round4k => {
+                    let home = owner.memory.home.clone().filter(|home| !home.is_empty());
+                    let nodes = home.unwrap_or_else(|| self.memory.nodes());
+                    self.vms[vm].memory.turns = Some(Turns::even(nodes));
+                }
+                Placing::FirstTouch => self.place_when_touched(vm),
+            }
+        }
+        if policy != self.vms[vm].memory_policy {
+            self.settle_all();
+            self.vms[vm].memory_policy = policy;
+            self.set_sampling(vm);
+            self.set_speeds_of(vm);
+            self.version += 1;
+        }
+        Ok(())
+    }
+
+    fn place_when_touched(&mut self, vm: usize) {
+        let owner = &mut self.vms[vm];
+        let all = self.memory.nodes();
+        let memory = &mut owner.memory;
+        let interleaves = owner.allocation == Allocation::Interleave && memory.view.chooses();
+        memory.turns = interleaves.then(|| Turns::even(memory.view.nodes(&all)));
+        let free = std::mem::replace(&mut memory.free_list, vec![0; self.memory.total.len()]);
+        self.memory.release(&free);
+    }
+
+    /// Begins or ends to sample who uses a VM's pages, as its policy wants.
+    pub(super) fn set_sampling(&mut self, vm: usize) {
+        let owner = &mut self.vms[vm];
+        if owner.memory_policy.migration != Migration::Carrefour {
+            owner.sampling = None;
+        } else if owner.sampling.is_none() {
+            owner.sampling = Some(Sampling::new(owner.threads.len(), self.topology.nodes()));
+            owner.samplings += 1;
+            let number = owner.samplings;
+            self.set_timer(Ns(self.now.0 + SAMPLING_PERIOD.0), Timer::Sampling { vm, number });
+        }
+    }
+
+    /// A second of sampling is over, if it was not ended since.
+    pub(super) fn sampled(&mut self, vm: usize, number: u32) {
+        let owner = &mut self.vms[vm];
+        if number != owner.samplings || !owner.present() {
+            return;
+        }
+        if owner.sampling.is_none() {
+            return;
+        }
+        self.settle_all();
+        if let Some(sampling) = &mut self.vms[vm].sampling {
+            sampling.second();
+        }
+        self.set_speeds_of(vm);
+        self.set_timer(Ns(self.now.0 + SAMPLING_PERIOD.0), Timer::Sampling { vm, number });
+    }
+}

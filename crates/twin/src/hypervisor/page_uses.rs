@@ -1,0 +1,193 @@
+//! Who uses which page: memory sampling as the processor does it (IBS).
+//!
+//! # Model
+//!
+//! While a VM's memory policy wants to know (Carrefour), every 65 528th cycle (0xFFF8) of each of its vCPUs marks an
+//! instruction; one whose access goes to memory is a sample. Of a vCPU's instructions that share misses its caches, so samples
+//! are Poisson with that mean. A sample falls on the classes of pages as the thread's accesses do, on the pages of a class
+//! evenly, and writes with the program's share of writes. A page is on the nodes of its class as the class's pages are; which
+//! page is which is not remembered from one look to the next.
+//!
+//! So a policy learns what it would on a real host: of a big region most pages are in no sample, and those that are in one are
+//! so once or twice a second; how many pages can be acted on is bounded by how many samples there were. A page that one thread
+//! uses shows one node, a page that all use shows as many as it has samples.
+//!
+//! A sample costs its vCPU an interrupt. Where fewer than ten pages were moved in a second, the next second has a fourth of the
+//! samples (0x3FFE0 cycles): both periods are Carrefour's.
+//!
+//! # Left out
+//!
+//! Skid and dropped interrupts, samples of hits in caches, which Carrefour throws away; accesses of the guest's kernel.
+
+use std::collections::BTreeMap;
+
+use crate::chance::Chance;
+use crate::guest::VmMemory;
+
+/// CPU cycles between two marked instructions of a CPU …
+const PERIOD_CYCLES: f64 = 0xFFF8 as f64;
+/// … and where few of the last second's samples had pages moved.
+const PERIOD_SLOW_CYCLES: f64 = 0x3_FFE0 as f64;
+/// Fewer moved pages than this in a second are few.
+const MOVES_FEW: u64 = 10;
+/// CPU cycles of a mark's interrupt, and of noting the page (estimate: an interrupt and a hash table's entry that is rarely
+/// in the cache; 3 percent of the CPU at the usual period).
+const MARK_CYCLES: f64 = 2000.0;
+
+/// Sampling of one VM.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampling {
+    nodes: usize,
+    period_cycles: f64,
+    /// Pages moved in this second by what was seen.
+    pub moved: u64,
+    /// Expected samples since the beginning, by `thread * nodes + node` of its CPU.
+    pub expected: Vec<f64>,
+}
+
+/// Pages of a class that lie on one node and were sampled alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Used {
+    pub first_frame: u64,
+    pub pages: u64,
+    pub on: usize,
+    /// Samples of each page by the node of the CPU.
+    pub samples: Vec<u32>,
+    pub writes: u32,
+}
+
+impl Sampling {
+    pub fn new(threads: usize, nodes: usize) -> Sampling {
+        Sampling {
+            nodes,
+            period_cycles: PERIOD_CYCLES,
+            moved: 0,
+            expected: vec![0.0; threads * nodes],
+        }
+    }
+
+    /// A thread ran its program for some cycles on a node; this share of its instructions went to memory.
+    pub fn ran(&mut self, thread: usize, node: usize, cycles: f64, missing: f64) {
+        self.expected[thread * self.nodes + node] += cycles / self.period_cycles * missing.min(1.0);
+    }
+
+    /// Share of a vCPU's time that it takes.
+    pub fn share_of_time(&self) -> f64 {
+        MARK_CYCLES / self.period_cycles
+    }
+
+    /// A second is over.
+    pub fn second(&mut self) {
+        self.period_cycles = if std::mem::take(&mut self.moved) < MOVES_FEW {
+            PERIOD_SLOW_CYCLES
+        } else {
+            PERIOD_CYCLES
+        };
+    }
+}
+
+/// Draws the samples of a look at a VM, in order of guest frames; `expected` is what [`Sampling::expected`] grew by since the
+/// look before.
+pub(crate) fn draw(memory: &VmMemory, expected: &[f64], write_share: f64, chance: &mut Chance) -> Vec<Used> {
+    let classes = memory.class_uses();
+    let nodes = memory.pages().len();
+    let threads = expected.len() / nodes;
+    // A thread's accesses fall on the classes of which anything is there.
+    let whole = |thread: usize| -> f64 {
+        let mine = classes
+            .iter()
+            .filter(|class| class.used_by(thread) && class.pages() > 0);
+        mine.map(|class| class.share).sum()
+    };
+    let wholes: Vec<f64> = (0..threads).map(whole).collect();
+    let mut used = Vec::new();
+    let mut hits: Vec<(u64, usize, bool)> = Vec::new();
+    for class in classes.iter().filter(|class| class.pages() > 0) {
+        hits.clear();
+        for node in 0..nodes {
+            let of = |thread: usize| expected[thread * nodes + node] * class.share / wholes[thread];
+            let mine = (0..threads).filter(|thread| class.used_by(*thread) && wholes[*thread] > 0.0);
+            for _ in 0..chance.poisson(mine.map(of).sum()) {
+                let page = chance.below(class.pages());
+                hits.push((page, node, chance.unit() < write_share));
+            }
+        }
+        hits.sort_unstable();
+        let mut alike: BTreeMap<(usize, Vec<u32>, u32), Used> = BTreeMap::new();
+        for page in hits.chunk_by(|a, b| a.0 == b.0) {
+            let mut samples = vec![0; nodes];
+            for (_, node, _) in page {
+                samples[*node] += 1;
+            }
+            let writes = page.iter().filter(|(.., writes)| *writes).count() as u32;
+            let on = node_of(page[0].0, &class.on);
+            let used = Used {
+                first_frame: class.first_frame + page[0].0,
+                pages: 0,
+                on,
+                samples: samples.clone(),
+                writes,
+            };
+            alike.entry((on, samples, writes)).or_insert(used).pages += 1;
+        }
+        used.extend(alike.into_values());
+    }
+    used
+}
+
+/// The node of a class's page, by its number among them.
+fn node_of(page: u64, on: &[u64]) -> usize {
+    let mut end = 0;
+    on.iter()
+        .position(|pages| {
+            end += pages;
+            page < end
+        })
+        .expect("the class has so many pages")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::View;
+    use homenode_units::Bytes;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_more_pages_are_seen_than_there_are_samples_or_pages(
+            means in prop::collection::vec(0.0f64..300.0, 8), pages in 1u64..2000, seed: u64,
+        ) {
+            // Two threads on four nodes, soplex: one thread's regions.
+            let program = crate::workload::builtin("soplex").and_then(|workload| workload.program);
+            let (mut memory, ..) = VmMemory::new(4, 2, Bytes(4096), program.as_ref(), View::Blind);
+            memory.touch(1, 0, 2, pages);
+            let used = draw(&memory, &means, 0.25, &mut Chance::new(seed));
+            let seen: u64 = used.iter().map(|used| used.pages).sum();
+            let samples: u64 = used.iter().map(|used| used.pages * used.samples.iter().map(|n| u64::from(*n)).sum::<u64>()).sum();
+            prop_assert!(seen <= samples && seen <= pages);
+            for used in &used {
+                prop_assert_eq!(used.on, 2);
+                prop_assert!(used.writes <= used.samples.iter().sum());
+                prop_assert!(used.samples.iter().any(|n| *n > 0));
+            }
+            // Deviations of a Poisson count: six of them are next to impossible.
+            let mean: f64 = means[..4].iter().sum();
+            prop_assert!((samples as f64 - mean).abs() <= 6.0 * mean.sqrt() + 6.0, "{} samples, {} expected", samples, mean);
+        }
+    }
+
+    #[test]
+    fn few_moves_make_samples_rare_and_cheap() {
+        let mut sampling = Sampling::new(1, 1);
+        assert!((sampling.share_of_time() - 0.0305).abs() < 1e-4);
+        sampling.moved = 9;
+        sampling.second();
+        sampling.ran(0, 0, 65_528.0 * 400.0, 0.02);
+        assert!((sampling.expected[0] - 2.0).abs() < 1e-9, "{sampling:?}");
+        sampling.moved = 10;
+        sampling.second();
+        sampling.ran(0, 0, 65_528.0 * 400.0, 0.02);
+        assert!((sampling.expected[0] - 10.0).abs() < 1e-9, "{sampling:?}");
+    }
+}
