@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use homenode_control::Policies;
-use homenode_units::{Bytes, BytesPerSec, Ns, Permit, PermitError};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
 use crate::profile::ProfileArgs;
@@ -73,6 +73,20 @@ Examples:
   homenode permit bill web --json      used against booked, per hour"
     )]
     Permit(PermitCommand),
+    /// Choose how VMs' memory is laid out over nodes, and see how it lies
+    #[command(
+        subcommand,
+        after_help = "A memory policy says where pages of a VM go, over its home nodes: `first-touch`, near the CPU that touches a page
+first; `round-4k`, spread evenly; and `+carrefour` after either, where hot pages follow their users. A VM with one home node
+has its memory there whatever its policy.
+
+Examples:
+  homenode policy show                         policy in force and pages per node, of all VMs
+  homenode policy set web round-4k             choose; the VM's metadata keeps it, over restarts and migration
+  homenode policy set web first-touch+carrefour
+  homenode policy set web none                 leave the choice to the agent"
+    )]
+    Policy(PolicyCommand),
     /// Compare published results with what the twin gives
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
@@ -259,23 +273,60 @@ pub enum PermitCommand {
     Bill(BillArgs),
 }
 
-/// A permit or none.
+/// What to do about memory policies.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Choose a VM's memory policy, or leave the choice to the agent
+    #[command(
+        after_help = "Examples:\n  homenode policy set web first-touch\n  homenode policy set web round-4k+carrefour\n  homenode policy set web none"
+    )]
+    Set(PolicySetArgs),
+    /// Show memory policies, and how pages lie
+    Show(ShowArgs),
+}
+
+/// Something that is set, or taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Booking {
-    /// Book this.
-    Permit(Permit),
-    /// Book nothing: the VM is unlimited.
+pub enum OrNone<T> {
+    /// Set this.
+    Some(T),
+    /// Take back what was set.
     None,
 }
 
-impl std::str::FromStr for Booking {
-    type Err = PermitError;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "none" => Ok(Booking::None),
-            permit => permit.parse().map(Booking::Permit),
+impl<T> OrNone<T> {
+    /// The same as an option.
+    pub fn into_option(self) -> Option<T> {
+        match self {
+            OrNone::Some(value) => Some(value),
+            OrNone::None => None,
         }
     }
+}
+
+impl<T: std::str::FromStr> std::str::FromStr for OrNone<T> {
+    type Err = T::Err;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(OrNone::None),
+            value => value.parse().map(OrNone::Some),
+        }
+    }
+}
+
+/// Options of `policy set`.
+#[derive(Debug, clap::Args)]
+pub struct PolicySetArgs {
+    /// The VM's name
+    pub vm: String,
+    /// `first-touch`, `round-4k`, either with `+carrefour`, or `none`
+    pub policy: OrNone<MemoryPolicy>,
+    /// JSON instead of a sentence
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
 }
 
 /// Options of `permit set`.
@@ -285,7 +336,7 @@ pub struct SetArgs {
     pub vm: String,
     /// LLC misses per slice of 30 ms (`250k`), memory bandwidth (`500MB/s`), or `none`
     #[arg(allow_hyphen_values = true)]
-    pub permit: Booking,
+    pub permit: OrNone<Permit>,
     /// JSON instead of a sentence
     #[arg(long)]
     pub json: bool,
@@ -294,7 +345,7 @@ pub struct SetArgs {
     pub state: PathBuf,
 }
 
-/// Options of `permit show`.
+/// Options of `permit show` and `policy show`.
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
     /// Only this VM

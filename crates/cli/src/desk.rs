@@ -1,4 +1,4 @@
-//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm` and `permit` ask.
+//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm`, `permit` and `policy` ask.
 //!
 //! One request and one answer per connection, each a line of JSON. The desk shares the control loop's state, which the loop
 //! does not hold while it acts, so an answer takes a millisecond even while gigabytes of pages move. What is to be done to the
@@ -19,7 +19,7 @@ use homenode_host::Setting;
 use homenode_machine::Machine;
 use homenode_policy::permits::suggest::{NoSuggestion, SLICES_MIN};
 use homenode_policy::placement::{Announcement, Placement, Shape, Unplaceable};
-use homenode_units::{Bytes, BytesPerSec, Ns, Permit};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Ns, Permit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -57,6 +57,13 @@ pub enum Request {
         vm: String,
         /// What it books.
         permit: Option<Permit>,
+    },
+    /// Choose a memory policy for a VM, or leave the choice to the agent.
+    PolicySet {
+        /// Its name.
+        vm: String,
+        /// What is chosen.
+        policy: Option<MemoryPolicy>,
     },
     /// Permits and how they are kept.
     Permits {
@@ -105,7 +112,7 @@ pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<Value>> {
         }
     };
     let patience = match request {
-        Request::PermitSet { .. } => PATIENCE_DONE,
+        Request::PermitSet { .. } | Request::PolicySet { .. } => PATIENCE_DONE,
         _ => Duration::from_secs(5),
     };
     stream.set_read_timeout(Some(patience))?;
@@ -259,6 +266,17 @@ impl Clerk {
                 let id = named(&control.status(machine), &vm)?.id;
                 let done = json!({ "vm": vm, "permit": permit, "note": control.permits_idle() });
                 return Ok(Answer::Later(self.orders.set(id, Setting::Permit(permit)), done));
+            }
+            Request::PolicySet { vm, policy } => {
+                let id = named(&control.status(machine), &vm)?.id;
+                if let Some((policy, why)) = policy.and_then(|p| Some((p, control.objection(id, p)?))) {
+                    return Ok(Answer::Now(error(format!(
+                        "VM {vm} cannot have memory policy {policy}: {why}"
+                    ))));
+                }
+                let done = json!({ "vm": vm, "policy": policy, "note": control.memory_policies_idle() });
+                let setting = Setting::MemoryPolicy(policy);
+                return Ok(Answer::Later(self.orders.set(id, setting), done));
             }
             Request::Permits { vm } => {
                 let status = control.status(machine);

@@ -15,6 +15,7 @@ mod numad;
 mod orders;
 mod output;
 mod permit;
+mod policy;
 mod profile;
 mod query;
 mod reproduce;
@@ -78,6 +79,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
         Command::Permit(command) => permit::run(&command)?,
+        Command::Policy(command) => policy::run(&command)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => live::release(&args)?,
         Command::Hook(args) => numad::hook(&args),

@@ -8,6 +8,15 @@ use homenode_control::{Epoch, Status};
 use homenode_units::Bytes;
 use serde::Serialize;
 
+/// Prints what programs read.
+///
+/// # Errors
+/// What cannot be JSON.
+pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}
+
 /// How to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {

@@ -1,20 +1,16 @@
 //! `homenode permit`: what VMs book, how they keep it, what they should book, and the bill.
 
-use std::path::Path;
-
-use anyhow::Context;
 use chrono::DateTime;
 use homenode_control::{Line, PermitStatus};
 use homenode_host::CpuQuota;
 use homenode_policy::permits::Standing;
 use homenode_units::{Permit, Resource};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use crate::args::{BillArgs, Booking, PermitCommand, SetArgs, ShowArgs, SuggestArgs};
-use crate::bad_input;
-use crate::desk::{self, Request};
-use crate::output::{or_dash, percent, table};
+use crate::args::{BillArgs, PermitCommand, SetArgs, ShowArgs, SuggestArgs};
+use crate::desk::Request;
+use crate::output::{or_dash, percent, print_json, table};
+use crate::query::ask_agent;
 
 /// `homenode permit`.
 ///
@@ -29,32 +25,10 @@ pub fn run(command: &PermitCommand) -> anyhow::Result<()> {
     }
 }
 
-/// Asks the agent; complaints about the VM's name are about the user's input.
-fn ask(state: &Path, request: &Request) -> anyhow::Result<Value> {
-    let answer = desk::ask(state, request).map_err(|error| {
-        let is_about_input = error.to_string().starts_with(desk::NO_VM);
-        if is_about_input { bad_input(error) } else { error }
-    })?;
-    answer.with_context(|| {
-        format!(
-            "no agent runs here (nothing at {}); start one with `homenode run`",
-            state.display()
-        )
-    })
-}
-
-fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
-    Ok(())
-}
-
 fn set(args: &SetArgs) -> anyhow::Result<()> {
-    let permit = match args.permit {
-        Booking::Permit(permit) => Some(permit),
-        Booking::None => None,
-    };
+    let permit = args.permit.into_option();
     let vm = args.vm.clone();
-    let answer = ask(&args.state, &Request::PermitSet { vm, permit })?;
+    let answer = ask_agent(&args.state, &Request::PermitSet { vm, permit })?;
     if args.json {
         return print_json(&answer);
     }
@@ -85,7 +59,7 @@ struct VmPermit {
 
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer = ask(&args.state, &Request::Permits { vm })?;
+    let answer = ask_agent(&args.state, &Request::Permits { vm })?;
     if args.json {
         return print_json(&answer["vms"]);
     }
@@ -132,7 +106,7 @@ fn amount(resource: Resource, units_per_slice: f64) -> String {
 
 fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer = ask(&args.state, &Request::PermitSuggest { vm })?;
+    let answer = ask_agent(&args.state, &Request::PermitSuggest { vm })?;
     if args.json {
         return print_json(&answer);
     }
@@ -156,7 +130,7 @@ fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
 
 fn bill(args: &BillArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer = ask(&args.state, &Request::PermitBill { vm })?;
+    let answer = ask_agent(&args.state, &Request::PermitBill { vm })?;
     if args.json {
         return print_json(&answer["lines"]);
     }

@@ -1,16 +1,19 @@
 //! Questions that change nothing: `machine`, `place`, `vm`.
 
+use std::path::Path;
+
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode, Request as Ask};
 use homenode_host::{Host, Sample};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_twin::{Scenario, Twin};
+use serde_json::Value;
 
 use crate::args::{HostArg, MachineArgs, PlaceArgs, VmArgs};
 use crate::bad_input;
 use crate::desk::{self, Request};
-use crate::output::{or_dash, percent, table};
+use crate::output::{or_dash, percent, print_json, table};
 
 /// `homenode machine`.
 ///
@@ -118,35 +121,49 @@ pub fn place_on(machine: &Machine, sample: Sample, ask: &Ask) -> Result<Placemen
     control.place(machine, ask)
 }
 
+/// Asks the agent. What it does not want of what the user wrote is the user's mistake.
+///
+/// # Errors
+/// No agent, or its complaint.
+pub fn ask_agent(state: &Path, request: &Request) -> anyhow::Result<Value> {
+    let answer = desk::ask(state, request).map_err(|error| {
+        let is_about_input = error.to_string().starts_with(desk::NO_VM);
+        if is_about_input { bad_input(error) } else { error }
+    })?;
+    answer.with_context(|| {
+        format!(
+            "no agent runs here (nothing at {}); start one with `homenode run`",
+            state.display()
+        )
+    })
+}
+
+/// What the agent says of its VMs, or of one.
+///
+/// # Errors
+/// No agent, or no such VM.
+pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vec<Value>> {
+    let answer = ask_agent(state, &Request::Vms)?;
+    let mut vms: Vec<Value> = answer["vms"].as_array().cloned().unwrap_or_default();
+    let Some(name) = name else { return Ok(vms) };
+    let known = |vm: &Value| vm["name"].as_str().map(str::to_owned);
+    let names: Vec<String> = vms.iter().filter_map(known).collect();
+    vms.retain(|vm| vm["name"] == name);
+    if vms.is_empty() {
+        let names = names.join(", ");
+        return Err(bad_input(format!("no VM `{name}` runs here; there are: {names}")));
+    }
+    Ok(vms)
+}
+
 /// `homenode vm`.
 ///
 /// # Errors
 /// No agent, or no such VM.
 pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
-    let answer = desk::ask(&args.state, &Request::Vms)?;
-    let answer = answer.with_context(|| {
-        format!(
-            "no agent runs here (nothing at {}); start one with `homenode run`",
-            args.state.display()
-        )
-    })?;
-    let mut vms: Vec<serde_json::Value> = answer["vms"].as_array().cloned().unwrap_or_default();
-    if let Some(name) = &args.name {
-        let names: Vec<String> = vms
-            .iter()
-            .filter_map(|vm| vm["name"].as_str().map(str::to_owned))
-            .collect();
-        vms.retain(|vm| vm["name"] == name.as_str());
-        if vms.is_empty() {
-            return Err(bad_input(format!(
-                "no VM `{name}` runs here; there are: {}",
-                names.join(", ")
-            )));
-        }
-    }
+    let vms = vms(&args.state, args.name.as_deref())?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&vms)?);
-        return Ok(());
+        return print_json(&vms);
     }
     let rows = vms.iter().map(|vm| {
         let home = serde_json::from_value::<homenode_units::NodeSet>(vm["home"].clone()).ok();

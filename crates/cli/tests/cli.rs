@@ -487,9 +487,13 @@ impl Agent {
         agent
     }
 
-    fn permit(&self, args: &[&str]) -> Output {
+    fn ask(&self, args: &[&str]) -> Output {
         let state = self.dir.path().join("state").display().to_string();
-        run(&[&["permit"], args, &["--state", &state]].concat())
+        run(&[args, &["--state", &state]].concat())
+    }
+
+    fn permit(&self, args: &[&str]) -> Output {
+        self.ask(&[&["permit"], args].concat())
     }
 
     fn permit_json(&self, args: &[&str]) -> Value {
@@ -601,6 +605,47 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
 }
 
 #[test]
+fn memory_policies_are_chosen_shown_and_taken_back() {
+    let agent = Agent::start(tempfile::tempdir().unwrap());
+    let shown = || -> Value {
+        let output = agent.ask(&["policy", "show", "web", "--json"]);
+        let vms: Value = serde_json::from_str(&stdout(&output)).expect("one JSON value");
+        vms[0].clone()
+    };
+    let before = shown();
+    assert!(
+        before["memory_policy_chosen"].is_null() && before["pages_on"].is_array(),
+        "{before}"
+    );
+    let set = |policy| agent.ask(&["policy", "set", "web", policy]);
+    assert!(stdout(&set("round-4k")).contains("web has memory policy round-4k"));
+    let chosen = agent.eventually("the choice to be seen", || {
+        let chosen = shown()["memory_policy_chosen"].clone();
+        (!chosen.is_null()).then_some(chosen)
+    });
+    assert_eq!(chosen, "round-4k");
+    let table = stdout(&agent.ask(&["policy", "show"]));
+    assert!(
+        table.contains("MiB on nodes") && table.contains("round-4k"),
+        "{table}"
+    );
+    assert!(stdout(&set("none")).contains("is the agent's choice"));
+    for (args, status, said) in [
+        (&["set", "web", "round-2k"][..], 2, "`first-touch`, `round-4k`"),
+        (&["set", "web", "round-1g"], 1, "choose round-4k"),
+        (&["set", "nobody", "round-4k"], 2, "there are: web"),
+        (&["show", "nobody"], 2, "there are: web"),
+    ] {
+        let output = agent.ask(&[&["policy"], args].concat());
+        let (code, text) = (output.status.code(), stderr(&output));
+        assert!(
+            code == Some(status) && text.contains(said),
+            "{args:?}: {code:?} {text}"
+        );
+    }
+}
+
+#[test]
 fn without_an_agent_permits_say_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().display().to_string();
@@ -609,6 +654,8 @@ fn without_an_agent_permits_say_how_to_start_one() {
         &["permit", "set", "web", "250k"],
         &["permit", "suggest", "web"],
         &["permit", "bill"],
+        &["policy", "show"],
+        &["policy", "set", "web", "first-touch"],
     ] {
         let (status, text) = refused(&[args, &["--state", &state]].concat());
         assert!(status == 1 && text.contains("homenode run"), "{args:?}: {text}");

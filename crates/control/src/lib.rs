@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   host.sample() ─▶ Rates::between ─▶ View ─▶ permits   ┐
-//!                                              placement ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
-//!                                              balance   │                                       │
-//!                                              repatriate┘                                       │
+//!                                              placement │
+//!                                              balance   ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
+//!                                              repatriate│                                       │
+//!                                              memory    ┘                                       │
 //!        homes, expected affinities  ◀───────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -29,8 +30,8 @@ use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
 use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
-use homenode_policy::{balance, levers, permits, placement, repatriate};
-use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, Permit, VmId};
+use homenode_policy::{balance, levers, memory, permits, placement, repatriate};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
 pub use bill::{Bill, Hour, Line};
@@ -49,20 +50,28 @@ pub enum Policies {
     Default,
     /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of seed 002.
     FfPin,
-    /// Permits, placement by TAH, balance, repatriation.
+    /// Memory policies and repatriation alone: homes are what operators chose.
+    Memory,
+    /// Permits, placement by TAH, balance, repatriation, memory policies.
     #[default]
     Homenode,
 }
 
 impl Policies {
     /// All of them.
-    pub const ALL: [Policies; 3] = [Policies::Default, Policies::FfPin, Policies::Homenode];
+    pub const ALL: [Policies; 4] = [
+        Policies::Default,
+        Policies::FfPin,
+        Policies::Memory,
+        Policies::Homenode,
+    ];
 
     /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Policies::Default => "default",
             Policies::FfPin => "ff-pin",
+            Policies::Memory => "memory",
             Policies::Homenode => "homenode",
         }
     }
@@ -103,6 +112,8 @@ pub struct Config {
     pub placement: placement::Config,
     /// Page budgets.
     pub repatriate: repatriate::Config,
+    /// How memory policies are carried out.
+    pub memory: memory::Config,
     /// How VMs are held to their permits.
     pub permits: permits::Config,
 }
@@ -114,6 +125,7 @@ impl Default for Config {
             policies: Policies::Homenode,
             placement: placement::Config::default(),
             repatriate: repatriate::Config::default(),
+            memory: memory::Config::default(),
             permits: permits::Config::default(),
         }
     }
@@ -179,6 +191,7 @@ pub struct Control {
     placement: placement::State,
     balance: balance::State,
     repatriate: repatriate::State,
+    memory: memory::State,
     permits: permits::State,
     bill: Bill,
     homes: BTreeMap<VmId, NodeSet>,
@@ -255,6 +268,22 @@ impl Control {
     pub fn was_set(&mut self, vm: VmId, setting: Setting) {
         if let Setting::Permit(_) = setting {
             self.watch.give_back_quota(vm);
+        }
+    }
+
+    /// What speaks against a memory policy for a VM, if anything does; `None` too for a VM that does not run.
+    pub fn objection(&self, vm: VmId, policy: MemoryPolicy) -> Option<String> {
+        let (sample, _) = self.last.as_ref()?;
+        let vm = sample.vm(vm)?;
+        memory::objection(sample, vm, hands_off(vm, &self.watch), policy)
+    }
+
+    /// Why memory policies are kept in mind only, if they are.
+    pub fn memory_policies_idle(&self) -> Option<&'static str> {
+        match (self.config.policies, self.mode) {
+            (_, Mode::DryRun) => Some("the agent runs with --dry-run and moves nobody's memory"),
+            (Policies::Homenode | Policies::Memory, Mode::Act) => None,
+            _ => Some("the policies of this agent set no memory policy; run it with --policies homenode"),
         }
     }
 
@@ -354,12 +383,20 @@ impl Control {
 
     /// The policies' merged plan. Pure but for the policies' own memory: this is the part that is benchmarked.
     pub fn plan(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Plan {
+        if self.config.policies == Policies::Memory {
+            // Nobody places VMs: home is where the operator wants a VM, or all that it may use.
+            for vm in &sample.vms {
+                let home = self.homes.entry(vm.id);
+                home.or_insert_with(|| vm.settings.home.clone().unwrap_or_else(|| may_use(machine, vm)));
+            }
+        }
         let Control {
             config,
             history,
             placement,
             balance,
             repatriate,
+            memory,
             permits,
             homes,
             watch,
@@ -367,15 +404,24 @@ impl Control {
         } = self;
         let view = view(machine, sample, rates, homes, watch);
         history.observe(&view);
+        let mut pages = || {
+            let strays = repatriate::plan(&view, &config.repatriate, repatriate);
+            let laid_out = memory::plan(&view, &config.memory, &config.repatriate, &strays, memory);
+            [strays, laid_out]
+        };
         let plans = match config.policies {
             Policies::Default => vec![],
             Policies::FfPin => vec![placement::plan(&view, &config.placement, history, placement)],
-            Policies::Homenode => vec![
-                permits::plan(&view, &config.permits, permits),
-                placement::plan(&view, &config.placement, history, placement),
-                balance::plan(&view, &config.placement, history, placement, balance),
-                repatriate::plan(&view, &config.repatriate, repatriate),
-            ],
+            Policies::Memory => pages().into(),
+            Policies::Homenode => {
+                let mut plans = vec![
+                    permits::plan(&view, &config.permits, permits),
+                    placement::plan(&view, &config.placement, history, placement),
+                    balance::plan(&view, &config.placement, history, placement, balance),
+                ];
+                plans.extend(pages());
+                plans
+            }
         };
         levers::merge(&view, plans)
     }
@@ -570,6 +616,18 @@ fn view<'a>(
         sample,
         rates,
         vms: vms.collect(),
+    }
+}
+
+/// Nodes with memory that a VM's vCPUs may run on; all with memory where those have none.
+fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
+    let cpus = vm.vcpus.iter().flat_map(|vcpu| vcpu.affinity.iter());
+    let nodes: NodeSet = cpus.filter_map(|cpu| machine.node_of(cpu)).collect();
+    let nodes = nodes.intersection(&machine.memory_nodes());
+    if nodes.is_empty() {
+        machine.memory_nodes()
+    } else {
+        nodes
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use homenode_host::{CpuQuota, Rates, Sample, VmSample};
 use homenode_machine::Machine;
 use homenode_policy::permits::{self, Account, Standing};
-use homenode_units::{Bytes, BytesPerSec, NodeId, NodeSet, Ns, Pages, Permit, VmId};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeSet, Ns, Pages, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
 /// The host at one moment.
@@ -66,6 +66,10 @@ pub struct VmStatus {
     pub home: Option<NodeSet>,
     /// How many of its vCPUs last ran on each node.
     pub vcpus_on: Vec<(NodeId, usize)>,
+    /// Memory policy in force.
+    pub memory_policy: MemoryPolicy,
+    /// Memory policy that the operator chose, if he did.
+    pub memory_policy_chosen: Option<MemoryPolicy>,
     /// Touched pages on each node, where known.
     pub pages_on: Option<Vec<(NodeId, Pages)>>,
     /// Memory that the guest may use.
@@ -171,6 +175,8 @@ impl Status {
                         .pages
                         .as_ref()
                         .map(|pages| pages.iter().map(|(node, pages)| (node, *pages)).collect()),
+                    memory_policy: vm.memory_policy,
+                    memory_policy_chosen: vm.settings.memory_policy,
                     memory_bytes: vm.memory_bytes,
                     cpus_used: over.map(|over| over.cpus_used),
                     vcpus_waiting: over.map(|over| over.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),

@@ -143,6 +143,15 @@ impl Action {
         }
     }
 
+    /// How many pages it may move.
+    pub fn pages_max(&self) -> Pages {
+        match self {
+            Action::MovePages { pages_max, .. } => *pages_max,
+            Action::MoveFrames { moves, .. } => moves.iter().map(|each| each.pages).sum(),
+            _ => Pages::ZERO,
+        }
+    }
+
     /// What it changes.
     pub fn lever(&self) -> Lever {
         match self {

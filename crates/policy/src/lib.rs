@@ -6,6 +6,7 @@
 //! | [`placement`] | on which node(s) shall a VM live? | seed 002, V.C |
 //! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | seed 002, V.D |
 //! | [`permits`] | how much may a VM pollute the cache, and has it? | seed 000, chapter 3 |
+//! | [`memory`] | how do a VM's pages lie on its home nodes, and who moves them? | seed 004, section 3 |
 //! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; DESIGN section 2 |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
@@ -14,6 +15,7 @@
 pub mod balance;
 pub mod demand;
 pub mod levers;
+pub mod memory;
 pub mod permits;
 pub mod placement;
 pub mod repatriate;

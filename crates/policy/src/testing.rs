@@ -6,7 +6,7 @@ use homenode_host::{
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
-    Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages, VmId,
+    Bytes, BytesPerSec, CpuId, CpuSet, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages, VmId,
 };
 
 /// Id of the n-th VM of a scene.
@@ -26,6 +26,7 @@ pub struct Scene {
     pub host_busy: Vec<f64>,
     pub links: Vec<(NodeId, NodeId, u64)>,
     pub traffic: NodeMap<u64>,
+    pub no_page_uses: Option<String>,
 }
 
 pub struct SceneVm {
@@ -41,6 +42,7 @@ pub struct SceneVm {
     settings: VmSettings,
     quota: Option<CpuQuota>,
     device_nodes: NodeSet,
+    memory_policy: MemoryPolicy,
 }
 
 pub struct SceneVcpu {
@@ -123,6 +125,7 @@ impl Scene {
             host_busy,
             links: vec![],
             traffic: NodeMap::new(),
+            no_page_uses: None,
         }
     }
 
@@ -156,6 +159,7 @@ impl Scene {
             settings: VmSettings::default(),
             quota: None,
             device_nodes: NodeSet::new(),
+            memory_policy: MemoryPolicy::default(),
         });
         self.vms.sort_by_key(|vm| vm.n);
         self.vms.iter_mut().find(|vm| vm.n == n).expect("just added")
@@ -238,7 +242,7 @@ impl Scene {
             cpus: cpus.collect(),
             nodes,
             links,
-            no_page_uses: None,
+            no_page_uses: self.no_page_uses.clone(),
             vms,
         }
     }
@@ -261,6 +265,21 @@ impl SceneVm {
 
     pub fn home(&mut self, node: u16) -> &mut Self {
         self.home = Some(NodeSet::one(NodeId(node)));
+        self
+    }
+
+    pub fn homes(&mut self, nodes: &str) -> &mut Self {
+        self.home = Some(nodes.parse().expect("a node list"));
+        self
+    }
+
+    pub fn in_force(&mut self, policy: MemoryPolicy) -> &mut Self {
+        self.memory_policy = policy;
+        self
+    }
+
+    pub fn chosen(&mut self, policy: MemoryPolicy) -> &mut Self {
+        self.settings.memory_policy = Some(policy);
         self
     }
 
@@ -333,7 +352,7 @@ impl SceneVm {
             memory_bytes: self.memory,
             pages: Some(self.pages.clone()),
             accesses: None,
-            memory_policy: homenode_units::MemoryPolicy::default(),
+            memory_policy: self.memory_policy,
             page_uses: None,
             immovable: self.immovable.clone(),
             confined: None,

@@ -54,7 +54,7 @@ fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
 }
 
 /// Metadata that makes these nodes the home that the operator chose.
-fn home_of_operator(nodes: &str) -> String {
+pub fn home_of_operator(nodes: &str) -> String {
     format!(
         "<metadata><homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' home='{nodes}'/></metadata>"
     )

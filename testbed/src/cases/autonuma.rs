@@ -4,14 +4,13 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use homenode_testbed_guest::Behaviour;
 
 use super::agent::{start_agent, stop, wait_home, wait_memory};
 use super::basics::in_mib;
+use super::memory::drifted;
 use crate::inside::Inside;
-use crate::inside::guest::GuestSpec;
 
-/// The guest comes home, and the kernel's balancing does not take it away again.
+/// A guest whose memory has drifted comes home, and the kernel's balancing does not take it away again.
 pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
     let path = "/proc/sys/kernel/numa_balancing";
     let balancing = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
@@ -20,9 +19,12 @@ pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
         "expected automatic NUMA balancing to be on, saw {}",
         balancing.trim()
     );
-    let load = Behaviour::busy(1).with_duty(30).with_touch(40).with_every(2000);
-    let guest = inside.create(&GuestSpec::new("balanced").doing(load))?;
-    guest.scatter(&[0, 1, 2, 3])?;
+    let guest = drifted(inside)?;
+    std::thread::sleep(Duration::from_secs(30));
+    inside.note(format!(
+        "30 s of the kernel's balancing alone: {:?} MiB",
+        in_mib(&guest.pages_per_node()?)
+    ));
     let agent = start_agent(inside)?;
     let home = wait_home(inside, &guest, Duration::from_secs(150))?;
     wait_memory(inside, &guest, home, Duration::from_secs(240))?;

@@ -8,6 +8,7 @@ mod autonuma;
 mod basics;
 mod conformance;
 mod dropin;
+mod memory;
 mod numad;
 mod permits;
 
@@ -215,6 +216,20 @@ pub static ALL: &[Case] = &[
         permits::permit_set,
     ),
     case(
+        "memory-policies",
+        Group::Agent,
+        600,
+        "round-4k by migration; released pages are placed anew where they are touched; what cannot be is refused",
+        memory::policies,
+    ),
+    case(
+        "drift",
+        Group::Agent,
+        480,
+        "memory that a balloon scattered comes home",
+        memory::drift,
+    ),
+    case(
         "dropin-three-starts",
         Group::Agent,
         480,
@@ -225,7 +240,7 @@ pub static ALL: &[Case] = &[
         "autonuma",
         Group::Autonuma,
         600,
-        "a guest comes home while the kernel balances on its own",
+        "what the kernel's balancing does about drift by itself, and that the agent brings it home beside that",
         autonuma::bring_home,
     ),
 ];

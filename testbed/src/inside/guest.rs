@@ -77,6 +77,8 @@ pub struct GuestSpec {
     pub memory: Memory,
     /// What it does.
     pub orders: Orders,
+    /// Whether its balloon tells the host of pages that it has released.
+    pub free_page_reporting: bool,
     /// Further XML inside `<domain>`, such as `<metadata>`.
     pub extra_xml: String,
 }
@@ -92,6 +94,7 @@ impl GuestSpec {
             cpus: Cpus::Any,
             memory: Memory::Default,
             orders: Orders::default(),
+            free_page_reporting: false,
             extra_xml: String::new(),
         }
     }
@@ -198,10 +201,15 @@ impl GuestSpec {
              <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>\
              <devices><emulator>/usr/bin/qemu-system-x86_64</emulator><controller type='usb' model='none'/>\
              <serial type='unix'><source mode='bind' path='{}'/><log file='{}' append='off'/><target port='0'/></serial>\
-             <memballoon model='virtio'/></devices></domain>",
+             <memballoon model='virtio'{}/></devices></domain>",
             self.orders.to_cmdline(),
             self.socket().display(),
-            self.console_log().display()
+            self.console_log().display(),
+            if self.free_page_reporting {
+                " freePageReporting='on'"
+            } else {
+                ""
+            }
         );
         xml
     }
@@ -283,20 +291,19 @@ impl Guest {
         }
     }
 
-    /// Sends a line to its console.
+    /// Sends a line to its console. QEMU reads at its own pace, and what it has not read is lost when the connection is closed:
+    /// keep it until the guest has answered.
     ///
     /// # Errors
     /// When the console cannot be reached.
-    pub fn send(&self, line: &str) -> anyhow::Result<()> {
+    fn send(&self, line: &str) -> anyhow::Result<UnixStream> {
         let path = self.spec.socket();
         let mut stream = UnixStream::connect(&path)
             .with_context(|| format!("cannot reach the console {}", path.display()))?;
         stream
             .write_all(format!("{line}\n").as_bytes())
             .context("cannot write to the console")?;
-        // QEMU reads at its own pace; a socket closed at once can lose what is in it.
-        std::thread::sleep(Duration::from_millis(300));
-        Ok(())
+        Ok(stream)
     }
 
     /// Makes it do something else, and waits until it does.
@@ -304,7 +311,7 @@ impl Guest {
     /// # Errors
     /// When it does not answer in time.
     pub fn switch_to(&self, behaviour: Behaviour) -> anyhow::Result<()> {
-        self.send(&behaviour.to_string())?;
+        let _open = self.send(&behaviour.to_string())?;
         self.wait_console(&format!("PHASE {behaviour}"), Duration::from_secs(60))
             .map(drop)
     }
@@ -315,7 +322,7 @@ impl Guest {
     /// When it does not answer in time.
     pub fn progress(&self) -> anyhow::Result<(u64, u64)> {
         let before = self.console().matches(MARKER_REPORT).count();
-        self.send("report")?;
+        let _open = self.send("report")?;
         let what = format!("guest {} to report", self.spec.name);
         wait_until(&what, Duration::from_secs(60), || {
             let console = self.console();

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
+use crate::outside::emulated::NODES;
+
 /// Parses a list such as `0-1,3`.
 ///
 /// # Errors
@@ -93,6 +95,32 @@ impl Process {
             }
         }
         Ok(vcpus)
+    }
+
+    /// Has its vCPUs run on one node, whatever libvirt thinks. CPU `n` is node `n` in the testbed.
+    ///
+    /// # Errors
+    /// When QEMU has gone.
+    pub fn run_vcpus_on(self, node: u32) -> anyhow::Result<()> {
+        self.confine_vcpus(node..node + 1)
+    }
+
+    /// Has its vCPUs run anywhere again.
+    ///
+    /// # Errors
+    /// When QEMU has gone.
+    pub fn run_vcpus_anywhere(self) -> anyhow::Result<()> {
+        self.confine_vcpus(0..NODES)
+    }
+
+    fn confine_vcpus(self, cpus: std::ops::Range<u32>) -> anyhow::Result<()> {
+        let mut set = rustix::thread::CpuSet::new();
+        cpus.for_each(|cpu| set.set(cpu as usize));
+        for thread in self.vcpu_threads()?.into_values() {
+            let tid = rustix::thread::Pid::from_raw(thread as i32);
+            rustix::thread::sched_setaffinity(tid, &set).context("cannot confine a vCPU")?;
+        }
+        Ok(())
     }
 
     /// CPUs that each vCPU thread may run on.

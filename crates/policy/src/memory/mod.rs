@@ -1,0 +1,203 @@
+//! Memory policies: how a VM's pages are laid out over its home nodes, and who decides on it.
+//!
+//! # Problem
+//! A VM on one node wants its memory there. One that needs several nodes has a choice (seed 004, section 3): each page near the
+//! CPU that touched it first, or all spread evenly, or either with pages following their users; and each is right for some
+//! program and very wrong for another. Several policies that move the same pages would undo each other's work.
+//!
+//! # Terms
+//! *Memory policy*: [`MemoryPolicy`], chosen by the operator for a VM; without a choice the host's own stays in force.
+//! *Strays*: pages outside all home nodes, which [`crate::repatriate`] brings home whatever the memory policy.
+//!
+//! # Algorithm
+//! Each epoch, for each VM:
+//! 1. A policy that the operator chose and that is not in force is set, unless [`objection`] has something against it, which is
+//!    said once.
+//! 2. A VM under round-4K that has several home nodes has its pages evened out: from each home node that holds over
+//!    [`Config::spread_excess`] more than an even part, what is too much moves to the nodes that hold less. On the twin pages
+//!    are dealt out so from the beginning; Linux places them by first touch, whence they are moved.
+//! 3. Under Carrefour single pages follow their users. Round-4K's pages are evened out first, once: then they are
+//!    Carrefour's.
+//!
+//! Budgets are those of repatriation: what strays leave of them.
+//!
+//! # Properties
+//! - `pages_are_evened_out_over_the_home_nodes`
+//! - `what_repatriation_leaves_of_the_budgets_is_used`
+//! - `a_policy_that_cannot_be_is_said_once_with_the_reason`
+//! - `first_touch_leaves_pages_where_they_are`
+//!
+//! # Departures
+//! - Home nodes of a VM are chosen by [`crate::placement`], not by Xen's (section 3.1), and may change.
+
+use std::collections::BTreeSet;
+
+use homenode_host::{Action, HandsOff, Plan, Sample, View, VmSample, VmView};
+use homenode_units::{MemoryPolicy, Migration, NodeSet, Pages, Placing, VmId};
+use serde::{Deserialize, Serialize};
+
+use crate::repatriate;
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "memory";
+
+/// Fewer pages than this too many on a node are not worth a move.
+const EXCESS_PAGES_MIN: u64 = 256;
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// How much more than an even part a node may hold under round-4K, as a share of that part, 0 to 1.
+    pub spread_excess: f64,
+}
+
+impl Default for Config {
+    /// A twentieth: what a busy guest touches while pages move stays within it.
+    fn default() -> Self {
+        Config { spread_excess: 0.05 }
+    }
+}
+
+/// What the policy remembers between epochs.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// Objections that were said.
+    told: BTreeSet<(VmId, MemoryPolicy)>,
+    /// VMs under Carrefour whose pages were evened out.
+    spread: BTreeSet<VmId>,
+}
+
+/// What speaks against a memory policy for a VM, with what to do about it.
+pub fn objection(
+    sample: &Sample,
+    vm: &VmSample,
+    hands_off: Option<HandsOff>,
+    policy: MemoryPolicy,
+) -> Option<String> {
+    if let Some(why) = hands_off {
+        return Some(format!("{why}, so the agent leaves its memory alone too"));
+    }
+    if vm.memory_policy == policy {
+        return None;
+    }
+    if let Some(why) = &vm.immovable {
+        return Some(format!("its pages cannot move: {why}"));
+    }
+    if policy.placing == Placing::Round1g {
+        let why =
+            "round-1g deals out a VM's memory when it is created, and this one runs already; choose round-4k";
+        return Some(why.to_owned());
+    }
+    match (&sample.no_page_uses, policy.migration) {
+        (Some(why), Migration::Carrefour) => Some(why.clone()),
+        _ => None,
+    }
+}
+
+/// Lays out pages of VMs whose memory policy wants it, within what `strays`, the plan of [`repatriate`] for this epoch, leaves
+/// of the budgets.
+pub fn plan(
+    view: &View<'_>,
+    config: &Config,
+    budgets: &repatriate::Config,
+    strays: &Plan,
+    state: &mut State,
+) -> Plan {
+    let mut plan = Plan::new(view.version);
+    state.told.retain(|(id, _)| view.sample.vm(*id).is_some());
+    state.spread.retain(|id| view.sample.vm(*id).is_some());
+    let spent: Pages = strays.decisions.iter().map(|d| d.action.pages_max()).sum();
+    let mut host_left = budgets.host_pages_per_epoch - spent.min(budgets.host_pages_per_epoch);
+    for vm in view.vms.iter().filter(|vm| vm.managed()) {
+        let id = vm.sample.id;
+        let policy = in_force(view, vm, state, &mut plan);
+        if policy.migration == Migration::None {
+            state.spread.remove(&id);
+        }
+        let has_strays = strays.decisions.iter().any(|d| d.action.vm() == id);
+        let Some(home) = vm.home.filter(|home| home.len() > 1) else {
+            continue;
+        };
+        let is_movable = vm.hands_off.is_none() && vm.memory_fixed().is_none() && !has_strays;
+        let is_spread = policy.placing == Placing::Round4k && !state.spread.contains(&id);
+        if !is_movable || !is_spread {
+            continue;
+        }
+        let budget = budgets.vm_pages_per_epoch.min(host_left);
+        let spent = spread(vm, home, config, budget, &mut plan);
+        host_left -= spent;
+        if spent == Pages::ZERO && policy.migration != Migration::None {
+            state.spread.insert(id);
+        }
+    }
+    plan
+}
+
+/// The VM's memory policy, after having another set where the operator chose one that can be.
+fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan) -> MemoryPolicy {
+    let now = vm.sample.memory_policy;
+    let Some(chosen) = vm.sample.settings.memory_policy.filter(|chosen| *chosen != now) else {
+        return now;
+    };
+    let (id, name) = (vm.sample.id, &vm.sample.name);
+    match objection(view.sample, vm.sample, vm.hands_off, chosen) {
+        None => {
+            let set = Action::SetMemoryPolicy {
+                vm: id,
+                policy: chosen,
+            };
+            plan.decide(
+                POLICY,
+                set,
+                format!("the operator chose {chosen} for it; it had {now}"),
+            );
+        }
+        Some(why) => {
+            if state.told.insert((id, chosen)) {
+                plan.find(
+                    POLICY,
+                    Some(id),
+                    format!("VM {name} keeps {now}, not {chosen}: {why}"),
+                );
+            }
+        }
+    }
+    now
+}
+
+/// Evens out a VM's pages over its home nodes; gives how many may move.
+fn spread(vm: &VmView<'_>, home: &NodeSet, config: &Config, budget: Pages, plan: &mut Plan) -> Pages {
+    let Some(pages) = &vm.sample.pages else {
+        return Pages::ZERO;
+    };
+    let on = |node| pages.get(node).map_or(0, |pages| pages.0);
+    let total: u64 = home.iter().map(on).sum();
+    let even = total / home.len() as u64;
+    let excess_max = ((even as f64 * config.spread_excess) as u64).max(EXCESS_PAGES_MIN);
+    let to: NodeSet = home.iter().filter(|node| on(*node) < even).collect();
+    let mut left = budget;
+    for node in home.iter().filter(|node| on(*node) > even + excess_max) {
+        let pages_max = Pages(on(node) - even).min(left);
+        if pages_max == Pages::ZERO || to.is_empty() {
+            break;
+        }
+        left -= pages_max;
+        let reason = format!(
+            "round-4k wants an even part, {}, on each of nodes {home}, and node {node} holds {}",
+            Pages(even),
+            Pages(on(node))
+        );
+        let action = Action::MovePages {
+            vm: vm.sample.id,
+            from: NodeSet::one(node),
+            to: to.clone(),
+            pages_max,
+        };
+        plan.decide(POLICY, action, reason);
+    }
+    budget - left
+}
+
+#[cfg(test)]
+mod tests;

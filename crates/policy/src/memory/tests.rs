@@ -1,0 +1,130 @@
+use homenode_host::Immovable;
+use homenode_units::{Bytes, NodeId};
+
+use super::*;
+use crate::testing::{Scene, vm_id};
+
+const ROUND: MemoryPolicy = Placing::Round4k.alone();
+
+/// One VM on nodes 0 to 2, with so many pages on each node.
+fn scene(pages: [u64; 4], policy: MemoryPolicy) -> Scene {
+    let mut scene = Scene::four_nodes(4);
+    let vm = scene.add_vm(1, 6, Bytes::from_gib(8), 0);
+    vm.homes("0-2").in_force(policy);
+    for (node, pages) in pages.into_iter().enumerate() {
+        vm.pages(node as u16, pages);
+    }
+    scene
+}
+
+fn decide(scene: &mut Scene, state: &mut State) -> Plan {
+    let budgets = repatriate::Config::default();
+    scene.with_view(|view| {
+        let strays = repatriate::plan(view, &budgets, &mut repatriate::State::default());
+        plan(view, &Config::default(), &budgets, &strays, state)
+    })
+}
+
+/// (from, to, pages) of each move.
+fn moves(plan: &Plan) -> Vec<(String, String, u64)> {
+    let moves = plan.decisions.iter().filter_map(|d| match &d.action {
+        Action::MovePages {
+            from, to, pages_max, ..
+        } => Some((from.to_string(), to.to_string(), pages_max.0)),
+        _ => None,
+    });
+    moves.collect()
+}
+
+#[test]
+fn pages_are_evened_out_over_the_home_nodes() {
+    let plan = decide(
+        &mut scene([30_000, 6_000, 24_000, 0], ROUND),
+        &mut State::default(),
+    );
+    let expected = [("0", "1", 10_000), ("2", "1", 4_000)].map(|(a, b, n)| (a.to_owned(), b.to_owned(), n));
+    assert_eq!(moves(&plan), expected);
+    // Within the tolerance nothing moves, and nothing does for a VM with one home node.
+    let mut even = scene([20_500, 19_700, 19_800, 0], ROUND);
+    assert!(decide(&mut even, &mut State::default()).decisions.is_empty());
+    let mut one = Scene::four_nodes(4);
+    one.add_vm(1, 1, Bytes::from_gib(1), 0)
+        .home(0)
+        .pages(0, 9_000)
+        .in_force(ROUND);
+    assert!(decide(&mut one, &mut State::default()).decisions.is_empty());
+}
+
+#[test]
+fn first_touch_leaves_pages_where_they_are() {
+    let plan = decide(
+        &mut scene([60_000, 0, 0, 0], Placing::FirstTouch.alone()),
+        &mut State::default(),
+    );
+    assert!(plan.decisions.is_empty());
+}
+
+#[test]
+fn what_repatriation_leaves_of_the_budgets_is_used() {
+    let budgets = repatriate::Config {
+        vm_pages_per_epoch: Pages(5_000),
+        host_pages_per_epoch: Pages(8_000),
+        ..repatriate::Config::default()
+    };
+    let mut scene = scene([30_000, 6_000, 24_000, 0], ROUND);
+    // Its strays take 5000 of the host's 8000.
+    scene.add_vm(2, 1, Bytes::from_gib(4), 0).home(0).pages(3, 9_000);
+    let plan = scene.with_view(|view| {
+        let strays = repatriate::plan(view, &budgets, &mut repatriate::State::default());
+        plan(view, &Config::default(), &budgets, &strays, &mut State::default())
+    });
+    assert_eq!(moves(&plan), [("0".to_owned(), "1".to_owned(), 3_000)]);
+}
+
+#[test]
+fn strays_go_home_before_pages_are_evened_out() {
+    let plan = decide(
+        &mut scene([30_000, 6_000, 24_000, 9_000], ROUND),
+        &mut State::default(),
+    );
+    assert!(plan.decisions.is_empty(), "{plan:?}");
+}
+
+#[test]
+fn a_policy_that_cannot_be_is_said_once_with_the_reason() {
+    let first_touch = Placing::FirstTouch.alone();
+    let mut refused = scene([9_000, 0, 0, 0], ROUND);
+    refused.vms[0].chosen(first_touch).immovable(Immovable::Vfio);
+    let mut state = State::default();
+    let plan = decide(&mut refused, &mut state);
+    assert!(plan.decisions.is_empty());
+    assert!(plan.findings[0].message.contains("VFIO"), "{:?}", plan.findings);
+    assert!(decide(&mut refused, &mut state).findings.is_empty());
+
+    let mut set = scene([9_000, 0, 0, 0], ROUND);
+    set.vms[0].chosen(first_touch);
+    let plan = decide(&mut set, &mut State::default());
+    let expected = Action::SetMemoryPolicy {
+        vm: vm_id(1),
+        policy: first_touch,
+    };
+    assert_eq!(plan.decisions[0].action, expected);
+
+    for (wanted, part) in [
+        (Placing::Round1g.alone(), "round-4k"),
+        (ROUND, "pinned"),
+        (Placing::FirstTouch.with_carrefour(), "no sampling"),
+    ] {
+        let mut scene = scene([9_000, 0, 0, 0], first_touch);
+        scene.no_page_uses = Some("no sampling here".into());
+        if part == "pinned" {
+            scene.vms[0].hands_off(HandsOff::PinnedByHand);
+        }
+        let said = scene.with_view(|view| {
+            let vm = &view.vms[0];
+            objection(view.sample, vm.sample, vm.hands_off, wanted)
+        });
+        assert!(said.as_ref().is_some_and(|said| said.contains(part)), "{said:?}");
+    }
+    assert_eq!(set.machine.nodes.keys().next(), Some(NodeId(0)));
+}

@@ -1,0 +1,179 @@
+//! Memory policies and drift on a real kernel: what counts is where `numa_maps` says that pages lie.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, ensure};
+use homenode_testbed_guest::Behaviour;
+use serde_json::Value;
+
+use super::agent::{SOON, home_of_operator, start_agent, stop, wait_memory};
+use super::basics::in_mib;
+use crate::inside::Inside;
+use crate::inside::guest::{Guest, GuestSpec, mib};
+use crate::inside::wait::{Look, wait_until};
+
+/// Memory that guests here touch and release, in MiB. Free-page reporting needs some more free than that in the guest.
+const TOUCHED_MIB: u32 = 100;
+/// Memory that the drifting guest touches: so much that the balloon, half of the guest, must take some of it.
+const DRIFTING_MIB: u32 = 160;
+/// Of it, so much at least comes back elsewhere.
+const DRIFTED_MIB: u64 = 50;
+/// Of memory that was released, so much comes back to the host, and so much of it lands where it is touched again: blocks are
+/// reported whole, and the guest's kernel takes some of them.
+const COMES_BACK_MIB: u64 = 60;
+
+/// A guest large enough for free-page reporting, at home on these nodes.
+fn roomy(name: &str, home: &str) -> GuestSpec {
+    let mut spec = GuestSpec::new(name).doing(Behaviour::idle().with_touch(TOUCHED_MIB));
+    spec.memory_mib = 256;
+    spec.free_page_reporting = true;
+    spec.extra_xml = home_of_operator(home);
+    spec
+}
+
+/// Runs `homenode policy`; its JSON, or what it complained of.
+fn policy(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, String>> {
+    let output = Command::new(inside.homenode()?)
+        .arg("policy")
+        .args(arguments)
+        .arg("--json")
+        .output()?;
+    if !output.status.success() {
+        return Ok(Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    let value = serde_json::from_slice(&output.stdout);
+    Ok(Ok(
+        value.with_context(|| format!("homenode policy {arguments:?}"))?
+    ))
+}
+
+/// Waits until the agent knows the guest and answers.
+fn wait_known(inside: &Inside, name: &str) -> anyhow::Result<()> {
+    wait_until("the agent to know the guest", SOON, || {
+        Ok(match policy(inside, &["show", name])? {
+            Ok(_) => Look::Done(()),
+            Err(why) => Look::NotYet(why),
+        })
+    })
+}
+
+fn pages_on(guest: &Guest, node: u32) -> anyhow::Result<u64> {
+    Ok(guest.pages_per_node()?.get(&node).copied().unwrap_or(0))
+}
+
+/// Waits until a guest holds at most so much.
+fn wait_shrunk(guest: &Guest, mib_max: u64) -> anyhow::Result<()> {
+    let what = format!("{} to hold at most {mib_max} MiB", guest.spec.name);
+    wait_until(&what, SOON, || {
+        let pages = guest.pages_per_node()?;
+        Ok(match mib(pages.values().sum()) <= mib_max {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("{:?} MiB", in_mib(&pages))),
+        })
+    })
+}
+
+/// Round-4K by migration over four home nodes; then first-touch: what the guest releases and touches again from another node
+/// lands on that node.
+pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = inside.create(&roomy("laid-out", "0-3"))?;
+    guest.move_to(0)?;
+    let agent = start_agent(inside)?;
+    wait_known(inside, "laid-out")?;
+
+    for (wanted, part) in [
+        ("round-4k+carrefour", "IBS, PEBS"),
+        ("round-1g", "round-4k"),
+        ("first-touch+autonuma", "numa_balancing"),
+    ] {
+        let answer = policy(inside, &["set", "laid-out", wanted])?;
+        ensure!(
+            answer.as_ref().is_err_and(|why| why.contains(part)),
+            "expected {wanted} refused because of {part}, saw {answer:?}"
+        );
+    }
+    policy(inside, &["set", "laid-out", "round-4k"])?.map_err(|why| anyhow!(why))?;
+    wait_until("an even part of the memory on each node", SOON, || {
+        let pages = guest.pages_per_node()?;
+        let even = pages.values().sum::<u64>() / 4;
+        let is_even = (0..4).all(|node| pages.get(&node).is_some_and(|on| on.abs_diff(even) * 10 <= even));
+        Ok(match is_even {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("{:?} MiB", in_mib(&pages))),
+        })
+    })?;
+    let shown = policy(inside, &["show", "laid-out"])?.map_err(|why| anyhow!(why))?;
+    ensure!(
+        shown[0]["memory_policy"] == "round-4k" && shown[0]["memory_policy_chosen"] == "round-4k",
+        "expected round-4k in force, saw {shown}"
+    );
+    inside.note(format!("round-4k: {:?} MiB", in_mib(&guest.pages_per_node()?)));
+
+    policy(inside, &["set", "laid-out", "first-touch"])?.map_err(|why| anyhow!(why))?;
+    wait_until("first-touch to be in force", SOON, || {
+        let shown = policy(inside, &["show", "laid-out"])?.map_err(|why| anyhow!(why))?;
+        Ok(match shown[0]["memory_policy"] == "first-touch" {
+            true => Look::Done(()),
+            false => Look::NotYet(shown.to_string()),
+        })
+    })?;
+    let full = mib(guest.pages_per_node()?.values().sum());
+    guest.switch_to(Behaviour::idle())?;
+    wait_shrunk(&guest, full - COMES_BACK_MIB)?;
+    inside.note(format!("released: {:?} MiB", in_mib(&guest.pages_per_node()?)));
+    guest.process.run_vcpus_on(2)?;
+    let before = pages_on(&guest, 2)?;
+    guest.switch_to(Behaviour::idle().with_touch(TOUCHED_MIB))?;
+    let landed = mib(pages_on(&guest, 2)?.saturating_sub(before));
+    inside.note(format!(
+        "touched again from node 2: {landed} MiB more there, {:?} MiB",
+        in_mib(&guest.pages_per_node()?)
+    ));
+    ensure!(
+        landed >= COMES_BACK_MIB,
+        "expected at least {COMES_BACK_MIB} MiB on node 2, saw {landed}"
+    );
+    stop(agent)
+}
+
+/// A guest at home on node 1 of which most memory has come to lie on node 3: a balloon took it away, and it came back while
+/// the vCPU ran there.
+pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
+    let mut spec = roomy("drifted", "1");
+    spec.free_page_reporting = false;
+    spec.orders.first.touch_mib = DRIFTING_MIB;
+    let guest = inside.create(&spec)?;
+    guest.move_to(1)?;
+    let target = |mib: u64| {
+        let done = guest.domain.set_memory(mib << 10);
+        done.map_err(|error| anyhow!("cannot set the balloon: {}", error.message()))
+    };
+    guest.switch_to(Behaviour::idle())?;
+    target(128)?;
+    wait_shrunk(&guest, 160)?;
+    inside.note(format!("balloon up: {:?} MiB", in_mib(&guest.pages_per_node()?)));
+    guest.process.run_vcpus_on(3)?;
+    target(256)?;
+    // What the balloon gives back is there at once or a little later.
+    std::thread::sleep(Duration::from_secs(3));
+    let again = Behaviour::busy(1).with_duty(30).with_touch(DRIFTING_MIB);
+    guest.switch_to(again.with_every(2000))?;
+    let pages = guest.pages_per_node()?;
+    inside.note(format!("balloon down: {:?} MiB", in_mib(&pages)));
+    ensure!(
+        pages.get(&3).is_some_and(|on| mib(*on) >= DRIFTED_MIB),
+        "expected {DRIFTED_MIB} MiB to have drifted to node 3, saw {:?} MiB",
+        in_mib(&pages)
+    );
+    guest.process.run_vcpus_anywhere()?;
+    Ok(guest)
+}
+
+/// Memory that drifted away through a balloon comes home.
+pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = drifted(inside)?;
+    let agent = start_agent(inside)?;
+    wait_memory(inside, &guest, 1, SOON)?;
+    stop(agent)
+}
