@@ -8,6 +8,7 @@
 //! | [`permits`] | how much may a VM pollute the cache, and has it? | seed 000, chapter 3 |
 //! | [`memory`] | how do a VM's pages lie on its home nodes, and who moves them? | seed 004, section 3 |
 //! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; DESIGN section 2 |
+//! | [`memory::carrefour`] | which pages belong to their users, and which spread? | seed 004, 3.4 |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.

@@ -1,8 +1,8 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
 use homenode_host::{
-    CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, Rates, Sample, VcpuSample, Version,
-    View, VmSample, VmSettings, VmView,
+    Accesses, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse, Rates, Sample,
+    VcpuSample, Version, View, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -36,13 +36,15 @@ pub struct SceneVm {
     home: Option<NodeSet>,
     pages: NodeMap<Pages>,
     misses_per_s: Option<u64>,
+    memory_policy: MemoryPolicy,
+    page_uses: Option<Vec<PageUse>>,
+    local: Option<f64>,
     immovable: Option<Immovable>,
     hands_off: Option<HandsOff>,
     quota_hands_off: Option<HandsOff>,
     settings: VmSettings,
     quota: Option<CpuQuota>,
     device_nodes: NodeSet,
-    memory_policy: MemoryPolicy,
 }
 
 pub struct SceneVcpu {
@@ -153,13 +155,15 @@ impl Scene {
             home: None,
             pages: NodeMap::new(),
             misses_per_s: None,
+            memory_policy: MemoryPolicy::default(),
+            page_uses: None,
+            local: None,
             immovable: None,
             hands_off: None,
             quota_hands_off: None,
             settings: VmSettings::default(),
             quota: None,
             device_nodes: NodeSet::new(),
-            memory_policy: MemoryPolicy::default(),
         });
         self.vms.sort_by_key(|vm| vm.n);
         self.vms.iter_mut().find(|vm| vm.n == n).expect("just added")
@@ -300,6 +304,18 @@ impl SceneVm {
         self
     }
 
+    /// What memory sampling saw.
+    pub fn page_uses(&mut self, uses: Vec<PageUse>) -> &mut Self {
+        self.page_uses = Some(uses);
+        self
+    }
+
+    /// Share of its accesses that is local.
+    pub fn local(&mut self, share: f64) -> &mut Self {
+        self.local = Some(share);
+        self
+    }
+
     pub fn miss_rate(&mut self, rate: f64) -> &mut Self {
         self.vcpus.iter_mut().for_each(|vcpu| vcpu.miss_rate = Some(rate));
         self
@@ -351,9 +367,12 @@ impl SceneVm {
             vcpus: vcpus.collect(),
             memory_bytes: self.memory,
             pages: Some(self.pages.clone()),
-            accesses: None,
+            accesses: self.local.map(|share| Accesses {
+                local: (share * periods * 1e6) as u64,
+                remote: ((1.0 - share) * periods * 1e6) as u64,
+            }),
             memory_policy: self.memory_policy,
-            page_uses: None,
+            page_uses: self.page_uses.clone(),
             immovable: self.immovable.clone(),
             confined: None,
             device_nodes: self.device_nodes.clone(),

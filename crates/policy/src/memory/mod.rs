@@ -30,6 +30,8 @@
 //! # Departures
 //! - Home nodes of a VM are chosen by [`crate::placement`], not by Xen's (section 3.1), and may change.
 
+pub mod carrefour;
+
 use std::collections::BTreeSet;
 
 use homenode_host::{Action, HandsOff, Plan, Sample, View, VmSample, VmView};

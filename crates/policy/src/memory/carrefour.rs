@@ -1,0 +1,455 @@
+//! Carrefour: pages follow their users, or spread, as controllers and links need it (seed 004, section 3.4; Dashti et al., ASPLOS
+//! 2013; constants of its public code, which its README says are the paper's).
+//!
+//! # Problem
+//! Where a page was touched first says little about who uses it later. Pages that one node uses belong there; pages that all use
+//! belong wherever controllers are idle; and moving any of them is worth it only while memory is busy.
+//!
+//! # Terms
+//! - *Accesses* of a node: what its controllers moved, in cache lines. A node's *share* is its part of them, among the *targets*:
+//!   the VM's home nodes, or all where it has none.
+//! - *Imbalance*: sample standard deviation over mean of the targets' accesses.
+//! - *Local*: share of the VM's accesses that stay on their node, as counters say, or else its samples.
+//! - *Sampled page*: one that memory sampling hit since the last epoch ([`homenode_host::PageUse`]).
+//!
+//! # Algorithm
+//! Each epoch, for each VM whose memory policy says `+carrefour`:
+//! 1. Fewer accesses of all nodes than [`Config::accesses_per_us_min`]: nothing is done.
+//! 2. *Interleaving* is on where the imbalance exceeds [`Config::imbalance_max`] and not all accesses are local; *migration*
+//!    where less than [`Config::local_max`] is local; *replication* where most of memory is free and nearly all samples read.
+//! 3. Sampled pages in turn, those with most samples first, while the budget lasts:
+//!    - used by several nodes, and interleaving is on: with the probability of its node's share it moves to another target, drawn
+//!      with weight 1 minus its share;
+//!    - used by one node that is a target and not its own: it moves there if migration is on and it has two samples, or if
+//!      interleaving is on.
+//!
+//! # Properties (tests of the same name)
+//! - `nothing_happens_below_the_thresholds`
+//! - `budgets_hold_whatever_guests_do`
+//! - `a_page_of_one_node_moves_there_and_nowhere_else`
+//! - `shared_pages_leave_their_node_by_its_share_for_those_with_least`
+//! - `pages_stay_on_home_nodes_and_out_of_full_ones`
+//! - `a_seed_repeats`
+//!
+//! # Departures from the source, and why
+//! - Replication is decided and counted ([`Judgement::replicable`]), and the page is then treated as if it were off: the seed
+//!   left it out, since the hypervisor would have to keep copies in step.
+//! - Budgets, and none of a VM's at another's cost: the source trusts what it runs, a guest may alternate its pattern to have
+//!   its neighbours' links filled with copies.
+//! - Decisions are made for each VM and its home nodes: the source has one process on the whole machine.
+//! - A target that is full gets nothing. The source finds out when it tries.
+//! - How often to sample is the host's to decide.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_host::{Action, FrameMove, PageUse, Plan, Rates, View, VmView};
+use homenode_units::{Migration, NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages, VmId};
+use serde::{Deserialize, Serialize};
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "carrefour";
+
+/// Bytes of an access to memory.
+const LINE_BYTES: f64 = 64.0;
+
+/// What the operator may set. Shares lie in [0, 1]; pages are base pages of 4 KiB.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Below so many accesses to memory per microsecond, of all nodes together, nothing is done.
+    pub accesses_per_us_min: f64,
+    /// Above this imbalance shared pages are spread (may exceed 1).
+    pub imbalance_max: f64,
+    /// Below this share of local accesses pages follow their users.
+    pub local_max: f64,
+    /// Replication: at most this share of the host's memory is in use …
+    pub replication_memory_max: f64,
+    /// … and at least this share of the VM's samples read.
+    pub replication_reads_min: f64,
+    /// Pages of one VM per epoch.
+    pub vm_pages_per_epoch: Pages,
+    /// Pages of the host per epoch, divided evenly over the VMs that have the policy.
+    pub host_pages_per_epoch: Pages,
+}
+
+impl Default for Config {
+    /// Carrefour's thresholds; the budgets of [`crate::repatriate`], since both move pages.
+    fn default() -> Self {
+        Config {
+            accesses_per_us_min: 50.0,
+            imbalance_max: 0.35,
+            local_max: 0.8,
+            replication_memory_max: 0.25,
+            replication_reads_min: 0.95,
+            vm_pages_per_epoch: Pages(65_536),
+            host_pages_per_epoch: Pages(131_072),
+        }
+    }
+}
+
+/// What the policy remembers between epochs.
+#[derive(Clone, Debug)]
+pub struct State {
+    chance: Chance,
+    told: BTreeSet<VmId>,
+    judgements: BTreeMap<VmId, Judgement>,
+}
+
+impl State {
+    /// With draws of this seed.
+    pub fn seeded(seed: u64) -> State {
+        State {
+            chance: Chance(seed),
+            told: BTreeSet::new(),
+            judgements: BTreeMap::new(),
+        }
+    }
+
+    /// What was decided of a VM in the last epoch; `None` where nothing could be.
+    pub fn judgement(&self, vm: VmId) -> Option<&Judgement> {
+        self.judgements.get(&vm)
+    }
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State::seeded(1)
+    }
+}
+
+/// What was measured for a VM in an epoch, and what follows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Judgement {
+    /// Accesses to memory per microsecond, of all nodes.
+    pub accesses_per_us: f64,
+    /// Imbalance of the VM's target nodes.
+    pub imbalance: f64,
+    /// Share of the VM's accesses that is local.
+    pub local: f64,
+    /// Whether shared pages are spread.
+    pub interleaving: bool,
+    /// Whether pages follow their users.
+    pub migration: bool,
+    /// Whether pages that are only read would be copied to every reader, …
+    pub replication: bool,
+    /// … and how many there were.
+    pub replicable: Pages,
+}
+
+/// Moves sampled pages of the VMs whose memory policy says so, within the budgets.
+pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
+    let mut plan = Plan::new(view.version);
+    state.judgements.clear();
+    let wants = |vm: &&VmView<'_>| vm.managed() && vm.sample.memory_policy.migration == Migration::Carrefour;
+    let vms: Vec<&VmView<'_>> = view.vms.iter().filter(wants).collect();
+    state.told.retain(|id| vms.iter().any(|vm| vm.sample.id == *id));
+    let part = config.host_pages_per_epoch.0 / vms.len().max(1) as u64;
+    let budget = part.min(config.vm_pages_per_epoch.0);
+    let mut room: NodeMap<u64> = view
+        .sample
+        .nodes
+        .map(|_, node| node.memory_free_bytes.0 / PAGE_BYTES);
+    for vm in vms {
+        let id = vm.sample.id;
+        if let Some(obstacle) = obstacle(view, vm) {
+            if state.told.insert(id) {
+                let message = format!(
+                    "pages of VM {} do not follow their users: {obstacle}",
+                    vm.sample.name
+                );
+                plan.find(POLICY, Some(id), message);
+            }
+            continue;
+        }
+        let (Some(rates), Some(uses)) = (view.rates, &vm.sample.page_uses) else {
+            continue;
+        };
+        let Some((judgement, targets)) = judge(view, vm, rates, uses, config) else {
+            continue;
+        };
+        state.judgements.insert(id, judgement);
+        let mut deal = Deal {
+            targets: &targets,
+            judgement,
+            left: budget,
+            room: &mut room,
+            chance: &mut state.chance,
+            moves: Vec::new(),
+        };
+        deal.all(uses);
+        let moves = deal.moves;
+        if !moves.is_empty() {
+            let reason = reason(&judgement, &moves, uses);
+            plan.decide(POLICY, Action::MoveFrames { vm: id, moves }, reason);
+        }
+    }
+    plan
+}
+
+/// Why a VM's pages cannot follow their users, if they cannot.
+fn obstacle(view: &View<'_>, vm: &VmView<'_>) -> Option<String> {
+    if let Some(why) = vm.memory_fixed() {
+        return Some(why.to_string());
+    }
+    if let Some(why) = &view.sample.no_page_uses {
+        return Some(why.clone());
+    }
+    let uncounted = view
+        .sample
+        .nodes
+        .values()
+        .any(|node| node.memory_traffic_bytes.is_none());
+    uncounted.then(|| "the host does not count the traffic of its memory controllers".to_owned())
+}
+
+/// What the figures of the last epoch mean for a VM, and its targets with their shares of accesses. `None` where nothing was
+/// counted or sampled.
+fn judge(
+    view: &View<'_>,
+    vm: &VmView<'_>,
+    rates: &Rates,
+    uses: &[PageUse],
+    config: &Config,
+) -> Option<(Judgement, NodeMap<f64>)> {
+    let rate = |node: NodeId| {
+        rates
+            .nodes
+            .get(node)?
+            .bandwidth
+            .map(|rate| rate.as_f64() / LINE_BYTES)
+    };
+    let memory = view.machine.memory_nodes();
+    let of_all: f64 = memory.iter().map(rate).sum::<Option<f64>>()?;
+    let home = vm.home.map(|home| home.intersection(&memory));
+    let nodes = home.filter(|home| !home.is_empty()).unwrap_or(memory);
+    let accesses: NodeMap<f64> = nodes
+        .iter()
+        .map(|node| Some((node, rate(node)?)))
+        .collect::<Option<_>>()?;
+    let (samples, local, writes) = uses
+        .iter()
+        .fold((0.0, 0.0, 0.0), |(samples, local, writes), used| {
+            let pages = used.pages.0 as f64;
+            let here = used
+                .samples
+                .get(used.on)
+                .map_or(0.0, |samples| f64::from(*samples));
+            (
+                samples + pages * f64::from(count(used)),
+                local + pages * here,
+                writes + pages * f64::from(used.writes),
+            )
+        });
+    if samples == 0.0 {
+        return None;
+    }
+    let counted = vm.rates.and_then(|rates| rates.local_access_ratio);
+    let local = counted.unwrap_or(local / samples);
+    let total: f64 = accesses.values().sum();
+    let imbalance = imbalance(&accesses);
+    let accesses_per_us = of_all / 1e6;
+    let enabled = accesses_per_us >= config.accesses_per_us_min;
+    let free: u64 = view
+        .sample
+        .nodes
+        .values()
+        .map(|node| node.memory_free_bytes.0)
+        .sum();
+    let whole: u64 = view
+        .sample
+        .nodes
+        .values()
+        .map(|node| node.memory_total_bytes.0)
+        .sum();
+    let used = 1.0 - free as f64 / whole.max(1) as f64;
+    let reads = 1.0 - writes / samples;
+    let replication =
+        enabled && used <= config.replication_memory_max && reads >= config.replication_reads_min;
+    let only_read = |used: &&PageUse| used.samples.len() > 1 && used.writes == 0;
+    let replicable = if replication {
+        uses.iter().filter(only_read).map(|used| used.pages).sum()
+    } else {
+        Pages::ZERO
+    };
+    let judgement = Judgement {
+        accesses_per_us,
+        imbalance,
+        local,
+        interleaving: enabled && imbalance > config.imbalance_max && local < 1.0,
+        migration: enabled && local < config.local_max,
+        replication,
+        replicable,
+    };
+    let shares = accesses.map(|_, accesses| if total > 0.0 { accesses / total } else { 0.0 });
+    Some((judgement, shares))
+}
+
+fn imbalance(accesses: &NodeMap<f64>) -> f64 {
+    let count = accesses.len() as f64;
+    let mean = accesses.values().sum::<f64>() / count;
+    if count < 2.0 || mean <= 0.0 {
+        return 0.0;
+    }
+    let squares: f64 = accesses.values().map(|a| (a - mean) * (a - mean)).sum();
+    (squares / (count - 1.0)).sqrt() / mean
+}
+
+/// Samples of each of these pages.
+fn count(used: &PageUse) -> u32 {
+    used.samples
+        .values()
+        .fold(0, |sum, samples| sum.saturating_add(*samples))
+}
+
+/// Pages of one VM are dealt with.
+struct Deal<'a> {
+    /// Where they may go, with each node's share of accesses.
+    targets: &'a NodeMap<f64>,
+    judgement: Judgement,
+    /// Pages that may still move.
+    left: u64,
+    /// Free pages of the host.
+    room: &'a mut NodeMap<u64>,
+    chance: &'a mut Chance,
+    moves: Vec<FrameMove>,
+}
+
+impl Deal<'_> {
+    fn all(&mut self, uses: &[PageUse]) {
+        let mut hottest: Vec<&PageUse> = uses.iter().collect();
+        hottest.sort_by_key(|used| (std::cmp::Reverse(count(used)), used.frame, used.on));
+        for used in hottest {
+            if self.left == 0 {
+                return;
+            }
+            if used.samples.len() > 1 {
+                self.spread(used);
+            } else {
+                self.follow(used);
+            }
+        }
+    }
+
+    /// Pages that several nodes use leave theirs by its share.
+    fn spread(&mut self, used: &PageUse) {
+        let Some(share) = self
+            .targets
+            .get(used.on)
+            .copied()
+            .filter(|_| self.judgement.interleaving)
+        else {
+            return;
+        };
+        let mut to: BTreeMap<NodeId, u64> = BTreeMap::new();
+        for _ in 0..used.pages.0 {
+            if self.left == 0 {
+                break;
+            }
+            if self.chance.unit() >= share {
+                continue;
+            }
+            if let Some(node) = self.draw(used.on) {
+                *to.entry(node).or_default() += self.take(node, 1);
+            }
+        }
+        for (node, pages) in to {
+            self.note(used, node, pages);
+        }
+    }
+
+    /// A target other than this with room, drawn with weight 1 minus its share.
+    fn draw(&mut self, from: NodeId) -> Option<NodeId> {
+        let open = |(node, share): (NodeId, &f64)| {
+            let room = self.room.get(node).copied().unwrap_or(0);
+            (node != from && room > 0).then_some((node, 1.0 - share))
+        };
+        let open: Vec<(NodeId, f64)> = self.targets.iter().filter_map(open).collect();
+        let sum: f64 = open.iter().map(|(_, weight)| weight).sum();
+        let mut at = self.chance.unit() * sum;
+        for (node, weight) in &open {
+            if at < *weight {
+                return Some(*node);
+            }
+            at -= weight;
+        }
+        // Rounding, or all weights are 0.
+        open.last().map(|(node, _)| *node)
+    }
+
+    /// Pages that one node uses go there.
+    fn follow(&mut self, used: &PageUse) {
+        let Some((user, samples)) = used.samples.iter().next() else {
+            return;
+        };
+        let Judgement {
+            migration,
+            interleaving,
+            ..
+        } = self.judgement;
+        let worth = migration && *samples >= 2 || interleaving && *samples >= 1;
+        if user == used.on || !worth || self.targets.get(user).is_none() {
+            return;
+        }
+        let pages = self.take(user, used.pages.0);
+        self.note(used, user, pages);
+    }
+
+    /// Takes room and budget for pages; gives for how many there is some.
+    fn take(&mut self, to: NodeId, pages: u64) -> u64 {
+        let room = self.room.get(to).copied().unwrap_or(0);
+        let pages = pages.min(self.left).min(room);
+        self.left -= pages;
+        if let Some(room) = self.room.get_mut(to) {
+            *room -= pages;
+        }
+        pages
+    }
+
+    fn note(&mut self, used: &PageUse, to: NodeId, pages: u64) {
+        if pages > 0 {
+            self.moves.push(FrameMove {
+                frame: used.frame,
+                pages: Pages(pages),
+                from: used.on,
+                to,
+            });
+        }
+    }
+}
+
+fn reason(judgement: &Judgement, moves: &[FrameMove], uses: &[PageUse]) -> String {
+    let what = match (judgement.interleaving, judgement.migration) {
+        (true, true) => "spread shared pages and bring others to their users",
+        (true, false) => "spread shared pages",
+        (false, _) => "bring pages to their users",
+    };
+    let targets: NodeSet = moves.iter().map(|step| step.to).collect();
+    let pages: Pages = moves.iter().map(|step| step.pages).sum();
+    let seen: Pages = uses.iter().map(|used| used.pages).sum();
+    format!(
+        "{what}: {pages} of {seen} sampled, onto node {targets}; {:.0} accesses to memory per us, imbalance {:.0} percent, {:.0} \
+         percent local",
+        judgement.accesses_per_us,
+        judgement.imbalance * 100.0,
+        judgement.local * 100.0
+    )
+}
+
+/// Draws: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+#[derive(Clone, Debug)]
+struct Chance(u64);
+
+impl Chance {
+    /// Uniform in [0, 1).
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ mixed >> 31) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    }
+}
+
+#[cfg(test)]
+#[path = "carrefour/tests.rs"]
+mod tests;
