@@ -84,7 +84,8 @@ Examples:
   homenode policy show                         policy in force and pages per node, of all VMs
   homenode policy set web round-4k             choose; the VM's metadata keeps it, over restarts and migration
   homenode policy set web first-touch+carrefour
-  homenode policy set web none                 leave the choice to the agent"
+  homenode policy set web none                 leave the choice to the agent
+  homenode policy advise web                   which would suit it, by what it does"
     )]
     Policy(PolicyCommand),
     /// Compare published results with what the twin gives
@@ -283,6 +284,8 @@ pub enum PolicyCommand {
     Set(PolicySetArgs),
     /// Show memory policies, and how pages lie
     Show(ShowArgs),
+    /// Say which memory policy would suit a VM, by what it does
+    Advise(SuggestArgs),
 }
 
 /// Something that is set, or taken back.
@@ -358,7 +361,7 @@ pub struct ShowArgs {
     pub state: PathBuf,
 }
 
-/// Options of `permit suggest`.
+/// Options of `permit suggest` and `policy advise`.
 #[derive(Debug, clap::Args)]
 pub struct SuggestArgs {
     /// The VM's name

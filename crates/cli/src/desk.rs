@@ -65,6 +65,11 @@ pub enum Request {
         /// What is chosen.
         policy: Option<MemoryPolicy>,
     },
+    /// Which memory policy would suit a VM.
+    PolicyAdvise {
+        /// Its name.
+        vm: String,
+    },
     /// Permits and how they are kept.
     Permits {
         /// Of this VM only.
@@ -81,6 +86,9 @@ pub enum Request {
         vm: Option<String>,
     },
 }
+
+/// Why nothing is thought of a VM's memory policy.
+const NOT_WATCHED: &str = "it was not watched yet: the agent has just begun, or runs no memory policies";
 
 /// How an answer begins that says that there is no such VM.
 pub const NO_VM: &str = "no VM ";
@@ -277,6 +285,17 @@ impl Clerk {
                 let done = json!({ "vm": vm, "policy": policy, "note": control.memory_policies_idle() });
                 let setting = Setting::MemoryPolicy(policy);
                 return Ok(Answer::Later(self.orders.set(id, setting), done));
+            }
+            Request::PolicyAdvise { vm } => {
+                let status = control.status(machine);
+                let found = named(&status, &vm)?;
+                let mut answer = match control.memory_advice(found.id) {
+                    Some(advice) => json!(advice),
+                    None => json!({ "policy": null, "why": NOT_WATCHED }),
+                };
+                answer["vm"] = json!(vm);
+                answer["memory_policy"] = json!(found.memory_policy);
+                answer
             }
             Request::Permits { vm } => {
                 let status = control.status(machine);

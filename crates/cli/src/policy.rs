@@ -3,7 +3,7 @@
 use homenode_units::NodeSet;
 use serde_json::Value;
 
-use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs};
+use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
 use crate::desk::Request;
 use crate::output::{or_dash, percent, print_json, table};
 use crate::query::{ask_agent, vms};
@@ -16,6 +16,7 @@ pub fn run(command: &PolicyCommand) -> anyhow::Result<()> {
     match command {
         PolicyCommand::Set(args) => set(args),
         PolicyCommand::Show(args) => show(args),
+        PolicyCommand::Advise(args) => advise(args),
     }
 }
 
@@ -32,6 +33,24 @@ fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
     }
     if let Some(note) = answer["note"].as_str() {
         println!("{note}");
+    }
+    Ok(())
+}
+
+fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
+    let vm = args.vm.clone();
+    let answer = ask_agent(&args.state, &Request::PolicyAdvise { vm })?;
+    if args.json {
+        return print_json(&answer);
+    }
+    let text = |key: &str| answer[key].as_str().unwrap_or_default();
+    match answer["policy"].as_str() {
+        None => println!("no advice: {}", text("why")),
+        Some(policy) if policy == text("memory_policy") => println!("{policy}, as it has: {}", text("why")),
+        Some(policy) => {
+            println!("{policy}: {}", text("why"));
+            println!("\nchoose it with: homenode policy set {} {policy}", args.vm);
+        }
     }
     Ok(())
 }

@@ -624,6 +624,9 @@ fn memory_policies_are_chosen_shown_and_taken_back() {
         (!chosen.is_null()).then_some(chosen)
     });
     assert_eq!(chosen, "round-4k");
+    let advice: Value =
+        serde_json::from_str(&stdout(&agent.ask(&["policy", "advise", "web", "--json"]))).unwrap();
+    assert!(advice["why"].is_string() && advice["vm"] == "web", "{advice}");
     let table = stdout(&agent.ask(&["policy", "show"]));
     assert!(
         table.contains("MiB on nodes") && table.contains("round-4k"),
@@ -635,6 +638,7 @@ fn memory_policies_are_chosen_shown_and_taken_back() {
         (&["set", "web", "round-1g"], 1, "choose round-4k"),
         (&["set", "nobody", "round-4k"], 2, "there are: web"),
         (&["show", "nobody"], 2, "there are: web"),
+        (&["advise", "nobody"], 2, "there are: web"),
     ] {
         let output = agent.ask(&[&["policy"], args].concat());
         let (code, text) = (output.status.code(), stderr(&output));

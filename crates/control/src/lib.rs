@@ -30,7 +30,7 @@ use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
 use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
-use homenode_policy::{balance, levers, memory, permits, placement, repatriate};
+use homenode_policy::{advisor, balance, levers, memory, permits, placement, repatriate};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -276,6 +276,11 @@ impl Control {
         let (sample, _) = self.last.as_ref()?;
         let vm = sample.vm(vm)?;
         memory::objection(sample, vm, hands_off(vm, &self.watch), policy)
+    }
+
+    /// Which memory policy is thought to suit a VM; `None` where no such VM runs, or it was not looked at yet.
+    pub fn memory_advice(&self, vm: VmId) -> Option<&advisor::Advice> {
+        self.memory.advisor.advice(vm)
     }
 
     /// Why memory policies are kept in mind only, if they are.

@@ -58,6 +58,10 @@ pub struct VmRates {
     pub llc_misses_per_s: Option<f64>,
     /// Share of its memory accesses that were local, in [0, 1]; `None` where not counted, or none happened.
     pub local_access_ratio: Option<f64>,
+    /// Memory accesses in the period by the node of the page, where counted.
+    pub accesses_on: Option<NodeMap<u64>>,
+    /// Instructions per second of the period, of all its vCPUs.
+    pub instructions_per_s: Option<f64>,
 }
 
 /// One vCPU over the period.
@@ -177,16 +181,31 @@ impl VmRates {
         };
         let (references, misses) = counted().fold((0, 0), |(r, m), (dr, dm)| (r + dr, m + dm));
         let has_counters = counted().next().is_some();
-        let accesses = match (prev.accesses, cur.accesses) {
-            (Some(a), Some(b)) => b.local.checked_sub(a.local).zip(b.remote.checked_sub(a.remote)),
-            _ => None,
-        };
+        let accesses = prev.accesses.as_ref().zip(cur.accesses.as_ref());
+        let ratio_of = accesses.and_then(|(a, b)| {
+            let (local, remote) = (b.local.checked_sub(a.local)?, b.remote.checked_sub(a.remote)?);
+            ratio(local, local + remote)
+        });
+        let accesses_on = accesses.and_then(|(a, b)| {
+            let since = |(node, now): (NodeId, &u64)| Some((node, now.checked_sub(*a.on.get(node)?)?));
+            b.on.iter().map(since).collect::<Option<NodeMap<u64>>>()
+        });
+        let instructions: Option<u64> = cur
+            .vcpus
+            .iter()
+            .map(|vcpu| {
+                let before = prev.vcpu(vcpu.index)?.counters?.instructions;
+                vcpu.counters?.instructions.checked_sub(before)
+            })
+            .sum();
         Some(VmRates {
             id: cur.id,
             cpus_used: vcpus.iter().map(|v| v.running).sum(),
             llc_miss_rate: ratio(misses, references),
             llc_misses_per_s: has_counters.then(|| misses as f64 / period.as_secs_f64()),
-            local_access_ratio: accesses.and_then(|(local, remote)| ratio(local, local + remote)),
+            local_access_ratio: ratio_of,
+            accesses_on,
+            instructions_per_s: instructions.map(|count| count as f64 / period.as_secs_f64()),
             vcpus,
         })
     }

@@ -129,12 +129,14 @@ pub struct Counters {
 }
 
 /// Memory accesses of a VM, counted as the node of the accessing vCPU at the time relates to the page's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Accesses {
     /// To the node that the vCPU ran on.
     pub local: u64,
     /// To another node.
     pub remote: u64,
+    /// All of them, by the node of the page.
+    pub on: NodeMap<u64>,
 }
 
 /// Which nodes use some pages, as memory sampling saw it (IBS, PEBS). A real host says so of single pages; the twin at once of

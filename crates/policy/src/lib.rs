@@ -7,12 +7,14 @@
 //! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | seed 002, V.D |
 //! | [`permits`] | how much may a VM pollute the cache, and has it? | seed 000, chapter 3 |
 //! | [`memory`] | how do a VM's pages lie on its home nodes, and who moves them? | seed 004, section 3 |
+//! | [`advisor`] | which memory policy suits a VM? | seed 004, sections 3.5 and 6 |
 //! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; DESIGN section 2 |
 //! | [`memory::carrefour`] | which pages belong to their users, and which spread? | seed 004, 3.4 |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
 
+pub mod advisor;
 pub mod balance;
 pub mod demand;
 pub mod levers;

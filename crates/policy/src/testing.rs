@@ -39,6 +39,8 @@ pub struct SceneVm {
     memory_policy: MemoryPolicy,
     page_uses: Option<Vec<PageUse>>,
     local: Option<f64>,
+    accesses_on: Vec<u64>,
+    instructions_per_s: u64,
     immovable: Option<Immovable>,
     hands_off: Option<HandsOff>,
     quota_hands_off: Option<HandsOff>,
@@ -158,6 +160,8 @@ impl Scene {
             memory_policy: MemoryPolicy::default(),
             page_uses: None,
             local: None,
+            accesses_on: Vec::new(),
+            instructions_per_s: 0,
             immovable: None,
             hands_off: None,
             quota_hands_off: None,
@@ -310,6 +314,18 @@ impl SceneVm {
         self
     }
 
+    /// Accesses per second to the memory of each node, a quarter of them local where nothing else is said.
+    pub fn accesses_on(&mut self, on: &[u64]) -> &mut Self {
+        self.accesses_on = on.to_vec();
+        self.local.get_or_insert(0.25);
+        self
+    }
+
+    pub fn instructions_per_s(&mut self, count: u64) -> &mut Self {
+        self.instructions_per_s = count;
+        self
+    }
+
     /// Share of its accesses that is local.
     pub fn local(&mut self, share: f64) -> &mut Self {
         self.local = Some(share);
@@ -370,6 +386,10 @@ impl SceneVm {
             accesses: self.local.map(|share| Accesses {
                 local: (share * periods * 1e6) as u64,
                 remote: ((1.0 - share) * periods * 1e6) as u64,
+                on: (0..)
+                    .map(NodeId)
+                    .zip(self.accesses_on.iter().map(|on| (*on as f64 * periods) as u64))
+                    .collect(),
             }),
             memory_policy: self.memory_policy,
             page_uses: self.page_uses.clone(),
@@ -381,10 +401,12 @@ impl SceneVm {
     }
 
     fn counters(&self, vcpu: &SceneVcpu, periods: f64) -> Option<homenode_host::Counters> {
-        let per_s = self.misses_per_s.or(vcpu.miss_rate.map(|_| 1_000_000))? as f64 * periods;
+        let counted = self.misses_per_s.or(vcpu.miss_rate.map(|_| 1_000_000));
+        let counted = counted.or((self.instructions_per_s > 0).then_some(0));
+        let per_s = counted? as f64 * periods;
         let references = per_s / vcpu.miss_rate.unwrap_or(0.5);
         Some(homenode_host::Counters {
-            instructions: 0,
+            instructions: (self.instructions_per_s as f64 * periods) as u64,
             cycles: 0,
             llc_references: references as u64,
             llc_misses: per_s as u64,

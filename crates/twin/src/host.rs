@@ -284,6 +284,12 @@ impl Twin {
             accesses: Some(Accesses {
                 local: vm.accesses_local as u64,
                 remote: vm.accesses_remote as u64,
+                on: self
+                    .machine
+                    .nodes
+                    .keys()
+                    .zip(vm.accesses.iter().map(|count| *count as u64))
+                    .collect(),
             }),
             memory_policy: vm.memory_policy,
             page_uses: None,

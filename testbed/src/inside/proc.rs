@@ -117,7 +117,7 @@ impl Process {
         let mut set = rustix::thread::CpuSet::new();
         cpus.for_each(|cpu| set.set(cpu as usize));
         for thread in self.vcpu_threads()?.into_values() {
-            let tid = rustix::thread::Pid::from_raw(thread as i32);
+            let tid = rustix::thread::Pid::from_raw(thread.cast_signed());
             rustix::thread::sched_setaffinity(tid, &set).context("cannot confine a vCPU")?;
         }
         Ok(())

@@ -6,17 +6,18 @@
 //! program and very wrong for another. Several policies that move the same pages would undo each other's work.
 //!
 //! # Terms
-//! *Memory policy*: [`MemoryPolicy`], chosen by the operator for a VM; without a choice the host's own stays in force.
+//! *Memory policy*: [`MemoryPolicy`], chosen by the operator for a VM, or else by [`crate::advisor`]; without a choice the host's
+//! own stays in force.
 //! *Strays*: pages outside all home nodes, which [`crate::repatriate`] brings home whatever the memory policy.
 //!
 //! # Algorithm
 //! Each epoch, for each VM:
-//! 1. A policy that the operator chose and that is not in force is set, unless [`objection`] has something against it, which is
+//! 1. A policy that was chosen and that is not in force is set, unless [`objection`] has something against it, which is
 //!    said once.
 //! 2. A VM under round-4K that has several home nodes has its pages evened out: from each home node that holds over
 //!    [`Config::spread_excess`] more than an even part, what is too much moves to the nodes that hold less. On the twin pages
 //!    are dealt out so from the beginning; Linux places them by first touch, whence they are moved.
-//! 3. Under Carrefour single pages follow their users. Round-4K's pages are evened out first, once: then they are
+//! 3. Under [`carrefour`] single pages follow their users. Round-4K's pages are evened out first, once: then they are
 //!    Carrefour's.
 //!
 //! Budgets are those of repatriation: what strays leave of them.
@@ -34,11 +35,11 @@ pub mod carrefour;
 
 use std::collections::BTreeSet;
 
-use homenode_host::{Action, HandsOff, Plan, Sample, View, VmSample, VmView};
+use homenode_host::{Action, HandsOff, Lever, Plan, Sample, View, VmSample, VmView};
 use homenode_units::{MemoryPolicy, Migration, NodeSet, Pages, Placing, VmId};
 use serde::{Deserialize, Serialize};
 
-use crate::repatriate;
+use crate::{advisor, repatriate};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "memory";
@@ -50,6 +51,10 @@ const EXCESS_PAGES_MIN: u64 = 256;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// How policies are chosen where the operator chose none.
+    pub advisor: advisor::Config,
+    /// Thresholds and budgets of Carrefour.
+    pub carrefour: carrefour::Config,
     /// How much more than an even part a node may hold under round-4K, as a share of that part, 0 to 1.
     pub spread_excess: f64,
 }
@@ -57,13 +62,21 @@ pub struct Config {
 impl Default for Config {
     /// A twentieth: what a busy guest touches while pages move stays within it.
     fn default() -> Self {
-        Config { spread_excess: 0.05 }
+        Config {
+            advisor: advisor::Config::default(),
+            carrefour: carrefour::Config::default(),
+            spread_excess: 0.05,
+        }
     }
 }
 
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]
 pub struct State {
+    /// What is thought of VMs.
+    pub advisor: advisor::State,
+    /// Carrefour's.
+    pub carrefour: carrefour::State,
     /// Objections that were said.
     told: BTreeSet<(VmId, MemoryPolicy)>,
     /// VMs under Carrefour whose pages were evened out.
@@ -107,6 +120,7 @@ pub fn plan(
     state: &mut State,
 ) -> Plan {
     let mut plan = Plan::new(view.version);
+    advisor::observe(view, &config.advisor, &mut state.advisor);
     state.told.retain(|(id, _)| view.sample.vm(*id).is_some());
     state.spread.retain(|id| view.sample.vm(*id).is_some());
     let spent: Pages = strays.decisions.iter().map(|d| d.action.pages_max()).sum();
@@ -133,27 +147,43 @@ pub fn plan(
             state.spread.insert(id);
         }
     }
+    let carrefour = carrefour::Config {
+        host_pages_per_epoch: config.carrefour.host_pages_per_epoch.min(host_left),
+        ..config.carrefour.clone()
+    };
+    let follow = carrefour::plan(view, &carrefour, &mut state.carrefour);
+    let is_moved = |id: VmId| {
+        let mut decided = strays.decisions.iter().chain(&plan.decisions);
+        decided.any(|d| d.action.vm() == id && d.action.lever() == Lever::Pages)
+    };
+    let follow_decisions: Vec<_> = follow
+        .decisions
+        .into_iter()
+        .filter(|d| !is_moved(d.action.vm()))
+        .collect();
+    plan.decisions.extend(follow_decisions);
+    plan.findings.extend(follow.findings);
     plan
 }
 
 /// The VM's memory policy, after having another set where the operator chose one that can be.
 fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan) -> MemoryPolicy {
     let now = vm.sample.memory_policy;
-    let Some(chosen) = vm.sample.settings.memory_policy.filter(|chosen| *chosen != now) else {
+    let (id, name) = (vm.sample.id, &vm.sample.name);
+    let (by, chosen) = match vm.sample.settings.memory_policy {
+        Some(chosen) => ("the operator", Some(chosen)),
+        None => ("the advisor", state.advisor.choice(id)),
+    };
+    let Some(chosen) = chosen.filter(|chosen| *chosen != now) else {
         return now;
     };
-    let (id, name) = (vm.sample.id, &vm.sample.name);
     match objection(view.sample, vm.sample, vm.hands_off, chosen) {
         None => {
             let set = Action::SetMemoryPolicy {
                 vm: id,
                 policy: chosen,
             };
-            plan.decide(
-                POLICY,
-                set,
-                format!("the operator chose {chosen} for it; it had {now}"),
-            );
+            plan.decide(POLICY, set, format!("{by} chose {chosen} for it; it had {now}"));
         }
         Some(why) => {
             if state.told.insert((id, chosen)) {

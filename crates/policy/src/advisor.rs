@@ -1,0 +1,434 @@
+//! Which memory policy suits a VM: the question that seed 004 leaves open (section 6).
+//!
+//! # Problem
+//! No memory policy is best for all: the wrong one costs up to a factor of several (seed 004, Fig 2). Operators do not know what
+//! runs in a guest, and what runs there changes.
+//!
+//! # Terms
+//! *Imbalance*: standard deviation over mean of a VM's accesses to the memory of its home nodes, in percent. *Class*: low up to
+//! [`Config::imbalance_low`], moderate up to [`Config::imbalance_moderate`], high above (section 3.5.2, under first-touch).
+//! *Speed*: instructions per second of all vCPUs.
+//!
+//! # Algorithm
+//! A VM with several home nodes and movable memory is *watched* for [`Config::watch`]. Then
+//! 1. under first-touch: of class low it keeps it; else round-4K is tried, with Carrefour where the host says who uses a page
+//!    (section 3.5.2: within 2 percent of the best on average);
+//! 2. under round-4K alone: Carrefour is tried if fewer than [`Config::local_max`] of its accesses are local and a link is
+//!    used by more than [`Config::link_busy`] (Carrefour's own condition, and the traffic that it can save);
+//! 3. a trial gets [`Config::settle`] to move pages and as long as the watch to show its speed. Unless that is
+//!    [`Config::gain_min`] above what it was, the VM gets back what it had.
+//! 4. A VM is left alone for [`Config::hold`] after a trial that helped, and twice as long as before after each that did not, up
+//!    to [`Config::hold_max`]. An adopted policy under which a watch finds less speed than there was before its trial
+//!    is given up as well: the program is another one.
+//!
+//! # Properties
+//! - `a_class_gets_its_policy`
+//! - `what_does_not_help_is_given_up_and_tried_ever_more_rarely`
+//! - `nothing_is_tried_where_nothing_is_known`
+//! - `a_guest_that_alternates_gets_few_changes`: their number grows with the logarithm of time
+//!
+//! # Departures
+//! - The seed classifies once, by a run of its own; here the class is that of the last watch.
+//! - Speed counts spinning as work. A guest whose threads spin while they wait looks fast, and a trial that only shortens its
+//!   waiting is given up.
+//! - Going back does not put pages back: where they lie after it is first-touch for what is touched from then on.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use homenode_host::{View, VmRates, VmView};
+use homenode_units::{MemoryPolicy, Migration, NodeSet, Ns, Placing, VmId};
+use serde::{Deserialize, Serialize};
+
+/// Fewer accesses than this in a watch say nothing about their balance.
+const ACCESSES_MIN: u64 = 100_000;
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Whether the agent follows its own advice for VMs whose operator chose nothing.
+    pub acts: bool,
+    /// Most imbalance of class low, percent.
+    pub imbalance_low: f64,
+    /// Most imbalance of class moderate, percent.
+    pub imbalance_moderate: f64,
+    /// More local accesses than this need no Carrefour, 0 to 1.
+    pub local_max: f64,
+    /// Less traffic on every link than this share of what it can carry is no trouble, 0 to 1.
+    pub link_busy: f64,
+    /// How long a VM is looked at before and after a change.
+    #[serde(with = "homenode_units::text")]
+    pub watch: Ns,
+    /// How long pages may move before a trial counts.
+    #[serde(with = "homenode_units::text")]
+    pub settle: Ns,
+    /// Least gain of speed that is worth a change, as a share.
+    pub gain_min: f64,
+    /// For how long nothing is tried after a change.
+    #[serde(with = "homenode_units::text")]
+    pub hold: Ns,
+    /// For how long at most after many that did not help.
+    #[serde(with = "homenode_units::text")]
+    pub hold_max: Ns,
+}
+
+impl Default for Config {
+    /// The seed's classes; Carrefour's condition (80 percent local); watches of some scheduler and program phases. Advice is
+    /// given and not followed: which policy is best depends on what the operator cannot see either, but he should look first.
+    fn default() -> Self {
+        Config {
+            acts: false,
+            imbalance_low: 85.0,
+            imbalance_moderate: 130.0,
+            local_max: 0.8,
+            link_busy: 0.3,
+            watch: Ns::from_secs(5),
+            settle: Ns::from_secs(5),
+            gain_min: 0.03,
+            hold: Ns::from_secs(60),
+            hold_max: Ns::from_secs(3600),
+        }
+    }
+}
+
+/// How unevenly a VM's accesses fall on its home nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// About even.
+    Low,
+    /// In between.
+    Moderate,
+    /// On few nodes.
+    High,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Class::Low => "low",
+            Class::Moderate => "moderate",
+            Class::High => "high",
+        })
+    }
+}
+
+/// What is thought of a VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Advice {
+    /// What it should have; `None` where that cannot be said.
+    pub policy: Option<MemoryPolicy>,
+    /// Imbalance in the last watch, percent.
+    pub imbalance: Option<f64>,
+    /// Its class.
+    pub class: Option<Class>,
+    /// Why, in a sentence.
+    pub why: String,
+}
+
+impl Advice {
+    fn none(why: &str) -> Advice {
+        Advice {
+            policy: None,
+            imbalance: None,
+            class: None,
+            why: why.to_owned(),
+        }
+    }
+}
+
+/// What a watch has seen.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Seen {
+    since: Ns,
+    epochs: u32,
+    instructions_per_s: f64,
+    local: f64,
+    link_busy: f64,
+    /// Accesses by position among the home nodes.
+    on: Vec<u64>,
+}
+
+impl Seen {
+    fn from(now: Ns) -> Seen {
+        Seen {
+            since: now,
+            ..Seen::default()
+        }
+    }
+
+    /// Takes in an epoch; whether everything needed was known.
+    fn take(&mut self, view: &View<'_>, rates: &VmRates, home: &NodeSet) -> bool {
+        let (Some(speed), Some(on)) = (rates.instructions_per_s, rates.accesses_on.as_ref()) else {
+            return false;
+        };
+        self.epochs += 1;
+        self.instructions_per_s += speed;
+        self.local += rates.local_access_ratio.unwrap_or(1.0);
+        self.link_busy = self.link_busy.max(busiest_link(view));
+        self.on.resize(home.len(), 0);
+        for (sum, node) in self.on.iter_mut().zip(home.iter()) {
+            *sum += on.get(node).copied().unwrap_or(0);
+        }
+        true
+    }
+
+    fn speed(&self) -> f64 {
+        self.instructions_per_s / f64::from(self.epochs.max(1))
+    }
+
+    fn local(&self) -> f64 {
+        self.local / f64::from(self.epochs.max(1))
+    }
+
+    /// Percent; `None` where there were too few accesses.
+    fn imbalance(&self) -> Option<f64> {
+        let sum: u64 = self.on.iter().sum();
+        if sum < ACCESSES_MIN {
+            return None;
+        }
+        let mean = sum as f64 / self.on.len() as f64;
+        let apart = self.on.iter().map(|on| *on as f64 - mean);
+        let variance = apart.map(|apart| apart * apart).sum::<f64>() / self.on.len() as f64;
+        Some(100.0 * variance.sqrt() / mean)
+    }
+}
+
+/// Share of the busiest link in use; 0 where unknown.
+fn busiest_link(view: &View<'_>) -> f64 {
+    let used = view.rates.iter().flat_map(|rates| &rates.links);
+    let share = used.filter_map(|link| {
+        let mut cables = view.machine.links.iter();
+        let cable = cables.find(|cable| (cable.from, cable.to) == (link.from, link.to))?;
+        let max = cable.bandwidth.filter(|max| max.0 > 0)?;
+        Some(link.bandwidth.as_f64() / max.as_f64())
+    });
+    share.fold(0.0, f64::max)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    /// Looking, and free to try.
+    Watching,
+    /// Pages of a trial move until then.
+    Settling {
+        from: MemoryPolicy,
+        before: f64,
+        until: Ns,
+    },
+    /// A trial shows what it is worth.
+    Trying { from: MemoryPolicy, before: f64 },
+    /// Nothing is tried until then.
+    Holding { until: Ns },
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    stage: Stage,
+    seen: Seen,
+    home: NodeSet,
+    /// What the agent chose; `None` leaves what was there.
+    choice: Option<MemoryPolicy>,
+    /// What it had before the choice was adopted, and its speed then.
+    adopted: Option<(MemoryPolicy, f64)>,
+    failures: u32,
+    changes: u32,
+    advice: Advice,
+}
+
+impl Case {
+    fn new(now: Ns, home: &NodeSet) -> Case {
+        Case {
+            stage: Stage::Watching,
+            seen: Seen::from(now),
+            home: home.clone(),
+            choice: None,
+            adopted: None,
+            failures: 0,
+            changes: 0,
+            advice: Advice::none("it is being watched; ask again in a moment"),
+        }
+    }
+
+    fn choose(&mut self, policy: MemoryPolicy) {
+        self.choice = Some(policy);
+        self.changes += 1;
+    }
+
+    /// Gives up a policy, and waits longer each time.
+    fn give_up(&mut self, policy: MemoryPolicy, config: &Config, now: Ns) {
+        let hold = config
+            .hold
+            .0
+            .saturating_mul(1 << self.failures.min(20))
+            .min(config.hold_max.0);
+        self.failures += 1;
+        self.choose(policy);
+        self.adopted = None;
+        self.stage = Stage::Holding {
+            until: Ns(now.0.saturating_add(hold)),
+        };
+    }
+}
+
+/// What the policy remembers between epochs.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    cases: BTreeMap<VmId, Case>,
+}
+
+impl State {
+    /// What the agent chose for a VM, while it acts on its advice.
+    pub fn choice(&self, vm: VmId) -> Option<MemoryPolicy> {
+        self.cases.get(&vm)?.choice
+    }
+
+    /// What is thought of a VM.
+    pub fn advice(&self, vm: VmId) -> Option<&Advice> {
+        Some(&self.cases.get(&vm)?.advice)
+    }
+
+    /// How often the agent changed a VM's memory policy by its advice.
+    pub fn changes(&self, vm: VmId) -> u32 {
+        self.cases.get(&vm).map_or(0, |case| case.changes)
+    }
+}
+
+/// Takes in an epoch: afterwards [`State::advice`] says what is thought of each VM, and [`State::choice`] what to do.
+pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
+    state.cases.retain(|id, _| view.sample.vm(*id).is_some());
+    for vm in &view.vms {
+        let id = vm.sample.id;
+        let Some(home) = vm.home else { continue };
+        let case = state.cases.entry(id).or_insert_with(|| Case::new(view.at, home));
+        if case.home != *home {
+            *case = Case::new(view.at, home);
+        }
+        if let Some(why) = not_advised(vm, home) {
+            case.advice = Advice::none(&why);
+            continue;
+        }
+        let Some(rates) = vm.rates else { continue };
+        if !case.seen.take(view, rates, home) {
+            case.advice = Advice::none(
+                "nothing can be said: instructions and memory accesses by node are not counted on this host",
+            );
+            continue;
+        }
+        let acts = config.acts && vm.sample.settings.memory_policy.is_none();
+        advance(view, vm, config, acts, case);
+    }
+}
+
+/// Why there is nothing to advise, if there is not.
+fn not_advised(vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
+    if home.len() < 2 {
+        return Some("it has one home node, where its memory belongs whatever the policy".into());
+    }
+    if let Some(why) = vm.memory_fixed() {
+        return Some(format!("its pages cannot move: {why}"));
+    }
+    vm.hands_off.map(|why| format!("it is left alone: {why}"))
+}
+
+fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, case: &mut Case) {
+    let (now, in_force) = (view.at, vm.sample.memory_policy);
+    if let Stage::Settling { from, before, until } = case.stage {
+        if now >= until {
+            case.stage = Stage::Trying { from, before };
+            case.seen = Seen::from(now);
+        }
+        return;
+    }
+    if now.0 - case.seen.since.0 < config.watch.0 {
+        return;
+    }
+    let seen = std::mem::replace(&mut case.seen, Seen::from(now));
+    case.advice = advise(view, in_force, &seen, config);
+    if !acts {
+        case.choice = None;
+        case.stage = Stage::Watching;
+        return;
+    }
+    match case.stage {
+        Stage::Settling { .. } => {}
+        Stage::Trying { from, before } if seen.speed() < before * (1.0 + config.gain_min) => {
+            case.give_up(from, config, now);
+        }
+        Stage::Trying { from, before } => {
+            case.adopted = Some((from, before));
+            case.stage = Stage::Holding {
+                until: Ns(now.0.saturating_add(config.hold.0)),
+            };
+        }
+        Stage::Holding { until } if now < until => {}
+        Stage::Holding { .. } | Stage::Watching => {
+            case.stage = Stage::Watching;
+            if let Some((from, _)) = case.adopted.filter(|(_, before)| seen.speed() < *before) {
+                case.give_up(from, config, now);
+            } else if let Some(wanted) = case.advice.policy.filter(|wanted| *wanted != in_force) {
+                case.choose(wanted);
+                case.stage = Stage::Settling {
+                    from: in_force,
+                    before: seen.speed(),
+                    until: Ns(now.0.saturating_add(config.settle.0)),
+                };
+            }
+        }
+    }
+}
+
+/// What a watch suggests.
+fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config) -> Advice {
+    let Some(imbalance) = seen.imbalance() else {
+        return Advice::none("it hardly uses memory");
+    };
+    let class = match imbalance {
+        i if i <= config.imbalance_low => Class::Low,
+        i if i <= config.imbalance_moderate => Class::Moderate,
+        _ => Class::High,
+    };
+    let may_sample = view.sample.no_page_uses.is_none();
+    let spread = match may_sample {
+        true => Placing::Round4k.with_carrefour(),
+        false => Placing::Round4k.alone(),
+    };
+    let (policy, why) = match (in_force.placing, in_force.migration, class) {
+        (Placing::FirstTouch, _, Class::Low) => {
+            let why =
+                format!("its accesses are about even over its nodes ({imbalance:.0} percent, class {class})");
+            (in_force, why)
+        }
+        (Placing::FirstTouch, _, _) => {
+            let why =
+                format!("its accesses crowd on few of its nodes ({imbalance:.0} percent, class {class})");
+            (spread, why)
+        }
+        (_, Migration::None, _)
+            if may_sample && seen.local() < config.local_max && seen.link_busy > config.link_busy =>
+        {
+            let (local, busy) = (100.0 * seen.local(), 100.0 * seen.link_busy);
+            let why =
+                format!("{local:.0} percent of its accesses are local, and a link is {busy:.0} percent busy");
+            let carrefour = MemoryPolicy {
+                migration: Migration::Carrefour,
+                ..in_force
+            };
+            (carrefour, why)
+        }
+        _ => (
+            in_force,
+            "nothing suggests that another would be better".to_owned(),
+        ),
+    };
+    Advice {
+        policy: Some(policy),
+        imbalance: Some(imbalance),
+        class: Some(class),
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests;

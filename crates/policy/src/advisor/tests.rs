@@ -1,0 +1,185 @@
+use homenode_host::{HandsOff, Immovable};
+use homenode_units::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{Scene, vm_id};
+
+const FIRST_TOUCH: MemoryPolicy = Placing::FirstTouch.alone();
+const SPREAD: MemoryPolicy = Placing::Round4k.with_carrefour();
+const EVEN: [u64; 4] = [1_000_000; 4];
+const CROWDED: [u64; 4] = [4_000_000, 0, 0, 0];
+
+/// A VM on all four nodes.
+fn scene(on: [u64; 4]) -> Scene {
+    let mut scene = Scene::four_nodes(4);
+    let vm = scene.add_vm(1, 8, Bytes::from_gib(8), 0);
+    vm.homes("0-3").accesses_on(&on).instructions_per_s(1_000_000_000);
+    scene
+}
+
+fn acting() -> Config {
+    Config {
+        acts: true,
+        ..Config::default()
+    }
+}
+
+/// Lets seconds pass; the host does what is chosen at once, and the VM is as fast as `speed` says under it.
+fn run(
+    scene: &mut Scene,
+    state: &mut State,
+    config: &Config,
+    seconds: u64,
+    speed: impl Fn(u64, MemoryPolicy) -> u64,
+) {
+    for _ in 0..seconds {
+        scene.at = Ns(scene.at.0 + 1_000_000_000);
+        scene.with_view(|view| observe(view, config, state));
+        let now = scene.at.0 / 1_000_000_000;
+        let policy = state.choice(vm_id(1)).unwrap_or(FIRST_TOUCH);
+        scene
+            .vm(1)
+            .in_force(policy)
+            .instructions_per_s(speed(now, policy));
+    }
+}
+
+#[test]
+fn a_class_gets_its_policy() {
+    for (on, class, policy) in [
+        (EVEN, Class::Low, FIRST_TOUCH),
+        ([3_000_000, 1_000_000, 100_000, 0], Class::Moderate, SPREAD),
+        (CROWDED, Class::High, SPREAD),
+    ] {
+        let (mut scene, mut state) = (scene(on), State::default());
+        run(&mut scene, &mut state, &Config::default(), 7, |_, _| {
+            1_000_000_000
+        });
+        let advice = state.advice(vm_id(1)).unwrap();
+        assert_eq!(
+            (advice.class, advice.policy),
+            (Some(class), Some(policy)),
+            "{advice:?}"
+        );
+        assert_eq!(state.choice(vm_id(1)), None, "advice is given, not followed");
+    }
+    // Where nobody says who uses a page, pages are spread and stay.
+    let (mut scene, mut state) = (scene(CROWDED), State::default());
+    scene.no_page_uses = Some("no sampling".into());
+    run(&mut scene, &mut state, &Config::default(), 7, |_, _| {
+        1_000_000_000
+    });
+    assert_eq!(
+        state.advice(vm_id(1)).unwrap().policy,
+        Some(Placing::Round4k.alone())
+    );
+}
+
+#[test]
+fn what_helps_is_kept_until_the_program_is_another() {
+    let (mut scene, mut state) = (scene(CROWDED), State::default());
+    let faster = |_, policy| {
+        if policy == SPREAD {
+            2_000_000_000
+        } else {
+            1_000_000_000
+        }
+    };
+    run(&mut scene, &mut state, &acting(), 300, faster);
+    assert_eq!(
+        (state.choice(vm_id(1)), state.changes(vm_id(1))),
+        (Some(SPREAD), 1)
+    );
+    // A phase in which spreading is no good.
+    scene.vm(1).accesses_on(&EVEN);
+    let slower = |_, policy| {
+        if policy == SPREAD {
+            700_000_000
+        } else {
+            1_000_000_000
+        }
+    };
+    run(&mut scene, &mut state, &acting(), 80, slower);
+    assert_eq!(
+        (state.choice(vm_id(1)), state.changes(vm_id(1))),
+        (Some(FIRST_TOUCH), 2)
+    );
+    run(&mut scene, &mut state, &acting(), 300, slower);
+    assert_eq!(
+        state.changes(vm_id(1)),
+        2,
+        "its accesses are even now: nothing suggests another"
+    );
+}
+
+#[test]
+fn what_does_not_help_is_given_up_and_tried_ever_more_rarely() {
+    let (mut scene, mut state) = (scene(CROWDED), State::default());
+    let mut changes = Vec::new();
+    for _ in 0..4 {
+        run(&mut scene, &mut state, &acting(), 600, |_, _| 1_000_000_000);
+        changes.push(state.changes(vm_id(1)));
+    }
+    // Each trial is two changes, after a watch; held for 60, 120, 240 … s after them: they begin at about
+    // 5, 80, 215, 470, 965 and 1940 s.
+    assert_eq!(changes, [8, 10, 10, 12]);
+    assert_eq!(state.choice(vm_id(1)), Some(FIRST_TOUCH));
+}
+
+#[test]
+fn nothing_is_tried_where_nothing_is_known() {
+    let mut cases = [
+        scene(CROWDED),
+        scene(CROWDED),
+        scene([10; 4]),
+        scene(CROWDED),
+        scene(CROWDED),
+    ];
+    cases[0].vm(1).immovable(Immovable::Vfio);
+    cases[1].vm(1).homes("2");
+    cases[3].vm(1).chosen(FIRST_TOUCH);
+    cases[4].vm(1).hands_off(HandsOff::PinnedByHand);
+    let mut unknown = Scene::four_nodes(4);
+    unknown.add_vm(1, 8, Bytes::from_gib(8), 0).homes("0-3");
+    let parts = [
+        "VFIO",
+        "one home node",
+        "hardly uses",
+        "crowd",
+        "pinned",
+        "not counted",
+    ];
+    for (mut scene, part) in cases.into_iter().chain([unknown]).zip(parts) {
+        let mut state = State::default();
+        for _ in 0..30 {
+            scene.at = Ns(scene.at.0 + 1_000_000_000);
+            scene.with_view(|view| observe(view, &acting(), &mut state));
+        }
+        assert_eq!(state.changes(vm_id(1)), 0);
+        let advice = state.advice(vm_id(1)).unwrap();
+        assert!(advice.why.contains(part), "{advice:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    /// Whatever a guest does with its accesses and its speed, changes stay few: a trial that fails doubles the wait, and one
+    /// that helps is followed by a wait of a minute.
+    #[test]
+    fn a_guest_that_alternates_gets_few_changes(period in 1u64..200, deep in 1u64..1000) {
+        let (mut scene, mut state) = (scene(CROWDED), State::default());
+        for step in 0..20 {
+            let on = if step % 2 == 0 { CROWDED } else { EVEN };
+            scene.vm(1).accesses_on(&on);
+            let speed = |now: u64, policy: MemoryPolicy| {
+                let likes = (now / period).is_multiple_of(2);
+                if likes == (policy == SPREAD) { 1_000_000_000 } else { deep * 1_000_000 }
+            };
+            run(&mut scene, &mut state, &acting(), 180, speed);
+        }
+        // An hour: waits of 1, 2, 4, 8, 16 and 32 minutes after what was given up.
+        prop_assert!(state.changes(vm_id(1)) <= 14, "{}", state.changes(vm_id(1)));
+    }
+}
