@@ -10,6 +10,7 @@
 //! | [`advisor`] | which memory policy suits a VM? | seed 004, sections 3.5 and 6 |
 //! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; DESIGN section 2 |
 //! | [`memory::carrefour`] | which pages belong to their users, and which spread? | seed 004, 3.4 |
+//! | [`page_queue`] | which pages has a guest released for good? | seed 004, 4.2.4 |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
@@ -19,6 +20,7 @@ pub mod balance;
 pub mod demand;
 pub mod levers;
 pub mod memory;
+pub mod page_queue;
 pub mod permits;
 pub mod placement;
 pub mod repatriate;

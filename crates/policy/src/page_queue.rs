@@ -1,0 +1,317 @@
+//! Which pages a guest has released for good: what a hypervisor makes of a guest's queue of page operations (seed 004, section
+//! 4.2.4).
+//!
+//! # Problem
+//! First-touch in a hypervisor needs to know which pages a guest no longer uses: their entries are made invalid, so that the next
+//! touch places them anew. A call per page is too dear, so the guest queues what it does and sends a queue when it is full. By then
+//! it may have given a page away again; invalidating that one would lose what is in it.
+//!
+//! # Terms
+//! *Entry*: an operation (allocation or release) and a guest frame, in one word that the guest writes. *Partition*: one of four
+//! queues, chosen by the two low bits of the frame, each with its own lock in the guest: all that is said of a page is in one
+//! queue.
+//!
+//! # Algorithm
+//! From the newest entry to the oldest: the first that is seen of a page counts, older ones are superseded. If it is a release, the
+//! page is invalid from now on. If it is an allocation the page stays where it is.
+//!
+//! # Hostile guests
+//! Entries are a guest's word. A frame that the VM does not have or that belongs to another partition is left out and counted; a
+//! queue that is longer than agreed is refused as a whole. Nothing is allocated, and pages seen are found by a hash whose key the
+//! guest does not know: no choice of frames makes a call long.
+//!
+//! # Properties (tests of the same name)
+//! - `the_newest_operation_on_a_page_counts_as_a_naive_reading_says`
+//! - `every_entry_is_accounted_for_once`
+//! - `what_a_hostile_guest_writes_is_left_out_and_counted`
+//! - `a_queue_that_is_too_long_is_refused_and_nothing_is_done`
+//!
+//! # Departures from the source
+//! None in what is decided. The source's code keeps a list of visited pages.
+
+/// Queues of a guest.
+pub const PARTITIONS: usize = 4;
+/// Frames that an entry can name, and that a VM can have: 4 PiB.
+pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
+
+const FRAME_BITS: u32 = 40;
+const RELEASE: u64 = 1 << 63;
+
+/// What a guest did with a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Gave it to somebody.
+    Allocation,
+    /// Put it onto its list of free pages.
+    Release,
+}
+
+/// An operation on a page, as the guest writes it: the operation in the highest bit, the frame in the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Entry(pub u64);
+
+impl Entry {
+    /// What a guest writes for an operation on a frame.
+    pub fn new(op: Op, frame: u64) -> Entry {
+        let op = if op == Op::Release { RELEASE } else { 0 };
+        Entry(op | frame & !RELEASE)
+    }
+
+    /// The operation.
+    pub fn op(self) -> Op {
+        if self.0 & RELEASE > 0 {
+            Op::Release
+        } else {
+            Op::Allocation
+        }
+    }
+
+    /// The guest frame.
+    pub fn frame(self) -> u64 {
+        self.0 & !RELEASE
+    }
+}
+
+/// The queue that an operation on a frame belongs to.
+pub fn partition(frame: u64) -> usize {
+    frame as usize % PARTITIONS
+}
+
+/// What became of a queue's entries: together they are all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Newest of their pages, releases: the pages are invalid now.
+    pub invalidated: u32,
+    /// Newest of their pages, allocations: the pages stay.
+    pub reallocated: u32,
+    /// An operation on the same page came later.
+    pub superseded: u32,
+    /// Left out: the VM has no such frame.
+    pub outside: u32,
+    /// Left out: the frame belongs to another partition, whose lock this queue was not sent under.
+    pub misplaced: u32,
+}
+
+/// A queue is longer than agreed; nothing of it was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a queue of {entries} page operations was sent, {most} are the most; nothing of it was done")]
+pub struct TooLong {
+    /// How long it is.
+    pub entries: usize,
+    /// How long it may be.
+    pub most: usize,
+}
+
+/// Memory that reconciling works in, kept by the caller from queue to queue.
+#[derive(Clone, Debug)]
+pub struct Scratch {
+    /// Pages seen: the generation of the call above, the frame below. Open addressing.
+    slots: Vec<u64>,
+    shift: u32,
+    generation: u64,
+    /// Odd, and unknown to guests.
+    key: u64,
+    entries_max: usize,
+}
+
+impl Scratch {
+    /// For queues of at most so many entries (at least one is allowed); the key must be unknown to guests.
+    pub fn new(entries_max: usize, key: u64) -> Scratch {
+        let entries_max = entries_max.max(1);
+        // Twice as many slots as pages: the next free one is near.
+        let slots = (2 * entries_max).next_power_of_two();
+        Scratch {
+            slots: vec![0; slots],
+            shift: 64 - slots.trailing_zeros(),
+            generation: 0,
+            key: key | 1,
+            entries_max,
+        }
+    }
+
+    fn next_generation(&mut self) {
+        self.generation += 1;
+        if self.generation >> (64 - FRAME_BITS) > 0 {
+            self.slots.fill(0);
+            self.generation = 1;
+        }
+    }
+
+    /// Whether a page is seen for the first time in this call.
+    #[inline]
+    fn is_new(&mut self, frame: u64) -> bool {
+        let stamp = self.generation << FRAME_BITS | frame;
+        let mask = self.slots.len() - 1;
+        let mut at = (frame.wrapping_mul(self.key) >> self.shift) as usize & mask;
+        loop {
+            let seen = self.slots[at];
+            if seen == stamp {
+                return false;
+            }
+            if seen >> FRAME_BITS != self.generation {
+                self.slots[at] = stamp;
+                return true;
+            }
+            at = (at + 1) & mask;
+        }
+    }
+}
+
+/// Reads a queue that a guest with so many frames has sent for a partition, oldest entry first, and has every page invalidated
+/// that is free now.
+///
+/// # Errors
+/// [`TooLong`], with nothing done.
+pub fn reconcile(
+    queue: &[Entry],
+    of: usize,
+    frames: u64,
+    scratch: &mut Scratch,
+    mut invalidate: impl FnMut(u64),
+) -> Result<Outcome, TooLong> {
+    if queue.len() > scratch.entries_max {
+        return Err(TooLong {
+            entries: queue.len(),
+            most: scratch.entries_max,
+        });
+    }
+    let frames = frames.min(FRAMES_MAX);
+    scratch.next_generation();
+    let mut outcome = Outcome::default();
+    for entry in queue.iter().rev() {
+        let frame = entry.frame();
+        let count = if frame >= frames {
+            &mut outcome.outside
+        } else if partition(frame) != of {
+            &mut outcome.misplaced
+        } else if !scratch.is_new(frame) {
+            &mut outcome.superseded
+        } else if entry.op() == Op::Allocation {
+            &mut outcome.reallocated
+        } else {
+            invalidate(frame);
+            &mut outcome.invalidated
+        };
+        *count += 1;
+    }
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Entries of a guest that mostly behaves: few frames, so that pages come up again and again.
+    fn queue() -> impl Strategy<Value = Vec<Entry>> {
+        let frame = prop_oneof![
+            8 => (0u64..40).prop_map(|n| n * 4 + 2),
+            1 => 0u64..200,
+            1 => any::<u64>(),
+        ];
+        let op = prop_oneof![Just(Op::Allocation), Just(Op::Release)];
+        prop::collection::vec((op, frame).prop_map(|(op, frame)| Entry::new(op, frame)), 0..200)
+    }
+
+    fn sum(outcome: &Outcome) -> usize {
+        let Outcome {
+            invalidated,
+            reallocated,
+            superseded,
+            outside,
+            misplaced,
+        } = outcome;
+        (invalidated + reallocated + superseded + outside + misplaced) as usize
+    }
+
+    proptest! {
+        #[test]
+        fn the_newest_operation_on_a_page_counts_as_a_naive_reading_says(
+            queues in prop::collection::vec(queue(), 1..6), frames in 0u64..300, key: u64,
+        ) {
+            let mut scratch = Scratch::new(200, key);
+            for queue in queues {
+                // Oldest first: what a page's last operation was.
+                let mut last = BTreeMap::new();
+                for entry in queue.iter().filter(|entry| entry.frame() < frames && entry.frame() % 4 == 2) {
+                    last.insert(entry.frame(), entry.op());
+                }
+                let mut freed = Vec::new();
+                let outcome = reconcile(&queue, 2, frames, &mut scratch, |frame| freed.push(frame)).unwrap();
+                freed.sort_unstable();
+                let released = |(frame, op): (&u64, &Op)| (*op == Op::Release).then_some(*frame);
+                let expected: Vec<u64> = last.iter().filter_map(released).collect();
+                prop_assert_eq!(&freed, &expected);
+                prop_assert_eq!(outcome.invalidated as usize, freed.len());
+                prop_assert_eq!(outcome.reallocated as usize, last.len() - freed.len());
+            }
+        }
+
+        #[test]
+        fn every_entry_is_accounted_for_once(words in prop::collection::vec(any::<u64>(), 0..64), of in 0usize..4, frames: u64, key: u64) {
+            let queue: Vec<Entry> = words.into_iter().map(Entry).collect();
+            let outcome = reconcile(&queue, of, frames, &mut Scratch::new(64, key), |_| {}).unwrap();
+            prop_assert_eq!(sum(&outcome), queue.len());
+        }
+
+        #[test]
+        fn an_entry_is_read_as_it_was_written(frame in 0..FRAMES_MAX) {
+            for op in [Op::Allocation, Op::Release] {
+                let entry = Entry::new(op, frame);
+                prop_assert_eq!((entry.op(), entry.frame()), (op, frame));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_hostile_guest_writes_is_left_out_and_counted() {
+        let release = |frame| Entry::new(Op::Release, frame);
+        let queue = [
+            release(100),
+            release(5),
+            release(4),
+            release(4),
+            Entry(u64::MAX),
+            release(8),
+        ];
+        let mut freed = Vec::new();
+        let outcome = reconcile(&queue, 0, 100, &mut Scratch::new(8, 77), |frame| {
+            freed.push(frame)
+        });
+        let expected = Outcome {
+            invalidated: 2,
+            superseded: 1,
+            outside: 2,
+            misplaced: 1,
+            reallocated: 0,
+        };
+        assert_eq!(outcome, Ok(expected));
+        assert_eq!(freed, [8, 4]);
+    }
+
+    #[test]
+    fn a_queue_that_is_too_long_is_refused_and_nothing_is_done() {
+        let queue = vec![Entry::new(Op::Release, 4); 33];
+        let mut scratch = Scratch::new(32, 1);
+        let refused = reconcile(&queue, 0, 100, &mut scratch, |_| panic!("nothing is done"));
+        assert_eq!(
+            refused,
+            Err(TooLong {
+                entries: 33,
+                most: 32
+            })
+        );
+    }
+
+    #[test]
+    fn generations_that_wrap_forget_what_was_seen() {
+        let mut scratch = Scratch::new(4, 3);
+        scratch.generation = (1 << (64 - FRAME_BITS)) - 1;
+        scratch.slots.fill(1 << FRAME_BITS | 4);
+        let outcome = reconcile(&[Entry::new(Op::Release, 4)], 0, 100, &mut scratch, |_| {}).unwrap();
+        assert_eq!((outcome.invalidated, scratch.generation), (1, 1));
+    }
+}
