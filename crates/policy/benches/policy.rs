@@ -148,7 +148,14 @@ fn page_queue(c: &mut Criterion) {
         let entry = |at: u64| {
             // Knuth's multiplier spreads frames over a VM of 64 GiB.
             let frame = at.wrapping_mul(2_654_435_761) % (1 << 22) * 4;
-            Entry::new(if at % 2 == 0 { Op::Release } else { Op::Allocation }, frame)
+            Entry::new(
+                if at.is_multiple_of(2) {
+                    Op::Release
+                } else {
+                    Op::Allocation
+                },
+                frame,
+            )
         };
         let queue: Vec<Entry> = (0..entries).map(|at| entry(at / 4 * 3)).collect();
         let mut scratch = Scratch::new(queue.len(), 0x9e37_79b9_7f4a_7c15);
@@ -157,7 +164,7 @@ fn page_queue(c: &mut Criterion) {
             b.iter(|| {
                 let mut freed = 0;
                 let outcome = reconcile(black_box(&queue), 0, 1 << 24, &mut scratch, |frame| {
-                    freed ^= frame
+                    freed ^= frame;
                 });
                 black_box((freed, outcome))
             });

@@ -2,9 +2,9 @@
 //! 4.2.4).
 //!
 //! # Problem
-//! First-touch in a hypervisor needs to know which pages a guest no longer uses: their entries are made invalid, so that the next
-//! touch places them anew. A call per page is too dear, so the guest queues what it does and sends a queue when it is full. By then
-//! it may have given a page away again; invalidating that one would lose what is in it.
+//! First-touch in a hypervisor needs to know which pages a guest no longer uses: their entries are made invalid, so that the
+//! next touch places them anew. A call per page is too dear, so the guest queues what it does and sends a queue when it is full.
+//! By then it may have given a page away again; invalidating that one would lose what is in it.
 //!
 //! # Terms
 //! *Entry*: an operation (allocation or release) and a guest frame, in one word that the guest writes. *Partition*: one of four
@@ -12,8 +12,8 @@
 //! queue.
 //!
 //! # Algorithm
-//! From the newest entry to the oldest: the first that is seen of a page counts, older ones are superseded. If it is a release, the
-//! page is invalid from now on. If it is an allocation the page stays where it is.
+//! From the newest entry to the oldest: the first that is seen of a page counts, older ones are superseded. If it is a release,
+//! the page is invalid from now on. If it is an allocation the page stays where it is.
 //!
 //! # Hostile guests
 //! Entries are a guest's word. A frame that the VM does not have or that belongs to another partition is left out and counted; a
@@ -251,7 +251,9 @@ mod tests {
         }
 
         #[test]
-        fn every_entry_is_accounted_for_once(words in prop::collection::vec(any::<u64>(), 0..64), of in 0usize..4, frames: u64, key: u64) {
+        fn every_entry_is_accounted_for_once(
+            words in prop::collection::vec(any::<u64>(), 0..64), of in 0usize..4, frames: u64, key: u64,
+        ) {
             let queue: Vec<Entry> = words.into_iter().map(Entry).collect();
             let outcome = reconcile(&queue, of, frames, &mut Scratch::new(64, key), |_| {}).unwrap();
             prop_assert_eq!(sum(&outcome), queue.len());
