@@ -35,9 +35,9 @@ pub mod workload;
 pub use report::{EventReport, EventResult, LinkReport, NodeReport, PermitReport, TwinReport, VmReport};
 pub use scenario::{
     AfterProgram, Allocation, ArrivalOrder, Attribution, Enforcer, EventAction, EventSpec, Hypervisor,
-    PageSize, Scenario, TwinError, VmSpec, Vnuma,
+    PageSize, Pinning, Scenario, TwinError, VmSpec, Vnuma,
 };
-pub use workload::{Program, Workload, WorkloadError};
+pub use workload::{Program, Waiting, Workload, WorkloadError};
 
 use chance::Chance;
 use engine::Engine;

@@ -106,6 +106,12 @@ fn names_and_figures_that_make_no_sense_are_refused() {
         refused(&one(vm().with_memory_on(node(9)))),
         TwinError::Nodes { .. }
     ));
+    let error = refused(&one(vm().on_cpus((0..3).map(CpuId).collect()).pinned()));
+    assert_eq!(
+        error.to_string(),
+        "VM a: pinning = \"one-to-one\" needs a CPU for each vCPU, and it has fewer CPUs than vCPUs; give it more in `cpus`, \
+         or fewer vCPUs"
+    );
     let error = refused(&one(VmSpec::new("a", 1, Bytes::from_gib(1), "soplx")));
     assert_eq!(
         error.to_string(),

@@ -254,6 +254,11 @@ fn what_a_guest_cannot_know_it_is_not_told_to_use() {
          memory_policy = \"round-4k\""
     );
     refused(Hypervisor::Xen, |spec| spec.autonuma = true);
+    let dma = refused(Hypervisor::Xen, |spec| spec.passthrough = true);
+    assert!(
+        dma.contains("first-touch") && dma.ends_with("use round-4k or round-1g, or leave it out"),
+        "{dma}"
+    );
     refused(Hypervisor::Native, |spec| spec.vnuma = Vnuma::Static);
     refused(Hypervisor::Native, |spec| {
         spec.memory_policy = Placing::Round1g.alone();
@@ -349,6 +354,47 @@ fn spinning_costs_no_interrupts_but_cpu_time() {
         (spun / (6.0 * took) - 1.0).abs() < 0.3,
         "{spun} s of CPU in {took} s"
     );
+}
+
+#[test]
+fn a_vm_that_says_how_it_waits_waits_so_whatever_its_program_does() {
+    let machine = amd48();
+    let report = |profile, own| {
+        let mut spec = vm("meeting").on_cpus(cores(&machine, 3, 0, 6));
+        (spec.vcpus, spec.waiting) = (6, own);
+        let mut twin = start(&machine, &one(Hypervisor::Xen, spec, &[meeting(profile)]));
+        assert!(twin.run_to_end(Ns::from_secs(60)), "the program does not end");
+        twin.report()
+    };
+    for (profile, own) in [(Waiting::Sleep, Waiting::Spin), (Waiting::Spin, Waiting::Sleep)] {
+        assert_eq!(report(profile, Some(own)), report(own, None));
+        assert_ne!(report(profile, Some(own)), report(profile, None));
+    }
+}
+
+#[test]
+fn a_vcpu_pinned_one_to_one_runs_on_its_own_cpu_and_nowhere_else() {
+    let machine = amd48();
+    // Two VMs on the same six CPUs, with sleepers that a scheduler would move about.
+    let on = cores(&machine, 3, 0, 6);
+    let spec = |name: &str| {
+        let mut spec = vm("meeting").on_cpus(on.clone()).pinned();
+        (spec.name, spec.vcpus) = (name.to_owned(), 6);
+        spec
+    };
+    let mut scenario = Scenario::of("pinned", vec![spec("a"), spec("b")]);
+    scenario.workloads = vec![meeting(Waiting::Sleep)];
+    for hypervisor in [Hypervisor::Native, Hypervisor::Xen] {
+        scenario.hypervisor = hypervisor;
+        let mut twin = start(&machine, &scenario);
+        for _ in 0..20 {
+            twin.wait(Ns::from_millis(173));
+            for vm in twin.sample().unwrap().vms {
+                let seen: Vec<_> = vm.vcpus.iter().filter_map(|vcpu| vcpu.cpu).collect();
+                assert_eq!(seen, on.iter().collect::<Vec<_>>(), "{hypervisor:?}, {}", vm.name);
+            }
+        }
+    }
 }
 
 #[test]

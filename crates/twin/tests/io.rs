@@ -5,7 +5,7 @@ mod common;
 use common::{bound, r910, stream};
 use homenode_machine::{Machine, preset};
 use homenode_twin::{EventAction, Hypervisor, Scenario, Twin, TwinReport, VmSpec, Workload};
-use homenode_units::{Bytes, BytesPerSec, NodeId, Ns};
+use homenode_units::{Bytes, BytesPerSec, NodeId, Ns, Placing};
 
 /// seed 004's machine: its disk is on node 6.
 fn amd48() -> Machine {
@@ -124,6 +124,9 @@ fn small_requests_of_one_thread_are_bounded_by_latency() {
         scenario.hypervisor = hypervisor;
         scenario.vms[0].vcpus = 1;
         scenario.vms[0].passthrough = passthrough;
+        if passthrough {
+            scenario.vms[0].memory_policy = Placing::Round4k.alone();
+        }
         let rate = rate(&machine, scenario);
         close(rate, 4096.0 / (latency_us / 1e6 + 4096.0 / BANDWIDTH), 0.02);
         assert!(

@@ -288,10 +288,7 @@ impl Engine {
             let number = scheduler.add_vm(spec.weight, spec.cap_percent);
             let sharer = sharer(&vm, line_bytes, llc_lines_max);
             for thread in 0..usize::from(spec.vcpus) {
-                scheduler.add(
-                    machine.cpus.iter().map(|cpu| spec.allowed(cpu.id)).collect(),
-                    Some(number),
-                );
+                scheduler.add(spec.allowed(thread, machine), Some(number));
                 owners.push(Owner::Vcpu { vm: at, thread });
                 sharers.push(sharer.clone().in_group(at, vm.threads[thread].shared_share));
             }

@@ -4,7 +4,7 @@ use homenode_machine::Machine;
 use homenode_machine::file::{Candidates, FileError};
 use homenode_units::{Bytes, CpuSet, Migration, NodeSet, Ns, Placing};
 
-use super::{Allocation, Enforcer, EventAction, EventSpec, Hypervisor, Scenario, VmSpec, Vnuma};
+use super::{Allocation, Enforcer, EventAction, EventSpec, Hypervisor, Pinning, Scenario, VmSpec, Vnuma};
 use crate::workload;
 
 /// What is wrong with a scenario, or with a machine to run it on.
@@ -472,6 +472,15 @@ impl VmSpec {
             );
         }
         let one_node = !native && self.vnuma == Vnuma::None;
+        if one_node && self.passthrough && !rounds {
+            return refuse(
+                "passthrough",
+                "passthrough",
+                "lets a device write to pages by itself, which fails for those that memory_policy = \"first-touch\" has not \
+                 mapped yet, and the guest has given the request up before the hypervisor hears of it",
+                "use round-4k or round-1g, or leave it out",
+            );
+        }
         if one_node && self.allocation == Allocation::Interleave {
             return refuse(
                 "allocation",
@@ -513,6 +522,16 @@ impl VmSpec {
         }
         if let Some(cpus) = &self.cpus {
             part_of_cpus(&self.name, cpus, machine).map_err(|error| ("cpus", error))?;
+        }
+        let cpus = self.cpus.as_ref().map_or(machine.cpus.len(), CpuSet::len);
+        if self.pinning == Pinning::OneToOne && usize::from(self.vcpus) > cpus {
+            let error = TwinError::Contradiction {
+                vm: name(),
+                setting: "pinning = \"one-to-one\"",
+                problem: "needs a CPU for each vCPU, and it has fewer CPUs than vCPUs",
+                remedy: "give it more in `cpus`, or fewer vCPUs",
+            };
+            return Err(("pinning", error));
         }
         match &self.memory_nodes {
             Some(nodes) => part_of_nodes(&self.name, nodes, machine).map_err(|error| ("memory_nodes", error)),

@@ -10,14 +10,15 @@ mod library;
 
 use std::sync::Arc;
 
+use homenode_machine::Machine;
 use homenode_machine::file::{Candidates, Source, read_toml};
-use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, NodeSet, Ns, Permit};
+use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::chance::Chance;
 use crate::schema;
-use crate::workload::{self, Workload};
+use crate::workload::{self, Waiting, Workload};
 
 pub use check::TwinError;
 pub use event::{EventAction, EventSpec};
@@ -116,6 +117,9 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "list")]
     #[schemars(with = "Option<schema::List>")]
     pub cpus: Option<CpuSet>,
+    /// Which of these each of its vCPUs may use.
+    #[serde(default)]
+    pub pinning: Pinning,
     /// Nodes that the operator binds its memory to, in list format; absent where the kernel decides.
     #[serde(default, deserialize_with = "list")]
     #[schemars(with = "Option<schema::List>")]
@@ -140,16 +144,31 @@ pub struct VmSpec {
     /// Scheduler weight against other VMs: Xen's scale, 256 is usual.
     #[serde(default = "usual_weight")]
     pub weight: u32,
+    /// What its threads do while they wait at a barrier; absent where that is up to the program. A guest's library may spin
+    /// in place of the kernel's sleep, and spare its interrupts (seed 004, section 5.3.2).
+    #[serde(default)]
+    pub waiting: Option<Waiting>,
     /// Most CPU time that all of its vCPUs together get, in percent of one CPU; absent where there is no limit.
     #[serde(default)]
     pub cap_percent: Option<u32>,
-    /// Whether it drives devices itself (PCI passthrough).
+    /// Whether it drives devices itself (PCI passthrough): not with pages that are mapped when they are touched first.
     #[serde(default)]
     pub passthrough: bool,
     /// What it booked: LLC misses per slice of 30 ms, or memory bandwidth; absent where it booked nothing.
     #[serde(default)]
     #[schemars(with = "Option<schema::Permit>")]
     pub permit: Option<Permit>,
+}
+
+/// Which of a VM's CPUs each of its vCPUs may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pinning {
+    /// All of them: the scheduler chooses.
+    #[default]
+    None,
+    /// One: the first vCPU the first CPU, and so on (seed 004, section 5.4.1).
+    OneToOne,
 }
 
 /// Sizes of pages.
@@ -302,6 +321,7 @@ impl VmSpec {
             work_share: 1.0,
             after: AfterProgram::Idle,
             cpus: None,
+            pinning: Pinning::None,
             memory_nodes: None,
             memory_policy: MemoryPolicy::default(),
             page_size: PageSize::Small,
@@ -309,6 +329,7 @@ impl VmSpec {
             allocation: Allocation::FirstTouch,
             autonuma: false,
             weight: usual_weight(),
+            waiting: None,
             cap_percent: None,
             passthrough: false,
             permit: None,
@@ -350,9 +371,26 @@ impl VmSpec {
         self
     }
 
-    /// CPUs that it may run on.
-    pub(crate) fn allowed(&self, cpu: CpuId) -> bool {
-        self.cpus.as_ref().is_none_or(|cpus| cpus.contains(cpu))
+    /// The same VM, each vCPU bound to one CPU.
+    #[must_use]
+    pub fn pinned(mut self) -> VmSpec {
+        self.pinning = Pinning::OneToOne;
+        self
+    }
+
+    /// Which CPUs a vCPU may run on, by position on a machine that the scenario was checked for.
+    pub(crate) fn allowed(&self, vcpu: usize, machine: &Machine) -> Vec<bool> {
+        let mut allowed: Vec<bool> = machine
+            .cpus
+            .iter()
+            .map(|cpu| self.cpus.as_ref().is_none_or(|cpus| cpus.contains(cpu.id)))
+            .collect();
+        if self.pinning == Pinning::OneToOne {
+            let own = (0..allowed.len()).filter(|at| allowed[*at]).nth(vcpu);
+            allowed.fill(false);
+            allowed[own.expect("checked: there is a CPU for each")] = true;
+        }
+        allowed
     }
 }
 
@@ -448,12 +486,12 @@ impl Scenario {
         self
     }
 
-    /// The workload of a name: the scenario's own first, then those that come with the twin.
+    /// What runs in a VM: the scenario's own workload of that name, or the one that comes with the twin; it waits as the VM
+    /// says, if that says so.
     pub(crate) fn workload(&self, vm: &VmSpec) -> Result<Workload, TwinError> {
-        if let Some(own) = self.workloads.iter().find(|w| w.name == vm.workload) {
-            return Ok(own.clone());
-        }
-        workload::builtin(&vm.workload).ok_or_else(|| {
+        let own = self.workloads.iter().find(|w| w.name == vm.workload).cloned();
+        let found = own.or_else(|| workload::builtin(&vm.workload));
+        let mut workload = found.ok_or_else(|| {
             let own = self.workloads.iter().map(|w| w.name.clone());
             let known = own.chain(workload::names().map(str::to_owned));
             let candidates = Candidates::of(&vm.workload, known);
@@ -462,7 +500,11 @@ impl Scenario {
                 workload: vm.workload.clone(),
                 candidates,
             }
-        })
+        })?;
+        if let (Some(program), Some(waiting)) = (&mut workload.program, vm.waiting) {
+            program.waiting = waiting;
+        }
+        Ok(workload)
     }
 
     /// When each VM arrives, in the order of [`Scenario::vms`]; one that an event starts does not arrive by itself.
