@@ -109,7 +109,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
     unsafe {
         if let What::Pmu(_) = options.what {
             qemu::qemu_plugin_register_vcpu_init_cb(id, pmu::vcpu_begins);
-            qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, pmu::machine_translated);
+            qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, pmu::translated_before);
             return 0;
         }
         let translated = if system {

@@ -8,6 +8,9 @@
 //! ```
 //!
 //! The plugin makes the file, of the next power of two that holds all, before QEMU opens it; CPUs are dealt to nodes in blocks.
+//!
+//! Until software inside asks for counts nothing is instrumented, and the machine runs as fast as without the plugin: booting
+//! one that is instrumented takes minutes. Then QEMU forgets what it has translated, and translates all anew.
 
 use std::ffi::{c_uint, c_void};
 use std::fs::OpenOptions;
@@ -17,15 +20,15 @@ use std::path::Path;
 use std::ptr;
 use std::slice;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
-use homenode_meter::page::{Layout, Page};
+use homenode_meter::page::{Layout, Page, TAGS_MAX};
 use homenode_meter::pmu::{Cpu, Pmu};
 use homenode_meter::profile::Config;
 use homenode_tracking::cache::{Replacement, Shape};
 
 use crate::options::PmuOptions;
-use crate::qemu::{Id, MemInfo, Tb};
+use crate::qemu::{self, Id, MemInfo, Tb};
 use crate::{VCPUS_MAX, machine_address, translated, wanted};
 
 static CPUS: [AtomicPtr<Cpu>; VCPUS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX];
@@ -33,6 +36,8 @@ static RUN: OnceLock<Run> = OnceLock::new();
 
 struct Run {
     pmu: Pmu<'static>,
+    page: Page<'static>,
+    begun: AtomicBool,
     config: Config,
     cpus: u64,
     nodes: u64,
@@ -45,7 +50,7 @@ struct Run {
 pub fn begin(options: &PmuOptions, config: Config) -> Result<(), String> {
     let layout = Layout {
         cpus: options.cpus,
-        tags: 256,
+        tags: TAGS_MAX,
         frames: options.frames,
         line_bytes: config.line_bytes,
     };
@@ -55,6 +60,8 @@ pub fn begin(options: &PmuOptions, config: Config) -> Result<(), String> {
     let shape = Shape::of_lines(lines, options.llc_ways as usize, Replacement::default());
     let run = Run {
         pmu: Pmu::new(options.nodes as usize, shape, page),
+        page,
+        begun: AtomicBool::new(false),
         config,
         cpus: options.cpus,
         nodes: options.nodes,
@@ -119,7 +126,23 @@ fn cpu(at: c_uint) -> Option<&'static mut Cpu> {
     unsafe { pointer.as_mut() }
 }
 
-pub extern "C" fn machine_translated(_: Id, tb: *mut Tb) {
+/// A block is translated while nobody may want counts.
+pub extern "C" fn translated_before(id: Id, _: *mut Tb) {
+    let Some(run) = RUN.get() else {
+        return;
+    };
+    if run.page.is_wanted() && !run.begun.swap(true, Ordering::Relaxed) {
+        // SAFETY: this is a vCPU's thread, as QEMU asks; it calls back when no vCPU runs and all blocks are forgotten.
+        unsafe { qemu::qemu_plugin_reset(id, counts_wanted) };
+    }
+}
+
+extern "C" fn counts_wanted(id: Id) {
+    // SAFETY: the function has the type that the interface declares and lives as long as the process.
+    unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, machine_translated) };
+}
+
+extern "C" fn machine_translated(_: Id, tb: *mut Tb) {
     translated(tb, block_begins, accesses);
 }
 

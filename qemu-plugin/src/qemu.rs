@@ -74,6 +74,7 @@ unsafe extern "C" {
         callback: extern "C" fn(Id, *mut c_void),
         data: *mut c_void,
     );
+    pub fn qemu_plugin_reset(id: Id, callback: extern "C" fn(Id));
     pub fn qemu_plugin_tb_n_insns(tb: *const Tb) -> usize;
     pub fn qemu_plugin_tb_get_insn(tb: *const Tb, at: usize) -> *mut Insn;
     pub fn qemu_plugin_mem_is_store(info: MemInfo) -> bool;

@@ -63,6 +63,9 @@ enum Command {
         /// With the kernel's automatic NUMA balancing on
         #[arg(long)]
         autonuma: bool,
+        /// With two nodes of two CPUs and a modelled PMU
+        #[arg(long, conflicts_with = "autonuma")]
+        counted: bool,
         #[command(flatten)]
         common: CommonArguments,
     },
@@ -107,11 +110,15 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(arguments) => run(&arguments),
-        Command::Up { autonuma, common } => {
-            let kind = if autonuma {
-                HostKind::AutoNuma
-            } else {
-                HostKind::Plain
+        Command::Up {
+            autonuma,
+            counted,
+            common,
+        } => {
+            let kind = match (autonuma, counted) {
+                (true, _) => HostKind::AutoNuma,
+                (_, true) => HostKind::Counted,
+                _ => HostKind::Plain,
             };
             by_hand::up(&options(&common, true), kind).map(|()| ExitCode::SUCCESS)
         }

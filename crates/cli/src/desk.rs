@@ -338,6 +338,7 @@ fn permit_json(vm: &VmStatus) -> Value {
     let mut object = json!(vm.permit);
     object["name"] = json!(vm.name);
     object["id"] = json!(vm.id);
+    object["counted_by"] = json!(vm.counted_by);
     object
 }
 

@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_control::{Epoch, Status};
+use homenode_host::CountedBy;
 use homenode_units::Bytes;
 use serde::Serialize;
 
@@ -154,6 +155,14 @@ pub fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
 }
 
+/// A figure that rests on counters; says so where a model counts them.
+pub fn counted(figure: String, by: Option<CountedBy>) -> String {
+    match by {
+        Some(CountedBy::Model) => format!("{figure} modelled"),
+        Some(CountedBy::Hardware) | None => figure,
+    }
+}
+
 fn used_of(free: Bytes, total: Bytes) -> String {
     let gib = |bytes: Bytes| bytes.as_f64() / Bytes::from_gib(1).as_f64();
     format!("{:.1}/{:.0}GiB", gib(total.saturating_sub(free)), gib(total))
@@ -218,7 +227,7 @@ pub fn picture(status: &Status) -> String {
             or_dash(pages, |pages| pages),
             or_dash(vm.cpus_used, |used| format!("{used:.1}")),
             or_dash(vm.vcpus_waiting, |waiting| format!("{waiting:.1}")),
-            or_dash(vm.llc_miss_rate, percent),
+            or_dash(vm.llc_miss_rate, |rate| counted(percent(rate), vm.counted_by)),
             or_dash(vm.local_access_ratio, percent),
             vm.left_alone.clone().unwrap_or_default(),
         ]

@@ -2,14 +2,14 @@
 
 use chrono::DateTime;
 use homenode_control::{Line, PermitStatus};
-use homenode_host::CpuQuota;
+use homenode_host::{CountedBy, CpuQuota};
 use homenode_policy::permits::Standing;
 use homenode_units::{Permit, Resource};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{BillArgs, PermitCommand, SetArgs, ShowArgs, SuggestArgs};
 use crate::desk::Request;
-use crate::output::{or_dash, percent, print_json, table};
+use crate::output::{counted, or_dash, percent, print_json, table};
 use crate::query::ask_agent;
 
 /// `homenode permit`.
@@ -53,6 +53,7 @@ fn in_words(permit: Permit) -> String {
 #[derive(Debug, Serialize, Deserialize)]
 struct VmPermit {
     name: String,
+    counted_by: Option<CountedBy>,
     #[serde(flatten)]
     permit: PermitStatus,
 }
@@ -64,12 +65,19 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
         return print_json(&answer["vms"]);
     }
     let vms: Vec<VmPermit> = serde_json::from_value(answer["vms"].clone())?;
-    let rows = vms.iter().map(|VmPermit { name, permit: status }| {
+    let rows = vms.iter().map(|vm| {
+        let VmPermit {
+            name,
+            counted_by,
+            permit: status,
+        } = vm;
         let resource = status.permit.map_or(Resource::Pollution, Permit::resource);
         vec![
             name.clone(),
             or_dash(status.permit, |permit| permit.to_string()),
-            or_dash(status.units_per_slice, |units| amount(resource, units as f64)),
+            or_dash(status.units_per_slice, |units| {
+                counted(amount(resource, units as f64), *counted_by)
+            }),
             or_dash(status.standing, |standing| standing_name(standing).to_owned()),
             or_dash(status.quota, |quota: CpuQuota| percent(quota.share())),
             status.punished_count.to_string(),

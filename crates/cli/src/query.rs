@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::args::{HostArg, MachineArgs, PlaceArgs, VmArgs};
 use crate::bad_input;
 use crate::desk::{self, Request};
-use crate::output::{or_dash, percent, print_json, table};
+use crate::output::{counted, or_dash, percent, print_json, table};
 
 /// `homenode machine`.
 ///
@@ -171,7 +171,12 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
             vm["name"].as_str().unwrap_or("-").to_owned(),
             or_dash(home, |home| home.to_string()),
             or_dash(vm["cpus_used"].as_f64(), |used| format!("{used:.1}")),
-            or_dash(vm["llc_miss_rate"].as_f64(), percent),
+            or_dash(vm["llc_miss_rate"].as_f64(), |rate| {
+                counted(
+                    percent(rate),
+                    serde_json::from_value(vm["counted_by"].clone()).ok(),
+                )
+            }),
             or_dash(vm["local_access_ratio"].as_f64(), percent),
             vm["left_alone"].as_str().unwrap_or_default().to_owned(),
         ]

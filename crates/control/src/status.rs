@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{CpuQuota, Rates, Sample, VmSample};
+use homenode_host::{CountedBy, CpuQuota, Rates, Sample, VmSample};
 use homenode_machine::Machine;
 use homenode_policy::permits::{self, Account, Standing};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeSet, Ns, Pages, Permit, VmId};
@@ -78,6 +78,8 @@ pub struct VmStatus {
     pub cpus_used: Option<f64>,
     /// vCPUs that waited over the last period.
     pub vcpus_waiting: Option<f64>,
+    /// Who counts its LLC misses, if anybody does.
+    pub counted_by: Option<CountedBy>,
     /// LLC misses over references.
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
@@ -166,6 +168,7 @@ impl Status {
             .iter()
             .map(|vm| {
                 let over = rates.and_then(|rates| rates.vm(vm.id));
+                let is_counted = vm.vcpus.iter().any(|vcpu| vcpu.counters.is_some());
                 VmStatus {
                     name: vm.name.clone(),
                     id: vm.id,
@@ -180,6 +183,7 @@ impl Status {
                     memory_bytes: vm.memory_bytes,
                     cpus_used: over.map(|over| over.cpus_used),
                     vcpus_waiting: over.map(|over| over.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
+                    counted_by: is_counted.then_some(sample.counted_by),
                     llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),
                     left_alone: left_alone(vm),

@@ -23,8 +23,8 @@ pub use limit::{CpuQuota, Limit, Percent};
 pub use plan::{Action, ActionError, Decision, Finding, FrameMove, Lever, Outcome, Plan, Receipt, Refusal};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates};
 pub use sample::{
-    Accesses, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, PageUse, Sample, Setting,
-    VcpuSample, Version, VmSample, VmSettings,
+    Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, PageUse, Sample,
+    Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 pub use view::{HandsOff, View, VmView};
 

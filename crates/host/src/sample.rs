@@ -21,6 +21,8 @@ pub struct Sample {
     pub at: Ns,
     /// Generation of VMs, affinities and settings.
     pub version: Version,
+    /// Who counts [`Counters`].
+    pub counted_by: CountedBy,
     /// Every usable CPU, ascending.
     pub cpus: Vec<CpuSample>,
     /// Every node.
@@ -113,6 +115,17 @@ pub struct VcpuSample {
     pub quota: Option<CpuQuota>,
     /// Hardware counters of its thread, where the host has them.
     pub counters: Option<Counters>,
+}
+
+/// Who counts [`Counters`]: whoever shows them says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CountedBy {
+    /// The PMU of the host; on the twin what stands for it.
+    #[default]
+    Hardware,
+    /// A model of caches beside a host that has no PMU, as an emulator's plugin has.
+    Model,
 }
 
 /// Hardware counters of one vCPU, corrected for multiplexing.

@@ -17,11 +17,14 @@
 //! | [`uncore`] | the same per memory controller and link |
 //! | [`resctrl`] | `mon_data` of the root groups: memory traffic where no uncore PMU is usable |
 //! | [`modelled_pmu`] | an ivshmem device of an emulated host: counts of the emulator's plugin |
+//! | [`pagemap`] | `/proc/PID/pagemap`: in which machine frames guest memory lies |
+//! | [`attribution`] | none of its own: deals what the modelled PMU counts to VMs, by their frames |
 //! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
+pub mod attribution;
 pub mod cgroup;
 pub mod confine;
 pub mod domain;
@@ -32,6 +35,7 @@ pub mod meminfo;
 pub mod modelled_pmu;
 pub mod numa_maps;
 pub mod numad_hook;
+pub mod pagemap;
 pub mod pages;
 pub mod perf;
 pub mod proc_stat;

@@ -22,12 +22,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use homenode_host::{
-    ActionError, CpuQuota, CpuSample, Host, HostError, NodeSample, Outcome, Plan, Receipt, Refusal, Sample,
-    Setting, Version, VmSettings,
+    ActionError, CountedBy, CpuQuota, CpuSample, Host, HostError, NodeSample, Outcome, Plan, Receipt,
+    Refusal, Sample, Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, Placing, VmId};
 
+use crate::attribution::Attribution;
 use crate::cgroup::Hierarchy;
 use crate::confine::Confiner;
 use crate::journal::{self, Journal, JournalError, Lock, Record, Undo};
@@ -35,7 +36,7 @@ use crate::perf::Perf;
 use crate::read::ReadError;
 use crate::resctrl::Resctrl;
 use crate::uncore::{self, Uncore};
-use crate::{meminfo, proc_stat, read, task};
+use crate::{meminfo, modelled_pmu, proc_stat, read, task};
 
 use connection::{CallError, Libvirt};
 use vm::Vm;
@@ -148,6 +149,8 @@ pub struct LibvirtHost {
     carried: BTreeMap<VmId, journal::Entry>,
     cgroups: Hierarchy,
     perf: Perf,
+    /// Of an emulated host, for where it has no other; its tags are who acts' alone.
+    modelled: Option<Attribution>,
     uncore: Uncore,
     resctrl: Option<Resctrl>,
     vms: BTreeMap<VmId, Vm>,
@@ -212,6 +215,14 @@ impl LibvirtHost {
             notices.push(format!("resctrl is not read: {error}"));
             None
         });
+        let clock_hz = machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
+        let modelled = match acting {
+            Acting::Live => modelled_pmu::find(&root).unwrap_or_else(|error| {
+                notices.push(format!("the modelled PMU is not used: {error}"));
+                None
+            }),
+            Acting::DryRun => None,
+        };
         Ok(LibvirtHost {
             machine,
             root,
@@ -221,6 +232,7 @@ impl LibvirtHost {
             carried,
             cgroups,
             perf: Perf::new(&cpuinfo),
+            modelled: modelled.map(|page| Attribution::new(page, clock_hz)),
             uncore,
             resctrl,
             vms: BTreeMap::new(),
@@ -313,6 +325,9 @@ impl LibvirtHost {
         self.forget_ended();
         let tids: BTreeSet<i32> = self.vms.values().flat_map(Vm::vcpu_tids).collect();
         self.perf.keep_only(&tids);
+        if let Some(modelled) = &mut self.modelled {
+            modelled.keep_only(|vm| self.vms.contains_key(&vm));
+        }
         Ok(samples)
     }
 
@@ -422,13 +437,21 @@ impl Host for LibvirtHost {
     fn sample(&mut self) -> Result<Sample, HostError> {
         self.end_leases();
         let at = now();
+        if let Some(modelled) = self.modelled.as_mut().filter(|_| self.perf.absence().is_some()) {
+            modelled.begin();
+        }
         let vms = self.sample_vms(at)?;
         let cpus = self.sample_cpus()?;
         let (nodes, links) = self.sample_nodes()?;
+        let mut counted_by = CountedBy::Hardware;
         if let Some(why) = self.perf.absence().map(str::to_owned) {
-            self.notice(format!(
-                "no hardware counters: {why}; LLC miss rates of VMs are unknown"
-            ));
+            let instead = if self.modelled.is_some() {
+                counted_by = CountedBy::Model;
+                "LLC misses of VMs are counted by the emulator's model of caches, not by hardware"
+            } else {
+                "LLC miss rates of VMs are unknown"
+            };
+            self.notice(format!("no hardware counters: {why}; {instead}"));
         }
         if let Some(note) = self.perf.note() {
             self.notice(note.to_owned());
@@ -437,6 +460,7 @@ impl Host for LibvirtHost {
         self.last = Sample {
             at,
             version,
+            counted_by,
             cpus,
             nodes,
             links,

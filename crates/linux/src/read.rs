@@ -147,7 +147,7 @@ pub(crate) fn names(dir: &Path, limit: usize) -> Result<Vec<String>, ReadError> 
 }
 
 /// Whether an error says that a file, task or device is not there (any more).
-fn is_absence(error: &std::io::Error) -> bool {
+pub(crate) fn is_absence(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
         || matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENODEV))
 }

@@ -6,7 +6,7 @@
 //!        1   version                   6   bytes of a line
 //!        2   bytes in all              7   byte at which counts begin
 //!        3   CPUs                      8   byte at which tags begin
-//!        4   tags, 0 included
+//!        4   tags, 0 included             9   not 0 once somebody reads the counts: nothing is modelled before
 //!
 //!   counts   for each CPU: instructions, then references and misses of each tag, words
 //!   tags     for each frame: whose it is, bytes; who reads the counts writes them, 0 at first
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 pub struct Layout {
     /// CPUs of the machine.
     pub cpus: u64,
-    /// Tags, 0 (nobody's) included; at most 256.
+    /// Tags, 0 (nobody's) included; at most [`TAGS_MAX`].
     pub tags: u64,
     /// Frames of 4 KiB from address 0 on.
     pub frames: u64,
@@ -55,9 +55,13 @@ pub enum PageError {
 /// `HNMODPMU`, read as a little-endian word.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HNMODPMU");
 /// Version of the layout.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Words before the counts.
-pub const HEADER_WORDS: usize = 9;
+pub const HEADER_WORDS: usize = 10;
+/// The word in which somebody asks for counts.
+const WANTED_WORD: usize = 9;
+/// Most tags that a page can have, 0 (nobody's) included.
+pub const TAGS_MAX: u64 = 256;
 
 impl Layout {
     /// More CPUs than a page has room for.
@@ -102,6 +106,7 @@ impl Layout {
             self.line_bytes,
             counts_at,
             self.tags_at(),
+            0,
         ]
     }
 
@@ -121,6 +126,7 @@ impl Layout {
             line_bytes,
             counts_at,
             tags_at,
+            _,
         ] = header;
         if magic != MAGIC {
             return Err(PageError::Magic(magic));
@@ -140,7 +146,7 @@ impl Layout {
             })
         };
         within("CPUs", cpus, 1, Layout::CPUS_MAX)?;
-        within("tags", tags, 1, 256)?;
+        within("tags", tags, 1, TAGS_MAX)?;
         within("frames", frames, 1, Layout::FRAMES_MAX)?;
         within("bytes of a line", line_bytes, 16, 4096)?;
         let layout = Layout {
@@ -207,6 +213,16 @@ impl<'a> Page<'a> {
         }
     }
 
+    /// Asks for counts: whoever models begins now.
+    pub fn want(&self) {
+        self.words[WANTED_WORD].store(1, Ordering::Release);
+    }
+
+    /// Whether somebody has asked for counts.
+    pub fn is_wanted(&self) -> bool {
+        self.words[WANTED_WORD].load(Ordering::Acquire) != 0
+    }
+
     /// Whose a frame is; 0 for those beyond the page.
     #[inline]
     pub fn tag(&self, frame: u64) -> u8 {
@@ -225,13 +241,18 @@ impl<'a> Page<'a> {
         }
     }
 
+    /// Says of all frames that they are nobody's.
+    pub fn clear_tags(&self) {
+        self.tags.iter().for_each(|tag| tag.store(0, Ordering::Relaxed));
+    }
+
     /// Adds to a word that one thread alone writes.
     #[inline]
     fn add(&self, word: usize, count: u64) {
         let word = &self.words[word];
         word.store(
             word.load(Ordering::Relaxed).wrapping_add(count),
-            Ordering::Relaxed,
+            Ordering::Release,
         );
     }
 
@@ -262,10 +283,10 @@ impl<'a> Page<'a> {
         let there = cpu < self.layout.cpus && u64::from(tag) < self.layout.tags;
         there.then(|| {
             let word = self.layout.references_word(cpu, tag);
-            Counts {
-                references: self.words[word].load(Ordering::Relaxed),
-                misses: self.words[word + 1].load(Ordering::Relaxed),
-            }
+            // Its CPU goes on meanwhile: what is read second is never less than what belongs to the first.
+            let misses = self.words[word + 1].load(Ordering::Acquire);
+            let references = self.words[word].load(Ordering::Relaxed);
+            Counts { references, misses }
         })
     }
 }
@@ -284,14 +305,17 @@ mod tests {
 
     #[test]
     fn a_page_reads_as_it_was_written() {
-        // 9 words of header and 4 times 1 + 2 * 3 of counts; 1000 frames are whole words.
-        assert_eq!((LAYOUT.tags_at(), LAYOUT.bytes()), (8 * 37, 8 * 37 + 1000));
-        let words: Vec<AtomicU64> = (0..37).map(|_| AtomicU64::new(0)).collect();
+        // 10 words of header and 4 times 1 + 2 * 3 of counts; 1000 frames are whole words.
+        assert_eq!((LAYOUT.tags_at(), LAYOUT.bytes()), (8 * 38, 8 * 38 + 1000));
+        let words: Vec<AtomicU64> = (0..38).map(|_| AtomicU64::new(0)).collect();
         let tags: Vec<AtomicU8> = (0..1000).map(|_| AtomicU8::new(0)).collect();
         let page = Page::new(LAYOUT, &words, &tags);
         page.begin();
         let header = std::array::from_fn(|at| words[at].load(Ordering::Relaxed));
         assert_eq!(Layout::parse(header, LAYOUT.bytes()), Ok(LAYOUT));
+        assert!(!page.is_wanted());
+        page.want();
+        assert!(page.is_wanted());
         page.instructions(3, 7);
         page.referenced(3, 2, true);
         page.referenced(3, 2, false);
@@ -321,7 +345,7 @@ mod tests {
                 .to_string()
         };
         assert!(with(0, 0).starts_with("not a modelled PMU: it begins with 0x0000000000000000"));
-        assert!(with(1, 2).contains("of version 2; this program reads 1"));
+        assert!(with(1, 1).contains("of version 1; this program reads 2"));
         assert!(with(2, 1 << 40).contains("bytes"));
         assert!(with(3, u64::MAX).contains("CPUs; it must be 1 to 4096"));
         assert!(with(4, 257).contains("257 tags"));
@@ -334,8 +358,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_header_is_read_within_what_is_mapped_or_refused(
-            header in prop::array::uniform9(any::<u64>()),
-            small in prop::array::uniform9(0u64..3000),
+            header in prop::array::uniform10(any::<u64>()),
+            small in prop::array::uniform10(0u64..3000),
             mapped in 0u64..10_000,
         ) {
             for mut header in [header, small] {

@@ -5,7 +5,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_host::{
-    CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
+    CountedBy, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::demand::{BandwidthFrom, Demand, History};
@@ -50,6 +50,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
     Sample {
         at: Ns::from_secs(seconds),
         version: Version(1),
+        counted_by: CountedBy::Hardware,
         cpus: machine
             .cpus
             .iter()

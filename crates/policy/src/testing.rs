@@ -1,8 +1,8 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
 use homenode_host::{
-    Accesses, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse, Rates, Sample,
-    VcpuSample, Version, View, VmSample, VmSettings, VmView,
+    Accesses, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse, Rates,
+    Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -247,6 +247,7 @@ impl Scene {
         Sample {
             at,
             version: Version(7),
+            counted_by: CountedBy::Hardware,
             cpus: cpus.collect(),
             nodes,
             links,

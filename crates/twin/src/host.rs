@@ -1,9 +1,9 @@
 //! The twin as a [`Host`]: samples, and plans carried out.
 
 use homenode_host::{
-    Accesses, Action, ActionError, Counters, CpuSample, FrameMove, Host, HostError, Lever, Limit, LinkSample,
-    NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample,
-    VmSettings,
+    Accesses, Action, ActionError, CountedBy, Counters, CpuSample, FrameMove, Host, HostError, Lever, Limit,
+    LinkSample, NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version,
+    VmSample, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
@@ -229,6 +229,7 @@ impl Twin {
         Sample {
             at: engine.now,
             version: Version(engine.version),
+            counted_by: CountedBy::Hardware,
             cpus: cpus
                 .map(|(at, cpu)| CpuSample {
                     id: cpu.id,

@@ -34,6 +34,10 @@ pub struct Behaviour {
     pub touch_mib: u32,
     /// Pause between two passes over that memory in milliseconds; 0 writes it only once.
     pub every_ms: u32,
+    /// Memory in KiB that one more thread reads again and again, a line of 64 bytes at a time.
+    pub walk_kib: u32,
+    /// Steps of arithmetic after each of these lines.
+    pub think: u32,
 }
 
 impl Default for Behaviour {
@@ -44,6 +48,8 @@ impl Default for Behaviour {
             pinned: true,
             touch_mib: 0,
             every_ms: 0,
+            walk_kib: 0,
+            think: 0,
         }
     }
 }
@@ -82,6 +88,16 @@ impl Behaviour {
         }
     }
 
+    /// A guest that reads this much memory again and again, thinking for some steps after each line.
+    #[must_use]
+    pub fn walking(kib: u32, think: u32) -> Self {
+        Self {
+            walk_kib: kib,
+            think,
+            ..Self::default()
+        }
+    }
+
     /// The same, writing the memory again and again with this pause between passes.
     #[must_use]
     pub fn with_every(self, ms: u32) -> Self {
@@ -93,12 +109,14 @@ impl fmt::Display for Behaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "busy={},duty={},pin={},touch={},every={}",
+            "busy={},duty={},pin={},touch={},every={},walk={},think={}",
             self.busy,
             self.duty_percent,
             u8::from(self.pinned),
             self.touch_mib,
-            self.every_ms
+            self.every_ms,
+            self.walk_kib,
+            self.think
         )
     }
 }
@@ -107,7 +125,7 @@ impl fmt::Display for Behaviour {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BehaviourError {
     /// The text has a key that no guest knows.
-    #[error("unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, every")]
+    #[error("unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, every, walk, think")]
     UnknownKey(String),
     /// A value is no number in range.
     #[error("'{value}' is not a valid value of '{key}' in a guest behaviour")]
@@ -143,6 +161,8 @@ impl FromStr for Behaviour {
                 "pin" => behaviour.pinned = number()? != 0,
                 "touch" => behaviour.touch_mib = number()?,
                 "every" => behaviour.every_ms = number()?,
+                "walk" => behaviour.walk_kib = number()?,
+                "think" => behaviour.think = number()?,
                 _ => return Err(BehaviourError::UnknownKey(key.to_owned())),
             }
         }
@@ -215,7 +235,7 @@ mod tests {
             first: Behaviour::busy(2).with_touch(40).with_every(500).with_duty(60),
             phases: vec![Phase {
                 at_s: 30,
-                behaviour: Behaviour::idle(),
+                behaviour: Behaviour::walking(1024, 20),
             }],
         };
         let line = format!("console=ttyS0 quiet {} panic=-1", orders.to_cmdline());

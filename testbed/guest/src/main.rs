@@ -20,6 +20,7 @@ use rustix::mount::{MountFlags, mount};
 
 const PERIOD: Duration = Duration::from_millis(20);
 const PAGE_BYTES: usize = 4096;
+const LINE_BYTES: usize = 64;
 /// Left to the guest's kernel: page tables, and threads of the next behaviour.
 const MEMORY_MARGIN_MIB: u32 = 4;
 /// Where the initramfs has the kernel modules, in the order of their names.
@@ -61,6 +62,10 @@ impl Load {
                     thread::sleep(pause);
                 }
             }));
+        }
+        if behaviour.walk_kib > 0 {
+            let (stop, counters) = (Arc::clone(&stop), Arc::clone(counters));
+            threads.push(thread::spawn(move || walk(behaviour, &stop, &counters)));
         }
         Self { stop, threads }
     }
@@ -121,7 +126,7 @@ fn compute(duty_percent: u32, stop: &AtomicBool, counters: &Counters) {
         let begin = Instant::now();
         while begin.elapsed() < on {
             for _ in 0..2000 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                state = step(state);
             }
             std::hint::black_box(state);
             counters.loops.fetch_add(1, Ordering::Relaxed);
@@ -129,6 +134,28 @@ fn compute(duty_percent: u32, stop: &AtomicBool, counters: &Counters) {
         if duty_percent < 100 {
             thread::sleep(PERIOD - on);
         }
+    }
+}
+
+/// One step of arithmetic.
+fn step(state: u64) -> u64 {
+    state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1)
+}
+
+/// Reads memory of its own, line after line and again, until told to stop.
+fn walk(behaviour: Behaviour, stop: &AtomicBool, counters: &Counters) {
+    // Written, not zeroed: what was never written is one page of zeroes to the kernel.
+    let memory = vec![1_u8; behaviour.walk_kib as usize * 1024];
+    let mut state = 1_u64;
+    while !stop.load(Ordering::Relaxed) {
+        for line in memory.chunks(LINE_BYTES) {
+            state = state.wrapping_add(u64::from(line[0]));
+            for _ in 0..behaviour.think {
+                state = step(state);
+            }
+        }
+        std::hint::black_box(state);
+        counters.passes.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -7,6 +7,7 @@ mod agent;
 mod autonuma;
 mod basics;
 mod conformance;
+mod counted;
 mod dropin;
 mod memory;
 mod numad;
@@ -24,6 +25,8 @@ pub enum Group {
     Agent,
     /// The agent, with the kernel's automatic NUMA balancing on.
     Autonuma,
+    /// The agent with counters: of a modelled PMU.
+    Counted,
     /// What was found out about libvirt, the kernel and the emulation: run by name only.
     Record,
 }
@@ -35,6 +38,7 @@ impl Group {
         match self {
             Self::Agent => "agent",
             Self::Autonuma => "autonuma",
+            Self::Counted => "counted",
             Self::Record => "record",
         }
     }
@@ -45,6 +49,7 @@ impl Group {
         match self {
             Self::Agent | Self::Record => HostKind::Plain,
             Self::Autonuma => HostKind::AutoNuma,
+            Self::Counted => HostKind::Counted,
         }
     }
 }
@@ -242,6 +247,13 @@ pub static ALL: &[Case] = &[
         600,
         "what the kernel's balancing does about drift by itself, and that the agent brings it home beside that",
         autonuma::bring_home,
+    ),
+    case(
+        "permit-held",
+        Group::Counted,
+        420,
+        "a cache thrasher is held to its permit and its neighbour misses less, until the agent is killed",
+        counted::permit_held,
     ),
 ];
 

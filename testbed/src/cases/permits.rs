@@ -26,7 +26,11 @@ fn thrasher(name: &str) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::busy(1).with_touch(40))
 }
 
-fn wait_limits(guest: &Guest, what: &str, accept: impl Fn(&[String]) -> bool) -> anyhow::Result<Vec<String>> {
+pub(super) fn wait_limits(
+    guest: &Guest,
+    what: &str,
+    accept: impl Fn(&[String]) -> bool,
+) -> anyhow::Result<Vec<String>> {
     wait_until(what, SOON, || {
         let found = limits(guest)?;
         Ok(if accept(&found) {
@@ -116,7 +120,7 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Runs `homenode permit` and reads its JSON.
-fn permit(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Value> {
+pub(super) fn permit(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Value> {
     let output = Command::new(inside.homenode()?)
         .arg("permit")
         .args(arguments)

@@ -14,30 +14,69 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
+use homenode_meter::page::{Layout, TAGS_MAX};
+
 use super::guard::{Guard, end_group};
 use super::guest_image::{Kernel, build_initramfs};
 use crate::exchange::{CAPABILITIES_DIR, Exchange};
 
-/// Nodes of the emulated host; each has one CPU.
+/// Nodes of the emulated host where none are counted; each has one CPU.
 pub const NODES: u32 = 4;
 /// Memory of one node in MiB.
 const NODE_MIB: u32 = 1024;
+/// Last-level cache of each node of the modelled PMU: half of it is little for a guest, and a few guests overflow it.
+pub const LLC_BYTES: u64 = 2 << 20;
+/// Private cache of each of its CPUs.
+const PRIVATE_BYTES: u64 = 64 << 10;
+/// Frames that it can tag: 8 GiB, more than the emulated host has, and than its hole for devices.
+const FRAMES: u64 = 1 << 21;
 
-/// Kernel options of a boot: what distinguishes the groups of cases.
+/// The emulator's plugin, beside this program.
+const PLUGIN: &str = "libhomenode_plugin.so";
+
+/// What distinguishes the boots of the groups of cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HostKind {
     /// Automatic NUMA balancing off, so that only the case itself moves anything.
     Plain,
     /// The kernel's automatic NUMA balancing on.
     AutoNuma,
+    /// As plain, but two nodes of two CPUs, and a modelled PMU: two guests can share a last-level cache, and it is counted.
+    Counted,
 }
 
 impl HostKind {
+    fn nodes(self) -> u32 {
+        match self {
+            Self::Plain | Self::AutoNuma => NODES,
+            Self::Counted => 2,
+        }
+    }
+
+    fn cpus_per_node(self) -> u32 {
+        match self {
+            Self::Plain | Self::AutoNuma => 1,
+            Self::Counted => 2,
+        }
+    }
+
+    fn cpus(self) -> u32 {
+        self.nodes() * self.cpus_per_node()
+    }
+
+    /// A square of four nodes: neighbours at 16, the opposite corner at 22. Of two nodes they are neighbours.
+    fn distances(self) -> impl Iterator<Item = (u32, u32, u32)> {
+        let nodes = self.nodes();
+        (0..nodes).flat_map(move |from| {
+            (from + 1..nodes).map(move |to| (from, to, if from + to == NODES - 1 { 22 } else { 16 }))
+        })
+    }
+
     fn kernel_options(self) -> &'static [&'static str] {
         // Transparent huge pages: khugepaged has locked up the emulated host in a TLB flush. A panic must end the
         // boot soon, and an oops is no state to test in.
         match self {
-            Self::Plain => &[
+            Self::Plain | Self::Counted => &[
                 "transparent_hugepage=never",
                 "numa_balancing=disable",
                 "panic=5 oops=panic",
@@ -61,6 +100,7 @@ pub struct Workshop {
     initramfs: PathBuf,
     program: PathBuf,
     homenode: Option<PathBuf>,
+    plugin: Option<PathBuf>,
 }
 
 impl Workshop {
@@ -89,6 +129,8 @@ impl Workshop {
             "program",
         )?;
         let homenode = homenode.map(|from| keep(&from, "homenode")).transpose()?;
+        let plugin = std::env::current_exe()?.with_file_name(PLUGIN);
+        let plugin = plugin.exists().then(|| keep(&plugin, PLUGIN)).transpose()?;
         Ok(Self {
             dir,
             kernel,
@@ -96,7 +138,28 @@ impl Workshop {
             initramfs,
             program,
             homenode,
+            plugin,
         })
+    }
+
+    /// What QEMU is told of a modelled PMU that counts in `file`: the plugin makes the file, and the host inside finds it
+    /// as a device's memory.
+    fn pmu_options(&self, kind: HostKind, file: &Path) -> anyhow::Result<String> {
+        let plugin = self.plugin.as_ref().with_context(|| {
+            format!("{PLUGIN} is not beside this program: cargo build -p homenode-qemu-plugin")
+        })?;
+        let layout = Layout {
+            cpus: kind.cpus().into(),
+            tags: TAGS_MAX,
+            frames: FRAMES,
+            line_bytes: 64,
+        };
+        let (plugin, file) = (plugin.display(), file.display());
+        let (cpus, nodes, bytes) = (kind.cpus(), kind.nodes(), layout.bytes().next_power_of_two());
+        Ok(format!(
+            " -plugin {plugin},pmu={file},cpus={cpus},nodes={nodes},frames={FRAMES},llc-bytes={LLC_BYTES},private-bytes={PRIVATE_BYTES}\
+             \x20-object memory-backend-file,id=pmu,share=on,mem-path={file},size={bytes} -device ivshmem-plain,memdev=pmu"
+        ))
     }
 
     fn capabilities(&self) -> PathBuf {
@@ -143,12 +206,17 @@ impl EmulatedHost {
             "--run",
         ]);
         command.arg(&workshop.kernel.image);
-        command.args(["--cpus".to_owned(), NODES.to_string()]);
-        command.args(["--memory".to_owned(), format!("{}M", NODES * NODE_MIB)]);
-        for node in 0..NODES {
-            command.args(["--numa".to_owned(), format!("{NODE_MIB}M,cpus={node}")]);
+        command.args(["--cpus".to_owned(), kind.cpus().to_string()]);
+        command.args(["--memory".to_owned(), format!("{}M", kind.nodes() * NODE_MIB)]);
+        for node in 0..kind.nodes() {
+            let first = node * kind.cpus_per_node();
+            let cpus = match kind.cpus_per_node() {
+                1 => first.to_string(),
+                count => format!("{first}-{}", first + count - 1),
+            };
+            command.args(["--numa".to_owned(), format!("{NODE_MIB}M,cpus={cpus}")]);
         }
-        for (from, to, distance) in distances() {
+        for (from, to, distance) in kind.distances() {
             command.args(["--numa-distance".to_owned(), format!("{from},{to}={distance}")]);
         }
         command.arg(format!("--rwdir={0}={0}", exchange.root().display()));
@@ -160,8 +228,14 @@ impl EmulatedHost {
             "-chardev socket,id=testbed,path={},server=on,wait=off -mon testbed",
             monitor.display()
         );
+        let pmu_options = match kind {
+            HostKind::Plain | HostKind::AutoNuma => String::new(),
+            HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
+        };
         command
-            .arg(format!("--qemu-opts=-cpu EPYC,+svm,+npt {monitor_options}"))
+            .arg(format!(
+                "--qemu-opts=-cpu EPYC,+svm,+npt {monitor_options}{pmu_options}"
+            ))
             .arg("--")
             .arg(inside);
         // The console and the program's output are two files: QEMU opens each anew, and would overwrite one with
@@ -256,6 +330,7 @@ impl EmulatedHost {
         let _ = copy_files(&self.exchange.root().join(CAPABILITIES_DIR), &self.capabilities);
         // The programs are copies; what is worth keeping are the logs.
         let _ = fs::remove_dir_all(self.dir.join("bin"));
+        let _ = fs::remove_file(self.dir.join("pmu"));
         guard.remove(self.group)
     }
 }
@@ -287,13 +362,6 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<PathBuf> {
     Ok(to.to_owned())
 }
 
-/// A square of four nodes: neighbours at 16, the opposite corner at 22.
-fn distances() -> impl Iterator<Item = (u32, u32, u32)> {
-    (0..NODES).flat_map(|from| {
-        (from + 1..NODES).map(move |to| (from, to, if from + to == NODES - 1 { 22 } else { 16 }))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,7 +369,8 @@ mod tests {
     #[test]
     fn each_node_has_two_neighbours_and_one_opposite() {
         for node in 0..NODES {
-            let mut seen: Vec<u32> = distances()
+            let mut seen: Vec<u32> = HostKind::Plain
+                .distances()
                 .filter(|(from, to, _)| *from == node || *to == node)
                 .map(|(_, _, far)| far)
                 .collect();

@@ -359,7 +359,7 @@ impl Run {
 
     /// Keeps the logs only when somebody will want to read them.
     fn finish(self) -> anyhow::Result<Report> {
-        for name in ["initramfs", "program", "homenode"] {
+        for name in ["initramfs", "program", "homenode", "libhomenode_plugin.so"] {
             let _ = fs::remove_file(self.dir.join(name));
         }
         if self.report.all_passed() && self.report.infrastructure_failures == 0 {

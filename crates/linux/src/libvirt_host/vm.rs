@@ -10,6 +10,7 @@ use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeMap, NodeSet, Ns, PAGE_BYT
 use super::confine::Confined;
 use super::quota::{CARRIED_LEASE, Held};
 use super::{LibvirtHost, now};
+use crate::attribution::Seen;
 use crate::cgroup::{CpuGroup, CpuMax};
 use crate::domain::Domain;
 use crate::journal::{Entry, Helper, Run};
@@ -410,6 +411,29 @@ impl LibvirtHost {
         Ok(())
     }
 
+    /// Fills in what a modelled PMU counts, on a host that has no other.
+    fn count_by_model(&mut self, vm: &Vm, vcpus: &mut [VcpuSample]) {
+        let modelled = self.modelled.as_mut().filter(|_| self.perf.absence().is_some());
+        let (Some(modelled), Some(mover)) = (modelled, &vm.memory.mover) else {
+            return;
+        };
+        let seen = Seen {
+            id: vm.run.vm,
+            process: vm.run.process(),
+            ranges: mover.ranges(),
+            ran: &vcpus.iter().map(|vcpu| (vcpu.index, vcpu.running_ns)).collect(),
+        };
+        match modelled.counters(&self.root, now(), seen) {
+            Ok(counters) => {
+                let counters = counters.unwrap_or_default();
+                for vcpu in vcpus {
+                    vcpu.counters = counters.get(&vcpu.index).copied();
+                }
+            }
+            Err(why) => self.notice(format!("LLC misses of VM {} are not counted: {why}", vm.run.name)),
+        }
+    }
+
     fn vm_sample(&mut self, vm: &mut Vm, usable: &CpuSet) -> Result<VmSample, ReadError> {
         let vcpu_count = vm.vcpu_tids().count();
         let mut vcpus = Vec::with_capacity(vcpu_count);
@@ -434,6 +458,7 @@ impl LibvirtHost {
             });
         }
         vcpus.sort_by_key(|vcpu| vcpu.index);
+        self.count_by_model(vm, &mut vcpus);
         let memory_nodes = self.machine.memory_nodes();
         let mut settings = vm.domain.settings(
             vm.cpus_allowed.clone(),

@@ -1,0 +1,383 @@
+//! What each VM does to the caches of an emulated host: its share of what a modelled PMU counts.
+//!
+//! # Problem
+//! The model ([`crate::modelled_pmu`]) counts by CPU and by tag of the machine frame that is used. It knows no VMs.
+//!
+//! # Approach
+//! 1. Each VM gets a tag of its own; where none is left it has no counters, which is said.
+//! 2. The frames of its memory get that tag: `pagemap` is read in parts of [`PART_PAGES`], each time going on where the last
+//!    ended, as often as costs [`COST_SHARE`]. A frame that a page has left loses the tag. There are no counters before all was
+//!    read once.
+//! 3. What the tag's counts have grown by, over all CPUs, is dealt to the VM's vCPUs in proportion to the time each ran.
+//!
+//! # What the figures are
+//! - *References* and *misses* are those of the VM's memory, whichever CPU caused them: of one vCPU exactly, of several the VM's
+//!   sum dealt out. What the host does for the VM in memory of its own is nobody's, where a real PMU would count it. So is, until
+//!   the next reading, what lies in frames that are new; and for good what several processes map (zeroes, KSM), unless the VM's
+//!   memory is meant to be shared.
+//! - *Cycles* are the time run at the machine's clock, or at 1 GHz where that is unknown: the model has no time. Equation 3.1
+//!   then is misses per millisecond run.
+//! - *Instructions* are 0: the model counts them by CPU, not by VM.
+//!
+//! # Trust
+//! The model can be wrong or gone: counts that run backwards, or instructions that stand still while this program runs, are said,
+//! and there are no counters until they move forwards.
+//!
+//! # Properties (tests of the same names)
+//! - What is counted for a frame goes to the VM whose it is, also after it moved.
+//! - Counts dealt to vCPUs add up.
+//! - Frames of a VM that went away are nobody's, and its tag is free for the next.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use homenode_host::Counters;
+use homenode_meter::page::{Counts, Page};
+use homenode_units::{Ns, PAGE_BYTES, VmId};
+
+use crate::libvirt_host::now;
+use crate::numa_maps::{Range, Sharing};
+use crate::pagemap::{self, Place};
+use crate::read::ReadError;
+use crate::task::Process;
+
+/// Pages of a VM that are looked at in one go: 256 MiB.
+pub const PART_PAGES: usize = 65_536;
+/// Reading may take this part of one CPU's time per VM.
+pub const COST_SHARE: u64 = 20;
+/// Pages that are read from the kernel at once.
+const READ_PAGES: usize = 4096;
+/// Where a machine's clock is not known.
+const CLOCK_HZ: u64 = 1_000_000_000;
+
+/// Why a VM has no counters of the model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotCounted {
+    /// All tags are other VMs'.
+    #[error("the modelled PMU tells {tags} VMs apart, and more run")]
+    NoTag {
+        /// Tags of VMs.
+        tags: u64,
+    },
+    /// The page ends before the machine's memory.
+    #[error(
+        "some of its memory lies beyond the {frames} frames of the modelled PMU; start the emulator's plugin with a larger `frames`"
+    )]
+    Beyond {
+        /// Frames that it has.
+        frames: u64,
+    },
+    /// Counts that only grow have not.
+    #[error("counts of the modelled PMU ran backwards")]
+    Backwards,
+    /// No CPU has begun an instruction, though this program ran.
+    #[error("the modelled PMU counts nothing; does the emulator run with the plugin whose file it maps?")]
+    Silent,
+    /// The frames cannot be had.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+/// A VM as it is to be counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// Which.
+    pub id: VmId,
+    /// Its QEMU.
+    pub process: Process,
+    /// Its memory.
+    pub ranges: &'a [Range],
+    /// Time that each of its vCPUs ran, by index.
+    pub ran: &'a BTreeMap<u16, Ns>,
+}
+
+/// Deals what a modelled PMU counts to VMs. There may be one alone: tags are its.
+#[derive(Debug)]
+pub struct Attribution {
+    page: Page<'static>,
+    clock_hz: u64,
+    /// Of all CPUs, at the last look.
+    instructions: Option<u64>,
+    state: State,
+    /// The next to be given last.
+    free: Vec<u8>,
+    vms: BTreeMap<VmId, Tagged>,
+}
+
+/// Whether the model counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Unknown,
+    Counting,
+    Silent,
+}
+
+/// A VM with a tag.
+#[derive(Debug)]
+struct Tagged {
+    tag: u8,
+    process: Process,
+    ranges: Vec<Range>,
+    /// Of each page the frame that has the tag for it; 0, which is no VM's, for none.
+    frames: Vec<u32>,
+    /// Page to go on from.
+    next: usize,
+    next_read: Ns,
+    is_read: bool,
+    is_beyond: bool,
+    /// Its tag's counts at the last look, once all was read.
+    since: Option<Counts>,
+    vcpus: BTreeMap<u16, Share>,
+}
+
+/// What was dealt to a vCPU.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    ran: Ns,
+    counts: Counts,
+}
+
+impl Attribution {
+    /// All frames are nobody's: what an agent before this one said is forgotten. `clock_hz` is the machine's clock, where known.
+    pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Attribution {
+        page.clear_tags();
+        let tags = page.layout().tags.min(256) as u16;
+        Attribution {
+            page,
+            clock_hz: clock_hz.unwrap_or(CLOCK_HZ),
+            instructions: None,
+            state: State::Unknown,
+            free: (1..tags).rev().map(|tag| tag as u8).collect(),
+            vms: BTreeMap::new(),
+        }
+    }
+
+    /// Begins a look at all VMs. Asks for counts, which costs the emulator most of its speed.
+    pub fn begin(&mut self) {
+        self.page.want();
+        let cpus = 0..self.page.layout().cpus;
+        let instructions = cpus
+            .filter_map(|cpu| self.page.instructions_of(cpu))
+            .fold(0, u64::wrapping_add);
+        self.state = match self.instructions.replace(instructions) {
+            None => State::Unknown,
+            Some(before) if before == instructions => State::Silent,
+            Some(_) => State::Counting,
+        };
+    }
+
+    /// Counters of a VM's vCPUs, by index; `None` where there are none yet, or the VM has just ended.
+    ///
+    /// # Errors
+    /// A sentence for who operates the host.
+    pub fn counters(
+        &mut self,
+        root: &Path,
+        at: Ns,
+        seen: Seen<'_>,
+    ) -> Result<Option<BTreeMap<u16, Counters>>, NotCounted> {
+        let is_another = |vm: &Tagged| (vm.process, vm.ranges.as_slice()) != (seen.process, seen.ranges);
+        if self.vms.get(&seen.id).is_some_and(is_another) {
+            self.forget(seen.id);
+        }
+        if !self.vms.contains_key(&seen.id) {
+            let tags = self.page.layout().tags - 1;
+            let tag = self.free.pop().ok_or(NotCounted::NoTag { tags })?;
+            self.vms.insert(seen.id, Tagged::new(tag, &seen));
+        }
+        let (page, state, clock_hz) = (self.page, self.state, self.clock_hz);
+        let vm = self.vms.get_mut(&seen.id).expect("there, or just put there");
+        if at >= vm.next_read {
+            let start = now();
+            let found = vm.follow(root, page);
+            let cost = now().saturating_sub(start);
+            vm.next_read = at + Ns(cost.0.saturating_mul(COST_SHARE));
+            if found?.is_none() {
+                return Ok(None);
+            }
+        }
+        if vm.is_beyond {
+            vm.since = None;
+            return Err(NotCounted::Beyond {
+                frames: page.layout().frames,
+            });
+        }
+        match state {
+            State::Unknown => return Ok(None),
+            State::Silent => return Err(NotCounted::Silent),
+            State::Counting if !vm.is_read => return Ok(None),
+            State::Counting => {}
+        }
+        vm.deal(of_tag(page, vm.tag), seen.ran)?;
+        let cycles = |ran: Ns| (u128::from(ran.0) * u128::from(clock_hz) / 1_000_000_000) as u64;
+        let counters = vm.vcpus.iter().map(|(index, share)| {
+            let counters = Counters {
+                instructions: 0,
+                cycles: cycles(share.ran),
+                llc_references: share.counts.references,
+                llc_misses: share.counts.misses,
+            };
+            (*index, counters)
+        });
+        Ok(Some(counters.collect()))
+    }
+
+    /// Frames and tags of all other VMs are nobody's.
+    pub fn keep_only(&mut self, vms: impl Fn(VmId) -> bool) {
+        let gone: Vec<VmId> = self.vms.keys().filter(|vm| !vms(**vm)).copied().collect();
+        gone.into_iter().for_each(|vm| self.forget(vm));
+    }
+
+    fn forget(&mut self, vm: VmId) {
+        if let Some(vm) = self.vms.remove(&vm) {
+            vm.frames.iter().for_each(|frame| vm.untag(self.page, *frame));
+            self.free.push(vm.tag);
+        }
+    }
+}
+
+/// What all CPUs did to memory of a tag.
+fn of_tag(page: Page<'_>, tag: u8) -> Counts {
+    let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
+    counts.fold(Counts::default(), |sum, counts| Counts {
+        references: sum.references.wrapping_add(counts.references),
+        misses: sum.misses.wrapping_add(counts.misses),
+    })
+}
+
+impl Tagged {
+    fn new(tag: u8, seen: &Seen<'_>) -> Tagged {
+        let pages: u64 = seen.ranges.iter().map(|range| range.pages().0).sum();
+        Tagged {
+            tag,
+            process: seen.process,
+            ranges: seen.ranges.to_vec(),
+            frames: vec![0; pages as usize],
+            next: 0,
+            next_read: Ns::ZERO,
+            is_read: false,
+            is_beyond: false,
+            since: None,
+            vcpus: BTreeMap::new(),
+        }
+    }
+
+    fn untag(&self, page: Page<'_>, frame: u32) {
+        // It may be another's by now.
+        if frame != 0 && page.tag(frame.into()) == self.tag {
+            page.set_tag(frame.into(), 0);
+        }
+    }
+
+    /// Tags the frames of the next part of its memory; `None` where the process is gone.
+    fn follow(&mut self, root: &Path, page: Page<'_>) -> Result<Option<()>, ReadError> {
+        if self.next == 0 {
+            self.is_beyond = false;
+        }
+        let end = self.frames.len().min(self.next + PART_PAGES);
+        while self.next < end {
+            let (range, from) = self.range_of(self.next);
+            let rest = range.pages().0 as usize - from;
+            let count = rest.min(end - self.next).min(READ_PAGES);
+            let start = range.start + from as u64 * PAGE_BYTES;
+            let is_shared = range.sharing == Sharing::Shared;
+            let Some(places) = pagemap::read(root, self.process.pid, start, count)? else {
+                return Ok(None);
+            };
+            self.tag_pages(page, &places, is_shared);
+        }
+        if self.next == self.frames.len() {
+            self.next = 0;
+            self.is_read = true;
+        }
+        Ok(Some(()))
+    }
+
+    /// The range that a page lies in, and its place there.
+    fn range_of(&self, mut at: usize) -> (&Range, usize) {
+        for range in &self.ranges {
+            let pages = range.pages().0 as usize;
+            if at < pages {
+                return (range, at);
+            }
+            at -= pages;
+        }
+        unreachable!("there are as many frames as ranges have pages")
+    }
+
+    fn tag_pages(&mut self, page: Page<'_>, places: &[Place], is_shared: bool) {
+        let frames = page.layout().frames;
+        let mut is_beyond = false;
+        let now: Vec<u32> = places
+            .iter()
+            .map(|place| match *place {
+                Place::Own(frame) if frame < frames => frame as u32,
+                Place::Shared(frame) if frame < frames && is_shared => frame as u32,
+                Place::Nowhere | Place::Shared(_) => 0,
+                Place::Own(_) => {
+                    is_beyond = true;
+                    0
+                }
+            })
+            .collect();
+        self.is_beyond |= is_beyond;
+        let part = self.next..self.next + now.len();
+        // First all that were left, then all that are used: a frame may have gone from one page to another.
+        for (before, now) in self.frames[part.clone()].iter().zip(&now) {
+            if before != now {
+                self.untag(page, *before);
+            }
+        }
+        for frame in now.iter().filter(|frame| **frame != 0) {
+            if page.tag((*frame).into()) != self.tag {
+                page.set_tag((*frame).into(), self.tag);
+            }
+        }
+        self.frames[part.clone()].copy_from_slice(&now);
+        self.next = part.end;
+    }
+
+    /// Deals what its tag's counts have grown by to the vCPUs that ran meanwhile. What came while none ran waits for the next.
+    fn deal(&mut self, counts: Counts, ran: &BTreeMap<u16, Ns>) -> Result<(), NotCounted> {
+        let since = *self.since.get_or_insert(counts);
+        let grown = |before: u64, now: u64| {
+            let grown = now.wrapping_sub(before);
+            (grown < 1 << 63).then_some(grown).ok_or(NotCounted::Backwards)
+        };
+        let grown = grown(since.references, counts.references)
+            .and_then(|references| Ok((references, grown(since.misses, counts.misses)?)));
+        let (references, misses) = grown.inspect_err(|_| self.since = None)?;
+        self.vcpus.retain(|index, _| ran.contains_key(index));
+        let time = |index: &u16, now: Ns| {
+            self.vcpus
+                .get(index)
+                .map_or(Ns::ZERO, |share| now.saturating_sub(share.ran))
+        };
+        let ran_now: Vec<(u16, Ns, Ns)> = ran
+            .iter()
+            .map(|(index, now)| (*index, *now, time(index, *now)))
+            .collect();
+        let total: u128 = ran_now.iter().map(|(.., time)| u128::from(time.0)).sum();
+        if total > 0 {
+            self.since = Some(counts);
+        }
+        let mut before: u128 = 0;
+        for (index, now, time) in ran_now {
+            let share = self.vcpus.entry(index).or_default();
+            share.ran = now;
+            let after = before + u128::from(time.0);
+            // Parts of cumulated shares: they add up.
+            let part = |count: u64| {
+                let upto = |time: u128| (u128::from(count) * time).checked_div(total).unwrap_or(0);
+                (upto(after) - upto(before)) as u64
+            };
+            share.counts.references = share.counts.references.wrapping_add(part(references));
+            share.counts.misses = share.counts.misses.wrapping_add(part(misses));
+            before = after;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

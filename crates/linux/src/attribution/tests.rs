@@ -1,0 +1,273 @@
+//! With a page in memory, counted into by hand as the emulator's plugin does, and handmade `pagemap` files.
+
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+use homenode_meter::page::Layout;
+use homenode_units::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::fake::Tree;
+use crate::pagemap::tests::write;
+
+const LAYOUT: Layout = Layout {
+    cpus: 2,
+    tags: 3,
+    frames: 100,
+    line_bytes: 64,
+};
+const START: u64 = 1 << 30;
+
+/// A page that lives as long as the tests.
+fn page() -> Page<'static> {
+    let words: Vec<AtomicU64> = (0..LAYOUT.tags_at() / 8).map(|_| AtomicU64::new(0)).collect();
+    let tags: Vec<AtomicU8> = (0..LAYOUT.frames).map(|_| AtomicU8::new(0)).collect();
+    let page = Page::new(LAYOUT, words.leak(), tags.leak());
+    page.begin();
+    page
+}
+
+fn vm(at: u8) -> VmId {
+    VmId::parse(&format!("6695eb01-f6a4-8304-79aa-97f2502e19{at:02x}")).expect("a UUID")
+}
+
+/// VMs whose memory is so many pages, with pids by their number.
+struct Rig {
+    tree: Tree,
+    page: Page<'static>,
+    attribution: Attribution,
+    at: Ns,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let page = page();
+        let mut rig = Rig {
+            tree: Tree::new(&[]),
+            page,
+            attribution: Attribution::new(page, Some(2_000_000_000)),
+            at: Ns::ZERO,
+        };
+        rig.begin();
+        rig
+    }
+
+    /// Time passes, in which the machine does something.
+    fn begin(&mut self) {
+        self.at += Ns::from_secs(1000);
+        self.page.instructions(0, 10);
+        self.attribution.begin();
+    }
+
+    fn own(&self, number: u8, frames: &[u64]) {
+        let places: Vec<Place> = frames.iter().map(|frame| Place::Own(*frame)).collect();
+        write(&self.tree, number.into(), START, &places);
+    }
+
+    fn look(
+        &mut self,
+        number: u8,
+        pages: u64,
+        ran_ms: &[u64],
+    ) -> Result<Option<BTreeMap<u16, Counters>>, NotCounted> {
+        let range = Range {
+            start: START,
+            end: START + pages * PAGE_BYTES,
+            sharing: Sharing::Private,
+            page_bytes: Bytes(PAGE_BYTES),
+        };
+        let ran = (0..).zip(ran_ms.iter().map(|ms| Ns::from_millis(*ms))).collect();
+        let seen = Seen {
+            id: vm(number),
+            process: Process {
+                pid: number.into(),
+                start_ticks: 1,
+            },
+            ranges: &[range],
+            ran: &ran,
+        };
+        self.attribution.counters(self.tree.root(), self.at, seen)
+    }
+
+    /// References and misses of a VM of one vCPU that ran for so long.
+    fn counts(&mut self, number: u8, pages: u64, ran_ms: u64) -> (u64, u64) {
+        let counters = self
+            .look(number, pages, &[ran_ms])
+            .expect("counted")
+            .expect("there");
+        (counters[&0].llc_references, counters[&0].llc_misses)
+    }
+
+    /// A CPU misses in a frame, as the plugin sees it.
+    fn miss(&self, cpu: u64, frame: u64, times: u32) {
+        for _ in 0..times {
+            self.page.referenced(cpu, self.page.tag(frame), true);
+        }
+    }
+}
+
+#[test]
+fn what_is_counted_for_a_frame_goes_to_the_vm_whose_it_is_also_after_it_moved() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10, 11]);
+    rig.own(2, &[20, 21]);
+    rig.begin();
+    assert_eq!((rig.counts(1, 2, 10), rig.counts(2, 2, 10)), ((0, 0), (0, 0)));
+    rig.miss(0, 10, 3);
+    rig.miss(1, 11, 4);
+    rig.miss(1, 20, 5);
+    rig.miss(1, 30, 100);
+    rig.begin();
+    assert_eq!((rig.counts(1, 2, 20), rig.counts(2, 2, 20)), ((7, 7), (5, 5)));
+    // A page of VM 1 moves, and VM 2 gets the frame that it left; its own pages change places.
+    rig.own(1, &[10, 40]);
+    rig.own(2, &[21, 11]);
+    rig.begin();
+    assert_eq!((rig.counts(1, 2, 30), rig.counts(2, 2, 30)), ((7, 7), (5, 5)));
+    assert_eq!(
+        [10, 40, 11, 20, 21].map(|frame| rig.page.tag(frame)),
+        [1, 1, 2, 0, 2]
+    );
+    rig.miss(0, 40, 1);
+    rig.miss(0, 11, 2);
+    rig.begin();
+    assert_eq!((rig.counts(1, 2, 40), rig.counts(2, 2, 40)), ((8, 8), (7, 7)));
+}
+
+#[test]
+fn frames_of_a_vm_that_went_away_are_nobodys_and_its_tag_is_free_for_the_next() {
+    let mut rig = Rig::new();
+    (1..=3).for_each(|number| rig.own(number, &[10 * u64::from(number)]));
+    rig.begin();
+    assert_eq!((rig.counts(1, 1, 0), rig.counts(2, 1, 0)), ((0, 0), (0, 0)));
+    assert_eq!(rig.look(3, 1, &[0]), Err(NotCounted::NoTag { tags: 2 }));
+    rig.miss(0, 10, 9);
+    rig.attribution.keep_only(|known| known != vm(1));
+    assert_eq!([10, 20].map(|frame| rig.page.tag(frame)), [0, 2]);
+    assert_eq!(rig.counts(3, 1, 0), (0, 0), "what its predecessor did is not its");
+    rig.miss(0, 30, 1);
+    assert_eq!(rig.counts(3, 1, 5), (1, 1));
+    // The same VM in another process is a new one.
+    let another = Process {
+        pid: 3,
+        start_ticks: 2,
+    };
+    rig.attribution.vms.get_mut(&vm(3)).expect("known").process = another;
+    rig.begin();
+    assert_eq!(rig.counts(3, 1, 5), (0, 0));
+}
+
+#[test]
+fn a_vm_that_vanishes_while_it_is_read_has_no_counters() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10, 11]);
+    rig.begin();
+    assert_eq!(rig.look(1, 3, &[0]), Ok(None), "its memory ends early");
+    assert_eq!(rig.look(2, 3, &[0]), Ok(None), "it has none");
+}
+
+#[test]
+fn nothing_is_counted_before_all_memory_was_read() {
+    let mut rig = Rig::new();
+    let pages = PART_PAGES as u64 + 1;
+    write(&rig.tree, 1, START, &vec![Place::Nowhere; PART_PAGES + 1]);
+    rig.begin();
+    assert_eq!(rig.look(1, pages, &[0]), Ok(None));
+    rig.begin();
+    assert!(rig.look(1, pages, &[0]).expect("counted").is_some());
+}
+
+#[test]
+fn pages_of_several_processes_are_nobodys_unless_the_vms_memory_is_shared() {
+    let mut rig = Rig::new();
+    write(&rig.tree, 1, START, &[Place::Shared(10), Place::Own(11)]);
+    rig.begin();
+    assert_eq!(rig.counts(1, 2, 0), (0, 0));
+    assert_eq!([10, 11].map(|frame| rig.page.tag(frame)), [0, 1]);
+    let vm = rig.attribution.vms.get_mut(&vm(1)).expect("known");
+    vm.tag_pages(rig.page, &[Place::Shared(10), Place::Own(11)], true);
+    assert_eq!([10, 11].map(|frame| rig.page.tag(frame)), [1, 1]);
+}
+
+#[test]
+fn memory_beyond_the_page_is_said() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10, 100]);
+    rig.begin();
+    assert_eq!(rig.look(1, 2, &[0]), Err(NotCounted::Beyond { frames: 100 }));
+    rig.own(1, &[10, 99]);
+    rig.begin();
+    assert_eq!(rig.counts(1, 2, 0), (0, 0), "it moved to where it is counted");
+}
+
+#[test]
+fn counts_that_run_backwards_are_said_and_begin_anew() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10]);
+    rig.begin();
+    rig.counts(1, 1, 0);
+    rig.miss(0, 10, 50);
+    assert_eq!(rig.counts(1, 1, 5), (50, 50));
+    let vm = rig.attribution.vms.get_mut(&vm(1)).expect("known");
+    vm.since = vm.since.map(|since| Counts {
+        references: since.references + 1,
+        ..since
+    });
+    assert_eq!(rig.look(1, 1, &[6]), Err(NotCounted::Backwards));
+    rig.miss(0, 10, 1);
+    assert_eq!(rig.counts(1, 1, 7), (50, 50));
+    rig.miss(0, 10, 1);
+    assert_eq!(rig.counts(1, 1, 8), (51, 51));
+}
+
+#[test]
+fn a_model_that_stands_still_is_said() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10]);
+    assert_eq!(rig.look(1, 1, &[0]), Ok(None), "one look tells nothing");
+    rig.attribution.begin();
+    assert_eq!(rig.look(1, 1, &[0]), Err(NotCounted::Silent));
+    rig.begin();
+    assert_eq!(rig.counts(1, 1, 0), (0, 0));
+    assert!(rig.page.is_wanted());
+}
+
+#[test]
+fn cycles_are_time_run_and_tags_of_an_earlier_agent_are_forgotten() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10]);
+    rig.page.set_tag(50, 1);
+    rig.attribution = Attribution::new(rig.page, Some(2_000_000_000));
+    assert_eq!(rig.page.tag(50), 0);
+    rig.begin();
+    rig.begin();
+    let counters = rig.look(1, 1, &[3]).expect("counted").expect("there");
+    assert_eq!((counters[&0].cycles, counters[&0].instructions), (6_000_000, 0));
+}
+
+proptest! {
+    #[test]
+    fn counts_dealt_to_vcpus_add_up(
+        steps in prop::collection::vec((0u32..50, prop::array::uniform3(0u64..9)), 1..20),
+    ) {
+        let mut rig = Rig::new();
+        rig.own(1, &[10]);
+        rig.begin();
+        let mut ran = [0; 3];
+        rig.look(1, 1, &ran).expect("counted");
+        let (mut caused, mut waiting) = (0, 0);
+        for (misses, time) in steps {
+            rig.miss(1, 10, misses);
+            waiting += u64::from(misses);
+            (0..3).for_each(|at| ran[at] += time[at]);
+            let counters = rig.look(1, 1, &ran).expect("counted").expect("there");
+            if time != [0; 3] {
+                caused += std::mem::take(&mut waiting);
+            }
+            let dealt: u64 = counters.values().map(|counters| counters.llc_misses).sum();
+            prop_assert_eq!(dealt, caused);
+            let references: u64 = counters.values().map(|counters| counters.llc_references).sum();
+            prop_assert_eq!(references, caused);
+        }
+    }
+}

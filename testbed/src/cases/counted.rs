@@ -1,0 +1,184 @@
+//! Permits where pollution is counted: two guests share a last-level cache of the modelled PMU, each with a CPU of its own. What
+//! holds the polluter is the kernel's (`cpu.max`); what that does to misses is read from the model's page, not from the agent.
+
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use homenode_linux::{modelled_pmu, pagemap};
+use homenode_meter::page::{Counts, Page};
+use homenode_testbed_guest::Behaviour;
+use homenode_units::Permit;
+
+use super::agent::{SOON, start_agent};
+use super::permits::{permit, wait_limits};
+use crate::inside::Inside;
+use crate::inside::guest::{Cpus, Guest, GuestSpec};
+use crate::inside::pages::PAGE_BYTES;
+use crate::inside::wait::{Look, wait_until};
+use crate::outside::emulated::LLC_BYTES;
+
+/// How long misses are counted before and after.
+const WINDOW: Duration = Duration::from_secs(10);
+/// The permit is this part of what the thrasher does without one.
+const PERMIT_PART: u64 = 5;
+/// How far the thrasher may be from its permit over a window, in percent: the agent looks once a second, and under emulation
+/// each look is late by a part of that.
+const NEAR_PERCENT: u64 = 35;
+/// What the victim still misses, at most, in percent of what it missed beside a free thrasher.
+const VICTIM_PERCENT: u64 = 70;
+
+/// Walks eight times what the cache holds, so that each line evicts another.
+fn thrasher() -> GuestSpec {
+    walker("thrasher", 8 * LLC_BYTES, 0, "0")
+}
+
+/// Walks half of what the cache holds, at a leisure at which the thrasher evicts it between two rounds.
+fn victim() -> GuestSpec {
+    walker("victim", LLC_BYTES / 2, 20, "1")
+}
+
+fn walker(name: &str, bytes: u64, think: u32, cpu: &str) -> GuestSpec {
+    GuestSpec::new(name)
+        .doing(Behaviour::walking((bytes >> 10) as u32, think))
+        .cpus(Cpus::Pinned(vec![cpu.to_owned()]))
+        .nodes("strict", "0")
+}
+
+/// The tag that most of a guest's frames have; `None` before the agent gave it one.
+fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
+    let ram = guest.ram()?;
+    let pid = i32::try_from(guest.process.0)?;
+    let places = pagemap::read(Path::new("/"), pid, ram.begin, (ram.bytes / PAGE_BYTES) as usize)?;
+    let mut frames_of = [0; 256];
+    for place in places.context("the guest has gone")? {
+        if let pagemap::Place::Own(frame) = place {
+            frames_of[usize::from(page.tag(frame))] += 1;
+        }
+    }
+    let (tag, frames) = frames_of
+        .iter()
+        .enumerate()
+        .max_by_key(|(_, frames)| **frames)
+        .unwrap_or((0, &0));
+    Ok((tag > 0 && *frames > 0).then_some(tag as u8))
+}
+
+/// LLC misses of a window.
+struct Seen {
+    /// Of the thrasher, per slice.
+    thrasher: u64,
+    /// Of the victim.
+    victim: u64,
+    /// How many of its references the victim missed.
+    victim_percent: u64,
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Seen {
+            thrasher,
+            victim,
+            victim_percent,
+        } = self;
+        write!(
+            f,
+            "the thrasher misses {thrasher} per slice, the victim {victim}, {victim_percent} percent of its references"
+        )
+    }
+}
+
+fn watch(page: Page<'_>, tags: [u8; 2]) -> Seen {
+    let of = |tag| {
+        let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
+        counts.fold(Counts::default(), |sum, counts| Counts {
+            references: sum.references + counts.references,
+            misses: sum.misses + counts.misses,
+        })
+    };
+    let (before, begin) = (tags.map(of), Instant::now());
+    std::thread::sleep(WINDOW);
+    let (after, took) = (tags.map(of), begin.elapsed());
+    let slices = took.as_nanos() as f64 / Permit::SLICE.as_f64();
+    let per_slice = |at: usize| ((after[at].misses - before[at].misses) as f64 / slices) as u64;
+    let references = (after[1].references - before[1].references).max(1);
+    Seen {
+        thrasher: per_slice(0),
+        victim: per_slice(1),
+        victim_percent: (after[1].misses - before[1].misses) * 100 / references,
+    }
+}
+
+/// A thrasher is held to its permit, and its neighbour misses less; all is as it was when the agent has died.
+pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
+    let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
+    let guests = inside.create_at_once(&[thrasher(), victim()])?;
+    for guest in &guests {
+        guest.wait_ready()?;
+    }
+    // Only now does the model run, and all else a few times slower.
+    let mut agent = start_agent(inside)?;
+    wait_until("the agent to count both guests", SOON, || {
+        let shown = permit(inside, &["show"]).unwrap_or_default();
+        let is_counted = |name: &str| {
+            let vms = shown.as_array().into_iter().flatten();
+            vms.filter(|vm| vm["name"] == name)
+                .any(|vm| vm["units_per_slice"].as_u64() > Some(0) && vm["counted_by"] == "model")
+        };
+        Ok(if is_counted("thrasher") && is_counted("victim") {
+            Look::Done(())
+        } else {
+            Look::NotYet(shown.to_string())
+        })
+    })?;
+    let tag = |guest: &Guest| {
+        tag(page, guest)?.with_context(|| format!("no frame of {} has a tag", guest.spec.name))
+    };
+    let tags = [tag(&guests[0])?, tag(&guests[1])?];
+    ensure!(tags[0] != tags[1], "expected a tag for each guest, saw {tags:?}");
+    let free = watch(page, tags);
+    inside.note(format!("without a permit {free}"));
+
+    let booked = free.thrasher / PERMIT_PART;
+    permit(inside, &["set", "thrasher", &booked.to_string()])?;
+    let found = wait_limits(&guests[0], "the thrasher to be throttled", |found| {
+        !found.is_empty()
+    })?;
+    inside.note(format!("a permit of {booked}: {found:?}"));
+    // Until it was held it has polluted freely, which it repays first.
+    wait_until("the thrasher to have repaid what it owes", SOON, || {
+        let shown = permit(inside, &["show", "thrasher"])?[0].clone();
+        Ok(if shown["standing"] == "UNDER" {
+            Look::Done(())
+        } else {
+            Look::NotYet(shown.to_string())
+        })
+    })?;
+    let held = watch(page, tags);
+    let found = super::agent::limits(&guests[0])?;
+    inside.note(format!("with it {held}; {found:?}"));
+    ensure!(
+        held.thrasher.abs_diff(booked) * 100 <= booked * NEAR_PERCENT,
+        "expected the thrasher within {NEAR_PERCENT} percent of its permit of {booked}, saw {held}"
+    );
+    ensure!(
+        held.victim * 100 <= free.victim * VICTIM_PERCENT,
+        "expected the victim to miss at most {VICTIM_PERCENT} percent of {}, saw {held}",
+        free.victim
+    );
+
+    agent.kill()?;
+    wait_limits(
+        &guests[0],
+        "the guard of the killed agent to lift the quota",
+        <[String]>::is_empty,
+    )?;
+    let freed = watch(page, tags);
+    inside.note(format!("the guard lifted it: {freed}"));
+    ensure!(
+        freed.thrasher > 2 * booked,
+        "expected the thrasher to be free again, saw {freed}"
+    );
+    Ok(())
+}
