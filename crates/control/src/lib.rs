@@ -30,7 +30,7 @@ use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
 use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
-use homenode_policy::{advisor, balance, levers, memory, permits, placement, repatriate};
+use homenode_policy::{advisor, balance, levers, memory, pace, permits, placement, repatriate};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -114,6 +114,8 @@ pub struct Config {
     pub repatriate: repatriate::Config,
     /// How memory policies are carried out.
     pub memory: memory::Config,
+    /// When moves slow down.
+    pub pace: pace::Config,
     /// How VMs are held to their permits.
     pub permits: permits::Config,
 }
@@ -126,6 +128,7 @@ impl Default for Config {
             placement: placement::Config::default(),
             repatriate: repatriate::Config::default(),
             memory: memory::Config::default(),
+            pace: pace::Config::default(),
             permits: permits::Config::default(),
         }
     }
@@ -192,6 +195,7 @@ pub struct Control {
     balance: balance::State,
     repatriate: repatriate::State,
     memory: memory::State,
+    pace: pace::State,
     permits: permits::State,
     bill: Bill,
     homes: BTreeMap<VmId, NodeSet>,
@@ -397,11 +401,13 @@ impl Control {
         }
         let Control {
             config,
+            mode,
             history,
             placement,
             balance,
             repatriate,
             memory,
+            pace,
             permits,
             homes,
             watch,
@@ -412,12 +418,16 @@ impl Control {
         let mut pages = || {
             let strays = repatriate::plan(&view, &config.repatriate, repatriate);
             let laid_out = memory::plan(&view, &config.memory, &config.repatriate, &strays, memory);
-            [strays, laid_out]
+            match mode {
+                Mode::Act => pace::hold(&view, &config.pace, pace, vec![strays, laid_out]),
+                // Nothing moves: nothing is learnt from it.
+                Mode::DryRun => vec![strays, laid_out],
+            }
         };
         let plans = match config.policies {
             Policies::Default => vec![],
             Policies::FfPin => vec![placement::plan(&view, &config.placement, history, placement)],
-            Policies::Memory => pages().into(),
+            Policies::Memory => pages(),
             Policies::Homenode => {
                 let mut plans = vec![
                     permits::plan(&view, &config.permits, permits),

@@ -11,6 +11,7 @@
 //! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; DESIGN section 2 |
 //! | [`memory::carrefour`] | which pages belong to their users, and which spread? | seed 004, 3.4 |
 //! | [`page_queue`] | which pages has a guest released for good? | seed 004, 4.2.4 |
+//! | [`pace`] | how fast may a VM's pages move, given what it does to the VM? | DESIGN section 5 |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
@@ -20,6 +21,7 @@ pub mod balance;
 pub mod demand;
 pub mod levers;
 pub mod memory;
+pub mod pace;
 pub mod page_queue;
 pub mod permits;
 pub mod placement;

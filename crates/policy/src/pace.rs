@@ -1,0 +1,298 @@
+//! How fast a VM's pages may move: slower where it suffers, seldom where it is in vain.
+//!
+//! # Problem
+//! Budgets bound what moving costs at worst, for any VM. One that is hurt more than others by stopped vCPUs and busy controllers
+//! should get less of it (seed 004, section 4.1, leaves that open), and pages that the host cannot move, since somebody holds
+//! them, should not be tried every second for ever.
+//!
+//! # Terms
+//! *Speed*: instructions per second that its vCPUs run, so that a VM that idles is not a slow one.
+//!
+//! # Algorithm
+//! For each VM whose pages a plan moves:
+//! 1. its *pace*, a share of what was planned, halves after an epoch with moves in which its speed was more than
+//!    [`Config::slowdown_max`] below its average over epochs without, down to [`PACE_MIN`]; it doubles after one with moves in
+//!    which it was not, up to 1. Where speed is not counted it stays 1;
+//! 2. a move that left more than [`VAIN`] of what it was to move where it was is *in vain*. After such moves nothing is moved for 1,
+//!    2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
+//!
+//! # Properties
+//! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
+//! - `what_moves_in_vain_is_tried_ever_more_rarely_and_said_once`
+//! - `plans_without_moves_are_as_they_were`
+
+use std::collections::BTreeMap;
+
+use homenode_host::{Action, Decision, Plan, View, VmView};
+use homenode_units::{Ewma, NodeSet, Pages, VmId};
+use serde::{Deserialize, Serialize};
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "pace";
+
+/// Least share of what was planned.
+pub const PACE_MIN: f64 = 1.0 / 64.0;
+/// Share of a move that must be left for it to be in vain.
+pub const VAIN: f64 = 0.9;
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// A VM that is slower than this, as a share of its speed, while its pages move suffers from it.
+    pub slowdown_max: f64,
+    /// For so many epochs at most nothing is tried after moves in vain.
+    pub wait_max_epochs: u32,
+}
+
+impl Default for Config {
+    /// A fifth of its speed; a minute.
+    fn default() -> Self {
+        Config {
+            slowdown_max: 0.2,
+            wait_max_epochs: 64,
+        }
+    }
+}
+
+/// What is remembered of a VM.
+#[derive(Clone, Debug)]
+struct Pace {
+    share: f64,
+    /// Speed in epochs without moves.
+    usual: Ewma,
+    /// What the last epoch moved: from where, how much, and what lay there.
+    asked: Option<(NodeSet, Pages, Pages)>,
+    /// Whether the last epoch moved anything.
+    moved: bool,
+    vain: u32,
+    wait: u32,
+}
+
+/// Weight of the last epoch in the usual speed.
+const USUAL_WEIGHT: f64 = 0.2;
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace {
+            share: 1.0,
+            usual: Ewma::new(USUAL_WEIGHT),
+            asked: None,
+            moved: false,
+            vain: 0,
+            wait: 0,
+        }
+    }
+}
+
+/// What is remembered between epochs.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    paces: BTreeMap<VmId, Pace>,
+}
+
+fn speed(vm: &VmView<'_>) -> Option<f64> {
+    let rates = vm.rates?;
+    (rates.cpus_used > 0.05).then_some(rates.instructions_per_s? / rates.cpus_used)
+}
+
+fn pages_on(vm: &VmView<'_>, nodes: &NodeSet) -> Option<Pages> {
+    let pages = vm.sample.pages.as_ref()?;
+    let there = pages.iter().filter(|(node, _)| nodes.contains(*node));
+    Some(there.map(|(_, pages)| *pages).sum())
+}
+
+impl Pace {
+    /// Takes in what the last epoch's moves did; says so where they were in vain for the first time.
+    fn learn(&mut self, vm: &VmView<'_>, config: &Config) -> bool {
+        if let Some(speed) = speed(vm) {
+            match (self.moved, self.usual.value()) {
+                (true, Some(usual)) if speed < usual * (1.0 - config.slowdown_max) => {
+                    self.share = (self.share / 2.0).max(PACE_MIN);
+                }
+                (true, _) => self.share = (self.share * 2.0).min(1.0),
+                (false, _) => {
+                    self.usual.update(speed);
+                }
+            }
+        }
+        self.moved = false;
+        self.wait = self.wait.saturating_sub(1);
+        let Some((from, asked, before)) = self.asked.take() else {
+            return false;
+        };
+        let left = pages_on(vm, &from).unwrap_or_default();
+        let is_vain = left.as_f64() > before.as_f64() - (1.0 - VAIN) * asked.as_f64();
+        if !is_vain {
+            self.vain = 0;
+            return false;
+        }
+        self.vain += 1;
+        self.wait = (1_u32 << self.vain.min(16)).min(config.wait_max_epochs);
+        self.vain == 1
+    }
+
+    /// What of a decision may be carried out.
+    fn hold(&mut self, vm: &VmView<'_>, mut decision: Decision) -> Option<Decision> {
+        if self.wait > 0 {
+            return None;
+        }
+        let share = self.share;
+        let part = |pages: Pages| Pages(((pages.as_f64() * share) as u64).max(1));
+        match &mut decision.action {
+            Action::MovePages { from, pages_max, .. } => {
+                *pages_max = part(*pages_max);
+                let there = pages_on(vm, from)?;
+                // Of several moves of an epoch the largest tells.
+                if self
+                    .asked
+                    .as_ref()
+                    .is_none_or(|(_, asked, _)| *asked < *pages_max)
+                {
+                    self.asked = Some((from.clone(), *pages_max, there));
+                }
+            }
+            Action::MoveFrames { moves, .. } => {
+                let count = (moves.len() as f64 * share).ceil() as usize;
+                moves.truncate(count);
+            }
+            _ => return Some(decision),
+        }
+        self.moved = true;
+        Some(decision)
+    }
+}
+
+/// The plans, with their moves held to what each VM bears.
+pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: Vec<Plan>) -> Vec<Plan> {
+    state.paces.retain(|id, _| view.sample.vm(*id).is_some());
+    let mut said = Plan::new(view.version);
+    for vm in &view.vms {
+        let id = vm.sample.id;
+        let Some(pace) = state.paces.get_mut(&id) else {
+            continue;
+        };
+        if pace.learn(vm, config) {
+            let message = format!(
+                "pages of VM {} do not move: somebody holds them, or a node is full; they are tried again, ever more rarely",
+                vm.sample.name
+            );
+            said.find(POLICY, Some(id), message);
+        }
+    }
+    let held = plans.into_iter().map(|mut plan| {
+        let decisions = std::mem::take(&mut plan.decisions).into_iter();
+        let decisions = decisions.filter_map(|decision| {
+            if decision.action.pages_max() == Pages::ZERO {
+                return Some(decision);
+            }
+            let id = decision.action.vm();
+            let vm = view.vms.iter().find(|vm| vm.sample.id == id)?;
+            state.paces.entry(id).or_default().hold(vm, decision)
+        });
+        plan.decisions = decisions.collect();
+        plan
+    });
+    let mut plans: Vec<Plan> = held.collect();
+    // A VM that nobody moves still shows its usual speed.
+    for vm in &view.vms {
+        state.paces.entry(vm.sample.id).or_default();
+    }
+    plans.push(said);
+    plans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repatriate;
+    use crate::testing::{Scene, vm_id};
+    use homenode_units::{Bytes, Ns};
+
+    fn scene() -> Scene {
+        let mut scene = Scene::four_nodes(4);
+        let vm = scene.add_vm(1, 1, Bytes::from_gib(8), 0);
+        vm.home(0)
+            .pages(1, 1_000_000)
+            .vcpus_busy(1.0)
+            .instructions_per_s(1_000_000_000);
+        scene
+    }
+
+    /// One epoch: what may move of what repatriation plans, and what is said.
+    fn epoch(scene: &mut Scene, state: &mut State) -> (u64, usize) {
+        scene.at = Ns(scene.at.0 + 1_000_000_000);
+        scene.with_view(|view| {
+            let planned = repatriate::plan(
+                view,
+                &repatriate::Config::default(),
+                &mut repatriate::State::default(),
+            );
+            let held = hold(view, &Config::default(), state, vec![planned]);
+            let moved = held.iter().flat_map(|plan| &plan.decisions);
+            let said = held.iter().map(|plan| plan.findings.len()).sum();
+            (moved.map(|d| d.action.pages_max().0).sum(), said)
+        })
+    }
+
+    #[test]
+    fn a_vm_that_suffers_is_moved_ever_slower_and_recovers() {
+        let (mut scene, mut state) = (scene(), State::default());
+        scene.vm(1).pages(1, 0);
+        epoch(&mut scene, &mut state);
+        epoch(&mut scene, &mut state);
+        let mut left = 1_000_000;
+        scene.vm(1).pages(1, left);
+        let mut paces = Vec::new();
+        for at in 0..12 {
+            let (moved, _) = epoch(&mut scene, &mut state);
+            left -= moved;
+            let speed = if at < 5 { 500_000_000 } else { 950_000_000 };
+            scene.vm(1).pages(1, left).instructions_per_s(speed);
+            paces.push(moved);
+        }
+        let full = repatriate::Config::default().vm_pages_per_epoch.0;
+        assert_eq!(paces[..6], [1, 2, 4, 8, 16, 32].map(|part| full / part));
+        assert_eq!(paces[6..11], [16, 8, 4, 2, 1].map(|part| full / part));
+    }
+
+    #[test]
+    fn what_moves_in_vain_is_tried_ever_more_rarely_and_said_once() {
+        let (mut scene, mut state) = (scene(), State::default());
+        let epochs: Vec<(u64, usize)> = (0..40).map(|_| epoch(&mut scene, &mut state)).collect();
+        let tried: Vec<usize> = (0..40).filter(|at| epochs[*at].0 > 0).collect();
+        assert_eq!(tried, [0, 3, 8, 17, 34]);
+        assert_eq!(epochs.iter().map(|(_, said)| said).sum::<usize>(), 1);
+        // Then it works, and nothing is held back any more: after the rest of the wait, 65,536 pages an epoch.
+        let mut left = 1_000_000;
+        let moving = (0..40).filter(|_| {
+            let (moved, _) = epoch(&mut scene, &mut state);
+            left -= moved;
+            scene.vm(1).pages(1, left);
+            moved > 0
+        });
+        let moving: Vec<usize> = moving.collect();
+        let first = moving[0];
+        assert!(
+            first <= 32 && moving.iter().enumerate().all(|(at, epoch)| *epoch == first + at),
+            "{moving:?}"
+        );
+        assert!(moving.len() > 5);
+    }
+
+    #[test]
+    fn plans_without_moves_are_as_they_were() {
+        let mut scene = scene();
+        let mut state = State::default();
+        scene.with_view(|view| {
+            let mut plan = Plan::new(view.version);
+            let home = Action::SetHome {
+                vm: vm_id(1),
+                nodes: NodeSet::one(homenode_units::NodeId(2)),
+            };
+            plan.decide("placement", home, "a test".into());
+            let held = hold(view, &Config::default(), &mut state, vec![plan.clone()]);
+            assert_eq!(held[0], plan);
+        });
+    }
+}
