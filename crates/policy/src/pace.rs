@@ -13,8 +13,8 @@
 //! 1. its *pace*, a share of what was planned, halves after an epoch with moves in which its speed was more than
 //!    [`Config::slowdown_max`] below its average over epochs without, down to [`PACE_MIN`]; it doubles after one with moves in
 //!    which it was not, up to 1. Where speed is not counted it stays 1;
-//! 2. a move that left more than [`VAIN`] of what it was to move where it was is *in vain*. After such moves nothing is moved for 1,
-//!    2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
+//! 2. a move that left more than [`VAIN`] of what it was to move where it was is *in vain*. After such moves nothing is moved for
+//!    1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
 //!
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`

@@ -281,7 +281,7 @@ mod tests {
         ];
         let mut freed = Vec::new();
         let outcome = reconcile(&queue, 0, 100, &mut Scratch::new(8, 77), |frame| {
-            freed.push(frame)
+            freed.push(frame);
         });
         let expected = Outcome {
             invalidated: 2,
