@@ -3,10 +3,11 @@
 mod common;
 
 use common::{cores, program};
-use homenode_host::{Action, ActionError, FrameMove, Host, Outcome, PageUse, Plan};
+use homenode_host::{Action, ActionError, FrameMove, Host, Outcome, PageUse, Plan, Rates, View, VmView};
 use homenode_machine::{Machine, preset};
-use homenode_twin::{Hypervisor, Scenario, Twin, VmSpec, Vnuma, Workload};
-use homenode_units::{Bytes, MemoryPolicy, NodeId, Ns, Pages, Placing};
+use homenode_policy::memory::carrefour;
+use homenode_twin::{Hypervisor, Scenario, Twin, VmReport, VmSpec, Vnuma, Workload};
+use homenode_units::{Bytes, MemoryPolicy, Migration, NodeId, Ns, Pages, Placing};
 use proptest::prelude::*;
 
 const MIB: u64 = 256;
@@ -34,9 +35,12 @@ fn spec(kind: &str, policy: MemoryPolicy) -> VmSpec {
 fn run(hypervisor: Hypervisor, spec: VmSpec, seconds: u64) -> Twin {
     let mut scenario = Scenario::of("policies", vec![spec]);
     scenario.hypervisor = hypervisor;
+    let mut hot = endless("hot", "private");
+    hot.program.as_mut().unwrap().regions[0].size = Bytes::from_mib(8);
     scenario.workloads = vec![
         endless("private", "private"),
         endless("initialised-by-one", "initialised-by-one"),
+        hot,
     ];
     let mut twin = Twin::new(amd48(), &scenario, 1).unwrap_or_else(|error| panic!("{error}"));
     twin.wait(Ns::from_secs(seconds));
@@ -361,4 +365,89 @@ proptest! {
         };
         prop_assert_eq!(go(), go());
     }
+}
+
+#[test]
+fn the_hosts_autonuma_brings_pages_to_a_blind_guests_threads_until_it_is_switched_off() {
+    let autonuma = MemoryPolicy {
+        placing: Placing::Round4k,
+        migration: Migration::AutoNuma,
+    };
+    let mut twin = run(Hypervisor::Kvm, spec("private", autonuma), 3);
+    assert!(twin.report().vms[0].local_access_ratio.unwrap() < 0.2);
+    twin.wait(Ns::from_secs(20));
+    twin.mark();
+    twin.wait(Ns::from_secs(1));
+    let report = twin.report();
+    let local = report.vms[0].local_access_ratio.unwrap();
+    assert!(local > 0.95, "{local} local after 20 s");
+    assert_eq!(report.vms[0].guest_pages_moved, 0);
+    assert_conserved(&mut twin);
+
+    let mut off = run(Hypervisor::Kvm, spec("private", autonuma), 4);
+    assert_eq!(set(&mut off, Placing::Round4k.alone()), Outcome::Done);
+    let moved = off.report().vms[0].host_pages_moved;
+    assert!(moved > 0);
+    off.wait(Ns::from_secs(3));
+    assert_eq!(off.report().vms[0].host_pages_moved, moved);
+}
+
+/// What Carrefour makes of a VM: its report over the second after so many.
+fn under_carrefour(kind: &str, policy: MemoryPolicy, seconds: u64) -> VmReport {
+    let mut twin = run(Hypervisor::Xen, spec(kind, policy), 3);
+    let machine = amd48();
+    let mut state = carrefour::State::default();
+    let mut before = twin.sample().unwrap();
+    for _ in 0..seconds {
+        twin.mark();
+        twin.wait(Ns::from_secs(1));
+        let now = twin.sample().unwrap();
+        let rates = Rates::between(&machine, &before, &now);
+        let view = View {
+            version: now.version,
+            at: now.at,
+            machine: &machine,
+            sample: &now,
+            rates: rates.as_ref(),
+            vms: vec![VmView {
+                sample: &now.vms[0],
+                rates: rates.as_ref().and_then(|rates| rates.vm(now.vms[0].id)),
+                home: None,
+                hands_off: None,
+                quota_hands_off: None,
+            }],
+        };
+        let plan = carrefour::plan(&view, &carrefour::Config::default(), &mut state);
+        twin.commit(&plan).expect("a possible plan");
+        before = now;
+    }
+    assert_conserved(&mut twin);
+    twin.report().vms.remove(0)
+}
+
+#[test]
+fn carrefour_evens_out_what_one_thread_initialised_as_fast_as_pages_are_sampled() {
+    // 256 MiB on one node at first: 65 536 pages, of which thousands are sampled in a second.
+    let policy = Placing::FirstTouch.with_carrefour();
+    let (soon, late) = (
+        under_carrefour("initialised-by-one", policy, 2),
+        under_carrefour("initialised-by-one", policy, 40),
+    );
+    let (soon, late) = (soon.imbalance.unwrap(), late.imbalance.unwrap());
+    assert!(soon > 1.5, "{soon} after 2 s: it cannot have seen most pages");
+    // It stops where the sample deviation is 35 percent of the mean.
+    assert!(late < 0.4, "{late} after 40 s");
+}
+
+#[test]
+fn carrefour_brings_private_pages_to_their_threads_where_pages_are_sampled_twice() {
+    let policy = Placing::Round4k.with_carrefour();
+    let local = |kind, seconds| under_carrefour(kind, policy, seconds).local_access_ratio.unwrap();
+    // 2048 pages per thread and some 250 samples, at the slow rate: a dozen pages have two.
+    let (soon, late) = (local("hot", 1), local("hot", 40));
+    assert!(soon < 0.2, "{soon}");
+    assert!(late > 0.7, "{late}");
+    // Of 65 536 pages hardly one is sampled twice in a second, and nothing else says where a page belongs.
+    let big = local("private", 40);
+    assert!(big < 0.13, "{big}");
 }

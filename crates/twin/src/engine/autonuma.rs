@@ -1,29 +1,55 @@
-//! AutoNUMA on the host: when guests' kernels scan, and what their moves cost. What they do is in
+//! AutoNUMA: when guests' kernels and the host's scan, and what their moves cost. What they do is in
 //! [`crate::guest::autonuma`].
 
-use homenode_units::Ns;
+use homenode_units::{Migration, Ns};
 
 use super::moves::copying;
 use super::{Engine, Timer};
-use crate::guest::autonuma::{SCAN_DELAY, Scene};
+use crate::chance::Chance;
+use crate::guest::autonuma::{Autonuma, By, SCAN_DELAY, Scene};
 use crate::guest::{Stage, Vm};
-use crate::hypervisor::{Run, SHOOTDOWN_CYCLES};
+use crate::hypervisor::{EXIT_CYCLES, Run, SHOOTDOWN_CYCLES};
 
 impl Engine {
-    /// The program of a VM starts: its kernel will scan, if it does at all.
-    pub(super) fn start_scanning(&mut self, vm: usize) {
-        let groups = self.vms[vm]
-            .autonuma
-            .as_ref()
-            .map_or(0, |autonuma| autonuma.groups.len());
-        let life = self.vms[vm].life;
-        for group in 0..groups {
-            self.set_timer(Ns(self.now.0 + SCAN_DELAY.0), Timer::Scan { vm, group, life });
+    /// The program of a VM starts: a kernel will scan, if it does at all.
+    pub(super) fn start_scanning(&mut self, vm: usize, by: By) {
+        let Some(autonuma) = self.vms[vm].autonuma_by(by) else {
+            return;
+        };
+        let number = autonuma.number;
+        for group in 0..autonuma.groups.len() {
+            let scan = Timer::Scan {
+                vm,
+                by,
+                group,
+                number,
+            };
+            self.set_timer(Ns(self.now.0 + SCAN_DELAY.0), scan);
+        }
+    }
+
+    /// Has the host's kernel move a VM's pages from now on, or no longer, as its memory policy wants.
+    pub(super) fn set_host_autonuma(&mut self, vm: usize) {
+        let nodes = self.topology.nodes();
+        let owner = &mut self.vms[vm];
+        if owner.memory_policy.migration != Migration::AutoNuma {
+            self.dirty |= owner.host_autonuma.take().is_some();
+        } else if owner.host_autonuma.is_none() {
+            owner.host_scans += 1;
+            // To the host a VM is one process.
+            let process = std::iter::once(0..owner.threads.len()).collect();
+            let chance = Chance::labelled(self.seed, "host autonuma", vm);
+            let mut autonuma = Autonuma::new(process, nodes, &owner.memory, chance);
+            autonuma.number = owner.host_scans;
+            owner.host_autonuma = Some(autonuma);
+            if owner.stage == Stage::Program {
+                self.start_scanning(vm, By::Host);
+            }
         }
     }
 
     /// A group of threads may be due for a scan.
-    pub(super) fn scan(&mut self, vm: usize, group: usize) {
+    pub(super) fn scan(&mut self, vm: usize, by: By, group: usize) {
         self.settle_vm(vm);
         let nodes = self.topology.nodes();
         let pairs = (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to)));
@@ -31,24 +57,31 @@ impl Engine {
             |(from, to)| self.fabric.latency_between(to, from) + self.fabric.latency_between(to, to);
         let page_ns: Vec<f64> = pairs.map(|pair| self.page_ns(line_ns(pair))).collect();
         let node_of: Vec<usize> = (0..self.vms[vm].threads.len())
-            .map(|thread| self.node_seen_by_guest(vm, thread))
+            .map(|thread| self.node_seen(vm, by, thread))
             .collect();
         let Vm {
             autonuma,
+            host_autonuma,
             memory,
             threads,
             stage,
-            life,
+            pages_moved,
             ..
         } = &mut self.vms[vm];
+        let autonuma = match by {
+            By::Guest => autonuma,
+            By::Host => host_autonuma,
+        };
         let Some(autonuma) = autonuma else { return };
-        let life = *life;
+        let number = autonuma.number;
         if *stage != Stage::Program {
             autonuma.groups[group].copying.clear();
             self.dirty = true;
             return;
         }
         let mut scene = Scene {
+            by,
+            exit_ns: EXIT_CYCLES / self.clock_ghz,
             threads,
             node_of: &node_of,
             clock_ghz: self.clock_ghz,
@@ -59,9 +92,21 @@ impl Engine {
         let scan = autonuma.groups[group].scan(memory, &mut scene, &mut autonuma.chance);
         autonuma.groups[group].copying = copying(&scan.moved, scan.after.as_f64());
         autonuma.scan_ns += scan.scan_ns;
-        autonuma.pages_moved += scan.moved.iter().map(|(_, _, pages)| pages).sum::<u64>();
+        let moved: u64 = scan.moved.iter().map(|(_, _, pages)| pages).sum();
+        autonuma.pages_moved += moved;
+        if by == By::Host {
+            *pages_moved += moved;
+        }
         self.count_moved(&scan.moved);
-        self.set_timer(Ns(self.now.0 + scan.after.0), Timer::Scan { vm, group, life });
+        self.set_timer(
+            Ns(self.now.0 + scan.after.0),
+            Timer::Scan {
+                vm,
+                by,
+                group,
+                number,
+            },
+        );
         // What its threads owe now comes before what they were to do.
         for thread in 0..node_of.len() {
             let task = &self.scheduler.queues.tasks[self.vms[vm].first_vcpu + thread];
@@ -72,11 +117,14 @@ impl Engine {
         self.solve_soon();
     }
 
-    /// Node with memory on which a vCPU is, as its guest knows.
-    fn node_seen_by_guest(&self, vm: usize, thread: usize) -> usize {
+    /// Node with memory on which a vCPU is, as a kernel knows.
+    fn node_seen(&self, vm: usize, by: By, thread: usize) -> usize {
         let vm = &self.vms[vm];
         let real = self.topology.cpus[self.scheduler.queues.tasks[vm.first_vcpu + thread].cpu].node;
-        let node = vm.memory.view.node_of(thread, real);
+        let node = match by {
+            By::Guest => vm.memory.view.node_of(thread, real),
+            By::Host => real,
+        };
         self.topology.fallback[node].first().copied().unwrap_or(node)
     }
 }

@@ -4,22 +4,22 @@ use homenode_units::Placing;
 
 use super::Engine;
 use crate::guest::View;
-use crate::hypervisor::memory::{GIB_PAGES, Turns};
+use crate::hypervisor::memory::{Pieces, Turns};
 use crate::scenario::Allocation;
 
 impl Engine {
     /// Gives a VM that is created the memory that it gets at once.
     pub(super) fn create_memory(&mut self, vm: usize) {
         let vm = &mut self.vms[vm];
-        let turn = match vm.memory_policy.placing {
+        let pieces = match vm.memory_policy.placing {
             Placing::FirstTouch => return,
             // Linux has no pages of a process that nobody has touched: it deals them out when they are.
             _ if vm.memory.view == View::Truth => return,
-            Placing::Round4k => 1,
-            Placing::Round1g => GIB_PAGES,
+            Placing::Round4k => Pieces::Small,
+            Placing::Round1g => Pieces::Gibs,
         };
         self.memory
-            .create(&mut vm.memory, vm.memory_bytes.to_pages().0, turn);
+            .create(&mut vm.memory, vm.memory_bytes.to_pages().0, pieces);
     }
 
     /// Shows a guest that boots the nodes that its vCPUs are on.

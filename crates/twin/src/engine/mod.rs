@@ -40,6 +40,7 @@ pub(crate) use events::Script;
 pub(crate) use moves::Alike;
 
 use crate::chance::Chance;
+use crate::guest::autonuma::By;
 use crate::guest::vm::Next;
 use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Lease, Stage, Vm};
 use crate::hardware::core::{CoreCost, InLlc, Paging};
@@ -69,12 +70,13 @@ enum Timer {
         vm: usize,
         thread: usize,
     },
-    /// A guest's kernel may be due to scan the memory of a group of threads.
+    /// A kernel may be due to scan the memory of a group of threads.
     Scan {
         vm: usize,
+        by: By,
         group: usize,
-        /// Which life of the VM it belongs to.
-        life: u32,
+        /// Which AutoNUMA of the VM's it belongs to.
+        number: u32,
     },
     /// An interrupt that was sent from a CPU arrives at a halted vCPU.
     Wake {
@@ -224,6 +226,7 @@ pub(crate) struct Engine {
     pub now: Ns,
     pub version: u64,
     pub chance: Chance,
+    seed: u64,
     pub moving: Option<Moving>,
     pub script: Script,
     pub epoch: Ns,
@@ -327,6 +330,7 @@ impl Engine {
             now: Ns::ZERO,
             version: 1,
             chance: Chance::labelled(seed, "host", 0),
+            seed,
             moving: None,
             script: Script::new(scenario, machine),
             epoch,
@@ -470,9 +474,15 @@ impl Engine {
                     self.after_scheduling();
                 }
             }
-            Timer::Scan { vm, group, life } => {
-                if life == self.vms[vm].life {
-                    self.scan(vm, group);
+            Timer::Scan {
+                vm,
+                by,
+                group,
+                number,
+            } => {
+                let now = self.vms[vm].autonuma_by(by);
+                if now.is_some_and(|autonuma| autonuma.number == number) {
+                    self.scan(vm, by, group);
                 }
             }
             Timer::Wake { vm, thread, waker } => {
@@ -493,6 +503,7 @@ impl Engine {
         self.version += 1;
         self.create_memory(vm);
         self.set_sampling(vm);
+        self.set_host_autonuma(vm);
         self.vms[vm].boot(self.now);
         for thread in 0..self.vms[vm].threads.len() {
             if self.vms[vm].threads[thread].runnable() {
@@ -538,7 +549,8 @@ impl Engine {
             return;
         }
         if next == Next::Start {
-            self.start_scanning(vm);
+            self.start_scanning(vm, By::Guest);
+            self.start_scanning(vm, By::Host);
         }
         // Wake-ups come from the CPU of the thread that released the others: while it still runs there.
         if matches!(next, Next::Start | Next::Release | Next::End) {
@@ -622,9 +634,14 @@ impl Engine {
     fn leave(&mut self, vm: usize) {
         self.vms[vm].stage = Stage::Gone;
         self.version += 1;
-        for group in self.vms[vm]
-            .autonuma
+        let Vm {
+            autonuma,
+            host_autonuma,
+            ..
+        } = &mut self.vms[vm];
+        for group in autonuma
             .iter_mut()
+            .chain(host_autonuma)
             .flat_map(|autonuma| &mut autonuma.groups)
         {
             group.copying.clear();

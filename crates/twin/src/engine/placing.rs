@@ -5,13 +5,14 @@
 //! Pages that are touched stay where they are. To *first-touch*: what the VM has and has not touched goes back to the host
 //! (the guest says which pages are free), and is placed when it is touched. To *round-4K*: from now on pages are dealt in turn
 //! over the home nodes, or all, when they are touched. *Round-1G* is for VMs that are created with it, as in the seed. A VM that
-//! drives devices itself cannot have first-touch: a device's access to a page that is not mapped fails (section 4.4.1).
+//! drives devices itself cannot have first-touch: a device's access to a page that is not mapped fails (section 4.4.1). What the
+//! host's AutoNUMA knows of a VM is forgotten when its policy changes to another.
 
 use homenode_units::{MemoryPolicy, Migration, Ns, Placing};
 
 use super::{Engine, Timer};
 use crate::guest::View;
-use crate::hypervisor::memory::Turns;
+use crate::hypervisor::memory::{Turns, WhenFull};
 use crate::hypervisor::page_uses::Sampling;
 use crate::scenario::Allocation;
 
@@ -26,8 +27,10 @@ impl Engine {
     pub fn set_memory_policy(&mut self, vm: usize, policy: MemoryPolicy) -> Result<(), &'static str> {
         let owner = &self.vms[vm];
         let native = owner.memory.view == View::Truth;
-        if policy.migration == Migration::AutoNuma {
-            return Err("no host of the twin's has it");
+        if native && policy.migration == Migration::AutoNuma {
+            return Err(
+                "without a hypervisor the guest's kernel is the host's; give the scenario's VM autonuma = true",
+            );
         }
         if policy.placing != owner.memory_policy.placing {
             match policy.placing {
@@ -54,6 +57,7 @@ impl Engine {
             self.settle_all();
             self.vms[vm].memory_policy = policy;
             self.set_sampling(vm);
+            self.set_host_autonuma(vm);
             self.set_speeds_of(vm);
             self.version += 1;
         }
@@ -64,6 +68,9 @@ impl Engine {
         let owner = &mut self.vms[vm];
         let all = self.memory.nodes();
         let memory = &mut owner.memory;
+        if memory.view != View::Truth {
+            memory.when_full = WhenFull::InTurn;
+        }
         let interleaves = owner.allocation == Allocation::Interleave && memory.view.chooses();
         memory.turns = interleaves.then(|| Turns::even(memory.view.nodes(&all)));
         let free = std::mem::replace(&mut memory.free_list, vec![0; self.memory.total.len()]);

@@ -264,13 +264,13 @@ impl Engine {
                 flow,
             });
         }
-        let by_guests = self
+        let by_kernels = self
             .vms
             .iter()
-            .flat_map(|vm| &vm.autonuma)
+            .flat_map(|vm| vm.autonuma.iter().chain(&vm.host_autonuma))
             .flat_map(|a| &a.groups);
         let by_host = self.moving.iter().flat_map(|moving| &moving.copying);
-        let copying: Vec<Copying> = by_guests
+        let copying: Vec<Copying> = by_kernels
             .flat_map(|group| &group.copying)
             .chain(by_host)
             .copied()

@@ -1,4 +1,4 @@
-//! AutoNUMA: a guest's kernel that moves pages to the node that uses them.
+//! AutoNUMA: a kernel that moves pages to the node that uses them, a guest's or the host's.
 //!
 //! # Model (constants and rules from Linux's `kernel/sched/fair.c`, see `facts/simulators.md` 4.3)
 //!
@@ -18,6 +18,9 @@
 //!   60 s divided by the number of windows of 256 MiB, and not below 100 ms. A shared fault between two nodes that the
 //!   process uses much counts as local, so that a process that has settled is scanned less.
 //! - Scanning takes at most a 32nd of the scanning thread's time: the next scan waits for 32 times what the last took.
+//!
+//! The host's own knows each vCPU's node as it is, and has one process for the VM, whose threads are the vCPUs; its faults are
+//! exits from the guest. It moves nothing of a VM whose memory is bound to nodes.
 //!
 //! Pages of a class are a population: a pass marks pages in their order (class by class), those of a class drawn evenly;
 //! each faults with probability `1 - exp(-rate * time of a pass)`, by a thread drawn by the threads' LLC accesses since
@@ -60,12 +63,21 @@ const EARLY_PASSES: u64 = 4;
 const ACTIVE_FRACTION: f64 = 3.0;
 /// CPU time of marking a page (estimate: 3 ms for 256 MiB).
 const MARK_NS: f64 = 50.0;
-/// CPU time of a hinting fault without a move (estimate).
+/// CPU time of a hinting fault without a move, beside the exit from the guest where it is the host's (estimate).
 const FAULT_NS: f64 = 1000.0;
+
+/// Whose kernel it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum By {
+    Guest,
+    Host,
+}
 
 /// AutoNUMA of one VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Autonuma {
+    /// Tells its timers from those of an earlier one of the VM's.
+    pub number: u32,
     pub groups: Vec<Group>,
     /// Pages that it has moved, and CPU time that its scans took.
     pub pages_moved: u64,
@@ -107,10 +119,13 @@ struct Seen {
 
 /// What a scan finds around it.
 pub(crate) struct Scene<'a> {
-    /// The VM's threads, and the node of each one's vCPU as the guest knows it.
+    pub by: By,
+    /// The VM's threads, and the node of each one's vCPU as this kernel knows it.
     pub threads: &'a mut [Thread],
     pub node_of: &'a [usize],
     pub clock_ghz: f64,
+    /// Nanoseconds of an exit from the guest.
+    pub exit_ns: f64,
     /// Nanoseconds of moving a page from a node to a node, by `from * nodes + to`, and for every other thread.
     pub page_ns: &'a [f64],
     pub shootdown_ns: f64,
@@ -157,6 +172,7 @@ impl Autonuma {
             copying: Vec::new(),
         };
         Autonuma {
+            number: 0,
             groups: processes.into_iter().map(group).collect(),
             pages_moved: 0,
             scan_ns: 0.0,
@@ -283,20 +299,22 @@ impl Group {
             for to in (0..nodes).filter(|node| by_node[*node] > 0.0) {
                 let faults = drawn as f64 * faulting * by_node[to];
                 let mut moved = 0;
-                if to != from && memory.movable_by_guest() {
+                if to != from && memory.movable_by(scene.by) {
                     let expected = faults * self.chance_of_move(class, from, to, own[to] / by_node[to]);
                     let wanted = ((expected + chance.unit()) as u64).min(left);
-                    moved = wanted.min(scene.free[to]).min(memory.view.room(to));
+                    moved = wanted.min(scene.free[to]).min(memory.room_for(scene.by, to));
                     self.seen.no_room |= moved < wanted;
                     left -= moved;
                 }
                 if moved > 0 {
                     scene.free[to] -= moved;
-                    memory.move_class(class, from, to, moved);
+                    memory.move_class(scene.by, class, from, to, moved);
                     moves.push((from, to, moved));
                 }
                 self.count(faults, from, to, moved, private);
-                let fault_ns = faults * FAULT_NS + moved as f64 * scene.page_ns[from * nodes + to];
+                let exit_ns = if scene.by == By::Host { scene.exit_ns } else { 0.0 };
+                let fault_ns =
+                    faults * (FAULT_NS + exit_ns) + moved as f64 * scene.page_ns[from * nodes + to];
                 for (thread, thread_rate) in self.threads.clone().zip(&rates) {
                     let state = &mut scene.threads[thread];
                     if scene.node_of[thread] == to {

@@ -7,8 +7,8 @@
 //! as the pages are, and a move draws pages evenly, without replacement (hypergeometric), from all pages of the VM that
 //! lie on the nodes to leave.
 //!
-//! A class has consecutive guest frames, in the order of touch: where pages are dealt out in turn, a class of one page
-//! lies on one node, and one of nine pages on eight nodes is uneven, as on a real host.
+//! A class has consecutive guest frames, in the order of touch, a program's above 4 GiB if they fit there: where pages are
+//! dealt out in turn, a class of one page lies on one node, and one of nine pages on eight nodes is uneven, as on a real host.
 //!
 //! A VM whose memory was allocated when it was created has a *free list*: pages that are on a node and that no region has
 //! touched yet.
@@ -23,9 +23,10 @@
 
 use homenode_units::{Bytes, divide_proportionally};
 
+use super::autonuma::By;
 use super::view::View;
 use crate::chance::Chance;
-use crate::hypervisor::memory::Turns;
+use crate::hypervisor::memory::{Turns, WhenFull};
 use crate::workload::{Program, RegionKind, Threads};
 
 /// Who uses a region.
@@ -125,6 +126,8 @@ pub(crate) struct VmMemory {
     pub view: View,
     /// Which node is whose turn, where pages are dealt out by guest frame.
     pub turns: Option<Turns>,
+    /// Where the host puts a page whose node is full.
+    pub when_full: WhenFull,
     /// Pages that the host has given it and no region has touched, by node.
     pub free_list: Vec<u64>,
     /// Home nodes, once set.
@@ -166,6 +169,7 @@ impl VmMemory {
             stale: true,
             view,
             turns: None,
+            when_full: WhenFull::default(),
             free_list: vec![0; nodes],
             home: None,
             next_home: 0,
@@ -222,6 +226,26 @@ impl VmMemory {
         (memory, boots, starts)
     }
 
+    /// The program's pages are those from this frame on, if that many are there: Linux gives out memory above 4 GiB first.
+    pub fn lie_from(&mut self, frame: u64, frames: u64) {
+        let kernel = self.regions[0]
+            .classes
+            .iter()
+            .map(|class| class.pages_planned)
+            .sum::<u64>();
+        let needed = self.needed(Needs::Program) - kernel;
+        if frame < kernel || frame + needed > frames {
+            return;
+        }
+        let of_program = self
+            .regions
+            .iter_mut()
+            .filter(|region| region.users != Users::Kernel);
+        for class in of_program.flat_map(|region| &mut region.classes) {
+            class.first_frame += frame - kernel;
+        }
+    }
+
     /// How pages of a region that are touched now fall on its classes: evenly, since threads touch parts of each.
     pub fn by_class(&self, region: usize, pages: u64) -> Vec<u64> {
         let room: Vec<u64> = self.regions[region]
@@ -270,8 +294,8 @@ impl VmMemory {
         self.program_classes().map(class_use).collect()
     }
 
-    /// The guest moves pages of a class, by its number among the program's.
-    pub fn move_class(&mut self, class: usize, from: usize, to: usize, pages: u64) {
+    /// A kernel moves pages of a class, by its number among the program's.
+    pub fn move_class(&mut self, by: By, class: usize, from: usize, to: usize, pages: u64) {
         let of_program = self
             .regions
             .iter_mut()
@@ -280,13 +304,26 @@ impl VmMemory {
         let class = classes.nth(class).expect("numbered by class_uses");
         class.on[from] -= pages;
         class.on[to] += pages;
-        self.view.moved(from, to, pages);
+        if by == By::Guest {
+            self.view.moved(from, to, pages);
+        }
         self.stale = true;
     }
 
-    /// Whether the guest's kernel may move pages by itself: not where the program said where they belong.
-    pub fn movable_by_guest(&self) -> bool {
-        self.turns.is_none() && (self.view != View::Truth || self.home.is_none())
+    /// Whether a kernel may move pages by itself: not where it was told where they belong.
+    pub fn movable_by(&self, by: By) -> bool {
+        match by {
+            By::Guest => self.turns.is_none() && (self.view != View::Truth || self.home.is_none()),
+            By::Host => self.home.is_none(),
+        }
+    }
+
+    /// Pages that a kernel has left on a node, as far as it limits them.
+    pub fn room_for(&self, by: By, node: usize) -> u64 {
+        match by {
+            By::Guest => self.view.room(node),
+            By::Host => u64::MAX,
+        }
     }
 
     /// Pages by node, over all regions and the free list.

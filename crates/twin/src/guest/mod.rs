@@ -27,6 +27,9 @@ pub(crate) const HOUSEKEEPING_PERIOD: Ns = Ns::from_millis(100);
 /// … and runs so long.
 pub(crate) const HOUSEKEEPING_RUN: Ns = Ns(40_000);
 
+/// Where Linux's normal memory begins, which it gives out first.
+pub(crate) const HIGH_MEMORY: Bytes = Bytes::from_gib(4);
+
 /// Memory that a booted guest has touched before any program runs: a 64th of its memory, between 64 and 256 MiB
 /// (estimate from small Linux guests).
 pub(crate) fn boot_footprint(memory: Bytes) -> Bytes {

@@ -20,14 +20,15 @@
 //! what an interrupt costs its receiver; locks; page cache.
 
 use homenode_host::CpuQuota;
-use homenode_units::{Bytes, MemoryPolicy, Ns, VmId};
+use homenode_units::{Bytes, MemoryPolicy, Ns, Placing, VmId};
 
-use super::autonuma::Autonuma;
+use super::autonuma::{Autonuma, By};
 use super::memory::{Touch, VmMemory};
 use super::thread::{Doing, Thread};
 use super::view::View;
-use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
+use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use crate::chance::Chance;
+use crate::hypervisor::memory::WhenFull;
 use crate::hypervisor::page_uses::Sampling;
 use crate::scenario::{AfterProgram, Allocation, Hypervisor, VmSpec};
 use crate::workload::{Program, Threads, Waiting, Workload};
@@ -88,6 +89,9 @@ pub(crate) struct Vm {
     pub memory: VmMemory,
     /// Its kernel's own page mover, if it has one.
     pub autonuma: Option<Autonuma>,
+    /// The host's, if its memory policy says so, and how often that was begun.
+    pub host_autonuma: Option<Autonuma>,
+    pub host_scans: u32,
     /// Who uses its pages, while somebody wants to know.
     pub sampling: Option<Sampling>,
     /// How often that was begun.
@@ -126,13 +130,17 @@ impl Vm {
     ) -> Vm {
         let vcpus = usize::from(spec.vcpus);
         let boot = boot_footprint(spec.memory);
-        let (memory, boots, starts) = VmMemory::new(
+        let (mut memory, boots, starts) = VmMemory::new(
             nodes,
             vcpus,
             boot,
             workload.program.as_ref(),
             View::of(spec, hypervisor),
         );
+        memory.lie_from(HIGH_MEMORY.to_pages().0, spec.memory.to_pages().0);
+        if hypervisor == Hypervisor::Xen && spec.memory_policy.placing == Placing::FirstTouch {
+            memory.when_full = WhenFull::InTurn;
+        }
         let threads = (0..vcpus)
             .map(|thread| Thread::new(memory.shared_share(thread)))
             .collect();
@@ -164,6 +172,8 @@ impl Vm {
             ended: None,
             threads,
             memory,
+            host_autonuma: None,
+            host_scans: 0,
             sampling: None,
             samplings: 0,
             pages_moved: 0,
@@ -184,6 +194,14 @@ impl Vm {
         }
     }
 
+    /// Its own kernel's page mover, or the host's.
+    pub fn autonuma_by(&self, by: By) -> Option<&Autonuma> {
+        match by {
+            By::Guest => self.autonuma.as_ref(),
+            By::Host => self.host_autonuma.as_ref(),
+        }
+    }
+
     /// Whether it is on the host.
     pub fn present(&self) -> bool {
         !matches!(self.stage, Stage::Absent | Stage::Gone)
@@ -198,11 +216,13 @@ impl Vm {
     pub fn counts_on(&mut self, earlier: &Vm) {
         self.life = earlier.life + 1;
         if let (Some(autonuma), Some(earlier)) = (&mut self.autonuma, &earlier.autonuma) {
+            autonuma.number = earlier.number + 1;
             autonuma.pages_moved = earlier.pages_moved;
             autonuma.scan_ns = earlier.scan_ns;
         }
         self.pages_moved = earlier.pages_moved;
         self.samplings = earlier.samplings;
+        self.host_scans = earlier.host_scans;
         self.accesses.clone_from(&earlier.accesses);
         self.accesses_local = earlier.accesses_local;
         self.accesses_remote = earlier.accesses_remote;

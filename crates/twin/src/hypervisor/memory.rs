@@ -3,29 +3,72 @@
 //! # Model
 //!
 //! - *First-touch* (Linux's default policy): a page goes to the node that its guest wants it on (a guest without
-//!   virtual nodes: that of the CPU that touches it), or to the nearest with a free page.
+//!   virtual nodes: that of the CPU that touches it), or to the nearest with a free page. A hypervisor's own first-touch
+//!   (Xen's, or set while the VM runs) deals such pages out in turn instead (seed 004, section 3.1).
 //! - *Round-4K and round-1G* (seed 004, sections 3.2 and 3.3): when the VM is created all of its guest frames are dealt
-//!   out to the nodes in turn, page by page or GiB by GiB, beginning with the node that has the most free memory; a node
-//!   without a whole GiB left is passed over, and what no node has a whole GiB for is dealt page by page. Regions then
-//!   take those pages as they are touched, each class of pages consecutive guest frames.
+//!   out to the home nodes in turn, page by page or GiB by GiB, beginning with the node that has the most free memory; then
+//!   to other nodes. A node without a whole GiB left is passed over; what no node has a whole GiB for is dealt by 2 MiB, and
+//!   what none has 2 MiB for page by page. The first and the last GiB of a VM's frames hold the BIOS and devices and are
+//!   never whole: they are dealt by 2 MiB. Regions then take those pages as they are touched, each class of pages
+//!   consecutive guest frames.
 //! - *Interleave in the guest* deals in the same way over the nodes that the guest knows, when pages are touched.
-//! - *A home* (`mbind`, an operator's nodes) wins over all of these: the guest's or the turn's node counts where it is a
-//!   home node; other pages are dealt out evenly over home nodes as far as they have room, then as without. Pages that
-//!   a VM has and has not touched are exchanged for pages of the home.
+//! - *A home* (`mbind`, an operator's nodes) wins over all of these: the guest's, the turn's or the hypervisor's node counts
+//!   where it is a home node; other pages are dealt out evenly over home nodes as far as they have room, then as without.
+//!   Pages that a VM has and has not touched are exchanged for pages of the home.
 //!
 //! # Left out
 //!
-//! Page cache, watermarks and reclaim, huge pages; fragmentation, which makes round-1G fall back to smaller pieces, also
-//! in the first and last GiB of a VM; Xen's choice of home nodes for a VM; the time that creating a VM takes, and that a
-//! first touch of a page that the VM has already is cheaper; the host's own memory (node sizes in presets are what the
-//! machine has, not what a booted kernel leaves).
+//! Page cache, watermarks and reclaim, huge pages; fragmentation of the host's own memory: whatever is free on a node is in
+//! one piece; Xen's choice of home nodes for a VM; the time that creating a VM takes, and that a first touch of a page that
+//! the VM has already is cheaper; the host's own memory (node sizes in presets are what the machine has, not what a booted
+//! kernel leaves).
 
 use crate::guest::VmMemory;
 use crate::guest::memory::spread;
 use crate::hardware::Topology;
 
-/// Pages of a GiB.
-pub(crate) const GIB_PAGES: u64 = 1 << 18;
+/// Pages of a GiB, and of 2 MiB.
+const GIB_PAGES: u64 = 1 << 18;
+const LARGE_PAGES: u64 = 1 << 9;
+
+/// By which pieces a VM's memory is dealt out when it is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pieces {
+    Small,
+    /// GiBs, where frames and nodes have whole ones.
+    Gibs,
+}
+
+impl Pieces {
+    /// Stretches of a VM's frames, each with the pieces to try, largest first.
+    fn stretches(self, pages: u64) -> Vec<(u64, &'static [u64])> {
+        if self == Pieces::Small {
+            return vec![(pages, &[1])];
+        }
+        let first = pages.min(GIB_PAGES);
+        let rest = pages - first;
+        // The last GiB may be less than one.
+        let last = if rest > 0 { (rest - 1) % GIB_PAGES + 1 } else { 0 };
+        let large = |pages: u64| {
+            let odd = pages % LARGE_PAGES;
+            [(pages - odd, &[LARGE_PAGES, 1][..]), (odd, &[1][..])]
+        };
+        let [first, first_odd] = large(first);
+        let [last, last_odd] = large(last);
+        let whole = (rest - last.0 - last_odd.0, &[GIB_PAGES, LARGE_PAGES, 1][..]);
+        vec![first, first_odd, whole, last, last_odd]
+    }
+}
+
+/// Where a page goes whose node is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum WhenFull {
+    /// To the nearest node with room: Linux.
+    #[default]
+    Nearest,
+    /// To the others in turn: a hypervisor's own first-touch, which also keeps a page that is touched on a home node there.
+    InTurn,
+}
 
 /// A page's first touch.
 #[derive(Clone, Copy, Debug)]
@@ -123,14 +166,21 @@ impl HostMemory {
             .collect()
     }
 
-    /// Gives a VM that is created all of its pages, `turn` by `turn`. The scenario was checked to fit.
-    pub fn create(&mut self, vm: &mut VmMemory, pages: u64, turn: u64) {
+    /// Gives a VM that is created all of its pages in such pieces. The scenario was checked to fit.
+    pub fn create(&mut self, vm: &mut VmMemory, pages: u64, pieces: Pieces) {
         let mut stretches = Vec::new();
+        for (pages, turns) in pieces.stretches(pages) {
+            self.deal_out(vm, pages, turns, &mut stretches);
+        }
+        vm.turns = Some(Turns(stretches));
+    }
+
+    fn deal_out(&mut self, vm: &mut VmMemory, pages: u64, turns: &[u64], stretches: &mut Vec<Stretch>) {
         let mut left = pages;
         let all = self.nodes();
         let home = vm.home.clone().unwrap_or_default();
         for nodes in [home, all] {
-            for turn in [turn, 1] {
+            for turn in turns.iter().copied() {
                 while left > 0 {
                     let mut open: Vec<usize> = nodes
                         .iter()
@@ -163,7 +213,6 @@ impl HostMemory {
             left == 0,
             "the host ran out of memory though the scenario fits: {left} of {pages} pages have no room"
         );
-        vm.turns = Some(Turns(stretches));
     }
 
     /// Gives a VM `pages` pages of a region that are touched for the first time, and adds them to `placed` by the node
@@ -210,7 +259,8 @@ impl HostMemory {
     ) -> u64 {
         let Some(home) = vm.home.take() else { return pages };
         let mut left = pages;
-        if home.contains(&node) && (vm.turns.is_some() || vm.view.chooses()) {
+        let local = vm.turns.is_some() || vm.view.chooses() || vm.when_full == WhenFull::InTurn;
+        if home.contains(&node) && local {
             let here = left.min(self.free[node] + vm.free_list[node]);
             self.exchange(vm, node, here);
             lay(vm, node, here);
@@ -254,6 +304,28 @@ impl HostMemory {
         lay: &mut impl FnMut(&mut VmMemory, usize, u64),
     ) {
         let mut left = pages;
+        if vm.when_full == WhenFull::InTurn
+            && let Some((own, others)) = near.split_first()
+        {
+            let here = left.min(self.free[*own] + vm.free_list[*own]);
+            if here > 0 {
+                self.exchange(vm, *own, here);
+                lay(vm, *own, here);
+                left -= here;
+            }
+            for (at, room) in self.room.iter_mut().enumerate() {
+                *room = self.free[at] + vm.free_list[at];
+            }
+            let mut others = others.to_vec();
+            others.sort_unstable();
+            let mut next = vm.next_home;
+            for (node, here) in spread(left, &others, &mut next, &mut self.room) {
+                self.exchange(vm, node, here);
+                lay(vm, node, here);
+                left -= here;
+            }
+            vm.next_home = next;
+        }
         for node in near {
             let here = left.min(vm.free_list[*node]);
             vm.free_list[*node] -= here;
@@ -291,11 +363,11 @@ mod tests {
     use homenode_units::Bytes;
     use proptest::prelude::*;
 
-    fn created(free: &[u64], pages: u64, turn: u64, home: Option<Vec<usize>>) -> (HostMemory, VmMemory) {
+    fn created(free: &[u64], pages: u64, pieces: Pieces, home: Option<Vec<usize>>) -> (HostMemory, VmMemory) {
         let mut host = HostMemory::new(free.to_vec());
         let (mut vm, ..) = VmMemory::new(free.len(), 1, Bytes(4096), None, View::Blind);
         vm.home = home;
-        host.create(&mut vm, pages, turn);
+        host.create(&mut vm, pages, pieces);
         (host, vm)
     }
 
@@ -314,28 +386,94 @@ mod tests {
     }
 
     #[test]
-    fn a_gib_that_no_node_has_is_dealt_page_by_page() {
-        // 2.5 GiB over nodes of 2, 1 and 0.5 GiB (and a bit): a GiB to node 0, to node 1 and to node 0; then pages.
-        let half = GIB_PAGES / 2;
-        let (host, vm) = created(&[4 * half, 2 * half + 10, half], 6 * half + 20, GIB_PAGES, None);
-        assert_eq!(vm.free_list, [4 * half, 2 * half + 10, 10]);
-        assert_eq!(host.free, [0, 0, half - 10]);
+    fn the_first_and_the_last_gib_are_dealt_by_2_mib_and_what_is_less_by_pages() {
+        let gib = GIB_PAGES;
+        // Frames of 2.5 GiB and 3 pages: a GiB by 2 MiB, a whole one, half of one and 3 pages.
+        let stretches = Pieces::Gibs.stretches(5 * gib / 2 + 3);
+        let sizes: Vec<(u64, u64)> = stretches
+            .iter()
+            .map(|(pages, turns)| (*pages, turns[0]))
+            .collect();
+        assert_eq!(sizes, [(gib, 512), (0, 1), (gib, gib), (gib / 2, 512), (3, 1)]);
+        // Three whole GiBs in all: the last is one.
+        let of_3: Vec<u64> = Pieces::Gibs
+            .stretches(3 * gib)
+            .iter()
+            .map(|(pages, _)| *pages)
+            .collect();
+        assert_eq!(of_3, [gib, 0, gib, gib, 0]);
+        let (_, vm) = created(&[4 * gib, 4 * gib], 3 * gib, Pieces::Gibs, None);
+        assert_eq!(vm.free_list, [2 * gib, gib]);
+        let turns = vm.turns.as_ref().expect("it was created with all");
+        let mut counts = [0; 2];
+        turns.deal(gib, gib, &mut counts);
+        assert_eq!(counts, [gib, 0], "the second GiB is whole");
+        let mut counts = [0; 2];
+        turns.deal(512, 512, &mut counts);
+        assert_eq!(counts, [0, 512], "the second 2 MiB are on the second node");
+    }
+
+    #[test]
+    fn a_gib_that_no_node_has_is_dealt_by_2_mib_and_then_by_pages() {
+        let gib = GIB_PAGES;
+        // The first GiB takes half a GiB of each; the second finds none whole; the third takes what 2 MiB there are, then pages.
+        let free = [3 * gib / 2 - 1, 3 * gib / 2 + 1];
+        let (host, vm) = created(&free, 3 * gib, Pieces::Gibs, None);
+        assert_eq!(vm.free_list, free);
+        assert_eq!(host.free, [0, 0]);
+        let mut counts = [0; 2];
+        vm.turns
+            .expect("it was created with all")
+            .deal(gib, 512, &mut counts);
+        assert!(
+            counts == [512, 0] || counts == [0, 512],
+            "2 MiB are on one node: {counts:?}"
+        );
+    }
+
+    #[test]
+    fn first_touch_in_a_hypervisor_deals_in_turn_what_its_node_has_no_room_for() {
+        let machine = homenode_machine::preset("amd48").expect("a preset");
+        let (topology, _) = Topology::new(&machine).expect("it has timing figures");
+        let touched = |when_full| {
+            let mut host = HostMemory::new(vec![100; 8]);
+            let (mut vm, ..) = VmMemory::new(8, 1, Bytes(450 * 4096), None, View::Blind);
+            vm.when_full = when_full;
+            let mut placed = vec![0; 8];
+            host.touch(
+                &topology,
+                &mut vm,
+                0,
+                Toucher { vcpu: 0, node: 3 },
+                450,
+                &mut placed,
+            );
+            placed
+        };
+        assert_eq!(touched(WhenFull::InTurn), [50, 50, 50, 100, 50, 50, 50, 50]);
+        assert_eq!(
+            touched(WhenFull::Nearest)
+                .iter()
+                .filter(|pages| **pages == 100)
+                .count(),
+            4
+        );
     }
 
     #[test]
     fn a_home_gets_the_pages_until_it_is_full() {
-        let (_, vm) = created(&[100, 100, 100], 150, 1, Some(vec![1]));
+        let (_, vm) = created(&[100, 100, 100], 150, Pieces::Small, Some(vec![1]));
         assert_eq!(vm.free_list, [25, 100, 25]);
     }
 
     proptest! {
         #[test]
         fn what_is_dealt_in_parts_is_what_is_dealt_at_once(
-            turn in 1u64..5, parts in prop::collection::vec(0u64..40, 1..8), free in prop::collection::vec(40u64..200, 4..5),
+            parts in prop::collection::vec(0u64..40, 1..8), free in prop::collection::vec(40u64..200, 4..5),
         ) {
             let pages: u64 = parts.iter().sum();
             prop_assume!(pages <= free.iter().sum::<u64>());
-            let (host, vm) = created(&free, pages, turn, None);
+            let (host, vm) = created(&free, pages, Pieces::Small, None);
             let mut counts = vec![0; 4];
             let mut frame = 0;
             for part in parts {

@@ -25,6 +25,8 @@ pub(crate) const PAGE_MOVE_NS: f64 = 3000.0;
 /// What one migrated page costs each running vCPU of the VM: the shootdown takes it out of the guest, about 1500
 /// cycles (`facts/simulators.md`, 3.3 item 8: 1000 to 2000).
 pub(crate) const SHOOTDOWN_CYCLES: f64 = 1500.0;
+/// An exit from a guest and back, for a call or a fault that does nothing else (same source).
+pub(crate) const EXIT_CYCLES: f64 = 1500.0;
 
 /// Host daemons (seed 002: monitoring, libvirt, kernel threads): one per node, woken at random with this mean period …
 pub(crate) const DAEMON_PERIOD: Ns = Ns::from_millis(250);

@@ -463,12 +463,12 @@ impl VmSpec {
                 "use first-touch, or vnuma = \"none\"",
             );
         }
-        if self.memory_policy.migration == Migration::AutoNuma {
+        if native && self.memory_policy.migration == Migration::AutoNuma {
             return refuse(
                 "memory_policy",
                 "memory_policy = \"...+autonuma\"",
-                "is what no host of the twin's has",
-                "use carrefour",
+                "is a hypervisor's, and the scenario has hypervisor = \"native\"",
+                "set autonuma = true",
             );
         }
         let one_node = !native && self.vnuma == Vnuma::None;

@@ -20,6 +20,7 @@ builtin!(
     "churn",
     "move-memory",
     "native48",
+    "numa-policies",
     "overcommit",
     "permits",
     "phase-change",
