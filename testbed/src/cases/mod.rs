@@ -251,7 +251,7 @@ pub static ALL: &[Case] = &[
     case(
         "permit-held",
         Group::Counted,
-        420,
+        600,
         "a cache thrasher is held to its permit and its neighbour misses less, until the agent is killed",
         counted::permit_held,
     ),
