@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   scenario ──▶ engine ──┬── hardware     caches by occupancy, cores, controllers and links under load
-//!   machine  ──▶          ├── hypervisor   fair or credit scheduler, physical memory, page moves
+//!   machine  ──▶          ├── hypervisor   fair or credit scheduler, physical memory, page moves and uses
 //!   seed     ──▶          ├── io           devices: queues, latencies, DMA
 //!                         └── guest        VMs: threads, barriers, regions as counts of pages per node, AutoNUMA
 //! ```
@@ -32,10 +32,12 @@ pub mod scenario;
 pub mod schema;
 pub mod workload;
 
-pub use report::{EventReport, EventResult, LinkReport, NodeReport, PermitReport, TwinReport, VmReport};
+pub use report::{
+    EventReport, EventResult, LinkReport, NodeReport, PermitReport, ReleaseReport, TwinReport, VmReport,
+};
 pub use scenario::{
     AfterProgram, Allocation, ArrivalOrder, Attribution, Enforcer, EventAction, EventSpec, Hypervisor,
-    PageSize, Pinning, Scenario, TwinError, VmSpec, Vnuma,
+    PageSize, Pinning, ReleaseCalls, Scenario, TwinError, VmSpec, Vnuma,
 };
 pub use workload::{Program, Waiting, Workload, WorkloadError};
 

@@ -111,6 +111,9 @@ pub struct VmReport {
     pub guest_scan_s: f64,
     /// Pages that the host moved for a policy.
     pub host_pages_moved: u64,
+    /// What came of pages that its guest released; absent where nobody is told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub releases: Option<ReleaseReport>,
     /// How often its vCPUs changed nodes.
     pub node_changes: u64,
     /// Time that its vCPUs were runnable and did not run, in seconds, summed over them.
@@ -120,6 +123,20 @@ pub struct VmReport {
     /// What it booked and what it did; absent where it booked nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit: Option<PermitReport>,
+}
+
+/// Pages that a guest released, since the start.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ReleaseReport {
+    /// How many.
+    pub released: u64,
+    /// Of these, how many the hypervisor made invalid.
+    pub invalidated: u64,
+    /// Time of calls and of sending queues, and of making pages invalid, in seconds, summed over vCPUs; waiting for locks is in
+    /// neither.
+    pub sending_s: f64,
+    /// See [`ReleaseReport::sending_s`].
+    pub invalidating_s: f64,
 }
 
 /// A VM's permit.
@@ -388,6 +405,12 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
         guest_pages_moved: counts.guest_pages_moved,
         guest_scan_s: counts.guest_scan_ns / 1e9,
         host_pages_moved: counts.host_pages_moved,
+        releases: vm.releases.as_ref().map(|releases| ReleaseReport {
+            released: releases.counts.released,
+            invalidated: releases.counts.invalidated,
+            sending_s: releases.counts.sending_ns / 1e9,
+            invalidating_s: releases.counts.invalidating_ns / 1e9,
+        }),
         node_changes: counts.node_changes,
         waiting_s: counts.waiting_ns as f64 / 1e9,
         io_bytes: counts.io_bytes as u64,

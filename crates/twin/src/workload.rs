@@ -74,6 +74,9 @@ pub struct Program {
     /// to another CPU.
     #[serde(default)]
     pub wakeups_per_m_instructions: f64,
+    /// Pages that a thread gives back to its kernel and takes anew per million instructions.
+    #[serde(default)]
+    pub page_releases_per_m_instructions: f64,
     /// Address translation; absent where the TLB always holds what the program uses.
     #[serde(default)]
     pub translation: Option<Translation>,
@@ -385,6 +388,11 @@ impl Program {
         if !(0.0..=1e5).contains(&wakeups) {
             let key = "wakeups_per_m_instructions".to_owned();
             return Err(Wrong::Figure(key, wakeups, "it must lie between 0 and 100000"));
+        }
+        let releases = self.page_releases_per_m_instructions;
+        if !(0.0..=1e4).contains(&releases) {
+            let key = "page_releases_per_m_instructions".to_owned();
+            return Err(Wrong::Figure(key, releases, "it must lie between 0 and 10000"));
         }
         if let Some(translation) = &self.translation {
             let accesses = translation.accesses_per_kilo_instruction;

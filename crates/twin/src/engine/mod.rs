@@ -27,6 +27,7 @@ mod io;
 mod moves;
 mod permits;
 mod placing;
+mod releases;
 mod speed;
 
 use std::cmp::Reverse;
@@ -38,6 +39,7 @@ use homenode_units::Ns;
 
 pub(crate) use events::Script;
 pub(crate) use moves::Alike;
+pub(crate) use releases::Releases;
 
 use crate::chance::Chance;
 use crate::guest::autonuma::By;
@@ -96,6 +98,12 @@ enum Timer {
         vm: usize,
         /// Which of the VM's samplings it belongs to.
         number: u32,
+    },
+    /// Pages that a VM's guest has released are placed anew.
+    Releases {
+        vm: usize,
+        /// Which life of the VM it belongs to.
+        life: u32,
     },
     /// The host's permits are settled.
     Permits,
@@ -239,6 +247,8 @@ pub(crate) struct Engine {
     settled: Ns,
     /// What an interrupt to another CPU costs under this hypervisor.
     ipi_ns: f64,
+    /// What a lock costs that changes hands: a line from another node, all alike.
+    handoff_ns: f64,
     epoch_end: Ns,
     /// When each cache is brought up to date.
     cadences: Vec<Cadence>,
@@ -343,6 +353,7 @@ impl Engine {
                 Hypervisor::Native => hardware.ipi.native_ns,
                 Hypervisor::Kvm | Hypervisor::Xen => hardware.ipi.virtual_ns,
             },
+            handoff_ns: 0.0,
             epoch_end: epoch,
             cadences: vec![
                 Cadence {
@@ -373,6 +384,9 @@ impl Engine {
                 engine.set_timer(arrival, Timer::Arrival(vm));
             }
         }
+        let pairs = (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to)));
+        let lines = pairs.map(|(from, to)| engine.fabric.latency_between(from, to));
+        engine.handoff_ns = lines.sum::<f64>() / (nodes * nodes) as f64;
         engine.set_events();
         engine.start_daemons();
         engine.set_permit_tick();
@@ -495,6 +509,7 @@ impl Engine {
             }
             Timer::Served { vm, thread, life } => self.served(vm, thread, life),
             Timer::Sampling { vm, number } => self.sampled(vm, number),
+            Timer::Releases { vm, life } => self.place_released(vm, life),
             Timer::Permits => self.permit_tick(),
         }
     }
@@ -551,6 +566,7 @@ impl Engine {
         if next == Next::Start {
             self.start_scanning(vm, By::Guest);
             self.start_scanning(vm, By::Host);
+            self.start_releases(vm);
         }
         // Wake-ups come from the CPU of the thread that released the others: while it still runs there.
         if matches!(next, Next::Start | Next::Release | Next::End) {

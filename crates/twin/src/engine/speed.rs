@@ -121,7 +121,8 @@ impl Engine {
                 let latency = self
                     .fabric
                     .latency_ns(self.topology.cpus[cpu].node, owner.memory.weights(thread));
-                cost.ns_per_instruction(self.clock_ghz, latency)
+                let ns = cost.ns_per_instruction(self.clock_ghz, latency);
+                ns + self.release_ns(vm, ns)
             }
             Doing::Touching { ns_per_page, .. } => ns_per_page,
             Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning | Doing::WaitingForIo => {

@@ -19,7 +19,7 @@
 //! # Left out
 //!
 //! Which page is which: a policy that picks single pages (Carrefour) picks so many of a class. Memory that the guest frees and
-//! uses again.
+//! another of its threads takes.
 
 use homenode_units::{Bytes, divide_proportionally};
 
@@ -244,6 +244,59 @@ impl VmMemory {
         for class in of_program.flat_map(|region| &mut region.classes) {
             class.first_frame += frame - kernel;
         }
+    }
+
+    /// Pages that the guest has touched.
+    pub fn touched(&self) -> u64 {
+        self.regions.iter().map(Region::touched).sum()
+    }
+
+    /// The guest has released pages of a thread, and the host takes back those that do not lie on `stay`: drawn evenly from
+    /// what is the thread's own, or from all that it uses where it has none. Gives (region, node, pages).
+    pub fn invalidate(
+        &mut self,
+        thread: usize,
+        stay: usize,
+        pages: u64,
+        chance: &mut Chance,
+    ) -> Vec<(usize, usize, u64)> {
+        let is_own = |region: &Region| region.users == Users::One(thread);
+        let has_own = self
+            .regions
+            .iter()
+            .any(|region| is_own(region) && region.touched() > 0);
+        let mine = |region: &Region| is_own(region) || !has_own && region.users == Users::All;
+        let mut rest: u64 = self
+            .regions
+            .iter()
+            .filter(|region| mine(region))
+            .map(Region::touched)
+            .sum();
+        let mut draws = pages.min(rest);
+        let mut taken = Vec::new();
+        for (at, region) in self
+            .regions
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, region)| mine(region))
+        {
+            for class in &mut region.classes {
+                for (node, on) in class.on.iter_mut().enumerate() {
+                    let drawn = chance.hypergeometric(rest, *on, draws);
+                    rest -= *on;
+                    draws -= drawn;
+                    if node != stay && drawn > 0 {
+                        *on -= drawn;
+                        taken.push((at, node, drawn));
+                    }
+                }
+            }
+        }
+        for (_, node, pages) in &taken {
+            self.view.give_back(*node, *pages);
+        }
+        self.stale |= !taken.is_empty();
+        taken
     }
 
     /// How pages of a region that are touched now fall on its classes: evenly, since threads touch parts of each.

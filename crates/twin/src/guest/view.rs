@@ -98,6 +98,13 @@ impl View {
         }
     }
 
+    /// Pages of a node are free again.
+    pub fn give_back(&mut self, node: usize, pages: u64) {
+        if let View::Virtual { room, .. } = self {
+            room[node] += pages;
+        }
+    }
+
     /// Takes pages of virtual nodes; what does not fit on the node that is wanted goes to the nearest with room.
     /// `wanted` is by node, `near` the nodes nearest to each first.
     pub fn take(&mut self, wanted: &mut [u64], near: &[Vec<usize>]) {

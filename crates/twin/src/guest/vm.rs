@@ -28,9 +28,10 @@ use super::thread::{Doing, Thread};
 use super::view::View;
 use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use crate::chance::Chance;
+use crate::engine::Releases;
 use crate::hypervisor::memory::WhenFull;
 use crate::hypervisor::page_uses::Sampling;
-use crate::scenario::{AfterProgram, Allocation, Hypervisor, VmSpec};
+use crate::scenario::{AfterProgram, Allocation, Hypervisor, ReleaseCalls, VmSpec};
 use crate::workload::{Program, Threads, Waiting, Workload};
 
 /// Where a VM is in its life.
@@ -92,6 +93,8 @@ pub(crate) struct Vm {
     /// The host's, if its memory policy says so, and how often that was begun.
     pub host_autonuma: Option<Autonuma>,
     pub host_scans: u32,
+    /// What its program releases, where somebody is told.
+    pub releases: Option<Releases>,
     /// Who uses its pages, while somebody wants to know.
     pub sampling: Option<Sampling>,
     /// How often that was begun.
@@ -150,6 +153,11 @@ impl Vm {
             Some(Threads::OnePerVcpu) => std::iter::once(0..vcpus).collect(),
             Some(Threads::Single) => std::iter::once(0..1).collect(),
         };
+        let rate = workload
+            .program
+            .as_ref()
+            .map_or(0.0, |program| program.page_releases_per_m_instructions / 1e6);
+        let releases = (rate > 0.0).then(|| Releases::new(spec.release_calls, rate, vcpus, seed, at));
         Vm {
             autonuma: spec.autonuma.then(|| {
                 let chance = Chance::labelled(seed, "autonuma", at);
@@ -172,6 +180,7 @@ impl Vm {
             ended: None,
             threads,
             memory,
+            releases: releases.filter(|_| spec.release_calls != ReleaseCalls::None),
             host_autonuma: None,
             host_scans: 0,
             sampling: None,
@@ -222,6 +231,9 @@ impl Vm {
         }
         self.pages_moved = earlier.pages_moved;
         self.samplings = earlier.samplings;
+        if let (Some(releases), Some(earlier)) = (&mut self.releases, &earlier.releases) {
+            releases.clone_from(earlier);
+        }
         self.host_scans = earlier.host_scans;
         self.accesses.clone_from(&earlier.accesses);
         self.accesses_local = earlier.accesses_local;

@@ -141,6 +141,9 @@ pub struct VmSpec {
     /// Whether its guest's kernel moves pages to the node that uses them (AutoNUMA); needs a guest that knows nodes.
     #[serde(default)]
     pub autonuma: bool,
+    /// How its guest tells the hypervisor of pages that it releases, so that first-touch places them anew.
+    #[serde(default)]
+    pub release_calls: ReleaseCalls,
     /// Scheduler weight against other VMs: Xen's scale, 256 is usual.
     #[serde(default = "usual_weight")]
     pub weight: u32,
@@ -213,6 +216,21 @@ pub enum Allocation {
     FirstTouch,
     /// In turn over all of them.
     Interleave,
+}
+
+/// How a guest tells its hypervisor of pages that it releases (seed 004, section 4.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReleaseCalls {
+    /// Not at all: a page that was touched once stays.
+    #[default]
+    None,
+    /// By a call per page that does nothing: what calls alone cost.
+    Empty,
+    /// By a call per page.
+    Each,
+    /// By queues of 32 operations, of which there are four.
+    Batched,
 }
 
 /// Who schedules vCPUs, and what virtualisation costs.
@@ -328,6 +346,7 @@ impl VmSpec {
             vnuma: Vnuma::None,
             allocation: Allocation::FirstTouch,
             autonuma: false,
+            release_calls: ReleaseCalls::None,
             weight: usual_weight(),
             waiting: None,
             cap_percent: None,
