@@ -14,9 +14,9 @@
 //! mean value analysis of so many customers with the program's own time between two visits, and the mean time that the lock is
 //! held (closed network, exponential times). A lock changes hands at the price of a line from another node.
 //!
-//! What it gives is not fitted: of the seed's wrmem on 48 CPUs, empty calls make it 2.1 times slower here and 3 times there, and 78 percent
-//! of the time of sent queues is invalidation here, 87.5 there. The seed names no lock around the single call, and no
-//! queue's length; its published guest sends 32 entries.
+//! What it gives is not fitted: empty calls make the seed's wrmem on 48 CPUs 2.1 times slower here and 3 times there, and
+//! 78 percent of the time of sent queues is invalidation here, 87.5 there. The seed names no lock around the single call, and
+//! no queue's length; its published guest sends 32 entries.
 //!
 //! Every 10 ms what a thread has released meanwhile is drawn evenly from the pages that are its own (of all that it uses,
 //! where it has none), and lies on the thread's node afterwards as far as there is room.
