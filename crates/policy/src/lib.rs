@@ -8,10 +8,11 @@
 //! | [`permits`] | how much may a VM pollute the cache, and has it? | seed 000, chapter 3 |
 //! | [`memory`] | how do a VM's pages lie on its home nodes, and who moves them? | seed 004, section 3 |
 //! | [`advisor`] | which memory policy suits a VM? | seed 004, sections 3.5 and 6 |
-//! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; DESIGN section 2 |
 //! | [`memory::carrefour`] | which pages belong to their users, and which spread? | seed 004, 3.4 |
 //! | [`page_queue`] | which pages has a guest released for good? | seed 004, 4.2.4 |
 //! | [`pace`] | how fast may a VM's pages move, given what it does to the VM? | DESIGN section 5 |
+//! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; seed 001, IV-B |
+//! | [`flip_pool`] | how many of a VM's pages may its I/O exchange with the driver domain? | seed 001, IV-A |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
@@ -19,6 +20,7 @@
 pub mod advisor;
 pub mod balance;
 pub mod demand;
+pub mod flip_pool;
 pub mod levers;
 pub mod memory;
 pub mod pace;

@@ -1,28 +1,50 @@
 //! Memory follows its VM home.
 //!
 //! # Problem
-//! Pages of a VM end up on other nodes than its home: the kernel scattered them before the VM had a home, or its home
-//! changed (seed 002, V.D: "the scheduler migrates the VM's corresponding memory pages to its new home"). Every access to
-//! them is remote. Moving pages costs bandwidth and stalls the VM, so it is done in budgets.
+//! Pages of a VM end up on other nodes than its home: the kernel scattered them before the VM had a home, its home
+//! changed (seed 002, V.D: "the scheduler migrates the VM's corresponding memory pages to its new home"), or its I/O
+//! exchanged them with a driver domain on another node (seed 001, IV-B). Every access to them is remote. Moving pages costs
+//! bandwidth and stalls the VM, so it is done in budgets; going home for a few pages at a time costs more than it gains, so
+//! it is begun when it is worth it.
 //!
 //! # Algorithm
-//! Each epoch: VMs with a home, movable memory and more than [`Config::outside_pages_max`] pages outside are served in
-//! order of most pages outside, each with at most [`Config::vm_pages_per_epoch`], all together with at most
-//! [`Config::host_pages_per_epoch`].
+//! Each epoch:
+//! 1. A VM with a home and more than [`Config::outside_pages_max`] pages outside sets out when [`Config::start`] says so: by
+//!    amount, when more than that lies outside; or periodically, when so long has passed since it set out last, or was first
+//!    seen. It is then on its way until no more than [`Config::outside_pages_max`] pages are outside.
+//! 2. VMs on their way whose memory can move are served in order of most pages outside, each with at most
+//!    [`Config::vm_pages_per_epoch`], all together with at most [`Config::host_pages_per_epoch`].
 //!
 //! # Properties
 //! - `budgets_hold_per_vm_and_host`
 //! - `a_vm_at_home_is_left_alone`
 //! - `memory_that_cannot_move_is_said_once`
+//! - `by_amount_all_goes_home_once_enough_is_away`
+//! - `periodically_all_goes_home_however_little_is_away`
+//!
+//! # Departures
+//! - Seed 001 starts at 500 MB or every 900 s, and moves what is remote at once. The default here starts at 1 MiB: on a host
+//!   whose kernel scatters pages they are moved soon after they were touched, before they cost much. A host with a driver
+//!   domain wants more, since what goes home is exchanged again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Action, Plan, View};
-use homenode_units::{Pages, VmId};
+use homenode_units::{Bytes, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "repatriate";
+
+/// When a VM's memory sets out for home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Start {
+    /// When more than this lies outside.
+    Amount(#[serde(with = "homenode_units::text")] Bytes),
+    /// Each time that so much has passed.
+    Period(#[serde(with = "homenode_units::text")] Ns),
+}
 
 /// What the operator may set. Pages are base pages of 4 KiB.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +52,8 @@ pub const POLICY: &str = "repatriate";
 pub struct Config {
     /// Fewer pages than this outside home are not worth a move.
     pub outside_pages_max: Pages,
+    /// When those of a VM set out.
+    pub start: Start,
     /// Budget of one VM per epoch.
     pub vm_pages_per_epoch: Pages,
     /// Budget of the host per epoch.
@@ -42,6 +66,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             outside_pages_max: Pages(256),
+            start: Start::Amount(Bytes::from_mib(1)),
             vm_pages_per_epoch: Pages(65_536),
             host_pages_per_epoch: Pages(131_072),
         }
@@ -52,12 +77,33 @@ impl Default for Config {
 #[derive(Clone, Debug, Default)]
 pub struct State {
     told: BTreeSet<VmId>,
+    /// VMs whose memory is on its way.
+    under_way: BTreeSet<VmId>,
+    /// When each VM's memory set out last, or was first seen.
+    since: BTreeMap<VmId, Ns>,
+}
+
+impl State {
+    /// Whether a VM's memory, of which more than a little is outside, is on its way now.
+    fn goes(&mut self, id: VmId, outside: Pages, start: Start, now: Ns) -> bool {
+        let since = *self.since.entry(id).or_insert(now);
+        let due = match start {
+            Start::Amount(most) => outside > most.to_pages(),
+            Start::Period(period) => now.0 - since.0 >= period.0,
+        };
+        if due && self.under_way.insert(id) {
+            self.since.insert(id, now);
+        }
+        self.under_way.contains(&id)
+    }
 }
 
 /// Moves what lies outside home, within the budgets.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.told.retain(|id| view.sample.vm(*id).is_some());
+    state.under_way.retain(|id| view.sample.vm(*id).is_some());
+    state.since.retain(|id, _| view.sample.vm(*id).is_some());
     let mut outside: Vec<_> = view
         .vms
         .iter()
@@ -65,7 +111,14 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         .filter_map(|vm| {
             let home = vm.home?;
             let pages = vm.sample.pages_outside(home)?;
-            (pages > config.outside_pages_max).then_some((pages, home, vm))
+            let id = vm.sample.id;
+            if pages <= config.outside_pages_max {
+                state.under_way.remove(&id);
+                state.since.entry(id).or_insert(view.sample.at);
+                return None;
+            }
+            let goes = state.goes(id, pages, config.start, view.sample.at);
+            goes.then_some((pages, home, vm))
         })
         .collect();
     outside.sort_by_key(|(pages, _, vm)| (std::cmp::Reverse(*pages), vm.sample.id));
@@ -128,6 +181,7 @@ mod tests {
             outside_pages_max: Pages(256),
             vm_pages_per_epoch: Pages(2_000),
             host_pages_per_epoch: Pages(4_500),
+            ..Config::default()
         };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
         // Most pages outside first: 3000 and 2000 are cut to the VM's budget, the third gets what the host has left.
@@ -168,5 +222,53 @@ mod tests {
         let second = scene.with_view(|view| plan(view, &Config::default(), &mut state));
         assert!(second.findings.is_empty());
         assert_eq!(scene.machine.nodes.keys().next(), Some(NodeId(0)));
+    }
+
+    /// What goes home in one epoch at a time, with so many pages outside.
+    fn going(config: &Config, state: &mut State, at_s: u64, outside: u64) -> u64 {
+        let mut scene = Scene::four_nodes(4);
+        scene.at = Ns::from_secs(at_s);
+        scene
+            .add_vm(1, 1, Bytes::from_gib(4), 0)
+            .home(0)
+            .pages(0, 100_000)
+            .pages(1, outside);
+        let plan = scene.with_view(|view| plan(view, config, state));
+        budgets(&plan).iter().map(|(_, pages)| pages.0).sum()
+    }
+
+    #[test]
+    fn by_amount_all_goes_home_once_enough_is_away() {
+        let config = Config {
+            start: Start::Amount(Pages(10_000).to_bytes()),
+            vm_pages_per_epoch: Pages(6_000),
+            ..Config::default()
+        };
+        let mut state = State::default();
+        let mut going = |at_s, outside| going(&config, &mut state, at_s, outside);
+        assert_eq!(going(10, 10_000), 0);
+        assert_eq!(going(11, 10_001), 6_000);
+        // On its way: less than the amount is away now, and goes too.
+        assert_eq!(going(12, 4_101), 4_101);
+        assert_eq!(going(13, 100), 0);
+        assert_eq!(going(14, 9_999), 0);
+    }
+
+    #[test]
+    fn periodically_all_goes_home_however_little_is_away() {
+        let config = Config {
+            start: Start::Period(Ns::from_secs(900)),
+            vm_pages_per_epoch: Pages(6_000),
+            ..Config::default()
+        };
+        let mut state = State::default();
+        let mut going = |at_s, outside| going(&config, &mut state, at_s, outside);
+        assert_eq!(going(100, 0), 0);
+        assert_eq!(going(999, 50_000), 0);
+        assert_eq!(going(1000, 7_000), 6_000);
+        assert_eq!(going(1001, 1_000), 1_000);
+        assert_eq!(going(1002, 0), 0);
+        assert_eq!(going(1899, 50_000), 0);
+        assert_eq!(going(1900, 257), 257);
     }
 }

@@ -1,0 +1,276 @@
+//! A pool of pages that a VM's network and disk may exchange with the driver domain, so that its programs' pages stay where
+//! they are.
+//!
+//! # Problem
+//! Page flipping hands a guest a page of the driver domain's node for each packet, and the guest frees it for any program to
+//! use: after hours of I/O a good part of a VM's memory is remote, and its guest does not know (seed 001, section III). A
+//! pool that nobody but the driver takes pages from or gives pages to bounds what can be remote, and keeps programs off it
+//! (section IV-A). A pool that is too small holds packets up; one that is too large is memory that programs cannot have.
+//!
+//! # Terms
+//! *Used*: pages of the pool that are on their way: posted in the ring for packets to come, or holding data that the guest
+//! has not yet copied out. *Size*: pages that the pool has.
+//!
+//! # Algorithm
+//! *Dynamic* (Algorithm 1): at each flip, if more than [`Config::grow_above_percent`] of the pool is used, add
+//! [`Config::step_percent`] of its size; if less than [`Config::shrink_below_percent`], remove as much. *Static*: the size
+//! stays what it is at the start, the most that any program needed in a calibration ([`calibrate`]).
+//!
+//! # Properties
+//! - `a_pool_that_is_used_as_it_should_is_left_alone`
+//! - `a_pool_that_shrinks_keeps_what_is_used`
+//! - `a_steady_use_is_settled_between_the_thresholds`
+//! - `a_pool_keeps_within_its_bounds`
+//! - `a_static_pool_stays_as_it_is`
+//!
+//! # Departures
+//! - Thresholds and step are configuration, 90, 20 and 10 percent unless set. Sets with which a step leads from beyond one
+//!   threshold to beyond the other are refused: such a pool would never come to rest.
+//! - A step is a whole number of pages, at least one, and a pool never grows beyond the limit that its caller gives
+//!   ("must be lower than the total memory of the VM").
+//! - Which pages a shrinking pool gives back is not said in the source. Whoever carries this out gives back pages that are
+//!   at home only, since a remote page given back is one that a program may get: a pool of remote pages keeps them.
+
+use homenode_units::{Bytes, Pages};
+use serde::{Deserialize, Serialize};
+
+/// Whether a pool's size follows its use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sizing {
+    /// It stays as calibrated.
+    Static,
+    /// It grows and shrinks.
+    #[default]
+    Dynamic,
+}
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Whether the size follows the use.
+    pub sizing: Sizing,
+    /// Size at the start, below the memory of the VM.
+    #[serde(with = "homenode_units::text")]
+    pub initial: Bytes,
+    /// A pool of which more than this is used grows: percent, at most 100.
+    pub grow_above_percent: u32,
+    /// A pool of which less than this is used shrinks: percent.
+    pub shrink_below_percent: u32,
+    /// By how much of its size it grows or shrinks at a flip: percent, 1 to 50.
+    pub step_percent: u32,
+}
+
+impl Default for Config {
+    /// Seed 001: Algorithm 1, and 500 MB as in section V-A.
+    fn default() -> Config {
+        Config {
+            sizing: Sizing::Dynamic,
+            initial: Bytes(500_000_000),
+            grow_above_percent: 90,
+            shrink_below_percent: 20,
+            step_percent: 10,
+        }
+    }
+}
+
+/// A pool that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the messages say it
+pub enum ConfigError {
+    #[error("initial is {initial}, less than a page; a ring needs some, such as `initial = \"500MB\"`")]
+    Empty { initial: Bytes },
+    #[error("initial is {initial}, and the VM has {memory} in all; leave most of it to its programs")]
+    BeyondVm { initial: Bytes, memory: Bytes },
+    #[error("grow_above_percent is {percent}; at most all of a pool is used, so let it be from 1 to 99")]
+    GrowAbove { percent: u32 },
+    #[error("step_percent is {percent}; let a pool grow and shrink by 1 to 50 percent")]
+    Step { percent: u32 },
+    #[error(
+        "shrink_below_percent is {shrink} and grow_above_percent {grow}: a step of {step} percent leads from one beyond the \
+         other, and the pool never comes to rest; let shrink_below_percent be at most {most}"
+    )]
+    NoRest {
+        shrink: u32,
+        grow: u32,
+        step: u32,
+        most: u32,
+    },
+}
+
+impl Config {
+    /// Refuses a pool that cannot be, for a VM of so much memory.
+    ///
+    /// # Errors
+    /// What is wrong, and what to set instead.
+    pub fn check(&self, memory: Bytes) -> Result<(), ConfigError> {
+        let (initial, step) = (self.initial, self.step_percent);
+        let (shrink, grow) = (self.shrink_below_percent, self.grow_above_percent);
+        if initial < Pages(1).to_bytes() {
+            return Err(ConfigError::Empty { initial });
+        }
+        if initial >= memory {
+            return Err(ConfigError::BeyondVm { initial, memory });
+        }
+        if !(1..=99).contains(&grow) {
+            return Err(ConfigError::GrowAbove { percent: grow });
+        }
+        if !(1..=50).contains(&step) {
+            return Err(ConfigError::Step { percent: step });
+        }
+        // Just above one threshold, a step on: the use must be on the right side of the other.
+        let most = (100 * grow / (100 + step)).min(grow * (100 - step) / 100);
+        if shrink > most {
+            return Err(ConfigError::NoRest {
+                shrink,
+                grow,
+                step,
+                most,
+            });
+        }
+        Ok(())
+    }
+
+    /// Size of a pool after a flip at which `used` of its `size` pages were in use; never above `most`.
+    pub fn after_flip(&self, size: Pages, used: Pages, most: Pages) -> Pages {
+        let step = Pages((size.0 * u64::from(self.step_percent) / 100).max(1));
+        let used_of = |percent: u32| (100 * used.0).cmp(&(size.0 * u64::from(percent)));
+        if self.sizing == Sizing::Static {
+            size
+        } else if used_of(self.grow_above_percent).is_gt() {
+            (size + step).min(most.max(size))
+        } else if used_of(self.shrink_below_percent).is_lt() {
+            Pages(size.0.saturating_sub(step.0).max(used.0).max(1))
+        } else {
+            size
+        }
+    }
+
+    /// The same after so many flips that all found `used` pages in use.
+    pub fn after_flips(&self, size: Pages, used: Pages, most: Pages, flips: u64) -> Pages {
+        let mut size = size;
+        for _ in 0..flips {
+            let next = self.after_flip(size, used, most);
+            if next == size {
+                break;
+            }
+            size = next;
+        }
+        size
+    }
+}
+
+/// Size of a static pool: the most pages that any of the programs that were tried needed at once.
+pub fn calibrate(needed: impl IntoIterator<Item = Pages>) -> Option<Pages> {
+    needed.into_iter().max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MOST: Pages = Pages(1 << 22);
+
+    fn configs() -> impl Strategy<Value = Config> {
+        let any = (1u32..100, 0u32..100, 1u32..51).prop_map(|(grow, shrink, step)| Config {
+            grow_above_percent: grow,
+            shrink_below_percent: shrink,
+            step_percent: step,
+            ..Config::default()
+        });
+        any.prop_filter("can be", |config| config.check(Bytes::from_gib(16)).is_ok())
+    }
+
+    #[test]
+    fn it_grows_and_shrinks_as_in_algorithm_1() {
+        let config = Config::default();
+        let after = |size, used| config.after_flip(Pages(size), Pages(used), MOST);
+        assert_eq!(after(1000, 901), Pages(1100));
+        assert_eq!(after(1000, 900), Pages(1000));
+        assert_eq!(after(1000, 200), Pages(1000));
+        assert_eq!(after(1000, 199), Pages(900));
+        // 1000, 900, 810, 729, 657: 140 used are 19 percent of the last but one and 21 of the last.
+        assert_eq!(config.after_flips(Pages(1000), Pages(140), MOST, 50), Pages(657));
+        assert_eq!(config.after_flips(Pages(1000), Pages(140), MOST, 2), Pages(810));
+    }
+
+    #[test]
+    fn pools_that_cannot_be_are_refused() {
+        let memory = Bytes::from_gib(1);
+        let with = |change: fn(&mut Config)| {
+            let mut config = Config::default();
+            change(&mut config);
+            config.check(memory)
+        };
+        assert_eq!(with(|_| {}), Ok(()));
+        let refused = [
+            with(|config| config.initial = Bytes(4095)),
+            with(|config| config.initial = Bytes::from_gib(1)),
+            with(|config| config.grow_above_percent = 100),
+            with(|config| config.step_percent = 0),
+            with(|config| config.shrink_below_percent = 95),
+            with(|config| config.shrink_below_percent = 82),
+        ];
+        let words = [
+            "less than a page",
+            "the VM has 1GiB",
+            "from 1 to 99",
+            "1 to 50",
+            "at most 81",
+            "at most 81",
+        ];
+        for (refused, word) in refused.into_iter().zip(words) {
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_static_pool_is_what_the_hungriest_program_needs() {
+        assert_eq!(calibrate([Pages(300), Pages(280), Pages(512)]), Some(Pages(512)));
+        assert_eq!(calibrate([]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_pool_that_is_used_as_it_should_is_left_alone(config in configs(), size in 1u64..1 << 20, share in 0.0f64..1.0) {
+            let (low, high) = (config.shrink_below_percent, config.grow_above_percent);
+            let percent = f64::from(low) + share * f64::from(high - low);
+            let used = (size as f64 * percent / 100.0) as u64;
+            prop_assume!(100 * used >= size * u64::from(low));
+            prop_assert_eq!(config.after_flip(Pages(size), Pages(used), MOST), Pages(size));
+        }
+
+        #[test]
+        fn a_pool_that_shrinks_keeps_what_is_used(config in configs(), size in 1u64..1 << 20, used in 0u64..1 << 20, flips in 0u64..300) {
+            let used = used.min(size);
+            prop_assert!(config.after_flips(Pages(size), Pages(used), MOST, flips) >= Pages(used));
+        }
+
+        #[test]
+        fn a_steady_use_is_settled_between_the_thresholds(config in configs(), size in 1u64..1 << 20, used in 1u64..1 << 18) {
+            let settled = config.after_flips(Pages(size), Pages(used), Pages(1 << 40), 100_000);
+            prop_assert_eq!(config.after_flip(settled, Pages(used), Pages(1 << 40)), settled);
+            // Where a page is more than a step the thresholds may lie between two sizes.
+            if used > 1000 {
+                let percent = 100.0 * used as f64 / settled.0 as f64;
+                prop_assert!(percent <= f64::from(config.grow_above_percent), "{} of {:?}", used, settled);
+                prop_assert!(percent >= f64::from(config.shrink_below_percent), "{} of {:?}", used, settled);
+            }
+        }
+
+        #[test]
+        fn a_pool_keeps_within_its_bounds(config in configs(), size in 1u64..1000, used in 0u64..10_000, most in 1000u64..2000, flips in 0u64..300) {
+            let after = config.after_flips(Pages(size), Pages(used.min(most)), Pages(most), flips);
+            prop_assert!(Pages(1) <= after && after <= Pages(most));
+        }
+
+        #[test]
+        fn a_static_pool_stays_as_it_is(config in configs(), size in 1u64..1 << 20, used in 0u64..1 << 20) {
+            let config = Config { sizing: Sizing::Static, ..config };
+            prop_assert_eq!(config.after_flip(Pages(size), Pages(used), MOST), Pages(size));
+        }
+    }
+}
