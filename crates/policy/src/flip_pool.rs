@@ -244,7 +244,9 @@ mod tests {
         }
 
         #[test]
-        fn a_pool_that_shrinks_keeps_what_is_used(config in configs(), size in 1u64..1 << 20, used in 0u64..1 << 20, flips in 0u64..300) {
+        fn a_pool_that_shrinks_keeps_what_is_used(
+            config in configs(), size in 1u64..1 << 20, used in 0u64..1 << 20, flips in 0u64..300,
+        ) {
             let used = used.min(size);
             prop_assert!(config.after_flips(Pages(size), Pages(used), MOST, flips) >= Pages(used));
         }
@@ -262,7 +264,9 @@ mod tests {
         }
 
         #[test]
-        fn a_pool_keeps_within_its_bounds(config in configs(), size in 1u64..1000, used in 0u64..10_000, most in 1000u64..2000, flips in 0u64..300) {
+        fn a_pool_keeps_within_its_bounds(
+            config in configs(), size in 1u64..1000, used in 0u64..10_000, most in 1000u64..2000, flips in 0u64..300,
+        ) {
             let after = config.after_flips(Pages(size), Pages(used.min(most)), Pages(most), flips);
             prop_assert!(Pages(1) <= after && after <= Pages(most));
         }
