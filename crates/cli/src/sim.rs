@@ -2,7 +2,7 @@
 
 use homenode_control::{Config, Policies};
 use homenode_twin::{EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
-use homenode_units::Ns;
+use homenode_units::{Ns, Pages};
 use serde::Serialize;
 
 use crate::args::SimArgs;
@@ -126,8 +126,10 @@ fn show(spec: &TwinSpec, trials: &[Trial], output: &mut Output) {
             vms(report),
             nodes(report)
         ));
-        if let Some(permits) = permits(report) {
-            output.line(&format!("\n{permits}"));
+        for more in [permits(report), programs(report), driver_domains(report)] {
+            if let Some(table) = more {
+                output.line(&format!("\n{table}"));
+            }
         }
         if !report.events.is_empty() {
             output.line("");
@@ -209,6 +211,62 @@ fn permits(report: &TwinReport) -> Option<String> {
         "used",
         "punished",
         "kept from running",
+    ];
+    (!rows.is_empty()).then(|| table(&header, rows).to_string())
+}
+
+/// Programs of VMs that run several, if there are any.
+fn programs(report: &TwinReport) -> Option<String> {
+    let seconds = |s: f64| format!("{s:.1}s");
+    let all = report
+        .vms
+        .iter()
+        .flat_map(|vm| vm.programs.iter().map(move |program| (vm, program)));
+    let rows: Vec<_> = all
+        .map(|(vm, program)| {
+            vec![
+                vm.name.clone(),
+                program.workload.clone(),
+                seconds(program.began_s),
+                or_dash(program.runtime_s, seconds),
+                Pages(program.pages_touched).to_bytes().to_string(),
+                Pages(program.pages_touched_away).to_bytes().to_string(),
+            ]
+        })
+        .collect();
+    let header = [
+        "VM",
+        "program",
+        "began",
+        "runtime",
+        "memory taken",
+        "away from home",
+    ];
+    (!rows.is_empty()).then(|| table(&header, rows).to_string())
+}
+
+/// VMs with a driver domain, if there are any.
+fn driver_domains(report: &TwinReport) -> Option<String> {
+    let with = report.vms.iter().filter_map(|vm| Some((vm, vm.driver_domain?)));
+    let rows: Vec<_> = with
+        .map(|(vm, domain)| {
+            vec![
+                vm.name.clone(),
+                domain.pages_flipped.to_string(),
+                domain.pages_copied.to_string(),
+                Pages(domain.pages_away).to_bytes().to_string(),
+                Pages(domain.pool_pages).to_bytes().to_string(),
+                format!("{:.1}s", domain.backend_s),
+            ]
+        })
+        .collect();
+    let header = [
+        "VM",
+        "pages flipped",
+        "pages copied",
+        "away from home",
+        "pool",
+        "driver domain's CPU",
     ];
     (!rows.is_empty()).then(|| table(&header, rows).to_string())
 }

@@ -33,11 +33,13 @@ pub mod schema;
 pub mod workload;
 
 pub use report::{
-    EventReport, EventResult, LinkReport, NodeReport, PermitReport, ReleaseReport, TwinReport, VmReport,
+    EventReport, EventResult, FlipReport, LinkReport, NodeReport, PermitReport, ProgramReport, ReleaseReport,
+    TwinReport, VmReport,
 };
 pub use scenario::{
-    AfterProgram, Allocation, ArrivalOrder, Attribution, Enforcer, EventAction, EventSpec, Hypervisor,
-    PageSize, Pinning, ReleaseCalls, Scenario, TwinError, VmSpec, Vnuma,
+    AfterProgram, Allocation, ArrivalOrder, Attribution, Backend, Enforcer, EventAction, EventSpec,
+    Hypervisor, NextProgram, PageSize, Pinning, PoolSpec, ReleaseCalls, Scenario, Transfer, TwinError,
+    VmSpec, Vnuma,
 };
 pub use workload::{Program, Waiting, Workload, WorkloadError};
 

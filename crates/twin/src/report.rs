@@ -92,9 +92,12 @@ pub struct VmReport {
     pub workload: String,
     /// When it was started; `None` if that is still to come.
     pub arrival_s: Option<f64>,
-    /// How long its program ran, from its first page touched to its end, whatever the mark; `None` while it runs, and
+    /// How long its last program ran, from its first page touched to its end, whatever the mark; `None` while it runs, and
     /// for idle VMs.
     pub runtime_s: Option<f64>,
+    /// Its programs so far, where it runs several, whatever the mark.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<ProgramReport>,
     /// Instructions of its program, in thousand millions, over all vCPUs.
     pub instructions_g: f64,
     /// LLC misses over references, in [0, 1].
@@ -120,6 +123,9 @@ pub struct VmReport {
     pub waiting_s: f64,
     /// Bytes that its program asked devices for; what is still on its way is among them.
     pub io_bytes: u64,
+    /// What its I/O did to its pages, whatever the mark; absent where it has no driver domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver_domain: Option<FlipReport>,
     /// What it booked and what it did; absent where it booked nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit: Option<PermitReport>,
@@ -137,6 +143,38 @@ pub struct ReleaseReport {
     pub sending_s: f64,
     /// See [`ReleaseReport::sending_s`].
     pub invalidating_s: f64,
+}
+
+/// One of several programs of a VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProgramReport {
+    /// Workload.
+    pub workload: String,
+    /// When it began.
+    pub began_s: f64,
+    /// How long it ran; `None` while it does.
+    pub runtime_s: Option<f64>,
+    /// Pages that it took.
+    pub pages_touched: u64,
+    /// Those of them that lay outside the VM's home when it took them.
+    pub pages_touched_away: u64,
+}
+
+/// A VM's I/O through a driver domain.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct FlipReport {
+    /// Pages that were exchanged.
+    pub pages_flipped: u64,
+    /// Pages that were copied.
+    pub pages_copied: u64,
+    /// CPU time that the driver domain owed for it, in seconds: exchanges, copies, pages brought home.
+    pub backend_s: f64,
+    /// Pages of the VM outside its home now.
+    pub pages_away: u64,
+    /// Pages of its pool now; 0 where it has none.
+    pub pool_pages: u64,
+    /// Most pages that were posted or under way at once.
+    pub pages_used_max: u64,
 }
 
 /// A VM's permit.
@@ -397,6 +435,19 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
             .started
             .zip(vm.ended)
             .map(|(from, to)| Ns(to.0 - from.0).as_secs_f64()),
+        programs: if vm.ran.is_empty() && vm.then.is_empty() {
+            Vec::new()
+        } else {
+            vm.ran.iter().cloned().chain(vm.program_report()).collect()
+        },
+        driver_domain: vm.channel.as_ref().map(|channel| FlipReport {
+            pages_flipped: channel.flipped,
+            pages_copied: channel.copied,
+            backend_s: channel.backend_ns / 1e9,
+            pages_away: vm.memory.pages_away(),
+            pool_pages: vm.memory.pool_pages(),
+            pages_used_max: channel.used_max,
+        }),
         instructions_g: counts.instructions / 1e9,
         llc_miss_rate: ratio(counts.misses, counts.references),
         local_access_ratio: ratio(counts.local, counts.by_node.iter().sum()),

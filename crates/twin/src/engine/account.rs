@@ -3,7 +3,7 @@
 use homenode_units::PAGE_BYTES;
 
 use super::{Engine, Owner};
-use crate::guest::Doing;
+use crate::guest::{Doing, Stage};
 use crate::hypervisor::memory::Toucher;
 
 impl Engine {
@@ -89,14 +89,24 @@ impl Engine {
         let node = self.topology.cpus[cpu].node;
         let by = Toucher { vcpu, node };
         self.placed.fill(0);
+        let owner = &mut self.vms[vm];
+        let pages = if owner.memory.owns_frames {
+            let memory = &mut owner.memory;
+            memory.touch_own(region, pages, &mut self.placed, &mut self.chance)
+        } else {
+            pages
+        };
         self.memory.touch(
             &self.topology,
-            &mut self.vms[vm].memory,
+            &mut owner.memory,
             region,
             by,
             pages,
             &mut self.placed,
         );
+        if owner.stage == Stage::Program {
+            owner.count_touched(&self.placed);
+        }
         // Zeroing writes each page once.
         for (at, pages) in self.placed.iter().enumerate().filter(|(_, pages)| **pages > 0) {
             let bytes = (pages * PAGE_BYTES) as f64;

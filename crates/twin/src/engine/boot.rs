@@ -11,6 +11,14 @@ impl Engine {
     /// Gives a VM that is created the memory that it gets at once.
     pub(super) fn create_memory(&mut self, vm: usize) {
         let vm = &mut self.vms[vm];
+        let pages = vm.memory_bytes.to_pages().0;
+        if vm.memory.owns_frames {
+            self.memory.own(&self.topology, &mut vm.memory, pages);
+            if let Some(size) = vm.pool_at_start() {
+                vm.memory.size_pool(size, &mut self.chance);
+            }
+            return;
+        }
         let pieces = match vm.memory_policy.placing {
             Placing::FirstTouch => return,
             // Linux has no pages of a process that nobody has touched: it deals them out when they are.
@@ -18,8 +26,7 @@ impl Engine {
             Placing::Round4k => Pieces::Small,
             Placing::Round1g => Pieces::Gibs,
         };
-        self.memory
-            .create(&mut vm.memory, vm.memory_bytes.to_pages().0, pieces);
+        self.memory.create(&mut vm.memory, pages, pieces);
     }
 
     /// Shows a guest that boots the nodes that its vCPUs are on.

@@ -190,6 +190,7 @@ impl Engine {
                 let (mut fresh, allowed) = self.script.fresh[vm].clone().expect("an event starts it");
                 fresh.counts_on(&self.vms[vm]);
                 self.vms[vm] = fresh;
+                self.fit_program(vm);
                 for (thread, allowed) in allowed.into_iter().enumerate() {
                     let task = self.vms[vm].first_vcpu + thread;
                     self.scheduler.set_affinity(task, allowed, self.now);
@@ -257,7 +258,7 @@ impl Engine {
             });
             let memory = &mut self.vms[work.vm].memory;
             let done = memory.migrate(&from, &work.to, budget, &mut self.memory.free, &mut self.chance);
-            self.count_copies(work.vm, &done, slice.max(1.0));
+            self.count_copies(work.vm, &done, page_ns, slice.max(1.0));
             let count: u64 = done.iter().map(|(_, _, pages)| pages).sum();
             work.over = count < budget;
             count

@@ -4,14 +4,21 @@
 use super::{Engine, Timer};
 use crate::guest::vm::Next;
 use crate::guest::{Doing, Vm};
+use crate::io::flip::PageCost;
 
 impl Engine {
     /// A thread may have come to a request: it makes it, or waits until the last one is done. Says what it does next,
     /// unless its stretch is over.
     pub(super) fn request(&mut self, vm: usize, thread: usize) -> Option<Next> {
+        let driver = self.vms[vm].channel.as_ref().map(|channel| channel.driver);
+        let cost = driver.map_or_else(PageCost::default, |driver| self.page_cost(vm, driver));
+        // Devices fill the pages of whoever drives them.
+        self.vms[driver.unwrap_or(vm)]
+            .memory
+            .count_pages(&mut self.placed);
         let Vm {
             threads,
-            memory,
+            channel,
             life,
             ..
         } = &mut self.vms[vm];
@@ -27,18 +34,24 @@ impl Engine {
                 self.set_timer(done, Timer::Served { vm, thread, life });
                 return Some(Next::Sleep);
             }
-            memory.count_pages(&mut self.placed);
             let device = &mut self.devices[request.device];
             request.done = device.serve(request.bytes, request.latency_ns, self.now, &self.placed);
+            if let Some(channel) = channel {
+                let (done, guest_ns) = channel.pass(request.bytes, request.done, cost);
+                request.done = done;
+                state.owed_ns += guest_ns;
+            }
             request.left += request.every;
             let bytes = request.bytes;
             state.requests.bytes += bytes;
         }
         let behind = state.requests.behind;
-        (behind > 0.0).then(|| {
+        let next = (behind > 0.0).then(|| {
             state.compute(behind);
             Next::Run
-        })
+        });
+        self.set_settling(vm);
+        next
     }
 
     /// A device has served a request: a thread that waits for it goes on as soon as it is given a CPU.

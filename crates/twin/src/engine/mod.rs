@@ -23,6 +23,7 @@ mod boot;
 mod busiest;
 mod check;
 mod events;
+mod flip;
 mod io;
 mod moves;
 mod permits;
@@ -44,7 +45,7 @@ pub(crate) use releases::Releases;
 use crate::chance::Chance;
 use crate::guest::autonuma::By;
 use crate::guest::vm::Next;
-use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Lease, Stage, Vm};
+use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Lease, Prepared, Stage, Vm};
 use crate::hardware::core::{CoreCost, InLlc, Paging};
 use crate::hardware::fabric::Copying;
 use crate::hardware::{Fabric, Llc, Sharer, Topology};
@@ -104,6 +105,10 @@ enum Timer {
         vm: usize,
         /// Which life of the VM it belongs to.
         life: u32,
+    },
+    /// What passed to or from a VM's driver domain is settled.
+    Flips {
+        vm: usize,
     },
     /// The host's permits are settled.
     Permits,
@@ -224,6 +229,7 @@ pub(crate) struct Engine {
     /// The host's own ledger, where VMs have permits.
     pub permits: Option<Permits>,
     attribution: Attribution,
+    hypervisor: Hypervisor,
     /// Devices that programs of the scenario use.
     pub devices: Vec<Device>,
     /// What the scenario asks for and the machine cannot give, in sentences.
@@ -286,10 +292,17 @@ impl Engine {
         let (mut vms, mut owners, mut sharers) = (Vec::new(), Vec::new(), Vec::new());
         let mut paging = Vec::new();
         let mut io = Plan::new(machine);
-        let in_guest = scenario.hypervisor != Hypervisor::Native;
         for (at, spec) in scenario.vms.iter().enumerate() {
             let workload = scenario.workload(spec)?;
-            let mut vm = Vm::new(spec, scenario.hypervisor, workload, at, owners.len(), nodes, seed);
+            let mut vm = Vm::new(
+                spec,
+                scenario.hypervisor,
+                workload.clone(),
+                at,
+                owners.len(),
+                nodes,
+                seed,
+            );
             if let Some(home) = &spec.memory_nodes {
                 vm.memory.home = Some(
                     home.iter()
@@ -297,16 +310,28 @@ impl Engine {
                         .collect(),
                 );
             }
-            io.add(spec, scenario.hypervisor, &mut vm, &hardware);
+            let requests = io.requests(spec, scenario.hypervisor, &workload, &hardware);
+            for thread in &mut vm.threads {
+                thread.requests.restart(requests.clone());
+            }
+            for next in &spec.then {
+                let workload = scenario.workload_named(spec, &next.workload)?;
+                vm.then.push_back(Prepared {
+                    requests: io.requests(spec, scenario.hypervisor, &workload, &hardware),
+                    work_share: next.work_share,
+                    workload,
+                });
+            }
+            vm.memory.owns_frames = scenario.owns_frames(spec);
+            vm.channel = flip::channel(scenario, spec)?;
+            vm.memory.pool = vm.pool_at_start().map(|_| vec![0; nodes]);
             let number = scheduler.add_vm(spec.weight, spec.cap_percent);
-            let sharer = sharer(&vm, line_bytes, llc_lines_max);
             for thread in 0..usize::from(spec.vcpus) {
                 scheduler.add(spec.allowed(thread, machine), Some(number));
                 owners.push(Owner::Vcpu { vm: at, thread });
-                sharers.push(sharer.clone().in_group(at, vm.threads[thread].shared_share));
             }
-            let translate = |program| Paging::new(&hardware, spec.page_size.bytes(), program, in_guest);
-            paging.push(vm.program.as_ref().map_or_else(Paging::default, translate));
+            sharers.extend(vm_sharers(&vm, at, line_bytes, llc_lines_max));
+            paging.push(vm_paging(&vm, &hardware, scenario.hypervisor));
             vms.push(vm);
         }
         let vcpus = owners.len();
@@ -332,6 +357,7 @@ impl Engine {
                 scenario.vms.iter().map(|vm| vm.permit).collect(),
             ),
             attribution: scenario.attribution,
+            hypervisor: scenario.hypervisor,
             devices: io.devices,
             notes: io.notes,
             vms,
@@ -510,6 +536,7 @@ impl Engine {
             Timer::Served { vm, thread, life } => self.served(vm, thread, life),
             Timer::Sampling { vm, number } => self.sampled(vm, number),
             Timer::Releases { vm, life } => self.place_released(vm, life),
+            Timer::Flips { vm } => self.settle_channel(vm),
             Timer::Permits => self.permit_tick(),
         }
     }
@@ -559,6 +586,10 @@ impl Engine {
             Some(next) => next,
             None => self.vms[vm].next(thread, self.now),
         };
+        let next = match next {
+            Next::End => self.next_program(vm).unwrap_or(Next::End),
+            next => next,
+        };
         if next == Next::End && self.vms[vm].after == AfterProgram::Leave {
             self.leave(vm);
             return;
@@ -584,6 +615,24 @@ impl Engine {
             self.scheduler.stop(self.vms[vm].first_vcpu + thread, self.now);
         }
         self.after_scheduling();
+    }
+
+    /// A VM's program has ended: its guest begins the next, if there is one.
+    fn next_program(&mut self, vm: usize) -> Option<Next> {
+        let next = self.vms[vm].begin_next(self.now)?;
+        self.fit_program(vm);
+        Some(next)
+    }
+
+    /// Caches and TLBs learn of the program that a VM begins: nothing of it is in them.
+    fn fit_program(&mut self, vm: usize) {
+        let lines_max = self.llcs.iter().map(Llc::lines).fold(1.0, f64::max);
+        let sharers = vm_sharers(&self.vms[vm], vm, self.line_bytes, lines_max);
+        self.paging[vm] = vm_paging(&self.vms[vm], &self.hardware, self.hypervisor);
+        for (number, sharer) in (self.vms[vm].first_vcpu..).zip(sharers) {
+            self.sharers[number] = sharer;
+            self.llcs.iter_mut().for_each(|llc| llc.forget(number));
+        }
     }
 
     /// Accounts the vCPUs of a VM up to now: what they do is about to change.
@@ -730,12 +779,23 @@ impl Engine {
 }
 
 /// What caches know of a VM's vCPUs. Most lines that one thread can use: its private memory and all that is shared.
-fn sharer(vm: &Vm, line_bytes: f64, lines_max: f64) -> Sharer {
+fn vm_sharers(vm: &Vm, number: usize, line_bytes: f64, lines_max: f64) -> Vec<Sharer> {
     let regions = vm.program.iter().flat_map(|program| &program.regions);
     let footprint = regions.map(|region| region.size.as_f64()).sum::<f64>() / line_bytes;
     let miss_ratio = |lines: f64| match &vm.program {
         Some(program) => program.miss_ratio.at(lines * line_bytes),
         None => 1.0,
     };
-    Sharer::new(lines_max, footprint, miss_ratio)
+    let sharer = Sharer::new(lines_max, footprint, miss_ratio);
+    let threads = vm.threads.iter();
+    threads
+        .map(|thread| sharer.clone().in_group(number, thread.shared_share))
+        .collect()
+}
+
+/// What translating addresses of a VM's program takes.
+fn vm_paging(vm: &Vm, hardware: &Hardware, hypervisor: Hypervisor) -> Paging {
+    let in_guest = hypervisor != Hypervisor::Native;
+    let translate = |program| Paging::new(hardware, vm.page_size, program, in_guest);
+    vm.program.as_ref().map_or_else(Paging::default, translate)
 }

@@ -6,11 +6,12 @@
 //! in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
 //! running vCPU of the VM out of the guest for a moment. Pages are drawn evenly from all that lie on the nodes to leave, or
 //! are of the classes that a policy names.
-//! The call returns when the pages are there: simulated time passes.
+//! The call returns when the pages are there: simulated time passes. Where the VM has a driver domain, that one's vCPU runs
+//! the kernel thread's work (seed 001, section IV.B: "handled by the privVM resources").
 //!
 //! # Left out
 //!
-//! The CPU that the kernel thread needs, pages that somebody holds (none is ever busy), huge pages and their splitting.
+//! The CPU that the kernel thread needs elsewhere, pages that somebody holds (none is ever busy), huge pages and their splitting.
 
 use homenode_units::{Ns, PAGE_BYTES};
 
@@ -104,7 +105,7 @@ impl Engine {
             carry -= budget as f64;
             let done = some(self, budget);
             let count: u64 = done.iter().map(|(_, _, pages)| pages).sum();
-            self.count_copies(vm, &done, slice);
+            self.count_copies(vm, &done, page_ns, slice);
             self.run_until(Ns(self.now.0 + slice as u64));
             moved += count;
             if count < budget {
@@ -136,8 +137,13 @@ impl Engine {
 
     /// What one page costs to move where reading a line and writing it take this long.
     pub(super) fn page_ns(&self, line_ns: f64) -> f64 {
+        PAGE_MOVE_NS + self.copy_ns(line_ns)
+    }
+
+    /// What copying the lines of a page takes, as fast as one core's misses allow.
+    pub(super) fn copy_ns(&self, line_ns: f64) -> f64 {
         let lines = PAGE_BYTES as f64 / self.line_bytes;
-        PAGE_MOVE_NS + lines * line_ns / f64::from(self.hardware.misses_in_flight_max)
+        lines * line_ns / f64::from(self.hardware.misses_in_flight_max)
     }
 
     /// Notes pages that were moved: (from, to, pages), already taken from the free pages of `to`.
@@ -149,8 +155,19 @@ impl Engine {
         }
     }
 
-    pub(super) fn count_copies(&mut self, vm: usize, done: &[(usize, usize, u64)], slice_ns: f64) {
+    pub(super) fn count_copies(
+        &mut self,
+        vm: usize,
+        done: &[(usize, usize, u64)],
+        page_ns: f64,
+        slice_ns: f64,
+    ) {
         self.count_moved(done);
+        let pages: u64 = done.iter().map(|(_, _, pages)| pages).sum();
+        if let Some(channel) = &mut self.vms[vm].channel {
+            channel.owe(pages as f64 * page_ns);
+            self.set_settling(vm);
+        }
         if let Some(moving) = self.moving.as_mut().filter(|moving| moving.vm == vm) {
             moving.copying = copying(done, slice_ns);
         }

@@ -18,8 +18,10 @@
 //!
 //! # Left out
 //!
-//! Which page is which: a policy that picks single pages (Carrefour) picks so many of a class. Memory that the guest frees and
-//! another of its threads takes.
+//! Which page is which: a policy that picks single pages (Carrefour) picks so many of a class. Memory that a thread frees and
+//! another takes; what a program leaves the next takes.
+
+mod frames;
 
 use homenode_units::{Bytes, divide_proportionally};
 
@@ -59,6 +61,18 @@ struct Class {
 }
 
 impl Class {
+    /// A class of the next guest frames.
+    fn new(size: Bytes, access_share: f64, frames: &mut u64, nodes: usize) -> Class {
+        let first_frame = *frames;
+        *frames += size.to_pages().0;
+        Class {
+            first_frame,
+            pages_planned: size.to_pages().0,
+            access_share,
+            on: vec![0; nodes],
+        }
+    }
+
     fn touched(&self) -> u64 {
         self.on.iter().sum()
     }
@@ -130,6 +144,12 @@ pub(crate) struct VmMemory {
     pub when_full: WhenFull,
     /// Pages that the host has given it and no region has touched, by node.
     pub free_list: Vec<u64>,
+    /// Whether it got all of its pages when it was created, and programs take theirs from those.
+    pub owns_frames: bool,
+    /// Pages that only its I/O uses, by node, where it has a pool of them.
+    pub pool: Option<Vec<u64>>,
+    /// Pages exchanged since weights were last found.
+    exchanged: u64,
     /// Home nodes, once set.
     pub home: Option<Vec<usize>>,
     /// Where interleaving over home nodes goes on.
@@ -145,21 +165,10 @@ impl VmMemory {
         program: Option<&Program>,
         view: View,
     ) -> (VmMemory, Vec<Vec<Touch>>, Vec<Vec<Touch>>) {
-        let mut frames = 0;
-        let mut class = |size: Bytes, access_share| {
-            let first_frame = frames;
-            frames += size.to_pages().0;
-            Class {
-                first_frame,
-                pages_planned: size.to_pages().0,
-                access_share,
-                on: vec![0; nodes],
-            }
-        };
         let kernel = Region {
             users: Users::Kernel,
             access_share: 0.0,
-            classes: vec![class(boot, 1.0)],
+            classes: vec![Class::new(boot, 1.0, &mut 0, nodes)],
         };
         let mut memory = VmMemory {
             nodes,
@@ -171,6 +180,9 @@ impl VmMemory {
             turns: None,
             when_full: WhenFull::default(),
             free_list: vec![0; nodes],
+            owns_frames: false,
+            pool: None,
+            exchanged: 0,
             home: None,
             next_home: 0,
         };
@@ -183,8 +195,21 @@ impl VmMemory {
             .into_iter()
             .map(|pages| vec![Touch { region: 0, pages }])
             .collect();
+        let starts = match program {
+            Some(program) => memory.add_program(program),
+            None => vec![Vec::new(); vcpus],
+        };
+        (memory, boots, starts)
+    }
+
+    /// Gives the guest a program, in place of the last one if that was ended: what each thread will touch in it.
+    pub fn add_program(&mut self, program: &Program) -> Vec<Vec<Touch>> {
+        let (nodes, vcpus) = (self.nodes, self.threads);
+        let kernel = self.regions.iter().flat_map(|region| &region.classes);
+        let mut frames = kernel.map(|class| class.pages_planned).sum();
+        let mut class = |size, access_share| Class::new(size, access_share, &mut frames, nodes);
         let mut starts = vec![Vec::new(); vcpus];
-        for profile in program.iter().flat_map(|program| &program.regions) {
+        for profile in &program.regions {
             let mut classes = || -> Vec<Class> {
                 if profile.heat.is_empty() {
                     return vec![class(profile.size, 1.0)];
@@ -196,8 +221,8 @@ impl VmMemory {
                     .map(|h| class(part(h.page_share), h.access_share))
                     .collect()
             };
-            let users: Vec<Users> = match (profile.kind, program.map(|p| p.threads)) {
-                (RegionKind::Private, Some(Threads::Single)) => vec![Users::One(0)],
+            let users: Vec<Users> = match (profile.kind, program.threads) {
+                (RegionKind::Private, Threads::Single) => vec![Users::One(0)],
                 (RegionKind::Private, _) => (0..vcpus).map(Users::One).collect(),
                 _ => vec![Users::All],
             };
@@ -208,13 +233,13 @@ impl VmMemory {
                     classes: classes(),
                 };
                 let pages: u64 = region.classes.iter().map(|class| class.pages_planned).sum();
-                let at = memory.regions.len();
-                memory.regions.push(region);
+                let at = self.regions.len();
+                self.regions.push(region);
                 match (user, profile.kind) {
                     (Users::One(thread), _) => starts[thread].push(Touch { region: at, pages }),
                     (_, RegionKind::InitialisedByOne) => starts[0].insert(0, Touch { region: at, pages }),
                     _ => {
-                        let single = program.is_some_and(|p| p.threads == Threads::Single);
+                        let single = program.threads == Threads::Single;
                         let shares = vec![1; if single { 1 } else { vcpus }];
                         for (thread, pages) in divide_proportionally(pages, &shares).into_iter().enumerate() {
                             starts[thread].push(Touch { region: at, pages });
@@ -223,7 +248,7 @@ impl VmMemory {
                 }
             }
         }
-        (memory, boots, starts)
+        starts
     }
 
     /// The program's pages are those from this frame on, if that many are there: Linux gives out memory above 4 GiB first.
@@ -379,7 +404,7 @@ impl VmMemory {
         }
     }
 
-    /// Pages by node, over all regions and the free list.
+    /// Pages by node, over all regions, the free list and the pool.
     pub fn pages(&self) -> Vec<u64> {
         let mut sum = vec![0; self.nodes];
         self.count_pages(&mut sum);
@@ -389,6 +414,9 @@ impl VmMemory {
     /// The same in place.
     pub fn count_pages(&self, sum: &mut [u64]) {
         sum.copy_from_slice(&self.free_list);
+        for (sum, pages) in sum.iter_mut().zip(self.pool.iter().flatten()) {
+            *sum += pages;
+        }
         for class in self.regions.iter().flat_map(|region| &region.classes) {
             for (sum, on) in sum.iter_mut().zip(&class.on) {
                 *sum += on;
@@ -428,6 +456,7 @@ impl VmMemory {
         if !std::mem::take(&mut self.stale) {
             return;
         }
+        self.exchanged = 0;
         for thread in 0..self.threads {
             let row = &mut self.weights[thread * self.nodes..(thread + 1) * self.nodes];
             row.fill(0.0);
@@ -470,7 +499,8 @@ impl VmMemory {
         let mut draws = pages.min(rest).min(fits);
         let mut moved = Vec::new();
         let classes = self.regions.iter_mut().flat_map(|region| &mut region.classes);
-        for on in std::iter::once(&mut self.free_list).chain(classes.map(|class| &mut class.on)) {
+        let apart = std::iter::once(&mut self.free_list).chain(&mut self.pool);
+        for on in apart.chain(classes.map(|class| &mut class.on)) {
             for &from in leave {
                 let here = on[from];
                 if here == 0 || draws == 0 {

@@ -3,6 +3,7 @@
 //! ```text
 //!   Absent ──arrival──▶ Booting ──every vCPU booted──▶ Program ──every thread done──▶ Ended ──after = leave──▶ Gone
 //!                        │ touches kernel pages         │ touches its regions           │ idles, keeps memory
+//!                                                       └──then: the next program───────┘ frees its memory for the next
 //! ```
 //!
 //! Threads of a barrier program do the same number of intervals; the work of each thread in each interval is drawn
@@ -19,6 +20,8 @@
 //! Spinning for a while and then halting; a spinning hyperthread that leaves more to its sibling than a computing one;
 //! what an interrupt costs its receiver; locks; page cache.
 
+use std::collections::VecDeque;
+
 use homenode_host::CpuQuota;
 use homenode_units::{Bytes, MemoryPolicy, Ns, Placing, VmId};
 
@@ -31,6 +34,9 @@ use crate::chance::Chance;
 use crate::engine::Releases;
 use crate::hypervisor::memory::WhenFull;
 use crate::hypervisor::page_uses::Sampling;
+use crate::io::Request;
+use crate::io::flip::Channel;
+use crate::report::ProgramReport;
 use crate::scenario::{AfterProgram, Allocation, Hypervisor, ReleaseCalls, VmSpec};
 use crate::workload::{Program, Threads, Waiting, Workload};
 
@@ -59,6 +65,15 @@ pub(crate) enum Next {
     End,
 }
 
+/// A program that a guest has still to run.
+#[derive(Clone, Debug)]
+pub(crate) struct Prepared {
+    pub workload: Workload,
+    pub work_share: f64,
+    /// What each of its threads asks devices for.
+    pub requests: Vec<Request>,
+}
+
 /// One VM.
 /// A CPU quota of each vCPU, and when its lease is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +89,7 @@ pub(crate) struct Vm {
     pub workload: String,
     pub memory_bytes: Bytes,
     pub memory_policy: MemoryPolicy,
+    pub page_size: Bytes,
     pub allocation: Allocation,
     /// Whether it drives devices itself.
     pub passthrough: bool,
@@ -101,6 +117,14 @@ pub(crate) struct Vm {
     pub samplings: u32,
     /// Pages that the host moved.
     pub pages_moved: u64,
+    /// Programs that it runs after this one.
+    pub then: VecDeque<Prepared>,
+    /// Programs that have ended before this one.
+    pub ran: Vec<ProgramReport>,
+    /// Pages that the program took, and how many of them lay away from the VM's home.
+    pub touched: (u64, u64),
+    /// The way of its I/O to a driver domain.
+    pub channel: Option<Channel>,
     /// LLC misses by the node whose memory answers.
     pub accesses: Vec<f64>,
     pub accesses_local: f64,
@@ -169,6 +193,7 @@ impl Vm {
             workload: spec.workload.clone(),
             memory_bytes: spec.memory,
             memory_policy: spec.memory_policy,
+            page_size: spec.page_size.bytes(),
             allocation: spec.allocation,
             passthrough: spec.passthrough,
             after: spec.after,
@@ -186,6 +211,10 @@ impl Vm {
             sampling: None,
             samplings: 0,
             pages_moved: 0,
+            then: VecDeque::new(),
+            ran: Vec::new(),
+            touched: (0, 0),
+            channel: None,
             accesses: vec![0.0; nodes],
             accesses_local: 0.0,
             accesses_remote: 0.0,
@@ -235,6 +264,9 @@ impl Vm {
             releases.clone_from(earlier);
         }
         self.host_scans = earlier.host_scans;
+        if let (Some(channel), Some(earlier)) = (&mut self.channel, &earlier.channel) {
+            channel.counts_on(earlier);
+        }
         self.accesses.clone_from(&earlier.accesses);
         self.accesses_local = earlier.accesses_local;
         self.accesses_remote = earlier.accesses_remote;
@@ -293,8 +325,16 @@ impl Vm {
         if self.booted < self.threads.len() {
             return Next::Sleep;
         }
-        let Some(program) = &self.program else {
+        if self.program.is_none() {
             self.stage = Stage::Ended;
+            return Next::Sleep;
+        }
+        self.begin(now)
+    }
+
+    /// Its program begins.
+    fn begin(&mut self, now: Ns) -> Next {
+        let Some(program) = &self.program else {
             return Next::Sleep;
         };
         self.stage = Stage::Program;
@@ -315,6 +355,56 @@ impl Vm {
             }
         }
         Next::Start
+    }
+
+    /// Its last program has ended: it frees that one's memory and begins the next, if there is one.
+    pub fn begin_next(&mut self, now: Ns) -> Option<Next> {
+        let next = self.then.pop_front()?;
+        self.ran.extend(self.program_report());
+        self.memory.end_program();
+        self.workload = next.workload.name;
+        self.program = next.workload.program;
+        self.work_share = next.work_share;
+        self.ended = None;
+        self.touched = (0, 0);
+        (self.intervals, self.intervals_left, self.at_barrier) = (0, 0, 0);
+        if let Some(program) = &self.program {
+            self.starts = self.memory.add_program(program);
+        }
+        for (at, thread) in self.threads.iter_mut().enumerate() {
+            thread.shared_share = self.memory.shared_share(at);
+            thread.requests.restart(next.requests.clone());
+        }
+        Some(self.begin(now))
+    }
+
+    /// What came of its program so far; `None` before it began.
+    pub fn program_report(&self) -> Option<ProgramReport> {
+        let began = self.started?;
+        Some(ProgramReport {
+            workload: self.workload.clone(),
+            began_s: began.as_secs_f64(),
+            runtime_s: self.ended.map(|ended| Ns(ended.0 - began.0).as_secs_f64()),
+            pages_touched: self.touched.0,
+            pages_touched_away: self.touched.1,
+        })
+    }
+
+    /// Notes pages that its program took, by node.
+    pub fn count_touched(&mut self, placed: &[u64]) {
+        let home = self.memory.home.as_deref();
+        for (node, pages) in placed.iter().enumerate() {
+            self.touched.0 += pages;
+            if home.is_some_and(|home| !home.contains(&node)) {
+                self.touched.1 += pages;
+            }
+        }
+    }
+
+    /// Size of its pool when it is created.
+    pub fn pool_at_start(&self) -> Option<u64> {
+        let pool = self.channel.as_ref()?.pool.as_ref()?;
+        Some(pool.config.initial.to_pages().0)
     }
 
     /// Whether other vCPUs change what they do when this one has finished what it does: it is the last to boot, or to

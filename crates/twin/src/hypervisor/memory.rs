@@ -12,6 +12,8 @@
 //!   never whole: they are dealt by 2 MiB. Regions then take those pages as they are touched, each class of pages
 //!   consecutive guest frames.
 //! - *Interleave in the guest* deals in the same way over the nodes that the guest knows, when pages are touched.
+//! - *With a driver domain*: a VM, and the driver domain itself, gets all of its pages when it is created, on its home while
+//!   that has room; from then on they are its own ([`crate::guest::VmMemory::touch_own`]).
 //! - *A home* (`mbind`, an operator's nodes) wins over all of these: the guest's, the turn's or the hypervisor's node counts
 //!   where it is a home node; other pages are dealt out evenly over home nodes as far as they have room, then as without.
 //!   Pages that a VM has and has not touched are exchanged for pages of the home.
@@ -208,6 +210,33 @@ impl HostMemory {
                     stretches.push(stretch);
                 }
             }
+        }
+        assert!(
+            left == 0,
+            "the host ran out of memory though the scenario fits: {left} of {pages} pages have no room"
+        );
+    }
+
+    /// Gives a VM that is created all of its pages on its home, and on the nearest nodes what that has no room for. The
+    /// scenario was checked to fit.
+    pub fn own(&mut self, topology: &Topology, vm: &mut VmMemory, pages: u64) {
+        let home = vm.home.clone().unwrap_or_default();
+        let mut left = pages;
+        let mut next = vm.next_home;
+        for (node, here) in spread(pages, &home, &mut next, &mut self.free) {
+            vm.free_list[node] += here;
+            left -= here;
+        }
+        vm.next_home = next;
+        for node in home
+            .first()
+            .into_iter()
+            .flat_map(|first| &topology.fallback[*first])
+        {
+            let here = left.min(self.free[*node]);
+            self.free[*node] -= here;
+            vm.free_list[*node] += here;
+            left -= here;
         }
         assert!(
             left == 0,

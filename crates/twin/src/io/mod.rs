@@ -24,18 +24,18 @@
 //!
 //! Directions (all data goes into memory), waiting for the last request of a program, page cache, DMA into caches, devices
 //! that full links hold back, seeks and queues inside a device, the CPU time that requests cost the guest and the
-//! hypervisor.
+//! hypervisor. What passes a driver domain is in [`flip`]: there devices fill the driver domain's pages.
 
 mod device;
+pub(crate) mod flip;
 
 pub(crate) use device::Device;
 
 use homenode_machine::{Hardware, Machine};
 use homenode_units::Ns;
 
-use crate::guest::Vm;
 use crate::scenario::{Hypervisor, VmSpec};
-use crate::workload::{DeviceKind, IoProfile};
+use crate::workload::{DeviceKind, IoProfile, Workload};
 
 /// Requests of a thread that would come more often than this go to the device together.
 const REQUEST_PERIOD_NS: f64 = 100_000.0;
@@ -85,6 +85,13 @@ impl Requests {
         self.cut = 0.0;
     }
 
+    /// Begins a program with these requests.
+    pub fn restart(&mut self, list: Vec<Request>) {
+        self.list = list;
+        self.behind = 0.0;
+        self.cut = 0.0;
+    }
+
     /// A request that is to be made now.
     pub fn due(&mut self) -> Option<&mut Request> {
         self.list.iter_mut().find(|request| request.left < 1.0)
@@ -112,10 +119,19 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Gives the threads of a VM the requests of its program.
-    pub fn add(&mut self, spec: &VmSpec, hypervisor: Hypervisor, vm: &mut Vm, hardware: &Hardware) {
-        let Some(program) = &vm.program else { return };
+    /// The requests of a program's threads.
+    pub fn requests(
+        &mut self,
+        spec: &VmSpec,
+        hypervisor: Hypervisor,
+        workload: &Workload,
+        hardware: &Hardware,
+    ) -> Vec<Request> {
+        let Some(program) = &workload.program else {
+            return Vec::new();
+        };
         let cycle_ns = 1e9 / hardware.clock_hz as f64;
+        let mut requests = Vec::new();
         for io in &program.io {
             let Some(request) = self.request(spec, hypervisor, io, program.cpi_core * cycle_ns) else {
                 let (kind, machine) = (io.device, &self.machine.name);
@@ -123,7 +139,7 @@ impl<'a> Plan<'a> {
                     "machine {machine} has no {} with `bandwidth` and `latency`: {} runs without its I/O there; \
                      add them to a [[devices]] of class 0x{} in the machine's file",
                     kind.name(),
-                    spec.workload,
+                    workload.name,
                     kind.class()
                 );
                 if !self.notes.contains(&note) {
@@ -131,10 +147,9 @@ impl<'a> Plan<'a> {
                 }
                 continue;
             };
-            for thread in &mut vm.threads {
-                thread.requests.list.push(request);
-            }
+            requests.push(request);
         }
+        requests
     }
 
     fn request(

@@ -4,7 +4,9 @@ use homenode_machine::Machine;
 use homenode_machine::file::{Candidates, FileError};
 use homenode_units::{Bytes, CpuSet, Migration, NodeSet, Ns, Placing};
 
-use super::{Allocation, Enforcer, EventAction, EventSpec, Hypervisor, Pinning, Scenario, VmSpec, Vnuma};
+use super::{
+    Allocation, Enforcer, EventAction, EventSpec, Hypervisor, NextProgram, Pinning, Scenario, VmSpec, Vnuma,
+};
 use crate::workload;
 
 /// What is wrong with a scenario, or with a machine to run it on.
@@ -216,6 +218,10 @@ impl Scenario {
             vm.check_guest(self.hypervisor).map_err(within(&key))?;
             self.workload(vm)
                 .map_err(|error| within(&key)(("workload", error)))?;
+            self.check_backend(vm).map_err(within(&key))?;
+            for next in &vm.then {
+                next.check(self, vm).map_err(within(&key))?;
+            }
         }
         self.check_enforcer()?;
         for (at, event) in self.events.iter().enumerate() {
@@ -273,11 +279,25 @@ impl Scenario {
 
     /// What a VM's guest and its program touch in all, which must fit into it.
     fn check_footprint(&self, vm: &VmSpec) -> Result<Bytes, (&'static str, TwinError)> {
-        let program = self.workload(vm).map_err(|error| ("workload", error))?.program;
-        let touched = program.map_or(Bytes::ZERO, |program| program.footprint(vm.vcpus));
-        let footprint = crate::guest::boot_footprint(vm.memory) + touched;
+        let mut touched = (Bytes::ZERO, &vm.workload);
+        for name in std::iter::once(&vm.workload).chain(vm.then.iter().map(|next| &next.workload)) {
+            let program = self
+                .workload_named(vm, name)
+                .map_err(|error| ("workload", error))?
+                .program;
+            let touches = program.map_or(Bytes::ZERO, |program| program.footprint(vm.vcpus));
+            if touches > touched.0 {
+                touched = (touches, name);
+            }
+        }
+        let pool = vm
+            .driver_domain
+            .as_ref()
+            .and_then(|backend| backend.pool.as_ref());
+        let apart = crate::guest::boot_footprint(vm.memory) + pool.map_or(Bytes::ZERO, |pool| pool.initial);
+        let footprint = apart + touched.0;
         if footprint > vm.memory {
-            let (vm, memory, workload) = (vm.name.clone(), vm.memory, vm.workload.clone());
+            let (vm, memory, workload) = (vm.name.clone(), vm.memory, touched.1.clone());
             let error = TwinError::FootprintBeyondVm {
                 vm,
                 memory,
@@ -357,7 +377,7 @@ impl Scenario {
             let key = format!("vm[{at}]");
             vm.check_fit(machine, host).map_err(within(&key))?;
             let footprint = self.check_footprint(vm).map_err(within(&key))?;
-            touched += if vm.allocated_at_creation(self.hypervisor) {
+            touched += if vm.allocated_at_creation(self.hypervisor) || self.owns_frames(vm) {
                 vm.memory
             } else {
                 footprint
@@ -379,6 +399,24 @@ impl Scenario {
                 key: "vm".to_owned(),
                 error: Box::new(error),
             });
+        }
+        Ok(())
+    }
+}
+
+impl NextProgram {
+    fn check(&self, scenario: &Scenario, vm: &VmSpec) -> Result<(), (&'static str, TwinError)> {
+        scenario
+            .workload_named(vm, &self.workload)
+            .map_err(|error| ("then", error))?;
+        if !(self.work_share > 0.0 && self.work_share.is_finite()) {
+            let error = TwinError::Figure {
+                vm: vm.name.clone(),
+                what: "work_share of a program in `then`",
+                value: self.work_share.to_string(),
+                expected: "it must be above 0",
+            };
+            return Err(("then", error));
         }
         Ok(())
     }

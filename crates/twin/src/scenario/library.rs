@@ -18,6 +18,7 @@ macro_rules! builtin {
 builtin!(
     "balloon",
     "churn",
+    "flip",
     "move-memory",
     "native48",
     "numa-policies",

@@ -4,6 +4,7 @@
 //! each. Arrival order and phase come from the seed alone (seed 002, section VI: runs differ in nothing else), never from
 //! what a policy does.
 
+mod backend;
 mod check;
 mod event;
 mod library;
@@ -20,6 +21,7 @@ use crate::chance::Chance;
 use crate::schema;
 use crate::workload::{self, Waiting, Workload};
 
+pub use backend::{Backend, NextProgram, PoolSpec, Transfer};
 pub use check::TwinError;
 pub use event::{EventAction, EventSpec};
 
@@ -110,7 +112,10 @@ pub struct VmSpec {
     /// Share of the program's work to do, above 0: shortens a long program, 2 runs it twice.
     #[serde(default = "whole")]
     pub work_share: f64,
-    /// What it does when its program has ended.
+    /// Programs that its guest runs afterwards, one after the other and without a reboot.
+    #[serde(default)]
+    pub then: Vec<NextProgram>,
+    /// What it does when its last program has ended.
     #[serde(default)]
     pub after: AfterProgram,
     /// CPUs that the operator allows it, in list format; absent where there is no limit.
@@ -157,6 +162,9 @@ pub struct VmSpec {
     /// Whether it drives devices itself (PCI passthrough): not with pages that are mapped when they are touched first.
     #[serde(default)]
     pub passthrough: bool,
+    /// Driver domain that its I/O goes through; absent where the host serves its devices.
+    #[serde(default)]
+    pub driver_domain: Option<Backend>,
     /// What it booked: LLC misses per slice of 30 ms, or memory bandwidth; absent where it booked nothing.
     #[serde(default)]
     #[schemars(with = "Option<schema::Permit>")]
@@ -337,6 +345,7 @@ impl VmSpec {
             workload: workload.to_owned(),
             arrival: Ns::ZERO,
             work_share: 1.0,
+            then: Vec::new(),
             after: AfterProgram::Idle,
             cpus: None,
             pinning: Pinning::None,
@@ -351,6 +360,7 @@ impl VmSpec {
             waiting: None,
             cap_percent: None,
             passthrough: false,
+            driver_domain: None,
             permit: None,
         }
     }
@@ -380,6 +390,13 @@ impl VmSpec {
     #[must_use]
     pub fn with_memory_on(mut self, nodes: NodeSet) -> VmSpec {
         self.memory_nodes = Some(nodes);
+        self
+    }
+
+    /// The same VM, its I/O through a driver domain.
+    #[must_use]
+    pub fn behind(mut self, backend: Backend) -> VmSpec {
+        self.driver_domain = Some(backend);
         self
     }
 
@@ -505,18 +522,23 @@ impl Scenario {
         self
     }
 
-    /// What runs in a VM: the scenario's own workload of that name, or the one that comes with the twin; it waits as the VM
-    /// says, if that says so.
+    /// The first workload of a VM.
     pub(crate) fn workload(&self, vm: &VmSpec) -> Result<Workload, TwinError> {
-        let own = self.workloads.iter().find(|w| w.name == vm.workload).cloned();
-        let found = own.or_else(|| workload::builtin(&vm.workload));
+        self.workload_named(vm, &vm.workload)
+    }
+
+    /// What runs in a VM under a name: the scenario's own workload of that name, or the one that comes with the twin; it waits
+    /// as the VM says, if that says so.
+    pub(crate) fn workload_named(&self, vm: &VmSpec, name: &str) -> Result<Workload, TwinError> {
+        let own = self.workloads.iter().find(|w| w.name == name).cloned();
+        let found = own.or_else(|| workload::builtin(name));
         let mut workload = found.ok_or_else(|| {
             let own = self.workloads.iter().map(|w| w.name.clone());
             let known = own.chain(workload::names().map(str::to_owned));
-            let candidates = Candidates::of(&vm.workload, known);
+            let candidates = Candidates::of(name, known);
             TwinError::UnknownWorkload {
                 vm: vm.name.clone(),
-                workload: vm.workload.clone(),
+                workload: name.to_owned(),
                 candidates,
             }
         })?;

@@ -1,0 +1,210 @@
+//! VMs whose I/O goes through a driver domain, and VMs that run one program after the other.
+
+use homenode_policy::flip_pool::{self, Sizing};
+use homenode_units::{Bytes, MemoryPolicy};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{EventAction, Hypervisor, Scenario, TwinError, VmSpec};
+use crate::schema;
+
+/// The driver domain that a VM's I/O goes through (seed 001, section II.B). See [`crate::io::flip`].
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Backend {
+    /// Name of the driver domain, another VM of the scenario, idle and with memory of its own.
+    pub vm: String,
+    /// How data come from its pages into the VM's.
+    #[serde(default)]
+    pub transfer: Transfer,
+    /// Pages that only I/O uses; absent where any page may be exchanged.
+    #[serde(default)]
+    pub pool: Option<PoolSpec>,
+}
+
+/// How data come into a VM's pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transfer {
+    /// VM and driver domain exchange pages.
+    #[default]
+    Flip,
+    /// The driver domain copies.
+    Copy,
+}
+
+/// A pool of pages for I/O ([`flip_pool::Config`]).
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PoolSpec {
+    /// Whether it keeps its size: then `initial` is what calibration gave.
+    pub fixed: bool,
+    /// Size at the start.
+    #[serde(with = "homenode_units::text")]
+    #[schemars(with = "schema::Size")]
+    pub initial: Bytes,
+    /// It grows at a flip that finds more of it used, percent …
+    pub grow_above_percent: u32,
+    /// … and shrinks at one that finds less …
+    pub shrink_below_percent: u32,
+    /// … by so much of its size, percent.
+    pub step_percent: u32,
+}
+
+impl Default for PoolSpec {
+    fn default() -> PoolSpec {
+        let pool = flip_pool::Config::default();
+        PoolSpec {
+            fixed: false,
+            initial: pool.initial,
+            grow_above_percent: pool.grow_above_percent,
+            shrink_below_percent: pool.shrink_below_percent,
+            step_percent: pool.step_percent,
+        }
+    }
+}
+
+impl PoolSpec {
+    /// What the policy is told.
+    pub(crate) fn config(&self) -> flip_pool::Config {
+        flip_pool::Config {
+            sizing: if self.fixed {
+                Sizing::Static
+            } else {
+                Sizing::Dynamic
+            },
+            initial: self.initial,
+            grow_above_percent: self.grow_above_percent,
+            shrink_below_percent: self.shrink_below_percent,
+            step_percent: self.step_percent,
+        }
+    }
+}
+
+/// A program that a guest runs after another.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NextProgram {
+    /// Which workload.
+    pub workload: String,
+    /// Share of its work to do, as `work_share` of a VM.
+    #[serde(default = "super::whole")]
+    pub work_share: f64,
+}
+
+impl NextProgram {
+    /// All of a workload.
+    pub fn new(workload: &str) -> NextProgram {
+        NextProgram {
+            workload: workload.to_owned(),
+            work_share: super::whole(),
+        }
+    }
+
+    /// The same, doing this share of its work.
+    #[must_use]
+    pub fn doing(mut self, work_share: f64) -> NextProgram {
+        self.work_share = work_share;
+        self
+    }
+}
+
+impl Scenario {
+    /// Whether a VM is some other's driver domain.
+    pub(crate) fn drives(&self, vm: &str) -> bool {
+        let others = self.vms.iter().filter(|other| other.name != vm);
+        let mut backends = others.filter_map(|other| other.driver_domain.as_ref());
+        backends.any(|backend| backend.vm == vm)
+    }
+
+    /// Whether a VM, with a driver domain or being one, has all of its memory from its creation on.
+    pub(crate) fn owns_frames(&self, vm: &VmSpec) -> bool {
+        vm.driver_domain.is_some() || self.drives(&vm.name)
+    }
+
+    /// A VM with a driver domain lives on one node; the driver domain is there before it, and serves nobody else's programs.
+    pub(super) fn check_backend(&self, vm: &VmSpec) -> Result<(), (&'static str, TwinError)> {
+        let refuse = |key: &'static str, message: String| {
+            let (scenario, key_text) = (self.name.clone(), format!("vm {}: {key}", vm.name));
+            let error = TwinError::Key {
+                scenario,
+                key: key_text,
+                message,
+            };
+            Err((key, error))
+        };
+        let (name, drives) = (&vm.name, self.drives(&vm.name));
+        if self.owns_frames(vm) {
+            let role = if drives {
+                "is a driver domain"
+            } else {
+                "has a driver domain"
+            };
+            if vm.memory_nodes.as_ref().is_none_or(|nodes| nodes.len() != 1) {
+                let message =
+                    format!("VM {name} {role}, and is created on one node; give it `memory_nodes` of one");
+                return refuse("memory_nodes", message);
+            }
+            if vm.memory_policy != MemoryPolicy::default() || vm.autonuma {
+                let message =
+                    format!("VM {name} {role} and lives on one node; leave out memory_policy and autonuma");
+                return refuse("memory_nodes", message);
+            }
+        }
+        if drives {
+            let stops = |event: &super::EventSpec| event.vm == *name && event.action == EventAction::Stop;
+            if self.workload(vm).is_ok_and(|workload| workload.program.is_some()) || !vm.then.is_empty() {
+                let message = format!(
+                    "VM {name} is a driver domain, and the twin runs nothing else in one; use \"idle\""
+                );
+                return refuse("workload", message);
+            }
+            if self.events.iter().any(stops) || self.started_by_event(name) {
+                let message = format!("VM {name} is a driver domain; no event may start or stop it");
+                return refuse("name", message);
+            }
+        }
+        if vm.autonuma && !vm.then.is_empty() {
+            let message =
+                format!("the kernel of VM {name} scans one program's memory; leave out autonuma or `then`");
+            return refuse("then", message);
+        }
+        let Some(backend) = &vm.driver_domain else {
+            return Ok(());
+        };
+        let known = self.vms.iter().find(|other| other.name == backend.vm);
+        let Some(driver) = known.filter(|driver| driver.name != *name) else {
+            let message = format!("no other VM is named `{}`; add one that is idle", backend.vm);
+            return refuse("driver_domain.vm", message);
+        };
+        if driver.driver_domain.is_some() {
+            let message = format!("VM {} has a driver domain itself; give it none", driver.name);
+            return refuse("driver_domain.vm", message);
+        }
+        if driver.arrival > vm.arrival {
+            let message = format!(
+                "driver domain {} arrives after VM {name}; let it arrive first",
+                driver.name
+            );
+            return refuse("driver_domain.vm", message);
+        }
+        if self.hypervisor == Hypervisor::Native || vm.passthrough {
+            let message = format!(
+                "VM {name} drives devices itself; leave out driver_domain, or passthrough and \"native\""
+            );
+            return refuse("driver_domain", message);
+        }
+        match &backend.pool {
+            Some(_) if backend.transfer == Transfer::Copy => {
+                let message =
+                    format!("VM {name} exchanges no pages, since they are copied; leave out the pool");
+                refuse("driver_domain.pool", message)
+            }
+            Some(pool) => match pool.config().check(vm.memory) {
+                Ok(()) => Ok(()),
+                Err(error) => refuse("driver_domain.pool", format!("VM {name}: {error}")),
+            },
+            None => Ok(()),
+        }
+    }
+}
