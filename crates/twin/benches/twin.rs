@@ -4,8 +4,8 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use homenode_host::Host;
 use homenode_machine::preset;
-use homenode_twin::{Scenario, Twin, VmSpec};
-use homenode_units::{Bytes, CpuId, CpuSet, Ns};
+use homenode_twin::{Backend, Hypervisor, Scenario, Transfer, Twin, VmSpec, workload};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns};
 
 /// Eight VMs of four vCPUs on the R910: half of them meet at barriers, half do not.
 fn eight() -> Scenario {
@@ -23,6 +23,34 @@ fn three(programs: [&str; 3]) -> Scenario {
             .on_cpus(cpus)
     };
     Scenario::of("bench", (0..).zip(programs).map(vm).collect())
+}
+
+/// 180 minutes of flipping, as in seed 001: BigBench on 16 vCPUs at a hundredth of its I/O or thereabouts, behind a driver
+/// domain.
+fn flipping() -> Scenario {
+    let node = |node| NodeSet::one(NodeId(node));
+    let cpus = |first: u32, count: u32| (first..first + count).map(CpuId).collect::<CpuSet>();
+    let mut workload = workload::builtin("bigbench").expect("it comes with the twin");
+    workload.name = "flipping".to_owned();
+    for io in workload.program.iter_mut().flat_map(|program| &mut program.io) {
+        io.bytes_per_kilo_instruction = 0.0244;
+    }
+    let driver = VmSpec::new("privvm", 26, Bytes::from_gib(64), "idle")
+        .on_cpus(cpus(26, 26))
+        .with_memory_on(node(1));
+    let backend = Backend {
+        vm: "privvm".to_owned(),
+        transfer: Transfer::Flip,
+        pool: None,
+    };
+    let vm = VmSpec::new("vm", 16, Bytes::from_gib(16), "flipping")
+        .doing(180.0)
+        .on_cpus(cpus(0, 16))
+        .with_memory_on(node(0))
+        .behind(backend);
+    let mut scenario = Scenario::of("flipping", vec![driver, vm]).with_workload(workload);
+    scenario.hypervisor = Hypervisor::Xen;
+    scenario
 }
 
 fn benches(c: &mut Criterion) {
@@ -59,6 +87,11 @@ fn benches(c: &mut Criterion) {
             b.iter(|| twin.wait(Ns::from_secs(1)));
         });
     }
+    let machine = preset("xeon26x2").expect("a preset");
+    let twin = Twin::new(machine, &flipping(), 1).expect("the scenario fits");
+    group.bench_function("xeon26x2, 180 minutes of page flipping", |b| {
+        b.iter(|| twin.clone().run_to_end(Ns::from_secs(180 * 60)));
+    });
     group.finish();
 }
 

@@ -163,7 +163,8 @@ mod tests {
     proptest! {
         #[test]
         fn an_exchange_conserves_the_pages_of_vm_driver_domain_and_node(
-            guest in 1u64..20_000, driver in 1u64..20_000, pool in prop::option::of(1u64..20_000), flips in 0u64..50_000, seed: u64,
+            guest in 1u64..20_000, driver in 1u64..20_000, pool in prop::option::of(1u64..20_000),
+            flips in 0u64..50_000, seed: u64,
         ) {
             let mut chance = Chance::new(seed);
             let (mut vm_a, mut vm_b) = (vm(0, guest, pool), vm(1, driver, None));
@@ -176,7 +177,8 @@ mod tests {
 
         #[test]
         fn what_is_remote_never_exceeds_the_pool_and_no_program_gets_it(
-            guest in 1000u64..20_000, pool in 1u64..900, flips in 0u64..50_000, sizes in prop::collection::vec(1u64..900, 0..5), seed: u64,
+            guest in 1000u64..20_000, pool in 1u64..900, flips in 0u64..50_000,
+            sizes in prop::collection::vec(1u64..900, 0..5), seed: u64,
         ) {
             let mut chance = Chance::new(seed);
             let (mut vm_a, mut vm_b) = (vm(0, guest, Some(pool)), vm(1, 10_000, None));
