@@ -126,10 +126,9 @@ fn show(spec: &TwinSpec, trials: &[Trial], output: &mut Output) {
             vms(report),
             nodes(report)
         ));
-        for more in [permits(report), programs(report), driver_domains(report)] {
-            if let Some(table) = more {
-                output.line(&format!("\n{table}"));
-            }
+        let more = [permits(report), programs(report), driver_domains(report)];
+        for table in more.into_iter().flatten() {
+            output.line(&format!("\n{table}"));
         }
         if !report.events.is_empty() {
             output.line("");
