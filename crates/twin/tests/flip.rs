@@ -225,7 +225,10 @@ fn driver_domains_that_cannot_be_are_refused_and_told_why() {
         (refused(|s| s.vms[0].memory_nodes = None), "`memory_nodes` of one"),
         (refused(|s| s.vms[0].workload = "stream".into()), "use \"idle\""),
         (refused(|s| s.vms[0].arrival = Ns(1)), "let it arrive first"),
-        (refused(|s| s.vms[1].passthrough = true), "drives devices itself"),
+        (
+            refused(|s| s.hypervisor = Hypervisor::Native),
+            "is the bare machine",
+        ),
         (
             refused(|s| s.vms[1].driver_domain.as_mut().unwrap().vm = "vm".into()),
             "no other VM is named `vm`",

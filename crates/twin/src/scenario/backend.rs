@@ -188,10 +188,9 @@ impl Scenario {
             );
             return refuse("driver_domain.vm", message);
         }
-        if self.hypervisor == Hypervisor::Native || vm.passthrough {
-            let message = format!(
-                "VM {name} drives devices itself; leave out driver_domain, or passthrough and \"native\""
-            );
+        if self.hypervisor == Hypervisor::Native {
+            let message =
+                format!("VM {name} is the bare machine, which drives its devices; leave out driver_domain");
             return refuse("driver_domain", message);
         }
         match &backend.pool {
