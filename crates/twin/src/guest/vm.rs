@@ -370,6 +370,8 @@ impl Vm {
         (self.intervals, self.intervals_left, self.at_barrier) = (0, 0, 0);
         if let Some(program) = &self.program {
             self.starts = self.memory.add_program(program);
+            self.memory
+                .lie_from(HIGH_MEMORY.to_pages().0, self.memory_bytes.to_pages().0);
         }
         for (at, thread) in self.threads.iter_mut().enumerate() {
             thread.shared_share = self.memory.shared_share(at);
