@@ -5,7 +5,7 @@ use homenode_units::{Bytes, MemoryPolicy};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{EventAction, Hypervisor, Scenario, TwinError, VmSpec};
+use super::{EventAction, Hypervisor, ReleaseCalls, Scenario, TwinError, VmSpec};
 use crate::schema;
 
 /// The driver domain that a VM's I/O goes through (seed 001, section II.B). See [`crate::io::flip`].
@@ -168,6 +168,12 @@ impl Scenario {
             let message =
                 format!("the kernel of VM {name} scans one program's memory; leave out autonuma or `then`");
             return refuse("then", message);
+        }
+        let released = vm.release_calls != ReleaseCalls::None;
+        if released && (self.owns_frames(vm) || !vm.then.is_empty()) {
+            let message =
+                format!("VM {name} keeps its pages, for a driver domain or `then`; leave out release_calls");
+            return refuse("release_calls", message);
         }
         let Some(backend) = &vm.driver_domain else {
             return Ok(());
