@@ -9,12 +9,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Placing {
     /// On the node of the CPU that touches it first, and again after the guest has released it; in turn over the home nodes
-    /// where that node is full (seed 004, section 3.3).
+    /// where that node is full (seed 004, section 3.1).
     #[default]
     FirstTouch,
     /// Page by page in turn over the home nodes (section 3.2).
     Round4k,
-    /// GiB by GiB in turn over the home nodes, when the VM is created (section 3.1): Xen's own.
+    /// GiB by GiB in turn over the home nodes, when the VM is created (section 3.3): Xen's own.
     Round1g,
 }
 

@@ -152,7 +152,7 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "agent-cpu",
-        Group::Agent,
+        Group::Record,
         600,
         "what the agent costs beside three guests (record)",
         conformance::agent_cpu,
