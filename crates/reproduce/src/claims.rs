@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
 /// Table 1 of seed 004.
 pub const TABLE_1: &str = include_str!("../../../data/published/numa-policies-table1.csv");
+/// Table 4 of seed 004.
+pub const TABLE_4: &str = include_str!("../../../data/published/numa-policies-table4.csv");
 
 /// One measurable claim.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -3,7 +3,7 @@
 use homenode_control::{Config, Control, Mode, Policies};
 use homenode_host::{Counters, Host, Sample};
 use homenode_twin::{Scenario, Twin, TwinReport};
-use homenode_units::{NodeId, Ns};
+use homenode_units::{BytesPerSec, NodeId, Ns};
 use serde::{Deserialize, Serialize};
 
 /// Everything that decides what comes of a run.
@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 pub struct Run {
     /// Preset of the machine.
     pub machine: &'static str,
+    /// What the memory controllers of each of its nodes sustain, where that is to be another than the preset's: what a claim
+    /// would be on such a machine.
+    pub controllers: Option<BytesPerSec>,
     /// VMs and their programs.
     pub scenario: Scenario,
     /// Which policies act.
@@ -57,6 +60,9 @@ pub struct VmOutcome {
     pub punished_count: u32,
     /// What it was debited per slice after the warm-up; `None` where it has no permit.
     pub used_per_slice: Option<f64>,
+    /// Share of the time of its guest's calls about released pages that went into making them invalid; `None` where it makes no
+    /// such calls.
+    pub invalidating_share: Option<f64>,
 }
 
 /// Counters of all VMs at one time, cumulative, summed over vCPUs.
@@ -121,6 +127,7 @@ impl Run {
     pub fn to_end(machine: &'static str, scenario: Scenario, policies: Policies, seed: u64) -> Run {
         Run {
             machine,
+            controllers: None,
             scenario,
             policies,
             seed,
@@ -150,7 +157,12 @@ impl Run {
     /// # Errors
     /// A machine or workload that does not exist, a scenario that the machine cannot run; in a sentence.
     pub fn execute(&self) -> Result<Outcome, String> {
-        let machine = homenode_machine::preset(self.machine).map_err(|error| error.to_string())?;
+        let mut machine = homenode_machine::preset(self.machine).map_err(|error| error.to_string())?;
+        if let Some(sustained) = self.controllers {
+            for (_, node) in machine.nodes.iter_mut() {
+                node.memory_bandwidth = Some(sustained);
+            }
+        }
         let mut twin = Twin::new(machine, &self.scenario, self.seed).map_err(|error| error.to_string())?;
         let config = Config {
             policies: self.policies,
@@ -193,6 +205,9 @@ impl Run {
                     node_changes: vm.node_changes,
                     punished_count: vm.permit.map_or(0, |permit| permit.punished_count),
                     used_per_slice: vm.permit.map(|permit| permit.used_per_slice),
+                    invalidating_share: vm.releases.map(|releases| {
+                        releases.invalidating_s / (releases.sending_s + releases.invalidating_s)
+                    }),
                 })
                 .collect(),
             window,
