@@ -103,7 +103,7 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "scattered-memory",
-        Group::Agent,
+        Group::Record,
         240,
         "a guest's pages are spread over 4 nodes, and all moved to one",
         basics::scattered_memory,
