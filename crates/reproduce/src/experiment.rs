@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn claims_without_an_experiment_say_so() {
-        let pending = decide(claim("xpv.flipping-drift"), &Outcomes::default());
+        let pending = decide(claim("xpv.stale-is-worse-than-none"), &Outcomes::default());
         assert_eq!(pending.judgement.verdict, Verdict::Pending);
         assert!(pending.reason.unwrap().contains("no experiment"));
         let outside = decide(claim("xpv.internals"), &Outcomes::default());

@@ -1,8 +1,9 @@
 //! One run of the twin: what it is, and what is kept of it.
 
 use homenode_control::{Config, Control, Mode, Policies};
-use homenode_host::{Counters, Host, Sample};
-use homenode_twin::{Scenario, Twin, TwinReport};
+use homenode_host::{Counters, Host, Sample, VmSample};
+use homenode_policy::repatriate::{self, Start};
+use homenode_twin::{ProgramReport, Scenario, Twin, TwinReport};
 use homenode_units::{BytesPerSec, NodeId, Ns};
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,10 @@ pub struct Run {
     pub warm_up: Ns,
     /// Simulated time after which the run ends, if its programs have not ended before.
     pub until: Ns,
+    /// How often policies act.
+    pub period: Ns,
+    /// When memory that is away from home goes there, where policies act.
+    pub home_start: Start,
     /// How often VMs are looked at after the warm-up, where what comes when matters; see [`Outcome::moments`].
     pub watch: Option<Ns>,
 }
@@ -54,6 +59,12 @@ pub struct VmOutcome {
     pub local_access_ratio: Option<f64>,
     /// LLC misses over references.
     pub llc_miss_rate: Option<f64>,
+    /// Its programs, where it runs several one after the other.
+    pub programs: Vec<ProgramOutcome>,
+    /// CPU time that its driver domain owed for its I/O, in seconds; 0 where it has none.
+    pub backend_s: f64,
+    /// Most pages that its I/O used at once; 0 where it has no driver domain.
+    pub pages_used_max: u64,
     /// How often its vCPUs changed nodes.
     pub node_changes: u64,
     /// How often it was punished for going OVER its permit, after the warm-up; 0 where it has none.
@@ -63,6 +74,20 @@ pub struct VmOutcome {
     /// Share of the time of its guest's calls about released pages that went into making them invalid; `None` where it makes no
     /// such calls.
     pub invalidating_share: Option<f64>,
+}
+
+/// One of several programs of a VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramOutcome {
+    /// When it began.
+    pub began_s: f64,
+    /// How long it ran; `None` where it did not end.
+    pub runtime_s: Option<f64>,
+    /// Pages that it took.
+    pub pages_touched: u64,
+    /// Those of them that lay outside the VM's home.
+    pub pages_touched_away: u64,
 }
 
 /// Counters of all VMs at one time, cumulative, summed over vCPUs.
@@ -87,6 +112,8 @@ pub struct VmMoment {
     pub llc_misses: u64,
     /// What its permit's account holds; 0 where it has none.
     pub balance_units: i64,
+    /// Its pages outside its home; 0 where it has none.
+    pub pages_away: u64,
 }
 
 /// Differences of counters.
@@ -133,6 +160,8 @@ impl Run {
             seed,
             warm_up: Ns::ZERO,
             until: Ns::from_secs(4000),
+            period: Config::default().period,
+            home_start: repatriate::Config::default().start,
             watch: None,
         }
     }
@@ -164,11 +193,12 @@ impl Run {
             }
         }
         let mut twin = Twin::new(machine, &self.scenario, self.seed).map_err(|error| error.to_string())?;
-        let config = Config {
+        let mut config = Config {
             policies: self.policies,
+            period: self.period,
             ..Config::default()
         };
-        let period = config.period;
+        config.repatriate.start = self.home_start;
         let mut control = Control::new(config, Mode::Act);
         let acts = self.policies != Policies::Default;
         let (mut begin, mut moments) = (None, Vec::new());
@@ -181,9 +211,12 @@ impl Run {
                 control.step(&mut twin).map_err(|error| error.to_string())?;
             }
             let now = twin.now();
-            let mut period = period;
+            let mut period = self.period;
             if let (Some(watch), true) = (self.watch, begin.is_some()) {
-                moments.push(moment(&mut twin)?);
+                let due = |last: &Moment| now.0 >= last.at_ns + watch.0;
+                if moments.last().is_none_or(due) {
+                    moments.push(moment(&mut twin)?);
+                }
                 period = period.min(watch);
             }
             let mark = if begin.is_none() { self.warm_up } else { self.until };
@@ -202,6 +235,9 @@ impl Run {
                     runtime_s: vm.runtime_s,
                     local_access_ratio: vm.local_access_ratio,
                     llc_miss_rate: vm.llc_miss_rate,
+                    programs: vm.programs.iter().map(program).collect(),
+                    backend_s: vm.driver_domain.map_or(0.0, |domain| domain.backend_s),
+                    pages_used_max: vm.driver_domain.map_or(0, |domain| domain.pages_used_max),
                     node_changes: vm.node_changes,
                     punished_count: vm.permit.map_or(0, |permit| permit.punished_count),
                     used_per_slice: vm.permit.map(|permit| permit.used_per_slice),
@@ -216,6 +252,15 @@ impl Run {
     }
 }
 
+fn program(report: &ProgramReport) -> ProgramOutcome {
+    ProgramOutcome {
+        began_s: report.began_s,
+        runtime_s: report.runtime_s,
+        pages_touched: report.pages_touched,
+        pages_touched_away: report.pages_touched_away,
+    }
+}
+
 fn sample(twin: &mut Twin) -> Result<Sample, String> {
     twin.sample().map_err(|error| error.to_string())
 }
@@ -223,6 +268,7 @@ fn sample(twin: &mut Twin) -> Result<Sample, String> {
 fn moment(twin: &mut Twin) -> Result<Moment, String> {
     let sample = sample(twin)?;
     let report = twin.report();
+    let away = |vm: &VmSample| vm.pages_outside(vm.settings.home.as_ref()?);
     // Both list VMs in the scenario's order; one that is not there has counted nothing.
     let vms = report.vms.iter().map(|vm| {
         let seen = sample.vms.iter().find(|seen| seen.name == vm.name);
@@ -234,6 +280,7 @@ fn moment(twin: &mut Twin) -> Result<Moment, String> {
             llc_references: counted(|counters| counters.llc_references),
             llc_misses: counted(|counters| counters.llc_misses),
             balance_units: vm.permit.map_or(0, |permit| permit.balance_units),
+            pages_away: seen.and_then(away).map_or(0, |pages| pages.0),
         }
     });
     Ok(Moment {

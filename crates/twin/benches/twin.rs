@@ -35,7 +35,7 @@ fn flipping() -> Scenario {
     for io in workload.program.iter_mut().flat_map(|program| &mut program.io) {
         io.bytes_per_kilo_instruction = 0.0244;
     }
-    let driver = VmSpec::new("privvm", 26, Bytes::from_gib(64), "idle")
+    let driver = VmSpec::new("privvm", 4, Bytes::from_gib(64), "idle")
         .on_cpus(cpus(26, 26))
         .with_memory_on(node(1));
     let backend = Backend {

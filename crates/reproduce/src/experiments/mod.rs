@@ -1,5 +1,6 @@
 //! The experiments, by claim.
 
+mod flip;
 mod four_sources;
 mod kyoto;
 mod latencies;
@@ -25,6 +26,11 @@ pub const ALL: &[Experiment] = &[
     kyoto::metering::MIGRATION,
     kyoto::metering::SKIPPABLE,
     kyoto::overhead::EXPERIMENT,
+    flip::AGAIN,
+    flip::DRIFT,
+    flip::COST,
+    flip::CURED,
+    flip::TRIGGERS,
     four_sources::EXPERIMENT,
     tavo::NPB,
     tavo::SPEC,

@@ -740,6 +740,13 @@ impl Engine {
         self.version += 1;
     }
 
+    /// Whether neither what a CPU runs now nor what it ran when latencies were found accesses its cache.
+    fn asks_nothing(&self, cpu: usize) -> bool {
+        let runs = self.scheduler.queues.current(cpu).is_some();
+        let now = if runs { self.speeds[cpu].cost.accesses } else { 0.0 };
+        now == 0.0 && self.solved[cpu].cost.accesses == 0.0
+    }
+
     /// A CPU does something else now: its cache is looked at soon.
     pub(super) fn unsettle(&mut self, cpu: usize) {
         let soon = self.next_boundary();
@@ -765,7 +772,11 @@ impl Engine {
         let mut switched = std::mem::take(&mut self.scheduler.queues.switched);
         for cpu in switched.drain(..) {
             self.set_speed(cpu);
-            self.unsettle(cpu);
+            // Who asks nothing of caches and memory may come and go unnoticed, unless a sibling feels it.
+            let alone = self.topology.cpus[cpu].siblings.is_empty();
+            if !(alone && self.asks_nothing(cpu)) {
+                self.unsettle(cpu);
+            }
             // Siblings now share the core with another task, or with none.
             for at in 0..self.topology.cpus[cpu].siblings.len() {
                 let sibling = self.topology.cpus[cpu].siblings[at];

@@ -370,11 +370,19 @@ impl Credit {
             } else {
                 cycle(own, cpus).find(may).expect("a vCPU may run somewhere")
             };
+            // Where it runs alone, it leaves an idle CPU behind.
+            let leaves_idle =
+                queues.waiting(own).is_empty() && queues.current(own).is_none_or(|current| current == task);
+            let idle = |cpu: &usize| queues.idle(*cpu) && self.may(queues, affinity, task, *cpu);
+            if !(0..cpus).filter(|cpu| *cpu != own).any(|cpu| idle(&cpu)) {
+                // Most often there is nowhere else to go.
+                if best == own && leaves_idle {
+                    break;
+                }
+                continue;
+            }
             for cpu in 0..cpus {
-                // Where it runs alone, it leaves an idle CPU behind.
-                let alone = cpu == own
-                    && queues.waiting(cpu).is_empty()
-                    && queues.current(cpu).is_none_or(|current| current == task);
+                let alone = cpu == own && leaves_idle;
                 self.idlers[cpu] = queues.idle(cpu) || alone;
                 self.candidates[cpu] = self.idlers[cpu] && self.may(queues, affinity, task, cpu);
             }

@@ -561,6 +561,7 @@ mod tests {
                 llc_references: references,
                 llc_misses: misses,
                 balance_units: 0,
+                pages_away: 0,
             }],
         };
         // It boots for 5 ms, runs 10, waits, runs 10 more.
