@@ -26,6 +26,7 @@ builtin!(
     "permits",
     "phase-change",
     "tavo-mixed",
+    "xen48",
 );
 
 impl Scenario {
