@@ -160,7 +160,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         measured,
         set_up: vec![SET_UP.to_owned()],
         tables: vec![Table {
-            title: "Seconds per 10^9 instructions of each VM.".to_owned(),
+            title: "Seconds per 10^12 instructions of each VM.".to_owned(),
             header: header.iter().map(|head| (*head).to_owned()).collect(),
             rows,
         }],

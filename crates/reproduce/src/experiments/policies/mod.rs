@@ -171,7 +171,7 @@ fn runs(system: System, policies: &[MemoryPolicy]) -> Vec<Run> {
         .collect()
 }
 
-/// Seconds that 48 threads take for 10^9 instructions in all of a VM's program.
+/// Seconds that the threads take for 10^12 instructions in all of a VM's program.
 fn time_of(outcomes: &Outcomes, run: &Run, vm: usize) -> Result<f64, String> {
     let window = &outcomes.of(run)?.window;
     let before: usize = run.scenario.vms[..vm]
@@ -186,7 +186,7 @@ fn time_of(outcomes: &Outcomes, run: &Run, vm: usize) -> Result<f64, String> {
             run.scenario.vms[vm].workload, run.scenario.name
         ));
     }
-    Ok(window.seconds * 1e9 / instructions as f64)
+    Ok(window.seconds * 1e12 / instructions as f64)
 }
 
 /// What a program took under each policy of a system.

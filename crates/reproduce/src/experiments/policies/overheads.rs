@@ -177,7 +177,7 @@ impl Compared {
             &format!("{other}, s"),
             "overhead, %",
         ];
-        table("Seconds per 10^9 instructions of all threads.", &header, rows)
+        table("Seconds per 10^12 instructions of all threads.", &header, rows)
     }
 
     /// What programs that ask little of memory have to do with a count that is too low.

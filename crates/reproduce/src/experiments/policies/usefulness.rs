@@ -98,7 +98,7 @@ fn all_useful(outcomes: &Outcomes) -> Result<Decision, String> {
         set_up: vec![SET_UP_USEFUL.to_owned()],
         tables: vec![
             table(
-                "Seconds per 10^9 instructions on Linux, and percent by which the worst is above the best.",
+                "Seconds per 10^12 instructions on Linux, and percent by which the worst is above the best.",
                 &header(&ON_LINUX, &["spread, %"]),
                 rows,
             ),
@@ -308,7 +308,7 @@ fn single_vm(outcomes: &Outcomes) -> Result<Decision, String> {
         set_up: vec![SET_UP_SINGLE.to_owned()],
         tables: vec![
             table(
-                "Seconds per 10^9 instructions on Xen+, and by how much the best policy improves on round-1G.",
+                "Seconds per 10^12 instructions on Xen+, and by how much the best policy improves on round-1G.",
                 &header(&ON_XEN_PLUS, &["best, %"]),
                 rows,
             ),

@@ -85,7 +85,7 @@ fn ipi(outcomes: &Outcomes) -> Result<Decision, String> {
     Ok(Decision {
         measured,
         set_up: vec![SET_UP_IPI.to_owned()],
-        tables: vec![table("Seconds per 10^9 instructions on Xen.", &header, rows)],
+        tables: vec![table("Seconds per 10^12 instructions on Xen.", &header, rows)],
         why: vec![why],
         ..Decision::default()
     })
@@ -147,7 +147,7 @@ fn first_touch_disk(outcomes: &Outcomes) -> Result<Decision, String> {
         "first-touch above Xen+, %",
         "Xen above Xen+, %",
     ];
-    let title = "Seconds per 10^9 instructions. Xen differs from Xen+ in nothing but the way to the disk for these programs.";
+    let title = "Seconds per 10^12 instructions. Xen differs from Xen+ in nothing but the way to the disk for these programs.";
     Ok(Decision {
         measured,
         set_up: vec![SET_UP_DISK.to_owned()],
@@ -209,7 +209,7 @@ fn reader((_, system, policy): (&str, System, MemoryPolicy), request: &str) -> R
 /// MB/s of the reader by way and size, and percent that the driver domain loses against passthrough.
 fn readers(outcomes: &Outcomes) -> Result<Vec<(String, Vec<f64>)>, String> {
     let of = |request: &str| {
-        let rate = |way| Ok::<f64, String>(1e3 * READER_BYTES / time_of(outcomes, &reader(way, request), 0)?);
+        let rate = |way| Ok::<f64, String>(1e6 * READER_BYTES / time_of(outcomes, &reader(way, request), 0)?);
         let mut rates = READERS
             .into_iter()
             .map(rate)
