@@ -145,13 +145,17 @@ fn test() -> anyhow::Result<Tally> {
     Ok(output.end(child.wait()?.success()))
 }
 
+/// Builds the programs. The whole workspace as the tests have it: a package alone has other features, and would be built anew
+/// with all that it needs.
+fn build() -> anyhow::Result<()> {
+    let all = succeeds(&mut cargo(&["build", "--workspace"]))?;
+    ensure!(all.failed == 0, "the programs do not build: see above");
+    Ok(())
+}
+
 /// Makes the document of published claims anew, with none of the runs kept before, and compares.
 fn reproduction() -> anyhow::Result<Tally> {
-    let build = &mut cargo(&["build", "--package", "homenode-cli"]);
-    ensure!(
-        succeeds(build)?.failed == 0,
-        "the command does not build: see above"
-    );
+    build()?;
     let metadata = metadata()?;
     let made = metadata.target_directory.join("REPRODUCTION.md");
     let program = metadata.target_directory.join("debug/homenode");
@@ -204,12 +208,7 @@ impl TestbedReport {
 
 /// Builds the agent and the testbed, runs the latter, and counts its cases.
 fn testbed(names: &[String]) -> anyhow::Result<Tally> {
-    // The whole workspace, unoptimised: exactly what the tests have built already.
-    ensure!(
-        succeeds(&mut cargo(&["build", "--workspace"]))?.failed == 0,
-        "the agent and the testbed do not build: see above"
-    );
-
+    build()?;
     let target = metadata()?.target_directory;
     let report = target.join("testbed-report.json");
     if report.exists() {

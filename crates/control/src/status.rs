@@ -150,18 +150,14 @@ impl Status {
                 bandwidth_max_bytes_per_s: node.memory_bandwidth,
             }
         });
-        let links = rates.iter().flat_map(|rates| &rates.links).map(|link| {
-            let cable = machine
-                .links
-                .iter()
-                .find(|l| (l.from, l.to) == (link.from, link.to));
-            let max = cable.and_then(|l| l.bandwidth).filter(|max| max.0 > 0);
-            LinkStatus {
-                from: link.from,
-                to: link.to,
-                bandwidth_bytes_per_s: link.bandwidth,
-                busy: max.map(|max| link.bandwidth.as_f64() / max.as_f64()),
-            }
+        let counted = rates
+            .iter()
+            .flat_map(|rates| rates.links.iter().map(move |link| (rates, link)));
+        let links = counted.map(|(rates, link)| LinkStatus {
+            from: link.from,
+            to: link.to,
+            bandwidth_bytes_per_s: link.bandwidth,
+            busy: rates.link_use(machine, link.from, link.to),
         });
         let mut vms: Vec<VmStatus> = sample
             .vms

@@ -21,7 +21,7 @@ mod view;
 
 pub use limit::{CpuQuota, Limit, Percent};
 pub use plan::{Action, ActionError, Decision, Finding, FrameMove, Lever, Outcome, Plan, Receipt, Refusal};
-pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates};
+pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates, imbalance};
 pub use sample::{
     Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, PageUse, Sample,
     Setting, VcpuSample, Version, VmSample, VmSettings,

@@ -87,6 +87,16 @@ const CORE_IDLE_BUSY_MAX: f64 = 0.1;
 /// Bytes that one LLC miss moves on every machine modelled or supported so far.
 const LINE_BYTES: f64 = 64.0;
 
+/// Imbalance of accesses by node: standard deviation over mean, as a ratio; `None` without any accesses (seed 004, section
+/// 3.5.2).
+pub fn imbalance(accesses: &[f64]) -> Option<f64> {
+    let count = accesses.len() as f64;
+    let mean = accesses.iter().sum::<f64>() / count;
+    let squares = accesses.iter().map(|own| (own - mean) * (own - mean));
+    let variance = squares.sum::<f64>() / count;
+    (mean > 0.0).then(|| variance.sqrt() / mean)
+}
+
 impl Rates {
     /// Rates over the period between two samples of one host; `None` where no time passed. A VM, vCPU or counter that
     /// only one sample has, or that ran backwards (restarted VM), has no rates.
@@ -155,6 +165,20 @@ impl Rates {
             }
         }
         idle
+    }
+
+    /// Share in use of what the link between a directed pair of nodes carries; `None` where use or bandwidth is unknown.
+    pub fn link_use(&self, machine: &Machine, from: NodeId, to: NodeId) -> Option<f64> {
+        let link = machine
+            .links
+            .iter()
+            .find(|link| (link.from, link.to) == (from, to))?;
+        let max = link.bandwidth.filter(|max| max.0 > 0)?;
+        let used = self
+            .links
+            .iter()
+            .find(|link| (link.from, link.to) == (from, to))?;
+        Some(used.bandwidth.as_f64() / max.as_f64())
     }
 
     /// Data rate between two nodes, the busier direction; `None` where not counted.

@@ -65,20 +65,10 @@ impl View<'_> {
     /// Whether a directed pair of nodes uses less than `share` of the bandwidth of the link between them. Where use
     /// or bandwidth is unknown the link counts as quiet: absent is not busy.
     pub fn link_below(&self, from: NodeId, to: NodeId, share: f64) -> bool {
-        let capacity = self
-            .machine
-            .links
-            .iter()
-            .find(|l| (l.from, l.to) == (from, to))
-            .and_then(|l| l.bandwidth);
         let used = self
             .rates
-            .and_then(|r| r.links.iter().find(|l| (l.from, l.to) == (from, to)))
-            .map(|l| l.bandwidth);
-        match (capacity, used) {
-            (Some(capacity), Some(used)) => used.as_f64() < share * capacity.as_f64(),
-            _ => true,
-        }
+            .and_then(|rates| rates.link_use(self.machine, from, to));
+        used.is_none_or(|used| used < share)
     }
 }
 

@@ -1,4 +1,5 @@
-//! The published claims, as `data/published/claims.toml` states them.
+//! The claims: published ones, as `data/published/claims.toml` states them, and Homenode's own, `data/own/claims.toml`, in the
+//! same form and judged by the same rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,6 +9,10 @@ use serde::{Deserialize, Serialize};
 
 /// The claims and the tables that they refer to, as they are committed.
 pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
+/// What Homenode claims of itself.
+pub const OWN_CLAIMS: &str = include_str!("../../../data/own/claims.toml");
+/// The `seed` of those.
+pub const OWN: &str = "own";
 /// Table 1 of seed 004.
 pub const TABLE_1: &str = include_str!("../../../data/published/numa-policies-table1.csv");
 /// Table 4 of seed 004.
@@ -19,7 +24,7 @@ pub const TABLE_4: &str = include_str!("../../../data/published/numa-policies-ta
 pub struct Claim {
     /// Stable name: family, dot, rest.
     pub id: String,
-    /// Number of the document that makes it.
+    /// Number of the document that makes it, or [`OWN`].
     pub seed: String,
     /// Figure, table or section.
     pub at: String,
@@ -91,6 +96,11 @@ impl Values {
 }
 
 impl Claim {
+    /// Whether Homenode claims it of itself.
+    pub fn is_own(&self) -> bool {
+        self.seed == OWN
+    }
+
     /// The part of the id before the dot.
     pub fn family(&self) -> &str {
         self.id.split_once('.').map_or(&self.id, |(family, _)| family)
@@ -111,10 +121,13 @@ pub fn parse(path: &str, text: &str) -> Result<Vec<Claim>, FileError> {
     Ok(read_toml::<File>(path, text)?.claim)
 }
 
-/// All claims, in the file's order.
+/// All claims, in the files' order, our own last.
 pub fn all() -> Vec<Claim> {
     // A test reads them.
-    parse("data/published/claims.toml", CLAIMS).expect("embedded claims")
+    let file = |path, text| parse(path, text).expect("embedded claims");
+    let published = file("data/published/claims.toml", CLAIMS);
+    let own = file("data/own/claims.toml", OWN_CLAIMS);
+    published.into_iter().chain(own).collect()
 }
 
 /// A published number of a claim: what an experiment draws beside its own.
@@ -143,7 +156,7 @@ impl fmt::Display for Unknown {
         let nearest: Vec<&str> = self.candidates.names.iter().take(5).map(String::as_str).collect();
         write!(
             f,
-            "no claim is named `{}`; name a seed (`002`), a family (`tavo`), a claim or `all`; nearest: `{}`",
+            "no claim is named `{}`; name a seed (`002`, `own`), a family (`tavo`), a claim or `all`; nearest: `{}`",
             self.word,
             nearest.join("`, `")
         )
@@ -183,11 +196,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_embedded_file_has_every_claim_once() {
+    fn the_embedded_files_have_every_claim_once() {
         let claims = all();
-        assert_eq!(claims.len(), 54);
+        assert_eq!(claims.iter().filter(|claim| !claim.is_own()).count(), 54);
         let ids: BTreeSet<&str> = claims.iter().map(|claim| claim.id.as_str()).collect();
-        assert_eq!(ids.len(), 54);
+        assert_eq!(ids.len(), claims.len());
         assert!(
             claims
                 .iter()
@@ -224,8 +237,9 @@ mod tests {
 
     #[test]
     fn claims_are_selected_by_seed_family_and_id_in_the_files_order() {
-        assert_eq!(selected(&[]).unwrap().len(), 54);
-        assert_eq!(selected(&["all"]).unwrap().len(), 54);
+        assert_eq!(selected(&[]).unwrap().len(), all().len());
+        assert_eq!(selected(&["all"]).unwrap().len(), all().len());
+        assert_eq!(selected(&["own"]).unwrap()[0], "advisor.near-best");
         assert_eq!(selected(&["002"]).unwrap(), selected(&["tavo"]).unwrap());
         assert_eq!(selected(&["tavo"]).unwrap().len(), 5);
         assert_eq!(
@@ -242,7 +256,8 @@ mod tests {
             "no claim is named `tavo.ncb`; did you mean `tavo.npb`?"
         );
         assert!(
-            said("something").contains("name a seed (`002`), a family (`tavo`), a claim or `all`; nearest:")
+            said("something")
+                .contains("name a seed (`002`, `own`), a family (`tavo`), a claim or `all`; nearest:")
         );
     }
 }

@@ -40,7 +40,7 @@ pub struct Decision {
 }
 
 /// A table of the document.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Table {
     /// What it shows, in a sentence.
     pub title: String,

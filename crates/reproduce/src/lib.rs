@@ -113,6 +113,7 @@ pub fn to_json(all: &[Reproduced]) -> Value {
             "parts": one.judgement.parts,
             "measured_here": one.decision.as_ref().is_some_and(|decision| decision.measured_here),
             "reason": one.reason,
+            "tables": one.decision.as_ref().map(|decision| &decision.tables),
             "why": one.decision.as_ref().map(|decision| &decision.why),
         })
     };

@@ -1,10 +1,9 @@
 //! One run of the twin: what it is, and what is kept of it.
 
-use homenode_control::{Config, Control, Mode, Policies};
-use homenode_host::{Counters, Host, Sample, VmSample};
-use homenode_policy::repatriate::{self, Start};
+use homenode_control::{Config, Control, Epoch, Event, Mode, Policies};
+use homenode_host::{Action, Counters, Host, Outcome as Done, Sample, VmSample};
 use homenode_twin::{ProgramReport, Scenario, Twin, TwinReport};
-use homenode_units::{BytesPerSec, NodeId, Ns};
+use homenode_units::{BytesPerSec, MemoryPolicy, NodeId, Ns};
 use serde::{Deserialize, Serialize};
 
 /// Everything that decides what comes of a run.
@@ -17,18 +16,14 @@ pub struct Run {
     pub controllers: Option<BytesPerSec>,
     /// VMs and their programs.
     pub scenario: Scenario,
-    /// Which policies act.
-    pub policies: Policies,
+    /// Which policies act, how often and within which bounds.
+    pub config: Config,
     /// Arrival order, phase and all other chance.
     pub seed: u64,
     /// Simulated time after which counters are read for the first time; see [`Outcome::window`].
     pub warm_up: Ns,
     /// Simulated time after which the run ends, if its programs have not ended before.
     pub until: Ns,
-    /// How often policies act.
-    pub period: Ns,
-    /// When memory that is away from home goes there, where policies act.
-    pub home_start: Start,
     /// How often VMs are looked at after the warm-up, where what comes when matters; see [`Outcome::moments`].
     pub watch: Option<Ns>,
 }
@@ -65,6 +60,10 @@ pub struct VmOutcome {
     pub backend_s: f64,
     /// Most pages that its I/O used at once; 0 where it has no driver domain.
     pub pages_used_max: u64,
+    /// Its memory policy at the end.
+    pub memory_policy: MemoryPolicy,
+    /// How often policies changed that.
+    pub policy_changes: u32,
     /// How often its vCPUs changed nodes.
     pub node_changes: u64,
     /// How often it was punished for going OVER its permit, after the warm-up; 0 where it has none.
@@ -156,12 +155,13 @@ impl Run {
             machine,
             controllers: None,
             scenario,
-            policies,
+            config: Config {
+                policies,
+                ..Config::default()
+            },
             seed,
             warm_up: Ns::ZERO,
             until: Ns::from_secs(4000),
-            period: Config::default().period,
-            home_start: repatriate::Config::default().start,
             watch: None,
         }
     }
@@ -193,25 +193,21 @@ impl Run {
             }
         }
         let mut twin = Twin::new(machine, &self.scenario, self.seed).map_err(|error| error.to_string())?;
-        let mut config = Config {
-            policies: self.policies,
-            period: self.period,
-            ..Config::default()
-        };
-        config.repatriate.start = self.home_start;
-        let mut control = Control::new(config, Mode::Act);
-        let acts = self.policies != Policies::Default;
+        let mut control = Control::new(self.config.clone(), Mode::Act);
+        let acts = self.config.policies != Policies::Default;
         let (mut begin, mut moments) = (None, Vec::new());
+        let mut policy_changes = vec![0; self.scenario.vms.len()];
         while !twin.finished() && twin.now() < self.until {
             if begin.is_none() && twin.now() >= self.warm_up {
                 begin = Some(sample(&mut twin)?);
                 twin.mark();
             }
             if acts {
-                control.step(&mut twin).map_err(|error| error.to_string())?;
+                let epoch = control.step(&mut twin).map_err(|error| error.to_string())?;
+                self.count_policy_changes(&epoch, &mut policy_changes);
             }
             let now = twin.now();
-            let mut period = self.period;
+            let mut period = self.config.period;
             if let (Some(watch), true) = (self.watch, begin.is_some()) {
                 let due = |last: &Moment| now.0 >= last.at_ns + watch.0;
                 if moments.last().is_none_or(due) {
@@ -230,7 +226,11 @@ impl Run {
             vms: report
                 .vms
                 .into_iter()
-                .map(|vm| VmOutcome {
+                .zip(&self.scenario.vms)
+                .zip(policy_changes)
+                .map(|((vm, spec), policy_changes)| VmOutcome {
+                    memory_policy: memory_policy(&end, &vm.name).unwrap_or(spec.memory_policy),
+                    policy_changes,
                     workload: vm.workload,
                     runtime_s: vm.runtime_s,
                     local_access_ratio: vm.local_access_ratio,
@@ -250,6 +250,29 @@ impl Run {
             moments,
         })
     }
+
+    fn count_policy_changes(&self, epoch: &Epoch, changes: &mut [u32]) {
+        for event in &epoch.events {
+            let Event::Decided {
+                name,
+                decision,
+                result,
+            } = event
+            else {
+                continue;
+            };
+            if matches!(decision.action, Action::SetMemoryPolicy { .. }) && matches!(result, Done::Done) {
+                let vms = self.scenario.vms.iter().zip(&mut *changes);
+                vms.filter(|(vm, _)| vm.name == *name)
+                    .for_each(|(_, count)| *count += 1);
+            }
+        }
+    }
+}
+
+fn memory_policy(sample: &Sample, name: &str) -> Option<MemoryPolicy> {
+    let vm = sample.vms.iter().find(|vm| vm.name == name)?;
+    Some(vm.memory_policy)
 }
 
 fn program(report: &ProgramReport) -> ProgramOutcome {

@@ -202,12 +202,13 @@ fn pages(text: &mut String) -> std::fmt::Result {
         (1.0, 0.0),
     ] {
         let [truth, ours] = traffic::accesses_by_node(by_one, shared);
+        let imbalance = |counts: &[f64]| homenode_host::imbalance(counts).unwrap_or_default();
         let most = |counts: &[f64]| counts.iter().copied().fold(0.0, f64::max) / counts.iter().sum::<f64>();
         writeln!(
             text,
             "| {by_one} | {shared} | {:.2} | {:.2} | {:.3} | {:.3} |",
-            traffic::imbalance(&ours),
-            traffic::imbalance(&truth),
+            imbalance(&ours),
+            imbalance(&truth),
             most(&ours),
             most(&truth),
         )?;

@@ -336,7 +336,7 @@ fn less(counts: &mut [f64], earlier: &[f64]) {
     }
 }
 
-/// Standard deviation over mean of the counts of nodes with memory.
+/// Imbalance over the nodes with memory.
 fn imbalance(machine: &Machine, counts: &[f64]) -> Option<f64> {
     let with_memory = machine.nodes.values().map(|node| node.memory_bytes.0 > 0);
     let counts: Vec<f64> = counts
@@ -344,13 +344,7 @@ fn imbalance(machine: &Machine, counts: &[f64]) -> Option<f64> {
         .zip(with_memory)
         .filter_map(|(count, has)| has.then_some(*count))
         .collect();
-    let mean = counts.iter().sum::<f64>() / counts.len() as f64;
-    let variance = counts
-        .iter()
-        .map(|count| (count - mean) * (count - mean))
-        .sum::<f64>()
-        / counts.len() as f64;
-    (mean > 0.0).then(|| variance.sqrt() / mean)
+    homenode_host::imbalance(&counts)
 }
 
 /// The report's figures of what a host did since a mark; it must be settled.

@@ -46,9 +46,8 @@ fn assert_conserved(twin: &mut Twin, when: &str) {
 }
 
 fn imbalance(accesses: &NodeMap<u64>) -> f64 {
-    let mean = accesses.values().sum::<u64>() as f64 / accesses.len() as f64;
-    let squares = accesses.values().map(|a| (*a as f64 - mean) * (*a as f64 - mean));
-    (squares.sum::<f64>() / accesses.len() as f64).sqrt() / mean
+    let accesses: Vec<f64> = accesses.values().map(|own| *own as f64).collect();
+    homenode_host::imbalance(&accesses).expect("memory was accessed")
 }
 
 /// Runs a VM of 8 vCPUs for some seconds after its boot, and reports on what came after the first two.

@@ -1,5 +1,5 @@
 use homenode_host::{HandsOff, Immovable};
-use homenode_units::Bytes;
+use homenode_units::{Bytes, NodeId};
 use proptest::prelude::*;
 
 use super::*;
@@ -64,6 +64,19 @@ fn a_class_gets_its_policy() {
         );
         assert_eq!(state.choice(vm_id(1)), None, "advice is given, not followed");
     }
+    // Even accesses that travel over a busy link.
+    let (mut travelling, mut state) = (scene(EVEN), State::default());
+    travelling.links = vec![(NodeId(0), NodeId(1), 4_000_000_000)];
+    travelling.vm(1).local(0.25);
+    run(&mut travelling, &mut state, &Config::default(), 7, |_, _| {
+        1_000_000_000
+    });
+    let advice = state.advice(vm_id(1)).unwrap();
+    assert_eq!(
+        (advice.class, advice.policy),
+        (Some(Class::Low), Some(SPREAD)),
+        "{advice:?}"
+    );
     // Where nobody says who uses a page, pages are spread and stay.
     let (mut scene, mut state) = (scene(CROWDED), State::default());
     scene.no_page_uses = Some("no sampling".into());

@@ -22,7 +22,7 @@
 //! - `flip.period-equals-threshold`: both benchmarks afterwards within 2 percent of each other.
 
 use homenode_control::Policies;
-use homenode_policy::repatriate::{self, Start};
+use homenode_policy::repatriate::Start;
 use homenode_twin::{
     Backend, Hypervisor, NextProgram, PoolSpec, Scenario, Transfer, VmSpec, Vnuma, Workload, workload,
 };
@@ -94,6 +94,8 @@ const BIGBENCH: &str = "bigbench at the fitted rate";
 const PAIR: [&str; 2] = ["stream", "linkbench"];
 const PROGRAMS: [&str; 3] = ["stream", "linkbench", "bigbench"];
 const WATCH: Ns = Ns::from_secs(30);
+/// The agent's, of which nothing here needs more.
+const STEP: Ns = Ns::from_secs(10);
 const GUEST: Bytes = Bytes::from_gib(16);
 const SLOWER_LEAST: f64 = 5.0;
 const ALIKE_MOST: f64 = 2.0;
@@ -227,13 +229,16 @@ fn one(program: &str, remedy: Remedy) -> Run {
     } else {
         Policies::Default
     };
-    Run {
+    let mut run = Run {
         until: Ns::from_secs(20_000),
-        period: Ns::from_secs(10),
-        home_start: start.unwrap_or(repatriate::Config::default().start),
         watch: Some(WATCH),
         ..Run::to_end("xeon26x2", on_xeon(&name, program, then, remedy), policies, 1)
+    };
+    run.config.period = STEP;
+    if let Some(start) = start {
+        run.config.repatriate.start = start;
     }
+    run
 }
 
 /// A minute of BigBench at the rate that its profile has, or what the network gives.
@@ -264,17 +269,14 @@ fn repeated(length: f64) -> Run {
         .with_memory_on(node(2));
     let then = vec![NextProgram::new(BIGBENCH).doing(MINUTES as f64 * length); REPEATS - 1];
     let name = format!("BigBench again and again, {length} of the length");
-    Run {
+    let scenario = host(&name, driver, vm, then, Remedy::None);
+    let mut run = Run {
         until: Ns::from_secs(400_000),
-        period: Ns::from_secs(10),
         watch: Some(WATCH),
-        ..Run::to_end(
-            "amd6344x8",
-            host(&name, driver, vm, then, Remedy::None),
-            Policies::Default,
-            1,
-        )
-    }
+        ..Run::to_end("amd6344x8", scenario, Policies::Default, 1)
+    };
+    run.config.period = STEP;
+    run
 }
 
 fn guest(outcome: &Outcome) -> Result<&VmOutcome, String> {

@@ -49,6 +49,9 @@ pub const ALL: &[Experiment] = &[
     policies::RELEASES,
     policies::IPI,
     policies::FIRST_TOUCH_DISK,
+    policies::NEAR_BEST,
+    policies::PHASES,
+    policies::BOUNDED,
 ];
 
 /// Claims that no model here could decide, and why.

@@ -361,14 +361,3 @@ fn twin_by_node(by_one: f64, shared: f64) -> Vec<f64> {
         .map(|accesses| *accesses as f64)
         .collect()
 }
-
-/// Standard deviation over mean.
-pub fn imbalance(counts: &[f64]) -> f64 {
-    let mean = counts.iter().sum::<f64>() / counts.len() as f64;
-    let variance = counts
-        .iter()
-        .map(|count| (count - mean) * (count - mean))
-        .sum::<f64>()
-        / counts.len() as f64;
-    variance.sqrt() / mean
-}

@@ -1,5 +1,5 @@
 //! The claims on NUMA policies in the hypervisor (seed 004): its four systems, and the runs of 29 programs that most of
-//! its claims share.
+//! its claims share; and our own claims on choosing among them.
 //!
 //! # The systems (sections 2, 5.2 to 5.5)
 //!
@@ -24,6 +24,7 @@
 //!   of that. The 29 profiles divide their work over threads; rates are of all threads together.
 //! - Best is least time, among the policies that the seed tried.
 
+mod advisor;
 mod consolidated;
 mod controllers;
 mod imbalance;
@@ -32,6 +33,7 @@ mod releases;
 mod usefulness;
 mod virtualisation;
 
+pub use advisor::{BOUNDED, NEAR_BEST, PHASES};
 pub use consolidated::EXPERIMENT as CONSOLIDATED;
 pub use imbalance::EXPERIMENT as IMBALANCE;
 pub use overheads::{REMAINING, XEN, XEN_PLUS};
@@ -142,10 +144,9 @@ fn between(scenario: Scenario) -> Run {
     } else {
         (Policies::Default, WARM_UP)
     };
-    Run {
-        policies,
-        ..Run::between(MACHINE, scenario, warm_up, Ns(warm_up.0 + COUNTED.0))
-    }
+    let mut run = Run::between(MACHINE, scenario, warm_up, Ns(warm_up.0 + COUNTED.0));
+    run.config.policies = policies;
+    run
 }
 
 /// The 29 programs, in the seed's order, with their class of imbalance under first-touch (table 1).
