@@ -10,7 +10,8 @@
 //! The plugin makes the file, of the next power of two that holds all, before QEMU opens it; CPUs are dealt to nodes in blocks.
 //!
 //! Until software inside asks for counts nothing is instrumented, and the machine runs as fast as without the plugin: booting
-//! one that is instrumented takes minutes. Then QEMU forgets what it has translated, and translates all anew.
+//! one that is instrumented takes minutes. Then QEMU forgets what it has translated, and translates all anew; and again when
+//! nobody asks any more.
 
 use std::ffi::{c_uint, c_void};
 use std::fs::OpenOptions;
@@ -22,7 +23,7 @@ use std::slice;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
-use homenode_meter::page::{Layout, Page, TAGS_MAX};
+use homenode_meter::page::{Layout, Page, SAMPLES, TAGS_MAX};
 use homenode_meter::pmu::{Cpu, Pmu};
 use homenode_meter::profile::Config;
 use homenode_tracking::cache::{Replacement, Shape};
@@ -53,6 +54,7 @@ pub fn begin(options: &PmuOptions, config: Config) -> Result<(), String> {
         tags: TAGS_MAX,
         frames: options.frames,
         line_bytes: config.line_bytes,
+        samples: SAMPLES,
     };
     let page = map(&options.file, layout).map_err(|error| format!("{}: {error}", options.file.display()))?;
     page.begin();
@@ -142,8 +144,23 @@ extern "C" fn counts_wanted(id: Id) {
     unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, machine_translated) };
 }
 
-extern "C" fn machine_translated(_: Id, tb: *mut Tb) {
+/// A block is translated while counts were wanted.
+extern "C" fn machine_translated(id: Id, tb: *mut Tb) {
+    let is_wanted = RUN.get().is_some_and(|run| run.page.is_wanted());
+    if !is_wanted
+        && RUN
+            .get()
+            .is_some_and(|run| run.begun.swap(false, Ordering::Relaxed))
+    {
+        // SAFETY: as in `translated_before`.
+        unsafe { qemu::qemu_plugin_reset(id, counts_not_wanted) };
+    }
     translated(tb, block_begins, accesses);
+}
+
+extern "C" fn counts_not_wanted(id: Id) {
+    // SAFETY: as in `counts_wanted`.
+    unsafe { qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, translated_before) };
 }
 
 extern "C" fn block_begins(at: c_uint, instructions: *mut c_void) {

@@ -282,7 +282,10 @@ impl Clerk {
                         "VM {vm} cannot have memory policy {policy}: {why}"
                     ))));
                 }
-                let done = json!({ "vm": vm, "policy": policy, "note": control.memory_policies_idle() });
+                let idle = control.memory_policies_idle().map(str::to_owned);
+                let cautions = policy.map(|policy| control.cautions(id, policy));
+                let notes: Vec<String> = idle.into_iter().chain(cautions.unwrap_or_default()).collect();
+                let done = json!({ "vm": vm, "policy": policy, "notes": notes });
                 let setting = Setting::MemoryPolicy(policy);
                 return Ok(Answer::Later(self.orders.set(id, setting), done));
             }

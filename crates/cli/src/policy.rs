@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
 use crate::desk::Request;
-use crate::output::{or_dash, percent, print_json, table};
+use crate::output::{counted, or_dash, percent, print_json, table};
 use crate::query::{ask_agent, vms};
 
 /// `homenode policy`.
@@ -31,9 +31,10 @@ fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
         Some(policy) => println!("{} has memory policy {policy}", args.vm),
         None => println!("the memory policy of {} is the agent's choice", args.vm),
     }
-    if let Some(note) = answer["note"].as_str() {
-        println!("{note}");
-    }
+    let notes = answer["notes"].as_array().into_iter().flatten();
+    notes
+        .filter_map(Value::as_str)
+        .for_each(|note| println!("note: {note}"));
     Ok(())
 }
 
@@ -64,9 +65,10 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let rows = layouts.iter().map(|vm| {
         let text = |key: &str| vm[key].as_str().map(str::to_owned);
         let home = serde_json::from_value::<NodeSet>(vm["home"].clone()).ok();
+        let sampled_by = serde_json::from_value(vm["pages_sampled_by"].clone()).ok();
         vec![
             text("name").unwrap_or_default(),
-            text("memory_policy").unwrap_or_default(),
+            counted(text("memory_policy").unwrap_or_default(), sampled_by),
             or_dash(text("memory_policy_chosen"), |chosen| chosen),
             or_dash(home, |home| home.to_string()),
             or_dash(vm["pages_on"].as_array(), |on| pages(on)),
@@ -75,6 +77,15 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
     });
     let header = ["VM", "policy", "chosen", "home", "MiB on nodes", "local"];
     println!("{}", table(&header, rows));
+    for vm in &layouts {
+        let name = vm["name"].as_str().unwrap_or_default();
+        if let Some(caution) = vm["memory_policy_caution"].as_str() {
+            println!("{name}: {caution}");
+        }
+        if let Some(why) = vm["memory_fixed"].as_str() {
+            println!("{name}: its pages cannot move: {why}");
+        }
+    }
     Ok(())
 }
 
@@ -85,6 +96,9 @@ fn layout(vm: &Value) -> Value {
         "id",
         "memory_policy",
         "memory_policy_chosen",
+        "pages_sampled_by",
+        "memory_policy_caution",
+        "memory_fixed",
         "home",
         "pages_on",
         "local_access_ratio",

@@ -20,8 +20,8 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{
-    Action, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates, Receipt, Refusal,
-    Sample, Setting, View, VmSample, VmView,
+    Action, CountedBy, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates, Receipt,
+    Refusal, Sample, Setting, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
@@ -31,7 +31,7 @@ use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
 use homenode_policy::{advisor, balance, levers, memory, pace, permits, placement, repatriate};
-use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit, VmId};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
 pub use bill::{Bill, Hour, Line};
@@ -280,6 +280,21 @@ impl Control {
         let (sample, _) = self.last.as_ref()?;
         let vm = sample.vm(vm)?;
         memory::objection(sample, vm, hands_off(vm, &self.watch), policy)
+    }
+
+    /// What the operator should know of a memory policy that a VM can have, each a sentence.
+    pub fn cautions(&self, vm: VmId, policy: MemoryPolicy) -> Vec<String> {
+        let Some((sample, vm)) = self
+            .last
+            .as_ref()
+            .and_then(|(sample, _)| Some((sample, sample.vm(vm)?)))
+        else {
+            return Vec::new();
+        };
+        let is_modelled = policy.migration == Migration::Carrefour && sample.counted_by == CountedBy::Model;
+        let modelled = is_modelled
+            .then(|| "which node uses a page is sampled by a model of caches, not by hardware".to_owned());
+        memory::caution(vm, policy).into_iter().chain(modelled).collect()
     }
 
     /// Which memory policy is thought to suit a VM; `None` where no such VM runs, or it was not looked at yet.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use homenode_host::{CountedBy, CpuQuota, Rates, Sample, VmSample};
 use homenode_machine::Machine;
+use homenode_policy::memory;
 use homenode_policy::permits::{self, Account, Standing};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeSet, Ns, Pages, Permit, VmId};
 use serde::{Deserialize, Serialize};
@@ -70,6 +71,12 @@ pub struct VmStatus {
     pub memory_policy: MemoryPolicy,
     /// Memory policy that the operator chose, if he did.
     pub memory_policy_chosen: Option<MemoryPolicy>,
+    /// Who samples which nodes use its pages, where its memory policy wants to know.
+    pub pages_sampled_by: Option<CountedBy>,
+    /// What the operator should know of the policy that he chose.
+    pub memory_policy_caution: Option<String>,
+    /// Why its memory stays where it is, if it does.
+    pub memory_fixed: Option<String>,
     /// Touched pages on each node, where known.
     pub pages_on: Option<Vec<(NodeId, Pages)>>,
     /// Memory that the guest may use.
@@ -176,6 +183,12 @@ impl Status {
                         .map(|pages| pages.iter().map(|(node, pages)| (node, *pages)).collect()),
                     memory_policy: vm.memory_policy,
                     memory_policy_chosen: vm.settings.memory_policy,
+                    pages_sampled_by: vm.page_uses.as_ref().map(|_| sample.counted_by),
+                    memory_policy_caution: vm
+                        .settings
+                        .memory_policy
+                        .and_then(|policy| memory::caution(vm, policy)),
+                    memory_fixed: vm.immovable.as_ref().map(ToString::to_string),
                     memory_bytes: vm.memory_bytes,
                     cpus_used: over.map(|over| over.cpus_used),
                     vcpus_waiting: over.map(|over| over.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),

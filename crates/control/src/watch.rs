@@ -176,6 +176,7 @@ mod tests {
             memory_policy: homenode_units::MemoryPolicy::default(),
             page_uses: None,
             immovable: None,
+            no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),
             settings: VmSettings::default(),

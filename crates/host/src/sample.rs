@@ -88,6 +88,8 @@ pub struct VmSample {
     pub page_uses: Option<Vec<PageUse>>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
+    /// Why the host never learns which pages the guest releases, with the remedy; `None` where it does.
+    pub no_releases: Option<String>,
     /// Limit of the agent's on its part of caches or memory bandwidth, while it is in force.
     pub confined: Option<Limit>,
     /// Nodes of devices assigned to the VM.
@@ -186,6 +188,10 @@ pub enum Immovable {
         /// Nodes it is bound to.
         nodes: NodeSet,
     },
+    /// The VM is paused: nobody waits for its memory, and whoever paused it may be about to save it.
+    Paused,
+    /// It is on its way to another host or from there: what moves here would be copied twice.
+    Migrating,
 }
 
 impl std::fmt::Display for Immovable {
@@ -203,6 +209,13 @@ impl std::fmt::Display for Immovable {
                 f,
                 "it was bound to node {nodes} at start; define the VM with <memory mode='restrictive'> to let it move"
             ),
+            Immovable::Paused => write!(f, "the VM is paused; they can again once it runs"),
+            Immovable::Migrating => {
+                write!(
+                    f,
+                    "the VM is being migrated between hosts; they can again when that is over"
+                )
+            }
         }
     }
 }

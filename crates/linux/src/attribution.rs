@@ -18,6 +18,9 @@
 //! - *Cycles* are the time run at the machine's clock, or at 1 GHz where that is unknown: the model has no time. Equation 3.1
 //!   then is misses per millisecond run.
 //! - *Instructions* are 0: the model counts them by CPU, not by VM.
+//! - *Accesses* of a VM and *traffic* of controllers are samples times the period at which they were taken; what was lost of them
+//!   is taken to have gone where the rest went.
+//! - *Uses* of single pages are samples as they are ([`Sampler`]).
 //!
 //! # Trust
 //! The model can be wrong or gone: counts that run backwards, or instructions that stand still while this program runs, are said,
@@ -27,19 +30,24 @@
 //! - What is counted for a frame goes to the VM whose it is, also after it moved.
 //! - Counts dealt to vCPUs add up.
 //! - Frames of a VM that went away are nobody's, and its tag is free for the next.
+//! - Samples go to the page whose frame they name, and say which nodes used it.
+
+mod samples;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use homenode_host::Counters;
+use homenode_host::{Accesses, Counters, PageUse};
 use homenode_meter::page::{Counts, Page};
-use homenode_units::{Ns, PAGE_BYTES, VmId};
+use homenode_units::{NodeMap, Ns, PAGE_BYTES, Pages, VmId};
 
 use crate::libvirt_host::now;
 use crate::numa_maps::{Range, Sharing};
 use crate::pagemap::{self, Place};
 use crate::read::ReadError;
 use crate::task::Process;
+
+pub use samples::Sampler;
 
 /// Pages of a VM that are looked at in one go: 256 MiB.
 pub const PART_PAGES: usize = 65_536;
@@ -99,6 +107,8 @@ pub struct Attribution {
     /// Of all CPUs, at the last look.
     instructions: Option<u64>,
     state: State,
+    /// Or why there are no samples.
+    sampler: Result<Sampler, String>,
     /// The next to be given last.
     free: Vec<u8>,
     vms: BTreeMap<VmId, Tagged>,
@@ -128,6 +138,7 @@ struct Tagged {
     /// Its tag's counts at the last look, once all was read.
     since: Option<Counts>,
     vcpus: BTreeMap<u16, Share>,
+    accesses: Option<Accesses>,
 }
 
 /// What was dealt to a vCPU.
@@ -138,8 +149,9 @@ struct Share {
 }
 
 impl Attribution {
-    /// All frames are nobody's: what an agent before this one said is forgotten. `clock_hz` is the machine's clock, where known.
-    pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Attribution {
+    /// All frames are nobody's: what an agent before this one said is forgotten. `clock_hz` is the machine's clock, where known;
+    /// where there is no sampler its place has the reason.
+    pub fn new(page: Page<'static>, clock_hz: Option<u64>, sampler: Result<Sampler, String>) -> Attribution {
         page.clear_tags();
         let tags = page.layout().tags.min(256) as u16;
         Attribution {
@@ -147,6 +159,7 @@ impl Attribution {
             clock_hz: clock_hz.unwrap_or(CLOCK_HZ),
             instructions: None,
             state: State::Unknown,
+            sampler,
             free: (1..tags).rev().map(|tag| tag as u8).collect(),
             vms: BTreeMap::new(),
         }
@@ -155,6 +168,9 @@ impl Attribution {
     /// Begins a look at all VMs. Asks for counts, which costs the emulator most of its speed.
     pub fn begin(&mut self) {
         self.page.want();
+        if let Ok(sampler) = &mut self.sampler {
+            sampler.look();
+        }
         let cpus = 0..self.page.layout().cpus;
         let instructions = cpus
             .filter_map(|cpu| self.page.instructions_of(cpu))
@@ -222,6 +238,52 @@ impl Attribution {
         Ok(Some(counters.collect()))
     }
 
+    /// Why nobody is known to use a page, if so.
+    pub fn no_samples(&self) -> Option<&str> {
+        self.sampler.as_ref().err().map(String::as_str)
+    }
+
+    /// Bytes that each node's controllers have moved since this began; none where nothing is sampled.
+    pub fn traffic(&self) -> NodeMap<u64> {
+        let sampler = self.sampler.as_ref().ok();
+        sampler
+            .map(|sampler| sampler.traffic().clone())
+            .unwrap_or_default()
+    }
+
+    /// Accesses of a VM to memory, by where they went. To be asked once after each [`Attribution::begin`]. `None` before all of
+    /// its memory was read.
+    pub fn accesses(&mut self, vm: VmId) -> Option<Accesses> {
+        let sampler = self.sampler.as_ref().ok()?;
+        let vm = self.vms.get_mut(&vm).filter(|vm| vm.is_read)?;
+        match (&mut vm.accesses, sampler.tag(vm.tag)) {
+            (Some(accesses), Some(since)) => samples::add(accesses, since),
+            (Some(_), None) => {}
+            // What is there at the first look is partly another's, from before its frames had the tag.
+            (none, _) => *none = Some(sampler.nothing()),
+        }
+        vm.accesses.clone()
+    }
+
+    /// Which nodes used which pages of a VM between the last two calls of [`Attribution::begin`]; `None` before all of its
+    /// memory was read.
+    pub fn page_uses(&self, vm: VmId) -> Option<Vec<PageUse>> {
+        let sampler = self.sampler.as_ref().ok()?;
+        let vm = self.vms.get(&vm).filter(|vm| vm.is_read)?;
+        let pages = (0..).zip(&vm.frames).filter(|(_, frame)| **frame != 0);
+        let used = pages.filter_map(|(page, frame)| {
+            let used = sampler.frame((*frame).into())?;
+            Some(PageUse {
+                frame: page,
+                pages: Pages(1),
+                on: sampler.node_of((*frame).into())?,
+                samples: used.samples.clone(),
+                writes: used.writes,
+            })
+        });
+        Some(used.collect())
+    }
+
     /// Frames and tags of all other VMs are nobody's.
     pub fn keep_only(&mut self, vms: impl Fn(VmId) -> bool) {
         let gone: Vec<VmId> = self.vms.keys().filter(|vm| !vms(**vm)).copied().collect();
@@ -233,6 +295,14 @@ impl Attribution {
             vm.frames.iter().for_each(|frame| vm.untag(self.page, *frame));
             self.free.push(vm.tag);
         }
+    }
+}
+
+/// Nobody reads any more: the emulator gets its speed back.
+impl Drop for Attribution {
+    fn drop(&mut self) {
+        self.page.sample_every(0);
+        self.page.rest();
     }
 }
 
@@ -259,6 +329,7 @@ impl Tagged {
             is_beyond: false,
             since: None,
             vcpus: BTreeMap::new(),
+            accesses: None,
         }
     }
 

@@ -88,6 +88,8 @@ pub struct Domain {
     pub huge_pages: Option<HugePages>,
     /// Whether its memory is locked (`<memoryBacking><locked/>`).
     pub locked: Option<Locked>,
+    /// Whether its guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then gives back.
+    pub free_pages: FreePages,
     /// Sizes of its memory objects: one per guest NUMA cell and DIMM, or one for all.
     pub ram_sizes: Vec<Bytes>,
     /// PCI addresses of devices assigned through VFIO.
@@ -101,6 +103,15 @@ pub struct Domain {
 pub struct HugePages {
     /// Their size, where the XML names one.
     pub page_bytes: Option<Bytes>,
+}
+
+/// What becomes of pages that a guest has no use for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreePages {
+    /// The guest reports them.
+    Reported,
+    /// They stay where they are.
+    Kept,
 }
 
 /// Marks a domain whose memory is locked.
@@ -209,6 +220,7 @@ impl Domain {
                     .and_then(|p| scaled(p.attribute("size")?, p.attribute("unit"))),
             }),
             locked: backing.and_then(|b| b.child("locked")).map(|_| Locked),
+            free_pages: free_pages(&root),
             ram_sizes: ram_sizes(&root, memory),
             assigned_devices: assigned_devices(&root),
             settings: settings(&root),
@@ -244,6 +256,25 @@ impl Domain {
             u16::try_from(node).ok().map(NodeId)
         };
         self.assigned_devices.iter().filter_map(node).collect()
+    }
+}
+
+/// What its balloon does beside ballooning.
+fn free_pages(root: &Element) -> FreePages {
+    let balloon = root
+        .child("devices")
+        .and_then(|devices| devices.child("memballoon"));
+    let is_virtio = |balloon: &&Element| {
+        balloon
+            .attribute("model")
+            .is_some_and(|model| model.starts_with("virtio"))
+    };
+    let reporting = balloon
+        .filter(is_virtio)
+        .and_then(|balloon| balloon.attribute("freePageReporting"));
+    match reporting {
+        Some("on") => FreePages::Reported,
+        _ => FreePages::Kept,
     }
 }
 
@@ -482,6 +513,19 @@ pub(crate) mod tests {
             })
         );
         assert_eq!(domain.locked, Some(Locked));
+        assert_eq!(domain.free_pages, FreePages::Kept);
+        for (balloon, expected) in [
+            ("model='virtio' freePageReporting='on'", FreePages::Reported),
+            ("model='virtio' freePageReporting='off'", FreePages::Kept),
+            ("model='none' freePageReporting='on'", FreePages::Kept),
+            (
+                "model='virtio-non-transitional' freePageReporting='on'",
+                FreePages::Reported,
+            ),
+        ] {
+            let xml = LIVE.replace("</devices>", &format!("<memballoon {balloon}/></devices>"));
+            assert_eq!(Domain::parse(&xml).unwrap().free_pages, expected, "{balloon}");
+        }
         let settings = domain.settings(None, vec![1]);
         assert_eq!(
             (settings.management, settings.home.unwrap().to_string()),

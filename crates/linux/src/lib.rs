@@ -18,7 +18,8 @@
 //! | [`resctrl`] | `mon_data` of the root groups: memory traffic where no uncore PMU is usable |
 //! | [`modelled_pmu`] | an ivshmem device of an emulated host: counts of the emulator's plugin |
 //! | [`pagemap`] | `/proc/PID/pagemap`: in which machine frames guest memory lies |
-//! | [`attribution`] | none of its own: deals what the modelled PMU counts to VMs, by their frames |
+//! | [`memory_blocks`] | `/sys/devices/system/node/nodeN/memoryM`: on which node a machine frame lies |
+//! | [`attribution`] | none of its own: deals what the modelled PMU counts and samples to VMs, by their frames |
 //! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
@@ -32,6 +33,7 @@ pub mod guard;
 pub mod journal;
 mod libvirt_host;
 pub mod meminfo;
+pub mod memory_blocks;
 pub mod modelled_pmu;
 pub mod numa_maps;
 pub mod numad_hook;

@@ -28,7 +28,7 @@ use homenode_host::{
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, Placing, VmId};
 
-use crate::attribution::Attribution;
+use crate::attribution::{Attribution, Sampler};
 use crate::cgroup::Hierarchy;
 use crate::confine::Confiner;
 use crate::journal::{self, Journal, JournalError, Lock, Record, Undo};
@@ -36,7 +36,7 @@ use crate::perf::Perf;
 use crate::read::ReadError;
 use crate::resctrl::Resctrl;
 use crate::uncore::{self, Uncore};
-use crate::{meminfo, modelled_pmu, proc_stat, read, task};
+use crate::{meminfo, memory_blocks, modelled_pmu, proc_stat, read, task};
 
 use connection::{CallError, Libvirt};
 use vm::Vm;
@@ -223,6 +223,14 @@ impl LibvirtHost {
             }),
             Acting::DryRun => None,
         };
+        let modelled = modelled.map(|page| {
+            let sampler = match memory_blocks::read(&root, &machine.node_set()) {
+                Ok(Some(blocks)) => Ok(Sampler::new(page, &machine, blocks)),
+                Ok(None) => Err(NO_BLOCKS.to_owned()),
+                Err(error) => Err(error.to_string()),
+            };
+            Attribution::new(page, clock_hz, sampler)
+        });
         Ok(LibvirtHost {
             machine,
             root,
@@ -232,7 +240,7 @@ impl LibvirtHost {
             carried,
             cgroups,
             perf: Perf::new(&cpuinfo),
-            modelled: modelled.map(|page| Attribution::new(page, clock_hz)),
+            modelled,
             uncore,
             resctrl,
             vms: BTreeMap::new(),
@@ -286,6 +294,19 @@ impl LibvirtHost {
         }
         self.vms.clear();
         failures
+    }
+
+    /// The modelled PMU, where it stands in for one.
+    fn model(&mut self) -> Option<&mut Attribution> {
+        self.modelled.as_mut().filter(|_| self.perf.absence().is_some())
+    }
+
+    /// Why nobody is known to use a page, if so.
+    fn no_page_uses(&self) -> Option<String> {
+        match self.modelled.as_ref().filter(|_| self.perf.absence().is_some()) {
+            Some(model) => model.no_samples().map(str::to_owned),
+            None => Some(NO_PAGE_USES.to_owned()),
+        }
     }
 
     fn notice(&mut self, text: String) {
@@ -387,6 +408,11 @@ impl LibvirtHost {
                 self.notice(note);
             }
         }
+        if traffic.is_empty()
+            && let Some(model) = self.model()
+        {
+            traffic = model.traffic();
+        }
         let mut nodes = NodeMap::new();
         for node in self.machine.node_set().iter() {
             let memory = meminfo::read(&self.root, node)?;
@@ -437,8 +463,8 @@ impl Host for LibvirtHost {
     fn sample(&mut self) -> Result<Sample, HostError> {
         self.end_leases();
         let at = now();
-        if let Some(modelled) = self.modelled.as_mut().filter(|_| self.perf.absence().is_some()) {
-            modelled.begin();
+        if let Some(model) = self.model() {
+            model.begin();
         }
         let vms = self.sample_vms(at)?;
         let cpus = self.sample_cpus()?;
@@ -464,7 +490,7 @@ impl Host for LibvirtHost {
             cpus,
             nodes,
             links,
-            no_page_uses: Some(NO_PAGE_USES.into()),
+            no_page_uses: self.no_page_uses(),
             vms,
         };
         Ok(self.last.clone())
@@ -504,7 +530,7 @@ impl Host for LibvirtHost {
             ));
         }
         if let Setting::MemoryPolicy(Some(policy)) = setting {
-            memory_policy_is_possible(&name, policy)?;
+            memory_policy_is_possible(&name, policy, self.no_page_uses().as_deref())?;
         }
         let element = match &known.domain.settings {
             Ok(said) => said.with(setting),
@@ -579,13 +605,20 @@ fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), Str
     }
 }
 
-/// Why nobody is known to use a page.
-const NO_PAGE_USES: &str = "which node uses a page is not sampled here: that takes memory sampling of the processor (IBS, PEBS); \
-                            accessed bits and DAMON do not say who";
+/// Why nobody is known to use a page on hosts of hardware: what was never run is not written.
+const NO_PAGE_USES: &str = "which node uses a page is not sampled here: that takes memory sampling of the processor (IBS, PEBS), which \
+                            is not read yet; accessed bits and DAMON do not say who";
+/// Why nobody is, where a model could say it.
+const NO_BLOCKS: &str =
+    "the kernel does not say which frames lie on which node (no memory blocks in /sys/devices/system/memory)";
 
 /// What this host can have of memory policies. Linux places a page where it is touched first; spreading and moving are the
 /// agent's.
-fn memory_policy_is_possible(name: &str, policy: MemoryPolicy) -> Result<(), ActionError> {
+fn memory_policy_is_possible(
+    name: &str,
+    policy: MemoryPolicy,
+    no_page_uses: Option<&str>,
+) -> Result<(), ActionError> {
     let why = match policy {
         MemoryPolicy {
             placing: Placing::Round1g,
@@ -596,7 +629,10 @@ fn memory_policy_is_possible(name: &str, policy: MemoryPolicy) -> Result<(), Act
         MemoryPolicy {
             migration: Migration::Carrefour,
             ..
-        } => NO_PAGE_USES,
+        } => match no_page_uses {
+            Some(why) => why,
+            None => return Ok(()),
+        },
         MemoryPolicy {
             migration: Migration::AutoNuma,
             ..

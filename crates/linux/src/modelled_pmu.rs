@@ -104,6 +104,7 @@ mod tests {
         tags: 4,
         frames: 512,
         line_bytes: 64,
+        samples: 4,
     };
 
     /// A tree with one device.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use homenode_meter::page::{Layout, Page};
+use homenode_meter::page::{Layout, Page, SAMPLES};
 use homenode_meter::pmu::Pmu;
 use homenode_meter::profile::{Config, Profile};
 use homenode_tracking::cache::{Replacement, Shape};
@@ -128,6 +128,7 @@ fn benches(c: &mut Criterion) {
         tags: 4,
         frames: 1 << 20,
         line_bytes: 64,
+        samples: SAMPLES,
     };
     let words: Vec<AtomicU64> = (0..layout.tags_at() / 8).map(|_| AtomicU64::new(0)).collect();
     let tags: Vec<AtomicU8> = (0..layout.frames).map(|_| AtomicU8::new(0)).collect();

@@ -2,19 +2,30 @@
 //! machine inside.
 //!
 //! ```text
-//!   word 0   magic                     5   frames of 4 KiB that can be tagged
-//!        1   version                   6   bytes of a line
-//!        2   bytes in all              7   byte at which counts begin
-//!        3   CPUs                      8   byte at which tags begin
-//!        4   tags, 0 included             9   not 0 once somebody reads the counts: nothing is modelled before
+//!   word 0   magic                     6   bytes of a line
+//!        1   version                   7   byte at which counts begin
+//!        2   bytes in all              8   byte at which tags begin
+//!        3   CPUs                      9   samples that a CPU keeps
+//!        4   tags, 0 included            10   byte at which samples begin
+//!        5   frames of 4 KiB that        11   not 0 while somebody reads the counts: nothing is modelled else
+//!            can be tagged              12   of how many misses one is sampled; 0 for none
 //!
-//!   counts   for each CPU: instructions, then references and misses of each tag, words
-//!   tags     for each frame: whose it is, bytes; who reads the counts writes them, 0 at first
+//!   counts    for each CPU: instructions, then references and misses of each tag, words
+//!   samples   for each CPU: how many it has taken, then a ring of the last, words: frame * 2, plus 1 if it wrote
+//!   tags      for each frame: whose it is, bytes; who reads the counts writes them, 0 at first
 //! ```
 //!
 //! All words are little-endian. Counts only grow, and wrap after 2^64. They are of a model, never of hardware.
+//!
+//! # Samples
+//!
+//! What IBS and PEBS are for a processor: of every so many accesses that miss the LLC one is written down, with the CPU, the
+//! frame and whether it wrote. Each CPU alone writes its ring, and never waits for who reads it: what it has written over before
+//! it was read is lost, and the reader is told how many were.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+pub use homenode_tracking::filter::Use;
 
 /// What a page covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +38,8 @@ pub struct Layout {
     pub frames: u64,
     /// Size of a line, bytes.
     pub line_bytes: u64,
+    /// Samples that each CPU keeps: a power of two, at most [`SAMPLES_MAX`].
+    pub samples: u64,
 }
 
 /// Why memory is no page of counters.
@@ -55,13 +68,19 @@ pub enum PageError {
 /// `HNMODPMU`, read as a little-endian word.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HNMODPMU");
 /// Version of the layout.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 /// Words before the counts.
-pub const HEADER_WORDS: usize = 10;
+pub const HEADER_WORDS: usize = 13;
 /// The word in which somebody asks for counts.
-const WANTED_WORD: usize = 9;
+const WANTED_WORD: usize = 11;
+/// The word that says of how many misses one is sampled.
+const PERIOD_WORD: usize = 12;
 /// Most tags that a page can have, 0 (nobody's) included.
 pub const TAGS_MAX: u64 = 256;
+/// Samples that a CPU keeps where nothing else is said: those of a second at a million misses, of which one in 61 is sampled.
+pub const SAMPLES: u64 = 1 << 14;
+/// Most samples that a CPU can keep.
+pub const SAMPLES_MAX: u64 = 1 << 20;
 
 impl Layout {
     /// More CPUs than a page has room for.
@@ -73,9 +92,14 @@ impl Layout {
         1 + 2 * self.tags
     }
 
+    /// Where samples begin, bytes.
+    pub fn samples_at(&self) -> u64 {
+        8 * (HEADER_WORDS as u64 + self.cpus * self.words_per_cpu())
+    }
+
     /// Where tags begin, bytes.
     pub fn tags_at(&self) -> u64 {
-        8 * (HEADER_WORDS as u64 + self.cpus * self.words_per_cpu())
+        self.samples_at() + 8 * self.cpus * (1 + self.samples)
     }
 
     /// Size in all, bytes.
@@ -93,6 +117,16 @@ impl Layout {
         self.instructions_word(cpu) + 1 + 2 * usize::from(tag)
     }
 
+    /// Which word says how many samples a CPU has taken; its ring follows.
+    fn taken_word(&self, cpu: u64) -> usize {
+        (self.samples_at() / 8 + cpu * (1 + self.samples)) as usize
+    }
+
+    /// Which word has a CPU's sample of this number.
+    fn sample_word(&self, cpu: u64, number: u64) -> usize {
+        self.taken_word(cpu) + 1 + (number & (self.samples - 1)) as usize
+    }
+
     /// The first words of such a page.
     pub fn header(&self) -> [u64; HEADER_WORDS] {
         let counts_at = 8 * HEADER_WORDS as u64;
@@ -106,6 +140,9 @@ impl Layout {
             self.line_bytes,
             counts_at,
             self.tags_at(),
+            self.samples,
+            self.samples_at(),
+            0,
             0,
         ]
     }
@@ -126,6 +163,9 @@ impl Layout {
             line_bytes,
             counts_at,
             tags_at,
+            samples,
+            samples_at,
+            _,
             _,
         ] = header;
         if magic != MAGIC {
@@ -149,24 +189,28 @@ impl Layout {
         within("tags", tags, 1, TAGS_MAX)?;
         within("frames", frames, 1, Layout::FRAMES_MAX)?;
         within("bytes of a line", line_bytes, 16, 4096)?;
+        within("samples", samples, 1, SAMPLES_MAX)?;
+        let whole = samples.next_power_of_two();
+        within(
+            "samples, which are dealt with by their low bits",
+            samples,
+            whole,
+            whole,
+        )?;
         let layout = Layout {
             cpus,
             tags,
             frames,
             line_bytes,
+            samples,
         };
-        within(
-            "as the place of its counts",
-            counts_at,
-            8 * HEADER_WORDS as u64,
-            8 * HEADER_WORDS as u64,
-        )?;
-        within(
-            "as the place of its tags",
-            tags_at,
-            layout.tags_at(),
-            layout.tags_at(),
-        )?;
+        for (what, value, place) in [
+            ("as the place of its counts", counts_at, 8 * HEADER_WORDS as u64),
+            ("as the place of its samples", samples_at, layout.samples_at()),
+            ("as the place of its tags", tags_at, layout.tags_at()),
+        ] {
+            within(what, value, place, place)?;
+        }
         within("bytes", bytes, layout.bytes(), mapped_bytes.max(layout.bytes()))?;
         within("bytes, more than are mapped", bytes, 0, mapped_bytes)?;
         Ok(layout)
@@ -190,8 +234,26 @@ pub struct Counts {
     pub misses: u64,
 }
 
+/// An access that missed the LLC and was sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampled {
+    /// Frame of 4 KiB; below the page's [`Layout::frames`].
+    pub frame: u64,
+    /// What was done.
+    pub wanted: Use,
+}
+
+/// What a CPU has sampled since it was last asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Oldest first.
+    pub samples: Vec<Sampled>,
+    /// Those that were written over before they were read, or that name no frame of the page.
+    pub lost: u64,
+}
+
 impl<'a> Page<'a> {
-    /// A page over the words of its header and counts and the bytes of its tags.
+    /// A page over the words of its header, counts and samples and the bytes of its tags.
     ///
     /// # Panics
     /// If there are fewer than the layout needs.
@@ -216,6 +278,23 @@ impl<'a> Page<'a> {
     /// Asks for counts: whoever models begins now.
     pub fn want(&self) {
         self.words[WANTED_WORD].store(1, Ordering::Release);
+    }
+
+    /// Asks for no more: what is modelled costs nothing any longer.
+    pub fn rest(&self) {
+        self.words[WANTED_WORD].store(0, Ordering::Release);
+    }
+
+    /// Asks for one of so many misses to be sampled, or for none with 0. Of accesses in even steps a period that shares no factor
+    /// with the step sees all alike.
+    pub fn sample_every(&self, misses: u64) {
+        self.words[PERIOD_WORD].store(misses, Ordering::Release);
+    }
+
+    /// Of how many misses one is sampled; 0 for none.
+    #[inline]
+    pub fn sample_period(&self) -> u64 {
+        self.words[PERIOD_WORD].load(Ordering::Relaxed)
     }
 
     /// Whether somebody has asked for counts.
@@ -272,6 +351,59 @@ impl<'a> Page<'a> {
         }
     }
 
+    /// A CPU has sampled an access. Only its own thread may say so.
+    #[inline]
+    pub fn sampled(&self, cpu: u64, sample: Sampled) {
+        let taken = &self.words[self.layout.taken_word(cpu)];
+        let number = taken.load(Ordering::Relaxed);
+        let word = sample.frame << 1 | u64::from(sample.wanted == Use::Write);
+        // Whoever sees this sample also sees that those before it were taken, and so which one it wrote over.
+        self.words[self.layout.sample_word(cpu, number)].store(word, Ordering::Release);
+        taken.store(number.wrapping_add(1), Ordering::Release);
+    }
+
+    /// How many samples a CPU has taken so far; 0 if there is no such CPU.
+    pub fn samples_taken(&self, cpu: u64) -> u64 {
+        if cpu >= self.layout.cpus {
+            return 0;
+        }
+        self.words[self.layout.taken_word(cpu)].load(Ordering::Acquire)
+    }
+
+    /// What a CPU has sampled since it had taken `since`, which is brought up to date. A number that ran backwards gives none.
+    pub fn take_samples(&self, cpu: u64, since: &mut u64) -> Taken {
+        let (before, now) = (*since, self.samples_taken(cpu));
+        *since = now;
+        let grown = now.wrapping_sub(before);
+        if cpu >= self.layout.cpus || grown > u64::MAX / 2 {
+            return Taken::default();
+        }
+        let kept = grown.min(self.layout.samples);
+        let words: Vec<u64> = (0..kept)
+            .map(|at| {
+                let number = now.wrapping_sub(kept - at);
+                self.words[self.layout.sample_word(cpu, number)].load(Ordering::Acquire)
+            })
+            .collect();
+        // Its CPU went on meanwhile: of the oldest, so many were written over, and one may just be.
+        let late = self.samples_taken(cpu).wrapping_sub(now).saturating_add(1);
+        let over = (kept.saturating_add(late))
+            .saturating_sub(self.layout.samples)
+            .min(kept);
+        let samples: Vec<Sampled> = words[over as usize..]
+            .iter()
+            .map(|word| Sampled {
+                frame: word >> 1,
+                wanted: if word & 1 == 0 { Use::Read } else { Use::Write },
+            })
+            .filter(|sample| sample.frame < self.layout.frames)
+            .collect();
+        Taken {
+            lost: grown - samples.len() as u64,
+            samples,
+        }
+    }
+
     /// Instructions of a CPU so far; `None` if there is no such CPU.
     pub fn instructions_of(&self, cpu: u64) -> Option<u64> {
         (cpu < self.layout.cpus)
@@ -301,14 +433,20 @@ mod tests {
         tags: 3,
         frames: 1000,
         line_bytes: 64,
+        samples: 8,
     };
+
+    /// Words and tags of a page of zeroes.
+    fn memory() -> (Vec<AtomicU64>, Vec<AtomicU8>) {
+        let words = (0..LAYOUT.tags_at() / 8).map(|_| AtomicU64::new(0));
+        (words.collect(), (0..1000).map(|_| AtomicU8::new(0)).collect())
+    }
 
     #[test]
     fn a_page_reads_as_it_was_written() {
-        // 10 words of header and 4 times 1 + 2 * 3 of counts; 1000 frames are whole words.
-        assert_eq!((LAYOUT.tags_at(), LAYOUT.bytes()), (8 * 38, 8 * 38 + 1000));
-        let words: Vec<AtomicU64> = (0..38).map(|_| AtomicU64::new(0)).collect();
-        let tags: Vec<AtomicU8> = (0..1000).map(|_| AtomicU8::new(0)).collect();
+        // 13 words of header, 4 times 1 + 2 * 3 of counts, 4 times 1 + 8 of samples; 1000 frames are whole words.
+        assert_eq!((LAYOUT.tags_at(), LAYOUT.bytes()), (8 * 77, 8 * 77 + 1000));
+        let (words, tags) = memory();
         let page = Page::new(LAYOUT, &words, &tags);
         page.begin();
         let header = std::array::from_fn(|at| words[at].load(Ordering::Relaxed));
@@ -316,6 +454,8 @@ mod tests {
         assert!(!page.is_wanted());
         page.want();
         assert!(page.is_wanted());
+        page.rest();
+        assert!(!page.is_wanted());
         page.instructions(3, 7);
         page.referenced(3, 2, true);
         page.referenced(3, 2, false);
@@ -335,6 +475,53 @@ mod tests {
         assert_eq!([10, 11, 12, 1 << 40].map(|frame| page.tag(frame)), [2, 0, 0, 0]);
     }
 
+    fn read_of(frame: u64) -> Sampled {
+        Sampled {
+            frame,
+            wanted: Use::Read,
+        }
+    }
+
+    #[test]
+    fn samples_come_once_in_order_and_those_written_over_are_counted() {
+        let (words, tags) = memory();
+        let page = Page::new(LAYOUT, &words, &tags);
+        let mut since = 0;
+        let write = Sampled {
+            frame: 999,
+            wanted: Use::Write,
+        };
+        page.sampled(2, read_of(5));
+        page.sampled(2, write);
+        page.sampled(3, read_of(7));
+        let taken = page.take_samples(2, &mut since);
+        assert_eq!((taken.samples, taken.lost), (vec![read_of(5), write], 0));
+        assert_eq!(page.take_samples(2, &mut since), Taken::default());
+        (0..20).for_each(|frame| page.sampled(2, read_of(frame)));
+        // The ring keeps 8, of which the CPU may just be writing over the oldest.
+        let taken = page.take_samples(2, &mut since);
+        let last: Vec<Sampled> = (13..20).map(read_of).collect();
+        assert_eq!((taken.samples, taken.lost), (last, 13));
+    }
+
+    #[test]
+    fn samples_that_cannot_be_are_left_out() {
+        let (words, tags) = memory();
+        let page = Page::new(LAYOUT, &words, &tags);
+        let mut since = 0;
+        page.sampled(0, read_of(1000));
+        page.sampled(0, read_of(1));
+        let taken = page.take_samples(0, &mut since);
+        assert_eq!((taken.samples, taken.lost), (vec![read_of(1)], 1));
+        since = 7;
+        assert_eq!(page.take_samples(0, &mut since), Taken::default(), "backwards");
+        assert_eq!(since, 2);
+        assert_eq!(page.take_samples(4, &mut since), Taken::default(), "no such CPU");
+        let taken = &words[LAYOUT.taken_word(1)];
+        taken.store(u64::MAX / 2, Ordering::Relaxed);
+        assert_eq!(page.take_samples(1, &mut 0).lost, u64::MAX / 2 - 7);
+    }
+
     #[test]
     fn what_is_no_page_is_refused_with_what_is_wrong() {
         let with = |at: usize, value: u64| {
@@ -345,12 +532,14 @@ mod tests {
                 .to_string()
         };
         assert!(with(0, 0).starts_with("not a modelled PMU: it begins with 0x0000000000000000"));
-        assert!(with(1, 1).contains("of version 1; this program reads 2"));
+        assert!(with(1, 1).contains("of version 1; this program reads 3"));
         assert!(with(2, 1 << 40).contains("bytes"));
         assert!(with(3, u64::MAX).contains("CPUs; it must be 1 to 4096"));
         assert!(with(4, 257).contains("257 tags"));
         assert!(with(5, u64::MAX).contains("frames"));
         assert!(with(8, 8).contains("8 as the place of its tags"));
+        assert!(with(9, 12).contains("12 samples"));
+        assert!(with(10, 8).contains("8 as the place of its samples"));
         let cut = Layout::parse(LAYOUT.header(), LAYOUT.bytes() - 1).expect_err("cut off");
         assert!(cut.to_string().contains("more than are mapped"), "{cut}");
     }
@@ -358,8 +547,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_header_is_read_within_what_is_mapped_or_refused(
-            header in prop::array::uniform10(any::<u64>()),
-            small in prop::array::uniform10(0u64..3000),
+            header in prop::array::uniform13(any::<u64>()),
+            small in prop::array::uniform13(0u64..3000),
             mapped in 0u64..10_000,
         ) {
             for mut header in [header, small] {

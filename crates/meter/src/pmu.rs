@@ -3,6 +3,7 @@
 //! Each CPU has private caches ([`Filter`]); what misses there goes to the LLC of its node, of the shape and policy that the
 //! machine has, under a lock that only CPUs of one node share. References and misses are counted by CPU and by the tag of
 //! the machine frame ([`crate::page`]): software in the machine tags the frames of each VM, and reads what each VM's memory cost.
+//! One of so many misses of a CPU is sampled, where that software wants it.
 //!
 //! # Left out
 //!
@@ -13,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use homenode_tracking::cache::{Cache, Outcome, Shape};
 use homenode_tracking::filter::{Filter, Passed, Use};
 
-use crate::page::Page;
+use crate::page::{Page, Sampled};
 
 /// The last-level caches, and where counts go.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub struct Cpu {
     number: u64,
     node: usize,
     filter: Filter,
+    /// Misses since the last that was sampled.
+    unsampled: u64,
 }
 
 /// Frames have 2^12 bytes.
@@ -56,6 +59,7 @@ impl<'a> Pmu<'a> {
             number,
             node,
             filter: Filter::new(private_lines, private_ways),
+            unsampled: 0,
         }
     }
 
@@ -70,15 +74,28 @@ impl<'a> Pmu<'a> {
     pub fn access(&self, cpu: &mut Cpu, address: u64, wanted: Use) {
         let line = address >> self.line_bits;
         if cpu.filter.access(line, wanted) != Passed::Held {
-            self.reference(cpu, line, address >> FRAME_BITS);
+            self.reference(cpu, line, address >> FRAME_BITS, wanted);
         }
     }
 
-    fn reference(&self, cpu: &Cpu, line: u64, frame: u64) {
+    fn reference(&self, cpu: &mut Cpu, line: u64, frame: u64, wanted: Use) {
         let mut llc = self.llcs[cpu.node].lock().unwrap_or_else(PoisonError::into_inner);
         let missed = llc.access(0, line) != Outcome::Hit;
         drop(llc);
         self.page.referenced(cpu.number, self.page.tag(frame), missed);
+        if missed {
+            self.missed(cpu, Sampled { frame, wanted });
+        }
+    }
+
+    /// Samples the last of so many misses.
+    fn missed(&self, cpu: &mut Cpu, sample: Sampled) {
+        let period = self.page.sample_period();
+        cpu.unsampled += 1;
+        if period > 0 && cpu.unsampled >= period {
+            cpu.unsampled = 0;
+            self.page.sampled(cpu.number, sample);
+        }
     }
 }
 
@@ -97,6 +114,7 @@ mod tests {
             tags: 3,
             frames: 4096,
             line_bytes: 64,
+            samples: 1024,
         };
         let words: Vec<AtomicU64> = (0..layout.tags_at() / 8).map(|_| AtomicU64::new(0)).collect();
         let tags: Vec<AtomicU8> = (0..layout.frames).map(|_| AtomicU8::new(0)).collect();
@@ -111,6 +129,7 @@ mod tests {
         };
         let pmu = Pmu::new(2, llc, page);
         let mut cpus = [0, 1].map(|cpu| pmu.cpu(cpu, cpu as usize, 1024, 8));
+        page.sample_every(61);
         for _ in 0..3 {
             for line in 0..16_384 {
                 pmu.access(&mut cpus[0], line * 64, Use::Read);
@@ -133,5 +152,20 @@ mod tests {
             [0, 1, 2].map(|tag| page.counts(1, tag)),
             [Some(none), Some(none), Some(all)]
         );
+        // One of 61 misses: on each page of 64 lines there is one or two.
+        for (cpu, frames, wanted) in [(0, 0..256, Use::Read), (1, 256..512, Use::Write)] {
+            let taken = page.take_samples(cpu, &mut 0);
+            assert_eq!((taken.samples.len(), taken.lost), (16_384 / 61, 0));
+            assert!(
+                taken
+                    .samples
+                    .iter()
+                    .all(|sample| frames.contains(&sample.frame) && sample.wanted == wanted)
+            );
+        }
+        page.sample_every(0);
+        let before = page.samples_taken(0);
+        (512..1024).for_each(|frame| pmu.access(&mut cpus[0], frame << 12, Use::Read));
+        assert_eq!(page.samples_taken(0), before);
     }
 }

@@ -42,6 +42,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
             memory_policy: homenode_units::MemoryPolicy::default(),
             page_uses: None,
             immovable: None,
+            no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),
             settings: VmSettings::default(),

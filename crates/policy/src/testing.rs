@@ -42,6 +42,7 @@ pub struct SceneVm {
     accesses_on: Vec<u64>,
     instructions_per_s: u64,
     immovable: Option<Immovable>,
+    no_releases: Option<String>,
     hands_off: Option<HandsOff>,
     quota_hands_off: Option<HandsOff>,
     settings: VmSettings,
@@ -163,6 +164,7 @@ impl Scene {
             accesses_on: Vec::new(),
             instructions_per_s: 0,
             immovable: None,
+            no_releases: None,
             hands_off: None,
             quota_hands_off: None,
             settings: VmSettings::default(),
@@ -343,6 +345,11 @@ impl SceneVm {
         self
     }
 
+    pub fn no_releases(&mut self, why: &str) -> &mut Self {
+        self.no_releases = Some(why.to_owned());
+        self
+    }
+
     pub fn hands_off(&mut self, why: HandsOff) -> &mut Self {
         self.hands_off = Some(why);
         self
@@ -395,6 +402,7 @@ impl SceneVm {
             memory_policy: self.memory_policy,
             page_uses: self.page_uses.clone(),
             immovable: self.immovable.clone(),
+            no_releases: self.no_releases.clone(),
             confined: None,
             device_nodes: self.device_nodes.clone(),
             settings: self.settings.clone(),

@@ -295,6 +295,7 @@ impl Twin {
             memory_policy: vm.memory_policy,
             page_uses: None,
             immovable: None,
+            no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),
             settings: settings.clone(),

@@ -28,7 +28,7 @@ pub fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
 }
 
 /// An agent with further arguments that has said something.
-fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
+pub fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
     let mut all = vec!["run", "--host", "libvirt", "--json"];
     all.extend_from_slice(arguments);
     let begin = Instant::now();

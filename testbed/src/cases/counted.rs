@@ -1,17 +1,23 @@
-//! Permits where pollution is counted: two guests share a last-level cache of the modelled PMU, each with a CPU of its own. What
-//! holds the polluter is the kernel's (`cpu.max`); what that does to misses is read from the model's page, not from the agent.
+//! What takes counters: those of the modelled PMU.
+//!
+//! Permits: two guests share a last-level cache, each with a CPU of its own. What holds the polluter is the kernel's (`cpu.max`);
+//! what that does to misses is read from the model's page, not from the agent.
+//!
+//! Carrefour: a guest whose memory lies on the node where it does not run. Where pages are in the end `numa_maps` says.
 
 use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use homenode_linux::{modelled_pmu, pagemap};
 use homenode_meter::page::{Counts, Page};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::Permit;
 
-use super::agent::{SOON, start_agent};
+use super::agent::{SOON, home_of_operator, start_agent, start_agent_with, stop};
+use super::basics::in_mib;
+use super::memory::{pages_on, policy, wait_known};
 use super::permits::{permit, wait_limits};
 use crate::inside::Inside;
 use crate::inside::guest::{Cpus, Guest, GuestSpec};
@@ -181,4 +187,84 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
         "expected the thrasher to be free again, saw {freed}"
     );
     Ok(())
+}
+
+/// Memory that the follower walks through all the time: four times what a cache holds.
+const HOT_KIB: u64 = (4 * LLC_BYTES) >> 10;
+/// Memory that it wrote once.
+const COLD_MIB: u32 = 20;
+/// Of the pages that it uses so many, in percent, must have come to it.
+const HOT_PERCENT: u64 = 90;
+
+/// Pages that a guest uses come to the node where it runs, and others stay; while it is paused none moves.
+pub fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
+    // An agent that was killed has left the model running: guests boot faster without.
+    modelled_pmu::find(Path::new("/"))?
+        .context("this host has no modelled PMU")?
+        .rest();
+    // Its vCPU has the CPUs of node 1, but nobody pinned it.
+    let mut spec = GuestSpec::new("follower")
+        .doing(Behaviour::walking(HOT_KIB as u32, 0).with_touch(COLD_MIB))
+        .cpus(Cpus::Set("2-3".to_owned()));
+    spec.extra_xml = home_of_operator("0-1");
+    let guest = inside.create(&spec)?;
+    guest.move_to(0)?;
+    inside.note(format!("before: {:?} MiB", in_mib(&guest.pages_per_node()?)));
+    // An emulated host makes a hundredth of the accesses for which Carrefour's threshold is meant.
+    let settings = inside.dir().join("carrefour.toml");
+    std::fs::write(&settings, "[memory.carrefour]\naccesses_per_us_min = 0.001\n")?;
+    let agent = start_agent_with(inside, &["--config", &settings.display().to_string()])?;
+    wait_known(inside, "follower")?;
+
+    let set = || policy(inside, &["set", "follower", "first-touch+carrefour"]);
+    let failed = |error: virt::error::Error| anyhow!("{}", error.message());
+    guest.domain.suspend().map_err(failed)?;
+    wait_until("the agent to refuse a policy for a paused guest", SOON, || {
+        Ok(match set()? {
+            Err(why) if why.contains("paused") => Look::Done(()),
+            other => Look::NotYet(format!("{other:?}")),
+        })
+    })?;
+    guest.domain.resume().map_err(failed)?;
+    let answer = wait_until("the agent to accept it again", SOON, || {
+        Ok(match set()? {
+            Ok(answer) => Look::Done(answer),
+            Err(why) => Look::NotYet(why),
+        })
+    })?;
+    ensure!(
+        answer["notes"].to_string().contains("sampled by a model"),
+        "expected to be told who samples, saw {answer}"
+    );
+    wait_until("pages to be sampled", SOON, || {
+        let shown = policy(inside, &["show", "follower"])?.map_err(|why| anyhow!(why))?[0].clone();
+        let is_sampled =
+            shown["memory_policy"] == "first-touch+carrefour" && shown["pages_sampled_by"] == "model";
+        Ok(match is_sampled {
+            true => Look::Done(()),
+            false => Look::NotYet(shown.to_string()),
+        })
+    })?;
+    let hot = HOT_KIB / 4;
+    let begin = Instant::now();
+    wait_until("the pages that the guest uses to be on its node", SOON, || {
+        let there = pages_on(&guest, 1)?;
+        Ok(match there * 100 >= hot * HOT_PERCENT {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("{there} of {hot} pages")),
+        })
+    })?;
+    let pages = guest.pages_per_node()?;
+    inside.note(format!(
+        "{:.1} s later: {:?} MiB, of which it uses {} MiB",
+        begin.elapsed().as_secs_f64(),
+        in_mib(&pages),
+        HOT_KIB >> 10
+    ));
+    let stayed = pages_on(&guest, 0)?;
+    ensure!(
+        stayed * PAGE_BYTES >= u64::from(COLD_MIB) << 20,
+        "expected the {COLD_MIB} MiB that it does not use still on node 0, saw {pages:?} pages"
+    );
+    stop(agent)
 }

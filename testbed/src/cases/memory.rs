@@ -33,7 +33,7 @@ fn roomy(name: &str, home: &str) -> GuestSpec {
 }
 
 /// Runs `homenode policy`; its JSON, or what it complained of.
-fn policy(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, String>> {
+pub(super) fn policy(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, String>> {
     let output = Command::new(inside.homenode()?)
         .arg("policy")
         .args(arguments)
@@ -49,7 +49,7 @@ fn policy(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, S
 }
 
 /// Waits until the agent knows the guest and answers.
-fn wait_known(inside: &Inside, name: &str) -> anyhow::Result<()> {
+pub(super) fn wait_known(inside: &Inside, name: &str) -> anyhow::Result<()> {
     wait_until("the agent to know the guest", SOON, || {
         Ok(match policy(inside, &["show", name])? {
             Ok(_) => Look::Done(()),
@@ -58,7 +58,7 @@ fn wait_known(inside: &Inside, name: &str) -> anyhow::Result<()> {
     })
 }
 
-fn pages_on(guest: &Guest, node: u32) -> anyhow::Result<u64> {
+pub(super) fn pages_on(guest: &Guest, node: u32) -> anyhow::Result<u64> {
     Ok(guest.pages_per_node()?.get(&node).copied().unwrap_or(0))
 }
 

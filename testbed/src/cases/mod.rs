@@ -255,6 +255,13 @@ pub static ALL: &[Case] = &[
         "a cache thrasher is held to its permit and its neighbour misses less, until the agent is killed",
         counted::permit_held,
     ),
+    case(
+        "carrefour",
+        Group::Counted,
+        480,
+        "pages come to the node that uses them, others stay, and none of a paused guest moves",
+        counted::carrefour,
+    ),
 ];
 
 /// The case of this name.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use homenode_meter::page::{Layout, TAGS_MAX};
+use homenode_meter::page::{Layout, SAMPLES, TAGS_MAX};
 
 use super::guard::{Guard, end_group};
 use super::guest_image::{Kernel, build_initramfs};
@@ -153,6 +153,7 @@ impl Workshop {
             tags: TAGS_MAX,
             frames: FRAMES,
             line_bytes: 64,
+            samples: SAMPLES,
         };
         let (plugin, file) = (plugin.display(), file.display());
         let (cpus, nodes, bytes) = (kind.cpus(), kind.nodes(), layout.bytes().next_power_of_two());

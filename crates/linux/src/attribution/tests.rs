@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-use homenode_meter::page::Layout;
-use homenode_units::Bytes;
+use homenode_meter::page::{Layout, Sampled, Use};
+use homenode_units::{Bytes, NodeId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::fake::Tree;
+use crate::fake::{Tree, machine};
+use crate::memory_blocks;
 use crate::pagemap::tests::write;
 
 const LAYOUT: Layout = Layout {
@@ -15,6 +16,7 @@ const LAYOUT: Layout = Layout {
     tags: 3,
     frames: 100,
     line_bytes: 64,
+    samples: 16,
 };
 const START: u64 = 1 << 30;
 
@@ -25,6 +27,18 @@ fn page() -> Page<'static> {
     let page = Page::new(LAYOUT, words.leak(), tags.leak());
     page.begin();
     page
+}
+
+/// Of a host of two nodes with a CPU each; frames 0 to 31 lie on node 0, 32 to 63 on node 1, and the rest nowhere.
+fn sampler(page: Page<'static>) -> Result<Sampler, String> {
+    let tree = Tree::new(&[
+        ("sys/devices/system/memory/block_size_bytes", "20000"),
+        ("sys/devices/system/node/node0/memory0/online", "1"),
+        ("sys/devices/system/node/node1/memory1/online", "1"),
+    ]);
+    let nodes = "0-1".parse().expect("nodes");
+    let blocks = memory_blocks::read(tree.root(), &nodes).expect("readable");
+    Ok(Sampler::new(page, &machine(&[0, 1]), blocks.expect("there")))
 }
 
 fn vm(at: u8) -> VmId {
@@ -45,7 +59,7 @@ impl Rig {
         let mut rig = Rig {
             tree: Tree::new(&[]),
             page,
-            attribution: Attribution::new(page, Some(2_000_000_000)),
+            attribution: Attribution::new(page, Some(2_000_000_000), sampler(page)),
             at: Ns::ZERO,
         };
         rig.begin();
@@ -237,12 +251,88 @@ fn cycles_are_time_run_and_tags_of_an_earlier_agent_are_forgotten() {
     let mut rig = Rig::new();
     rig.own(1, &[10]);
     rig.page.set_tag(50, 1);
-    rig.attribution = Attribution::new(rig.page, Some(2_000_000_000));
+    rig.attribution = Attribution::new(rig.page, Some(2_000_000_000), sampler(rig.page));
     assert_eq!(rig.page.tag(50), 0);
     rig.begin();
     rig.begin();
     let counters = rig.look(1, 1, &[3]).expect("counted").expect("there");
     assert_eq!((counters[&0].cycles, counters[&0].instructions), (6_000_000, 0));
+}
+
+#[test]
+fn samples_go_to_the_page_whose_frame_they_name_and_say_which_nodes_used_it() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10, 40, 11]);
+    rig.begin();
+    rig.counts(1, 3, 0);
+    let first = rig.attribution.accesses(vm(1)).expect("read");
+    assert_eq!((first.local, first.remote), (0, 0));
+    let sample = |cpu, frame, wanted| rig.page.sampled(cpu, Sampled { frame, wanted });
+    sample(0, 10, Use::Read);
+    sample(1, 10, Use::Write);
+    sample(1, 10, Use::Read);
+    sample(0, 40, Use::Read);
+    sample(0, 50, Use::Read); // somebody else's
+    sample(0, 90, Use::Read); // on no node
+    rig.begin();
+    rig.counts(1, 3, 0);
+    let use_of = |frame, on, samples: &[(u16, u32)], writes| PageUse {
+        frame,
+        pages: Pages(1),
+        on: NodeId(on),
+        samples: samples
+            .iter()
+            .map(|(node, count)| (NodeId(*node), *count))
+            .collect(),
+        writes,
+    };
+    let expected = vec![use_of(0, 0, &[(0, 1), (1, 2)], 1), use_of(1, 1, &[(0, 1)], 0)];
+    assert_eq!(rig.attribution.page_uses(vm(1)), Some(expected));
+    let accesses = rig.attribution.accesses(vm(1)).expect("read");
+    assert_eq!((accesses.local, accesses.remote), (61, 3 * 61));
+    assert_eq!((accesses.on[NodeId(0)], accesses.on[NodeId(1)]), (3 * 61, 61));
+    let traffic = rig.attribution.traffic();
+    assert_eq!(
+        (traffic[NodeId(0)], traffic[NodeId(1)]),
+        (3 * 61 * 64, 2 * 61 * 64)
+    );
+    rig.begin();
+    assert_eq!(rig.attribution.page_uses(vm(1)), Some(Vec::new()), "said once");
+    // A ring of 16 of which 40 were written: what is left stands for all.
+    let sample = Sampled {
+        frame: 40,
+        wanted: Use::Read,
+    };
+    (0..40).for_each(|_| rig.page.sampled(1, sample));
+    rig.begin();
+    let more = rig.attribution.accesses(vm(1)).expect("read");
+    assert_eq!(more.local - accesses.local, 40 * 61);
+    assert_eq!(rig.attribution.page_uses(vm(2)), None, "never seen");
+}
+
+#[test]
+fn a_host_that_does_not_say_where_frames_lie_has_no_samples() {
+    let mut rig = Rig::new();
+    rig.attribution = Attribution::new(rig.page, None, Err("no blocks".into()));
+    rig.own(1, &[10]);
+    rig.begin();
+    rig.begin();
+    rig.counts(1, 1, 0);
+    assert_eq!(rig.attribution.no_samples(), Some("no blocks"));
+    assert_eq!(
+        (rig.attribution.page_uses(vm(1)), rig.attribution.accesses(vm(1))),
+        (None, None)
+    );
+    assert!(rig.attribution.traffic().is_empty());
+}
+
+#[test]
+fn the_emulator_gets_its_speed_back_when_nobody_reads() {
+    let rig = Rig::new();
+    let page = rig.page;
+    assert!(page.is_wanted() && page.sample_period() > 0);
+    drop(rig);
+    assert!(!page.is_wanted() && page.sample_period() == 0);
 }
 
 proptest! {

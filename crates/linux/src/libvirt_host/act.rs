@@ -114,11 +114,13 @@ impl LibvirtHost {
                     from, to, pages_max, ..
                 } => self.move_pages(&mut vm, from, to, *pages_max),
                 Action::MoveFrames { moves, .. } => self.move_frames(&mut vm, moves),
-                Action::SetMemoryPolicy { policy, .. } => memory_policy_is_possible(&vm.run.name, *policy)
-                    .map(|()| {
+                Action::SetMemoryPolicy { policy, .. } => {
+                    let no_page_uses = self.no_page_uses();
+                    memory_policy_is_possible(&vm.run.name, *policy, no_page_uses.as_deref()).map(|()| {
                         vm.memory_policy = *policy;
                         Outcome::Done
-                    }),
+                    })
+                }
                 Action::Limit {
                     limit: Limit::CpuQuota(quota),
                     lease_ns,

@@ -1,9 +1,12 @@
 //! The libvirt calls that the host makes, with their errors sorted into the three that matter.
 
-use homenode_host::{CpuQuota, HostError};
+use homenode_host::{CpuQuota, HostError, Immovable};
 use homenode_units::{CpuSet, NodeSet};
 use virt::connect::Connect;
-use virt::domain::{Domain, NUMAParameters, SchedBandwidth, SchedulerInfo};
+use virt::domain::{
+    Domain, DomainPausedReason, DomainState, DomainStateReason, NUMAParameters, SchedBandwidth, SchedulerInfo,
+};
+use virt::enumutil::Enum;
 use virt::sys;
 
 use super::ConnectError;
@@ -81,6 +84,35 @@ impl Libvirt {
     /// A domain's live XML.
     pub fn xml(&mut self, domain: &Domain) -> Result<String, CallError> {
         domain.xml_desc(0).map_err(|e| self.sort(&e))
+    }
+
+    /// Why a domain's memory should be left where it is for now, if so: it is paused, or between two hosts.
+    pub fn standstill(&mut self, domain: &Domain) -> Result<Option<Immovable>, CallError> {
+        // What libvirt's driver does not know of there are no jobs in; a domain that has ended is seen elsewhere.
+        if let Ok(operation) = job_operation(domain)
+            && [
+                sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_IN,
+                sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
+            ]
+            .contains(&operation)
+        {
+            return Ok(Some(Immovable::Migrating));
+        }
+        let (state, reason) = domain.state().map_err(|e| self.sort(&e))?;
+        Ok(match (state, reason) {
+            (
+                _,
+                Enum::Known(DomainStateReason::Paused(Enum::Known(
+                    DomainPausedReason::Migration
+                    | DomainPausedReason::PostCopy
+                    | DomainPausedReason::PostCopyFailed,
+                ))),
+            ) => Some(Immovable::Migrating),
+            (Enum::Known(DomainState::Paused | DomainState::PMSuspended | DomainState::Crashed), _) => {
+                Some(Immovable::Paused)
+            }
+            _ => None,
+        })
     }
 
     /// The running domain with this UUID.
@@ -208,6 +240,36 @@ fn pin_iothread(domain: &Domain, id: u32, map: &[u8], live: u32) -> Result<(), v
     } else {
         Err(virt::error::Error::last_error())
     }
+}
+
+/// What libvirt is doing with a domain now: 0 where it does nothing of length. The `virt` crate's own call builds a vector from
+/// the null that libvirt gives for an idle domain.
+#[allow(unsafe_code)] // a libvirt call whose wrapper is unsound
+fn job_operation(domain: &Domain) -> Result<sys::virDomainJobOperation, virt::error::Error> {
+    let (mut kind, mut count, mut parameters) = (0, 0, std::ptr::null_mut());
+    // SAFETY: the domain outlives the call; libvirt writes the three, allocating what `parameters` points to.
+    let result = unsafe {
+        sys::virDomainGetJobStats(
+            domain.as_ptr(),
+            &raw mut kind,
+            &raw mut parameters,
+            &raw mut count,
+            0,
+        )
+    };
+    if result != 0 {
+        return Err(virt::error::Error::last_error());
+    }
+    let mut operation = 0;
+    // SAFETY: what libvirt has just given, null with a count of 0 included, read once and then freed with its own function.
+    unsafe {
+        let name = sys::VIR_DOMAIN_JOB_OPERATION.as_ptr();
+        sys::virTypedParamsGetInt(parameters, count, name, &raw mut operation);
+        sys::virTypedParamsFree(parameters, count);
+    }
+    // Figures of a job that is over can be asked for as well, but not by these flags.
+    let is_running = kind.cast_unsigned() != sys::VIR_DOMAIN_JOB_NONE;
+    Ok(if is_running { operation.cast_unsigned() } else { 0 })
 }
 
 /// A CPU set as libvirt takes it: one bit per CPU, lowest first.

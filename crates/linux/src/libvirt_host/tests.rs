@@ -297,6 +297,36 @@ fn memory_that_cannot_move_is_said() {
 }
 
 #[test]
+fn a_paused_vm_keeps_its_pages_until_it_runs_again() {
+    let tree = host("");
+    let mut host = connect(&tree, Acting::Live);
+    assert_eq!(host.sample().unwrap().vms[0].immovable, None);
+    let handle = host.libvirt.find(UUID).unwrap().unwrap();
+    handle.suspend().unwrap();
+    let seen = host.sample().unwrap();
+    assert_eq!(seen.vms[0].immovable, Some(homenode_host::Immovable::Paused));
+    let action = Action::gather(host.machine(), vm(), NodeSet::one(NodeId(1)), Pages(9));
+    let outcomes = host.commit(&plan(seen.version, action)).unwrap().outcomes;
+    let [Outcome::Failed(ActionError::MemoryFixed { why, .. })] = outcomes.as_slice() else {
+        panic!("{outcomes:?}");
+    };
+    assert!(why.contains("paused"), "{why}");
+    handle.resume().unwrap();
+    assert_eq!(host.sample().unwrap().vms[0].immovable, None);
+}
+
+#[test]
+fn a_guest_that_keeps_its_free_pages_is_said_with_the_remedy() {
+    let tree = host("");
+    let mut host = connect(&tree, Acting::Live);
+    let why = host.sample().unwrap().vms[0].no_releases.clone().unwrap();
+    assert!(
+        why.contains("<memballoon model='virtio' freePageReporting='on'/>"),
+        "{why}"
+    );
+}
+
+#[test]
 fn unreadable_parts_of_a_vm_are_said_and_do_not_fail_the_sample() {
     let tree = host("");
     tree.write(&format!("proc/{PID}/numa_maps"), "garbage\n");

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use homenode_host::{Immovable, VcpuSample, VmSample};
-use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
+use homenode_units::{Bytes, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
 use super::confine::Confined;
 use super::quota::{CARRIED_LEASE, Held};
 use super::{LibvirtHost, now};
 use crate::attribution::Seen;
 use crate::cgroup::{CpuGroup, CpuMax};
-use crate::domain::Domain;
+use crate::domain::{Domain, FreePages};
 use crate::journal::{Entry, Helper, Run};
 use crate::pages::Mover;
 use crate::read::{self, ReadError};
@@ -21,6 +21,9 @@ use crate::{meminfo, numa_maps};
 
 /// Reading `numa_maps` may take this part of one CPU's time per VM: it stops the VM's page faults while it walks.
 const PAGES_COST_SHARE: u64 = 20;
+/// What a domain lacks whose guest keeps its free pages.
+const NO_RELEASES: &str = "its guest does not report the pages that it frees; put <memballoon model='virtio' freePageReporting='on'/> \
+                           into its <devices> (virsh edit), and start it anew";
 /// How often memory that could not be found is looked for again.
 const RAM_RETRY: Ns = Ns::from_secs(10);
 
@@ -48,6 +51,8 @@ pub(super) struct Vm {
     pub held: Option<Held>,
     /// Part of caches or memory bandwidth that an agent confined it to, while that is in force.
     pub confined: Option<Confined>,
+    /// Why its memory is to be left where it is for now.
+    standstill: Option<Immovable>,
 }
 
 /// Where a VM's memory lies.
@@ -160,6 +165,9 @@ impl Vm {
     fn immovable(&self, root: &Path, memory_nodes: &NodeSet) -> Result<Option<Immovable>, ReadError> {
         if !self.domain.assigned_devices.is_empty() {
             return Ok(Some(Immovable::Vfio));
+        }
+        if self.standstill.is_some() {
+            return Ok(self.standstill.clone());
         }
         if self.domain.locked.is_some() {
             return Ok(Some(Immovable::Locked));
@@ -293,6 +301,8 @@ impl LibvirtHost {
         if vm.vcpu_tids().next().is_none() {
             return Ok(None);
         }
+        // Where libvirt does not say, acting will.
+        vm.standstill = self.libvirt.standstill(&vm.handle).unwrap_or_default();
         let usable = self.machine.cpu_set();
         for note in vm.reconcile_pins(&usable, is_first) {
             self.notice(note);
@@ -380,6 +390,7 @@ impl LibvirtHost {
             memory_policy: MemoryPolicy::default(),
             held,
             confined,
+            standstill: None,
         }))
     }
 
@@ -413,17 +424,16 @@ impl LibvirtHost {
 
     /// Fills in what a modelled PMU counts, on a host that has no other.
     fn count_by_model(&mut self, vm: &Vm, vcpus: &mut [VcpuSample]) {
-        let modelled = self.modelled.as_mut().filter(|_| self.perf.absence().is_some());
-        let (Some(modelled), Some(mover)) = (modelled, &vm.memory.mover) else {
-            return;
-        };
+        let Some(mover) = &vm.memory.mover else { return };
+        let root = self.root.clone();
+        let Some(modelled) = self.model() else { return };
         let seen = Seen {
             id: vm.run.vm,
             process: vm.run.process(),
             ranges: mover.ranges(),
             ran: &vcpus.iter().map(|vcpu| (vcpu.index, vcpu.running_ns)).collect(),
         };
-        match modelled.counters(&self.root, now(), seen) {
+        match modelled.counters(&root, now(), seen) {
             Ok(counters) => {
                 let counters = counters.unwrap_or_default();
                 for vcpu in vcpus {
@@ -484,10 +494,14 @@ impl LibvirtHost {
             vcpus,
             memory_bytes: vm.domain.memory_current_bytes,
             pages: vm.memory.pages.clone(),
-            accesses: None,
+            accesses: self.model().and_then(|model| model.accesses(vm.run.vm)),
             memory_policy: vm.memory_policy,
-            page_uses: None,
+            page_uses: match vm.memory_policy.migration {
+                Migration::Carrefour => self.model().and_then(|model| model.page_uses(vm.run.vm)),
+                Migration::None | Migration::AutoNuma => None,
+            },
             immovable: vm.immovable(&self.root, &memory_nodes)?,
+            no_releases: (vm.domain.free_pages == FreePages::Kept).then(|| NO_RELEASES.to_owned()),
             confined: vm.confined.map(|confined| confined.limit),
             device_nodes: vm.domain.device_nodes(&self.root),
             settings,

@@ -27,6 +27,8 @@
 //! - `what_repatriation_leaves_of_the_budgets_is_used`
 //! - `a_policy_that_cannot_be_is_said_once_with_the_reason`
 //! - `first_touch_leaves_pages_where_they_are`
+//! - `a_vm_that_is_paused_or_migrating_keeps_pages_and_policy_until_that_is_over`
+//! - `first_touch_without_releases_is_cautioned_against`
 //!
 //! # Departures
 //! - Home nodes of a VM are chosen by [`crate::placement`], not by Xen's (section 3.1), and may change.
@@ -108,6 +110,17 @@ pub fn objection(
         (Some(why), Migration::Carrefour) => Some(why.clone()),
         _ => None,
     }
+}
+
+/// What the operator should know of a memory policy that can be had.
+pub fn caution(vm: &VmSample, policy: MemoryPolicy) -> Option<String> {
+    let why = vm
+        .no_releases
+        .as_ref()
+        .filter(|_| policy.placing == Placing::FirstTouch)?;
+    Some(format!(
+        "first-touch places each page once and never again: {why}"
+    ))
 }
 
 /// Lays out pages of VMs whose memory policy wants it, within what `strays`, the plan of [`repatriate`] for this epoch, leaves

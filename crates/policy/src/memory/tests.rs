@@ -128,3 +128,42 @@ fn a_policy_that_cannot_be_is_said_once_with_the_reason() {
     }
     assert_eq!(set.machine.nodes.keys().next(), Some(NodeId(0)));
 }
+
+#[test]
+fn a_vm_that_is_paused_or_migrating_keeps_pages_and_policy_until_that_is_over() {
+    for (why, part) in [
+        (Immovable::Paused, "paused"),
+        (Immovable::Migrating, "migrated between hosts"),
+    ] {
+        let mut state = State::default();
+        let mut spread = scene([30_000, 0, 0, 0], ROUND);
+        spread.vms[0].immovable(why.clone());
+        assert!(decide(&mut spread, &mut state).decisions.is_empty());
+        let mut chosen = scene([30_000, 0, 0, 0], ROUND);
+        chosen.vms[0].chosen(Placing::FirstTouch.alone()).immovable(why);
+        let plan = decide(&mut chosen, &mut state);
+        assert!(
+            plan.decisions.is_empty() && plan.findings[0].message.contains(part),
+            "{plan:?}"
+        );
+
+        assert!(!moves(&decide(&mut scene([30_000, 0, 0, 0], ROUND), &mut state)).is_empty());
+        let mut chosen = scene([30_000, 0, 0, 0], ROUND);
+        chosen.vms[0].chosen(Placing::FirstTouch.alone());
+        let plan = decide(&mut chosen, &mut state);
+        assert!(
+            matches!(plan.decisions[0].action, Action::SetMemoryPolicy { .. }),
+            "{plan:?}"
+        );
+    }
+}
+
+#[test]
+fn first_touch_without_releases_is_cautioned_against() {
+    let mut scene = scene([9_000, 0, 0, 0], ROUND);
+    scene.vms[0].no_releases("no reports");
+    let said = |scene: &mut Scene, policy| scene.with_view(|view| caution(view.vms[0].sample, policy));
+    let text = said(&mut scene, Placing::FirstTouch.with_carrefour()).expect("said");
+    assert!(text.contains("once") && text.contains("no reports"), "{text}");
+    assert_eq!(said(&mut scene, ROUND), None);
+}

@@ -40,6 +40,7 @@ impl Host {
             memory_policy: homenode_units::MemoryPolicy::default(),
             page_uses: None,
             immovable: None,
+            no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),
             settings: VmSettings {

@@ -1,0 +1,157 @@
+//! Which nodes use which frames, as a modelled PMU samples it.
+
+use std::collections::BTreeMap;
+
+use homenode_host::Accesses;
+use homenode_machine::Machine;
+use homenode_meter::page::{Page, Sampled, Use};
+use homenode_units::{CpuId, NodeId, NodeMap};
+
+use crate::memory_blocks::MemoryBlocks;
+
+/// Of so many misses one is sampled. It is a prime, so that of a page that is read line by line each line has its turn.
+const PERIOD: u64 = 61;
+
+/// Reads what is sampled.
+#[derive(Debug)]
+pub struct Sampler {
+    page: Page<'static>,
+    blocks: MemoryBlocks,
+    cpus: Vec<Cpu>,
+    line_bytes: u64,
+    /// What controllers have moved, since this began.
+    traffic: NodeMap<u64>,
+    /// Since the last look but one.
+    frames: BTreeMap<u64, FrameUse>,
+    tags: BTreeMap<u8, Accesses>,
+}
+
+/// A CPU of the page.
+#[derive(Clone, Copy, Debug)]
+struct Cpu {
+    node: Option<NodeId>,
+    /// Samples that were looked at.
+    taken: u64,
+}
+
+/// Samples of a frame.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FrameUse {
+    /// From the CPUs of each node.
+    pub samples: NodeMap<u32>,
+    pub writes: u32,
+}
+
+impl Sampler {
+    /// Reads samples from now on. CPUs of the page have the numbers that the machine gives them.
+    pub fn new(page: Page<'static>, machine: &Machine, blocks: MemoryBlocks) -> Sampler {
+        let layout = page.layout();
+        let cpu = |number: u64| Cpu {
+            node: u32::try_from(number)
+                .ok()
+                .and_then(|number| machine.node_of(CpuId(number))),
+            taken: page.samples_taken(number),
+        };
+        Sampler {
+            page,
+            blocks,
+            cpus: (0..layout.cpus).map(cpu).collect(),
+            line_bytes: layout.line_bytes,
+            traffic: machine.memory_nodes().iter().map(|node| (node, 0)).collect(),
+            frames: BTreeMap::new(),
+            tags: BTreeMap::new(),
+        }
+    }
+
+    /// Reads what was sampled since the last look, and asks for more.
+    pub(super) fn look(&mut self) {
+        self.page.sample_every(PERIOD);
+        self.frames.clear();
+        self.tags.clear();
+        for number in 0..self.cpus.len() {
+            let taken = self
+                .page
+                .take_samples(number as u64, &mut self.cpus[number].taken);
+            let node = self.cpus[number].node;
+            // What was lost fell on memory as the rest did.
+            let each = |count: u64| {
+                let all = u128::from(taken.samples.len() as u64) + u128::from(taken.lost);
+                let misses = u128::from(count) * u128::from(PERIOD) * all;
+                (misses / taken.samples.len().max(1) as u128) as u64
+            };
+            let mut on: BTreeMap<(NodeId, u8), u64> = BTreeMap::new();
+            for sample in &taken.samples {
+                self.note(*sample, node);
+                if let Some(home) = self.blocks.node_of(sample.frame) {
+                    *on.entry((home, self.page.tag(sample.frame))).or_default() += 1;
+                }
+            }
+            for ((home, tag), count) in on {
+                let misses = each(count);
+                if let Some(traffic) = self.traffic.get_mut(home) {
+                    *traffic = traffic.wrapping_add(misses.wrapping_mul(self.line_bytes));
+                }
+                let (local, remote) = match node == Some(home) {
+                    true => (misses, 0),
+                    false => (0, misses),
+                };
+                let on = NodeMap::from_iter([(home, misses)]);
+                let nothing = self.nothing();
+                add(
+                    self.tags.entry(tag).or_insert(nothing),
+                    &Accesses { local, remote, on },
+                );
+            }
+        }
+    }
+
+    fn note(&mut self, sample: Sampled, node: Option<NodeId>) {
+        let Some(node) = node else { return };
+        let used = self.frames.entry(sample.frame).or_default();
+        match used.samples.get_mut(node) {
+            Some(count) => *count += 1,
+            None => used.samples.insert(node, 1),
+        }
+        used.writes += u32::from(sample.wanted == Use::Write);
+    }
+
+    /// No accesses to any node.
+    pub(super) fn nothing(&self) -> Accesses {
+        Accesses {
+            local: 0,
+            remote: 0,
+            on: self.traffic.map(|_, _| 0),
+        }
+    }
+
+    /// What all CPUs did to a frame between the last two looks.
+    pub(super) fn frame(&self, frame: u64) -> Option<&FrameUse> {
+        self.frames.get(&frame)
+    }
+
+    /// Where a frame lies.
+    pub(super) fn node_of(&self, frame: u64) -> Option<NodeId> {
+        self.blocks.node_of(frame)
+    }
+
+    /// What all CPUs did to frames of a tag between the last two looks.
+    pub(super) fn tag(&self, tag: u8) -> Option<&Accesses> {
+        self.tags.get(&tag)
+    }
+
+    /// Bytes that each node's controllers have moved.
+    pub(super) fn traffic(&self) -> &NodeMap<u64> {
+        &self.traffic
+    }
+}
+
+/// Adds accesses to nodes that the sum has.
+pub(super) fn add(sum: &mut Accesses, since: &Accesses) {
+    sum.local = sum.local.wrapping_add(since.local);
+    sum.remote = sum.remote.wrapping_add(since.remote);
+    for (node, count) in since.on.iter() {
+        if let Some(on) = sum.on.get_mut(node) {
+            *on = on.wrapping_add(*count);
+        }
+    }
+}
