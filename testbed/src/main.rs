@@ -60,11 +60,8 @@ enum Command {
     Run(RunArguments),
     /// Boot a host and keep it, to work in it by hand
     Up {
-        /// With the kernel's automatic NUMA balancing on
-        #[arg(long)]
-        autonuma: bool,
         /// With two nodes of two CPUs and a modelled PMU
-        #[arg(long, conflicts_with = "autonuma")]
+        #[arg(long)]
         counted: bool,
         #[command(flatten)]
         common: CommonArguments,
@@ -110,15 +107,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(arguments) => run(&arguments),
-        Command::Up {
-            autonuma,
-            counted,
-            common,
-        } => {
-            let kind = match (autonuma, counted) {
-                (true, _) => HostKind::AutoNuma,
-                (_, true) => HostKind::Counted,
-                _ => HostKind::Plain,
+        Command::Up { counted, common } => {
+            let kind = match counted {
+                true => HostKind::Counted,
+                false => HostKind::Plain,
             };
             by_hand::up(&options(&common, true), kind).map(|()| ExitCode::SUCCESS)
         }

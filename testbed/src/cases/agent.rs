@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, ensure};
+use anyhow::{anyhow, bail, ensure};
 use homenode_testbed_guest::Behaviour;
 
 use super::basics::in_mib;
@@ -138,19 +138,20 @@ pub fn stop(mut agent: Program) -> anyhow::Result<()> {
 /// Two guests, two nodes, and their memory follows.
 pub fn placement(inside: &mut Inside) -> anyhow::Result<()> {
     let agent = start_agent(inside)?;
-    let first = inside.create(&ordinary("first"))?;
-    let second = inside.create(&ordinary("second"))?;
-    let homes = [
-        wait_home(inside, &first, SOON)?,
-        wait_home(inside, &second, SOON)?,
-    ];
+    let guests = inside.create_at_once(&[ordinary("first"), ordinary("second")])?;
+    let [first, second] = guests.as_slice() else {
+        bail!("expected two guests, saw {}", guests.len());
+    };
+    first.wait_ready()?;
+    second.wait_ready()?;
+    let homes = [wait_home(inside, first, SOON)?, wait_home(inside, second, SOON)?];
     ensure!(
         homes[0] != homes[1],
         "expected two different nodes, saw both guests on node {}",
         homes[0]
     );
-    wait_memory(inside, &first, homes[0], SOON)?;
-    wait_memory(inside, &second, homes[1], SOON)?;
+    wait_memory(inside, first, homes[0], SOON)?;
+    wait_memory(inside, second, homes[1], SOON)?;
     stop(agent)
 }
 
@@ -273,19 +274,23 @@ pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// A guest that ends while its pages move.
 pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
-    let doomed = inside.create(&ordinary("doomed"))?;
-    let other = inside.create(&ordinary("other"))?;
+    let guests = inside.create_at_once(&[ordinary("doomed"), ordinary("other")])?;
+    let [doomed, other] = guests.as_slice() else {
+        bail!("expected two guests, saw {}", guests.len());
+    };
+    doomed.wait_ready()?;
+    other.wait_ready()?;
     doomed.scatter(&[0, 1, 2, 3])?;
     other.scatter(&[0, 1, 2, 3])?;
     let before = doomed.pages_per_node()?;
     let config = slow_moves(inside)?;
     let mut agent = start_agent_with(inside, &["--config", &config])?;
-    let home = wait_home(inside, &doomed, SOON)?;
-    wait_mid_move(&doomed, home, before.get(&home).copied().unwrap_or(0), SOON)?;
-    inside.destroy(&doomed)?;
+    let home = wait_home(inside, doomed, SOON)?;
+    wait_mid_move(doomed, home, before.get(&home).copied().unwrap_or(0), SOON)?;
+    inside.destroy(doomed)?;
     agent.expect_running()?;
-    let home = wait_home(inside, &other, SOON)?;
-    wait_memory(inside, &other, home, Duration::from_secs(240))?;
+    let home = wait_home(inside, other, SOON)?;
+    wait_memory(inside, other, home, Duration::from_secs(240))?;
     stop(agent)
 }
 

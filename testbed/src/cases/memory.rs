@@ -1,16 +1,21 @@
 //! Memory policies and drift on a real kernel: what counts is where `numa_maps` says that pages lie.
 
+use std::fs;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
+use homenode_linux::numa_maps::{Range, Sharing};
+use homenode_linux::pages::{Linux, Mover};
 use homenode_testbed_guest::Behaviour;
+use homenode_units::{Bytes, NodeId, NodeMap, NodeSet, Pages};
 use serde_json::Value;
 
-use super::agent::{SOON, home_of_operator, start_agent, stop, wait_memory};
+use super::agent::{SOON, home_of_operator, start_agent, stop, wait_home, wait_memory};
 use super::basics::in_mib;
 use crate::inside::Inside;
 use crate::inside::guest::{Guest, GuestSpec, mib};
+use crate::inside::pages::{PAGE_BYTES, migrate};
 use crate::inside::wait::{Look, wait_until};
 
 /// Memory that guests here touch and release, in MiB. Free-page reporting needs some more free than that in the guest.
@@ -22,6 +27,8 @@ const DRIFTED_MIB: u64 = 50;
 /// Of memory that was released, so much comes back to the host, and so much of it lands where it is touched again: blocks are
 /// reported whole, and the guest's kernel takes some of them.
 const COMES_BACK_MIB: u64 = 60;
+/// How often pages go to and fro in the record of how fast they do.
+const MOVE_ROUNDS: usize = 5;
 
 /// A guest large enough for free-page reporting, at home on these nodes.
 fn roomy(name: &str, home: &str) -> GuestSpec {
@@ -170,10 +177,115 @@ pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     Ok(guest)
 }
 
-/// Memory that drifted away through a balloon comes home.
+/// Pages of a budget, in the record of how exactly it is kept: 8 MiB.
+const BUDGET_PAGES: u64 = 2048;
+
+/// A record: the same pages of a guest to one node by migrate_pages(2) and back by the agent's way, several times; then by
+/// budgets.
+pub fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
+    let mut spec = roomy("moved", "0-3");
+    spec.orders.first.touch_mib = DRIFTING_MIB;
+    let guest = inside.create(&spec)?;
+    guest.move_to(0)?;
+    let ram = guest.ram()?;
+    let range = Range {
+        start: ram.begin,
+        end: ram.begin + ram.bytes,
+        sharing: Sharing::Private,
+        page_bytes: Bytes(PAGE_BYTES),
+    };
+    let mut mover = Mover::new(i32::try_from(guest.process.0)?, vec![range]);
+    let (zero, one) = (NodeSet::one(NodeId(0)), NodeSet::one(NodeId(1)));
+    let mut rates = [Vec::new(), Vec::new()];
+    // The first round also takes along what QEMU has beside the guest's memory, which then stays on node 1.
+    for round in 0..=MOVE_ROUNDS {
+        let before = pages_on(&guest, 0)?;
+        let begin = Instant::now();
+        migrate(guest.process.0, 0, 1)?;
+        let took = begin.elapsed();
+        let after = pages_on(&guest, 0)?;
+        let whole = (before - after) as f64 / took.as_secs_f64();
+        let held = NodeMap::new();
+        let begin = Instant::now();
+        let progress = mover.advance(&mut Linux, &one, &zero, &held, Pages(u64::MAX), &mut || true)?;
+        let ours = progress.moved.0 as f64 / begin.elapsed().as_secs_f64();
+        inside.note(format!(
+            "round {round}: migrate_pages {} pages at {whole:.0} per second, we {} at {ours:.0}",
+            before - after,
+            progress.moved.0
+        ));
+        if round > 0 {
+            rates[0].push(whole);
+            rates[1].push(ours);
+        }
+    }
+    let [whole, ours] = rates.map(|mut rates| {
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    });
+    inside.note(format!(
+        "median: migrate_pages {whole:.0} pages per second, we {ours:.0}: {:.0} percent",
+        ours * 100.0 / whole
+    ));
+    let mut off_by = Vec::new();
+    for _ in 0..10 {
+        let before = pages_on(&guest, 1)?;
+        mover.advance(
+            &mut Linux,
+            &zero,
+            &one,
+            &NodeMap::new(),
+            Pages(BUDGET_PAGES),
+            &mut || true,
+        )?;
+        off_by.push((pages_on(&guest, 1)? - before).cast_signed() - BUDGET_PAGES.cast_signed());
+    }
+    inside.note(format!(
+        "budgets of {BUDGET_PAGES} pages were missed by {off_by:?} pages"
+    ));
+    Ok(())
+}
+
+/// How long the kernel's balancing is left alone with a guest, before and after the agent.
+const BALANCED: Duration = Duration::from_secs(15);
+
+/// The kernel's automatic NUMA balancing, on until dropped.
+struct Balancing;
+
+impl Balancing {
+    const PATH: &str = "/proc/sys/kernel/numa_balancing";
+
+    fn on() -> anyhow::Result<Balancing> {
+        fs::write(Balancing::PATH, "1").with_context(|| format!("cannot write {}", Balancing::PATH))?;
+        Ok(Balancing)
+    }
+}
+
+impl Drop for Balancing {
+    fn drop(&mut self) {
+        let _ = fs::write(Balancing::PATH, "0");
+    }
+}
+
+/// Memory that drifted away through a balloon comes home, beside the kernel's balancing, which does not take it away again.
 pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = drifted(inside)?;
+    let _balancing = Balancing::on()?;
+    std::thread::sleep(BALANCED);
+    inside.note(format!(
+        "{BALANCED:?} of the kernel's balancing alone: {:?} MiB",
+        in_mib(&guest.pages_per_node()?)
+    ));
     let agent = start_agent(inside)?;
-    wait_memory(inside, &guest, 1, SOON)?;
+    let home = wait_home(inside, &guest, SOON)?;
+    ensure!(home == 1, "expected the operator's home, node 1, saw node {home}");
+    wait_memory(inside, &guest, home, SOON)?;
+    std::thread::sleep(BALANCED);
+    let affinity = guest.process.vcpu_affinity()?;
+    ensure!(
+        affinity.values().all(|cpus| cpus == &[home]),
+        "expected the vCPU still on node {home}, saw {affinity:?}"
+    );
+    wait_memory(inside, &guest, home, Duration::from_secs(60))?;
     stop(agent)
 }

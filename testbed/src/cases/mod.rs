@@ -4,7 +4,6 @@
 //! emulated host, may take its `limit`, and finds no guest of another case.
 
 mod agent;
-mod autonuma;
 mod basics;
 mod conformance;
 mod counted;
@@ -21,10 +20,8 @@ use crate::outside::emulated::HostKind;
 /// Cases that share a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
-    /// The host itself and the agent on it, with the kernel's own balancing off.
+    /// The host itself and the agent on it, with the kernel's own balancing off but where a case turns it on.
     Agent,
-    /// The agent, with the kernel's automatic NUMA balancing on.
-    Autonuma,
     /// The agent with counters: of a modelled PMU.
     Counted,
     /// What was found out about libvirt, the kernel and the emulation: run by name only.
@@ -37,7 +34,6 @@ impl Group {
     pub fn name(self) -> &'static str {
         match self {
             Self::Agent => "agent",
-            Self::Autonuma => "autonuma",
             Self::Counted => "counted",
             Self::Record => "record",
         }
@@ -48,7 +44,6 @@ impl Group {
     pub fn host_kind(self) -> HostKind {
         match self {
             Self::Agent | Self::Record => HostKind::Plain,
-            Self::Autonuma => HostKind::AutoNuma,
             Self::Counted => HostKind::Counted,
         }
     }
@@ -231,7 +226,7 @@ pub static ALL: &[Case] = &[
         "drift",
         Group::Agent,
         480,
-        "memory that a balloon scattered comes home",
+        "memory that a balloon scattered comes home, beside the kernel's automatic balancing",
         memory::drift,
     ),
     case(
@@ -240,13 +235,6 @@ pub static ALL: &[Case] = &[
         480,
         "three guests started at once through our numad end on three nodes",
         dropin::three_starts,
-    ),
-    case(
-        "autonuma",
-        Group::Autonuma,
-        600,
-        "what the kernel's balancing does about drift by itself, and that the agent brings it home beside that",
-        autonuma::bring_home,
     ),
     case(
         "permit-held",
@@ -261,6 +249,20 @@ pub static ALL: &[Case] = &[
         480,
         "pages come to the node that uses them, others stay, and none of a paused guest moves",
         counted::carrefour,
+    ),
+    case(
+        "move-speed",
+        Group::Record,
+        480,
+        "how fast the agent's way moves pages, beside migrate_pages, and how exactly it keeps a budget (record)",
+        memory::move_speed,
+    ),
+    case(
+        "numad-drift",
+        Group::Record,
+        480,
+        "what the real numad does about memory that a balloon scattered (record)",
+        numad::drift,
     ),
 ];
 

@@ -4,10 +4,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
 use anyhow::{Context as _, ensure};
 use homenode_testbed_guest::Behaviour;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
+use super::basics::in_mib;
+use super::memory::drifted;
 use crate::inside::guest::{Cpus, GuestSpec};
 use crate::inside::{Inside, libvirtd};
 
@@ -152,5 +158,37 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
         distinct.len()
     ));
     ensure!(libvirtd::daemon().is_some(), "expected libvirtd to have survived");
+    Ok(())
+}
+
+/// Where numad writes what it does.
+const NUMAD_LOG: &str = "/var/log/numad.log";
+
+/// What the real numad, as a daemon that is told to look after the guest, does about memory that drifted.
+pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = drifted(inside)?;
+    let numad = |arguments: &[&str]| {
+        let status = Command::new(NUMAD).args(arguments).status();
+        status.with_context(|| format!("cannot start {NUMAD}"))
+    };
+    let pid = guest.process.0.to_string();
+    let started = numad(&["-i", "1:5", "-l", "6", "-p", &pid])?;
+    ensure!(started.success(), "expected numad to start, saw {started}");
+    for _ in 0..4 {
+        thread::sleep(Duration::from_secs(20));
+        inside.note(format!(
+            "20 s later: {:?} MiB, vCPUs on {:?}",
+            in_mib(&guest.pages_per_node()?),
+            guest.process.vcpu_affinity()?
+        ));
+    }
+    // An interval of 0 ends it.
+    numad(&["-i", "0"])?;
+    let log = fs::read_to_string(NUMAD_LOG).unwrap_or_default();
+    let about =
+        |line: &&str| line.contains("Advising") || line.contains("Including") || line.contains("move");
+    for line in log.lines().filter(about).take(20) {
+        inside.note(format!("numad: {line}"));
+    }
     Ok(())
 }

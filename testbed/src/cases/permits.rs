@@ -19,7 +19,7 @@ use crate::inside::wait::{Look, wait_until};
 /// How long a guard waits for a successor of a dead agent here.
 const GRACE: &str = "2s";
 /// Time over which a throttled guest is watched.
-const WATCHED: Duration = Duration::from_secs(10);
+const WATCHED: Duration = Duration::from_secs(5);
 
 /// Always busy, so that a quota keeps it from running.
 fn thrasher(name: &str) -> GuestSpec {

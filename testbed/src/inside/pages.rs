@@ -99,6 +99,22 @@ pub fn move_range(
     Ok(outcome)
 }
 
+/// Moves all pages of another process that lie on one node to another, with migrate_pages(2).
+///
+/// # Errors
+/// What the kernel said.
+pub fn migrate(pid: u32, from: u32, to: u32) -> anyhow::Result<()> {
+    let pid = libc::pid_t::try_from(pid).context("a process number is out of range")?;
+    let (from, to): (libc::c_ulong, libc::c_ulong) = (1 << from, 1 << to);
+    let bits: libc::c_ulong = libc::c_ulong::from(libc::c_ulong::BITS);
+    // SAFETY: the two masks have `bits` bits each and outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_migrate_pages, pid, bits, &raw const from, &raw const to) };
+    if result < 0 {
+        bail!("migrate_pages failed: {}", std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 fn count_status(status: &[libc::c_int], outcome: &mut MoveOutcome) {
     for value in status {
         match u32::try_from(*value) {

@@ -37,25 +37,23 @@ const PLUGIN: &str = "libhomenode_plugin.so";
 /// What distinguishes the boots of the groups of cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HostKind {
-    /// Automatic NUMA balancing off, so that only the case itself moves anything.
+    /// Four nodes of one CPU.
     Plain,
-    /// The kernel's automatic NUMA balancing on.
-    AutoNuma,
-    /// As plain, but two nodes of two CPUs, and a modelled PMU: two guests can share a last-level cache, and it is counted.
+    /// Two nodes of two CPUs, and a modelled PMU: two guests can share a last-level cache, and it is counted.
     Counted,
 }
 
 impl HostKind {
     fn nodes(self) -> u32 {
         match self {
-            Self::Plain | Self::AutoNuma => NODES,
+            Self::Plain => NODES,
             Self::Counted => 2,
         }
     }
 
     fn cpus_per_node(self) -> u32 {
         match self {
-            Self::Plain | Self::AutoNuma => 1,
+            Self::Plain => 1,
             Self::Counted => 2,
         }
     }
@@ -71,24 +69,15 @@ impl HostKind {
             (from + 1..nodes).map(move |to| (from, to, if from + to == NODES - 1 { 22 } else { 16 }))
         })
     }
-
-    fn kernel_options(self) -> &'static [&'static str] {
-        // Transparent huge pages: khugepaged has locked up the emulated host in a TLB flush. A panic must end the
-        // boot soon, and an oops is no state to test in.
-        match self {
-            Self::Plain | Self::Counted => &[
-                "transparent_hugepage=never",
-                "numa_balancing=disable",
-                "panic=5 oops=panic",
-            ],
-            Self::AutoNuma => &[
-                "transparent_hugepage=never",
-                "numa_balancing=enable",
-                "panic=5 oops=panic",
-            ],
-        }
-    }
 }
+
+/// Transparent huge pages: khugepaged has locked up the emulated host in a TLB flush. A panic must end the boot soon, and an
+/// oops is no state to test in.
+const KERNEL_OPTIONS: [&str; 3] = [
+    "transparent_hugepage=never",
+    "numa_balancing=disable",
+    "panic=5 oops=panic",
+];
 
 /// What does not change from boot to boot.
 #[derive(Debug)]
@@ -221,7 +210,7 @@ impl EmulatedHost {
             command.args(["--numa-distance".to_owned(), format!("{from},{to}={distance}")]);
         }
         command.arg(format!("--rwdir={0}={0}", exchange.root().display()));
-        for option in kind.kernel_options() {
+        for option in KERNEL_OPTIONS {
             command.args(["--append", option]);
         }
         let monitor = dir.join("monitor");
@@ -230,7 +219,7 @@ impl EmulatedHost {
             monitor.display()
         );
         let pmu_options = match kind {
-            HostKind::Plain | HostKind::AutoNuma => String::new(),
+            HostKind::Plain => String::new(),
             HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
         };
         command
