@@ -10,10 +10,12 @@
 //!
 //! A host says what it sees ([`Sample`]: cumulative counters and states, nothing derived) and carries out
 //! what a [`Plan`] asks for. Rates are derived in one pure place ([`Rates::between`]). A policy reads a
-//! [`View`]. The twin and the live host both pass [`conformance`].
+//! [`View`]. The twin and the live host both pass [`conformance`]. What of a VM's memory is in use comes from *carriers*, in
+//! observations of their own ([`observed`]).
 
 pub mod conformance;
 mod limit;
+pub mod observed;
 mod plan;
 mod rates;
 mod sample;

@@ -1,5 +1,6 @@
 //! How long a decision takes. Target: a placement on an 8-node host that holds 200 VMs within 50 microseconds; a period of the
-//! permits' ledger for 1000 VMs within 100; 100 million entries of a guest's page queues per second.
+//! permits' ledger for 1000 VMs within 100; 100 million entries of a guest's page queues per second;
+//! 200 million logged frames per second into a working-set estimate.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
@@ -12,6 +13,7 @@ use homenode_policy::demand::{BandwidthFrom, Demand, History};
 use homenode_policy::page_queue::{Entry, Op, Scratch, reconcile};
 use homenode_policy::permits::{Ledger as Permits, Permit, Terms};
 use homenode_policy::placement::{Config, Ledger, Supply, place};
+use homenode_policy::working_set::{Carrier, Estimator, Logged, Observation, Seen, logged};
 use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 use std::hint::black_box;
 
@@ -175,5 +177,49 @@ fn page_queue(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, placement, permits, page_queue);
+/// Full buffers of page reference logging, from a guest of 1 GiB of which 400 MiB are in use.
+fn working_set(c: &mut Criterion) {
+    const FRAMES: u64 = 1 << 18;
+    const USED: u64 = 102_400;
+    let mut group = c.benchmark_group("working set");
+    let spread = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+    let logs: [(&str, Vec<u64>); 2] = [
+        ("frames in order", (0..1 << 19).map(|at| at % USED).collect()),
+        (
+            "frames in no order",
+            (0..1 << 19).map(|at| spread(at) % USED).collect(),
+        ),
+    ];
+    for (name, log) in &logs {
+        for (rule, config) in [
+            ("plain", logged::Config::seed()),
+            ("repaired", logged::Config::repaired()),
+        ] {
+            let mut estimator = Logged::new(config);
+            let mut at = Ns::ZERO;
+            group.throughput(Throughput::Elements(log.len() as u64));
+            group.bench_function(format!("{name}, {rule}"), |b| {
+                b.iter(|| {
+                    for buffer in black_box(log).chunks(511) {
+                        at += Ns::from_millis(10);
+                        let seen = Observation {
+                            carrier: Carrier::Prl,
+                            at,
+                            interval: Ns::from_millis(10),
+                            memory: Pages(FRAMES),
+                            frames: FRAMES,
+                            seen: Seen::Frames(buffer),
+                            lost: 0,
+                            blind: Pages::ZERO,
+                        };
+                        black_box(estimator.observe(&seen)).expect("in order");
+                    }
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, placement, permits, page_queue, working_set);
 criterion_main!(benches);

@@ -13,6 +13,7 @@
 //! | [`pace`] | how fast may a VM's pages move, given what it does to the VM? | DESIGN section 5 |
 //! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; seed 001, IV-B |
 //! | [`flip_pool`] | how many of a VM's pages may its I/O exchange with the driver domain? | seed 001, IV-A |
+//! | [`working_set`] | how much memory does a VM really use? | seed 003, section 4.4 |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
@@ -28,6 +29,7 @@ pub mod page_queue;
 pub mod permits;
 pub mod placement;
 pub mod repatriate;
+pub mod working_set;
 
 #[cfg(test)]
 mod testing;

@@ -4,7 +4,7 @@
 //! generated from a seed: four orders of magnitude slower, and with none of the twin's assumptions.
 //!
 //! ```text
-//!   stream ──▶ tlb
+//!   stream ──▶ paging     TLBs, nested walks, and the logs that a hypervisor has of them
 //!      │
 //!      ├─────▶ mrc          stack distances, exact and sampled
 //!      │
@@ -31,6 +31,7 @@ mod chance;
 pub mod filter;
 pub mod hierarchy;
 pub mod mrc;
+pub mod paging;
 pub mod placement;
 mod recency;
 mod replacement;

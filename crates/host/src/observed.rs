@@ -1,0 +1,164 @@
+//! What a carrier saw of a VM's memory: the input of `policy::working_set`, the same from a live host, the twin and models.
+//!
+//! A *carrier* is a mechanism that tells which guest memory is used: a log of page walks, accessed bits, DAMON, faults on pages
+//! that were made invalid. Each sees something else, so an [`Observation`] names its carrier, and says how long it looked and
+//! what escaped it. Nothing is judged here: what is hot, and how large the working set is, is for the policy to say.
+//!
+//! # Contract
+//!
+//! - One observation per interval, in order of time; intervals do not overlap.
+//! - Frames are guest frames of 4 KiB whatever the mapping's page size. A carrier that sees larger pages names each of their
+//!   frames, or gives [`Seen::Regions`].
+//! - Frames are a guest's or a kernel's word: who reads them leaves out those beyond [`Observation::frames`] and counts them.
+
+use homenode_units::{Ns, Pages};
+use serde::{Deserialize, Serialize};
+
+/// A mechanism that tells which guest memory is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Carrier {
+    /// Page reference logging (seed 003, section 4), modelled: every page walk is logged.
+    Prl,
+    /// Page modification logging: the first write to a page is logged.
+    Pml,
+    /// Faults on all pages, made invalid in each interval.
+    Invalidation,
+    /// Faults on some pages, drawn anew for each interval and made invalid (ESX).
+    Sampling,
+    /// Accessed bits of page tables, cleared in each interval.
+    AccessedBits,
+    /// DAMON, which samples one page of each of its regions.
+    Damon,
+    /// Generations of the kernel's multi-generational LRU.
+    Mglru,
+    /// Pages written since they were write-protected (`PAGEMAP_SCAN`).
+    WrittenPages,
+    /// KVM's log of dirty pages, as a bitmap or a ring.
+    DirtyLog,
+    /// The exact set, kept by an emulator.
+    Exact,
+}
+
+/// Which accesses a carrier sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sees {
+    /// Reads and writes.
+    All,
+    /// Writes only: pages that are read are missing from what it says.
+    Writes,
+}
+
+impl Carrier {
+    /// Name for people and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Carrier::Prl => "prl",
+            Carrier::Pml => "pml",
+            Carrier::Invalidation => "invalidation",
+            Carrier::Sampling => "sampling",
+            Carrier::AccessedBits => "accessed-bits",
+            Carrier::Damon => "damon",
+            Carrier::Mglru => "mglru",
+            Carrier::WrittenPages => "written-pages",
+            Carrier::DirtyLog => "dirty-log",
+            Carrier::Exact => "exact",
+        }
+    }
+
+    /// Which accesses it sees.
+    pub fn sees(self) -> Sees {
+        match self {
+            Carrier::Pml | Carrier::WrittenPages | Carrier::DirtyLog => Sees::Writes,
+            Carrier::Prl
+            | Carrier::Invalidation
+            | Carrier::Sampling
+            | Carrier::AccessedBits
+            | Carrier::Damon
+            | Carrier::Mglru
+            | Carrier::Exact => Sees::All,
+        }
+    }
+
+    /// What it cannot see, in a sentence to be shown beside its figures.
+    pub fn blind_spot(self) -> &'static str {
+        match self {
+            Carrier::Prl => {
+                "pages whose translation stays in the TLB are not walked to, and what comes while a buffer is emptied is lost"
+            }
+            Carrier::Pml => "pages that are only read, and how often a page is written",
+            Carrier::Invalidation => "how often a page is used within an interval",
+            Carrier::Sampling => "all but the sample: the error is that of a poll of so many pages",
+            Carrier::AccessedBits => {
+                "pages whose translation stays in the TLB, since clearing the bit does not flush it"
+            }
+            Carrier::Damon => "hot pages between cold ones: a region counts as a whole",
+            Carrier::Mglru => "how often a page is used between two agings",
+            Carrier::WrittenPages | Carrier::DirtyLog => "pages that are only read",
+            Carrier::Exact => "nothing",
+        }
+    }
+}
+
+/// A stretch of guest memory that a carrier treats as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Its first guest frame.
+    pub first: u64,
+    /// Its length.
+    pub pages: Pages,
+    /// In how many of the interval's looks it was found used; at most [`Seen::Regions`]' `looks`.
+    pub found: u32,
+}
+
+/// What was seen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Seen<'a> {
+    /// Guest frames in any order, each as often as it was logged; a carrier that only knows *that* a page was used names it
+    /// once.
+    Frames(&'a [u64]),
+    /// Stretches of memory, and in how many of `looks` looks each was found used.
+    Regions {
+        /// The stretches; they do not overlap.
+        regions: &'a [Region],
+        /// How often the carrier looked in this interval, at least once.
+        looks: u32,
+    },
+    /// A number of pages, where the carrier does not tell which.
+    Amount {
+        /// Used in this interval.
+        used: Pages,
+    },
+    /// How many of some pages drawn at random were used.
+    Sample {
+        /// Used so far.
+        used: u32,
+        /// Drawn, at least 1.
+        drawn: u32,
+        /// Whether the interval is over, or this is a look into a running one.
+        complete: bool,
+    },
+}
+
+/// What a carrier saw of one VM in one interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observation<'a> {
+    /// Who saw it.
+    pub carrier: Carrier,
+    /// End of the interval, on any monotonic clock.
+    pub at: Ns,
+    /// Length of the interval.
+    pub interval: Ns,
+    /// Memory that the VM has at its end: it changes where memory is plugged or ballooned.
+    pub memory: Pages,
+    /// One past the highest guest frame that the VM has; more than `memory` where guest memory has holes.
+    pub frames: u64,
+    /// What was seen.
+    pub seen: Seen<'a>,
+    /// Accesses that the carrier knows it lost, where it knows.
+    pub lost: u64,
+    /// Most memory that may be in use although the carrier does not see it: for logs of walks and accessed bits what the
+    /// TLBs hold.
+    pub blind: Pages,
+}

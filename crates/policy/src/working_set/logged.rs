@@ -1,0 +1,547 @@
+//! The seed's algorithm on logs of guest frames, and what repairs it.
+//!
+//! # Algorithm (seed 003, section 4.4)
+//! Every `mu` the number of distinct frames that were logged at least tau times is `dist[i]`. It is the working set once
+//! `dist[i] - dist[i - omega] = 0`: omega observations long nothing new became hot.
+//!
+//! # Where that goes wrong, and the options that repair it
+//! - *Exact equality.* A stray page per interval, and the rule is never met: [`Config::tolerance`] allows a share of `dist`.
+//! - *No ageing.* What was hot once stays so, and the working set never shrinks: [`Ageing::Halve`] halves all counts after each
+//!   interval, [`Ageing::Restart`] begins anew whenever the rule is met.
+//! - *Logs are TLB misses, not uses.* A page hot enough to stay in the TLB is logged once and never again, while a scan of cold
+//!   pages is logged tau times in tau passes: [`HeatBy::Windows`] asks in how many of the last intervals a page was seen at
+//!   all, and [`Flush::EachWindow`] has the carrier flush the TLBs between two, so that each use shows once in each.
+//!
+//! [`Config::seed`] has none of them and the seed's figures, [`Config::repaired`] has them all. They are measured against each
+//! other in the tests here and by `homenode reproduce prl`.
+//!
+//! # Properties (tests of the same name)
+//! - `plain_prl_ends_when_nothing_new_was_hot_for_omega_intervals`
+//! - `one_stray_page_keeps_plain_prl_from_ending_and_not_the_tolerant`
+//! - `a_working_set_that_shrinks_is_seen_by_ageing_only`
+//! - `pages_that_stay_in_the_tlb_are_hot_only_where_it_is_flushed`
+//! - `dist_grows_with_the_log_and_falls_with_tau`
+//! - `memory_that_is_unplugged_is_no_longer_hot`
+//!
+//! # Departures from the source
+//! - The seed says both "at least tau times" and "more than tau times"; here it is at least.
+//! - With ageing `dist` falls as well as rises; the rule is on the difference's amount.
+
+use std::collections::VecDeque;
+
+use homenode_host::observed::{Carrier, Observation, Seen, Sees};
+use homenode_units::{Bytes, Ns, Pages};
+
+use super::estimate::kind;
+use super::heat::Heat;
+use super::{Certainty, Curve, Estimate, Estimator, Sequence, Settled, Unfit};
+
+/// What makes a page hot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeatBy {
+    /// It was logged at least so often. Counts end at 255.
+    Logs {
+        /// How often, at least 1 (tau).
+        tau: u8,
+        /// What becomes of counts with time.
+        ageing: Ageing,
+    },
+    /// It was seen in at least `tau` of the last `of` intervals.
+    Windows {
+        /// In how many, at least 1.
+        tau: u32,
+        /// Of how many, at most 8.
+        of: u32,
+    },
+}
+
+/// What becomes of counts with time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ageing {
+    /// Nothing (the seed).
+    Never,
+    /// Each interval's end halves them.
+    Halve,
+    /// They begin anew when the stop rule is met.
+    Restart,
+}
+
+/// What the carrier is to do with the TLBs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Nothing (the seed).
+    Never,
+    /// Flush them at each interval's end, so that all that is used is walked to at least once in each.
+    EachWindow,
+}
+
+/// How to estimate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// What makes a page hot.
+    pub heat: HeatBy,
+    /// Intervals over which nothing new may become hot (omega), at least 1.
+    pub omega: u32,
+    /// The observation interval (mu). Shorter observations are put together.
+    pub mu: Ns,
+    /// Share of the hot pages by which they may differ over omega intervals, at least 0.
+    pub tolerance: f64,
+    /// What the carrier is to do with the TLBs.
+    pub flush: Flush,
+    /// The guest kernel's footprint (epsilon).
+    pub epsilon: Bytes,
+}
+
+impl Config {
+    /// The seed's algorithm with its figures (section 5): tau 50, mu 30 s, omega 120 s.
+    pub const fn seed() -> Config {
+        Config {
+            heat: HeatBy::Logs {
+                tau: 50,
+                ageing: Ageing::Never,
+            },
+            omega: 4,
+            mu: Ns::from_secs(30),
+            tolerance: 0.0,
+            flush: Flush::Never,
+            epsilon: Bytes::ZERO,
+        }
+    }
+
+    /// The seed's prototype for PML (section 3.4): every frame logged counts.
+    pub const fn pml() -> Config {
+        Config {
+            heat: HeatBy::Logs {
+                tau: 1,
+                ageing: Ageing::Never,
+            },
+            ..Config::seed()
+        }
+    }
+
+    /// With everything that repairs it: hot is a page seen in two of the last four intervals, 1 percent may come and go, and
+    /// the TLBs are flushed. Also what suits carriers that name each page once per interval.
+    pub const fn repaired() -> Config {
+        Config {
+            heat: HeatBy::Windows { tau: 2, of: 4 },
+            tolerance: 0.01,
+            flush: Flush::EachWindow,
+            ..Config::seed()
+        }
+    }
+
+    fn check(&self) {
+        assert!(self.omega > 0, "the stop rule looks back at least one interval");
+        assert!(self.mu > Ns::ZERO, "an interval has a length");
+        assert!(
+            self.tolerance >= 0.0,
+            "a tolerance is a share, not {}",
+            self.tolerance
+        );
+        match self.heat {
+            HeatBy::Logs { tau, .. } => assert!(tau > 0, "a hot page was logged at least once"),
+            HeatBy::Windows { tau, of } => {
+                assert!(
+                    (1..=8).contains(&of) && (1..=of).contains(&tau),
+                    "{tau} of {of} intervals"
+                );
+            }
+        }
+    }
+}
+
+/// Estimates from logs of frames.
+#[derive(Clone, Debug)]
+pub struct Logged {
+    config: Config,
+    sequence: Sequence,
+    heat: Heat,
+    /// Hot pages at the end of the last intervals, newest last: omega + 1 of them.
+    dist: VecDeque<u64>,
+    /// Time since the last interval's end.
+    elapsed: Ns,
+    /// Time that the counts speak of.
+    counted: Ns,
+    outside: u64,
+    lost: u64,
+}
+
+impl Logged {
+    /// An estimator that has seen nothing.
+    ///
+    /// # Panics
+    /// Where the configuration's figures are out of their ranges.
+    pub fn new(config: Config) -> Logged {
+        config.check();
+        Logged {
+            config,
+            sequence: Sequence::default(),
+            heat: Heat::default(),
+            dist: VecDeque::with_capacity(config.omega as usize + 1),
+            elapsed: Ns::ZERO,
+            counted: Ns::ZERO,
+            outside: 0,
+            lost: 0,
+        }
+    }
+
+    /// How it estimates.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Hot pages at the end of the last intervals, newest last (the seed's `dist`): omega + 1 of them at most.
+    pub fn dist(&self) -> impl Iterator<Item = u64> {
+        self.dist.iter().copied()
+    }
+
+    /// Counts the frames of a log; gives how many the VM does not have.
+    fn count(&mut self, log: &[u64]) -> u64 {
+        let frames = self.heat.frames();
+        let mut outside = 0;
+        match self.config.heat {
+            HeatBy::Logs { .. } => {
+                for frame in log {
+                    if *frame < frames {
+                        let count = self.heat.at(*frame);
+                        *count = count.saturating_add(1);
+                    } else {
+                        outside += 1;
+                    }
+                }
+            }
+            HeatBy::Windows { .. } => {
+                for frame in log {
+                    if *frame < frames {
+                        *self.heat.at(*frame) |= 1;
+                    } else {
+                        outside += 1;
+                    }
+                }
+            }
+        }
+        outside
+    }
+
+    /// Hot and warm pages.
+    fn split(&self, histogram: &[u64; 256]) -> (Pages, Pages) {
+        let is_hot = |byte: usize| match self.config.heat {
+            HeatBy::Logs { tau, .. } => byte >= usize::from(tau),
+            HeatBy::Windows { tau, .. } => byte.count_ones() >= tau,
+        };
+        let (mut hot, mut warm) = (0, 0);
+        for (byte, count) in histogram.iter().enumerate().skip(1) {
+            *(if is_hot(byte) { &mut hot } else { &mut warm }) += count;
+        }
+        (Pages(hot), Pages(warm))
+    }
+
+    /// Whether the stop rule is met.
+    fn settled(&self) -> Settled {
+        let (Some(last), Some(first)) = (self.dist.back(), self.dist.front()) else {
+            return Settled::No;
+        };
+        let allowed = self.config.tolerance * *last as f64;
+        if self.dist.len() > self.config.omega as usize && last.abs_diff(*first) as f64 <= allowed {
+            Settled::Yes
+        } else {
+            Settled::No
+        }
+    }
+
+    fn close(&mut self, seen: &Observation<'_>) -> Estimate {
+        let config = self.config;
+        let histogram = self.heat.histogram();
+        let (hot, warm) = self.split(&histogram);
+        if self.dist.len() > config.omega as usize {
+            self.dist.pop_front();
+        }
+        self.dist.push_back(hot.0);
+        let settled = self.settled();
+        let (window, curve) = match config.heat {
+            HeatBy::Logs { .. } => {
+                let often = matches!(seen.carrier, Carrier::Prl | Carrier::Exact);
+                let seconds = self.counted.as_secs_f64();
+                let curve = often.then(|| Curve::of_counts(&histogram, config.epsilon, seconds));
+                (self.counted, curve)
+            }
+            HeatBy::Windows { of, .. } => (self.counted.min(Ns(self.elapsed.0 * u64::from(of))), None),
+        };
+        let size = hot.to_bytes() + config.epsilon;
+        let unseen = match seen.carrier.sees() {
+            Sees::All => size + (warm + seen.blind.min(seen.memory)).to_bytes(),
+            Sees::Writes => (size + warm.to_bytes()).max(seen.memory.to_bytes()),
+        };
+        let estimate = Estimate {
+            carrier: seen.carrier,
+            at: seen.at,
+            window,
+            size,
+            least: size,
+            most: unseen,
+            certainty: Certainty::Bounds,
+            hot: hot.to_bytes(),
+            warm: warm.to_bytes(),
+            kernel: config.epsilon,
+            settled,
+            curve,
+            outside: std::mem::take(&mut self.outside),
+            lost: std::mem::take(&mut self.lost),
+        };
+        self.age(settled);
+        estimate
+    }
+
+    /// What an interval's end does to heat.
+    fn age(&mut self, settled: Settled) {
+        match self.config.heat {
+            HeatBy::Logs {
+                ageing: Ageing::Never,
+                ..
+            } => {}
+            HeatBy::Logs {
+                ageing: Ageing::Halve,
+                ..
+            } => {
+                self.heat.each(|count| count / 2);
+                self.counted = Ns(self.counted.0 / 2);
+            }
+            HeatBy::Logs {
+                ageing: Ageing::Restart,
+                ..
+            } => {
+                if settled == Settled::Yes {
+                    self.heat.each(|_| 0);
+                    self.dist.clear();
+                    self.counted = Ns::ZERO;
+                }
+            }
+            HeatBy::Windows { of, .. } => {
+                // The interval that just ended moves up, and the oldest out.
+                let kept = (u32::from(u8::MAX) >> (8 - of)) as u8;
+                self.heat.each(|windows| (windows << 1) & kept);
+            }
+        }
+        self.elapsed = Ns::ZERO;
+    }
+
+    #[cfg(test)]
+    fn heat_bytes(&self) -> usize {
+        self.heat.bytes()
+    }
+}
+
+impl Estimator for Logged {
+    fn observe(&mut self, seen: &Observation<'_>) -> Result<Option<Estimate>, Unfit> {
+        let Seen::Frames(log) = seen.seen else {
+            return Err(Unfit::Kind {
+                reads: "frames",
+                carrier: seen.carrier,
+                given: kind(&seen.seen),
+            });
+        };
+        self.sequence.next(seen)?;
+        self.heat.resize(seen.frames);
+        self.outside += self.count(log);
+        self.lost += seen.lost;
+        self.elapsed += seen.interval;
+        self.counted += seen.interval;
+        Ok((self.elapsed >= self.config.mu).then(|| self.close(seen)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::observation;
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: Ns = Ns::from_secs(1);
+
+    fn plain(tau: u8) -> Config {
+        Config {
+            heat: HeatBy::Logs {
+                tau,
+                ageing: Ageing::Never,
+            },
+            mu: SECOND,
+            ..Config::seed()
+        }
+    }
+
+    /// Estimates from one log per second.
+    fn run(config: Config, logs: &[Vec<u64>]) -> Vec<Estimate> {
+        let mut estimator = Logged::new(config);
+        let estimate = |(at, log): (usize, &Vec<u64>)| {
+            let seen = observation(Carrier::Prl, at as u64 + 1, Seen::Frames(log));
+            estimator.observe(&seen).unwrap().unwrap()
+        };
+        logs.iter().enumerate().map(estimate).collect()
+    }
+
+    fn pages(estimates: &[Estimate]) -> Vec<u64> {
+        estimates
+            .iter()
+            .map(|estimate| estimate.hot.to_pages().0)
+            .collect()
+    }
+
+    fn first_settled(estimates: &[Estimate]) -> Option<usize> {
+        estimates
+            .iter()
+            .position(|estimate| estimate.settled == Settled::Yes)
+    }
+
+    #[test]
+    fn plain_prl_ends_when_nothing_new_was_hot_for_omega_intervals() {
+        // Ten frames, each logged twice a second; tau 5 is reached in the third interval, so dist is 0 0 10 10 10 10 10 and
+        // the fourth after the third is the first to equal the one four before.
+        let log: Vec<u64> = (0..10).chain(0..10).collect();
+        let estimates = run(plain(5), &vec![log; 8]);
+        assert_eq!(pages(&estimates), [0, 0, 10, 10, 10, 10, 10, 10]);
+        assert_eq!(first_settled(&estimates), Some(6));
+        let last = &estimates[6];
+        assert_eq!(
+            (last.size, last.window, last.lost),
+            (Pages(10).to_bytes(), Ns::from_secs(7), 0)
+        );
+        // Without the last five hot pages: each was logged 14 times in 7 s.
+        assert_eq!(last.cost_of_taking(Pages(5).to_bytes()), Some(10.0));
+    }
+
+    #[test]
+    fn one_stray_page_keeps_plain_prl_from_ending_and_not_the_tolerant() {
+        // 90 hot frames, and each second another one is hot for the first and last time.
+        let logs: Vec<Vec<u64>> = (0..10)
+            .map(|second| (0..90).chain([90 + second]).collect())
+            .collect();
+        assert_eq!(first_settled(&run(plain(1), &logs)), None);
+        let tolerant = Config {
+            tolerance: 0.05,
+            ..plain(1)
+        };
+        assert_eq!(first_settled(&run(tolerant, &logs)), Some(4));
+    }
+
+    #[test]
+    fn a_working_set_that_shrinks_is_seen_by_ageing_only() {
+        let logs: Vec<Vec<u64>> = (0..20)
+            .map(|second| {
+                let frames = if second < 8 { 80 } else { 20 };
+                (0..frames).flat_map(|frame| [frame; 4]).collect()
+            })
+            .collect();
+        let with = |ageing| {
+            let heat = HeatBy::Logs { tau: 3, ageing };
+            *pages(&run(Config { heat, ..plain(3) }, &logs)).last().unwrap()
+        };
+        assert_eq!(with(Ageing::Never), 80);
+        assert_eq!(with(Ageing::Halve), 20);
+        assert_eq!(with(Ageing::Restart), 20);
+        let repaired = Config {
+            mu: SECOND,
+            ..Config::repaired()
+        };
+        let repaired = run(repaired, &logs);
+        // Seen last in the eighth interval: in two of the last four until the tenth.
+        assert_eq!(pages(&repaired)[8..12], [80, 80, 20, 20]);
+        assert_eq!(repaired[19].window, Ns::from_secs(4));
+    }
+
+    #[test]
+    fn pages_that_stay_in_the_tlb_are_hot_only_where_it_is_flushed() {
+        // Frames 0 to 9 are always in use: without a flush they are walked to once, with it once a second. A scan of the other
+        // 90 comes by every eighth second.
+        let log = |flush: Flush, second: u64| -> Vec<u64> {
+            let resident = 0..if second == 0 || flush == Flush::EachWindow {
+                10
+            } else {
+                0
+            };
+            let scan = 10..if second.is_multiple_of(8) { 100 } else { 10 };
+            resident.chain(scan).collect()
+        };
+        let logs = |flush| (0..40).map(|second| log(flush, second)).collect::<Vec<_>>();
+        // tau 5: the scan came five times, what is always in use was logged once.
+        assert_eq!(pages(&run(plain(5), &logs(Flush::Never))).last(), Some(&90));
+        let repaired = Config {
+            mu: SECOND,
+            ..Config::repaired()
+        };
+        assert_eq!(pages(&run(repaired, &logs(Flush::EachWindow))).last(), Some(&10));
+    }
+
+    #[test]
+    fn what_the_tlbs_hold_and_what_is_only_read_widen_the_interval() {
+        let frames: Vec<u64> = (0..30).collect();
+        let of = |carrier| {
+            let seen = Observation {
+                blind: Pages(7),
+                lost: 3,
+                ..observation(carrier, 1, Seen::Frames(&frames))
+            };
+            Logged::new(plain(1)).observe(&seen).unwrap().unwrap()
+        };
+        let prl = of(Carrier::Prl);
+        assert_eq!(
+            (prl.least, prl.most, prl.lost),
+            (Pages(30).to_bytes(), Pages(37).to_bytes(), 3)
+        );
+        assert_eq!(of(Carrier::Pml).most, Pages(100).to_bytes());
+        assert_eq!(of(Carrier::Pml).curve, None);
+    }
+
+    #[test]
+    fn short_observations_are_put_together() {
+        let mut estimator = Logged::new(Config {
+            mu: Ns::from_secs(3),
+            ..plain(1)
+        });
+        let mut due = |second| {
+            let seen = observation(Carrier::Prl, second, Seen::Frames(&[1]));
+            estimator.observe(&seen).unwrap().is_some()
+        };
+        assert_eq!(
+            [due(1), due(2), due(3), due(4), due(5), due(6)],
+            [false, false, true, false, false, true]
+        );
+    }
+
+    #[test]
+    fn memory_that_is_unplugged_is_no_longer_hot() {
+        let frames: Vec<u64> = (0..100).collect();
+        let mut estimator = Logged::new(plain(1));
+        let whole = observation(Carrier::Prl, 1, Seen::Frames(&frames));
+        estimator.observe(&whole).unwrap();
+        let half = Observation {
+            memory: Pages(50),
+            frames: 50,
+            ..observation(Carrier::Prl, 2, Seen::Frames(&frames))
+        };
+        let estimate = estimator.observe(&half).unwrap().unwrap();
+        assert_eq!((estimate.hot, estimate.outside), (Pages(50).to_bytes(), 50));
+    }
+
+    proptest! {
+        #[test]
+        fn dist_grows_with_the_log_and_falls_with_tau(
+            logs in prop::collection::vec(prop::collection::vec(0_u64..100, 0..300), 1..8), tau in 1_u8..9,
+        ) {
+            let dist = pages(&run(plain(tau), &logs));
+            prop_assert!(dist.is_sorted());
+            let stricter = pages(&run(plain(tau + 1), &logs));
+            prop_assert!(dist.iter().zip(&stricter).all(|(more, less)| more >= less));
+            // Counted by hand.
+            let hot = (0..100).filter(|frame| logs.iter().flatten().filter(|log| *log == frame).count() >= usize::from(tau));
+            prop_assert_eq!(*dist.last().unwrap(), hot.count() as u64);
+        }
+
+        #[test]
+        fn a_page_seen_costs_at_most_16_bytes(frames in prop::collection::btree_set(0_u64..100, 1..100)) {
+            let frames: Vec<u64> = frames.into_iter().collect();
+            let mut estimator = Logged::new(plain(1));
+            estimator.observe(&observation(Carrier::Prl, 1, Seen::Frames(&frames))).unwrap();
+            prop_assert!(estimator.heat_bytes() <= 16 * frames.len());
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! How much memory a VM really uses (seed 003, section 4.4).
+//!
+//! # Problem
+//! Operators ask how much memory a VM needs. What is allocated says nothing, "active memory" figures are one poll of unrelated
+//! pages, and each mechanism that watches pages is blind to something. Here every figure comes with its window, an interval,
+//! what the interval means, and its carrier's blind spot.
+//!
+//! # Terms
+//! - *Carrier*, *observation*: who saw which guest memory used, and what it saw ([`homenode_host::observed`]).
+//! - *Hot*: used again and again; *warm*: used, but less often. What that means is each estimator's to say.
+//! - *Working set*: hot pages and the guest kernel's footprint *epsilon* (equation 1: `M = wss * page size + epsilon`).
+//! - *Window*: the time that the estimate speaks of. A longer one gives a larger working set.
+//!
+//! # Estimators
+//!
+//! | | reads | hot is a page |
+//! |---|---|---|
+//! | [`Logged`] with [`logged::HeatBy::Logs`] | frames | logged at least tau times: the seed's, for PRL and PML |
+//! | [`Logged`] with [`logged::HeatBy::Windows`] | frames | seen in tau of the last windows: scans, and PRL repaired |
+//! | [`Sampling`] | a sample | of a poll of 100 pages: ESX's, with its moving averages |
+//! | [`Scanned`] | regions, an amount | found used in at least half of the looks |
+//!
+//! [`suited`] chooses one for what a carrier gives. All of them refuse what they cannot read ([`Unfit`]), and leave out, and
+//! count, frames that the VM does not have.
+//!
+//! # What an estimate is not
+//! It cannot see a need for more memory than the VM has: a guest that swaps looks like one that fits. It does not say how
+//! performance falls without the memory; [`Curve`] says what would be used and not there.
+
+mod estimate;
+mod heat;
+pub mod logged;
+pub mod sampling;
+pub mod scanned;
+
+pub use estimate::{Certainty, Curve, Estimate, Settled, Unfit};
+pub use homenode_host::observed::{Carrier, Observation, Region, Seen, Sees};
+pub use logged::Logged;
+pub use sampling::Sampling;
+pub use scanned::Scanned;
+
+use homenode_units::{Bytes, Ns};
+
+/// Makes estimates out of one carrier's observations of one VM.
+pub trait Estimator {
+    /// Takes in what was seen. Gives an estimate when one is due.
+    ///
+    /// # Errors
+    /// [`Unfit`], with nothing taken in.
+    fn observe(&mut self, seen: &Observation<'_>) -> Result<Option<Estimate>, Unfit>;
+}
+
+/// The estimator for what a carrier gives; epsilon is the guest kernel's footprint, zero where it is not known, and mu the
+/// interval after which frames are judged.
+///
+/// Frames have the seed's algorithm in its repaired form ([`logged::Config::repaired`]), but for PML, which names each once
+/// until its dirty flag is cleared.
+pub fn suited(carrier: Carrier, seen: &Seen<'_>, epsilon: Bytes, mu: Ns) -> Box<dyn Estimator + Send> {
+    match seen {
+        Seen::Frames(_) if carrier == Carrier::Pml => Box::new(Logged::new(logged::Config {
+            mu,
+            epsilon,
+            ..logged::Config::pml()
+        })),
+        Seen::Frames(_) => Box::new(Logged::new(logged::Config {
+            mu,
+            epsilon,
+            ..logged::Config::repaired()
+        })),
+        Seen::Sample { .. } => Box::new(Sampling::new(sampling::Averages::Three, epsilon)),
+        Seen::Regions { .. } | Seen::Amount { .. } => Box::new(Scanned::new(epsilon)),
+    }
+}
+
+/// What every estimator checks first: order, one carrier, and figures that can be.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sequence(Option<(Carrier, Ns)>);
+
+/// Most guest frames that an estimator keeps account of: 16 TiB.
+pub const FRAMES_MAX: u64 = 1 << 32;
+
+impl Sequence {
+    fn next(&mut self, seen: &Observation<'_>) -> Result<(), Unfit> {
+        if let Some((before, at)) = self.0 {
+            if before != seen.carrier {
+                return Err(Unfit::Carrier {
+                    before,
+                    now: seen.carrier,
+                });
+            }
+            if seen.at <= at {
+                return Err(Unfit::Order {
+                    before: at.0,
+                    at: seen.at.0,
+                });
+            }
+        }
+        let wrong = |what| Err(Unfit::Contradiction { what, at: seen.at.0 });
+        if seen.interval == Ns::ZERO {
+            return wrong("an interval has no length");
+        }
+        if seen.frames > FRAMES_MAX {
+            return wrong("the VM has frames beyond 16 TiB");
+        }
+        if seen.memory.0 > seen.frames {
+            return wrong("the VM has more memory than guest frames");
+        }
+        match seen.seen {
+            Seen::Amount { used } if used > seen.memory => {
+                return wrong("more pages were used than the VM has");
+            }
+            Seen::Sample { used, drawn, .. } if drawn == 0 || used > drawn => {
+                return wrong("a sample has more used pages than pages");
+            }
+            Seen::Regions { regions, looks }
+                if looks == 0 || regions.iter().any(|region| region.found > looks) =>
+            {
+                return wrong("a region was found used more often than it was looked at");
+            }
+            _ => {}
+        }
+        self.0 = Some((seen.carrier, seen.at));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_units::Pages;
+    use proptest::prelude::*;
+
+    /// An observation of a VM of 100 frames, 1 s after the one before.
+    pub(super) fn observation<'a>(carrier: Carrier, second: u64, seen: Seen<'a>) -> Observation<'a> {
+        Observation {
+            carrier,
+            at: Ns::from_secs(second),
+            interval: Ns::from_secs(1),
+            memory: Pages(100),
+            frames: 100,
+            seen,
+            lost: 0,
+            blind: Pages::ZERO,
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_and_nothing_is_taken_in() {
+        let frames = Seen::Frames(&[1, 2, 3]);
+        let mut estimator = suited(Carrier::Prl, &frames, Bytes::ZERO, Ns::from_secs(1));
+        let first = observation(Carrier::Prl, 5, frames);
+        assert!(estimator.observe(&first).is_ok());
+        let before = Ns::from_secs(5).0;
+        assert_eq!(
+            estimator.observe(&first),
+            Err(Unfit::Order { before, at: before })
+        );
+        let pml = observation(Carrier::Pml, 6, frames);
+        assert!(matches!(estimator.observe(&pml), Err(Unfit::Carrier { .. })));
+        let amount = observation(Carrier::Prl, 6, Seen::Amount { used: Pages(3) });
+        assert!(matches!(estimator.observe(&amount), Err(Unfit::Kind { .. })));
+        let endless = Observation {
+            frames: u64::MAX,
+            ..observation(Carrier::Prl, 6, frames)
+        };
+        let crowded = Observation {
+            memory: Pages(101),
+            ..observation(Carrier::Prl, 6, frames)
+        };
+        for impossible in [endless, crowded] {
+            let refused = estimator.observe(&impossible);
+            assert!(matches!(refused, Err(Unfit::Contradiction { .. })), "{refused:?}");
+        }
+        // The refused ones left no trace: second 6 is still free.
+        assert!(estimator.observe(&observation(Carrier::Prl, 6, frames)).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn any_observation_gives_an_ordered_interval_or_a_reason(
+            steps in prop::collection::vec((0_u64..3, prop::collection::vec(0_u64..200, 0..60), 0_u64..150, 0_u64..200), 1..20),
+            kind in 0..4,
+        ) {
+            let mut estimator = None;
+            let mut at = 0;
+            for (pause, frames, memory, bound) in steps {
+                at += pause;
+                let regions: Vec<Region> = frames.chunks_exact(2)
+                    .map(|pair| Region { first: pair[0], pages: Pages(pair[1]), found: pair[0] as u32 % 21 })
+                    .collect();
+                let seen = match kind {
+                    0 => Seen::Frames(&frames),
+                    1 => Seen::Regions { regions: &regions, looks: 20 },
+                    2 => Seen::Amount { used: Pages(memory.min(bound)) },
+                    _ => Seen::Sample { used: frames.len() as u32, drawn: 60, complete: pause != 2 },
+                };
+                let observation = Observation {
+                    memory: Pages(memory.min(bound)), frames: bound, ..observation(Carrier::Exact, at, seen)
+                };
+                let estimator = estimator.get_or_insert_with(|| suited(Carrier::Exact, &seen, Bytes(4096), Ns::from_secs(2)));
+                if let Ok(Some(estimate)) = estimator.observe(&observation) {
+                    prop_assert!(estimate.least <= estimate.size && estimate.size <= estimate.most, "{:?}", estimate);
+                    prop_assert!(estimate.window > Ns::ZERO);
+                }
+            }
+        }
+    }
+}

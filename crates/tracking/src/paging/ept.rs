@@ -1,0 +1,218 @@
+//! Nested page tables (EPT): what each entry permits, and its accessed and dirty flags.
+//!
+//! Flags follow the manual (SDM 3C, 28.2.4): with the flags enabled every entry used in a translation gets its accessed flag,
+//! the leaf its dirty flag on a write; both stay until software clears them, and what a TLB caches does not notice that.
+//!
+//! An entry is a byte. Entries above 1 GiB are taken as accessed: there is one for each 512 GiB.
+
+use crate::tlb::{Access, PageSize};
+
+const PRESENT: u8 = 1;
+const WRITABLE: u8 = 2;
+const ACCESSED: u8 = 4;
+const DIRTY: u8 = 8;
+/// The entry maps a page of its level, and leads to no table.
+const LEAF: u8 = 16;
+
+/// Whether the processor keeps accessed and dirty flags (bit 6 of the EPT pointer).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flags {
+    /// It does.
+    Kept,
+    /// It does not: no flag, no log.
+    Ignored,
+}
+
+/// Why an access is refused: an EPT violation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// The page is not mapped.
+    NotPresent,
+    /// It may not be written.
+    NotWritable,
+}
+
+/// What a reference to a page would do to its entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reference {
+    /// The leaf's size.
+    pub size: PageSize,
+    /// An accessed or dirty flag has to be set.
+    pub updates: bool,
+    /// A dirty flag goes from 0 to 1.
+    pub dirties: bool,
+    /// After it, writes need no further walk.
+    pub writable: bool,
+}
+
+/// The nested page tables of a VM.
+#[derive(Clone, Debug)]
+pub struct Ept {
+    /// Entries by level: 4 KiB, 2 MiB, 1 GiB.
+    levels: [Vec<u8>; 3],
+    flags: Flags,
+    frames: u64,
+}
+
+impl Ept {
+    /// Tables that map this many guest frames with pages of one size, all of which may be written.
+    pub fn new(frames: u64, size: PageSize, flags: Flags) -> Ept {
+        let level = |level: PageSize| {
+            let leaf = if level == size { LEAF } else { 0 };
+            vec![PRESENT | WRITABLE | leaf; frames.div_ceil(level.pages()) as usize]
+        };
+        Ept {
+            levels: PageSize::ALL.map(level),
+            flags,
+            frames,
+        }
+    }
+
+    /// One past the highest guest frame.
+    pub fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// Size of the page that maps a frame.
+    #[inline]
+    pub fn size_of(&self, frame: u64) -> PageSize {
+        // Small pages are the common case while anything is tracked.
+        if self.levels[1][(frame >> 9) as usize] & LEAF != 0 {
+            PageSize::Medium
+        } else if self.levels[2][(frame >> 18) as usize] & LEAF != 0 {
+            PageSize::Large
+        } else {
+            PageSize::Small
+        }
+    }
+
+    #[inline]
+    fn entry(&mut self, frame: u64, level: PageSize) -> &mut u8 {
+        &mut self.levels[level as usize][(frame >> level.order()) as usize]
+    }
+
+    /// What a reference to a frame would do; it does not do it. No frame is mapped from [`Ept::frames`] on.
+    ///
+    /// # Errors
+    /// [`Denied`]: the processor exits with an EPT violation, no flag set.
+    #[inline]
+    pub fn consider(&self, frame: u64, access: Access) -> Result<Reference, Denied> {
+        if frame >= self.frames {
+            return Err(Denied::NotPresent);
+        }
+        let size = self.size_of(frame);
+        let leaf = self.levels[size as usize][(frame >> size.order()) as usize];
+        if leaf & PRESENT == 0 {
+            return Err(Denied::NotPresent);
+        }
+        let write = access == Access::Write;
+        if write && leaf & WRITABLE == 0 {
+            return Err(Denied::NotWritable);
+        }
+        if self.flags == Flags::Ignored {
+            return Ok(Reference {
+                size,
+                updates: false,
+                dirties: false,
+                writable: leaf & WRITABLE != 0,
+            });
+        }
+        let dirties = write && leaf & DIRTY == 0;
+        let mut accessed = leaf;
+        for level in &PageSize::ALL[size as usize + 1..] {
+            accessed &= self.levels[*level as usize][(frame >> level.order()) as usize];
+        }
+        Ok(Reference {
+            size,
+            updates: dirties || accessed & ACCESSED == 0,
+            dirties,
+            writable: leaf & WRITABLE != 0 && (write || leaf & DIRTY != 0),
+        })
+    }
+
+    /// Sets the flags that a considered reference needs.
+    #[inline]
+    pub fn update(&mut self, frame: u64, reference: Reference) {
+        for level in &PageSize::ALL[reference.size as usize..] {
+            *self.entry(frame, *level) |= ACCESSED;
+        }
+        if reference.dirties {
+            *self.entry(frame, reference.size) |= DIRTY;
+        }
+    }
+
+    /// Whether the page that maps a frame was accessed, and written.
+    pub fn flags(&self, frame: u64) -> (bool, bool) {
+        let size = self.size_of(frame);
+        let leaf = self.levels[size as usize][(frame >> size.order()) as usize];
+        (leaf & ACCESSED != 0, leaf & DIRTY != 0)
+    }
+
+    /// Clears dirty flags of all pages. TLBs are to be flushed by whoever wants to see the next write.
+    pub fn clear_dirty(&mut self) {
+        self.each(|entry| entry & !DIRTY);
+    }
+
+    /// Clears the dirty flag of the page that maps a frame.
+    pub fn clear_dirty_of(&mut self, frame: u64) {
+        let size = self.size_of(frame);
+        *self.entry(frame, size) &= !DIRTY;
+    }
+
+    /// Clears accessed flags of all pages.
+    pub fn clear_accessed(&mut self) {
+        self.each(|entry| entry & !ACCESSED);
+    }
+
+    /// Unmaps all pages: present-bit invalidation. Tables above stay.
+    pub fn invalidate_all(&mut self) {
+        self.each(|entry| {
+            if entry & LEAF != 0 {
+                entry & !PRESENT
+            } else {
+                entry
+            }
+        });
+    }
+
+    /// Unmaps the page that maps a frame.
+    pub fn invalidate(&mut self, frame: u64) {
+        let size = self.size_of(frame);
+        *self.entry(frame, size) &= !PRESENT;
+    }
+
+    /// Forbids writing to all pages.
+    pub fn protect_all(&mut self) {
+        self.each(|entry| {
+            if entry & LEAF != 0 {
+                entry & !WRITABLE
+            } else {
+                entry
+            }
+        });
+    }
+
+    /// Maps the page of a frame again, with all rights.
+    pub fn restore(&mut self, frame: u64) {
+        let size = self.size_of(frame);
+        *self.entry(frame, size) |= PRESENT | WRITABLE;
+    }
+
+    /// Splits the 2 MiB page that maps a frame into small ones, which inherit its flags; what else maps it stays.
+    pub fn split(&mut self, frame: u64) {
+        if self.size_of(frame) != PageSize::Medium {
+            return;
+        }
+        let entry = *self.entry(frame, PageSize::Medium);
+        let first = (frame >> 9 << 9) as usize;
+        let end = (first + 512).min(self.frames as usize);
+        self.levels[0][first..end].fill(entry);
+        *self.entry(frame, PageSize::Medium) = PRESENT | WRITABLE | (entry & ACCESSED);
+    }
+
+    fn each(&mut self, change: impl Fn(u8) -> u8) {
+        for level in &mut self.levels {
+            level.iter_mut().for_each(|entry| *entry = change(*entry));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The handler of full PRL buffers, on a CPU of the privileged VM (seed 003, sections 4.2 and 4.3).
+//!
+//! ```text
+//!          interrupt                        interrupt arrives           all that were full are copied
+//!   idle ─────────────▶ on its way ─────────────────────────▶ at work ─────────────────────────────▶ idle
+//!                                                                ▲ └─ a buffer filled meanwhile ─┘
+//! ```
+//!
+//! One run copies every buffer that is full, whichever vCPU's interrupt began it, and interrupts are masked meanwhile; before it
+//! ends it looks again, as NAPI does. Then it resets the indices in memory and has the processors refresh theirs. Time is
+//! nanoseconds, given by the caller.
+
+use super::Vcpu;
+
+/// What a run takes, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// From a vCPU's interrupt to the first instruction of the handler: delivery, and the privileged VM's exit.
+    pub begin_ns: f64,
+    /// Copying and counting an entry.
+    pub entry_ns: f64,
+    /// Resetting and refreshing an index.
+    pub refresh_ns: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Idle,
+    Coming,
+    /// Copying the buffers of these vCPUs, by bit.
+    Copying(u64),
+}
+
+/// The handler, for one VM.
+#[derive(Clone, Debug)]
+pub struct Handler {
+    costs: Costs,
+    state: State,
+    /// When the state ends.
+    until_ns: f64,
+    interrupts: u64,
+    runs: u64,
+    busy_ns: f64,
+}
+
+impl Handler {
+    /// An idle handler.
+    pub fn new(costs: Costs) -> Handler {
+        Handler {
+            costs,
+            state: State::Idle,
+            until_ns: f64::INFINITY,
+            interrupts: 0,
+            runs: 0,
+            busy_ns: 0.0,
+        }
+    }
+
+    /// Interrupts sent, runs that they began, and nanoseconds of the privileged VM's CPU that those took.
+    pub fn counts(&self) -> (u64, u64, f64) {
+        (self.interrupts, self.runs, self.busy_ns)
+    }
+
+    /// A vCPU has sent an interrupt. One that comes while another is served is masked: the run that is on will see to it.
+    pub fn raise(&mut self, now_ns: f64) {
+        self.interrupts += 1;
+        if self.state == State::Idle {
+            self.state = State::Coming;
+            self.until_ns = now_ns + self.costs.begin_ns;
+        }
+    }
+
+    /// Does all that is to be done until now; frames go into the VM's larger buffer, which all its vCPUs share.
+    #[inline]
+    pub fn advance(&mut self, now_ns: f64, vcpus: &mut [Vcpu], frames: &mut Vec<u64>) {
+        while self.until_ns <= now_ns {
+            self.next(vcpus, frames);
+        }
+    }
+
+    fn next(&mut self, vcpus: &mut [Vcpu], frames: &mut Vec<u64>) {
+        match self.state {
+            State::Idle => self.until_ns = f64::INFINITY,
+            State::Coming => {
+                self.runs += 1;
+                self.busy_ns += self.costs.begin_ns;
+                self.copy(vcpus);
+            }
+            State::Copying(which) => {
+                for (at, vcpu) in vcpus.iter_mut().enumerate() {
+                    if which >> at & 1 != 0 {
+                        frames.extend(vcpu.log.contents());
+                        vcpu.log.reset();
+                        vcpu.log.refresh();
+                    }
+                }
+                self.copy(vcpus);
+            }
+        }
+    }
+
+    /// Begins to copy what is full now; idle where nothing is.
+    fn copy(&mut self, vcpus: &[Vcpu]) {
+        let (mut which, mut takes_ns) = (0, 0.0);
+        for (at, vcpu) in vcpus.iter().enumerate().take(64) {
+            if vcpu.log.is_full() {
+                which |= 1 << at;
+                takes_ns += self.costs.entry_ns * vcpu.log.contents().count() as f64 + self.costs.refresh_ns;
+            }
+        }
+        if which == 0 {
+            self.state = State::Idle;
+            self.until_ns = f64::INFINITY;
+        } else {
+            self.state = State::Copying(which);
+            self.until_ns += takes_ns;
+            self.busy_ns += takes_ns;
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! Page-modification logging (PML) and page reference logging (PRL): a vCPU's buffer of guest frames.
+//!
+//! # PML (SDM 3C, 28.2.5)
+//!
+//! The index counts down from the last entry. A reference that has to set an accessed *or* dirty flag while the index is out of
+//! range exits, with the flag not set and the access not made. In range, a dirty flag that goes from 0 to 1 is logged.
+//!
+//! # PRL in its mode PAML (seed 003, section 4.1)
+//!
+//! On each frame that comes out of a walk, whatever its flags:
+//!
+//! 1. index 0: the buffer is full. The index becomes negative, an interrupt goes to a CPU of the privileged VM, the frame is not
+//!    logged, and the vCPU runs on;
+//! 2. index negative: the handler is at work. The frame is lost;
+//! 3. otherwise the frame is logged and the index goes down.
+//!
+//! The handler resets the index in memory; the processor's own copy follows when it is told to ([`Buffer::refresh`]).
+//!
+//! # What the seed leaves open
+//!
+//! | option | default | |
+//! |---|---|---|
+//! | [`Options::start`] | [`Start::Last`] | as PML's: the last entry. Index 0 is the full case, entry 0 never written |
+//! | [`Options::buffers`] | [`Buffers::One`] | with two, a vCPU goes on in the second while the first is emptied |
+//! | [`Options::tables`] | [`TablePages::Silent`] | one frame per walk: the one that was asked for |
+//! | [`Options::next`] | [`NextPage::Left`] | no prefetch of the next page's translation |
+//!
+//! In PML's mode start and buffers are as the manual says.
+
+/// What a processor logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing.
+    Off,
+    /// Dirty flags that go from 0 to 1; the same as PRL in its mode PML.
+    Pml,
+    /// Every walk.
+    Paml,
+}
+
+/// Where PRL's index begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At the last entry: a buffer of 512 logs 511 frames.
+    Last,
+    /// One past it: it logs 512.
+    PastLast,
+}
+
+/// How many buffers a vCPU has for PRL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffers {
+    /// One: what comes while it is emptied is lost.
+    One,
+    /// Two, of which one is filled while the other is emptied.
+    Two,
+}
+
+/// Whether the guest's page tables, which a walk reads, are logged by PRL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TablePages {
+    /// They are not.
+    Silent,
+    /// Where they had to be walked to.
+    Walked,
+    /// Whenever they are read, even where their place was cached.
+    Each,
+}
+
+/// Whether the walker goes on to the next page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextPage {
+    /// No.
+    Left,
+    /// It fetches its translation into the second-level TLB, and PRL logs that as any walk.
+    Walked,
+}
+
+/// What the seed leaves open of PRL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Where the index begins.
+    pub start: Start,
+    /// Buffers of a vCPU.
+    pub buffers: Buffers,
+    /// The guest's page tables.
+    pub tables: TablePages,
+    /// Prefetch.
+    pub next: NextPage,
+}
+
+impl Options {
+    /// What the seed's text says, taken literally.
+    pub const SEED: Options = Options {
+        start: Start::Last,
+        buffers: Buffers::One,
+        tables: TablePages::Silent,
+        next: NextPage::Left,
+    };
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logged {
+    /// It is in the buffer, or the mode has no use for it.
+    Done,
+    /// It is lost.
+    Lost,
+    /// It is lost, and the buffer was found full: an interrupt goes out.
+    Full,
+    /// It is logged, in the second buffer, since the first is full: an interrupt goes out.
+    Swapped,
+}
+
+/// A vCPU's log buffer.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    mode: Mode,
+    options: Options,
+    entries: Vec<u64>,
+    /// Where it begins.
+    first_index: i32,
+    /// As the processor has it.
+    index: i32,
+    /// As memory has it.
+    index_in_memory: i32,
+    /// The full one of two.
+    full: Option<Vec<u64>>,
+    /// An empty one to go on in.
+    spare: Option<Vec<u64>>,
+    lost: u64,
+    logged: u64,
+    filled: u64,
+}
+
+impl Buffer {
+    /// An empty buffer of so many entries, at least 2 and below 2^15.
+    ///
+    /// # Panics
+    /// Where there are fewer or more.
+    pub fn new(mode: Mode, entries: u16, options: Options) -> Buffer {
+        assert!(
+            (2..1 << 15).contains(&entries),
+            "a log of {entries} entries has no 16-bit index that can be negative"
+        );
+        let last = i32::from(entries) - 1;
+        let first_index = match (mode, options.start) {
+            (Mode::Paml, Start::PastLast) => last + 1,
+            _ => last,
+        };
+        let entries = usize::from(entries);
+        let spare = mode == Mode::Paml && options.buffers == Buffers::Two;
+        Buffer {
+            mode,
+            options,
+            entries: vec![0; entries],
+            first_index,
+            index: first_index,
+            index_in_memory: first_index,
+            full: None,
+            spare: spare.then(|| vec![0; entries]),
+            lost: 0,
+            logged: 0,
+            filled: 0,
+        }
+    }
+
+    /// What it logs.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What the seed leaves open.
+    pub fn options(&self) -> Options {
+        self.options
+    }
+
+    /// The index as the processor has it.
+    pub fn index(&self) -> i32 {
+        self.index
+    }
+
+    /// Frames logged, lost, and buffers filled so far.
+    pub fn counts(&self) -> (u64, u64, u64) {
+        (self.logged, self.lost, self.filled)
+    }
+
+    /// Whether a reference that sets flags must exit first (PML only).
+    #[inline]
+    pub fn must_exit(&self) -> bool {
+        self.mode == Mode::Pml && self.index < 0
+    }
+
+    /// A dirty flag went from 0 to 1. [`Buffer::must_exit`] was asked before.
+    #[inline]
+    pub fn dirtied(&mut self, frame: u64) {
+        if self.mode == Mode::Pml {
+            self.entries[self.index as usize] = frame;
+            self.index -= 1;
+            self.logged += 1;
+            self.filled += u64::from(self.index < 0);
+        }
+    }
+
+    /// A walk gave a frame.
+    #[inline]
+    pub fn walked(&mut self, frame: u64) -> Logged {
+        if self.mode != Mode::Paml {
+            return Logged::Done;
+        }
+        if self.index > 0 {
+            let at = match self.options.start {
+                Start::Last => self.index,
+                Start::PastLast => self.index - 1,
+            };
+            self.entries[at as usize] = frame;
+            self.index -= 1;
+            self.logged += 1;
+            return Logged::Done;
+        }
+        self.walked_full(frame)
+    }
+
+    fn walked_full(&mut self, frame: u64) -> Logged {
+        if self.index < 0 {
+            self.lost += 1;
+            return Logged::Lost;
+        }
+        self.filled += 1;
+        if let Some(spare) = self.spare.take() {
+            self.full = Some(std::mem::replace(&mut self.entries, spare));
+            self.index = self.first_index;
+            self.walked(frame);
+            return Logged::Swapped;
+        }
+        self.index = -1;
+        self.lost += 1;
+        Logged::Full
+    }
+
+    /// Whether there is a full buffer for the handler.
+    pub fn is_full(&self) -> bool {
+        self.full.is_some() || self.index < 0
+    }
+
+    /// What the handler finds in a full buffer, oldest first, and that is to be copied before it resets.
+    pub fn contents(&self) -> impl Iterator<Item = u64> {
+        let (entries, index) = match &self.full {
+            Some(full) => (full, -1),
+            None => (&self.entries, self.index),
+        };
+        // Entries above the index were written; past the last one is as far as it begins.
+        let first = match (self.mode, self.options.start) {
+            (Mode::Paml, Start::Last) => index.max(0) + 1,
+            (Mode::Paml, Start::PastLast) => index.max(0),
+            _ => index + 1,
+        };
+        entries[first as usize..].iter().rev().copied()
+    }
+
+    /// The handler has copied what it found: the index begins anew, in memory. Of two buffers the copied one is free again, and
+    /// if the other has filled meanwhile the vCPU goes on in the free one and the handler has another to copy.
+    pub fn reset(&mut self) {
+        self.index_in_memory = self.first_index;
+        if let Some(copied) = self.full.take() {
+            if self.index < 0 {
+                self.full = Some(std::mem::replace(&mut self.entries, copied));
+            } else {
+                self.spare = Some(copied);
+                self.index_in_memory = self.index;
+            }
+        }
+    }
+
+    /// The processor takes its index from memory (the seed's new instruction; a VM entry for PML).
+    pub fn refresh(&mut self) {
+        self.index = self.index_in_memory;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paml(entries: u16, options: Options) -> Buffer {
+        Buffer::new(Mode::Paml, entries, options)
+    }
+
+    fn copied(buffer: &Buffer) -> Vec<u64> {
+        buffer.contents().collect()
+    }
+
+    #[test]
+    fn prl_logs_down_to_index_1_finds_itself_full_at_0_and_loses_below() {
+        let mut buffer = paml(4, Options::SEED);
+        let became: Vec<Logged> = (10..16).map(|frame| buffer.walked(frame)).collect();
+        use Logged::{Done, Full, Lost};
+        assert_eq!(became, [Done, Done, Done, Full, Lost, Lost]);
+        assert_eq!((buffer.index(), buffer.counts()), (-1, (3, 3, 1)));
+        assert_eq!(copied(&buffer), [10, 11, 12]);
+    }
+
+    #[test]
+    fn logging_resumes_after_reset_and_refresh_and_not_after_reset_alone() {
+        let mut buffer = paml(4, Options::SEED);
+        (0..4).for_each(|frame| assert_ne!(buffer.walked(frame), Logged::Lost));
+        buffer.reset();
+        assert_eq!(buffer.walked(9), Logged::Lost);
+        buffer.refresh();
+        assert_eq!(buffer.walked(9), Logged::Done);
+        assert_eq!(copied(&buffer), [9]);
+    }
+
+    #[test]
+    fn an_index_that_begins_past_the_last_entry_uses_them_all() {
+        let start = Start::PastLast;
+        let mut buffer = paml(
+            4,
+            Options {
+                start,
+                ..Options::SEED
+            },
+        );
+        let became: Vec<Logged> = (0..5).map(|frame| buffer.walked(frame)).collect();
+        assert_eq!(became[3..], [Logged::Done, Logged::Full]);
+        assert_eq!(copied(&buffer), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn with_two_buffers_a_vcpu_runs_on_in_the_second() {
+        let buffers = Buffers::Two;
+        let mut buffer = paml(
+            4,
+            Options {
+                buffers,
+                ..Options::SEED
+            },
+        );
+        let became: Vec<Logged> = (0..8).map(|frame| buffer.walked(frame)).collect();
+        use Logged::{Done, Full, Lost, Swapped};
+        assert_eq!(became, [Done, Done, Done, Swapped, Done, Done, Full, Lost]);
+        assert_eq!(copied(&buffer), [0, 1, 2]);
+        buffer.reset();
+        buffer.refresh();
+        assert!(buffer.is_full());
+        assert_eq!((buffer.walked(8), copied(&buffer)), (Done, vec![3, 4, 5]));
+        buffer.reset();
+        buffer.refresh();
+        assert_eq!((buffer.is_full(), copied(&buffer)), (false, vec![8]));
+    }
+
+    #[test]
+    fn pml_takes_512_and_exits_at_the_next() {
+        let mut buffer = Buffer::new(Mode::Pml, 512, Options::SEED);
+        for frame in 0..512 {
+            assert!(!buffer.must_exit());
+            buffer.dirtied(frame);
+        }
+        assert!(buffer.must_exit() && copied(&buffer).into_iter().eq(0..512));
+        buffer.reset();
+        buffer.refresh();
+        assert_eq!(
+            (buffer.must_exit(), buffer.index(), copied(&buffer).len()),
+            (false, 511, 0)
+        );
+    }
+}

@@ -1,0 +1,324 @@
+//! A vCPU's accesses: TLBs, then a nested walk with its caches, flags and log.
+//!
+//! # The walk
+//!
+//! The guest's tables are read from the level that the walker's caches know. Each lies in a guest frame, whose place comes from
+//! the nested cache or a walk of nested tables; such a read counts as a write (SDM 3C, 28.2.4). Then nested tables are walked
+//! for the page itself. Cold and with small pages that is 24 references to memory: four tables of five each, and four.
+//!
+//! # Left out
+//!
+//! Flags in the guest's own tables, walkers' caches of nested entries above the leaf, several walks at a time.
+
+use super::ept::{Denied, Reference};
+use super::log::{Buffer, Logged, NextPage, Options, TablePages};
+use super::tables::{Entry, LEVELS, Node};
+use super::{Ept, Flags, Tables};
+use crate::tlb::{Access, Array, Core, Found, PageSize, Shape, Space, Tlb};
+
+/// A guest's memory: its own tables and the nested ones, shared by its vCPUs.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// From pages to guest frames.
+    pub tables: Tables,
+    /// From guest frames to the host's, with what the hypervisor tracks.
+    pub ept: Ept,
+    /// Whether reads of guest tables count as writes: where flags are kept.
+    flags: Flags,
+}
+
+impl Guest {
+    /// A guest of so many frames, the last of which hold its page tables; nested tables have pages of one size.
+    pub fn new(frames: u64, table_frames: u64, size: PageSize, flags: Flags) -> Guest {
+        Guest {
+            tables: Tables::new(frames.saturating_sub(table_frames)..frames),
+            ept: Ept::new(frames, size, flags),
+            flags,
+        }
+    }
+}
+
+/// Why a vCPU left the guest; the access was not made and is to be repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// PML's buffer is full.
+    LogFull,
+    /// Nested tables do not allow it.
+    Violation {
+        /// The guest frame.
+        frame: u64,
+        /// Why.
+        denied: Denied,
+    },
+    /// The guest maps nothing there: a fault for its kernel.
+    Unmapped,
+}
+
+/// What an access led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A TLB had it.
+    Hit,
+    /// It was walked to.
+    Walked,
+    /// It was walked to, and an interrupt goes out to the log's handler.
+    Raised,
+    /// It was not made.
+    Exit(Exit),
+}
+
+/// What a vCPU did so far. Two of one vCPU subtract.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Walks, prefetches aside.
+    pub walks: u64,
+    /// References to memory that they made: reads of guest and nested tables.
+    pub references: u64,
+    /// Exits.
+    pub exits: u64,
+}
+
+/// A cache of table entries that lead to tables of one level.
+#[derive(Clone, Debug)]
+struct Known {
+    array: Array,
+    nodes: Vec<Node>,
+    shift: u32,
+}
+
+impl Known {
+    fn new(shape: Shape, level: usize) -> Known {
+        let array = Array::new(shape);
+        Known {
+            nodes: vec![Node(0); array.slots()],
+            array,
+            shift: 9 * (level as u32 + 1),
+        }
+    }
+
+    #[inline]
+    fn key(&self, page: u64, space: Space) -> (u64, u64) {
+        let number = page >> self.shift;
+        (number, (number << 16 | u64::from(space.0)) << 1)
+    }
+
+    #[inline]
+    fn find(&mut self, page: u64, space: Space) -> Option<Node> {
+        let (number, key) = self.key(page, space);
+        let (slot, _) = self.array.find(number, key)?;
+        Some(self.nodes[slot])
+    }
+
+    #[inline]
+    fn put(&mut self, page: u64, space: Space, node: Node) {
+        let (number, key) = self.key(page, space);
+        let slot = self.array.put(number, key);
+        self.nodes[slot] = node;
+    }
+}
+
+/// A vCPU on a core of its own.
+#[derive(Clone, Debug)]
+pub struct Vcpu {
+    tlb: Tlb,
+    /// Tables known by level: 0 are those that map small pages.
+    known: [Known; LEVELS - 1],
+    /// Frames of guest tables whose nested translation is known; marked where they may be written.
+    nested: Array,
+    /// Its log.
+    pub log: Buffer,
+    options: Options,
+    space: Space,
+    counts: Counts,
+}
+
+impl Vcpu {
+    /// A vCPU with empty caches, in the first address space.
+    pub fn new(core: &Core, log: Buffer) -> Vcpu {
+        Vcpu {
+            tlb: Tlb::new(core),
+            known: [0, 1, 2].map(|level| Known::new(core.walk[level], level)),
+            nested: Array::new(core.nested),
+            options: log.options(),
+            log,
+            space: Space::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// What it did so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Its TLBs.
+    pub fn tlb(&self) -> &Tlb {
+        &self.tlb
+    }
+
+    /// Goes to another address space; entries are tagged, so nothing is dropped.
+    pub fn switch(&mut self, space: Space) {
+        self.space = space;
+    }
+
+    /// Drops what is cached of the address space it is in: what a switch without tags does.
+    pub fn drop_space(&mut self) {
+        let space = self.space;
+        self.tlb.drop_space(space);
+        for known in &mut self.known {
+            known.array.drop_where(|key| (key >> 1) as u16 == space.0);
+        }
+    }
+
+    /// Drops a page's translation and the entries that led to it.
+    pub fn drop_page(&mut self, page: u64) {
+        self.tlb.drop_page(page, self.space);
+        for known in &mut self.known {
+            let (number, key) = known.key(page, self.space);
+            known.array.drop_one(number, key);
+        }
+    }
+
+    /// Drops all that is cached, nested translations too (`INVEPT`).
+    pub fn flush(&mut self) {
+        self.tlb.drop_all();
+        self.nested.drop_where(|_| true);
+        for known in &mut self.known {
+            known.array.drop_where(|_| true);
+        }
+    }
+
+    /// Accesses a page.
+    #[inline]
+    pub fn access(&mut self, guest: &mut Guest, page: u64, access: Access) -> Step {
+        match self.tlb.look_up(page, self.space, access) {
+            Found::First | Found::Second => Step::Hit,
+            Found::Clean | Found::Nothing => self.walk(guest, page, access),
+        }
+    }
+
+    fn walk(&mut self, guest: &mut Guest, page: u64, access: Access) -> Step {
+        match self.walk_through(guest, page, access) {
+            Ok(raised) => {
+                self.counts.walks += 1;
+                if raised { Step::Raised } else { Step::Walked }
+            }
+            Err(exit) => {
+                self.counts.exits += 1;
+                Step::Exit(exit)
+            }
+        }
+    }
+
+    /// The walk; says whether an interrupt goes out.
+    #[inline]
+    fn walk_through(&mut self, guest: &mut Guest, page: u64, access: Access) -> Result<bool, Exit> {
+        let (mut level, mut node) = self.deepest(guest, page);
+        let mut raised = false;
+        let mapped = loop {
+            let frame = guest.tables.frame_of(node);
+            raised |= self.read_table(guest, frame)?;
+            match guest.tables.entry(node, level, page) {
+                Entry::Page(mapped) => break mapped,
+                Entry::Nothing => return Err(Exit::Unmapped),
+                Entry::Table(next) => {
+                    level -= 1;
+                    node = next;
+                    self.known[level].put(page, self.space, node);
+                }
+            }
+        };
+        let reference = self.reach(&mut guest.ept, mapped.frame, access)?;
+        let size = mapped.size.min(reference.size);
+        let writable = if reference.writable {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        self.tlb.enter(page, size, self.space, writable);
+        raised |= is_raised(self.log.walked(mapped.frame));
+        if self.options.next == NextPage::Walked && level == 0 && page & 511 != 511 {
+            raised |= self.prefetch(guest, node, page + 1);
+        }
+        Ok(raised)
+    }
+
+    /// The lowest table that is known, and its level.
+    #[inline]
+    fn deepest(&mut self, guest: &Guest, page: u64) -> (usize, Node) {
+        for (level, known) in self.known.iter_mut().enumerate() {
+            if let Some(node) = known.find(page, self.space) {
+                return (level, node);
+            }
+        }
+        (LEVELS - 1, guest.tables.root(self.space))
+    }
+
+    /// Reads a guest table; says whether an interrupt goes out.
+    #[inline]
+    fn read_table(&mut self, guest: &mut Guest, frame: u64) -> Result<bool, Exit> {
+        self.counts.references += 1;
+        let (key, access) = match guest.flags {
+            Flags::Kept => (frame << 1 | 1, Access::Write),
+            Flags::Ignored => (frame << 1, Access::Read),
+        };
+        let known = self.nested.find(frame, frame << 1);
+        let logged = if known.is_some() {
+            self.options.tables == TablePages::Each
+        } else {
+            self.reach(&mut guest.ept, frame, access)?;
+            self.nested.fill(frame, key);
+            self.options.tables != TablePages::Silent
+        };
+        Ok(logged && is_raised(self.log.walked(frame)))
+    }
+
+    /// Walks nested tables to a frame, and sets and logs its flags.
+    #[inline]
+    fn reach(&mut self, ept: &mut Ept, frame: u64, access: Access) -> Result<Reference, Exit> {
+        let considered = ept.consider(frame, access);
+        let reference = considered.map_err(|denied| Exit::Violation { frame, denied })?;
+        self.counts.references += (LEVELS - reference.size as usize) as u64;
+        if reference.updates {
+            if self.log.must_exit() {
+                return Err(Exit::LogFull);
+            }
+            ept.update(frame, reference);
+            if reference.dirties {
+                self.log.dirtied(frame);
+            }
+        }
+        Ok(reference)
+    }
+
+    /// Fetches the next page's translation: as a read, and never at the price of an exit.
+    fn prefetch(&mut self, guest: &mut Guest, node: Node, page: u64) -> bool {
+        if self.tlb.knows(page, self.space) {
+            return false;
+        }
+        let Entry::Page(mapped) = guest.tables.entry(node, 0, page) else {
+            return false;
+        };
+        let Ok(reference) = guest.ept.consider(mapped.frame, Access::Read) else {
+            return false;
+        };
+        if reference.updates {
+            if self.log.must_exit() {
+                return false;
+            }
+            guest.ept.update(mapped.frame, reference);
+        }
+        let writable = if reference.writable {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        let size = mapped.size.min(reference.size);
+        self.tlb.enter_second(page, size, self.space, writable);
+        is_raised(self.log.walked(mapped.frame))
+    }
+}
+
+fn is_raised(logged: Logged) -> bool {
+    matches!(logged, Logged::Full | Logged::Swapped)
+}

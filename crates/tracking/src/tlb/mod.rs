@@ -1,0 +1,374 @@
+//! TLBs of a core: first level by page size, a shared second level, entries told apart by address space.
+//!
+//! # Model
+//!
+//! An entry translates one page of 4 KiB, 2 MiB or 1 GiB of one address space (PCID and VPID together are a [`Space`]). Which
+//! arrays there are, which sizes each holds, ways and set hash are the core's ([`Core`]). A size that no array of a level holds
+//! is entered as the next smaller one, as Zen does with 1 GiB. Within a set the entry used least recently goes.
+//!
+//! An entry remembers whether the page may be written without another walk: a processor that has cached a translation with the
+//! dirty flag clear walks again for the first write.
+//!
+//! # Left out
+//!
+//! What a processor drops of its own accord; entries for instructions.
+
+mod array;
+mod cores;
+
+pub(crate) use array::Array;
+pub use array::{Hash, Shape};
+pub use cores::{CORES, Core, core};
+
+use array::MARK;
+
+/// Size of a page, of guest or nested tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PageSize {
+    /// 4 KiB.
+    Small,
+    /// 2 MiB.
+    Medium,
+    /// 1 GiB.
+    Large,
+}
+
+impl PageSize {
+    /// All of them, ascending.
+    pub const ALL: [PageSize; 3] = [PageSize::Small, PageSize::Medium, PageSize::Large];
+
+    /// Its base pages, as a power of two.
+    pub const fn order(self) -> u32 {
+        9 * self as u32
+    }
+
+    /// Its base pages.
+    pub const fn pages(self) -> u64 {
+        1 << self.order()
+    }
+}
+
+/// Read or write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+}
+
+/// An address space: what a processor's tags tell apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space(pub u16);
+
+/// What a lookup found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A translation in the first level.
+    First,
+    /// One in the second level; it is in the first now.
+    Second,
+    /// One that must not be used for writing before the page's dirty flag is set.
+    Clean,
+    /// None.
+    Nothing,
+}
+
+const SIZE_SHIFT: u32 = 1;
+const SPACE_SHIFT: u32 = 3;
+const PAGE_SHIFT: u32 = SPACE_SHIFT + u16::BITS;
+
+/// Key of a page, without the mark of those that may be written.
+#[inline]
+fn key(number: u64, size: PageSize, space: Space) -> u64 {
+    number << PAGE_SHIFT | u64::from(space.0) << SPACE_SHIFT | (size as u64) << SIZE_SHIFT
+}
+
+/// The arrays of one level.
+#[derive(Clone, Debug)]
+struct Level {
+    arrays: Vec<Array>,
+    /// The array that holds pages of a size, and the size as which it does.
+    place: [Option<(usize, PageSize)>; 3],
+}
+
+impl Level {
+    fn new(shapes: &[(Shape, &[PageSize])]) -> Level {
+        let holds = |size: &PageSize| shapes.iter().position(|(_, sizes)| sizes.contains(size));
+        let place = PageSize::ALL.map(|size| {
+            let smaller = PageSize::ALL.iter().rev().filter(|held| **held <= size);
+            smaller
+                .filter_map(|held| holds(held).map(|at| (at, *held)))
+                .next()
+        });
+        Level {
+            arrays: shapes.iter().map(|(shape, _)| Array::new(*shape)).collect(),
+            place,
+        }
+    }
+
+    #[inline]
+    fn find(&mut self, page: u64, size: PageSize, space: Space) -> Option<(usize, usize, u64)> {
+        let (at, size) = self.place[size as usize]?;
+        let number = page >> size.order();
+        let (slot, found) = self.arrays[at].find(number, key(number, size, space))?;
+        Some((at, slot, found))
+    }
+
+    fn holds(&self, page: u64, size: PageSize, space: Space) -> bool {
+        self.place[size as usize].is_some_and(|(at, size)| {
+            let number = page >> size.order();
+            self.arrays[at].holds(number, key(number, size, space))
+        })
+    }
+
+    #[inline]
+    fn put(&mut self, page: u64, size: PageSize, space: Space, mark: u64) {
+        if let Some((at, size)) = self.place[size as usize] {
+            let number = page >> size.order();
+            self.arrays[at].put(number, key(number, size, space) | mark);
+        }
+    }
+
+    fn drop_page(&mut self, page: u64, space: Space) {
+        for size in PageSize::ALL {
+            if let Some((at, held)) = self.place[size as usize]
+                && held == size
+            {
+                let number = page >> size.order();
+                self.arrays[at].drop_one(number, key(number, size, space));
+            }
+        }
+    }
+
+    fn drop_where(&mut self, doomed: impl Fn(u64) -> bool) {
+        self.arrays.iter_mut().for_each(|array| array.drop_where(&doomed));
+    }
+
+    /// Pages that it can translate at once, at the largest sizes that were entered.
+    fn reach(&self, largest: PageSize) -> u64 {
+        let of = |(at, array): (usize, &Array)| {
+            let sizes = PageSize::ALL.iter().filter(|size| **size <= largest);
+            let held = sizes.filter(|size| self.place[**size as usize] == Some((at, **size)));
+            held.map(|size| size.pages()).max().unwrap_or(0) * array.slots() as u64
+        };
+        self.arrays.iter().enumerate().map(of).sum()
+    }
+}
+
+/// The TLBs of one core.
+#[derive(Clone, Debug)]
+pub struct Tlb {
+    first: Level,
+    second: Level,
+    /// The page looked up last, with its mark: it is the newest of its set, and looking again changes nothing.
+    last: u64,
+    /// Sizes that were ever entered: others need not be looked for.
+    entered: [bool; 3],
+}
+
+const NO_PAGE: u64 = u64::MAX;
+
+impl Tlb {
+    /// Empty TLBs.
+    pub fn new(core: &Core) -> Tlb {
+        Tlb {
+            first: Level::new(core.first),
+            second: Level::new(core.second),
+            last: NO_PAGE,
+            entered: [false; 3],
+        }
+    }
+
+    /// Looks a base page up.
+    #[inline]
+    pub fn look_up(&mut self, page: u64, space: Space, access: Access) -> Found {
+        let needs = match access {
+            Access::Read => 0,
+            Access::Write => MARK,
+        };
+        let small = key(page, PageSize::Small, space);
+        // The last page was small, is marked, or is not written.
+        if self.last & !MARK == small && self.last & needs == needs {
+            return Found::First;
+        }
+        if let Some((_, _, found)) = self.first.find(page, PageSize::Small, space) {
+            self.last = found;
+            return if found & needs == needs {
+                Found::First
+            } else {
+                Found::Clean
+            };
+        }
+        self.look_further(page, space, needs)
+    }
+
+    /// Larger pages in the first level, then the second.
+    fn look_further(&mut self, page: u64, space: Space, needs: u64) -> Found {
+        let answer = |found: u64, level| {
+            if found & needs == needs {
+                level
+            } else {
+                Found::Clean
+            }
+        };
+        for size in [PageSize::Medium, PageSize::Large] {
+            if self.entered[size as usize]
+                && let Some((_, _, found)) = self.first.find(page, size, space)
+            {
+                return answer(found, Found::First);
+            }
+        }
+        for size in PageSize::ALL {
+            if self.entered[size as usize]
+                && let Some((_, _, found)) = self.second.find(page, size, space)
+            {
+                self.first.put(page, size, space, found & MARK);
+                self.last = NO_PAGE;
+                return answer(found, Found::Second);
+            }
+        }
+        Found::Nothing
+    }
+
+    /// Whether a level has a page's translation; it does not count as a use.
+    pub(crate) fn knows(&self, page: u64, space: Space) -> bool {
+        PageSize::ALL
+            .into_iter()
+            .any(|size| self.first.holds(page, size, space) || self.second.holds(page, size, space))
+    }
+
+    /// Enters the translation of a base page that lies in a page of this size.
+    #[inline]
+    pub fn enter(&mut self, page: u64, size: PageSize, space: Space, writable: Access) {
+        self.first
+            .put(page, size, space, u64::from(writable == Access::Write));
+        self.enter_second(page, size, space, writable);
+    }
+
+    /// Enters it in the second level only, as a prefetch does.
+    #[inline]
+    pub fn enter_second(&mut self, page: u64, size: PageSize, space: Space, writable: Access) {
+        self.second
+            .put(page, size, space, u64::from(writable == Access::Write));
+        self.entered[size as usize] = true;
+        self.last = NO_PAGE;
+    }
+
+    /// Drops a page's translation, whatever its size (`INVLPG`, and a shootdown's part of it).
+    pub fn drop_page(&mut self, page: u64, space: Space) {
+        self.first.drop_page(page, space);
+        self.second.drop_page(page, space);
+        self.last = NO_PAGE;
+    }
+
+    /// Drops what belongs to an address space (`MOV CR3` without PCID, `INVPCID`).
+    pub fn drop_space(&mut self, space: Space) {
+        let of = |key: u64| (key >> SPACE_SHIFT) as u16 == space.0;
+        self.first.drop_where(of);
+        self.second.drop_where(of);
+        self.last = NO_PAGE;
+    }
+
+    /// Drops everything (`INVEPT`, `INVVPID`).
+    pub fn drop_all(&mut self) {
+        self.first.drop_where(|_| true);
+        self.second.drop_where(|_| true);
+        self.last = NO_PAGE;
+        self.entered = [false; 3];
+    }
+
+    /// Base pages that it can hold translations of at once, with pages up to this size: what logs of walks may never show.
+    pub fn reach(&self, largest: PageSize) -> u64 {
+        // What is in the first level is mostly in the second as well; where it is not, both count.
+        self.second.reach(largest) + self.first.reach(largest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HERE: Space = Space(1);
+
+    fn cascade_lake() -> Tlb {
+        Tlb::new(core("cascade-lake").unwrap())
+    }
+
+    /// Looks pages up in turn, entering what is missing; counts what was.
+    fn misses(tlb: &mut Tlb, pages: impl Iterator<Item = u64>, size: PageSize) -> usize {
+        let mut missed = 0;
+        for page in pages {
+            if tlb.look_up(page, HERE, Access::Read) == Found::Nothing {
+                tlb.enter(page, size, HERE, Access::Read);
+                missed += 1;
+            }
+        }
+        missed
+    }
+
+    #[test]
+    fn a_loop_over_what_the_second_level_holds_misses_once() {
+        // 1536 entries, any consecutive pages spread evenly over sets; one page more and LRU misses in the set it falls into.
+        let turns = |pages: u64| (0..5).flat_map(move |_| 0..pages);
+        assert_eq!(misses(&mut cascade_lake(), turns(1536), PageSize::Small), 1536);
+        let beyond = misses(&mut cascade_lake(), turns(4 * 1536), PageSize::Small);
+        assert_eq!(beyond, 5 * 4 * 1536);
+    }
+
+    #[test]
+    fn larger_pages_reach_further() {
+        // 64 MiB, looked at a page apart: 32 pages of 2 MiB fit the first level, 16384 small ones fit nowhere.
+        let pages = || (0..2).flat_map(|_| 0..16_384);
+        assert_eq!(misses(&mut cascade_lake(), pages(), PageSize::Medium), 32);
+        assert_eq!(misses(&mut cascade_lake(), pages(), PageSize::Small), 2 * 16_384);
+        let tlb = cascade_lake();
+        assert_eq!(tlb.reach(PageSize::Small), 64 + 1536);
+        assert_eq!(tlb.reach(PageSize::Medium), 64 + 512 * (32 + 1536));
+    }
+
+    #[test]
+    fn zen_enters_a_page_of_1_gib_as_pages_of_2_mib() {
+        let mut tlb = Tlb::new(core("zen2").unwrap());
+        assert_eq!(misses(&mut tlb, 0..1 << 18, PageSize::Large), 512);
+        assert_eq!(misses(&mut cascade_lake(), 0..1 << 18, PageSize::Large), 1);
+    }
+
+    #[test]
+    fn the_first_write_to_a_page_that_was_read_walks_again() {
+        for size in PageSize::ALL {
+            let mut tlb = cascade_lake();
+            tlb.enter(5, size, HERE, Access::Read);
+            assert_eq!(tlb.look_up(5, HERE, Access::Read), Found::First);
+            assert_eq!(tlb.look_up(5, HERE, Access::Write), Found::Clean);
+            tlb.enter(5, size, HERE, Access::Write);
+            assert_eq!(tlb.look_up(5, HERE, Access::Write), Found::First);
+            assert_eq!(tlb.look_up(5, HERE, Access::Read), Found::First);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_dropped_is_not_found_and_the_rest_is(
+            pages in prop::collection::vec((0_u64..32, 0_u16..3), 1..40), gone in 0_u64..32, space in 0_u16..3,
+        ) {
+            // 32 pages of three spaces overfill no set of 12 ways.
+            let mut tlb = cascade_lake();
+            for (page, space) in &pages {
+                tlb.enter(*page, PageSize::Small, Space(*space), Access::Write);
+            }
+            let mut by_page = tlb.clone();
+            by_page.drop_page(gone, Space(space));
+            let mut by_space = tlb.clone();
+            by_space.drop_space(Space(space));
+            tlb.drop_all();
+            for (page, of) in pages {
+                let there = |tlb: &mut Tlb| tlb.look_up(page, Space(of), Access::Write) != Found::Nothing;
+                prop_assert_eq!(there(&mut by_page), (page, of) != (gone, space));
+                prop_assert_eq!(there(&mut by_space), of != space);
+                prop_assert!(!there(&mut tlb));
+            }
+        }
+    }
+}
