@@ -8,6 +8,7 @@ use homenode_host::{
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
 
+use crate::cpu_mask::CpuMask;
 use crate::engine::{Alike, Engine};
 use crate::guest::{Lease, Vm};
 use crate::hypervisor::page_uses::{self, Used};
@@ -71,7 +72,7 @@ impl Twin {
         }
         match action {
             Action::PinVcpus { vcpus, cpus, .. } => {
-                let allowed: Vec<bool> = self
+                let allowed: CpuMask = self
                     .machine
                     .cpus
                     .iter()
@@ -306,8 +307,7 @@ impl Twin {
         let state = &vm.threads[thread];
         let task = &engine.scheduler.queues.tasks[vm.first_vcpu + thread];
         let throttled_ns = task.throttled_ns(engine.now);
-        let cpus = self.machine.cpus.iter().zip(&task.allowed);
-        let affinity: CpuSet = cpus.filter(|(_, may)| **may).map(|(cpu, _)| cpu.id).collect();
+        let affinity: CpuSet = task.allowed.iter().map(|cpu| self.machine.cpus[cpu].id).collect();
         VcpuSample {
             index: thread as u16,
             running_ns: Ns(task.running_ns),

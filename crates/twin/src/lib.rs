@@ -20,6 +20,7 @@
 //! - A workload's profile comes from its solo behaviour only; what co-running does is predicted.
 
 mod chance;
+mod cpu_mask;
 mod engine;
 mod guest;
 mod hardware;

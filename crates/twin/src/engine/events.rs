@@ -20,6 +20,7 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, Ns, Pages};
 
 use super::{Engine, Mover, Moving, Timer};
+use crate::cpu_mask::CpuMask;
 use crate::guest::memory::Needs;
 use crate::guest::{Stage, Vm};
 use crate::report::{EventReport, EventResult};
@@ -31,7 +32,7 @@ pub(crate) struct Script {
     events: Vec<Event>,
     pub log: Vec<EventReport>,
     /// VMs that events start, as they are before their first start, and their CPUs.
-    fresh: Vec<Option<(Vm, Vec<Vec<bool>>)>>,
+    fresh: Vec<Option<(Vm, Vec<CpuMask>)>>,
     starts_left: usize,
     migrations: VecDeque<Migration>,
 }
@@ -44,7 +45,7 @@ struct Event {
     /// Positions of the nodes that a migration goes to.
     to: Vec<usize>,
     /// Whether each CPU is one that a pin allows.
-    allowed: Vec<bool>,
+    allowed: CpuMask,
 }
 
 /// Memory on its way.
@@ -79,7 +80,7 @@ impl Script {
             },
             allowed: match &event.action {
                 EventAction::Pin { cpus } => machine.cpus.iter().map(|cpu| cpus.contains(cpu.id)).collect(),
-                _ => Vec::new(),
+                _ => CpuMask::none(0),
             },
         });
         let events: Vec<Event> = events.collect();

@@ -43,6 +43,7 @@ pub(crate) use moves::Alike;
 pub(crate) use releases::Releases;
 
 use crate::chance::Chance;
+use crate::cpu_mask::CpuMask;
 use crate::guest::autonuma::By;
 use crate::guest::vm::Next;
 use crate::guest::{Doing, HOUSEKEEPING_PERIOD, Lease, Prepared, Stage, Vm};
@@ -427,7 +428,7 @@ impl Engine {
             .iter()
             .filter(|cpus| !cpus.is_empty())
         {
-            let task = self.scheduler.add(vec![true; self.topology.cpus.len()], None);
+            let task = self.scheduler.add(CpuMask::all(self.topology.cpus.len()), None);
             self.scheduler.queues.tasks[task].cpu = cpus[0];
             let daemon = self.daemon_left.len();
             self.owners.push(Owner::Daemon(daemon));

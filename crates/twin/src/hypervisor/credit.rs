@@ -55,6 +55,7 @@ use homenode_units::Ns;
 use super::queues::{Queues, Run};
 use super::scheduler::{Discipline, NEVER};
 use crate::chance::Chance;
+use crate::cpu_mask::CpuMask;
 
 const SLICE: Ns = Ns::from_millis(30);
 const TICK: Ns = Ns::from_millis(10);
@@ -90,7 +91,7 @@ struct Vcpu {
     /// Whether its VM is OVER its permit.
     over: bool,
     /// Soft affinity; absent where it prefers nothing.
-    preferred: Option<Vec<bool>>,
+    preferred: Option<CpuMask>,
 }
 
 impl Vcpu {
@@ -153,8 +154,9 @@ pub(crate) struct Credit {
     at_rest: bool,
     accountings: u64,
     /// Kept to save allocations.
-    candidates: Vec<bool>,
-    idlers: Vec<bool>,
+    candidates: CpuMask,
+    idlers: CpuMask,
+    fitting: CpuMask,
     order: Vec<usize>,
     to_park: Vec<usize>,
     to_unpark: Vec<usize>,
@@ -181,8 +183,9 @@ impl Credit {
             ticks: 0,
             at_rest: true,
             accountings: 0,
-            candidates: vec![false; cpus],
-            idlers: vec![false; cpus],
+            candidates: CpuMask::none(cpus),
+            idlers: CpuMask::none(cpus),
+            fitting: CpuMask::none(cpus),
             order: Vec::new(),
             to_park: Vec::new(),
             to_unpark: Vec::new(),
@@ -193,7 +196,7 @@ impl Credit {
 
     /// Gives a vCPU a soft affinity: CPUs that it prefers among those that it may run on.
     #[cfg(test)]
-    pub fn set_preferred(&mut self, task: usize, preferred: Vec<bool>) {
+    pub fn set_preferred(&mut self, task: usize, preferred: CpuMask) {
         self.vcpus[task].preferred = Some(preferred);
     }
 
@@ -214,11 +217,9 @@ impl Credit {
     /// Whether a vCPU prefers some of the CPUs that it may run on to others.
     fn prefers(&self, queues: &Queues, task: usize) -> bool {
         self.vcpus[task].preferred.as_ref().is_some_and(|preferred| {
-            let may = |wanted: bool| {
-                let cpus = queues.tasks[task].allowed.iter().zip(preferred);
-                cpus.into_iter().any(|(may, likes)| *may && *likes == wanted)
-            };
-            may(true) && may(false)
+            let allowed = &queues.tasks[task].allowed;
+            let liked = allowed.count_common(preferred);
+            0 < liked && liked < allowed.count()
         })
     }
 
@@ -226,6 +227,14 @@ impl Credit {
         let preferred = self.vcpus[task].preferred.as_ref();
         queues.tasks[task].allowed[cpu]
             && (affinity == Affinity::Hard || preferred.is_none_or(|preferred| preferred[cpu]))
+    }
+
+    /// Makes the candidates those CPUs that a vCPU may run on.
+    fn set_candidates(&mut self, queues: &Queues, affinity: Affinity, task: usize) {
+        self.candidates.copy(&queues.tasks[task].allowed);
+        if let (Affinity::Soft, Some(preferred)) = (affinity, &self.vcpus[task].preferred) {
+            self.candidates.keep(preferred);
+        }
     }
 
     /// Puts a vCPU that is on no queue into its CPU's.
@@ -326,17 +335,16 @@ impl Credit {
             if affinity == Affinity::Soft && !self.prefers(queues, task) {
                 continue;
             }
-            let fits = |cpu: &usize| queues.idle(*cpu) && self.may(queues, affinity, task, *cpu);
-            let idler = cycle(self.cpus[from].tickled, queues.cpus()).find(fits);
-            if let Some(idler) = idler {
+            self.set_candidates(queues, affinity, task);
+            self.candidates.keep(&queues.idle);
+            if let Some(idler) = self.candidates.next_after(self.cpus[from].tickled) {
                 self.cpus[from].tickled = idler;
                 self.schedule(queues, idler, false, now);
                 return;
             }
         }
         if self.vcpus[task].priority > self.vcpus[current].priority {
-            let elsewhere = |cpu: usize| queues.idle(cpu) && queues.tasks[current].allowed[cpu];
-            if (0..queues.cpus()).any(elsewhere) {
+            if queues.tasks[current].allowed.count_common(&queues.idle) > 0 {
                 self.migrate_running(queues, cpu, now);
             } else {
                 self.schedule(queues, cpu, false, now);
@@ -357,64 +365,61 @@ impl Credit {
     /// Where a vCPU is best off: its own CPU or an idle one with more idle neighbours: hyperthreads of the core inside
     /// a node, CPUs of the node across nodes, where there must be more than twice as many.
     fn better_cpu(&mut self, queues: &Queues, task: usize, commit: Commit) -> usize {
-        let (own, cpus) = (queues.tasks[task].cpu, queues.cpus());
-        let places = &queues.places;
+        let (own, places) = (queues.tasks[task].cpu, &queues.places);
         let (mut best, mut through) = (own, None);
         for affinity in [Affinity::Soft, Affinity::Hard] {
             if affinity == Affinity::Soft && !self.prefers(queues, task) {
                 continue;
             }
-            let may = |cpu: &usize| self.may(queues, affinity, task, *cpu);
-            best = if may(&own) {
+            self.set_candidates(queues, affinity, task);
+            let may_own = self.candidates[own];
+            best = if may_own {
                 own
             } else {
-                cycle(own, cpus).find(may).expect("a vCPU may run somewhere")
+                let next = self.candidates.next_after(own);
+                next.expect("a vCPU may run somewhere")
             };
             // Where it runs alone, it leaves an idle CPU behind.
             let leaves_idle =
                 queues.waiting(own).is_empty() && queues.current(own).is_none_or(|current| current == task);
-            let idle = |cpu: &usize| queues.idle(*cpu) && self.may(queues, affinity, task, *cpu);
-            if !(0..cpus).filter(|cpu| *cpu != own).any(|cpu| idle(&cpu)) {
+            self.candidates.keep(&queues.idle);
+            self.candidates.set(own, false);
+            if self.candidates.is_empty() {
                 // Most often there is nowhere else to go.
                 if best == own && leaves_idle {
                     break;
                 }
                 continue;
             }
-            for cpu in 0..cpus {
-                let alone = cpu == own && leaves_idle;
-                self.idlers[cpu] = queues.idle(cpu) || alone;
-                self.candidates[cpu] = self.idlers[cpu] && self.may(queues, affinity, task, cpu);
+            self.idlers.copy(&queues.idle);
+            if leaves_idle {
+                self.idlers.set(own, true);
+                self.candidates.set(own, may_own);
             }
             if !self.candidates[best] {
-                best = cycle(best, cpus)
-                    .find(|cpu| self.candidates[*cpu])
-                    .unwrap_or(best);
+                best = self.candidates.next_after(best).unwrap_or(best);
             }
-            self.candidates[best] = false;
-            while let Some(next) = cycle(best, cpus).find(|cpu| self.candidates[*cpu]) {
+            self.candidates.set(best, false);
+            while let Some(next) = self.candidates.next_after(best) {
                 let near = places.node_of[next] == places.node_of[best];
                 let neighbours = |cpu: usize| {
                     if near {
-                        &places.core_cpus[places.core_of[cpu]]
+                        &places.core_masks[places.core_of[cpu]]
                     } else {
-                        &places.node_cpus[places.node_of[cpu]]
+                        &places.node_masks[places.node_of[cpu]]
                     }
                 };
-                let idle = |cpu: usize| neighbours(cpu).iter().filter(|cpu| self.idlers[**cpu]).count();
+                let idle = |cpu: usize| neighbours(cpu).count_common(&self.idlers);
                 let factor = if near { 1 } else { 2 };
                 if idle(best) * factor < idle(next) {
                     let bias = self.cpus[next].idle_bias;
-                    let fits = |cpu: &usize| self.candidates[*cpu] && neighbours(next).contains(cpu);
-                    best = cycle(bias, cpus).find(fits).unwrap_or(next);
+                    self.fitting.copy(&self.candidates);
+                    self.fitting.keep(neighbours(next));
+                    best = self.fitting.next_after(bias).unwrap_or(next);
                     through = Some(next);
-                    for sibling in &places.core_cpus[places.core_of[best]] {
-                        self.candidates[*sibling] = false;
-                    }
+                    self.candidates.remove(&places.core_masks[places.core_of[best]]);
                 } else {
-                    for cpu in neighbours(next) {
-                        self.candidates[*cpu] = false;
-                    }
+                    self.candidates.remove(neighbours(next));
                 }
             }
             if self.idlers[best] {
@@ -634,7 +639,7 @@ impl Discipline for Credit {
     }
 
     fn fork(&mut self, queues: &mut Queues, task: usize, now: Ns, _chance: &mut Chance) {
-        let allowed = (0..queues.cpus()).filter(|cpu| queues.tasks[task].allowed[*cpu]);
+        let allowed = queues.tasks[task].allowed.iter();
         let first = allowed.min_by_key(|cpu| (self.cpus[*cpu].started, *cpu));
         queues.tasks[task].cpu = first.expect("a vCPU may run somewhere");
         let cpu = self.better_cpu(queues, task, Commit::Yes);
@@ -708,11 +713,6 @@ impl Discipline for Credit {
 
 fn ceil_div(part: i64, whole: i64) -> i64 {
     (part + whole - 1) / whole
-}
-
-/// All positions below `count`, from the one after `last`, which comes last.
-fn cycle(last: usize, count: usize) -> impl Iterator<Item = usize> {
-    (1..=count).map(move |step| (last + step) % count)
 }
 
 #[cfg(test)]

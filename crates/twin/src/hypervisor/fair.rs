@@ -353,10 +353,7 @@ impl Fair {
         if allowed[target] {
             target
         } else {
-            allowed
-                .iter()
-                .position(|may| *may)
-                .expect("a task may run somewhere")
+            allowed.iter().next().expect("a task may run somewhere")
         }
     }
 
@@ -509,7 +506,7 @@ impl Discipline for Fair {
 
     /// The least loaded CPU that it may run on.
     fn rehome(&mut self, queues: &mut Queues, task: usize, now: Ns) {
-        let allowed = (0..queues.cpus()).filter(|cpu| queues.tasks[task].allowed[*cpu]);
+        let allowed = queues.tasks[task].allowed.iter();
         let places = &queues.places;
         let core_load = |cpu: usize| -> usize {
             let siblings = &places.core_cpus[places.core_of[cpu]];

@@ -13,6 +13,7 @@
 
 use homenode_units::Ns;
 
+use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
 
 /// State of a task.
@@ -34,7 +35,7 @@ pub(crate) struct Task {
     /// VM that it is a vCPU of; none for the host's own.
     pub(super) vm: Option<usize>,
     /// CPUs that it may run on.
-    pub allowed: Vec<bool>,
+    pub allowed: CpuMask,
     pub running_ns: u64,
     /// How often it began to run on another node than before.
     pub node_changes: u64,
@@ -87,6 +88,8 @@ pub(super) struct Places {
     pub llc_of: Vec<usize>,
     pub node_cpus: Vec<Vec<usize>>,
     pub core_cpus: Vec<Vec<usize>>,
+    pub node_masks: Vec<CpuMask>,
+    pub core_masks: Vec<CpuMask>,
     pub llc_cores: Vec<Vec<usize>>,
 }
 
@@ -96,6 +99,8 @@ pub(crate) struct Queues {
     pub tasks: Vec<Task>,
     pub(super) places: Places,
     queues: Vec<Queue>,
+    /// CPUs that nothing runs on or waits for.
+    pub(super) idle: CpuMask,
     /// vCPUs of each VM that run or wait.
     runnable_of_vm: Vec<usize>,
     /// Time that ran since the engine last asked.
@@ -111,6 +116,11 @@ impl Queues {
         for (core, members) in topology.core_cpus.iter().enumerate() {
             llc_cores[topology.cpus[members[0]].llc].push(core);
         }
+        let cpus = topology.cpus.len();
+        let masks = |groups: &[Vec<usize>]| -> Vec<CpuMask> {
+            let mask = |members: &Vec<usize>| CpuMask::of(cpus, members.iter().copied());
+            groups.iter().map(mask).collect()
+        };
         let queue = Queue {
             current: None,
             waiting: Vec::new(),
@@ -125,9 +135,12 @@ impl Queues {
                 llc_of: topology.cpus.iter().map(|cpu| cpu.llc).collect(),
                 node_cpus: topology.node_cpus.clone(),
                 core_cpus: topology.core_cpus.clone(),
+                node_masks: masks(&topology.node_cpus),
+                core_masks: masks(&topology.core_cpus),
                 llc_cores,
             },
-            queues: vec![queue; topology.cpus.len()],
+            queues: vec![queue; cpus],
+            idle: CpuMask::all(cpus),
             runnable_of_vm: Vec::new(),
             segments: Vec::new(),
             switched: Vec::new(),
@@ -141,11 +154,8 @@ impl Queues {
     }
 
     /// Adds a sleeping task that may run on these CPUs.
-    pub fn add(&mut self, allowed: Vec<bool>, vm: Option<usize>) -> usize {
-        let cpu = allowed
-            .iter()
-            .position(|may| *may)
-            .expect("a task may run somewhere");
+    pub fn add(&mut self, allowed: CpuMask, vm: Option<usize>) -> usize {
+        let cpu = allowed.iter().next().expect("a task may run somewhere");
         self.tasks.push(Task {
             run: Run::Sleeping,
             cpu,
@@ -194,7 +204,7 @@ impl Queues {
     }
 
     pub fn idle(&self, cpu: usize) -> bool {
-        self.runnable(cpu) == 0
+        self.idle[cpu]
     }
 
     /// Time that a CPU was not idle, up to `now`.
@@ -235,6 +245,7 @@ impl Queues {
         self.tasks[task].cpu = cpu;
         self.tasks[task].since = now;
         self.queues[cpu].waiting.insert(at, task);
+        self.idle.set(cpu, false);
         self.count_runnable(task, 1);
     }
 
@@ -247,6 +258,7 @@ impl Queues {
             let waiting = &mut self.queues[cpu].waiting;
             let at = waiting.iter().position(|other| *other == task);
             waiting.remove(at.expect("a waiting task is queued"));
+            self.idle.set(cpu, self.runnable(cpu) == 0);
             self.tasks[task].waiting_ns += now.0 - since.0;
             self.count_runnable(task, -1);
         }
@@ -277,6 +289,7 @@ impl Queues {
         debug_assert_eq!(queue.current, None);
         queue.current = Some(task);
         queue.settled = now;
+        self.idle.set(self.tasks[task].cpu, false);
         self.count_runnable(task, 1);
     }
 
@@ -284,6 +297,7 @@ impl Queues {
     pub(super) fn take_off(&mut self, cpu: usize) -> Option<usize> {
         let task = self.queues[cpu].current.take()?;
         self.tasks[task].run = Run::Sleeping;
+        self.idle.set(cpu, self.runnable(cpu) == 0);
         self.count_runnable(task, -1);
         Some(task)
     }
@@ -304,6 +318,7 @@ impl Queues {
                 task.cpu
             );
         }
+        assert!((0..self.queues.len()).all(|cpu| self.idle[cpu] == (self.runnable(cpu) == 0)));
         let placed: usize = (0..self.queues.len()).map(|cpu| self.runnable(cpu)).sum();
         let placeable = |task: &&Task| matches!(task.run, Run::Running | Run::Waiting);
         assert_eq!(placed, self.tasks.iter().filter(placeable).count());

@@ -15,6 +15,7 @@ use super::credit::Credit;
 use super::fair::Fair;
 use super::queues::{Queues, Run};
 use crate::chance::Chance;
+use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
 use crate::scenario::Hypervisor;
 
@@ -118,7 +119,7 @@ impl Scheduler {
 
     /// Gives a vCPU a soft affinity.
     #[cfg(test)]
-    pub fn set_preferred(&mut self, task: usize, preferred: Vec<bool>) {
+    pub fn set_preferred(&mut self, task: usize, preferred: CpuMask) {
         match &mut self.kind {
             Kind::Fair(_) => unreachable!("Linux has no soft affinity"),
             Kind::Credit(credit) => credit.set_preferred(task, preferred),
@@ -126,7 +127,7 @@ impl Scheduler {
     }
 
     /// Adds a sleeping task that may run on these CPUs: a vCPU of a VM, or the host's own.
-    pub fn add(&mut self, allowed: Vec<bool>, vm: Option<usize>) -> usize {
+    pub fn add(&mut self, allowed: CpuMask, vm: Option<usize>) -> usize {
         let (discipline, queues) = self.parts();
         let task = queues.add(allowed, vm);
         discipline.added(vm);
@@ -174,7 +175,7 @@ impl Scheduler {
     }
 
     /// Confines a task to CPUs; if it is elsewhere it goes to one of them.
-    pub fn set_affinity(&mut self, task: usize, allowed: Vec<bool>, now: Ns) {
+    pub fn set_affinity(&mut self, task: usize, allowed: CpuMask, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         let stays = allowed[cpu];
         self.queues.tasks[task].allowed = allowed;

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::queues::Run;
 use super::scheduler::Scheduler;
 use crate::chance::Chance;
+use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
 use crate::hardware::topology::CpuPlace;
 use crate::scenario::Hypervisor;
@@ -297,7 +298,7 @@ fn balancing_finds_shares_from_any_start() {
                 driver.scheduler.set_affinity(*task, only, driver.now);
             }
             for task in tasks.iter().flatten() {
-                driver.scheduler.set_affinity(*task, vec![true; 8], driver.now);
+                driver.scheduler.set_affinity(*task, CpuMask::all(8), driver.now);
             }
             driver.run_for(20_000);
             let groups: Vec<&[usize]> = tasks.iter().map(Vec::as_slice).collect();
@@ -455,7 +456,7 @@ fn soft_affinity_draws_and_hard_affinity_binds() {
     };
     let tasks = driver.vm(256, None, &vec![(habit, Vec::new()); 3]);
     driver.vm(256, None, &hogs_on(2, &[0, 1]));
-    let preferred: Vec<bool> = (0..8).map(|cpu| cpu >= 4).collect();
+    let preferred: CpuMask = (0..8).map(|cpu| cpu >= 4).collect();
     for task in &tasks {
         driver.scheduler.set_preferred(*task, preferred.clone());
     }

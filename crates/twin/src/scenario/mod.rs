@@ -18,6 +18,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::chance::Chance;
+use crate::cpu_mask::CpuMask;
 use crate::schema;
 use crate::workload::{self, Waiting, Workload};
 
@@ -415,16 +416,18 @@ impl VmSpec {
     }
 
     /// Which CPUs a vCPU may run on, by position on a machine that the scenario was checked for.
-    pub(crate) fn allowed(&self, vcpu: usize, machine: &Machine) -> Vec<bool> {
-        let mut allowed: Vec<bool> = machine
+    pub(crate) fn allowed(&self, vcpu: usize, machine: &Machine) -> CpuMask {
+        let allowed: CpuMask = machine
             .cpus
             .iter()
             .map(|cpu| self.cpus.as_ref().is_none_or(|cpus| cpus.contains(cpu.id)))
             .collect();
         if self.pinning == Pinning::OneToOne {
-            let own = (0..allowed.len()).filter(|at| allowed[*at]).nth(vcpu);
-            allowed.fill(false);
-            allowed[own.expect("checked: there is a CPU for each")] = true;
+            let own = allowed.iter().nth(vcpu);
+            return CpuMask::of(
+                machine.cpus.len(),
+                [own.expect("checked: there is a CPU for each")],
+            );
         }
         allowed
     }
