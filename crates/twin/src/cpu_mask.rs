@@ -143,7 +143,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(a in prop::collection::vec(any::<bool>(), 1..200), b in prop::collection::vec(any::<bool>(), 200), from in 0usize..200) {
+        fn it_is_a_set(
+            a in prop::collection::vec(any::<bool>(), 1..200),
+            b in prop::collection::vec(any::<bool>(), 200),
+            from in 0usize..200,
+        ) {
             let (cpus, b) = (a.len(), &b[..a.len()]);
             let (mask, other) = (a.iter().copied().collect::<CpuMask>(), b.iter().copied().collect::<CpuMask>());
             let members: Vec<usize> = (0..cpus).filter(|cpu| a[*cpu]).collect();
