@@ -16,6 +16,7 @@ mod steps;
 mod tally;
 
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
@@ -35,7 +36,7 @@ struct Cli {
 enum Command {
     /// Run all of the following except the testbed and validation
     Check {
-        /// Run the testbed too (15 to 20 minutes on 2 cores)
+        /// Run the testbed too (some 20 minutes on 2 cores), beside the published claims
         #[arg(long)]
         testbed: bool,
     },
@@ -64,20 +65,45 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let steps = match Cli::parse().command {
-        Command::Check { testbed: false } => Step::CHECK.to_vec(),
-        Command::Check { testbed: true } => [&Step::CHECK[..], &[Step::Testbed(Vec::new())]].concat(),
-        Command::Fmt => vec![Step::Fmt],
-        Command::Clippy => vec![Step::Clippy],
-        Command::Rules => vec![Step::Rules],
-        Command::Test => vec![Step::Test],
-        Command::Doc => vec![Step::Doc],
-        Command::Schema => vec![Step::Schema],
-        Command::Validate => vec![Step::Validate],
-        Command::Reproduction => vec![Step::Reproduction],
-        Command::Testbed { names } => vec![Step::Testbed(names)],
+    let step = match Cli::parse().command {
+        Command::Check { testbed } => return end(&check(testbed)),
+        Command::Fmt => Step::Fmt,
+        Command::Clippy => Step::Clippy,
+        Command::Rules => Step::Rules,
+        Command::Test => Step::Test,
+        Command::Doc => Step::Doc,
+        Command::Schema => Step::Schema,
+        Command::Validate => Step::Validate,
+        Command::Reproduction => Step::Reproduction,
+        Command::Testbed { names } => Step::Testbed(names),
     };
-    let total = run(&steps);
+    end(&[run(&step)])
+}
+
+/// All steps, one after the other; but the testbed, whose guests mostly wait, and the published claims, which run at the lowest
+/// priority, at the same time.
+fn check(testbed: bool) -> Vec<Done> {
+    let mut all: Vec<Done> = Step::CHECK.iter().map(run).collect();
+    let claims = || run(&Step::Reproduction);
+    if testbed {
+        thread::scope(|scope| {
+            let beside = scope.spawn(claims);
+            all.push(run(&Step::Testbed(Vec::new())));
+            all.push(beside.join().expect("a step does not panic"));
+        });
+    } else {
+        all.push(claims());
+    }
+    all
+}
+
+/// Prints what came of each step.
+fn end(all: &[Done]) -> ExitCode {
+    println!();
+    for Done { name, tally, time } in all {
+        println!("{name:<12} {tally} in {} s", time.as_secs());
+    }
+    let total: Tally = all.iter().map(|done| done.tally).sum();
     println!("{total}");
     if total.failed == 0 {
         ExitCode::SUCCESS
@@ -86,25 +112,26 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the steps one after the other and prints what came of each.
-fn run(steps: &[Step]) -> Tally {
-    let outcomes: Vec<(Tally, Duration)> = steps.iter().map(run_one).collect();
-    println!();
-    for (step, (tally, time)) in steps.iter().zip(&outcomes) {
-        println!("{:<12} {tally} in {} s", step.name(), time.as_secs());
-    }
-    outcomes.iter().map(|(tally, _)| *tally).sum()
+/// A step that was run.
+struct Done {
+    name: &'static str,
+    tally: Tally,
+    time: Duration,
 }
 
 /// A step that cannot even start is one failure.
-fn run_one(step: &Step) -> (Tally, Duration) {
+fn run(step: &Step) -> Done {
     println!("\n== {}: {}", step.name(), step.about());
     let begin = Instant::now();
     let tally = step.run().unwrap_or_else(|error| {
         eprintln!("{}: {error:#}", step.name());
         Tally::FAILED
     });
-    (tally, begin.elapsed())
+    Done {
+        name: step.name(),
+        tally,
+        time: begin.elapsed(),
+    }
 }
 
 #[cfg(test)]
