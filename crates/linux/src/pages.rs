@@ -4,8 +4,9 @@
 //! A [`Mover`] walks the ranges of a VM's RAM in windows of 2 MiB (or one huge page of hugetlbfs). Of each window
 //! it asks where the pages are, moves those that lie outside the wanted nodes, and asks again: what counts as
 //! moved is what was found there afterwards. It stops when its budget is used, after one full round, or after
-//! looking at [`LOOK_PAGES_MAX`] pages; the next call goes on where it stopped. Between two windows, so after at
-//! most 2 MiB (or one huge page) of copying, the caller is asked whether to go on.
+//! looking at [`LOOK_PAGES_MAX`] pages; the next call goes on where it stopped. A system call has a price of its own, since the
+//! kernel first empties all CPUs' lists of pages: where all goes to one node and the budget has room, [`CALL_WINDOWS`] windows
+//! go in one. After each call, so after at most 16 MiB (or one huge page) of copying, the caller is asked whether to go on.
 //!
 //! # Properties
 //! - Never more pages are moved than the budget allows, with one exception: a budget below one transparent huge page
@@ -22,6 +23,8 @@
 //! home (seen on Debian's 6.1). Where a window has pages of which the kernel knows nothing and `pagemap` says that they
 //! are present, one byte of each is read, which makes it accessible again, before they are moved.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use homenode_host::FrameMove;
 use homenode_units::{NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages};
 
@@ -29,6 +32,8 @@ use crate::numa_maps::{Range, Sharing};
 
 /// Base pages in one window: one transparent huge page on every machine with 4 KiB base pages and KVM.
 pub const WINDOW_PAGES: u64 = 512;
+/// Windows that are moved at once where they go to one node.
+pub const CALL_WINDOWS: u64 = 8;
 /// Base pages that one call looks at before it gives up finding any to move: 16 GiB.
 pub const LOOK_PAGES_MAX: u64 = 4 << 20;
 /// How often a page in use is tried.
@@ -175,27 +180,24 @@ const READS_MAX: usize = 1024;
 fn present(pid: i32, addresses: &[usize]) -> Vec<usize> {
     use std::os::unix::fs::FileExt as _;
     const PRESENT: u64 = 1 << 63;
-    let (Some(first), Some(last)) = (addresses.first(), addresses.last()) else {
-        return Vec::new();
-    };
     let page = PAGE_BYTES as usize;
-    let count = (last - first) / page + 1;
     let Ok(pagemap) = std::fs::File::open(format!("/proc/{pid}/pagemap")) else {
         return Vec::new();
     };
-    let mut entries = vec![0; 8 * count];
-    if pagemap
-        .read_exact_at(&mut entries, (first / page * 8) as u64)
-        .is_err()
-    {
-        return Vec::new();
+    let mut found = Vec::new();
+    for run in addresses.chunk_by(|a, b| a + page == *b) {
+        let mut entries = vec![0; 8 * run.len()];
+        let offset = (run[0] / page * 8) as u64;
+        if pagemap.read_exact_at(&mut entries, offset).is_err() {
+            return Vec::new();
+        }
+        let entries = entries
+            .chunks_exact(8)
+            .map(|entry| u64::from_le_bytes(entry.try_into().expect("eight bytes")));
+        let is_present = |(&address, entry): (&usize, u64)| (entry & PRESENT != 0).then_some(address);
+        found.extend(run.iter().zip(entries).filter_map(is_present));
     }
-    let entry = |address: usize| {
-        let at = (address - first) / page * 8;
-        u64::from_le_bytes(std::array::from_fn(|byte| entries[at + byte]))
-    };
-    let is_present = |address: &usize| entry(*address) & PRESENT != 0;
-    addresses.iter().copied().filter(is_present).collect()
+    found
 }
 
 /// Reads one byte at each of these addresses of another process, for what that does to the page.
@@ -312,12 +314,18 @@ impl Mover {
         let mut looked = 0;
         let mut too_large = None;
         while looked < total.min(LOOK_PAGES_MAX) && progress.moved < budget && go_on() {
-            let Some((range, start, end)) = self.step() else {
+            let rest = budget - progress.moved;
+            let windows = match targets.nodes.len() {
+                1 => (rest.0 / WINDOW_PAGES).clamp(1, CALL_WINDOWS),
+                _ => 1,
+            };
+            let Some((range, start, end)) = self.step(windows) else {
                 break;
             };
             looked += (end - start) / PAGE_BYTES;
-            let rest = budget - progress.moved;
-            match self.window(kernel, &range, start..end, &mut targets, rest, &mut progress) {
+            let step = range.page_bytes.0.max(PAGE_BYTES) as usize;
+            let addresses: Vec<usize> = (start..end).step_by(step).map(|a| a as usize).collect();
+            match self.window(kernel, &range, &addresses, &mut targets, rest, &mut progress) {
                 Ok(Window::Clean | Window::Tried) => {}
                 Ok(Window::TooLarge) => {
                     too_large.get_or_insert(Pages((end - start) / PAGE_BYTES));
@@ -339,8 +347,9 @@ impl Mover {
         }
     }
 
-    /// The next window, clipped to its range: range and addresses. Goes round at the end.
-    fn step(&mut self) -> Option<(Range, u64, u64)> {
+    /// The next windows, clipped to their range: range and addresses. Goes round at the end. Of huge pages larger than a window
+    /// always one.
+    fn step(&mut self, windows: u64) -> Option<(Range, u64, u64)> {
         let (mut at, mut start) = self.cursor;
         let current = self.ranges.get(at).filter(|range| start < range.end);
         if current.is_none() {
@@ -349,7 +358,12 @@ impl Mover {
         }
         let range = self.ranges[at].clone();
         let window = range.page_bytes.0.max(WINDOW_PAGES * PAGE_BYTES);
-        let end = (start / window + 1).saturating_mul(window).min(range.end);
+        let windows = if window > WINDOW_PAGES * PAGE_BYTES {
+            1
+        } else {
+            windows
+        };
+        let end = (start / window + windows).saturating_mul(window).min(range.end);
         self.cursor = (at, end);
         Some((range, start, end))
     }
@@ -366,23 +380,21 @@ impl Mover {
         &self,
         kernel: &mut dyn Kernel,
         range: &Range,
-        window: std::ops::Range<u64>,
+        addresses: &[usize],
         targets: &mut Targets,
         rest: Pages,
         progress: &mut Progress,
     ) -> Result<Window, MoveError> {
-        let step = range.page_bytes.0.max(PAGE_BYTES);
-        let pages_each = step / PAGE_BYTES;
-        let addresses: Vec<usize> = window.step_by(step as usize).map(|a| a as usize).collect();
+        let pages_each = range.page_bytes.0.max(PAGE_BYTES) / PAGE_BYTES;
         let (leave, wanted) = (targets.leave.clone(), targets.wanted.clone());
         let leaves = |status: i32| u16::try_from(status).is_ok_and(|node| leave.contains(NodeId(node)));
         let outside =
             |status: &[i32]| -> Vec<usize> { (0..status.len()).filter(|&i| leaves(status[i])).collect() };
-        let mut status = self.ask(kernel, &addresses)?;
+        let mut status = self.ask(kernel, addresses)?;
         let unknown = |(&address, &status): (&usize, &i32)| (status == -libc::ENOENT).then_some(address);
         let unknown: Vec<usize> = addresses.iter().zip(&status).filter_map(unknown).collect();
         if !unknown.is_empty() && kernel.reveal(self.pid, &unknown) > 0 {
-            status = self.ask(kernel, &addresses)?;
+            status = self.ask(kernel, addresses)?;
         }
         let mut left = outside(&status);
         if left.is_empty() {
@@ -405,9 +417,9 @@ impl Mover {
             let target = targets.least().ok_or_else(|| MoveError::NoMemory {
                 nodes: wanted.clone(),
             })?;
-            said = self.send(kernel, range, &addresses, &left[..batch], targets.nodes[target].0)?;
+            said = self.send(kernel, range, addresses, &left[..batch], targets.nodes[target].0)?;
             let count = left.len();
-            left = outside(&self.ask(kernel, &addresses)?);
+            left = outside(&self.ask(kernel, addresses)?);
             let gained = count.saturating_sub(left.len()) as u64 * pages_each;
             targets.nodes[target].1 += gained;
             progress.moved += Pages(gained);
@@ -429,7 +441,8 @@ impl Mover {
     }
 
     /// Moves single pages, each named by its place in the VM's RAM, counted in base pages over [`Mover::ranges`]. A page that is
-    /// not where the move says, or in no range, is left: it has moved since, or was never there.
+    /// not where the move says, or in no range, is left: it has moved since, or was never there. Pages with the same way go
+    /// together, as many as a window has.
     ///
     /// # Errors
     /// As [`Mover::advance`].
@@ -440,26 +453,21 @@ impl Mover {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Progress, MoveError> {
         let mut progress = Progress::default();
-        for each in moves {
-            let mut frames = each.frame..each.frame.saturating_add(each.pages.0);
-            while !frames.is_empty() && go_on() {
-                let Some((range, start)) = self.place_of(frames.start) else {
-                    break;
-                };
-                let count = (range.end - start) / PAGE_BYTES;
-                let count = count.min(WINDOW_PAGES).min(frames.end - frames.start);
-                frames.start += count;
-                // Of a huge page any part stands for the whole.
-                let step = range.page_bytes.0.max(PAGE_BYTES);
-                let end = start + count * PAGE_BYTES;
-                let start = start - (start - range.start) % step;
+        for ((from, to, at), addresses) in self.ways(moves) {
+            let range = &self.ranges[at];
+            let pages_each = range.page_bytes.0.max(PAGE_BYTES) / PAGE_BYTES;
+            let addresses: Vec<usize> = addresses.into_iter().collect();
+            for batch in addresses.chunks((WINDOW_PAGES / pages_each).max(1) as usize) {
+                if !go_on() {
+                    return Ok(progress);
+                }
                 let mut targets = Targets {
-                    leave: NodeSet::one(each.from),
-                    wanted: NodeSet::one(each.to),
-                    nodes: vec![(each.to, 0, false)],
+                    leave: NodeSet::one(from),
+                    wanted: NodeSet::one(to),
+                    nodes: vec![(to, 0, false)],
                 };
-                let rest = Pages(end - start);
-                match self.window(kernel, range, start..end, &mut targets, rest, &mut progress) {
+                let rest = Pages(batch.len() as u64 * pages_each);
+                match self.window(kernel, range, batch, &mut targets, rest, &mut progress) {
                     Ok(_) => {}
                     Err(MoveError::Gone) => return Err(MoveError::Gone),
                     Err(_) if progress.moved > Pages::ZERO => return Ok(progress),
@@ -470,13 +478,38 @@ impl Mover {
         Ok(progress)
     }
 
-    /// The range and address of a page of the VM's RAM.
-    fn place_of(&self, frame: u64) -> Option<(&Range, u64)> {
+    /// The pages of these moves by where from, where to and in which range: each page once, and of a huge page its beginning, as
+    /// any part stands for the whole.
+    fn ways(&self, moves: &[FrameMove]) -> BTreeMap<(NodeId, NodeId, usize), BTreeSet<usize>> {
+        let mut ways: BTreeMap<_, BTreeSet<usize>> = BTreeMap::new();
+        for each in moves {
+            let mut frames = each.frame..each.frame.saturating_add(each.pages.0);
+            while !frames.is_empty() {
+                let Some((at, start)) = self.place_of(frames.start) else {
+                    break;
+                };
+                let range = &self.ranges[at];
+                let count = ((range.end - start) / PAGE_BYTES).min(frames.end - frames.start);
+                frames.start += count;
+                let step = range.page_bytes.0.max(PAGE_BYTES);
+                let end = start + count * PAGE_BYTES;
+                let start = start - (start - range.start) % step;
+                let addresses = (start..end).step_by(step as usize).map(|a| a as usize);
+                ways.entry((each.from, each.to, at))
+                    .or_default()
+                    .extend(addresses);
+            }
+        }
+        ways
+    }
+
+    /// The range, by its position, and address of a page of the VM's RAM.
+    fn place_of(&self, frame: u64) -> Option<(usize, u64)> {
         let mut first = 0;
-        for range in &self.ranges {
+        for (at, range) in self.ranges.iter().enumerate() {
             let next = first + range.pages().0;
             if frame < next {
-                return Some((range, range.start + (frame - first) * PAGE_BYTES));
+                return Some((at, range.start + (frame - first) * PAGE_BYTES));
             }
             first = next;
         }

@@ -234,9 +234,10 @@ fn a_full_node_is_left_for_the_next_and_all_full_is_an_error() {
 
 #[test]
 fn a_process_that_dies_in_mid_move_is_said_to_be_gone() {
-    let mut fake = Fake::with(8 * WINDOW_PAGES, |_| Some(0), false);
+    let pages = 4 * CALL_WINDOWS * WINDOW_PAGES;
+    let mut fake = Fake::with(pages, |_| Some(0), false);
     fake.dies_after = Some(7);
-    let mut mover = Mover::new(1, vec![range(8 * WINDOW_PAGES)]);
+    let mut mover = Mover::new(1, vec![range(pages)]);
     assert_eq!(go(&mut mover, &mut fake, "1", 1 << 20), Err(MoveError::Gone));
     assert_eq!(error_of(libc::EPERM, None), MoveError::NotPermitted);
 }
@@ -253,9 +254,10 @@ fn a_node_outside_the_cpuset_is_named() {
 }
 
 #[test]
-fn the_caller_can_stop_it_between_windows() {
-    let mut fake = Fake::with(8 * WINDOW_PAGES, |_| Some(0), false);
-    let mut mover = Mover::new(1, vec![range(8 * WINDOW_PAGES)]);
+fn the_caller_can_stop_it_between_calls() {
+    let pages = 5 * CALL_WINDOWS * WINDOW_PAGES;
+    let mut fake = Fake::with(pages, |_| Some(0), false);
+    let mut mover = Mover::new(1, vec![range(pages)]);
     let mut asked = 0;
     let mut go_on = || {
         asked += 1;
@@ -271,7 +273,7 @@ fn the_caller_can_stop_it_between_windows() {
             &mut go_on,
         )
         .unwrap();
-    assert_eq!(progress.moved, Pages(3 * WINDOW_PAGES));
+    assert_eq!(progress.moved, Pages(3 * CALL_WINDOWS * WINDOW_PAGES));
 }
 
 #[test]
@@ -313,6 +315,27 @@ fn single_pages_move_from_where_they_are_said_to_be() {
     let progress = mover.move_frames(&mut fake, &moves, &mut || true).unwrap();
     assert_eq!((progress.moved, fake.on(2), fake.on(3)), (Pages(3), 2, 1));
     assert_eq!(fake.pages[&(BASE + 1000 * PAGE_BYTES)].0, 2);
+}
+
+#[test]
+fn pages_with_one_way_go_together_and_those_far_apart_as_well() {
+    let pages = 64 * WINDOW_PAGES;
+    let mut fake = Fake::with(pages, |_| Some(0), false);
+    let mover = Mover::new(1, vec![range(pages)]);
+    let moves: Vec<FrameMove> = (0..pages)
+        .step_by(100)
+        .map(|frame| FrameMove {
+            frame,
+            pages: Pages(1),
+            from: NodeId(0),
+            to: NodeId(1 + (frame / 100 % 2) as u16),
+        })
+        .collect();
+    let progress = mover.move_frames(&mut fake, &moves, &mut || true).unwrap();
+    let half = moves.len() as u64 / 2;
+    assert_eq!((progress.moved.0, fake.on(1), fake.on(2)), (2 * half, half, half));
+    // Asked, moved and asked again for each node.
+    assert_eq!(fake.calls, 2 * 3);
 }
 
 #[test]
