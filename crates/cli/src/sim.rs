@@ -211,7 +211,7 @@ fn permits(report: &TwinReport) -> Option<String> {
         "punished",
         "kept from running",
     ];
-    (!rows.is_empty()).then(|| table(&header, rows).to_string())
+    some(&header, rows)
 }
 
 /// Programs of VMs that run several, if there are any.
@@ -241,7 +241,7 @@ fn programs(report: &TwinReport) -> Option<String> {
         "memory taken",
         "away from home",
     ];
-    (!rows.is_empty()).then(|| table(&header, rows).to_string())
+    some(&header, rows)
 }
 
 /// VMs with a driver domain, if there are any.
@@ -267,7 +267,12 @@ fn driver_domains(report: &TwinReport) -> Option<String> {
         "pool",
         "driver domain's CPU",
     ];
-    (!rows.is_empty()).then(|| table(&header, rows).to_string())
+    some(&header, rows)
+}
+
+/// A table, unless it has no rows.
+fn some(header: &[&str], rows: Vec<Vec<String>>) -> Option<String> {
+    (!rows.is_empty()).then(|| table(header, rows).to_string())
 }
 
 fn nodes(report: &TwinReport) -> String {
