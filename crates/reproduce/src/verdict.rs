@@ -135,7 +135,8 @@ pub fn show(number: f64) -> String {
         n if n >= 1.0 || n == 0.0 => 2,
         _ => 3,
     };
-    let text = format!("{number:.digits$}");
+    // What rounds to nothing has no sign.
+    let text = format!("{number:.digits$}").replace("-0.000", "0");
     if text.contains('.') {
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     } else {
@@ -314,8 +315,8 @@ mod tests {
 
     #[test]
     fn numbers_show_at_most_three_significant_digits() {
-        let shown = [0.0, 0.0214, 1.2, 22.64, 697.4, -3.0].map(show);
-        assert_eq!(shown, ["0", "0.021", "1.2", "22.6", "697", "-3"]);
+        let shown = [0.0, 0.0214, 1.2, 22.64, 697.4, -3.0, -0.0001].map(show);
+        assert_eq!(shown, ["0", "0.021", "1.2", "22.6", "697", "-3", "0"]);
     }
 
     proptest! {

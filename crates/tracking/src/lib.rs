@@ -16,7 +16,9 @@
 //!
 //! `cargo bench -p homenode-tracking`, one of two busy cores of a Xeon at 2.5 GHz: 12 to 15 million accesses a second to an
 //! 8 MiB cache of 16 ways under any policy, 3 million exact stack distances, 190 million accesses looked at by SHARDS
-//! at 1 percent.
+//! at 1 percent. Translation (`tlb`, `paging`): 190 to 220 million accesses a second that hit a first-level TLB, 33 million the
+//! second, 21 to 25 million that walk page after page and are logged (the target is 40), 8 to 11 million that walk to pages at
+//! random and miss the walker's caches too; fully associative arrays are slower.
 //!
 //! # Properties (tests of the same names)
 //!

@@ -5,6 +5,7 @@ mod four_sources;
 mod kyoto;
 mod latencies;
 mod overhead;
+mod page_logs;
 mod policies;
 mod tavo;
 
@@ -37,6 +38,16 @@ pub const ALL: &[Experiment] = &[
     tavo::STABILITY,
     overhead::EXPERIMENT,
     latencies::EXPERIMENT,
+    page_logs::limits::EXPERIMENT,
+    page_logs::costs::WSS,
+    page_logs::costs::INVALIDATION,
+    page_logs::costs::MIGRATION,
+    page_logs::costs::GUEST,
+    page_logs::costs::CHECKPOINT,
+    page_logs::accuracy::EXPERIMENT,
+    page_logs::hpl::EXPERIMENT,
+    page_logs::overhead::MISSED,
+    page_logs::overhead::OVERHEAD,
     policies::IMBALANCE,
     policies::ALL_USEFUL,
     policies::CLASS_RULE,

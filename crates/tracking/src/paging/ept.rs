@@ -100,8 +100,18 @@ impl Ept {
         if frame >= self.frames {
             return Err(Denied::NotPresent);
         }
-        let size = self.size_of(frame);
-        let leaf = self.levels[size as usize][(frame >> size.order()) as usize];
+        // What all entries on the way have: each is at most as accessed as it.
+        let (large, medium) = (
+            self.levels[2][(frame >> 18) as usize],
+            self.levels[1][(frame >> 9) as usize],
+        );
+        let (size, leaf, above) = if (large | medium) & LEAF == 0 {
+            (PageSize::Small, self.levels[0][frame as usize], large & medium)
+        } else if medium & LEAF != 0 {
+            (PageSize::Medium, medium, large)
+        } else {
+            (PageSize::Large, large, ACCESSED)
+        };
         if leaf & PRESENT == 0 {
             return Err(Denied::NotPresent);
         }
@@ -118,13 +128,9 @@ impl Ept {
             });
         }
         let dirties = write && leaf & DIRTY == 0;
-        let mut accessed = leaf;
-        for level in &PageSize::ALL[size as usize + 1..] {
-            accessed &= self.levels[*level as usize][(frame >> level.order()) as usize];
-        }
         Ok(Reference {
             size,
-            updates: dirties || accessed & ACCESSED == 0,
+            updates: dirties || leaf & above & ACCESSED == 0,
             dirties,
             writable: leaf & WRITABLE != 0 && (write || leaf & DIRTY != 0),
         })

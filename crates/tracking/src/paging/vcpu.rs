@@ -12,7 +12,7 @@
 
 use super::ept::{Denied, Reference};
 use super::log::{Buffer, Logged, NextPage, Options, TablePages};
-use super::tables::{Entry, LEVELS, Node};
+use super::tables::{Entry, LEVELS, Mapped, Node};
 use super::{Ept, Flags, Tables};
 use crate::tlb::{Access, Array, Core, Found, PageSize, Shape, Space, Tlb};
 
@@ -112,7 +112,7 @@ impl Known {
     #[inline]
     fn put(&mut self, page: u64, space: Space, node: Node) {
         let (number, key) = self.key(page, space);
-        let slot = self.array.put(number, key);
+        let slot = self.array.fill(number, key);
         self.nodes[slot] = node;
     }
 }
@@ -129,6 +129,9 @@ pub struct Vcpu {
     pub log: Buffer,
     options: Options,
     space: Space,
+    /// The table of small pages read last, and the pages that it maps: the newest of its caches, and reading it again changes
+    /// nothing there.
+    last: Option<(u64, Node)>,
     counts: Counts,
 }
 
@@ -142,6 +145,7 @@ impl Vcpu {
             options: log.options(),
             log,
             space: Space::default(),
+            last: None,
             counts: Counts::default(),
         }
     }
@@ -159,11 +163,13 @@ impl Vcpu {
     /// Goes to another address space; entries are tagged, so nothing is dropped.
     pub fn switch(&mut self, space: Space) {
         self.space = space;
+        self.last = None;
     }
 
     /// Drops what is cached of the address space it is in: what a switch without tags does.
     pub fn drop_space(&mut self) {
         let space = self.space;
+        self.last = None;
         self.tlb.drop_space(space);
         for known in &mut self.known {
             known.array.drop_where(|key| (key >> 1) as u16 == space.0);
@@ -172,6 +178,7 @@ impl Vcpu {
 
     /// Drops a page's translation and the entries that led to it.
     pub fn drop_page(&mut self, page: u64) {
+        self.last = None;
         self.tlb.drop_page(page, self.space);
         for known in &mut self.known {
             let (number, key) = known.key(page, self.space);
@@ -181,6 +188,7 @@ impl Vcpu {
 
     /// Drops all that is cached, nested translations too (`INVEPT`).
     pub fn flush(&mut self) {
+        self.last = None;
         self.tlb.drop_all();
         self.nested.drop_where(|_| true);
         for known in &mut self.known {
@@ -193,12 +201,12 @@ impl Vcpu {
     pub fn access(&mut self, guest: &mut Guest, page: u64, access: Access) -> Step {
         match self.tlb.look_up(page, self.space, access) {
             Found::First | Found::Second => Step::Hit,
-            Found::Clean | Found::Nothing => self.walk(guest, page, access),
+            missing => self.walk(guest, page, access, missing),
         }
     }
 
-    fn walk(&mut self, guest: &mut Guest, page: u64, access: Access) -> Step {
-        match self.walk_through(guest, page, access) {
+    fn walk(&mut self, guest: &mut Guest, page: u64, access: Access, found: Found) -> Step {
+        match self.walk_through(guest, page, access, found) {
             Ok(raised) => {
                 self.counts.walks += 1;
                 if raised { Step::Raised } else { Step::Walked }
@@ -212,21 +220,26 @@ impl Vcpu {
 
     /// The walk; says whether an interrupt goes out.
     #[inline]
-    fn walk_through(&mut self, guest: &mut Guest, page: u64, access: Access) -> Result<bool, Exit> {
-        let (mut level, mut node) = self.deepest(guest, page);
+    fn walk_through(
+        &mut self,
+        guest: &mut Guest,
+        page: u64,
+        access: Access,
+        found: Found,
+    ) -> Result<bool, Exit> {
         let mut raised = false;
-        let mapped = loop {
-            let frame = guest.tables.frame_of(node);
-            raised |= self.read_table(guest, frame)?;
-            match guest.tables.entry(node, level, page) {
-                Entry::Page(mapped) => break mapped,
-                Entry::Nothing => return Err(Exit::Unmapped),
-                Entry::Table(next) => {
-                    level -= 1;
-                    node = next;
-                    self.known[level].put(page, self.space, node);
+        let (level, node, mapped) = match self.last {
+            Some((pages, node)) if pages == page >> 9 => {
+                self.counts.references += 1;
+                if self.options.tables == TablePages::Each {
+                    raised |= is_raised(self.log.walked(guest.tables.frame_of(node)));
+                }
+                match guest.tables.entry(node, 0, page) {
+                    Entry::Page(mapped) => (0, node, mapped),
+                    Entry::Nothing | Entry::Table(_) => return Err(Exit::Unmapped),
                 }
             }
+            _ => self.read_tables(guest, page, &mut raised)?,
         };
         let reference = self.reach(&mut guest.ept, mapped.frame, access)?;
         let size = mapped.size.min(reference.size);
@@ -235,12 +248,39 @@ impl Vcpu {
         } else {
             Access::Read
         };
-        self.tlb.enter(page, size, self.space, writable);
+        self.tlb.enter(page, size, self.space, writable, found);
         raised |= is_raised(self.log.walked(mapped.frame));
         if self.options.next == NextPage::Walked && level == 0 && page & 511 != 511 {
             raised |= self.prefetch(guest, node, page + 1);
         }
         Ok(raised)
+    }
+
+    /// Reads guest tables down to the page's entry; gives that one's level and table.
+    fn read_tables(
+        &mut self,
+        guest: &mut Guest,
+        page: u64,
+        raised: &mut bool,
+    ) -> Result<(usize, Node, Mapped), Exit> {
+        self.last = None;
+        let (mut level, mut node) = self.deepest(guest, page);
+        loop {
+            let frame = guest.tables.frame_of(node);
+            *raised |= self.read_table(guest, frame)?;
+            match guest.tables.entry(node, level, page) {
+                Entry::Page(mapped) => {
+                    self.last = (level == 0).then_some((page >> 9, node));
+                    return Ok((level, node, mapped));
+                }
+                Entry::Nothing => return Err(Exit::Unmapped),
+                Entry::Table(next) => {
+                    level -= 1;
+                    node = next;
+                    self.known[level].put(page, self.space, node);
+                }
+            }
+        }
     }
 
     /// The lowest table that is known, and its level.

@@ -36,22 +36,115 @@ impl Shape {
     }
 }
 
-/// Keys and when each was used last. A key's lowest bit is a mark of its entry and not part of its identity.
+/// Keys by set, and the order in which each set's were used. A key's lowest bit is a mark of its entry and not part of its
+/// identity.
 #[derive(Clone, Debug)]
 pub(crate) struct Array {
     keys: Vec<u64>,
-    /// Time of the last use above [`WAY_BITS`], the way below: the least of a set names the way that goes.
-    used: Vec<u64>,
+    /// Sixteen bits of each key's identity, four to a word: most of what a lookup has to look at.
+    tags: Vec<u64>,
     ways: usize,
+    words: usize,
     set_bits: u32,
     hash: Hash,
-    clock: u64,
+    order: Order,
+}
+
+/// The order of use in each set.
+#[derive(Clone, Debug)]
+enum Order {
+    /// Up to 16 ways: their numbers from the newest to the oldest, four bits each.
+    Lists(Vec<u64>),
+    /// More: the time of each entry's last use above [`WAY_BITS`], its way below, and the time now.
+    Stamps(Vec<u64>, u64),
 }
 
 /// The mark of an entry, in its key.
 pub(crate) const MARK: u64 = 1;
 const EMPTY: u64 = u64::MAX;
 const WAY_BITS: u32 = 7;
+const WAY_MASK: u64 = (1 << WAY_BITS) - 1;
+/// One in each of four lanes of sixteen bits.
+const LANES: u64 = 0x0001_0001_0001_0001;
+/// One in each of sixteen lanes of four bits.
+const NIBBLES: u64 = 0x1111_1111_1111_1111;
+
+/// A key's tag, in each lane of a word.
+#[inline]
+fn tags_of(key: u64) -> u64 {
+    let identity = key >> 1;
+    (identity ^ identity >> 16 ^ identity >> 32 & 0xffff) as u16 as u64 * LANES
+}
+
+/// A word whose highest bits are set in each lane that may be zero: in all that are, and rarely in one above such a lane.
+#[inline]
+fn zero_lanes(word: u64, lanes: u64, lane_bits: u32) -> u64 {
+    word.wrapping_sub(lanes) & !word & lanes << (lane_bits - 1)
+}
+
+/// The highest bits of four lanes of sixteen bits, in the lowest four bits.
+#[inline]
+fn lane_bits(lanes: u64) -> u64 {
+    (lanes >> 15).wrapping_mul(0x0001_0002_0004_0008) >> 48
+}
+
+impl Order {
+    fn new(sets: usize, ways: usize) -> Order {
+        if ways <= 16 {
+            // Way n is the nth newest; lanes without a way are older than all.
+            Order::Lists(vec![0xfedc_ba98_7654_3210; sets])
+        } else {
+            Order::Stamps((0..sets * ways).map(|slot| (slot % ways) as u64).collect(), 0)
+        }
+    }
+
+    /// A way of a set is used.
+    #[inline]
+    fn touch(&mut self, set: usize, way: usize, ways: usize) {
+        match self {
+            Order::Lists(lists) => {
+                let list = lists[set];
+                // The lane that holds the way; those below it move up, and it goes first. The lowest lane found is exact.
+                let found = zero_lanes(list ^ (way as u64 * NIBBLES), NIBBLES, 4);
+                let below = (found & found.wrapping_neg()) >> 3;
+                let moved = below.wrapping_sub(1);
+                let kept = !(moved | (below * 15));
+                lists[set] = list & kept | (list & moved) << 4 | way as u64;
+            }
+            Order::Stamps(stamps, now) => {
+                *now += 1 << WAY_BITS;
+                stamps[set * ways + way] = *now | way as u64;
+            }
+        }
+    }
+
+    /// The way that was used longest ago.
+    #[inline]
+    fn oldest(&self, set: usize, ways: usize) -> usize {
+        match self {
+            Order::Lists(lists) => (lists[set] >> (4 * (ways - 1)) & 15) as usize,
+            Order::Stamps(stamps, _) => {
+                let stamps = &stamps[set * ways..][..ways];
+                (stamps.iter().fold(u64::MAX, |least, stamp| least.min(*stamp)) & WAY_MASK) as usize
+            }
+        }
+    }
+
+    /// A way of a set is the next to go.
+    fn forget(&mut self, set: usize, way: usize, ways: usize) {
+        match self {
+            Order::Lists(lists) => {
+                let list = lists[set];
+                let lanes = (0..ways).map(|at| list >> (4 * at) & 15);
+                let rest: Vec<u64> = lanes.filter(|lane| *lane != way as u64).collect();
+                let used = rest.iter().rev().fold(way as u64, |list, lane| list << 4 | lane);
+                let above = if ways == 16 { 0 } else { u64::MAX << (4 * ways) };
+                lists[set] = list & above | used;
+            }
+            Order::Stamps(stamps, _) => stamps[set * ways + way] &= WAY_MASK,
+        }
+    }
+}
 
 impl Array {
     /// An empty array.
@@ -66,107 +159,110 @@ impl Array {
             sets.is_power_of_two() && sets * ways == entries,
             "{entries} entries of {ways} ways are no power of two of sets"
         );
+        let words = ways.div_ceil(4);
         Array {
             keys: vec![EMPTY; entries],
-            used: (0..entries).map(|slot| (slot % ways) as u64).collect(),
+            tags: vec![tags_of(EMPTY); sets * words],
             ways,
+            words,
             set_bits: sets.trailing_zeros(),
             hash,
-            clock: 0,
+            order: Order::new(sets, ways),
         }
     }
 
-    /// First slot of the set that a number goes to.
+    /// The set that a number goes to.
     #[inline]
     fn set(&self, number: u64) -> usize {
         let folded = match self.hash {
             Hash::Low => number,
             Hash::Fold => number ^ (number >> self.set_bits),
         };
-        (folded & ((1 << self.set_bits) - 1)) as usize * self.ways
+        (folded & ((1 << self.set_bits) - 1)) as usize
     }
 
+    /// The way of a set that has a key, with or without the mark.
     #[inline]
-    fn way(keys: &[u64], key: u64) -> Option<usize> {
-        // No early end: which way it is cannot be predicted, that there is one can.
-        let mut found = 0_u128;
-        for (way, known) in keys.iter().enumerate() {
-            found |= u128::from(known & !MARK == key) << way;
+    fn way(&self, set: usize, key: u64) -> Option<usize> {
+        let tags = tags_of(key);
+        let set_tags = &self.tags[set * self.words..][..self.words];
+        let keys = &self.keys[set * self.ways..][..self.ways];
+        for (sixteen, words) in set_tags.chunks(4).enumerate() {
+            // In which word it is cannot be predicted, that it is in one can: all are looked at before any jump.
+            let mut found = 0;
+            for (at, word) in words.iter().enumerate() {
+                found |= lane_bits(zero_lanes(word ^ tags, LANES, 16)) << (4 * at);
+            }
+            while found != 0 {
+                let way = 16 * sixteen + found.trailing_zeros() as usize;
+                if keys.get(way).is_some_and(|known| known ^ key <= MARK) {
+                    return Some(way);
+                }
+                found &= found - 1;
+            }
         }
-        (found != 0).then(|| found.trailing_zeros() as usize)
-    }
-
-    /// As [`Array::way`], where the number of ways is known when this is compiled.
-    #[inline]
-    fn way_of<const WAYS: usize>(keys: &[u64], key: u64) -> Option<usize> {
-        let mut found = 0_u32;
-        for (way, known) in keys[..WAYS].iter().enumerate() {
-            found |= u32::from(known & !MARK == key) << way;
-        }
-        (found != 0).then(|| found.trailing_zeros() as usize)
-    }
-
-    #[inline]
-    fn slot(&self, number: u64, key: u64) -> Option<usize> {
-        let first = self.set(number);
-        let keys = &self.keys[first..first + self.ways];
-        let way = match self.ways {
-            4 => Array::way_of::<4>(keys, key),
-            8 => Array::way_of::<8>(keys, key),
-            12 => Array::way_of::<12>(keys, key),
-            16 => Array::way_of::<16>(keys, key),
-            _ => Array::way(keys, key),
-        };
-        way.map(|way| first + way)
+        None
     }
 
     /// Uses an entry; gives its slot, and its key with the mark.
     #[inline]
     pub fn find(&mut self, number: u64, key: u64) -> Option<(usize, u64)> {
-        let slot = self.slot(number, key)?;
-        self.clock += 1 << WAY_BITS;
-        let way = self.used[slot] & ((1 << WAY_BITS) - 1);
-        self.used[slot] = self.clock | way;
+        let set = self.set(number);
+        let way = self.way(set, key)?;
+        self.order.touch(set, way, self.ways);
+        let slot = set * self.ways + way;
         Some((slot, self.keys[slot]))
+    }
+
+    /// As [`Array::find`], where the entry may be in this slot; nothing where it is not, or is without a mark that it needs.
+    #[inline]
+    pub fn find_at(&mut self, slot: usize, number: u64, key: u64, needs: u64) -> bool {
+        // Apart from an exact match with the mark, a read may differ in just the mark.
+        let there = self.keys[slot] ^ (key | MARK) <= MARK ^ needs;
+        if there {
+            let set = self.set(number);
+            self.order.touch(set, slot - set * self.ways, self.ways);
+        }
+        there
     }
 
     /// Whether an entry is there; it does not count as a use.
     pub fn holds(&self, number: u64, key: u64) -> bool {
-        self.slot(number, key).is_some()
+        self.way(self.set(number), key).is_some()
     }
 
     /// Puts an entry in that is not there; gives its slot.
     #[inline]
     pub fn fill(&mut self, number: u64, key: u64) -> usize {
-        let first = self.set(number);
-        let mut least = u64::MAX;
-        for used in &self.used[first..first + self.ways] {
-            least = least.min(*used);
-        }
-        let way = least & ((1 << WAY_BITS) - 1);
-        let slot = first + way as usize;
-        self.clock += 1 << WAY_BITS;
-        self.used[slot] = self.clock | way;
-        self.keys[slot] = key;
+        let set = self.set(number);
+        let way = self.order.oldest(set, self.ways);
+        self.order.touch(set, way, self.ways);
+        let slot = set * self.ways + way;
+        self.put(set, way, key);
         slot
     }
 
-    /// Puts an entry in, or its mark where it is there without.
     #[inline]
-    pub fn put(&mut self, number: u64, key: u64) -> usize {
-        match self.slot(number, key & !MARK) {
-            Some(slot) => {
-                self.keys[slot] |= key;
-                slot
-            }
-            None => self.fill(number, key),
+    fn put(&mut self, set: usize, way: usize, key: u64) {
+        self.keys[set * self.ways + way] = key;
+        let word = &mut self.tags[set * self.words + way / 4];
+        let lane = 0xffff << (16 * (way % 4));
+        *word = *word & !lane | tags_of(key) & lane;
+    }
+
+    /// Adds the mark of a key to its entry, if that is there. Not a use.
+    pub fn mark(&mut self, number: u64, key: u64) {
+        let set = self.set(number);
+        if let Some(way) = self.way(set, key & !MARK) {
+            self.keys[set * self.ways + way] |= key & MARK;
         }
     }
 
     /// Drops an entry if it is there.
     pub fn drop_one(&mut self, number: u64, key: u64) {
-        if let Some(slot) = self.slot(number, key) {
-            self.empty(slot);
+        let set = self.set(number);
+        if let Some(way) = self.way(set, key) {
+            self.empty(set, way);
         }
     }
 
@@ -174,15 +270,15 @@ impl Array {
     pub fn drop_where(&mut self, doomed: impl Fn(u64) -> bool) {
         for slot in 0..self.keys.len() {
             if self.keys[slot] != EMPTY && doomed(self.keys[slot]) {
-                self.empty(slot);
+                self.empty(slot / self.ways, slot % self.ways);
             }
         }
     }
 
-    /// An empty slot is the first to be used again.
-    fn empty(&mut self, slot: usize) {
-        self.keys[slot] = EMPTY;
-        self.used[slot] &= (1 << WAY_BITS) - 1;
+    /// An empty way is the first to be used again.
+    fn empty(&mut self, set: usize, way: usize) {
+        self.put(set, way, EMPTY);
+        self.order.forget(set, way, self.ways);
     }
 
     /// Entries.

@@ -84,6 +84,16 @@ fn key(number: u64, size: PageSize, space: Space) -> u64 {
     number << PAGE_SHIFT | u64::from(space.0) << SPACE_SHIFT | (size as u64) << SIZE_SHIFT
 }
 
+/// What a key that was found means for an access.
+#[inline]
+fn answer(found: u64, needs: u64, level: Found) -> Found {
+    if found & needs == needs {
+        level
+    } else {
+        Found::Clean
+    }
+}
+
 /// The arrays of one level.
 #[derive(Clone, Debug)]
 struct Level {
@@ -101,6 +111,10 @@ impl Level {
                 .filter_map(|held| holds(held).map(|at| (at, *held)))
                 .next()
         });
+        assert!(
+            shapes[0].1.contains(&PageSize::Small),
+            "a level's first array holds small pages"
+        );
         Level {
             arrays: shapes.iter().map(|(shape, _)| Array::new(*shape)).collect(),
             place,
@@ -108,11 +122,11 @@ impl Level {
     }
 
     #[inline]
-    fn find(&mut self, page: u64, size: PageSize, space: Space) -> Option<(usize, usize, u64)> {
+    fn find(&mut self, page: u64, size: PageSize, space: Space) -> Option<u64> {
         let (at, size) = self.place[size as usize]?;
         let number = page >> size.order();
-        let (slot, found) = self.arrays[at].find(number, key(number, size, space))?;
-        Some((at, slot, found))
+        let (_, found) = self.arrays[at].find(number, key(number, size, space))?;
+        Some(found)
     }
 
     fn holds(&self, page: u64, size: PageSize, space: Space) -> bool {
@@ -122,11 +136,27 @@ impl Level {
         })
     }
 
+    /// The array for small pages: every level has one, and it is the first.
     #[inline]
-    fn put(&mut self, page: u64, size: PageSize, space: Space, mark: u64) {
+    fn small(&mut self) -> &mut Array {
+        &mut self.arrays[0]
+    }
+
+    /// Enters what is not there; gives its slot.
+    #[inline]
+    fn fill(&mut self, page: u64, size: PageSize, space: Space, mark: u64) -> usize {
+        let Some((at, size)) = self.place[size as usize] else {
+            return 0;
+        };
+        let number = page >> size.order();
+        self.arrays[at].fill(number, key(number, size, space) | mark)
+    }
+
+    /// Marks what is there.
+    fn mark(&mut self, page: u64, size: PageSize, space: Space, mark: u64) {
         if let Some((at, size)) = self.place[size as usize] {
             let number = page >> size.order();
-            self.arrays[at].put(number, key(number, size, space) | mark);
+            self.arrays[at].mark(number, key(number, size, space) | mark);
         }
     }
 
@@ -161,13 +191,13 @@ impl Level {
 pub struct Tlb {
     first: Level,
     second: Level,
-    /// The page looked up last, with its mark: it is the newest of its set, and looking again changes nothing.
-    last: u64,
-    /// Sizes that were ever entered: others need not be looked for.
-    entered: [bool; 3],
+    /// Where in the first level a small page may be, by its low bits.
+    guesses: [u16; GUESSES],
+    /// Whether larger pages than small ones were entered since all was dropped: if not they need not be looked for.
+    larger: bool,
 }
 
-const NO_PAGE: u64 = u64::MAX;
+const GUESSES: usize = 256;
 
 impl Tlb {
     /// Empty TLBs.
@@ -175,8 +205,8 @@ impl Tlb {
         Tlb {
             first: Level::new(core.first),
             second: Level::new(core.second),
-            last: NO_PAGE,
-            entered: [false; 3],
+            guesses: [0; GUESSES],
+            larger: false,
         }
     }
 
@@ -188,44 +218,38 @@ impl Tlb {
             Access::Write => MARK,
         };
         let small = key(page, PageSize::Small, space);
-        // The last page was small, is marked, or is not written.
-        if self.last & !MARK == small && self.last & needs == needs {
+        let guess = usize::from(self.guesses[page as usize % GUESSES]);
+        if self.first.small().find_at(guess, page, small, needs) {
             return Found::First;
         }
-        if let Some((_, _, found)) = self.first.find(page, PageSize::Small, space) {
-            self.last = found;
-            return if found & needs == needs {
-                Found::First
-            } else {
-                Found::Clean
-            };
-        }
-        self.look_further(page, space, needs)
+        self.look_around(page, space, needs)
     }
 
-    /// Larger pages in the first level, then the second.
-    fn look_further(&mut self, page: u64, space: Space, needs: u64) -> Found {
-        let answer = |found: u64, level| {
-            if found & needs == needs {
-                level
-            } else {
-                Found::Clean
-            }
-        };
-        for size in [PageSize::Medium, PageSize::Large] {
-            if self.entered[size as usize]
-                && let Some((_, _, found)) = self.first.find(page, size, space)
-            {
-                return answer(found, Found::First);
+    /// Where it was not where it was guessed to be.
+    #[inline]
+    fn look_around(&mut self, page: u64, space: Space, needs: u64) -> Found {
+        let small = key(page, PageSize::Small, space);
+        if let Some((slot, found)) = self.first.small().find(page, small) {
+            self.guesses[page as usize % GUESSES] = slot as u16;
+            return answer(found, needs, Found::First);
+        }
+        if self.larger {
+            for size in [PageSize::Medium, PageSize::Large] {
+                if let Some(found) = self.first.find(page, size, space) {
+                    return answer(found, needs, Found::First);
+                }
             }
         }
-        for size in PageSize::ALL {
-            if self.entered[size as usize]
-                && let Some((_, _, found)) = self.second.find(page, size, space)
-            {
-                self.first.put(page, size, space, found & MARK);
-                self.last = NO_PAGE;
-                return answer(found, Found::Second);
+        if let Some((_, found)) = self.second.small().find(page, small) {
+            self.enter_first(page, PageSize::Small, space, found & MARK);
+            return answer(found, needs, Found::Second);
+        }
+        if self.larger {
+            for size in [PageSize::Medium, PageSize::Large] {
+                if let Some(found) = self.second.find(page, size, space) {
+                    self.enter_first(page, size, space, found & MARK);
+                    return answer(found, needs, Found::Second);
+                }
             }
         }
         Found::Nothing
@@ -238,28 +262,44 @@ impl Tlb {
             .any(|size| self.first.holds(page, size, space) || self.second.holds(page, size, space))
     }
 
-    /// Enters the translation of a base page that lies in a page of this size.
+    /// Enters the translation of a base page that lies in a page of this size; `found` is what a lookup found just before.
     #[inline]
-    pub fn enter(&mut self, page: u64, size: PageSize, space: Space, writable: Access) {
-        self.first
-            .put(page, size, space, u64::from(writable == Access::Write));
-        self.enter_second(page, size, space, writable);
+    pub fn enter(&mut self, page: u64, size: PageSize, space: Space, writable: Access, found: Found) {
+        let mark = u64::from(writable == Access::Write);
+        if found == Found::Nothing && size == PageSize::Small {
+            let key = key(page, size, space) | mark;
+            let slot = self.first.small().fill(page, key);
+            self.guesses[page as usize % GUESSES] = slot as u16;
+            self.second.small().fill(page, key);
+        } else if found == Found::Nothing {
+            self.enter_first(page, size, space, mark);
+            self.enter_second(page, size, space, writable);
+        } else {
+            self.first.mark(page, size, space, mark);
+            self.second.mark(page, size, space, mark);
+        }
     }
 
-    /// Enters it in the second level only, as a prefetch does.
+    #[inline]
+    fn enter_first(&mut self, page: u64, size: PageSize, space: Space, mark: u64) {
+        let slot = self.first.fill(page, size, space, mark);
+        if size == PageSize::Small {
+            self.guesses[page as usize % GUESSES] = slot as u16;
+        }
+    }
+
+    /// Enters a translation that no level has in the second level only, as a prefetch does.
     #[inline]
     pub fn enter_second(&mut self, page: u64, size: PageSize, space: Space, writable: Access) {
         self.second
-            .put(page, size, space, u64::from(writable == Access::Write));
-        self.entered[size as usize] = true;
-        self.last = NO_PAGE;
+            .fill(page, size, space, u64::from(writable == Access::Write));
+        self.larger |= size != PageSize::Small;
     }
 
     /// Drops a page's translation, whatever its size (`INVLPG`, and a shootdown's part of it).
     pub fn drop_page(&mut self, page: u64, space: Space) {
         self.first.drop_page(page, space);
         self.second.drop_page(page, space);
-        self.last = NO_PAGE;
     }
 
     /// Drops what belongs to an address space (`MOV CR3` without PCID, `INVPCID`).
@@ -267,15 +307,13 @@ impl Tlb {
         let of = |key: u64| (key >> SPACE_SHIFT) as u16 == space.0;
         self.first.drop_where(of);
         self.second.drop_where(of);
-        self.last = NO_PAGE;
     }
 
     /// Drops everything (`INVEPT`, `INVVPID`).
     pub fn drop_all(&mut self) {
         self.first.drop_where(|_| true);
         self.second.drop_where(|_| true);
-        self.last = NO_PAGE;
-        self.entered = [false; 3];
+        self.larger = false;
     }
 
     /// Base pages that it can hold translations of at once, with pages up to this size: what logs of walks may never show.
@@ -301,7 +339,7 @@ mod tests {
         let mut missed = 0;
         for page in pages {
             if tlb.look_up(page, HERE, Access::Read) == Found::Nothing {
-                tlb.enter(page, size, HERE, Access::Read);
+                tlb.enter(page, size, HERE, Access::Read, Found::Nothing);
                 missed += 1;
             }
         }
@@ -339,10 +377,10 @@ mod tests {
     fn the_first_write_to_a_page_that_was_read_walks_again() {
         for size in PageSize::ALL {
             let mut tlb = cascade_lake();
-            tlb.enter(5, size, HERE, Access::Read);
+            tlb.enter(5, size, HERE, Access::Read, Found::Nothing);
             assert_eq!(tlb.look_up(5, HERE, Access::Read), Found::First);
             assert_eq!(tlb.look_up(5, HERE, Access::Write), Found::Clean);
-            tlb.enter(5, size, HERE, Access::Write);
+            tlb.enter(5, size, HERE, Access::Write, Found::Clean);
             assert_eq!(tlb.look_up(5, HERE, Access::Write), Found::First);
             assert_eq!(tlb.look_up(5, HERE, Access::Read), Found::First);
         }
@@ -351,12 +389,12 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_dropped_is_not_found_and_the_rest_is(
-            pages in prop::collection::vec((0_u64..32, 0_u16..3), 1..40), gone in 0_u64..32, space in 0_u16..3,
+            pages in prop::collection::btree_set((0_u64..32, 0_u16..3), 1..40), gone in 0_u64..32, space in 0_u16..3,
         ) {
             // 32 pages of three spaces overfill no set of 12 ways.
             let mut tlb = cascade_lake();
             for (page, space) in &pages {
-                tlb.enter(*page, PageSize::Small, Space(*space), Access::Write);
+                tlb.enter(*page, PageSize::Small, Space(*space), Access::Write, Found::Nothing);
             }
             let mut by_page = tlb.clone();
             by_page.drop_page(gone, Space(space));

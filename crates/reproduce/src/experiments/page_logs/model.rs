@@ -1,0 +1,156 @@
+//! A guest of one vCPU on the access-level model, and what its log of pages gives to an estimator.
+
+use homenode_policy::working_set::{Carrier, Estimate, Estimator, Logged, Observation, Seen};
+use homenode_tracking::paging::{Buffer, Costs, Exit, Flags, Guest, Handler, Mode, Options, Step, Vcpu};
+use homenode_tracking::tlb::{Access, PageSize, core};
+use homenode_units::{Ns, Pages};
+
+/// Frames of a VM of 1 GiB (seed 003, section 3.1).
+pub const FRAMES: u64 = 1 << 18;
+/// Pages of the array: 400 MB (section 3.1), as the seed counts, of 4 KiB each.
+pub const ARRAY: u64 = 102_400;
+
+/// A cycle of the machine, nanoseconds: 3.4 GHz.
+const CYCLE_NS: f64 = 1.0 / 3.4;
+/// A VM exit and entry: 2500 cycles (measured on AMD by KVM's authors, facts 4).
+pub const EXIT_NS: f64 = 2500.0 * CYCLE_NS;
+/// An interrupt to another CPU: machine file, native.
+const IPI_NS: f64 = 900.0;
+/// Copying and counting an entry: what the estimator's bench gives, rounded up.
+const ENTRY_NS: f64 = 10.0;
+/// Writing and refreshing an index: a `VMWRITE` and the seed's new instruction, estimated.
+const REFRESH_NS: f64 = 100.0;
+
+/// What a run of PRL's handler takes.
+pub const HANDLER: Costs = Costs {
+    begin_ns: IPI_NS + EXIT_NS,
+    entry_ns: ENTRY_NS,
+    refresh_ns: REFRESH_NS,
+};
+
+/// The guest while it runs.
+pub struct Model {
+    guest: Guest,
+    vcpu: [Vcpu; 1],
+    handler: Handler,
+    frames: Vec<u64>,
+    kernel: u64,
+    now_ns: f64,
+    window_ns: f64,
+    lost: u64,
+}
+
+/// Guest frame of a page: scattered, as a guest's are; each page has its own.
+fn frame(page: u64) -> u64 {
+    page.wrapping_mul(40_503) % FRAMES
+}
+
+impl Model {
+    /// A guest with so many pages in use that logs as this mode says.
+    pub fn new(pages: u64, mode: Mode, entries: u16, options: Options) -> Model {
+        // The guest's page tables lie beyond the frames that are told apart here: they are the guest kernel's.
+        let mut guest = Guest::new(2 * FRAMES, FRAMES, PageSize::Small, Flags::Kept);
+        let space = guest.tables.space().expect("frames for tables");
+        for page in 0..pages {
+            let mapped = guest.tables.map(space, page, frame(page), PageSize::Small);
+            mapped.expect("frames for tables");
+        }
+        let core = core("i7_pml").expect("a core of the list");
+        Model {
+            guest,
+            vcpu: [Vcpu::new(core, Buffer::new(mode, entries, options))],
+            handler: Handler::new(HANDLER),
+            frames: Vec::new(),
+            kernel: 0,
+            now_ns: 0.0,
+            window_ns: 0.0,
+            lost: 0,
+        }
+    }
+
+    /// Accesses a page; `takes_ns` is what the program needs for it.
+    #[inline]
+    pub fn access(&mut self, page: u64, access: Access, takes_ns: f64) {
+        self.now_ns += takes_ns;
+        self.handler
+            .advance(self.now_ns, &mut self.vcpu, &mut self.frames);
+        loop {
+            match self.vcpu[0].access(&mut self.guest, page, access) {
+                Step::Hit | Step::Walked => return,
+                Step::Raised => return self.handler.raise(self.now_ns),
+                Step::Exit(Exit::LogFull) => self.empty(),
+                Step::Exit(exit) => unreachable!("the model's guest maps what it uses: {exit:?}"),
+            }
+        }
+    }
+
+    /// The hypervisor takes what the log has and starts it anew.
+    fn empty(&mut self) {
+        let log = &mut self.vcpu[0].log;
+        self.frames.extend(log.contents());
+        log.reset();
+        log.refresh();
+    }
+
+    /// The end of an interval of the estimator.
+    pub fn close(&mut self, estimator: &mut Logged, interval: Ns) -> Estimate {
+        let carrier = match self.vcpu[0].log.mode() {
+            Mode::Pml => Carrier::Pml,
+            Mode::Paml | Mode::Off => Carrier::Prl,
+        };
+        if carrier == Carrier::Pml {
+            self.empty();
+        }
+        self.window_ns += interval.as_f64();
+        // Page tables are the kernel's, counted apart.
+        let all = self.frames.len();
+        self.frames.retain(|frame| *frame < FRAMES);
+        self.kernel += (all - self.frames.len()) as u64;
+        let lost = self.lost();
+        let seen = Observation {
+            carrier,
+            at: Ns(self.window_ns as u64),
+            interval,
+            memory: Pages(FRAMES),
+            frames: FRAMES,
+            seen: Seen::Frames(&self.frames),
+            lost: lost - self.lost,
+            blind: Pages(self.vcpu[0].tlb().reach(PageSize::Small)),
+        };
+        let estimate = estimator.observe(&seen).expect("intervals in order");
+        self.lost = lost;
+        self.frames.clear();
+        estimate.expect("an observation is as long as an interval")
+    }
+
+    /// Flushes TLBs and walkers' caches.
+    pub fn flush(&mut self) {
+        self.vcpu[0].flush();
+    }
+
+    /// Frames of page tables that were logged.
+    pub fn kernel_logged(&self) -> u64 {
+        self.kernel
+    }
+
+    /// Whether a frame was used so far.
+    pub fn used(&self, frame: u64) -> bool {
+        self.guest.ept.flags(frame).0
+    }
+
+    /// Frames logged, and full buffers.
+    pub fn logged(&self) -> (u64, u64) {
+        let (logged, _, filled) = self.vcpu[0].log.counts();
+        (logged, filled)
+    }
+
+    /// Frames lost, those included that found a buffer full.
+    pub fn lost(&self) -> u64 {
+        self.vcpu[0].log.counts().1
+    }
+
+    /// Nanoseconds of the privileged VM's CPU, and of the guest's run.
+    pub fn times_ns(&self) -> (f64, f64) {
+        (self.handler.counts().2, self.now_ns)
+    }
+}
