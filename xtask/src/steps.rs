@@ -158,9 +158,13 @@ fn reproduction() -> anyhow::Result<Tally> {
         .arg(program)
         .args(["reproduce", "all", "--fresh", "--document"])
         .arg(&made)
-        .status()
+        .output()
         .context("cannot start homenode")?;
-    ensure!(run.success(), "`homenode reproduce` failed: see above");
+    ensure!(
+        run.status.success(),
+        "`homenode reproduce` failed: {}",
+        String::from_utf8_lossy(&run.stderr)
+    );
     let committed = metadata.workspace_root.join("docs/REPRODUCTION.md");
     let fresh = fs::read(&made)? == fs::read(&committed).unwrap_or_default();
     if !fresh {

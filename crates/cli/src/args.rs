@@ -88,7 +88,7 @@ Examples:
   homenode policy advise web                   which would suit it, by what it does"
     )]
     Policy(PolicyCommand),
-    /// Compare published results with what the twin gives
+    /// Compare published results, and claims of our own, with what the twin gives
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
   homenode reproduce tavo policies.imbalance --figures figures
@@ -390,7 +390,7 @@ pub struct BillArgs {
 /// Options of `reproduce`.
 #[derive(Debug, clap::Args)]
 pub struct ReproduceArgs {
-    /// `all`, a seed (`002`), a family (`tavo`) or a claim (`tavo.npb`); default: all
+    /// `all`, a seed (`002`; `own` for ours), a family (`tavo`) or a claim (`tavo.npb`); default: all
     #[arg(value_name = "CLAIMS")]
     pub claims: Vec<String>,
     /// Draw each figure of a decided claim as SVG in this directory

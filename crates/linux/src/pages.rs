@@ -453,7 +453,8 @@ impl Mover {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Progress, MoveError> {
         let mut progress = Progress::default();
-        for ((from, to, at), addresses) in self.ways(moves) {
+        let mut trouble = None;
+        'ways: for ((from, to, at), addresses) in self.ways(moves) {
             let range = &self.ranges[at];
             let pages_each = range.page_bytes.0.max(PAGE_BYTES) / PAGE_BYTES;
             let addresses: Vec<usize> = addresses.into_iter().collect();
@@ -470,12 +471,18 @@ impl Mover {
                 match self.window(kernel, range, batch, &mut targets, rest, &mut progress) {
                     Ok(_) => {}
                     Err(MoveError::Gone) => return Err(MoveError::Gone),
-                    Err(_) if progress.moved > Pages::ZERO => return Ok(progress),
-                    Err(error) => return Err(error),
+                    // What is in the way of these, such as a full node, need not be in the way of others.
+                    Err(error) => {
+                        trouble = Some(error);
+                        continue 'ways;
+                    }
                 }
             }
         }
-        Ok(progress)
+        match trouble {
+            Some(error) if progress.moved == Pages::ZERO => Err(error),
+            _ => Ok(progress),
+        }
     }
 
     /// The pages of these moves by where from, where to and in which range: each page once, and of a huge page its beginning, as

@@ -35,6 +35,8 @@ pub struct Decision {
     pub figures: Vec<Figure>,
     /// Why what misses does so; left out where the claim holds.
     pub why: Vec<String>,
+    /// How much was put in, where neither inputs nor profiles show it; `None` where they do.
+    pub kind: Option<Kind>,
     /// Whether time was measured on the machine that this runs on: then no two runs are the same.
     pub measured_here: bool,
 }
@@ -86,7 +88,8 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
             if judgement.verdict == Verdict::Holds {
                 decision.why.clear();
             }
-            let kind = kind(&claim, &decision.measured, &judgement, &(experiment.runs)());
+            let shown = || kind(&claim, &decision.measured, &judgement, &(experiment.runs)());
+            let kind = decision.kind.unwrap_or_else(shown);
             Reproduced {
                 claim,
                 decision: Some(decision),

@@ -129,6 +129,7 @@ pub struct Judgement {
 
 /// A number in at most three significant digits, for people.
 pub fn show(number: f64) -> String {
+    let number = number + 0.0; // zero has no sign
     let digits = match number.abs() {
         n if n >= 100.0 => 0,
         n if n >= 10.0 => 1,
@@ -315,8 +316,8 @@ mod tests {
 
     #[test]
     fn numbers_show_at_most_three_significant_digits() {
-        let shown = [0.0, 0.0214, 1.2, 22.64, 697.4, -3.0, -0.0001].map(show);
-        assert_eq!(shown, ["0", "0.021", "1.2", "22.6", "697", "-3", "0"]);
+        let shown = [0.0, 0.0214, 1.2, 22.64, 697.4, -3.0, -0.0001, -0.0].map(show);
+        assert_eq!(shown, ["0", "0.021", "1.2", "22.6", "697", "-3", "0", "0"]);
     }
 
     proptest! {

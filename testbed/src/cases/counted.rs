@@ -161,18 +161,26 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
             Look::NotYet(shown.to_string())
         })
     })?;
-    let held = watch(page, tags);
+    // In windows in which the host was busy elsewhere neither could do much.
+    let held = wait_until(
+        "the thrasher to miss as it booked, and the victim less",
+        SOON,
+        || {
+            let held = watch(page, tags);
+            let is_near = held.thrasher.abs_diff(booked) * 100 <= booked * NEAR_PERCENT;
+            let is_spared = held.victim * 100 <= free.victim * VICTIM_PERCENT;
+            Ok(if is_near && is_spared {
+                Look::Done(held)
+            } else {
+                Look::NotYet(format!(
+                    "a permit of {booked}, {} victim's misses before: {held}",
+                    free.victim
+                ))
+            })
+        },
+    )?;
     let found = super::agent::limits(&guests[0])?;
     inside.note(format!("with it {held}; {found:?}"));
-    ensure!(
-        held.thrasher.abs_diff(booked) * 100 <= booked * NEAR_PERCENT,
-        "expected the thrasher within {NEAR_PERCENT} percent of its permit of {booked}, saw {held}"
-    );
-    ensure!(
-        held.victim * 100 <= free.victim * VICTIM_PERCENT,
-        "expected the victim to miss at most {VICTIM_PERCENT} percent of {}, saw {held}",
-        free.victim
-    );
 
     agent.kill()?;
     wait_limits(
@@ -180,12 +188,15 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
         "the guard of the killed agent to lift the quota",
         <[String]>::is_empty,
     )?;
-    let freed = watch(page, tags);
+    let freed = wait_until("the thrasher to be free again", SOON, || {
+        let freed = watch(page, tags);
+        Ok(if freed.thrasher > 2 * booked {
+            Look::Done(freed)
+        } else {
+            Look::NotYet(freed.to_string())
+        })
+    })?;
     inside.note(format!("the guard lifted it: {freed}"));
-    ensure!(
-        freed.thrasher > 2 * booked,
-        "expected the thrasher to be free again, saw {freed}"
-    );
     Ok(())
 }
 

@@ -225,7 +225,7 @@ pub static ALL: &[Case] = &[
     case(
         "drift",
         Group::Agent,
-        480,
+        720,
         "memory that a balloon scattered comes home, beside the kernel's automatic balancing",
         memory::drift,
     ),

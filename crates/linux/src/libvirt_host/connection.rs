@@ -4,7 +4,8 @@ use homenode_host::{CpuQuota, HostError, Immovable};
 use homenode_units::{CpuSet, NodeSet};
 use virt::connect::Connect;
 use virt::domain::{
-    Domain, DomainPausedReason, DomainState, DomainStateReason, NUMAParameters, SchedBandwidth, SchedulerInfo,
+    Domain, DomainPausedReason, DomainRunningReason, DomainState, DomainStateReason, NUMAParameters,
+    SchedBandwidth, SchedulerInfo,
 };
 use virt::enumutil::Enum;
 use virt::sys;
@@ -88,14 +89,9 @@ impl Libvirt {
 
     /// Why a domain's memory should be left where it is for now, if so: it is paused, or between two hosts.
     pub fn standstill(&mut self, domain: &Domain) -> Result<Option<Immovable>, CallError> {
-        // What libvirt's driver does not know of there are no jobs in; a domain that has ended is seen elsewhere.
-        if let Ok(operation) = job_operation(domain)
-            && [
-                sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_IN,
-                sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
-            ]
-            .contains(&operation)
-        {
+        // Where libvirt knows of no job there is none, but on the host that a domain comes to: that has no figures of the job, and
+        // its state says it. A domain that has ended is seen elsewhere.
+        if job_operation(domain) == Ok(sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT) {
             return Ok(Some(Immovable::Migrating));
         }
         let (state, reason) = domain.state().map_err(|e| self.sort(&e))?;
@@ -106,6 +102,9 @@ impl Libvirt {
                     DomainPausedReason::Migration
                     | DomainPausedReason::PostCopy
                     | DomainPausedReason::PostCopyFailed,
+                )))
+                | Enum::Known(DomainStateReason::Running(Enum::Known(
+                    DomainRunningReason::PostCopy | DomainRunningReason::PostCopyFailed,
                 ))),
             ) => Some(Immovable::Migrating),
             (Enum::Known(DomainState::Paused | DomainState::PMSuspended | DomainState::Crashed), _) => {

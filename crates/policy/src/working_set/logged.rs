@@ -265,7 +265,10 @@ impl Logged {
                 let curve = often.then(|| Curve::of_counts(&histogram, config.epsilon, seconds));
                 (self.counted, curve)
             }
-            HeatBy::Windows { of, .. } => (self.counted.min(Ns(self.elapsed.0 * u64::from(of))), None),
+            HeatBy::Windows { of, .. } => (
+                self.counted.min(Ns(self.elapsed.0.saturating_mul(u64::from(of)))),
+                None,
+            ),
         };
         let size = hot.to_bytes() + config.epsilon;
         let unseen = match seen.carrier.sees() {
@@ -343,8 +346,8 @@ impl Estimator for Logged {
         self.sequence.next(seen)?;
         self.heat.resize(seen.frames);
         self.outside += self.count(log);
-        self.lost += seen.lost;
-        self.elapsed += seen.interval;
+        self.lost = self.lost.saturating_add(seen.lost);
+        self.elapsed = Ns(self.elapsed.0.saturating_add(seen.interval.0));
         self.counted += seen.interval;
         Ok((self.elapsed >= self.config.mu).then(|| self.close(seen)))
     }

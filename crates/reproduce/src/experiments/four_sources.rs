@@ -217,7 +217,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
             shape: Drawing::Bars(programs().map(str::to_owned).collect(), series.collect()),
         }],
         why,
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

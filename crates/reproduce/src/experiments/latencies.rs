@@ -223,7 +223,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
             ),
         }],
         why: vec![why(&machine)],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

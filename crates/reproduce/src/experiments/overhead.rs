@@ -143,6 +143,7 @@ fn decide() -> Result<Decision, String> {
         }],
         why: vec![],
         measured_here: true,
+        ..Decision::default()
     })
 }
 

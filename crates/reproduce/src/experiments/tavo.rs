@@ -532,7 +532,7 @@ fn stability(outcomes: &Outcomes) -> Result<Decision, String> {
         tables,
         figures,
         why: vec![STABILITY_WHY.to_owned()],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

@@ -27,8 +27,8 @@ pub struct Costs {
 enum State {
     Idle,
     Coming,
-    /// Copying the buffers of these vCPUs, by bit.
-    Copying(u64),
+    /// Copying the buffers of marked vCPUs.
+    Copying,
 }
 
 /// The handler, for one VM.
@@ -36,6 +36,8 @@ enum State {
 pub struct Handler {
     costs: Costs,
     state: State,
+    /// Whether each vCPU's buffer is being copied.
+    marked: Vec<bool>,
     /// When the state ends.
     until_ns: f64,
     interrupts: u64,
@@ -49,6 +51,7 @@ impl Handler {
         Handler {
             costs,
             state: State::Idle,
+            marked: Vec::new(),
             until_ns: f64::INFINITY,
             interrupts: 0,
             runs: 0,
@@ -86,13 +89,12 @@ impl Handler {
                 self.busy_ns += self.costs.begin_ns;
                 self.copy(vcpus);
             }
-            State::Copying(which) => {
-                for (at, vcpu) in vcpus.iter_mut().enumerate() {
-                    if which >> at & 1 != 0 {
-                        frames.extend(vcpu.log.contents());
-                        vcpu.log.reset();
-                        vcpu.log.refresh();
-                    }
+            State::Copying => {
+                let marked = vcpus.iter_mut().zip(&self.marked);
+                for (vcpu, _) in marked.filter(|(_, marked)| **marked) {
+                    frames.extend(vcpu.log.contents());
+                    vcpu.log.reset();
+                    vcpu.log.refresh();
                 }
                 self.copy(vcpus);
             }
@@ -101,18 +103,19 @@ impl Handler {
 
     /// Begins to copy what is full now; idle where nothing is.
     fn copy(&mut self, vcpus: &[Vcpu]) {
-        let (mut which, mut takes_ns) = (0, 0.0);
-        for (at, vcpu) in vcpus.iter().enumerate().take(64) {
+        let mut takes_ns = 0.0;
+        self.marked.clear();
+        for vcpu in vcpus {
+            self.marked.push(vcpu.log.is_full());
             if vcpu.log.is_full() {
-                which |= 1 << at;
                 takes_ns += self.costs.entry_ns * vcpu.log.contents().count() as f64 + self.costs.refresh_ns;
             }
         }
-        if which == 0 {
+        if !self.marked.contains(&true) {
             self.state = State::Idle;
             self.until_ns = f64::INFINITY;
         } else {
-            self.state = State::Copying(which);
+            self.state = State::Copying;
             self.until_ns += takes_ns;
             self.busy_ns += takes_ns;
         }

@@ -90,7 +90,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What the seed's text says, taken literally.
+    /// What the seed's text says, in PML's order where it leaves that open.
     pub const SEED: Options = Options {
         start: Start::Last,
         buffers: Buffers::One,

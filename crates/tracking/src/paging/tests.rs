@@ -102,6 +102,20 @@ fn an_accessed_flag_alone_can_exit_with_a_full_log() {
 }
 
 #[test]
+fn an_interrupt_owed_by_a_walk_that_exits_goes_out_with_the_next() {
+    let each = Options {
+        tables: TablePages::Each,
+        ..Options::SEED
+    };
+    let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Paml, 4, each));
+    // Its four tables fill the log, of which three entries are used, and then it is not there.
+    assert_eq!(vcpu.access(&mut guest, 150, Read), Step::Exit(Exit::Unmapped));
+    assert!(vcpu.log.is_full());
+    assert_eq!(vcpu.access(&mut guest, 7, Read), Step::Raised);
+    assert_eq!(vcpu.access(&mut guest, 8, Read), Step::Walked);
+}
+
+#[test]
 fn flags_cleared_without_a_flush_are_not_set_again() {
     let (mut guest, mut vcpu) = (small(100), paml(512));
     vcpu.access(&mut guest, 7, Write);

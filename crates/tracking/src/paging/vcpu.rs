@@ -132,6 +132,8 @@ pub struct Vcpu {
     /// The table of small pages read last, and the pages that it maps: the newest of its caches, and reading it again changes
     /// nothing there.
     last: Option<(u64, Node)>,
+    /// A walk that ended in an exit filled its log: the interrupt goes out with the next one that does not.
+    owed: bool,
     counts: Counts,
 }
 
@@ -146,6 +148,7 @@ impl Vcpu {
             log,
             space: Space::default(),
             last: None,
+            owed: false,
             counts: Counts::default(),
         }
     }
@@ -206,19 +209,21 @@ impl Vcpu {
     }
 
     fn walk(&mut self, guest: &mut Guest, page: u64, access: Access, found: Found) -> Step {
-        match self.walk_through(guest, page, access, found) {
-            Ok(raised) => {
+        let mut raised = std::mem::take(&mut self.owed);
+        match self.walk_through(guest, page, access, found, &mut raised) {
+            Ok(()) => {
                 self.counts.walks += 1;
                 if raised { Step::Raised } else { Step::Walked }
             }
             Err(exit) => {
+                self.owed = raised;
                 self.counts.exits += 1;
                 Step::Exit(exit)
             }
         }
     }
 
-    /// The walk; says whether an interrupt goes out.
+    /// The walk, by which an interrupt may have to go out.
     #[inline]
     fn walk_through(
         &mut self,
@@ -226,20 +231,20 @@ impl Vcpu {
         page: u64,
         access: Access,
         found: Found,
-    ) -> Result<bool, Exit> {
-        let mut raised = false;
+        raised: &mut bool,
+    ) -> Result<(), Exit> {
         let (level, node, mapped) = match self.last {
             Some((pages, node)) if pages == page >> 9 => {
                 self.counts.references += 1;
                 if self.options.tables == TablePages::Each {
-                    raised |= is_raised(self.log.walked(guest.tables.frame_of(node)));
+                    *raised |= is_raised(self.log.walked(guest.tables.frame_of(node)));
                 }
                 match guest.tables.entry(node, 0, page) {
                     Entry::Page(mapped) => (0, node, mapped),
                     Entry::Nothing | Entry::Table(_) => return Err(Exit::Unmapped),
                 }
             }
-            _ => self.read_tables(guest, page, &mut raised)?,
+            _ => self.read_tables(guest, page, raised)?,
         };
         let reference = self.reach(&mut guest.ept, mapped.frame, access)?;
         let size = mapped.size.min(reference.size);
@@ -249,11 +254,11 @@ impl Vcpu {
             Access::Read
         };
         self.tlb.enter(page, size, self.space, writable, found);
-        raised |= is_raised(self.log.walked(mapped.frame));
+        *raised |= is_raised(self.log.walked(mapped.frame));
         if self.options.next == NextPage::Walked && level == 0 && page & 511 != 511 {
-            raised |= self.prefetch(guest, node, page + 1);
+            *raised |= self.prefetch(guest, node, page + 1);
         }
-        Ok(raised)
+        Ok(())
     }
 
     /// Reads guest tables down to the page's entry; gives that one's level and table.

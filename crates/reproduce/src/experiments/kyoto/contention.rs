@@ -235,7 +235,7 @@ fn parallel_and_alternate(outcomes: &Outcomes) -> Result<Decision, String> {
             ),
         }],
         why: vec![why_alternating(alternate, &sizes)],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -454,7 +454,7 @@ fn misses_per_tick(outcomes: &Outcomes) -> Result<Decision, String> {
             ]),
         }],
         why: vec![why_ticks(later)],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -523,7 +523,7 @@ fn lever(outcomes: &Outcomes) -> Result<Decision, String> {
             shape: Drawing::Lines(lines),
         }],
         why: vec![],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

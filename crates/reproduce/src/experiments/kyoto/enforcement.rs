@@ -270,7 +270,7 @@ fn protect(outcomes: &Outcomes) -> Result<Decision, String> {
             ),
         ],
         why: vec![why_protect(most)],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -370,7 +370,7 @@ fn scales(outcomes: &Outcomes) -> Result<Decision, String> {
             shape: Drawing::Lines(vec![("KS4Xen".to_owned(), kept), ("XCS".to_owned(), free)]),
         }],
         why: vec![],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -446,7 +446,7 @@ fn partitioning(outcomes: &Outcomes) -> Result<Decision, String> {
             ),
         }],
         why: vec![],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

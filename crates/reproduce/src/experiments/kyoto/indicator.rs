@@ -263,7 +263,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
             ),
         }],
         why: vec![why(tau_eq31, tau_llcm, large)],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

@@ -143,7 +143,7 @@ fn migration(outcomes: &Outcomes) -> Result<Decision, String> {
             &header,
             rows,
         )],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -224,7 +224,7 @@ fn skippable(outcomes: &Outcomes) -> Result<Decision, String> {
         }],
         why: vec![why_skippable(most)],
         tables: vec![table("Misses per unhalted millisecond.", &header, rows)],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

@@ -139,6 +139,7 @@ fn decide() -> Decision {
         }],
         why: vec![],
         measured_here: true,
+        ..Decision::default()
     }
 }
 

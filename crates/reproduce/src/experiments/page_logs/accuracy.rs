@@ -87,7 +87,7 @@ fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
             let hot = mb(estimate.hot.to_pages().0);
             ended.dist_mb.push(hot);
             // A loop that ends before anything is hot has found nothing.
-            if estimate.settled == Settled::Yes && ended.estimate_mb.is_none() {
+            if estimate.settled == Settled::Yes && hot > 0.0 && ended.estimate_mb.is_none() {
                 ended.estimate_mb = Some(hot);
             }
         }
@@ -321,7 +321,7 @@ fn decide() -> Decision {
             shape: Drawing::Lines(lines.collect()),
         }],
         why: vec![],
-        measured_here: false,
+        ..Decision::default()
     }
 }
 

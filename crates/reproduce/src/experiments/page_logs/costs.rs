@@ -28,7 +28,7 @@ use crate::claims::published;
 use crate::experiment::{Decision, Experiment, Table};
 use crate::experiments::table;
 use crate::figure::{Figure, PUBLISHED_SERIES, Shape as Drawing};
-use crate::verdict::{Measured, show};
+use crate::verdict::{Kind, Measured, show};
 
 /// `pml.wss-overhead`.
 pub const WSS: Experiment = Experiment {
@@ -158,7 +158,7 @@ fn wss() -> Result<Decision, String> {
              published, it would have to cost 1.8 us, which is what a fault costs, not a log entry."
                 .to_owned(),
         ],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -227,7 +227,7 @@ fn invalidation() -> Decision {
             show(FAULT_NS / 1000.0),
             show(needed_us)
         )],
-        measured_here: false,
+        ..Decision::default()
     }
 }
 
@@ -297,7 +297,7 @@ fn migration() -> Decision {
              logs anything, so nothing here could make PML a tenth faster at 0 percent writes, where the publication gains most."
                 .to_owned(),
         ],
-        measured_here: false,
+        ..Decision::default()
     }
 }
 
@@ -331,7 +331,7 @@ fn guest() -> Decision {
             shape: Drawing::Lines(vec![("ours".to_owned(), points.collect())]),
         }],
         why: vec![],
-        measured_here: false,
+        ..Decision::default()
     }
 }
 
@@ -353,7 +353,7 @@ fn checkpoint() -> Decision {
         },
         set_up: vec![
             "A suspended guest of 1 GiB, written to memory. Nothing is written meanwhile, so nothing is tracked: what could differ is \
-             arming alone, for which the same cost is taken. The model could hardly disagree."
+             arming alone, for which the same cost is taken. The model cannot disagree."
                 .to_owned(),
         ],
         tables: vec![table(
@@ -371,8 +371,9 @@ fn checkpoint() -> Decision {
             vec!["write protection".to_owned(), "PML".to_owned()],
             vec![("ours", vec![Some(base / 1e6), Some(pml / 1e6)])],
         )],
+        kind: Some(Kind::ByConstruction),
         why: vec![],
-        measured_here: false,
+        ..Decision::default()
     }
 }
 

@@ -128,7 +128,7 @@ fn decide() -> Decision {
             ]),
         }],
         why: vec![],
-        measured_here: false,
+        ..Decision::default()
     }
 }
 

@@ -24,7 +24,7 @@ use crate::experiments::{slowdown_percent, table};
 use crate::figure::{Figure, Shape as Drawing};
 use crate::run::{Outcome, Run};
 use crate::stats::mean;
-use crate::verdict::{Measured, Shape, show};
+use crate::verdict::{Kind, Measured, Shape, show};
 use crate::work::Outcomes;
 
 /// All 29 programs.
@@ -160,6 +160,7 @@ fn near_best(outcomes: &Outcomes) -> Result<Decision, String> {
                 vec![("first-touch kept".to_owned(), bars(0)), ("the advisor".to_owned(), bars(advisor))],
             ),
         }],
+        kind: Some(Kind::Calibrated),
         ..Decision::default()
     })
 }
@@ -286,6 +287,7 @@ fn phases(outcomes: &Outcomes) -> Result<Decision, String> {
             rows,
         )],
         why: vec![WHY_PHASES.to_owned()],
+        kind: Some(Kind::Calibrated),
         ..Decision::default()
     })
 }
@@ -348,7 +350,7 @@ fn bounded(outcomes: &Outcomes) -> Result<Decision, String> {
 const SET_UP: &str = "The runs of `policies.all-are-useful`, and each program again under first-touch with the advisor acting \
      (`[memory.advisor] acts = true`): it watches for 5 seconds, tries another policy where the class or a busy link suggests it, and keeps what helped. By a first run \
      of this, average 4.5 and worst 70.5 percent, the advisor was changed: it used to leave class low alone whatever the links carried. So \
-     it has seen these programs.";
+     it has seen these programs, and the result is calibrated.";
 
 const WHY_PHASES: &str = "A choice that helped the first program is kept for the second as long as that is faster than the first was without \
      it: another program is told from the same one by its speed alone. Between programs of a few tens of seconds the advisor is late too, \

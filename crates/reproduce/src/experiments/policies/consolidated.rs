@@ -172,7 +172,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
             shape: Drawing::Bars(names, series.to_vec()),
         }],
         why: vec![why()],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

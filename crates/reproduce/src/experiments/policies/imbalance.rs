@@ -169,7 +169,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         set_up: vec![SET_UP.to_owned()],
         tables,
         why: vec![WHY.to_owned()],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

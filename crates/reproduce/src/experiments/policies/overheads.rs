@@ -90,7 +90,7 @@ fn xen(outcomes: &Outcomes) -> Result<Decision, String> {
         tables: vec![compared.table("Linux", "Xen"), controllers::compared(outcomes)?],
         figures: vec![compared.figure("policies-xen", "Overhead of Xen over Linux (seed 004, Fig 1)")],
         why: vec![compared.why(), controllers::WHY.to_owned()],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -112,7 +112,7 @@ fn xen_plus(outcomes: &Outcomes) -> Result<Decision, String> {
             "Overhead of Xen+ over LinuxNUMA (seed 004, Fig 6)",
         )],
         why: vec![compared.why(), controllers::WHY.to_owned()],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -131,7 +131,7 @@ fn remaining(outcomes: &Outcomes) -> Result<Decision, String> {
             "Overhead of Xen+NUMA over LinuxNUMA (seed 004, Fig 10)",
         )],
         why: vec![why_remaining(&compared)],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 

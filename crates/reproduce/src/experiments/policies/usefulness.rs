@@ -112,7 +112,7 @@ fn all_useful(outcomes: &Outcomes) -> Result<Decision, String> {
             &ON_LINUX,
         )],
         why: vec![why_useful(&linux, &spread), controllers::WHY.to_owned()],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
@@ -322,7 +322,7 @@ fn single_vm(outcomes: &Outcomes) -> Result<Decision, String> {
             &ON_XEN_PLUS,
         )],
         why: vec![why_single(outcomes)?, controllers::WHY.to_owned()],
-        measured_here: false,
+        ..Decision::default()
     })
 }
 
