@@ -89,8 +89,8 @@ impl Libvirt {
 
     /// Why a domain's memory should be left where it is for now, if so: it is paused, or between two hosts.
     pub fn standstill(&mut self, domain: &Domain) -> Result<Option<Immovable>, CallError> {
-        // Where libvirt knows of no job there is none, but on the host that a domain comes to: that has no figures of the job, and
-        // its state says it. A domain that has ended is seen elsewhere.
+        // Where libvirt knows of no job there is none, but on the host that a domain comes to: that has no figures of the job,
+        // and its state says it. A domain that has ended is seen elsewhere.
         if job_operation(domain) == Ok(sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT) {
             return Ok(Some(Immovable::Migrating));
         }
