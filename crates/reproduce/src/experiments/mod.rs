@@ -92,12 +92,14 @@ const SPEC_2006: [&str; 8] = [
 /// Share of a program's work that takes at most [`SOLO_S_MAX`] alone on a machine. 1 for a name that is unknown: running it
 /// will say so.
 fn work_share(machine: &str, program: &str) -> f64 {
-    let solo_s = || {
-        let machine = homenode_machine::preset(machine).ok()?;
-        let program = workload::builtin(program)?.program?;
-        Some(program.solo_seconds(&machine, machine.hardware.as_ref()?))
-    };
-    solo_s().map_or(1.0, |solo_s| (SOLO_S_MAX / solo_s).min(1.0))
+    solo_s(machine, program).map_or(1.0, |solo_s| (SOLO_S_MAX / solo_s).min(1.0))
+}
+
+/// How long a program takes alone on a machine; `None` for a name that is unknown.
+fn solo_s(machine: &str, program: &str) -> Option<f64> {
+    let machine = homenode_machine::preset(machine).ok()?;
+    let program = workload::builtin(program)?.program?;
+    Some(program.solo_seconds(&machine, machine.hardware.as_ref()?))
 }
 
 /// Percent by which a runtime is above another.

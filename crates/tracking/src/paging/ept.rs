@@ -172,13 +172,7 @@ impl Ept {
 
     /// Unmaps all pages: present-bit invalidation. Tables above stay.
     pub fn invalidate_all(&mut self) {
-        self.each(|entry| {
-            if entry & LEAF != 0 {
-                entry & !PRESENT
-            } else {
-                entry
-            }
-        });
+        self.take_from_pages(PRESENT);
     }
 
     /// Unmaps the page that maps a frame.
@@ -189,13 +183,12 @@ impl Ept {
 
     /// Forbids writing to all pages.
     pub fn protect_all(&mut self) {
-        self.each(|entry| {
-            if entry & LEAF != 0 {
-                entry & !WRITABLE
-            } else {
-                entry
-            }
-        });
+        self.take_from_pages(WRITABLE);
+    }
+
+    /// Clears a right of all entries that map a page.
+    fn take_from_pages(&mut self, right: u8) {
+        self.each(|entry| if entry & LEAF != 0 { entry & !right } else { entry });
     }
 
     /// Maps the page of a frame again, with all rights.

@@ -14,13 +14,12 @@
 //! - Bounded: two VMs of four nodes each; the guest that alternates lets all its threads use what one of them has set up, and the
 //!   next period hardly uses memory.
 
-use homenode_twin::workload;
 use homenode_twin::{EventAction, EventSpec, NextProgram, VmSpec};
 use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Placing};
 
 use super::{COUNTED, ENDLESS, MACHINE, MEMORY, ON_LINUX, System, VCPUS, all_times, programs, runs, time_of};
 use crate::experiment::{Decision, Experiment};
-use crate::experiments::{slowdown_percent, table};
+use crate::experiments::{slowdown_percent, solo_s, table};
 use crate::figure::{Figure, Shape as Drawing};
 use crate::run::{Outcome, Run};
 use crate::stats::mean;
@@ -203,12 +202,7 @@ fn pairs() -> Vec<[&'static str; 2]> {
 }
 
 fn share_of_work(program: &str) -> f64 {
-    let machine = homenode_machine::preset(MACHINE).ok();
-    let program = workload::builtin(program).and_then(|workload| workload.program);
-    let alone = machine
-        .zip(program)
-        .and_then(|(machine, program)| Some(program.solo_seconds(&machine, machine.hardware.as_ref()?)));
-    alone.map_or(1.0, |alone| PHASE_S / alone)
+    solo_s(MACHINE, program).map_or(1.0, |alone| PHASE_S / alone)
 }
 
 /// Two programs one after the other, under a policy or the advisor's choice.
