@@ -25,8 +25,9 @@ const PURE: [(&str, &[&str]); 2] = [
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 17] = [
     ("homenode-units", &[]),
+    ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
     ("homenode-host", &["homenode-machine", "homenode-units"]),
     ("homenode-tracking", &["homenode-machine", "homenode-units"]),

@@ -1,0 +1,60 @@
+//! Where everything is in the page: the same as in `guest/include/homenode_topology.h`, and a test compares them.
+
+use std::mem::{offset_of, size_of};
+
+/// `HNTOPOLO`, read as a little-endian word.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"HNTOPOLO");
+/// Version of the layout.
+pub const LAYOUT: u32 = 1;
+/// Bytes to map: whole pages.
+pub const BYTES: usize = 8192;
+/// Most vCPUs that a page has room for.
+pub const VCPUS_MAX: usize = 1024;
+/// Most virtual nodes.
+pub const VNODES_MAX: usize = 64;
+/// Most nodes of the host.
+pub const NODES_MAX: usize = 64;
+/// The distance of a node to itself, and the least of any, as in ACPI's SLIT.
+pub const LOCAL_DISTANCE: u8 = 10;
+/// In place of a node: not known, or no memory, or left to the reader.
+pub(crate) const NONE: u8 = 0xff;
+
+/// The page as the C structure has it. Only its offsets are of use: nobody may refer to memory that others write.
+#[repr(C)]
+#[derive(Debug)]
+pub struct RawPage {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// [`LAYOUT`].
+    pub layout: u32,
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Odd while the page is written.
+    pub sequence: u64,
+    /// 1 to [`VCPUS_MAX`].
+    pub vcpu_count: u32,
+    /// 1 to [`VNODES_MAX`].
+    pub vnode_count: u16,
+    /// 1 to [`NODES_MAX`].
+    pub pnode_count: u16,
+    /// 0.
+    pub reserved: [u64; 4],
+    /// The host's node on which each vCPU runs.
+    pub vcpu_pnode: [u8; VCPUS_MAX],
+    /// The virtual node that each vCPU belongs to, where the writer of the page says so.
+    pub vcpu_vnode: [u8; VCPUS_MAX],
+    /// The host's node that has each virtual node's memory.
+    pub vnode_pnode: [u8; VNODES_MAX],
+    /// Distances between the host's nodes: from, to.
+    pub distance: [[u8; NODES_MAX]; NODES_MAX],
+}
+
+/// Words of the structure.
+pub const WORDS: usize = size_of::<RawPage>() / size_of::<u64>();
+/// The word that is version and lock.
+pub(crate) const SEQUENCE_WORD: usize = offset_of!(RawPage, sequence) / size_of::<u64>();
+
+const _: () = assert!(size_of::<RawPage>() == 6272 && size_of::<RawPage>() <= BYTES);
+const _: () = assert!(offset_of!(RawPage, sequence) == 16 && offset_of!(RawPage, vcpu_pnode) == 64);
+const _: () = assert!(offset_of!(RawPage, vcpu_vnode) == 1088 && offset_of!(RawPage, vnode_pnode) == 2112);
+const _: () = assert!(offset_of!(RawPage, distance) == 2176);

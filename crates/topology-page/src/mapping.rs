@@ -1,0 +1,63 @@
+//! Memory that others map too: a file, or memory without a name that is handed on as a descriptor.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::layout::BYTES;
+
+/// The first [`BYTES`] of a file, mapped so that all who map it see the same.
+pub struct Mapping {
+    start: NonNull<AtomicU64>,
+}
+
+impl Mapping {
+    /// Maps a file, which must be open for reading and writing, and extends it if it is shorter.
+    ///
+    /// # Errors
+    /// When the file cannot be extended or mapped.
+    #[allow(unsafe_code)] // memory that others write to at the same time
+    pub fn new(file: &File) -> io::Result<Mapping> {
+        if file.metadata()?.len() < BYTES as u64 {
+            file.set_len(BYTES as u64)?;
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, wherever there is room, that nothing else in this process refers to.
+        let start = unsafe { mmap(ptr::null_mut(), BYTES, access, MapFlags::SHARED, file.as_fd(), 0) }?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        Ok(Mapping { start })
+    }
+
+    /// Its words.
+    #[allow(unsafe_code)] // memory that others write to at the same time
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: mapped until `self` is dropped, aligned to a page, and only ever used as atomic words, which may change.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), BYTES / size_of::<AtomicU64>()) }
+    }
+}
+
+impl Drop for Mapping {
+    #[allow(unsafe_code)] // see above
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length; words borrow `self`, so that none are left.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), BYTES) };
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping").finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the memory is shared between processes already, and its words are atomic.
+#[allow(unsafe_code)]
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Mapping {}
