@@ -29,6 +29,8 @@ make|runs the Makefile
 pkg-config|finds libvirt for the virt crate
 libvirt-dev|libvirt's headers and library, through which the agent manages VMs
 qemu-user|runs the programs that homenode profile measures
+openjdk-17-jre-headless|the JVM that the guest's libraries are tried with
+libjemalloc2|the allocator that they are tried with
 ca-certificates|lets cargo and rustup check whom they talk to
 "
 

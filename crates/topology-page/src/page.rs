@@ -58,6 +58,12 @@ impl<'a> Publisher<'a> {
     }
 }
 
+fn put_list(bytes: &mut Bytes, at: usize, room: usize, nodes: impl ExactSizeIterator<Item = u8>) {
+    let (used, free) = bytes[at..at + room].split_at_mut(nodes.len());
+    used.iter_mut().zip(nodes).for_each(|(place, node)| *place = node);
+    free.fill(NONE);
+}
+
 fn encode(topology: &Topology, bytes: &mut Bytes) {
     let facts = topology.facts();
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -79,31 +85,14 @@ fn encode(topology: &Topology, bytes: &mut Bytes) {
         offset_of!(RawPage, pnode_count),
         &(facts.distances.len() as u16).to_le_bytes(),
     );
-    let mut list = |at: usize, room: usize, nodes: &mut dyn Iterator<Item = u8>| {
-        let place = &mut bytes[at..at + room];
-        place.fill(NONE);
-        place
-            .iter_mut()
-            .zip(nodes)
-            .for_each(|(place, node)| *place = node);
-    };
     let byte = |node: &Option<NodeId>| node.map_or(NONE, |node| node.0 as u8);
-    let decided = |vcpu| topology.decided(vcpu).map_or(NONE, |node| node.0 as u8);
-    list(
-        offset_of!(RawPage, vcpu_pnode),
-        VCPUS_MAX,
-        &mut facts.vcpu_pnode.iter().map(byte),
-    );
-    list(
-        offset_of!(RawPage, vcpu_vnode),
-        VCPUS_MAX,
-        &mut (0..facts.vcpu_pnode.len()).map(decided),
-    );
-    list(
-        offset_of!(RawPage, vnode_pnode),
-        VNODES_MAX,
-        &mut facts.vnode_pnode.iter().map(byte),
-    );
+    let decided = |node: &Option<VirtualNode>| node.map_or(NONE, |node| node.0 as u8);
+    let vcpu_pnode = facts.vcpu_pnode.iter().map(byte);
+    put_list(bytes, offset_of!(RawPage, vcpu_pnode), VCPUS_MAX, vcpu_pnode);
+    let vcpu_vnode = topology.all_decided().iter().map(decided);
+    put_list(bytes, offset_of!(RawPage, vcpu_vnode), VCPUS_MAX, vcpu_vnode);
+    let vnode_pnode = facts.vnode_pnode.iter().map(byte);
+    put_list(bytes, offset_of!(RawPage, vnode_pnode), VNODES_MAX, vnode_pnode);
     for (from, row) in facts.distances.iter().enumerate() {
         let at = offset_of!(RawPage, distance) + from * NODES_MAX;
         bytes[at..at + row.len()].copy_from_slice(row);

@@ -164,6 +164,11 @@ impl Topology {
         self.vcpu_vnode.get(vcpu).copied().flatten()
     }
 
+    /// The same for all vCPUs.
+    pub(crate) fn all_decided(&self) -> &[Option<VirtualNode>] {
+        &self.vcpu_vnode
+    }
+
     /// The virtual node that a vCPU belongs to: what the guest's kernel says; otherwise that whose memory is nearest to where the
     /// vCPU runs, of several the present one, or the first. What is not known stays as it is.
     pub fn node(&self, vcpu: usize, present: VirtualNode) -> VirtualNode {

@@ -25,7 +25,7 @@ const PURE: [(&str, &[&str]); 2] = [
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 17] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -126,6 +126,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 17] = [
         ],
     ),
     ("homenode-testbed-guest", &[]),
+    ("homenode-guest", &[]),
     ("xtask", &[]),
 ];
 

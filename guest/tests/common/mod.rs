@@ -1,0 +1,94 @@
+//! A page as a host would publish it, in a file that a program under test is told of.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use homenode_topology_page::{Facts, Mapping, Publisher, Topology};
+use homenode_units::NodeId;
+
+/// The virtual and the host nodes.
+pub const NODES: u16 = 4;
+/// Of the emulated VM: more than this machine has.
+const VCPUS: usize = 256;
+
+/// A page's file and its writer's side.
+pub struct Page {
+    directory: tempfile::TempDir,
+    mapping: Mapping,
+    sequence: u64,
+}
+
+impl Page {
+    /// All vCPUs on this node.
+    pub fn new(node: u16) -> Page {
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(directory.path().join("page"));
+        let mapping = Mapping::new(&options.expect("a file")).expect("mapped");
+        let mut page = Page {
+            directory,
+            mapping,
+            sequence: 0,
+        };
+        page.put_vcpus_on(node);
+        page
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("page")
+    }
+
+    /// Publishes that all vCPUs are on this node; the memory of each virtual node is on the host node of its number.
+    pub fn put_vcpus_on(&mut self, node: u16) {
+        let distances = (0..NODES)
+            .map(|from| (0..NODES).map(|to| if from == to { 10 } else { 20 }).collect())
+            .collect();
+        let topology = Topology::new(Facts {
+            vcpu_pnode: vec![Some(NodeId(node)); VCPUS],
+            vnode_pnode: (0..NODES).map(|node| Some(NodeId(node))).collect(),
+            distances,
+        });
+        let mut publisher = Publisher::new(self.mapping.words(), self.sequence);
+        self.sequence = publisher.publish(&topology.expect("within bounds"));
+    }
+
+    /// Writes one word over, as a guest could.
+    #[allow(dead_code, reason = "not every test program scribbles")]
+    pub fn scribble(&self, word: usize, value: u64) {
+        self.mapping.words()[word].store(value, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// Compiles a program or library of these tests.
+#[allow(dead_code, reason = "not every test program compiles")]
+pub fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let built = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let status = Command::new("cc")
+        .args([
+            "-std=gnu11",
+            "-O2",
+            "-fPIC",
+            "-pthread",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-I",
+        ])
+        .arg(manifest.join("include"))
+        .arg("-I")
+        .arg(manifest.join("runtime"))
+        .arg(manifest.join("tests").join(source))
+        .args(flags)
+        .arg("-o")
+        .arg(&built)
+        .status()
+        .expect("a C compiler: scripts/setup.sh installs it");
+    assert!(status.success(), "{source} does not compile");
+    built
+}
