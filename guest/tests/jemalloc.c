@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Allocates in every way there is when it is told to, and says on which node each object is: a line for each way, "name node" where
+ * all are on one node, "name mixed" otherwise. Then a line "done". */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OBJECTS = 2000, MIXED = -2 };
+
+static int (*node_of)(const void *);
+static void *(*operator_new)(size_t), *(*operator_new_aligned)(size_t, size_t);
+static void (*operator_delete)(void *), (*operator_delete_sized)(void *, size_t);
+static void *kept[OBJECTS];
+
+static void *from_malloc(size_t bytes) { return malloc(bytes); }
+static void *from_calloc(size_t bytes) { return calloc(4, bytes / 4 + 1); }
+static void *from_realloc(size_t bytes) { return realloc(malloc(16), bytes); }
+static void *from_aligned_alloc(size_t bytes) { return aligned_alloc(64, (bytes + 63) & ~63ul); }
+static void *from_memalign(size_t bytes) { return memalign(256, bytes); }
+static void *from_valloc(size_t bytes) { return valloc(bytes); }
+static void *from_new(size_t bytes) { return operator_new(bytes); }
+static void *from_aligned_new(size_t bytes) { return operator_new_aligned(bytes, 128); }
+static void *from_strdup(size_t bytes)
+{
+	char text[8192];
+
+	memset(text, 'x', bytes);
+	text[bytes] = '\0';
+	return strdup(text);
+}
+static void *from_posix_memalign(size_t bytes)
+{
+	void *object = NULL;
+
+	return posix_memalign(&object, 4096, bytes) == 0 ? object : NULL;
+}
+
+static void free_kept(void)
+{
+	for (int at = 0; at < OBJECTS; at++) {
+		switch (at % 3) {
+		case 0:
+			free(kept[at]);
+			break;
+		case 1:
+			operator_delete(kept[at]);
+			break;
+		default:
+			kept[at] = realloc(kept[at], 24);
+			free(kept[at]);
+		}
+	}
+}
+
+static size_t size_of(int at) { return 16 + (size_t)at * 37 % 5000; }
+
+static void report(const char *name, void *(*allocate)(size_t))
+{
+	int node = -1;
+
+	for (int at = 0; at < OBJECTS; at++) {
+		kept[at] = allocate(size_of(at));
+		memset(kept[at], 1, 1);
+		int its = node_of(kept[at]);
+		node = at == 0 || its == node ? its : MIXED;
+		if (node == MIXED)
+			break;
+	}
+	if (node == MIXED)
+		printf("%s mixed\n", name);
+	else
+		printf("%s %d\n", name, node);
+	free_kept();
+	memset(kept, 0, sizeof(kept));
+}
+
+static void *all(void *unused)
+{
+	/* A thread looks at one in so many objects: what comes before that is not meant. */
+	for (int at = 0; at < 100; at++)
+		free(malloc(64));
+	report("malloc", from_malloc);
+	report("calloc", from_calloc);
+	report("realloc", from_realloc);
+	report("aligned_alloc", from_aligned_alloc);
+	report("posix_memalign", from_posix_memalign);
+	report("memalign", from_memalign);
+	report("valloc", from_valloc);
+	report("strdup", from_strdup);
+	report("new", from_new);
+	report("aligned_new", from_aligned_new);
+	return unused;
+}
+
+/* Objects of where it was are freed where it is; none of them may come back. */
+static void *stay[OBJECTS];
+
+static size_t allocated(void)
+{
+	int (*mallctl)(const char *, void *, size_t *, void *, size_t) =
+		(int (*)(const char *, void *, size_t *, void *, size_t))dlsym(RTLD_DEFAULT, "mallctl");
+	unsigned long epoch = 1;
+	size_t bytes = 0, size = sizeof(bytes);
+
+	mallctl("thread.tcache.flush", NULL, NULL, NULL, 0);
+	mallctl("epoch", NULL, NULL, &epoch, sizeof(epoch));
+	mallctl("stats.allocated", &bytes, &size, NULL, 0);
+	return bytes;
+}
+
+int main(void)
+{
+	char line[16];
+	pthread_t thread;
+
+	setvbuf(stdout, NULL, _IOLBF, 4096);
+	node_of = (int (*)(const void *))dlsym(RTLD_DEFAULT, "homenode_jemalloc_node_of");
+	operator_new = (void *(*)(size_t))dlsym(RTLD_DEFAULT, "_Znwm");
+	operator_new_aligned = (void *(*)(size_t, size_t))dlsym(RTLD_DEFAULT, "_ZnwmSt11align_val_t");
+	operator_delete = (void (*)(void *))dlsym(RTLD_DEFAULT, "_ZdlPv");
+	operator_delete_sized = (void (*)(void *, size_t))dlsym(RTLD_DEFAULT, "_ZdlPvm");
+	if (!node_of || !operator_new || !operator_new_aligned || !operator_delete || !operator_delete_sized)
+		return 1;
+	printf("ready\n");
+	while (fgets(line, sizeof(line), stdin)) {
+		switch (line[0]) {
+		case 'a': /* allocate, in this thread */
+			all(NULL);
+			break;
+		case 't': /* and in another */
+			pthread_create(&thread, NULL, all, NULL);
+			pthread_join(thread, NULL);
+			break;
+		case 'k': /* keep some */
+			for (int at = 0; at < OBJECTS; at++)
+				stay[at] = malloc(size_of(at));
+			break;
+		case 'f': /* free those */
+			for (int at = 0; at < OBJECTS; at++) {
+				if (at % 2)
+					free(stay[at]);
+				else
+					operator_delete_sized(stay[at], size_of(at));
+			}
+			break;
+		case 'b': /* say how much is in use */
+			printf("%zu\n", allocated());
+			break;
+		}
+		printf("done\n");
+	}
+	return 0;
+}
