@@ -1,12 +1,13 @@
 //! The control loop: sample, derive rates, plan, commit. The same code drives the twin and a real host.
 //!
 //! ```text
-//!   host.sample() ─▶ Rates::between ─▶ View ─▶ permits   ┐
-//!                                              placement │
-//!                                              balance   ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
-//!                                              repatriate│                                       │
-//!                                              memory    ┘                                       │
-//!        homes, expected affinities  ◀───────────────────────────────────────────────────────────┘
+//!   host.sample() ─▶ Rates::between ─▶ View ─▶ permits    ┐
+//!                                              placement  │
+//!                                              balance    ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
+//!                                              repatriate │                                       │
+//!                                              memory     │                                       │
+//!                                              working set┘                                       │
+//!        homes, expected affinities  ◀────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! [`Control`] is a plain struct without threads or clock; whoever owns it calls [`Control::step`] once per period and shows
@@ -19,6 +20,7 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use homenode_host::observed::CarrierChoice;
 use homenode_host::{
     Action, CountedBy, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates, Receipt,
     Refusal, Sample, Setting, View, VmSample, VmView,
@@ -30,7 +32,7 @@ use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
 use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
-use homenode_policy::{advisor, balance, levers, memory, pace, permits, placement, repatriate};
+use homenode_policy::{advisor, balance, levers, memory, pace, permits, placement, repatriate, working_set};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -118,6 +120,8 @@ pub struct Config {
     pub pace: pace::Config,
     /// How VMs are held to their permits.
     pub permits: permits::Config,
+    /// Whose memory is watched, and how.
+    pub working_set: working_set::Config,
 }
 
 impl Default for Config {
@@ -130,6 +134,7 @@ impl Default for Config {
             memory: memory::Config::default(),
             pace: pace::Config::default(),
             permits: permits::Config::default(),
+            working_set: working_set::Config::default(),
         }
     }
 }
@@ -197,6 +202,7 @@ pub struct Control {
     memory: memory::State,
     pace: pace::State,
     permits: permits::State,
+    working_set: working_set::State,
     bill: Bill,
     homes: BTreeMap<VmId, NodeSet>,
     watch: Watch,
@@ -211,11 +217,10 @@ impl Control {
         if config.policies == Policies::FfPin {
             config.placement.algorithm = Algorithm::FirstFit;
         }
-        // A limit must not end before the next epoch can renew it.
-        config.permits.lease = config
-            .permits
-            .lease
-            .max(Ns(config.period.0.saturating_mul(LEASE_PERIODS_MIN)));
+        // A limit must not end before the next epoch can renew it, nor must a watch.
+        let lease_min = Ns(config.period.0.saturating_mul(LEASE_PERIODS_MIN));
+        config.permits.lease = config.permits.lease.max(lease_min);
+        config.working_set.lease = config.working_set.lease.max(lease_min);
         Control {
             permits: permits::State::new(&config.permits),
             config,
@@ -309,6 +314,28 @@ impl Control {
             (Policies::Homenode | Policies::Memory, Mode::Act) => None,
             _ => Some("the policies of this agent set no memory policy; run it with --policies homenode"),
         }
+    }
+
+    /// Somebody wants to know how much memory a VM uses, for so long, in windows of this length where it matters to him.
+    pub fn want_working_set(&mut self, vm: VmId, window: Option<Ns>, wait: Ns) {
+        let until = Ns(self.now().0.saturating_add(wait.0));
+        self.working_set.want(vm, window, until);
+    }
+
+    /// What is known of the working sets of VMs.
+    pub fn working_set(&self) -> &working_set::State {
+        &self.working_set
+    }
+
+    /// Why nobody is watched now, if so.
+    pub fn watching_idle(&self) -> Option<&'static str> {
+        let idle = "the agent runs with --dry-run and watches nobody's memory: that takes clearing what tells of its use";
+        (self.mode == Mode::DryRun).then_some(idle)
+    }
+
+    /// Who can tell which memory VMs use on this host, best first.
+    pub fn carriers(&self) -> &[CarrierChoice] {
+        self.last.as_ref().map_or(&[], |(sample, _)| &sample.carriers)
     }
 
     /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.
@@ -424,6 +451,7 @@ impl Control {
             memory,
             pace,
             permits,
+            working_set,
             homes,
             watch,
             ..
@@ -439,7 +467,9 @@ impl Control {
                 Mode::DryRun => vec![strays, laid_out],
             }
         };
-        let plans = match config.policies {
+        // Who asks how much memory a VM uses is answered whatever policies act.
+        let watching = working_set::plan(&view, &config.working_set, working_set);
+        let mut plans = match config.policies {
             Policies::Default => vec![],
             Policies::FfPin => vec![placement::plan(&view, &config.placement, history, placement)],
             Policies::Memory => pages(),
@@ -453,6 +483,7 @@ impl Control {
                 plans
             }
         };
+        plans.push(watching);
         levers::merge(&view, plans)
     }
 
@@ -481,6 +512,7 @@ impl Control {
             (Action::Limit { vm, .. } | Action::Lift { vm, .. }, _) if action.lever() == Lever::CpuQuota => {
                 self.watch.forget_quota(*vm);
             }
+            _ if action.lever() == Lever::Watching => self.working_set.outcome(action, outcome, at),
             _ => {}
         }
     }

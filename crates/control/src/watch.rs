@@ -175,6 +175,7 @@ mod tests {
             accesses: None,
             memory_policy: homenode_units::MemoryPolicy::default(),
             page_uses: None,
+            observed: None,
             immovable: None,
             no_releases: None,
             confined: None,

@@ -323,3 +323,31 @@ fn a_dry_run_tells_of_a_limit_once() {
             .all(|vcpu| vcpu.quota.is_none())
     );
 }
+
+#[test]
+fn who_asks_learns_how_much_memory_a_vm_uses() {
+    let mut twin = twin(vec![vm("asked", "povray"), vm("other", "povray")]);
+    let (asked, other) = (twin.vm_id("asked").unwrap(), twin.vm_id("other").unwrap());
+    let mut control = Control::new(Config::default(), Mode::Act);
+    run(&mut control, &mut twin, 4);
+    control.want_working_set(asked, Some(Ns::from_secs(5)), Ns::from_secs(8));
+    let epochs = run(&mut control, &mut twin, 12);
+    // Four copies of a program of 7 MiB each; the VM has 8 GiB.
+    let estimate = control.working_set().estimate(asked).expect("a window is over");
+    assert_eq!(
+        (estimate.size, estimate.hot),
+        (Bytes::from_mib(28), Bytes::from_mib(28))
+    );
+    assert_eq!(estimate.window, Ns::from_secs(5));
+    assert!(control.working_set().estimate(other).is_none(), "nobody asked");
+    let told: Vec<String> = events(&epochs).iter().map(ToString::to_string).collect();
+    let watched = [
+        "somebody waits for its working set; windows of 5s",
+        "nobody waits for its working set now",
+    ];
+    for (event, expected) in told.iter().zip(watched) {
+        assert_eq!(*event, format!("working-set: VM asked: {expected}"));
+    }
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(!control.working_set().is_watched(asked));
+}

@@ -64,6 +64,10 @@ pub const CHECKS: &[Check] = &[
         run: impossible_limits_are_refused,
     },
     Check {
+        name: "a watched VM's memory is seen once a window, and no more once the lease is over",
+        run: memory_is_watched,
+    },
+    Check {
         name: "a permit is kept with the VM until it is taken back",
         run: settings_are_kept,
     },
@@ -422,6 +426,11 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
         vm,
         lever: Lever::Home,
     };
+    let watch = |window_ns, lease_ns| Action::Watch {
+        vm,
+        window_ns,
+        lease_ns,
+    };
     for (action, expected) in [
         (limit_to(vm, too_little, lease), "quota"),
         (limit_to(vm, too_long, lease), "quota"),
@@ -429,6 +438,8 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
         (nothing, "part"),
         (limit_to(nobody, QUOTA, lease), "unknown-vm"),
         (home, "no-limit"),
+        (watch(Ns::ZERO, lease), "window"),
+        (watch(PERIOD, Ns::ZERO), "no-lease"),
     ] {
         let mut plan = Plan::new(before.version);
         plan.decide("conformance", limit_to(vm, QUOTA, lease), "possible".into());
@@ -440,6 +451,7 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
             Err(Refusal::UnknownVm { .. }) => "unknown-vm",
             Err(Refusal::NoLimit { .. }) => "no-limit",
             Err(Refusal::Part { .. }) => "part",
+            Err(Refusal::Window { .. }) => "window",
             _ => "something else",
         };
         expect(got == expected, || format!("{action:?} got {answer:?}"))?;
@@ -448,6 +460,75 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
     expect(quotas(&after, vm) == quotas(&before, vm), || {
         "part of a refused plan was carried out".into()
     })
+}
+
+fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let window_ns = PERIOD;
+    let watch = |lease_ns| Action::Watch {
+        vm,
+        window_ns,
+        lease_ns,
+    };
+    let lease = Ns::from_secs(600);
+    let has_carrier = sample(host)?
+        .carriers
+        .iter()
+        .any(|choice| choice.why_not.is_none());
+    let outcome = commit_one(host, watch(lease))?;
+    if !has_carrier {
+        let is_told = matches!(&outcome, Outcome::Failed(ActionError::NoCarrier { .. }));
+        return expect(is_told, || {
+            format!("there is no carrier, and watching gave {outcome:?}")
+        });
+    }
+    expect(outcome == Outcome::Done, || format!("watching gave {outcome:?}"))?;
+    expect(commit_one(host, watch(lease))? == Outcome::Renewed, || {
+        "watching on was not a renewal".into()
+    })?;
+    let mut ends = Vec::new();
+    for _ in 0..4 {
+        host.wait(PERIOD);
+        let now = sample(host)?;
+        let watched = now.vm(vm).ok_or("the VM is gone")?;
+        let Some(observed) = &watched.observed else {
+            continue;
+        };
+        let seen = observed.as_observation();
+        expect(seen.at <= now.at && seen.at.0 >= seen.interval.0, || {
+            format!("a window ends at {}, and it is {}", seen.at, now.at)
+        })?;
+        // Hosts are late now and then, and never early.
+        expect(seen.interval >= window_ns, || {
+            format!("a window of {window_ns} lasted {}", seen.interval)
+        })?;
+        expect(seen.memory > Pages::ZERO && seen.memory.0 <= seen.frames, || {
+            format!("{} of {} frames", seen.memory, seen.frames)
+        })?;
+        if ends.last() != Some(&seen.at) {
+            ends.push(seen.at);
+        }
+    }
+    expect(
+        ends.len() >= 2 && ends.windows(2).all(|pair| pair[0] < pair[1]),
+        || format!("in four windows' time, windows ended at {ends:?}"),
+    )?;
+    // What renews the lease may shorten it, as with limits.
+    commit_one(host, watch(Ns(PERIOD.0 / 2)))?;
+    host.wait(PERIOD);
+    expect(
+        sample(host)?.vm(vm).is_some_and(|vm| vm.observed.is_none()),
+        || "the lease is over, and what was seen is still told".into(),
+    )?;
+    commit_one(host, watch(lease))?;
+    let lever = Lever::Watching;
+    for _ in 0..2 {
+        let outcome = commit_one(host, Action::Lift { vm, lever })?;
+        expect(outcome == Outcome::Done, || format!("lifting gave {outcome:?}"))?;
+    }
+    expect(
+        sample(host)?.vm(vm).is_some_and(|vm| vm.observed.is_none()),
+        || "nobody watches, and something is told".into(),
+    )
 }
 
 fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {

@@ -22,7 +22,10 @@ mod sample;
 mod view;
 
 pub use limit::{CpuQuota, Limit, Percent};
-pub use plan::{Action, ActionError, Decision, Finding, FrameMove, Lever, Outcome, Plan, Receipt, Refusal};
+pub use plan::{
+    Action, ActionError, Decision, Finding, FrameMove, Lever, Outcome, Plan, Receipt, Refusal, WINDOW_MAX,
+    WINDOW_MIN,
+};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates, imbalance};
 pub use sample::{
     Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, PageUse, Sample,

@@ -8,7 +8,7 @@
 //!
 //! - One observation per interval, in order of time; intervals do not overlap.
 //! - Frames are guest frames of 4 KiB whatever the mapping's page size. A carrier that sees larger pages names each of their
-//!   frames, or gives [`Seen::Regions`].
+//!   frames, or gives [`Seen::Regions`], or says how much of its [`Seen::Amount`] is coarse.
 //! - Frames are a guest's or a kernel's word: who reads them leaves out those beyond [`Observation::frames`] and counts them.
 
 use homenode_units::{Ns, Pages};
@@ -99,10 +99,26 @@ impl Carrier {
             Carrier::Exact => "nothing",
         }
     }
+
+    /// What speaks for it, in a sentence to be shown where it was chosen.
+    pub fn merit(self) -> &'static str {
+        match self {
+            Carrier::Prl => "it names every page walked to, reads and writes, at no cost to the VM",
+            Carrier::Pml => "it names every page written, in hardware",
+            Carrier::Invalidation => "it names every page used",
+            Carrier::Sampling => "it costs a hundred faults per window however large the VM is",
+            Carrier::AccessedBits => "it sees reads and writes page by page, and needs nothing but root",
+            Carrier::Damon => "it sees reads and writes at a cost that does not grow with the VM",
+            Carrier::Mglru => "it sees reads and writes page by page, and looks only at memory in use",
+            Carrier::WrittenPages => "it sees writes page by page",
+            Carrier::DirtyLog => "the hypervisor keeps it by itself",
+            Carrier::Exact => "it is the truth, which a simulated host knows",
+        }
+    }
 }
 
 /// A stretch of guest memory that a carrier treats as one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Region {
     /// Its first guest frame.
     pub first: u64,
@@ -129,6 +145,8 @@ pub enum Seen<'a> {
     Amount {
         /// Used in this interval.
         used: Pages,
+        /// Of them, pages that are part of larger ones (2 MiB): one use of any counts the whole.
+        coarse: Pages,
     },
     /// How many of some pages drawn at random were used.
     Sample {
@@ -161,4 +179,87 @@ pub struct Observation<'a> {
     /// Most memory that may be in use although the carrier does not see it: for logs of walks and accessed bits what the
     /// TLBs hold.
     pub blind: Pages,
+}
+
+/// An [`Observation`] with storage of its own, as a [`crate::VmSample`] carries it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Observed {
+    /// Who saw it.
+    pub carrier: Carrier,
+    /// End of the window, on the clock of [`crate::Sample::at`].
+    pub at: Ns,
+    /// Its length, as it was.
+    pub interval: Ns,
+    /// Memory that the VM had at its end.
+    pub memory: Pages,
+    /// One past the highest guest frame.
+    pub frames: u64,
+    /// What was seen.
+    pub found: Found,
+    /// As [`Observation::lost`].
+    pub lost: u64,
+    /// As [`Observation::blind`].
+    pub blind: Pages,
+    /// CPU time of the host that looking took in this window; what the VM itself paid is not in it.
+    pub cost: Ns,
+}
+
+/// [`Seen`], owned.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Found {
+    /// [`Seen::Frames`].
+    Frames {
+        /// Guest frames.
+        frames: Vec<u64>,
+    },
+    /// [`Seen::Regions`].
+    Regions {
+        /// The stretches.
+        regions: Vec<Region>,
+        /// Looks.
+        looks: u32,
+    },
+    /// [`Seen::Amount`].
+    Amount {
+        /// Used.
+        used: Pages,
+        /// Of them in larger pages.
+        coarse: Pages,
+    },
+}
+
+impl Observed {
+    /// As estimators read it.
+    pub fn as_observation(&self) -> Observation<'_> {
+        Observation {
+            carrier: self.carrier,
+            at: self.at,
+            interval: self.interval,
+            memory: self.memory,
+            frames: self.frames,
+            seen: match &self.found {
+                Found::Frames { frames } => Seen::Frames(frames),
+                Found::Regions { regions, looks } => Seen::Regions {
+                    regions,
+                    looks: *looks,
+                },
+                Found::Amount { used, coarse } => Seen::Amount {
+                    used: *used,
+                    coarse: *coarse,
+                },
+            },
+            lost: self.lost,
+            blind: self.blind,
+        }
+    }
+}
+
+/// Whether a host can use a carrier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarrierChoice {
+    /// Which.
+    pub carrier: Carrier,
+    /// Why not, with the remedy where there is one; `None` where it can.
+    pub why_not: Option<String>,
 }

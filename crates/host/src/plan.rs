@@ -7,6 +7,11 @@ use serde::Serialize;
 use crate::limit::{CpuQuota, Limit, Percent};
 use crate::sample::{Sample, Version};
 
+/// The shortest window of [`Action::Watch`].
+pub const WINDOW_MIN: Ns = Ns::from_millis(100);
+/// The longest.
+pub const WINDOW_MAX: Ns = Ns::from_secs(3600);
+
 /// One thing to do. Amounts are upper bounds; the [`Receipt`] says what was really done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
@@ -63,8 +68,19 @@ pub enum Action {
         /// For how long from now.
         lease_ns: Ns,
     },
-    /// Lift what [`Action::Limit`] set on a lever: what the operator had set before is in force again. Where nothing of the
-    /// agent's is in force nothing happens.
+    /// Watch which of its memory the VM uses, window after window; what each complete one showed is in
+    /// [`crate::VmSample::observed`]. Clearing what tells of use costs the VM walks of its page tables, so watching ends once the
+    /// lease is over; committing it again renews the lease, and another length of windows holds from the next one on.
+    Watch {
+        /// Whose.
+        vm: VmId,
+        /// Length of a window.
+        window_ns: Ns,
+        /// For how long from now.
+        lease_ns: Ns,
+    },
+    /// Lift what [`Action::Limit`] or [`Action::Watch`] set on a lever: what the operator had set before is in force again. Where
+    /// nothing of the agent's is in force nothing happens.
     Lift {
         /// Whose.
         vm: VmId,
@@ -102,6 +118,8 @@ pub enum Lever {
     CpuQuota,
     /// Its part of caches and memory bandwidth, where the hardware has one.
     Resctrl,
+    /// Whether the use of its memory is watched, and how.
+    Watching,
 }
 
 impl Lever {
@@ -114,6 +132,7 @@ impl Lever {
             Lever::MemoryPolicy => "its memory policy",
             Lever::CpuQuota => "its CPU quota",
             Lever::Resctrl => "its part of caches and memory bandwidth",
+            Lever::Watching => "the watch on its memory",
         }
     }
 }
@@ -139,6 +158,7 @@ impl Action {
             | Action::MoveFrames { vm, .. }
             | Action::SetMemoryPolicy { vm, .. }
             | Action::Limit { vm, .. }
+            | Action::Watch { vm, .. }
             | Action::Lift { vm, .. } => *vm,
         }
     }
@@ -160,6 +180,7 @@ impl Action {
             Action::MovePages { .. } | Action::MoveFrames { .. } => Lever::Pages,
             Action::SetMemoryPolicy { .. } => Lever::MemoryPolicy,
             Action::Limit { limit, .. } => limit.lever(),
+            Action::Watch { .. } => Lever::Watching,
             Action::Lift { lever, .. } => *lever,
         }
     }
@@ -267,6 +288,14 @@ pub enum ActionError {
         /// Why, and what to do instead.
         why: String,
     },
+    /// Nobody can tell which memory the VM uses.
+    #[error("nobody can watch which memory VM {name} uses: {why}")]
+    NoCarrier {
+        /// Its name.
+        name: String,
+        /// What each carrier lacks, with the remedy.
+        why: String,
+    },
     /// The host said no, or did something else than asked.
     #[error("{what} of VM {name} failed: {cause}")]
     Host {
@@ -356,6 +385,18 @@ pub enum Refusal {
     NoLease {
         /// The VM.
         name: String,
+    },
+    /// A window too short to see anything in, or too long to wait for.
+    #[error(
+        "memory of VM {name} cannot be watched in windows of {window_ns}: they last from {} to {}",
+        WINDOW_MIN,
+        WINDOW_MAX
+    )]
+    Window {
+        /// The VM.
+        name: String,
+        /// What was asked for.
+        window_ns: Ns,
     },
     /// A lever on which there are no limits.
     #[error("there is no limit on {} to lift from VM {name}", .lever.of_vm())]
@@ -469,8 +510,22 @@ impl Plan {
                         _ => {}
                     }
                 }
+                Action::Watch {
+                    window_ns, lease_ns, ..
+                } => {
+                    let name = vm.name.clone();
+                    if !(WINDOW_MIN..=WINDOW_MAX).contains(window_ns) {
+                        return Err(Refusal::Window {
+                            name,
+                            window_ns: *window_ns,
+                        });
+                    }
+                    if *lease_ns == Ns::ZERO {
+                        return Err(Refusal::NoLease { name });
+                    }
+                }
                 Action::Lift {
-                    lever: Lever::CpuQuota | Lever::Resctrl,
+                    lever: Lever::CpuQuota | Lever::Resctrl | Lever::Watching,
                     ..
                 } => {}
                 Action::Lift { lever, .. } => {

@@ -7,6 +7,7 @@ use homenode_units::{
 use serde::{Deserialize, Serialize};
 
 use crate::limit::{CpuQuota, Limit};
+use crate::observed::{CarrierChoice, Observed};
 
 /// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities, quotas and settings. It
 /// grows when one of these changes, by a commit or by somebody else.
@@ -31,6 +32,8 @@ pub struct Sample {
     pub links: Vec<LinkSample>,
     /// Why the host cannot say which node uses which page, if it cannot: then no VM has [`VmSample::page_uses`].
     pub no_page_uses: Option<String>,
+    /// Who can tell which memory VMs use, best first: the first that can is asked by [`crate::Action::Watch`].
+    pub carriers: Vec<CarrierChoice>,
     /// VMs that run, ascending by id.
     pub vms: Vec<VmSample>,
 }
@@ -86,6 +89,9 @@ pub struct VmSample {
     /// What was seen of the use of its pages since the sample before, while its memory policy has them sampled. The one thing
     /// here that is not cumulative: events, not counts.
     pub page_uses: Option<Vec<PageUse>>,
+    /// What was seen of the use of its memory in the last complete window while it is watched ([`crate::Action::Watch`]): fresh
+    /// once per window, as [`Observed::at`] tells. `None` before the first window's end, and where nobody watches.
+    pub observed: Option<Observed>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
     /// Why the host never learns which pages the guest releases, with the remedy; `None` where it does.

@@ -491,6 +491,7 @@ impl Host for LibvirtHost {
             nodes,
             links,
             no_page_uses: self.no_page_uses(),
+            carriers: Vec::new(),
             vms,
         };
         Ok(self.last.clone())

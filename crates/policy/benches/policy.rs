@@ -43,6 +43,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
             accesses: None,
             memory_policy: homenode_units::MemoryPolicy::default(),
             page_uses: None,
+            observed: None,
             immovable: None,
             no_releases: None,
             confined: None,
@@ -69,6 +70,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
         }),
         links: vec![],
         no_page_uses: None,
+        carriers: Vec::new(),
         vms: (0..VMS).map(vm).collect(),
     }
 }

@@ -1,5 +1,6 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
+use homenode_host::observed::Observed;
 use homenode_host::{
     Accesses, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse, Rates,
     Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
@@ -38,6 +39,7 @@ pub struct SceneVm {
     misses_per_s: Option<u64>,
     memory_policy: MemoryPolicy,
     page_uses: Option<Vec<PageUse>>,
+    observed: Option<Observed>,
     local: Option<f64>,
     accesses_on: Vec<u64>,
     instructions_per_s: u64,
@@ -160,6 +162,7 @@ impl Scene {
             misses_per_s: None,
             memory_policy: MemoryPolicy::default(),
             page_uses: None,
+            observed: None,
             local: None,
             accesses_on: Vec::new(),
             instructions_per_s: 0,
@@ -254,6 +257,7 @@ impl Scene {
             nodes,
             links,
             no_page_uses: self.no_page_uses.clone(),
+            carriers: Vec::new(),
             vms,
         }
     }
@@ -318,6 +322,11 @@ impl SceneVm {
     }
 
     /// Accesses per second to the memory of each node, a quarter of them local where nothing else is said.
+    pub fn observed(&mut self, observed: Option<Observed>) -> &mut Self {
+        self.observed = observed;
+        self
+    }
+
     pub fn accesses_on(&mut self, on: &[u64]) -> &mut Self {
         self.accesses_on = on.to_vec();
         self.local.get_or_insert(0.25);
@@ -401,6 +410,7 @@ impl SceneVm {
             }),
             memory_policy: self.memory_policy,
             page_uses: self.page_uses.clone(),
+            observed: self.observed.clone(),
             immovable: self.immovable.clone(),
             no_releases: self.no_releases.clone(),
             confined: None,

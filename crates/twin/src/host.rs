@@ -1,5 +1,6 @@
 //! The twin as a [`Host`]: samples, and plans carried out.
 
+use homenode_host::observed::{Carrier, CarrierChoice};
 use homenode_host::{
     Accesses, Action, ActionError, CountedBy, Counters, CpuSample, FrameMove, Host, HostError, Lever, Limit,
     LinkSample, NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version,
@@ -12,6 +13,7 @@ use crate::cpu_mask::CpuMask;
 use crate::engine::{Alike, Engine};
 use crate::guest::{Lease, Vm};
 use crate::hypervisor::page_uses::{self, Used};
+use crate::hypervisor::watching::Watching;
 use crate::{Looked, Twin};
 
 impl Host for Twin {
@@ -29,6 +31,7 @@ impl Host for Twin {
         for vm in &mut sample.vms {
             let at = self.position(vm.id).expect("it was seen");
             vm.page_uses = self.page_uses(&engine.vms[at], at);
+            vm.observed = self.watches[at].as_ref().and_then(|watch| watch.last.clone());
         }
         Ok(sample)
     }
@@ -124,13 +127,34 @@ impl Twin {
                     why: why.into(),
                 }),
             },
+            Action::Watch {
+                window_ns, lease_ns, ..
+            } => self.watch(at, *window_ns, *lease_ns),
             Action::Lift { lever, .. } => {
-                if *lever == Lever::CpuQuota {
-                    self.engine.set_quota(at, None);
+                match lever {
+                    Lever::CpuQuota => self.engine.set_quota(at, None),
+                    Lever::Watching => self.watches[at] = None,
+                    _ => {}
                 }
                 Outcome::Done
             }
         }
+    }
+
+    fn watch(&mut self, at: usize, window: Ns, lease: Ns) -> Outcome {
+        let until = Ns(self.engine.now.0.saturating_add(lease.0));
+        if let Some(watch) = &mut self.watches[at] {
+            watch.until = until;
+            let before = std::mem::replace(&mut watch.window, window);
+            return if before == window {
+                Outcome::Renewed
+            } else {
+                Outcome::Done
+            };
+        }
+        let vm = &self.engine.vms[at];
+        self.watches[at] = Some(Watching::begin(vm, window, until, self.engine.now));
+        Outcome::Done
     }
 
     fn move_pages(&mut self, at: usize, from: &NodeSet, to: &NodeSet, pages_max: Pages) -> Outcome {
@@ -255,6 +279,10 @@ impl Twin {
                 })
                 .collect(),
             no_page_uses: None,
+            carriers: vec![CarrierChoice {
+                carrier: Carrier::Exact,
+                why_not: None,
+            }],
             // Scenario order is id order.
             vms: engine
                 .vms
@@ -295,6 +323,7 @@ impl Twin {
             }),
             memory_policy: vm.memory_policy,
             page_uses: None,
+            observed: None,
             immovable: None,
             no_releases: None,
             confined: None,

@@ -49,6 +49,7 @@ use engine::Engine;
 use homenode_host::VmSettings;
 use homenode_machine::Machine;
 use homenode_units::{Migration, Ns, VmId};
+use hypervisor::watching::Watching;
 use report::Counts;
 
 /// A simulated host that runs a scenario.
@@ -66,6 +67,8 @@ pub struct Twin {
     /// that looking changes nothing.
     looked: Vec<Looked>,
     look_chance: Chance,
+    /// Watches on the memory of VMs; apart from the engine, as they change nothing in it.
+    watches: Vec<Option<Watching>>,
     /// End of the warm-up, while that is still to come.
     warm_up: Option<Ns>,
 }
@@ -76,6 +79,14 @@ struct Looked {
     /// Which of its samplings.
     number: u32,
     expected: Vec<f64>,
+}
+
+/// What ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ends {
+    Quota,
+    Window,
+    Watch,
 }
 
 /// Epoch of the contention solver where none is given.
@@ -124,6 +135,7 @@ impl Twin {
             mark: Counts::default(),
             looked: vec![Looked::default(); scenario.vms.len()],
             look_chance: Chance::labelled(seed, "looks", 0),
+            watches: vec![None; scenario.vms.len()],
             warm_up: Some(scenario.warm_up).filter(|warm| *warm > Ns::ZERO),
         })
     }
@@ -161,18 +173,39 @@ impl Twin {
             self.engine.run_until(warm);
             self.mark();
         }
-        // Limits end with their leases; of several at one time the first VM's goes first.
-        let over = |engine: &Engine| {
-            let vms = engine.vms.iter().enumerate();
-            let ends = vms.filter_map(|(at, vm)| Some((vm.quota?.until, at)));
-            ends.min().filter(|(end, _)| *end <= until)
-        };
-        while let Some((end, vm)) = over(&self.engine) {
+        while let Some((end, what, vm)) = self.next_end().filter(|(end, ..)| *end <= until) {
             self.engine.run_until(end);
-            self.engine.settle_all();
-            self.engine.set_quota(vm, None);
+            match what {
+                Ends::Quota => {
+                    self.engine.settle_all();
+                    self.engine.set_quota(vm, None);
+                }
+                Ends::Window => self.turn_window(vm),
+                Ends::Watch => self.watches[vm] = None,
+            }
         }
         self.engine.run_until(until);
+    }
+
+    /// What ends next by itself, and of which VM. Limits and watches end with their leases; of several at one time limits end
+    /// first, then windows, and the first VM's first.
+    fn next_end(&self) -> Option<(Ns, Ends, usize)> {
+        let vms = self.engine.vms.iter().enumerate();
+        let quotas = vms.filter_map(|(at, vm)| Some((vm.quota?.until, Ends::Quota, at)));
+        let watches = self.watches.iter().enumerate();
+        let watches = watches.filter_map(|(at, watch)| Some((at, watch.as_ref()?)));
+        let watches =
+            watches.flat_map(|(at, watch)| [(watch.ends, Ends::Window, at), (watch.until, Ends::Watch, at)]);
+        quotas.chain(watches).min()
+    }
+
+    fn turn_window(&mut self, vm: usize) {
+        let engine = self.engine.settled();
+        let watch = self.watches[vm].take().filter(|_| engine.vms[vm].present());
+        self.watches[vm] = watch.map(|mut watch| {
+            watch.turn(&engine.vms[vm], engine.now);
+            watch
+        });
     }
 
     /// Id of the VM with this name, whether it has arrived or not.

@@ -131,6 +131,14 @@ impl LibvirtHost {
                     lever: Lever::Resctrl,
                     ..
                 } => self.free(&mut vm),
+                Action::Watch { .. } => Err(ActionError::NoCarrier {
+                    name: vm.run.name.clone(),
+                    why: "no mechanism of this host's is read yet".into(),
+                }),
+                Action::Lift {
+                    lever: Lever::Watching,
+                    ..
+                } => Ok(Outcome::Done),
                 Action::Lift { .. } => self.lift(&mut vm),
             });
         let is_alive = task::is_alive(&self.root, vm.run.process());
@@ -480,6 +488,11 @@ fn what(action: &Action) -> &'static str {
             lever: Lever::Resctrl,
             ..
         } => FREE,
+        Action::Watch { .. }
+        | Action::Lift {
+            lever: Lever::Watching,
+            ..
+        } => "watching its memory",
         Action::Lift { .. } => LIFT,
     }
 }

@@ -496,6 +496,7 @@ impl LibvirtHost {
             pages: vm.memory.pages.clone(),
             accesses: self.model().and_then(|model| model.accesses(vm.run.vm)),
             memory_policy: vm.memory_policy,
+            observed: None,
             page_uses: match vm.memory_policy.migration {
                 Migration::Carrefour => self.model().and_then(|model| model.page_uses(vm.run.vm)),
                 Migration::None | Migration::AutoNuma => None,

@@ -45,7 +45,7 @@ pub enum Certainty {
     Bounds,
     /// It does so in 95 of 100 cases.
     Percent95,
-    /// They are the least and the most of recent windows, and promise nothing.
+    /// They are the least and the most of recent windows, the most with what the carrier may not have seen, and promise nothing.
     Spread,
 }
 

@@ -20,8 +20,8 @@
 //! | [`Sampling`] | a sample | of a poll of 100 pages: ESX's, with its moving averages |
 //! | [`Scanned`] | regions, an amount | found used in at least half of the looks |
 //!
-//! [`suited`] chooses one for what a carrier gives. All of them refuse what they cannot read ([`Unfit`]), and leave out, and
-//! count, frames that the VM does not have.
+//! [`suited`] chooses one for what a carrier gives, and [`plan`] says whose memory is watched ([`watch`]). All of them refuse
+//! what they cannot read ([`Unfit`]), and leave out, and count, frames that the VM does not have.
 //!
 //! # What an estimate is not
 //! It cannot see a need for more memory than the VM has: a guest that swaps looks like one that fits. It does not say how
@@ -32,17 +32,19 @@ mod heat;
 pub mod logged;
 pub mod sampling;
 pub mod scanned;
+pub mod watch;
 
 pub use estimate::{Certainty, Curve, Estimate, Settled, Unfit};
 pub use homenode_host::observed::{Carrier, Observation, Region, Seen, Sees};
 pub use logged::Logged;
 pub use sampling::Sampling;
 pub use scanned::Scanned;
+pub use watch::{Config, Measured, POLICY, State, Whom, plan};
 
 use homenode_units::{Bytes, Ns};
 
 /// Makes estimates out of one carrier's observations of one VM.
-pub trait Estimator {
+pub trait Estimator: std::fmt::Debug {
     /// Takes in what was seen. Gives an estimate when one is due.
     ///
     /// # Errors
@@ -106,8 +108,11 @@ impl Sequence {
             return wrong("the VM has more memory than guest frames");
         }
         match seen.seen {
-            Seen::Amount { used } if used > seen.memory => {
+            Seen::Amount { used, .. } if used > seen.memory => {
                 return wrong("more pages were used than the VM has");
+            }
+            Seen::Amount { used, coarse } if coarse > used => {
+                return wrong("more of the pages used are part of larger ones than were used");
             }
             Seen::Sample { used, drawn, .. } if drawn == 0 || used > drawn => {
                 return wrong("a sample has more used pages than pages");
@@ -157,7 +162,11 @@ mod tests {
         );
         let pml = observation(Carrier::Pml, 6, frames);
         assert!(matches!(estimator.observe(&pml), Err(Unfit::Carrier { .. })));
-        let amount = observation(Carrier::Prl, 6, Seen::Amount { used: Pages(3) });
+        let amount = Seen::Amount {
+            used: Pages(3),
+            coarse: Pages::ZERO,
+        };
+        let amount = observation(Carrier::Prl, 6, amount);
         assert!(matches!(estimator.observe(&amount), Err(Unfit::Kind { .. })));
         let endless = Observation {
             frames: u64::MAX,
@@ -191,7 +200,7 @@ mod tests {
                 let seen = match kind {
                     0 => Seen::Frames(&frames),
                     1 => Seen::Regions { regions: &regions, looks: 20 },
-                    2 => Seen::Amount { used: Pages(memory.min(bound)) },
+                    2 => Seen::Amount { used: Pages(memory.min(bound)), coarse: Pages(frames.len() as u64) },
                     _ => Seen::Sample { used: frames.len() as u32, drawn: 60, complete: pause != 2 },
                 };
                 let observation = Observation {

@@ -5,11 +5,16 @@
 //! working set is both. Of an amount all is hot. The interval is what this window alone can say: a region found rarely may be
 //! one page in use among many that are not, so the least is what is hot.
 //!
-//! For an amount, least and most are those of the last eight windows.
+//! For an amount, least and most are those of the last eight windows; but of a larger page (2 MiB) that counts as a whole
+//! perhaps one page is in use, so the least counts only that, and the most includes what the carrier is blind to.
+//!
+//! Both have settled when the last three windows differ by less than an eighth.
 //!
 //! # Properties (tests of the same name)
 //! - `regions_found_in_half_of_the_looks_are_hot`
 //! - `an_amount_has_the_spread_of_recent_windows`
+//! - `of_a_larger_page_perhaps_one_page_is_used`
+//! - `three_windows_alike_have_settled`
 
 use std::collections::VecDeque;
 
@@ -21,13 +26,17 @@ use super::{Certainty, Estimate, Estimator, Sequence, Settled, Unfit};
 
 /// Windows that an amount's spread is taken from.
 const RECENT: usize = 8;
+/// Windows that must be alike, and pages in a larger page (2 MiB).
+const ALIKE: usize = 3;
+const PAGES_PER_LARGE: u64 = 512;
 
 /// Estimates from regions or amounts.
 #[derive(Clone, Debug)]
 pub struct Scanned {
     epsilon: Bytes,
     sequence: Sequence,
-    recent: VecDeque<Pages>,
+    /// Of each recent window the least and the most, what the carrier is blind to left out.
+    recent: VecDeque<(Pages, Pages)>,
 }
 
 impl Scanned {
@@ -42,6 +51,17 @@ impl Scanned {
     }
 }
 
+impl Scanned {
+    fn settled(&self) -> Settled {
+        let last = self.recent.iter().rev().take(ALIKE).map(|(_, most)| most.0);
+        let (low, high) = last.fold((u64::MAX, 0), |(low, high), most| (low.min(most), high.max(most)));
+        match self.recent.len() >= ALIKE && 8 * (high - low) <= high {
+            true => Settled::Yes,
+            false => Settled::No,
+        }
+    }
+}
+
 impl Estimator for Scanned {
     fn observe(&mut self, seen: &Observation<'_>) -> Result<Option<Estimate>, Unfit> {
         let unfit = Unfit::Kind {
@@ -50,7 +70,7 @@ impl Estimator for Scanned {
             given: kind(&seen.seen),
         };
         let mut outside = 0_u64;
-        let (hot, warm, certainty) = match seen.seen {
+        let (hot, warm, least, certainty) = match seen.seen {
             Seen::Frames(_) | Seen::Sample { .. } => return Err(unfit),
             Seen::Regions { regions, looks } => {
                 self.sequence.next(seen)?;
@@ -65,28 +85,27 @@ impl Estimator for Scanned {
                     };
                     *sum = sum.saturating_add(there).min(seen.frames);
                 }
-                (Pages(hot), Pages(warm), Certainty::Bounds)
+                (Pages(hot), Pages(warm), Pages(hot), Certainty::Bounds)
             }
-            Seen::Amount { used } => {
+            Seen::Amount { used, coarse } => {
                 self.sequence.next(seen)?;
-                if self.recent.len() == RECENT {
-                    self.recent.pop_front();
-                }
-                self.recent.push_back(used);
-                (used, Pages::ZERO, Certainty::Spread)
+                let least = used.saturating_sub(coarse) + Pages(coarse.0.div_ceil(PAGES_PER_LARGE));
+                (used, Pages::ZERO, least, Certainty::Spread)
             }
         };
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((least, hot + warm));
         let at_least_kernel = |pages: Pages| pages.to_bytes().max(self.epsilon);
         let size = at_least_kernel(hot + warm);
+        let blind = seen.blind.min(seen.memory.saturating_sub(hot + warm)).to_bytes();
         let (least, most) = match certainty {
             Certainty::Spread => (
-                at_least_kernel(self.recent.iter().copied().min().unwrap_or(hot)),
-                at_least_kernel(self.recent.iter().copied().max().unwrap_or(hot)),
+                at_least_kernel(self.recent.iter().map(|(least, _)| *least).min().unwrap_or(hot)),
+                at_least_kernel(self.recent.iter().map(|(_, most)| *most).max().unwrap_or(hot)) + blind,
             ),
-            Certainty::Bounds | Certainty::Percent95 => (
-                at_least_kernel(hot),
-                size + seen.blind.min(seen.memory).to_bytes(),
-            ),
+            Certainty::Bounds | Certainty::Percent95 => (at_least_kernel(least), size + blind),
         };
         Ok(Some(Estimate {
             carrier: seen.carrier,
@@ -99,7 +118,7 @@ impl Estimator for Scanned {
             hot: hot.to_bytes(),
             warm: warm.to_bytes(),
             kernel: self.epsilon,
-            settled: Settled::Yes,
+            settled: self.settled(),
             curve: None,
             outside,
             lost: seen.lost,
@@ -145,7 +164,11 @@ mod tests {
         let mut scanned = Scanned::new(Pages(15).to_bytes());
         let mut last = None;
         for (second, used) in [90, 50, 40, 30, 20, 10, 20, 30, 40].into_iter().enumerate() {
-            let seen = Seen::Amount { used: Pages(used) };
+            let coarse = Pages::ZERO;
+            let seen = Seen::Amount {
+                used: Pages(used),
+                coarse,
+            };
             let seen = observation(Carrier::AccessedBits, second as u64 + 1, seen);
             last = scanned.observe(&seen).unwrap();
         }
@@ -155,5 +178,43 @@ mod tests {
             [last.least, last.size, last.most].map(|bytes| bytes.to_pages().0),
             [15, 40, 50]
         );
+        assert_eq!(last.settled, Settled::No);
+    }
+
+    #[test]
+    fn of_a_larger_page_perhaps_one_page_is_used() {
+        let seen = Seen::Amount {
+            used: Pages(1124),
+            coarse: Pages(1024),
+        };
+        let seen = Observation {
+            memory: Pages(2000),
+            frames: 2000,
+            blind: Pages(1000),
+            ..observation(Carrier::AccessedBits, 1, seen)
+        };
+        let estimate = Scanned::new(Bytes::ZERO).observe(&seen).unwrap().unwrap();
+        // Two large pages are two pages at least; and no more can be in use than there is.
+        assert_eq!(
+            [estimate.least, estimate.size, estimate.most].map(|bytes| bytes.to_pages().0),
+            [102, 1124, 2000]
+        );
+    }
+
+    #[test]
+    fn three_windows_alike_have_settled() {
+        let mut scanned = Scanned::new(Bytes::ZERO);
+        let settled = [50, 80, 76, 78, 60]
+            .into_iter()
+            .enumerate()
+            .map(|(second, used)| {
+                let seen = Seen::Amount {
+                    used: Pages(used),
+                    coarse: Pages::ZERO,
+                };
+                let seen = observation(Carrier::AccessedBits, second as u64 + 1, seen);
+                scanned.observe(&seen).unwrap().unwrap().settled == Settled::Yes
+            });
+        assert_eq!(settled.collect::<Vec<_>>(), [false, false, false, true, false]);
     }
 }

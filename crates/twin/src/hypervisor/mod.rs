@@ -12,6 +12,7 @@ mod queues;
 mod scheduler;
 #[cfg(test)]
 mod tests;
+pub(crate) mod watching;
 
 pub(crate) use memory::HostMemory;
 pub(crate) use queues::{Run, Task};

@@ -39,6 +39,7 @@ impl Host {
             accesses: None,
             memory_policy: homenode_units::MemoryPolicy::default(),
             page_uses: None,
+            observed: None,
             immovable: None,
             no_releases: None,
             confined: None,

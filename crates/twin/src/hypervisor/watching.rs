@@ -1,0 +1,187 @@
+//! Which memory a VM uses, as a host would know it that sees everything.
+//!
+//! # Model
+//!
+//! A window is looked at in [`LOOKS`] equal parts. The accesses of a thread that leave its core's own caches fall on the classes
+//! of pages as shares say, and on the pages of a class evenly; so of `N` pages that are accessed `A` times in a part, each is
+//! used with probability `p = 1 - exp(-A / N)`, and `N` times the binomial of `p` is how many of them are used in how many parts.
+//! What is expected is what is seen: no chance is drawn, and watching changes nothing. Pages that a program touched for the
+//! first time in the window were used in it, if only once.
+//!
+//! # Left out
+//!
+//! Accesses that a core's own caches answer (a page of which no line leaves them in a whole window is not seen), accesses of the
+//! guest's kernel (an idle guest uses nothing), and what a real carrier misses or costs.
+
+use homenode_host::observed::{Carrier, Found, Observed, Region};
+use homenode_units::{Ns, Pages};
+
+use crate::guest::Vm;
+use crate::guest::memory::ClassUse;
+
+/// Parts of a window.
+const LOOKS: usize = 4;
+
+/// A watch on one VM.
+#[derive(Clone, Debug)]
+pub(crate) struct Watching {
+    /// Length of windows from the next one on.
+    pub window: Ns,
+    /// When it ends unless it is renewed.
+    pub until: Ns,
+    /// End of the running window.
+    pub ends: Ns,
+    /// What the last complete one showed.
+    pub last: Option<Observed>,
+    began: Ns,
+    /// When it began: accesses by thread and pages by class.
+    accesses: Vec<f64>,
+    pages: Vec<u64>,
+}
+
+impl Watching {
+    pub fn begin(vm: &Vm, window: Ns, until: Ns, now: Ns) -> Watching {
+        Watching {
+            window,
+            until,
+            ends: now + window,
+            last: None,
+            began: now,
+            accesses: accesses(vm),
+            pages: pages(vm),
+        }
+    }
+
+    /// The running window is over, and the next begins.
+    pub fn turn(&mut self, vm: &Vm, now: Ns) {
+        let seen = self.observe(vm, now);
+        *self = Watching {
+            last: Some(seen),
+            ..Watching::begin(vm, self.window, self.until, now)
+        };
+    }
+
+    fn observe(&self, vm: &Vm, now: Ns) -> Observed {
+        let since: Vec<f64> = accesses(vm)
+            .iter()
+            .zip(&self.accesses)
+            .map(|(now, before)| (now - before).max(0.0))
+            .collect();
+        let classes = vm.memory.class_uses();
+        let there: Vec<_> = classes
+            .iter()
+            .enumerate()
+            .filter(|(_, class)| class.pages() > 0)
+            .collect();
+        // A thread's accesses fall on the classes of which anything is there.
+        let whole = |thread: usize| -> f64 {
+            let mine = there.iter().filter(|(_, class)| class.used_by(thread));
+            mine.map(|(_, class)| class.share).sum()
+        };
+        let wholes: Vec<f64> = (0..since.len()).map(whole).collect();
+        let mut regions = Vec::new();
+        for (number, class) in &there {
+            let mine = (0..since.len()).filter(|thread| class.used_by(*thread) && wholes[*thread] > 0.0);
+            let hits: f64 = mine
+                .map(|thread| since[thread] * class.share / wholes[thread])
+                .sum();
+            let before = self.pages.get(*number).copied().unwrap_or(0);
+            let new = class.pages().saturating_sub(before);
+            let mut first = class.first_frame;
+            for (found, pages) in found(class.pages(), hits, new).into_iter().enumerate().rev() {
+                if found > 0 && pages > 0 {
+                    regions.push(Region {
+                        first,
+                        pages: Pages(pages),
+                        found: found as u32,
+                    });
+                }
+                first += pages;
+            }
+        }
+        let memory = vm.memory_bytes.to_pages();
+        let ends = classes.iter().map(|class| class.first_frame + class.pages());
+        Observed {
+            carrier: Carrier::Exact,
+            at: now,
+            interval: now.saturating_sub(self.began),
+            memory,
+            frames: ends.max().unwrap_or(0).max(memory.0),
+            found: Found::Regions {
+                regions,
+                looks: LOOKS as u32,
+            },
+            lost: 0,
+            blind: Pages::ZERO,
+            cost: Ns::ZERO,
+        }
+    }
+}
+
+fn accesses(vm: &Vm) -> Vec<f64> {
+    vm.threads.iter().map(|thread| thread.llc_references).collect()
+}
+
+fn pages(vm: &Vm) -> Vec<u64> {
+    let classes = vm.memory.class_uses();
+    classes.iter().map(ClassUse::pages).collect()
+}
+
+/// How many of a class's pages were used in none, one, … all parts of a window in which they were hit so often; so many of them
+/// are new. They add up to all of them.
+fn found(pages: u64, hits: f64, new: u64) -> [u64; LOOKS + 1] {
+    let missed = libm::exp(-hits / (LOOKS as f64 * pages.max(1) as f64));
+    let used = 1.0 - missed;
+    // Pascal's row of LOOKS, term by term.
+    let mut shares = [1.0, 0.0, 0.0, 0.0, 0.0];
+    for _ in 0..LOOKS {
+        for found in (0..=LOOKS).rev() {
+            let less = if found > 0 { shares[found - 1] } else { 0.0 };
+            shares[found] = shares[found] * missed + less * used;
+        }
+    }
+    // Rounded so that what is left over nowhere adds to nothing.
+    let (mut sum, mut given) = (0.0, 0);
+    let mut counts = shares.map(|share| {
+        sum += share;
+        let to = ((pages as f64 * sum + 0.5) as u64).clamp(given, pages);
+        let count = to - given;
+        given = to;
+        count
+    });
+    counts[LOOKS] += pages - given;
+    let unused = counts[0].min(pages - new);
+    counts[1] += counts[0] - unused;
+    counts[0] = unused;
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn pages_hit_rarely_are_found_rarely() {
+        assert_eq!(found(1000, 0.0, 0), [1000, 0, 0, 0, 0]);
+        // 4000 hits on 1000 pages: one a page in each part, so 1 - 1/e of them in each. By hand: p = 0.632, (1 - p)^4 = 0.0183,
+        // 4 p (1 - p)^3 = 0.1259, 6 p^2 (1 - p)^2 = 0.3245, 4 p^3 (1 - p) = 0.3717, p^4 = 0.1597.
+        assert_eq!(found(1000, 4000.0, 0), [18, 126, 325, 371, 160]);
+        assert_eq!(found(1000, 1e9, 0), [0, 0, 0, 0, 1000]);
+        assert_eq!(
+            found(1000, 0.0, 300),
+            [700, 300, 0, 0, 0],
+            "touched for the first time"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_page_is_counted_once(pages in 1_u64..1 << 30, hits in 0.0..1e12, new in 0_u64..1 << 30) {
+            let new = new.min(pages);
+            let counts = found(pages, hits, new);
+            prop_assert_eq!(counts.iter().sum::<u64>(), pages);
+            prop_assert!(pages - counts[0] >= new);
+        }
+    }
+}
