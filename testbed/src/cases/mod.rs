@@ -11,6 +11,7 @@ mod dropin;
 mod memory;
 mod numad;
 mod permits;
+pub mod topology;
 
 use std::time::Duration;
 

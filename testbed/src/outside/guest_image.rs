@@ -181,7 +181,7 @@ pub fn build_initramfs(
 
 /// A cpio archive in the "newc" form that the kernel unpacks.
 #[derive(Default)]
-struct Cpio {
+pub(super) struct Cpio {
     bytes: Vec<u8>,
     entries: u32,
 }
@@ -221,15 +221,15 @@ impl Cpio {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    fn file(&mut self, name: &str, permissions: u32, contents: &[u8]) {
+    pub(super) fn file(&mut self, name: &str, permissions: u32, contents: &[u8]) {
         self.entry(name, 0o100_000 | permissions, contents);
     }
 
-    fn directory(&mut self, name: &str) {
+    pub(super) fn directory(&mut self, name: &str) {
         self.entry(name, 0o040_755, &[]);
     }
 
-    fn finish(mut self) -> Vec<u8> {
+    pub(super) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
     }

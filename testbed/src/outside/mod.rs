@@ -11,7 +11,9 @@ pub mod by_hand;
 pub mod emulated;
 pub mod guard;
 pub mod guest_image;
+pub mod ivshmem;
 pub mod report;
+pub mod topology_guest;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;

@@ -1,0 +1,256 @@
+//! The guest's kernel module in real guests of a plain QEMU: CPUs move between virtual nodes as the page says, by both methods.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+
+use crate::outside::topology_guest::{NODES, TestKernel, TopologyGuest, VCPUS};
+
+const SYSFS: &str = "/sys/class/misc/homenode-topology";
+/// As the issue asks: of each method.
+const MOVES: usize = 40;
+const REPLUGS: usize = 9;
+
+/// What is true of vCPU n at boot, and again when the module has gone.
+fn at_boot() -> Vec<u16> {
+    (0..VCPUS).map(|cpu| (cpu % u32::from(NODES)) as u16).collect()
+}
+
+/// Loads the module with each method, moves CPUs, and measures how long that takes.
+///
+/// # Errors
+/// When anything is not as it should be.
+pub fn module(
+    workspace: &Path,
+    kernel: &TestKernel,
+    dir: &Path,
+    started: impl FnOnce(u32) -> anyhow::Result<()>,
+    mut note: impl FnMut(String),
+) -> anyhow::Result<()> {
+    let mut guest = TopologyGuest::boot(workspace, kernel, dir, started)?;
+    note(format!("kernel {}", guest.sh("uname -r")?));
+    ensure_nodes(&mut guest, &at_boot(), Loaded::No)?;
+    refused_parameters(&mut guest)?;
+    for (method, first) in [("kbat", 0), ("hp", 1)] {
+        guest.vcpus = at_boot();
+        guest.publish()?;
+        guest.sh(&format!("insmod /homenode_topology.ko method={method}"))?;
+        ensure!(
+            shown(&mut guest, "method")? == method,
+            "the method is not {method}"
+        );
+        let (_, again) = guest.try_sh("insmod /homenode_topology.ko")?;
+        ensure!(again != 0, "the module can be loaded twice");
+        let median = random_moves(&mut guest, first).with_context(|| format!("method {method}"))?;
+        note(format!(
+            "{method}: {MOVES} moves, from update to applied {median} us (median)"
+        ));
+        came_while_offline(&mut guest).with_context(|| format!("method {method}"))?;
+        hostile_pages(&mut guest).with_context(|| format!("method {method}"))?;
+        ensure!(
+            guest.sh("probe write")? == "refused",
+            "programs can write the page"
+        );
+        guest.sh("rmmod homenode_topology")?;
+        ensure_nodes(&mut guest, &at_boot(), Loaded::No)
+            .with_context(|| format!("after unloading {method}"))?;
+    }
+    let mut replugs = Vec::new();
+    for _ in 0..REPLUGS {
+        replugs.push(guest.sh("probe replug 2")?.parse()?);
+    }
+    note(format!(
+        "a CPU offline and online: {} us (median)",
+        median(&mut replugs)
+    ));
+    ensure_quiet(&mut guest)
+}
+
+/// What the module says of itself.
+fn shown(guest: &mut TopologyGuest, name: &str) -> anyhow::Result<String> {
+    guest.sh(&format!("cat {SYSFS}/{name}"))
+}
+
+fn count(guest: &mut TopologyGuest, name: &str) -> anyhow::Result<u64> {
+    Ok(shown(guest, name)?.parse()?)
+}
+
+/// Waits until a figure of the module's is this one.
+fn wait_for(guest: &mut TopologyGuest, name: &str, value: u64) -> anyhow::Result<()> {
+    let path = format!("{SYSFS}/{name}");
+    let wait = format!(
+        "i=0; while [ $(cat {path}) != {value} ] && [ $i -lt 600 ]; do i=$((i+1)); usleep 20000; done"
+    );
+    let now = guest.sh(&format!("{wait}; cat {path}"))?;
+    if now == value.to_string() {
+        return Ok(());
+    }
+    let why = shown(guest, "last_error")?;
+    anyhow::bail!("{name} is {now} instead of {value}; last error: {why}")
+}
+
+fn refused_parameters(guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    let (_, status) = guest.try_sh("insmod /homenode_topology.ko method=magic")?;
+    ensure!(status != 0, "an unknown method is accepted");
+    let said = guest.sh("dmesg | tail -n 3")?;
+    ensure!(
+        said.contains("method=magic: auto, kbat or hp"),
+        "the kernel's log has no reason: {said}"
+    );
+    Ok(())
+}
+
+/// Whether the module is there to be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loaded {
+    Yes,
+    No,
+}
+
+/// Every view of each CPU's node is this one: vDSO, system call, sysfs, the page, and the node that new pages come from.
+fn ensure_nodes(guest: &mut TopologyGuest, expected: &[u16], loaded: Loaded) -> anyhow::Result<()> {
+    let text = guest.sh("probe nodes")?;
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("cpu ")).collect();
+    let page = |node: u16| match loaded {
+        Loaded::Yes => node.to_string(),
+        Loaded::No => "-1".to_owned(),
+    };
+    let right: Vec<String> = expected
+        .iter()
+        .enumerate()
+        .map(|(cpu, node)| {
+            let on_page = page(*node);
+            format!(
+                "cpu {cpu} vdso {node} syscall {node} list {node} link {node} page {on_page} pages N{node}=64"
+            )
+        })
+        .collect();
+    ensure!(lines == right, "expected {right:#?}\nfound {lines:#?}");
+    Ok(())
+}
+
+/// Random moves of one vCPU each; the median of what each took to apply, in microseconds.
+fn random_moves(guest: &mut TopologyGuest, first: u32) -> anyhow::Result<u64> {
+    // Any numbers will do, the same in each run.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut below = |end: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % end
+    };
+    let mut applied = Vec::new();
+    for number in 0..MOVES {
+        let vcpu = (u64::from(first) + below(u64::from(VCPUS - first))) as usize;
+        let away = 1 + below(u64::from(NODES) - 1) as u16;
+        guest.vcpus[vcpu] = (guest.vcpus[vcpu] + away) % NODES;
+        let version = guest.publish()?;
+        wait_for(guest, "version", version)?;
+        let expected = guest.vcpus.clone();
+        ensure_nodes(guest, &expected, Loaded::Yes)
+            .with_context(|| format!("move {number}, of vCPU {vcpu}"))?;
+        applied.push(count(guest, "apply_us_last")?);
+    }
+    ensure!(
+        count(guest, "moves")? == MOVES as u64,
+        "not every move is counted"
+    );
+    ensure!(
+        count(guest, "failed_moves")? == 0,
+        "moves failed: {}",
+        shown(guest, "last_error")?
+    );
+    ensure_quiet(guest)?;
+    Ok(median(&mut applied))
+}
+
+/// A CPU that was offline when its vCPU moved is on its new node when it comes back.
+fn came_while_offline(guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    guest.sh("echo 0 > /sys/devices/system/cpu/cpu2/online")?;
+    guest.vcpus[2] = (guest.vcpus[2] + 1) % NODES;
+    let version = guest.publish()?;
+    wait_for(guest, "version", version)?;
+    guest.sh("echo 1 > /sys/devices/system/cpu/cpu2/online")?;
+    let version = guest.publish()?;
+    wait_for(guest, "version", version)?;
+    let expected = guest.vcpus.clone();
+    ensure_nodes(guest, &expected, Loaded::Yes).context("a CPU that was offline when its vCPU moved")?;
+    ensure_quiet(guest)
+}
+
+/// What it is, which words are written over, and what the module must say of it.
+type Hostile = (&'static str, Vec<(usize, u64)>, &'static str);
+
+/// What whoever got hold of the page could write: each is counted, and changes nothing.
+fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    const SEQUENCE: usize = 2;
+    const COUNTS: usize = 3;
+    const VCPU_PNODE: usize = 8;
+    const VNODE_PNODE: usize = 264;
+    let counts = |vcpus: u64, vnodes: u64, nodes: u64| vcpus | vnodes << 32 | nodes << 48;
+    let noise = |at: usize| (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let pages: [Hostile; 7] = [
+        ("another magic", vec![(0, 7)], "magic number"),
+        ("another layout", vec![(1, 6272 << 32 | 2)], "layout version"),
+        (
+            "many vCPUs",
+            vec![(COUNTS, counts(1 << 20, 4, 4))],
+            "more than 1024",
+        ),
+        (
+            "many nodes",
+            vec![(COUNTS, counts(5, 4, 65)), (VCPU_PNODE, 0)],
+            "host node",
+        ),
+        (
+            "a node far out",
+            vec![(VCPU_PNODE, 0x7777_7777_7777_7777)],
+            "a vCPU on a host node",
+        ),
+        (
+            "a virtual node too many",
+            vec![(COUNTS, counts(5, 5, 4)), (VNODE_PNODE, 0x00_0302_0100)],
+            "virtual node 4, which this guest has not",
+        ),
+        (
+            "noise",
+            (0..784).map(|at| (at, noise(at))).collect(),
+            "magic number",
+        ),
+    ];
+    let expected = guest.vcpus.clone();
+    let mut refused = count(guest, "refused")?;
+    for (number, (name, words, reason)) in pages.into_iter().enumerate() {
+        guest.publish()?;
+        let version = 1_000_000 + 2 * number as u64;
+        // The version last, and even.
+        let words = words.into_iter().filter(|(at, _)| *at != SEQUENCE);
+        guest.scribble(words.chain([(SEQUENCE, version)]))?;
+        refused += 1;
+        wait_for(guest, "refused", refused).context(name)?;
+        let why = shown(guest, "last_error")?;
+        ensure!(
+            why.contains(reason),
+            "{name} is refused for another reason: {why}"
+        );
+        ensure_nodes(guest, &expected, Loaded::Yes).context(name)?;
+    }
+    // A writer that died.
+    guest.scribble([(SEQUENCE, 2_000_001)].into_iter())?;
+    wait_for(guest, "torn", 1)?;
+    ensure_nodes(guest, &expected, Loaded::Yes).context("a page that is being written")?;
+    let version = guest.publish()?;
+    wait_for(guest, "version", version).context("a good page after bad ones")?;
+    ensure_quiet(guest)
+}
+
+/// Nothing that the kernel complains of in earnest.
+fn ensure_quiet(guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    let complaints = "WARNING|BUG|borken|lockup|Oops|Call Trace|rcu.*stall";
+    let (found, _) = guest.try_sh(&format!("dmesg | grep -E '{complaints}'"))?;
+    ensure!(found.is_empty(), "the kernel complains: {found}");
+    Ok(())
+}
+
+fn median(values: &mut [u64]) -> u64 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
