@@ -64,8 +64,10 @@ pub struct VmOutcome {
     pub memory_policy: MemoryPolicy,
     /// How often policies changed that.
     pub policy_changes: u32,
-    /// How often its vCPUs changed nodes.
+    /// How often its vCPUs changed nodes, after the warm-up.
     pub node_changes: u64,
+    /// How often the host's AutoNUMA moved a vCPU of it to its memory, after the warm-up.
+    pub vcpus_drawn: u64,
     /// How often it was punished for going OVER its permit, after the warm-up; 0 where it has none.
     pub punished_count: u32,
     /// What it was debited per slice after the warm-up; `None` where it has no permit.
@@ -239,6 +241,7 @@ impl Run {
                     backend_s: vm.driver_domain.map_or(0.0, |domain| domain.backend_s),
                     pages_used_max: vm.driver_domain.map_or(0, |domain| domain.pages_used_max),
                     node_changes: vm.node_changes,
+                    vcpus_drawn: vm.vcpus_drawn,
                     punished_count: vm.permit.map_or(0, |permit| permit.punished_count),
                     used_per_slice: vm.permit.map(|permit| permit.used_per_slice),
                     invalidating_share: vm.releases.map(|releases| {

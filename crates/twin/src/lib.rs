@@ -39,8 +39,8 @@ pub use report::{
 };
 pub use scenario::{
     AfterProgram, Allocation, ArrivalOrder, Attribution, Backend, Enforcer, EventAction, EventSpec,
-    Hypervisor, NextProgram, PageSize, Pinning, PoolSpec, ReleaseCalls, Scenario, Transfer, TwinError,
-    VmSpec, Vnuma,
+    Hypervisor, NextProgram, PageSize, Pinning, PoolSpec, ReleaseCalls, RuntimeNodes, Scenario, Transfer,
+    TwinError, VmSpec, Vnuma,
 };
 pub use workload::{Program, Waiting, Workload, WorkloadError};
 

@@ -110,6 +110,8 @@ pub struct VmReport {
     pub imbalance: Option<f64>,
     /// Pages that its guest's kernel moved (AutoNUMA), and the CPU time in seconds that it took to look for them.
     pub guest_pages_moved: u64,
+    /// How often the host's AutoNUMA moved a vCPU to its memory.
+    pub vcpus_drawn: u64,
     /// See [`VmReport::guest_pages_moved`].
     pub guest_scan_s: f64,
     /// Pages that the host moved for a policy.
@@ -237,6 +239,7 @@ struct VmCounts {
     local: f64,
     by_node: Vec<f64>,
     guest_pages_moved: u64,
+    vcpus_drawn: u64,
     guest_scan_ns: f64,
     host_pages_moved: u64,
     node_changes: u64,
@@ -281,6 +284,7 @@ impl Counts {
             now.local -= then.local;
             less(&mut now.by_node, &then.by_node);
             now.guest_pages_moved -= then.guest_pages_moved;
+            now.vcpus_drawn -= then.vcpus_drawn;
             now.guest_scan_ns -= then.guest_scan_ns;
             now.host_pages_moved -= then.host_pages_moved;
             now.node_changes -= then.node_changes;
@@ -310,6 +314,7 @@ impl VmCounts {
             local: vm.accesses_local,
             by_node: vm.accesses.clone(),
             guest_pages_moved: vm.autonuma.as_ref().map_or(0, |autonuma| autonuma.pages_moved),
+            vcpus_drawn: vm.vcpus_drawn,
             guest_scan_ns: vm.autonuma.as_ref().map_or(0.0, |autonuma| autonuma.scan_ns),
             host_pages_moved: vm.pages_moved,
             node_changes: tasks
@@ -448,6 +453,7 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
         accesses_by_node: by_node.map(|(node, count)| (node, *count as u64)).collect(),
         imbalance: imbalance(machine, &counts.by_node),
         guest_pages_moved: counts.guest_pages_moved,
+        vcpus_drawn: counts.vcpus_drawn,
         guest_scan_s: counts.guest_scan_ns / 1e9,
         host_pages_moved: counts.host_pages_moved,
         releases: vm.releases.as_ref().map(|releases| ReleaseReport {

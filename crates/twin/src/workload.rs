@@ -77,6 +77,9 @@ pub struct Program {
     /// Pages that a thread gives back to its kernel and takes anew per million instructions.
     #[serde(default)]
     pub page_releases_per_m_instructions: f64,
+    /// What its runtime library hands out while it runs; absent where threads allocate what they use once.
+    #[serde(default)]
+    pub runtime: Option<RuntimeProfile>,
     /// Address translation; absent where the TLB always holds what the program uses.
     #[serde(default)]
     pub translation: Option<Translation>,
@@ -135,6 +138,26 @@ pub enum Waiting {
     Sleep,
     /// It keeps its vCPU busy.
     Spin,
+}
+
+/// Memory that a program's runtime library (an allocator, a Java virtual machine) takes back and hands out again.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuntimeProfile {
+    /// Bytes that a thread allocates, and frees, per thousand instructions.
+    pub allocated_bytes_per_kilo_instruction: f64,
+    /// Whose freed memory a thread is handed by a library that knows no nodes.
+    pub reuse: Reuse,
+}
+
+/// Whose freed memory a thread is handed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reuse {
+    /// Its own: each thread is a process, or has a cache that holds all that it frees.
+    Thread,
+    /// Any thread's: the program has one heap.
+    Program,
 }
 
 /// How a program's accesses fall on pages.
@@ -393,6 +416,10 @@ impl Program {
         if !(0.0..=1e4).contains(&releases) {
             let key = "page_releases_per_m_instructions".to_owned();
             return Err(Wrong::Figure(key, releases, "it must lie between 0 and 10000"));
+        }
+        if let Some(runtime) = &self.runtime {
+            let allocated = runtime.allocated_bytes_per_kilo_instruction;
+            above_0("runtime.allocated_bytes_per_kilo_instruction", allocated)?;
         }
         if let Some(translation) = &self.translation {
             let accesses = translation.accesses_per_kilo_instruction;

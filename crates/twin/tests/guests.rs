@@ -6,7 +6,9 @@ use common::{cores, node, program, r910};
 use homenode_host::{Action, Host, Plan};
 use homenode_machine::{Machine, preset};
 use homenode_twin::workload::Waiting;
-use homenode_twin::{Allocation, Hypervisor, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload};
+use homenode_twin::{
+    Allocation, Hypervisor, RuntimeNodes, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload,
+};
 use homenode_units::{Bytes, NodeId, NodeMap, Ns, Pages, Placing};
 
 fn amd48() -> Machine {
@@ -261,6 +263,15 @@ fn what_a_guest_cannot_know_it_is_not_told_to_use() {
         "{dma}"
     );
     refused(Hypervisor::Native, |spec| spec.vnuma = Vnuma::Static);
+    refused(Hypervisor::Native, |spec| spec.vnuma = Vnuma::Live);
+    refused(Hypervisor::Kvm, |spec| spec.runtime_nodes = RuntimeNodes::Static);
+    let untold = refused(Hypervisor::Kvm, |spec| {
+        (spec.vnuma, spec.runtime_nodes) = (Vnuma::Static, RuntimeNodes::Live);
+    });
+    assert!(
+        untold.ends_with("set vnuma = \"live\", or runtime_nodes = \"static\""),
+        "{untold}"
+    );
     refused(Hypervisor::Native, |spec| {
         spec.memory_policy = Placing::Round1g.alone();
     });
@@ -572,7 +583,7 @@ fn all_kinds(hypervisor: Hypervisor) -> Scenario {
         Placing::Round4k.alone(),
         Placing::Round1g.alone(),
     ] {
-        for vnuma in [Vnuma::None, Vnuma::Static] {
+        for vnuma in [Vnuma::None, Vnuma::Static, Vnuma::Live] {
             for allocation in [Allocation::FirstTouch, Allocation::Interleave] {
                 for autonuma in [false, true] {
                     let workload = ["stream", "shared", "meeting"][vms.len() % 3];

@@ -86,6 +86,14 @@ impl Placing {
             migration: Migration::Carrefour,
         }
     }
+
+    /// This placing with the host kernel's AutoNUMA on top.
+    pub const fn with_autonuma(self) -> MemoryPolicy {
+        MemoryPolicy {
+            placing: self,
+            migration: Migration::AutoNuma,
+        }
+    }
 }
 
 impl fmt::Display for MemoryPolicy {

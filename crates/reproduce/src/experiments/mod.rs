@@ -8,6 +8,7 @@ mod overhead;
 mod page_logs;
 mod policies;
 mod tavo;
+mod xpv;
 
 use homenode_twin::workload;
 
@@ -63,6 +64,11 @@ pub const ALL: &[Experiment] = &[
     policies::NEAR_BEST,
     policies::PHASES,
     policies::BOUNDED,
+    xpv::MOVES,
+    xpv::STALE,
+    xpv::BLACKBOX,
+    xpv::LOAD,
+    xpv::FIGHTS,
 ];
 
 /// Claims that no model here could decide, and why.

@@ -4,11 +4,14 @@
 use homenode_units::{Migration, Ns};
 
 use super::moves::copying;
-use super::{Engine, Timer};
+use super::{Engine, Owner, Timer};
 use crate::chance::Chance;
 use crate::guest::autonuma::{Autonuma, By, SCAN_DELAY, Scene};
 use crate::guest::{Stage, Vm};
 use crate::hypervisor::{EXIT_CYCLES, Run, SHOOTDOWN_CYCLES};
+
+/// Share of its accesses that a move of a vCPU must bring home to be worth it (`SMALLIMP`, 30 of 1000).
+const VCPU_GAIN_LEAST: f64 = 0.03;
 
 impl Engine {
     /// The program of a VM starts: a kernel will scan, if it does at all.
@@ -114,11 +117,75 @@ impl Engine {
                 self.set_speed(task.cpu);
             }
         }
+        if by == By::Host && self.vms[vm].host_autonuma.as_ref().is_some_and(Autonuma::prefers) {
+            self.draw_to_memory(vm);
+        }
         self.solve_soon();
     }
 
+    /// The host's kernel moves running vCPUs to the nodes that hold most of what they use (`task_numa_migrate`): to an idle CPU
+    /// there, else in exchange for whoever has least to lose by it, if both together win.
+    fn draw_to_memory(&mut self, vm: usize) {
+        for thread in 0..self.vms[vm].threads.len() {
+            let task = self.vms[vm].first_vcpu + thread;
+            if self.scheduler.queues.tasks[task].run != Run::Running {
+                continue;
+            }
+            let here = self.scheduler.queues.tasks[task].cpu;
+            let (from, uses) = (self.topology.cpus[here].node, |node| self.use_of(task, node));
+            let all = 0..self.topology.nodes();
+            let Some(to) = all.max_by(|a, b| uses(*a).total_cmp(&uses(*b)).then(b.cmp(a))) else {
+                continue;
+            };
+            let gain = uses(to) - uses(from);
+            if to == from || gain < VCPU_GAIN_LEAST {
+                continue;
+            }
+            let allowed = &self.scheduler.queues.tasks[task].allowed;
+            let there = self.topology.node_cpus[to]
+                .iter()
+                .copied()
+                .filter(|cpu| allowed[*cpu]);
+            let (mut idle, mut best) = (None, None);
+            for cpu in there {
+                let Some(other) = self.scheduler.queues.current(cpu) else {
+                    idle = idle.or(Some(cpu));
+                    continue;
+                };
+                let is_vcpu = matches!(self.owners[other], Owner::Vcpu { .. });
+                let both = gain + self.use_of(other, from) - self.use_of(other, to);
+                let better = best.is_none_or(|(_, most)| both > most);
+                if is_vcpu
+                    && self.scheduler.queues.tasks[other].allowed[here]
+                    && both >= VCPU_GAIN_LEAST
+                    && better
+                {
+                    best = Some((cpu, both));
+                }
+            }
+            match (idle, best) {
+                (Some(cpu), _) => self.scheduler.migrate(task, cpu, self.now),
+                (None, Some((cpu, _))) => self.scheduler.exchange(here, cpu, self.now),
+                (None, None) => continue,
+            }
+            self.after_scheduling();
+            self.vms[vm].vcpus_drawn += 1;
+        }
+    }
+
+    /// Share of a vCPU's accesses that go to a node, as far as the host's kernel knows: it knows nothing of tasks whose memory it
+    /// does not scan.
+    fn use_of(&self, task: usize, node: usize) -> f64 {
+        match self.owners[task] {
+            Owner::Vcpu { vm, thread } if self.vms[vm].host_autonuma.is_some() => {
+                self.vms[vm].memory.weights(thread)[node]
+            }
+            _ => 0.0,
+        }
+    }
+
     /// Node with memory on which a vCPU is, as a kernel knows.
-    fn node_seen(&self, vm: usize, by: By, thread: usize) -> usize {
+    pub(super) fn node_seen(&self, vm: usize, by: By, thread: usize) -> usize {
         let vm = &self.vms[vm];
         let real = self.topology.cpus[self.scheduler.queues.tasks[vm.first_vcpu + thread].cpu].node;
         let node = match by {

@@ -23,12 +23,14 @@ mod boot;
 mod busiest;
 mod check;
 mod events;
+mod exchange;
 mod flip;
 mod io;
 mod moves;
 mod permits;
 mod placing;
 mod releases;
+mod runtime;
 mod speed;
 
 use std::cmp::Reverse;
@@ -41,6 +43,7 @@ use homenode_units::Ns;
 pub(crate) use events::Script;
 pub(crate) use moves::Alike;
 pub(crate) use releases::Releases;
+pub(crate) use runtime::Runtime;
 
 use crate::chance::Chance;
 use crate::cpu_mask::CpuMask;
@@ -107,12 +110,20 @@ enum Timer {
         /// Which life of the VM it belongs to.
         life: u32,
     },
+    /// What a VM's program has allocated is placed.
+    Runtime {
+        vm: usize,
+        /// Which life of the VM it belongs to.
+        life: u32,
+    },
     /// What passed to or from a VM's driver domain is settled.
     Flips {
         vm: usize,
     },
     /// The host's permits are settled.
     Permits,
+    /// Two vCPUs change places.
+    Exchange,
 }
 
 /// How fast the current task of a CPU goes.
@@ -266,6 +277,9 @@ pub(crate) struct Engine {
     ends: Vec<Ns>,
     daemon_left: Vec<f64>,
     daemon_chance: Chance,
+    /// Mean time between two exchanges of vCPUs; 0 where there are none.
+    exchange_every_ns: f64,
+    exchange_chance: Chance,
     /// What caches know of each vCPU.
     sharers: Vec<Sharer>,
     /// Scratch: pages by the node that a touch placed them on.
@@ -396,6 +410,11 @@ impl Engine {
             ends: vec![Ns(u64::MAX); cpus],
             daemon_left: Vec::new(),
             daemon_chance: Chance::labelled(seed, "daemons", 0),
+            exchange_every_ns: match scenario.vcpu_exchanges_per_minute {
+                0.0 => 0.0,
+                per_minute => 60e9 / per_minute,
+            },
+            exchange_chance: Chance::labelled(seed, "exchanges", 0),
             sharers,
             placed: vec![0; nodes],
             paging,
@@ -417,6 +436,7 @@ impl Engine {
         engine.set_events();
         engine.start_daemons();
         engine.set_permit_tick();
+        engine.set_exchange();
         Ok(engine)
     }
 
@@ -537,8 +557,10 @@ impl Engine {
             Timer::Served { vm, thread, life } => self.served(vm, thread, life),
             Timer::Sampling { vm, number } => self.sampled(vm, number),
             Timer::Releases { vm, life } => self.place_released(vm, life),
+            Timer::Runtime { vm, life } => self.place_allocated(vm, life),
             Timer::Flips { vm } => self.settle_channel(vm),
             Timer::Permits => self.permit_tick(),
+            Timer::Exchange => self.exchange(),
         }
     }
 
@@ -599,6 +621,7 @@ impl Engine {
             self.start_scanning(vm, By::Guest);
             self.start_scanning(vm, By::Host);
             self.start_releases(vm);
+            self.start_runtime(vm);
         }
         // Wake-ups come from the CPU of the thread that released the others: while it still runs there.
         if matches!(next, Next::Start | Next::Release | Next::End) {

@@ -20,7 +20,8 @@
 //! - Scanning takes at most a 32nd of the scanning thread's time: the next scan waits for 32 times what the last took.
 //!
 //! The host's own knows each vCPU's node as it is, and has one process for the VM, whose threads are the vCPUs; its faults are
-//! exits from the guest. It moves nothing of a VM whose memory is bound to nodes.
+//! exits from the guest. It moves nothing of a VM whose memory is bound to nodes. After its first pass it also moves running
+//! vCPUs to the node that holds most of what they use, at each scan (`engine/autonuma.rs`).
 //!
 //! Pages of a class are a population: a pass marks pages in their order (class by class), those of a class drawn evenly;
 //! each faults with probability `1 - exp(-rate * time of a pass)`, by a thread drawn by the threads' LLC accesses since
@@ -31,7 +32,7 @@
 //!
 //! # Left out
 //!
-//! Moving threads to their memory: a guest thread keeps its vCPU. Groups of several processes, tiers, the rate limit that
+//! Moving a guest's threads to their memory: they keep their vCPUs. Groups of several processes, tiers, the rate limit that
 //! kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. In a VM the host takes back the
 //! frame that a page left, which KVM without a balloon does not.
 
@@ -186,6 +187,13 @@ fn bounds(pages: u64) -> (f64, f64) {
     let windows = pages.div_ceil(WINDOW).max(1) as f64;
     let min = (PASS_MIN_NS / windows).max(PERIOD_MIN_NS);
     (min, (PASS_MAX_NS / windows).max(min))
+}
+
+impl Autonuma {
+    /// Whether it has seen enough to prefer nodes.
+    pub fn prefers(&self) -> bool {
+        self.groups.iter().any(|group| group.prefers)
+    }
 }
 
 impl Group {

@@ -324,6 +324,44 @@ impl VmMemory {
         taken
     }
 
+    /// So many pages of each thread's own change places: each is handed as many as it gave, of what all gave.
+    pub fn mix(&mut self, pages: &[u64], chance: &mut Chance) {
+        let mut pool = vec![0; self.nodes];
+        let mut given = Vec::new();
+        for (thread, &pages) in pages.iter().enumerate() {
+            let own = || {
+                self.regions
+                    .iter()
+                    .filter(|region| region.users == Users::One(thread))
+            };
+            let mut rest = own().map(Region::touched).sum::<u64>();
+            let mut draws = pages.min(rest);
+            for (at, class) in (self.regions.iter_mut().enumerate())
+                .filter(|(_, region)| region.users == Users::One(thread))
+                .flat_map(|(at, region)| {
+                    region
+                        .classes
+                        .iter_mut()
+                        .enumerate()
+                        .map(move |(number, class)| ((at, number), class))
+                })
+            {
+                let before = draws;
+                draw_evenly(&mut class.on, &mut rest, &mut draws, &mut pool, chance);
+                given.push((at, before - draws));
+            }
+        }
+        let mut rest = pool.iter().sum::<u64>();
+        for ((region, class), pages) in given {
+            let mut draws = pages;
+            let mut left = rest;
+            let on = &mut self.regions[region].classes[class].on;
+            draw_evenly(&mut pool, &mut left, &mut draws, on, chance);
+            rest -= pages;
+        }
+        self.stale = true;
+    }
+
     /// How pages of a region that are touched now fall on its classes: evenly, since threads touch parts of each.
     pub fn by_class(&self, region: usize, pages: u64) -> Vec<u64> {
         let room: Vec<u64> = self.regions[region]
@@ -628,6 +666,34 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn pages_that_change_places_keep_their_number_in_each_class_and_on_each_node(
+            own in prop::collection::vec(prop::collection::vec(0u64..2000, 3..4), 2..5),
+            asked in prop::collection::vec(0u64..8000, 5..6),
+            seed: u64,
+        ) {
+            let mut program = crate::workload::builtin("soplex").unwrap().program.unwrap();
+            let heat = |page_share, access_share| crate::workload::HeatClass { page_share, access_share };
+            program.threads = Threads::OnePerVcpu;
+            program.regions = vec![crate::workload::RegionProfile {
+                kind: RegionKind::Private,
+                size: Bytes(12_000 * 4096),
+                access_share: 1.0,
+                heat: vec![heat(0.5, 0.9), heat(0.5, 0.1)],
+            }];
+            let (mut memory, ..) = VmMemory::new(3, own.len(), Bytes(4096), Some(&program), View::Blind);
+            for (thread, on) in own.iter().enumerate() {
+                for (node, pages) in on.iter().enumerate() {
+                    memory.touch(1 + thread, 0, node, *pages);
+                    memory.touch(1 + thread, 1, node, pages / 3);
+                }
+            }
+            let by_class = |memory: &VmMemory| -> Vec<u64> { memory.class_uses().iter().map(ClassUse::pages).collect() };
+            let before = (memory.pages(), by_class(&memory));
+            memory.mix(&asked[..own.len()], &mut Chance::new(seed));
+            prop_assert_eq!((memory.pages(), by_class(&memory)), before);
+        }
+
         #[test]
         fn moves_conserve_pages_and_respect_budget_and_room(
             on in prop::collection::vec(0u64..5000, 4..5),

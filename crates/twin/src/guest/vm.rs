@@ -31,13 +31,13 @@ use super::thread::{Doing, Thread};
 use super::view::View;
 use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use crate::chance::Chance;
-use crate::engine::Releases;
+use crate::engine::{Releases, Runtime};
 use crate::hypervisor::memory::WhenFull;
 use crate::hypervisor::page_uses::Sampling;
 use crate::io::Request;
 use crate::io::flip::Channel;
 use crate::report::ProgramReport;
-use crate::scenario::{AfterProgram, Allocation, Hypervisor, ReleaseCalls, VmSpec};
+use crate::scenario::{AfterProgram, Allocation, Hypervisor, ReleaseCalls, RuntimeNodes, VmSpec};
 use crate::workload::{Program, Threads, Waiting, Workload};
 
 /// Where a VM is in its life.
@@ -111,12 +111,17 @@ pub(crate) struct Vm {
     pub host_scans: u32,
     /// What its program releases, where somebody is told.
     pub releases: Option<Releases>,
+    /// What its program's runtime library does, while it has one and runs.
+    pub runtime: Option<Runtime>,
+    /// What that knows of nodes.
+    pub runtime_nodes: RuntimeNodes,
     /// Who uses its pages, while somebody wants to know.
     pub sampling: Option<Sampling>,
     /// How often that was begun.
     pub samplings: u32,
-    /// Pages that the host moved.
+    /// Pages that the host moved, and how often it moved a vCPU to them.
     pub pages_moved: u64,
+    pub vcpus_drawn: u64,
     /// Programs that it runs after this one.
     pub then: VecDeque<Prepared>,
     /// Programs that have ended before this one.
@@ -206,11 +211,14 @@ impl Vm {
             threads,
             memory,
             releases: releases.filter(|_| spec.release_calls != ReleaseCalls::None),
+            runtime: None,
+            runtime_nodes: spec.runtime_nodes,
             host_autonuma: None,
             host_scans: 0,
             sampling: None,
             samplings: 0,
             pages_moved: 0,
+            vcpus_drawn: 0,
             then: VecDeque::new(),
             ran: Vec::new(),
             touched: (0, 0),
@@ -259,6 +267,7 @@ impl Vm {
             autonuma.scan_ns = earlier.scan_ns;
         }
         self.pages_moved = earlier.pages_moved;
+        self.vcpus_drawn = earlier.vcpus_drawn;
         self.samplings = earlier.samplings;
         if let (Some(releases), Some(earlier)) = (&mut self.releases, &earlier.releases) {
             releases.clone_from(earlier);

@@ -174,6 +174,32 @@ impl Scheduler {
         }
     }
 
+    /// Puts a runnable task on another CPU that it may use.
+    pub fn migrate(&mut self, task: usize, to: usize, now: Ns) {
+        let from = self.queues.tasks[task].cpu;
+        let run = self.queues.tasks[task].run;
+        debug_assert!(from != to && run != Run::Sleeping && self.queues.tasks[task].allowed[to]);
+        self.stop(task, now);
+        self.queues.tasks[task].cpu = to;
+        let (discipline, queues) = self.parts();
+        discipline.requeue(queues, task, now);
+    }
+
+    /// Has the running tasks of two CPUs change places; each may use the other's.
+    pub fn exchange(&mut self, a: usize, b: usize, now: Ns) {
+        let cpus = [a, b];
+        let (discipline, queues) = self.parts();
+        let tasks = cpus.map(|cpu| {
+            discipline.settle(queues, cpu, now);
+            queues.take_off(cpu).expect("a task runs on each")
+        });
+        for (task, to) in tasks.into_iter().zip([b, a]) {
+            debug_assert!(queues.tasks[task].allowed[to]);
+            queues.tasks[task].cpu = to;
+            discipline.requeue(queues, task, now);
+        }
+    }
+
     /// Confines a task to CPUs; if it is elsewhere it goes to one of them.
     pub fn set_affinity(&mut self, task: usize, allowed: CpuMask, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;

@@ -5,7 +5,8 @@ use homenode_machine::file::{Candidates, FileError};
 use homenode_units::{Bytes, CpuSet, Migration, NodeSet, Ns, Placing};
 
 use super::{
-    Allocation, Enforcer, EventAction, EventSpec, Hypervisor, NextProgram, Pinning, Scenario, VmSpec, Vnuma,
+    Allocation, Enforcer, EventAction, EventSpec, Hypervisor, NextProgram, Pinning, RuntimeNodes, Scenario,
+    VmSpec, Vnuma,
 };
 use crate::workload;
 
@@ -172,6 +173,19 @@ impl Scenario {
                     what,
                     value,
                     expected,
+                },
+            );
+        }
+        let exchanges = self.vcpu_exchanges_per_minute;
+        if !(0.0..=60_000.0).contains(&exchanges) {
+            let key = "vcpu_exchanges_per_minute";
+            let message = format!("it is {exchanges}; it must lie between 0 and 60000");
+            return wrong(
+                key,
+                TwinError::Key {
+                    scenario: scenario(),
+                    key: key.to_owned(),
+                    message,
                 },
             );
         }
@@ -477,10 +491,10 @@ impl VmSpec {
         };
         let native = hypervisor == Hypervisor::Native;
         let rounds = self.memory_policy.placing != Placing::FirstTouch;
-        if native && self.vnuma == Vnuma::Static {
+        if native && self.vnuma != Vnuma::None {
             return refuse(
                 "vnuma",
-                "vnuma = \"static\"",
+                "vnuma",
                 "contradicts hypervisor = \"native\", whose kernel knows the nodes itself",
                 "leave it out",
             );
@@ -493,11 +507,11 @@ impl VmSpec {
                 "use round-4k or first-touch",
             );
         }
-        if rounds && self.vnuma == Vnuma::Static {
+        if rounds && self.vnuma != Vnuma::None {
             return refuse(
                 "memory_policy",
                 "memory_policy = \"round-...\"",
-                "spreads every virtual node of vnuma = \"static\" over the host",
+                "spreads every virtual node of vnuma = \"static\" or \"live\" over the host",
                 "use first-touch, or vnuma = \"none\"",
             );
         }
@@ -533,6 +547,22 @@ impl VmSpec {
                 "autonuma",
                 "has no effect in a guest that sees one node",
                 "set vnuma = \"static\"",
+            );
+        }
+        if one_node && self.runtime_nodes != RuntimeNodes::None {
+            return refuse(
+                "runtime_nodes",
+                "runtime_nodes",
+                "has no effect in a guest that sees one node",
+                "set vnuma = \"static\" or \"live\"",
+            );
+        }
+        if self.runtime_nodes == RuntimeNodes::Live && self.vnuma == Vnuma::Static {
+            return refuse(
+                "runtime_nodes",
+                "runtime_nodes = \"live\"",
+                "needs a kernel that says what changed, and vnuma = \"static\" is never told",
+                "set vnuma = \"live\", or runtime_nodes = \"static\"",
             );
         }
         Ok(())

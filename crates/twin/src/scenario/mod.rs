@@ -50,6 +50,10 @@ pub struct Scenario {
     /// Whose misses the host's enforcer counts as a VM's pollution.
     #[serde(default)]
     pub attribution: Attribution,
+    /// How often a minute two running vCPUs on different nodes change places, at random: a balancer of which only the rate is
+    /// known. It comes on top of what the hypervisor's scheduler does.
+    #[serde(default)]
+    pub vcpu_exchanges_per_minute: f64,
     /// How long to simulate where the caller does not say; a run may end before, when every program is done.
     #[serde(default = "long_enough", with = "homenode_units::text")]
     #[schemars(with = "schema::Time")]
@@ -141,6 +145,9 @@ pub struct VmSpec {
     /// What its guest knows of the host's nodes.
     #[serde(default)]
     pub vnuma: Vnuma,
+    /// What its program's runtime library knows of those nodes, where the program has one.
+    #[serde(default)]
+    pub runtime_nodes: RuntimeNodes,
     /// Where its guest places pages among the nodes that it knows.
     #[serde(default)]
     pub allocation: Allocation,
@@ -214,6 +221,21 @@ pub enum Vnuma {
     None,
     /// Which node each vCPU was on when it booted, and which nodes its memory came from.
     Static,
+    /// Which node each vCPU is on now, and which nodes its memory comes from (XPV, seed 000, section 4.2).
+    Live,
+}
+
+/// What the library that hands out a program's memory (an allocator, a Java virtual machine) knows of nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RuntimeNodes {
+    /// Nothing.
+    #[default]
+    None,
+    /// Which node its kernel said that each vCPU was on when the program began.
+    Static,
+    /// Which node its kernel says that each vCPU is on: it looks whether that changed (seed 000, section 4.3.3).
+    Live,
 }
 
 /// Where a guest places pages among the nodes that it knows.
@@ -354,6 +376,7 @@ impl VmSpec {
             memory_policy: MemoryPolicy::default(),
             page_size: PageSize::Small,
             vnuma: Vnuma::None,
+            runtime_nodes: RuntimeNodes::None,
             allocation: Allocation::FirstTouch,
             autonuma: false,
             release_calls: ReleaseCalls::None,
@@ -497,6 +520,7 @@ impl Scenario {
             hypervisor: Hypervisor::Kvm,
             enforcer: Enforcer::None,
             attribution: Attribution::Replay,
+            vcpu_exchanges_per_minute: 0.0,
             seed: first_seed(),
             duration: long_enough(),
             warm_up: Ns::ZERO,

@@ -1,0 +1,41 @@
+//! A balancer of which only the rate is known: at random times two running vCPUs on different nodes change places, drawn by
+//! chance ([`crate::Scenario::vcpu_exchanges_per_minute`]). Neither caches, memory nor load have a say.
+
+use homenode_units::Ns;
+
+use super::{Engine, Owner, Timer};
+
+impl Engine {
+    pub(super) fn set_exchange(&mut self) {
+        if self.exchange_every_ns > 0.0 {
+            let after = self.exchange_chance.exponential(self.exchange_every_ns).max(1.0) as u64;
+            self.set_timer(Ns(self.now.0 + after), Timer::Exchange);
+        }
+    }
+
+    /// Two vCPUs that may use each other's CPU change places, if there are such.
+    pub(super) fn exchange(&mut self) {
+        self.set_exchange();
+        let queues = &self.scheduler.queues;
+        let running = (0..self.topology.cpus.len()).filter_map(|cpu| Some((cpu, queues.current(cpu)?)));
+        let vcpus: Vec<(usize, usize)> = running
+            .filter(|(_, task)| matches!(self.owners[*task], Owner::Vcpu { .. }))
+            .collect();
+        if vcpus.is_empty() {
+            return;
+        }
+        let (cpu, task) = vcpus[self.exchange_chance.below(vcpus.len() as u64) as usize];
+        let fits = |(other_cpu, other): &&(usize, usize)| {
+            self.topology.cpus[*other_cpu].node != self.topology.cpus[cpu].node
+                && queues.tasks[task].allowed[*other_cpu]
+                && queues.tasks[*other].allowed[cpu]
+        };
+        let others: Vec<usize> = vcpus.iter().filter(fits).map(|(cpu, _)| *cpu).collect();
+        if others.is_empty() {
+            return;
+        }
+        let other = others[self.exchange_chance.below(others.len() as u64) as usize];
+        self.scheduler.exchange(cpu, other, self.now);
+        self.after_scheduling();
+    }
+}

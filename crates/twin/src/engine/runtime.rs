@@ -1,0 +1,140 @@
+//! Runtime libraries (seed 000, section 4.3.3): what an allocator or a Java virtual machine makes of a program's memory while it
+//! runs.
+//!
+//! # Model
+//!
+//! A program frees and allocates memory as its profile says ([`crate::workload::RuntimeProfile`]). The library keeps what is
+//! freed and hands it out again, so the kernel's first touch decides for a page only once. What a thread is handed
+//! - by a library that knows nodes, lies on the node of the thread's vCPU, as the library knows it: as its kernel said when the
+//!   program began, or as it says now. What is handed out elsewhere than it was freed is fresh from the kernel: a first touch;
+//! - by one that does not, is of what was freed last: by the same thread, or, where the program's threads share a heap, by any of
+//!   them. Then pages of threads change places, and what first touch had put beside a thread ends beside another.
+//!
+//! Every 100 ms what a thread has allocated meanwhile is drawn evenly from the pages that are its own.
+//!
+//! # Left out
+//!
+//! Memory that several threads use (an old generation, which such libraries spread over nodes anyway); the time between freeing
+//! and allocating, and so when a collector looks at the topology: the seed's does at the end of each collection, of which there
+//! are several a second; that a library keeps threads waiting.
+
+use homenode_units::{Ns, PAGE_BYTES};
+
+use super::{Engine, Timer};
+use crate::chance::Chance;
+use crate::guest::autonuma::By;
+use crate::guest::{Stage, TOUCH_NS};
+use crate::hypervisor::Run;
+use crate::hypervisor::memory::Toucher;
+use crate::scenario::RuntimeNodes;
+use crate::workload::Reuse;
+
+/// How often what was allocated is placed.
+const PERIOD: Ns = Ns::from_millis(100);
+
+/// The runtime library of one VM's program.
+#[derive(Clone, Debug)]
+pub(crate) struct Runtime {
+    reuse: Reuse,
+    pages_per_instruction: f64,
+    /// Node of each vCPU when the program began.
+    began_on: Vec<usize>,
+    /// Instructions of each thread that have been dealt with.
+    done: Vec<f64>,
+    chance: Chance,
+}
+
+impl Engine {
+    /// The program of a VM starts: what it allocates is placed from now on.
+    pub(super) fn start_runtime(&mut self, vm: usize) {
+        let threads = self.vms[vm].threads.len();
+        let began_on = (0..threads)
+            .map(|thread| self.node_seen(vm, By::Guest, thread))
+            .collect();
+        let owner = &self.vms[vm];
+        let profile = owner.program.as_ref().and_then(|program| program.runtime);
+        let runtime = profile.map(|profile| Runtime {
+            reuse: profile.reuse,
+            pages_per_instruction: profile.allocated_bytes_per_kilo_instruction / 1000.0 / PAGE_BYTES as f64,
+            began_on,
+            done: owner.threads.iter().map(|thread| thread.instructions).collect(),
+            chance: Chance::labelled(self.seed, "runtime", vm),
+        });
+        let (starts, life) = (owner.runtime.is_none() && runtime.is_some(), owner.life);
+        self.vms[vm].runtime = runtime;
+        if starts {
+            self.set_timer(Ns(self.now.0 + PERIOD.0), Timer::Runtime { vm, life });
+        }
+    }
+
+    /// Places what a VM's program has allocated in the last period.
+    pub(super) fn place_allocated(&mut self, vm: usize, life: u32) {
+        if self.vms[vm].life != life {
+            return;
+        }
+        let Some(mut runtime) = self.vms[vm]
+            .runtime
+            .take()
+            .filter(|_| self.vms[vm].stage == Stage::Program)
+        else {
+            return;
+        };
+        self.settle_vm(vm);
+        self.set_timer(Ns(self.now.0 + PERIOD.0), Timer::Runtime { vm, life });
+        let allocated: Vec<u64> = (self.vms[vm].threads.iter().zip(&mut runtime.done))
+            .map(|(thread, done)| {
+                let pages = ((thread.instructions - *done) * runtime.pages_per_instruction) as u64;
+                *done += pages as f64 / runtime.pages_per_instruction;
+                pages
+            })
+            .collect();
+        match (self.vms[vm].runtime_nodes, runtime.reuse) {
+            (RuntimeNodes::None, Reuse::Thread) => {}
+            (RuntimeNodes::None, Reuse::Program) => {
+                self.vms[vm].memory.mix(&allocated, &mut runtime.chance);
+                self.solve_soon();
+            }
+            (knows, _) => {
+                for (thread, pages) in allocated.into_iter().enumerate() {
+                    let node = match knows {
+                        RuntimeNodes::Live => self.node_seen(vm, By::Guest, thread),
+                        RuntimeNodes::Static | RuntimeNodes::None => runtime.began_on[thread],
+                    };
+                    self.hand_out(vm, thread, node, pages, &mut runtime.chance);
+                }
+            }
+        }
+        self.vms[vm].runtime = Some(runtime);
+    }
+
+    /// Hands a thread so many pages on a node, in place of as many of its own.
+    fn hand_out(&mut self, vm: usize, thread: usize, node: usize, pages: u64, chance: &mut Chance) {
+        let owner = &mut self.vms[vm];
+        let taken = owner.memory.invalidate(thread, node, pages, chance);
+        for (region, from, pages) in taken {
+            let freed = match owner.memory.owns_frames {
+                true => &mut owner.memory.free_list,
+                false => &mut self.memory.free,
+            };
+            freed[from] += pages;
+            self.placed.fill(0);
+            let by = Toucher { vcpu: thread, node };
+            self.memory.touch(
+                &self.topology,
+                &mut owner.memory,
+                region,
+                by,
+                pages,
+                &mut self.placed,
+            );
+            owner.threads[thread].owed_ns += pages as f64 * TOUCH_NS;
+            for (at, pages) in self.placed.iter().enumerate() {
+                self.totals.write(node, at, (pages * PAGE_BYTES) as f64);
+            }
+        }
+        let task = &self.scheduler.queues.tasks[self.vms[vm].first_vcpu + thread];
+        if task.run == Run::Running {
+            self.set_speed(task.cpu);
+        }
+    }
+}
