@@ -88,6 +88,18 @@ Examples:
   homenode policy advise web                   which would suit it, by what it does"
     )]
     Policy(PolicyCommand),
+    /// Ask how much memory a VM really uses
+    #[command(
+        after_help = "The working set is what a VM used within a window of time; a longer window gives a larger one. The agent watches the
+VM's memory only while somebody asks, by the best means that the host has (docs/WORKING_SET.md).
+
+Examples:
+  homenode wss web                      watch VM web for a window, and say what it used, how sure that is, and what it is not
+  homenode wss web --window 5min        what it uses within five minutes
+  homenode wss web --json               the same for programs
+  homenode wss                          all VMs, with their last figures"
+    )]
+    Wss(WssArgs),
     /// Compare published results, and claims of our own, with what the twin gives
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
@@ -366,6 +378,22 @@ pub struct ShowArgs {
 pub struct SuggestArgs {
     /// The VM's name
     pub vm: String,
+    /// JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `wss`.
+#[derive(Debug, clap::Args)]
+pub struct WssArgs {
+    /// The VM's name; without it, all VMs with their last figures
+    pub vm: Option<String>,
+    /// Over which time [default: the agent's, 30s unless configured]
+    #[arg(long, value_name = "TIME")]
+    pub window: Option<Ns>,
     /// JSON instead of text
     #[arg(long)]
     pub json: bool,

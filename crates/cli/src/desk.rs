@@ -1,4 +1,4 @@
-//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm`, `permit` and `policy` ask.
+//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm`, `permit`, `policy` and `wss` ask.
 //!
 //! One request and one answer per connection, each a line of JSON. The desk shares the control loop's state, which the loop
 //! does not hold while it acts, so an answer takes a millisecond even while gigabytes of pages move. What is to be done to the
@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::orders::{Orders, Placed};
+use crate::wss;
 
 /// A request or an answer is one line of at most so many bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
@@ -79,6 +80,15 @@ pub enum Request {
     PermitSuggest {
         /// Its name.
         vm: String,
+    },
+    /// How much memory VMs really use.
+    WorkingSets {
+        /// This VM, which is watched from now on; without a name all, as they were watched last.
+        vm: Option<String>,
+        /// In windows of this length.
+        window: Option<Ns>,
+        /// For so long.
+        wait: Ns,
     },
     /// What was used of what was booked.
     PermitBill {
@@ -314,6 +324,21 @@ impl Clerk {
                     .suggest(machine, id)
                     .ok_or_else(|| format!("{NO_VM}`{vm}` runs here"))?;
                 advice_json(&vm, &advice, control.config().period)
+            }
+            Request::WorkingSets { vm, window, wait } => {
+                let status = control.status(machine);
+                let chosen = match &vm {
+                    Some(name) => {
+                        let found = named(&status, name)?;
+                        if let Err(why) = wss::can_be_watched(&control, found) {
+                            return Ok(Answer::Now(error(why)));
+                        }
+                        control.want_working_set(found.id, window, wait);
+                        vec![found]
+                    }
+                    None => status.vms.iter().collect(),
+                };
+                json!(wss::Answer::of(&control, status.at_ns, &chosen))
             }
             Request::PermitBill { vm } => {
                 let lines: Vec<Line> = control.bill().lines().collect();

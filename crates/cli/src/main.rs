@@ -25,6 +25,7 @@ mod standalone;
 mod summary;
 mod trial;
 mod twin;
+mod wss;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -80,6 +81,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Vm(args) => query::vm(&args)?,
         Command::Permit(command) => permit::run(&command)?,
         Command::Policy(command) => policy::run(&command)?,
+        Command::Wss(args) => wss::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => live::release(&args)?,
         Command::Hook(args) => numad::hook(&args),

@@ -650,6 +650,56 @@ fn memory_policies_are_chosen_shown_and_taken_back() {
 }
 
 #[test]
+fn a_working_set_is_waited_for_and_listed_afterwards() {
+    let agent = Agent::start(tempfile::tempdir().unwrap());
+    let json = |args: &[&str]| -> Value {
+        let output = agent.ask(&[&["wss"], args, &["--json"]].concat());
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        serde_json::from_str(&stdout(&output)).expect("one JSON value")
+    };
+    let before = json(&[]);
+    assert_eq!(
+        (&before[0]["vm"], &before[0]["working_set"]),
+        (&"web".into(), &Value::Null)
+    );
+    let figure = json(&["web", "--window", "1s"]);
+    let bytes = |key: &str| {
+        figure[key]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no {key} in {figure}"))
+    };
+    let (least, size, most) = (bytes("least_bytes"), bytes("size_bytes"), bytes("most_bytes"));
+    assert!(
+        0 < least && least <= size && size <= most && most <= bytes("memory_bytes"),
+        "{figure}"
+    );
+    assert_eq!(bytes("error_bytes"), (most - size).max(size - least));
+    assert_eq!(
+        (bytes("window_ns"), &figure["carrier"]),
+        (1_000_000_000, &"exact".into())
+    );
+    assert!(figure["not"].as_str().is_some_and(|not| not.contains("swaps")));
+    let listed = json(&[]);
+    assert_eq!(listed[0]["working_set"]["window_ns"], 1_000_000_000);
+    let text = stdout(&agent.ask(&["wss", "web", "--window", "1s"]));
+    for said in ["web uses", "interval", "blind to", "exact: it is the truth"] {
+        assert!(text.contains(said), "{said} not in {text}");
+    }
+    for (args, status, said) in [
+        (&["wss", "nobody"][..], 2, "there are: web"),
+        (&["wss", "web", "--window", "1ms"], 2, "windows last from 100ms"),
+        (&["wss", "--window", "1s"], 2, "goes with the name of a VM"),
+    ] {
+        let output = agent.ask(args);
+        let (code, text) = (output.status.code(), stderr(&output));
+        assert!(
+            code == Some(status) && text.contains(said),
+            "{args:?}: {code:?} {text}"
+        );
+    }
+}
+
+#[test]
 fn without_an_agent_permits_say_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().display().to_string();
@@ -660,6 +710,8 @@ fn without_an_agent_permits_say_how_to_start_one() {
         &["permit", "bill"],
         &["policy", "show"],
         &["policy", "set", "web", "first-touch"],
+        &["wss", "web"],
+        &["wss"],
     ] {
         let (status, text) = refused(&[args, &["--state", &state]].concat());
         assert!(status == 1 && text.contains("homenode run"), "{args:?}: {text}");

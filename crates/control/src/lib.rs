@@ -333,6 +333,12 @@ impl Control {
         (self.mode == Mode::DryRun).then_some(idle)
     }
 
+    /// Whether the operator wants this VM left alone.
+    pub fn is_opted_out(&self, vm: VmId) -> bool {
+        let vm = self.last.as_ref().and_then(|(sample, _)| sample.vm(vm));
+        vm.is_some_and(|vm| vm.settings.management == Management::Ignored)
+    }
+
     /// Who can tell which memory VMs use on this host, best first.
     pub fn carriers(&self) -> &[CarrierChoice] {
         self.last.as_ref().map_or(&[], |(sample, _)| &sample.carriers)

@@ -105,7 +105,7 @@ impl Carrier {
         match self {
             Carrier::Prl => "it names every page walked to, reads and writes, at no cost to the VM",
             Carrier::Pml => "it names every page written, in hardware",
-            Carrier::Invalidation => "it names every page used",
+            Carrier::Invalidation => "it sees every page used, reads and writes, and no TLB hides any",
             Carrier::Sampling => "it costs a hundred faults per window however large the VM is",
             Carrier::AccessedBits => "it sees reads and writes page by page, and needs nothing but root",
             Carrier::Damon => "it sees reads and writes at a cost that does not grow with the VM",

@@ -70,7 +70,8 @@ pub enum Action {
     },
     /// Watch which of its memory the VM uses, window after window; what each complete one showed is in
     /// [`crate::VmSample::observed`]. Clearing what tells of use costs the VM walks of its page tables, so watching ends once the
-    /// lease is over; committing it again renews the lease, and another length of windows holds from the next one on.
+    /// lease is over; committing it again renews the lease, and another length of windows holds from then on, at the cost of the
+    /// running one.
     Watch {
         /// Whose.
         vm: VmId,

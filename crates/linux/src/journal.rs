@@ -8,7 +8,7 @@
 //! broken.
 //!
 //! ```text
-//!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted, Confined, Freed … ──▶ Restored ──▶ Forgotten
+//!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted, Confined, Freed, Watched … ──▶ Restored ──▶ Forgotten
 //!   (as it was)  (what is in force)                                                  (nothing is)  (the VM ended)
 //! ```
 //!
@@ -185,6 +185,16 @@ pub enum Record {
         /// Whose.
         vm: VmId,
     },
+    /// DAMON is about to watch the VM's memory.
+    Watched {
+        /// Whose.
+        vm: VmId,
+    },
+    /// It does not any more.
+    Unwatched {
+        /// Whose.
+        vm: VmId,
+    },
     /// Everything was restored.
     Restored {
         /// Whose.
@@ -216,6 +226,8 @@ pub struct Entry {
     pub held: Option<Quotas>,
     /// Part of caches or memory bandwidth that it was confined to.
     pub confined: Option<Limit>,
+    /// Whether DAMON watches it.
+    pub watched: bool,
 }
 
 /// One step that restores a VM; see [`Journal::undo`].
@@ -236,6 +248,8 @@ pub struct Undo {
     pub quotas: Option<Quotas>,
     /// What it is confined to, if it has a resctrl group to remove.
     pub confined: Option<Limit>,
+    /// Whether DAMON is to be taken down, if it still watches this VM.
+    pub watched: bool,
 }
 
 /// The journal of one agent. Only the holder of the agent's lock may open it.
@@ -343,7 +357,7 @@ impl Entry {
     /// Whether anything is to be restored.
     pub fn is_in_force(&self) -> bool {
         let is_placed = !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some();
-        is_placed || self.held.is_some() || self.confined.is_some()
+        is_placed || self.held.is_some() || self.confined.is_some() || self.watched
     }
 
     /// What restores this VM.
@@ -370,6 +384,7 @@ impl Entry {
                 .map(|(before, set)| before.union(set)),
             quotas: self.held,
             confined: self.confined,
+            watched: self.watched,
         }
     }
 }
@@ -441,6 +456,7 @@ fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
                 moving: None,
                 held: None,
                 confined: None,
+                watched: false,
             };
             entries.insert(entry.run.vm, entry);
         }
@@ -491,11 +507,21 @@ fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
                 entry.confined = None;
             }
         }
+        Record::Watched { vm } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.watched = true;
+            }
+        }
+        Record::Unwatched { vm } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.watched = false;
+            }
+        }
         Record::Restored { vm } => {
             if let Some(entry) = entries.get_mut(&vm) {
                 entry.pinned.clear();
                 (entry.home, entry.nodes, entry.moving) = (None, None, None);
-                (entry.held, entry.confined) = (None, None);
+                (entry.held, entry.confined, entry.watched) = (None, None, false);
             }
         }
         Record::Forgotten { vm } => {
@@ -534,6 +560,9 @@ fn compact(dir: &Path, path: &Path, entries: &BTreeMap<VmId, Entry>) -> Result<F
         }
         for limit in entry.confined.iter().copied() {
             text.push_str(&encode(&Record::Confined { vm, limit }));
+        }
+        if entry.watched {
+            text.push_str(&encode(&Record::Watched { vm }));
         }
     }
     let mut file = File::options()

@@ -14,6 +14,7 @@ mod confine;
 mod connection;
 mod quota;
 mod vm;
+mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, Placing, VmId};
 
 use crate::attribution::{Attribution, Sampler};
+use crate::carriers::damon::Damon;
 use crate::cgroup::Hierarchy;
 use crate::confine::Confiner;
 use crate::journal::{self, Journal, JournalError, Lock, Record, Undo};
@@ -36,7 +38,7 @@ use crate::perf::Perf;
 use crate::read::ReadError;
 use crate::resctrl::Resctrl;
 use crate::uncore::{self, Uncore};
-use crate::{meminfo, memory_blocks, modelled_pmu, proc_stat, read, task};
+use crate::{carriers, meminfo, memory_blocks, modelled_pmu, proc_stat, read, task};
 
 use connection::{CallError, Libvirt};
 use vm::Vm;
@@ -279,6 +281,8 @@ impl LibvirtHost {
         let Some(acts) = &mut self.acts else {
             return Vec::new();
         };
+        // Threads that watch end before what they watch with is taken down.
+        self.vms.clear();
         let mut failures = Vec::new();
         for step in acts.journal.undo() {
             let undone = restore_vm(&mut self.libvirt, &self.root, &step);
@@ -292,7 +296,6 @@ impl LibvirtHost {
                 Err(cause) => failures.push(format!("VM {} could not be restored: {cause}", step.run.name)),
             }
         }
-        self.vms.clear();
         failures
     }
 
@@ -363,11 +366,14 @@ impl LibvirtHost {
         let over: Vec<VmId> = over.map(|(vm, _)| *vm).collect();
         for vm in over {
             self.carried.remove(&vm);
-            if acts
-                .journal
-                .entry(vm)
-                .is_some_and(|entry| entry.confined.is_some())
+            let entry = acts.journal.entry(vm);
+            if entry.is_some_and(|entry| entry.confined.is_some())
                 && let Err(error) = Confiner::new(&self.root).release(vm)
+            {
+                self.notices.push(error.to_string());
+            }
+            if let Some(pid) = entry.filter(|entry| entry.watched).map(|entry| entry.run.pid)
+                && let Err(error) = Damon::new(&self.root).end(pid)
             {
                 self.notices.push(error.to_string());
             }
@@ -491,7 +497,7 @@ impl Host for LibvirtHost {
             nodes,
             links,
             no_page_uses: self.no_page_uses(),
-            carriers: Vec::new(),
+            carriers: carriers::choices(&self.root, carriers::Runs::Kvm),
             vms,
         };
         Ok(self.last.clone())
@@ -555,6 +561,10 @@ pub fn undo(uri: &str, root: &Path, step: &Undo) -> Result<(), String> {
 
 fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), String> {
     let over = || !task::is_alive(root, step.run.process());
+    if step.watched {
+        // DAMON outlives the VM that it watched.
+        Damon::new(root).end(step.run.pid).map_err(|e| e.to_string())?;
+    }
     if step.confined.is_some() {
         // A group outlives the VM whose it was.
         Confiner::new(root)

@@ -125,6 +125,15 @@ pub fn threads(root: &Path, pid: i32) -> Result<Vec<Thread>, ReadError> {
     Ok(threads)
 }
 
+/// Whether QEMU emulates the vCPU of this thread, instead of having KVM run it; no for a thread that has ended.
+pub fn is_emulated(root: &Path, pid: i32, tid: i32) -> bool {
+    let comm = read::text_if_there(
+        &process_dir(root, pid).join(format!("task/{tid}/comm")),
+        read::SMALL_BYTES,
+    );
+    comm.is_ok_and(|comm| comm.is_some_and(|comm| comm.trim_end().ends_with("/TCG")))
+}
+
 /// CPUs that one thread may run on now; `None` where the thread has ended.
 ///
 /// # Errors

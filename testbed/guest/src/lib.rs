@@ -34,6 +34,10 @@ pub struct Behaviour {
     pub touch_mib: u32,
     /// Pause between two passes over that memory in milliseconds; 0 writes it only once.
     pub every_ms: u32,
+    /// How much of it these passes write, in MiB; 0 is all of it.
+    pub hot_mib: u32,
+    /// Which pages that is: every so-manieth from the first on.
+    pub stride: u32,
     /// Memory in KiB that one more thread reads again and again, a line of 64 bytes at a time.
     pub walk_kib: u32,
     /// Steps of arithmetic after each of these lines.
@@ -48,6 +52,8 @@ impl Default for Behaviour {
             pinned: true,
             touch_mib: 0,
             every_ms: 0,
+            hot_mib: 0,
+            stride: 1,
             walk_kib: 0,
             think: 0,
         }
@@ -98,6 +104,16 @@ impl Behaviour {
         }
     }
 
+    /// The same, writing only so much of the memory again and again: every `stride`-th page.
+    #[must_use]
+    pub fn with_hot(self, mib: u32, stride: u32) -> Self {
+        Self {
+            hot_mib: mib,
+            stride,
+            ..self
+        }
+    }
+
     /// The same, writing the memory again and again with this pause between passes.
     #[must_use]
     pub fn with_every(self, ms: u32) -> Self {
@@ -109,12 +125,14 @@ impl fmt::Display for Behaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "busy={},duty={},pin={},touch={},every={},walk={},think={}",
+            "busy={},duty={},pin={},touch={},every={},hot={},stride={},walk={},think={}",
             self.busy,
             self.duty_percent,
             u8::from(self.pinned),
             self.touch_mib,
             self.every_ms,
+            self.hot_mib,
+            self.stride,
             self.walk_kib,
             self.think
         )
@@ -125,7 +143,9 @@ impl fmt::Display for Behaviour {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BehaviourError {
     /// The text has a key that no guest knows.
-    #[error("unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, every, walk, think")]
+    #[error(
+        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, every, hot, stride, walk, think"
+    )]
     UnknownKey(String),
     /// A value is no number in range.
     #[error("'{value}' is not a valid value of '{key}' in a guest behaviour")]
@@ -161,6 +181,13 @@ impl FromStr for Behaviour {
                 "pin" => behaviour.pinned = number()? != 0,
                 "touch" => behaviour.touch_mib = number()?,
                 "every" => behaviour.every_ms = number()?,
+                "hot" => behaviour.hot_mib = number()?,
+                "stride" => {
+                    behaviour.stride = number()?;
+                    if behaviour.stride == 0 {
+                        return Err(bad());
+                    }
+                }
                 "walk" => behaviour.walk_kib = number()?,
                 "think" => behaviour.think = number()?,
                 _ => return Err(BehaviourError::UnknownKey(key.to_owned())),
@@ -232,7 +259,11 @@ mod tests {
     #[test]
     fn orders_survive_the_command_line() {
         let orders = Orders {
-            first: Behaviour::busy(2).with_touch(40).with_every(500).with_duty(60),
+            first: Behaviour::busy(2)
+                .with_touch(40)
+                .with_every(500)
+                .with_hot(10, 4)
+                .with_duty(60),
             phases: vec![Phase {
                 at_s: 30,
                 behaviour: Behaviour::walking(1024, 20),

@@ -58,7 +58,7 @@ impl Load {
             let pause = Duration::from_millis(u64::from(behaviour.every_ms));
             threads.push(thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    write_pages(&memory, &counters);
+                    write_pages(behaviour, &memory, &counters);
                     thread::sleep(pause);
                 }
             }));
@@ -110,9 +110,14 @@ fn memory_available_mib() -> Option<u32> {
     Some(kib / 1024)
 }
 
-fn write_pages(memory: &Mutex<Vec<u8>>, counters: &Counters) {
+fn write_pages(behaviour: Behaviour, memory: &Mutex<Vec<u8>>, counters: &Counters) {
     let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    for page in held.chunks_mut(PAGE_BYTES) {
+    let pages = match behaviour.hot_mib {
+        0 => usize::MAX,
+        mib => mib as usize * 1024 * 1024 / PAGE_BYTES,
+    };
+    let every = held.chunks_mut(PAGE_BYTES).step_by(behaviour.stride as usize);
+    for page in every.take(pages) {
         page[0] = page[0].wrapping_add(1);
     }
     counters.passes.fetch_add(1, Ordering::Relaxed);

@@ -12,6 +12,7 @@ mod memory;
 mod numad;
 mod permits;
 pub mod topology;
+mod working_set;
 
 use std::time::Duration;
 
@@ -229,6 +230,13 @@ pub static ALL: &[Case] = &[
         720,
         "memory that a balloon scattered comes home, beside the kernel's automatic balancing",
         memory::drift,
+    ),
+    case(
+        "working-set",
+        Group::Agent,
+        420,
+        "the agent's figure lies around what a guest is known to use: contiguous, scattered, nothing",
+        working_set::known_hot_sets,
     ),
     case(
         "dropin-three-starts",

@@ -12,6 +12,7 @@ use super::confine::{CONFINE, FREE};
 use super::connection::CallError;
 use super::quota::{HOLD, LIFT};
 use super::vm::Vm;
+use super::watching::WATCH;
 use super::{LibvirtHost, memory_policy_is_possible, now};
 use crate::journal::{Before, Helper, JournalError, Record};
 use crate::pages::{Linux, MoveError, WINDOW_PAGES};
@@ -131,14 +132,13 @@ impl LibvirtHost {
                     lever: Lever::Resctrl,
                     ..
                 } => self.free(&mut vm),
-                Action::Watch { .. } => Err(ActionError::NoCarrier {
-                    name: vm.run.name.clone(),
-                    why: "no mechanism of this host's is read yet".into(),
-                }),
+                Action::Watch {
+                    window_ns, lease_ns, ..
+                } => self.watch_memory(&mut vm, *window_ns, *lease_ns),
                 Action::Lift {
                     lever: Lever::Watching,
                     ..
-                } => Ok(Outcome::Done),
+                } => self.unwatch(&mut vm),
                 Action::Lift { .. } => self.lift(&mut vm),
             });
         let is_alive = task::is_alive(&self.root, vm.run.process());
@@ -492,7 +492,7 @@ fn what(action: &Action) -> &'static str {
         | Action::Lift {
             lever: Lever::Watching,
             ..
-        } => "watching its memory",
+        } => WATCH,
         Action::Lift { .. } => LIFT,
     }
 }

@@ -209,7 +209,7 @@ impl LibvirtHost {
     pub fn lift_limits(&mut self) -> Vec<String> {
         let mut failures = Vec::new();
         for (id, mut vm) in std::mem::take(&mut self.vms) {
-            let lifted = [self.lift(&mut vm), self.free(&mut vm)];
+            let lifted = [self.lift(&mut vm), self.free(&mut vm), self.unwatch(&mut vm)];
             failures.extend(
                 lifted
                     .into_iter()
@@ -229,6 +229,7 @@ impl LibvirtHost {
         let over = |vm: &Vm| {
             vm.held.is_some_and(|held| held.until <= at)
                 || vm.confined.is_some_and(|confined| confined.until <= at)
+                || vm.watching.as_ref().is_some_and(|watching| watching.until <= at)
         };
         let over: Vec<_> = self
             .vms
@@ -253,6 +254,11 @@ impl LibvirtHost {
                 vm.confined
                     .iter_mut()
                     .for_each(|confined| confined.until = at + RETRY);
+            }
+            if vm.watching.as_ref().is_some_and(|watching| watching.until <= at)
+                && let Err(error) = self.unwatch(&mut vm)
+            {
+                self.notice(error.to_string());
             }
             self.vms.insert(id, vm);
         }

@@ -9,6 +9,7 @@ use homenode_units::{Bytes, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, N
 
 use super::confine::Confined;
 use super::quota::{CARRIED_LEASE, Held};
+use super::watching::Watching;
 use super::{LibvirtHost, now};
 use crate::attribution::Seen;
 use crate::cgroup::{CpuGroup, CpuMax};
@@ -51,6 +52,8 @@ pub(super) struct Vm {
     pub held: Option<Held>,
     /// Part of caches or memory bandwidth that an agent confined it to, while that is in force.
     pub confined: Option<Confined>,
+    /// Watch on the use of its memory, while there is one.
+    pub watching: Option<Watching>,
     /// Why its memory is to be left where it is for now.
     standstill: Option<Immovable>,
 }
@@ -390,6 +393,7 @@ impl LibvirtHost {
             memory_policy: MemoryPolicy::default(),
             held,
             confined,
+            watching: None,
             standstill: None,
         }))
     }
@@ -496,7 +500,7 @@ impl LibvirtHost {
             pages: vm.memory.pages.clone(),
             accesses: self.model().and_then(|model| model.accesses(vm.run.vm)),
             memory_policy: vm.memory_policy,
-            observed: None,
+            observed: self.observed(vm),
             page_uses: match vm.memory_policy.migration {
                 Migration::Carrefour => self.model().and_then(|model| model.page_uses(vm.run.vm)),
                 Migration::None | Migration::AutoNuma => None,

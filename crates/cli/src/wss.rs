@@ -1,0 +1,352 @@
+//! `homenode wss`: how much memory a VM really uses, asked of the running agent.
+
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use homenode_control::{Control, VmStatus};
+use homenode_host::observed::CarrierChoice;
+use homenode_host::{WINDOW_MAX, WINDOW_MIN};
+use homenode_policy::working_set::{Carrier, Certainty, Measured, Sees, Settled};
+use homenode_units::{Bytes, Ns};
+use serde::{Deserialize, Serialize};
+
+use crate::args::WssArgs;
+use crate::bad_input;
+use crate::desk::Request;
+use crate::output::{or_dash, percent, print_json, progress, table};
+use crate::query::ask_agent;
+
+/// How often the agent is asked whether a window is over.
+const POLL: Duration = Duration::from_millis(500);
+/// How long an asker is remembered after it asked last; it asks again at each poll.
+const WAIT: Ns = Ns::from_secs(15);
+/// What a working set is not, said with each.
+const NOT: &str = "not said: whether the guest would like more than it has (one that swaps looks like one that fits), nor how \
+                   slow it would be with less";
+
+/// What the agent knows of one VM's working set.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkingSet {
+    vm: String,
+    /// Memory that the guest may use.
+    memory_bytes: Bytes,
+    /// Whether its memory is watched now.
+    is_watched: bool,
+    /// Why there is no fresh figure, if something speaks against one.
+    why_not: Option<String>,
+    /// The last figure.
+    working_set: Option<Figure>,
+}
+
+/// One figure.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figure {
+    size_bytes: Bytes,
+    least_bytes: Bytes,
+    most_bytes: Bytes,
+    /// What the two ends mean: `bounds`, `percent95`, `spread`.
+    certainty: String,
+    certainty_means: String,
+    /// The larger distance of the ends from the size.
+    error_bytes: Bytes,
+    window_ns: Ns,
+    carrier: String,
+    carrier_merit: String,
+    /// Which accesses it sees: `all`, `writes`.
+    sees: Sees,
+    blind_spot: String,
+    blind_bytes: Bytes,
+    hot_bytes: Bytes,
+    warm_bytes: Bytes,
+    kernel_bytes: Bytes,
+    is_settled: bool,
+    lost: u64,
+    cost_ns: Ns,
+    at_ns: Ns,
+    age_ns: Ns,
+}
+
+/// What the agent answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// The host's clock now.
+    at_ns: Ns,
+    carriers: Vec<CarrierChoice>,
+    vms: Vec<WorkingSet>,
+}
+
+impl Answer {
+    /// What the agent's loop knows of these VMs.
+    pub fn of(control: &Control, now: Ns, vms: &[&VmStatus]) -> Answer {
+        Answer {
+            at_ns: now,
+            carriers: control.carriers().to_vec(),
+            vms: vms.iter().map(|vm| WorkingSet::of(control, now, vm)).collect(),
+        }
+    }
+}
+
+impl WorkingSet {
+    fn of(control: &Control, now: Ns, vm: &VmStatus) -> WorkingSet {
+        let state = control.working_set();
+        WorkingSet {
+            vm: vm.name.clone(),
+            memory_bytes: vm.memory_bytes,
+            is_watched: state.is_watched(vm.id),
+            why_not: state.why_not(vm.id).map(str::to_owned),
+            working_set: state.measured(vm.id).map(|measured| Figure::of(measured, now)),
+        }
+    }
+}
+
+impl Figure {
+    fn of(measured: &Measured, now: Ns) -> Figure {
+        let Measured {
+            estimate,
+            blind,
+            cost,
+            ..
+        } = measured;
+        let carrier: Carrier = estimate.carrier;
+        let (certainty, certainty_means) = match estimate.certainty {
+            Certainty::Bounds => (
+                "bounds",
+                "the true size lies between them, if the carrier works as it says",
+            ),
+            Certainty::Percent95 => ("percent95", "the true size lies between them in 95 of 100 cases"),
+            Certainty::Spread => (
+                "spread",
+                "the least and the most of recent windows; the most with what the carrier may not have seen",
+            ),
+        };
+        let above = estimate.most.saturating_sub(estimate.size);
+        Figure {
+            size_bytes: estimate.size,
+            least_bytes: estimate.least,
+            most_bytes: estimate.most,
+            certainty: certainty.to_owned(),
+            certainty_means: certainty_means.to_owned(),
+            error_bytes: above.max(estimate.size.saturating_sub(estimate.least)),
+            window_ns: estimate.window,
+            carrier: carrier.name().to_owned(),
+            carrier_merit: carrier.merit().to_owned(),
+            sees: carrier.sees(),
+            blind_spot: carrier.blind_spot().to_owned(),
+            blind_bytes: blind.to_bytes(),
+            hot_bytes: estimate.hot,
+            warm_bytes: estimate.warm,
+            kernel_bytes: estimate.kernel,
+            is_settled: estimate.settled == Settled::Yes,
+            lost: estimate.lost,
+            cost_ns: *cost,
+            at_ns: estimate.at,
+            age_ns: now.saturating_sub(estimate.at),
+        }
+    }
+}
+
+/// `homenode wss`.
+///
+/// # Errors
+/// No agent, no such VM, nobody who can tell, a VM that is left alone, an agent in a dry run.
+pub fn run(args: &WssArgs) -> anyhow::Result<()> {
+    if let Some(window) = args
+        .window
+        .filter(|window| !(WINDOW_MIN..=WINDOW_MAX).contains(window))
+    {
+        return Err(bad_input(format!(
+            "--window {window}: windows last from {WINDOW_MIN} to {WINDOW_MAX}"
+        )));
+    }
+    match &args.vm {
+        Some(vm) => one(args, vm),
+        None => all(args),
+    }
+}
+
+fn ask(args: &WssArgs, vm: Option<&str>) -> anyhow::Result<Answer> {
+    let request = Request::WorkingSets {
+        vm: vm.map(str::to_owned),
+        window: args.window,
+        wait: WAIT,
+    };
+    Ok(serde_json::from_value(ask_agent(&args.state, &request)?)?)
+}
+
+fn all(args: &WssArgs) -> anyhow::Result<()> {
+    if args.window.is_some() {
+        return Err(bad_input("--window goes with the name of a VM"));
+    }
+    let answer = ask(args, None)?;
+    if args.json {
+        return print_json(&answer.vms);
+    }
+    let rows = answer.vms.iter().map(|vm| {
+        let figure = vm.working_set.as_ref();
+        vec![
+            vm.vm.clone(),
+            vm.memory_bytes.to_string(),
+            or_dash(figure, |figure| in_mib(figure.size_bytes)),
+            or_dash(figure, |figure| {
+                format!("{} to {}", in_mib(figure.least_bytes), in_mib(figure.most_bytes))
+            }),
+            or_dash(figure, |figure| figure.window_ns.to_string()),
+            or_dash(figure, |figure| figure.carrier.clone()),
+            or_dash(figure, |figure| format!("{} ago", seconds(figure.age_ns))),
+            vm.why_not.clone().unwrap_or_default(),
+        ]
+    });
+    let header = [
+        "VM",
+        "memory",
+        "working set",
+        "interval",
+        "window",
+        "carrier",
+        "",
+        "",
+    ];
+    println!("{}", table(&header, rows));
+    Ok(())
+}
+
+/// Waits for the VM's next figure.
+fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let mut asked_at = None;
+    let mut told = String::new();
+    loop {
+        let answer = ask(args, Some(name))?;
+        let asked_at = *asked_at.get_or_insert(answer.at_ns);
+        let Some(vm) = answer.vms.into_iter().next() else {
+            bail!("the agent gave no answer about VM {name}");
+        };
+        let wanted = args.window.unwrap_or(Ns::ZERO);
+        // A window that was running for somebody else may be shorter than the one wanted.
+        let is_fresh = |figure: &&Figure| figure.at_ns > asked_at && 3 * figure.window_ns.0 >= 2 * wanted.0;
+        if let Some(figure) = vm.working_set.as_ref().filter(is_fresh) {
+            return show(args, &vm, figure, &answer.carriers);
+        }
+        if let Some(why) = &vm.why_not {
+            bail!("the working set of VM {name} is not known: {why}");
+        }
+        let text = format!("watching VM {name}: {:.0} s", begun.elapsed().as_secs_f64());
+        if text != told {
+            progress(&text);
+            told = text;
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, carriers: &[CarrierChoice]) -> anyhow::Result<()> {
+    if args.json {
+        let mut object = serde_json::to_value(figure)?;
+        object["vm"] = vm.vm.clone().into();
+        object["memory_bytes"] = vm.memory_bytes.0.into();
+        object["carriers"] = serde_json::to_value(carriers)?;
+        object["not"] = NOT.into();
+        return print_json(&object);
+    }
+    let share = figure.size_bytes.as_f64() / vm.memory_bytes.as_f64().max(1.0);
+    println!(
+        "{} uses {} of {} ({}), within {}",
+        vm.vm,
+        in_mib(figure.size_bytes),
+        vm.memory_bytes,
+        percent(share),
+        figure.window_ns
+    );
+    let kernel = match figure.kernel_bytes {
+        Bytes::ZERO => "the guest's kernel is in it, and not told apart".to_owned(),
+        kernel => format!("of it at least {} its kernel", in_mib(kernel)),
+    };
+    let settled = if figure.is_settled {
+        "settled"
+    } else {
+        "may still move: ask again"
+    };
+    let lines = [
+        (
+            "interval",
+            format!(
+                "{} to {}: {}",
+                in_mib(figure.least_bytes),
+                in_mib(figure.most_bytes),
+                figure.certainty_means
+            ),
+        ),
+        (
+            "hot",
+            format!(
+                "{}, and {} warm; {kernel}",
+                in_mib(figure.hot_bytes),
+                in_mib(figure.warm_bytes)
+            ),
+        ),
+        ("settled", settled.to_owned()),
+        ("carrier", format!("{}: {}", figure.carrier, figure.carrier_merit)),
+        (
+            "blind to",
+            format!("{}; at most {}", figure.blind_spot, in_mib(figure.blind_bytes)),
+        ),
+        (
+            "cost",
+            format!(
+                "{} of CPU time per window on the host",
+                milliseconds(figure.cost_ns)
+            ),
+        ),
+        ("", NOT.to_owned()),
+    ];
+    for (what, text) in lines {
+        println!("  {what:<9} {text}");
+    }
+    let others = carriers
+        .iter()
+        .filter(|choice| choice.carrier.name() != figure.carrier);
+    for choice in others {
+        let why = choice.why_not.as_deref().unwrap_or("there, and less exact");
+        println!("  {:<9} {}: {why}", "not", choice.carrier.name());
+    }
+    Ok(())
+}
+
+fn in_mib(bytes: Bytes) -> String {
+    format!("{:.1} MiB", bytes.as_f64() / (1 << 20) as f64)
+}
+
+fn seconds(ns: Ns) -> String {
+    format!("{:.0} s", ns.as_secs_f64())
+}
+
+fn milliseconds(ns: Ns) -> String {
+    format!("{:.1} ms", ns.as_f64() / 1e6)
+}
+
+/// Why a VM's memory will not be watched, whatever happens, if so; with the remedy.
+///
+/// # Errors
+/// That sentence.
+pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
+    let of_vm = |why: &str| format!("the memory of VM {} cannot be watched: {why}", vm.name);
+    if let Some(why) = control.watching_idle() {
+        return Err(of_vm(why));
+    }
+    if control.is_opted_out(vm.id) {
+        return Err(of_vm("its operator opted it out (manage='no' in its metadata)"));
+    }
+    let carriers = control.carriers();
+    if carriers.iter().all(|choice| choice.why_not.is_some()) {
+        let each = carriers.iter().map(|choice| {
+            let why = choice.why_not.as_deref().unwrap_or_default();
+            format!("{}: {why}", choice.carrier.name())
+        });
+        let all: Vec<String> = each.collect();
+        return Err(of_vm(&format!(
+            "nobody can tell which it uses ({})",
+            all.join("; ")
+        )));
+    }
+    Ok(())
+}

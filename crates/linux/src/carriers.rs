@@ -1,0 +1,287 @@
+//! Who can tell which of its memory a VM uses, behind one interface: [`Look`], window after window.
+//!
+//! | carrier | takes | sees |
+//! |---|---|---|
+//! | [`Carrier::Invalidation`] | root | every page used, exactly; each costs the VM a fault per window |
+//! | [`Carrier::AccessedBits`] | root, and a guest that QEMU emulates | every page used but for what TLBs hold |
+//! | [`Carrier::Damon`] | a kernel with DAMON that nobody uses | regions, by samples |
+//!
+//! Which there are is looked up anew each time ([`choices`]), best first: exact before cheap, as a window is long and watching is
+//! asked for. `docs/WORKING_SET.md` says of other mechanisms why they are not here.
+
+pub mod clear_refs;
+pub mod damon;
+
+use std::path::{Path, PathBuf};
+
+use homenode_host::observed::{Carrier, CarrierChoice, Found};
+use homenode_units::{Ns, Pages};
+
+use crate::numa_maps::Range;
+use crate::read::{self, ReadError};
+use clear_refs::Clear;
+use damon::Damon;
+
+/// Entries of a second-level TLB, where what it holds escapes the carrier: of all processors since Broadwell and Zen 2 no less
+/// than 1536 and few more than 2048.
+const TLB_ENTRIES: u64 = 2048;
+
+/// Why a carrier does not serve.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CarrierError {
+    /// The process ended.
+    #[error("its QEMU has ended")]
+    Gone,
+    /// Not this VM, or not now.
+    #[error("{0}")]
+    Unfit(String),
+    /// The kernel refused.
+    #[error("{path}: {cause}")]
+    Refused {
+        /// The file.
+        path: String,
+        /// What the system said.
+        cause: String,
+    },
+    /// Something is unreadable or malformed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+impl CarrierError {
+    fn refused(path: &Path, error: &std::io::Error) -> CarrierError {
+        CarrierError::Refused {
+            path: path.display().to_string(),
+            cause: error.to_string(),
+        }
+    }
+}
+
+/// How QEMU runs a VM's vCPUs: what tells of the use of its memory depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// KVM does, through page tables of its own.
+    Kvm,
+    /// QEMU emulates them, as any program that uses memory.
+    Emulated,
+}
+
+/// A VM to be watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its QEMU.
+    pub pid: i32,
+    /// Where its memory is.
+    pub ranges: Vec<Range>,
+    /// How many vCPUs it has.
+    pub vcpus: u64,
+    /// How they run.
+    pub runs: Runs,
+}
+
+impl Target {
+    /// Its memory.
+    pub fn pages(&self) -> Pages {
+        self.ranges.iter().map(Range::pages).sum()
+    }
+}
+
+/// Which carriers this host has for VMs that run in this way, best first.
+pub fn choices(root: &Path, runs: Runs) -> Vec<CarrierChoice> {
+    let clear = match runs {
+        Runs::Kvm => Carrier::Invalidation,
+        Runs::Emulated => Carrier::AccessedBits,
+    };
+    let no_clear = || {
+        if !root.join("proc/self/clear_refs").exists() {
+            return Some("the kernel has no /proc/PID/clear_refs (CONFIG_PROC_PAGE_MONITOR)".to_owned());
+        }
+        (!rustix::process::geteuid().is_root()).then(|| "it takes root: run the agent as root".to_owned())
+    };
+    let other = match runs {
+        Runs::Kvm => "KVM keeps accessed bits of its own, which clear_refs and smaps do not look at",
+        Runs::Emulated => {
+            "there is nothing to invalidate: QEMU emulates the VM, whose accessed bits are QEMU's own"
+        }
+    };
+    let out = [Carrier::Invalidation, Carrier::AccessedBits]
+        .into_iter()
+        .filter(|carrier| *carrier != clear);
+    let of = |carrier, why_not| CarrierChoice { carrier, why_not };
+    [
+        of(clear, no_clear()),
+        of(Carrier::Damon, Damon::new(root).why_not()),
+    ]
+    .into_iter()
+    .chain(out.map(|carrier| of(carrier, Some(other.to_owned()))))
+    .collect()
+}
+
+/// What was seen in a window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sight {
+    /// Which memory.
+    pub found: Found,
+    /// Most that may be in use unseen.
+    pub blind: Pages,
+    /// CPU time of others that looked for us.
+    pub cost_elsewhere: Ns,
+}
+
+/// A carrier at work on one VM.
+pub trait Look: Send {
+    /// Whose word it is.
+    fn carrier(&self) -> Carrier;
+
+    /// How long before the window's end [`Look::end`] is to be called, because it waits for it.
+    fn early(&self) -> Ns {
+        Ns::ZERO
+    }
+
+    /// A window begins.
+    ///
+    /// # Errors
+    /// When the VM is gone or the kernel refuses.
+    fn begin(&mut self) -> Result<(), CarrierError>;
+
+    /// It is over.
+    ///
+    /// # Errors
+    /// As at the beginning.
+    fn end(&mut self) -> Result<Sight, CarrierError>;
+}
+
+/// Puts a carrier to work.
+///
+/// # Errors
+/// When it does not serve this VM.
+pub fn look(
+    root: &Path,
+    carrier: Carrier,
+    target: &Target,
+    window: Ns,
+) -> Result<Box<dyn Look>, CarrierError> {
+    let (root, target) = (root.to_owned(), target.clone());
+    match carrier {
+        Carrier::Invalidation | Carrier::AccessedBits => match clear_refs::unfit(&target.ranges) {
+            Some(why) => Err(CarrierError::Unfit(why)),
+            None => Ok(Box::new(Cleared {
+                root,
+                carrier,
+                target,
+            })),
+        },
+        Carrier::Damon => Ok(Box::new(Sampled::begin(&root, target, window)?)),
+        other => Err(CarrierError::Unfit(format!("{} is not read here", other.name()))),
+    }
+}
+
+/// By what is cleared and set again.
+struct Cleared {
+    root: PathBuf,
+    carrier: Carrier,
+    target: Target,
+}
+
+impl Look for Cleared {
+    fn carrier(&self) -> Carrier {
+        self.carrier
+    }
+
+    fn begin(&mut self) -> Result<(), CarrierError> {
+        if self.carrier == Carrier::Invalidation {
+            // KVM marks what it lets go of as used: first that, then the marks.
+            clear_refs::clear(&self.root, self.target.pid, Clear::Mappings)?;
+        }
+        clear_refs::clear(&self.root, self.target.pid, Clear::References)
+    }
+
+    fn end(&mut self) -> Result<Sight, CarrierError> {
+        let Target {
+            pid, ranges, vcpus, ..
+        } = &self.target;
+        let seen = clear_refs::referenced(&self.root, *pid, ranges)?.ok_or(CarrierError::Gone)?;
+        let blind = match self.carrier {
+            Carrier::AccessedBits => Pages(TLB_ENTRIES * vcpus),
+            _ => Pages::ZERO,
+        };
+        Ok(Sight {
+            found: Found::Amount {
+                used: seen.used,
+                coarse: seen.coarse,
+            },
+            blind,
+            cost_elsewhere: Ns::ZERO,
+        })
+    }
+}
+
+/// By DAMON, which is taken down when this is dropped.
+struct Sampled {
+    root: PathBuf,
+    damon: Damon,
+    target: Target,
+    window: Ns,
+    spent: Ns,
+}
+
+impl Sampled {
+    fn begin(root: &Path, target: Target, window: Ns) -> Result<Sampled, CarrierError> {
+        let damon = Damon::new(root);
+        damon.begin(target.pid, &target.ranges, window)?;
+        Ok(Sampled {
+            root: root.to_owned(),
+            damon,
+            target,
+            window,
+            spent: Ns::ZERO,
+        })
+    }
+
+    /// CPU time of the kernel's thread.
+    fn spent(&self) -> Option<Ns> {
+        let path = self
+            .root
+            .join(format!("proc/{}/schedstat", self.damon.kdamond()?));
+        let text = read::text_if_there(&path, read::SMALL_BYTES).ok()??;
+        Some(Ns(text.split_whitespace().next()?.parse().ok()?))
+    }
+}
+
+impl Look for Sampled {
+    fn carrier(&self) -> Carrier {
+        Carrier::Damon
+    }
+
+    fn early(&self) -> Ns {
+        Ns(2 * self.window.0 / u64::from(damon::LOOKS))
+    }
+
+    fn begin(&mut self) -> Result<(), CarrierError> {
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Sight, CarrierError> {
+        let regions = self.damon.regions(&self.target.ranges)?;
+        if regions.is_empty() {
+            return Err(CarrierError::Unfit("DAMON told of no region".into()));
+        }
+        let spent = self.spent().unwrap_or(self.spent);
+        let cost_elsewhere = spent.saturating_sub(std::mem::replace(&mut self.spent, spent));
+        Ok(Sight {
+            found: Found::Regions {
+                regions,
+                looks: damon::LOOKS,
+            },
+            blind: Pages::ZERO,
+            cost_elsewhere,
+        })
+    }
+}
+
+impl Drop for Sampled {
+    fn drop(&mut self) {
+        // What remains where this fails is the guard's to take down.
+        let _ = self.damon.end(self.target.pid);
+    }
+}

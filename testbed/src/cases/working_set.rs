@@ -1,0 +1,139 @@
+//! Working sets of real guests under KVM, asked of a running agent, against what the guests are known to use.
+//!
+//! A guest writes 64 MiB once, and then some of it again and again: 16 MiB in one stretch, or every fourth page, or nothing.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use homenode_testbed_guest::Behaviour;
+use serde_json::Value;
+
+use super::agent::{SOON, start_agent_with, stop};
+use crate::inside::Inside;
+use crate::inside::guest::GuestSpec;
+use crate::inside::wait::{Look, wait_until};
+
+const TOUCHED_MIB: u32 = 64;
+const HOT_MIB: u32 = 16;
+/// A guest that scatters its hot pages writes one of so many.
+const STRIDE: u32 = 4;
+/// Pause between two passes, far shorter than a window.
+const PASS_MS: u32 = 100;
+const WINDOW: &str = "4s";
+/// Beside the idle guest's kernel, one that is woken ten times a second uses some more of itself: its timer, its scheduler, our
+/// own thread's stack.
+const KERNEL_MORE_BYTES: u64 = 2 << 20;
+
+/// Runs `homenode wss`; its JSON, or what it complained of and with which status.
+fn wss(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, (i32, String)>> {
+    let output = Command::new(inside.homenode()?)
+        .arg("wss")
+        .args(arguments)
+        .arg("--json")
+        .output()?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Ok(Err((output.status.code().unwrap_or(-1), said)));
+    }
+    let value = serde_json::from_slice(&output.stdout);
+    Ok(Ok(value.with_context(|| format!("homenode wss {arguments:?}"))?))
+}
+
+/// The next figure of the guest, and its least, size and most.
+fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
+    let begin = Instant::now();
+    let figure = wait_until("a working set", SOON, || {
+        Ok(match wss(inside, &[name, "--window", WINDOW])? {
+            Ok(figure) => Look::Done(figure),
+            // Before its first epoch the agent knows nobody.
+            Err((_, why)) => Look::NotYet(why),
+        })
+    })?;
+    let bytes = |key: &str| {
+        figure[key]
+            .as_u64()
+            .with_context(|| format!("no {key} in {figure}"))
+    };
+    let ends = [bytes("least_bytes")?, bytes("size_bytes")?, bytes("most_bytes")?];
+    let carrier = figure["carrier"].as_str().unwrap_or("nobody").to_owned();
+    inside.note(format!(
+        "{carrier}: {:.2} MiB, {:.2} to {:.2}, window {:.1} s, cost {:.0} ms, after {:.1} s",
+        mib(ends[1]),
+        mib(ends[0]),
+        mib(ends[2]),
+        bytes("window_ns")? as f64 / 1e9,
+        bytes("cost_ns")? as f64 / 1e6,
+        begin.elapsed().as_secs_f64()
+    ));
+    Ok((figure, ends))
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// What the agent says lies around what the guest is known to use: in one stretch, scattered, and nothing.
+pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
+    let idle = Behaviour::idle().with_touch(TOUCHED_MIB);
+    let hot = |stride| idle.with_every(PASS_MS).with_hot(HOT_MIB, stride);
+    let mut spec = GuestSpec::new("worker").doing(hot(1));
+    spec.memory_mib = 256;
+    let guest = inside.create(&spec)?;
+    guest.wait_ready()?;
+    // The host is slow, and so is each look: its share of a CPU is not what is tried here.
+    let config = inside.dir().join("watching.toml");
+    fs::write(&config, "[working_set]\ncpu_share_max = 1.0\n")?;
+    let agent = start_agent_with(
+        inside,
+        &["--policies", "default", "--config", &config.display().to_string()],
+    )?;
+
+    let (said, contiguous) = figure(inside, "worker")?;
+    let next = |behaviour| -> anyhow::Result<[u64; 3]> {
+        guest.switch_to(behaviour)?;
+        // A window that was running when the guest changed is over first.
+        std::thread::sleep(Duration::from_secs(5));
+        Ok(figure(inside, "worker")?.1)
+    };
+    let (scattered, alone) = (next(hot(STRIDE))?, next(idle)?);
+
+    let known = u64::from(HOT_MIB) << 20;
+    // The guest's kernel is in the figure: by so much it may exceed what the program uses.
+    let kernel = alone[1] + KERNEL_MORE_BYTES;
+    for (what, [least, size, most]) in [("in one stretch", contiguous), ("scattered", scattered)] {
+        ensure!(
+            least <= known + kernel && known <= most && (known..=known + kernel).contains(&size),
+            "expected {HOT_MIB} MiB {what} and at most {:.2} MiB of a kernel, saw {:.2} MiB, {:.2} to {:.2}",
+            mib(kernel),
+            mib(size),
+            mib(least),
+            mib(most)
+        );
+    }
+    ensure!(
+        alone[1] < contiguous[1] / 2 && alone[1] < scattered[1] / 2,
+        "expected the idle guest to use less than half, saw {:.2} MiB",
+        mib(alone[1])
+    );
+    ensure!(
+        said["carrier"] == "invalidation" && said["window_ns"].as_u64() >= Some(4_000_000_000),
+        "expected invalidation on this kernel, in windows of 4 s, saw {said}"
+    );
+    let nobody = wss(inside, &["nobody"])?;
+    ensure!(
+        nobody
+            .as_ref()
+            .is_err_and(|(status, why)| *status == 2 && why.contains("there are: worker")),
+        "expected to be told which VMs there are, saw {nobody:?}"
+    );
+    let listed = wss(inside, &[])?;
+    ensure!(
+        listed
+            .as_ref()
+            .is_ok_and(|all| all[0]["vm"] == "worker" && all[0]["working_set"]["size_bytes"].is_u64()),
+        "expected the VM's last figure, saw {listed:?}"
+    );
+    stop(agent)
+}
