@@ -47,6 +47,14 @@ have_kernel() {
     return 1
 }
 
+# Of those, the one that is used.
+newest_kernel() {
+    for image in /boot/vmlinuz-6.1.*-amd64; do
+        release=${image#/boot/vmlinuz-}
+        if [ -e "/lib/modules/$release/kernel" ]; then printf '%s\n' "$release"; fi
+    done | sort -V | tail -n 1
+}
+
 as_root() {
     if [ "$(id -u)" = 0 ]; then
         "$@"
@@ -89,13 +97,20 @@ disable_units() {
     done
 }
 
+updated=no
+update_once() {
+    [ "$updated" = no ] || return 0
+    say "apt-get update"
+    as_root apt-get -q -q update
+    updated=yes
+}
+
 install_packages() {
     [ -n "$missing" ] || { say "packages: all there"; return 0; }
     command -v apt-get >/dev/null 2>&1 || die "no apt-get here: install these by hand:$missing"
     had_libvirt=no
     if installed libvirt-daemon-system; then had_libvirt=yes; fi
-    say "apt-get update"
-    as_root apt-get -q -q update
+    update_once
     trap restore_services EXIT
     trap 'exit 130' INT TERM
     forbid_services
@@ -106,6 +121,19 @@ install_packages() {
     trap - EXIT INT TERM
     # A libvirt that was there before belongs to the machine's owner.
     if [ "$had_libvirt" = no ]; then disable_units; fi
+}
+
+# What the guest's kernel module is built with. The archive keeps headers of its newest kernels alone: where it has none for the one
+# that is here, both come anew.
+install_headers() {
+    release=$(newest_kernel)
+    if installed "linux-headers-$release"; then return 0; fi
+    update_once
+    wanted="linux-headers-$release"
+    if ! apt-cache show "$wanted" >/dev/null 2>&1; then wanted="linux-image-amd64 linux-headers-amd64"; fi
+    say "needs $wanted: builds the guest's kernel module"
+    # shellcheck disable=SC2086 # one word per package is meant
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install $wanted
 }
 
 install_virtme() {
@@ -133,5 +161,6 @@ for line in $(printf '%s' "$packages" | tr ' ' '_'); do
 done
 install_packages
 have_kernel || die "no stock 6.1 kernel with its modules in /boot and /lib/modules: install linux-image-amd64 of Debian 12"
+install_headers
 install_virtme
 say "ready: run 'make testbed', or 'cargo run -p homenode-testbed -- --list'"

@@ -6,7 +6,7 @@
  *
  * Each node has a stretch of address space with a memory policy, and arenas of jemalloc's that take their extents from there alone.
  * Where an object's memory is can so be seen from its address. A thread that finds itself on another node changes to an arena of that
- * node and empties its cache; it looks at each large object, and at one in LOOK_EVERY others. An object of another node goes back to
+ * node and empties its cache; it looks once in LOOK_BYTES that it allocates, so at each large object. An object of another node goes back to
  * the arena that it is from, and not into the cache of who frees it, from which it would be handed out again.
  *
  * Without a topology page, or without jemalloc behind it, each call goes on to the next allocator and nothing else happens.
@@ -28,8 +28,7 @@
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
 enum {
-	LOOK_EVERY = 64,
-	LARGE = 32 << 10,
+	LOOK_BYTES = 32 << 10,
 	REGION_BITS = 40, /* of a node's stretch: more than its memory, since addresses are never given back */
 	ARENAS_PER_NODE_MAX = 8,
 	NOWHERE = 0xff,
@@ -58,6 +57,8 @@ struct region {
 	atomic_uint threads;
 };
 
+#define STRETCH ((uintptr_t)1 << REGION_BITS)
+
 static struct region regions[HOMENODE_TOPOLOGY_VNODES_MAX];
 /* All of the address space; no bytes as long as nothing is followed. */
 static uintptr_t regions_begin, regions_bytes;
@@ -72,7 +73,8 @@ static struct {
 
 /* What a thread knows of itself. */
 static __thread __attribute__((tls_model("initial-exec"))) struct {
-	int left; /* objects until it looks again */
+	size_t left;     /* bytes until it looks again */
+	uintptr_t begin; /* of its node's stretch */
 	unsigned node, arena;
 } own = { .node = NOWHERE };
 
@@ -142,7 +144,13 @@ static const extent_hooks node_hooks = {
 
 /* --- Threads --- */
 
-static inline bool is_elsewhere(const void *object)
+/* The usual case, in as little as possible: of the thread's own node. */
+static inline bool is_own(const void *object)
+{
+	return (uintptr_t)object - own.begin < STRETCH;
+}
+
+static bool is_elsewhere(const void *object)
 {
 	uintptr_t at = (uintptr_t)object - regions_begin;
 
@@ -152,7 +160,7 @@ static inline bool is_elsewhere(const void *object)
 __attribute__((noinline)) static void look(void)
 {
 	/* Before anything that could allocate. */
-	own.left = LOOK_EVERY;
+	own.left = LOOK_BYTES;
 	if (regions_bytes == 0)
 		return;
 	int node = homenode_node(topology);
@@ -166,23 +174,40 @@ __attribute__((noinline)) static void look(void)
 	if (jemalloc.mallctl("thread.arena", NULL, NULL, &arena, sizeof(arena)) == 0) {
 		own.node = (unsigned)node;
 		own.arena = arena;
+		own.begin = regions_begin + (uintptr_t)node * STRETCH;
 	}
 }
 
-#define LOOK(bytes)                                             \
-	do {                                                    \
-		if (UNLIKELY(own.left-- <= 0 || (bytes) >= LARGE)) \
-			look();                                 \
+#define LOOK(bytes)                             \
+	do {                                    \
+		if (UNLIKELY((bytes) >= own.left)) \
+			look();                 \
+		else                            \
+			own.left -= (bytes);    \
 	} while (0)
 
-static void free_elsewhere(void *object)
+/* Frees an object of another node; false if it is of none, so that the next allocator has to. */
+__attribute__((noinline)) static bool free_elsewhere(void *object)
 {
+	if (!is_elsewhere(object))
+		return false;
 	jemalloc.dallocx(object, WITHOUT_CACHE);
+	return true;
 }
 
 /* --- Entry points --- */
 
-/* Those of the next allocator. All but the first are found by the constructor, or when one is called before that. */
+static void *first_malloc(size_t bytes);
+static void first_free(void *object);
+static void *first_calloc(size_t count, size_t bytes);
+static void *first_realloc(void *object, size_t bytes);
+static void *first_aligned_alloc(size_t alignment, size_t bytes);
+static int first_posix_memalign(void **object, size_t alignment, size_t bytes);
+static void *first_memalign(size_t alignment, size_t bytes);
+static void *first_valloc(size_t bytes);
+static void *first_pvalloc(size_t bytes);
+
+/* Those of the next allocator; found when one is called, which may be before the constructor. */
 static struct {
 	void *(*malloc)(size_t);
 	void (*free)(void *);
@@ -193,7 +218,10 @@ static struct {
 	void *(*memalign)(size_t, size_t);
 	void *(*valloc)(size_t);
 	void *(*pvalloc)(size_t);
-} next;
+} next = {
+	first_malloc,	      first_free,     first_calloc, first_realloc, first_aligned_alloc,
+	first_posix_memalign, first_memalign, first_valloc, first_pvalloc,
+};
 
 __attribute__((noinline)) static void find_next(void)
 {
@@ -211,32 +239,37 @@ __attribute__((noinline)) static void find_next(void)
 #undef FIND
 }
 
-#define NEED_NEXT()                       \
-	do {                              \
-		if (UNLIKELY(!next.malloc)) \
-			find_next();      \
-	} while (0)
+#define FIRST(type, name, parameters, ...)       \
+	static type first_##name parameters      \
+	{                                        \
+		find_next();                     \
+		return next.name(__VA_ARGS__);   \
+	}
+FIRST(void *, malloc, (size_t bytes), bytes)
+FIRST(void, free, (void *object), object)
+FIRST(void *, calloc, (size_t count, size_t bytes), count, bytes)
+FIRST(void *, realloc, (void *object, size_t bytes), object, bytes)
+FIRST(void *, aligned_alloc, (size_t alignment, size_t bytes), alignment, bytes)
+FIRST(int, posix_memalign, (void **object, size_t alignment, size_t bytes), object, alignment, bytes)
+FIRST(void *, memalign, (size_t alignment, size_t bytes), alignment, bytes)
+FIRST(void *, valloc, (size_t bytes), bytes)
+FIRST(void *, pvalloc, (size_t bytes), bytes)
 
 EXPORT void *malloc(size_t bytes)
 {
-	NEED_NEXT();
 	LOOK(bytes);
 	return next.malloc(bytes);
 }
 
 EXPORT void free(void *object)
 {
-	if (UNLIKELY(is_elsewhere(object))) {
-		free_elsewhere(object);
+	if (UNLIKELY(!is_own(object) && free_elsewhere(object)))
 		return;
-	}
-	NEED_NEXT();
 	next.free(object);
 }
 
 EXPORT void *calloc(size_t count, size_t bytes)
 {
-	NEED_NEXT();
 	/* Whether it is large only matters when it does not overflow. */
 	LOOK(count * bytes);
 	return next.calloc(count, bytes);
@@ -244,9 +277,8 @@ EXPORT void *calloc(size_t count, size_t bytes)
 
 EXPORT void *realloc(void *object, size_t bytes)
 {
-	NEED_NEXT();
 	LOOK(bytes);
-	if (UNLIKELY(bytes > 0 && is_elsewhere(object) && own.node != NOWHERE)) {
+	if (UNLIKELY(!is_own(object) && bytes > 0 && is_elsewhere(object) && own.node != NOWHERE)) {
 		void *moved = jemalloc.rallocx(object, bytes, IN_ARENA(own.arena) | WITHOUT_CACHE);
 
 		if (!moved)
@@ -258,35 +290,30 @@ EXPORT void *realloc(void *object, size_t bytes)
 
 EXPORT void *aligned_alloc(size_t alignment, size_t bytes)
 {
-	NEED_NEXT();
 	LOOK(bytes);
 	return next.aligned_alloc(alignment, bytes);
 }
 
 EXPORT int posix_memalign(void **object, size_t alignment, size_t bytes)
 {
-	NEED_NEXT();
 	LOOK(bytes);
 	return next.posix_memalign(object, alignment, bytes);
 }
 
 EXPORT void *memalign(size_t alignment, size_t bytes)
 {
-	NEED_NEXT();
 	LOOK(bytes);
 	return next.memalign(alignment, bytes);
 }
 
 EXPORT void *valloc(size_t bytes)
 {
-	NEED_NEXT();
 	LOOK(bytes);
 	return next.valloc(bytes);
 }
 
 EXPORT void *pvalloc(size_t bytes)
 {
-	NEED_NEXT();
 	LOOK(bytes);
 	return next.pvalloc(bytes);
 }
@@ -308,10 +335,8 @@ EXPORT void *pvalloc(size_t bytes)
 	EXPORT void name parameters                                      \
 	{                                                                \
 		static __typeof__(name) *operator_;                      \
-		if (UNLIKELY(is_elsewhere(object))) {                    \
-			free_elsewhere(object);                          \
+		if (UNLIKELY(!is_own(object) && free_elsewhere(object))) \
 			return;                                          \
-		}                                                        \
 		if (UNLIKELY(!operator_))                                \
 			operator_ = OPERATOR(name);                      \
 		operator_(__VA_ARGS__);                                  \
@@ -363,9 +388,9 @@ static bool find_jemalloc(void)
 /* A stretch for each node, with its arenas. */
 static const char *lay_out(unsigned nodes)
 {
-	const size_t stretch = (size_t)1 << REGION_BITS, large_page = 2 << 20;
+	const size_t large_page = 2 << 20;
 	unsigned refused = nodes;
-	char *begin = mmap(NULL, nodes * stretch + large_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *begin = mmap(NULL, nodes * STRETCH + large_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	if (begin == MAP_FAILED)
 		return "no address space for arenas (a limit of ulimit -v?)";
@@ -374,9 +399,9 @@ static const char *lay_out(unsigned nodes)
 		struct region *region = &regions[node];
 
 		region->hooks = node_hooks;
-		region->next = (uintptr_t)begin + node * stretch;
-		region->end = (uintptr_t)begin + (node + 1) * stretch;
-		if (homenode_mbind((void *)region->next, stretch, MPOL_PREFERRED, 1ul << node) != 0)
+		region->next = (uintptr_t)begin + node * STRETCH;
+		region->end = (uintptr_t)begin + (node + 1) * STRETCH;
+		if (homenode_mbind((void *)region->next, STRETCH, MPOL_PREFERRED, 1ul << node) != 0)
 			refused = node;
 		for (unsigned at = 0; at < arenas_per_node; at++) {
 			extent_hooks *hooks = &region->hooks;
@@ -391,7 +416,7 @@ static const char *lay_out(unsigned nodes)
 		    strerror(errno));
 	regions_begin = (uintptr_t)begin;
 	/* From now on threads look. */
-	__atomic_store_n(&regions_bytes, nodes * stretch, __ATOMIC_RELEASE);
+	__atomic_store_n(&regions_bytes, nodes * STRETCH, __ATOMIC_RELEASE);
 	return NULL;
 }
 
@@ -399,7 +424,7 @@ __attribute__((constructor)) static void begin(void)
 {
 	char why[HOMENODE_ERROR_BYTES];
 
-	NEED_NEXT();
+	find_next();
 	topology = homenode_open(NULL, why);
 	if (!topology) {
 		say("%s; jemalloc runs as without", why);

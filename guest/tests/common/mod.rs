@@ -9,7 +9,7 @@ use homenode_units::NodeId;
 /// The virtual and the host nodes.
 pub const NODES: u16 = 4;
 /// Of the emulated VM: more than this machine has.
-const VCPUS: usize = 256;
+const VCPUS: u16 = 256;
 
 /// A page's file and its writer's side.
 pub struct Page {
@@ -45,11 +45,21 @@ impl Page {
 
     /// Publishes that all vCPUs are on this node; the memory of each virtual node is on the host node of its number.
     pub fn put_vcpus_on(&mut self, node: u16) {
+        self.put_vcpus(|_| node);
+    }
+
+    /// Publishes that each vCPU is on the node of its number, modulo how many there are.
+    #[allow(dead_code, reason = "not every test program wants it")]
+    pub fn put_each_vcpu_on_its_node(&mut self) {
+        self.put_vcpus(|vcpu| vcpu % NODES);
+    }
+
+    fn put_vcpus(&mut self, node: impl Fn(u16) -> u16) {
         let distances = (0..NODES)
             .map(|from| (0..NODES).map(|to| if from == to { 10 } else { 20 }).collect())
             .collect();
         let topology = Topology::new(Facts {
-            vcpu_pnode: vec![Some(NodeId(node)); VCPUS],
+            vcpu_pnode: (0..VCPUS).map(|vcpu| Some(NodeId(node(vcpu)))).collect(),
             vnode_pnode: (0..NODES).map(|node| Some(NodeId(node))).collect(),
             distances,
         });
