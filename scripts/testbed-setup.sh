@@ -3,7 +3,16 @@
 #
 # Idempotent: what is there already is not touched, so a second run takes a second. It never starts a
 # service: libvirtd runs only inside the emulated host. For Debian 12 (and relatives), as root or with sudo.
+#
+#   scripts/testbed-setup.sh            what the cases need that run without being named
+#   scripts/testbed-setup.sh --damon    also a kernel with DAMON, for the group `damon`: unpacked, not installed
 set -eu
+
+wanted=${1:-}
+case "$wanted" in
+    '' | --damon) ;;
+    *) printf 'testbed-setup: %s is not an option: there is --damon\n' "$wanted" >&2; exit 2 ;;
+esac
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 venv="$root/target/testbed/venv"
@@ -149,6 +158,28 @@ install_virtme() {
         || die "pip could not install virtme-ng $virtme_version into $venv: is a package index reachable?"
 }
 
+# Debian's security suite has a newer kernel beside the stock one, which is built with DAMON.
+unpack_damon_kernel() {
+    target="$root/target/testbed/kernel-damon"
+    if ls "$target"/boot/vmlinuz-* >/dev/null 2>&1; then
+        say "kernel with DAMON: there"
+        return 0
+    fi
+    as_root apt-get -q -q update
+    package=$(apt-cache search --names-only '^linux-image-6\.12\.[0-9]+\+deb12-amd64$' | cut -d' ' -f1 | sort -V | tail -n 1)
+    [ -n "$package" ] || die "no package linux-image-6.12.*+deb12-amd64: is bookworm-security among the apt sources?"
+    say "$package into $target (about 110 MB to download)"
+    work=$(mktemp -d)
+    (cd "$work" && apt-get -q -q download "$package") || die "cannot download $package"
+    mkdir -p "$target"
+    dpkg-deb -x "$work"/*.deb "$target"
+    rm -rf "$work"
+    # virtme-ng looks for modules beside boot, and modprobe for their index.
+    for modules in "$target"/lib/modules/*; do
+        /sbin/depmod -b "$target" "${modules##*/}"
+    done
+}
+
 command -v dpkg-query >/dev/null 2>&1 || die "this is not Debian or a relative (no dpkg): see the package list in $0"
 missing=
 for line in $(printf '%s' "$packages" | tr ' ' '_'); do
@@ -163,4 +194,5 @@ install_packages
 have_kernel || die "no stock 6.1 kernel with its modules in /boot and /lib/modules: install linux-image-amd64 of Debian 12"
 install_headers
 install_virtme
+if [ "$wanted" = --damon ]; then unpack_damon_kernel; fi
 say "ready: run 'make testbed', or 'cargo run -p homenode-testbed -- --list'"

@@ -63,6 +63,9 @@ enum Command {
         /// With two nodes of two CPUs and a modelled PMU
         #[arg(long)]
         counted: bool,
+        /// With a kernel that has DAMON (scripts/testbed-setup.sh --damon)
+        #[arg(long, conflicts_with = "counted")]
+        damon: bool,
         #[command(flatten)]
         common: CommonArguments,
     },
@@ -107,10 +110,15 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command.unwrap_or(Command::Run(cli.run)) {
         Command::Run(arguments) => run(&arguments),
-        Command::Up { counted, common } => {
-            let kind = match counted {
-                true => HostKind::Counted,
-                false => HostKind::Plain,
+        Command::Up {
+            counted,
+            damon,
+            common,
+        } => {
+            let kind = match (counted, damon) {
+                (true, _) => HostKind::Counted,
+                (_, true) => HostKind::Damon,
+                _ => HostKind::Plain,
             };
             by_hand::up(&options(&common, true), kind).map(|()| ExitCode::SUCCESS)
         }

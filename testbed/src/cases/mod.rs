@@ -26,6 +26,8 @@ pub enum Group {
     Agent,
     /// The agent with counters: of a modelled PMU.
     Counted,
+    /// Carriers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
+    Damon,
     /// What was found out about libvirt, the kernel and the emulation: run by name only.
     Record,
 }
@@ -37,8 +39,14 @@ impl Group {
         match self {
             Self::Agent => "agent",
             Self::Counted => "counted",
+            Self::Damon => "damon",
             Self::Record => "record",
         }
+    }
+
+    /// Whether its cases run only when they are named.
+    fn is_by_name(self) -> bool {
+        matches!(self, Self::Damon | Self::Record)
     }
 
     /// The emulated host that it needs.
@@ -47,6 +55,7 @@ impl Group {
         match self {
             Self::Agent | Self::Record => HostKind::Plain,
             Self::Counted => HostKind::Counted,
+            Self::Damon => HostKind::Damon,
         }
     }
 }
@@ -260,6 +269,13 @@ pub static ALL: &[Case] = &[
         counted::carrefour,
     ),
     case(
+        "damon",
+        Group::Damon,
+        600,
+        "DAMON and invalidation side by side against known hot sets; another owner's DAMON is left alone",
+        working_set::carriers,
+    ),
+    case(
         "move-speed",
         Group::Record,
         480,
@@ -281,7 +297,7 @@ pub fn find(name: &str) -> Option<&'static Case> {
     ALL.iter().find(|case| case.name == name)
 }
 
-/// The cases named on the command line, by their own name or their group's; all but the records without names.
+/// The cases named on the command line, by their own name or their group's; all but those run by name without names.
 ///
 /// # Errors
 /// The first name that is neither.
@@ -293,7 +309,7 @@ pub fn select(names: &[String]) -> Result<Vec<&'static Case>, String> {
         return Err(unknown.clone());
     }
     let wanted = |case: &&Case| {
-        (names.is_empty() && case.group != Group::Record)
+        (names.is_empty() && !case.group.is_by_name())
             || names
                 .iter()
                 .any(|name| name == case.name || name == case.group.name())
@@ -317,11 +333,14 @@ mod tests {
     }
 
     #[test]
-    fn a_group_selects_its_cases_and_nothing_selects_all_but_the_records() {
+    fn a_group_selects_its_cases_and_nothing_selects_all_but_those_run_by_name() {
         let all = select(&[]).unwrap_or_default();
-        let records = select(&["record".to_owned()]).unwrap_or_default();
-        assert_eq!(all.len() + records.len(), ALL.len());
-        assert!(!records.is_empty() && records.iter().all(|case| case.group == Group::Record));
+        let by_name = [Group::Damon, Group::Record].map(|group| {
+            let cases = select(&[group.name().to_owned()]).unwrap_or_default();
+            assert!(!cases.is_empty() && cases.iter().all(|case| case.group == group));
+            cases.len()
+        });
+        assert_eq!(all.len() + by_name.iter().sum::<usize>(), ALL.len());
         assert_eq!(select(&["bot".to_owned()]).err(), Some("bot".to_owned()));
     }
 }

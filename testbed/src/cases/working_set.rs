@@ -2,19 +2,26 @@
 //!
 //! A guest writes 64 MiB once, and then some of it again and again: 16 MiB in one stretch, or every fourth page, or nothing.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use homenode_host::observed::{Carrier, Found};
+use homenode_linux::carriers::{self, Runs, Target};
+use homenode_linux::numa_maps;
 use homenode_testbed_guest::Behaviour;
+use homenode_units::{Bytes, Ns, Pages};
 use serde_json::Value;
 
 use super::agent::{SOON, start_agent_with, stop};
 use crate::inside::Inside;
-use crate::inside::guest::GuestSpec;
+use crate::inside::guest::{Guest, GuestSpec};
 use crate::inside::wait::{Look, wait_until};
 
+const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const TOUCHED_MIB: u32 = 64;
 const HOT_MIB: u32 = 16;
 /// A guest that scatters its hot pages writes one of so many.
@@ -72,6 +79,125 @@ fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
 
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
+}
+
+/// A carrier of this host's on a guest, for some windows; of the last what was used in half of the looks, and at all.
+fn watch(
+    inside: &Inside,
+    guest: &Guest,
+    what: &str,
+    carrier: Carrier,
+    windows: u32,
+) -> anyhow::Result<[u64; 3]> {
+    let root = Path::new("/");
+    let pid = i32::try_from(guest.process.0)?;
+    let sizes = [Bytes(guest.spec.memory_mib << 20)];
+    let ranges = numa_maps::guest_ram(root, pid, &sizes)?.context("guest RAM was not found")?;
+    let target = Target {
+        pid,
+        ranges,
+        vcpus: 1,
+        runs: Runs::Kvm,
+    };
+    let window = Ns::from_secs(4);
+    let mut look = carriers::look(root, carrier, &target, window)?;
+    let mut last = [0; 3];
+    for number in 1..=windows {
+        look.begin()?;
+        std::thread::sleep(Duration::from_nanos((window - look.early()).0));
+        let pages = match look.end()?.found {
+            Found::Amount { used, .. } => [used.0; 3],
+            Found::Regions { regions, looks } => {
+                let in_least = |least: u32| regions.iter().filter(move |region| region.found >= least);
+                let sum = |least| in_least(least).map(|region| region.pages.0).sum();
+                [sum(looks / 2), sum(1), sum(1)]
+            }
+            Found::Frames { frames } => [frames.len() as u64; 3],
+        };
+        last = pages.map(|pages| Pages(pages).to_bytes().0);
+        inside.note(format!(
+            "{what}, {}, window {number}: hot {:.2} MiB, used {:.2}",
+            carrier.name(),
+            mib(last[0]),
+            mib(last[2])
+        ));
+    }
+    Ok(last)
+}
+
+/// Every file of the kernel's DAMON and what is in it, as far as it can be read.
+fn damon_files() -> BTreeMap<PathBuf, String> {
+    let mut dirs = vec![PathBuf::from(DAMON)];
+    let mut files = BTreeMap::new();
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if let Ok(text) = fs::read_to_string(&path) {
+                files.insert(path, text);
+            }
+        }
+    }
+    files
+}
+
+/// On a kernel with DAMON: both carriers against what a guest is known to use; and a context of somebody else's, which the agent
+/// and the carrier leave as it is.
+pub fn carriers(inside: &mut Inside) -> anyhow::Result<()> {
+    let idle = Behaviour::idle().with_touch(TOUCHED_MIB);
+    let hot = |stride| idle.with_every(PASS_MS).with_hot(HOT_MIB, stride);
+    let mut spec = GuestSpec::new("worker").doing(hot(1));
+    spec.memory_mib = 256;
+    let guest = inside.create(&spec)?;
+    guest.wait_ready()?;
+    let known = u64::from(HOT_MIB) << 20;
+    for (what, behaviour) in [
+        ("in one stretch", hot(1)),
+        ("scattered", hot(STRIDE)),
+        ("idle", idle),
+    ] {
+        guest.switch_to(behaviour)?;
+        std::thread::sleep(Duration::from_secs(2));
+        let exact = watch(inside, &guest, what, Carrier::Invalidation, 2)?;
+        let sampled = watch(inside, &guest, what, Carrier::Damon, 8)?;
+        ensure!(
+            fs::read_to_string(format!("{DAMON}/nr_kdamonds"))?.trim() == "0",
+            "expected DAMON taken down with the watch"
+        );
+        if behaviour == idle {
+            continue;
+        }
+        for (carrier, [least, _, most]) in [("invalidation", exact), ("damon", sampled)] {
+            ensure!(
+                least <= known + 2 * KERNEL_MORE_BYTES && most >= known,
+                "expected {HOT_MIB} MiB {what} within what {carrier} says, saw {:.2} to {:.2} MiB",
+                mib(least),
+                mib(most)
+            );
+        }
+    }
+
+    let set = |file: &str, value: &str| {
+        let path = format!("{DAMON}/{file}");
+        fs::write(&path, value).with_context(|| format!("cannot write {value} to {path}"))
+    };
+    set("nr_kdamonds", "1")?;
+    set("0/contexts/nr_contexts", "1")?;
+    set("0/contexts/0/operations", "paddr")?;
+    let theirs = damon_files();
+    let agent = start_agent_with(inside, &["--policies", "default"])?;
+    let (said, _) = figure(inside, "worker")?;
+    let why = said["carriers"].to_string();
+    ensure!(
+        said["carrier"] == "invalidation" && why.contains("another owner"),
+        "expected DAMON in use by another owner, saw {why}"
+    );
+    let refused = watch(inside, &guest, "taken", Carrier::Damon, 1);
+    ensure!(refused.is_err(), "expected DAMON refused, saw {refused:?}");
+    stop(agent)?;
+    ensure!(damon_files() == theirs, "another owner's DAMON was changed");
+    set("nr_kdamonds", "0")
 }
 
 /// What the agent says lies around what the guest is known to use: in one stretch, scattered, and nothing.

@@ -41,19 +41,21 @@ pub enum HostKind {
     Plain,
     /// Two nodes of two CPUs, and a modelled PMU: two guests can share a last-level cache, and it is counted.
     Counted,
+    /// As the plain one, with a kernel that has DAMON; the guests have the stock one.
+    Damon,
 }
 
 impl HostKind {
     fn nodes(self) -> u32 {
         match self {
-            Self::Plain => NODES,
+            Self::Plain | Self::Damon => NODES,
             Self::Counted => 2,
         }
     }
 
     fn cpus_per_node(self) -> u32 {
         match self {
-            Self::Plain => 1,
+            Self::Plain | Self::Damon => 1,
             Self::Counted => 2,
         }
     }
@@ -152,6 +154,26 @@ impl Workshop {
         ))
     }
 
+    /// The kernel that a host boots. virtme-ng finds the modules beside it.
+    fn image(&self, kind: HostKind) -> anyhow::Result<PathBuf> {
+        if kind != HostKind::Damon {
+            return Ok(self.kernel.image.clone());
+        }
+        let boot = self.dir.join("kernel-damon/boot");
+        let images = fs::read_dir(&boot).into_iter().flatten().flatten();
+        let mut images = images.map(|entry| entry.path());
+        let is_image = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default();
+            name.to_string_lossy().starts_with("vmlinuz-")
+        };
+        images.find(is_image).with_context(|| {
+            format!(
+                "no kernel with DAMON in {}: run scripts/testbed-setup.sh --damon",
+                boot.display()
+            )
+        })
+    }
+
     fn capabilities(&self) -> PathBuf {
         self.dir.join("images").join(CAPABILITIES_DIR)
     }
@@ -195,7 +217,7 @@ impl EmulatedHost {
             "--force-9p",
             "--run",
         ]);
-        command.arg(&workshop.kernel.image);
+        command.arg(workshop.image(kind)?);
         command.args(["--cpus".to_owned(), kind.cpus().to_string()]);
         command.args(["--memory".to_owned(), format!("{}M", kind.nodes() * NODE_MIB)]);
         for node in 0..kind.nodes() {
@@ -219,7 +241,7 @@ impl EmulatedHost {
             monitor.display()
         );
         let pmu_options = match kind {
-            HostKind::Plain => String::new(),
+            HostKind::Plain | HostKind::Damon => String::new(),
             HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
         };
         command
