@@ -7,6 +7,7 @@ use homenode_control::Policies;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
+use crate::epsilon::EpsilonArgs;
 use crate::profile::ProfileArgs;
 
 /// Keeps virtual machines fast and predictable on NUMA hosts.
@@ -55,6 +56,17 @@ pub enum Command {
 
 The exit status is the program's. It is 1 or 2 where there is a complaint, 128 and its number where a signal ended the program.")]
     Profile(ProfileArgs),
+    /// Find out how much memory a guest kernel takes for itself
+    #[command(
+        after_help = "A guest with this kernel and one small program boots with ever less memory until it does not. What it needs at least is
+the kernel's footprint, epsilon, which a working set of programs is added to. Guests run one at a time, and end with this command.
+
+Examples:
+  homenode epsilon --kernel /boot/vmlinuz-6.1.0-56-amd64
+  homenode epsilon --kernel vmlinuz --initrd initrd.img --json
+  homenode epsilon --kernel vmlinuz --as-published --step 5%      the paper's procedure, some sixty guests"
+    )]
+    Epsilon(EpsilonArgs),
     /// Ask where a VM would go, and why
     Place(PlaceArgs),
     /// Show the VMs that the running agent manages
@@ -100,6 +112,19 @@ Examples:
   homenode wss                          all VMs, with their last figures"
     )]
     Wss(WssArgs),
+    /// Let memory be taken from VMs that do not use it, and see who has how much
+    #[command(
+        subcommand,
+        after_help = "A VM with a memory floor has, by its balloon, what its working set needs and a reserve, never less than the floor,
+and gets memory back at once when its guest is short of it. Memory is taken while a node lacks some. All of it comes back
+when the floor is removed or the agent stops or dies.
+
+Examples:
+  homenode memory set web 2GiB         memory may be taken from VM web down to 2 GiB; its metadata keeps that
+  homenode memory set web none         it keeps all of its memory
+  homenode memory show                 who has how much, needs how much, and why"
+    )]
+    Memory(MemoryCommand),
     /// Compare published results, and claims of our own, with what the twin gives
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
@@ -186,7 +211,7 @@ pub struct RunArgs {
     /// Where the journal and the agent's socket are; default: /run/homenode, and no socket for a twin
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// Leave pins and homes as they are when the agent stops in good order, for the next agent to continue; CPU quotas are lifted
+    /// Leave pins and homes as they are when the agent stops in good order, for the next agent to continue; limits are lifted
     #[arg(long)]
     pub keep: bool,
 }
@@ -300,6 +325,31 @@ pub enum PolicyCommand {
     Advise(SuggestArgs),
 }
 
+/// What to do about VMs' memory.
+#[derive(Debug, Subcommand)]
+pub enum MemoryCommand {
+    /// Say how little memory a VM may be left with, or that it keeps all
+    #[command(after_help = "Examples:\n  homenode memory set web 2GiB\n  homenode memory set web none")]
+    Set(FloorArgs),
+    /// Show who has how much memory, and why
+    Show(ShowArgs),
+}
+
+/// Options of `memory set`.
+#[derive(Debug, clap::Args)]
+pub struct FloorArgs {
+    /// The VM's name
+    pub vm: String,
+    /// Memory below which it is never taken (`2GiB`), or `none`
+    pub floor: OrNone<Bytes>,
+    /// JSON instead of a sentence
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
 /// Something that is set, or taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrNone<T> {
@@ -360,7 +410,7 @@ pub struct SetArgs {
     pub state: PathBuf,
 }
 
-/// Options of `permit show` and `policy show`.
+/// Options of `permit show`, `policy show` and `memory show`.
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
     /// Only this VM

@@ -1,4 +1,5 @@
-//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm`, `permit`, `policy` and `wss` ask.
+//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm`, `permit`, `policy`, `memory` and
+//! `wss` ask.
 //!
 //! One request and one answer per connection, each a line of JSON. The desk shares the control loop's state, which the loop
 //! does not hold while it acts, so an answer takes a millisecond even while gigabytes of pages move. What is to be done to the
@@ -66,6 +67,13 @@ pub enum Request {
         /// What is chosen.
         policy: Option<MemoryPolicy>,
     },
+    /// Say how little memory a VM may be left with, or that it keeps all.
+    FloorSet {
+        /// Its name.
+        vm: String,
+        /// How little.
+        floor: Option<Bytes>,
+    },
     /// Which memory policy would suit a VM.
     PolicyAdvise {
         /// Its name.
@@ -130,7 +138,7 @@ pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<Value>> {
         }
     };
     let patience = match request {
-        Request::PermitSet { .. } | Request::PolicySet { .. } => PATIENCE_DONE,
+        Request::PermitSet { .. } | Request::PolicySet { .. } | Request::FloorSet { .. } => PATIENCE_DONE,
         _ => Duration::from_secs(5),
     };
     stream.set_read_timeout(Some(patience))?;
@@ -298,6 +306,21 @@ impl Clerk {
                 let done = json!({ "vm": vm, "policy": policy, "notes": notes });
                 let setting = Setting::MemoryPolicy(policy);
                 return Ok(Answer::Later(self.orders.set(id, setting), done));
+            }
+            Request::FloorSet { vm, floor } => {
+                let status = control.status(machine);
+                let found = named(&status, &vm)?;
+                let note = match (floor, found.memory.maximum_bytes) {
+                    (None, _) => None,
+                    (Some(_), None) => Some("it has no balloon, so nothing can be taken from it"),
+                    (Some(floor), Some(most)) if floor >= most => {
+                        Some("that is all it has, so nothing is taken from it")
+                    }
+                    (Some(_), Some(_)) => control.memory_floors_idle(),
+                };
+                let done = json!({ "vm": vm, "floor_bytes": floor, "note": note });
+                let setting = Setting::MemoryFloor(floor);
+                return Ok(Answer::Later(self.orders.set(found.id, setting), done));
             }
             Request::PolicyAdvise { vm } => {
                 let status = control.status(machine);

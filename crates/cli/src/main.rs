@@ -10,7 +10,9 @@ mod args;
 mod books;
 mod calibrate;
 mod desk;
+mod epsilon;
 mod live;
+mod memory;
 mod numad;
 mod orders;
 mod output;
@@ -77,11 +79,13 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::CalibrateKernel(args) => calibrate::kernel(&args)?,
         Command::Profile(args) => return profile::run(&args),
+        Command::Epsilon(args) => epsilon::run(&args)?,
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
         Command::Permit(command) => permit::run(&command)?,
         Command::Policy(command) => policy::run(&command)?,
         Command::Wss(args) => wss::run(&args)?,
+        Command::Memory(command) => memory::run(&command)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => live::release(&args)?,
         Command::Hook(args) => numad::hook(&args),

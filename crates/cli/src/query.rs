@@ -156,6 +156,16 @@ pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vec<Value>> {
     Ok(vms)
 }
 
+/// What a VM's guest has of the memory that it could have.
+fn memory(vm: &Value) -> String {
+    let bytes = |value: &Value| value.as_u64().map(homenode_units::Bytes);
+    let now = bytes(&vm["memory_bytes"]).unwrap_or_default();
+    match bytes(&vm["memory"]["maximum_bytes"]).filter(|_| !vm["memory"]["limit_bytes"].is_null()) {
+        Some(maximum) => format!("{now} of {maximum}"),
+        None => now.to_string(),
+    }
+}
+
 /// `homenode vm`.
 ///
 /// # Errors
@@ -170,6 +180,7 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
         vec![
             vm["name"].as_str().unwrap_or("-").to_owned(),
             or_dash(home, |home| home.to_string()),
+            memory(vm),
             or_dash(vm["cpus_used"].as_f64(), |used| format!("{used:.1}")),
             or_dash(vm["llc_miss_rate"].as_f64(), |rate| {
                 counted(
@@ -183,7 +194,7 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
     });
     println!(
         "{}",
-        table(&["VM", "home", "CPUs", "LLC miss", "local", ""], rows)
+        table(&["VM", "home", "memory", "CPUs", "LLC miss", "local", ""], rows)
     );
     Ok(())
 }

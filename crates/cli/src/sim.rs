@@ -126,7 +126,12 @@ fn show(spec: &TwinSpec, trials: &[Trial], output: &mut Output) {
             vms(report),
             nodes(report)
         ));
-        let more = [permits(report), programs(report), driver_domains(report)];
+        let more = [
+            permits(report),
+            memory(report),
+            programs(report),
+            driver_domains(report),
+        ];
         for table in more.into_iter().flatten() {
             output.line(&format!("\n{table}"));
         }
@@ -211,6 +216,23 @@ fn permits(report: &TwinReport) -> Option<String> {
         "punished",
         "kept from running",
     ];
+    some(&header, rows)
+}
+
+/// Memory of VMs that have a floor, if there are any.
+fn memory(report: &TwinReport) -> Option<String> {
+    let some_may_be_taken = report.vms.iter().filter_map(|vm| Some((vm, vm.memory?)));
+    let rows: Vec<_> = some_may_be_taken
+        .map(|(vm, memory)| {
+            vec![
+                vm.name.clone(),
+                memory.given_bytes.to_string(),
+                memory.held_bytes.to_string(),
+                memory.faults.to_string(),
+            ]
+        })
+        .collect();
+    let header = ["VM", "memory in the end", "of the host's", "faults on swap"];
     some(&header, rows)
 }
 

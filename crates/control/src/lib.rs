@@ -1,7 +1,8 @@
 //! The control loop: sample, derive rates, plan, commit. The same code drives the twin and a real host.
 //!
 //! ```text
-//!   host.sample() ─▶ Rates::between ─▶ View ─▶ permits    ┐
+//!   host.sample() ─▶ Rates::between ─▶ View ─▶ overcommit ┐
+//!                                              permits    │
 //!                                              placement  │
 //!                                              balance    ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
 //!                                              repatriate │                                       │
@@ -32,13 +33,15 @@ use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
 use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
-use homenode_policy::{advisor, balance, levers, memory, pace, permits, placement, repatriate, working_set};
+use homenode_policy::{
+    advisor, balance, levers, memory, overcommit, pace, permits, placement, repatriate, working_set,
+};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
 pub use bill::{Bill, Hour, Line};
 pub use event::Event;
-pub use status::{LinkStatus, NodeStatus, PermitStatus, Status, VmStatus};
+pub use status::{LinkStatus, MemoryStatus, NodeStatus, PermitStatus, Status, VmStatus};
 use watch::Watch;
 
 /// A lease outlasts at least so many periods.
@@ -122,6 +125,8 @@ pub struct Config {
     pub permits: permits::Config,
     /// Whose memory is watched, and how.
     pub working_set: working_set::Config,
+    /// How memory is taken from VMs that have a floor.
+    pub overcommit: overcommit::Config,
 }
 
 impl Default for Config {
@@ -135,6 +140,7 @@ impl Default for Config {
             pace: pace::Config::default(),
             permits: permits::Config::default(),
             working_set: working_set::Config::default(),
+            overcommit: overcommit::Config::default(),
         }
     }
 }
@@ -203,6 +209,7 @@ pub struct Control {
     pace: pace::State,
     permits: permits::State,
     working_set: working_set::State,
+    overcommit: overcommit::State,
     bill: Bill,
     homes: BTreeMap<VmId, NodeSet>,
     watch: Watch,
@@ -221,6 +228,7 @@ impl Control {
         let lease_min = Ns(config.period.0.saturating_mul(LEASE_PERIODS_MIN));
         config.permits.lease = config.permits.lease.max(lease_min);
         config.working_set.lease = config.working_set.lease.max(lease_min);
+        config.overcommit.lease = config.overcommit.lease.max(lease_min);
         Control {
             permits: permits::State::new(&config.permits),
             config,
@@ -344,6 +352,15 @@ impl Control {
         self.last.as_ref().map_or(&[], |(sample, _)| &sample.carriers)
     }
 
+    /// Why memory floors are kept in mind only, if they are.
+    pub fn memory_floors_idle(&self) -> Option<&'static str> {
+        match (self.config.policies, self.mode) {
+            (_, Mode::DryRun) => Some("the agent runs with --dry-run and takes nobody's memory"),
+            (Policies::Homenode, Mode::Act) => None,
+            _ => Some("the policies of this agent take nobody's memory; run it with --policies homenode"),
+        }
+    }
+
     /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.
     pub fn suggest(&self, machine: &Machine, vm: VmId) -> Option<Advice> {
         let (sample, _) = self.last.as_ref()?;
@@ -458,6 +475,7 @@ impl Control {
             pace,
             permits,
             working_set,
+            overcommit,
             homes,
             watch,
             ..
@@ -473,6 +491,11 @@ impl Control {
                 Mode::DryRun => vec![strays, laid_out],
             }
         };
+        if config.policies == Policies::Homenode {
+            for vm in overcommit::watched(&view) {
+                working_set.want(vm, None, view.at + config.overcommit.lease);
+            }
+        }
         // Who asks how much memory a VM uses is answered whatever policies act.
         let watching = working_set::plan(&view, &config.working_set, working_set);
         let mut plans = match config.policies {
@@ -481,6 +504,12 @@ impl Control {
             Policies::Memory => pages(),
             Policies::Homenode => {
                 let mut plans = vec![
+                    overcommit::plan(
+                        &view,
+                        &config.overcommit,
+                        |vm| working_set.estimate(vm),
+                        overcommit,
+                    ),
                     permits::plan(&view, &config.permits, permits),
                     placement::plan(&view, &config.placement, history, placement),
                     balance::plan(&view, &config.placement, history, placement, balance),
@@ -534,7 +563,8 @@ impl Control {
     fn status_of(&self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Status {
         let left_alone = |vm: &VmSample| hands_off(vm, &self.watch).map(|why| why.to_string());
         let permit = |vm: &VmSample| PermitStatus::of(vm, &self.permits);
-        Status::new(machine, sample, rates, &self.homes, left_alone, permit)
+        let memory = |vm: &VmSample| MemoryStatus::of(vm, &self.overcommit);
+        Status::new(machine, sample, rates, &self.homes, left_alone, permit, memory)
     }
 
     /// Whether there was an epoch: before that nothing is known of the host.

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use homenode_host::{CountedBy, CpuQuota, Rates, Sample, VmSample};
 use homenode_machine::Machine;
-use homenode_policy::memory;
+use homenode_policy::memory::caution;
+use homenode_policy::overcommit;
 use homenode_policy::permits::{self, Account, Standing};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeSet, Ns, Pages, Permit, VmId};
 use serde::{Deserialize, Serialize};
@@ -95,6 +96,8 @@ pub struct VmStatus {
     pub left_alone: Option<String>,
     /// What it booked, and how it kept it.
     pub permit: PermitStatus,
+    /// How much memory it has of what it could have.
+    pub memory: MemoryStatus,
 }
 
 /// How a VM keeps its permit.
@@ -133,6 +136,39 @@ impl PermitStatus {
     }
 }
 
+/// How much memory a VM has, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// What its operator gave it; `None` where it has no balloon.
+    pub maximum_bytes: Option<Bytes>,
+    /// What the agent left it, while that is less.
+    pub limit_bytes: Option<Bytes>,
+    /// How little its operator lets it be left with, if the agent may take memory.
+    pub floor_bytes: Option<Bytes>,
+    /// What it needs, where that is known.
+    pub need_bytes: Option<Bytes>,
+    /// What its guest says that it could spare.
+    pub usable_bytes: Option<Bytes>,
+    /// Why it has what it has.
+    pub why: Option<String>,
+}
+
+impl MemoryStatus {
+    /// As the sample and the policy's memory have it.
+    pub(crate) fn of(vm: &VmSample, state: &overcommit::State) -> MemoryStatus {
+        let standing = state.standing(vm.id);
+        let why = standing.map(|standing| standing.why.clone());
+        MemoryStatus {
+            maximum_bytes: vm.balloon.map(|balloon| balloon.maximum),
+            limit_bytes: vm.balloon.and_then(|balloon| balloon.limit),
+            floor_bytes: vm.settings.memory_floor,
+            need_bytes: standing.and_then(|standing| standing.need_bytes),
+            usable_bytes: vm.balloon.and_then(|balloon| balloon.guest?.usable),
+            why: why.filter(|why| !why.is_empty()),
+        }
+    }
+}
+
 impl Status {
     /// The picture of a sample, its rates, and the homes that the agent gave.
     pub fn new(
@@ -142,6 +178,7 @@ impl Status {
         homes: &BTreeMap<VmId, NodeSet>,
         left_alone: impl Fn(&VmSample) -> Option<String>,
         permit: impl Fn(&VmSample) -> PermitStatus,
+        memory: impl Fn(&VmSample) -> MemoryStatus,
     ) -> Status {
         let nodes = machine.nodes.iter().map(|(id, node)| {
             let now = sample.nodes.get(id).copied().unwrap_or_default();
@@ -184,10 +221,7 @@ impl Status {
                     memory_policy: vm.memory_policy,
                     memory_policy_chosen: vm.settings.memory_policy,
                     pages_sampled_by: vm.page_uses.as_ref().map(|_| sample.counted_by),
-                    memory_policy_caution: vm
-                        .settings
-                        .memory_policy
-                        .and_then(|policy| memory::caution(vm, policy)),
+                    memory_policy_caution: vm.settings.memory_policy.and_then(|policy| caution(vm, policy)),
                     memory_fixed: vm.immovable.as_ref().map(ToString::to_string),
                     memory_bytes: vm.memory_bytes,
                     cpus_used: over.map(|over| over.cpus_used),
@@ -197,6 +231,7 @@ impl Status {
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),
                     left_alone: left_alone(vm),
                     permit: permit(vm),
+                    memory: memory(vm),
                 }
             })
             .collect();

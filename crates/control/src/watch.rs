@@ -171,6 +171,7 @@ mod tests {
             name: "seven".into(),
             vcpus: vec![vcpu],
             memory_bytes: Bytes::from_gib(1),
+            balloon: None,
             pages: None,
             accesses: None,
             memory_policy: homenode_units::MemoryPolicy::default(),

@@ -3,11 +3,11 @@
 //!
 //! Not verified here: that a policy's decisions are wise, and anything about timing but that a quota holds.
 
-use homenode_units::{NodeSet, Ns, Pages, Permit, Placing, VmId};
+use homenode_units::{Bytes, NodeSet, Ns, Pages, Permit, Placing, VmId};
 
 use crate::{
-    Action, ActionError, CpuQuota, Host, Lever, Limit, Outcome, Percent, Plan, Refusal, Sample, Setting,
-    Version,
+    Action, ActionError, Balloon, CpuQuota, Host, Lever, Limit, Outcome, Percent, Plan, Refusal, Sample,
+    Setting, Version,
 };
 
 /// One check: a name, and a function that says what was expected and what was seen when it fails.
@@ -66,6 +66,10 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "a watched VM's memory is seen once a window, and no more once the lease is over",
         run: memory_is_watched,
+    },
+    Check {
+        name: "a limit on memory is seen, can be renewed and lifted, and ends with its lease",
+        run: memory_is_limited,
     },
     Check {
         name: "a permit is kept with the VM until it is taken back",
@@ -394,6 +398,71 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     })
 }
 
+fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let balloon = |host: &mut dyn Host| Ok::<_, String>(sample(host)?.vm(vm).and_then(|vm| vm.balloon));
+    let before = sample(host)?.version;
+    let Some(first) = balloon(host)? else {
+        return Ok(()); // a VM without a balloon keeps its memory
+    };
+    let limit = |memory: Bytes, lease_ns| Action::Limit {
+        vm,
+        limit: Limit::Memory(memory),
+        lease_ns,
+    };
+    let less = Bytes(first.maximum.0 / 10 * 9).to_pages().to_bytes();
+    let lease = Ns::from_secs(600);
+    let outcome = commit_one(host, limit(less, lease))?;
+    expect(outcome == Outcome::Done, || {
+        format!("limiting memory gave {outcome:?}")
+    })?;
+    let held = sample(host)?;
+    expect(held.version > before, || {
+        "less memory left the version as it was".into()
+    })?;
+    let is_held = |seen: Option<Balloon>| {
+        seen.is_some_and(|seen| (seen.limit, seen.maximum) == (Some(less), first.maximum))
+    };
+    let seen = balloon(host)?;
+    expect(is_held(seen), || {
+        format!("held to {less} of {}, seen is {seen:?}", first.maximum)
+    })?;
+    let outcome = commit_one(host, limit(less, lease))?;
+    expect(outcome == Outcome::Renewed, || {
+        format!("renewing gave {outcome:?}")
+    })?;
+    let is_free = |seen: Option<Balloon>| {
+        seen.is_some_and(|seen| {
+            seen.limit.is_none() && seen.maximum.0.abs_diff(first.maximum.0) <= first.maximum.0 / 5
+        })
+    };
+    for _ in 0..2 {
+        let lever = Lever::Memory;
+        let outcome = commit_one(host, Action::Lift { vm, lever })?;
+        expect(outcome == Outcome::Done, || format!("lifting gave {outcome:?}"))?;
+    }
+    let seen = balloon(host)?;
+    expect(is_free(seen), || format!("lifted, and seen is {seen:?}"))?;
+    let outcome = commit_one(host, limit(less, Ns(PERIOD.0 / 2)))?;
+    expect(outcome == Outcome::Done, || {
+        format!("limiting memory gave {outcome:?}")
+    })?;
+    host.wait(PERIOD);
+    let seen = balloon(host)?;
+    expect(is_free(seen), || {
+        format!("the lease is over, and seen is {seen:?}")
+    })?;
+    let mut plan = Plan::new(sample(host)?.version);
+    plan.decide(
+        "conformance",
+        limit(first.maximum + first.maximum, lease),
+        "too much".into(),
+    );
+    match host.commit(&plan) {
+        Err(Refusal::Memory { .. }) => Ok(()),
+        other => Err(format!("more memory than it has got {other:?}")),
+    }
+}
+
 fn limit_ends_with_its_lease(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let before = sample(host)?;
     let outcome = commit_one(host, limit_to(vm, QUOTA, Ns(PERIOD.0 / 2)))?;
@@ -540,6 +609,8 @@ fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     for setting in [
         Setting::Permit(Some(permit)),
         Setting::MemoryPolicy(Some(policy)),
+        Setting::MemoryFloor(Some(Bytes::from_gib(1))),
+        Setting::MemoryFloor(None),
         Setting::Permit(None),
         Setting::MemoryPolicy(None),
     ] {

@@ -13,6 +13,7 @@
 //! [`View`]. The twin and the live host both pass [`conformance`]. What of a VM's memory is in use comes from *carriers*, in
 //! observations of their own ([`observed`]).
 
+mod balloon;
 pub mod conformance;
 mod limit;
 pub mod observed;
@@ -21,6 +22,7 @@ mod rates;
 mod sample;
 mod view;
 
+pub use balloon::{Balloon, GuestMemory};
 pub use limit::{CpuQuota, Limit, Percent};
 pub use plan::{
     Action, ActionError, Decision, Finding, FrameMove, Lever, Outcome, Plan, Receipt, Refusal, WINDOW_MAX,

@@ -1,6 +1,6 @@
 //! Limits on what a VM may use. Every limit carries a lease (DESIGN, section 2): it ends by itself unless it is said anew.
 
-use homenode_units::Ns;
+use homenode_units::{Bytes, Ns};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Lever;
@@ -24,6 +24,8 @@ pub enum Limit {
     CacheWays(Percent),
     /// A part of the memory bandwidth of each of its cores (resctrl's MBA).
     MemoryBandwidth(Percent),
+    /// Memory that its guest has, by its balloon.
+    Memory(Bytes),
 }
 
 /// A part, from 1 to 100 percent; the host rounds it to what its hardware can do.
@@ -69,6 +71,7 @@ impl Limit {
         match self {
             Limit::CpuQuota(_) => Lever::CpuQuota,
             Limit::CacheWays(_) | Limit::MemoryBandwidth(_) => Lever::Resctrl,
+            Limit::Memory(_) => Lever::Memory,
         }
     }
 }
@@ -79,6 +82,7 @@ impl std::fmt::Display for Limit {
             Limit::CpuQuota(quota) => write!(f, "{quota} per vCPU"),
             Limit::CacheWays(Percent(percent)) => write!(f, "{percent} percent of the cache's ways"),
             Limit::MemoryBandwidth(Percent(percent)) => write!(f, "{percent} percent of memory bandwidth"),
+            Limit::Memory(bytes) => write!(f, "{bytes} of memory"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What policies ask of a host, and what the host answers.
 
 use homenode_machine::Machine;
-use homenode_units::{CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
+use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
 use serde::Serialize;
 
 use crate::limit::{CpuQuota, Limit, Percent};
@@ -121,6 +121,8 @@ pub enum Lever {
     Resctrl,
     /// Whether the use of its memory is watched, and how.
     Watching,
+    /// How much memory its guest has.
+    Memory,
 }
 
 impl Lever {
@@ -134,6 +136,7 @@ impl Lever {
             Lever::CpuQuota => "its CPU quota",
             Lever::Resctrl => "its part of caches and memory bandwidth",
             Lever::Watching => "the watch on its memory",
+            Lever::Memory => "its memory",
         }
     }
 }
@@ -381,6 +384,16 @@ pub enum Refusal {
         /// What was asked for.
         percent: u8,
     },
+    /// More memory than it may have, none, or memory of a VM without a balloon.
+    #[error("VM {name} cannot be held to {memory} of memory: {}", why_not(.maximum))]
+    Memory {
+        /// The VM.
+        name: String,
+        /// What was asked for.
+        memory: Bytes,
+        /// What it may have; `None` where it has no balloon.
+        maximum: Option<Bytes>,
+    },
     /// A limit that would have to be lifted at once.
     #[error("a limit of VM {name} carries no lease")]
     NoLease {
@@ -407,6 +420,13 @@ pub enum Refusal {
         /// The lever asked for.
         lever: Lever,
     },
+}
+
+fn why_not(maximum: &Option<Bytes>) -> String {
+    maximum.map_or_else(
+        || "it has no balloon".to_owned(),
+        |maximum| format!("it is more than nothing and at most {maximum}"),
+    )
 }
 
 impl Plan {
@@ -507,8 +527,22 @@ impl Plan {
                         {
                             return Err(Refusal::Part { name, percent });
                         }
-                        _ if *lease_ns == Ns::ZERO => return Err(Refusal::NoLease { name }),
+                        Limit::Memory(memory) => {
+                            let maximum = vm.balloon.map(|balloon| balloon.maximum);
+                            if memory == Bytes::ZERO || maximum.is_none_or(|maximum| memory > maximum) {
+                                return Err(Refusal::Memory {
+                                    name,
+                                    memory,
+                                    maximum,
+                                });
+                            }
+                        }
                         _ => {}
+                    }
+                    if *lease_ns == Ns::ZERO {
+                        return Err(Refusal::NoLease {
+                            name: vm.name.clone(),
+                        });
                     }
                 }
                 Action::Watch {
@@ -526,7 +560,7 @@ impl Plan {
                     }
                 }
                 Action::Lift {
-                    lever: Lever::CpuQuota | Lever::Resctrl | Lever::Watching,
+                    lever: Lever::CpuQuota | Lever::Resctrl | Lever::Watching | Lever::Memory,
                     ..
                 } => {}
                 Action::Lift { lever, .. } => {

@@ -6,6 +6,7 @@ use homenode_units::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::balloon::Balloon;
 use crate::limit::{CpuQuota, Limit};
 use crate::observed::{CarrierChoice, Observed};
 
@@ -80,6 +81,8 @@ pub struct VmSample {
     pub vcpus: Vec<VcpuSample>,
     /// Memory that the guest may use now (after ballooning).
     pub memory_bytes: Bytes,
+    /// Its balloon, where it has one.
+    pub balloon: Option<Balloon>,
     /// Where the guest's touched memory lies, where known.
     pub pages: Option<NodeMap<Pages>>,
     /// Memory accesses that missed the LLC, by where they went, where counted.
@@ -254,6 +257,8 @@ pub struct VmSettings {
     pub memory_policy: Option<MemoryPolicy>,
     /// What it booked: it is held to it.
     pub permit: Option<Permit>,
+    /// Memory below which its balloon never takes it; without one the agent takes none of its memory.
+    pub memory_floor: Option<Bytes>,
     /// CPU quota of each vCPU that the operator set (`<cputune><quota>`): a limit of the agent's is lifted to it.
     pub quota: Option<CpuQuota>,
 }
@@ -265,6 +270,8 @@ pub enum Setting {
     Permit(Option<Permit>),
     /// How its memory is placed and moved.
     MemoryPolicy(Option<MemoryPolicy>),
+    /// How little memory it may be left with.
+    MemoryFloor(Option<Bytes>),
 }
 
 impl Setting {
@@ -273,6 +280,7 @@ impl Setting {
         match self {
             Setting::Permit(_) => "permit",
             Setting::MemoryPolicy(_) => "memory policy",
+            Setting::MemoryFloor(_) => "memory floor",
         }
     }
 }
@@ -283,6 +291,7 @@ impl VmSettings {
         match setting {
             Setting::Permit(permit) => self.permit = permit,
             Setting::MemoryPolicy(policy) => self.memory_policy = policy,
+            Setting::MemoryFloor(floor) => self.memory_floor = floor,
         }
     }
 }

@@ -131,7 +131,7 @@ impl Confiner {
             let value = match limit {
                 Limit::MemoryBandwidth(Percent(percent)) => self.bandwidth(resource, percent, domains)?,
                 Limit::CacheWays(Percent(percent)) => self.ways(resource, percent)?,
-                Limit::CpuQuota(_) => return Err(absent),
+                Limit::CpuQuota(_) | Limit::Memory(_) => return Err(absent),
             };
             let malformed = || ReadError::malformed(&path, "`RESOURCE:ID=VALUE;…`", line);
             let each = domains.split(';').map(|domain| {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! virsh metadata NAME https://homenode.dev/xmlns/vm/1 --key homenode --live --config \
-//!     --set "<vm manage='yes' home='0-1' bandwidth='2GB/s' permit='250k'/>"
+//!     --set "<vm manage='yes' home='0-1' bandwidth='2GB/s' permit='250k' floor='2GiB'/>"
 //! ```
 //!
 //! Every attribute is optional. A misspelt attribute or a malformed value makes the whole element invalid; then
@@ -88,6 +88,8 @@ pub struct Domain {
     pub huge_pages: Option<HugePages>,
     /// Whether its memory is locked (`<memoryBacking><locked/>`).
     pub locked: Option<Locked>,
+    /// Its balloon, where it has one.
+    pub balloon: Option<BalloonDevice>,
     /// Whether its guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then gives back.
     pub free_pages: FreePages,
     /// Sizes of its memory objects: one per guest NUMA cell and DIMM, or one for all.
@@ -103,6 +105,13 @@ pub struct Domain {
 pub struct HugePages {
     /// Their size, where the XML names one.
     pub page_bytes: Option<Bytes>,
+}
+
+/// A virtio balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BalloonDevice {
+    /// How often its guest is asked for memory statistics, in seconds; 0 for never.
+    pub stats_period_s: u32,
 }
 
 /// What becomes of pages that a guest has no use for.
@@ -131,6 +140,8 @@ pub struct MetadataSettings {
     pub permit: Option<Permit>,
     /// How its memory is placed and moved.
     pub memory_policy: Option<MemoryPolicy>,
+    /// How little memory it may be left with.
+    pub memory_floor: Option<Bytes>,
     /// The attributes as they are written.
     attributes: Vec<(String, String)>,
 }
@@ -141,6 +152,10 @@ impl MetadataSettings {
         let (key, value) = match setting {
             Setting::Permit(permit) => ("permit", permit.map(|permit| permit.to_string())),
             Setting::MemoryPolicy(policy) => ("memory", policy.map(|policy| policy.to_string())),
+            Setting::MemoryFloor(floor) => (
+                "floor",
+                floor.map(|floor| format!("{}KiB", floor.0.div_ceil(1024))),
+            ),
         };
         let others = self.attributes.iter().filter(|(name, _)| name != key).cloned();
         let new = value.map(|value| (key.to_owned(), value));
@@ -220,6 +235,7 @@ impl Domain {
                     .and_then(|p| scaled(p.attribute("size")?, p.attribute("unit"))),
             }),
             locked: backing.and_then(|b| b.child("locked")).map(|_| Locked),
+            balloon: balloon(&root),
             free_pages: free_pages(&root),
             ram_sizes: ram_sizes(&root, memory),
             assigned_devices: assigned_devices(&root),
@@ -242,10 +258,17 @@ impl Domain {
             bandwidth: said.bandwidth,
             permit: said.permit,
             memory_policy: said.memory_policy,
+            memory_floor: said.memory_floor,
             cpus_allowed,
             pinned_vcpus,
             ..VmSettings::default()
         }
+    }
+
+    /// Whether the agent may take memory from it: its operator said how little it may be left with.
+    pub fn may_be_shrunk(&self) -> bool {
+        let said = self.settings.as_ref().ok();
+        said.is_some_and(|said| said.memory_floor.is_some() && said.management == Management::Managed)
     }
 
     /// Nodes of the devices assigned to it, as sysfs has them. A device without a node (-1) has none.
@@ -261,21 +284,25 @@ impl Domain {
 
 /// What its balloon does beside ballooning.
 fn free_pages(root: &Element) -> FreePages {
-    let balloon = root
-        .child("devices")
-        .and_then(|devices| devices.child("memballoon"));
-    let is_virtio = |balloon: &&Element| {
-        balloon
-            .attribute("model")
-            .is_some_and(|model| model.starts_with("virtio"))
-    };
-    let reporting = balloon
-        .filter(is_virtio)
-        .and_then(|balloon| balloon.attribute("freePageReporting"));
-    match reporting {
+    match memballoon(root).and_then(|balloon| balloon.attribute("freePageReporting")) {
         Some("on") => FreePages::Reported,
         _ => FreePages::Kept,
     }
+}
+
+/// Its balloon, where it has one that guests know.
+fn memballoon(root: &Element) -> Option<&Element> {
+    let balloon = root.path(&["devices", "memballoon"])?;
+    let model = balloon.attribute("model")?;
+    model.starts_with("virtio").then_some(balloon)
+}
+
+fn balloon(root: &Element) -> Option<BalloonDevice> {
+    let balloon = memballoon(root)?;
+    let period = balloon.child("stats").and_then(|stats| stats.attribute("period"));
+    Some(BalloonDevice {
+        stats_period_s: period.and_then(|seconds| seconds.parse().ok()).unwrap_or(0),
+    })
 }
 
 /// A size with its unit attribute; libvirt's default is KiB.
@@ -443,11 +470,12 @@ fn settings(root: &Element) -> Result<MetadataSettings, String> {
             "bandwidth" => settings.bandwidth = Some(value.parse().map_err(|e| format!("bandwidth: {e}"))?),
             "permit" => settings.permit = Some(value.parse().map_err(|e| format!("permit: {e}"))?),
             "memory" => settings.memory_policy = Some(value.parse().map_err(|e| format!("memory: {e}"))?),
+            "floor" => settings.memory_floor = Some(value.parse().map_err(|e| format!("floor: {e}"))?),
             name if name == "xmlns" || name.starts_with("xmlns:") => continue,
             other => {
                 let other: String = other.chars().take(40).collect();
                 return Err(format!(
-                    "unknown attribute `{other}`; there are manage, home, bandwidth, permit, memory"
+                    "unknown attribute `{other}`; there are manage, home, bandwidth, permit, memory, floor"
                 ));
             }
         }

@@ -8,7 +8,7 @@
 //! broken.
 //!
 //! ```text
-//!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted, Confined, Freed, Watched … ──▶ Restored ──▶ Forgotten
+//!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted, Confined, Shrunk, Watched … ──▶ Restored ──▶ Forgotten
 //!   (as it was)  (what is in force)                                                  (nothing is)  (the VM ended)
 //! ```
 //!
@@ -21,7 +21,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use homenode_host::{CpuQuota, Limit};
-use homenode_units::{CpuSet, NodeSet, Ns, VmId};
+use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::PERIOD_DEFAULT;
@@ -115,6 +115,15 @@ impl Quotas {
     }
 }
 
+/// Memory that the agent gave a VM in the place of the operator's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shrink {
+    /// The agent's.
+    pub ours: Bytes,
+    /// What it had.
+    pub before: Bytes,
+}
+
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -195,6 +204,30 @@ pub enum Record {
         /// Whose.
         vm: VmId,
     },
+    /// The VM is about to have less memory.
+    Shrunk {
+        /// Whose.
+        vm: VmId,
+        /// How much, and what it had.
+        shrink: Shrink,
+    },
+    /// It was given back, or somebody else changed it.
+    GivenBack {
+        /// Whose.
+        vm: VmId,
+    },
+    /// Its guest is about to be asked for memory statistics.
+    Asked {
+        /// Whose.
+        vm: VmId,
+        /// How often it was asked before, in seconds; 0 for never.
+        before: u32,
+    },
+    /// It is asked as before.
+    NotAsked {
+        /// Whose.
+        vm: VmId,
+    },
     /// Everything was restored.
     Restored {
         /// Whose.
@@ -228,6 +261,10 @@ pub struct Entry {
     pub confined: Option<Limit>,
     /// Whether DAMON watches it.
     pub watched: bool,
+    /// Memory that was set.
+    pub shrunk: Option<Shrink>,
+    /// How often its guest was asked for memory statistics before, in seconds, where the agent changed that.
+    pub asked_before: Option<u32>,
 }
 
 /// One step that restores a VM; see [`Journal::undo`].
@@ -250,6 +287,10 @@ pub struct Undo {
     pub confined: Option<Limit>,
     /// Whether DAMON is to be taken down, if it still watches this VM.
     pub watched: bool,
+    /// Memory to give back, if some was taken.
+    pub shrunk: Option<Shrink>,
+    /// How often to ask its guest for memory statistics, if that was changed.
+    pub asked_before: Option<u32>,
 }
 
 /// The journal of one agent. Only the holder of the agent's lock may open it.
@@ -357,7 +398,8 @@ impl Entry {
     /// Whether anything is to be restored.
     pub fn is_in_force(&self) -> bool {
         let is_placed = !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some();
-        is_placed || self.held.is_some() || self.confined.is_some() || self.watched
+        let is_limited = self.held.is_some() || self.confined.is_some() || self.shrunk.is_some();
+        is_placed || is_limited || self.asked_before.is_some() || self.watched
     }
 
     /// What restores this VM.
@@ -385,6 +427,8 @@ impl Entry {
             quotas: self.held,
             confined: self.confined,
             watched: self.watched,
+            shrunk: self.shrunk,
+            asked_before: self.asked_before,
         }
     }
 }
@@ -457,6 +501,8 @@ fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
                 held: None,
                 confined: None,
                 watched: false,
+                shrunk: None,
+                asked_before: None,
             };
             entries.insert(entry.run.vm, entry);
         }
@@ -517,11 +563,32 @@ fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
                 entry.watched = false;
             }
         }
+        Record::Shrunk { vm, shrink } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.shrunk = Some(shrink);
+            }
+        }
+        Record::GivenBack { vm } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.shrunk = None;
+            }
+        }
+        Record::Asked { vm, before } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.asked_before = Some(before);
+            }
+        }
+        Record::NotAsked { vm } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.asked_before = None;
+            }
+        }
         Record::Restored { vm } => {
             if let Some(entry) = entries.get_mut(&vm) {
                 entry.pinned.clear();
                 (entry.home, entry.nodes, entry.moving) = (None, None, None);
                 (entry.held, entry.confined, entry.watched) = (None, None, false);
+                (entry.shrunk, entry.asked_before) = (None, None);
             }
         }
         Record::Forgotten { vm } => {
@@ -563,6 +630,12 @@ fn compact(dir: &Path, path: &Path, entries: &BTreeMap<VmId, Entry>) -> Result<F
         }
         if entry.watched {
             text.push_str(&encode(&Record::Watched { vm }));
+        }
+        for shrink in entry.shrunk.iter().copied() {
+            text.push_str(&encode(&Record::Shrunk { vm, shrink }));
+        }
+        for before in entry.asked_before.iter().copied() {
+            text.push_str(&encode(&Record::Asked { vm, before }));
         }
     }
     let mut file = File::options()

@@ -22,6 +22,7 @@
 //! | [`attribution`] | none of its own: deals what the modelled PMU counts and samples to VMs, by their frames |
 //! | [`carriers`] | `/proc/PID/{clear_refs,smaps}`, DAMON: which of its memory a VM uses |
 //! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
+//! | [`cpio`] | what kernels unpack when they boot |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
@@ -30,6 +31,7 @@ pub mod attribution;
 pub mod carriers;
 pub mod cgroup;
 pub mod confine;
+pub mod cpio;
 pub mod domain;
 pub mod guard;
 pub mod journal;

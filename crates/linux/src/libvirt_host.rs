@@ -10,8 +10,10 @@
 //! ```
 
 mod act;
+mod balloon;
 mod confine;
 mod connection;
+mod lease;
 mod quota;
 mod vm;
 mod watching;
@@ -33,6 +35,7 @@ use crate::attribution::{Attribution, Sampler};
 use crate::carriers::damon::Damon;
 use crate::cgroup::Hierarchy;
 use crate::confine::Confiner;
+use crate::domain::Domain;
 use crate::journal::{self, Journal, JournalError, Lock, Record, Undo};
 use crate::perf::Perf;
 use crate::read::ReadError;
@@ -131,7 +134,15 @@ pub struct CarriedOver {
 }
 
 /// What a plan relies on: two samples with equal views have equal versions.
-type Fingerprint = BTreeMap<VmId, (u32, Vec<(u16, CpuSet, Option<CpuQuota>)>, VmSettings)>;
+type Fingerprint = BTreeMap<
+    VmId,
+    (
+        u32,
+        Vec<(u16, CpuSet, Option<CpuQuota>)>,
+        Option<Bytes>,
+        VmSettings,
+    ),
+>;
 
 /// Where plans are written down before they are carried out.
 struct Acts {
@@ -440,7 +451,8 @@ impl LibvirtHost {
             let vcpus = vm.vcpus.iter();
             let affinities = vcpus.map(|v| (v.index, v.affinity.clone(), v.quota)).collect();
             let runtime = self.vms.get(&vm.id).map_or(0, |known| known.run.runtime_id);
-            (vm.id, (runtime, affinities, vm.settings.clone()))
+            let limit = vm.balloon.and_then(|balloon| balloon.limit);
+            (vm.id, (runtime, affinities, limit, vm.settings.clone()))
         };
         let now: Fingerprint = vms.iter().map(view).collect();
         if now != self.fingerprint || self.last.version == Version::default() {
@@ -605,6 +617,19 @@ fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), Str
         if seen.is_ok_and(|seen| quotas.is_left_in(seen)) {
             note("CPU quota".into(), libvirt.lift(&domain, quotas.before));
         }
+    }
+    if let Some(shrink) = step.shrunk {
+        // Somebody who gave it more meanwhile wants it so.
+        let current = libvirt.xml(&domain).ok().and_then(|xml| Domain::parse(&xml).ok());
+        if current.is_none_or(|domain| domain.memory_current_bytes < shrink.before) {
+            note("memory".into(), libvirt.set_memory(&domain, shrink.before));
+        }
+    }
+    if let Some(seconds) = step.asked_before {
+        note(
+            "memory statistics".into(),
+            libvirt.set_stats_period(&domain, seconds),
+        );
     }
     if let Some(nodes) = &step.nodes {
         note("memory nodes".into(), libvirt.set_memory_nodes(&domain, nodes));

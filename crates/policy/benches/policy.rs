@@ -39,6 +39,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
                 counters: None,
             }],
             memory_bytes: Bytes::from_mib(256),
+            balloon: None,
             pages: Some([(node, Pages(10_000))].into_iter().collect()),
             accesses: None,
             memory_policy: homenode_units::MemoryPolicy::default(),

@@ -14,6 +14,7 @@
 //! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; seed 001, IV-B |
 //! | [`flip_pool`] | how many of a VM's pages may its I/O exchange with the driver domain? | seed 001, IV-A |
 //! | [`working_set`] | how much memory does a VM really use? | seed 003, section 4.4 |
+//! | [`overcommit`] | how much memory shall a VM have? | seed 003, sections 1 and 4.4 |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
@@ -24,6 +25,7 @@ pub mod demand;
 pub mod flip_pool;
 pub mod levers;
 pub mod memory;
+pub mod overcommit;
 pub mod pace;
 pub mod page_queue;
 pub mod permits;

@@ -2,8 +2,8 @@
 
 use homenode_host::observed::Observed;
 use homenode_host::{
-    Accesses, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse, Rates,
-    Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
+    Accesses, Balloon, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse,
+    Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -50,6 +50,7 @@ pub struct SceneVm {
     settings: VmSettings,
     quota: Option<CpuQuota>,
     device_nodes: NodeSet,
+    balloon: Option<Balloon>,
 }
 
 pub struct SceneVcpu {
@@ -173,6 +174,7 @@ impl Scene {
             settings: VmSettings::default(),
             quota: None,
             device_nodes: NodeSet::new(),
+            balloon: None,
         });
         self.vms.sort_by_key(|vm| vm.n);
         self.vms.iter_mut().find(|vm| vm.n == n).expect("just added")
@@ -378,6 +380,11 @@ impl SceneVm {
         &mut self.settings
     }
 
+    pub fn balloon(&mut self, balloon: Balloon) -> &mut Self {
+        self.balloon = Some(balloon);
+        self
+    }
+
     pub fn device_on(&mut self, node: u16) -> &mut Self {
         self.device_nodes.insert(NodeId(node));
         self
@@ -399,6 +406,7 @@ impl SceneVm {
             name: format!("vm{}", self.n),
             vcpus: vcpus.collect(),
             memory_bytes: self.memory,
+            balloon: self.balloon,
             pages: Some(self.pages.clone()),
             accesses: self.local.map(|share| Accesses {
                 local: (share * periods * 1e6) as u64,

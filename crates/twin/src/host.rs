@@ -2,9 +2,9 @@
 
 use homenode_host::observed::{Carrier, CarrierChoice};
 use homenode_host::{
-    Accesses, Action, ActionError, CountedBy, Counters, CpuSample, FrameMove, Host, HostError, Lever, Limit,
-    LinkSample, NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version,
-    VmSample, VmSettings,
+    Accesses, Action, ActionError, Balloon, CountedBy, Counters, CpuSample, FrameMove, Host, HostError,
+    Lever, Limit, LinkSample, NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample, Setting,
+    VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
@@ -113,6 +113,17 @@ impl Twin {
                     false => Outcome::Done,
                 }
             }
+            Action::Limit {
+                limit: Limit::Memory(memory),
+                lease_ns,
+                ..
+            } => {
+                let until = Ns(self.engine.now.0.saturating_add(lease_ns.0));
+                match self.engine.set_memory(at, *memory, until) {
+                    true => Outcome::Done,
+                    false => Outcome::Renewed,
+                }
+            }
             Action::Limit { limit, .. } => Outcome::Failed(ActionError::Host {
                 name: self.engine.vms[at].name.clone(),
                 what: format!("holding to {limit}"),
@@ -131,11 +142,7 @@ impl Twin {
                 window_ns, lease_ns, ..
             } => self.watch(at, *window_ns, *lease_ns),
             Action::Lift { lever, .. } => {
-                match lever {
-                    Lever::CpuQuota => self.engine.set_quota(at, None),
-                    Lever::Watching => self.watches[at] = None,
-                    _ => {}
-                }
+                self.lift(at, *lever);
                 Outcome::Done
             }
         }
@@ -155,6 +162,17 @@ impl Twin {
         let vm = &self.engine.vms[at];
         self.watches[at] = Some(Watching::begin(vm, window, until, self.engine.now));
         Outcome::Done
+    }
+
+    /// Lifts a limit or a watch, if one is in force.
+    pub(crate) fn lift(&mut self, at: usize, lever: Lever) {
+        match lever {
+            Lever::CpuQuota => self.engine.set_quota(at, None),
+            Lever::Memory => self.engine.give_back_memory(at),
+            Lever::Watching => self.watches[at] = None,
+            // The twin has no resctrl, and plans that lift anything else are refused.
+            _ => {}
+        }
     }
 
     fn move_pages(&mut self, at: usize, from: &NodeSet, to: &NodeSet, pages_max: Pages) -> Outcome {
@@ -310,6 +328,12 @@ impl Twin {
                 .map(|thread| self.see_vcpu(engine, vm, thread))
                 .collect(),
             memory_bytes: vm.memory_bytes,
+            balloon: Some(Balloon {
+                current: vm.memory_bytes,
+                maximum: vm.limit.map_or(vm.memory_bytes, |limit| limit.before),
+                limit: vm.limit.map(|limit| limit.memory),
+                guest: Some(engine.guest_memory(vm)),
+            }),
             pages: Some(pages),
             accesses: Some(Accesses {
                 local: vm.accesses_local as u64,

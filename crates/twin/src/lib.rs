@@ -46,7 +46,7 @@ pub use workload::{Program, Waiting, Workload, WorkloadError};
 
 use chance::Chance;
 use engine::Engine;
-use homenode_host::VmSettings;
+use homenode_host::{Lever, VmSettings};
 use homenode_machine::Machine;
 use homenode_units::{Migration, Ns, VmId};
 use hypervisor::watching::Watching;
@@ -85,6 +85,7 @@ struct Looked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ends {
     Quota,
+    Memory,
     Window,
     Watch,
 }
@@ -121,6 +122,7 @@ impl Twin {
                 cpus_allowed: vm.cpus.clone(),
                 // Nobody is held to one permit twice.
                 permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),
+                memory_floor: vm.memory_floor,
                 // Where pages lie at first is the host's; that somebody moves them is the agent's to see to.
                 memory_policy: Some(vm.memory_policy).filter(|policy| policy.migration != Migration::None),
                 ..VmSettings::default()
@@ -178,10 +180,14 @@ impl Twin {
             match what {
                 Ends::Quota => {
                     self.engine.settle_all();
-                    self.engine.set_quota(vm, None);
+                    self.lift(vm, Lever::CpuQuota);
+                }
+                Ends::Memory => {
+                    self.engine.settle_all();
+                    self.lift(vm, Lever::Memory);
                 }
                 Ends::Window => self.turn_window(vm),
-                Ends::Watch => self.watches[vm] = None,
+                Ends::Watch => self.lift(vm, Lever::Watching),
             }
         }
         self.engine.run_until(until);
@@ -191,12 +197,16 @@ impl Twin {
     /// first, then windows, and the first VM's first.
     fn next_end(&self) -> Option<(Ns, Ends, usize)> {
         let vms = self.engine.vms.iter().enumerate();
-        let quotas = vms.filter_map(|(at, vm)| Some((vm.quota?.until, Ends::Quota, at)));
+        let limits = vms.flat_map(|(at, vm)| {
+            let quota = vm.quota.map(|lease| (lease.until, Ends::Quota, at));
+            let memory = vm.limit.map(|lease| (lease.until, Ends::Memory, at));
+            quota.into_iter().chain(memory)
+        });
         let watches = self.watches.iter().enumerate();
         let watches = watches.filter_map(|(at, watch)| Some((at, watch.as_ref()?)));
         let watches =
             watches.flat_map(|(at, watch)| [(watch.ends, Ends::Window, at), (watch.until, Ends::Watch, at)]);
-        quotas.chain(watches).min()
+        limits.chain(watches).min()
     }
 
     fn turn_window(&mut self, vm: usize) {

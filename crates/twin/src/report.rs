@@ -14,7 +14,7 @@
 
 use homenode_machine::Machine;
 use homenode_policy::permits::Account;
-use homenode_units::{BytesPerSec, NodeId, NodeMap, Ns, Permit};
+use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, Ns, Pages, Permit};
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -131,6 +131,8 @@ pub struct VmReport {
     /// What it booked and what it did; absent where it booked nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit: Option<PermitReport>,
+    /// What became of its memory, if some may be taken.
+    pub memory: Option<MemoryReport>,
 }
 
 /// Pages that a guest released, since the start.
@@ -177,6 +179,17 @@ pub struct FlipReport {
     pub pool_pages: u64,
     /// Most pages that were posted or under way at once.
     pub pages_used_max: u64,
+}
+
+/// The memory of a VM with a floor.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MemoryReport {
+    /// What its guest has now.
+    pub given_bytes: Bytes,
+    /// What of the host's it has now.
+    pub held_bytes: Bytes,
+    /// Pages that it read back from swap since it was started.
+    pub faults: u64,
 }
 
 /// A VM's permit.
@@ -466,5 +479,10 @@ fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
         waiting_s: counts.waiting_ns as f64 / 1e9,
         io_bytes: counts.io_bytes as u64,
         permit: None,
+        memory: vm.memory_floor.map(|_| MemoryReport {
+            given_bytes: vm.memory_bytes,
+            held_bytes: Pages(vm.memory.pages().iter().sum()).to_bytes(),
+            faults: vm.faults as u64,
+        }),
     }
 }

@@ -13,10 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
+use homenode_linux::cpio::Archive;
 use homenode_topology_page::{BYTES, Facts, Mapping, Publisher, Topology};
 use homenode_units::NodeId;
 
-use super::guest_image::Cpio;
 use super::ivshmem::Ivshmem;
 
 /// Virtual nodes, and host nodes.
@@ -116,7 +116,7 @@ fn build_probe(workspace: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn pack(files: &[(&str, &Path)], target: &Path) -> anyhow::Result<()> {
-    let mut archive = Cpio::default();
+    let mut archive = Archive::default();
     for dir in ["dev", "proc", "sys", "bin"] {
         archive.directory(dir);
     }

@@ -7,6 +7,7 @@ mod emulator;
 mod program;
 mod write;
 
+pub use program::in_path;
 use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;

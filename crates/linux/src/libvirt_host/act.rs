@@ -8,6 +8,7 @@ use homenode_host::{
 };
 use homenode_units::{CpuSet, NodeSet, Pages, VmId};
 
+use super::balloon::{GIVE_BACK, SHRINK};
 use super::confine::{CONFINE, FREE};
 use super::connection::CallError;
 use super::quota::{HOLD, LIFT};
@@ -74,7 +75,13 @@ impl LibvirtHost {
                     vcpu.quota = max.quota();
                 }
             }
-            if let Some((_, affinities, _)) = self.fingerprint.get_mut(&sampled.id) {
+            if let Some(balloon) = &mut sampled.balloon {
+                let limit = vm.shrunk.map(|shrunk| shrunk.shrink.ours);
+                has_changed |= limit != balloon.limit;
+                balloon.limit = limit;
+            }
+            if let Some((_, affinities, limit, _)) = self.fingerprint.get_mut(&sampled.id) {
+                *limit = sampled.balloon.and_then(|balloon| balloon.limit);
                 *affinities = sampled
                     .vcpus
                     .iter()
@@ -127,19 +134,16 @@ impl LibvirtHost {
                     lease_ns,
                     ..
                 } => self.hold(&mut vm, *quota, *lease_ns),
-                Action::Limit { limit, lease_ns, .. } => self.confine(&mut vm, *limit, *lease_ns),
-                Action::Lift {
-                    lever: Lever::Resctrl,
+                Action::Limit {
+                    limit: Limit::Memory(memory),
+                    lease_ns,
                     ..
-                } => self.free(&mut vm),
+                } => self.shrink(&mut vm, *memory, *lease_ns),
+                Action::Limit { limit, lease_ns, .. } => self.confine(&mut vm, *limit, *lease_ns),
                 Action::Watch {
                     window_ns, lease_ns, ..
                 } => self.watch_memory(&mut vm, *window_ns, *lease_ns),
-                Action::Lift {
-                    lever: Lever::Watching,
-                    ..
-                } => self.unwatch(&mut vm),
-                Action::Lift { .. } => self.lift(&mut vm),
+                Action::Lift { lever, .. } => self.lift(&mut vm, *lever),
             });
         let is_alive = task::is_alive(&self.root, vm.run.process());
         self.vms.insert(action.vm(), vm);
@@ -152,7 +156,7 @@ impl LibvirtHost {
     }
 
     /// Writes down how a VM is before it is touched for the first time.
-    fn journal_first(&mut self, vm: &Vm) -> Result<(), JournalError> {
+    pub(super) fn journal_first(&mut self, vm: &Vm) -> Result<(), JournalError> {
         let Some(acts) = &mut self.acts else { return Ok(()) };
         if acts
             .journal
@@ -483,7 +487,14 @@ fn what(action: &Action) -> &'static str {
             limit: Limit::CpuQuota(_),
             ..
         } => HOLD,
+        Action::Limit {
+            limit: Limit::Memory(_),
+            ..
+        } => SHRINK,
         Action::Limit { .. } => CONFINE,
+        Action::Lift {
+            lever: Lever::Memory, ..
+        } => GIVE_BACK,
         Action::Lift {
             lever: Lever::Resctrl,
             ..

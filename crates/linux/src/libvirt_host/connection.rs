@@ -1,7 +1,7 @@
 //! The libvirt calls that the host makes, with their errors sorted into the three that matter.
 
-use homenode_host::{CpuQuota, HostError, Immovable};
-use homenode_units::{CpuSet, NodeSet};
+use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
+use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
 use virt::connect::Connect;
 use virt::domain::{
     Domain, DomainPausedReason, DomainRunningReason, DomainState, DomainStateReason, NUMAParameters,
@@ -208,6 +208,41 @@ impl Libvirt {
             .set_scheduler_parameters_flags(&info, self.live)
             .map(drop)
             .map_err(|e| self.sort(&e))
+    }
+
+    /// Has a domain's balloon leave its guest this much memory. It comes to that in its own time.
+    pub fn set_memory(&mut self, domain: &Domain, memory: Bytes) -> Result<(), CallError> {
+        domain
+            .set_memory_flags(memory.0 / 1024, self.live)
+            .map(drop)
+            .map_err(|e| self.sort(&e))
+    }
+
+    /// How often a guest is asked for memory statistics; 0 for never.
+    pub fn set_stats_period(&mut self, domain: &Domain, seconds: u32) -> Result<(), CallError> {
+        let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
+        domain
+            .set_memory_stats_period(seconds, self.live)
+            .map(drop)
+            .map_err(|e| self.sort(&e))
+    }
+
+    /// What the guest's driver said last; `None` where it never did.
+    pub fn guest_memory(&mut self, domain: &Domain) -> Result<Option<GuestMemory>, CallError> {
+        let stats = domain.memory_stats(0).map_err(|e| self.sort(&e))?;
+        let value = |tag| stats.iter().find(|stat| stat.tag == tag).map(|stat| stat.val);
+        let kib = |tag| value(tag).map(|kib| Bytes(kib.saturating_mul(1024)));
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let spoke = value(sys::VIR_DOMAIN_MEMORY_STAT_LAST_UPDATE).filter(|seconds| *seconds > 0);
+        Ok(spoke.map(|seconds| GuestMemory {
+            age: Ns::from_secs((time.tv_sec as u64).saturating_sub(seconds)),
+            total: kib(sys::VIR_DOMAIN_MEMORY_STAT_AVAILABLE),
+            usable: kib(sys::VIR_DOMAIN_MEMORY_STAT_USABLE),
+            unused: kib(sys::VIR_DOMAIN_MEMORY_STAT_UNUSED),
+            swapped_in: kib(sys::VIR_DOMAIN_MEMORY_STAT_SWAP_IN),
+            swapped_out: kib(sys::VIR_DOMAIN_MEMORY_STAT_SWAP_OUT),
+            major_faults: value(sys::VIR_DOMAIN_MEMORY_STAT_MAJOR_FAULT),
+        }))
     }
 
     /// Whether an error is libvirt's own end or its answer; a dead connection is dropped.

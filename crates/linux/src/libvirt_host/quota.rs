@@ -21,11 +21,6 @@ use crate::journal::{Quotas, Record};
 use crate::read::ReadError;
 use crate::task::{self, Process, Role};
 
-/// How long a quota that an earlier agent left may stay unless this one decides for it.
-pub(super) const CARRIED_LEASE: Ns = Ns::from_secs(10);
-/// How long to wait before what could not be lifted is tried again.
-const RETRY: Ns = Ns::from_secs(1);
-
 /// A quota of the agent's that is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Held {
@@ -163,12 +158,12 @@ impl LibvirtHost {
             (Err(failure), _) | (_, Err(failure)) => failure,
         };
         // Whatever came of it: the VM is as it was, or the lease's end tries again.
-        let _ = self.lift(vm);
+        let _ = self.unhold(vm);
         Err(failure)
     }
 
     /// Gives a VM's vCPUs back what the operator had set, where a quota of the agent's is in force.
-    pub(super) fn lift(&mut self, vm: &mut Vm) -> Result<Outcome, ActionError> {
+    pub(super) fn unhold(&mut self, vm: &mut Vm) -> Result<Outcome, ActionError> {
         let Some(held) = vm.held else {
             return Ok(Outcome::Done);
         };
@@ -201,66 +196,6 @@ impl LibvirtHost {
         vm.held = None;
         if let Err(error) = self.write(vm, LIFT, Record::Lifted { vm: vm.run.vm }) {
             self.notice(error.to_string());
-        }
-    }
-
-    /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. What cannot be lifted is
-    /// said and stays journalled.
-    pub fn lift_limits(&mut self) -> Vec<String> {
-        let mut failures = Vec::new();
-        for (id, mut vm) in std::mem::take(&mut self.vms) {
-            let lifted = [self.lift(&mut vm), self.free(&mut vm), self.unwatch(&mut vm)];
-            failures.extend(
-                lifted
-                    .into_iter()
-                    .filter_map(|done| done.err().map(|error| error.to_string())),
-            );
-            self.vms.insert(id, vm);
-        }
-        failures
-    }
-
-    /// Lifts the limits whose leases are over.
-    pub(super) fn end_leases(&mut self) {
-        if self.acts.is_none() {
-            return;
-        }
-        let at = now();
-        let over = |vm: &Vm| {
-            vm.held.is_some_and(|held| held.until <= at)
-                || vm.confined.is_some_and(|confined| confined.until <= at)
-                || vm.watching.as_ref().is_some_and(|watching| watching.until <= at)
-        };
-        let over: Vec<_> = self
-            .vms
-            .iter()
-            .filter(|(_, vm)| over(vm))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in over {
-            let Some(mut vm) = self.vms.remove(&id) else {
-                continue;
-            };
-            if vm.held.is_some_and(|held| held.until <= at)
-                && let Err(error) = self.lift(&mut vm)
-            {
-                self.notice(format!("{error}; tried again"));
-                vm.held.iter_mut().for_each(|held| held.until = at + RETRY);
-            }
-            if vm.confined.is_some_and(|confined| confined.until <= at)
-                && let Err(error) = self.free(&mut vm)
-            {
-                self.notice(format!("{error}; tried again"));
-                vm.confined
-                    .iter_mut()
-                    .for_each(|confined| confined.until = at + RETRY);
-            }
-            if vm.watching.as_ref().is_some_and(|watching| watching.until <= at)
-                && let Err(error) = self.unwatch(&mut vm)
-            {
-                self.notice(error.to_string());
-            }
-            self.vms.insert(id, vm);
         }
     }
 }

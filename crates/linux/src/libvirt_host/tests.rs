@@ -5,6 +5,8 @@ use homenode_host::observed::{Carrier, Found, Observed};
 use homenode_host::{Action, Lever, Limit, Management, Percent};
 use homenode_units::{NodeId, Pages, Permit};
 
+mod balloon;
+
 use super::*;
 use crate::fake::{Tree, machine};
 use crate::task::tests::{stat, write_thread};
@@ -504,7 +506,7 @@ fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_whil
         (Some(quota(3, 30)), None)
     );
     let until = second.vms[&vm()].held.unwrap().until;
-    assert!(until <= now() + quota::CARRIED_LEASE && until > now());
+    assert!(until <= now() + lease::CARRIED_LEASE && until > now());
     let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
     restore_vm(&mut second.libvirt, tree.root(), &step).unwrap();
     assert_eq!(cpu_max(&tree)[0], "max 100000");

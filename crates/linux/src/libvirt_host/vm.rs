@@ -7,8 +7,10 @@ use std::path::Path;
 use homenode_host::{Immovable, VcpuSample, VmSample};
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
+use super::balloon::Shrunk;
 use super::confine::Confined;
-use super::quota::{CARRIED_LEASE, Held};
+use super::lease::CARRIED_LEASE;
+use super::quota::Held;
 use super::watching::Watching;
 use super::{LibvirtHost, now};
 use crate::attribution::Seen;
@@ -54,6 +56,10 @@ pub(super) struct Vm {
     pub confined: Option<Confined>,
     /// Watch on the use of its memory, while there is one.
     pub watching: Option<Watching>,
+    /// Memory that an agent gave it, while less than the operator's is in force.
+    pub shrunk: Option<Shrunk>,
+    /// How often its guest was asked for memory statistics before an agent changed that, in seconds.
+    pub asked_before: Option<u32>,
     /// Why its memory is to be left where it is for now.
     standstill: Option<Immovable>,
 }
@@ -318,6 +324,8 @@ impl LibvirtHost {
         }
         self.find_groups(&mut vm).map_err(failed)?;
         self.reconcile_quota(&mut vm, is_first);
+        self.reconcile_memory(&mut vm);
+        self.question(&mut vm);
         let sample = self.vm_sample(&mut vm, &usable).map_err(failed)?;
         self.vms.insert(id, vm);
         Ok(Some(sample))
@@ -356,6 +364,7 @@ impl LibvirtHost {
         let cpus_allowed = cpus_allowed.filter(|set| !set.is_empty() && *set != usable);
         let (mut operator_pins, mut ours, mut restored) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
         let (mut home, mut held, mut confined) = (None, None, None);
+        let (mut shrunk, mut asked_before) = (None, None);
         let mut operator_helpers: BTreeSet<Helper> = domain
             .iothread_pins
             .keys()
@@ -374,6 +383,13 @@ impl LibvirtHost {
             let until = now() + CARRIED_LEASE;
             held = entry.held.map(|quotas| Held { quotas, until });
             confined = entry.confined.map(|limit| Confined { limit, until });
+            shrunk = entry.shrunk.map(|shrink| Shrunk {
+                shrink,
+                until,
+                is_there: false,
+                memory_kib: domain.memory_kib,
+            });
+            asked_before = entry.asked_before;
             operator_helpers = entry.before.operator_helpers.iter().copied().collect();
         }
         Ok(Some(Vm {
@@ -394,6 +410,8 @@ impl LibvirtHost {
             held,
             confined,
             watching: None,
+            shrunk,
+            asked_before,
             standstill: None,
         }))
     }
@@ -497,6 +515,7 @@ impl LibvirtHost {
             name: vm.domain.name.clone(),
             vcpus,
             memory_bytes: vm.domain.memory_current_bytes,
+            balloon: self.balloon(vm),
             pages: vm.memory.pages.clone(),
             accesses: self.model().and_then(|model| model.accesses(vm.run.vm)),
             memory_policy: vm.memory_policy,

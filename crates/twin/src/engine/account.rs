@@ -62,6 +62,9 @@ impl Engine {
                 let llc = self.topology.cpus[cpu].llc;
                 self.llcs[llc].access(self.vms[vm].first_vcpu + thread, accesses, misses);
                 self.count_misses(vm, thread, cpu, misses);
+                if self.vms[vm].memory.swapped() > 0 {
+                    self.fault(vm, thread, cpu, accesses);
+                }
                 if let Some(sampling) = &mut self.vms[vm].sampling {
                     let node = self.topology.cpus[cpu].node;
                     sampling.ran(thread, node, (ns - owed) * self.clock_ghz, speed.cost.misses);
@@ -112,6 +115,7 @@ impl Engine {
             let bytes = (pages * PAGE_BYTES) as f64;
             self.totals.write(node, at, bytes);
         }
+        self.hold_to_memory(vm);
     }
 
     pub(super) fn count_misses(&mut self, vm: usize, thread: usize, cpu: usize, misses: f64) {

@@ -21,7 +21,6 @@ use homenode_units::{Bytes, Ns, Pages};
 
 use super::{Engine, Mover, Moving, Timer};
 use crate::cpu_mask::CpuMask;
-use crate::guest::memory::Needs;
 use crate::guest::{Stage, Vm};
 use crate::report::{EventReport, EventResult};
 use crate::scenario::{EventAction, Scenario};
@@ -205,11 +204,9 @@ impl Engine {
 
     fn balloon(&mut self, vm: usize, memory: Bytes) -> (EventResult, Option<String>) {
         let owner = &mut self.vms[vm];
-        let needs = if matches!(owner.stage, Stage::Booting | Stage::Program) {
-            Needs::Program
-        } else {
-            Needs::Kernel
-        };
+        let needs = owner.needs();
+        // It is the operator's now.
+        owner.limit = None;
         let asked = memory.to_pages().0;
         let left = asked.max(owner.memory.needed(needs));
         let back = owner.memory.pages().iter().sum::<u64>().saturating_sub(left);

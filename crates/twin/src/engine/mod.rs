@@ -19,6 +19,7 @@
 
 mod account;
 mod autonuma;
+mod balloon;
 mod boot;
 mod busiest;
 mod check;
@@ -744,6 +745,7 @@ impl Engine {
             }
         }
         self.set_quota(vm, None);
+        self.vms[vm].limit = None;
         self.forget_permit(vm);
         let pages = self.vms[vm].memory.pages();
         self.memory.release(&pages);

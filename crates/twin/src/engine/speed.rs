@@ -122,7 +122,7 @@ impl Engine {
                     .fabric
                     .latency_ns(self.topology.cpus[cpu].node, owner.memory.weights(thread));
                 let ns = cost.ns_per_instruction(self.clock_ghz, latency);
-                ns + self.release_ns(vm, ns)
+                ns + self.release_ns(vm, ns) + self.swap_ns(vm, thread, cost.accesses)
             }
             Doing::Touching { ns_per_page, .. } => ns_per_page,
             Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning | Doing::WaitingForIo => {

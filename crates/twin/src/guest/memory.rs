@@ -22,6 +22,7 @@
 //! another takes; what a program leaves the next takes.
 
 mod frames;
+mod swap;
 
 use homenode_units::{Bytes, divide_proportionally};
 
@@ -56,6 +57,8 @@ struct Class {
     first_frame: u64,
     pages_planned: u64,
     access_share: f64,
+    /// Pages in the guest's swap.
+    swapped: u64,
     /// Pages by node.
     on: Vec<u64>,
 }
@@ -69,6 +72,7 @@ impl Class {
             first_frame,
             pages_planned: size.to_pages().0,
             access_share,
+            swapped: 0,
             on: vec![0; nodes],
         }
     }
@@ -148,6 +152,8 @@ pub(crate) struct VmMemory {
     pub owns_frames: bool,
     /// Pages that only its I/O uses, by node, where it has a pool of them.
     pub pool: Option<Vec<u64>>,
+    /// Pages in the guest's swap, of all classes.
+    swapped: u64,
     /// Pages exchanged since weights were last found.
     exchanged: u64,
     /// Home nodes, once set.
@@ -182,6 +188,7 @@ impl VmMemory {
             free_list: vec![0; nodes],
             owns_frames: false,
             pool: None,
+            swapped: 0,
             exchanged: 0,
             home: None,
             next_home: 0,
@@ -367,7 +374,7 @@ impl VmMemory {
         let room: Vec<u64> = self.regions[region]
             .classes
             .iter()
-            .map(|c| c.pages_planned - c.touched())
+            .map(|c| c.pages_planned - c.present())
             .collect();
         debug_assert!(
             pages <= room.iter().sum(),
@@ -379,7 +386,7 @@ impl VmMemory {
     /// Guest frame that the next page of a class gets.
     pub fn next_frame(&self, region: usize, class: usize) -> u64 {
         let class = &self.regions[region].classes[class];
-        class.first_frame + class.touched()
+        class.first_frame + class.present()
     }
 
     /// Takes in pages of a class that were touched for the first time and came to lie on a node.
@@ -581,14 +588,26 @@ impl VmMemory {
             .sum()
     }
 
-    /// Gives back up to `pages` pages: free ones first, then such as are drawn evenly from all that the guest can spare.
-    /// Gives what was taken from each node.
+    /// Gives back up to `pages` pages: free ones first but for those that the guest will need, then such as are drawn evenly from
+    /// all that it can spare. Gives what was taken from each node.
     pub fn give_back(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
-        let mut taken = vec![0; self.nodes];
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
-        let untouched = self.needed(needs) - needed.map(Region::touched).sum::<u64>();
+        let present: u64 = needed
+            .flat_map(|region| &region.classes)
+            .map(Class::present)
+            .sum();
+        self.take_spare(pages, self.needed(needs) - present, needs, chance)
+    }
+
+    /// The same with all free ones.
+    pub fn give_back_all(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
+        self.take_spare(pages, 0, needs, chance)
+    }
+
+    fn take_spare(&mut self, pages: u64, kept: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
+        let mut taken = vec![0; self.nodes];
         let mut free: u64 = self.free_list.iter().sum();
-        let mut draws = pages.min(free.saturating_sub(untouched));
+        let mut draws = pages.min(free.saturating_sub(kept));
         let left = pages - draws;
         draw_evenly(&mut self.free_list, &mut free, &mut draws, &mut taken, chance);
         let mut spare: Vec<&mut Region> = self
@@ -609,7 +628,7 @@ impl VmMemory {
     pub fn check(&self) {
         for class in self.regions.iter().flat_map(|region| &region.classes) {
             assert!(
-                class.touched() <= class.pages_planned,
+                class.present() <= class.pages_planned,
                 "a class has more pages than were planned: {class:?}"
             );
         }

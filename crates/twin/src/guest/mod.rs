@@ -9,7 +9,7 @@ pub(crate) mod vm;
 pub(crate) use memory::VmMemory;
 pub(crate) use thread::{Doing, Thread};
 pub(crate) use view::View;
-pub(crate) use vm::{Lease, Prepared, Stage, Vm};
+pub(crate) use vm::{Lease, MemoryLease, Prepared, Stage, Vm};
 
 use homenode_units::{Bytes, Ns};
 

@@ -74,7 +74,6 @@ pub(crate) struct Prepared {
     pub requests: Vec<Request>,
 }
 
-/// One VM.
 /// A CPU quota of each vCPU, and when its lease is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
@@ -82,6 +81,15 @@ pub(crate) struct Lease {
     pub until: Ns,
 }
 
+/// A limit on memory, what the VM had before, and when the lease is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryLease {
+    pub memory: Bytes,
+    pub before: Bytes,
+    pub until: Ns,
+}
+
+/// One VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Vm {
     pub id: VmId,
@@ -140,6 +148,14 @@ pub(crate) struct Vm {
     pub first_vcpu: usize,
     /// CPU quota that a plan set, while it is in force.
     pub quota: Option<Lease>,
+    /// Memory that a plan left it, while that is in force.
+    pub limit: Option<MemoryLease>,
+    /// What the scenario says that it may be left with.
+    pub memory_floor: Option<Bytes>,
+    /// Faults on pages in swap, the part of one that is still to come, and pages written there.
+    pub faults: f64,
+    pub faults_carried: f64,
+    pub swapped_out: u64,
     work_share: f64,
     starts: Vec<Vec<Touch>>,
     boots: Vec<Vec<Touch>>,
@@ -229,6 +245,11 @@ impl Vm {
             factors: (1.0, 1.0),
             first_vcpu,
             quota: None,
+            limit: None,
+            memory_floor: spec.memory_floor,
+            faults: 0.0,
+            faults_carried: 0.0,
+            swapped_out: 0,
             work_share: spec.work_share,
             starts,
             boots,

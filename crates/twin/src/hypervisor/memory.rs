@@ -256,9 +256,21 @@ impl HostMemory {
         placed: &mut [u64],
     ) {
         for (class, pages) in vm.by_class(region, pages).into_iter().enumerate() {
-            if pages == 0 {
-                continue;
-            }
+            self.touch_class(topology, vm, (region, class), by, pages, placed);
+        }
+    }
+
+    /// The same for pages of one class, by region and number.
+    pub fn touch_class(
+        &mut self,
+        topology: &Topology,
+        vm: &mut VmMemory,
+        (region, class): (usize, usize),
+        by: Toucher,
+        pages: u64,
+        placed: &mut [u64],
+    ) {
+        if pages > 0 {
             let mut wanted = std::mem::take(&mut self.wanted);
             wanted.fill(0);
             match &vm.turns {

@@ -19,6 +19,7 @@ builtin!(
     "balloon",
     "churn",
     "flip",
+    "memory-overcommit",
     "move-memory",
     "native48",
     "numa-policies",

@@ -177,6 +177,10 @@ pub struct VmSpec {
     #[serde(default)]
     #[schemars(with = "Option<schema::Permit>")]
     pub permit: Option<Permit>,
+    /// Memory below which its balloon never takes it; absent where it keeps all.
+    #[serde(default, with = "homenode_units::text::option")]
+    #[schemars(with = "Option<schema::Size>")]
+    pub memory_floor: Option<Bytes>,
 }
 
 /// Which of a VM's CPUs each of its vCPUs may use.
@@ -386,6 +390,7 @@ impl VmSpec {
             passthrough: false,
             driver_domain: None,
             permit: None,
+            memory_floor: None,
         }
     }
 
@@ -428,6 +433,13 @@ impl VmSpec {
     #[must_use]
     pub fn with_permit(mut self, permit: Permit) -> VmSpec {
         self.permit = Some(permit);
+        self
+    }
+
+    /// The same VM, of which memory may be taken.
+    #[must_use]
+    pub fn with_memory_floor(mut self, floor: Bytes) -> VmSpec {
+        self.memory_floor = Some(floor);
         self
     }
 

@@ -35,6 +35,7 @@ impl Host {
             name: "vm1".into(),
             vcpus: (0..vcpus).map(vcpu).collect(),
             memory_bytes: Bytes::from_gib(1),
+            balloon: None,
             pages: None,
             accesses: None,
             memory_policy: homenode_units::MemoryPolicy::default(),

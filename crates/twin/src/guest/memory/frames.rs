@@ -116,6 +116,7 @@ impl VmMemory {
 
     /// The program has ended: its pages are free for the next.
     pub fn end_program(&mut self) {
+        self.swapped = 0;
         for region in self.regions.drain(1..) {
             for class in region.classes {
                 for (node, pages) in class.on.into_iter().enumerate() {

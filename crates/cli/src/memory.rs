@@ -1,0 +1,75 @@
+//! `homenode memory`: how little memory VMs may be left with, and who has how much.
+
+use homenode_control::MemoryStatus;
+use homenode_units::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::args::{FloorArgs, MemoryCommand, ShowArgs};
+use crate::desk::Request;
+use crate::output::{or_dash, print_json, table};
+use crate::query::{ask_agent, vms};
+
+/// `homenode memory`.
+///
+/// # Errors
+/// No agent, no such VM, or a floor that could not be set.
+pub fn run(command: &MemoryCommand) -> anyhow::Result<()> {
+    match command {
+        MemoryCommand::Set(args) => set(args),
+        MemoryCommand::Show(args) => show(args),
+    }
+}
+
+fn set(args: &FloorArgs) -> anyhow::Result<()> {
+    let floor = args.floor.into_option();
+    let vm = args.vm.clone();
+    let answer = ask_agent(&args.state, &Request::FloorSet { vm, floor })?;
+    if args.json {
+        return print_json(&answer);
+    }
+    match floor {
+        Some(floor) => println!("{} may be left with {floor}", args.vm),
+        None => println!("{} keeps all of its memory", args.vm),
+    }
+    if let Some(note) = answer["note"].as_str() {
+        println!("note: {note}");
+    }
+    Ok(())
+}
+
+/// A VM in the agent's answer.
+#[derive(Debug, Serialize, Deserialize)]
+struct VmMemory {
+    name: String,
+    /// What its guest has now.
+    memory_bytes: Bytes,
+    memory: MemoryStatus,
+}
+
+fn show(args: &ShowArgs) -> anyhow::Result<()> {
+    let vms = vms(&args.state, args.vm.as_deref())?;
+    let vms: Vec<VmMemory> = vms
+        .into_iter()
+        .map(serde_json::from_value)
+        .collect::<Result<_, _>>()?;
+    if args.json {
+        return print_json(&vms);
+    }
+    let bytes = |bytes: Option<Bytes>| or_dash(bytes, |bytes| bytes.to_string());
+    let rows = vms.iter().map(|vm| {
+        let status = &vm.memory;
+        vec![
+            vm.name.clone(),
+            vm.memory_bytes.to_string(),
+            bytes(status.limit_bytes),
+            bytes(status.maximum_bytes),
+            bytes(status.floor_bytes),
+            bytes(status.need_bytes),
+            bytes(status.usable_bytes),
+            status.why.clone().unwrap_or_default(),
+        ]
+    });
+    let header = ["VM", "has", "limit", "of", "floor", "needs", "usable", ""];
+    println!("{}", table(&header, rows));
+    Ok(())
+}

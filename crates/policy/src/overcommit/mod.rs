@@ -1,0 +1,612 @@
+//! Memory overcommitment: VMs have what they use and a reserve, by their balloons, and get it back fast.
+//!
+//! # Problem
+//! Owners of VMs book more memory than they use (seed 003, section 1), so a host full by its bookings is half empty. Taking
+//! memory away by a balloon is easy; users of balloons complain of what comes then: guests that are shrunk while they already
+//! swap, memory that comes back too late, and nobody who says why (the seed cites Badis, which adapts each VM's memory to its
+//! working set from time to time).
+//!
+//! # Terms
+//! - *Given*: the limit in force, or without one the *maximum*, what the operator gave it.
+//! - *Floor*: what the operator allows the VM to be left with. A VM without one is never touched.
+//! - *Need*: the upper end of its working set ([`Estimate::most`]) and a reserve, at least the floor, at most the maximum.
+//! - *Pressure*: its guest reads from swap ([`SWAP_MIN`]), faults from disk ([`FAULTS_PER_S`]), or has less than a
+//!   [`USABLE_SHARE`] of its memory usable.
+//! - *Lack* of a node: what it has free less than the headroom. *Room*: what it has free but for a [`KEPT_FREE`] of it, less what
+//!   VMs under a limit there were given and have not touched.
+//!
+//! # Algorithm
+//! Of each VM with a floor, each period:
+//! 1. A VM under pressure, or whose need exceeds what is given, gets half as much again, and at least its need, at once. Then it
+//!    is not shrunk for [`Config::backoff`]; that doubles with each new spell, up to [`BACKOFF_MAX`], and starts over after calm.
+//! 2. Otherwise, where [`Config::when`] is [`When::Scarce`] and all of its home nodes have twice the headroom free, it gets a
+//!    tenth back at a time.
+//! 3. Otherwise it may be shrunk, if its balloon has followed the last step, [`Config::step_wait`] has passed, there is a settled
+//!    estimate, and what is given exceeds the need by more than [`BAND`]: by [`Config::step`] of what is given, not below the
+//!    need, not more than the guest says is usable; under [`When::Scarce`] only while a node with its pages lacks memory, and by
+//!    no more than relieves that, who has most to spare first.
+//! 4. Growth is dealt out of the room of the VM's home nodes, VMs in need first. What is taken is credited to the nodes that its
+//!    pages lie on, so that two VMs are not shrunk for one lack.
+//! 5. A limit is renewed in every period, and lifted where it reaches the maximum.
+//!
+//! A balloon that does not follow, a driver that does not answer, a limit that somebody else or the guest undid: said, the limit
+//! lifted, and the VM left alone for [`LEFT_ALONE`].
+//!
+//! # Properties (tests of the same name)
+//! - `never_below_the_floor_nor_below_working_set_and_reserve`
+//! - `what_is_given_on_a_node_is_never_more_than_it_has`
+//! - `pressure_is_answered_with_growth_in_the_same_epoch`
+//! - `a_quiet_system_comes_to_rest`
+//! - `every_limit_is_renewed_or_lifted`
+//! - `without_a_floor_or_an_estimate_nothing_is_taken`
+//! - `a_guest_decides_over_nobody_but_itself`
+//! - `a_balloon_that_does_not_follow_is_said_and_let_go`
+//! - `a_driver_that_does_not_answer_is_said_and_let_go`
+//! - `a_limit_that_somebody_undid_is_not_set_again_at_once`
+//! - `memory_is_taken_only_where_a_node_lacks_it`
+//!
+//! # Departures from the source, and why
+//! - `most` and never `size`: an estimate that is too low costs its guest a disk access per page, one that is too high only
+//!   memory.
+//! - The guest's own word is heard, though the seed's systems do without: only the guest knows that it swaps, and no carrier sees
+//!   a need above what the VM has. It is believed of that guest alone, and only in its favour.
+//! - Per node: memory is short on a node before it is on a host, and memory taken elsewhere does not help there.
+
+mod nodes;
+
+use std::collections::BTreeMap;
+
+use homenode_host::{Action, Balloon, GuestMemory, Immovable, Lever, Limit, Plan, View, VmView};
+use homenode_units::{Bytes, Ns, PAGE_BYTES, VmId};
+use serde::{Deserialize, Serialize};
+
+use crate::working_set::{Certainty, Estimate, Settled};
+use nodes::Nodes;
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "overcommit";
+
+/// What a guest may read from swap between two of its reports.
+pub const SWAP_MIN: Bytes = Bytes(256 << 10);
+/// Faults per second from disk that a guest may have.
+pub const FAULTS_PER_S: f64 = 100.0;
+/// Share of its memory that a guest is to have usable.
+pub const USABLE_SHARE: f64 = 0.05;
+/// Part of a node's free memory that growth leaves.
+pub const KEPT_FREE: f64 = 0.02;
+/// By less than this part of what is given nothing changes.
+pub const BAND: f64 = 0.02;
+/// The longest time for which a VM is not shrunk after pressure.
+pub const BACKOFF_MAX: Ns = Ns::from_secs(1800);
+/// A report of a guest that is older counts as none.
+pub const REPORT_AGE_MAX: Ns = Ns::from_secs(60);
+/// A balloon that within this time has not come a quarter of its way does not follow.
+pub const FOLLOW_MAX: Ns = Ns::from_secs(60);
+/// How long a VM is left alone whose balloon is of no use.
+pub const LEFT_ALONE: Ns = Ns::from_secs(600);
+/// What growth adds under pressure, and where memory is plentiful, as parts of what is given.
+const GROWTH: f64 = 0.5;
+const GIVE_BACK: f64 = 0.1;
+/// Steps are at least this, as are what a guest shall have usable and differences that count.
+const STEP_MIN: Bytes = Bytes(8 << 20);
+
+/// When memory is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum When {
+    /// While a node with the VM's memory lacks some; given back once it has plenty.
+    #[default]
+    Scarce,
+    /// Always.
+    Always,
+}
+
+/// What the operator may set. VMs take part by their floor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// When memory is taken.
+    pub when: When,
+    /// Share of each node's memory that is to stay free, in [0, 1).
+    pub headroom: f64,
+    /// What a VM keeps beyond its working set, as a share of that; twice as much where the estimate promises nothing.
+    pub reserve: f64,
+    /// And at least.
+    #[serde(with = "homenode_units::text")]
+    pub reserve_min: Bytes,
+    /// Part of what is given that is taken at a time, in (0, 1).
+    pub step: f64,
+    /// Time between two steps.
+    #[serde(with = "homenode_units::text")]
+    pub step_wait: Ns,
+    /// Time without a step after pressure, for the first time.
+    #[serde(with = "homenode_units::text")]
+    pub backoff: Ns,
+    /// How long a limit lasts unless it is renewed.
+    #[serde(with = "homenode_units::text")]
+    pub lease: Ns,
+}
+
+impl Default for Config {
+    /// A tenth of each node free; a tenth and at least 64 MiB in reserve; a twentieth every 10 s; a minute; half a minute.
+    fn default() -> Self {
+        Config {
+            when: When::Scarce,
+            headroom: 0.1,
+            reserve: 0.1,
+            reserve_min: Bytes(64 << 20),
+            step: 0.05,
+            step_wait: Ns::from_secs(10),
+            backoff: Ns::from_secs(60),
+            lease: Ns::from_secs(30),
+        }
+    }
+}
+
+/// How a VM stands, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// What it needs, where that is known.
+    pub need_bytes: Option<Bytes>,
+    /// Why it has what it has.
+    pub why: String,
+}
+
+/// What is remembered between periods.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    vms: BTreeMap<VmId, Known>,
+}
+
+impl State {
+    /// How a VM with a floor stands.
+    pub fn standing(&self, vm: VmId) -> Option<&Standing> {
+        self.vms.get(&vm)?.standing.as_ref()
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// The limit in the last sample, and whether a lift of it was asked for.
+    limit: Option<Bytes>,
+    lifting: bool,
+    /// On the way to the limit: since when, and from where.
+    since: Ns,
+    from: Bytes,
+    /// The guest's last report, and when it was seen.
+    report: Option<(GuestMemory, Ns)>,
+    /// Not shrunk before, and for how long that was.
+    wait_until: Ns,
+    backoff: Ns,
+    pressed: bool,
+    /// Not touched before.
+    alone_until: Ns,
+    said: Option<String>,
+    standing: Option<Standing>,
+}
+
+/// What a VM is to have.
+#[derive(Debug)]
+enum Wish {
+    /// Its maximum.
+    All(String),
+    /// What it has.
+    Same(String),
+    /// This much, as far as there is room; `urgent` before all others.
+    More { to: Bytes, urgent: bool, why: String },
+    /// Less, not below `least`.
+    Less { least: Bytes, step: Bytes, why: String },
+}
+
+/// A VM with what was found out of it.
+struct Case<'a, 'v> {
+    vm: &'a VmView<'v>,
+    given: Bytes,
+    maximum: Bytes,
+    wish: Wish,
+}
+
+/// VMs whose working sets are to be known: those of which memory may be taken.
+pub fn watched(view: &View<'_>) -> impl Iterator<Item = VmId> {
+    let may_be_shrunk = |vm: &&VmView<'_>| {
+        vm.managed() && vm.sample.settings.memory_floor.is_some() && vm.sample.balloon.is_some()
+    };
+    view.vms.iter().filter(may_be_shrunk).map(|vm| vm.sample.id)
+}
+
+/// Decides how much memory each VM with a floor has.
+pub fn plan<'e>(
+    view: &View<'_>,
+    config: &Config,
+    estimate: impl Fn(VmId) -> Option<&'e Estimate>,
+    state: &mut State,
+) -> Plan {
+    let mut plan = Plan::new(view.version);
+    let has_part = |vm: &VmView<'_>| {
+        let is_limited = vm.sample.balloon.is_some_and(|balloon| balloon.limit.is_some());
+        vm.managed() && (vm.sample.settings.memory_floor.is_some() || is_limited)
+    };
+    state
+        .vms
+        .retain(|id, _| view.vms.iter().any(|vm| vm.sample.id == *id && has_part(vm)));
+    let mut nodes = Nodes::new(view, config.headroom);
+    let mut cases = Vec::new();
+    for vm in view.vms.iter().filter(|vm| has_part(vm)) {
+        let known = state.vms.entry(vm.sample.id).or_default();
+        let estimate = estimate(vm.sample.id).filter(|estimate| is_fresh(estimate, view.at));
+        let need = need(vm, config, estimate);
+        known.standing = Some(Standing {
+            need_bytes: need,
+            why: String::new(),
+        });
+        let (wish, trouble) = known.wish(view.at, vm, config, need, estimate, &nodes);
+        if trouble != known.said {
+            if let Some(message) = trouble.clone() {
+                plan.find(POLICY, Some(vm.sample.id), message);
+            }
+            known.said = trouble;
+        }
+        let Some(balloon) = vm.sample.balloon else {
+            continue;
+        };
+        let given = balloon.limit.unwrap_or(balloon.maximum);
+        cases.push(Case {
+            vm,
+            given,
+            maximum: balloon.maximum,
+            wish,
+        });
+    }
+    // Growth in need first, then growth, then those who have most to spare.
+    cases.sort_by_key(|case| match case.wish {
+        Wish::More { urgent: true, .. } => (0, 0),
+        Wish::More { .. } => (1, 0),
+        Wish::Less { least, .. } => (2, u64::MAX - case.given.saturating_sub(least).0),
+        Wish::All(_) | Wish::Same(_) => (3, 0),
+    });
+    for case in cases {
+        let id = case.vm.sample.id;
+        let known = state.vms.get_mut(&id).expect("entered above");
+        let (to, why) = case.settle(view, config, &mut nodes, &mut plan);
+        if let Some(standing) = &mut known.standing {
+            standing.why.clone_from(&why);
+        }
+        let is_limited = case
+            .vm
+            .sample
+            .balloon
+            .is_some_and(|balloon| balloon.limit.is_some());
+        known.lifting = to >= case.maximum;
+        if to < case.given {
+            known.wait_until = known.wait_until.max(view.at + config.step_wait);
+        }
+        if to < case.maximum {
+            let limit = Limit::Memory(to);
+            let action = Action::Limit {
+                vm: id,
+                limit,
+                lease_ns: config.lease,
+            };
+            plan.decide(POLICY, action, why);
+        } else if is_limited {
+            let lever = Lever::Memory;
+            plan.decide(POLICY, Action::Lift { vm: id, lever }, why);
+        }
+    }
+    plan
+}
+
+/// What a VM needs; `None` without an estimate that can be relied on.
+fn need(vm: &VmView<'_>, config: &Config, estimate: Option<&Estimate>) -> Option<Bytes> {
+    let estimate = estimate.filter(|estimate| estimate.settled == Settled::Yes)?;
+    let floor = vm.sample.settings.memory_floor?;
+    let share = match estimate.certainty {
+        Certainty::Spread => 2.0 * config.reserve,
+        Certainty::Bounds | Certainty::Percent95 => config.reserve,
+    };
+    let reserve = part(estimate.most, share).max(config.reserve_min);
+    Some(Bytes(estimate.most.0.saturating_add(reserve.0)).max(floor))
+}
+
+/// Whether an estimate still speaks of now. A VM whose figure has settled is watched again after a rest of ten windows.
+fn is_fresh(estimate: &Estimate, at: Ns) -> bool {
+    let windows = Ns(estimate.window.0.saturating_mul(20));
+    at.saturating_sub(estimate.at) <= windows.max(REPORT_AGE_MAX)
+}
+
+fn part(of: Bytes, share: f64) -> Bytes {
+    Bytes((of.as_f64() * share) as u64)
+}
+
+fn whole_pages(bytes: Bytes) -> Bytes {
+    Bytes(bytes.0 / PAGE_BYTES * PAGE_BYTES)
+}
+
+impl Known {
+    /// What a VM is to have, and what is wrong with its balloon, if anything is.
+    fn wish(
+        &mut self,
+        at: Ns,
+        vm: &VmView<'_>,
+        config: &Config,
+        need: Option<Bytes>,
+        estimate: Option<&Estimate>,
+        nodes: &Nodes,
+    ) -> (Wish, Option<String>) {
+        let name = &vm.sample.name;
+        let Some(balloon) = vm.sample.balloon else {
+            let remedy =
+                "put <memballoon model='virtio'/> into its <devices> (virsh edit), and start it anew";
+            let why = format!("VM {name} has a memory floor and no balloon: {remedy}");
+            return (Wish::Same(String::new()), Some(why));
+        };
+        let all = |why: &str| Wish::All(why.to_owned());
+        let Some(floor) = vm.sample.settings.memory_floor else {
+            return (all("it has no memory floor any more"), None);
+        };
+        let was_undone = self.limit.is_some() && balloon.limit.is_none() && !self.lifting;
+        let moved = self.track(at, balloon);
+        let report = balloon.guest.map(|guest| guest.bounded(balloon.current));
+        let report = report.filter(|guest| guest.age <= REPORT_AGE_MAX);
+        let pressure = self.pressure(at, report, balloon);
+        if at < self.alone_until {
+            return (all("its balloon is left alone for a while"), self.said.clone());
+        }
+        if vm.sample.immovable == Some(Immovable::Paused) || vm.sample.immovable == Some(Immovable::Migrating)
+        {
+            self.since = at;
+            return (Wish::Same("the VM stands still".into()), None);
+        }
+        let trouble = if was_undone {
+            Some(format!(
+                "the limit on the memory of VM {name} is not in force any more: somebody else changed it, or its guest took the memory back"
+            ))
+        } else if let Some(why) = vm.sample.immovable.as_ref().filter(|why| gives_nothing(why)) {
+            Some(format!("taking memory from VM {name} would free none: {why}"))
+        } else if report.is_none() {
+            Some(format!(
+                "the balloon driver of VM {name} says nothing of its memory: is virtio_balloon loaded in the guest?"
+            ))
+        } else if moved == Moved::Stuck {
+            let (current, limit) = (balloon.current, self.limit.unwrap_or(balloon.maximum));
+            Some(format!(
+                "the balloon of VM {name} does not follow: its guest has {current}, and {limit} were asked for {FOLLOW_MAX} ago or earlier"
+            ))
+        } else {
+            None
+        };
+        if let Some(trouble) = trouble {
+            self.alone_until = at + LEFT_ALONE;
+            let why = format!("{trouble}; left alone for {LEFT_ALONE}");
+            return (all(&why), Some(why));
+        }
+        let given = balloon.limit.unwrap_or(balloon.maximum);
+        let short = need.filter(|need| *need > given && given < balloon.maximum);
+        if let Some(why) = pressure {
+            self.back_off(at, config);
+            let to = Bytes(given.0 + part(given, GROWTH).max(STEP_MIN).0).max(need.unwrap_or(given));
+            let urgent = true;
+            return (Wish::More { to, urgent, why }, None);
+        }
+        self.pressed = false;
+        let sentence = |estimate: &Estimate| {
+            format!(
+                "its working set is at most {} ({} over {}), with its reserve and its floor of {floor} it needs {}",
+                estimate.most,
+                estimate.carrier.name(),
+                estimate.window,
+                need.unwrap_or(estimate.most)
+            )
+        };
+        if let (Some(need), Some(estimate)) = (short, estimate) {
+            self.wait_until = self.wait_until.max(at + config.backoff);
+            let to = need + part(need, 2.0 * BAND);
+            let urgent = true;
+            let why = format!("{}, more than the {given} it has", sentence(estimate));
+            return (Wish::More { to, urgent, why }, None);
+        }
+        if config.when == When::Scarce && given < balloon.maximum && nodes.is_plentiful(vm) {
+            let to = given + part(given, GIVE_BACK).max(STEP_MIN);
+            let why = "its home has memory to spare".to_owned();
+            return (
+                Wish::More {
+                    to,
+                    urgent: false,
+                    why,
+                },
+                None,
+            );
+        }
+        let now = Now {
+            at,
+            given,
+            config,
+            need,
+            report,
+            moved,
+        };
+        (self.less(&now, estimate.map(sentence)), None)
+    }
+
+    /// Whether it is to have less, and why where that is known.
+    fn less(&self, now: &Now<'_>, why: Option<String>) -> Wish {
+        let same = |why: &str| Wish::Same(why.to_owned());
+        let Now {
+            at,
+            given,
+            config,
+            need,
+            report,
+            moved,
+        } = *now;
+        let (Some(need), Some(why)) = (need, why) else {
+            return same("its working set is not known");
+        };
+        let least = need.min(given);
+        let spare = given - least;
+        if spare <= part(given, BAND).max(STEP_MIN) {
+            return Wish::Same(why);
+        }
+        if at < self.wait_until {
+            return same("it was short of memory, or has just given some");
+        }
+        if moved == Moved::OnTheWay {
+            return same("its balloon is on its way");
+        }
+        let Some(usable) = report.and_then(|guest| guest.usable.or(guest.unused)) else {
+            return same("its guest does not say how much it could spare");
+        };
+        let step = part(given, config.step).max(STEP_MIN).min(spare);
+        let step = step.min(usable.saturating_sub(Bytes(2 * usable_min(given).0)));
+        if step < Bytes(PAGE_BYTES) {
+            return Wish::Same(format!("its guest says that only {usable} are usable"));
+        }
+        Wish::Less { least, step, why }
+    }
+
+    /// Follows the balloon on its way to the limit.
+    fn track(&mut self, at: Ns, balloon: Balloon) -> Moved {
+        if self.limit != balloon.limit {
+            (self.limit, self.since, self.from) = (balloon.limit, at, balloon.current);
+        }
+        let Some(limit) = balloon.limit else {
+            return Moved::There;
+        };
+        let left = balloon.current.saturating_sub(limit);
+        if left == Bytes::ZERO || Balloon::is_near(balloon.current, limit) {
+            (self.since, self.from) = (at, balloon.current);
+            return Moved::There;
+        }
+        if at.saturating_sub(self.since) < FOLLOW_MAX {
+            return Moved::OnTheWay;
+        }
+        let way = self.from.saturating_sub(limit);
+        if self.from.saturating_sub(balloon.current).0.saturating_mul(4) < way.0 || left > way {
+            return Moved::Stuck;
+        }
+        (self.since, self.from) = (at, balloon.current);
+        Moved::OnTheWay
+    }
+
+    /// Why its guest is short of memory, if it is. Only while the agent holds memory back can that be answered.
+    fn pressure(&mut self, at: Ns, report: Option<GuestMemory>, balloon: Balloon) -> Option<String> {
+        let now = report?;
+        let before = self.report.replace((now, at));
+        balloon.limit?;
+        let least = usable_min(balloon.current);
+        if let Some(usable) = now.usable.filter(|usable| *usable < least) {
+            return Some(format!(
+                "its guest has only {usable} of {} usable",
+                balloon.current
+            ));
+        }
+        let (before, seen) = before?;
+        let read = now.swapped_in?.0.checked_sub(before.swapped_in?.0).map(Bytes);
+        if let Some(read) = read.filter(|read| *read >= SWAP_MIN) {
+            return Some(format!("its guest read {read} back from swap"));
+        }
+        let faults = now.major_faults?.checked_sub(before.major_faults?)? as f64;
+        let seconds = at.saturating_sub(seen).as_secs_f64().max(1.0);
+        (faults >= FAULTS_PER_S * seconds).then(|| {
+            format!(
+                "its guest waits for {:.0} faults a second from disk",
+                faults / seconds
+            )
+        })
+    }
+
+    /// No shrinking for a while: longer with each spell of pressure, unless the last is long ago.
+    fn back_off(&mut self, at: Ns, config: &Config) {
+        if !self.pressed {
+            let is_calm = at.saturating_sub(self.wait_until) > self.backoff;
+            self.backoff = if self.backoff == Ns::ZERO || is_calm {
+                config.backoff
+            } else {
+                Ns(self.backoff.0.saturating_mul(2)).min(BACKOFF_MAX.max(config.backoff))
+            };
+        }
+        self.pressed = true;
+        self.wait_until = self.wait_until.max(at + self.backoff);
+    }
+}
+
+/// A VM that is well, as it is looked at.
+#[derive(Clone, Copy, Debug)]
+struct Now<'a> {
+    at: Ns,
+    given: Bytes,
+    config: &'a Config,
+    need: Option<Bytes>,
+    report: Option<GuestMemory>,
+    moved: Moved,
+}
+
+/// Where a balloon is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moved {
+    There,
+    OnTheWay,
+    Stuck,
+}
+
+fn usable_min(given: Bytes) -> Bytes {
+    part(given, USABLE_SHARE).max(STEP_MIN)
+}
+
+/// Whether a balloon in such a VM frees nothing on the host.
+fn gives_nothing(why: &Immovable) -> bool {
+    match why {
+        Immovable::Vfio | Immovable::Locked | Immovable::HugePages { .. } => true,
+        Immovable::BoundAtStart { .. } | Immovable::Paused | Immovable::Migrating => false,
+    }
+}
+
+impl Case<'_, '_> {
+    /// What it gets, and why.
+    fn settle(
+        &self,
+        view: &View<'_>,
+        config: &Config,
+        nodes: &mut Nodes,
+        plan: &mut Plan,
+    ) -> (Bytes, String) {
+        match &self.wish {
+            Wish::All(why) => (self.maximum, why.clone()),
+            Wish::Same(why) => (self.given, why.clone()),
+            Wish::More { to, urgent, why } => {
+                let wanted = to.min(&self.maximum).saturating_sub(self.given);
+                let granted = whole_pages(nodes.take(self.vm, wanted, *urgent));
+                // The last page of an odd maximum.
+                let to = if granted + Bytes(PAGE_BYTES) > wanted && wanted + self.given == self.maximum {
+                    self.maximum
+                } else {
+                    self.given + granted
+                };
+                if *urgent && granted == Bytes::ZERO && wanted > Bytes::ZERO {
+                    let message = format!(
+                        "VM {} is short of memory and its home nodes have none to give: {why}",
+                        self.vm.sample.name
+                    );
+                    plan.find(POLICY, Some(self.vm.sample.id), message);
+                }
+                (to, format!("{why}; {} become {to}", self.given))
+            }
+            Wish::Less { least, step, why } => {
+                let useful = match config.when {
+                    When::Always => *step,
+                    When::Scarce => nodes.useful(self.vm).min(*step),
+                };
+                let to = Bytes((self.given - useful).0.next_multiple_of(PAGE_BYTES)).max(*least);
+                let cut = self.given.saturating_sub(to);
+                if cut == Bytes::ZERO {
+                    return (self.given, format!("{why}; no node with its memory lacks any"));
+                }
+                let short = nodes.credit(view, self.vm, cut);
+                (to, format!("{why}; {} become {to}{short}", self.given))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

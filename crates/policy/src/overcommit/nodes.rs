@@ -1,0 +1,142 @@
+//! What nodes have free, and lack: the account that keeps what VMs are given within what there is.
+
+use homenode_host::{View, VmView};
+use homenode_units::{Bytes, NodeId, NodeMap, NodeSet, Pages, divide_proportionally};
+
+use super::{KEPT_FREE, part};
+
+/// One node's account, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    /// What can be given.
+    room: u64,
+    /// What is free below the headroom.
+    lack: u64,
+    /// What is free above twice the headroom, where anything is.
+    plenty: u64,
+}
+
+/// The nodes' accounts in one epoch.
+#[derive(Clone, Debug)]
+pub(super) struct Nodes {
+    accounts: NodeMap<Account>,
+    memory_nodes: NodeSet,
+}
+
+impl Nodes {
+    /// As the sample has them, less what VMs under a limit were given and have not touched.
+    pub fn new(view: &View<'_>, headroom: f64) -> Nodes {
+        let accounts = view.sample.nodes.map(|_, node| {
+            let (free, kept) = (node.memory_free_bytes, part(node.memory_total_bytes, headroom));
+            Account {
+                room: (free - part(free, KEPT_FREE)).0,
+                lack: kept.saturating_sub(free).0,
+                plenty: free.saturating_sub(Bytes(2 * kept.0)).0,
+            }
+        });
+        let memory_nodes = view.machine.memory_nodes();
+        let mut nodes = Nodes {
+            accounts,
+            memory_nodes,
+        };
+        for vm in &view.vms {
+            let Some(limit) = vm.sample.balloon.and_then(|balloon| balloon.limit) else {
+                continue;
+            };
+            let touched = vm.sample.pages_touched().map_or(limit, Pages::to_bytes);
+            // It may have been promised more than there is: the host was full when it began.
+            nodes.take(vm, limit.saturating_sub(touched), true);
+        }
+        nodes
+    }
+
+    /// Nodes whose memory a VM gets: its home, else where its pages lie, else all.
+    fn homes(&self, vm: &VmView<'_>) -> NodeSet {
+        if let Some(home) = vm.home {
+            return home.intersection(&self.memory_nodes);
+        }
+        let pages = vm.sample.pages.iter().flat_map(NodeMap::iter);
+        let on: NodeSet = pages
+            .filter(|(_, pages)| pages.0 > 0)
+            .map(|(node, _)| node)
+            .collect();
+        if on.is_empty() {
+            self.memory_nodes.clone()
+        } else {
+            on
+        }
+    }
+
+    /// Takes memory for a VM out of the room of its home nodes, out of plenty only unless it is urgent; gives what there was.
+    pub fn take(&mut self, vm: &VmView<'_>, wanted: Bytes, urgent: bool) -> Bytes {
+        let homes: Vec<NodeId> = self.homes(vm).iter().collect();
+        let has = |node: &NodeId| {
+            let account = self.accounts.get(*node);
+            account.map_or(0, |a| if urgent { a.room } else { a.room.min(a.plenty) })
+        };
+        let rooms: Vec<u64> = homes.iter().map(has).collect();
+        let granted = wanted
+            .0
+            .min(rooms.iter().fold(0, |sum: u64, room| sum.saturating_add(*room)));
+        for (node, part) in homes.into_iter().zip(divide_proportionally(granted, &rooms)) {
+            if let Some(account) = self.accounts.get_mut(node) {
+                account.room = account.room.saturating_sub(part);
+                account.plenty = account.plenty.saturating_sub(part);
+            }
+        }
+        Bytes(granted)
+    }
+
+    /// Whether all of a VM's home nodes have more than twice the headroom free.
+    pub fn is_plentiful(&self, vm: &VmView<'_>) -> bool {
+        let homes = self.homes(vm);
+        homes
+            .iter()
+            .all(|node| self.accounts.get(node).is_some_and(|account| account.plenty > 0))
+    }
+
+    /// A VM's pages by node, with what each node lacks.
+    fn lacks(&self, vm: &VmView<'_>) -> Vec<(NodeId, u64, u64)> {
+        let pages = vm.sample.pages.iter().flat_map(NodeMap::iter);
+        pages
+            .filter_map(|(node, pages)| Some((node, pages.0, self.accounts.get(node)?.lack)))
+            .collect()
+    }
+
+    /// The least that must be taken from a VM, evenly from all of its pages, for no node with some of them to lack memory.
+    pub fn useful(&self, vm: &VmView<'_>) -> Bytes {
+        let lacks = self.lacks(vm);
+        let all: u128 = lacks.iter().map(|(_, pages, _)| u128::from(*pages)).sum();
+        let needed = lacks.iter().filter(|(_, pages, _)| *pages > 0);
+        let needed = needed.map(|(_, pages, lack)| u128::from(*lack) * all / u128::from(*pages));
+        Bytes(
+            needed
+                .max()
+                .map_or(0, |most| u64::try_from(most).unwrap_or(u64::MAX)),
+        )
+    }
+
+    /// Credits nodes with what is taken from a VM, by where its pages lie. Gives the nodes that lacked memory, in words.
+    pub fn credit(&mut self, view: &View<'_>, vm: &VmView<'_>, cut: Bytes) -> String {
+        let lacks = self.lacks(vm);
+        let pages: Vec<u64> = lacks.iter().map(|(_, pages, _)| *pages).collect();
+        let mut short = Vec::new();
+        for ((node, _, lack), part) in lacks.into_iter().zip(divide_proportionally(cut.0, &pages)) {
+            if let Some(account) = self.accounts.get_mut(node) {
+                account.lack = account.lack.saturating_sub(part);
+            }
+            if lack > 0 && part > 0 {
+                let free = view
+                    .sample
+                    .nodes
+                    .get(node)
+                    .map_or(Bytes::ZERO, |node| node.memory_free_bytes);
+                short.push(format!("node {node} has {free} free"));
+            }
+        }
+        match short.is_empty() {
+            true => String::new(),
+            false => format!(", as {}", short.join(", ")),
+        }
+    }
+}

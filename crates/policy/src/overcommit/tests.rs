@@ -1,0 +1,477 @@
+//! A host of two nodes whose guests do what balloons and drivers may do, epoch by epoch.
+
+use super::*;
+use crate::testing::{Scene, vm_id};
+use crate::working_set::Carrier;
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+const EPOCH: Ns = Ns::from_secs(5);
+
+fn mib(count: u64) -> Bytes {
+    Bytes(count * MIB)
+}
+
+/// How a guest behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// Its balloon is where it was asked to be in the next epoch.
+    Honest,
+    /// It keeps its memory.
+    Stubborn,
+    /// Its driver never speaks.
+    Silent,
+    /// It says that nothing is usable and that it swaps.
+    Wails,
+    /// It says that it has endless memory to spare.
+    Boasts,
+}
+
+#[derive(Clone, Debug)]
+struct Guest {
+    home: u16,
+    maximum: Bytes,
+    floor: Option<Bytes>,
+    manner: Manner,
+    /// What it uses, which is also what estimates say; `None` where nobody estimates.
+    uses: Option<Bytes>,
+    current: Bytes,
+    limit: Option<Bytes>,
+    /// Pages that it has touched.
+    touched: Bytes,
+    swapped_in: Bytes,
+}
+
+impl Guest {
+    fn new(home: u16, maximum: u64, floor: Option<u64>, uses: Option<u64>) -> Guest {
+        Guest {
+            home,
+            maximum: mib(maximum),
+            floor: floor.map(mib),
+            manner: Manner::Honest,
+            uses: uses.map(mib),
+            current: mib(maximum),
+            limit: None,
+            touched: mib(maximum),
+            swapped_in: Bytes::ZERO,
+        }
+    }
+
+    fn given(&self) -> Bytes {
+        self.limit.unwrap_or(self.maximum)
+    }
+
+    fn report(&self) -> Option<GuestMemory> {
+        let usable = self.current.saturating_sub(self.uses.unwrap_or_default());
+        let (usable, swapped_in) = match self.manner {
+            Manner::Silent => return None,
+            Manner::Honest | Manner::Stubborn => (usable, self.swapped_in),
+            Manner::Wails => (Bytes::ZERO, Bytes(u64::MAX)),
+            Manner::Boasts => (Bytes(u64::MAX), Bytes::ZERO),
+        };
+        Some(GuestMemory {
+            age: Ns::from_secs(1),
+            usable: Some(usable),
+            swapped_in: Some(swapped_in),
+            major_faults: Some(0),
+            ..GuestMemory::default()
+        })
+    }
+
+    fn balloon(&self) -> Balloon {
+        Balloon {
+            current: self.current,
+            maximum: self.maximum,
+            limit: self.limit,
+            guest: self.report(),
+        }
+    }
+}
+
+struct World {
+    guests: Vec<Guest>,
+    config: Config,
+    state: State,
+    at: Ns,
+    plan: Plan,
+    /// Free memory of each node when the last plan was made.
+    free: Vec<Bytes>,
+    before: Vec<Bytes>,
+}
+
+impl World {
+    fn new(guests: Vec<Guest>, when: When) -> World {
+        World {
+            guests,
+            config: Config {
+                when,
+                ..Config::default()
+            },
+            state: State::default(),
+            at: Ns::from_secs(100),
+            plan: Plan::default(),
+            free: vec![],
+            before: vec![],
+        }
+    }
+
+    fn estimate(&self, guest: &Guest) -> Option<Estimate> {
+        let most = guest.uses?;
+        Some(Estimate {
+            carrier: Carrier::AccessedBits,
+            at: self.at,
+            window: Ns::from_secs(30),
+            size: most,
+            least: most,
+            most,
+            certainty: Certainty::Bounds,
+            hot: most,
+            warm: Bytes::ZERO,
+            kernel: Bytes::ZERO,
+            settled: Settled::Yes,
+            curve: None,
+            outside: 0,
+            lost: 0,
+        })
+    }
+
+    fn need(&self, at: usize) -> Bytes {
+        let guest = &self.guests[at];
+        let most = guest.uses.unwrap_or(guest.maximum);
+        let reserve = part(most, self.config.reserve).max(self.config.reserve_min);
+        (most + reserve)
+            .max(guest.floor.unwrap_or(guest.maximum))
+            .min(guest.maximum)
+    }
+
+    /// One epoch: a plan is made, carried out, and guests follow it.
+    fn step(&mut self) {
+        let mut scene = Scene::nodes(2, 2);
+        scene.at = self.at;
+        for (n, guest) in self.guests.iter().enumerate() {
+            let vm = scene.add_vm(n as u128, 1, guest.maximum, guest.home);
+            vm.home(guest.home).pages(guest.home, guest.touched.to_pages().0);
+            vm.balloon(guest.balloon()).settings().memory_floor = guest.floor;
+        }
+        let estimates: BTreeMap<VmId, Estimate> = self
+            .guests
+            .iter()
+            .enumerate()
+            .filter_map(|(n, guest)| Some((vm_id(n as u128), self.estimate(guest)?)))
+            .collect();
+        self.before = self.guests.iter().map(Guest::given).collect();
+        let (config, state) = (&self.config, &mut self.state);
+        (self.plan, self.free) = scene.with_view(|view| {
+            let free = view.sample.nodes.values().map(|node| node.memory_free_bytes);
+            (plan(view, config, |vm| estimates.get(&vm), state), free.collect())
+        });
+        for decision in &self.plan.decisions {
+            let guest = &mut self.guests[decision.action.vm().0 as usize];
+            match decision.action {
+                Action::Limit {
+                    limit: Limit::Memory(bytes),
+                    ..
+                } => guest.limit = Some(bytes),
+                Action::Lift { .. } => guest.limit = None,
+                _ => panic!("{decision:?}"),
+            }
+        }
+        for guest in &mut self.guests {
+            if guest.manner != Manner::Stubborn || guest.given() > guest.current {
+                guest.current = guest.given();
+            }
+            guest.touched = guest
+                .touched
+                .min(guest.current)
+                .max(guest.uses.unwrap_or_default().min(guest.current));
+            if guest.uses.is_some_and(|uses| uses > guest.current) {
+                guest.swapped_in += mib(1);
+            }
+        }
+        self.at += EPOCH;
+    }
+
+    fn steps(&mut self, count: usize) {
+        (0..count).for_each(|_| self.step());
+    }
+
+    fn findings(&self) -> String {
+        let said = self.plan.findings.iter().map(|finding| finding.message.as_str());
+        said.collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn guests() -> impl Strategy<Value = Vec<Guest>> {
+    let manner = prop_oneof![
+        6 => Just(Manner::Honest),
+        1 => Just(Manner::Stubborn),
+        1 => Just(Manner::Silent),
+        1 => Just(Manner::Wails),
+        1 => Just(Manner::Boasts),
+    ];
+    let guest = (
+        0_u16..2,
+        256_u64..8192,
+        prop::option::weighted(0.9, 64_u64..2048),
+        prop::option::weighted(0.9, 32_u64..6000),
+    );
+    prop::collection::vec((guest, manner), 1..6).prop_map(|drawn| {
+        let guest = |((home, maximum, floor, uses), manner)| Guest {
+            manner,
+            ..Guest::new(home, maximum, floor, uses)
+        };
+        drawn.into_iter().map(guest).collect()
+    })
+}
+
+fn when() -> impl Strategy<Value = When> {
+    prop_oneof![Just(When::Scarce), Just(When::Always)]
+}
+
+/// What guests use changes now and then: which guest, to how much.
+fn changes() -> impl Strategy<Value = Vec<(usize, u64)>> {
+    prop::collection::vec((0_usize..6, 32_u64..6000), 0..12)
+}
+
+fn change(world: &mut World, (which, uses): (usize, u64)) {
+    let count = world.guests.len();
+    let guest = &mut world.guests[which % count];
+    if let Some(now) = &mut guest.uses {
+        *now = mib(uses);
+        guest.touched = guest.touched.max(mib(uses).min(guest.current));
+    }
+}
+
+proptest! {
+    #[test]
+    fn never_below_the_floor_nor_below_working_set_and_reserve(guests in guests(), when in when(), changes in changes()) {
+        let mut world = World::new(guests, when);
+        for it in changes {
+            world.steps(7);
+            change(&mut world, it);
+            world.step();
+            for (at, guest) in world.guests.iter().enumerate().filter(|(_, guest)| guest.given() < guest.maximum) {
+                let floor = guest.floor.expect("without one there is no limit");
+                prop_assert!(guest.given() >= floor.min(guest.maximum), "{guest:?}");
+                // What was taken in this epoch leaves the need; what there was before may be less than a need that grew.
+                let need = world.need(at).min(world.before[at]);
+                prop_assert!(guest.given() >= need, "{guest:?} needs {need}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_given_on_a_node_is_never_more_than_it_has(guests in guests(), when in when(), changes in changes()) {
+        let mut world = World::new(guests, when);
+        for it in changes {
+            world.steps(5);
+            change(&mut world, it);
+            world.step();
+            for node in 0..2_u16 {
+                let grown = world.guests.iter().zip(&world.before).filter(|(guest, _)| guest.home == node);
+                // A limit that is lifted because the balloon is of no use gives back what was never saved.
+                let grown = grown.filter(|(guest, _)| {
+                    matches!(guest.manner, Manner::Honest | Manner::Wails) && guest.limit.is_some()
+                });
+                let sum: u64 = grown.map(|(guest, before)| guest.given().saturating_sub(*before).0).sum();
+                prop_assert!(sum <= world.free[usize::from(node)].0, "{sum} given on node {node}");
+            }
+        }
+    }
+
+    #[test]
+    fn pressure_is_answered_with_growth_in_the_same_epoch(uses in 200_u64..900, more in 200_u64..3000) {
+        let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(uses))], When::Always);
+        world.steps(300);
+        prop_assert!(world.guests[0].given() < mib(2048), "{:?}", world.guests);
+        // No estimate says so yet: the guest swaps.
+        let before = world.guests[0].given();
+        world.guests[0].swapped_in += mib(more);
+        world.step();
+        let after = world.guests[0].given();
+        prop_assert!(after >= part(before, 1.4), "{before} became {after}: {:?}", world.plan);
+        prop_assert!(world.plan.decisions[0].reason.contains("back from swap"), "{:?}", world.plan);
+        // And not shrunk for a while.
+        world.steps(5);
+        prop_assert!(world.guests[0].given() >= after);
+    }
+
+    #[test]
+    fn a_quiet_system_comes_to_rest(guests in guests(), when in when()) {
+        let guests: Vec<Guest> = guests.into_iter().map(|guest| Guest { manner: Manner::Honest, ..guest }).collect();
+        let mut world = World::new(guests, when);
+        // A twentieth every 10 s: 5 GiB of spare memory take some 60 steps; backoff up to half an hour.
+        world.steps(800);
+        for _ in 0..40 {
+            world.step();
+            for (guest, before) in world.guests.iter().zip(&world.before) {
+                prop_assert_eq!(guest.given(), *before, "{:?}", &world.plan);
+            }
+        }
+    }
+
+    #[test]
+    fn every_limit_is_renewed_or_lifted(guests in guests(), when in when(), changes in changes()) {
+        let mut world = World::new(guests, when);
+        for it in changes {
+            change(&mut world, it);
+            let limited: Vec<VmId> = (0..world.guests.len())
+                .filter(|at| world.guests[*at].limit.is_some())
+                .map(|at| vm_id(at as u128))
+                .collect();
+            world.steps(1);
+            for vm in limited {
+                prop_assert!(world.plan.decisions.iter().any(|decision| decision.action.vm() == vm), "{:?}", &world.plan);
+            }
+            world.steps(4);
+        }
+    }
+
+    #[test]
+    fn a_guest_decides_over_nobody_but_itself(
+        guests in guests(),
+        when in when(),
+        liar in prop_oneof![Just(Manner::Wails), Just(Manner::Boasts)],
+    ) {
+        // What a guest says of itself changes nothing of what others keep: they stay above their need.
+        let mut world = World::new(guests, when);
+        world.guests.push(Guest { manner: liar, ..Guest::new(0, 8192, Some(64), Some(512)) });
+        for _ in 0..60 {
+            world.step();
+            for (at, guest) in world.guests.iter().enumerate() {
+                prop_assert!(guest.given() >= world.need(at).min(world.before[at]), "{guest:?}");
+                prop_assert!(guest.given() <= guest.maximum);
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_floor_or_an_estimate_nothing_is_taken() {
+    let guests = vec![
+        Guest::new(0, 4096, None, Some(100)),
+        Guest::new(0, 4096, Some(128), None),
+    ];
+    let mut world = World::new(guests, When::Always);
+    for _ in 0..30 {
+        world.step();
+        assert_eq!(world.plan.decisions, []);
+    }
+}
+
+#[test]
+fn memory_is_taken_only_where_a_node_lacks_it() {
+    // Node 0 has 16 GiB, and 15 of them are touched: 1 GiB free where 1.6 are to be. Node 1 has plenty.
+    let guests = vec![
+        Guest::new(0, 10 << 10, Some(128), Some(1024)),
+        Guest::new(0, 5 << 10, Some(128), Some(5 << 10)),
+        Guest::new(1, 4096, Some(128), Some(100)),
+    ];
+    let mut world = World::new(guests, When::Scarce);
+    world.steps(10);
+    let given: Vec<Bytes> = world.guests.iter().map(Guest::given).collect();
+    assert_eq!(given[1..], [mib(5 << 10), mib(4096)]);
+    // 16 GiB less a headroom of 1.6 and the other's 5.
+    let expected = 16.0 * 1024.0 - 1638.4 - 5.0 * 1024.0;
+    let left = given[0].as_f64() / MIB as f64;
+    assert!((left - expected).abs() < 2.0, "{left} MiB left, not {expected}");
+}
+
+fn shrunk(manner: Manner) -> World {
+    let guest = Guest::new(0, 4096, Some(128), Some(512));
+    let mut world = World::new(vec![guest], When::Always);
+    world.steps(10);
+    assert!(world.guests[0].given() < mib(4096), "{:?}", world.guests);
+    world.guests[0].manner = manner;
+    world
+}
+
+#[test]
+fn a_balloon_that_does_not_follow_is_said_and_let_go() {
+    let mut world = shrunk(Manner::Stubborn);
+    let mut said = String::new();
+    for _ in 0..20 {
+        world.step();
+        said += &world.findings();
+    }
+    assert_eq!(said.matches("does not follow").count(), 1, "{said}");
+    assert_eq!(world.guests[0].limit, None);
+    // Ten minutes later it is tried again.
+    world.guests[0].manner = Manner::Honest;
+    world.steps(130);
+    assert!(world.guests[0].given() < mib(4096));
+}
+
+#[test]
+fn a_driver_that_does_not_answer_is_said_and_let_go() {
+    let mut world = shrunk(Manner::Silent);
+    world.step();
+    assert!(
+        world.findings().contains("says nothing of its memory"),
+        "{}",
+        world.findings()
+    );
+    assert_eq!(world.guests[0].limit, None);
+    world.step();
+    assert_eq!(world.findings(), "");
+}
+
+#[test]
+fn a_limit_that_somebody_undid_is_not_set_again_at_once() {
+    let mut world = shrunk(Manner::Honest);
+    (world.guests[0].limit, world.guests[0].current) = (None, mib(4096));
+    world.step();
+    assert!(
+        world.findings().contains("somebody else changed it"),
+        "{}",
+        world.findings()
+    );
+    world.steps(20);
+    assert_eq!(world.guests[0].limit, None);
+}
+
+#[test]
+fn a_vm_without_a_balloon_is_told_how_to_get_one() {
+    let mut scene = Scene::nodes(2, 2);
+    scene.add_vm(1, 1, mib(512), 0).settings().memory_floor = Some(mib(64));
+    let mut state = State::default();
+    let mut said = || scene.with_view(|view| plan(view, &Config::default(), |_| None, &mut state).findings);
+    assert!(said()[0].message.contains("<memballoon model='virtio'/>"));
+    assert_eq!(said(), []);
+}
+
+#[test]
+fn memory_plugged_in_while_it_is_held_is_its_own() {
+    let mut world = shrunk(Manner::Honest);
+    let guest = &mut world.guests[0];
+    let before = guest.given();
+    // The host moves limit and maximum by what was plugged in.
+    (guest.maximum, guest.current) = (mib(5120), guest.current + mib(1024));
+    guest.limit = guest.limit.map(|limit| limit + mib(1024));
+    world.step();
+    assert_eq!(world.findings(), "");
+    assert!(world.guests[0].given() > before);
+}
+
+#[test]
+fn pages_are_taken_from_whom_most_can_be_spared() {
+    let guests = vec![
+        Guest::new(0, 7 << 10, Some(128), Some(6 << 10)),
+        Guest::new(0, 8 << 10, Some(128), Some(1 << 10)),
+    ];
+    let mut world = World::new(guests, When::Scarce);
+    world.step();
+    let of: Vec<VmId> = world
+        .plan
+        .decisions
+        .iter()
+        .map(|decision| decision.action.vm())
+        .collect();
+    // The second has to give 0.4 GiB and lack is 0.6: the first gives the rest.
+    assert_eq!(of, [vm_id(1), vm_id(0)]);
+    assert!(
+        world.plan.decisions[0].reason.contains("as node 0 has"),
+        "{:?}",
+        world.plan
+    );
+}

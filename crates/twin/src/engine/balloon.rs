@@ -1,0 +1,125 @@
+//! Memory limits: a guest's balloon follows at once, and what the guest then has too little for goes to swap.
+
+use homenode_units::{Bytes, Ns, PAGE_BYTES, Pages};
+
+use super::Engine;
+use crate::guest::memory::Needs;
+use crate::guest::{MemoryLease, Stage, Vm};
+use crate::hypervisor::memory::Toucher;
+
+/// How long a fault waits for a page in swap: a random read of a fast disk, with the kernel's part. Not measured.
+const FAULT_NS: f64 = 100e3;
+
+impl Vm {
+    /// For whom its guest needs memory now.
+    pub fn needs(&self) -> Needs {
+        match self.stage {
+            Stage::Booting | Stage::Program => Needs::Program,
+            Stage::Absent | Stage::Ended | Stage::Gone => Needs::Kernel,
+        }
+    }
+
+    /// Pages that it may still take.
+    fn room(&self) -> u64 {
+        let has: u64 = self.memory.pages().iter().sum();
+        self.memory_bytes.to_pages().0.saturating_sub(has)
+    }
+}
+
+impl Engine {
+    /// Gives a VM this much memory until its lease is over; whether that is another limit than before.
+    pub fn set_memory(&mut self, vm: usize, memory: Bytes, until: Ns) -> bool {
+        let owner = &mut self.vms[vm];
+        let before = owner.limit.map_or(owner.memory_bytes, |limit| limit.before);
+        let is_new = owner.limit.is_none_or(|limit| limit.memory != memory);
+        owner.limit = Some(MemoryLease {
+            memory,
+            before,
+            until,
+        });
+        if is_new {
+            owner.memory_bytes = memory;
+            self.version += 1;
+            self.hold_to_memory(vm);
+        }
+        is_new
+    }
+
+    /// Gives a VM back what was taken from it: pages come when they are used.
+    pub fn give_back_memory(&mut self, vm: usize) {
+        if let Some(limit) = self.vms[vm].limit.take() {
+            self.vms[vm].memory_bytes = limit.before;
+            self.version += 1;
+        }
+    }
+
+    /// Takes from a VM under a limit what it has beyond it: what no program of its needs, then what its guest writes to swap.
+    pub(super) fn hold_to_memory(&mut self, vm: usize) {
+        let owner = &mut self.vms[vm];
+        if owner.limit.is_none() {
+            return;
+        }
+        let over = |owner: &Vm| {
+            let has: u64 = owner.memory.pages().iter().sum();
+            has.saturating_sub(owner.memory_bytes.to_pages().0)
+        };
+        let needs = owner.needs();
+        let spared = owner.memory.give_back_all(over(owner), needs, &mut self.chance);
+        self.memory.release(&spared);
+        let swapped = owner.memory.swap_out(over(owner), &mut self.chance);
+        owner.swapped_out += swapped.iter().sum::<u64>();
+        self.memory.release(&swapped);
+    }
+
+    /// What waiting for swap adds to an instruction of a thread.
+    pub(super) fn swap_ns(&self, vm: usize, thread: usize, accesses: f64) -> f64 {
+        accesses * self.vms[vm].memory.fault_share(thread) * FAULT_NS
+    }
+
+    /// A thread made so many accesses: those whose page was in swap brought it back, as far as there is room.
+    pub(super) fn fault(&mut self, vm: usize, vcpu: usize, cpu: usize, accesses: f64) {
+        let owner = &mut self.vms[vm];
+        let faults = accesses * owner.memory.fault_share(vcpu);
+        if faults == 0.0 {
+            return;
+        }
+        owner.faults += faults;
+        owner.faults_carried += faults;
+        let back = (owner.faults_carried as u64).min(owner.room());
+        owner.faults_carried -= (owner.faults_carried as u64) as f64;
+        let by = Toucher {
+            vcpu,
+            node: self.topology.cpus[cpu].node,
+        };
+        self.placed.fill(0);
+        for (region, class, pages) in owner.memory.swap_in(vcpu, back) {
+            let placed = &mut self.placed;
+            self.memory.touch_class(
+                &self.topology,
+                &mut owner.memory,
+                (region, class),
+                by,
+                pages,
+                placed,
+            );
+        }
+        for (at, pages) in self.placed.iter().enumerate().filter(|(_, pages)| **pages > 0) {
+            self.totals.write(by.node, at, (pages * PAGE_BYTES) as f64);
+        }
+    }
+
+    /// What a VM's guest would say of its memory.
+    pub fn guest_memory(&self, vm: &Vm) -> homenode_host::GuestMemory {
+        let of = |needs| Pages(vm.memory.resident(needs)).to_bytes();
+        let usable = vm.memory_bytes.saturating_sub(of(vm.needs()));
+        homenode_host::GuestMemory {
+            age: Ns::ZERO,
+            total: Some(vm.memory_bytes),
+            usable: Some(usable),
+            unused: Some(vm.memory_bytes.saturating_sub(of(Needs::Program))),
+            swapped_in: Some(Pages(vm.faults as u64).to_bytes()),
+            swapped_out: Some(Pages(vm.swapped_out).to_bytes()),
+            major_faults: Some(vm.faults as u64),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Memory limits on the twin: what a balloon takes first, what it costs, and that it comes back.
+
+mod common;
+
+use common::{r910, scenario};
+use homenode_host::{Action, Balloon, Host, Lever, Limit, Outcome, Plan};
+use homenode_twin::{Scenario, Twin, VmSpec};
+use homenode_units::{Bytes, Ns};
+
+const LONG: Ns = Ns::from_secs(600);
+
+/// One VM of 4 GiB whose program uses 256 MiB per vCPU, all alike, for a while.
+fn small() -> Scenario {
+    let mut vm = VmSpec::new("a", 2, Bytes::from_gib(4), "cached");
+    vm.work_share = 100.0;
+    scenario(vec![vm])
+}
+
+fn limit(twin: &mut Twin, memory: Bytes, lease_ns: Ns) -> Outcome {
+    let vm = twin.vm_id("a").unwrap();
+    let limit = Limit::Memory(memory);
+    commit(twin, Action::Limit { vm, limit, lease_ns })
+}
+
+fn commit(twin: &mut Twin, action: Action) -> Outcome {
+    let mut plan = Plan::new(twin.sample().unwrap().version);
+    plan.decide("test", action, "a test".into());
+    twin.commit(&plan).unwrap().outcomes.remove(0)
+}
+
+fn balloon(twin: &mut Twin) -> Balloon {
+    twin.sample().unwrap().vms[0].balloon.unwrap()
+}
+
+fn held_mib(twin: &mut Twin) -> u64 {
+    let sample = twin.sample().unwrap();
+    sample.vms[0].pages_touched().unwrap().to_bytes().0 >> 20
+}
+
+/// Instructions per second from now on, over so long.
+fn speed(twin: &mut Twin, over: Ns) -> f64 {
+    let done = |twin: &Twin| twin.report().vms[0].instructions_g;
+    let before = done(twin);
+    twin.wait(over);
+    (done(twin) - before) / over.as_secs_f64()
+}
+
+fn running(memory: &Scenario) -> Twin {
+    let mut twin = Twin::new(r910(), memory, 1).unwrap();
+    twin.wait(Ns::from_secs(4));
+    twin
+}
+
+const SECOND: Ns = Ns::from_millis(300);
+
+#[test]
+fn memory_that_no_program_uses_is_taken_at_no_cost() {
+    let mut twin = running(&small());
+    let (before, held) = (speed(&mut twin, SECOND), held_mib(&mut twin));
+    assert_eq!(limit(&mut twin, Bytes::from_gib(1), LONG), Outcome::Done);
+    let seen = balloon(&mut twin);
+    assert_eq!(
+        (seen.current, seen.maximum, seen.limit),
+        (Bytes::from_gib(1), Bytes::from_gib(4), Some(Bytes::from_gib(1)))
+    );
+    assert_eq!(held_mib(&mut twin), held, "nothing that it has touched");
+    let after = speed(&mut twin, SECOND);
+    assert!((after / before - 1.0).abs() < 0.01, "{before} became {after}");
+    assert_eq!(seen.guest.unwrap().major_faults, Some(0));
+}
+
+#[test]
+fn a_guest_with_too_little_swaps_is_slower_says_so_and_gets_its_pages_back() {
+    let mut twin = running(&small());
+    let (before, held) = (speed(&mut twin, SECOND), held_mib(&mut twin));
+    let half = Bytes((held / 2) << 20);
+    assert_eq!(limit(&mut twin, half, LONG), Outcome::Done);
+    assert_eq!(held_mib(&mut twin), held / 2);
+    let slow = speed(&mut twin, SECOND);
+    assert!(slow < before / 10.0, "{before} became {slow}");
+    let guest = balloon(&mut twin).guest.unwrap();
+    assert!(
+        guest.major_faults.unwrap() > 100 && guest.swapped_in.unwrap() > Bytes::ZERO,
+        "{guest:?}"
+    );
+    assert_eq!(guest.usable, Some(Bytes::ZERO));
+    let lever = Lever::Memory;
+    let vm = twin.vm_id("a").unwrap();
+    assert_eq!(commit(&mut twin, Action::Lift { vm, lever }), Outcome::Done);
+    assert_eq!(balloon(&mut twin).current, Bytes::from_gib(4));
+    // Half of some 130,000 pages, 0.1 ms each, by two vCPUs, ever rarer.
+    twin.wait(Ns::from_secs(30));
+    assert!(
+        held_mib(&mut twin) >= held - 1,
+        "{} of {held}",
+        held_mib(&mut twin)
+    );
+    let again = speed(&mut twin, SECOND);
+    assert!((again / before - 1.0).abs() < 0.05, "{before} became {again}");
+}
+
+#[test]
+fn the_coldest_pages_go_first() {
+    let text = "name = \"warm\"\nabout = \"test\"\n[program]\nthreads = \"single\"\ninstructions_g_per_thread = 400.0\n\
+                cpi_core = 0.7\nllc_accesses_per_kilo_instruction = 0.01\nmisses_in_flight = 4.0\nhits_in_flight = 6.0\n\
+                write_share = 0.3\n[program.miss_ratio]\nm_inf = 0.1\nc0 = \"3MiB\"\nk = 2.0\n\
+                [[program.regions]]\nkind = \"private\"\nsize = \"1GiB\"\naccess_share = 1.0\n\
+                heat = [{ page_share = 0.1, access_share = 0.999 }, { page_share = 0.9, access_share = 0.001 }]\n";
+    let warm = homenode_twin::Workload::from_toml("warm.toml", text).unwrap();
+    let vm = VmSpec::new("a", 1, Bytes::from_gib(4), "warm");
+    let mut twin = running(&scenario(vec![vm]).with_workload(warm));
+    let before = speed(&mut twin, SECOND);
+    let held = held_mib(&mut twin);
+    limit(&mut twin, Bytes((held - 400) << 20), LONG);
+    // 400 of 922 MiB that see a thousandth of accesses: 1e-5 * 1e-3 * 0.43 faults of 0.1 ms per instruction of some 0.3 ns.
+    let after = speed(&mut twin, SECOND);
+    assert!(
+        after < before * 0.9995 && after > before * 0.99,
+        "{before} became {after}"
+    );
+}
+
+#[test]
+fn a_limit_ends_with_its_lease_and_when_its_operator_says_otherwise() {
+    let mut twin = running(&small());
+    limit(&mut twin, Bytes::from_gib(1), Ns::from_millis(100));
+    twin.wait(Ns::from_millis(150));
+    let seen = balloon(&mut twin);
+    assert_eq!((seen.current, seen.limit), (Bytes::from_gib(4), None));
+    let outcome = limit(&mut twin, Bytes::from_gib(1), LONG);
+    assert_eq!(outcome, Outcome::Done);
+    assert_eq!(limit(&mut twin, Bytes::from_gib(1), LONG), Outcome::Renewed);
+}
+
+#[test]
+fn a_program_that_touches_more_than_its_guest_has_swaps_from_the_start() {
+    let mut twin = Twin::new(r910(), &small(), 1).unwrap();
+    twin.wait(Ns::from_millis(100));
+    limit(&mut twin, Bytes(300 << 20), LONG);
+    twin.wait(Ns::from_secs(4));
+    let seen = balloon(&mut twin);
+    assert!(held_mib(&mut twin) <= 300, "{seen:?}");
+    assert!(
+        seen.guest.unwrap().swapped_out.unwrap() > Bytes(100 << 20),
+        "{seen:?}"
+    );
+}
