@@ -18,6 +18,8 @@ use crate::query::ask_agent;
 
 /// How often the agent is asked whether a window is over.
 const POLL: Duration = Duration::from_millis(500);
+/// How long the agent may take to begin: moving pages keeps its loop busy for a while.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long an asker is remembered after it asked last; it asks again at each poll.
 const WAIT: Ns = Ns::from_secs(15);
 /// What a working set is not, said with each.
@@ -229,6 +231,11 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
         }
         if let Some(why) = &vm.why_not {
             bail!("the working set of VM {name} is not known: {why}");
+        }
+        if !vm.is_watched && begun.elapsed() > PATIENCE {
+            bail!(
+                "the agent does not get to watching VM {name}: it may be busy moving pages, or its plans are refused, which it says in its log"
+            );
         }
         let text = format!("watching VM {name}: {:.0} s", begun.elapsed().as_secs_f64());
         if text != told {

@@ -25,6 +25,8 @@ use damon::Damon;
 /// Entries of a second-level TLB, where what it holds escapes the carrier: of all processors since Broadwell and Zen 2 no less
 /// than 1536 and few more than 2048.
 const TLB_ENTRIES: u64 = 2048;
+/// Pages of a huge page, which an entry may hold where there are any.
+const PAGES_PER_LARGE: u64 = 512;
 
 /// Why a carrier does not serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -201,8 +203,13 @@ impl Look for Cleared {
             pid, ranges, vcpus, ..
         } = &self.target;
         let seen = clear_refs::referenced(&self.root, *pid, ranges)?.ok_or(CarrierError::Gone)?;
+        let entry_pages = if seen.coarse > Pages::ZERO {
+            PAGES_PER_LARGE
+        } else {
+            1
+        };
         let blind = match self.carrier {
-            Carrier::AccessedBits => Pages(TLB_ENTRIES * vcpus),
+            Carrier::AccessedBits => Pages(TLB_ENTRIES * entry_pages * vcpus),
             _ => Pages::ZERO,
         };
         Ok(Sight {
