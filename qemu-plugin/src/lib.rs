@@ -10,7 +10,8 @@
 //! out. QEMU 7.2 and all later ones with plugins are served by one file: what is called is in all of them (module `qemu`), and
 //! the one number in which they differ is found out when the file is loaded (`choose_version`).
 //!
-//! With `pmu=FILE` instead of `log=FILE` it is a PMU for the machine inside (module `pmu`).
+//! With `pmu=FILE` instead of `log=FILE` it is a PMU for the machine inside (module `pmu`), with `pages=FILE` it logs the pages
+//! that the machine uses as PML and PRL would (module `pages`).
 //!
 //! # State
 //!
@@ -21,6 +22,7 @@
 #![allow(clippy::print_stderr)] // QEMU's users read complaints there
 
 mod options;
+mod pages;
 mod pmu;
 mod qemu;
 
@@ -94,33 +96,45 @@ pub unsafe extern "C" fn qemu_plugin_install(
             return 1;
         }
     };
-    let begun = match &options.what {
-        What::Pmu(_) if !system => {
-            Err("a PMU is modelled for a machine, and this QEMU runs a program".to_owned())
+    // SAFETY: as above.
+    let vcpus = unsafe { (*info).max_vcpus };
+    let begun = match options.what {
+        What::Pmu(_) | What::Pages(_) if !system => {
+            Err("a PMU or pages are modelled for a machine, and this QEMU runs a program".to_owned())
         }
-        What::Pmu(pmu) => pmu::begin(pmu, options.config),
-        What::Profile(log) => begin(options.config, log),
+        What::Pmu(pmu) => pmu::begin(&pmu, options.config).map(|()| {
+            // SAFETY: the functions have the types that the interface declares and live as long as the process.
+            unsafe {
+                qemu::qemu_plugin_register_vcpu_init_cb(id, pmu::vcpu_begins);
+                qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, pmu::translated_before);
+            }
+        }),
+        What::Pages(pages) => pages::begin(pages, vcpus.max(1).unsigned_abs()).map(|()| {
+            // SAFETY: as above.
+            unsafe {
+                qemu::qemu_plugin_register_vcpu_init_cb(id, pages::vcpu_begins);
+                qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, pages::translated_before);
+                qemu::qemu_plugin_register_vcpu_resume_cb(id, pages::resumed_before);
+            }
+        }),
+        What::Profile(log) => begin(options.config, &log).map(|()| {
+            let translated = if system {
+                machine_translated
+            } else {
+                program_translated
+            };
+            // SAFETY: as above.
+            unsafe {
+                qemu::qemu_plugin_register_vcpu_init_cb(id, vcpu_begins);
+                qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
+                qemu::qemu_plugin_register_vcpu_syscall_cb(id, system_call);
+                qemu::qemu_plugin_register_atexit_cb(id, ended, ptr::null_mut());
+            }
+        }),
     };
     if let Err(complaint) = begun {
         eprintln!("homenode plugin: {complaint}");
         return 1;
-    }
-    // SAFETY: the functions have the types that the interface declares and live as long as the process.
-    unsafe {
-        if let What::Pmu(_) = options.what {
-            qemu::qemu_plugin_register_vcpu_init_cb(id, pmu::vcpu_begins);
-            qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, pmu::translated_before);
-            return 0;
-        }
-        let translated = if system {
-            machine_translated
-        } else {
-            program_translated
-        };
-        qemu::qemu_plugin_register_vcpu_init_cb(id, vcpu_begins);
-        qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
-        qemu::qemu_plugin_register_vcpu_syscall_cb(id, system_call);
-        qemu::qemu_plugin_register_atexit_cb(id, ended, ptr::null_mut());
     }
     0
 }

@@ -3,7 +3,14 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 
+use std::time::Duration;
+
+use homenode_meter::pages;
 use homenode_meter::profile::Config;
+use homenode_tracking::paging::{self, Mode, Start, TablePages};
+use homenode_tracking::tlb::{CORES, core};
+
+use crate::pages::PagesOptions;
 
 /// What to do, and how.
 pub struct Options {
@@ -19,6 +26,8 @@ pub enum What {
     Profile(PathBuf),
     /// Count for the machine inside.
     Pmu(PmuOptions),
+    /// Log the pages that the machine uses.
+    Pages(PagesOptions),
 }
 
 /// What a PMU models beyond private caches.
@@ -43,6 +52,7 @@ struct Said {
     config: Config,
     log: PathBuf,
     pmu: PmuOptions,
+    pages: PagesOptions,
 }
 
 impl Options {
@@ -67,6 +77,21 @@ impl Options {
                 llc_ways: 16,
                 ..PmuOptions::default()
             },
+            pages: PagesOptions {
+                file: PathBuf::new(),
+                config: pages::Config {
+                    core: &CORES[0],
+                    mode: Mode::Paml,
+                    options: paging::Options::SEED,
+                    entries: 512,
+                    flush: false,
+                    exact: false,
+                    frames: 0,
+                },
+                window: None,
+                control: None,
+                announced: false,
+            },
         };
         for at in 0..usize::try_from(argc).unwrap_or(0) {
             // SAFETY: as this function's contract says.
@@ -80,7 +105,12 @@ impl Options {
 
 impl Said {
     fn settle(self) -> Result<Options, String> {
-        let Said { config, log, pmu } = self;
+        let Said {
+            config,
+            log,
+            pmu,
+            mut pages,
+        } = self;
         let (private, ways, line) = (config.private_bytes, config.private_ways, config.line_bytes);
         if private < line * ways as u64 {
             return Err(format!(
@@ -91,12 +121,25 @@ impl Said {
             return Err("each node needs a CPU, and each LLC a set".to_owned());
         }
         let given = |path: &PathBuf| !path.as_os_str().is_empty();
-        let what = match (given(&log), given(&pmu.file)) {
-            (true, false) => What::Profile(log),
-            (false, true) => What::Pmu(pmu),
+        let what = match (given(&log), given(&pmu.file), given(&pages.file)) {
+            (true, false, false) => What::Profile(log),
+            (false, true, false) => What::Pmu(pmu),
+            (false, false, true) => {
+                pages.config.frames = pmu.frames;
+                if pages.announced && pages.control.is_none() {
+                    return Err("begin=announced needs control=FIFO, where that is announced".to_owned());
+                }
+                if pages.window.is_none() && pages.control.is_none() {
+                    return Err(
+                        "pages=FILE needs window-ms=TIME or control=FIFO, which close windows".to_owned(),
+                    );
+                }
+                What::Pages(pages)
+            }
             _ => {
                 return Err(
-                    "needs either log=FILE, where to write a profile, or pmu=FILE, where to count".to_owned(),
+                    "needs one of log=FILE, where to write a profile, pmu=FILE, where to count, and pages=FILE, where to log pages"
+                        .to_owned(),
                 );
             }
         };
@@ -133,11 +176,55 @@ impl Said {
                     ));
                 }
             },
+            "pages" => self.pages.file = value.into(),
+            "control" => self.pages.control = Some(value.into()),
+            "window-ms" => self.pages.window = Some(Duration::from_millis(number(1, 1 << 40)?)),
+            "buffer" => self.pages.config.entries = number(2, (1 << 15) - 1)? as u16,
+            "core" => {
+                let names = || CORES.map(|core| core.name).join(", ");
+                self.pages.config.core =
+                    core(value).ok_or_else(|| format!("core is `{value}`; it must be one of {}", names()))?;
+            }
+            "logs" => {
+                let modes = [
+                    ("nothing", Mode::Off),
+                    ("writes", Mode::Pml),
+                    ("walks", Mode::Paml),
+                ];
+                self.pages.config.mode = one_of(key, value, &modes)?;
+            }
+            "tables" => {
+                let each = [
+                    ("silent", TablePages::Silent),
+                    ("walked", TablePages::Walked),
+                    ("each", TablePages::Each),
+                ];
+                self.pages.config.options.tables = one_of(key, value, &each)?;
+            }
+            "start" => {
+                let starts = [("last", Start::Last), ("past-last", Start::PastLast)];
+                self.pages.config.options.start = one_of(key, value, &starts)?;
+            }
+            "flush" => {
+                self.pages.config.flush = one_of(key, value, &[("never", false), ("each-window", true)])?;
+            }
+            "exact" => self.pages.config.exact = one_of(key, value, &[("no", false), ("yes", true)])?,
+            "begin" => self.pages.announced = one_of(key, value, &[("at-once", false), ("announced", true)])?,
             _ => {
-                let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways";
+                let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways, \
+                     pages, control, window-ms, buffer, core, logs, tables, start, flush, exact, begin";
                 return Err(format!("`{key}` is no argument: {known}"));
             }
         }
         Ok(())
     }
+}
+
+/// The choice that a word names.
+fn one_of<T: Copy>(key: &str, value: &str, choices: &[(&str, T)]) -> Result<T, String> {
+    let found = choices.iter().find(|(name, _)| *name == value);
+    found.map(|(_, choice)| *choice).ok_or_else(|| {
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        format!("{key} is `{value}`; it must be one of {}", names.join(", "))
+    })
 }

@@ -1,6 +1,7 @@
 //! The part of QEMU's plugin interface that is used, declared here: no Debian package has its header.
 //!
-//! All of it is the same in version 1 of the interface (QEMU 4.2 to 8.2) and in versions 2 to 4 (QEMU 9.0 to 10.0).
+//! All of it is the same in version 1 of the interface (QEMU 4.2 to 8.2) and in versions 2 to 4 (QEMU 9.0 to 10.0), but for
+//! `qemu_plugin_insn_data`, which in version 1 takes one argument and gives a pointer.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -75,6 +76,17 @@ unsafe extern "C" {
         data: *mut c_void,
     );
     pub fn qemu_plugin_reset(id: Id, callback: extern "C" fn(Id));
+    pub fn qemu_plugin_register_vcpu_insn_exec_cb(
+        insn: *mut Insn,
+        callback: ExecCallback,
+        flags: c_uint,
+        data: *mut c_void,
+    );
+    pub fn qemu_plugin_register_vcpu_resume_cb(id: Id, callback: extern "C" fn(Id, c_uint));
+    pub fn qemu_plugin_insn_data(insn: *const Insn, room: *mut c_void, bytes: usize) -> *const c_void;
+    pub fn qemu_plugin_insn_size(insn: *const Insn) -> usize;
+    pub fn qemu_plugin_insn_vaddr(insn: *const Insn) -> u64;
+    pub fn qemu_plugin_insn_haddr(insn: *const Insn) -> *mut c_void;
     pub fn qemu_plugin_tb_n_insns(tb: *const Tb) -> usize;
     pub fn qemu_plugin_tb_get_insn(tb: *const Tb, at: usize) -> *mut Insn;
     pub fn qemu_plugin_mem_is_store(info: MemInfo) -> bool;

@@ -8,6 +8,7 @@ use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
 use crate::epsilon::EpsilonArgs;
+use crate::page_log::LogArgs;
 use crate::profile::ProfileArgs;
 
 /// Keeps virtual machines fast and predictable on NUMA hosts.
@@ -109,7 +110,8 @@ Examples:
   homenode wss web                      watch VM web for a window, and say what it used, how sure that is, and what it is not
   homenode wss web --window 5min        what it uses within five minutes
   homenode wss web --json               the same for programs
-  homenode wss                          all VMs, with their last figures"
+  homenode wss                          all VMs, with their last figures
+  homenode wss --log guest.pages        no agent: from a log that the emulator's plugin wrote of a guest"
     )]
     Wss(WssArgs),
     /// Let memory be taken from VMs that do not use it, and see who has how much
@@ -440,7 +442,13 @@ pub struct SuggestArgs {
 #[derive(Debug, clap::Args)]
 pub struct WssArgs {
     /// The VM's name; without it, all VMs with their last figures
+    #[arg(conflicts_with = "log")]
     pub vm: Option<String>,
+    /// Instead of a VM: a log of pages that the emulator's plugin wrote (`pages=FILE`)
+    #[arg(long, value_name = "FILE", conflicts_with = "window")]
+    pub log: Option<PathBuf>,
+    #[command(flatten)]
+    pub of_log: LogArgs,
     /// Over which time [default: the agent's, 30s unless configured]
     #[arg(long, value_name = "TIME")]
     pub window: Option<Ns>,

@@ -16,6 +16,7 @@ mod memory;
 mod numad;
 mod orders;
 mod output;
+mod page_log;
 mod permit;
 mod policy;
 mod profile;

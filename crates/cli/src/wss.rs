@@ -14,6 +14,7 @@ use crate::args::WssArgs;
 use crate::bad_input;
 use crate::desk::Request;
 use crate::output::{or_dash, percent, print_json, progress, table};
+use crate::page_log;
 use crate::query::ask_agent;
 
 /// How often the agent is asked whether a window is over.
@@ -150,8 +151,11 @@ impl Figure {
 /// `homenode wss`.
 ///
 /// # Errors
-/// No agent, no such VM, nobody who can tell, a VM that is left alone, an agent in a dry run.
+/// What is no log of pages; no agent, no such VM, nobody who can tell, a VM that is left alone, an agent in a dry run.
 pub fn run(args: &WssArgs) -> anyhow::Result<()> {
+    if let Some(log) = &args.log {
+        return page_log::run(log, &args.of_log, args.json);
+    }
     if let Some(window) = args
         .window
         .filter(|window| !(WINDOW_MIN..=WINDOW_MAX).contains(window))

@@ -722,3 +722,28 @@ fn without_an_agent_permits_say_how_to_start_one() {
         "{help}"
     );
 }
+
+#[test]
+fn what_is_no_log_of_pages_is_refused_and_told_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("guest.pages");
+    let log = path.display().to_string();
+    for (bytes, said) in [
+        (&b"something else"[..], "not a log of pages"),
+        (b"HNPAGLOG", "cut off within its header"),
+        (
+            b"HNPAGLOG\x07\0\0\0\x0d\x0c\x0b\x0a",
+            "a log of version 7, and this program reads 1",
+        ),
+    ] {
+        std::fs::write(&path, bytes).unwrap();
+        let (status, text) = refused(&["wss", "--log", &log]);
+        assert!(
+            status == 2 && text.contains(said) && text.contains(&log),
+            "{status} {text}"
+        );
+    }
+    std::fs::remove_file(&path).unwrap();
+    let (status, text) = refused(&["wss", "--log", &log]);
+    assert!(status == 1 && text.contains("No such file"), "{status} {text}");
+}

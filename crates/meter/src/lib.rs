@@ -6,6 +6,7 @@
 //! ```text
 //!   vCPU ──▶ filter (private caches) ──┬─▶ profile  stack distances from a sample of lines ──▶ log ──▶ `homenode profile`
 //!                                      └─▶ pmu      the LLC of each node, counts by CPU and frame ──▶ page ──▶ software inside
+//!   vCPU ──▶ pages  TLBs, walks, PML and PRL; what was used ──▶ page_log ──▶ `homenode wss --log`
 //! ```
 //!
 //! # Speed
@@ -18,8 +19,12 @@
 //! - The curve of a small program is the exact one.
 //! - A page reads as it was written; what is no page is refused with what is wrong. Misses are counted where they belong.
 //! - Vcpus are told apart by their private caches and counted together.
+//! - What is in front of the model of pages changes nothing; each frame used in a window is marked in it and no other.
+//! - A log of pages that is cut off gives all whole records and says what is missing; with one changed byte it is refused.
 
 pub mod log;
 pub mod page;
+pub mod page_log;
+pub mod pages;
 pub mod pmu;
 pub mod profile;

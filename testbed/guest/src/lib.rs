@@ -18,6 +18,8 @@ pub const MARKER_READY: &str = "READY";
 pub const MARKER_PHASE: &str = "PHASE";
 /// Printed in answer to the console command `report`.
 pub const MARKER_REPORT: &str = "REPORT";
+/// Printed when all passes of a sweep were made.
+pub const MARKER_SWEPT: &str = "SWEPT";
 /// Printed when a command or a module could not be used.
 pub const MARKER_ERROR: &str = "ERROR";
 
@@ -38,10 +40,43 @@ pub struct Behaviour {
     pub hot_mib: u32,
     /// Which pages that is: every so-manieth from the first on.
     pub stride: u32,
+    /// What passes over that memory do to each of its pages, one after the other and without pause.
+    pub sweep: Sweep,
+    /// How many such passes there are; then the guest says so, and waits.
+    pub passes: u32,
     /// Memory in KiB that one more thread reads again and again, a line of 64 bytes at a time.
     pub walk_kib: u32,
     /// Steps of arithmetic after each of these lines.
     pub think: u32,
+}
+
+/// What a pass over memory does to a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sweep {
+    /// There is none.
+    Off,
+    /// Reads it.
+    Read,
+    /// Writes it.
+    Write,
+    /// Reads it and then writes it.
+    ReadWrite,
+}
+
+impl Sweep {
+    const NAMES: [(Sweep, &'static str); 4] = [
+        (Sweep::Off, "off"),
+        (Sweep::Read, "r"),
+        (Sweep::Write, "w"),
+        (Sweep::ReadWrite, "rw"),
+    ];
+}
+
+impl fmt::Display for Sweep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Sweep::NAMES.iter().find(|(sweep, _)| sweep == self);
+        f.write_str(name.map_or("", |(_, name)| name))
+    }
 }
 
 impl Default for Behaviour {
@@ -54,6 +89,8 @@ impl Default for Behaviour {
             every_ms: 0,
             hot_mib: 0,
             stride: 1,
+            sweep: Sweep::Off,
+            passes: 0,
             walk_kib: 0,
             think: 0,
         }
@@ -114,6 +151,17 @@ impl Behaviour {
         }
     }
 
+    /// A guest that holds this much memory and makes so many passes over it.
+    #[must_use]
+    pub fn sweeping(mib: u32, sweep: Sweep, passes: u32) -> Self {
+        Self {
+            touch_mib: mib,
+            sweep,
+            passes,
+            ..Self::default()
+        }
+    }
+
     /// The same, writing the memory again and again with this pause between passes.
     #[must_use]
     pub fn with_every(self, ms: u32) -> Self {
@@ -125,7 +173,7 @@ impl fmt::Display for Behaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "busy={},duty={},pin={},touch={},every={},hot={},stride={},walk={},think={}",
+            "busy={},duty={},pin={},touch={},every={},hot={},stride={},sweep={},passes={},walk={},think={}",
             self.busy,
             self.duty_percent,
             u8::from(self.pinned),
@@ -133,6 +181,8 @@ impl fmt::Display for Behaviour {
             self.every_ms,
             self.hot_mib,
             self.stride,
+            self.sweep,
+            self.passes,
             self.walk_kib,
             self.think
         )
@@ -144,7 +194,7 @@ impl fmt::Display for Behaviour {
 pub enum BehaviourError {
     /// The text has a key that no guest knows.
     #[error(
-        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, every, hot, stride, walk, think"
+        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, every, hot, stride, sweep, passes, walk, think"
     )]
     UnknownKey(String),
     /// A value is no number in range.
@@ -188,6 +238,11 @@ impl FromStr for Behaviour {
                         return Err(bad());
                     }
                 }
+                "sweep" => {
+                    let named = Sweep::NAMES.iter().find(|(_, name)| *name == value);
+                    behaviour.sweep = named.map(|(sweep, _)| *sweep).ok_or_else(bad)?;
+                }
+                "passes" => behaviour.passes = number()?,
                 "walk" => behaviour.walk_kib = number()?,
                 "think" => behaviour.think = number()?,
                 _ => return Err(BehaviourError::UnknownKey(key.to_owned())),
@@ -266,7 +321,7 @@ mod tests {
                 .with_duty(60),
             phases: vec![Phase {
                 at_s: 30,
-                behaviour: Behaviour::walking(1024, 20),
+                behaviour: Behaviour::sweeping(8, Sweep::ReadWrite, 3),
             }],
         };
         let line = format!("console=ttyS0 quiet {} panic=-1", orders.to_cmdline());

@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use homenode_testbed_guest::{Behaviour, MARKER_ERROR, MARKER_PHASE, MARKER_READY, MARKER_REPORT, Orders};
+use homenode_testbed_guest::{
+    Behaviour, MARKER_ERROR, MARKER_PHASE, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Orders, Sweep,
+};
 use rustix::mount::{MountFlags, mount};
 
 const PERIOD: Duration = Duration::from_millis(20);
@@ -43,7 +45,7 @@ impl Load {
     fn start(behaviour: Behaviour, memory: &Arc<Mutex<Vec<u8>>>, counters: &Arc<Counters>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
-        resize(memory, behaviour.touch_mib);
+        resize(memory, behaviour);
         for index in 0..behaviour.busy {
             let (stop, counters) = (Arc::clone(&stop), Arc::clone(counters));
             threads.push(thread::spawn(move || {
@@ -63,6 +65,10 @@ impl Load {
                 }
             }));
         }
+        if behaviour.sweep != Sweep::Off {
+            let (stop, memory) = (Arc::clone(&stop), Arc::clone(memory));
+            threads.push(thread::spawn(move || sweep(behaviour, &memory, &stop)));
+        }
         if behaviour.walk_kib > 0 {
             let (stop, counters) = (Arc::clone(&stop), Arc::clone(counters));
             threads.push(thread::spawn(move || walk(behaviour, &stop, &counters)));
@@ -79,10 +85,15 @@ impl Load {
     }
 }
 
-/// Holds `mib` of memory, each page written, and gives the rest back to the guest's kernel.
-fn resize(memory: &Mutex<Vec<u8>>, mib: u32) {
+/// Holds the behaviour's memory, each page written, and gives the rest back to the guest's kernel. A sweep finds as it was what
+/// is held already.
+fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
     let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mib = behaviour.touch_mib;
     let bytes = mib as usize * 1024 * 1024;
+    if held.len() == bytes && behaviour.sweep != Sweep::Off {
+        return;
+    }
     if held.len() != bytes {
         *held = Vec::new();
         if let Some(available) =
@@ -121,6 +132,25 @@ fn write_pages(behaviour: Behaviour, memory: &Mutex<Vec<u8>>, counters: &Counter
         page[0] = page[0].wrapping_add(1);
     }
     counters.passes.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Makes passes over the memory, a byte of each page, and says when they are made.
+fn sweep(behaviour: Behaviour, memory: &Mutex<Vec<u8>>, stop: &AtomicBool) {
+    let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut sum = 0_u8;
+    let mut made = 0;
+    while made < behaviour.passes && !stop.load(Ordering::Relaxed) {
+        for page in held.chunks_mut(PAGE_BYTES) {
+            if behaviour.sweep != Sweep::Write {
+                sum = sum.wrapping_add(std::hint::black_box(page[0]));
+            }
+            if behaviour.sweep != Sweep::Read {
+                page[0] = std::hint::black_box(sum);
+            }
+        }
+        made += 1;
+    }
+    say(&format!("{MARKER_SWEPT} passes={made}"));
 }
 
 /// Computes for a share of each period until told to stop.

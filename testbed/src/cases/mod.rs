@@ -10,6 +10,7 @@ mod counted;
 mod dropin;
 mod memory;
 mod numad;
+mod pages;
 mod permits;
 pub mod topology;
 mod working_set;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use crate::inside::Inside;
 use crate::outside::emulated::HostKind;
+use crate::outside::plain::Outside;
 
 /// Cases that share a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +30,10 @@ pub enum Group {
     Counted,
     /// Carriers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
     Damon,
+    /// Guests of a plain QEMU, under the plugin that logs pages: no emulated host.
+    Pages,
+    /// What the plugin that logs pages costs: run by name only.
+    Speed,
     /// What was found out about libvirt, the kernel and the emulation: run by name only.
     Record,
 }
@@ -40,22 +46,25 @@ impl Group {
             Self::Agent => "agent",
             Self::Counted => "counted",
             Self::Damon => "damon",
+            Self::Pages => "pages",
+            Self::Speed => "speed",
             Self::Record => "record",
         }
     }
 
     /// Whether its cases run only when they are named.
     fn is_by_name(self) -> bool {
-        matches!(self, Self::Damon | Self::Record)
+        matches!(self, Self::Damon | Self::Record | Self::Speed)
     }
 
-    /// The emulated host that it needs.
+    /// The emulated host that it needs, if it needs one.
     #[must_use]
-    pub fn host_kind(self) -> HostKind {
+    pub fn host_kind(self) -> Option<HostKind> {
         match self {
-            Self::Agent | Self::Record => HostKind::Plain,
-            Self::Counted => HostKind::Counted,
-            Self::Damon => HostKind::Damon,
+            Self::Agent | Self::Record => Some(HostKind::Plain),
+            Self::Counted => Some(HostKind::Counted),
+            Self::Damon => Some(HostKind::Damon),
+            Self::Pages | Self::Speed => None,
         }
     }
 }
@@ -72,7 +81,16 @@ pub struct Case {
     /// Time after which it has failed.
     pub limit: Duration,
     /// The case itself.
-    pub run: fn(&mut Inside) -> anyhow::Result<()>,
+    pub run: Run,
+}
+
+/// A case, by where it runs.
+#[derive(Debug, Clone, Copy)]
+pub enum Run {
+    /// Inside the emulated host.
+    Inside(fn(&mut Inside) -> anyhow::Result<()>),
+    /// Beside plain guests, on this machine.
+    Outside(fn(&mut Outside<'_>) -> anyhow::Result<()>),
 }
 
 const fn case(
@@ -87,7 +105,23 @@ const fn case(
         group,
         about,
         limit: Duration::from_secs(limit_s),
-        run,
+        run: Run::Inside(run),
+    }
+}
+
+const fn plain_case(
+    name: &'static str,
+    group: Group,
+    limit_s: u64,
+    about: &'static str,
+    run: fn(&mut Outside<'_>) -> anyhow::Result<()>,
+) -> Case {
+    Case {
+        name,
+        group,
+        about,
+        limit: Duration::from_secs(limit_s),
+        run: Run::Outside(run),
     }
 }
 
@@ -268,6 +302,27 @@ pub static ALL: &[Case] = &[
         "pages come to the node that uses them, others stay, and none of a paused guest moves",
         counted::carrefour,
     ),
+    plain_case(
+        "page-log",
+        Group::Pages,
+        300,
+        "what the plugin sees of a real guest's pages is what accessed bits show, and PRL is right about known programs",
+        pages::log,
+    ),
+    plain_case(
+        "page-log-pml",
+        Group::Pages,
+        200,
+        "PML on a real guest is right about what is written and blind to what is read",
+        pages::pml,
+    ),
+    plain_case(
+        "page-log-speed",
+        Group::Speed,
+        900,
+        "how much slower a guest is under the plugin, and under QEMU's own design of one (record)",
+        pages::speed,
+    ),
     case(
         "damon",
         Group::Damon,
@@ -335,7 +390,7 @@ mod tests {
     #[test]
     fn a_group_selects_its_cases_and_nothing_selects_all_but_those_run_by_name() {
         let all = select(&[]).unwrap_or_default();
-        let by_name = [Group::Damon, Group::Record].map(|group| {
+        let by_name = [Group::Damon, Group::Record, Group::Speed].map(|group| {
             let cases = select(&[group.name().to_owned()]).unwrap_or_default();
             assert!(!cases.is_empty() && cases.iter().all(|case| case.group == group));
             cases.len()

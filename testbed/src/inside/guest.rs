@@ -415,7 +415,7 @@ mod tests {
         assert!(xml.contains("<memory mode='strict' placement='auto'/>"), "{xml}");
         assert!(
             xml.contains(
-                "homenode.do=busy=2,duty=100,pin=1,touch=0,every=0,hot=0,stride=1,walk=0,think=0</cmdline>"
+                "homenode.do=busy=2,duty=100,pin=1,touch=0,every=0,hot=0,stride=1,sweep=off,passes=0,walk=0,think=0</cmdline>"
             ),
             "{xml}"
         );

@@ -220,7 +220,10 @@ pub fn run_case(root: &Path, name: &str) -> anyhow::Result<()> {
         started: Instant::now(),
         guests,
     };
-    let outcome = (case.run)(&mut inside);
+    let cases::Run::Inside(run) = case.run else {
+        bail!("{name} runs outside of the emulated host");
+    };
+    let outcome = run(&mut inside);
     match (outcome, inside.vanished()) {
         (Err(error), Some(vanished)) => Err(anyhow::Error::new(vanished).context(format!("{error:#}"))),
         (outcome, _) => outcome,

@@ -87,8 +87,10 @@ pub struct Workshop {
     /// Directory for everything the testbed makes, `target/testbed`.
     pub dir: PathBuf,
     kernel: Kernel,
-    vmlinux: PathBuf,
-    initramfs: PathBuf,
+    /// The guests' kernel.
+    pub vmlinux: PathBuf,
+    /// Their only program.
+    pub initramfs: PathBuf,
     program: PathBuf,
     homenode: Option<PathBuf>,
     plugin: Option<PathBuf>,
@@ -101,12 +103,6 @@ impl Workshop {
     /// When something is not installed or does not build.
     pub fn prepare(workspace: &Path, run_dir: &Path, homenode: Option<PathBuf>) -> anyhow::Result<Self> {
         let dir = workspace.join("target/testbed");
-        if !dir.join("venv/bin/vng").exists() {
-            bail!(
-                "virtme-ng is not in {}: run scripts/testbed-setup.sh",
-                dir.join("venv").display()
-            );
-        }
         let images = dir.join("images");
         fs::create_dir_all(&images).with_context(|| format!("cannot create {}", images.display()))?;
         let kernel = Kernel::find()?;
@@ -136,9 +132,7 @@ impl Workshop {
     /// What QEMU is told of a modelled PMU that counts in `file`: the plugin makes the file, and the host inside finds it
     /// as a device's memory.
     fn pmu_options(&self, kind: HostKind, file: &Path) -> anyhow::Result<String> {
-        let plugin = self.plugin.as_ref().with_context(|| {
-            format!("{PLUGIN} is not beside this program: cargo build -p homenode-qemu-plugin")
-        })?;
+        let plugin = self.plugin()?;
         let layout = Layout {
             cpus: kind.cpus().into(),
             tags: TAGS_MAX,
@@ -174,6 +168,25 @@ impl Workshop {
         })
     }
 
+    /// The emulator's plugin.
+    ///
+    /// # Errors
+    /// When it has not been built.
+    pub fn plugin(&self) -> anyhow::Result<&Path> {
+        self.plugin.as_deref().with_context(|| {
+            format!("{PLUGIN} is not beside this program: cargo build -p homenode-qemu-plugin")
+        })
+    }
+
+    /// The program that is tested.
+    ///
+    /// # Errors
+    /// When it has not been built.
+    pub fn homenode(&self) -> anyhow::Result<&Path> {
+        let built = self.homenode.as_deref();
+        built.context("homenode is not beside this program: cargo build -p homenode-cli")
+    }
+
     fn capabilities(&self) -> PathBuf {
         self.dir.join("images").join(CAPABILITIES_DIR)
     }
@@ -198,10 +211,16 @@ impl EmulatedHost {
     /// # Errors
     /// When a file cannot be copied or vng cannot be started.
     pub fn boot(workshop: &Workshop, kind: HostKind, dir: &Path, guard: &mut Guard) -> anyhow::Result<Self> {
+        let venv_bin = workshop.dir.join("venv/bin");
+        if !venv_bin.join("vng").exists() {
+            bail!(
+                "virtme-ng is not in {}: run scripts/testbed-setup.sh",
+                venv_bin.display()
+            );
+        }
         let exchange = Exchange::create(&dir.join("exchange"))?;
         let program = install_programs(workshop, dir)?;
         let inside = format!("{} inside {}", program.display(), exchange.root().display());
-        let venv_bin = workshop.dir.join("venv/bin");
         let path = std::env::var("PATH").unwrap_or_default();
         let log = |name: &str| {
             let path = dir.join(name);

@@ -12,6 +12,7 @@ pub mod emulated;
 pub mod guard;
 pub mod guest_image;
 pub mod ivshmem;
+pub mod plain;
 pub mod report;
 pub mod topology_guest;
 
@@ -25,10 +26,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use self::emulated::{EmulatedHost, Workshop};
+use self::emulated::{EmulatedHost, HostKind, Workshop};
 use self::guard::Guard;
+use self::plain::Outside;
 use self::report::{BootReport, CaseReport, Report, Verdict};
-use crate::cases::{Case, Group};
+use crate::cases::{Case, Group, Run as CaseRun};
 use crate::exchange::{Event, Events, Job};
 
 /// From starting QEMU until libvirt answers; three times what a loaded two-core machine needs.
@@ -253,18 +255,26 @@ pub fn run(cases: &[&'static Case], options: Options) -> anyhow::Result<Report> 
         groups.entry(case.group).or_default().push_back(case);
     }
     for (group, pending) in groups {
-        run.group(group, pending)?;
+        match group.host_kind() {
+            Some(kind) => run.group(group, kind, pending)?,
+            None => run.plain_group(&pending)?,
+        }
     }
     run.finish()
 }
 
 impl Run {
     /// All cases of a group, over as many boots as they need.
-    fn group(&mut self, group: Group, mut pending: VecDeque<&'static Case>) -> anyhow::Result<()> {
+    fn group(
+        &mut self,
+        group: Group,
+        kind: HostKind,
+        mut pending: VecDeque<&'static Case>,
+    ) -> anyhow::Result<()> {
         let mut deaths: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
         let mut failed_boots = Vec::new();
         while !pending.is_empty() && !self.interrupt.load(Ordering::Relaxed) {
-            let Some(mut session) = self.boot(group, &mut failed_boots)? else {
+            let Some(mut session) = self.boot(group, kind, &mut failed_boots)? else {
                 if failed_boots.len() >= BOOT_TRIES {
                     break;
                 }
@@ -320,11 +330,53 @@ impl Run {
         Ok(())
     }
 
+    /// Cases that need no emulated host: each boots the plain guests that it wants.
+    fn plain_group(&mut self, cases: &VecDeque<&'static Case>) -> anyhow::Result<()> {
+        for case in cases {
+            let CaseRun::Outside(run) = case.run else {
+                bail!("{} needs an emulated host", case.name);
+            };
+            let dir = self.dir.join(case.name);
+            fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+            let begin = Instant::now();
+            let mut outside = Outside {
+                workshop: &self.workshop,
+                dir: &dir,
+                notes: Vec::new(),
+                guard: &mut self.guard,
+                interrupt: &self.interrupt,
+                until: begin + case.limit,
+            };
+            let outcome = run(&mut outside);
+            let mut report = CaseReport::of(case);
+            report.notes = outside.notes;
+            report.seconds = begin.elapsed().as_secs_f64();
+            report.verdict = match outcome {
+                Ok(()) => Verdict::Pass,
+                Err(_) => Verdict::Fail,
+            };
+            if let Err(error) = outcome {
+                report.error = Some(format!("{error:#}"));
+                report.log = Some(dir);
+            }
+            if self.options.verbose {
+                report.notes.iter().for_each(|note| println!("      {note}"));
+            }
+            self.record(report);
+        }
+        Ok(())
+    }
+
     /// A boot that is ready for jobs; otherwise its reason is added to `failed`.
-    fn boot(&mut self, group: Group, failed: &mut Vec<String>) -> anyhow::Result<Option<Session>> {
+    fn boot(
+        &mut self,
+        group: Group,
+        kind: HostKind,
+        failed: &mut Vec<String>,
+    ) -> anyhow::Result<Option<Session>> {
         self.boots += 1;
         let dir = self.dir.join(format!("boot-{}-{}", self.boots, group.name()));
-        let host = EmulatedHost::boot(&self.workshop, group.host_kind(), &dir, &mut self.guard)?;
+        let host = EmulatedHost::boot(&self.workshop, kind, &dir, &mut self.guard)?;
         let mut session = Session::new(host, Arc::clone(&self.interrupt));
         match session.wait_ready()? {
             Ok(mut boot) => {

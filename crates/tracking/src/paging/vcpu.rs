@@ -164,9 +164,12 @@ impl Vcpu {
     }
 
     /// Goes to another address space; entries are tagged, so nothing is dropped.
+    #[inline]
     pub fn switch(&mut self, space: Space) {
-        self.space = space;
-        self.last = None;
+        if self.space != space {
+            self.space = space;
+            self.last = None;
+        }
     }
 
     /// Drops what is cached of the address space it is in: what a switch without tags does.
@@ -202,13 +205,20 @@ impl Vcpu {
     /// Accesses a page.
     #[inline]
     pub fn access(&mut self, guest: &mut Guest, page: u64, access: Access) -> Step {
-        match self.tlb.look_up(page, self.space, access) {
+        match self.look_up(page, access) {
             Found::First | Found::Second => Step::Hit,
             missing => self.walk(guest, page, access, missing),
         }
     }
 
-    fn walk(&mut self, guest: &mut Guest, page: u64, access: Access, found: Found) -> Step {
+    /// Looks a page up in its TLBs alone, which needs no guest: what an access begins with, and most end with.
+    #[inline]
+    pub fn look_up(&mut self, page: u64, access: Access) -> Found {
+        self.tlb.look_up(page, self.space, access)
+    }
+
+    /// Walks to a page; `found` is what [`Vcpu::look_up`] gave just before, neither `First` nor `Second`.
+    pub fn walk(&mut self, guest: &mut Guest, page: u64, access: Access, found: Found) -> Step {
         let mut raised = std::mem::take(&mut self.owed);
         match self.walk_through(guest, page, access, found, &mut raised) {
             Ok(()) => {

@@ -287,6 +287,11 @@ impl Array {
         self.keys.iter().filter(|key| **key != EMPTY).count()
     }
 
+    /// Its sets, if the low bits of a number choose among them.
+    pub fn sets_by_low_bits(&self) -> Option<usize> {
+        (self.hash == Hash::Low).then_some(1 << self.set_bits)
+    }
+
     /// Slots.
     pub fn slots(&self) -> usize {
         self.keys.len()

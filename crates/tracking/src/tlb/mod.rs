@@ -316,6 +316,13 @@ impl Tlb {
         self.larger = false;
     }
 
+    /// Sets of the first level's small pages, if a page's low bits choose its set; otherwise 1.
+    ///
+    /// A page that was the last of its set to be used is the youngest there: using it again changes nothing in any TLB.
+    pub fn first_sets(&self) -> usize {
+        self.first.arrays[0].sets_by_low_bits().unwrap_or(1)
+    }
+
     /// Base pages that it can hold translations of at once, with pages up to this size: what logs of walks may never show.
     pub fn reach(&self, largest: PageSize) -> u64 {
         // What is in the first level is mostly in the second as well; where it is not, both count.

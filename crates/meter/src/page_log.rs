@@ -1,0 +1,835 @@
+//! The log of a guest's pages that the plugin writes, window by window, and `homenode wss --log` reads.
+//!
+//! # Format
+//!
+//! Little-endian throughout; [`Header::BYTES`] of header, then records.
+//!
+//! ```text
+//!   header   0  "HNPAGLOG"               32  core, 16 bytes, filled up with zeroes
+//!            8  version                  48  guest frames, 64 bits        72  pages the TLBs hold, 64 bits
+//!           12  byte order: 0x0a0b0c0d   56  modelled table frames, 64    80  begun, ns since 1970, 64 bits
+//!           16  bytes of this header     64  bytes of a page              88  begun, ns of the host's monotonic clock, 64 bits
+//!           20  bytes of a record's      68  vCPUs                        96  entries of a buffer
+//!           24  bytes of a row           28  mode, tables, flags: a byte each, and 0     100  0 ... 124  CRC-32 of the above
+//!
+//!   record   0  "WIND" or "ENDS"         16  begin, ns since begun, 64    48  walks, 64 bits       80  outside, 64 bits
+//!            4  rows                     24  end, likewise                56  logged, 64 bits      88  CRC-32 of the rows
+//!            8  number, 64 bits          32  label, 16 bytes              64  lost, 64 bits        92  CRC-32 of the above
+//!                                                                         72  full buffers, 64
+//!   row      0  frame                     4  how often it was logged, 24 bits; what was done to it ([`Marks`]), 8 bits
+//! ```
+//!
+//! Records are numbered from 0 on and their windows do not overlap; rows are in ascending order of frames. As seed 003 has the
+//! handler of full buffers count each frame (section 4.3), a row is a frame with its count: of order within a window nothing is
+//! kept. A log that was closed ends with a record `ENDS` without rows; one without it belongs to a machine that still runs or
+//! was killed.
+//!
+//! # What a reader does
+//!
+//! It takes nothing on trust. A file that ends in mid-record gives all whole records and [`Log::missing`]; anything else that
+//! is not as above is an error that names record and offset.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+/// What was modelled; the first record's neighbourhood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What was logged.
+    pub logs: Logs,
+    /// The guest's page tables among it.
+    pub tables: Tables,
+    /// The rows are all frames that were used, not just those that were logged.
+    pub exact: bool,
+    /// Frames that were only executed are among those used.
+    pub fetches: bool,
+    /// TLBs are flushed after each window.
+    pub flush: bool,
+    /// Name of the core whose TLBs are modelled.
+    pub core: String,
+    /// Guest frames; those from here on are modelled page tables.
+    pub frames: u64,
+    /// Frames of modelled page tables.
+    pub table_frames: u64,
+    /// vCPUs.
+    pub vcpus: u32,
+    /// Pages whose translations the TLBs of all vCPUs can hold.
+    pub blind: u64,
+    /// When it was begun, nanoseconds since 1970.
+    pub begun_unix_ns: u64,
+    /// The same on the host's monotonic clock.
+    pub begun_ns: u64,
+    /// Entries of a vCPU's buffer.
+    pub entries: u32,
+}
+
+/// What was logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logs {
+    /// Nothing: the log is of what was used.
+    Nothing,
+    /// First writes (PML).
+    Writes,
+    /// Walks (PRL in its mode PAML).
+    Walks,
+}
+
+/// Which page tables are among it: as `homenode_tracking::paging::TablePages`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tables {
+    /// None.
+    Silent,
+    /// Those that had to be walked to.
+    Walked,
+    /// All that were read.
+    Each,
+}
+
+/// What was done to a frame in a window: a set of the constants.
+///
+/// The program's are accesses by addresses of the lower half, the kernel's by those of the upper one, which is what x86-64 and
+/// every 64-bit guest on it divide them by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks(pub u8);
+
+impl Marks {
+    /// A program read or wrote it.
+    pub const USED: u8 = 1;
+    /// A program wrote it.
+    pub const WRITTEN: u8 = 2;
+    /// A program executed it.
+    pub const FETCHED: u8 = 4;
+    /// All of a program's.
+    pub const PROGRAM: u8 = 7;
+    /// The kernel read or wrote it.
+    pub const KERNEL_USED: u8 = 8;
+    /// The kernel wrote it.
+    pub const KERNEL_WRITTEN: u8 = 16;
+    /// The kernel executed it.
+    pub const KERNEL_FETCHED: u8 = 32;
+    /// A program used it in the window before.
+    pub const BEFORE: u8 = 64;
+    const ALL: u8 = 127;
+
+    /// Whether it was used in the window.
+    pub fn used(self) -> bool {
+        self.0 & !Marks::BEFORE != 0
+    }
+
+    /// Whether it was written.
+    pub fn written(self) -> bool {
+        self.0 & (Marks::WRITTEN | Marks::KERNEL_WRITTEN) != 0
+    }
+
+    /// Whether it is a program's page: one used it in the window; where nobody did, in the one before.
+    pub fn program(self) -> bool {
+        self.0 & Marks::PROGRAM != 0 || self.0 == Marks::BEFORE
+    }
+}
+
+/// A frame in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Guest frame.
+    pub frame: u32,
+    /// How often it was logged; the most is [`Row::COUNT_MAX`].
+    pub count: u32,
+    /// What was done to it.
+    pub marks: Marks,
+}
+
+impl Row {
+    /// Where counting ends.
+    pub const COUNT_MAX: u32 = (1 << 24) - 1;
+    const BYTES: usize = 8;
+}
+
+/// What was seen between two points of time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Its place among all.
+    pub number: u64,
+    /// Begin, nanoseconds since the log was begun.
+    pub begin_ns: u64,
+    /// End, likewise. The host's time: the plugin's interface has no other, and without `-icount` QEMU's virtual clock runs
+    /// with it.
+    pub end_ns: u64,
+    /// What whoever closed the window before called this one; printable, at most [`LABEL_BYTES`].
+    pub label: String,
+    /// Walks.
+    pub walks: u64,
+    /// Entries that came out of buffers.
+    pub logged: u64,
+    /// Frames that were lost to full buffers.
+    pub lost: u64,
+    /// Buffers filled.
+    pub filled: u64,
+    /// Accesses to what is neither memory below `frames` nor a device's register; they are not modelled.
+    pub outside: u64,
+    /// Frames, ascending.
+    pub rows: Vec<Row>,
+}
+
+/// Most bytes of a label.
+pub const LABEL_BYTES: usize = 16;
+
+/// A log as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// What was modelled.
+    pub header: Header,
+    /// All windows, in order.
+    pub windows: Vec<Window>,
+    /// What is not there and should be.
+    pub missing: Option<Missing>,
+}
+
+/// What a log that is not whole lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// The record of the end: the machine still runs, or was killed.
+    End,
+    /// The rest of a record.
+    Rest {
+        /// Its number.
+        record: u64,
+        /// Bytes that are there of it.
+        bytes: u64,
+    },
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Missing::End => f.write_str(
+                "the log has no end: its machine still runs or was killed, and what came later is missing",
+            ),
+            Missing::Rest { record, bytes } => {
+                write!(
+                    f,
+                    "the log is cut off {bytes} bytes into record {record}: that and what came later is missing"
+                )
+            }
+        }
+    }
+}
+
+/// Why a file is no log.
+#[derive(Debug, thiserror::Error)]
+pub enum PageLogError {
+    /// It cannot be read.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// It is something else.
+    #[error("{0}: not a log of pages: it does not begin as one; the plugin writes one with pages=FILE")]
+    Magic(String),
+    /// It has not even a header.
+    #[error("{path}: cut off within its header, after {bytes} bytes: nothing was recorded")]
+    Short {
+        /// Which file.
+        path: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// Another version's.
+    #[error(
+        "{path}: a log of version {version}, and this program reads {VERSION}: take plugin and program of one build"
+    )]
+    Version {
+        /// Which file.
+        path: String,
+        /// Its version.
+        version: u32,
+    },
+    /// A machine of the other byte order wrote it.
+    #[error("{0}: written in the other byte order: read it on a machine of that order")]
+    Order(String),
+    /// A checksum or a figure is wrong.
+    #[error("{path}: corrupt at byte {at}, {place}: {what}; record the log anew")]
+    Corrupt {
+        /// Which file.
+        path: String,
+        /// Where.
+        at: usize,
+        /// In what.
+        place: Place,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Records are not where they belong.
+    #[error(
+        "{path}: record {found} stands where record {expected} belongs: the log was put together in another order, or parts of it are missing"
+    )]
+    Reordered {
+        /// Which file.
+        path: String,
+        /// What belongs there.
+        expected: u64,
+        /// What is there.
+        found: u64,
+    },
+}
+
+/// A part of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The header.
+    Header,
+    /// A record.
+    Record(u64),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Header => f.write_str("the header"),
+            Place::Record(number) => write!(f, "record {number}"),
+        }
+    }
+}
+
+const MAGIC: &[u8; 8] = b"HNPAGLOG";
+const WINDOW: &[u8; 4] = b"WIND";
+const END: &[u8; 4] = b"ENDS";
+/// Version of the format.
+pub const VERSION: u32 = 1;
+const ORDER: u32 = 0x0a0b_0c0d;
+const PAGE_BYTES: u32 = 4096;
+const RECORD_BYTES: usize = 96;
+/// Frames are 32 bits wide: 16 TiB.
+const FRAMES_MAX: u64 = 1 << 32;
+
+impl Header {
+    /// Its size.
+    pub const BYTES: usize = 128;
+
+    /// As it stands in a file.
+    pub fn to_bytes(&self) -> [u8; Header::BYTES] {
+        let mut bytes = [0; Header::BYTES];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(0, MAGIC);
+        put(8, &VERSION.to_le_bytes());
+        put(12, &ORDER.to_le_bytes());
+        put(16, &(Header::BYTES as u32).to_le_bytes());
+        put(20, &(RECORD_BYTES as u32).to_le_bytes());
+        put(24, &(Row::BYTES as u32).to_le_bytes());
+        let flags = u8::from(self.exact) | u8::from(self.fetches) << 1 | u8::from(self.flush) << 2;
+        put(28, &[self.logs as u8, self.tables as u8, flags]);
+        put(32, &text_bytes(&self.core));
+        put(48, &self.frames.to_le_bytes());
+        put(56, &self.table_frames.to_le_bytes());
+        put(64, &PAGE_BYTES.to_le_bytes());
+        put(68, &self.vcpus.to_le_bytes());
+        put(72, &self.blind.to_le_bytes());
+        put(80, &self.begun_unix_ns.to_le_bytes());
+        put(88, &self.begun_ns.to_le_bytes());
+        put(96, &self.entries.to_le_bytes());
+        let sum = crc32(&bytes[..124]);
+        bytes[124..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    fn parse(path: &str, bytes: &[u8]) -> Result<Header, PageLogError> {
+        let there = bytes.len().min(MAGIC.len());
+        if bytes[..there] != MAGIC[..there] || bytes.is_empty() {
+            return Err(PageLogError::Magic(path.to_owned()));
+        }
+        let short = || PageLogError::Short {
+            path: path.to_owned(),
+            bytes: bytes.len(),
+        };
+        let fixed = bytes.get(..16).ok_or_else(short)?;
+        if u32_at(fixed, 12) == ORDER.swap_bytes() {
+            return Err(PageLogError::Order(path.to_owned()));
+        }
+        let version = u32_at(fixed, 8);
+        if version != VERSION {
+            return Err(PageLogError::Version {
+                path: path.to_owned(),
+                version,
+            });
+        }
+        let bytes = bytes.get(..Header::BYTES).ok_or_else(short)?;
+        let corrupt = |at, what| PageLogError::Corrupt {
+            path: path.to_owned(),
+            at,
+            place: Place::Header,
+            what,
+        };
+        if u32_at(bytes, 124) != crc32(&bytes[..124]) {
+            return Err(corrupt(0, "its checksum is another"));
+        }
+        let sizes = [
+            (12, ORDER),
+            (16, Header::BYTES as u32),
+            (20, RECORD_BYTES as u32),
+            (24, Row::BYTES as u32),
+        ];
+        for (at, expected) in sizes.into_iter().chain([(64, PAGE_BYTES)]) {
+            if u32_at(bytes, at) != expected {
+                return Err(corrupt(at, "a size is not this version's"));
+            }
+        }
+        let logs = match bytes[28] {
+            0 => Logs::Nothing,
+            1 => Logs::Writes,
+            2 => Logs::Walks,
+            _ => return Err(corrupt(28, "there is no such mode")),
+        };
+        let tables = match bytes[29] {
+            0 => Tables::Silent,
+            1 => Tables::Walked,
+            2 => Tables::Each,
+            _ => return Err(corrupt(29, "there is no such choice of page tables")),
+        };
+        let (frames, table_frames) = (u64_at(bytes, 48), u64_at(bytes, 56));
+        if frames
+            .checked_add(table_frames)
+            .is_none_or(|all| all > FRAMES_MAX)
+        {
+            return Err(corrupt(48, "no guest has more than 16 TiB"));
+        }
+        Ok(Header {
+            logs,
+            tables,
+            exact: bytes[30] & 1 != 0,
+            fetches: bytes[30] & 2 != 0,
+            flush: bytes[30] & 4 != 0,
+            core: text(&bytes[32..48]).ok_or_else(|| corrupt(32, "the core's name is no text"))?,
+            frames,
+            table_frames,
+            vcpus: u32_at(bytes, 68),
+            blind: u64_at(bytes, 72),
+            begun_unix_ns: u64_at(bytes, 80),
+            begun_ns: u64_at(bytes, 88),
+            entries: u32_at(bytes, 96),
+        })
+    }
+}
+
+impl Window {
+    /// As it stands in a file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = record(WINDOW, self);
+        for row in &self.rows {
+            let count = row.count.min(Row::COUNT_MAX);
+            bytes.extend(row.frame.to_le_bytes());
+            bytes.extend((count | u32::from(row.marks.0) << 24).to_le_bytes());
+        }
+        seal(bytes)
+    }
+}
+
+/// The record that closes a log of so many windows, at a time since it was begun.
+pub fn end(windows: u64, at_ns: u64) -> Vec<u8> {
+    let last = Window {
+        number: windows,
+        begin_ns: at_ns,
+        end_ns: at_ns,
+        ..Window::default()
+    };
+    seal(record(END, &last))
+}
+
+/// A record's header, without checksums.
+fn record(kind: &[u8; 4], window: &Window) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(RECORD_BYTES + window.rows.len() * Row::BYTES);
+    bytes.extend(kind);
+    bytes.extend((window.rows.len() as u32).to_le_bytes());
+    for figure in [window.number, window.begin_ns, window.end_ns] {
+        bytes.extend(figure.to_le_bytes());
+    }
+    bytes.extend(text_bytes(&window.label));
+    for figure in [
+        window.walks,
+        window.logged,
+        window.lost,
+        window.filled,
+        window.outside,
+    ] {
+        bytes.extend(figure.to_le_bytes());
+    }
+    bytes.resize(RECORD_BYTES, 0);
+    bytes
+}
+
+/// Puts the checksums into a record.
+fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
+    let rows = crc32(&bytes[RECORD_BYTES..]);
+    bytes[88..92].copy_from_slice(&rows.to_le_bytes());
+    let head = crc32(&bytes[..92]);
+    bytes[92..96].copy_from_slice(&head.to_le_bytes());
+    bytes
+}
+
+impl Log {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// [`PageLogError`].
+    pub fn read(path: &Path) -> Result<Log, PageLogError> {
+        let name = path.display().to_string();
+        let mut bytes = Vec::new();
+        let read = fs::File::open(path).and_then(|mut file| {
+            let mut magic = [0; MAGIC.len()];
+            let count = file.read(&mut magic)?;
+            bytes.extend(&magic[..count]);
+            // Whatever else a file is, it need not be read to the end.
+            if magic == *MAGIC {
+                file.read_to_end(&mut bytes)
+            } else {
+                Ok(0)
+            }
+        });
+        match read {
+            Ok(_) => Log::parse(&name, &bytes),
+            Err(error) => Err(PageLogError::Io { path: name, error }),
+        }
+    }
+
+    /// Reads one from memory; `path` is for complaints.
+    ///
+    /// # Errors
+    /// As [`Log::read`].
+    pub fn parse(path: &str, bytes: &[u8]) -> Result<Log, PageLogError> {
+        let header = Header::parse(path, bytes)?;
+        let mut windows: Vec<Window> = Vec::new();
+        let mut next = Header::BYTES;
+        loop {
+            let (at, rest) = (next, &bytes[next..]);
+            let number = windows.len() as u64;
+            if rest.is_empty() {
+                let missing = Some(Missing::End);
+                return Ok(Log {
+                    header,
+                    windows,
+                    missing,
+                });
+            }
+            let corrupt = |what| PageLogError::Corrupt {
+                path: path.to_owned(),
+                at,
+                place: Place::Record(number),
+                what,
+            };
+            let cut = Missing::Rest {
+                record: number,
+                bytes: rest.len() as u64,
+            };
+            let Some(head) = rest.get(..RECORD_BYTES) else {
+                let missing = Some(cut);
+                return Ok(Log {
+                    header,
+                    windows,
+                    missing,
+                });
+            };
+            if u32_at(head, 92) != crc32(&head[..92]) {
+                return Err(corrupt("the checksum of its head is another"));
+            }
+            let found = u64_at(head, 8);
+            if found != number {
+                return Err(PageLogError::Reordered {
+                    path: path.to_owned(),
+                    expected: number,
+                    found,
+                });
+            }
+            let is_end = head[..4] == *END;
+            if !is_end && head[..4] != *WINDOW {
+                return Err(corrupt("there is no such kind of record"));
+            }
+            let length = RECORD_BYTES + u32_at(head, 4) as usize * Row::BYTES;
+            let Some(rows) = rest.get(RECORD_BYTES..length) else {
+                let missing = Some(cut);
+                return Ok(Log {
+                    header,
+                    windows,
+                    missing,
+                });
+            };
+            if u32_at(head, 88) != crc32(rows) {
+                return Err(corrupt("the checksum of its rows is another"));
+            }
+            next += length;
+            if is_end {
+                if next < bytes.len() {
+                    return Err(corrupt("something follows the end"));
+                }
+                let missing = None;
+                return Ok(Log {
+                    header,
+                    windows,
+                    missing,
+                });
+            }
+            let window = window(head, rows, &header).map_err(corrupt)?;
+            if windows
+                .last()
+                .is_some_and(|before| before.end_ns > window.begin_ns)
+            {
+                return Err(corrupt("it begins before the last one ends"));
+            }
+            windows.push(window);
+        }
+    }
+}
+
+/// A window from its record.
+fn window(head: &[u8], rows: &[u8], header: &Header) -> Result<Window, &'static str> {
+    let frames = header.frames + header.table_frames;
+    let mut least = 0_u64;
+    let mut parsed = Vec::with_capacity(rows.len() / Row::BYTES);
+    for row in rows.chunks_exact(Row::BYTES) {
+        let (frame, word) = (u32_at(row, 0), u32_at(row, 4));
+        if u64::from(frame) < least {
+            return Err("its frames are in no ascending order");
+        }
+        if u64::from(frame) >= frames {
+            return Err("a frame lies beyond the guest's");
+        }
+        let marks = Marks((word >> 24) as u8);
+        if marks.0 & !Marks::ALL != 0 {
+            return Err("a frame has a mark that there is not");
+        }
+        least = u64::from(frame) + 1;
+        parsed.push(Row {
+            frame,
+            count: word & Row::COUNT_MAX,
+            marks,
+        });
+    }
+    let (begin_ns, end_ns) = (u64_at(head, 16), u64_at(head, 24));
+    if begin_ns >= end_ns {
+        return Err("it ends before it begins");
+    }
+    Ok(Window {
+        number: u64_at(head, 8),
+        begin_ns,
+        end_ns,
+        label: text(&head[32..48]).ok_or("its label is no text")?,
+        walks: u64_at(head, 48),
+        logged: u64_at(head, 56),
+        lost: u64_at(head, 64),
+        filled: u64_at(head, 72),
+        outside: u64_at(head, 80),
+        rows: parsed,
+    })
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// A short text as it stands in a file: what is too long is cut, what cannot be printed is left out.
+fn text_bytes(text: &str) -> [u8; LABEL_BYTES] {
+    let mut bytes = [0; LABEL_BYTES];
+    let printable = text.bytes().filter(u8::is_ascii_graphic);
+    bytes.iter_mut().zip(printable).for_each(|(to, byte)| *to = byte);
+    bytes
+}
+
+fn text(bytes: &[u8]) -> Option<String> {
+    let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    let (text, rest) = bytes.split_at(length);
+    let fine = text.iter().all(u8::is_ascii_graphic) && rest.iter().all(|byte| *byte == 0);
+    fine.then(|| text.iter().map(|byte| char::from(*byte)).collect())
+}
+
+/// CRC-32 as in Ethernet and zip: polynomial 0xedb88320, reflected.
+fn crc32(bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            let mut value = byte as u32;
+            let mut bit = 0;
+            while bit < 8 {
+                value = if value & 1 != 0 {
+                    value >> 1 ^ 0xedb8_8320
+                } else {
+                    value >> 1
+                };
+                bit += 1;
+            }
+            table[byte] = value;
+            byte += 1;
+        }
+        table
+    };
+    !bytes
+        .iter()
+        .fold(!0, |sum, byte| TABLE[usize::from(sum as u8 ^ byte)] ^ sum >> 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn header() -> Header {
+        Header {
+            logs: Logs::Walks,
+            tables: Tables::Silent,
+            exact: true,
+            fetches: true,
+            flush: false,
+            core: "i7_pml".to_owned(),
+            frames: 1000,
+            table_frames: 24,
+            vcpus: 1,
+            blind: 1600,
+            begun_unix_ns: 7,
+            begun_ns: 8,
+            entries: 512,
+        }
+    }
+
+    fn windows(count: u64) -> Vec<Window> {
+        let row = |frame| Row {
+            frame,
+            count: frame % 7,
+            marks: Marks(frame as u8 & Marks::ALL),
+        };
+        let window = |number| Window {
+            number,
+            begin_ns: 10 * number,
+            end_ns: 10 * number + 9,
+            label: if number == 1 {
+                "half".to_owned()
+            } else {
+                String::new()
+            },
+            walks: 5,
+            logged: 4,
+            lost: 3,
+            filled: 2,
+            outside: 1,
+            rows: (0..20 * number as u32)
+                .map(|at| row(3 * at + number as u32))
+                .collect(),
+        };
+        (0..count).map(window).collect()
+    }
+
+    fn bytes(windows: &[Window]) -> Vec<u8> {
+        let mut bytes = header().to_bytes().to_vec();
+        windows.iter().for_each(|window| bytes.extend(window.to_bytes()));
+        bytes.extend(end(windows.len() as u64, 99));
+        bytes
+    }
+
+    fn complaint(bytes: &[u8]) -> String {
+        Log::parse("x.pages", bytes)
+            .expect_err("it must not read")
+            .to_string()
+    }
+
+    #[test]
+    fn a_log_reads_as_it_was_written() {
+        let read = Log::parse("x", &bytes(&windows(3))).expect("whole");
+        assert_eq!(
+            (read.header, read.windows, read.missing),
+            (header(), windows(3), None)
+        );
+        // The check value that every description of this checksum gives.
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+    }
+
+    #[test]
+    fn what_is_no_log_is_refused_with_what_is_wrong() {
+        let whole = bytes(&windows(3));
+        let with = |at: usize, value: u8| {
+            let mut other = whole.clone();
+            other[at] = value;
+            complaint(&other)
+        };
+        assert!(complaint(b"").contains("not a log of pages"));
+        assert!(complaint(b"HNPAG").contains("cut off within its header, after 5 bytes"));
+        assert!(with(0, b'X').contains("not a log of pages"));
+        assert!(with(8, 9).contains("a log of version 9, and this program reads 1"));
+        assert!(with(40, 1).contains("corrupt at byte 0, the header: its checksum is another"));
+        assert!(
+            with(Header::BYTES + 20, 1).contains("corrupt at byte 128, record 0: the checksum of its head")
+        );
+        let rows_of_1 = Header::BYTES + 2 * RECORD_BYTES + 5;
+        assert!(with(rows_of_1, 77).contains("record 1: the checksum of its rows"));
+        let mut other_order = whole.clone();
+        other_order[12..16].reverse();
+        assert!(complaint(&other_order).contains("the other byte order"));
+        let [zero, one, two] = windows(3).try_into().expect("three");
+        assert!(
+            complaint(&bytes(&[zero.clone(), two, one.clone()]))
+                .contains("record 2 stands where record 1 belongs")
+        );
+        let unsorted = Window {
+            rows: one.rows.iter().rev().copied().collect(),
+            ..one.clone()
+        };
+        assert!(complaint(&bytes(&[zero.clone(), unsorted])).contains("no ascending order"));
+        let early = Window { begin_ns: 3, ..one };
+        assert!(complaint(&bytes(&[zero, early])).contains("begins before the last one ends"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_log_that_is_cut_off_gives_all_whole_records_and_says_what_is_missing(at in 0_usize..2000) {
+            let whole = bytes(&windows(4));
+            prop_assume!(at < whole.len());
+            match Log::parse("x", &whole[..at]) {
+                Ok(log) => {
+                    prop_assert!(log.missing.is_some());
+                    prop_assert_eq!(&log.windows[..], &windows(4)[..log.windows.len()]);
+                    let read: usize = log.windows.iter().map(|window| window.to_bytes().len()).sum();
+                    let next = windows(4).get(log.windows.len()).map_or(RECORD_BYTES, |window| window.to_bytes().len());
+                    prop_assert!(Header::BYTES + read <= at && at < Header::BYTES + read + next);
+                }
+                Err(_) => prop_assert!(at < Header::BYTES),
+            }
+        }
+
+        #[test]
+        fn a_log_with_one_changed_byte_is_refused(at in 0_usize..2000, flip in 1_u8..=255) {
+            let mut other = bytes(&windows(4));
+            prop_assume!(at < other.len());
+            other[at] ^= flip;
+            prop_assert!(Log::parse("x", &other).is_err());
+        }
+
+        #[test]
+        fn no_bytes_do_any_harm(
+            junk in prop::collection::vec(any::<u8>(), 0..400), after in 0_usize..4, resealed: bool,
+        ) {
+            prop_assert!(Log::parse("x", &junk).is_err());
+            // What follows good records, and a record with good checksums over bad figures.
+            let mut begins = header().to_bytes().to_vec();
+            windows(after as u64).iter().for_each(|window| begins.extend(window.to_bytes()));
+            let mut tail = junk;
+            if resealed && tail.len() >= RECORD_BYTES {
+                tail[..4].copy_from_slice(WINDOW);
+                let rows = (tail.len() - RECORD_BYTES) / Row::BYTES;
+                tail.truncate(RECORD_BYTES + rows * Row::BYTES);
+                tail[4..8].copy_from_slice(&(rows as u32).to_le_bytes());
+                tail[8..16].copy_from_slice(&(after as u64).to_le_bytes());
+                tail = seal(tail);
+            }
+            begins.extend(tail);
+            let _ = Log::parse("x", &begins);
+        }
+    }
+}

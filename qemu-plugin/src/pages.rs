@@ -1,0 +1,552 @@
+//! The plugin as an observer of pages: what `homenode-meter`'s `pages` models of a machine's accesses, written window by window.
+//!
+//! ```text
+//! qemu-system-x86_64 -plugin libhomenode_plugin.so,pages=FILE,frames=262144,core=i7_pml,logs=walks,window-ms=1000 \
+//!     -object memory-backend-memfd,id=m,size=1G,share=on -machine pc,memory-backend=m -m 1G ...
+//! ```
+//!
+//! With `control=FIFO` each line written there closes the window and names the next; with `begin=announced` nothing is
+//! instrumented before the first such line, so that a guest boots as fast as without the plugin. The file grows by whole
+//! records, which `homenode wss --log FILE` can read meanwhile.
+//!
+//! # What the interface tells, and how the rest is known
+//!
+//! - *Address spaces.* Version 1 of the interface tells nothing of translations that change, but it gives each instruction's
+//!   bytes when its block is translated: those that change translations ([`change`]) get a callback of their own.
+//! - *Instructions.* A block's pages are counted by an addition that QEMU compiles into it. Which guest frames they are, follows
+//!   from where QEMU has the guest's memory mapped, if that is one memfd; otherwise fetches are not seen, and the log says so.
+//! - *Frames* are those of QEMU 7.2: places in guest memory, which is the guest-physical address up to the hole below 4 GiB.
+
+use std::ffi::{c_uint, c_void};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use homenode_meter::page_log::{self, Marks, Window};
+use homenode_meter::pages::{Config, Cpu, Machine};
+use homenode_tracking::tlb::Access;
+
+use crate::qemu::{self, Id, Insn, MemInfo, Tb};
+use crate::{VCPUS_MAX, machine_address};
+
+/// What to do, beside what is modelled.
+pub struct PagesOptions {
+    /// Where the log is written.
+    pub file: PathBuf,
+    /// What is modelled.
+    pub config: Config,
+    /// After how long a window is closed; `None`: only when told to.
+    pub window: Option<Duration>,
+    /// A FIFO with orders.
+    pub control: Option<PathBuf>,
+    /// Whether to wait for the first order.
+    pub announced: bool,
+}
+
+static CPUS: [AtomicPtr<Cpu>; VCPUS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX];
+static RUN: OnceLock<Run> = OnceLock::new();
+/// What QEMU's description of an access says of its direction, as asked for once: 0 is not known.
+static KINDS: [AtomicU8; 1 << 18] = [const { AtomicU8::new(0) }; 1 << 18];
+const READS: u8 = 1;
+const WRITES: u8 = 2;
+/// How long a vCPU that does something takes at most to notice a new window.
+const NOTICE: Duration = Duration::from_millis(10);
+
+struct Run {
+    machine: Machine,
+    options: PagesOptions,
+    vcpus: u32,
+    /// Somebody wants the machine watched; it is.
+    wanted: AtomicBool,
+    begun: AtomicBool,
+    /// How often code in each frame was executed, by the lower and by the upper half.
+    fetches: OnceLock<Option<Fetches>>,
+    log: Mutex<Option<Log>>,
+}
+
+/// The log while it is written.
+struct Log {
+    file: File,
+    started: Instant,
+    number: u64,
+    begin_ns: u64,
+    label: String,
+    /// Counts of fetches at the last window's end.
+    fetched: Vec<u64>,
+}
+
+/// Where QEMU has the guest's memory, and counts of what is executed there.
+struct Fetches {
+    memory: std::ops::Range<usize>,
+    counts: Vec<AtomicU64>,
+}
+
+type Outcome<T> = Result<T, String>;
+
+/// Makes the model and the file.
+///
+/// # Errors
+/// A sentence.
+pub fn begin(options: PagesOptions, vcpus: u32) -> Outcome<()> {
+    let complain = |error: io::Error| format!("{}: {error}", options.file.display());
+    let file = File::create(&options.file).map_err(complain)?;
+    let control = options.control.as_deref().map(open_control).transpose()?;
+    let run = Run {
+        machine: Machine::new(options.config),
+        vcpus,
+        wanted: AtomicBool::new(!options.announced),
+        begun: AtomicBool::new(false),
+        fetches: OnceLock::new(),
+        log: Mutex::new(Some(Log {
+            file,
+            started: Instant::now(),
+            number: 0,
+            begin_ns: 0,
+            label: String::new(),
+            fetched: Vec::new(),
+        })),
+        options,
+    };
+    RUN.set(run)
+        .map_err(|_| "loaded twice; once is enough".to_owned())?;
+    // Signals are for QEMU's own threads.
+    let mut all = unsafe { std::mem::zeroed::<libc::sigset_t>() };
+    let mut before = all;
+    // SAFETY: both sets are this function's; a thread inherits what is blocked.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+    }
+    let started = thread::Builder::new().spawn(move || keep_windows(control));
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
+    started
+        .map(drop)
+        .map_err(|error| format!("cannot start a thread: {error}"))
+}
+
+fn open_control(path: &Path) -> Outcome<File> {
+    let complain = |error: io::Error| format!("{}: {error}", path.display());
+    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| "a path with a zero".to_owned())?;
+    // SAFETY: the name ends with a zero.
+    if unsafe { libc::mkfifo(name.as_ptr(), 0o600) } != 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            return Err(complain(error));
+        }
+    }
+    // Also for writing, so that it does not end when whoever gives orders goes.
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path);
+    opened.map_err(complain)
+}
+
+/// The thread that closes windows, by the clock and by orders.
+fn keep_windows(mut control: Option<File>) {
+    let Some(run) = RUN.get() else {
+        return;
+    };
+    let mut orders = Vec::new();
+    if run.options.announced {
+        let label = next_order(control.as_mut(), &mut orders, None);
+        run.wanted.store(true, Ordering::Release);
+        while !run.begun.load(Ordering::Acquire) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        run.open(label.unwrap_or_default());
+    } else {
+        run.open(String::new());
+    }
+    loop {
+        let label = next_order(control.as_mut(), &mut orders, run.options.window);
+        if let Err(error) = run.close(label) {
+            eprintln!("homenode plugin: cannot write what was seen of pages: {error}");
+            return;
+        }
+    }
+}
+
+/// The next line of the control file; `None` when the time is over.
+fn next_order(control: Option<&mut File>, orders: &mut Vec<u8>, limit: Option<Duration>) -> Option<String> {
+    let Some(control) = control else {
+        thread::sleep(limit.unwrap_or(Duration::from_secs(3600)));
+        return None;
+    };
+    let until = limit.map(|limit| Instant::now() + limit);
+    loop {
+        if let Some(at) = orders.iter().position(|byte| *byte == b'\n') {
+            let line = orders.drain(..=at).collect::<Vec<u8>>();
+            return Some(String::from_utf8_lossy(&line).trim().to_owned());
+        }
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return None;
+        }
+        let mut waits = libc::pollfd {
+            fd: control.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let wait_ms = left.map_or(-1, |left| left.as_millis().clamp(1, 1 << 30) as libc::c_int);
+        // SAFETY: one description, of this function.
+        unsafe { libc::poll(&raw mut waits, 1, wait_ms) };
+        let mut bytes = [0; 256];
+        if let Ok(count) = control.read(&mut bytes) {
+            orders.extend(&bytes[..count]);
+        }
+    }
+}
+
+impl Run {
+    /// Writes the header: the first window begins.
+    fn open(&self, label: String) {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: the result is this function's.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+        let monotonic_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let header = self.machine.header(
+            self.vcpus,
+            self.fetches().is_some(),
+            since_1970.as_nanos() as u64,
+            monotonic_ns,
+        );
+        if let Ok(mut log) = self.log.lock()
+            && let Some(log) = log.as_mut()
+        {
+            log.started = Instant::now();
+            log.label = label;
+            if let Err(error) = log.file.write_all(&header.to_bytes()) {
+                eprintln!("homenode plugin: cannot write what was seen of pages: {error}");
+            }
+        }
+    }
+
+    /// Closes the window; the next has this label, or the same.
+    fn close(&self, label: Option<String>) -> io::Result<()> {
+        let Ok(mut log) = self.log.lock() else {
+            return Ok(());
+        };
+        let Some(log) = log.as_mut() else {
+            return Ok(());
+        };
+        let end_ns = log.started.elapsed().as_nanos() as u64;
+        self.machine.turn();
+        let turned = Instant::now();
+        while !self.machine.is_settled() && turned.elapsed() < NOTICE {
+            thread::sleep(Duration::from_micros(200));
+        }
+        self.write(log, end_ns)?;
+        if let Some(label) = label {
+            log.label = label;
+        }
+        Ok(())
+    }
+
+    /// Writes the window that was before the present one.
+    fn write(&self, log: &mut Log, end_ns: u64) -> io::Result<()> {
+        if let Some(fetches) = self.fetches() {
+            log.fetched.resize(fetches.counts.len(), 0);
+            for (at, (count, before)) in fetches.counts.iter().zip(&mut log.fetched).enumerate() {
+                let count = count.load(Ordering::Relaxed);
+                if count != std::mem::replace(before, count) {
+                    let marks = if at % 2 == 0 {
+                        Marks::FETCHED
+                    } else {
+                        Marks::KERNEL_FETCHED
+                    };
+                    self.machine.fetched(at as u64 / 2, marks);
+                }
+            }
+        }
+        let window = Window {
+            number: log.number,
+            begin_ns: log.begin_ns,
+            end_ns: end_ns.max(log.begin_ns + 1),
+            label: log.label.clone(),
+            ..self.machine.take()
+        };
+        log.number += 1;
+        log.begin_ns = window.end_ns;
+        log.file.write_all(&window.to_bytes())
+    }
+
+    /// Where fetches are counted, if the guest's memory was found.
+    fn fetches(&self) -> Option<&Fetches> {
+        let frames = self.options.config.frames;
+        self.fetches.get_or_init(|| Fetches::of(frames)).as_ref()
+    }
+}
+
+impl Fetches {
+    /// Finds guest memory: the one memfd that is as large.
+    fn of(frames: u64) -> Option<Fetches> {
+        let maps = fs::read_to_string("/proc/self/maps").ok()?;
+        let mut found = maps.lines().filter_map(|line| {
+            let (range, rest) = line.split_once(' ')?;
+            let (begin, end) = range.split_once('-')?;
+            let begin = usize::from_str_radix(begin, 16).ok()?;
+            let end = usize::from_str_radix(end, 16).ok()?;
+            (rest.contains("/memfd:") && (end - begin) as u64 >= frames << 12).then_some(begin..end)
+        });
+        let memory = found.next().filter(|_| found.next().is_none())?;
+        let counts = (0..frames * 2).map(|_| AtomicU64::new(0)).collect();
+        Some(Fetches { memory, counts })
+    }
+
+    /// The count of a place in QEMU's memory where an instruction of the guest lies.
+    fn count(&self, place: *mut c_void, address: u64) -> Option<&AtomicU64> {
+        let offset = place
+            .addr()
+            .checked_sub(self.memory.start)
+            .filter(|_| place.addr() < self.memory.end)?;
+        self.counts.get((offset >> 12) * 2 + (address >> 63) as usize)
+    }
+}
+
+pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
+    let (Some(run), Some(slot)) = (RUN.get(), CPUS.get(at as usize)) else {
+        return;
+    };
+    if slot.load(Ordering::Acquire).is_null()
+        && let Some(cpu) = run.machine.cpu()
+    {
+        slot.store(Box::into_raw(Box::new(cpu)), Ordering::Release);
+    }
+}
+
+/// The state of a vCPU, for the thread that runs it.
+#[inline]
+fn cpu(at: c_uint) -> Option<&'static mut Cpu> {
+    let pointer = CPUS.get(at as usize)?.load(Ordering::Relaxed);
+    // SAFETY: it is null or a box that is never freed, and QEMU calls back for a vCPU from one thread at a time.
+    unsafe { pointer.as_mut() }
+}
+
+/// A block is translated, or a vCPU wakes, while nobody may want to know.
+pub extern "C" fn translated_before(id: Id, _: *mut Tb) {
+    begin_if_wanted(id);
+}
+
+pub extern "C" fn resumed_before(id: Id, _: c_uint) {
+    begin_if_wanted(id);
+}
+
+fn begin_if_wanted(id: Id) {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    if RUN.get().is_some_and(|run| run.wanted.load(Ordering::Acquire)) && !ASKED.swap(true, Ordering::Relaxed)
+    {
+        // SAFETY: this is a vCPU's thread, as QEMU asks; it calls back when no vCPU runs and all blocks are forgotten.
+        unsafe { qemu::qemu_plugin_reset(id, wanted) };
+    }
+}
+
+extern "C" fn wanted(id: Id) {
+    // SAFETY: the functions have the types that the interface declares and live as long as the process.
+    unsafe {
+        qemu::qemu_plugin_register_vcpu_init_cb(id, vcpu_begins);
+        qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
+        qemu::qemu_plugin_register_atexit_cb(id, ended, ptr::null_mut());
+    }
+    if let Some(run) = RUN.get() {
+        run.begun.store(true, Ordering::Release);
+    }
+}
+
+/// What an instruction does to translations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Pages,
+    Space,
+    All,
+}
+
+/// Reads an instruction's bytes: INVLPG, INVPCID, writes of CR0, CR3 and CR4, LMSW, RSM and those of virtual machines.
+fn change(bytes: &[u8]) -> Option<Change> {
+    let prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3);
+    let begin = bytes.iter().position(|byte| !prefix(byte))?;
+    match *bytes.get(begin..)? {
+        [0x0f, 0x22, modrm, ..] => match modrm >> 3 & 7 {
+            0 => Some(Change::Pages),
+            3 => Some(Change::Space),
+            4 => Some(Change::All),
+            _ => None,
+        },
+        [0x0f, 0x01, modrm, ..] => match (modrm >> 6, modrm >> 3 & 7) {
+            (3, 7) if modrm == 0xf8 || modrm == 0xf9 => None, // SWAPGS, RDTSCP
+            (3, 3) | (3, 7) => Some(Change::All),             // SVM's
+            (3, 0) if matches!(modrm, 0xc2 | 0xc3) => Some(Change::All), // VMX's
+            (3, 6) | (0..=2, 6 | 7) => Some(Change::Pages),
+            _ => None,
+        },
+        [0x0f, 0x38, 0x80..=0x82, ..] | [0x0f, 0xaa, ..] => Some(Change::All),
+        _ => None,
+    }
+}
+
+/// An instruction's bytes.
+fn bytes_of(insn: *const Insn, room: &mut [u8; 16]) -> &[u8] {
+    // SAFETY: the instruction is alive while its block is translated. Until QEMU 9.0 the function gives where the bytes are and
+    // looks at no more arguments; from 9.1 on it copies them and gives how many: no pointer is as small.
+    unsafe {
+        let size = qemu::qemu_plugin_insn_size(insn).min(room.len());
+        let given = qemu::qemu_plugin_insn_data(insn, room.as_mut_ptr().cast(), size);
+        if given.addr() > room.len() {
+            ptr::copy_nonoverlapping(given.cast::<u8>(), room.as_mut_ptr(), size);
+        }
+        &room[..size]
+    }
+}
+
+/// `qemu_plugin_register_vcpu_tb_exec_inline`, which versions of the interface from 2 on have no longer.
+type RegisterInline = unsafe extern "C" fn(*mut Tb, c_uint, *mut c_void, u64);
+const ADD_U64: c_uint = 0;
+
+fn register_inline() -> Option<RegisterInline> {
+    static FOUND: OnceLock<Option<RegisterInline>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        // SAFETY: the name ends with a zero, and if there is such a function it has this type.
+        unsafe {
+            let found = libc::dlsym(
+                libc::RTLD_DEFAULT,
+                c"qemu_plugin_register_vcpu_tb_exec_inline".as_ptr(),
+            );
+            (!found.is_null()).then(|| std::mem::transmute::<*mut c_void, RegisterInline>(found))
+        }
+    })
+}
+
+pub extern "C" fn translated(_: Id, tb: *mut Tb) {
+    let Some(run) = RUN.get() else {
+        return;
+    };
+    // SAFETY: the block and its instructions are alive during the call; functions and counts as long as the process.
+    unsafe {
+        let instructions = qemu::qemu_plugin_tb_n_insns(tb);
+        let mut last = None;
+        for at in 0..instructions {
+            let insn = qemu::qemu_plugin_tb_get_insn(tb, at);
+            let (none, rw) = (ptr::null_mut(), qemu::MEM_RW);
+            qemu::qemu_plugin_register_vcpu_mem_cb(insn, accesses, qemu::NO_REGS, rw, none);
+            if let Some(change) = change(bytes_of(insn, &mut [0; 16])) {
+                let what = ptr::without_provenance_mut(change as usize);
+                qemu::qemu_plugin_register_vcpu_insn_exec_cb(insn, changes, qemu::NO_REGS, what);
+            }
+            let count = run.fetches().and_then(|fetches| {
+                let (place, address) = (
+                    qemu::qemu_plugin_insn_haddr(insn),
+                    qemu::qemu_plugin_insn_vaddr(insn),
+                );
+                fetches.count(place, address)
+            });
+            if let Some(count) = count.filter(|count| last != Some(count.as_ptr())) {
+                last = Some(count.as_ptr());
+                match register_inline() {
+                    Some(register) => register(tb, ADD_U64, count.as_ptr().cast(), 1),
+                    None => {
+                        qemu::qemu_plugin_register_vcpu_tb_exec_cb(
+                            tb,
+                            fetches,
+                            qemu::NO_REGS,
+                            count.as_ptr().cast(),
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+extern "C" fn fetches(_: c_uint, count: *mut c_void) {
+    // SAFETY: a count that lives as long as the process.
+    let count = unsafe { AtomicU64::from_ptr(count.cast()) };
+    count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
+
+extern "C" fn changes(at: c_uint, what: *mut c_void) {
+    if let Some(cpu) = cpu(at) {
+        match what.addr() {
+            what if what == Change::Pages as usize => cpu.translations_changed(),
+            what if what == Change::Space as usize => cpu.space_changed(),
+            _ => cpu.all_changed(),
+        }
+    }
+}
+
+extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
+    let (Some(run), Some(cpu)) = (RUN.get(), cpu(at)) else {
+        return;
+    };
+    let access = direction(info);
+    cpu.access(&run.machine, address, access, || frame(info, address));
+    // No access has more than 64 bytes; where it ends in the next page it uses that too.
+    if address & 0xfff > 0x1000 - 64 {
+        // SAFETY: it only takes the number apart.
+        let last = address + (1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) }) - 1;
+        if last >> 12 != address >> 12 {
+            cpu.access(&run.machine, last, access, || frame(info, last));
+        }
+    }
+}
+
+fn frame(info: MemInfo, address: u64) -> Option<u64> {
+    machine_address(info, address).map(|address| address >> 12)
+}
+
+/// Whether an access is a store: asked for once for each description.
+#[inline(always)]
+fn direction(info: MemInfo) -> Access {
+    match KINDS.get(info as usize).map(|kind| kind.load(Ordering::Relaxed)) {
+        Some(READS) => Access::Read,
+        Some(WRITES) => Access::Write,
+        _ => ask_direction(info),
+    }
+}
+
+#[cold]
+fn ask_direction(info: MemInfo) -> Access {
+    // SAFETY: it only takes the number apart.
+    let is_store = unsafe { qemu::qemu_plugin_mem_is_store(info) };
+    if let Some(kind) = KINDS.get(info as usize) {
+        kind.store(if is_store { WRITES } else { READS }, Ordering::Relaxed);
+    }
+    if is_store { Access::Write } else { Access::Read }
+}
+
+pub extern "C" fn ended(_: Id, _: *mut c_void) {
+    let Some(run) = RUN.get() else {
+        return;
+    };
+    // A panic must not reach QEMU.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let Some(mut log) = run.log.lock().ok().and_then(|mut log| log.take()) else {
+            return;
+        };
+        // QEMU has stopped all vCPUs, so their state is this thread's.
+        (0..VCPUS_MAX as c_uint)
+            .filter_map(cpu)
+            .for_each(|cpu| cpu.end(&run.machine));
+        let end_ns = log.started.elapsed().as_nanos() as u64;
+        run.machine.turn();
+        let written = run
+            .write(&mut log, end_ns)
+            .and_then(|()| log.file.write_all(&page_log::end(log.number, log.begin_ns)));
+        if let Err(error) = written {
+            eprintln!("homenode plugin: cannot write what was seen of pages: {error}");
+        }
+    }));
+}

@@ -1,0 +1,293 @@
+//! Logs of pages that the plugin writes of a real guest, against what this machine's kernel sees and what the guest does.
+//!
+//! The programs are those of seed 003, figure 9: 400 MB, tau 50, omega 4 intervals. What is scaled is time: the seed has 17
+//! passes in an interval of 30 s, here an interval (mu) is what 17 passes take in this run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use homenode_meter::page_log::{Log, Marks};
+use homenode_testbed_guest::{Behaviour, MARKER_PHASE, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Sweep};
+use serde_json::Value;
+
+use crate::outside::plain::{Outside, PlainGuest, next_window, whole_log};
+
+/// As the seed's (section 5.2).
+const ARRAY_MIB: u32 = 400;
+const GUEST_MIB: u32 = 1024;
+/// Memory that is used again and again while this machine's kernel looks as well.
+const HOT_MIB: u32 = 64;
+const WATCHED: Duration = Duration::from_secs(3);
+/// Passes of each half of a program: five intervals. A page is hot in the third, and PRL's loop ends four later.
+const PASSES: u32 = 85;
+/// Passes in an interval of the estimator, as many as the seed's table 1 gives for one of 30 s.
+const PASSES_OF_MU: u32 = 17;
+/// Most that the exact set and the accessed bits may be apart.
+const APART: f64 = 0.02;
+/// The claim's margin (prl.accuracy-synthetic), and what a half may differ from PML's ideal.
+const MARGIN_MB: f64 = 1.0;
+
+const PROGRAMS: [(&str, [Sweep; 2]); 3] = [
+    ("rwrw", [Sweep::ReadWrite, Sweep::ReadWrite]),
+    ("rrww", [Sweep::Read, Sweep::Write]),
+    ("wwrr", [Sweep::Write, Sweep::Read]),
+];
+
+/// A guest with its log.
+struct Logged {
+    guest: PlainGuest,
+    log: PathBuf,
+    control: PathBuf,
+}
+
+impl Logged {
+    fn boot(outside: &mut Outside<'_>, name: &str, first: Behaviour, how: &str) -> anyhow::Result<Logged> {
+        let (log, control) = (
+            outside.dir.join(format!("{name}.pages")),
+            outside.dir.join(format!("{name}.control")),
+        );
+        let arguments = format!(
+            "pages={},control={},begin=announced,frames={},core=i7_pml,{how}",
+            log.display(),
+            control.display(),
+            GUEST_MIB * 256
+        );
+        let plugin = outside.workshop.plugin()?.to_owned();
+        let guest = outside.boot(name, GUEST_MIB, first, Some((&plugin, &arguments)))?;
+        outside.wait_for(&guest, MARKER_READY)?;
+        Ok(Logged { guest, log, control })
+    }
+
+    fn next(&self, label: &str) -> anyhow::Result<()> {
+        next_window(&self.control, &self.log, label)
+    }
+
+    /// Runs one half of a program, in windows of this label; gives how long it took.
+    fn half(&mut self, outside: &Outside<'_>, label: &str, sweep: Sweep) -> anyhow::Result<Duration> {
+        self.next(label)?;
+        let begin = Instant::now();
+        self.guest
+            .say(&Behaviour::sweeping(ARRAY_MIB, sweep, PASSES).to_string())?;
+        outside.wait_for(&self.guest, MARKER_SWEPT)?;
+        let took = begin.elapsed();
+        self.next("between")?;
+        Ok(took)
+    }
+}
+
+/// PRL, and the exact set from outside.
+pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+    let first = Behaviour {
+        touch_mib: HOT_MIB,
+        every_ms: 1,
+        ..Behaviour::idle()
+    };
+    let mut logged = Logged::boot(outside, "prl", first, "logs=walks,exact=yes,window-ms=200")?;
+    let accessed_kib = watched(&logged)?;
+    logged
+        .guest
+        .say(&Behaviour::idle().with_touch(ARRAY_MIB).to_string())?;
+    outside.wait_for(&logged.guest, MARKER_PHASE)?;
+    let mut took = [Duration::ZERO; PROGRAMS.len()];
+    for ((name, halves), took) in PROGRAMS.into_iter().zip(&mut took) {
+        for sweep in halves {
+            *took += logged.half(outside, name, sweep)?;
+        }
+    }
+    outside.end(logged.guest)?;
+
+    let log = whole_log(&logged.log)?;
+    ensure!(log.header.fetches, "the plugin did not find the guest's memory");
+    let used_kib = 4 * frames(&log, "watched", Marks::used);
+    let apart = (used_kib as f64 - accessed_kib as f64) / accessed_kib as f64;
+    outside.note(format!(
+        "{HOT_MIB} MiB in use: the plugin has {used_kib} KiB, accessed bits {accessed_kib} KiB, {:.2} % apart",
+        100.0 * apart
+    ));
+    ensure!(apart.abs() <= APART, "more than {APART} apart: {apart}");
+    for ((name, _), took) in PROGRAMS.into_iter().zip(took) {
+        let mu = took * PASSES_OF_MU / (2 * PASSES);
+        let said = estimates(outside, &logged.log, name, mu)?;
+        let (estimate, truth) = (
+            program_mb(&said, "prl")?,
+            mb(&said["truth"]["program_data_bytes"])?,
+        );
+        let kernel = mb(&of(&said, "prl")?["kernel_bytes"])?;
+        outside.note(format!(
+            "{name}: PRL {estimate:.2} MB, the program's true frames {truth:.2} MB, kernel apart {kernel:.2} MB, mu {:.2} s",
+            mu.as_secs_f64()
+        ));
+        ensure!(
+            (estimate - truth).abs() <= MARGIN_MB,
+            "{name}: PRL says {estimate} MB of {truth} MB"
+        );
+    }
+    Ok(())
+}
+
+/// KiB that this kernel saw used while a window was open.
+fn watched(logged: &Logged) -> anyhow::Result<u64> {
+    // The first order begins the log, and the guest's code is translated anew.
+    logged.next("warm-up")?;
+    thread::sleep(Duration::from_secs(1));
+    logged.next("watched")?;
+    logged.guest.clear_accessed()?;
+    thread::sleep(WATCHED);
+    let accessed_kib = logged.guest.accessed_kib()?;
+    logged.next("between")?;
+    Ok(accessed_kib)
+}
+
+/// PML, half by half.
+pub fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+    let first = Behaviour::idle().with_touch(ARRAY_MIB);
+    let (name, halves) = PROGRAMS[1];
+    let mut logged = Logged::boot(outside, "pml", first, "logs=writes,exact=yes,window-ms=200")?;
+    logged.next("warm-up")?;
+    let mut took = Duration::ZERO;
+    for (sweep, label) in halves.into_iter().zip(["rr", "ww"]) {
+        took += logged.half(outside, label, sweep)?;
+    }
+    let mu = took * PASSES_OF_MU / (2 * PASSES);
+    outside.end(logged.guest)?;
+    for (label, least, most) in [("rr", 0.0, 0.05), ("ww", 0.95, 1.05)] {
+        let said = estimates(outside, &logged.log, label, mu)?;
+        let (estimate, truth) = (
+            program_mb(&said, "pml")?,
+            mb(&said["truth"]["program_data_bytes"])?,
+        );
+        outside.note(format!(
+            "{name}, {label}: PML {estimate:.2} MB, the program's true frames {truth:.2} MB"
+        ));
+        ensure!(
+            (least * truth..=most * truth + MARGIN_MB).contains(&estimate),
+            "PML says {estimate} MB of {truth} MB where pages are {label}"
+        );
+    }
+    Ok(())
+}
+
+/// What a guest does in a time, by what it runs under.
+struct Pace {
+    boot_s: f64,
+    walk_passes: f64,
+    sweep_s: f64,
+}
+
+/// Whole guests, timed: without a plugin, under ours and under one of QEMU's own design (`qemu-plugin/examples/hotpages.rs`).
+pub fn speed(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+    let ours = outside.workshop.plugin()?.to_owned();
+    let programs = std::env::current_exe()?;
+    let hotpages = programs.with_file_name("examples").join("libhotpages.so");
+    ensure!(
+        hotpages.exists(),
+        "{} is not there: cargo build -p homenode-qemu-plugin --example hotpages",
+        hotpages.display()
+    );
+    let log = outside.dir.join("speed.pages");
+    let arguments = |logs: &str| {
+        let (file, frames) = (log.display(), GUEST_MIB * 256);
+        format!("pages={file},frames={frames},logs={logs},exact=yes,window-ms=1000")
+    };
+    let (walks, nothing) = (arguments("walks"), arguments("nothing"));
+    let runs = [
+        ("plain", None),
+        ("PRL and exact set", Some((ours.as_path(), walks.as_str()))),
+        ("exact set", Some((ours.as_path(), nothing.as_str()))),
+        ("hotpages", Some((hotpages.as_path(), ""))),
+    ];
+    let mut paces: Vec<Pace> = Vec::new();
+    for (name, plugin) in runs {
+        let pace = pace(outside, name, plugin)?;
+        let plain = paces.first().unwrap_or(&pace);
+        outside.note(format!(
+            "{name}: boot {:.1} s ({:.2} times plain), a walk of 256 KiB {:.0} passes/s ({:.2}), 400 passes over 16 MiB {:.2} s ({:.2})",
+            pace.boot_s,
+            pace.boot_s / plain.boot_s,
+            pace.walk_passes,
+            plain.walk_passes / pace.walk_passes,
+            pace.sweep_s,
+            pace.sweep_s / plain.sweep_s
+        ));
+        paces.push(pace);
+    }
+    Ok(())
+}
+
+fn pace(outside: &mut Outside<'_>, name: &str, plugin: Option<(&Path, &str)>) -> anyhow::Result<Pace> {
+    let begin = Instant::now();
+    let mut guest = outside.boot(&name.replace(' ', "-"), GUEST_MIB, Behaviour::idle(), plugin)?;
+    outside.wait_for(&guest, MARKER_READY)?;
+    let boot_s = begin.elapsed().as_secs_f64();
+    guest.say(&Behaviour::walking(256, 4).to_string())?;
+    outside.wait_for(&guest, MARKER_PHASE)?;
+    let mut passes = || -> anyhow::Result<f64> {
+        guest.say("report")?;
+        let report = outside.wait_for(&guest, MARKER_REPORT)?;
+        let (_, passes) = report.split_once("passes=").context("no passes are reported")?;
+        Ok(passes.parse()?)
+    };
+    thread::sleep(Duration::from_secs(1));
+    let (before, since) = (passes()?, Instant::now());
+    thread::sleep(Duration::from_secs(6));
+    let walk_passes = (passes()? - before) / since.elapsed().as_secs_f64();
+    guest.say(&Behaviour::idle().with_touch(16).to_string())?;
+    outside.wait_for(&guest, MARKER_PHASE)?;
+    let since = Instant::now();
+    guest.say(&Behaviour::sweeping(16, Sweep::ReadWrite, 400).to_string())?;
+    outside.wait_for(&guest, MARKER_SWEPT)?;
+    let sweep_s = since.elapsed().as_secs_f64();
+    outside.end(guest)?;
+    Ok(Pace {
+        boot_s,
+        walk_passes,
+        sweep_s,
+    })
+}
+
+/// Distinct frames in windows of a label of whose marks this holds.
+fn frames(log: &Log, label: &str, wanted: impl Fn(Marks) -> bool) -> u64 {
+    let windows = log.windows.iter().filter(|window| window.label == label);
+    let rows = windows
+        .flat_map(|window| &window.rows)
+        .filter(|row| wanted(row.marks));
+    let distinct: std::collections::BTreeSet<u32> = rows.map(|row| row.frame).collect();
+    distinct.len() as u64
+}
+
+/// What `homenode wss` makes of the windows of a label.
+fn estimates(outside: &Outside<'_>, log: &Path, label: &str, mu: Duration) -> anyhow::Result<Value> {
+    let output = Command::new(outside.workshop.homenode()?)
+        .args(["wss", "--json", "--label", label, "--mu"])
+        .arg(mu.as_secs_f64().to_string())
+        .arg("--log")
+        .arg(log)
+        .output()
+        .context("cannot start homenode")?;
+    ensure!(
+        output.status.success(),
+        "homenode wss: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).context("homenode wss --json gives no JSON")
+}
+
+fn of<'a>(said: &'a Value, estimator: &str) -> anyhow::Result<&'a Value> {
+    let all = said["estimates"].as_array().context("no estimates")?;
+    let found = all.iter().find(|estimate| estimate["estimator"] == estimator);
+    found.with_context(|| format!("no estimate by {estimator} in {said}"))
+}
+
+fn program_mb(said: &Value, estimator: &str) -> anyhow::Result<f64> {
+    mb(&of(said, estimator)?["program_bytes"])
+}
+
+fn mb(bytes: &Value) -> anyhow::Result<f64> {
+    let bytes = bytes
+        .as_f64()
+        .with_context(|| format!("{bytes} is no number of bytes"))?;
+    Ok(bytes / (1 << 20) as f64)
+}
