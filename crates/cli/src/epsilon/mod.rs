@@ -9,7 +9,7 @@
 //! [`EpsilonArgs::start`], must run. Then
 //! - *as published*: 95 percent of the last memory that ran, until a trial does not run;
 //! - else: the geometric mean of the least memory that ran and the most that did not, until they differ by no more than a step.
-//!   That takes a tenth of the trials, and supposes that a guest that runs with some memory runs with more.
+//!   That takes a seventh of the trials from 2 GiB on, and supposes that a guest that runs with some memory runs with more.
 //!
 //! Epsilon is the least memory that ran. What the guest itself says is taken at the first memory: what it has less what programs
 //! could get there, a cross-check which counts the kernel's tables for all of that memory, and not what only booting needs.
