@@ -12,7 +12,7 @@ mod memory;
 mod numad;
 mod pages;
 mod permits;
-pub mod topology;
+mod topology;
 mod working_set;
 
 use std::time::Duration;
@@ -32,6 +32,10 @@ pub enum Group {
     Damon,
     /// Guests of a plain QEMU, under the plugin that logs pages: no emulated host.
     Pages,
+    /// The guest's kernel module in guests of a plain QEMU: no emulated host.
+    Module,
+    /// The same on kernels that `scripts/testbed-kernel.sh` fetches: run by name only.
+    Kernels,
     /// What the plugin that logs pages costs: run by name only.
     Speed,
     /// What was found out about libvirt, the kernel and the emulation: run by name only.
@@ -47,6 +51,8 @@ impl Group {
             Self::Counted => "counted",
             Self::Damon => "damon",
             Self::Pages => "pages",
+            Self::Module => "module",
+            Self::Kernels => "kernels",
             Self::Speed => "speed",
             Self::Record => "record",
         }
@@ -54,7 +60,7 @@ impl Group {
 
     /// Whether its cases run only when they are named.
     fn is_by_name(self) -> bool {
-        matches!(self, Self::Damon | Self::Record | Self::Speed)
+        matches!(self, Self::Damon | Self::Kernels | Self::Record | Self::Speed)
     }
 
     /// The emulated host that it needs, if it needs one.
@@ -64,7 +70,7 @@ impl Group {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted => Some(HostKind::Counted),
             Self::Damon => Some(HostKind::Damon),
-            Self::Pages | Self::Speed => None,
+            Self::Pages | Self::Module | Self::Kernels | Self::Speed => None,
         }
     }
 }
@@ -323,6 +329,20 @@ pub static ALL: &[Case] = &[
         "how much slower a guest is under the plugin, and under QEMU's own design of one (record)",
         pages::speed,
     ),
+    plain_case(
+        "module-6.1",
+        Group::Module,
+        300,
+        "a guest's CPUs change nodes as the page says, by both methods, and back when the module goes; bad pages change nothing",
+        topology::module,
+    ),
+    plain_case(
+        "module-6.12",
+        Group::Kernels,
+        300,
+        "the same on Linux 6.12",
+        topology::module_of_fetched_kernel,
+    ),
     case(
         "damon",
         Group::Damon,
@@ -390,7 +410,7 @@ mod tests {
     #[test]
     fn a_group_selects_its_cases_and_nothing_selects_all_but_those_run_by_name() {
         let all = select(&[]).unwrap_or_default();
-        let by_name = [Group::Damon, Group::Record, Group::Speed].map(|group| {
+        let by_name = [Group::Damon, Group::Kernels, Group::Record, Group::Speed].map(|group| {
             let cases = select(&[group.name().to_owned()]).unwrap_or_default();
             assert!(!cases.is_empty() && cases.iter().all(|case| case.group == group));
             cases.len()

@@ -1,9 +1,8 @@
 //! The guest's kernel module in real guests of a plain QEMU: CPUs move between virtual nodes as the page says, by both methods.
 
-use std::path::Path;
-
 use anyhow::{Context as _, ensure};
 
+use crate::outside::plain::Outside;
 use crate::outside::topology_guest::{NODES, TestKernel, TopologyGuest, VCPUS};
 
 const SYSFS: &str = "/sys/class/misc/homenode-topology";
@@ -16,44 +15,47 @@ fn at_boot() -> Vec<u16> {
     (0..VCPUS).map(|cpu| (cpu % u32::from(NODES)) as u16).collect()
 }
 
+pub(super) fn module(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+    let kernel = TestKernel::stock(outside)?;
+    module_of(outside, &kernel)
+}
+
+pub(super) fn module_of_fetched_kernel(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+    let kernel = TestKernel::fetched(outside)?;
+    module_of(outside, &kernel)
+}
+
+fn module_of(outside: &mut Outside<'_>, kernel: &TestKernel) -> anyhow::Result<()> {
+    let mut guest = TopologyGuest::boot(outside, kernel)?;
+    let outcome = both_methods(&mut guest, &mut |text| outside.note(text));
+    guest.end(outside)?;
+    outcome
+}
+
 /// Loads the module with each method, moves CPUs, and measures how long that takes.
-///
-/// # Errors
-/// When anything is not as it should be.
-pub fn module(
-    workspace: &Path,
-    kernel: &TestKernel,
-    dir: &Path,
-    started: impl FnOnce(u32) -> anyhow::Result<()>,
-    mut note: impl FnMut(String),
-) -> anyhow::Result<()> {
-    let mut guest = TopologyGuest::boot(workspace, kernel, dir, started)?;
+fn both_methods(guest: &mut TopologyGuest, note: &mut dyn FnMut(String)) -> anyhow::Result<()> {
     note(format!("kernel {}", guest.sh("uname -r")?));
-    ensure_nodes(&mut guest, &at_boot(), Loaded::No)?;
-    refused_parameters(&mut guest)?;
+    ensure_nodes(guest, &at_boot(), Loaded::No)?;
+    refused_parameters(guest)?;
     for (method, first) in [("kbat", 0), ("hp", 1)] {
         guest.vcpus = at_boot();
         guest.publish()?;
         guest.sh(&format!("insmod /homenode_topology.ko method={method}"))?;
-        ensure!(
-            shown(&mut guest, "method")? == method,
-            "the method is not {method}"
-        );
+        ensure!(shown(guest, "method")? == method, "the method is not {method}");
         let (_, again) = guest.try_sh("insmod /homenode_topology.ko")?;
         ensure!(again != 0, "the module can be loaded twice");
-        let median = random_moves(&mut guest, first).with_context(|| format!("method {method}"))?;
+        let median = random_moves(guest, first).with_context(|| format!("method {method}"))?;
         note(format!(
             "{method}: {MOVES} moves, from update to applied {median} us (median)"
         ));
-        came_while_offline(&mut guest).with_context(|| format!("method {method}"))?;
-        hostile_pages(&mut guest).with_context(|| format!("method {method}"))?;
+        came_while_offline(guest).with_context(|| format!("method {method}"))?;
+        hostile_pages(guest).with_context(|| format!("method {method}"))?;
         ensure!(
             guest.sh("probe write")? == "refused",
             "programs can write the page"
         );
         guest.sh("rmmod homenode_topology")?;
-        ensure_nodes(&mut guest, &at_boot(), Loaded::No)
-            .with_context(|| format!("after unloading {method}"))?;
+        ensure_nodes(guest, &at_boot(), Loaded::No).with_context(|| format!("after unloading {method}"))?;
     }
     let mut replugs = Vec::new();
     for _ in 0..REPLUGS {
@@ -63,7 +65,7 @@ pub fn module(
         "a CPU offline and online: {} us (median)",
         median(&mut replugs)
     ));
-    ensure_quiet(&mut guest)
+    ensure_quiet(guest)
 }
 
 /// What the module says of itself.

@@ -17,7 +17,10 @@ use homenode_linux::cpio::Archive;
 use homenode_topology_page::{BYTES, Facts, Mapping, Publisher, Topology};
 use homenode_units::NodeId;
 
+use super::guard::end_group;
+use super::guest_image::Kernel;
 use super::ivshmem::Ivshmem;
+use super::plain::Outside;
 
 /// Virtual nodes, and host nodes.
 pub const NODES: u16 = 4;
@@ -53,11 +56,46 @@ pub struct TestKernel {
     pub headers: PathBuf,
 }
 
+impl TestKernel {
+    /// This machine's, which the other guests boot as well.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn stock(outside: &Outside<'_>) -> anyhow::Result<TestKernel> {
+        let release = Kernel::find()?.release;
+        Ok(TestKernel {
+            image: outside.workshop.vmlinux.clone(),
+            headers: PathBuf::from(format!("/usr/src/linux-headers-{release}")),
+        })
+    }
+
+    /// The one that `scripts/testbed-kernel.sh` fetches.
+    ///
+    /// # Errors
+    /// When it has not been fetched.
+    pub fn fetched(outside: &Outside<'_>) -> anyhow::Result<TestKernel> {
+        let dir = outside.workshop.dir.join("kernel-6.12");
+        ensure!(
+            dir.join("image").exists(),
+            "no kernel in {}: run scripts/testbed-kernel.sh",
+            dir.display()
+        );
+        Ok(TestKernel {
+            image: dir.join("image"),
+            headers: dir.join("headers"),
+        })
+    }
+}
+
+/// The sources that this program was built from.
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("/"))
+}
+
 /// Builds the module for a kernel, in a directory of its own.
-///
-/// # Errors
-/// When there are no headers, or it does not build.
-pub fn build_module(workspace: &Path, kernel: &TestKernel, dir: &Path) -> anyhow::Result<PathBuf> {
+fn build_module(kernel: &TestKernel, dir: &Path) -> anyhow::Result<PathBuf> {
     ensure!(
         kernel.headers.is_dir(),
         "no headers in {}: run scripts/testbed-setup.sh",
@@ -67,11 +105,11 @@ pub fn build_module(workspace: &Path, kernel: &TestKernel, dir: &Path) -> anyhow
     fs::create_dir_all(&module).with_context(|| format!("cannot make {}", module.display()))?;
     // The kernel's build writes beside the sources.
     for file in ["homenode_topology.c", "Kbuild", "Makefile"] {
-        fs::copy(workspace.join("guest/module").join(file), module.join(file))
+        fs::copy(workspace().join("guest/module").join(file), module.join(file))
             .with_context(|| format!("cannot copy {file}"))?;
     }
     if !dir.join("include").exists() {
-        symlink(workspace.join("guest/include"), dir.join("include"))?;
+        symlink(workspace().join("guest/include"), dir.join("include"))?;
     }
     let output = Command::new("make")
         .arg("--directory")
@@ -91,8 +129,8 @@ pub fn build_module(workspace: &Path, kernel: &TestKernel, dir: &Path) -> anyhow
 }
 
 /// Compiles what looks around in the guest, static.
-fn build_probe(workspace: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
-    let (guest, probe) = (workspace.join("guest"), dir.join("probe"));
+fn build_probe(dir: &Path) -> anyhow::Result<PathBuf> {
+    let (guest, probe) = (workspace().join("guest"), dir.join("probe"));
     let status = Command::new("cc")
         .args([
             "-std=gnu11",
@@ -145,14 +183,10 @@ impl TopologyGuest {
     ///
     /// # Errors
     /// When something cannot be built or started, or the guest does not come up.
-    pub fn boot(
-        workspace: &Path,
-        kernel: &TestKernel,
-        dir: &Path,
-        started: impl FnOnce(u32) -> anyhow::Result<()>,
-    ) -> anyhow::Result<TopologyGuest> {
-        let module = build_module(workspace, kernel, dir)?;
-        let probe = build_probe(workspace, dir)?;
+    pub fn boot(outside: &mut Outside<'_>, kernel: &TestKernel) -> anyhow::Result<TopologyGuest> {
+        let dir = outside.dir;
+        let module = build_module(kernel, dir)?;
+        let probe = build_probe(dir)?;
         let initramfs = dir.join("topology-initramfs");
         pack(
             &[
@@ -208,7 +242,7 @@ impl TopologyGuest {
             .process_group(0)
             .spawn()
             .context("cannot start qemu-system-x86_64: run scripts/testbed-setup.sh")?;
-        started(process.id())?;
+        outside.guard.add(process.id())?;
         let input = process.stdin.take().context("no pipe to QEMU")?;
         let mut output = BufReader::new(process.stdout.take().context("no pipe from QEMU")?);
         let (sender, lines) = mpsc::channel();
@@ -231,10 +265,20 @@ impl TopologyGuest {
             sequence: 0,
             vcpus: (0..VCPUS).map(|cpu| (cpu % u32::from(NODES)) as u16).collect(),
         };
+        // Before its module looks for a page.
         guest.publish()?;
-        let (_, status) = guest.answer("booting")?;
-        ensure!(status == 0, "the guest's init failed");
+        guest.answer("booting")?;
         Ok(guest)
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// When the guard has gone.
+    pub fn end(mut self, outside: &mut Outside<'_>) -> anyhow::Result<()> {
+        end_group(self.process.id());
+        let _ = self.process.wait();
+        outside.guard.remove(self.process.id())
     }
 
     /// Writes where the vCPUs are to the page and rings; the memory of virtual node n is on host node n.
@@ -299,13 +343,5 @@ impl TopologyGuest {
                 Err(error) => bail!("no answer to `{command}`: {error}"),
             }
         }
-    }
-}
-
-impl Drop for TopologyGuest {
-    fn drop(&mut self) {
-        // Nothing in it is kept.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
