@@ -662,7 +662,11 @@ fn a_working_set_is_waited_for_and_listed_afterwards() {
         (&before[0]["vm"], &before[0]["working_set"]),
         (&"web".into(), &Value::Null)
     );
-    let figure = json(&["web", "--window", "1s"]);
+    // A window in which the guest only boots sees nothing used.
+    let mut figures = std::iter::repeat_with(|| json(&["web", "--window", "1s"])).take(20);
+    let figure = figures
+        .find(|figure| figure["least_bytes"] != 0)
+        .expect("its program uses memory by then");
     let bytes = |key: &str| {
         figure[key]
             .as_u64()

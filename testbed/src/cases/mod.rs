@@ -4,6 +4,7 @@
 //! emulated host, may take its `limit`, and finds no guest of another case.
 
 mod agent;
+mod balloon;
 mod basics;
 mod conformance;
 mod counted;
@@ -258,6 +259,13 @@ pub static ALL: &[Case] = &[
         420,
         "a CPU quota comes into force and the guard of a dead agent lifts it",
         permits::quota,
+    ),
+    case(
+        "balloon",
+        Group::Agent,
+        600,
+        "the agent takes memory that a guest does not use, gives it back on need, and its guard gives back all",
+        balloon::overcommit,
     ),
     case(
         "permit",

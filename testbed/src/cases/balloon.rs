@@ -1,0 +1,113 @@
+//! Memory taken from a guest by its balloon, and given back: what counts is what libvirt says of the balloon.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, ensure};
+use homenode_testbed_guest::Behaviour;
+use serde_json::Value;
+
+use super::agent::{SOON, home_of_operator, start_agent_with, stop};
+use super::memory::wait_known;
+use crate::inside::Inside;
+use crate::inside::guest::{Guest, GuestSpec};
+use crate::inside::wait::{Look, wait_until};
+
+/// Memory of the guest, and what it touches, in MiB.
+const MEMORY_MIB: u64 = 256;
+const TOUCHED_MIB: u32 = 120;
+/// What the operator allows it to be left with.
+const FLOOR_MIB: u64 = 176;
+/// A guest that leaves so little unused is under pressure.
+const LEFT_MIB: u64 = 6;
+/// Memory is taken in steps, and later after pressure.
+const TAKEN: Duration = Duration::from_secs(240);
+
+fn spec(name: &str) -> GuestSpec {
+    let mut spec = GuestSpec::new(name).doing(Behaviour::idle().with_touch(TOUCHED_MIB));
+    spec.memory_mib = MEMORY_MIB;
+    spec.extra_xml = home_of_operator("1");
+    spec
+}
+
+/// What libvirt says that the guest has.
+fn has_mib(guest: &Guest) -> anyhow::Result<u64> {
+    let info = guest.domain.info();
+    Ok(info.map_err(|error| anyhow!("{}", error.message()))?.memory >> 10)
+}
+
+fn wait_has(guest: &Guest, what: &str, limit: Duration, is_so: impl Fn(u64) -> bool) -> anyhow::Result<u64> {
+    wait_until(what, limit, || {
+        let has = has_mib(guest)?;
+        Ok(if is_so(has) {
+            Look::Done(has)
+        } else {
+            Look::NotYet(format!("{has} MiB"))
+        })
+    })
+}
+
+fn memory(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Value> {
+    let output = Command::new(inside.homenode()?)
+        .arg("memory")
+        .args(arguments)
+        .arg("--json")
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "homenode memory {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    serde_json::from_slice(&output.stdout).with_context(|| format!("homenode memory {arguments:?}"))
+}
+
+/// The agent takes what a guest does not use, gives it back when the guest needs it, and its guard does when it is killed.
+pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = inside.create(&spec("thrifty"))?;
+    guest.switch_to(Behaviour::idle())?;
+    let path = inside.dir().join("overcommit.toml");
+    std::fs::write(
+        &path,
+        "[working_set]\nwindow = \"4s\"\ncpu_share_max = 1.0\n[overcommit]\nwhen = \"always\"\nreserve_min = \"24MiB\"\n\
+         step = 0.2\nstep_wait = \"4s\"\nbackoff = \"20s\"\n",
+    )?;
+    let config = path.display().to_string();
+    let mut agent = start_agent_with(inside, &["--config", &config])?;
+    wait_known(inside, "thrifty")?;
+    memory(inside, &["set", "thrifty", &format!("{FLOOR_MIB}MiB")])?;
+    let begin = Instant::now();
+    let is_least = |has| has <= FLOOR_MIB + 2;
+    let has = wait_has(&guest, "memory to be taken", TAKEN, is_least)?;
+    inside.note(format!(
+        "{has} MiB left after {:.0} s",
+        begin.elapsed().as_secs_f64()
+    ));
+    ensure!(has >= FLOOR_MIB, "expected no less than the floor, saw {has} MiB");
+    let usable = wait_until("the guest to say what it can use of that", SOON, || {
+        let shown = memory(inside, &["show", "thrifty"])?;
+        let usable = shown[0]["memory"]["usable_bytes"]
+            .as_u64()
+            .map(|bytes| bytes >> 20);
+        // What it said before the last step is more than it can have.
+        Ok(match usable {
+            Some(usable) if usable < FLOOR_MIB - 64 => Look::Done(usable),
+            _ => Look::NotYet(shown.to_string()),
+        })
+    })?;
+    let begin = Instant::now();
+    let nearly_all = u32::try_from(usable.saturating_sub(LEFT_MIB))?;
+    guest.switch_to(Behaviour::idle().with_touch(nearly_all).with_every(1000))?;
+    let grown = wait_has(&guest, "memory to be given back", SOON, |now| now >= has + 30)?;
+    inside.note(format!(
+        "{grown} MiB {:.1} s after it began to use {nearly_all} of {usable} MiB",
+        begin.elapsed().as_secs_f64()
+    ));
+    guest.switch_to(Behaviour::idle())?;
+    wait_has(&guest, "memory to be taken again", TAKEN, is_least)?;
+    agent.kill()?;
+    wait_has(&guest, "the guard to give all of it back", SOON, |now| {
+        now >= MEMORY_MIB
+    })?;
+    inside.note("the guard gave everything back");
+    stop(start_agent_with(inside, &["--config", &config])?)
+}
