@@ -19,13 +19,15 @@ use super::wait::{Look, wait_until};
 
 const READY_LIMIT: Duration = Duration::from_secs(120);
 
-/// A guest that ended and did not say why: emulated SVM lets a guest fall into a triple fault now and then. The
-/// case that it belonged to has shown nothing, neither good nor bad.
+/// A guest that ended or stands still and did not say why: emulated SVM lets a guest fall into a triple fault now and then, or
+/// never take an interrupt again. The case that it belonged to has shown nothing, neither good nor bad.
 #[derive(Debug, thiserror::Error)]
-#[error("guest {name} has vanished without a word of its kernel; its console: {console}")]
+#[error("guest {name} {what} without a word of its kernel; its console: {console}")]
 pub struct GuestVanished {
     /// The guest.
     pub name: String,
+    /// What became of it.
+    pub what: &'static str,
     /// The end of what it printed.
     pub console: String,
 }
@@ -153,11 +155,20 @@ impl GuestSpec {
     /// The error for this guest if it has ended, unless its kernel said why.
     #[must_use]
     pub fn vanished(&self) -> Option<GuestVanished> {
+        self.unexplained("has vanished", "Kernel panic")
+    }
+
+    /// The error for this guest if its kernel did not even echo what was typed on its console.
+    fn stands_still(&self, typed: &str) -> Option<GuestVanished> {
+        self.unexplained("stands still", typed)
+    }
+
+    fn unexplained(&self, what: &'static str, explanation: &str) -> Option<GuestVanished> {
         let bytes = fs::read(self.console_log()).unwrap_or_default();
         let console = String::from_utf8_lossy(&bytes);
-        let explained = console.contains("Kernel panic");
-        (!explained).then(|| GuestVanished {
+        (!console.contains(explanation)).then(|| GuestVanished {
             name: self.name.clone(),
+            what,
             console: tail(&console),
         })
     }
@@ -311,9 +322,11 @@ impl Guest {
     /// # Errors
     /// When it does not answer in time.
     pub fn switch_to(&self, behaviour: Behaviour) -> anyhow::Result<()> {
-        let _open = self.send(&behaviour.to_string())?;
-        self.wait_console(&format!("PHASE {behaviour}"), Duration::from_secs(60))
-            .map(drop)
+        let order = behaviour.to_string();
+        let _open = self.send(&order)?;
+        let done = self.wait_console(&format!("PHASE {order}"), Duration::from_secs(60));
+        done.map(drop)
+            .map_err(|error| self.spec.stands_still(&order).map_or(error, Into::into))
     }
 
     /// Loops computed and passes over memory so far.
