@@ -23,6 +23,7 @@
 
 mod options;
 mod pages;
+mod per_vcpu;
 mod pmu;
 mod qemu;
 
@@ -31,12 +32,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use homenode_meter::profile::{Config, Counts, Profile, Vcpu};
 use homenode_tracking::filter::Use;
 
 use crate::options::{Options, What};
+use crate::per_vcpu::PerVcpu;
 use crate::qemu::{Id, Info, MemInfo, Tb};
 
 /// Version of the interface: QEMU looks at it before it calls anything.
@@ -59,10 +61,7 @@ extern "C" fn choose_version() {
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = choose_version;
 
-/// More vCPUs than any program has threads; what others do is not seen, and said.
-const VCPUS_MAX: usize = 4096;
-
-static VCPUS: [AtomicPtr<Vcpu>; VCPUS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX];
+static VCPUS: PerVcpu<Vcpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
 
 /// What is measured, and where it is written.
@@ -152,21 +151,9 @@ fn begin(config: Config, log: &Path) -> Result<(), String> {
 }
 
 extern "C" fn vcpu_begins(_: Id, at: c_uint) {
-    let (Some(run), Some(slot)) = (RUN.get(), VCPUS.get(at as usize)) else {
-        return;
-    };
-    // The number of a thread that has ended may come again; its successor goes on with its cache and counts.
-    if slot.load(Ordering::Acquire).is_null() {
-        slot.store(Box::into_raw(Box::new(run.profile.vcpu())), Ordering::Release);
+    if let Some(run) = RUN.get() {
+        VCPUS.begin(at, || Some(run.profile.vcpu()));
     }
-}
-
-/// The state of a vCPU, for the thread that runs it.
-#[inline]
-fn vcpu(at: c_uint) -> Option<&'static mut Vcpu> {
-    let pointer = VCPUS.get(at as usize)?.load(Ordering::Relaxed);
-    // SAFETY: it is null or a box that is never freed, and QEMU calls back for a vCPU from one thread at a time.
-    unsafe { pointer.as_mut() }
 }
 
 extern "C" fn program_translated(_: Id, tb: *mut Tb) {
@@ -197,7 +184,7 @@ fn translated(tb: *mut Tb, begins: qemu::ExecCallback, accesses: qemu::MemCallba
 }
 
 extern "C" fn block_begins(at: c_uint, instructions: *mut c_void) {
-    if let Some(vcpu) = vcpu(at) {
+    if let Some(vcpu) = VCPUS.get(at) {
         vcpu.instructions(instructions.addr() as u64);
     }
 }
@@ -225,7 +212,7 @@ fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
 
 #[inline]
 fn access(at: c_uint, info: MemInfo, address: u64) {
-    let (Some(run), Some(vcpu)) = (RUN.get(), vcpu(at)) else {
+    let (Some(run), Some(vcpu)) = (RUN.get(), VCPUS.get(at)) else {
         return;
     };
     let wanted = wanted(info);
@@ -288,8 +275,8 @@ extern "C" fn ended(_: Id, _: *mut c_void) {
     };
     // QEMU has stopped all vCPUs, so their state is this thread's.
     let written = catch_unwind(AssertUnwindSafe(|| {
-        let vcpus: Vec<Counts> = (0..VCPUS_MAX as c_uint)
-            .filter_map(vcpu)
+        let vcpus: Vec<Counts> = VCPUS
+            .all()
             .map(|vcpu| {
                 run.profile.hand_on(vcpu);
                 vcpu.counts()

@@ -24,7 +24,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,8 +33,9 @@ use homenode_meter::page_log::{self, Marks, Window};
 use homenode_meter::pages::{Config, Cpu, Machine};
 use homenode_tracking::tlb::Access;
 
+use crate::machine_address;
+use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, Insn, MemInfo, Tb};
-use crate::{VCPUS_MAX, machine_address};
 
 /// What to do, beside what is modelled.
 pub struct PagesOptions {
@@ -50,7 +51,7 @@ pub struct PagesOptions {
     pub announced: bool,
 }
 
-static CPUS: [AtomicPtr<Cpu>; VCPUS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX];
+static CPUS: PerVcpu<Cpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
 /// What QEMU's description of an access says of its direction, as asked for once: 0 is not known.
 static KINDS: [AtomicU8; 1 << 18] = [const { AtomicU8::new(0) }; 1 << 18];
@@ -319,22 +320,9 @@ impl Fetches {
 }
 
 pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
-    let (Some(run), Some(slot)) = (RUN.get(), CPUS.get(at as usize)) else {
-        return;
-    };
-    if slot.load(Ordering::Acquire).is_null()
-        && let Some(cpu) = run.machine.cpu()
-    {
-        slot.store(Box::into_raw(Box::new(cpu)), Ordering::Release);
+    if let Some(run) = RUN.get() {
+        CPUS.begin(at, || run.machine.cpu());
     }
-}
-
-/// The state of a vCPU, for the thread that runs it.
-#[inline]
-fn cpu(at: c_uint) -> Option<&'static mut Cpu> {
-    let pointer = CPUS.get(at as usize)?.load(Ordering::Relaxed);
-    // SAFETY: it is null or a box that is never freed, and QEMU calls back for a vCPU from one thread at a time.
-    unsafe { pointer.as_mut() }
 }
 
 /// A block is translated, or a vCPU wakes, while nobody may want to know.
@@ -478,7 +466,7 @@ extern "C" fn fetches(_: c_uint, count: *mut c_void) {
 }
 
 extern "C" fn changes(at: c_uint, what: *mut c_void) {
-    if let Some(cpu) = cpu(at) {
+    if let Some(cpu) = CPUS.get(at) {
         match what.addr() {
             what if what == Change::Pages as usize => cpu.translations_changed(),
             what if what == Change::Space as usize => cpu.space_changed(),
@@ -488,7 +476,7 @@ extern "C" fn changes(at: c_uint, what: *mut c_void) {
 }
 
 extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
-    let (Some(run), Some(cpu)) = (RUN.get(), cpu(at)) else {
+    let (Some(run), Some(cpu)) = (RUN.get(), CPUS.get(at)) else {
         return;
     };
     let access = direction(info);
@@ -537,9 +525,7 @@ pub extern "C" fn ended(_: Id, _: *mut c_void) {
             return;
         };
         // QEMU has stopped all vCPUs, so their state is this thread's.
-        (0..VCPUS_MAX as c_uint)
-            .filter_map(cpu)
-            .for_each(|cpu| cpu.end(&run.machine));
+        CPUS.all().for_each(|cpu| cpu.end(&run.machine));
         let end_ns = log.started.elapsed().as_nanos() as u64;
         run.machine.turn();
         let written = run

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::ptr;
 use std::slice;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use homenode_meter::page::{Layout, Page, SAMPLES, TAGS_MAX};
 use homenode_meter::pmu::{Cpu, Pmu};
@@ -29,10 +29,11 @@ use homenode_meter::profile::Config;
 use homenode_tracking::cache::{Replacement, Shape};
 
 use crate::options::PmuOptions;
+use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, MemInfo, Tb};
-use crate::{VCPUS_MAX, machine_address, translated, wanted};
+use crate::{machine_address, translated, wanted};
 
-static CPUS: [AtomicPtr<Cpu>; VCPUS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX];
+static CPUS: PerVcpu<Cpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
 
 struct Run {
@@ -108,24 +109,16 @@ fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
 }
 
 pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
-    let (Some(run), Some(slot)) = (RUN.get(), CPUS.get(at as usize)) else {
+    // Those beyond the page have no state.
+    let number = u64::from(at);
+    let Some(run) = RUN.get().filter(|run| number < run.cpus) else {
         return;
     };
-    let number = u64::from(at);
-    if number < run.cpus && slot.load(Ordering::Acquire).is_null() {
+    CPUS.begin(at, || {
         let node = number * run.nodes / run.cpus;
         let lines = (run.config.private_bytes / run.config.line_bytes) as usize;
-        let cpu = run.pmu.cpu(number, node as usize, lines, run.config.private_ways);
-        slot.store(Box::into_raw(Box::new(cpu)), Ordering::Release);
-    }
-}
-
-/// The state of a vCPU, for the thread that runs it; `None` for those beyond the page.
-#[inline]
-fn cpu(at: c_uint) -> Option<&'static mut Cpu> {
-    let pointer = CPUS.get(at as usize)?.load(Ordering::Relaxed);
-    // SAFETY: it is null or a box that is never freed, and QEMU calls back for a vCPU from one thread at a time.
-    unsafe { pointer.as_mut() }
+        Some(run.pmu.cpu(number, node as usize, lines, run.config.private_ways))
+    });
 }
 
 /// A block is translated while nobody may want counts.
@@ -164,13 +157,13 @@ extern "C" fn counts_not_wanted(id: Id) {
 }
 
 extern "C" fn block_begins(at: c_uint, instructions: *mut c_void) {
-    if let (Some(run), Some(cpu)) = (RUN.get(), cpu(at)) {
+    if let (Some(run), Some(cpu)) = (RUN.get(), CPUS.get(at)) {
         run.pmu.instructions(cpu, instructions.addr() as u64);
     }
 }
 
 extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
-    let (Some(run), Some(cpu)) = (RUN.get(), cpu(at)) else {
+    let (Some(run), Some(cpu)) = (RUN.get(), CPUS.get(at)) else {
         return;
     };
     if let Some(address) = machine_address(info, address) {
