@@ -99,23 +99,23 @@ impl Engine {
         } else {
             pages
         };
-        self.memory.touch(
-            &self.topology,
-            &mut owner.memory,
-            region,
-            by,
-            pages,
-            &mut self.placed,
-        );
+        self.place(vm, region, by, pages);
+        let owner = &mut self.vms[vm];
         if owner.stage == Stage::Program {
             owner.count_touched(&self.placed);
         }
-        // Zeroing writes each page once.
+        self.hold_to_memory(vm);
+    }
+
+    /// Gives a VM pages of a region, and adds them to what is `placed` already; zeroing writes each of those once.
+    pub(super) fn place(&mut self, vm: usize, region: usize, by: Toucher, pages: u64) {
+        let memory = &mut self.vms[vm].memory;
+        self.memory
+            .touch(&self.topology, memory, region, by, pages, &mut self.placed);
         for (at, pages) in self.placed.iter().enumerate().filter(|(_, pages)| **pages > 0) {
             let bytes = (pages * PAGE_BYTES) as f64;
-            self.totals.write(node, at, bytes);
+            self.totals.write(by.node, at, bytes);
         }
-        self.hold_to_memory(vm);
     }
 
     pub(super) fn count_misses(&mut self, vm: usize, thread: usize, cpu: usize, misses: f64) {

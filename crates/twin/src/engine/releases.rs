@@ -27,7 +27,7 @@
 //! another thread takes up; the guest's own work for either; other guests' use of the hypervisor's locks.
 
 use homenode_policy::page_queue::{self, Entry, Op, Outcome, PARTITIONS, Scratch};
-use homenode_units::{Ns, PAGE_BYTES, Placing};
+use homenode_units::{Ns, Placing};
 
 use super::{Engine, Timer};
 use crate::chance::Chance;
@@ -253,14 +253,7 @@ impl Engine {
         for (region, from, pages) in taken {
             self.memory.free[from] += pages;
             self.placed.fill(0);
-            let by = Toucher { vcpu: thread, node };
-            let memory = &mut self.vms[vm].memory;
-            self.memory
-                .touch(&self.topology, memory, region, by, pages, &mut self.placed);
-            for at in 0..self.placed.len() {
-                let bytes = (self.placed[at] * PAGE_BYTES) as f64;
-                self.totals.write(node, at, bytes);
-            }
+            self.place(vm, region, Toucher { vcpu: thread, node }, pages);
         }
     }
 }

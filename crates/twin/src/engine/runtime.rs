@@ -109,28 +109,17 @@ impl Engine {
 
     /// Hands a thread so many pages on a node, in place of as many of its own.
     fn hand_out(&mut self, vm: usize, thread: usize, node: usize, pages: u64, chance: &mut Chance) {
-        let owner = &mut self.vms[vm];
-        let taken = owner.memory.invalidate(thread, node, pages, chance);
+        let taken = self.vms[vm].memory.invalidate(thread, node, pages, chance);
         for (region, from, pages) in taken {
+            let owner = &mut self.vms[vm];
+            owner.threads[thread].owed_ns += pages as f64 * TOUCH_NS;
             let freed = match owner.memory.owns_frames {
                 true => &mut owner.memory.free_list,
                 false => &mut self.memory.free,
             };
             freed[from] += pages;
             self.placed.fill(0);
-            let by = Toucher { vcpu: thread, node };
-            self.memory.touch(
-                &self.topology,
-                &mut owner.memory,
-                region,
-                by,
-                pages,
-                &mut self.placed,
-            );
-            owner.threads[thread].owed_ns += pages as f64 * TOUCH_NS;
-            for (at, pages) in self.placed.iter().enumerate() {
-                self.totals.write(node, at, (pages * PAGE_BYTES) as f64);
-            }
+            self.place(vm, region, Toucher { vcpu: thread, node }, pages);
         }
         let task = &self.scheduler.queues.tasks[self.vms[vm].first_vcpu + thread];
         if task.run == Run::Running {
