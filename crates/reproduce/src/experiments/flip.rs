@@ -28,7 +28,7 @@ use homenode_twin::{
 };
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns};
 
-use super::{slowdown_percent, table, work_share};
+use super::{shape, slowdown_percent, table, work_share};
 use crate::experiment::{Decision, Experiment, Table};
 use crate::figure::{Figure, Line, PUBLISHED_SERIES, Shape as Drawing};
 use crate::run::{Outcome, ProgramOutcome, Run, VmOutcome};
@@ -328,14 +328,6 @@ fn at(line: &[(f64, f64)], x: f64) -> f64 {
     match (line.get(after.wrapping_sub(1)), line.get(after)) {
         (Some(a), Some(b)) => a.1 + (b.1 - a.1) * (x - a.0) / (b.0 - a.0),
         _ => f64::NAN,
-    }
-}
-
-fn shape(name: &str, ours: String, holds: bool) -> Shape {
-    Shape {
-        name: name.to_owned(),
-        ours,
-        holds,
     }
 }
 

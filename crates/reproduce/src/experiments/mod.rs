@@ -13,7 +13,7 @@ mod xpv;
 use homenode_twin::workload;
 
 use crate::experiment::{Experiment, Table};
-use crate::verdict::show;
+use crate::verdict::{Shape, show};
 
 /// All that there are.
 pub const ALL: &[Experiment] = &[
@@ -111,6 +111,15 @@ fn solo_s(machine: &str, program: &str) -> Option<f64> {
 /// Percent by which a runtime is above another.
 fn slowdown_percent(base_s: f64, other_s: f64) -> f64 {
     100.0 * (other_s / base_s - 1.0)
+}
+
+/// The test of a shape: what is tested, what came out, and whether it was passed.
+fn shape(name: &str, ours: String, holds: bool) -> Shape {
+    Shape {
+        name: name.to_owned(),
+        ours,
+        holds,
+    }
 }
 
 /// A table whose rows are a name and numbers.

@@ -26,7 +26,7 @@ use homenode_units::{Bytes, Ns};
 
 use super::{alone, greatest, loss_percent, run, scenario, vm};
 use crate::experiment::{Decision, Experiment, Table};
-use crate::experiments::table;
+use crate::experiments::{shape, table};
 use crate::figure::{Figure, Shape as Drawing};
 use crate::run::{Moment, Run};
 use crate::verdict::{Measured, Shape, show};
@@ -400,11 +400,6 @@ fn misses_per_tick(outcomes: &Outcomes) -> Result<Decision, String> {
         .copied()
         .fold(f64::INFINITY, f64::min)
         / mean;
-    let shape = |name: &str, ours: String, holds| Shape {
-        name: name.to_owned(),
-        ours,
-        holds,
-    };
     let line = |name: &str, ticks: &[[f64; TICKS]]| {
         let points = ticks.iter().flatten().enumerate();
         let points = points.map(|(at, misses)| (1.0 + at as f64 / TICKS as f64, misses / 1000.0));

@@ -20,9 +20,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::CLOCK_KHZ;
 use crate::experiment::{Decision, Experiment};
-use crate::experiments::table;
+use crate::experiments::{shape, table};
 use crate::figure::{Figure, Shape as Drawing};
-use crate::verdict::{Measured, Shape, show};
+use crate::verdict::{Measured, show};
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -89,11 +89,6 @@ fn decide() -> Decision {
     let percent = PERIODS_MS.map(|ms| 100.0 * costs[1] / (ms as f64 * 1e6));
     let most = super::greatest(percent);
     let bytes = size_of::<(VmId, Account)>();
-    let shape = |name: &str, ours: String, holds| Shape {
-        name: name.to_owned(),
-        ours,
-        holds,
-    };
     let rows = VMS.iter().zip(costs.iter().zip(&each));
     let rows = rows.map(|(vms, (all, each))| (vms.to_string(), vec![all / 1000.0, *each]));
     let points = PERIODS_MS

@@ -21,10 +21,10 @@ use homenode_units::{Bytes, Ns, Pages};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
+use super::mb;
 use super::model::{ARRAY, FRAMES, Model};
-use super::{mb, shape};
 use crate::experiment::{Decision, Experiment};
-use crate::experiments::table;
+use crate::experiments::{shape, table};
 use crate::figure::{Figure, Shape as Drawing};
 use crate::verdict::{Measured, show};
 

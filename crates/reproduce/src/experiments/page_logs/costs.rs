@@ -23,10 +23,9 @@ use homenode_twin::Workload;
 use homenode_twin::workload;
 
 use super::model::{ARRAY, EXIT_NS, FRAMES};
-use super::shape;
 use crate::claims::published;
 use crate::experiment::{Decision, Experiment, Table};
-use crate::experiments::table;
+use crate::experiments::{shape, table};
 use crate::figure::{Figure, PUBLISHED_SERIES, Shape as Drawing};
 use crate::verdict::{Kind, Measured, show};
 

@@ -17,10 +17,10 @@ use homenode_tracking::paging::{Mode, Options};
 use homenode_tracking::tlb::Access;
 
 use super::accuracy::MU;
+use super::mb;
 use super::model::Model;
-use super::{mb, shape};
 use crate::experiment::{Decision, Experiment};
-use crate::experiments::table;
+use crate::experiments::{shape, table};
 use crate::figure::{Figure, Shape as Drawing};
 use crate::verdict::{Measured, show};
 

@@ -19,10 +19,10 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::accuracy::GEM5_NS;
+use super::mb;
 use super::model::{ARRAY, Model};
-use super::{mb, shape};
 use crate::experiment::{Decision, Experiment};
-use crate::experiments::table;
+use crate::experiments::{shape, table};
 use crate::figure::{Figure, Shape as Drawing};
 use crate::verdict::{Measured, show};
 

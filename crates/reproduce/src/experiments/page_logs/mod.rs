@@ -10,17 +10,7 @@ pub mod limits;
 mod model;
 pub mod overhead;
 
-use crate::verdict::Shape;
-
 /// Megabytes, as the seed counts: of pages of 4 KiB, 256 to the megabyte.
 fn mb(pages: u64) -> f64 {
     pages as f64 / 256.0
-}
-
-fn shape(name: &str, ours: String, holds: bool) -> Shape {
-    Shape {
-        name: name.to_owned(),
-        ours,
-        holds,
-    }
 }

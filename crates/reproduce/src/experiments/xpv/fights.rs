@@ -18,9 +18,9 @@ use homenode_units::{Bytes, NodeSet, Ns};
 
 use super::{MACHINE, System, cpus_of, on_xen, speed};
 use crate::experiment::{Decision, Experiment};
-use crate::experiments::table;
+use crate::experiments::{shape, table};
 use crate::run::Run;
-use crate::verdict::{Measured, Shape, show};
+use crate::verdict::{Measured, show};
 use crate::work::Outcomes;
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -92,11 +92,6 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         rows.push((name.to_owned(), vec![moves, changes, speed(outcomes, &run)?]));
     }
     let [both, without_balancer, without_autonuma] = [0, 1, 2].map(|at: usize| rows[at].1.clone());
-    let shape = |name: &str, ours: String, holds| Shape {
-        name: name.to_owned(),
-        ours,
-        holds,
-    };
     let shapes = vec![
         shape(
             "with both vCPUs are drawn back again and again",
