@@ -38,6 +38,14 @@ fn java(home: &Path, page: &Path, libraries: &[PathBuf]) -> Command {
     command
 }
 
+/// ParallelGC with parts of Eden of one size, which it shows after each collection.
+const PARALLEL_GC: [&str; 4] = [
+    "-XX:+UseParallelGC",
+    "-Xmn80m",
+    "-XX:-UseAdaptiveNUMAChunkSizing",
+    "-Xlog:gc+heap=debug",
+];
+
 /// A JVM that allocates young objects when it is told to.
 struct Young {
     child: Child,
@@ -130,13 +138,7 @@ fn largest(values: &[u32]) -> u16 {
 #[test]
 fn parallel_gc_allocates_young_objects_where_its_vcpu_is() {
     let mut page = Page::new(0);
-    let options = [
-        "-XX:+UseParallelGC",
-        "-Xmn80m",
-        "-XX:-UseAdaptiveNUMAChunkSizing",
-        "-Xlog:gc+heap=debug",
-    ];
-    let mut jvm = Young::start(&page, &options);
+    let mut jvm = Young::start(&page, &PARALLEL_GC);
     for node in [0, 3, 2, 1, 0] {
         page.put_vcpus_on(node);
         let parts = eden_parts(&jvm.allocate());
@@ -184,13 +186,7 @@ fn g1_asks_for_regions_where_its_vcpu_is() {
 #[test]
 fn a_page_that_goes_bad_leaves_the_jvm_where_it_was() {
     let mut page = Page::new(3);
-    let options = [
-        "-XX:+UseParallelGC",
-        "-Xmn80m",
-        "-XX:-UseAdaptiveNUMAChunkSizing",
-        "-Xlog:gc+heap=debug",
-    ];
-    let mut jvm = Young::start(&page, &options);
+    let mut jvm = Young::start(&page, &PARALLEL_GC);
     // All vCPUs on host node 0x77, in a version of its own.
     (8..136).for_each(|word| page.scribble(word, 0x7777_7777_7777_7777));
     page.scribble(2, 1000);

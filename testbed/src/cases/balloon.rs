@@ -1,11 +1,9 @@
 //! Memory taken from a guest by its balloon, and given back: what counts is what libvirt says of the balloon.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_testbed_guest::Behaviour;
-use serde_json::Value;
 
 use super::agent::{SOON, home_of_operator, start_agent_with, stop};
 use super::memory::wait_known;
@@ -49,20 +47,6 @@ fn wait_has(guest: &Guest, what: &str, limit: Duration, is_so: impl Fn(u64) -> b
     })
 }
 
-fn memory(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Value> {
-    let output = Command::new(inside.homenode()?)
-        .arg("memory")
-        .args(arguments)
-        .arg("--json")
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "homenode memory {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    serde_json::from_slice(&output.stdout).with_context(|| format!("homenode memory {arguments:?}"))
-}
-
 /// The agent takes what a guest does not use, gives it back when the guest needs it, and its guard does when it is killed.
 pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&spec("thrifty"))?;
@@ -76,7 +60,7 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     let config = path.display().to_string();
     let mut agent = start_agent_with(inside, &["--config", &config])?;
     wait_known(inside, "thrifty")?;
-    memory(inside, &["set", "thrifty", &format!("{FLOOR_MIB}MiB")])?;
+    inside.told("memory", &["set", "thrifty", &format!("{FLOOR_MIB}MiB")])?;
     let begin = Instant::now();
     let is_least = |has| has <= FLOOR_MIB + 2;
     let has = wait_has(&guest, "memory to be taken", TAKEN, is_least)?;
@@ -87,7 +71,7 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     ensure!(has >= FLOOR_MIB, "expected no less than the floor, saw {has} MiB");
     // What the guest said before the last step is more than it can have: it speaks every 2 s.
     std::thread::sleep(REPORTED);
-    let shown = memory(inside, &["show", "thrifty"])?;
+    let shown = inside.told("memory", &["show", "thrifty"])?;
     let usable = shown[0]["memory"]["usable_bytes"]
         .as_u64()
         .with_context(|| format!("no usable_bytes in {shown}"))?

@@ -1,7 +1,6 @@
 //! Memory policies and drift on a real kernel: what counts is where `numa_maps` says that pages lie.
 
 use std::fs;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
@@ -41,18 +40,7 @@ fn roomy(name: &str, home: &str) -> GuestSpec {
 
 /// Runs `homenode policy`; its JSON, or what it complained of.
 pub(super) fn policy(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, String>> {
-    let output = Command::new(inside.homenode()?)
-        .arg("policy")
-        .args(arguments)
-        .arg("--json")
-        .output()?;
-    if !output.status.success() {
-        return Ok(Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
-    }
-    let value = serde_json::from_slice(&output.stdout);
-    Ok(Ok(
-        value.with_context(|| format!("homenode policy {arguments:?}"))?
-    ))
+    Ok(inside.ask("policy", arguments)?.map_err(|(_, said)| said))
 }
 
 /// Waits until the agent knows the guest and answers.

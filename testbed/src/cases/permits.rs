@@ -1,7 +1,6 @@
 //! CPU quotas and permits on a real kernel: what counts is `cpu.max` and `cpu.stat` of the vCPUs' cgroups.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
@@ -121,17 +120,7 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// Runs `homenode permit` and reads its JSON.
 pub(super) fn permit(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Value> {
-    let output = Command::new(inside.homenode()?)
-        .arg("permit")
-        .args(arguments)
-        .arg("--json")
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "homenode permit {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    serde_json::from_slice(&output.stdout).map_err(|error| anyhow!("homenode permit {arguments:?}: {error}"))
+    inside.told("permit", arguments)
 }
 
 /// A permit through the agent's socket is kept in the domain's metadata. With counters the guest is throttled until the

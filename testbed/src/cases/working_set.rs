@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -33,26 +32,30 @@ const WINDOW: &str = "4s";
 /// own thread's stack.
 const KERNEL_MORE_BYTES: u64 = 2 << 20;
 
-/// Runs `homenode wss`; its JSON, or what it complained of and with which status.
-fn wss(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, (i32, String)>> {
-    let output = Command::new(inside.homenode()?)
-        .arg("wss")
-        .args(arguments)
-        .arg("--json")
-        .output()?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Ok(Err((output.status.code().unwrap_or(-1), said)));
-    }
-    let value = serde_json::from_slice(&output.stdout);
-    Ok(Ok(value.with_context(|| format!("homenode wss {arguments:?}"))?))
+/// A guest that has touched its memory and uses none of it.
+fn idle() -> Behaviour {
+    Behaviour::idle().with_touch(TOUCHED_MIB)
+}
+
+/// One that uses its hot set again and again, of which every so many pages are.
+fn hot(stride: u32) -> Behaviour {
+    idle().with_every(PASS_MS).with_hot(HOT_MIB, stride)
+}
+
+/// A guest at work on a hot set in one stretch.
+fn worker(inside: &mut Inside) -> anyhow::Result<Guest> {
+    let mut spec = GuestSpec::new("worker").doing(hot(1));
+    spec.memory_mib = 256;
+    let guest = inside.create(&spec)?;
+    guest.wait_ready()?;
+    Ok(guest)
 }
 
 /// The next figure of the guest, and its least, size and most.
 fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
     let begin = Instant::now();
     let figure = wait_until("a working set", SOON, || {
-        Ok(match wss(inside, &[name, "--window", WINDOW])? {
+        Ok(match inside.ask("wss", &[name, "--window", WINDOW])? {
             Ok(figure) => Look::Done(figure),
             // Before its first epoch the agent knows nobody.
             Err((_, why)) => Look::NotYet(why),
@@ -145,17 +148,12 @@ fn damon_files() -> BTreeMap<PathBuf, String> {
 /// On a kernel with DAMON: both carriers against what a guest is known to use; and a context of somebody else's, which the agent
 /// and the carrier leave as it is.
 pub fn carriers(inside: &mut Inside) -> anyhow::Result<()> {
-    let idle = Behaviour::idle().with_touch(TOUCHED_MIB);
-    let hot = |stride| idle.with_every(PASS_MS).with_hot(HOT_MIB, stride);
-    let mut spec = GuestSpec::new("worker").doing(hot(1));
-    spec.memory_mib = 256;
-    let guest = inside.create(&spec)?;
-    guest.wait_ready()?;
+    let guest = worker(inside)?;
     let known = u64::from(HOT_MIB) << 20;
     for (what, behaviour) in [
         ("in one stretch", hot(1)),
         ("scattered", hot(STRIDE)),
-        ("idle", idle),
+        ("idle", idle()),
     ] {
         guest.switch_to(behaviour)?;
         std::thread::sleep(Duration::from_secs(2));
@@ -165,7 +163,7 @@ pub fn carriers(inside: &mut Inside) -> anyhow::Result<()> {
             fs::read_to_string(format!("{DAMON}/nr_kdamonds"))?.trim() == "0",
             "expected DAMON taken down with the watch"
         );
-        if behaviour == idle {
+        if behaviour == idle() {
             continue;
         }
         for (carrier, [least, _, most]) in [("invalidation", exact), ("damon", sampled)] {
@@ -202,12 +200,7 @@ pub fn carriers(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// What the agent says lies around what the guest is known to use: in one stretch, scattered, and nothing.
 pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
-    let idle = Behaviour::idle().with_touch(TOUCHED_MIB);
-    let hot = |stride| idle.with_every(PASS_MS).with_hot(HOT_MIB, stride);
-    let mut spec = GuestSpec::new("worker").doing(hot(1));
-    spec.memory_mib = 256;
-    let guest = inside.create(&spec)?;
-    guest.wait_ready()?;
+    let guest = worker(inside)?;
     // The host is slow, and so is each look: its share of a CPU is not what is tried here.
     let config = inside.dir().join("watching.toml");
     fs::write(&config, "[working_set]\ncpu_share_max = 1.0\n")?;
@@ -223,7 +216,7 @@ pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
         std::thread::sleep(Duration::from_secs(5));
         Ok(figure(inside, "worker")?.1)
     };
-    let (scattered, alone) = (next(hot(STRIDE))?, next(idle)?);
+    let (scattered, alone) = (next(hot(STRIDE))?, next(idle())?);
 
     let known = u64::from(HOT_MIB) << 20;
     // The guest's kernel is in the figure: by so much it may exceed what the program uses.
@@ -247,14 +240,14 @@ pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
         said["carrier"] == "invalidation" && said["window_ns"].as_u64() >= Some(4_000_000_000),
         "expected invalidation on this kernel, in windows of 4 s, saw {said}"
     );
-    let nobody = wss(inside, &["nobody"])?;
+    let nobody = inside.ask("wss", &["nobody"])?;
     ensure!(
         nobody
             .as_ref()
             .is_err_and(|(status, why)| *status == 2 && why.contains("there are: worker")),
         "expected to be told which VMs there are, saw {nobody:?}"
     );
-    let listed = wss(inside, &[])?;
+    let listed = inside.ask("wss", &[])?;
     ensure!(
         listed
             .as_ref()

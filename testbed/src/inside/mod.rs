@@ -11,11 +11,13 @@ pub mod wait;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
+use serde_json::Value;
 use virt::connect::Connect;
 
 use self::guest::{Guest, GuestSpec, GuestVanished};
@@ -45,6 +47,35 @@ impl Inside {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// What `homenode COMMAND ARGUMENTS --json` says, or its exit status and what it complained of.
+    ///
+    /// # Errors
+    /// When it cannot be run, or what it says is no JSON.
+    pub fn ask(&self, command: &str, arguments: &[&str]) -> anyhow::Result<Result<Value, (i32, String)>> {
+        let output = Command::new(self.homenode()?)
+            .arg(command)
+            .args(arguments)
+            .arg("--json")
+            .output()?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Ok(Err((output.status.code().unwrap_or(-1), said)));
+        }
+        let value = serde_json::from_slice(&output.stdout);
+        Ok(Ok(
+            value.with_context(|| format!("homenode {command} {arguments:?}"))?
+        ))
+    }
+
+    /// The same where it must not complain.
+    ///
+    /// # Errors
+    /// As [`Inside::ask`], and when it does.
+    pub fn told(&self, command: &str, arguments: &[&str]) -> anyhow::Result<Value> {
+        self.ask(command, arguments)?
+            .map_err(|(_, said)| anyhow!("homenode {command} {arguments:?}: {said}"))
     }
 
     /// The `homenode` binary under test.
