@@ -25,6 +25,7 @@
 //! | [`cpio`] | what kernels unpack when they boot |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
+//! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
 pub mod attribution;
@@ -48,6 +49,7 @@ pub mod proc_stat;
 mod read;
 pub mod resctrl;
 pub mod task;
+pub mod topology_server;
 pub mod uncore;
 mod xml;
 

@@ -55,6 +55,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
             "homenode-tracking",
             "homenode-host",
             "homenode-machine",
+            "homenode-topology-page",
             "homenode-units",
         ],
     ),
