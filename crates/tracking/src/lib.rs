@@ -16,9 +16,11 @@
 //!
 //! `cargo bench -p homenode-tracking`, one of two busy cores of a Xeon at 2.5 GHz: 12 to 15 million accesses a second to an
 //! 8 MiB cache of 16 ways under any policy, 3 million exact stack distances, 190 million accesses looked at by SHARDS
-//! at 1 percent. Translation (`tlb`, `paging`): 190 to 220 million accesses a second that hit a first-level TLB, 33 million the
-//! second, 21 to 25 million that walk page after page and are logged (the target is 40), 8 to 11 million that walk to pages at
-//! random and miss the walker's caches too; fully associative arrays are slower.
+//! at 1 percent. Translation (`tlb`, `paging`), best of 100 runs: 210 to 235 million accesses a second that hit a first-level
+//! TLB (the target is 150), 38 to 55 million the second; of those that walk and are logged 42 to 48 million page after page
+//! (target: 40; 30 to 36 on Zen's fully associative first level) and 14 to 18 million to pages at random. These miss the
+//! walker's caches too: 860 instructions in place of 370, and three misses of the host's first-level cache in place of one. The
+//! machine's slow whiles halve all of it.
 //!
 //! # Properties (tests of the same names)
 //!

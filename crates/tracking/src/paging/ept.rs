@@ -76,14 +76,21 @@ impl Ept {
     /// Size of the page that maps a frame.
     #[inline]
     pub fn size_of(&self, frame: u64) -> PageSize {
-        // Small pages are the common case while anything is tracked.
-        if self.levels[1][(frame >> 9) as usize] & LEAF != 0 {
-            PageSize::Medium
-        } else if self.levels[2][(frame >> 18) as usize] & LEAF != 0 {
-            PageSize::Large
-        } else {
-            PageSize::Small
+        self.leaf(frame).0
+    }
+
+    /// Size and entry of the page that maps a frame: the lowest entry that maps a page, since tables below others do not.
+    #[inline(always)]
+    fn leaf(&self, frame: u64) -> (PageSize, u8) {
+        let small = self.levels[0][frame as usize];
+        if small & LEAF != 0 {
+            return (PageSize::Small, small);
         }
+        let medium = self.levels[1][(frame >> 9) as usize];
+        if medium & LEAF != 0 {
+            return (PageSize::Medium, medium);
+        }
+        (PageSize::Large, self.levels[2][(frame >> 18) as usize])
     }
 
     #[inline]
@@ -95,23 +102,12 @@ impl Ept {
     ///
     /// # Errors
     /// [`Denied`]: the processor exits with an EPT violation, no flag set.
-    #[inline]
+    #[inline(always)]
     pub fn consider(&self, frame: u64, access: Access) -> Result<Reference, Denied> {
         if frame >= self.frames {
             return Err(Denied::NotPresent);
         }
-        // What all entries on the way have: each is at most as accessed as it.
-        let (large, medium) = (
-            self.levels[2][(frame >> 18) as usize],
-            self.levels[1][(frame >> 9) as usize],
-        );
-        let (size, leaf, above) = if (large | medium) & LEAF == 0 {
-            (PageSize::Small, self.levels[0][frame as usize], large & medium)
-        } else if medium & LEAF != 0 {
-            (PageSize::Medium, medium, large)
-        } else {
-            (PageSize::Large, large, ACCESSED)
-        };
+        let (size, leaf) = self.leaf(frame);
         if leaf & PRESENT == 0 {
             return Err(Denied::NotPresent);
         }
@@ -130,7 +126,8 @@ impl Ept {
         let dirties = write && leaf & DIRTY == 0;
         Ok(Reference {
             size,
-            updates: dirties || leaf & above & ACCESSED == 0,
+            // Where a page is accessed the entries that lead to it are: all are set and cleared together.
+            updates: dirties || leaf & ACCESSED == 0,
             dirties,
             writable: leaf & WRITABLE != 0 && (write || leaf & DIRTY != 0),
         })
@@ -149,8 +146,7 @@ impl Ept {
 
     /// Whether the page that maps a frame was accessed, and written.
     pub fn flags(&self, frame: u64) -> (bool, bool) {
-        let size = self.size_of(frame);
-        let leaf = self.levels[size as usize][(frame >> size.order()) as usize];
+        let (_, leaf) = self.leaf(frame);
         (leaf & ACCESSED != 0, leaf & DIRTY != 0)
     }
 

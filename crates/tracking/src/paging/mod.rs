@@ -23,6 +23,7 @@
 //! - `a_large_page_is_logged_once_at_the_frame_that_was_used`
 //! - `each_option_changes_what_it_says`
 //! - `one_run_of_the_handler_drains_all_full_buffers`
+//! - `a_vcpu_does_what_one_of_plain_lists_does`
 
 mod ept;
 mod handler;
@@ -36,5 +37,7 @@ pub use log::{Buffer, Buffers, Logged, Mode, NextPage, Options, Start, TablePage
 pub use tables::{LEVELS, Mapped, Tables, Unmappable};
 pub use vcpu::{Counts, Exit, Guest, Step, Vcpu};
 
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;

@@ -84,6 +84,8 @@ struct Known {
     array: Array,
     nodes: Vec<Node>,
     shift: u32,
+    /// Key and table that were used last, if none was dropped since: using them again changes nothing.
+    newest: Option<(u64, Node)>,
 }
 
 impl Known {
@@ -93,6 +95,7 @@ impl Known {
             nodes: vec![Node(0); array.slots()],
             array,
             shift: 9 * (level as u32 + 1),
+            newest: None,
         }
     }
 
@@ -105,7 +108,13 @@ impl Known {
     #[inline]
     fn find(&mut self, page: u64, space: Space) -> Option<Node> {
         let (number, key) = self.key(page, space);
+        if let Some((newest, node)) = self.newest
+            && newest == key
+        {
+            return Some(node);
+        }
         let (slot, _) = self.array.find(number, key)?;
+        self.newest = Some((key, self.nodes[slot]));
         Some(self.nodes[slot])
     }
 
@@ -114,6 +123,20 @@ impl Known {
         let (number, key) = self.key(page, space);
         let slot = self.array.fill(number, key);
         self.nodes[slot] = node;
+        self.newest = Some((key, node));
+    }
+
+    /// Drops the entry that leads to a page's table.
+    fn drop_page(&mut self, page: u64, space: Space) {
+        let (number, key) = self.key(page, space);
+        self.array.drop_one(number, key);
+        self.newest = None;
+    }
+
+    /// Drops the entries of the spaces of which this holds.
+    fn drop_where(&mut self, doomed: impl Fn(Space) -> bool) {
+        self.array.drop_where(|key| doomed(Space((key >> 1) as u16)));
+        self.newest = None;
     }
 }
 
@@ -178,7 +201,7 @@ impl Vcpu {
         self.last = None;
         self.tlb.drop_space(space);
         for known in &mut self.known {
-            known.array.drop_where(|key| (key >> 1) as u16 == space.0);
+            known.drop_where(|of| of == space);
         }
     }
 
@@ -187,8 +210,7 @@ impl Vcpu {
         self.last = None;
         self.tlb.drop_page(page, self.space);
         for known in &mut self.known {
-            let (number, key) = known.key(page, self.space);
-            known.array.drop_one(number, key);
+            known.drop_page(page, self.space);
         }
     }
 
@@ -198,7 +220,7 @@ impl Vcpu {
         self.tlb.drop_all();
         self.nested.drop_where(|_| true);
         for known in &mut self.known {
-            known.array.drop_where(|_| true);
+            known.drop_where(|_| true);
         }
     }
 
@@ -272,6 +294,7 @@ impl Vcpu {
     }
 
     /// Reads guest tables down to the page's entry; gives that one's level and table.
+    #[inline(never)]
     fn read_tables(
         &mut self,
         guest: &mut Guest,
@@ -329,7 +352,7 @@ impl Vcpu {
     }
 
     /// Walks nested tables to a frame, and sets and logs its flags.
-    #[inline]
+    #[inline(always)]
     fn reach(&mut self, ept: &mut Ept, frame: u64, access: Access) -> Result<Reference, Exit> {
         let considered = ept.consider(frame, access);
         let reference = considered.map_err(|denied| Exit::Violation { frame, denied })?;

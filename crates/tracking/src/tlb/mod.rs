@@ -180,7 +180,7 @@ impl Level {
         let of = |(at, array): (usize, &Array)| {
             let sizes = PageSize::ALL.iter().filter(|size| **size <= largest);
             let held = sizes.filter(|size| self.place[**size as usize] == Some((at, **size)));
-            held.map(|size| size.pages()).max().unwrap_or(0) * array.slots() as u64
+            held.map(|size| size.pages()).max().unwrap_or(0) * array.entries() as u64
         };
         self.arrays.iter().enumerate().map(of).sum()
     }
