@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{r910, scenario};
+use common::{cores, r910, scenario};
 use homenode_host::{Action, Balloon, Host, Lever, Limit, Outcome, Plan};
-use homenode_twin::{Scenario, Twin, VmSpec};
+use homenode_twin::{EventAction, Hypervisor, NextProgram, Scenario, Twin, VmSpec, Vnuma};
 use homenode_units::{Bytes, Ns};
 
 const LONG: Ns = Ns::from_secs(600);
@@ -144,4 +144,75 @@ fn a_program_that_touches_more_than_its_guest_has_swaps_from_the_start() {
         seen.guest.unwrap().swapped_out.unwrap() > Bytes(100 << 20),
         "{seen:?}"
     );
+}
+
+/// A VM under Xen, two vCPUs on node 0, after its balloon has left a guest of 4 GiB 1 GiB and then 1 GiB more: with the
+/// program that it begins then.
+fn after_a_balloon(vnuma: Vnuma, allow: fn(&mut VmSpec)) -> Twin {
+    let mut vm = VmSpec::new("a", 2, Bytes::from_gib(4), "inert")
+        .doing(0.5)
+        .on_cpus(cores(&r910(), 0, 0, 2));
+    vm.vnuma = vnuma;
+    vm.then = vec![NextProgram::new("stream").doing(100.0)];
+    allow(&mut vm);
+    let sized = |gib| EventAction::Balloon {
+        memory: Bytes::from_gib(gib),
+    };
+    let mut scenario = scenario(vec![vm])
+        .with_event(Ns::from_millis(500), "a", sized(1))
+        .with_event(Ns::from_millis(600), "a", sized(2));
+    scenario.hypervisor = Hypervisor::Xen;
+    let mut twin = Twin::new(r910(), &scenario, 1).unwrap();
+    twin.wait(Ns::from_secs(4));
+    assert_eq!(
+        twin.report().vms[0].programs[0].runtime_s.map(|s| s < 3.0),
+        Some(true)
+    );
+    twin.mark();
+    twin
+}
+
+/// Share of accesses that are local, over some time from now on.
+fn local(twin: &mut Twin, over: Ns) -> f64 {
+    twin.mark();
+    twin.wait(over);
+    twin.report().vms[0].local_access_ratio.unwrap()
+}
+
+#[test]
+fn what_xen_gives_back_lies_on_any_node_and_only_a_guest_that_is_told_finds_what_is_near() {
+    let nobody = |_: &mut VmSpec| {};
+    // A GiB over four nodes, of which half a GiB is used; what was touched before the balloon was all near.
+    let held = |twin: &mut Twin| {
+        let sample = twin.sample().unwrap();
+        let pages = sample.vms[0].pages.clone().unwrap();
+        pages.values().map(|pages| pages.0 >> 8).collect::<Vec<_>>()
+    };
+    let mut told = after_a_balloon(Vnuma::Live, nobody);
+    let held = held(&mut told);
+    assert!(held[1..].iter().all(|mib| *mib >= 255), "{held:?}");
+    let near = local(&mut told, SECOND);
+    for vnuma in [Vnuma::None, Vnuma::Static] {
+        let any = local(&mut after_a_balloon(vnuma, nobody), SECOND);
+        assert!(any < 0.3 && near > 0.4, "{vnuma:?}: {any} against {near}");
+    }
+}
+
+#[test]
+fn a_guest_that_is_told_moves_pages_among_its_own_frames_alone() {
+    let balances: fn(&mut VmSpec) = |vm| vm.autonuma = true;
+    let mut told = after_a_balloon(Vnuma::Live, balances);
+    let held = held_mib(&mut told);
+    told.wait(Ns::from_secs(20));
+    assert_eq!(held_mib(&mut told), held);
+    let near = local(&mut told, SECOND);
+    let mut not_told = after_a_balloon(Vnuma::Static, balances);
+    let before = local(&mut not_told, SECOND);
+    not_told.wait(Ns::from_secs(20));
+    let after = local(&mut not_told, SECOND);
+    assert!(
+        (after - before).abs() < 0.01,
+        "it takes each page for where it asked for it"
+    );
+    assert!(near > after + 0.1, "{near} against {after}");
 }

@@ -651,3 +651,35 @@ fn all_kinds_of_guests_repeat_byte_for_byte() {
     assert_eq!(run(5), run(5));
     assert_ne!(run(5), run(6));
 }
+
+#[test]
+fn autonuma_begins_anew_with_the_next_program() {
+    // The second program, of another region, begins on node 0, and its vCPUs are moved to node 1.
+    for hypervisor in [Hypervisor::Native, Hypervisor::Kvm] {
+        let machine = amd48();
+        let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "inert").doing(0.5);
+        spec.cpus = Some(cores(&machine, 0, 0, 2));
+        match hypervisor {
+            Hypervisor::Native => spec.autonuma = true,
+            _ => spec.memory_policy = Placing::FirstTouch.with_autonuma(),
+        }
+        spec.then = vec![homenode_twin::NextProgram::new("two").doing(100.0)];
+        let two = program("two", 30.0, 1.0, 16.0, "shared");
+        let pinned = homenode_twin::EventAction::Pin {
+            cpus: cores(&machine, 1, 0, 2),
+        };
+        let scenario =
+            one(hypervisor, spec, &[common::inert(), two]).with_event(Ns::from_secs(6), "a", pinned);
+        let mut twin = start(&machine, &scenario);
+        twin.wait(Ns::from_secs(5));
+        assert_eq!(twin.report().vms[0].programs.len(), 2);
+        let before = pages(&mut twin, 0);
+        twin.wait(Ns::from_secs(40));
+        let after = pages(&mut twin, 0);
+        assert!(
+            before[1] == 0 && after[1] > 60_000,
+            "{before:?} became {after:?} under {hypervisor:?}"
+        );
+        assert_conserved(&mut twin, "at the end");
+    }
+}

@@ -68,6 +68,7 @@ pub const ALL: &[Experiment] = &[
     xpv::STALE,
     xpv::BLACKBOX,
     xpv::LOAD,
+    xpv::BALLOONING,
     xpv::FIGHTS,
 ];
 

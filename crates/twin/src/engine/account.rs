@@ -93,7 +93,7 @@ impl Engine {
         let by = Toucher { vcpu, node };
         self.placed.fill(0);
         let owner = &mut self.vms[vm];
-        let pages = if owner.memory.owns_frames {
+        let pages = if owner.memory.owns_frames && !owner.memory.finds_frames() {
             let memory = &mut owner.memory;
             memory.touch_own(region, pages, &mut self.placed, &mut self.chance)
         } else {

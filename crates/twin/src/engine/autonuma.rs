@@ -6,7 +6,7 @@ use homenode_units::{Migration, Ns};
 use super::moves::copying;
 use super::{Engine, Owner, Timer};
 use crate::chance::Chance;
-use crate::guest::autonuma::{Autonuma, By, SCAN_DELAY, Scene};
+use crate::guest::autonuma::{Autonuma, By, SCAN_DELAY, Scene, one_process};
 use crate::guest::{Stage, Vm};
 use crate::hypervisor::{EXIT_CYCLES, Run, SHOOTDOWN_CYCLES};
 
@@ -33,16 +33,15 @@ impl Engine {
 
     /// Has the host's kernel move a VM's pages from now on, or no longer, as its memory policy wants.
     pub(super) fn set_host_autonuma(&mut self, vm: usize) {
-        let nodes = self.topology.nodes();
         let owner = &mut self.vms[vm];
         if owner.memory_policy.migration != Migration::AutoNuma {
             self.dirty |= owner.host_autonuma.take().is_some();
         } else if owner.host_autonuma.is_none() {
             owner.host_scans += 1;
             // To the host a VM is one process.
-            let process = std::iter::once(0..owner.threads.len()).collect();
+            let process = one_process(owner.threads.len());
             let chance = Chance::labelled(self.seed, "host autonuma", vm);
-            let mut autonuma = Autonuma::new(process, nodes, &owner.memory, chance);
+            let mut autonuma = Autonuma::new(process, &owner.memory, chance);
             autonuma.number = owner.host_scans;
             owner.host_autonuma = Some(autonuma);
             if owner.stage == Stage::Program {
@@ -100,7 +99,11 @@ impl Engine {
         if by == By::Host {
             *pages_moved += moved;
         }
-        self.count_moved(&scan.moved);
+        if self.vms[vm].memory.keeps_frames(by) {
+            self.note_copies(&scan.moved);
+        } else {
+            self.count_moved(&scan.moved);
+        }
         self.set_timer(
             Ns(self.now.0 + scan.after.0),
             Timer::Scan {

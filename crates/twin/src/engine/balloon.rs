@@ -1,4 +1,12 @@
-//! Memory limits: a guest's balloon follows at once, and what the guest then has too little for goes to swap.
+//! Memory that is taken and given back: a guest's balloon follows at once, and what the guest then has too little for goes to
+//! swap.
+//!
+//! # What comes back (seed 000, sections 4.1.2 and 4.3.1)
+//!
+//! Under KVM a page that a balloon gave up is the host's until the guest uses it again: a first touch. Xen gives a guest its
+//! pages when the balloon gives way, from any node: here in turn from all that have some, the home's first. From then on the VM's
+//! frames are its own (`owns_frames`), and its guest takes pages from its free ones. One that is told live finds each on its
+//! node's list, and takes the nearest; any other takes them for those that it gave up, wherever they lie.
 
 use homenode_units::{Bytes, Ns, PAGE_BYTES, Pages};
 
@@ -6,6 +14,7 @@ use super::Engine;
 use crate::guest::memory::Needs;
 use crate::guest::{MemoryLease, Stage, Vm};
 use crate::hypervisor::memory::Toucher;
+use crate::scenario::Hypervisor;
 
 /// How long a fault waits for a page in swap: a random read of a fast disk, with the kernel's part. Not measured.
 const FAULT_NS: f64 = 100e3;
@@ -38,7 +47,7 @@ impl Engine {
             until,
         });
         if is_new {
-            owner.memory_bytes = memory;
+            self.resize(vm, memory);
             self.version += 1;
             self.hold_to_memory(vm);
         }
@@ -48,8 +57,22 @@ impl Engine {
     /// Gives a VM back what was taken from it: pages come when they are used.
     pub fn give_back_memory(&mut self, vm: usize) {
         if let Some(limit) = self.vms[vm].limit.take() {
-            self.vms[vm].memory_bytes = limit.before;
+            self.resize(vm, limit.before);
             self.version += 1;
+        }
+    }
+
+    /// A VM's balloon leaves its guest this much memory.
+    pub(super) fn resize(&mut self, vm: usize, memory: Bytes) {
+        let owner = &mut self.vms[vm];
+        let more = memory
+            .to_pages()
+            .0
+            .saturating_sub(owner.memory_bytes.to_pages().0);
+        owner.memory_bytes = memory;
+        let more = more.min(owner.room());
+        if more > 0 && self.hypervisor == Hypervisor::Xen {
+            self.memory.give(&mut owner.memory, more);
         }
     }
 

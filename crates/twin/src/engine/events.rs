@@ -211,8 +211,8 @@ impl Engine {
         let left = asked.max(owner.memory.needed(needs));
         let back = owner.memory.pages().iter().sum::<u64>().saturating_sub(left);
         let pages = owner.memory.give_back(back, needs, &mut self.chance);
-        owner.memory_bytes = Pages(left).to_bytes();
         self.memory.release(&pages);
+        self.resize(vm, Pages(left).to_bytes());
         self.version += 1;
         if left == asked {
             return (EventResult::Done, None);

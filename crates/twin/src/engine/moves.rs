@@ -148,10 +148,16 @@ impl Engine {
 
     /// Notes pages that were moved: (from, to, pages), already taken from the free pages of `to`.
     pub(super) fn count_moved(&mut self, moved: &[(usize, usize, u64)]) {
-        for (from, to, pages) in moved {
-            let bytes = (pages * PAGE_BYTES) as f64;
+        for (from, _, pages) in moved {
             self.memory.free[*from] += pages;
-            self.totals.copy(*from, *to, bytes);
+        }
+        self.note_copies(moved);
+    }
+
+    /// Notes pages that were copied: (from, to, pages).
+    pub(super) fn note_copies(&mut self, moved: &[(usize, usize, u64)]) {
+        for (from, to, pages) in moved {
+            self.totals.copy(*from, *to, (pages * PAGE_BYTES) as f64);
         }
     }
 

@@ -94,6 +94,8 @@ impl Engine {
                 self.vms[vm].memory.mix(&allocated, &mut runtime.chance);
                 self.solve_soon();
             }
+            // Its kernel takes what it has for where it asked for it.
+            _ if self.vms[vm].memory.owns_frames && !self.vms[vm].memory.finds_frames() => {}
             (knows, _) => {
                 for (thread, pages) in allocated.into_iter().enumerate() {
                     let node = match knows {

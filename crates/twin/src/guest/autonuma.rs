@@ -33,8 +33,8 @@
 //! # Left out
 //!
 //! Moving a guest's threads to their memory: they keep their vCPUs. Groups of several processes, tiers, the rate limit that
-//! kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. In a VM the host takes back the
-//! frame that a page left, which KVM without a balloon does not.
+//! kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. In a VM whose frames are not its own the host
+//! takes back the frame that a page left, which KVM without a balloon does not.
 
 use std::ops::Range;
 
@@ -148,7 +148,8 @@ struct Marks<'a> {
 /// What a scan did.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scan {
-    /// Pages that moved: (from, to, pages). They are taken from the free pages of `to`, not yet given back to `from`.
+    /// Pages that moved: (from, to, pages). Where the guest's frames are not its own, they are taken from the free pages of `to`,
+    /// not yet given back to `from`.
     pub moved: Vec<(usize, usize, u64)>,
     /// CPU time of marking.
     pub scan_ns: f64,
@@ -156,29 +157,27 @@ pub(crate) struct Scan {
     pub after: Ns,
 }
 
+/// All of so many threads.
+pub(crate) fn one_process(threads: usize) -> Vec<Range<usize>> {
+    std::iter::once(0..threads).collect()
+}
+
 impl Autonuma {
     /// For a program whose processes are these ranges of threads.
-    pub fn new(processes: Vec<Range<usize>>, nodes: usize, memory: &VmMemory, chance: Chance) -> Autonuma {
-        let group = |threads: Range<usize>| Group {
-            before: vec![(0.0, 0.0); threads.len()],
-            threads,
-            period_ns: SCAN_DELAY.as_f64(),
-            passes: 0,
-            prefers: false,
-            cursor: 0,
-            last: vec![vec![0.0; nodes]; memory.classes()],
-            memory_faults: vec![0.0; nodes],
-            cpu_faults: vec![0.0; nodes],
-            seen: Seen::default(),
-            copying: Vec::new(),
-        };
+    pub fn new(processes: Vec<Range<usize>>, memory: &VmMemory, chance: Chance) -> Autonuma {
         Autonuma {
             number: 0,
-            groups: processes.into_iter().map(group).collect(),
+            groups: Group::all(processes, memory),
             pages_moved: 0,
             scan_ns: 0.0,
             chance,
         }
+    }
+
+    /// For another program: nothing is known of it.
+    pub fn begin(&mut self, number: u32, processes: Vec<Range<usize>>, memory: &VmMemory) {
+        self.number = number;
+        self.groups = Group::all(processes, memory);
     }
 }
 
@@ -197,6 +196,24 @@ impl Autonuma {
 }
 
 impl Group {
+    fn all(processes: Vec<Range<usize>>, memory: &VmMemory) -> Vec<Group> {
+        let nodes = memory.pages().len();
+        let group = |threads: Range<usize>| Group {
+            before: vec![(0.0, 0.0); threads.len()],
+            threads,
+            period_ns: SCAN_DELAY.as_f64(),
+            passes: 0,
+            prefers: false,
+            cursor: 0,
+            last: vec![vec![0.0; nodes]; memory.classes()],
+            memory_faults: vec![0.0; nodes],
+            cpu_faults: vec![0.0; nodes],
+            seen: Seen::default(),
+            copying: Vec::new(),
+        };
+        processes.into_iter().map(group).collect()
+    }
+
     /// Scans the next window, if a thread has run for a period since the last.
     pub fn scan(&mut self, memory: &mut VmMemory, scene: &mut Scene<'_>, chance: &mut Chance) -> Scan {
         let mut scan = Scan::default();
@@ -310,12 +327,14 @@ impl Group {
                 if to != from && memory.movable_by(scene.by) {
                     let expected = faults * self.chance_of_move(class, from, to, own[to] / by_node[to]);
                     let wanted = ((expected + chance.unit()) as u64).min(left);
-                    moved = wanted.min(scene.free[to]).min(memory.room_for(scene.by, to));
+                    moved = wanted.min(memory.room_for(scene.by, to, scene.free[to]));
                     self.seen.no_room |= moved < wanted;
                     left -= moved;
                 }
                 if moved > 0 {
-                    scene.free[to] -= moved;
+                    if !memory.keeps_frames(scene.by) {
+                        scene.free[to] -= moved;
+                    }
                     memory.move_class(scene.by, class, from, to, moved);
                     moves.push((from, to, moved));
                 }

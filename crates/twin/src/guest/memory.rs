@@ -27,7 +27,7 @@ mod swap;
 use homenode_units::{Bytes, divide_proportionally};
 
 use super::autonuma::By;
-use super::view::View;
+use super::view::{Told, View};
 use crate::chance::Chance;
 use crate::hypervisor::memory::{Turns, WhenFull};
 use crate::workload::{Program, RegionKind, Threads};
@@ -148,7 +148,8 @@ pub(crate) struct VmMemory {
     pub when_full: WhenFull,
     /// Pages that the host has given it and no region has touched, by node.
     pub free_list: Vec<u64>,
-    /// Whether it got all of its pages when it was created, and programs take theirs from those.
+    /// Whether it was given pages before anybody touched them, when it was created or by its balloon, and programs take theirs
+    /// from those.
     pub owns_frames: bool,
     /// Pages that only its I/O uses, by node, where it has a pool of them.
     pub pool: Option<Vec<u64>>,
@@ -427,25 +428,50 @@ impl VmMemory {
         let class = classes.nth(class).expect("numbered by class_uses");
         class.on[from] -= pages;
         class.on[to] += pages;
-        if by == By::Guest {
-            self.view.moved(from, to, pages);
+        match by {
+            By::Guest if self.owns_frames => {
+                self.free_list[from] += pages;
+                self.free_list[to] -= pages;
+            }
+            By::Guest => self.view.moved(from, to, pages),
+            By::Host => {}
         }
         self.stale = true;
     }
 
-    /// Whether a kernel may move pages by itself: not where it was told where they belong.
+    /// Whether a kernel moves pages among frames that are the guest's own, and none of the host's.
+    pub fn keeps_frames(&self, by: By) -> bool {
+        by == By::Guest && self.owns_frames
+    }
+
+    /// Whether the guest knows on which node each of its frames lies.
+    pub fn finds_frames(&self) -> bool {
+        matches!(
+            self.view,
+            View::Truth
+                | View::Virtual {
+                    told: Told::Always,
+                    ..
+                }
+        )
+    }
+
+    /// Whether a kernel may move pages by itself: not where it was told where they belong, nor where it takes each for where it
+    /// asked for it.
     pub fn movable_by(&self, by: By) -> bool {
         match by {
+            By::Guest if self.owns_frames => self.turns.is_none() && self.finds_frames(),
             By::Guest => self.turns.is_none() && (self.view != View::Truth || self.home.is_none()),
             By::Host => self.home.is_none(),
         }
     }
 
-    /// Pages that a kernel has left on a node, as far as it limits them.
-    pub fn room_for(&self, by: By, node: usize) -> u64 {
+    /// Pages that a kernel finds free on a node, of which the host has so many.
+    pub fn room_for(&self, by: By, node: usize, free: u64) -> u64 {
         match by {
-            By::Guest => self.view.room(node),
-            By::Host => u64::MAX,
+            By::Guest if self.owns_frames => self.free_list[node],
+            By::Guest => free.min(self.view.room(node)),
+            By::Host => free,
         }
     }
 

@@ -12,7 +12,8 @@
 //!
 //! # Left out
 //!
-//! What a static guest believes of pages that the host moved later: its AutoNUMA sees them where they are, as a live one's does.
+//! What a static guest believes of pages that the host moved later: its AutoNUMA sees them where they are, as a live one's does,
+//! but for those that a balloon brought back (`engine/balloon.rs`).
 //! Virtual distances that differ from the host's. A live guest that is told late or rarely.
 
 use homenode_units::divide_proportionally;

@@ -21,11 +21,12 @@
 //! what an interrupt costs its receiver; locks; page cache.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use homenode_host::CpuQuota;
 use homenode_units::{Bytes, MemoryPolicy, Ns, Placing, VmId};
 
-use super::autonuma::{Autonuma, By};
+use super::autonuma::{Autonuma, By, one_process};
 use super::memory::{Touch, VmMemory};
 use super::thread::{Doing, Thread};
 use super::view::View;
@@ -166,6 +167,16 @@ pub(crate) struct Vm {
     chance: Chance,
 }
 
+/// The processes of a program, as ranges of threads.
+fn processes(program: Option<&Program>, vcpus: usize) -> Vec<Range<usize>> {
+    match program.map(|program| program.threads) {
+        None => Vec::new(),
+        Some(Threads::OneCopyPerVcpu) => (0..vcpus).map(|copy| copy..copy + 1).collect(),
+        Some(Threads::OnePerVcpu) => one_process(vcpus),
+        Some(Threads::Single) => one_process(1),
+    }
+}
+
 impl Vm {
     pub fn new(
         spec: &VmSpec,
@@ -192,12 +203,6 @@ impl Vm {
         let threads = (0..vcpus)
             .map(|thread| Thread::new(memory.shared_share(thread)))
             .collect();
-        let processes = match workload.program.as_ref().map(|program| program.threads) {
-            None => Vec::new(),
-            Some(Threads::OneCopyPerVcpu) => (0..vcpus).map(|copy| copy..copy + 1).collect(),
-            Some(Threads::OnePerVcpu) => std::iter::once(0..vcpus).collect(),
-            Some(Threads::Single) => std::iter::once(0..1).collect(),
-        };
         let rate = workload
             .program
             .as_ref()
@@ -206,7 +211,7 @@ impl Vm {
         Vm {
             autonuma: spec.autonuma.then(|| {
                 let chance = Chance::labelled(seed, "autonuma", at);
-                Autonuma::new(processes, nodes, &memory, chance)
+                Autonuma::new(processes(workload.program.as_ref(), vcpus), &memory, chance)
             }),
             // "twin" and the position in the scenario: ascending, and the same in every run.
             id: VmId(0x7477_696e << 96 | (at as u128 + 1)),
@@ -402,6 +407,15 @@ impl Vm {
             self.starts = self.memory.add_program(program);
             self.memory
                 .lie_from(HIGH_MEMORY.to_pages().0, self.memory_bytes.to_pages().0);
+        }
+        let vcpus = self.threads.len();
+        if let Some(autonuma) = &mut self.autonuma {
+            let processes = processes(self.program.as_ref(), vcpus);
+            autonuma.begin(autonuma.number + 1, processes, &self.memory);
+        }
+        if let Some(autonuma) = &mut self.host_autonuma {
+            self.host_scans += 1;
+            autonuma.begin(self.host_scans, one_process(vcpus), &self.memory);
         }
         for (at, thread) in self.threads.iter_mut().enumerate() {
             thread.shared_share = self.memory.shared_share(at);

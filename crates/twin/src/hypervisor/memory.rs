@@ -14,6 +14,7 @@
 //! - *Interleave in the guest* deals in the same way over the nodes that the guest knows, when pages are touched.
 //! - *With a driver domain*: a VM, and the driver domain itself, gets all of its pages when it is created, on its home while
 //!   that has room; from then on they are its own ([`crate::guest::VmMemory::touch_own`]).
+//! - *After a balloon under Xen* it is alike: what that gave back is the VM's own (`engine/balloon.rs`).
 //! - *A home* (`mbind`, an operator's nodes) wins over all of these: the guest's, the turn's or the hypervisor's node counts
 //!   where it is a home node; other pages are dealt out evenly over home nodes as far as they have room, then as without.
 //!   Pages that a VM has and has not touched are exchanged for pages of the home.
@@ -177,6 +178,14 @@ impl HostMemory {
         vm.turns = Some(Turns(stretches));
     }
 
+    /// Gives a VM `pages` more pages, as far as there are so many: in turn from all nodes that have some, its home's first. They
+    /// are its own.
+    pub fn give(&mut self, vm: &mut VmMemory, pages: u64) {
+        let pages = pages.min(self.free.iter().sum());
+        self.deal_out(vm, pages, &[1], &mut Vec::new());
+        vm.owns_frames |= pages > 0;
+    }
+
     fn deal_out(&mut self, vm: &mut VmMemory, pages: u64, turns: &[u64], stretches: &mut Vec<Stretch>) {
         let mut left = pages;
         let all = self.nodes();
@@ -277,14 +286,21 @@ impl HostMemory {
                 Some(turns) => turns.deal(vm.next_frame(region, class), pages, &mut wanted),
                 None => wanted[vm.view.node_of(by.vcpu, by.node)] = pages,
             }
-            vm.view.take(&mut wanted, &topology.fallback);
+            if !vm.owns_frames {
+                vm.view.take(&mut wanted, &topology.fallback);
+            }
             let mut lay = |vm: &mut VmMemory, node: usize, pages: u64| {
                 vm.touch(region, class, node, pages);
                 placed[node] += pages;
             };
             for (node, wanted) in wanted.iter().enumerate().filter(|(_, wanted)| **wanted > 0) {
-                let left = self.place_at_home(vm, node, *wanted, &mut lay);
-                self.place_near(&topology.fallback[node], vm, left, &mut lay);
+                let near = &topology.fallback[node];
+                let left = match vm.owns_frames {
+                    true => place_own(near, vm, *wanted, &mut lay),
+                    false => *wanted,
+                };
+                let left = self.place_at_home(vm, node, left, &mut lay);
+                self.place_near(near, vm, left, &mut lay);
             }
             self.wanted = wanted;
         }
@@ -367,14 +383,7 @@ impl HostMemory {
             }
             vm.next_home = next;
         }
-        for node in near {
-            let here = left.min(vm.free_list[*node]);
-            vm.free_list[*node] -= here;
-            left -= here;
-            if here > 0 {
-                lay(vm, *node, here);
-            }
-        }
+        left = place_own(near, vm, left, lay);
         for node in near {
             let here = left.min(self.free[*node]);
             self.free[*node] -= here;
@@ -395,6 +404,25 @@ impl HostMemory {
             *free += pages;
         }
     }
+}
+
+/// Places pages on those that the VM has already, the nearest first; gives what is left.
+fn place_own(
+    near: &[usize],
+    vm: &mut VmMemory,
+    pages: u64,
+    lay: &mut impl FnMut(&mut VmMemory, usize, u64),
+) -> u64 {
+    let mut left = pages;
+    for node in near {
+        let here = left.min(vm.free_list[*node]);
+        vm.free_list[*node] -= here;
+        left -= here;
+        if here > 0 {
+            lay(vm, *node, here);
+        }
+    }
+    left
 }
 
 #[cfg(test)]

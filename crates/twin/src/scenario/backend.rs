@@ -165,11 +165,6 @@ impl Scenario {
                 return refuse("name", message);
             }
         }
-        if vm.autonuma && !vm.then.is_empty() {
-            let message =
-                format!("the kernel of VM {name} scans one program's memory; leave out autonuma or `then`");
-            return refuse("then", message);
-        }
         let released = vm.release_calls != ReleaseCalls::None;
         if released && (self.owns_frames(vm) || !vm.then.is_empty()) {
             let message =

@@ -31,7 +31,8 @@ pub enum EventAction {
     Start,
     /// It is stopped at once, and leaves the host.
     Stop,
-    /// Its balloon is set so that the guest has this much memory. See `guest/memory.rs` for the pages that it gives back.
+    /// Its balloon is set so that the guest has this much memory. See `guest/memory.rs` for the pages that it gives back, and
+    /// `engine/balloon.rs` for those that it gets: under Xen they lie on any node.
     Balloon {
         /// Memory of the guest from now on.
         #[serde(with = "homenode_units::text")]

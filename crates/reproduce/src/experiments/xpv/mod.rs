@@ -23,12 +23,14 @@
 //!   a warm-up. Programs do so much of their work that none ends before.
 //! - How much a program allocates while it runs is in its profile as an estimate, made before anything here was run.
 
+mod ballooning;
 mod blackbox;
 mod fights;
 mod load;
 mod moves;
 mod stale;
 
+pub use ballooning::EXPERIMENT as BALLOONING;
 pub use blackbox::EXPERIMENT as BLACKBOX;
 pub use fights::EXPERIMENT as FIGHTS;
 pub use load::EXPERIMENT as LOAD;
