@@ -45,7 +45,7 @@
 #define VCPUS HOMENODE_TOPOLOGY_VCPUS_MAX
 #define NODES HOMENODE_TOPOLOGY_VNODES_MAX
 #define NONE HOMENODE_TOPOLOGY_NONE
-/* Looking even so where the device has interrupts: one may be lost while the device is plugged. */
+/* Looking even so where the device has interrupts: a host's agent that was restarted has lost the doorbell. */
 #define SLOW_POLL_MS 1000
 
 static char *method = "auto";
@@ -102,8 +102,13 @@ static void publish(void)
 	for_each_possible_cpu(cpu) {
 		unsigned int vcpu = per_cpu(x86_cpu_to_apicid, cpu);
 
-		next.vcpu_vnode[cpu] = cpu_to_node(cpu);
-		nodes = max_t(unsigned int, nodes, cpu_to_node(cpu) + 1);
+		int here = cpu_to_node(cpu);
+
+		/* Of one that is offline: where it will be when it comes. */
+		if (!cpu_online(cpu) && wanted_node[cpu] != NUMA_NO_NODE)
+			here = wanted_node[cpu];
+		next.vcpu_vnode[cpu] = here;
+		nodes = max_t(unsigned int, nodes, here + 1);
 		if (have_host && vcpu < host.vcpu_count)
 			next.vcpu_pnode[cpu] = host.vcpu_pnode[vcpu];
 	}

@@ -19,8 +19,8 @@
 //!   process, so that its number cannot come to mean another one. Each process gets one region, however often it connects,
 //!   and a doorbell for each connection. What is sent is QEMU's protocol (`docs/specs/ivshmem-spec`): version 0, the peer's
 //!   number, -1 with the memory, the peer's number with its doorbell; words of 64 bits, little-endian.
-//! - Everybody's number is 0, since there are no others in its region. QEMU takes number 0 to be the owner of the memory
-//!   (`master`, `hw/misc/ivshmem.c`), which makes the page a part of what is saved and migrated.
+//! - Everybody's number is 0, since there are no others in its region. Number 0 may own the memory (QEMU's `master=on`,
+//!   `hw/misc/ivshmem.c`), which makes the page a part of what is saved and migrated; without, QEMU refuses both.
 //! - A region is a sealed memfd. QEMU keeps its descriptor, so a server that starts finds the regions of the one before under
 //!   `/proc/PID/fd` ([`region_of`]). The doorbell cannot be found so; guests look once a second without it.
 //! - What was told is written again every [`REWRITE`], under the sequence that it has: what a guest scribbled goes, and so
@@ -401,8 +401,9 @@ impl Regions {
             self.by_pid.remove(&peer.pid);
         }
         if !self.by_pid.contains_key(&peer.pid) {
-            let region = Region::new(pidfd(peer.pid)?, peer.uid, new_memory()?)?;
-            region.publisher(region.sequence).publish(&nothing_known()?);
+            let mut region = Region::new(pidfd(peer.pid)?, peer.uid, new_memory()?)?;
+            // Not to be written again: a page that is loaded over this one says more.
+            region.sequence = region.publisher(region.sequence).publish(&nothing_known()?);
             self.add(peer.pid, region)?;
         }
         let Some(region) = self.by_pid.get_mut(&peer.pid) else {

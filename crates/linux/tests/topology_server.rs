@@ -265,8 +265,11 @@ fn a_page_says_nothing_before_anything_was_told() {
     let socket = dir.path().join("socket");
     let server = TopologyServer::listen(&socket).expect("a server");
     let mut peer = Peer::connected(&socket);
-    assert!(peer.tell("read").ends_with(" None"), "{}", peer.tell("read"));
+    let empty = peer.tell("read");
+    assert!(empty.ends_with(" None"), "{empty}");
     assert!(server.serves(peer.pid()));
+    let first = server.publish(peer.pid(), &topology(1)).expect("a page");
+    assert_ne!(empty, format!("{first} None"), "the first version is another one");
 }
 
 fn a_process_that_connects_again_gets_its_page_and_one_more_doorbell() {

@@ -340,14 +340,14 @@ pub static ALL: &[Case] = &[
     plain_case(
         "module-6.1",
         Group::Module,
-        300,
+        420,
         "a guest's CPUs change nodes as the page says, by both methods, and back when the module goes; bad pages change nothing",
         topology::module,
     ),
     plain_case(
         "module-6.12",
         Group::Kernels,
-        300,
+        420,
         "the same on Linux 6.12",
         topology::module_of_fetched_kernel,
     ),

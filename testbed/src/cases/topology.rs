@@ -27,33 +27,36 @@ pub(super) fn module_of_fetched_kernel(outside: &mut Outside<'_>) -> anyhow::Res
 
 fn module_of(outside: &mut Outside<'_>, kernel: &TestKernel) -> anyhow::Result<()> {
     let mut guest = TopologyGuest::boot(outside, kernel)?;
-    let outcome = both_methods(&mut guest, &mut |text| outside.note(text));
+    let outcome = both_methods(outside, &mut guest);
     guest.end(outside)?;
     outcome
 }
 
 /// Loads the module with each method, moves CPUs, and measures how long that takes.
-fn both_methods(guest: &mut TopologyGuest, note: &mut dyn FnMut(String)) -> anyhow::Result<()> {
-    note(format!("kernel {}", guest.sh("uname -r")?));
+///
+/// Each method ends with what takes the doorbell away, a new server: the first then gets another one by migration, the second
+/// goes on without, through a reboot.
+fn both_methods(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    outside.note(format!("kernel {}", guest.sh("uname -r")?));
     ensure_nodes(guest, &at_boot(), Loaded::No)?;
     refused_parameters(guest)?;
     for (method, first) in [("kbat", 0), ("hp", 1)] {
-        guest.vcpus = at_boot();
-        guest.publish()?;
-        guest.sh(&format!("insmod /homenode_topology.ko method={method}"))?;
-        ensure!(shown(guest, "method")? == method, "the method is not {method}");
+        load(guest, method)?;
         let (_, again) = guest.try_sh("insmod /homenode_topology.ko")?;
         ensure!(again != 0, "the module can be loaded twice");
         let median = random_moves(guest, first).with_context(|| format!("method {method}"))?;
-        note(format!(
+        outside.note(format!(
             "{method}: {MOVES} moves, from update to applied {median} us (median)"
         ));
         came_while_offline(guest).with_context(|| format!("method {method}"))?;
-        hostile_pages(guest).with_context(|| format!("method {method}"))?;
         ensure!(
             guest.sh("probe write")? == "refused",
             "programs can write the page"
         );
+        without_server(guest).with_context(|| format!("method {method}"))?;
+        if method == "kbat" {
+            migrated(outside, guest).with_context(|| format!("method {method}"))?;
+        }
         guest.sh("rmmod homenode_topology")?;
         ensure_nodes(guest, &at_boot(), Loaded::No).with_context(|| format!("after unloading {method}"))?;
     }
@@ -61,11 +64,20 @@ fn both_methods(guest: &mut TopologyGuest, note: &mut dyn FnMut(String)) -> anyh
     for _ in 0..REPLUGS {
         replugs.push(guest.sh("probe replug 2")?.parse()?);
     }
-    note(format!(
+    outside.note(format!(
         "a CPU offline and online: {} us (median)",
         median(&mut replugs)
     ));
-    ensure_quiet(guest)
+    ensure_quiet(guest)?;
+    rebooted(guest)
+}
+
+fn load(guest: &mut TopologyGuest, method: &str) -> anyhow::Result<()> {
+    guest.vcpus = at_boot();
+    guest.publish()?;
+    guest.sh(&format!("insmod /homenode_topology.ko method={method}"))?;
+    ensure!(shown(guest, "method")? == method, "the method is not {method}");
+    Ok(())
 }
 
 /// What the module says of itself.
@@ -171,11 +183,60 @@ fn came_while_offline(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     let version = guest.publish()?;
     wait_for(guest, "version", version)?;
     guest.sh("echo 1 > /sys/devices/system/cpu/cpu2/online")?;
-    let version = guest.publish()?;
-    wait_for(guest, "version", version)?;
     let expected = guest.vcpus.clone();
     ensure_nodes(guest, &expected, Loaded::Yes).context("a CPU that was offline when its vCPU moved")?;
     ensure_quiet(guest)
+}
+
+/// How often the guest was interrupted for its page.
+fn interrupts(guest: &mut TopologyGuest) -> anyhow::Result<u64> {
+    let line = guest.sh("grep homenode_topology /proc/interrupts")?;
+    let counts = line.split_whitespace().skip(1).take(VCPUS as usize);
+    Ok(counts.map(str::parse::<u64>).sum::<Result<_, _>>()?)
+}
+
+/// Moves a vCPU, and waits until the guest has followed.
+fn follows(guest: &mut TopologyGuest, vcpu: usize) -> anyhow::Result<()> {
+    guest.vcpus[vcpu] = (guest.vcpus[vcpu] + 1) % NODES;
+    let version = guest.publish()?;
+    wait_for(guest, "version", version)?;
+    let expected = guest.vcpus.clone();
+    ensure_nodes(guest, &expected, Loaded::Yes)
+}
+
+/// The agent dies, root in the guest writes what it likes to the page, and a new agent comes.
+fn without_server(guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    guest.stop_server();
+    hostile_pages(guest)?;
+    guest.start_server()?;
+    follows(guest, 3).context("a page after bad ones, from a new server")?;
+    ensure_quiet(guest)
+}
+
+/// The guest is moved to another QEMU while the module is loaded. That one's server has told it something before it came.
+fn migrated(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    let before = interrupts(guest)?;
+    let mut vcpus = guest.vcpus.clone();
+    vcpus[1] = (vcpus[1] + 1) % NODES;
+    let version = guest.migrate(outside, vcpus)?;
+    wait_for(guest, "version", version).context("the new host's page after migration")?;
+    let expected = guest.vcpus.clone();
+    ensure_nodes(guest, &expected, Loaded::Yes).context("after migration")?;
+    follows(guest, 1).context("after migration")?;
+    let after = interrupts(guest)?;
+    ensure!(
+        after > before,
+        "no interrupt from the new server: {before} before, {after} after"
+    );
+    ensure_quiet(guest)
+}
+
+/// The module is loaded again after a reboot, and follows without a doorbell.
+fn rebooted(guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    guest.reboot()?;
+    ensure_nodes(guest, &at_boot(), Loaded::No).context("after a reboot")?;
+    load(guest, "kbat").context("after a reboot")?;
+    follows(guest, 2).context("after a reboot")
 }
 
 /// What it is, which words are written over, and what the module must say of it.
@@ -221,7 +282,6 @@ fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     let expected = guest.vcpus.clone();
     let mut refused = count(guest, "refused")?;
     for (number, (name, words, reason)) in pages.into_iter().enumerate() {
-        guest.publish()?;
         let version = 1_000_000 + 2 * number as u64;
         // The version last, and even.
         let words = words.into_iter().filter(|(at, _)| *at != SEQUENCE);
@@ -236,12 +296,10 @@ fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
         ensure_nodes(guest, &expected, Loaded::Yes).context(name)?;
     }
     // A writer that died.
+    let torn = count(guest, "torn")?;
     guest.scribble([(SEQUENCE, 2_000_001)].into_iter())?;
-    wait_for(guest, "torn", 1)?;
-    ensure_nodes(guest, &expected, Loaded::Yes).context("a page that is being written")?;
-    let version = guest.publish()?;
-    wait_for(guest, "version", version).context("a good page after bad ones")?;
-    ensure_quiet(guest)
+    wait_for(guest, "torn", torn + 1)?;
+    ensure_nodes(guest, &expected, Loaded::Yes).context("a page that is being written")
 }
 
 /// Nothing that the kernel complains of in earnest.

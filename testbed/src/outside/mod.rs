@@ -11,8 +11,8 @@ pub mod by_hand;
 pub mod emulated;
 pub mod guard;
 pub mod guest_image;
-pub mod ivshmem;
 pub mod plain;
+pub mod qmp;
 pub mod report;
 pub mod topology_guest;
 

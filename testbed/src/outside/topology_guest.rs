@@ -1,4 +1,4 @@
-//! A guest of a plain QEMU with four virtual nodes, the kernel module, and a topology page that this program writes.
+//! A guest of a plain QEMU with four virtual nodes, the kernel module, and a topology page from the agent's own server.
 //!
 //! Its init is a shell that carries out what it is told on the second serial port.
 
@@ -14,13 +14,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use homenode_linux::cpio::Archive;
-use homenode_topology_page::{BYTES, Facts, Mapping, Publisher, Topology};
+use homenode_linux::topology_server::{TopologyServer, region_of};
+use homenode_topology_page::{Facts, Mapping, Publisher, Topology};
 use homenode_units::NodeId;
+use serde_json::json;
 
 use super::guard::end_group;
 use super::guest_image::Kernel;
-use super::ivshmem::Ivshmem;
 use super::plain::Outside;
+use super::qmp::{self, Qmp};
 
 /// Virtual nodes, and host nodes.
 pub const NODES: u16 = 4;
@@ -166,14 +168,125 @@ fn pack(files: &[(&str, &Path)], target: &Path) -> anyhow::Result<()> {
     fs::write(target, archive.finish()).with_context(|| format!("cannot write {}", target.display()))
 }
 
-/// A running guest, and the host's side of its page.
-pub struct TopologyGuest {
-    process: Child,
+/// What QEMU boots.
+#[derive(Debug, Clone)]
+struct Machine {
+    dir: PathBuf,
+    kernel: PathBuf,
+    initramfs: PathBuf,
+}
+
+impl Machine {
+    fn socket(&self) -> PathBuf {
+        self.dir.join("ivshmem")
+    }
+
+    /// Starts it; the second of two waits for the first one's guest on this socket.
+    fn start(
+        &self,
+        outside: &mut Outside<'_>,
+        name: &'static str,
+        incoming: Option<&Path>,
+    ) -> anyhow::Result<Process> {
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35"]);
+        command.args(["-display", "none", "-net", "none", "-no-reboot", "-smp"]);
+        command.arg(format!("{VCPUS},sockets={VCPUS},cores=1,threads=1"));
+        command.args(["-m", &format!("{}M", NODE_MIB * u32::from(NODES))]);
+        for node in 0..NODES {
+            let cpus: Vec<String> = (0..VCPUS)
+                .filter(|cpu| cpu % u32::from(NODES) == u32::from(node))
+                .map(|cpu| format!(",cpus={cpu}"))
+                .collect();
+            command.arg("-object");
+            command.arg(format!("memory-backend-ram,id=m{node},size={NODE_MIB}M"));
+            command.arg("-numa");
+            command.arg(format!("node,nodeid={node},memdev=m{node}{}", cpus.concat()));
+        }
+        command.arg("-chardev");
+        command.arg(format!("socket,id=iv,path={}", self.socket().display()));
+        command.args([
+            "-device",
+            "ivshmem-doorbell,chardev=iv,vectors=1,ioeventfd=off,master=on",
+        ]);
+        let monitor = self.dir.join(format!("{name}.monitor"));
+        command.arg("-qmp");
+        command.arg(format!("unix:{},server=on,wait=off", monitor.display()));
+        command.arg("-serial");
+        command.arg(format!(
+            "file:{}",
+            self.dir.join(format!("{name}.console")).display()
+        ));
+        command.args([
+            "-chardev",
+            "stdio,id=orders,signal=off",
+            "-serial",
+            "chardev:orders",
+        ]);
+        command.arg("-kernel").arg(&self.kernel);
+        command.arg("-initrd").arg(&self.initramfs);
+        command.args([
+            "-append",
+            "console=ttyS0 panic=-1 oops=panic numa_balancing=disable loglevel=6",
+        ]);
+        if let Some(from) = incoming {
+            command.arg("-incoming").arg(format!("unix:{}", from.display()));
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(self.dir.join(format!("{name}.stderr")))?)
+            .process_group(0)
+            .spawn()
+            .context("cannot start qemu-system-x86_64: run scripts/testbed-setup.sh")?;
+        outside.guard.add(child.id())?;
+        let input = child.stdin.take().context("no pipe to QEMU")?;
+        let mut output = BufReader::new(child.stdout.take().context("no pipe from QEMU")?);
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            let mut line = Vec::new();
+            while output.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+                let text = String::from_utf8_lossy(&line).trim().to_owned();
+                line.clear();
+                if sender.send(text).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Process {
+            child,
+            input,
+            lines,
+            monitor,
+        })
+    }
+}
+
+/// A QEMU.
+struct Process {
+    child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
-    ivshmem: Ivshmem,
-    mapping: Mapping,
-    sequence: u64,
+    monitor: PathBuf,
+}
+
+impl Process {
+    fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    fn end(mut self, outside: &mut Outside<'_>) -> anyhow::Result<()> {
+        end_group(self.child.id());
+        let _ = self.child.wait();
+        outside.guard.remove(self.child.id())
+    }
+}
+
+/// A running guest, and the host's side of its page.
+pub struct TopologyGuest {
+    machine: Machine,
+    process: Process,
+    server: Option<TopologyServer>,
     /// The host node that each vCPU is on.
     pub vcpus: Vec<u16>,
 }
@@ -196,77 +309,19 @@ impl TopologyGuest {
             ],
             &initramfs,
         )?;
-        let socket = dir.join("ivshmem");
-        let ivshmem = Ivshmem::serve(&socket, BYTES as u64)?;
-        let mapping = Mapping::new(&ivshmem.memory).context("cannot map the page")?;
-
-        let mut command = Command::new("qemu-system-x86_64");
-        command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35"]);
-        command.args(["-display", "none", "-net", "none", "-no-reboot", "-smp"]);
-        command.arg(format!("{VCPUS},sockets={VCPUS},cores=1,threads=1"));
-        command.args(["-m", &format!("{}M", NODE_MIB * u32::from(NODES))]);
-        for node in 0..NODES {
-            let cpus: Vec<String> = (0..VCPUS)
-                .filter(|cpu| cpu % u32::from(NODES) == u32::from(node))
-                .map(|cpu| format!(",cpus={cpu}"))
-                .collect();
-            command.arg("-object");
-            command.arg(format!("memory-backend-ram,id=m{node},size={NODE_MIB}M"));
-            command.arg("-numa");
-            command.arg(format!("node,nodeid={node},memdev=m{node}{}", cpus.concat()));
-        }
-        command.arg("-chardev");
-        command.arg(format!("socket,id=iv,path={}", socket.display()));
-        command.args(["-device", "ivshmem-doorbell,chardev=iv,vectors=1"]);
-        command.arg("-serial");
-        command.arg(format!("file:{}", dir.join("topology.console").display()));
-        command.args([
-            "-chardev",
-            "stdio,id=orders,signal=off",
-            "-serial",
-            "chardev:orders",
-        ]);
-        command
-            .arg("-kernel")
-            .arg(&kernel.image)
-            .arg("-initrd")
-            .arg(&initramfs);
-        command.args([
-            "-append",
-            "console=ttyS0 panic=-1 oops=panic numa_balancing=disable loglevel=6",
-        ]);
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(fs::File::create(dir.join("topology.stderr"))?)
-            .process_group(0)
-            .spawn()
-            .context("cannot start qemu-system-x86_64: run scripts/testbed-setup.sh")?;
-        outside.guard.add(process.id())?;
-        let input = process.stdin.take().context("no pipe to QEMU")?;
-        let mut output = BufReader::new(process.stdout.take().context("no pipe from QEMU")?);
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            let mut line = Vec::new();
-            while output.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-                let text = String::from_utf8_lossy(&line).trim().to_owned();
-                line.clear();
-                if sender.send(text).is_err() {
-                    break;
-                }
-            }
-        });
+        let machine = Machine {
+            dir: dir.to_owned(),
+            kernel: kernel.image.clone(),
+            initramfs,
+        };
+        let server = TopologyServer::listen(&machine.socket())?;
+        let process = machine.start(outside, "topology", None)?;
         let mut guest = TopologyGuest {
+            machine,
             process,
-            input,
-            lines,
-            ivshmem,
-            mapping,
-            sequence: 0,
+            server: Some(server),
             vcpus: (0..VCPUS).map(|cpu| (cpu % u32::from(NODES)) as u16).collect(),
         };
-        // Before its module looks for a page.
-        guest.publish()?;
         guest.answer("booting")?;
         Ok(guest)
     }
@@ -275,39 +330,92 @@ impl TopologyGuest {
     ///
     /// # Errors
     /// When the guard has gone.
-    pub fn end(mut self, outside: &mut Outside<'_>) -> anyhow::Result<()> {
-        end_group(self.process.id());
-        let _ = self.process.wait();
-        outside.guard.remove(self.process.id())
+    pub fn end(self, outside: &mut Outside<'_>) -> anyhow::Result<()> {
+        self.process.end(outside)
     }
 
-    /// Writes where the vCPUs are to the page and rings; the memory of virtual node n is on host node n.
+    /// Boots the guest's kernel again, in the same QEMU, and waits until it listens.
     ///
     /// # Errors
-    /// When the doorbell cannot be rung.
-    pub fn publish(&mut self) -> anyhow::Result<u64> {
+    /// When it does not come up.
+    pub fn reboot(&mut self) -> anyhow::Result<()> {
+        let mut monitor = Qmp::connect(&self.process.monitor)?;
+        monitor.run("set-action", &json!({"reboot": "reset"}))?;
+        writeln!(self.process.input, "reboot -f").context("the guest ended")?;
+        self.answer("reboot -f")?;
+        monitor.run("set-action", &json!({"reboot": "shutdown"}))?;
+        Ok(())
+    }
+
+    /// Moves the guest to another QEMU, alive. That one's page is written before the guest comes, with these places of its
+    /// vCPUs; returns the version.
+    ///
+    /// # Errors
+    /// When QEMU cannot do it.
+    pub fn migrate(&mut self, outside: &mut Outside<'_>, vcpus: Vec<u16>) -> anyhow::Result<u64> {
+        let way = self.machine.dir.join("migration");
+        let target = self.machine.start(outside, "topology-target", Some(&way))?;
+        // It answers when it waits.
+        Qmp::connect(&target.monitor)?;
+        let source = std::mem::replace(&mut self.process, target);
+        self.vcpus = vcpus;
+        let version = self.publish()?;
+        qmp::migrate(&mut Qmp::connect(&source.monitor)?, &way)?;
+        source.end(outside)?;
+        Ok(version)
+    }
+
+    /// Ends the server, as when the agent is killed.
+    pub fn stop_server(&mut self) {
+        self.server = None;
+    }
+
+    /// Starts the server, which finds the guest again.
+    ///
+    /// # Errors
+    /// When it cannot listen, or does not find the guest.
+    pub fn start_server(&mut self) -> anyhow::Result<()> {
+        let server = TopologyServer::listen(&self.machine.socket())?;
+        ensure!(
+            server.serves(self.process.pid()),
+            "a new server does not find the guest's page"
+        );
+        self.server = Some(server);
+        Ok(())
+    }
+
+    fn topology(&self) -> anyhow::Result<Topology> {
         let distances = (0..NODES)
             .map(|from| (0..NODES).map(|to| if from == to { 10 } else { 20 }).collect())
             .collect();
-        let topology = Topology::new(Facts {
+        Ok(Topology::new(Facts {
             vcpu_pnode: self.vcpus.iter().map(|node| Some(NodeId(*node))).collect(),
             vnode_pnode: (0..NODES).map(|node| Some(NodeId(node))).collect(),
             distances,
-        })?;
-        self.sequence = Publisher::new(self.mapping.words(), self.sequence).publish(&topology);
-        self.ivshmem.ring()?;
-        Ok(self.sequence)
+        })?)
     }
 
-    /// Writes words over and rings, as whoever got hold of the page could.
+    /// Tells the guest where its vCPUs are; the memory of virtual node n is on host node n.
     ///
     /// # Errors
-    /// When the doorbell cannot be rung.
+    /// When it has no page, or there is no server.
+    pub fn publish(&mut self) -> anyhow::Result<u64> {
+        let server = self.server.as_ref().context("the server has been stopped")?;
+        Ok(server.publish(self.process.pid(), &self.topology()?)?)
+    }
+
+    /// Writes a page that would be good but for these words, as root in the guest could.
+    ///
+    /// # Errors
+    /// When QEMU has no such memory.
     pub fn scribble(&mut self, words: impl Iterator<Item = (usize, u64)>) -> anyhow::Result<()> {
+        let memory = region_of(self.process.pid())?.context("QEMU holds no page")?;
+        let page = Mapping::new(&memory)?;
+        Publisher::new(page.words(), 0).publish(&self.topology()?);
         for (at, value) in words {
-            self.mapping.words()[at].store(value, std::sync::atomic::Ordering::SeqCst);
+            page.words()[at].store(value, std::sync::atomic::Ordering::SeqCst);
         }
-        self.ivshmem.ring()
+        Ok(())
     }
 
     /// What a shell command there says; it must succeed.
@@ -328,14 +436,14 @@ impl TopologyGuest {
     /// # Errors
     /// When the guest does not answer.
     pub fn try_sh(&mut self, command: &str) -> anyhow::Result<(String, i32)> {
-        writeln!(self.input, "{command}").context("the guest ended")?;
+        writeln!(self.process.input, "{command}").context("the guest ended")?;
         self.answer(command)
     }
 
     fn answer(&mut self, command: &str) -> anyhow::Result<(String, i32)> {
         let mut text = Vec::new();
         loop {
-            match self.lines.recv_timeout(ANSWER_LIMIT) {
+            match self.process.lines.recv_timeout(ANSWER_LIMIT) {
                 Ok(line) => match line.strip_prefix(END) {
                     Some(status) => return Ok((text.join("\n"), status.trim().parse()?)),
                     None => text.push(line),

@@ -1,0 +1,89 @@
+//! QEMU's monitor for programs: one command, one answer.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+/// For a QEMU that starts, and for an answer.
+const LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+
+/// A connection to one.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+}
+
+impl Qmp {
+    /// Connects to the socket of a QEMU that may still be starting.
+    ///
+    /// # Errors
+    /// When there is none after a while.
+    pub fn connect(socket: &Path) -> anyhow::Result<Qmp> {
+        let begin = Instant::now();
+        let stream = loop {
+            match UnixStream::connect(socket) {
+                Ok(stream) => break stream,
+                Err(_) if begin.elapsed() < LIMIT => thread::sleep(POLL),
+                Err(error) => bail!("cannot reach QEMU's monitor {}: {error}", socket.display()),
+            }
+        };
+        stream.set_read_timeout(Some(LIMIT))?;
+        let mut qmp = Qmp {
+            stream: BufReader::new(stream),
+        };
+        qmp.line()?;
+        qmp.run("qmp_capabilities", &json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Carries out a command.
+    ///
+    /// # Errors
+    /// What QEMU says of it; when it does not answer.
+    pub fn run(&mut self, command: &str, arguments: &Value) -> anyhow::Result<Value> {
+        let order = json!({"execute": command, "arguments": arguments});
+        writeln!(self.stream.get_mut(), "{order}").context("QEMU's monitor has gone")?;
+        // Events come in between.
+        loop {
+            let mut answer = self.line()?;
+            if let Some(error) = answer.get("error") {
+                bail!("QEMU refuses {order}: {error}");
+            }
+            if let Some(value) = answer.get_mut("return") {
+                return Ok(value.take());
+            }
+        }
+    }
+
+    fn line(&mut self) -> anyhow::Result<Value> {
+        let mut line = String::new();
+        self.stream
+            .read_line(&mut line)
+            .context("QEMU's monitor does not answer")?;
+        serde_json::from_str(&line).with_context(|| format!("QEMU's monitor says {line:?}"))
+    }
+}
+
+/// Moves a running guest from one QEMU to another that waits for it on this socket.
+///
+/// # Errors
+/// When QEMU says that it failed, or it takes too long.
+pub fn migrate(from: &mut Qmp, to: &Path) -> anyhow::Result<()> {
+    from.run("migrate", &json!({"uri": format!("unix:{}", to.display())}))?;
+    let begin = Instant::now();
+    while begin.elapsed() < LIMIT {
+        let state = from.run("query-migrate", &json!({}))?;
+        match state["status"].as_str() {
+            Some("completed") => return Ok(()),
+            Some("failed" | "cancelled") => bail!("the migration failed: {state}"),
+            _ => thread::sleep(POLL),
+        }
+    }
+    bail!("the migration takes longer than {LIMIT:?}")
+}
