@@ -287,3 +287,45 @@ fn events_come_alike_however_often_somebody_looks() {
     };
     assert_eq!(run(100), run(4500));
 }
+
+#[test]
+fn threads_that_gather_use_the_memory_of_one_of_them_and_nothing_moves() {
+    let machine = r910();
+    let both: homenode_units::CpuSet = [0, 1]
+        .into_iter()
+        .flat_map(|node| cores(&machine, node, 0, 1).iter().collect::<Vec<_>>())
+        .collect();
+    let vm = VmSpec::new("a", 2, Bytes(4 * GIB), "stream")
+        .doing(99.0)
+        .on_cpus(both)
+        .pinned();
+    let gather = |thread| EventAction::Gather { thread };
+    let scenario = scenario(vec![vm])
+        .with_event(at(5), "a", gather(1))
+        .with_event(at(7), "a", gather(0));
+    let mut twin = twin(&scenario);
+    let mut seen = Vec::new();
+    for until in [4, 6, 8] {
+        twin.wait(Ns(at(until).0 - twin.now().0));
+        twin.mark();
+        let before = mib_on(&twin.sample().unwrap(), "a");
+        twin.wait(Ns::from_millis(500));
+        let accesses = twin.report().vms[0].accesses_by_node.clone();
+        let all: f64 = accesses.values().map(|count| *count as f64).sum();
+        seen.push([0, 1].map(|node| {
+            accesses
+                .get(NodeId(node))
+                .map_or(0.0, |count| *count as f64 / all)
+        }));
+        assert_eq!(mib_on(&twin.sample().unwrap(), "a"), before);
+    }
+    assert!(
+        seen[0].iter().all(|share| (share - 0.5).abs() < 0.1),
+        "each its own: {seen:?}"
+    );
+    assert!(seen[1][1] > 0.99 && seen[2][0] > 0.99, "{seen:?}");
+    let mut nobody = scenario.clone();
+    nobody.events[0].action = gather(2);
+    let error = Twin::new(r910(), &nobody, 1).map(drop).unwrap_err().to_string();
+    assert!(error.contains("thread to gather at is 2"), "{error}");
+}

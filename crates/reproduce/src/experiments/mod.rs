@@ -69,6 +69,7 @@ pub const ALL: &[Experiment] = &[
     xpv::BLACKBOX,
     xpv::LOAD,
     xpv::BALLOONING,
+    xpv::ABUSE,
     xpv::FIGHTS,
 ];
 

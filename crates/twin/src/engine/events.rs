@@ -168,6 +168,17 @@ impl Engine {
                 self.version += 1;
                 (EventResult::Done, None)
             }
+            EventAction::Gather { thread } => {
+                self.settle_all();
+                let owner = &mut self.vms[vm];
+                owner.memory.gather(thread.into());
+                for (at, thread) in owner.threads.iter_mut().enumerate() {
+                    thread.shared_share = owner.memory.shared_share(at);
+                }
+                self.set_speeds_of(vm);
+                self.solve_soon();
+                (EventResult::Done, None)
+            }
             EventAction::Phase {
                 llc_access_factor,
                 cpi_factor,

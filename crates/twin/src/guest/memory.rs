@@ -39,6 +39,8 @@ pub(crate) enum Users {
     Kernel,
     One(usize),
     All,
+    /// Its thread has gone over to another's.
+    Nobody,
 }
 
 /// For whom a guest needs memory.
@@ -85,6 +87,8 @@ impl Class {
 #[derive(Clone, Debug)]
 struct Region {
     users: Users,
+    /// Whose own it is, or was.
+    owner: Option<usize>,
     access_share: f64,
     classes: Vec<Class>,
 }
@@ -113,7 +117,7 @@ pub(crate) struct ClassUse {
 impl ClassUse {
     pub fn used_by(&self, thread: usize) -> bool {
         match self.users {
-            Users::Kernel => false,
+            Users::Kernel | Users::Nobody => false,
             Users::One(owner) => owner == thread,
             Users::All => true,
         }
@@ -174,6 +178,7 @@ impl VmMemory {
     ) -> (VmMemory, Vec<Vec<Touch>>, Vec<Vec<Touch>>) {
         let kernel = Region {
             users: Users::Kernel,
+            owner: None,
             access_share: 0.0,
             classes: vec![Class::new(boot, 1.0, &mut 0, nodes)],
         };
@@ -237,6 +242,10 @@ impl VmMemory {
             for user in users {
                 let region = Region {
                     users: user,
+                    owner: match user {
+                        Users::One(thread) => Some(thread),
+                        _ => None,
+                    },
                     access_share: profile.access_share,
                     classes: classes(),
                 };
@@ -366,6 +375,18 @@ impl VmMemory {
             let on = &mut self.regions[region].classes[class].on;
             draw_evenly(&mut pool, &mut left, &mut draws, on, chance);
             rest -= pages;
+        }
+        self.stale = true;
+    }
+
+    /// All threads use what was one thread's own from now on, and no longer theirs.
+    pub fn gather(&mut self, thread: usize) {
+        for region in &mut self.regions {
+            match region.owner {
+                Some(owner) if owner == thread => region.users = Users::All,
+                Some(_) => region.users = Users::Nobody,
+                None => {}
+            }
         }
         self.stale = true;
     }

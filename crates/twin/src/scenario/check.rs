@@ -365,6 +365,12 @@ impl Scenario {
                 0.0,
                 "a guest needs some",
             ),
+            EventAction::Gather { thread } if thread >= vm.vcpus => figure(
+                "action.gather.thread",
+                "thread to gather at",
+                thread.into(),
+                "threads are numbered from 0, one for each vCPU",
+            ),
             EventAction::Phase {
                 llc_access_factor: factor,
                 ..

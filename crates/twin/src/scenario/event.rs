@@ -57,6 +57,12 @@ pub enum EventAction {
         #[schemars(with = "schema::List")]
         cpus: CpuSet,
     },
+    /// All of its program's threads use what was one thread's own memory from now on, and no longer theirs: where their accesses
+    /// go changes, and nothing else.
+    Gather {
+        /// Whose memory: the number of the thread, which is that of its vCPU, from 0.
+        thread: u16,
+    },
     /// Its program behaves differently from now on. Factors are against the profile and its phases, not against an
     /// earlier event.
     Phase {
@@ -78,6 +84,7 @@ impl EventAction {
             EventAction::Balloon { .. } => "balloon",
             EventAction::Migrate { .. } => "migrate",
             EventAction::Pin { .. } => "pin",
+            EventAction::Gather { .. } => "gather",
             EventAction::Phase { .. } => "phase",
         }
     }

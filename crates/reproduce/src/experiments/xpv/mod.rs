@@ -23,6 +23,7 @@
 //!   a warm-up. Programs do so much of their work that none ends before.
 //! - How much a program allocates while it runs is in its profile as an estimate, made before anything here was run.
 
+mod abuse;
 mod ballooning;
 mod blackbox;
 mod fights;
@@ -30,6 +31,7 @@ mod load;
 mod moves;
 mod stale;
 
+pub use abuse::EXPERIMENT as ABUSE;
 pub use ballooning::EXPERIMENT as BALLOONING;
 pub use blackbox::EXPERIMENT as BLACKBOX;
 pub use fights::EXPERIMENT as FIGHTS;
