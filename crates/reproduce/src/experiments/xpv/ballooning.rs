@@ -170,8 +170,8 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
 
 const SET_UP: &str = "VMs of JBB, swim and milc, 10 vCPUs and 18 GiB each, together on nodes 1 to 7. Their balloons leave idle guests 1 GiB, \
      and give each what its program needs and a tenth as it begins, from all nodes. Speeds from the 90th to the 120th second.";
-const WHY: &str = "The order is the seed's: Interleaved and FT are the slowest, XPV is the fastest, and what its guest knows makes all of the \
-     difference for swim, which has no runtime library. The gains are smaller. Pages that come from seven nodes in turn are 14 percent \
+const WHY: &str = "swim is fastest under XPV and slower under FT than Interleaved, as published, and what the guest knows makes all of the \
+     difference, since it has no runtime library; the gains are smaller. Pages that come from seven nodes in turn are 14 percent \
      local and load no node more than another; swim alone loses 28 percent by that on this machine file, whose latencies are \
      estimates. To run at a quarter of its speed, as the seed's under FT, it would have to find its pages on few nodes that others \
      use as well: with all of them on one other node it loses 60 percent alone. The seed does not say from which nodes its Xen took \

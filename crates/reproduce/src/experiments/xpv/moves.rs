@@ -60,6 +60,8 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
 const SET_UP: &str = "Three VMs of 15 vCPUs and 12 GiB, all busy with JBB, on the 36 CPUs of nodes 2 to 7.";
 const WHY: &str = "All changes here are of the first seconds. Xen's credit scheduler hands out credits for all CPUs of the host, here 48, of \
      which these VMs may use 36: their 45 vCPUs get more than they can burn, all stay UNDER, and a CPU that has one of them steals none. \
+     On a machine file of those six nodes alone, as a pool of CPUs would be, credits are for 36 and the same VMs change nodes 8400 times \
+     a minute. \
      Once something disturbs that (vCPUs that change places, as in `xpv.under-load-balancing`, do) the same VMs change nodes some 30 \
      times a minute each. The seed does not say how it keeps the privileged VM's nodes free, and its JBB has threads that sleep between \
      collections; the profile's do not, and a CPU that falls idle steals.";
