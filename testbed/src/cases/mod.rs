@@ -13,6 +13,7 @@ mod memory;
 mod numad;
 mod pages;
 mod permits;
+mod runtimes;
 mod topology;
 mod working_set;
 
@@ -350,6 +351,13 @@ pub static ALL: &[Case] = &[
         420,
         "the same on Linux 6.12",
         topology::module_of_fetched_kernel,
+    ),
+    plain_case(
+        "runtimes",
+        Group::Module,
+        300,
+        "an unmodified JVM and jemalloc in a guest allocate on the node that their vCPU has moved to",
+        runtimes::follow,
     ),
     case(
         "damon",

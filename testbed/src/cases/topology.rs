@@ -72,7 +72,7 @@ fn both_methods(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow:
     rebooted(guest)
 }
 
-fn load(guest: &mut TopologyGuest, method: &str) -> anyhow::Result<()> {
+pub(super) fn load(guest: &mut TopologyGuest, method: &str) -> anyhow::Result<()> {
     guest.vcpus = at_boot();
     guest.publish()?;
     guest.sh(&format!("insmod /homenode_topology.ko method={method}"))?;
@@ -90,7 +90,7 @@ fn count(guest: &mut TopologyGuest, name: &str) -> anyhow::Result<u64> {
 }
 
 /// Waits until a figure of the module's is this one.
-fn wait_for(guest: &mut TopologyGuest, name: &str, value: u64) -> anyhow::Result<()> {
+pub(super) fn wait_for(guest: &mut TopologyGuest, name: &str, value: u64) -> anyhow::Result<()> {
     let path = format!("{SYSFS}/{name}");
     let wait = format!(
         "i=0; while [ $(cat {path}) != {value} ] && [ $i -lt 600 ]; do i=$((i+1)); usleep 20000; done"

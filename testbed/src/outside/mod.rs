@@ -14,6 +14,7 @@ pub mod guest_image;
 pub mod plain;
 pub mod qmp;
 pub mod report;
+pub mod runtimes;
 pub mod topology_guest;
 
 use std::collections::{BTreeMap, VecDeque};

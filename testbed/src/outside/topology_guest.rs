@@ -2,6 +2,7 @@
 //!
 //! Its init is a shell that carries out what it is told on the second serial port.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
@@ -23,11 +24,13 @@ use super::guard::end_group;
 use super::guest_image::Kernel;
 use super::plain::Outside;
 use super::qmp::{self, Qmp};
+use super::runtimes::Files;
 
 /// Virtual nodes, and host nodes.
 pub const NODES: u16 = 4;
 /// vCPUs: one for each node, and a second one on node 0.
 pub const VCPUS: u32 = 5;
+/// Memory of a virtual node.
 const NODE_MIB: u32 = 96;
 /// An answer; a loaded machine emulates slowly.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
@@ -90,7 +93,7 @@ impl TestKernel {
 }
 
 /// The sources that this program was built from.
-fn workspace() -> &'static Path {
+pub(super) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .unwrap_or(Path::new("/"))
@@ -155,10 +158,14 @@ fn build_probe(dir: &Path) -> anyhow::Result<PathBuf> {
     Ok(probe)
 }
 
-fn pack(files: &[(&str, &Path)], target: &Path) -> anyhow::Result<()> {
+fn pack(files: &Files, target: &Path) -> anyhow::Result<()> {
     let mut archive = Archive::default();
-    for dir in ["dev", "proc", "sys", "bin"] {
-        archive.directory(dir);
+    let mut directories: BTreeSet<&Path> = ["dev", "proc", "sys", "bin", "tmp"].map(Path::new).into();
+    directories.extend(files.keys().flat_map(|name| Path::new(name).ancestors().skip(1)));
+    directories.remove(Path::new(""));
+    // What contains another comes before it.
+    for directory in directories {
+        archive.directory(&directory.display().to_string());
     }
     archive.file("init", 0o755, INIT.as_bytes());
     for (name, path) in files {
@@ -174,6 +181,7 @@ struct Machine {
     dir: PathBuf,
     kernel: PathBuf,
     initramfs: PathBuf,
+    node_mib: u32,
 }
 
 impl Machine {
@@ -192,14 +200,14 @@ impl Machine {
         command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35"]);
         command.args(["-display", "none", "-net", "none", "-no-reboot", "-smp"]);
         command.arg(format!("{VCPUS},sockets={VCPUS},cores=1,threads=1"));
-        command.args(["-m", &format!("{}M", NODE_MIB * u32::from(NODES))]);
+        command.args(["-m", &format!("{}M", self.node_mib * u32::from(NODES))]);
         for node in 0..NODES {
             let cpus: Vec<String> = (0..VCPUS)
                 .filter(|cpu| cpu % u32::from(NODES) == u32::from(node))
                 .map(|cpu| format!(",cpus={cpu}"))
                 .collect();
             command.arg("-object");
-            command.arg(format!("memory-backend-ram,id=m{node},size={NODE_MIB}M"));
+            command.arg(format!("memory-backend-ram,id=m{node},size={}M", self.node_mib));
             command.arg("-numa");
             command.arg(format!("node,nodeid={node},memdev=m{node}{}", cpus.concat()));
         }
@@ -297,22 +305,30 @@ impl TopologyGuest {
     /// # Errors
     /// When something cannot be built or started, or the guest does not come up.
     pub fn boot(outside: &mut Outside<'_>, kernel: &TestKernel) -> anyhow::Result<TopologyGuest> {
+        TopologyGuest::boot_with(outside, kernel, Files::new(), NODE_MIB)
+    }
+
+    /// The same with more files, and so much memory on each virtual node.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn boot_with(
+        outside: &mut Outside<'_>,
+        kernel: &TestKernel,
+        mut files: Files,
+        node_mib: u32,
+    ) -> anyhow::Result<TopologyGuest> {
         let dir = outside.dir;
-        let module = build_module(kernel, dir)?;
-        let probe = build_probe(dir)?;
+        files.insert("bin/busybox".to_owned(), PathBuf::from("/bin/busybox"));
+        files.insert("bin/probe".to_owned(), build_probe(dir)?);
+        files.insert("homenode_topology.ko".to_owned(), build_module(kernel, dir)?);
         let initramfs = dir.join("topology-initramfs");
-        pack(
-            &[
-                ("bin/busybox", Path::new("/bin/busybox")),
-                ("bin/probe", &probe),
-                ("homenode_topology.ko", &module),
-            ],
-            &initramfs,
-        )?;
+        pack(&files, &initramfs)?;
         let machine = Machine {
             dir: dir.to_owned(),
             kernel: kernel.image.clone(),
             initramfs,
+            node_mib,
         };
         let server = TopologyServer::listen(&machine.socket())?;
         let process = machine.start(outside, "topology", None)?;

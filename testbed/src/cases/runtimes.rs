@@ -1,0 +1,157 @@
+//! An unmodified JVM and jemalloc in a real guest whose vCPU moves: what they allocate afterwards is on the node that the page
+//! says.
+
+use anyhow::{Context as _, ensure};
+
+use super::topology::{load, wait_for};
+use crate::outside::plain::Outside;
+use crate::outside::runtimes::{self, JAVA, JEMALLOC, LIBRARIES};
+use crate::outside::topology_guest::{NODES, TestKernel, TopologyGuest};
+
+/// The vCPU that both run on: a second one of node 0, so that no node loses its last.
+const VCPU: usize = 4;
+/// Where it is moved to, one after the other: each node is visited once, so that its memory is new.
+const VISITS: [u16; 4] = [0, 3, 2, 1];
+/// Memory of a virtual node: the JVM's files are in the guest's memory.
+const NODE_MIB: u32 = 320;
+/// An allocation of 12 MiB, less what is there already.
+const JVM_PAGES_LEAST: u64 = 2000;
+/// 2000 objects of 2.5 KiB on average, in ten ways one after the other: the same memory mostly.
+const JEMALLOC_PAGES_LEAST: u64 = 500;
+
+pub(super) fn follow(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+    let kernel = TestKernel::stock(outside)?;
+    let files = runtimes::files(outside.dir)?;
+    let mut guest = TopologyGuest::boot_with(outside, &kernel, files, NODE_MIB)?;
+    let outcome = both(outside, &mut guest);
+    guest.end(outside)?;
+    outcome
+}
+
+fn both(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    load(guest, "kbat")?;
+    let mut program = Program::start(
+        guest,
+        &format!("LD_PRELOAD={LIBRARIES}/libhomenode_jemalloc.so:{JEMALLOC} taskset 10 allocates"),
+    )?;
+    for node in VISITS {
+        move_to(guest, node)?;
+        let before = program.pages(guest)?;
+        let said = program.order(guest, "a")?;
+        let after = program.pages(guest)?;
+        let elsewhere: Vec<&str> = said
+            .lines()
+            .filter(|line| !line.ends_with(&format!(" {node}")))
+            .collect();
+        ensure!(
+            !said.is_empty() && elsewhere.is_empty(),
+            "jemalloc on node {node}: {elsewhere:?}"
+        );
+        ensure_came(node, &before, &after, JEMALLOC_PAGES_LEAST).context("jemalloc")?;
+        outside.note(format!(
+            "jemalloc on node {node}: {before:?} pages became {after:?}"
+        ));
+    }
+    program.end(guest)?;
+
+    guest.vcpus[VCPU] = 0;
+    guest.publish()?;
+    let preload = format!("{LIBRARIES}/libhomenode_hotspot.so:{LIBRARIES}/libhomenode_hotspot_numa.so");
+    let options = "-Xint -XX:+UseNUMA -XX:-UsePerfData -Xms128m -Xmx128m -Xlog:disable -XX:+UseParallelGC -Xmn80m \
+                   -XX:-UseAdaptiveNUMAChunkSizing -Xlog:gc+heap=debug";
+    let mut program = Program::start(
+        guest,
+        &format!("LD_PRELOAD={preload} taskset 10 {JAVA} {options} -cp / Young"),
+    )?;
+    for node in VISITS {
+        move_to(guest, node)?;
+        let before = program.pages(guest)?;
+        let said = program.order(guest, "")?;
+        let after = program.pages(guest)?;
+        ensure_came(node, &before, &after, JVM_PAGES_LEAST)
+            .with_context(|| format!("the JVM, which says {said}"))?;
+        outside.note(format!("JVM on node {node}: {before:?} pages became {after:?}"));
+    }
+    program.end(guest)
+}
+
+/// Moves the vCPU, and waits until the guest's kernel has followed.
+fn move_to(guest: &mut TopologyGuest, node: u16) -> anyhow::Result<()> {
+    guest.vcpus[VCPU] = node;
+    let version = guest.publish()?;
+    wait_for(guest, "version", version)
+}
+
+/// So many of a program's new pages are on this node, and most of all new ones.
+fn ensure_came(node: u16, before: &[u64], after: &[u64], least: u64) -> anyhow::Result<()> {
+    let new: Vec<u64> = after
+        .iter()
+        .zip(before)
+        .map(|(a, b)| a.saturating_sub(*b))
+        .collect();
+    let here = new[usize::from(node)];
+    let all: u64 = new.iter().sum();
+    ensure!(
+        here >= least && 2 * here > all,
+        "on node {node}, new pages by node: {new:?}"
+    );
+    Ok(())
+}
+
+/// A program in the guest that says "ready", and "done" after each order.
+struct Program {
+    orders: usize,
+}
+
+impl Program {
+    fn start(guest: &mut TopologyGuest, command: &str) -> anyhow::Result<Program> {
+        guest.sh("rm -f /in /out; mkfifo /in")?;
+        guest.sh(&format!("{command} </in >/out 2>&1 & program=$!; exec 3>/in"))?;
+        let program = Program { orders: 0 };
+        wait_for_line(guest, "ready", 1)?;
+        Ok(program)
+    }
+
+    /// What it says to an order.
+    fn order(&mut self, guest: &mut TopologyGuest, order: &str) -> anyhow::Result<String> {
+        let before: usize = guest.sh("wc -l </out")?.trim().parse()?;
+        guest.sh(&format!("echo '{order}' >&3"))?;
+        self.orders += 1;
+        wait_for_line(guest, "done", self.orders)?;
+        guest.sh(&format!(
+            "tail -n +{} /out | grep -v '^done$' || true",
+            before + 1
+        ))
+    }
+
+    /// Its pages by node, as the guest's kernel says.
+    fn pages(&self, guest: &mut TopologyGuest) -> anyhow::Result<Vec<u64>> {
+        let maps = guest.sh("cat /proc/$program/numa_maps")?;
+        let mut pages = vec![0; usize::from(NODES)];
+        for word in maps.split_whitespace() {
+            let Some((node, count)) = word.strip_prefix('N').and_then(|word| word.split_once('=')) else {
+                continue;
+            };
+            if let (Ok(node), Ok(count)) = (node.parse::<usize>(), count.parse::<u64>()) {
+                *pages
+                    .get_mut(node)
+                    .context("a node that the guest does not have")? += count;
+            }
+        }
+        Ok(pages)
+    }
+
+    fn end(self, guest: &mut TopologyGuest) -> anyhow::Result<()> {
+        guest.sh("exec 3>&-; wait $program")?;
+        Ok(())
+    }
+}
+
+/// Waits until a program has said a line so often.
+fn wait_for_line(guest: &mut TopologyGuest, line: &str, times: usize) -> anyhow::Result<()> {
+    let enough = format!("[ $(grep -c '^{line}$' /out) -ge {times} ]");
+    let wait = format!("i=0; until {enough} || [ $i -ge 100 ]; do i=$((i+1)); sleep 1; done");
+    let (said, status) = guest.try_sh(&format!("{wait}; {enough} || tail -n 20 /out; {enough}"))?;
+    ensure!(status == 0, "the program does not say `{line}`: {said}");
+    Ok(())
+}
