@@ -121,7 +121,7 @@ pub struct TopologyServer {
     socket: PathBuf,
     regions: Arc<Mutex<Regions>>,
     rings: SyncSender<Arc<OwnedFd>>,
-    stop: Arc<OwnedFd>,
+    stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -138,7 +138,7 @@ impl TopologyServer {
             cause,
         };
         let listener = bind(socket)?;
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| system(error.into()))?);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| system(error.into()))?;
         let watch = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| system(error.into()))?;
         let add = |fd: BorrowedFd<'_>, what: Event| {
             epoll::add(&watch, fd, what.data(), epoll::EventFlags::IN).map_err(|error| system(error.into()))
@@ -201,7 +201,7 @@ impl TopologyServer {
 
 impl Drop for TopologyServer {
     fn drop(&mut self) {
-        if rustix::io::write(&*self.stop, &1u64.to_ne_bytes()).is_ok()
+        if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_ok()
             && let Some(thread) = self.thread.take()
         {
             let _ = thread.join();
@@ -306,7 +306,11 @@ fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
                     // Who is refused sees its connection closed.
                     Ok((stream, _)) => lock(regions).meet(stream),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(_) => thread::sleep(PAUSE),
+                    Err(error) => {
+                        lock(regions).refusal =
+                            Some(format!("cannot accept who wants a topology page: {error}"));
+                        thread::sleep(PAUSE);
+                    }
                 },
                 // Both may be news of one that had the number before.
                 Event::End(pid) => lock(regions)
