@@ -6,12 +6,13 @@
 #
 #   scripts/testbed-setup.sh            what the cases need that run without being named
 #   scripts/testbed-setup.sh --damon    also a kernel with DAMON, for the group `damon`: unpacked, not installed
+#   scripts/testbed-setup.sh --programs also the programs that the case `page-log-programs` runs in its guests
 set -eu
 
 wanted=${1:-}
 case "$wanted" in
-    '' | --damon) ;;
-    *) printf 'testbed-setup: %s is not an option: there is --damon\n' "$wanted" >&2; exit 2 ;;
+    '' | --damon | --programs) ;;
+    *) printf 'testbed-setup: %s is not an option: there are --damon and --programs\n' "$wanted" >&2; exit 2 ;;
 esac
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -42,6 +43,19 @@ numad|the daemon whose advice libvirt asks for: the peer that is compared with
 numactl|numactl -H and migratepages, to look into the emulated host by hand
 linux-image-amd64|the stock kernel that the emulated host and the guests boot
 "
+
+# What runs in the guests of page-log-programs. None of them has a service: redis-tools has the server's program too.
+if [ "$wanted" = --programs ]; then
+    packages="$packages
+x264|a program of PARSEC
+libvips-tools|vips, a program of PARSEC
+bzip2|compresses
+sysbench|its tests of memory and CPU
+redis-tools|the Redis server and its benchmark
+openjdk-17-jdk-headless|a JVM, and the compiler of what it runs
+hpcc|the HPC Challenge, which has HPL
+"
+fi
 
 installed() {
     [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null || true)" = installed ]
@@ -138,11 +152,11 @@ install_headers() {
     release=$(newest_kernel)
     if installed "linux-headers-$release"; then return 0; fi
     update_once
-    wanted="linux-headers-$release"
-    if ! apt-cache show "$wanted" >/dev/null 2>&1; then wanted="linux-image-amd64 linux-headers-amd64"; fi
-    say "needs $wanted: builds the guest's kernel module"
+    headers="linux-headers-$release"
+    if ! apt-cache show "$headers" >/dev/null 2>&1; then headers="linux-image-amd64 linux-headers-amd64"; fi
+    say "needs $headers: builds the guest's kernel module"
     # shellcheck disable=SC2086 # one word per package is meant
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install $wanted
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install $headers
 }
 
 install_virtme() {

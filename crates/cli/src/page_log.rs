@@ -76,6 +76,8 @@ struct Said {
     warm_bytes: Bytes,
     /// Used in the same time.
     truth_bytes: Option<Bytes>,
+    /// Of that, pages that a program read or wrote.
+    truth_program_bytes: Option<Bytes>,
     blind_spot: &'static str,
 }
 
@@ -313,12 +315,14 @@ fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> anyho
             kernel_bytes: Some(kernel),
             warm_bytes: program.warm,
             truth_bytes: truth.map(|truth| truth.all()),
+            truth_program_bytes: truth.map(|truth| truth.program_data_bytes),
             blind_spot: carrier.blind_spot(),
         });
     }
     if header.exact
         && let Some(poll) = reading.poll(mu)?
     {
+        let truth = reading.truth(poll.at, Ns(u64::MAX));
         estimates.push(Said {
             estimator: "poll",
             carrier: poll.carrier,
@@ -331,7 +335,8 @@ fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> anyho
             program_bytes: None,
             kernel_bytes: None,
             warm_bytes: poll.warm,
-            truth_bytes: Some(reading.truth(poll.at, Ns(u64::MAX)).all()),
+            truth_bytes: Some(truth.all()),
+            truth_program_bytes: Some(truth.program_data_bytes),
             blind_spot: poll.carrier.blind_spot(),
         });
     }
@@ -505,6 +510,7 @@ mod tests {
             [110, 110, 160]
         );
         assert_eq!(prl.truth_bytes.map(pages), Some(120));
+        assert_eq!(prl.truth_program_bytes.map(pages), Some(110));
         assert_eq!(report.estimates[2].program_bytes.map(pages), Some(110));
         let truth = report.truth.expect("it is exact");
         let parts = [

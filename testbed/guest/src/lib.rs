@@ -20,6 +20,10 @@ pub const MARKER_PHASE: &str = "PHASE";
 pub const MARKER_REPORT: &str = "REPORT";
 /// Printed when all passes of a sweep were made.
 pub const MARKER_SWEPT: &str = "SWEPT";
+/// Begins the console command that runs a line of shell: an initramfs that has `/bin/busybox` and programs is needed.
+pub const COMMAND_RUN: &str = "run ";
+/// Printed when that has ended, with its exit status.
+pub const MARKER_RAN: &str = "RAN";
 /// Printed when a command or a module could not be used.
 pub const MARKER_ERROR: &str = "ERROR";
 

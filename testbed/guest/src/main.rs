@@ -1,14 +1,16 @@
-//! Init of a testbed guest, and its only process.
+//! Init of a testbed guest, and its only process but for what `run` starts.
 //!
 //! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command
 //! line asks for, prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one,
-//! `report` prints counters, `poweroff` ends the guest. It never exits: that would panic the guest's kernel.
+//! `report` prints counters, `run LINE` runs a line of shell, `poweroff` ends the guest. It never exits: that would panic the
+//! guest's kernel.
 
 #![allow(clippy::print_stdout, reason = "the console is how the guest speaks")]
 
 use std::fs;
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
@@ -16,7 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use homenode_testbed_guest::{
-    Behaviour, MARKER_ERROR, MARKER_PHASE, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Orders, Sweep,
+    Behaviour, COMMAND_RUN, MARKER_ERROR, MARKER_PHASE, MARKER_RAN, MARKER_READY, MARKER_REPORT,
+    MARKER_SWEPT, Orders, Sweep,
 };
 use rustix::mount::{MountFlags, mount};
 
@@ -314,6 +317,10 @@ fn follow(line: &str, counters: &Counters) -> Option<Behaviour> {
             say(&format!("{MARKER_ERROR} cannot power off: {done:?}"));
             None
         }
+        text if text.starts_with(COMMAND_RUN) => {
+            run(&text[COMMAND_RUN.len()..]);
+            None
+        }
         text => match text.parse() {
             Ok(behaviour) => Some(behaviour),
             Err(error) => {
@@ -321,5 +328,19 @@ fn follow(line: &str, counters: &Counters) -> Option<Behaviour> {
                 None
             }
         },
+    }
+}
+
+/// Runs a line of shell to its end; the console's lines are not for it to read.
+fn run(line: &str) {
+    let status = Command::new("/bin/busybox")
+        .args(["sh", "-c", line])
+        .env("PATH", "/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .status();
+    match status {
+        // A signal gives no status.
+        Ok(status) => say(&format!("{MARKER_RAN} status={}", status.code().unwrap_or(-1))),
+        Err(error) => say(&format!("{MARKER_ERROR} cannot start /bin/busybox: {error}")),
     }
 }

@@ -13,6 +13,7 @@ mod memory;
 mod numad;
 mod pages;
 mod permits;
+mod programs;
 mod runtimes;
 mod topology;
 mod working_set;
@@ -40,6 +41,8 @@ pub enum Group {
     Kernels,
     /// What the plugin that logs pages costs: run by name only.
     Speed,
+    /// Programs that `scripts/testbed-setup.sh --programs` installs, under that plugin: run by name only.
+    Programs,
     /// What was found out about libvirt, the kernel and the emulation: run by name only.
     Record,
 }
@@ -56,13 +59,17 @@ impl Group {
             Self::Module => "module",
             Self::Kernels => "kernels",
             Self::Speed => "speed",
+            Self::Programs => "programs",
             Self::Record => "record",
         }
     }
 
     /// Whether its cases run only when they are named.
     fn is_by_name(self) -> bool {
-        matches!(self, Self::Damon | Self::Kernels | Self::Record | Self::Speed)
+        matches!(
+            self,
+            Self::Damon | Self::Kernels | Self::Programs | Self::Record | Self::Speed
+        )
     }
 
     /// The emulated host that it needs, if it needs one.
@@ -72,7 +79,7 @@ impl Group {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted => Some(HostKind::Counted),
             Self::Damon => Some(HostKind::Damon),
-            Self::Pages | Self::Module | Self::Kernels | Self::Speed => None,
+            Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,
         }
     }
 }
@@ -339,6 +346,13 @@ pub static ALL: &[Case] = &[
         pages::speed,
     ),
     plain_case(
+        "page-log-programs",
+        Group::Programs,
+        3600,
+        "what PML, PRL and the exact set say of real programs: x264, vips, bzip2, sysbench, Redis, a JVM, HPCC (record)",
+        programs::log,
+    ),
+    plain_case(
         "module-6.1",
         Group::Module,
         420,
@@ -426,7 +440,14 @@ mod tests {
     #[test]
     fn a_group_selects_its_cases_and_nothing_selects_all_but_those_run_by_name() {
         let all = select(&[]).unwrap_or_default();
-        let by_name = [Group::Damon, Group::Kernels, Group::Record, Group::Speed].map(|group| {
+        let groups = [
+            Group::Damon,
+            Group::Kernels,
+            Group::Programs,
+            Group::Record,
+            Group::Speed,
+        ];
+        let by_name = groups.map(|group| {
             let cases = select(&[group.name().to_owned()]).unwrap_or_default();
             assert!(!cases.is_empty() && cases.iter().all(|case| case.group == group));
             cases.len()

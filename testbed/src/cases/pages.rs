@@ -37,14 +37,26 @@ const PROGRAMS: [(&str, [Sweep; 2]); 3] = [
 ];
 
 /// A guest with its log.
-struct Logged {
-    guest: PlainGuest,
-    log: PathBuf,
+pub(super) struct Logged {
+    pub(super) guest: PlainGuest,
+    pub(super) log: PathBuf,
     control: PathBuf,
 }
 
 impl Logged {
     fn boot(outside: &mut Outside<'_>, name: &str, first: Behaviour, how: &str) -> anyhow::Result<Logged> {
+        let initramfs = outside.workshop.initramfs.clone();
+        Logged::boot_from(outside, &initramfs, name, first, how)
+    }
+
+    /// A guest of which nothing is logged before the first [`Logged::next`].
+    pub(super) fn boot_from(
+        outside: &mut Outside<'_>,
+        initramfs: &Path,
+        name: &str,
+        first: Behaviour,
+        how: &str,
+    ) -> anyhow::Result<Logged> {
         let (log, control) = (
             outside.dir.join(format!("{name}.pages")),
             outside.dir.join(format!("{name}.control")),
@@ -56,12 +68,13 @@ impl Logged {
             GUEST_MIB * 256
         );
         let plugin = outside.workshop.plugin()?.to_owned();
-        let guest = outside.boot(name, GUEST_MIB, first, Some((&plugin, &arguments)))?;
+        let guest = outside.boot_from(initramfs, name, GUEST_MIB, first, Some((&plugin, &arguments)))?;
         outside.wait_for(&guest, MARKER_READY)?;
         Ok(Logged { guest, log, control })
     }
 
-    fn next(&self, label: &str) -> anyhow::Result<()> {
+    /// Closes the window and names the next.
+    pub(super) fn next(&self, label: &str) -> anyhow::Result<()> {
         next_window(&self.control, &self.log, label)
     }
 
@@ -259,7 +272,12 @@ fn frames(log: &Log, label: &str, wanted: impl Fn(Marks) -> bool) -> u64 {
 }
 
 /// What `homenode wss` makes of the windows of a label.
-fn estimates(outside: &Outside<'_>, log: &Path, label: &str, mu: Duration) -> anyhow::Result<Value> {
+pub(super) fn estimates(
+    outside: &Outside<'_>,
+    log: &Path,
+    label: &str,
+    mu: Duration,
+) -> anyhow::Result<Value> {
     let output = Command::new(outside.workshop.homenode()?)
         .args(["wss", "--json", "--label", label, "--mu"])
         .arg(mu.as_secs_f64().to_string())
@@ -275,7 +293,7 @@ fn estimates(outside: &Outside<'_>, log: &Path, label: &str, mu: Duration) -> an
     serde_json::from_slice(&output.stdout).context("homenode wss --json gives no JSON")
 }
 
-fn of<'a>(said: &'a Value, estimator: &str) -> anyhow::Result<&'a Value> {
+pub(super) fn of<'a>(said: &'a Value, estimator: &str) -> anyhow::Result<&'a Value> {
     let all = said["estimates"].as_array().context("no estimates")?;
     let found = all.iter().find(|estimate| estimate["estimator"] == estimator);
     found.with_context(|| format!("no estimate by {estimator} in {said}"))

@@ -129,6 +129,12 @@ impl Workshop {
         })
     }
 
+    /// The guests' kernel, as `uname -r` says it.
+    #[must_use]
+    pub fn release(&self) -> &str {
+        &self.kernel.release
+    }
+
     /// What QEMU is told of a modelled PMU that counts in `file`: the plugin makes the file, and the host inside finds it
     /// as a device's memory.
     fn pmu_options(&self, kind: HostKind, file: &Path) -> anyhow::Result<String> {

@@ -12,6 +12,7 @@ pub mod emulated;
 pub mod guard;
 pub mod guest_image;
 pub mod plain;
+pub mod program_image;
 pub mod qmp;
 pub mod report;
 pub mod runtimes;

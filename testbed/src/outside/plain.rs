@@ -48,6 +48,22 @@ impl Outside<'_> {
         first: Behaviour,
         plugin: Option<(&Path, &str)>,
     ) -> anyhow::Result<PlainGuest> {
+        let initramfs = self.workshop.initramfs.clone();
+        self.boot_from(&initramfs, name, mib, first, plugin)
+    }
+
+    /// The same with an initramfs of the case's own.
+    ///
+    /// # Errors
+    /// When QEMU cannot be started.
+    pub fn boot_from(
+        &mut self,
+        initramfs: &Path,
+        name: &str,
+        mib: u32,
+        first: Behaviour,
+        plugin: Option<(&Path, &str)>,
+    ) -> anyhow::Result<PlainGuest> {
         let orders = Orders {
             first,
             ..Orders::default()
@@ -69,10 +85,7 @@ impl Outside<'_> {
         command.arg("-object");
         command.arg(format!("memory-backend-memfd,id=m,share=on,size={mib}M"));
         command.args(["-machine", "pc,memory-backend=m", "-kernel"]);
-        command
-            .arg(&self.workshop.vmlinux)
-            .arg("-initrd")
-            .arg(&self.workshop.initramfs);
+        command.arg(&self.workshop.vmlinux).arg("-initrd").arg(initramfs);
         let kernel = "console=ttyS0 quiet panic=-1 transparent_hugepage=never";
         command.args(["-append", &format!("{kernel} {}", orders.to_cmdline())]);
         if let Some((file, arguments)) = plugin {
@@ -165,6 +178,12 @@ pub struct PlainGuest {
 }
 
 impl PlainGuest {
+    /// What it said, in a file.
+    #[must_use]
+    pub fn console(&self) -> &Path {
+        &self.console
+    }
+
     /// Tells the guest what to do.
     ///
     /// # Errors

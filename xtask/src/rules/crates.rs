@@ -122,6 +122,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
             "homenode-linux",
             "homenode-meter",
             "homenode-machine",
+            "homenode-reproduce",
             "homenode-testbed-guest",
             "homenode-topology-page",
             "homenode-units",

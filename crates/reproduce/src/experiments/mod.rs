@@ -47,6 +47,7 @@ pub const ALL: &[Experiment] = &[
     page_logs::costs::CHECKPOINT,
     page_logs::accuracy::EXPERIMENT,
     page_logs::hpl::EXPERIMENT,
+    page_logs::parsec::EXPERIMENT,
     page_logs::overhead::MISSED,
     page_logs::overhead::OVERHEAD,
     policies::IMBALANCE,

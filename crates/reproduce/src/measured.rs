@@ -1,0 +1,280 @@
+//! Measurements that were made once and are committed: here of programs under the emulator's plugin, which takes half an hour and
+//! packages that a machine that reproduces claims need not have.
+
+use std::fmt::Write as _;
+
+use homenode_machine::file::{FileError, read_toml};
+use serde::Deserialize;
+
+/// Where the measurement of programs is.
+pub const PROGRAMS_FILE: &str = "data/measured/page-log-programs.toml";
+/// The measurement of programs, as it is committed.
+pub const PROGRAMS: &str = include_str!("../../../data/measured/page-log-programs.toml");
+/// The version of its form.
+const VERSION: u32 = 1;
+
+/// What was seen of programs.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    version: u32,
+    /// The emulator.
+    pub qemu: String,
+    /// The guest's kernel.
+    pub kernel: String,
+    /// The core whose TLBs were modelled.
+    pub core: String,
+    /// Intervals (mu) that a run was divided into.
+    pub intervals: u64,
+    /// One by one.
+    pub program: Vec<Program>,
+}
+
+/// A program from its start to its end. Pages are distinct ones of 4 KiB.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    /// Its name here.
+    pub name: String,
+    /// Whether PARSEC has it.
+    pub parsec: bool,
+    /// Debian's package, with its version.
+    pub package: String,
+    /// What was run.
+    pub command: String,
+    /// How long it took, emulated.
+    pub seconds: f64,
+    /// Pages that it read or wrote.
+    pub used: u64,
+    /// Of those, pages that were written, by it or by the kernel.
+    pub written: u64,
+    /// Of those used, pages that PRL logged.
+    pub logged: u64,
+    /// Pages that it only executed.
+    pub code: u64,
+    /// Pages that the kernel alone used.
+    pub kernel: u64,
+    /// Pages used, counted in each interval and summed.
+    pub intervals_used: u64,
+    /// Pages written, likewise.
+    pub intervals_written: u64,
+    /// Pages logged, likewise.
+    pub intervals_logged: u64,
+    /// PRL by the seed's rule.
+    pub prl: Prl,
+    /// PRL by the repaired rule.
+    pub prl_repaired: Prl,
+}
+
+/// An estimate of PRL's.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prl {
+    /// Whether its loop ended by its own rule; otherwise the run did.
+    pub settled: bool,
+    /// Intervals until then.
+    pub after: f64,
+    /// The program's pages that it calls hot.
+    pub hot: u64,
+    /// Pages that the program used until then.
+    pub used: u64,
+    /// The kernel's pages that it calls hot.
+    pub kernel: u64,
+}
+
+/// Why a measurement cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasuredError {
+    /// It does not read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is of another form.
+    #[error(
+        "{path}: a measurement of version {found}, and this program reads {VERSION}: measure anew, as the file's head says"
+    )]
+    Version {
+        /// Which file.
+        path: String,
+        /// Its version.
+        found: u32,
+    },
+    /// A part is larger than the whole.
+    #[error("{path}: {program} has more {part} than {whole}: measure anew, as the file's head says")]
+    Larger {
+        /// Which file.
+        path: String,
+        /// Which program.
+        program: String,
+        /// The part.
+        part: &'static str,
+        /// The whole.
+        whole: &'static str,
+    },
+}
+
+impl Measured {
+    /// A measurement of this version.
+    pub fn new(
+        qemu: String,
+        kernel: String,
+        core: String,
+        intervals: u64,
+        program: Vec<Program>,
+    ) -> Measured {
+        Measured {
+            version: VERSION,
+            qemu,
+            kernel,
+            core,
+            intervals,
+            program,
+        }
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What does not read, is of another version, or contradicts itself.
+    pub fn parse(path: &str, text: &str) -> Result<Measured, MeasuredError> {
+        let measured: Measured = read_toml(path, text)?;
+        let path = path.to_owned();
+        if measured.version != VERSION {
+            return Err(MeasuredError::Version {
+                path,
+                found: measured.version,
+            });
+        }
+        for program in &measured.program {
+            let parts = [
+                (program.written, "pages written", program.used, "pages used"),
+                (program.logged, "pages logged", program.used, "pages used"),
+                (
+                    program.intervals_written,
+                    "pages written in intervals",
+                    program.intervals_used,
+                    "pages used in them",
+                ),
+                (
+                    program.intervals_logged,
+                    "pages logged in intervals",
+                    program.intervals_used,
+                    "pages used in them",
+                ),
+            ];
+            if let Some((_, part, _, whole)) = parts.into_iter().find(|(part, _, whole, _)| part > whole) {
+                let program = program.name.clone();
+                return Err(MeasuredError::Larger {
+                    path,
+                    program,
+                    part,
+                    whole,
+                });
+            }
+        }
+        Ok(measured)
+    }
+
+    /// As it stands in a file.
+    pub fn to_toml(&self) -> String {
+        let mut text = HEAD.to_owned();
+        let Measured {
+            version,
+            qemu,
+            kernel,
+            core,
+            intervals,
+            program,
+        } = self;
+        let _ = writeln!(
+            text,
+            "version = {version}\nqemu = {qemu:?}\nkernel = {kernel:?}\ncore = {core:?}\nintervals = {intervals}"
+        );
+        for program in program {
+            text.push_str(&program.to_toml());
+        }
+        text
+    }
+}
+
+const HEAD: &str = "# What programs of Debian 12 use and write of their memory, in pages of 4 KiB, and what PRL makes of them: data, without pages that
+# are only executed. `intervals_` sums are over the intervals that a run was divided into. docs/WORKING_SET.md shows it as a table.
+# Made by the testbed's case page-log-programs (a quarter of an hour); counts differ a little from run to run, since the emulated
+# clock is the machine's:
+#   scripts/testbed-setup.sh --programs && cargo xtask testbed page-log-programs && cp target/testbed/page-log-programs.toml data/measured/
+";
+
+impl Program {
+    fn to_toml(&self) -> String {
+        let Program {
+            name,
+            parsec,
+            package,
+            command,
+            seconds,
+            used,
+            written,
+            logged,
+            code,
+            kernel,
+            intervals_used,
+            intervals_written,
+            intervals_logged,
+            prl,
+            prl_repaired,
+        } = self;
+        format!(
+            "\n[[program]]\nname = {name:?}\nparsec = {parsec}\npackage = {package:?}\ncommand = {command:?}\nseconds = {seconds:.1}\n\
+             used = {used}\nwritten = {written}\nlogged = {logged}\ncode = {code}\nkernel = {kernel}\n\
+             intervals_used = {intervals_used}\nintervals_written = {intervals_written}\nintervals_logged = {intervals_logged}\n\
+             prl = {}\nprl_repaired = {}\n",
+            prl.to_toml(),
+            prl_repaired.to_toml()
+        )
+    }
+}
+
+impl Prl {
+    fn to_toml(&self) -> String {
+        let Prl {
+            settled,
+            after,
+            hot,
+            used,
+            kernel,
+        } = self;
+        format!(
+            "{{ settled = {settled}, after = {after:.1}, hot = {hot}, used = {used}, kernel = {kernel} }}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn committed() -> Measured {
+        Measured::parse(PROGRAMS_FILE, PROGRAMS).expect("it is committed")
+    }
+
+    #[test]
+    fn what_is_committed_is_what_the_case_writes() {
+        assert_eq!(committed().to_toml(), PROGRAMS);
+    }
+
+    #[test]
+    fn another_version_an_unknown_key_and_a_part_above_its_whole_are_refused() {
+        let later = PROGRAMS.replacen("version = 1", "version = 2", 1);
+        let error = Measured::parse("x.toml", &later).expect_err("a later version");
+        assert!(
+            matches!(error, MeasuredError::Version { found: 2, .. }),
+            "{error}"
+        );
+        let unknown = PROGRAMS.replacen("core = ", "cores = ", 1);
+        let error = Measured::parse("x.toml", &unknown).expect_err("an unknown key");
+        assert!(error.to_string().contains("cores"), "{error}");
+        let mut measured = committed();
+        measured.program[0].written = measured.program[0].used + 1;
+        let error = Measured::parse("x.toml", &measured.to_toml()).expect_err("more written than used");
+        assert!(matches!(error, MeasuredError::Larger { .. }), "{error}");
+    }
+}
