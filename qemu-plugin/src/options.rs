@@ -91,6 +91,7 @@ impl Options {
                 window: None,
                 control: None,
                 announced: false,
+                keep_bytes: None,
             },
         };
         for at in 0..usize::try_from(argc).unwrap_or(0) {
@@ -179,6 +180,7 @@ impl Said {
             "pages" => self.pages.file = value.into(),
             "control" => self.pages.control = Some(value.into()),
             "window-ms" => self.pages.window = Some(Duration::from_millis(number(1, 1 << 40)?)),
+            "keep-mib" => self.pages.keep_bytes = Some(number(1, 1 << 30)? << 20),
             "buffer" => self.pages.config.entries = number(2, (1 << 15) - 1)? as u16,
             "core" => {
                 let names = || CORES.map(|core| core.name).join(", ");
@@ -212,7 +214,7 @@ impl Said {
             "begin" => self.pages.announced = one_of(key, value, &[("at-once", false), ("announced", true)])?,
             _ => {
                 let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways, \
-                     pages, control, window-ms, buffer, core, logs, tables, start, flush, exact, begin";
+                     pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
                 return Err(format!("`{key}` is no argument: {known}"));
             }
         }

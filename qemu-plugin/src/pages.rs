@@ -7,7 +7,8 @@
 //!
 //! With `control=FIFO` each line written there closes the window and names the next; with `begin=announced` nothing is
 //! instrumented before the first such line, so that a guest boots as fast as without the plugin. The file grows by whole
-//! records, which `homenode wss --log FILE` can read meanwhile.
+//! records, which `homenode wss --log FILE --follow` can read meanwhile; with `keep-mib=SIZE` it takes little more than that,
+//! since what lies further back is given up. On `/dev/shm` that is a feed through shared memory.
 //!
 //! # What the interface tells, and how the rest is known
 //!
@@ -17,11 +18,12 @@
 //!   from where QEMU has the guest's memory mapped, if that is one memfd; otherwise fetches are not seen, and the log says so.
 //! - *Frames* are those of QEMU 7.2: places in guest memory, which is the guest-physical address up to the hole below 4 GiB.
 
+use std::collections::VecDeque;
 use std::ffi::{c_uint, c_void};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -29,7 +31,7 @@ use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use homenode_meter::page_log::{self, Marks, Window};
+use homenode_meter::page_log::{self, Header, Kept, Marks, Window};
 use homenode_meter::pages::{Config, Cpu, Machine};
 use homenode_tracking::tlb::Access;
 
@@ -49,6 +51,8 @@ pub struct PagesOptions {
     pub control: Option<PathBuf>,
     /// Whether to wait for the first order.
     pub announced: bool,
+    /// How much of the log is kept behind its end; `None`: all.
+    pub keep_bytes: Option<u64>,
 }
 
 static CPUS: PerVcpu<Cpu> = PerVcpu::new();
@@ -81,6 +85,11 @@ struct Log {
     label: String,
     /// Counts of fetches at the last window's end.
     fetched: Vec<u64>,
+    /// As it stands in the file.
+    header: Option<Header>,
+    length: u64,
+    /// Where records lie that may have to be given up.
+    records: VecDeque<Kept>,
 }
 
 /// Where QEMU has the guest's memory, and counts of what is executed there.
@@ -112,6 +121,9 @@ pub fn begin(options: PagesOptions, vcpus: u32) -> Outcome<()> {
             begin_ns: 0,
             label: String::new(),
             fetched: Vec::new(),
+            header: None,
+            length: 0,
+            records: VecDeque::new(),
         })),
         options,
     };
@@ -231,9 +243,11 @@ impl Run {
         {
             log.started = Instant::now();
             log.label = label;
+            log.length = Header::BYTES as u64;
             if let Err(error) = log.file.write_all(&header.to_bytes()) {
                 eprintln!("homenode plugin: cannot write what was seen of pages: {error}");
             }
+            log.header = Some(header);
         }
     }
 
@@ -283,13 +297,54 @@ impl Run {
         };
         log.number += 1;
         log.begin_ns = window.end_ns;
-        log.file.write_all(&window.to_bytes())
+        log.append(&window.to_bytes(), window.number, self.options.keep_bytes)
     }
 
     /// Where fetches are counted, if the guest's memory was found.
     fn fetches(&self) -> Option<&Fetches> {
         let frames = self.options.config.frames;
         self.fetches.get_or_init(|| Fetches::of(frames)).as_ref()
+    }
+}
+
+impl Log {
+    /// Writes a record, and gives up what lies too far behind it. What is written last is always kept.
+    fn append(&mut self, record: &[u8], number: u64, keep_bytes: Option<u64>) -> io::Result<()> {
+        self.file.write_all(record)?;
+        let at = self.length;
+        self.length += record.len() as u64;
+        let (Some(keep_bytes), Some(header)) = (keep_bytes, &mut self.header) else {
+            return Ok(());
+        };
+        self.records.push_back(Kept { at, number });
+        while self.records.len() > 1 && self.length - self.records[0].at > keep_bytes {
+            self.records.pop_front();
+        }
+        let (before, kept) = (header.kept, self.records[0]);
+        if kept == before {
+            return Ok(());
+        }
+        header.kept = kept;
+        self.file.write_all_at(&header.to_bytes(), 0)?;
+        give_up(&self.file, before.at, kept.at)
+    }
+}
+
+const PAGE_BYTES: u64 = 4096;
+
+/// Gives the whole pages of a part of a file back to the system. The first page stays: it has the header.
+fn give_up(file: &File, from: u64, to: u64) -> io::Result<()> {
+    let begin = (from / PAGE_BYTES * PAGE_BYTES).max(PAGE_BYTES);
+    let end = to / PAGE_BYTES * PAGE_BYTES;
+    if begin >= end {
+        return Ok(());
+    }
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (begin, length) = (begin as libc::off_t, (end - begin) as libc::off_t);
+    // SAFETY: a file of the caller's, and numbers.
+    match unsafe { libc::fallocate(file.as_raw_fd(), mode, begin, length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -1,11 +1,16 @@
 //! `homenode wss --log`: working sets from a log that the emulator's plugin wrote of a guest's pages.
 //!
 //! Each estimator that can read the log makes an estimate of the program's pages and one of the kernel's, which together are the
-//! working set (seed 003, equation 1). Where the log has all frames that were used, an estimate stands beside what was.
+//! working set (seed 003, equation 1). Where the log has all frames that were used, an estimate stands beside what was. A log
+//! that is being written is followed: the same estimators are shown one window after the other.
 
+use std::fmt;
+use std::io::Write as _;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
-use homenode_meter::page_log::{Header, Log, Logs, Marks, PageLogError, Window};
+use homenode_meter::page_log::{Followed, Follower, Header, Log, Logs, Marks, PageLogError, Window};
 use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
 use homenode_policy::working_set::{
     Carrier, Certainty, Estimate, Estimator, Logged, Observation, Sampling, Seen, Settled, sampling,
@@ -30,6 +35,9 @@ pub struct LogArgs {
     /// How often a frame is logged that PRL calls hot (tau)
     #[arg(long, value_name = "COUNT", default_value_t = 50, requires = "log", value_parser = clap::value_parser!(u8).range(1..))]
     pub tau: u8,
+    /// Follow a log that is being written: what is known after each mu, until the log ends
+    #[arg(long, requires = "log")]
+    pub follow: bool,
 }
 
 /// What is said of a log.
@@ -93,29 +101,51 @@ struct Truth {
     kernel_bytes: Bytes,
 }
 
+impl LogArgs {
+    fn wants(&self, window: &Window) -> bool {
+        self.label.as_ref().is_none_or(|label| window.label == *label)
+    }
+
+    /// Mu, which is as long as the first window where nothing else is said.
+    fn mu(&self, first: &Window) -> anyhow::Result<Ns> {
+        match self.mu {
+            None => Ok(Ns(first.end_ns - first.begin_ns)),
+            Some(seconds) if seconds > 0.0 && seconds < 1e6 => Ok(Ns((seconds * 1e9).max(1.0) as u64)),
+            Some(seconds) => Err(bad_input(format!(
+                "--mu is {seconds}; it must be above 0 and below a million seconds"
+            ))),
+        }
+    }
+}
+
+/// What is no log is the user's mistake; what cannot be read need not be.
+fn refused(error: PageLogError) -> anyhow::Error {
+    match error {
+        PageLogError::Io { .. } => anyhow::Error::new(error),
+        error => bad_input(error),
+    }
+}
+
 /// `homenode wss --log`.
 ///
 /// # Errors
 /// A file that is no log, or has no such windows.
 pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
-    let log = Log::read(path).map_err(|error| match error {
-        PageLogError::Io { .. } => anyhow::Error::new(error),
-        error => bad_input(error),
-    })?;
+    if args.follow {
+        return follow(path, args, json);
+    }
+    let log = Log::read(path).map_err(refused)?;
     if let Some(missing) = &log.missing {
         eprintln!("homenode: {}: {missing}", path.display());
     }
-    let mu = match args.mu {
-        None => None,
-        Some(seconds) if seconds > 0.0 && seconds < 1e6 => Some(Ns((seconds * 1e9).max(1.0) as u64)),
-        Some(seconds) => {
-            return Err(bad_input(format!(
-                "--mu is {seconds}; it must be above 0 and below a million seconds"
-            )));
-        }
-    };
-    let wanted = |window: &&Window| args.label.as_ref().is_none_or(|label| window.label == *label);
-    let windows: Vec<&Window> = log.windows.iter().filter(wanted).collect();
+    let given_up = log.header.kept.number;
+    if given_up > 0 {
+        eprintln!(
+            "homenode: {}: {given_up} windows before these were given up",
+            path.display()
+        );
+    }
+    let windows: Vec<&Window> = log.windows.iter().filter(|window| args.wants(window)).collect();
     let Some(first) = windows.first() else {
         let mut labels: Vec<&str> = log.windows.iter().map(|window| window.label.as_str()).collect();
         labels.dedup();
@@ -128,8 +158,7 @@ pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
             labels.join(", ")
         )));
     };
-    let mu = mu.unwrap_or(Ns(first.end_ns - first.begin_ns));
-    let report = report(path, &log, &windows, mu, args.tau)?;
+    let report = report(path, &log, &windows, args.mu(first)?, args.tau)?;
     if json {
         return print_json(&report);
     }
@@ -137,76 +166,151 @@ pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A log's windows as an estimator is shown them.
-struct Reading<'a> {
-    header: &'a Header,
-    windows: &'a [&'a Window],
+/// An estimator that is shown one window after the other, the program's pages and the kernel's apart.
+struct Eye {
+    name: &'static str,
+    carrier: Carrier,
+    program: Logged,
+    kernel: Logged,
+    frames: Vec<u64>,
 }
 
-/// Whose frames an estimator is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    Program,
-    Kernel,
+/// The program's pages, and the kernel's.
+struct Estimates {
+    program: Estimate,
+    kernel: Estimate,
 }
 
-impl Reading<'_> {
-    /// Estimates by one estimator: of the frames that were logged, or for `Exact` of those that were used.
-    fn estimates(&self, carrier: Carrier, config: Config, whose: Whose) -> anyhow::Result<Vec<Estimate>> {
-        let mut estimator = Logged::new(config);
-        let mut estimates = Vec::new();
-        let mut frames = Vec::new();
-        for (at, window) in self.windows.iter().enumerate() {
-            frames.clear();
-            for row in &window.rows {
-                if row.marks.program() != (whose == Whose::Program) {
-                    continue;
-                }
-                let count = match carrier {
-                    Carrier::Exact => u32::from(row.marks.used()),
-                    // Counts end at 255.
-                    _ => row.count.min(255),
-                };
-                frames.extend((0..count).map(|_| u64::from(row.frame)));
-            }
-            let seen = Seen::Frames(&frames);
-            let estimate = estimator.observe(&self.observation(carrier, at, seen))?;
-            estimates.extend(estimate);
-        }
-        Ok(estimates)
-    }
-
-    fn observation<'b>(&self, carrier: Carrier, at: usize, seen: Seen<'b>) -> Observation<'b> {
-        let window = self.windows[at];
-        let exact = carrier == Carrier::Exact;
-        Observation {
-            carrier,
-            at: Ns(window.end_ns),
-            interval: Ns(window.end_ns - window.begin_ns),
-            memory: Pages(self.header.frames),
-            frames: self.header.frames + self.header.table_frames,
-            seen,
-            lost: if exact { 0 } else { window.lost },
-            blind: Pages(if carrier == Carrier::Prl {
-                self.header.blind
+impl Eye {
+    /// Those that can read such a log.
+    fn all(header: &Header, mu: Ns, tau: u8) -> Vec<Eye> {
+        let heat = HeatBy::Logs {
+            tau,
+            ageing: Ageing::Never,
+        };
+        let plain = Config {
+            heat,
+            mu,
+            ..Config::seed()
+        };
+        let repaired = Config {
+            mu,
+            flush: if header.flush {
+                Flush::EachWindow
             } else {
-                0
-            }),
+                Flush::Never
+            },
+            ..Config::repaired()
+        };
+        let pml = Config { mu, ..Config::pml() };
+        let mut estimators = match header.logs {
+            Logs::Walks => vec![
+                ("prl", Carrier::Prl, plain),
+                ("prl-repaired", Carrier::Prl, repaired),
+            ],
+            Logs::Writes => vec![("pml", Carrier::Pml, pml)],
+            Logs::Nothing => vec![],
+        };
+        if header.exact {
+            estimators.push(("exact", Carrier::Exact, repaired));
+        }
+        let eye = |(name, carrier, config): (_, _, Config)| Eye {
+            name,
+            carrier,
+            program: Logged::new(config),
+            kernel: Logged::new(config),
+            frames: Vec::new(),
+        };
+        estimators.into_iter().map(eye).collect()
+    }
+
+    /// Takes in a window; after each mu there are estimates.
+    fn observe(&mut self, header: &Header, window: &Window) -> anyhow::Result<Option<Estimates>> {
+        let program = self.observe_part(header, window, true)?;
+        let kernel = self.observe_part(header, window, false)?;
+        Ok(program
+            .zip(kernel)
+            .map(|(program, kernel)| Estimates { program, kernel }))
+    }
+
+    fn observe_part(
+        &mut self,
+        header: &Header,
+        window: &Window,
+        of_program: bool,
+    ) -> anyhow::Result<Option<Estimate>> {
+        self.frames.clear();
+        for row in window.rows.iter().filter(|row| row.marks.program() == of_program) {
+            let count = match self.carrier {
+                Carrier::Exact => u32::from(row.marks.used()),
+                // Counts end at 255.
+                _ => row.count.min(255),
+            };
+            self.frames.extend((0..count).map(|_| u64::from(row.frame)));
+        }
+        let estimator = if of_program {
+            &mut self.program
+        } else {
+            &mut self.kernel
+        };
+        let seen = observation(header, window, self.carrier, Seen::Frames(&self.frames));
+        Ok(estimator.observe(&seen)?)
+    }
+
+    fn said(&self, estimates: &Estimates, truth: Option<Truth>) -> Said {
+        let Estimates { program, kernel } = estimates;
+        Said {
+            estimator: self.name,
+            carrier: self.carrier,
+            settled: program.settled,
+            window_s: program.window.as_secs_f64(),
+            size_bytes: program.hot + kernel.hot,
+            least_bytes: program.least + kernel.hot,
+            most_bytes: program.most + kernel.hot,
+            certainty: program.certainty,
+            program_bytes: Some(program.hot),
+            kernel_bytes: Some(kernel.hot),
+            warm_bytes: program.warm,
+            truth_bytes: truth.map(|truth| truth.all()),
+            truth_program_bytes: truth.map(|truth| truth.program_data_bytes),
+            blind_spot: self.carrier.blind_spot(),
+        }
+    }
+}
+
+fn observation<'a>(header: &Header, window: &Window, carrier: Carrier, seen: Seen<'a>) -> Observation<'a> {
+    let exact = carrier == Carrier::Exact;
+    Observation {
+        carrier,
+        at: Ns(window.end_ns),
+        interval: Ns(window.end_ns - window.begin_ns),
+        memory: Pages(header.frames),
+        frames: header.frames + header.table_frames,
+        seen,
+        lost: if exact { 0 } else { window.lost },
+        blind: Pages(if carrier == Carrier::Prl { header.blind } else { 0 }),
+    }
+}
+
+/// What was done to each frame, in all windows together.
+struct Used(Vec<u8>);
+
+impl Used {
+    fn new(header: &Header) -> Used {
+        Used(vec![0; header.frames as usize])
+    }
+
+    fn add(&mut self, window: &Window) {
+        for row in &window.rows {
+            if let Some(marks) = self.0.get_mut(row.frame as usize) {
+                *marks |= row.marks.0;
+            }
         }
     }
 
-    /// What was used in windows that end no later than this.
-    fn truth(&self, until: Ns, window: Ns) -> Truth {
-        let mut marks = vec![0_u8; self.header.frames as usize];
-        let since = until.saturating_sub(window);
-        let within = |of: &&&Window| of.begin_ns >= since.0 && of.end_ns <= until.0;
-        for row in self.windows.iter().filter(within).flat_map(|window| &window.rows) {
-            if let Some(mark) = marks.get_mut(row.frame as usize) {
-                *mark |= row.marks.0;
-            }
-        }
+    fn truth(&self) -> Truth {
         let count = |holds: &dyn Fn(u8) -> bool| {
-            Pages(marks.iter().filter(|marks| holds(**marks)).count() as u64).to_bytes()
+            Pages(self.0.iter().filter(|marks| holds(**marks)).count() as u64).to_bytes()
         };
         let kernels = Marks::KERNEL_USED | Marks::KERNEL_WRITTEN | Marks::KERNEL_FETCHED;
         Truth {
@@ -215,6 +319,106 @@ impl Reading<'_> {
             program_code_bytes: count(&|marks| marks & Marks::PROGRAM == Marks::FETCHED),
             kernel_bytes: count(&|marks| marks & Marks::PROGRAM == 0 && marks & kernels != 0),
         }
+    }
+}
+
+/// How often somebody who follows looks whether there is more.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What is known of a log after a mu.
+#[derive(Debug, Serialize)]
+struct Known {
+    /// The last window's number.
+    window: u64,
+    /// Its end, since the log was begun.
+    at_s: f64,
+    /// Windows that were given up before they could be read.
+    given_up: u64,
+    estimates: Vec<Said>,
+    /// What was used since the log is followed, if the log has that.
+    truth: Option<Truth>,
+}
+
+/// `homenode wss --log --follow`.
+fn follow(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
+    let mut follower = Follower::open(path).map_err(refused)?;
+    let mut watching = None;
+    loop {
+        let window = match follower.advance().map_err(refused)? {
+            Followed::Window(window) => window,
+            Followed::End => return Ok(()),
+            Followed::Nothing => {
+                thread::sleep(LOOK_EVERY);
+                continue;
+            }
+        };
+        let Some(header) = follower.header().filter(|_| args.wants(&window)) else {
+            continue;
+        };
+        let (eyes, used) = match &mut watching {
+            Some(watching) => watching,
+            None => watching.insert((Eye::all(header, args.mu(&window)?, args.tau), Used::new(header))),
+        };
+        used.add(&window);
+        let mut estimates = Vec::new();
+        for eye in eyes {
+            if let Some(of_mu) = eye.observe(header, &window)? {
+                estimates.push(eye.said(&of_mu, header.exact.then(|| used.truth())));
+            }
+        }
+        if estimates.is_empty() {
+            continue;
+        }
+        let known = Known {
+            window: window.number,
+            at_s: Ns(window.end_ns).as_secs_f64(),
+            given_up: follower.given_up(),
+            estimates,
+            truth: header.exact.then(|| used.truth()),
+        };
+        let line = if json {
+            serde_json::to_string(&known)?
+        } else {
+            known.to_string()
+        };
+        // Whoever reads may have had enough.
+        if writeln!(std::io::stdout(), "{line}").is_err() {
+            return Ok(());
+        }
+    }
+}
+
+impl fmt::Display for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} s:", self.at_s)?;
+        for said in &self.estimates {
+            let settled = if said.settled == Settled::Yes {
+                ", settled"
+            } else {
+                ""
+            };
+            write!(f, " {} {} MiB{settled};", said.estimator, mib(said.size_bytes))?;
+        }
+        if let Some(truth) = &self.truth {
+            write!(f, " used since {} MiB;", mib(truth.all()))?;
+        }
+        write!(f, " {} windows missed", self.given_up)
+    }
+}
+
+/// A log's windows.
+struct Reading<'a> {
+    header: &'a Header,
+    windows: &'a [&'a Window],
+}
+
+impl Reading<'_> {
+    /// What was used in windows that end no later than this.
+    fn truth(&self, until: Ns) -> Truth {
+        let mut used = Used::new(self.header);
+        let within = self.windows.iter().filter(|window| window.end_ns <= until.0);
+        within.for_each(|window| used.add(window));
+        used.truth()
     }
 
     /// ESX's poll: every mu, 100 frames drawn anew.
@@ -244,7 +448,7 @@ impl Reading<'_> {
             };
             let seen = Observation {
                 interval: Ns(window.end_ns - since),
-                ..self.observation(Carrier::Sampling, at, seen)
+                ..observation(self.header, window, Carrier::Sampling, seen)
             };
             last = estimator.observe(&seen)?;
             begun = at + 1;
@@ -254,75 +458,29 @@ impl Reading<'_> {
 }
 
 /// The estimate with which the estimator's loop ends for the first time with something hot, or else its last.
-fn chosen(estimates: &[Estimate]) -> Option<usize> {
-    let settled = |estimate: &Estimate| estimate.settled == Settled::Yes && estimate.hot > Bytes::ZERO;
-    let first = estimates.iter().position(settled);
-    first.or(estimates.len().checked_sub(1))
+fn chosen(estimates: &[Estimates]) -> Option<&Estimates> {
+    let settled = |of: &&Estimates| of.program.settled == Settled::Yes && of.program.hot > Bytes::ZERO;
+    estimates.iter().find(settled).or(estimates.last())
 }
 
 fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> anyhow::Result<Report> {
     let header = &log.header;
     let reading = Reading { header, windows };
-    let heat = HeatBy::Logs {
-        tau,
-        ageing: Ageing::Never,
-    };
-    let plain = Config {
-        heat,
-        mu,
-        ..Config::seed()
-    };
-    let repaired = Config {
-        mu,
-        flush: if header.flush {
-            Flush::EachWindow
-        } else {
-            Flush::Never
-        },
-        ..Config::repaired()
-    };
-    let pml = Config { mu, ..Config::pml() };
-    let mut estimators = match header.logs {
-        Logs::Walks => vec![
-            ("prl", Carrier::Prl, plain),
-            ("prl-repaired", Carrier::Prl, repaired),
-        ],
-        Logs::Writes => vec![("pml", Carrier::Pml, pml)],
-        Logs::Nothing => vec![],
-    };
-    if header.exact {
-        estimators.push(("exact", Carrier::Exact, repaired));
-    }
     let mut estimates = Vec::new();
-    for (estimator, carrier, config) in estimators {
-        let of_program = reading.estimates(carrier, config, Whose::Program)?;
-        let of_kernel = reading.estimates(carrier, config, Whose::Kernel)?;
-        let Some(at) = chosen(&of_program) else {
-            continue;
-        };
-        let (program, kernel) = (&of_program[at], of_kernel[at].hot);
-        let truth = header.exact.then(|| reading.truth(program.at, Ns(u64::MAX)));
-        estimates.push(Said {
-            estimator,
-            carrier,
-            settled: program.settled,
-            window_s: program.window.as_secs_f64(),
-            size_bytes: program.hot + kernel,
-            least_bytes: program.least + kernel,
-            most_bytes: program.most + kernel,
-            certainty: program.certainty,
-            program_bytes: Some(program.hot),
-            kernel_bytes: Some(kernel),
-            warm_bytes: program.warm,
-            truth_bytes: truth.map(|truth| truth.all()),
-            truth_program_bytes: truth.map(|truth| truth.program_data_bytes),
-            blind_spot: carrier.blind_spot(),
-        });
+    for mut eye in Eye::all(header, mu, tau) {
+        let mut all = Vec::new();
+        for window in windows {
+            all.extend(eye.observe(header, window)?);
+        }
+        if let Some(estimate) = chosen(&all) {
+            let truth = header.exact.then(|| reading.truth(estimate.program.at));
+            estimates.push(eye.said(estimate, truth));
+        }
     }
     if header.exact
         && let Some(poll) = reading.poll(mu)?
     {
-        let truth = reading.truth(poll.at, Ns(u64::MAX));
+        let truth = reading.truth(poll.at);
         estimates.push(Said {
             estimator: "poll",
             carrier: poll.carrier,
@@ -362,7 +520,7 @@ fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> anyho
             missing: log.missing.map(|missing| missing.to_string()),
         },
         estimates,
-        truth: header.exact.then(|| reading.truth(Ns(u64::MAX), Ns(u64::MAX))),
+        truth: header.exact.then(|| reading.truth(Ns(u64::MAX))),
     })
 }
 
@@ -443,7 +601,7 @@ fn text(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homenode_meter::page_log::{Row, Tables};
+    use homenode_meter::page_log::{Kept, Row, Tables};
 
     /// A log of ten windows of a second: frames 0 to 99 are a program's and logged 20 times in each, 100 to 109 the kernel's
     /// and logged 30 times, 110 to 119 are used by the program and never logged.
@@ -462,6 +620,7 @@ mod tests {
             begun_unix_ns: 0,
             begun_ns: 0,
             entries: 512,
+            kept: Kept::ALL,
         };
         let row = |frame| {
             let (count, marks) = match frame {

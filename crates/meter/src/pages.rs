@@ -40,7 +40,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use homenode_tracking::paging::{Buffer, Exit, Flags, Guest, Mode, Options, Step, Vcpu};
 use homenode_tracking::tlb::{Access, Core, Found, PageSize, Space};
 
-use crate::page_log::{Header, Logs, Marks, Row, Tables, Window};
+use crate::page_log::{Header, Kept, Logs, Marks, Row, Tables, Window};
 
 /// What is modelled.
 #[derive(Clone, Copy, Debug)]
@@ -177,6 +177,7 @@ impl Machine {
             begun_unix_ns,
             begun_ns,
             entries: config.entries.into(),
+            kept: Kept::ALL,
         }
     }
 

@@ -339,6 +339,13 @@ pub static ALL: &[Case] = &[
         pages::pml,
     ),
     plain_case(
+        "page-log-live",
+        Group::Pages,
+        200,
+        "a log in shared memory is followed while its guest runs, and keeps to its size",
+        pages::live,
+    ),
+    plain_case(
         "page-log-speed",
         Group::Speed,
         900,

@@ -3,6 +3,8 @@
 //! The programs are those of seed 003, figure 9: 400 MB, tau 50, omega 4 intervals. What is scaled is time: the seed has 17
 //! passes in an interval of 30 s, here an interval (mu) is what 17 passes take in this run.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -180,6 +182,64 @@ pub fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
             "PML says {estimate} MB of {truth} MB where pages are {label}"
         );
     }
+    Ok(())
+}
+
+/// How much of its log the plugin keeps for whoever follows it.
+const FEED_MIB: u64 = 1;
+const FED: Duration = Duration::from_secs(10);
+
+/// A log in memory that is shared with `homenode wss --follow`, and never larger than it was to be.
+pub fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+    let first = Behaviour {
+        touch_mib: 16,
+        every_ms: 1,
+        ..Behaviour::idle()
+    };
+    // Shared memory has a file system of its own; its directory goes with the case.
+    let shared = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
+    let feed = shared.path().join("guest.pages");
+    let arguments = format!(
+        "pages={},frames={},exact=yes,window-ms=100,keep-mib={FEED_MIB}",
+        feed.display(),
+        128 * 256
+    );
+    let plugin = outside.workshop.plugin()?.to_owned();
+    let guest = outside.boot("live", 128, first, Some((&plugin, &arguments)))?;
+    outside.wait_for(&guest, MARKER_READY)?;
+    let lines = outside.dir.join("live.json");
+    let mut follower = Command::new(outside.workshop.homenode()?)
+        .args(["wss", "--follow", "--json", "--mu", "1", "--log"])
+        .arg(&feed)
+        .stdout(fs::File::create(&lines)?)
+        .spawn()
+        .context("cannot start homenode")?;
+    let begin = Instant::now();
+    let mut largest = 0;
+    while begin.elapsed() < FED {
+        largest = largest.max(fs::metadata(&feed)?.blocks() * 512);
+        thread::sleep(Duration::from_millis(50));
+    }
+    outside.end(guest)?;
+    let status = follower.wait()?;
+    ensure!(status.success(), "homenode wss --follow: {status}");
+    let text = fs::read_to_string(&lines)?;
+    let said: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let last = said.last().context("nothing was said of the feed")?;
+    let (exact, length) = (program_mb(last, "exact")?, fs::metadata(&feed)?.len());
+    outside.note(format!(
+        "followed: {} estimates, the last {exact:.2} MB of the 16 MB that the program writes, {} windows missed; {length} bytes were written, \
+         at most {largest} kept",
+        said.len(),
+        last["given_up"]
+    ));
+    ensure!(said.len() >= 3, "{} estimates in {FED:?}", said.len());
+    ensure!((16.0..17.0).contains(&exact), "{exact} MB are in use");
+    // A window may be over the limit before the oldest goes; the header's page stays.
+    ensure!(
+        largest < length && largest < (FEED_MIB << 20) + (1 << 18),
+        "the feed took {largest} bytes of {length}"
+    );
     Ok(())
 }
 

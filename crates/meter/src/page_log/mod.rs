@@ -10,7 +10,8 @@
 //!           12  byte order: 0x0a0b0c0d   56  modelled table frames, 64    80  begun, ns since 1970, 64 bits
 //!           16  bytes of this header     64  bytes of a page              88  begun, ns of the host's monotonic clock, 64 bits
 //!           20  bytes of a record's      68  vCPUs                        96  entries of a buffer
-//!           24  bytes of a row           28  mode, tables, flags: a byte each, and 0     100  0 ... 124  CRC-32 of the above
+//!           24  bytes of a row           28  mode, tables, flags: a byte each, and 0     100  0
+//!          104  where the first record lies that is kept, 64 bits   112  its number, 64      124  CRC-32 of the above
 //!
 //!   record   0  "WIND" or "ENDS"         16  begin, ns since begun, 64    48  walks, 64 bits       80  outside, 64 bits
 //!            4  rows                     24  end, likewise                56  logged, 64 bits      88  CRC-32 of the rows
@@ -24,15 +25,25 @@
 //! kept. A log that was closed ends with a record `ENDS` without rows; one without it belongs to a machine that still runs or
 //! was killed.
 //!
+//! A log may be kept from some record on only, which makes it a feed: on `/dev/shm` it is memory that the writer shares with
+//! whoever follows it ([`Follower`]). No record ever lies elsewhere; what is given up goes back to the system and reads as
+//! zeroes. Before it goes, the header says where to begin.
+//!
 //! # What a reader does
 //!
 //! It takes nothing on trust. A file that ends in mid-record gives all whole records and [`Log::missing`]; anything else that
 //! is not as above is an error that names record and offset.
 
+mod follow;
+mod records;
+
 use std::fmt;
 use std::fs;
 use std::io::{self, Read as _};
 use std::path::Path;
+
+pub use follow::{Followed, Follower};
+use records::{Record, Records};
 
 /// What was modelled; the first record's neighbourhood.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +74,25 @@ pub struct Header {
     pub begun_ns: u64,
     /// Entries of a vCPU's buffer.
     pub entries: u32,
+    /// The first record that is kept.
+    pub kept: Kept,
+}
+
+/// Where a log begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Place in the file, bytes.
+    pub at: u64,
+    /// Number of the record.
+    pub number: u64,
+}
+
+impl Kept {
+    /// All records.
+    pub const ALL: Kept = Kept {
+        at: Header::BYTES as u64,
+        number: 0,
+    };
 }
 
 /// What was logged.
@@ -251,6 +281,9 @@ pub enum PageLogError {
     /// A machine of the other byte order wrote it.
     #[error("{0}: written in the other byte order: read it on a machine of that order")]
     Order(String),
+    /// Somebody began it anew while it was followed.
+    #[error("{0}: begun anew while it was followed: another machine writes it now; follow that")]
+    Anew(String),
     /// A checksum or a figure is wrong.
     #[error("{path}: corrupt at byte {at}, {place}: {what}; record the log anew")]
     Corrupt {
@@ -299,7 +332,7 @@ const MAGIC: &[u8; 8] = b"HNPAGLOG";
 const WINDOW: &[u8; 4] = b"WIND";
 const END: &[u8; 4] = b"ENDS";
 /// Version of the format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const ORDER: u32 = 0x0a0b_0c0d;
 const PAGE_BYTES: u32 = 4096;
 const RECORD_BYTES: usize = 96;
@@ -331,6 +364,8 @@ impl Header {
         put(80, &self.begun_unix_ns.to_le_bytes());
         put(88, &self.begun_ns.to_le_bytes());
         put(96, &self.entries.to_le_bytes());
+        put(104, &self.kept.at.to_le_bytes());
+        put(112, &self.kept.number.to_le_bytes());
         let sum = crc32(&bytes[..124]);
         bytes[124..].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -396,6 +431,13 @@ impl Header {
         {
             return Err(corrupt(48, "no guest has more than 16 TiB"));
         }
+        let kept = Kept {
+            at: u64_at(bytes, 104),
+            number: u64_at(bytes, 112),
+        };
+        if kept.at < Kept::ALL.at {
+            return Err(corrupt(104, "no record lies within the header"));
+        }
         Ok(Header {
             logs,
             tables,
@@ -410,6 +452,7 @@ impl Header {
             begun_unix_ns: u64_at(bytes, 80),
             begun_ns: u64_at(bytes, 88),
             entries: u32_at(bytes, 96),
+            kept,
         })
     }
 }
@@ -500,128 +543,33 @@ impl Log {
     /// As [`Log::read`].
     pub fn parse(path: &str, bytes: &[u8]) -> Result<Log, PageLogError> {
         let header = Header::parse(path, bytes)?;
+        let mut records = Records::new(path, &header);
         let mut windows: Vec<Window> = Vec::new();
-        let mut next = Header::BYTES;
-        loop {
-            let (at, rest) = (next, &bytes[next..]);
-            let number = windows.len() as u64;
-            if rest.is_empty() {
-                let missing = Some(Missing::End);
-                return Ok(Log {
-                    header,
-                    windows,
-                    missing,
-                });
-            }
-            let corrupt = |what| PageLogError::Corrupt {
-                path: path.to_owned(),
-                at,
-                place: Place::Record(number),
-                what,
-            };
-            let cut = Missing::Rest {
-                record: number,
-                bytes: rest.len() as u64,
-            };
-            let Some(head) = rest.get(..RECORD_BYTES) else {
-                let missing = Some(cut);
-                return Ok(Log {
-                    header,
-                    windows,
-                    missing,
-                });
-            };
-            if u32_at(head, 92) != crc32(&head[..92]) {
-                return Err(corrupt("the checksum of its head is another"));
-            }
-            let found = u64_at(head, 8);
-            if found != number {
-                return Err(PageLogError::Reordered {
-                    path: path.to_owned(),
-                    expected: number,
-                    found,
-                });
-            }
-            let is_end = head[..4] == *END;
-            if !is_end && head[..4] != *WINDOW {
-                return Err(corrupt("there is no such kind of record"));
-            }
-            let length = RECORD_BYTES + u32_at(head, 4) as usize * Row::BYTES;
-            let Some(rows) = rest.get(RECORD_BYTES..length) else {
-                let missing = Some(cut);
-                return Ok(Log {
-                    header,
-                    windows,
-                    missing,
-                });
-            };
-            if u32_at(head, 88) != crc32(rows) {
-                return Err(corrupt("the checksum of its rows is another"));
-            }
-            next += length;
-            if is_end {
-                if next < bytes.len() {
-                    return Err(corrupt("something follows the end"));
+        let mut at = usize::try_from(header.kept.at).unwrap_or(usize::MAX);
+        let missing = loop {
+            let rest = bytes.get(at..).unwrap_or_default();
+            match records.next(at, rest)? {
+                Some((Record::Window(window), length)) => {
+                    windows.push(window);
+                    at += length;
                 }
-                let missing = None;
-                return Ok(Log {
-                    header,
-                    windows,
-                    missing,
-                });
+                Some((Record::End, length)) if length == rest.len() => break None,
+                Some((Record::End, _)) => return Err(records.corrupt(at, "something follows the end")),
+                None if rest.is_empty() => break Some(Missing::End),
+                None => {
+                    break Some(Missing::Rest {
+                        record: records.number,
+                        bytes: rest.len() as u64,
+                    });
+                }
             }
-            let window = window(head, rows, &header).map_err(corrupt)?;
-            if windows
-                .last()
-                .is_some_and(|before| before.end_ns > window.begin_ns)
-            {
-                return Err(corrupt("it begins before the last one ends"));
-            }
-            windows.push(window);
-        }
+        };
+        Ok(Log {
+            header,
+            windows,
+            missing,
+        })
     }
-}
-
-/// A window from its record.
-fn window(head: &[u8], rows: &[u8], header: &Header) -> Result<Window, &'static str> {
-    let frames = header.frames + header.table_frames;
-    let mut least = 0_u64;
-    let mut parsed = Vec::with_capacity(rows.len() / Row::BYTES);
-    for row in rows.chunks_exact(Row::BYTES) {
-        let (frame, word) = (u32_at(row, 0), u32_at(row, 4));
-        if u64::from(frame) < least {
-            return Err("its frames are in no ascending order");
-        }
-        if u64::from(frame) >= frames {
-            return Err("a frame lies beyond the guest's");
-        }
-        let marks = Marks((word >> 24) as u8);
-        if marks.0 & !Marks::ALL != 0 {
-            return Err("a frame has a mark that there is not");
-        }
-        least = u64::from(frame) + 1;
-        parsed.push(Row {
-            frame,
-            count: word & Row::COUNT_MAX,
-            marks,
-        });
-    }
-    let (begin_ns, end_ns) = (u64_at(head, 16), u64_at(head, 24));
-    if begin_ns >= end_ns {
-        return Err("it ends before it begins");
-    }
-    Ok(Window {
-        number: u64_at(head, 8),
-        begin_ns,
-        end_ns,
-        label: text(&head[32..48]).ok_or("its label is no text")?,
-        walks: u64_at(head, 48),
-        logged: u64_at(head, 56),
-        lost: u64_at(head, 64),
-        filled: u64_at(head, 72),
-        outside: u64_at(head, 80),
-        rows: parsed,
-    })
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -682,7 +630,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn header() -> Header {
+    pub(super) fn header() -> Header {
         Header {
             logs: Logs::Walks,
             tables: Tables::Silent,
@@ -697,10 +645,11 @@ mod tests {
             begun_unix_ns: 7,
             begun_ns: 8,
             entries: 512,
+            kept: Kept::ALL,
         }
     }
 
-    fn windows(count: u64) -> Vec<Window> {
+    pub(super) fn windows(count: u64) -> Vec<Window> {
         let row = |frame| Row {
             frame,
             count: frame % 7,
@@ -727,7 +676,7 @@ mod tests {
         (0..count).map(window).collect()
     }
 
-    fn bytes(windows: &[Window]) -> Vec<u8> {
+    pub(super) fn bytes(windows: &[Window]) -> Vec<u8> {
         let mut bytes = header().to_bytes().to_vec();
         windows.iter().for_each(|window| bytes.extend(window.to_bytes()));
         bytes.extend(end(windows.len() as u64, 99));
@@ -762,7 +711,7 @@ mod tests {
         assert!(complaint(b"").contains("not a log of pages"));
         assert!(complaint(b"HNPAG").contains("cut off within its header, after 5 bytes"));
         assert!(with(0, b'X').contains("not a log of pages"));
-        assert!(with(8, 9).contains("a log of version 9, and this program reads 1"));
+        assert!(with(8, 9).contains("a log of version 9, and this program reads 2"));
         assert!(with(40, 1).contains("corrupt at byte 0, the header: its checksum is another"));
         assert!(
             with(Header::BYTES + 20, 1).contains("corrupt at byte 128, record 0: the checksum of its head")

@@ -1,0 +1,130 @@
+//! Records, one after the other, as they stand in a log.
+
+use super::{
+    END, Header, Marks, PageLogError, Place, RECORD_BYTES, Row, WINDOW, Window, crc32, text, u32_at, u64_at,
+};
+
+/// A record.
+pub(super) enum Record {
+    Window(Window),
+    End,
+}
+
+/// Reads one record after the other.
+#[derive(Debug)]
+pub(super) struct Records {
+    path: String,
+    /// Frames, modelled page tables among them.
+    frames: u64,
+    /// Of the record that comes next.
+    pub(super) number: u64,
+    last_end_ns: u64,
+}
+
+impl Records {
+    /// Begins with the first that is kept.
+    pub(super) fn new(path: &str, header: &Header) -> Records {
+        Records {
+            path: path.to_owned(),
+            frames: header.frames + header.table_frames,
+            number: header.kept.number,
+            last_end_ns: 0,
+        }
+    }
+
+    pub(super) fn corrupt(&self, at: usize, what: &'static str) -> PageLogError {
+        PageLogError::Corrupt {
+            path: self.path.clone(),
+            at,
+            place: Place::Record(self.number),
+            what,
+        }
+    }
+
+    /// How long the record is that begins with these bytes and lies at a place; `None` while its head is not whole.
+    pub(super) fn length(&self, at: usize, bytes: &[u8]) -> Result<Option<usize>, PageLogError> {
+        let Some(head) = bytes.get(..RECORD_BYTES) else {
+            return Ok(None);
+        };
+        if u32_at(head, 92) != crc32(&head[..92]) {
+            return Err(self.corrupt(at, "the checksum of its head is another"));
+        }
+        Ok(Some(RECORD_BYTES + u32_at(head, 4) as usize * Row::BYTES))
+    }
+
+    /// The record that begins with these bytes and lies at a place, and its length; `None` while it is not whole.
+    pub(super) fn next(&mut self, at: usize, bytes: &[u8]) -> Result<Option<(Record, usize)>, PageLogError> {
+        let Some(length) = self.length(at, bytes)? else {
+            return Ok(None);
+        };
+        let (head, found) = (&bytes[..RECORD_BYTES], u64_at(bytes, 8));
+        if found != self.number {
+            return Err(PageLogError::Reordered {
+                path: self.path.clone(),
+                expected: self.number,
+                found,
+            });
+        }
+        let is_end = head[..4] == *END;
+        if !is_end && head[..4] != *WINDOW {
+            return Err(self.corrupt(at, "there is no such kind of record"));
+        }
+        let Some(rows) = bytes.get(RECORD_BYTES..length) else {
+            return Ok(None);
+        };
+        if u32_at(head, 88) != crc32(rows) {
+            return Err(self.corrupt(at, "the checksum of its rows is another"));
+        }
+        if is_end {
+            return Ok(Some((Record::End, length)));
+        }
+        let window = window(head, rows, self.frames).map_err(|what| self.corrupt(at, what))?;
+        if self.last_end_ns > window.begin_ns {
+            return Err(self.corrupt(at, "it begins before the last one ends"));
+        }
+        self.number = self.number.saturating_add(1);
+        self.last_end_ns = window.end_ns;
+        Ok(Some((Record::Window(window), length)))
+    }
+}
+
+/// A window from its record.
+fn window(head: &[u8], rows: &[u8], frames: u64) -> Result<Window, &'static str> {
+    let mut least = 0_u64;
+    let mut parsed = Vec::with_capacity(rows.len() / Row::BYTES);
+    for row in rows.chunks_exact(Row::BYTES) {
+        let (frame, word) = (u32_at(row, 0), u32_at(row, 4));
+        if u64::from(frame) < least {
+            return Err("its frames are in no ascending order");
+        }
+        if u64::from(frame) >= frames {
+            return Err("a frame lies beyond the guest's");
+        }
+        let marks = Marks((word >> 24) as u8);
+        if marks.0 & !Marks::ALL != 0 {
+            return Err("a frame has a mark that there is not");
+        }
+        least = u64::from(frame) + 1;
+        parsed.push(Row {
+            frame,
+            count: word & Row::COUNT_MAX,
+            marks,
+        });
+    }
+    let (begin_ns, end_ns) = (u64_at(head, 16), u64_at(head, 24));
+    if begin_ns >= end_ns {
+        return Err("it ends before it begins");
+    }
+    Ok(Window {
+        number: u64_at(head, 8),
+        begin_ns,
+        end_ns,
+        label: text(&head[32..48]).ok_or("its label is no text")?,
+        walks: u64_at(head, 48),
+        logged: u64_at(head, 56),
+        lost: u64_at(head, 64),
+        filled: u64_at(head, 72),
+        outside: u64_at(head, 80),
+        rows: parsed,
+    })
+}
