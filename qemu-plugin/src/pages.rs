@@ -340,7 +340,7 @@ fn give_up(file: &File, from: u64, to: u64) -> io::Result<()> {
         return Ok(());
     }
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    let (begin, length) = (begin as libc::off_t, (end - begin) as libc::off_t);
+    let (begin, length) = (begin.cast_signed(), (end - begin).cast_signed());
     // SAFETY: a file of the caller's, and numbers.
     match unsafe { libc::fallocate(file.as_raw_fd(), mode, begin, length) } {
         0 => Ok(()),
