@@ -704,6 +704,75 @@ fn a_working_set_is_waited_for_and_listed_afterwards() {
 }
 
 #[test]
+fn a_memory_floor_is_kept_shown_and_taken_back() {
+    let agent = Agent::start(tempfile::tempdir().unwrap());
+    let json = |args: &[&str]| -> Value {
+        let output = agent.ask(&[&["memory"], args, &["--json"]].concat());
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        serde_json::from_str(&stdout(&output)).expect("one JSON value")
+    };
+    let before = json(&["show", "web"]);
+    let bytes = 4_u64 << 30;
+    assert_eq!(
+        (
+            &before[0]["name"],
+            &before[0]["memory_bytes"],
+            &before[0]["memory"]["floor_bytes"]
+        ),
+        (&"web".into(), &bytes.into(), &Value::Null)
+    );
+    assert_eq!(
+        before[0]["memory"]["maximum_bytes"], bytes,
+        "the twin's guests have balloons"
+    );
+    // Of what it has nothing can be taken with a floor as high as that; the answer says so, and the floor is kept.
+    for floor in ["5GiB", "4GiB"] {
+        let answer = json(&["set", "web", floor]);
+        assert!(
+            answer["note"]
+                .as_str()
+                .is_some_and(|note| note.contains("that is all it has")),
+            "{answer}"
+        );
+    }
+    let answer = json(&["set", "web", "2GiB"]);
+    assert_eq!(
+        (&answer["vm"], &answer["floor_bytes"], &answer["note"]),
+        (&"web".into(), &(2_u64 << 30).into(), &Value::Null)
+    );
+    let why = agent.eventually("the policy to have considered it", || {
+        let memory = json(&["show"])[0]["memory"].clone();
+        let why = memory["why"].as_str()?.to_owned();
+        (memory["floor_bytes"] == 2_u64 << 30).then_some(why)
+    });
+    assert!(!why.is_empty());
+    let text = stdout(&agent.ask(&["memory", "show"]));
+    for said in ["floor", "web", "4GiB", "2GiB"] {
+        assert!(text.contains(said), "{said} not in {text}");
+    }
+    for (args, status, said) in [
+        (&["set", "nobody", "1GiB"][..], 2, "there are: web"),
+        (&["show", "nobody"], 2, "there are: web"),
+        (&["set", "web", "plenty"], 2, "plenty"),
+        (&["set", "web", "-1GiB"], 2, "-1"),
+    ] {
+        let output = agent.ask(&[&["memory"], args].concat());
+        let (code, text) = (output.status.code(), stderr(&output));
+        assert!(
+            code == Some(status) && text.contains(said),
+            "{args:?}: {code:?} {text}"
+        );
+    }
+    let text = stdout(&agent.ask(&["memory", "set", "web", "none"]));
+    assert!(text.contains("web keeps all of its memory"), "{text}");
+    agent.eventually("the floor to be gone", || {
+        json(&["show"])[0]["memory"]["floor_bytes"]
+            .is_null()
+            .then_some(())
+    });
+}
+
+#[test]
 fn without_an_agent_permits_say_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().display().to_string();
@@ -714,6 +783,8 @@ fn without_an_agent_permits_say_how_to_start_one() {
         &["permit", "bill"],
         &["policy", "show"],
         &["policy", "set", "web", "first-touch"],
+        &["memory", "show"],
+        &["memory", "set", "web", "2GiB"],
         &["wss", "web"],
         &["wss"],
     ] {
