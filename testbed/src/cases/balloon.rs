@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_testbed_guest::Behaviour;
+use serde_json::Value;
 
 use super::agent::{SOON, home_of_operator, start_agent_with, stop};
 use super::memory::wait_known;
 use crate::inside::Inside;
-use crate::inside::guest::{Guest, GuestSpec};
+use crate::inside::guest::{Balloon, Guest, GuestSpec};
 use crate::inside::wait::{Look, wait_until};
 
 /// Memory of the guest, and what it touches, in MiB.
@@ -30,6 +31,18 @@ fn spec(name: &str) -> GuestSpec {
     spec
 }
 
+/// Guests of which nothing can be taken, whatever their operator allows, and what the agent is to say of them.
+const UNWILLING: [(&str, Balloon, &str); 2] = [
+    (
+        "undriven",
+        Balloon::Undriven,
+        "is virtio_balloon loaded in the guest?",
+    ),
+    ("bare", Balloon::Missing, "has a memory floor and no balloon"),
+];
+/// A guest of theirs has that much.
+const UNWILLING_MIB: u64 = 128;
+
 /// What libvirt says that the guest has.
 fn has_mib(guest: &Guest) -> anyhow::Result<u64> {
     let info = guest.domain.info();
@@ -47,8 +60,28 @@ fn wait_has(guest: &Guest, what: &str, limit: Duration, is_so: impl Fn(u64) -> b
     })
 }
 
-/// The agent takes what a guest does not use, gives it back when the guest needs it, and its guard does when it is killed.
+/// All of their memory is with the guests that do not follow a balloon.
+fn ensure_untouched(unwilling: &[Guest]) -> anyhow::Result<()> {
+    for guest in unwilling {
+        let has = has_mib(guest)?;
+        let name = &guest.spec.name;
+        ensure!(
+            has == UNWILLING_MIB,
+            "expected {UNWILLING_MIB} MiB with {name}, saw {has}"
+        );
+    }
+    Ok(())
+}
+
+/// The agent takes what a guest does not use, gives it back when the guest needs it, and its guard does when it is killed. From
+/// guests without a balloon, or without a driver for it, it takes nothing, and says why.
 pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
+    let unwilling = UNWILLING.map(|(name, balloon, _)| GuestSpec {
+        balloon,
+        memory_mib: UNWILLING_MIB,
+        ..GuestSpec::new(name)
+    });
+    let unwilling = inside.create_at_once(&unwilling)?;
     let guest = inside.create(&spec("thrifty"))?;
     guest.switch_to(Behaviour::idle())?;
     let path = inside.dir().join("overcommit.toml");
@@ -61,6 +94,9 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent_with(inside, &["--config", &config])?;
     wait_known(inside, "thrifty")?;
     inside.told("memory", &["set", "thrifty", &format!("{FLOOR_MIB}MiB")])?;
+    for (name, ..) in UNWILLING {
+        inside.told("memory", &["set", name, &format!("{}MiB", UNWILLING_MIB / 2)])?;
+    }
     let begin = Instant::now();
     let is_least = |has| has <= FLOOR_MIB + 2;
     let has = wait_has(&guest, "memory to be taken", TAKEN, is_least)?;
@@ -69,6 +105,14 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
         begin.elapsed().as_secs_f64()
     ));
     ensure!(has >= FLOOR_MIB, "expected no less than the floor, saw {has} MiB");
+    for (name, _, said) in UNWILLING {
+        let about = |value: &Value| {
+            let text = value.to_string();
+            text.contains(&format!("VM {name} ")) && text.contains(said)
+        };
+        agent.wait_json(said, SOON, about)?;
+    }
+    ensure_untouched(&unwilling)?;
     // What the guest said before the last step is more than it can have: it speaks every 2 s.
     std::thread::sleep(REPORTED);
     let shown = inside.told("memory", &["show", "thrifty"])?;
@@ -89,5 +133,6 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
         now >= MEMORY_MIB
     })?;
     inside.note("the guard gave everything back");
+    ensure_untouched(&unwilling)?;
     stop(start_agent_with(inside, &["--config", &config])?)
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::agent::{SOON, home_of_operator, start_agent, stop, wait_home, wait_memory};
 use super::basics::in_mib;
 use crate::inside::Inside;
-use crate::inside::guest::{Guest, GuestSpec, mib};
+use crate::inside::guest::{Balloon, Guest, GuestSpec, mib};
 use crate::inside::pages::{PAGE_BYTES, migrate};
 use crate::inside::wait::{Look, wait_until};
 
@@ -33,7 +33,7 @@ const MOVE_ROUNDS: usize = 11;
 fn roomy(name: &str, home: &str) -> GuestSpec {
     let mut spec = GuestSpec::new(name).doing(Behaviour::idle().with_touch(TOUCHED_MIB));
     spec.memory_mib = 256;
-    spec.free_page_reporting = true;
+    spec.balloon = Balloon::Reporting;
     spec.extra_xml = home_of_operator(home);
     spec
 }
@@ -136,7 +136,7 @@ pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
 /// the vCPU ran there.
 pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     let mut spec = roomy("drifted", "1");
-    spec.free_page_reporting = false;
+    spec.balloon = Balloon::Driven;
     spec.orders.first.touch_mib = DRIFTING_MIB;
     let guest = inside.create(&spec)?;
     guest.move_to(1)?;

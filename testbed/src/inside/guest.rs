@@ -64,6 +64,38 @@ pub enum Cpus {
     Auto,
 }
 
+/// A guest's balloon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Balloon {
+    /// There is none.
+    Missing,
+    /// There is one, for which the guest has no driver.
+    Undriven,
+    /// There is one.
+    Driven,
+    /// There is one that tells the host of pages that the guest has released.
+    Reporting,
+}
+
+impl Balloon {
+    /// What its kernel is told.
+    fn cmdline(self) -> &'static str {
+        match self {
+            Balloon::Undriven => " module_blacklist=virtio_balloon",
+            Balloon::Missing | Balloon::Driven | Balloon::Reporting => "",
+        }
+    }
+
+    /// Attributes of `<memballoon>`.
+    fn attributes(self) -> &'static str {
+        match self {
+            Balloon::Missing => "model='none'",
+            Balloon::Undriven | Balloon::Driven => "model='virtio'",
+            Balloon::Reporting => "model='virtio' freePageReporting='on'",
+        }
+    }
+}
+
 /// A guest to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestSpec {
@@ -79,8 +111,8 @@ pub struct GuestSpec {
     pub memory: Memory,
     /// What it does.
     pub orders: Orders,
-    /// Whether its balloon tells the host of pages that it has released.
-    pub free_page_reporting: bool,
+    /// Its balloon.
+    pub balloon: Balloon,
     /// Further XML inside `<domain>`, such as `<metadata>`.
     pub extra_xml: String,
 }
@@ -96,7 +128,7 @@ impl GuestSpec {
             cpus: Cpus::Any,
             memory: Memory::Default,
             orders: Orders::default(),
-            free_page_reporting: false,
+            balloon: Balloon::Driven,
             extra_xml: String::new(),
         }
     }
@@ -207,20 +239,17 @@ impl GuestSpec {
         let _ = write!(
             xml,
             "<os><type arch='x86_64' machine='pc'>hvm</type><kernel>{IMAGE_DIR}/vmlinux</kernel>\
-             <initrd>{IMAGE_DIR}/initramfs</initrd><cmdline>console=ttyS0 quiet panic=0 {}</cmdline></os>\
+             <initrd>{IMAGE_DIR}/initramfs</initrd><cmdline>console=ttyS0 quiet panic=0 {}{}</cmdline></os>\
              <features><acpi/></features>\
              <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>\
              <devices><emulator>/usr/bin/qemu-system-x86_64</emulator><controller type='usb' model='none'/>\
              <serial type='unix'><source mode='bind' path='{}'/><log file='{}' append='off'/><target port='0'/></serial>\
-             <memballoon model='virtio'{}/></devices></domain>",
+             <memballoon {}/></devices></domain>",
             self.orders.to_cmdline(),
+            self.balloon.cmdline(),
             self.socket().display(),
             self.console_log().display(),
-            if self.free_page_reporting {
-                " freePageReporting='on'"
-            } else {
-                ""
-            }
+            self.balloon.attributes()
         );
         xml
     }
