@@ -56,6 +56,16 @@ impl Heat {
         &mut self.blocks[*index as usize][(frame % BLOCK) as usize]
     }
 
+    /// Frames whose byte is not 0, ascending, and their bytes.
+    pub fn warm(&self) -> impl Iterator<Item = (u64, u8)> {
+        let known = self.index.iter().enumerate().filter(|(_, index)| **index != NONE);
+        known.flat_map(|(block, index)| {
+            let bytes = self.blocks[*index as usize].iter().enumerate();
+            let seen = bytes.filter(|(_, byte)| **byte != 0);
+            seen.map(move |(at, byte)| (block as u64 * BLOCK + at as u64, *byte))
+        })
+    }
+
     /// Changes the bytes of all frames seen, in no order.
     pub fn each(&mut self, change: impl Fn(u8) -> u8) {
         for byte in self.blocks.as_flattened_mut() {
@@ -118,6 +128,7 @@ mod tests {
                 let expected = map.values().filter(|known| **known == value).count();
                 prop_assert_eq!(histogram[value as usize], expected as u64);
             }
+            prop_assert!(heat.warm().eq(map.iter().filter(|known| *known.1 != 0).map(|known| (*known.0, *known.1))));
             for frame in 0..500 {
                 prop_assert_eq!(*heat.at(frame), map.get(&frame).copied().unwrap_or(0));
             }

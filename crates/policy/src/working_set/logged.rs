@@ -195,6 +195,19 @@ impl Logged {
         self.dist.iter().copied()
     }
 
+    /// Frames that are hot by what is counted now, ascending: which to load first of a VM that is restored.
+    pub fn hot_frames(&self) -> impl Iterator<Item = u64> {
+        let hot = self.heat.warm().filter(|(_, byte)| self.is_hot(*byte));
+        hot.map(|(frame, _)| frame)
+    }
+
+    fn is_hot(&self, byte: u8) -> bool {
+        match self.config.heat {
+            HeatBy::Logs { tau, .. } => byte >= tau,
+            HeatBy::Windows { tau, .. } => byte.count_ones() >= tau,
+        }
+    }
+
     /// Counts the frames of a log; gives how many the VM does not have.
     fn count(&mut self, log: &[u64]) -> u64 {
         let frames = self.heat.frames();
@@ -225,13 +238,13 @@ impl Logged {
 
     /// Hot and warm pages.
     fn split(&self, histogram: &[u64; 256]) -> (Pages, Pages) {
-        let is_hot = |byte: usize| match self.config.heat {
-            HeatBy::Logs { tau, .. } => byte >= usize::from(tau),
-            HeatBy::Windows { tau, .. } => byte.count_ones() >= tau,
-        };
         let (mut hot, mut warm) = (0, 0);
         for (byte, count) in histogram.iter().enumerate().skip(1) {
-            *(if is_hot(byte) { &mut hot } else { &mut warm }) += count;
+            *(if self.is_hot(byte as u8) {
+                &mut hot
+            } else {
+                &mut warm
+            }) += count;
         }
         (Pages(hot), Pages(warm))
     }

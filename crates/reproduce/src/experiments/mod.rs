@@ -50,6 +50,8 @@ pub const ALL: &[Experiment] = &[
     page_logs::parsec::EXPERIMENT,
     page_logs::overhead::MISSED,
     page_logs::overhead::OVERHEAD,
+    page_logs::uses::RESTORE,
+    page_logs::uses::CACHE,
     policies::IMBALANCE,
     policies::ALL_USEFUL,
     policies::CLASS_RULE,

@@ -158,10 +158,15 @@ impl Program {
             .map(|llc| llc.size_bytes.as_f64())
             .fold(0.0, f64::max)
             / 4.0;
+        self.seconds_within(capacity, hw)
+    }
+
+    /// The same with so many bytes of an LLC to itself, as a partition of one is.
+    pub fn seconds_within(&self, llc_bytes: f64, hw: &Hardware) -> f64 {
         let paging = Paging::new(hw, Bytes(homenode_units::PAGE_BYTES), self, false);
         let llc = InLlc {
-            bytes: capacity,
-            miss_ratio: self.miss_ratio.at(capacity),
+            bytes: llc_bytes,
+            miss_ratio: self.miss_ratio.at(llc_bytes),
         };
         let cost = CoreCost::of(self, (1.0, 1.0), hw, &paging, llc, Sibling::Idle);
         let ns = cost.ns_per_instruction(hw.clock_hz as f64 / 1e9, hw.latency.memory_ns);

@@ -60,13 +60,13 @@ pub const CHECKPOINT: Experiment = Experiment {
     decide: |_| Ok(checkpoint()),
 };
 
-const FAULT_NS: f64 = EXIT_NS + 1070.0;
+pub(super) const FAULT_NS: f64 = EXIT_NS + 1070.0;
 const FLAG_NS: f64 = 380.0;
 const ENTRY_NS: f64 = 100.0;
 const ARM_NS: f64 = 40.0;
 const LOG: f64 = 512.0;
 const ROUNDS_MAX: u32 = 5;
-const PAGE_BITS: f64 = 8.0 * 4096.0;
+pub(super) const PAGE_BITS: f64 = 8.0 * 4096.0;
 const WRITE_PERCENT: [u32; 4] = [0, 50, 80, 100];
 
 /// How writes are tracked.

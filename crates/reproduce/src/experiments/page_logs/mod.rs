@@ -10,6 +10,7 @@ pub mod limits;
 mod model;
 pub mod overhead;
 pub mod parsec;
+pub mod uses;
 
 /// Megabytes, as the seed counts: of pages of 4 KiB, 256 to the megabyte.
 fn mb(pages: u64) -> f64 {

@@ -41,7 +41,7 @@ pub struct Model {
 }
 
 /// Guest frame of a page: scattered, as a guest's are; each page has its own.
-fn frame(page: u64) -> u64 {
+pub fn frame(page: u64) -> u64 {
     page.wrapping_mul(40_503) % FRAMES
 }
 
