@@ -127,6 +127,17 @@ Examples:
   homenode memory show                 who has how much, needs how much, and why"
     )]
     Memory(MemoryCommand),
+    /// See what VMs' guests are told of where they are, and since when
+    #[command(
+        after_help = "A guest with virtual nodes and a topology device is told, live, on which of the host's nodes its vCPUs and its memory
+are, and follows (docs/TOPOLOGY.md says what it needs).
+
+Examples:
+  homenode topology                    all VMs, in a line each
+  homenode topology web                what the guest of VM web is told, since when, and what it concludes
+  homenode topology web --json         the same for programs"
+    )]
+    Topology(ShowArgs),
     /// Compare published results, and claims of our own, with what the twin gives
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
@@ -412,7 +423,7 @@ pub struct SetArgs {
     pub state: PathBuf,
 }
 
-/// Options of `permit show`, `policy show` and `memory show`.
+/// Options of `permit show`, `policy show`, `memory show` and `topology`.
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
     /// Only this VM

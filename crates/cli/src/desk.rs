@@ -1,5 +1,5 @@
-//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm`, `permit`, `policy`, `memory` and
-//! `wss` ask.
+//! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm`, `permit`, `policy`, `memory`,
+//! `topology` and `wss` ask.
 //!
 //! One request and one answer per connection, each a line of JSON. The desk shares the control loop's state, which the loop
 //! does not hold while it acts, so an answer takes a millisecond even while gigabytes of pages move. What is to be done to the
@@ -287,7 +287,7 @@ impl Clerk {
                 };
                 placement_json(&control.place(machine, &ask))
             }
-            Request::Vms => json!({ "vms": control.status(machine).vms }),
+            Request::Vms => json!({ "vms": control.status(machine).vms, "feed_idle": control.feed_idle() }),
             Request::PermitSet { vm, permit } => {
                 let id = named(&control.status(machine), &vm)?.id;
                 let done = json!({ "vm": vm, "permit": permit, "note": control.permits_idle() });

@@ -26,6 +26,7 @@ mod run;
 mod sim;
 mod standalone;
 mod summary;
+mod topology;
 mod trial;
 mod twin;
 mod wss;
@@ -87,6 +88,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Policy(command) => policy::run(&command)?,
         Command::Wss(args) => wss::run(&args)?,
         Command::Memory(command) => memory::run(&command)?,
+        Command::Topology(args) => topology::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => live::release(&args)?,
         Command::Hook(args) => numad::hook(&args),

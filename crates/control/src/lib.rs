@@ -7,6 +7,7 @@
 //!                                              balance    ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
 //!                                              repatriate │                                       │
 //!                                              memory     │                                       │
+//!                                              feed       │                                       │
 //!                                              working set┘                                       │
 //!        homes, expected affinities  ◀────────────────────────────────────────────────────────────┘
 //! ```
@@ -34,14 +35,18 @@ use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
 use homenode_policy::{
-    advisor, balance, levers, memory, overcommit, pace, permits, placement, repatriate, working_set,
+    advisor, balance, levers, memory, overcommit, pace, permits, placement, repatriate, topology_feed,
+    working_set,
 };
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
 pub use bill::{Bill, Hour, Line};
 pub use event::Event;
-pub use status::{LinkStatus, MemoryStatus, NodeStatus, PermitStatus, Status, VmStatus};
+use status::Known;
+pub use status::{
+    LinkStatus, MemoryStatus, NodeStatus, PermitStatus, Status, TopologyStatus, VirtualNodeStatus, VmStatus,
+};
 use watch::Watch;
 
 /// A lease outlasts at least so many periods.
@@ -127,6 +132,8 @@ pub struct Config {
     pub working_set: working_set::Config,
     /// How memory is taken from VMs that have a floor.
     pub overcommit: overcommit::Config,
+    /// How soon and how often guests are told where they are.
+    pub topology_feed: topology_feed::Config,
 }
 
 impl Default for Config {
@@ -141,6 +148,7 @@ impl Default for Config {
             permits: permits::Config::default(),
             working_set: working_set::Config::default(),
             overcommit: overcommit::Config::default(),
+            topology_feed: topology_feed::Config::default(),
         }
     }
 }
@@ -210,8 +218,10 @@ pub struct Control {
     permits: permits::State,
     working_set: working_set::State,
     overcommit: overcommit::State,
+    topology_feed: topology_feed::State,
     bill: Bill,
     homes: BTreeMap<VmId, NodeSet>,
+    layouts: topology_feed::Layouts,
     watch: Watch,
     /// In a dry run the same plan comes every epoch; it is told once.
     told: BTreeSet<String>,
@@ -361,6 +371,15 @@ impl Control {
         }
     }
 
+    /// Why no guest is told where it is, if so.
+    pub fn feed_idle(&self) -> Option<&'static str> {
+        match (self.config.policies, self.mode) {
+            (_, Mode::DryRun) => Some("the agent runs with --dry-run and tells guests nothing"),
+            (Policies::Homenode, Mode::Act) => None,
+            _ => Some("the policies of this agent tell guests nothing; run it with --policies homenode"),
+        }
+    }
+
     /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.
     pub fn suggest(&self, machine: &Machine, vm: VmId) -> Option<Advice> {
         let (sample, _) = self.last.as_ref()?;
@@ -464,6 +483,7 @@ impl Control {
                 home.or_insert_with(|| vm.settings.home.clone().unwrap_or_else(|| may_use(machine, vm)));
             }
         }
+        self.layouts.update(sample, &self.homes);
         let Control {
             config,
             mode,
@@ -476,11 +496,13 @@ impl Control {
             permits,
             working_set,
             overcommit,
+            topology_feed,
             homes,
+            layouts,
             watch,
             ..
         } = self;
-        let view = view(machine, sample, rates, homes, watch);
+        let view = view(machine, sample, rates, homes, layouts, watch);
         history.observe(&view);
         let mut pages = || {
             let strays = repatriate::plan(&view, &config.repatriate, repatriate);
@@ -515,6 +537,7 @@ impl Control {
                     balance::plan(&view, &config.placement, history, placement, balance),
                 ];
                 plans.extend(pages());
+                plans.push(topology_feed::plan(&view, &config.topology_feed, topology_feed));
                 plans
             }
         };
@@ -561,10 +584,14 @@ impl Control {
     }
 
     fn status_of(&self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Status {
-        let left_alone = |vm: &VmSample| hands_off(vm, &self.watch).map(|why| why.to_string());
-        let permit = |vm: &VmSample| PermitStatus::of(vm, &self.permits);
-        let memory = |vm: &VmSample| MemoryStatus::of(vm, &self.overcommit);
-        Status::new(machine, sample, rates, &self.homes, left_alone, permit, memory)
+        let known = |vm: &VmSample| Known {
+            home: self.homes.get(&vm.id).cloned(),
+            left_alone: hands_off(vm, &self.watch).map(|why| why.to_string()),
+            permit: PermitStatus::of(vm, &self.permits),
+            memory: MemoryStatus::of(vm, &self.overcommit),
+            topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
+        };
+        Status::new(machine, sample, rates, known)
     }
 
     /// Whether there was an epoch: before that nothing is known of the host.
@@ -597,7 +624,7 @@ impl Control {
             .last
             .as_ref()
             .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
-        let view = view(machine, sample, rates, &self.homes, &self.watch);
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.watch);
         let supply = Supply::new(
             &view,
             &self.history,
@@ -696,12 +723,14 @@ fn view<'a>(
     sample: &'a Sample,
     rates: Option<&'a Rates>,
     homes: &'a BTreeMap<VmId, NodeSet>,
+    layouts: &'a topology_feed::Layouts,
     watch: &Watch,
 ) -> View<'a> {
     let vms = sample.vms.iter().map(|vm| VmView {
         sample: vm,
         rates: rates.and_then(|rates| rates.vm(vm.id)),
         home: homes.get(&vm.id),
+        layout: layouts.of(vm.id),
         hands_off: hands_off(vm, watch),
         quota_hands_off: watch
             .quota_changed_by_other(vm.id)
@@ -733,6 +762,11 @@ fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
 fn what_is_told(action: &Action) -> String {
     match action {
         Action::MovePages { vm, to, .. } => format!("pages of {vm} to {to}"),
+        Action::MoveVirtualNode {
+            vm, virtual_node, to, ..
+        } => {
+            format!("virtual node {virtual_node} of {vm} to {to}")
+        }
         Action::MoveFrames { vm, .. } => format!("used pages of {vm}"),
         Action::Limit { vm, limit, .. } => format!("{:?} of {vm}", limit.lever()),
         other => format!("{other:?}"),

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{CountedBy, CpuQuota, Rates, Sample, VmSample};
+use homenode_host::{CountedBy, CpuQuota, Rates, Sample, Told, VirtualNode, VmSample};
 use homenode_machine::Machine;
 use homenode_policy::memory::caution;
 use homenode_policy::overcommit;
 use homenode_policy::permits::{self, Account, Standing};
-use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeSet, Ns, Pages, Permit, VmId};
+use homenode_policy::topology_feed;
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
 use serde::{Deserialize, Serialize};
 
 /// The host at one moment.
@@ -98,6 +99,8 @@ pub struct VmStatus {
     pub permit: PermitStatus,
     /// How much memory it has of what it could have.
     pub memory: MemoryStatus,
+    /// What its guest sees of nodes, and is told of them.
+    pub topology: TopologyStatus,
 }
 
 /// How a VM keeps its permit.
@@ -169,16 +172,82 @@ impl MemoryStatus {
     }
 }
 
+/// What a VM's guest sees of nodes, and what it is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopologyStatus {
+    /// The nodes that it sees, by number; none where it sees one.
+    pub virtual_nodes: Vec<VirtualNodeStatus>,
+    /// What it was told last.
+    pub told: Option<Told>,
+    /// How long ago.
+    pub told_age_ns: Option<Ns>,
+    /// Virtual node that it takes each vCPU to be on since, by index.
+    pub vcpus_believed_on: Vec<usize>,
+    /// Why it is told nothing, if so.
+    pub why_not: Option<String>,
+}
+
+/// A node as a guest sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VirtualNodeStatus {
+    /// Its vCPUs as the guest booted.
+    pub vcpus: Vec<u16>,
+    /// Its memory.
+    pub memory_bytes: Bytes,
+    /// The home node that is to hold all of it, once the VM has a home.
+    pub home: Option<NodeId>,
+    /// Where it lies, where known.
+    pub pages_on: Option<Vec<(NodeId, Pages)>>,
+}
+
+impl TopologyStatus {
+    /// As the sample and the layout have it.
+    pub(crate) fn of(machine: &Machine, vm: &VmSample, now: Ns, layout: Option<&[NodeId]>) -> TopologyStatus {
+        let pages_on = |pages: &NodeMap<Pages>| pages.iter().map(|(node, pages)| (node, *pages)).collect();
+        let virtual_nodes = vm.virtual_nodes.iter().enumerate();
+        let virtual_nodes = virtual_nodes.map(|(at, seen)| VirtualNodeStatus {
+            vcpus: seen.vcpus.clone(),
+            memory_bytes: seen.memory_bytes,
+            home: layout.and_then(|nodes| nodes.get(at).copied()),
+            pages_on: seen.pages.as_ref().map(pages_on),
+        });
+        let told = vm.told.as_ref();
+        let believed = |told: &Told| {
+            let at_boot = |vcpu: usize| {
+                let has = |seen: &VirtualNode| seen.vcpus.iter().any(|own| usize::from(*own) == vcpu);
+                vm.virtual_nodes.iter().position(has).unwrap_or(0)
+            };
+            let vcpus = 0..told.topology.vcpus.len();
+            vcpus
+                .map(|vcpu| told.topology.virtual_node(machine, vcpu, at_boot(vcpu)))
+                .collect()
+        };
+        TopologyStatus {
+            virtual_nodes: virtual_nodes.collect(),
+            told: told.cloned(),
+            told_age_ns: told.map(|told| now.saturating_sub(told.at)),
+            vcpus_believed_on: told.map(believed).unwrap_or_default(),
+            why_not: topology_feed::why_not(vm),
+        }
+    }
+}
+
+/// What the agent knows of a VM beyond what the host says.
+pub(crate) struct Known {
+    pub home: Option<NodeSet>,
+    pub left_alone: Option<String>,
+    pub permit: PermitStatus,
+    pub memory: MemoryStatus,
+    pub topology: TopologyStatus,
+}
+
 impl Status {
-    /// The picture of a sample, its rates, and the homes that the agent gave.
-    pub fn new(
+    /// The picture of a sample, its rates, and what the agent knows of each VM.
+    pub(crate) fn new(
         machine: &Machine,
         sample: &Sample,
         rates: Option<&Rates>,
-        homes: &BTreeMap<VmId, NodeSet>,
-        left_alone: impl Fn(&VmSample) -> Option<String>,
-        permit: impl Fn(&VmSample) -> PermitStatus,
-        memory: impl Fn(&VmSample) -> MemoryStatus,
+        known: impl Fn(&VmSample) -> Known,
     ) -> Status {
         let nodes = machine.nodes.iter().map(|(id, node)| {
             let now = sample.nodes.get(id).copied().unwrap_or_default();
@@ -207,12 +276,13 @@ impl Status {
             .vms
             .iter()
             .map(|vm| {
+                let known = known(vm);
                 let over = rates.and_then(|rates| rates.vm(vm.id));
                 let is_counted = vm.vcpus.iter().any(|vcpu| vcpu.counters.is_some());
                 VmStatus {
                     name: vm.name.clone(),
                     id: vm.id,
-                    home: homes.get(&vm.id).cloned(),
+                    home: known.home,
                     vcpus_on: vcpus_on(machine, vm),
                     pages_on: vm
                         .pages
@@ -229,9 +299,10 @@ impl Status {
                     counted_by: is_counted.then_some(sample.counted_by),
                     llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),
-                    left_alone: left_alone(vm),
-                    permit: permit(vm),
-                    memory: memory(vm),
+                    left_alone: known.left_alone,
+                    permit: known.permit,
+                    memory: known.memory,
+                    topology: known.topology,
                 }
             })
             .collect();

@@ -15,6 +15,7 @@
 
 mod balloon;
 pub mod conformance;
+mod feed;
 mod limit;
 pub mod observed;
 mod plan;
@@ -23,6 +24,7 @@ mod sample;
 mod view;
 
 pub use balloon::{Balloon, GuestMemory};
+pub use feed::{GuestTopology, Told, VirtualNode};
 pub use limit::{CpuQuota, Limit, Percent};
 pub use plan::{
     Action, ActionError, Decision, Finding, FrameMove, Lever, Outcome, Plan, Receipt, Refusal, WINDOW_MAX,

@@ -4,6 +4,7 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
 use serde::Serialize;
 
+use crate::feed::GuestTopology;
 use crate::limit::{CpuQuota, Limit, Percent};
 use crate::sample::{Sample, Version};
 
@@ -44,6 +45,17 @@ pub enum Action {
         /// Budget: at most so many in this commit.
         pages_max: Pages,
     },
+    /// Move what was touched of one virtual node's memory onto `to` from wherever else it lies.
+    MoveVirtualNode {
+        /// Whose.
+        vm: VmId,
+        /// Which of [`crate::VmSample::virtual_nodes`].
+        virtual_node: u16,
+        /// Where it shall lie.
+        to: NodeId,
+        /// Budget: at most so many in this commit.
+        pages_max: Pages,
+    },
     /// Move these pages and no others.
     MoveFrames {
         /// Whose.
@@ -79,6 +91,14 @@ pub enum Action {
         window_ns: Ns,
         /// For how long from now.
         lease_ns: Ns,
+    },
+    /// Tell the guest where its vCPUs and its virtual nodes' memory are. It stays told until it is told otherwise: where it
+    /// is not so any more the guest is as badly off as one that never learns anything, and no worse.
+    TellTopology {
+        /// Whose.
+        vm: VmId,
+        /// What is so.
+        topology: GuestTopology,
     },
     /// Lift what [`Action::Limit`] or [`Action::Watch`] set on a lever: what the operator had set before is in force again. Where
     /// nothing of the agent's is in force nothing happens.
@@ -123,6 +143,8 @@ pub enum Lever {
     Watching,
     /// How much memory its guest has.
     Memory,
+    /// What its guest is told of where it is.
+    Topology,
 }
 
 impl Lever {
@@ -137,6 +159,7 @@ impl Lever {
             Lever::Resctrl => "its part of caches and memory bandwidth",
             Lever::Watching => "the watch on its memory",
             Lever::Memory => "its memory",
+            Lever::Topology => "what its guest is told",
         }
     }
 }
@@ -159,7 +182,9 @@ impl Action {
             Action::PinVcpus { vm, .. }
             | Action::SetHome { vm, .. }
             | Action::MovePages { vm, .. }
+            | Action::MoveVirtualNode { vm, .. }
             | Action::MoveFrames { vm, .. }
+            | Action::TellTopology { vm, .. }
             | Action::SetMemoryPolicy { vm, .. }
             | Action::Limit { vm, .. }
             | Action::Watch { vm, .. }
@@ -170,7 +195,7 @@ impl Action {
     /// How many pages it may move.
     pub fn pages_max(&self) -> Pages {
         match self {
-            Action::MovePages { pages_max, .. } => *pages_max,
+            Action::MovePages { pages_max, .. } | Action::MoveVirtualNode { pages_max, .. } => *pages_max,
             Action::MoveFrames { moves, .. } => moves.iter().map(|each| each.pages).sum(),
             _ => Pages::ZERO,
         }
@@ -181,7 +206,10 @@ impl Action {
         match self {
             Action::PinVcpus { .. } => Lever::VcpuPlacement,
             Action::SetHome { .. } => Lever::Home,
-            Action::MovePages { .. } | Action::MoveFrames { .. } => Lever::Pages,
+            Action::MovePages { .. } | Action::MoveVirtualNode { .. } | Action::MoveFrames { .. } => {
+                Lever::Pages
+            }
+            Action::TellTopology { .. } => Lever::Topology,
             Action::SetMemoryPolicy { .. } => Lever::MemoryPolicy,
             Action::Limit { limit, .. } => limit.lever(),
             Action::Watch { .. } => Lever::Watching,
@@ -292,6 +320,14 @@ pub enum ActionError {
         /// Why, and what to do instead.
         why: String,
     },
+    /// The guest cannot be told where it is.
+    #[error("the guest of VM {name} cannot be told where it is: {why}")]
+    NoFeed {
+        /// Its name.
+        name: String,
+        /// Why, with the remedy.
+        why: String,
+    },
     /// Nobody can tell which memory the VM uses.
     #[error("nobody can watch which memory VM {name} uses: {why}")]
     NoCarrier {
@@ -363,6 +399,30 @@ pub enum Refusal {
         from: NodeSet,
         /// Where they should go.
         to: NodeSet,
+    },
+    /// No such virtual node.
+    #[error("VM {name} has no virtual node {virtual_node}: its guest sees {count}")]
+    UnknownVirtualNode {
+        /// The VM.
+        name: String,
+        /// The one asked for.
+        virtual_node: u16,
+        /// How many there are.
+        count: usize,
+    },
+    /// A topology that says nothing of where memory is, or of more than there is.
+    #[error(
+        "VM {name} cannot be told of {vcpus} vCPUs and {memory} virtual nodes: its guest sees {count}, some must have memory, and all of it on nodes of this host"
+    )]
+    Topology {
+        /// The VM.
+        name: String,
+        /// vCPUs in what it should be told.
+        vcpus: usize,
+        /// Virtual nodes there.
+        memory: usize,
+        /// Virtual nodes of its guest.
+        count: usize,
     },
     /// A quota that no kernel takes.
     #[error(
@@ -513,6 +573,34 @@ impl Plan {
                             let name = vm.name.clone();
                             return Err(Refusal::SameNodes { name, from, to });
                         }
+                    }
+                }
+                Action::MoveVirtualNode { virtual_node, to, .. } => {
+                    usable(&NodeSet::one(*to))?;
+                    let count = vm.virtual_nodes.len();
+                    if usize::from(*virtual_node) >= count {
+                        let (name, virtual_node) = (vm.name.clone(), *virtual_node);
+                        return Err(Refusal::UnknownVirtualNode {
+                            name,
+                            virtual_node,
+                            count,
+                        });
+                    }
+                }
+                Action::TellTopology { topology, .. } => {
+                    let GuestTopology { vcpus, memory } = topology;
+                    let known = |node: &NodeId| machine.nodes.get(*node).is_some();
+                    let named = vcpus.iter().chain(memory).flatten();
+                    let count = vm.virtual_nodes.len();
+                    let is_possible =
+                        memory.len() == count && !vcpus.is_empty() && memory.iter().any(Option::is_some);
+                    if !is_possible || !named.into_iter().all(known) {
+                        return Err(Refusal::Topology {
+                            name: vm.name.clone(),
+                            vcpus: vcpus.len(),
+                            memory: memory.len(),
+                            count,
+                        });
                     }
                 }
                 Action::SetMemoryPolicy { .. } => {}

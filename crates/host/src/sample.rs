@@ -7,6 +7,7 @@ use homenode_units::{
 use serde::{Deserialize, Serialize};
 
 use crate::balloon::Balloon;
+use crate::feed::{Told, VirtualNode};
 use crate::limit::{CpuQuota, Limit};
 use crate::observed::{CarrierChoice, Observed};
 
@@ -85,6 +86,12 @@ pub struct VmSample {
     pub balloon: Option<Balloon>,
     /// Where the guest's touched memory lies, where known.
     pub pages: Option<NodeMap<Pages>>,
+    /// The nodes that its guest sees; none where it sees a single one.
+    pub virtual_nodes: Vec<VirtualNode>,
+    /// Why its guest cannot be told where it is, with the remedy; `None` where it can ([`crate::Action::TellTopology`]).
+    pub no_feed: Option<String>,
+    /// What this agent told its guest last.
+    pub told: Option<Told>,
     /// Memory accesses that missed the LLC, by where they went, where counted.
     pub accesses: Option<Accesses>,
     /// How its pages are placed and sampled now.

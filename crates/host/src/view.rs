@@ -4,6 +4,7 @@ use homenode_machine::Machine;
 use homenode_units::{NodeId, NodeSet, Ns};
 use serde::Serialize;
 
+use crate::feed::VirtualNode;
 use crate::rates::{Rates, VmRates};
 use crate::sample::{Immovable, Management, Sample, Version, VmSample};
 
@@ -33,6 +34,8 @@ pub struct VmView<'a> {
     pub rates: Option<&'a VmRates>,
     /// Home nodes, once it has been placed.
     pub home: Option<&'a NodeSet>,
+    /// Home node on which each virtual node's memory lies, or shall, of a VM whose guest is told where it is.
+    pub layout: Option<&'a [NodeId]>,
     /// Why no policy may touch its vCPUs, if none may.
     pub hands_off: Option<HandsOff>,
     /// Why no policy may touch its CPU quota, if none may.
@@ -81,6 +84,14 @@ impl VmView<'_> {
     /// Whether policies may act on the VM at all.
     pub fn managed(&self) -> bool {
         self.sample.settings.management == Management::Managed
+    }
+
+    /// The home node on which a vCPU finds what its guest took for local at boot; `None` where the guest is told nothing, and for
+    /// a vCPU that belonged to no virtual node then.
+    pub fn seat(&self, index: u16) -> Option<NodeId> {
+        let belongs = |virtual_node: &VirtualNode| virtual_node.vcpus.contains(&index);
+        let at = self.sample.virtual_nodes.iter().position(belongs)?;
+        self.layout?.get(at).copied()
     }
 
     /// Node that a vCPU is confined to away from home: the nodes of its affinity, where none of them is a home node.

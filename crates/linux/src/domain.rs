@@ -92,6 +92,10 @@ pub struct Domain {
     pub balloon: Option<BalloonDevice>,
     /// Whether its guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then gives back.
     pub free_pages: FreePages,
+    /// Nodes that its guest sees, by number; none where it sees a single one.
+    pub cells: Vec<Cell>,
+    /// Where the topology page of its guest comes from: the socket of its `<shmem>` device named [`TOPOLOGY_DEVICE`].
+    pub topology_socket: Option<String>,
     /// Sizes of its memory objects: one per guest NUMA cell and DIMM, or one for all.
     pub ram_sizes: Vec<Bytes>,
     /// PCI addresses of devices assigned through VFIO.
@@ -106,6 +110,18 @@ pub struct HugePages {
     /// Their size, where the XML names one.
     pub page_bytes: Option<Bytes>,
 }
+
+/// A node as the guest sees it (`<numa><cell>`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cell {
+    /// vCPUs that belong to it.
+    pub vcpus: Vec<u16>,
+    /// Its memory.
+    pub memory_bytes: Bytes,
+}
+
+/// Name of the `<shmem>` device through which a guest is told where it is.
+pub const TOPOLOGY_DEVICE: &str = "homenode-topology";
 
 /// A virtio balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,6 +225,7 @@ impl Domain {
         if vcpus > VCPUS_MAX || current_vcpus == 0 || current_vcpus > vcpus {
             return Err(malformed("<vcpu>", &format!("{current_vcpus} of {vcpus}")));
         }
+        let cells = cells(&root, vcpus)?;
         let cputune = root.child("cputune");
         let backing = root.child("memoryBacking");
         Ok(Domain {
@@ -237,7 +254,9 @@ impl Domain {
             locked: backing.and_then(|b| b.child("locked")).map(|_| Locked),
             balloon: balloon(&root),
             free_pages: free_pages(&root),
-            ram_sizes: ram_sizes(&root, memory),
+            topology_socket: topology_socket(&root),
+            ram_sizes: ram_sizes(&root, memory, &cells),
+            cells,
             assigned_devices: assigned_devices(&root),
             settings: settings(&root),
             name,
@@ -389,25 +408,55 @@ fn numatune(root: &Element) -> Result<Option<NumaTune>, DomainError> {
     }))
 }
 
-fn ram_sizes(root: &Element, memory: Bytes) -> Vec<Bytes> {
+/// Cells by number: libvirt lists them in order, and numbers them in that order where the XML does not.
+fn cells(root: &Element, vcpus: u32) -> Result<Vec<Cell>, DomainError> {
+    let numa = root.path(&["cpu", "numa"]);
+    let mut cells: Vec<(usize, Cell)> = Vec::new();
+    for (at, cell) in numa.into_iter().flat_map(|numa| numa.all("cell")).enumerate() {
+        let id = cell.attribute("id").map_or(Ok(at), str::parse);
+        let id = id.map_err(|_| malformed("<cell id>", cell.attribute("id").unwrap_or("")))?;
+        let listed = cell
+            .attribute("cpus")
+            .map(|list| cpus(list, "<cell cpus>"))
+            .transpose()?;
+        let size = cell
+            .attribute("memory")
+            .and_then(|size| scaled(size, cell.attribute("unit")));
+        let vcpus = listed.iter().flat_map(CpuSet::iter).filter(|cpu| cpu.0 < vcpus);
+        let cell = Cell {
+            vcpus: vcpus.map(|cpu| cpu.0 as u16).collect(),
+            memory_bytes: size.unwrap_or(Bytes::ZERO),
+        };
+        cells.push((id, cell));
+    }
+    cells.sort_by_key(|(id, _)| *id);
+    match cells.iter().enumerate().find(|(at, (id, _))| at != id) {
+        Some((_, (id, _))) => Err(malformed("<cell id>", &id.to_string())),
+        None => Ok(cells.into_iter().map(|(_, cell)| cell).collect()),
+    }
+}
+
+fn topology_socket(root: &Element) -> Option<String> {
+    let mut devices = root
+        .child("devices")
+        .into_iter()
+        .flat_map(|devices| devices.all("shmem"));
+    let device = devices.find(|device| device.attribute("name") == Some(TOPOLOGY_DEVICE))?;
+    Some(device.child("server")?.attribute("path")?.to_owned())
+}
+
+fn ram_sizes(root: &Element, memory: Bytes, cells: &[Cell]) -> Vec<Bytes> {
     let devices = root.child("devices").into_iter().flat_map(|d| d.all("memory"));
     // An NVDIMM is a file of the guest's, not RAM; virtio-mem is mapped at its full size.
     let dimms: Vec<Bytes> = devices
         .filter(|device| matches!(device.attribute("model"), Some("dimm" | "virtio-mem")))
         .filter_map(|device| size(device.path(&["target", "size"])?))
         .collect();
-    let cells: Vec<Bytes> = root
-        .path(&["cpu", "numa"])
-        .into_iter()
-        .flat_map(|numa| numa.all("cell"))
-        .filter_map(|cell| scaled(cell.attribute("memory")?, cell.attribute("unit")))
-        .filter(|bytes| *bytes > Bytes::ZERO)
-        .collect();
-    let mut sizes = if cells.is_empty() {
-        vec![dimms.iter().fold(memory, |rest, dimm| rest.saturating_sub(*dimm))]
-    } else {
-        cells
-    };
+    let with_memory = cells.iter().map(|cell| cell.memory_bytes);
+    let mut sizes: Vec<Bytes> = with_memory.filter(|bytes| *bytes > Bytes::ZERO).collect();
+    if sizes.is_empty() {
+        sizes.push(dimms.iter().fold(memory, |rest, dimm| rest.saturating_sub(*dimm)));
+    }
     sizes.extend(dimms);
     sizes
 }
@@ -560,6 +609,35 @@ pub(crate) mod tests {
             (Management::Managed, "0-1".into())
         );
         assert_eq!(settings.bandwidth, Some(BytesPerSec(2_000_000_000)));
+    }
+
+    #[test]
+    fn cells_are_in_order_and_only_our_shmem_device_counts() {
+        let cells = "<cpu><numa><cell id='1' cpus='1' memory='1' unit='GiB'/><cell id='0' cpus='0,2-9' memory='2' unit='GiB'/>\
+                     <cell id='2' memory='0'/></numa></cpu></domain>";
+        let plain = "<domain><name>n</name><uuid>4dea22b3-1d52-d8f3-2516-782e98ab3fa0</uuid><memory>4194304</memory><vcpu>3</vcpu>";
+        let shmem = |name: &str| {
+            format!(
+                "<devices><shmem name='other'/><shmem name='{name}'><server path='/run/x.sock'/></shmem></devices>"
+            )
+        };
+        let with = |name: &str| Domain::parse(&format!("{plain}{}{cells}", shmem(name))).unwrap();
+        let domain = with(TOPOLOGY_DEVICE);
+        let seen: Vec<_> = domain
+            .cells
+            .iter()
+            .map(|cell| (cell.vcpus.as_slice(), cell.memory_bytes))
+            .collect();
+        let gib = Bytes::from_gib;
+        // vCPUs that there are not are no vCPUs.
+        assert_eq!(seen, [(&[0, 2][..], gib(2)), (&[1], gib(1)), (&[], gib(0))]);
+        assert_eq!(domain.ram_sizes, [gib(2), gib(1)]);
+        assert_eq!(domain.topology_socket.as_deref(), Some("/run/x.sock"));
+        assert_eq!(with("mine").topology_socket, None);
+        for bad in ["id='1'", "id='x'", "id='0' cpus='zero'"] {
+            let xml = format!("{plain}<cpu><numa><cell {bad}/></numa></cpu></domain>");
+            assert!(Domain::parse(&xml).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub mod topology_server;
 pub mod uncore;
 mod xml;
 
-pub use libvirt_host::{Acting, CarriedOver, ConnectError, LibvirtHost, Options, now, undo};
+pub use libvirt_host::{Acting, CarriedOver, ConnectError, LibvirtHost, Options, TOPOLOGY_SOCKET, now, undo};
 pub use read::ReadError;
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod act;
 mod balloon;
 mod confine;
 mod connection;
+mod feed;
 mod lease;
 mod quota;
 mod vm;
@@ -44,7 +45,11 @@ use crate::uncore::{self, Uncore};
 use crate::{carriers, meminfo, memory_blocks, modelled_pmu, proc_stat, read, task};
 
 use connection::{CallError, Libvirt};
+use feed::Feed;
 use vm::Vm;
+
+/// Where an agent serves topology pages.
+pub const TOPOLOGY_SOCKET: &str = "/run/homenode/topology.sock";
 
 /// Whether the host carries out plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +69,8 @@ pub struct Options {
     pub root: PathBuf,
     /// Where the journal and the lock lie.
     pub state_dir: PathBuf,
+    /// Where guests' QEMUs find their topology pages.
+    pub topology_socket: PathBuf,
     /// Whether plans are carried out.
     pub acting: Acting,
     /// Set to end waiting and moving early (a signal came).
@@ -77,6 +84,7 @@ impl Options {
             machine,
             root: PathBuf::from("/"),
             state_dir: PathBuf::from(journal::STATE_DIR),
+            topology_socket: PathBuf::from(TOPOLOGY_SOCKET),
             acting: Acting::Live,
             stop: Arc::new(AtomicBool::new(false)),
         }
@@ -166,6 +174,7 @@ pub struct LibvirtHost {
     modelled: Option<Attribution>,
     uncore: Uncore,
     resctrl: Option<Resctrl>,
+    feed: Feed,
     vms: BTreeMap<VmId, Vm>,
     busy: BTreeMap<CpuId, Ns>,
     fingerprint: Fingerprint,
@@ -200,6 +209,7 @@ impl LibvirtHost {
             machine,
             root,
             state_dir,
+            topology_socket,
             acting,
             stop,
         } = options;
@@ -244,6 +254,8 @@ impl LibvirtHost {
             };
             Attribution::new(page, clock_hz, sampler)
         });
+        let feed = Feed::open(topology_socket, acting);
+        notices.extend(feed.trouble(acting));
         Ok(LibvirtHost {
             machine,
             root,
@@ -256,6 +268,7 @@ impl LibvirtHost {
             modelled,
             uncore,
             resctrl,
+            feed,
             vms: BTreeMap::new(),
             busy: BTreeMap::new(),
             fingerprint: Fingerprint::new(),
@@ -496,6 +509,9 @@ impl Host for LibvirtHost {
                 "LLC miss rates of VMs are unknown"
             };
             self.notice(format!("no hardware counters: {why}; {instead}"));
+        }
+        if let Some(refusal) = self.feed.take_refusal() {
+            self.notice(refusal);
         }
         if let Some(note) = self.perf.note() {
             self.notice(note.to_owned());

@@ -10,6 +10,7 @@
 //! `numa_maps` walks every page table entry and holds the process's `mmap_lock` while it does: milliseconds per GiB.
 //! Read it rarely.
 
+use std::cmp::Reverse;
 use std::path::Path;
 
 use homenode_units::{Bytes, NodeId, NodeMap, PAGE_BYTES, Pages};
@@ -150,6 +151,21 @@ pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Ra
     Ok(Some(ranges.collect()))
 }
 
+/// Which of the ranges is which memory object, by the objects' sizes in the order in which QEMU makes them. Each is known by its
+/// size; of several as large the first made lies highest, as the kernel gives out addresses from the top down (not where the
+/// stack is unlimited, which libvirt does not make it).
+pub fn objects(ranges: &[Range], sizes: &[Bytes]) -> Vec<usize> {
+    let mut by_range: Vec<usize> = (0..ranges.len()).collect();
+    by_range.sort_by_key(|&at| Reverse((ranges[at].pages(), ranges[at].start)));
+    let mut by_object: Vec<usize> = (0..sizes.len()).collect();
+    by_object.sort_by_key(|&at| (Reverse(sizes[at]), at));
+    let mut of_object = vec![0; sizes.len()];
+    for (object, range) in by_object.into_iter().zip(by_range) {
+        of_object[object] = range;
+    }
+    of_object
+}
+
 /// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit. RAM is
 /// several mappings where parts of it were bound to nodes, and unrelated memory may lie right beside it.
 fn tightest_run(mappings: &[Mapping], want: u64) -> Option<(usize, usize)> {
@@ -195,30 +211,45 @@ struct Line {
     counts: Vec<(NodeId, u64)>,
 }
 
-/// Pages per node of these ranges, in base pages whatever the mapping's page size; nodes without a page are left out.
+/// Pages per node of each of these ranges, in base pages whatever the mapping's page size; nodes without a page are left out.
 /// `None` where the process is gone, or has no `numa_maps` (kernel without NUMA).
 ///
 /// # Errors
 /// When `numa_maps` is malformed or may not be read.
-pub fn pages_per_node(root: &Path, pid: i32, ranges: &[Range]) -> Result<Option<NodeMap<Pages>>, ReadError> {
+pub fn pages_per_node(
+    root: &Path,
+    pid: i32,
+    ranges: &[Range],
+) -> Result<Option<Vec<NodeMap<Pages>>>, ReadError> {
     let Some(lines) = lines(root, pid)? else {
         return Ok(None);
     };
-    let mut pages: NodeMap<Pages> = NodeMap::new();
+    let mut pages: Vec<NodeMap<Pages>> = vec![NodeMap::new(); ranges.len()];
     for line in lines {
-        if !ranges
-            .iter()
-            .any(|range| (range.start..range.end).contains(&line.start))
-        {
+        let within = |range: &Range| (range.start..range.end).contains(&line.start);
+        let Some(at) = ranges.iter().position(within) else {
             continue;
-        }
+        };
         for (node, count) in line.counts {
             let more = Pages(count.saturating_mul(line.page_bytes / PAGE_BYTES));
-            let before = pages.get(node).copied().unwrap_or_default();
-            pages.insert(node, Pages(before.0.saturating_add(more.0)));
+            add(&mut pages[at], node, more);
         }
     }
     Ok(Some(pages))
+}
+
+/// What several ranges hold together.
+pub fn sum(pages: &[NodeMap<Pages>]) -> NodeMap<Pages> {
+    let mut all = NodeMap::new();
+    for (node, pages) in pages.iter().flat_map(NodeMap::iter) {
+        add(&mut all, node, *pages);
+    }
+    all
+}
+
+fn add(pages: &mut NodeMap<Pages>, node: NodeId, more: Pages) {
+    let before = pages.get(node).copied().unwrap_or_default();
+    pages.insert(node, Pages(before.0.saturating_add(more.0)));
 }
 
 fn lines(root: &Path, pid: i32) -> Result<Option<Vec<Line>>, ReadError> {
@@ -284,8 +315,8 @@ mod tests {
         Tree::new(&[("proc/7/maps", maps), ("proc/7/numa_maps", numa_maps)])
     }
 
-    fn counts(pages: &NodeMap<Pages>) -> Vec<(u16, u64)> {
-        pages.iter().map(|(node, pages)| (node.0, pages.0)).collect()
+    fn counts(pages: &[NodeMap<Pages>]) -> Vec<(u16, u64)> {
+        sum(pages).iter().map(|(node, pages)| (node.0, pages.0)).collect()
     }
 
     #[test]
@@ -300,6 +331,26 @@ mod tests {
         );
         let pages = pages_per_node(tree.root(), 7, &ram).unwrap().unwrap();
         assert_eq!(counts(&pages), [(0, 60), (1, 512), (3, 40)]);
+    }
+
+    #[test]
+    fn of_objects_as_large_the_first_made_lies_highest() {
+        let range = |start: u64, mib: u64| Range {
+            start,
+            end: start + mib * MIB,
+            sharing: Sharing::Private,
+            page_bytes: Bytes(4096),
+        };
+        // A little more than the XML says, as QEMU rounds up.
+        let ranges = [
+            range(0x1000_0000, 64),
+            range(0x2000_0000, 129),
+            range(0x3000_0000, 64),
+        ];
+        let mib = |sizes: &[u64]| sizes.iter().map(|mib| Bytes(mib * MIB)).collect::<Vec<_>>();
+        assert_eq!(objects(&ranges, &mib(&[64, 128, 64])), [2, 1, 0]);
+        assert_eq!(objects(&ranges, &mib(&[128, 64, 64])), [1, 2, 0]);
+        assert!(objects(&[], &[]).is_empty());
     }
 
     #[test]
@@ -327,6 +378,8 @@ mod tests {
         );
         let pages = pages_per_node(tree.root(), 7, &ram).unwrap().unwrap();
         assert_eq!(counts(&pages), [(0, 500 * 512 + 9), (1, 12 * 512 + 9)]);
+        assert_eq!(counts(&pages[1..2]), [(1, 9)]);
+        assert_eq!(objects(&ram, &sizes), [2, 0, 1]);
     }
 
     #[test]

@@ -41,6 +41,9 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
             memory_bytes: Bytes::from_mib(256),
             balloon: None,
             pages: Some([(node, Pages(10_000))].into_iter().collect()),
+            virtual_nodes: Vec::new(),
+            no_feed: None,
+            told: None,
             accesses: None,
             memory_policy: homenode_units::MemoryPolicy::default(),
             page_uses: None,
@@ -84,6 +87,7 @@ fn placement(c: &mut Criterion) {
     let vms = now.vms.iter().map(|vm| VmView {
         sample: vm,
         rates: rates.vm(vm.id),
+        layout: None,
         home: vm
             .pages
             .as_ref()

@@ -15,6 +15,7 @@
 //! | [`flip_pool`] | how many of a VM's pages may its I/O exchange with the driver domain? | seed 001, IV-A |
 //! | [`working_set`] | how much memory does a VM really use? | seed 003, section 4.4 |
 //! | [`overcommit`] | how much memory shall a VM have? | seed 003, sections 1 and 4.4 |
+//! | [`topology_feed`] | what is a guest told of where it is, and when? | seed 000, chapter 4 |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
@@ -31,6 +32,7 @@ pub mod page_queue;
 pub mod permits;
 pub mod placement;
 pub mod repatriate;
+pub mod topology_feed;
 pub mod working_set;
 
 #[cfg(test)]

@@ -140,16 +140,17 @@ impl Pace {
         let share = self.share;
         let part = |pages: Pages| Pages(((pages.as_f64() * share) as u64).max(1));
         match &mut decision.action {
-            Action::MovePages { from, pages_max, .. } => {
+            Action::MovePages { .. } | Action::MoveVirtualNode { .. } => {
+                let (from, pages_max) = leaves(&mut decision.action, vm)?;
                 *pages_max = part(*pages_max);
-                let there = pages_on(vm, from)?;
+                let there = pages_on(vm, &from)?;
                 // Of several moves of an epoch the largest tells.
                 if self
                     .asked
                     .as_ref()
                     .is_none_or(|(_, asked, _)| *asked < *pages_max)
                 {
-                    self.asked = Some((from.clone(), *pages_max, there));
+                    self.asked = Some((from, *pages_max, there));
                 }
             }
             Action::MoveFrames { moves, .. } => {
@@ -160,6 +161,19 @@ impl Pace {
         }
         self.moved = true;
         Some(decision)
+    }
+}
+
+/// Nodes that pages leave by this action, and how many at most.
+fn leaves<'a>(action: &'a mut Action, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pages)> {
+    match action {
+        Action::MovePages { from, pages_max, .. } => Some((from.clone(), pages_max)),
+        Action::MoveVirtualNode { to, pages_max, .. } => {
+            let mut others = vm.sample.pages.as_ref()?.node_set();
+            others.remove(*to);
+            Some((others, pages_max))
+        }
+        _ => None,
     }
 }
 

@@ -12,6 +12,8 @@
 //! 1. A VM with a home and more than [`Config::outside_pages_max`] pages outside sets out when [`Config::start`] says so: by
 //!    amount, when more than that lies outside; or periodically, when so long has passed since it set out last, or was first
 //!    seen. It is then on its way until no more than [`Config::outside_pages_max`] pages are outside.
+//!    Of a VM whose guest is told where it is, each virtual node's memory has a home node of its own ([`VmView::layout`]): what
+//!    lies elsewhere is outside.
 //! 2. VMs on their way whose memory can move are served in order of most pages outside, each with at most
 //!    [`Config::vm_pages_per_epoch`], all together with at most [`Config::host_pages_per_epoch`].
 //!
@@ -21,16 +23,19 @@
 //! - `memory_that_cannot_move_is_said_once`
 //! - `by_amount_all_goes_home_once_enough_is_away`
 //! - `periodically_all_goes_home_however_little_is_away`
+//! - `each_virtual_node_goes_whole_to_its_own_node`
 //!
 //! # Departures
 //! - Seed 001 starts at 500 MB or every 900 s, and moves what is remote at once. The default here starts at 1 MiB: on a host
 //!   whose kernel scatters pages they are moved soon after they were touched, before they cost much. A host with a driver
 //!   domain wants more, since what goes home is exchanged again.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, Plan, View};
-use homenode_units::{Bytes, Ns, Pages, VmId};
+use homenode_host::{Action, Plan, View, VmView};
+use homenode_machine::Machine;
+use homenode_units::{Bytes, NodeId, NodeSet, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 /// Name of this policy in plans.
@@ -110,7 +115,8 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         .filter(|vm| vm.managed() && vm.hands_off.is_none())
         .filter_map(|vm| {
             let home = vm.home?;
-            let pages = vm.sample.pages_outside(home)?;
+            let parts = astray(vm, home)?;
+            let pages: Pages = parts.iter().map(|part| part.pages).sum();
             let id = vm.sample.id;
             if pages <= config.outside_pages_max {
                 state.under_way.remove(&id);
@@ -118,12 +124,12 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
                 return None;
             }
             let goes = state.goes(id, pages, config.start, view.sample.at);
-            goes.then_some((pages, home, vm))
+            goes.then_some((pages, parts, home, vm))
         })
         .collect();
-    outside.sort_by_key(|(pages, _, vm)| (std::cmp::Reverse(*pages), vm.sample.id));
+    outside.sort_by_key(|(pages, _, _, vm)| (Reverse(*pages), vm.sample.id));
     let mut left = config.host_pages_per_epoch;
-    for (pages, home, vm) in outside {
+    for (pages, parts, home, vm) in outside {
         let id = vm.sample.id;
         if let Some(why) = vm.memory_fixed() {
             if state.told.insert(id) {
@@ -135,20 +141,71 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             }
             continue;
         }
-        let budget = pages.min(config.vm_pages_per_epoch).min(left);
-        if budget == Pages::ZERO {
-            break;
+        let mut vm_left = config.vm_pages_per_epoch;
+        for part in parts {
+            let budget = part.pages.min(vm_left).min(left);
+            if budget == Pages::ZERO {
+                break;
+            }
+            left -= budget;
+            vm_left -= budget;
+            let (action, reason) = part.goes(view.machine, id, home, budget);
+            plan.decide(POLICY, action, reason);
         }
-        left -= budget;
-        let reason =
-            format!("{pages} lie away from its home, node {home}; {budget} of them go home in this epoch");
-        plan.decide(
-            POLICY,
-            Action::gather(view.machine, id, home.clone(), budget),
-            reason,
-        );
     }
     plan
+}
+
+/// Pages of a VM that have one place to go to.
+struct Part {
+    pages: Pages,
+    /// The virtual node that they are of, and its node, where the guest is told where it is; otherwise they go home.
+    virtual_node: Option<(u16, NodeId)>,
+}
+
+/// What of a VM's memory is not where it should be, most first; `None` where that is not known.
+fn astray(vm: &VmView<'_>, home: &NodeSet) -> Option<Vec<Part>> {
+    let Some(layout) = vm.layout else {
+        let pages = vm.sample.pages_outside(home)?;
+        let virtual_node = None;
+        return Some(vec![Part { pages, virtual_node }]);
+    };
+    let mut parts = Vec::with_capacity(layout.len());
+    for ((virtual_node, &to), number) in vm.sample.virtual_nodes.iter().zip(layout).zip(0..) {
+        let elsewhere = virtual_node
+            .pages
+            .as_ref()?
+            .iter()
+            .filter(|(node, _)| *node != to);
+        parts.push(Part {
+            pages: elsewhere.map(|(_, pages)| *pages).sum(),
+            virtual_node: Some((number, to)),
+        });
+    }
+    parts.sort_by_key(|part| Reverse(part.pages));
+    Some(parts)
+}
+
+impl Part {
+    fn goes(&self, machine: &Machine, vm: VmId, home: &NodeSet, budget: Pages) -> (Action, String) {
+        let pages = self.pages;
+        let Some((virtual_node, to)) = self.virtual_node else {
+            return (
+                Action::gather(machine, vm, home.clone(), budget),
+                format!(
+                    "{pages} lie away from its home, node {home}; {budget} of them go home in this epoch"
+                ),
+            );
+        };
+        let action = Action::MoveVirtualNode {
+            vm,
+            virtual_node,
+            to,
+            pages_max: budget,
+        };
+        let what = format!("{pages} of virtual node {virtual_node} lie away from its home, node {to}");
+        (action, format!("{what}; {budget} of them go there in this epoch"))
+    }
 }
 
 #[cfg(test)]
@@ -193,6 +250,32 @@ mod tests {
                 (vm_id(1), Pages(500))
             ]
         );
+    }
+
+    #[test]
+    fn each_virtual_node_goes_whole_to_its_own_node() {
+        let mut scene = Scene::four_nodes(4);
+        let vm = scene.add_vm(1, 2, Bytes::from_gib(4), 0).homes("0-1");
+        // All of it is at home, and a part of it on the wrong side.
+        vm.pages(0, 6_000).pages(1, 6_000);
+        vm.fed(&[
+            (&[0], &[(0, 5_000), (1, 1_000)]),
+            (&[1], &[(0, 1_000), (1, 2_000), (3, 3_000)]),
+        ]);
+        vm.layout(Some(&[NodeId(0), NodeId(1)]));
+        let config = Config {
+            vm_pages_per_epoch: Pages(4_500),
+            ..Config::default()
+        };
+        let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
+        let moves = |(virtual_node, to, pages_max): (u16, u16, u64)| Action::MoveVirtualNode {
+            vm: vm_id(1),
+            virtual_node,
+            to: NodeId(to),
+            pages_max: Pages(pages_max),
+        };
+        let actions: Vec<Action> = plan.decisions.into_iter().map(|d| d.action).collect();
+        assert_eq!(actions, [(1, 1, 4_000), (0, 0, 500)].map(moves));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use homenode_host::observed::Observed;
 use homenode_host::{
     Accesses, Balloon, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse,
-    Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
+    Rates, Sample, Told, VcpuSample, Version, View, VirtualNode, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -51,6 +51,10 @@ pub struct SceneVm {
     quota: Option<CpuQuota>,
     device_nodes: NodeSet,
     balloon: Option<Balloon>,
+    virtual_nodes: Vec<VirtualNode>,
+    is_fed: bool,
+    told: Option<Told>,
+    layout: Option<Vec<NodeId>>,
 }
 
 pub struct SceneVcpu {
@@ -175,6 +179,10 @@ impl Scene {
             quota: None,
             device_nodes: NodeSet::new(),
             balloon: None,
+            virtual_nodes: Vec::new(),
+            is_fed: false,
+            told: None,
+            layout: None,
         });
         self.vms.sort_by_key(|vm| vm.n);
         self.vms.iter_mut().find(|vm| vm.n == n).expect("just added")
@@ -200,6 +208,7 @@ impl Scene {
                 sample,
                 rates: rates.and_then(|r| r.vm(sample.id)),
                 home: vm.home.as_ref(),
+                layout: vm.layout.as_deref(),
                 hands_off: vm.hands_off,
                 quota_hands_off: vm.quota_hands_off,
             })
@@ -385,6 +394,35 @@ impl SceneVm {
         self
     }
 
+    /// Its guest can be told, and sees nodes with these vCPUs and with these pages on each node.
+    pub fn fed(&mut self, virtual_nodes: &[(&[u16], &[(u16, u64)])]) -> &mut Self {
+        let virtual_node = |(vcpus, pages): &(&[u16], &[(u16, u64)])| VirtualNode {
+            vcpus: vcpus.to_vec(),
+            memory_bytes: Bytes::from_gib(1),
+            pages: Some(
+                pages
+                    .iter()
+                    .map(|(node, pages)| (NodeId(*node), Pages(*pages)))
+                    .collect(),
+            ),
+        };
+        self.virtual_nodes = virtual_nodes.iter().map(virtual_node).collect();
+        self.is_fed = true;
+        self
+    }
+
+    /// What its guest was told last.
+    pub fn told(&mut self, told: Option<Told>) -> &mut Self {
+        self.told = told;
+        self
+    }
+
+    /// Where its virtual nodes shall lie.
+    pub fn layout(&mut self, nodes: Option<&[NodeId]>) -> &mut Self {
+        self.layout = nodes.map(<[NodeId]>::to_vec);
+        self
+    }
+
     pub fn device_on(&mut self, node: u16) -> &mut Self {
         self.device_nodes.insert(NodeId(node));
         self
@@ -408,6 +446,9 @@ impl SceneVm {
             memory_bytes: self.memory,
             balloon: self.balloon,
             pages: Some(self.pages.clone()),
+            virtual_nodes: self.virtual_nodes.clone(),
+            no_feed: (!self.is_fed).then(|| "it has no feed".to_owned()),
+            told: self.told.clone(),
             accesses: self.local.map(|share| Accesses {
                 local: (share * periods * 1e6) as u64,
                 remote: ((1.0 - share) * periods * 1e6) as u64,

@@ -16,6 +16,9 @@ use crate::hypervisor::page_uses::{self, Used};
 use crate::hypervisor::watching::Watching;
 use crate::{Looked, Twin};
 
+/// Why the agent tells no guest of the twin anything.
+const NO_FEED: &str = "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
+
 impl Host for Twin {
     fn machine(&self) -> &Machine {
         &self.machine
@@ -129,6 +132,13 @@ impl Twin {
                 what: format!("holding to {limit}"),
                 cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
             }),
+            // No VM of the twin has virtual nodes that a plan could name: the hypervisor tells live guests itself.
+            Action::MoveVirtualNode { .. } | Action::TellTopology { .. } => {
+                Outcome::Failed(ActionError::NoFeed {
+                    name: self.engine.vms[at].name.clone(),
+                    why: NO_FEED.into(),
+                })
+            }
             Action::MoveFrames { moves, .. } => self.move_frames(at, moves),
             Action::SetMemoryPolicy { policy, .. } => match self.engine.set_memory_policy(at, *policy) {
                 Ok(()) => Outcome::Done,
@@ -335,6 +345,9 @@ impl Twin {
                 guest: Some(engine.guest_memory(vm)),
             }),
             pages: Some(pages),
+            virtual_nodes: Vec::new(),
+            no_feed: Some(NO_FEED.into()),
+            told: None,
             accesses: Some(Accesses {
                 local: vm.accesses_local as u64,
                 remote: vm.accesses_remote as u64,

@@ -420,6 +420,7 @@ fn under_carrefour(kind: &str, policy: MemoryPolicy, seconds: u64) -> VmReport {
                 sample: &now.vms[0],
                 rates: rates.as_ref().and_then(|rates| rates.vm(now.vms[0].id)),
                 home: None,
+                layout: None,
                 hands_off: None,
                 quota_hands_off: None,
             }],

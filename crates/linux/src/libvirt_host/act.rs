@@ -11,8 +11,9 @@ use homenode_units::{CpuSet, NodeSet, Pages, VmId};
 use super::balloon::{GIVE_BACK, SHRINK};
 use super::confine::{CONFINE, FREE};
 use super::connection::CallError;
+use super::feed::TELL;
 use super::quota::{HOLD, LIFT};
-use super::vm::Vm;
+use super::vm::{Part, Vm, Which};
 use super::watching::WATCH;
 use super::{LibvirtHost, memory_policy_is_possible, now};
 use crate::journal::{Before, Helper, JournalError, Record};
@@ -120,7 +121,17 @@ impl LibvirtHost {
                 Action::SetHome { nodes, .. } => self.set_home(&mut vm, nodes),
                 Action::MovePages {
                     from, to, pages_max, ..
-                } => self.move_pages(&mut vm, from, to, *pages_max),
+                } => self.move_pages(&mut vm, Which::Whole, from, to, *pages_max),
+                Action::MoveVirtualNode {
+                    virtual_node,
+                    to,
+                    pages_max,
+                    ..
+                } => {
+                    let to = NodeSet::one(*to);
+                    let from = self.machine.memory_nodes().difference(&to);
+                    self.move_pages(&mut vm, Which::VirtualNode(*virtual_node), &from, &to, *pages_max)
+                }
                 Action::MoveFrames { moves, .. } => self.move_frames(&mut vm, moves),
                 Action::SetMemoryPolicy { policy, .. } => {
                     let no_page_uses = self.no_page_uses();
@@ -143,6 +154,7 @@ impl LibvirtHost {
                 Action::Watch {
                     window_ns, lease_ns, ..
                 } => self.watch_memory(&mut vm, *window_ns, *lease_ns),
+                Action::TellTopology { topology, .. } => self.tell(&mut vm, topology),
                 Action::Lift { lever, .. } => self.lift(&mut vm, *lever),
             });
         let is_alive = task::is_alive(&self.root, vm.run.process());
@@ -326,7 +338,7 @@ impl LibvirtHost {
     /// Narrows a `restrictive` VM's memory nodes to its home once at most a hundredth of its memory, or one
     /// window, lies outside. Until then nodes are only ever added.
     fn narrow_if_little_is_left(&mut self, vm: &mut Vm) -> Result<(), ActionError> {
-        let (Some(home), Some(pages)) = (vm.home.clone(), &vm.memory.pages) else {
+        let (Some(home), Some(pages)) = (vm.home.clone(), vm.memory.pages()) else {
             return Ok(());
         };
         if vm.restrictive_nodes().is_none_or(|set| *set == home) {
@@ -380,6 +392,7 @@ impl LibvirtHost {
     fn move_pages(
         &mut self,
         vm: &mut Vm,
+        which: Which,
         from: &NodeSet,
         to: &NodeSet,
         budget: Pages,
@@ -398,26 +411,24 @@ impl LibvirtHost {
         let unreadable = |vm: &Vm, e: crate::ReadError| host_error(vm, MOVE, &e.to_string());
         vm.refresh_pages(&self.root, now())
             .map_err(|e| unreadable(vm, e))?;
-        let (Some(mut mover), Some(before)) = (vm.memory.mover.take(), vm.memory.pages.clone()) else {
-            return Err(host_error(
-                vm,
-                MOVE,
-                "no mapping of its QEMU has the size of its memory",
-            ));
+        self.journal_move(vm, to)?;
+        let process = vm.run.process();
+        let mut go_on = || !self.stop.load(Ordering::Relaxed) && task::is_alive(&self.root, process);
+        let part = vm.memory.part(which).filter(|part| part.pages.is_some());
+        let Some(Part {
+            mover,
+            pages: Some(before),
+        }) = part
+        else {
+            return Err(host_error(vm, MOVE, NO_MAPPING));
         };
-        let journalled = self.journal_move(vm, to);
-        let mut go_on = || !self.stop.load(Ordering::Relaxed) && task::is_alive(&self.root, vm.run.process());
-        let result = journalled.map(|()| mover.advance(&mut Linux, from, to, &before, budget, &mut go_on));
-        vm.memory.mover = Some(mover);
-        let progress = result?.map_err(|error| move_error(vm, error))?;
+        let result = mover.advance(&mut Linux, from, to, before, budget, &mut go_on);
+        let progress = result.map_err(|error| move_error(vm, error))?;
         vm.forget_pages();
         vm.refresh_pages(&self.root, now())
             .map_err(|e| unreadable(vm, e))?;
-        let after = vm
-            .memory
-            .pages
-            .clone()
-            .ok_or_else(|| ActionError::VmGone { name: name.clone() })?;
+        let after = vm.memory.part(which).and_then(|part| part.pages.as_ref());
+        let after = after.ok_or_else(|| ActionError::VmGone { name: name.clone() })?;
         let left: Pages = after
             .iter()
             .filter(|(node, _)| from.contains(*node))
@@ -451,12 +462,8 @@ impl LibvirtHost {
         self.check_movable(vm, &to)?;
         vm.refresh_pages(&self.root, now())
             .map_err(|e| host_error(vm, MOVE, &e.to_string()))?;
-        let Some(mover) = &vm.memory.mover else {
-            return Err(host_error(
-                vm,
-                MOVE,
-                "no mapping of its QEMU has the size of its memory",
-            ));
+        let Some(mover) = vm.memory.mover() else {
+            return Err(host_error(vm, MOVE, NO_MAPPING));
         };
         let mut go_on = || !self.stop.load(Ordering::Relaxed) && task::is_alive(&self.root, vm.run.process());
         let progress = mover
@@ -476,12 +483,14 @@ const PIN: &str = "pinning vCPU";
 const HOME: &str = "setting the home";
 const MEMORY_NODES: &str = "setting the memory nodes";
 const MOVE: &str = "moving memory";
+const NO_MAPPING: &str = "no mapping of its QEMU has the size of its memory";
 
 fn what(action: &Action) -> &'static str {
     match action {
         Action::PinVcpus { .. } => PIN,
         Action::SetHome { .. } => HOME,
-        Action::MovePages { .. } | Action::MoveFrames { .. } => MOVE,
+        Action::MovePages { .. } | Action::MoveVirtualNode { .. } | Action::MoveFrames { .. } => MOVE,
+        Action::TellTopology { .. } => TELL,
         Action::SetMemoryPolicy { .. } => "setting the memory policy",
         Action::Limit {
             limit: Limit::CpuQuota(_),

@@ -21,7 +21,7 @@ impl Vm {
             Lever::Resctrl => self.confined.as_mut().map(|confined| &mut confined.until),
             Lever::Memory => self.shrunk.as_mut().map(|shrunk| &mut shrunk.until),
             Lever::Watching => self.watching.as_mut().map(|watching| &mut watching.until),
-            Lever::VcpuPlacement | Lever::Home | Lever::Pages | Lever::MemoryPolicy => None,
+            Lever::VcpuPlacement | Lever::Home | Lever::Pages | Lever::MemoryPolicy | Lever::Topology => None,
         }
     }
 }
@@ -35,7 +35,9 @@ impl LibvirtHost {
             Lever::Memory => self.give_back(vm),
             // Plans that lift anything else are refused.
             Lever::Watching => self.unwatch(vm),
-            Lever::VcpuPlacement | Lever::Home | Lever::Pages | Lever::MemoryPolicy => Ok(Outcome::Done),
+            Lever::VcpuPlacement | Lever::Home | Lever::Pages | Lever::MemoryPolicy | Lever::Topology => {
+                Ok(Outcome::Done)
+            }
         }
     }
 

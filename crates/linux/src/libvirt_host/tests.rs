@@ -62,6 +62,7 @@ fn connect(tree: &Tree, acting: Acting) -> LibvirtHost {
     let options = Options {
         root: tree.root().to_owned(),
         state_dir: tree.root().join("state"),
+        topology_socket: tree.root().join("run/topology.sock"),
         acting,
         ..Options::new(machine(&[0, 1]))
     };

@@ -4,7 +4,7 @@ use std::collections::btree_map;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use homenode_host::{Immovable, VcpuSample, VmSample};
+use homenode_host::{Immovable, Told, VcpuSample, VirtualNode, VmSample};
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
 use super::balloon::Shrunk;
@@ -15,8 +15,9 @@ use super::watching::Watching;
 use super::{LibvirtHost, now};
 use crate::attribution::Seen;
 use crate::cgroup::{CpuGroup, CpuMax};
-use crate::domain::{Domain, FreePages};
+use crate::domain::{Cell, Domain, FreePages};
 use crate::journal::{Entry, Helper, Run};
+use crate::numa_maps::Range;
 use crate::pages::Mover;
 use crate::read::{self, ReadError};
 use crate::task::{self, Process, Role, Thread};
@@ -62,15 +63,78 @@ pub(super) struct Vm {
     pub asked_before: Option<u32>,
     /// Why its memory is to be left where it is for now.
     standstill: Option<Immovable>,
+    /// What its guest was told last.
+    pub told: Option<Told>,
 }
 
 /// Where a VM's memory lies.
 #[derive(Default)]
 pub(super) struct Memory {
     sizes: Vec<Bytes>,
-    pub mover: Option<Mover>,
-    pub pages: Option<NodeMap<Pages>>,
+    /// All of it, once it was found.
+    whole: Option<Part>,
+    /// Each node that the guest sees, if it has memory.
+    virtual_nodes: Vec<Option<Part>>,
     next_read: Ns,
+}
+
+/// Memory that is moved by itself.
+pub(super) struct Part {
+    pub mover: Mover,
+    pub pages: Option<NodeMap<Pages>>,
+}
+
+/// Which part of a VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    Whole,
+    VirtualNode(u16),
+}
+
+impl Memory {
+    /// Memory that was found in these ranges.
+    fn found(pid: i32, sizes: Vec<Bytes>, ranges: Vec<Range>, cells: &[Cell]) -> Memory {
+        let part = |ranges| Part {
+            mover: Mover::new(pid, ranges),
+            pages: None,
+        };
+        // Memory objects come in the order of the cells that have memory.
+        let mut objects = numa_maps::objects(&ranges, &sizes).into_iter();
+        let of_cell = |cell: &Cell| {
+            let object = (cell.memory_bytes > Bytes::ZERO).then(|| objects.next())??;
+            Some(part(vec![ranges.get(object)?.clone()]))
+        };
+        Memory {
+            virtual_nodes: cells.iter().map(of_cell).collect(),
+            sizes,
+            whole: Some(part(ranges)),
+            next_read: Ns::ZERO,
+        }
+    }
+
+    /// The walk over all of it, once it was found.
+    pub fn mover(&self) -> Option<&Mover> {
+        self.whole.as_ref().map(|whole| &whole.mover)
+    }
+
+    /// Where all of it lies, where that is known.
+    pub fn pages(&self) -> Option<&NodeMap<Pages>> {
+        self.whole.as_ref()?.pages.as_ref()
+    }
+
+    /// A part of it, where it was found.
+    pub fn part(&mut self, which: Which) -> Option<&mut Part> {
+        match which {
+            Which::Whole => self.whole.as_mut(),
+            Which::VirtualNode(at) => self.virtual_nodes.get_mut(usize::from(at))?.as_mut(),
+        }
+    }
+
+    fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
+        self.whole
+            .iter_mut()
+            .chain(self.virtual_nodes.iter_mut().flatten())
+    }
 }
 
 impl Run {
@@ -200,8 +264,8 @@ impl Vm {
         }
         let page_bytes = self
             .memory
-            .mover
-            .iter()
+            .mover()
+            .into_iter()
             .flat_map(Mover::ranges)
             .map(|r| r.page_bytes)
             .max();
@@ -220,7 +284,7 @@ impl Vm {
         nodes: &NodeSet,
         page_bytes: Bytes,
     ) -> Result<bool, ReadError> {
-        let Some(pages) = &self.memory.pages else {
+        let Some(pages) = self.memory.pages() else {
             return Ok(false);
         };
         let total: Pages = pages.values().copied().sum();
@@ -251,18 +315,46 @@ impl Vm {
             return Ok(());
         }
         let start = now();
-        if self.memory.mover.is_none() {
-            let ranges = numa_maps::guest_ram(root, pid, &self.memory.sizes)?;
-            self.memory.mover = ranges.map(|ranges| Mover::new(pid, ranges));
+        if self.memory.whole.is_none()
+            && let Some(ranges) = numa_maps::guest_ram(root, pid, &self.memory.sizes)?
+        {
+            let sizes = std::mem::take(&mut self.memory.sizes);
+            self.memory = Memory::found(pid, sizes, ranges, &self.domain.cells);
         }
-        let Some(mover) = &self.memory.mover else {
+        let Some(mover) = self.memory.mover() else {
             self.memory.next_read = at + RAM_RETRY;
             return Ok(());
         };
-        self.memory.pages = numa_maps::pages_per_node(root, pid, mover.ranges())?;
+        let ranges = mover.ranges().to_vec();
+        let pages = numa_maps::pages_per_node(root, pid, &ranges)?;
+        for part in self.memory.parts() {
+            let of_part = |(range, pages): (&Range, &NodeMap<Pages>)| {
+                part.mover.ranges().contains(range).then(|| pages.clone())
+            };
+            let pages = pages.as_ref();
+            part.pages = pages.map(|pages| {
+                numa_maps::sum(&ranges.iter().zip(pages).filter_map(of_part).collect::<Vec<_>>())
+            });
+        }
         let cost = now().saturating_sub(start);
         self.memory.next_read = at + Ns(cost.0.saturating_mul(PAGES_COST_SHARE));
         Ok(())
+    }
+
+    /// The nodes that its guest sees, if they are several.
+    fn virtual_nodes(&self) -> Vec<VirtualNode> {
+        let cells = &self.domain.cells;
+        let node = |(at, cell): (usize, &Cell)| VirtualNode {
+            vcpus: cell.vcpus.clone(),
+            memory_bytes: cell.memory_bytes,
+            pages: self
+                .memory
+                .virtual_nodes
+                .get(at)
+                .and_then(|part| part.as_ref()?.pages.clone()),
+        };
+        let several = cells.iter().enumerate().filter(|_| cells.len() > 1);
+        several.map(node).collect()
     }
 
     /// Has the next look at its pages come from the kernel.
@@ -317,9 +409,9 @@ impl LibvirtHost {
             self.notice(note);
         }
         if let Err(error) = vm.refresh_pages(&self.root, at) {
-            vm.memory.pages = None;
+            vm.memory.parts().for_each(|part| part.pages = None);
             self.notice(format!("where the memory of VM {name} lies is unknown: {error}"));
-        } else if vm.memory.mover.is_none() {
+        } else if vm.memory.whole.is_none() {
             self.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory"));
         }
         self.find_groups(&mut vm).map_err(failed)?;
@@ -413,6 +505,7 @@ impl LibvirtHost {
             shrunk,
             asked_before,
             standstill: None,
+            told: None,
         }))
     }
 
@@ -446,7 +539,7 @@ impl LibvirtHost {
 
     /// Fills in what a modelled PMU counts, on a host that has no other.
     fn count_by_model(&mut self, vm: &Vm, vcpus: &mut [VcpuSample]) {
-        let Some(mover) = &vm.memory.mover else { return };
+        let Some(mover) = vm.memory.mover() else { return };
         let root = self.root.clone();
         let Some(modelled) = self.model() else { return };
         let seen = Seen {
@@ -516,7 +609,10 @@ impl LibvirtHost {
             vcpus,
             memory_bytes: vm.domain.memory_current_bytes,
             balloon: self.balloon(vm),
-            pages: vm.memory.pages.clone(),
+            pages: vm.memory.pages().cloned(),
+            virtual_nodes: vm.virtual_nodes(),
+            no_feed: self.no_feed(vm),
+            told: vm.told.clone(),
             accesses: self.model().and_then(|model| model.accesses(vm.run.vm)),
             memory_policy: vm.memory_policy,
             observed: self.observed(vm),

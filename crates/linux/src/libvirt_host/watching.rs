@@ -197,7 +197,7 @@ impl LibvirtHost {
 
     /// Who is to be watched.
     fn target(&self, vm: &Vm) -> Result<Target, ActionError> {
-        let ranges = vm.memory.mover.as_ref().map(|mover| mover.ranges().to_vec());
+        let ranges = vm.memory.mover().map(|mover| mover.ranges().to_vec());
         let ranges = ranges.ok_or_else(|| host_error(vm, WATCH, "where its memory lies is not known"))?;
         let is_emulated = vm
             .vcpu_tids()

@@ -12,7 +12,9 @@
 //! - *Epoch*: one call of [`plan`].
 //!
 //! # Algorithm
-//! 0. Return: an away vCPU goes home once a core idles there, or home is the least loaded node of all.
+//! 0. Return: an away vCPU goes home once a core idles there, or home is the least loaded node of all. A vCPU of a guest that is
+//!    told where it is sits on one home node at a time, at first the one of its virtual node's memory ([`VmView::seat`]): the
+//!    kernel would move it between them at will, faster than any guest can follow.
 //! 1. If no node has vCPUs waiting while another has idle cores, there is no imbalance.
 //! 2. Source is the node with most waiting vCPUs, destination the one with most idle cores; of several pairs the one whose
 //!    link carries least.
@@ -32,6 +34,7 @@
 //! - `vcpus_that_go_home_come_first_then_least_miss_rate`
 //! - `throttled_time_is_not_waiting`
 //! - `a_vcpu_returns_when_home_has_an_idle_core`
+//! - `a_vcpu_of_a_guest_that_follows_sits_on_one_home_node_and_moves_between_them`
 //! - `nine_epochs_of_ten_away_re_home_eight_do_not`
 //! - `a_home_chosen_by_the_operator_never_changes`
 //! - `of_two_vms_that_fill_a_node_one_leaves_for_an_empty_one`
@@ -124,6 +127,7 @@ pub fn plan(
         }),
     };
     let mut moved: BTreeSet<(VmId, u16)> = BTreeSet::new();
+    take_seats(view, config, &re_homed, &mut moved, &mut plan);
     return_home(view, config, &re_homed, &mut loads, &mut moved, &mut plan);
     lend(view, config, &re_homed, &mut loads, &moved, &mut plan);
     plan
@@ -153,6 +157,41 @@ fn waiting(view: &View<'_>, rates: &Rates, re_homed: &BTreeSet<VmId>) -> NodeMap
     })
 }
 
+/// Step 0, for vCPUs of guests that follow: those that may run on several nodes are confined to one.
+fn take_seats(
+    view: &View<'_>,
+    config: &placement::Config,
+    re_homed: &BTreeSet<VmId>,
+    moved: &mut BTreeSet<(VmId, u16)>,
+    plan: &mut Plan,
+) {
+    for vm in movable(view, re_homed).filter(|vm| vm.layout.is_some()) {
+        for vcpu in &vm.sample.vcpus {
+            let mut nodes = vcpu.affinity.iter().filter_map(|cpu| view.machine.node_of(cpu));
+            let first = nodes.next();
+            if nodes.all(|node| Some(node) == first) {
+                continue;
+            }
+            let Some(seat) = vm.seat(vcpu.index) else { continue };
+            let cpus = target_cpus(view, config, vm, seat);
+            if cpus.is_empty() {
+                continue;
+            }
+            moved.insert((vm.sample.id, vcpu.index));
+            let action = Action::PinVcpus {
+                vm: vm.sample.id,
+                vcpus: vec![vcpu.index],
+                cpus,
+            };
+            let reason = format!(
+                "its guest is told where it is: vCPU {} sits on node {seat}, with the memory of its virtual node",
+                vcpu.index
+            );
+            plan.decide(POLICY, action, reason);
+        }
+    }
+}
+
 /// Step 0.
 fn return_home(
     view: &View<'_>,
@@ -173,24 +212,20 @@ fn return_home(
             let Some(away) = vm.away_node(view.machine, vcpu.index) else {
                 continue;
             };
-            let allowed = vm.sample.settings.cpus_allowed.as_ref();
-            let cpus = Supply::cpus_for(view, home, config, allowed);
-            if cpus.is_empty() {
-                continue;
-            }
-            let idle_at = home
-                .iter()
-                .find(|node| loads.idle.get(*node).is_some_and(|idle| *idle > 0));
-            let why = match (idle_at, least_loaded) {
+            let cpus_at = |node: &NodeId| target_cpus(view, config, vm, *node);
+            let is_idle = |node: &NodeId| loads.idle.get(*node).is_some_and(|idle| *idle > 0);
+            let mut usable = home.iter().filter(|node| !cpus_at(node).is_empty());
+            let (node, why) = match (usable.find(is_idle), least_loaded) {
                 (Some(node), _) => {
                     loads.idle[node] -= 1;
-                    format!("node {node} at home has an idle core")
+                    (node, format!("node {node} at home has an idle core"))
                 }
-                (None, Some(node)) if home.contains(node) => {
-                    format!("home, node {node}, is the least loaded of all")
+                (None, Some(node)) if home.contains(node) && !cpus_at(&node).is_empty() => {
+                    (node, format!("home, node {node}, is the least loaded of all"))
                 }
                 _ => continue,
             };
+            let cpus = cpus_at(&node);
             moved.insert((vm.sample.id, vcpu.index));
             let action = Action::PinVcpus {
                 vm: vm.sample.id,
@@ -219,7 +254,6 @@ fn lend(
         return;
     };
     let (waiting, idle) = (loads.waiting[source], loads.idle[destination]);
-    let target = NodeSet::one(destination);
     let mut candidates: Vec<Candidate<'_>> = movable(view, re_homed)
         .flat_map(|vm| {
             vm.rates
@@ -228,7 +262,7 @@ fn lend(
                 .map(move |rates| (vm, rates))
         })
         .filter(|(vm, vcpu)| {
-            let to = target_cpus(view, config, vm, &target);
+            let to = target_cpus(view, config, vm, destination);
             // A vCPU that may run there already gains nothing.
             let moves = !to.is_empty() && vm.sample.vcpu(vcpu.index).is_some_and(|seen| seen.affinity != to);
             let active = vcpu.running + vcpu.waiting >= ACTIVE_MIN;
@@ -251,7 +285,7 @@ fn lend(
             miss_rate,
             ..
         } = candidate;
-        let cpus = target_cpus(view, config, vm, &target);
+        let cpus = target_cpus(view, config, vm, destination);
         let chosen = match (goes_home, miss_rate) {
             (true, _) => "its home is there".to_owned(),
             (false, Some(rate)) => format!(
@@ -275,12 +309,12 @@ fn lend(
     }
 }
 
-/// Where a vCPU may run once it is moved to `target`: all of its home, if that is part of it.
-fn target_cpus(view: &View<'_>, config: &placement::Config, vm: &VmView<'_>, target: &NodeSet) -> CpuSet {
-    let home = vm.home.filter(|home| target.is_subset(home));
+/// Where a vCPU may run once it is moved to a node: all of its home, if that is part of it, unless its guest follows.
+fn target_cpus(view: &View<'_>, config: &placement::Config, vm: &VmView<'_>, node: NodeId) -> CpuSet {
+    let home = vm.home.filter(|home| vm.layout.is_none() && home.contains(node));
     Supply::cpus_for(
         view,
-        home.unwrap_or(target),
+        home.unwrap_or(&NodeSet::one(node)),
         config,
         vm.sample.settings.cpus_allowed.as_ref(),
     )

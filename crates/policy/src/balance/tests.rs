@@ -119,6 +119,33 @@ fn throttled_time_is_not_waiting() {
 }
 
 #[test]
+fn a_vcpu_of_a_guest_that_follows_sits_on_one_home_node_and_moves_between_them() {
+    let mut scene = Scene::four_nodes(2);
+    let everywhere = scene.machine.cpu_set();
+    let vm = scene.add_vm(1, 2, GIB, 0).homes("0-1").vcpus_busy(0.5);
+    vm.fed(&[(&[0], &[]), (&[1], &[])]);
+    vm.layout(Some(&[NodeId(1), NodeId(0)])).affinity(&everywhere);
+    assert_eq!(
+        pins(&run(&mut scene, &mut State::default())),
+        [(1, 0, "2-3".into()), (1, 1, "0-1".into())],
+        "each where the memory of its virtual node is"
+    );
+    // Both wait on node 0, and the other home node has idle cores: not "all of home", which would change nothing.
+    let node0: CpuSet = "0-1".parse().unwrap();
+    scene.host_busy = vec![0.5, 0.5, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0];
+    scene.vm(1).affinity(&node0).vcpus_waiting(0.5);
+    let plan = run(&mut scene, &mut State::default());
+    assert_eq!(pins(&plan), [(1, 0, "2-3".into())]);
+    // Away, and both home nodes idle: back to one of them, not to both.
+    let node2: CpuSet = "4-5".parse().unwrap();
+    scene.host_busy = vec![0.0; 8];
+    let vm = scene.vm(1).affinity(&node2).vcpus_waiting(0.0);
+    (0..2).for_each(|i| vm.vcpu(i).cpu = 4);
+    let plan = run(&mut scene, &mut State::default());
+    assert_eq!(pins(&plan), [(1, 0, "0-1".into()), (1, 1, "0-1".into())]);
+}
+
+#[test]
 fn a_vcpu_returns_when_home_has_an_idle_core() {
     let node1: CpuSet = "2-3".parse().unwrap();
     // VM 1 lives on node 0 and its only vCPU is away on node 1; node 0 idles.

@@ -185,7 +185,11 @@ fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan
     let (id, name) = (vm.sample.id, &vm.sample.name);
     let (by, chosen) = match vm.sample.settings.memory_policy {
         Some(chosen) => ("the operator", Some(chosen)),
-        None => ("the advisor", state.advisor.choice(id)),
+        // A guest that follows is fed whole virtual nodes: no policy of the agent's own choice scatters them.
+        None => (
+            "the advisor",
+            state.advisor.choice(id).filter(|_| vm.layout.is_none()),
+        ),
     };
     let Some(chosen) = chosen.filter(|chosen| *chosen != now) else {
         return now;

@@ -37,6 +37,9 @@ impl Host {
             memory_bytes: Bytes::from_gib(1),
             balloon: None,
             pages: None,
+            virtual_nodes: Vec::new(),
+            no_feed: None,
+            told: None,
             accesses: None,
             memory_policy: homenode_units::MemoryPolicy::default(),
             page_uses: None,
@@ -98,6 +101,7 @@ impl Host {
             sample: vm,
             rates: rates.as_ref().and_then(|rates| rates.vm(vm.id)),
             home: None,
+            layout: None,
             hands_off: None,
             quota_hands_off: self.quota_hands_off,
         });

@@ -1,0 +1,76 @@
+//! Which home node holds the memory of which virtual node.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use homenode_host::{Sample, VirtualNode};
+use homenode_units::{NodeId, NodeSet, VmId};
+
+/// Of each VM whose guest follows and that has a home: the home node that each of its virtual nodes lies on, or shall.
+#[derive(Clone, Debug, Default)]
+pub struct Layouts {
+    vms: BTreeMap<VmId, Layout>,
+}
+
+#[derive(Clone, Debug)]
+struct Layout {
+    home: NodeSet,
+    nodes: Vec<NodeId>,
+}
+
+impl Layouts {
+    /// Lays out VMs that are new or have another home, and forgets those that are gone or are not fed any more.
+    pub fn update(&mut self, sample: &Sample, homes: &BTreeMap<VmId, NodeSet>) {
+        let mut before = std::mem::take(&mut self.vms);
+        for vm in sample.vms.iter().filter(|vm| super::why_not(vm).is_none()) {
+            let Some(home) = homes.get(&vm.id).filter(|home| !home.is_empty()) else {
+                continue;
+            };
+            let count = vm.virtual_nodes.len();
+            let kept = before
+                .remove(&vm.id)
+                .filter(|known| known.home == *home && known.nodes.len() == count);
+            let layout = kept.unwrap_or_else(|| Layout {
+                home: home.clone(),
+                nodes: lay_out(&vm.virtual_nodes, home),
+            });
+            self.vms.insert(vm.id, layout);
+        }
+    }
+
+    /// The node of each virtual node's memory; `None` for a VM whose guest is not told anything, or that has no home.
+    pub fn of(&self, vm: VmId) -> Option<&[NodeId]> {
+        self.vms.get(&vm).map(|layout| layout.nodes.as_slice())
+    }
+}
+
+/// As many virtual nodes on each home node, or one more; of the ways to do so one that moves little: who has most pages on a
+/// node stays there first.
+fn lay_out(virtual_nodes: &[VirtualNode], home: &NodeSet) -> Vec<NodeId> {
+    let mut pairs: Vec<(u64, usize, NodeId)> = Vec::new();
+    for (at, virtual_node) in virtual_nodes.iter().enumerate() {
+        for node in home.iter() {
+            let there = virtual_node.pages.as_ref().and_then(|pages| pages.get(node));
+            pairs.push((there.map_or(0, |pages| pages.0), at, node));
+        }
+    }
+    pairs.sort_by_key(|&(pages, at, node)| (Reverse(pages), at, node));
+    let each = virtual_nodes.len() / home.len();
+    let mut one_more = virtual_nodes.len() % home.len();
+    let mut taken: BTreeMap<NodeId, usize> = BTreeMap::new();
+    let mut nodes = vec![None; virtual_nodes.len()];
+    for (_, at, node) in pairs {
+        let count = taken.entry(node).or_default();
+        let is_more = *count == each;
+        if nodes[at].is_some() || *count > each || is_more && one_more == 0 {
+            continue;
+        }
+        *count += 1;
+        one_more -= usize::from(is_more);
+        nodes[at] = Some(node);
+    }
+    let placed = nodes
+        .into_iter()
+        .map(|node| node.expect("there are as many places as virtual nodes"));
+    placed.collect()
+}

@@ -1,0 +1,253 @@
+//! What a guest is told of where its vCPUs and its memory are, while that changes.
+//!
+//! # Problem
+//! A guest believes for ever what its tables said at boot, and its host moves vCPUs and memory all the time: to be told nothing
+//! of nodes is better than to be told of old ones (seed 000, section 4.1). Telling costs, too: the guest rebuilds scheduler
+//! domains, and its programs go to other memory. A topology that flickers is worse than one that is a little late.
+//!
+//! # Terms
+//! - *Virtual node*: a node as the guest sees it. A page of a stock guest belongs to one for ever.
+//! - *Fact*: the node of one vCPU, or of one virtual node's memory.
+//! - *Fed*: a VM whose guest can be told ([`homenode_host::VmSample::no_feed`]), whose operator did not opt it out, and whose
+//!   memory policy moves no single pages.
+//! - *Layout*: the home node that shall hold each virtual node's memory, whole ([`Layouts`]).
+//!
+//! # Algorithm
+//! 1. Each fed VM with a home has a layout: virtual nodes are dealt out evenly over the home nodes, each where most of it lies if
+//!    there is room. It holds until the home changes. [`crate::balance`] confines each vCPU to one home node, at first the one of
+//!    its virtual node's memory; [`crate::repatriate`] moves each virtual node's memory there, and what strays back.
+//! 2. The node of a vCPU is the one that its affinity is confined to, otherwise the one that it ran on last. The node of a
+//!    virtual node's memory is the one with over half of what was touched of it; without one the one told, the layout's, or the
+//!    one with most.
+//! 3. A guest that was told nothing is told all at once. Later a fact is told when it has been the same for [`Config::settle`],
+//!    and all that are due are told together, at most one version in [`Config::interval`].
+//!
+//! # Properties (tests of the same name)
+//! - `what_is_told_is_what_is_so_once_it_has_settled`
+//! - `a_fact_that_flickers_is_not_told_and_keeps_no_other_back`
+//! - `at_most_one_version_in_an_interval`
+//! - `virtual_nodes_are_dealt_out_evenly_and_stay_where_they_lie`
+//! - `a_layout_holds_until_the_home_changes`
+//! - `a_vm_whose_pages_follow_their_users_is_not_fed_and_that_is_said_once`
+//!
+//! # Departures from the source, and why
+//! - The seed tells a guest at each context switch (section 4.3.2), as a handler of 368 cycles takes it in. A stock kernel takes
+//!   27 ms to rebuild what depends on a CPU's node, or 290 to 604 by hotplug (docs/TOPOLOGY.md): at one version in five seconds
+//!   that is half a percent of one CPU, or 12 at worst.
+//! - Memory is moved by whole virtual nodes only: a stock kernel cannot be told that a page changed its node.
+
+mod layout;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_host::{Action, GuestTopology, Management, Plan, View, VirtualNode, VmSample, VmView};
+use homenode_units::{MemoryPolicy, Migration, NodeId, NodeMap, Ns, Pages, Placing, VmId};
+use serde::{Deserialize, Serialize};
+
+pub use layout::Layouts;
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "topology-feed";
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// How long a fact must have been the same before a guest is told.
+    #[serde(with = "homenode_units::text")]
+    pub settle: Ns,
+    /// Time between two versions for one guest.
+    #[serde(with = "homenode_units::text")]
+    pub interval: Ns,
+}
+
+impl Default for Config {
+    /// Two seconds: a vCPU that balance lends often returns in the next epoch. Five seconds: see above.
+    fn default() -> Self {
+        Config {
+            settle: Ns::from_secs(2),
+            interval: Ns::from_secs(5),
+        }
+    }
+}
+
+/// What the policy remembers between epochs.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    vms: BTreeMap<VmId, Facts>,
+    said: BTreeSet<VmId>,
+}
+
+/// What is so, and since when.
+#[derive(Clone, Debug, Default)]
+struct Facts {
+    vcpus: Vec<Fact>,
+    memory: Vec<Fact>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fact {
+    node: Option<NodeId>,
+    since: Ns,
+}
+
+impl Facts {
+    fn observe(&mut self, seen: &GuestTopology, now: Ns) {
+        let take_in = |facts: &mut Vec<Fact>, seen: &[Option<NodeId>]| {
+            let unseen = Fact {
+                node: None,
+                since: now,
+            };
+            facts.resize(seen.len(), unseen);
+            for (fact, &node) in facts.iter_mut().zip(seen) {
+                if fact.node != node {
+                    *fact = Fact { node, since: now };
+                }
+            }
+        };
+        take_in(&mut self.vcpus, &seen.vcpus);
+        take_in(&mut self.memory, &seen.memory);
+    }
+
+    /// What was told, with what has settled since in the place of what is not so any more.
+    fn settled(&self, told: &GuestTopology, settle: Ns, now: Ns) -> GuestTopology {
+        let merge = |facts: &[Fact], told: &[Option<NodeId>]| {
+            let told = told.iter().copied().chain(std::iter::repeat(None));
+            let of = |(fact, told): (&Fact, Option<NodeId>)| match now.saturating_sub(fact.since) >= settle {
+                true => fact.node,
+                false => told,
+            };
+            facts.iter().zip(told).map(of).collect()
+        };
+        GuestTopology {
+            vcpus: merge(&self.vcpus, &told.vcpus),
+            memory: merge(&self.memory, &told.memory),
+        }
+    }
+}
+
+/// Why a VM's guest is told nothing; `None` for one that is fed.
+pub fn why_not(vm: &VmSample) -> Option<String> {
+    if vm.settings.management == Management::Ignored {
+        return Some("its operator opted it out (manage='no' in its metadata)".to_owned());
+    }
+    if vm.no_feed.is_some() {
+        return vm.no_feed.clone();
+    }
+    let policy = vm.settings.memory_policy.unwrap_or(vm.memory_policy);
+    moves_pages_singly(policy).then(|| {
+        format!(
+            "its memory policy, {policy}, moves single pages, of which a guest cannot be told; choose first-touch (homenode policy \
+             set {} first-touch)",
+            vm.name
+        )
+    })
+}
+
+/// Whether pages of one virtual node end up on several nodes.
+fn moves_pages_singly(policy: MemoryPolicy) -> bool {
+    policy.placing != Placing::FirstTouch || policy.migration != Migration::None
+}
+
+/// Tells guests what changed.
+pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
+    let mut plan = Plan::new(view.version);
+    state.vms.retain(|id, _| view.sample.vm(*id).is_some());
+    state.said.retain(|id| view.sample.vm(*id).is_some());
+    for vm in &view.vms {
+        let (id, sample) = (vm.sample.id, vm.sample);
+        if let Some(why) = why_not(sample) {
+            state.vms.remove(&id);
+            if sample.no_feed.is_none() && vm.managed() && state.said.insert(id) {
+                plan.find(
+                    POLICY,
+                    Some(id),
+                    format!("the guest of VM {} is told nothing: {why}", sample.name),
+                );
+            }
+            continue;
+        }
+        state.said.remove(&id);
+        let told = sample.told.as_ref();
+        let seen = seen(view, vm);
+        let facts = state.vms.entry(id).or_default();
+        facts.observe(&seen, view.at);
+        let (topology, reason) = match told {
+            None => (seen, "its guest was told nothing yet".to_owned()),
+            Some(told) if view.at.saturating_sub(told.at) < config.interval => continue,
+            Some(told) => {
+                let topology = facts.settled(&told.topology, config.settle, view.at);
+                let reason = what_changed(&told.topology, &topology);
+                (topology, reason)
+            }
+        };
+        let is_news = told.is_none_or(|told| told.topology != topology);
+        if is_news && topology.memory.iter().any(Option::is_some) {
+            plan.decide(POLICY, Action::TellTopology { vm: id, topology }, reason);
+        }
+    }
+    plan
+}
+
+/// Step 2.
+fn seen(view: &View<'_>, vm: &VmView<'_>) -> GuestTopology {
+    let sample = vm.sample;
+    let count = sample.vcpus.last().map_or(0, |vcpu| usize::from(vcpu.index) + 1);
+    let mut vcpus = vec![None; count];
+    for vcpu in &sample.vcpus {
+        let mut nodes = vcpu.affinity.iter().filter_map(|cpu| view.machine.node_of(cpu));
+        let first = nodes.next();
+        let confined = first.filter(|first| nodes.all(|node| node == *first));
+        let ran_on = || vcpu.cpu.and_then(|cpu| view.machine.node_of(cpu));
+        vcpus[usize::from(vcpu.index)] = confined.or_else(ran_on);
+    }
+    let told = sample.told.as_ref().map(|told| &told.topology);
+    let memory = sample.virtual_nodes.iter().enumerate().map(|(at, virtual_node)| {
+        let laid_out = vm.layout.and_then(|nodes| nodes.get(at).copied());
+        let told = told.and_then(|told| told.memory.get(at).copied().flatten());
+        memory_node(virtual_node, told.or(laid_out))
+    });
+    GuestTopology {
+        memory: memory.collect(),
+        vcpus,
+    }
+}
+
+/// The node of a virtual node's memory; `otherwise` where no node has over half of it.
+fn memory_node(virtual_node: &VirtualNode, otherwise: Option<NodeId>) -> Option<NodeId> {
+    if virtual_node.memory_bytes.0 == 0 {
+        return None;
+    }
+    let on = virtual_node.pages.iter().flat_map(NodeMap::iter);
+    let most = on.max_by_key(|(node, pages)| (**pages, std::cmp::Reverse(*node)));
+    let Some((node, pages)) = most.filter(|(_, pages)| **pages > Pages::ZERO) else {
+        return otherwise;
+    };
+    let all: Pages = virtual_node.pages.iter().flat_map(NodeMap::values).copied().sum();
+    match 2 * pages.0 > all.0 {
+        true => Some(node),
+        false => otherwise.or(Some(node)),
+    }
+}
+
+/// In words: which facts differ.
+fn what_changed(told: &GuestTopology, now: &GuestTopology) -> String {
+    let differ = |what: &str, told: &[Option<NodeId>], now: &[Option<NodeId>]| {
+        let told = told.iter().copied().chain(std::iter::repeat(None));
+        let words = |(at, (now, told)): (usize, (&Option<NodeId>, Option<NodeId>))| {
+            let where_ =
+                |node: Option<NodeId>| node.map_or("nowhere known".to_owned(), |node| format!("node {node}"));
+            (*now != told).then(|| format!("{what} {at} is on {}, not {}", where_(*now), where_(told)))
+        };
+        now.iter()
+            .zip(told)
+            .enumerate()
+            .filter_map(words)
+            .collect::<Vec<_>>()
+    };
+    let mut changes = differ("vCPU", &told.vcpus, &now.vcpus);
+    changes.extend(differ("the memory of virtual node", &told.memory, &now.memory));
+    changes.join("; ")
+}
