@@ -773,6 +773,35 @@ fn a_memory_floor_is_kept_shown_and_taken_back() {
 }
 
 #[test]
+fn topology_says_of_each_guest_what_it_is_told_or_why_nothing() {
+    let agent = Agent::start(tempfile::tempdir().unwrap());
+    let answer = agent.ask(&["topology", "web", "--json"]);
+    assert!(answer.status.success(), "{}", stderr(&answer));
+    let answer: Value = serde_json::from_str(&stdout(&answer)).expect("one JSON value");
+    let topology = &answer[0]["topology"];
+    assert_eq!(
+        (&answer[0]["name"], &topology["told"]),
+        (&"web".into(), &Value::Null)
+    );
+    let why = topology["why_not"]
+        .as_str()
+        .expect("a VM of the twin is told nothing");
+    for args in [&["topology"][..], &["topology", "web"]] {
+        let text = stdout(&agent.ask(args));
+        assert!(
+            text.contains("web") && text.contains("told nothing") && text.contains(why),
+            "{text}"
+        );
+    }
+    let output = agent.ask(&["topology", "nobody"]);
+    let (code, text) = (output.status.code(), stderr(&output));
+    assert!(
+        code == Some(2) && text.contains("there are: web"),
+        "{code:?} {text}"
+    );
+}
+
+#[test]
 fn without_an_agent_permits_say_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().display().to_string();
@@ -787,6 +816,7 @@ fn without_an_agent_permits_say_how_to_start_one() {
         &["memory", "set", "web", "2GiB"],
         &["wss", "web"],
         &["wss"],
+        &["topology"],
     ] {
         let (status, text) = refused(&[args, &["--state", &state]].concat());
         assert!(status == 1 && text.contains("homenode run"), "{args:?}: {text}");

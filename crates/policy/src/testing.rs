@@ -10,6 +10,9 @@ use homenode_units::{
     Bytes, BytesPerSec, CpuId, CpuSet, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages, VmId,
 };
 
+/// A node as a guest sees it: its vCPUs at boot, and how many pages of it lie on which node.
+pub type SeenNode<'a> = (&'a [u16], &'a [(u16, u64)]);
+
 /// Id of the n-th VM of a scene.
 pub fn vm_id(n: u128) -> VmId {
     VmId(n)
@@ -395,8 +398,8 @@ impl SceneVm {
     }
 
     /// Its guest can be told, and sees nodes with these vCPUs and with these pages on each node.
-    pub fn fed(&mut self, virtual_nodes: &[(&[u16], &[(u16, u64)])]) -> &mut Self {
-        let virtual_node = |(vcpus, pages): &(&[u16], &[(u16, u64)])| VirtualNode {
+    pub fn fed(&mut self, virtual_nodes: &[SeenNode<'_>]) -> &mut Self {
+        let virtual_node = |(vcpus, pages): &SeenNode<'_>| VirtualNode {
             vcpus: vcpus.to_vec(),
             memory_bytes: Bytes::from_gib(1),
             pages: Some(

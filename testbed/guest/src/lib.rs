@@ -24,8 +24,17 @@ pub const MARKER_SWEPT: &str = "SWEPT";
 pub const COMMAND_RUN: &str = "run ";
 /// Printed when that has ended, with its exit status.
 pub const MARKER_RAN: &str = "RAN";
+/// Printed in answer to the console command `nodes`, with the list of CPUs of each node.
+pub const MARKER_NODES: &str = "NODES";
+/// Printed in answer to the console command `holds`, with how many pages of each node this program has.
+pub const MARKER_HOLDS: &str = "HOLDS";
+/// Printed in answer to the console command `follow`, once the module is loaded that follows the topology page.
+pub const MARKER_FOLLOWS: &str = "FOLLOWS";
 /// Printed when a command or a module could not be used.
 pub const MARKER_ERROR: &str = "ERROR";
+
+/// In place of a vCPU: whichever.
+const ANY: &str = "any";
 
 /// What a guest does with its vCPUs and its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +47,8 @@ pub struct Behaviour {
     pub pinned: bool,
     /// Memory held and written, in MiB.
     pub touch_mib: u32,
+    /// vCPU on which it is written first; otherwise whichever the guest's kernel chooses.
+    pub touch_on: Option<u32>,
     /// Pause between two passes over that memory in milliseconds; 0 writes it only once.
     pub every_ms: u32,
     /// How much of it these passes write, in MiB; 0 is all of it.
@@ -90,6 +101,7 @@ impl Default for Behaviour {
             duty_percent: 100,
             pinned: true,
             touch_mib: 0,
+            touch_on: None,
             every_ms: 0,
             hot_mib: 0,
             stride: 1,
@@ -131,6 +143,15 @@ impl Behaviour {
     pub fn with_touch(self, mib: u32) -> Self {
         Self {
             touch_mib: mib,
+            ..self
+        }
+    }
+
+    /// The same, writing that memory first from this vCPU.
+    #[must_use]
+    pub fn with_touch_on(self, vcpu: u32) -> Self {
+        Self {
+            touch_on: Some(vcpu),
             ..self
         }
     }
@@ -177,11 +198,13 @@ impl fmt::Display for Behaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "busy={},duty={},pin={},touch={},every={},hot={},stride={},sweep={},passes={},walk={},think={}",
+            "busy={},duty={},pin={},touch={},on={},every={},hot={},stride={},sweep={},passes={},walk={},think={}",
             self.busy,
             self.duty_percent,
             u8::from(self.pinned),
             self.touch_mib,
+            self.touch_on
+                .map_or_else(|| ANY.to_owned(), |vcpu| vcpu.to_string()),
             self.every_ms,
             self.hot_mib,
             self.stride,
@@ -198,7 +221,7 @@ impl fmt::Display for Behaviour {
 pub enum BehaviourError {
     /// The text has a key that no guest knows.
     #[error(
-        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, every, hot, stride, sweep, passes, walk, think"
+        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, on, every, hot, stride, sweep, passes, walk, think"
     )]
     UnknownKey(String),
     /// A value is no number in range.
@@ -234,6 +257,7 @@ impl FromStr for Behaviour {
                 }
                 "pin" => behaviour.pinned = number()? != 0,
                 "touch" => behaviour.touch_mib = number()?,
+                "on" => behaviour.touch_on = if value == ANY { None } else { Some(number()?) },
                 "every" => behaviour.every_ms = number()?,
                 "hot" => behaviour.hot_mib = number()?,
                 "stride" => {
@@ -320,6 +344,7 @@ mod tests {
         let orders = Orders {
             first: Behaviour::busy(2)
                 .with_touch(40)
+                .with_touch_on(1)
                 .with_every(500)
                 .with_hot(10, 4)
                 .with_duty(60),

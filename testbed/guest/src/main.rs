@@ -2,8 +2,9 @@
 //!
 //! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour that the kernel command
 //! line asks for, prints `READY`, and then follows the console: a [`Behaviour`] as a line replaces the present one,
-//! `report` prints counters, `run LINE` runs a line of shell, `poweroff` ends the guest. It never exits: that would panic the
-//! guest's kernel.
+//! `report` prints counters, `nodes` which CPUs each node has, `holds` from which nodes its memory is, `follow` loads
+//! the module that follows the topology page, `run LINE` runs a line of shell, `poweroff` ends the guest. It never exits: that
+//! would panic the guest's kernel.
 
 #![allow(clippy::print_stdout, reason = "the console is how the guest speaks")]
 
@@ -18,8 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use homenode_testbed_guest::{
-    Behaviour, COMMAND_RUN, MARKER_ERROR, MARKER_PHASE, MARKER_RAN, MARKER_READY, MARKER_REPORT,
-    MARKER_SWEPT, Orders, Sweep,
+    Behaviour, COMMAND_RUN, MARKER_ERROR, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES, MARKER_PHASE,
+    MARKER_RAN, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Orders, Sweep,
 };
 use rustix::mount::{MountFlags, mount};
 
@@ -30,6 +31,9 @@ const LINE_BYTES: usize = 64;
 const MEMORY_MARGIN_MIB: u32 = 4;
 /// Where the initramfs has the kernel modules, in the order of their names.
 const MODULES: &str = "/modules";
+
+/// The module that follows the topology page; loaded on command.
+const TOPOLOGY_MODULE: &str = "/topology/homenode_topology.ko";
 
 /// Counts that `report` prints.
 #[derive(Default)]
@@ -53,7 +57,7 @@ impl Load {
             let (stop, counters) = (Arc::clone(&stop), Arc::clone(counters));
             threads.push(thread::spawn(move || {
                 if behaviour.pinned {
-                    pin(index as usize % cpu_count());
+                    pin([index as usize % cpu_count()]);
                 }
                 compute(behaviour.duty_percent, &stop, &counters);
             }));
@@ -110,9 +114,18 @@ fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
         }
         *held = vec![0; bytes];
     }
+    // Threads that are started later inherit where this one may run.
+    let anywhere = behaviour.touch_on.map(|vcpu| {
+        let anywhere = cpu_count();
+        pin([vcpu as usize]);
+        anywhere
+    });
     // `vec![0]` only maps: the pages come with the first write.
     for (number, page) in held.chunks_mut(PAGE_BYTES).enumerate() {
         page[0] = number as u8;
+    }
+    if let Some(anywhere) = anywhere {
+        pin(0..anywhere);
     }
 }
 
@@ -201,12 +214,39 @@ fn cpu_count() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-fn pin(cpu: usize) {
+/// Confines this thread to these vCPUs.
+fn pin(cpus: impl IntoIterator<Item = usize>) {
     let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
+    cpus.into_iter().for_each(|cpu| set.set(cpu));
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        println!("{MARKER_ERROR} cannot pin a thread to vCPU {cpu}: {error}");
+        println!("{MARKER_ERROR} cannot pin a thread to vCPUs: {error}");
     }
+}
+
+/// The CPUs of each node, as the kernel sees them now.
+fn nodes() -> String {
+    let list = |node: usize| {
+        let path = format!("/sys/devices/system/node/node{node}/cpulist");
+        let cpus = fs::read_to_string(path).ok()?;
+        Some(format!(" node{node}={}", cpus.trim()))
+    };
+    (0..).map_while(list).collect()
+}
+
+/// Pages of nodes 0 and 1 that this program has of its own.
+fn holds() -> [u64; 2] {
+    let maps = fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
+    let anonymous = maps.lines().filter(|line| line.contains(" anon="));
+    let words = anonymous.flat_map(str::split_whitespace);
+    let counts = words.filter_map(|word| word.strip_prefix('N')?.split_once('='));
+    let mut pages = [0; 2];
+    for (node, count) in counts {
+        let place = node.parse().ok().and_then(|node: usize| pages.get_mut(node));
+        if let (Some(sum), Ok(count)) = (place, count.parse::<u64>()) {
+            *sum += count;
+        }
+    }
+    pages
 }
 
 /// Mounts and modules. A missing one is said and lived with: most cases need none of them.
@@ -310,6 +350,22 @@ fn follow(line: &str, counters: &Counters) -> Option<Behaviour> {
                 loops.load(Ordering::Relaxed),
                 passes.load(Ordering::Relaxed)
             ));
+            None
+        }
+        "nodes" => {
+            say(&format!("{MARKER_NODES}{}", nodes()));
+            None
+        }
+        "holds" => {
+            let [first, second] = holds();
+            say(&format!("{MARKER_HOLDS} node0={first} node1={second}"));
+            None
+        }
+        "follow" => {
+            match load_module(Path::new(TOPOLOGY_MODULE)) {
+                Ok(()) => say(MARKER_FOLLOWS),
+                Err(error) => say(&format!("{MARKER_ERROR} cannot load {TOPOLOGY_MODULE}: {error}")),
+            }
             None
         }
         "poweroff" => {

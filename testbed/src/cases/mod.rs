@@ -9,6 +9,7 @@ mod basics;
 mod conformance;
 mod counted;
 mod dropin;
+mod live_topology;
 mod memory;
 mod numad;
 mod pages;
@@ -232,6 +233,13 @@ pub static ALL: &[Case] = &[
         600,
         "an overloaded node lends vCPUs to an idle one and takes them back",
         agent::lend_and_return,
+    ),
+    case(
+        "live-topology",
+        Group::Agent,
+        600,
+        "a guest is told where its vCPUs run, takes memory there, and an agent that takes over goes on telling it",
+        live_topology::live_topology,
     ),
     case(
         "rehome",

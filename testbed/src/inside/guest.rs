@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use homenode_linux::TOPOLOGY_SOCKET;
+use homenode_linux::domain::TOPOLOGY_DEVICE;
 use homenode_testbed_guest::{Behaviour, MARKER_ERROR, MARKER_READY, MARKER_REPORT, Orders, Phase};
 use virt::domain::Domain;
 
@@ -109,6 +111,9 @@ pub struct GuestSpec {
     pub cpus: Cpus,
     /// Where its memory may be.
     pub memory: Memory,
+    /// Where the host is to put the memory of its virtual nodes, of which each has an even part of memory and vCPUs; none where
+    /// it sees one node. With them it has a topology device, so an agent must listen when it starts.
+    pub virtual_nodes: Vec<u32>,
     /// What it does.
     pub orders: Orders,
     /// Its balloon.
@@ -127,6 +132,7 @@ impl GuestSpec {
             memory_mib: 128,
             cpus: Cpus::Any,
             memory: Memory::Default,
+            virtual_nodes: Vec::new(),
             orders: Orders::default(),
             balloon: Balloon::Driven,
             extra_xml: String::new(),
@@ -158,6 +164,15 @@ impl GuestSpec {
             mode,
             nodeset: nodeset.to_owned(),
         })
+    }
+
+    /// The same, with virtual nodes whose memory the host is to put there.
+    #[must_use]
+    pub fn virtual_nodes(self, on: &[u32]) -> Self {
+        Self {
+            virtual_nodes: on.to_vec(),
+            ..self
+        }
     }
 
     /// The same, doing this from the start.
@@ -226,14 +241,21 @@ impl GuestSpec {
             }
             xml.push_str("</cputune>");
         }
-        let tune = match &self.memory {
-            Memory::Default => None,
-            Memory::Nodes { mode, nodeset } => Some(format!("mode='{mode}' nodeset='{nodeset}'")),
-            Memory::Auto { mode } => Some(format!("mode='{mode}' placement='auto'")),
+        let mut tune = match &self.memory {
+            Memory::Default => String::new(),
+            Memory::Nodes { mode, nodeset } => format!("<memory mode='{mode}' nodeset='{nodeset}'/>"),
+            Memory::Auto { mode } => format!("<memory mode='{mode}' placement='auto'/>"),
         };
-        if let Some(tune) = tune {
-            let _ = write!(xml, "<numatune><memory {tune}/></numatune>");
+        for (cell, node) in self.virtual_nodes.iter().enumerate() {
+            let _ = write!(
+                tune,
+                "<memnode cellid='{cell}' mode='preferred' nodeset='{node}'/>"
+            );
         }
+        if !tune.is_empty() {
+            let _ = write!(xml, "<numatune>{tune}</numatune>");
+        }
+        xml.push_str(&self.cpu());
         // panic=0, on_reboot: a guest that resets runs into paths of emulated SVM that have crashed the emulated
         // host. A guest whose kernel fails stands still instead, and its console says why.
         let _ = write!(
@@ -244,14 +266,47 @@ impl GuestSpec {
              <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>\
              <devices><emulator>/usr/bin/qemu-system-x86_64</emulator><controller type='usb' model='none'/>\
              <serial type='unix'><source mode='bind' path='{}'/><log file='{}' append='off'/><target port='0'/></serial>\
-             <memballoon {}/></devices></domain>",
+             <memballoon {}/>{}</devices></domain>",
             self.orders.to_cmdline(),
             self.balloon.cmdline(),
             self.socket().display(),
             self.console_log().display(),
-            self.balloon.attributes()
+            self.balloon.attributes(),
+            self.topology_device()
         );
         xml
+    }
+
+    /// What it sees of nodes: a vCPU to a socket, as the module wants it.
+    fn cpu(&self) -> String {
+        let cells = self.virtual_nodes.len() as u32;
+        if cells == 0 {
+            return String::new();
+        }
+        let (vcpus, mib) = (self.vcpus / cells, self.memory_mib / u64::from(cells));
+        let mut xml = format!(
+            "<cpu><topology sockets='{}' cores='1' threads='1'/><numa>",
+            self.vcpus
+        );
+        for cell in 0..cells {
+            let (first, last) = (cell * vcpus, (cell + 1) * vcpus - 1);
+            let _ = write!(
+                xml,
+                "<cell id='{cell}' cpus='{first}-{last}' memory='{mib}' unit='MiB'/>"
+            );
+        }
+        xml.push_str("</numa></cpu>");
+        xml
+    }
+
+    fn topology_device(&self) -> String {
+        if self.virtual_nodes.is_empty() {
+            return String::new();
+        }
+        format!(
+            "<shmem name='{TOPOLOGY_DEVICE}' role='master'><model type='ivshmem-doorbell'/>\
+             <server path='{TOPOLOGY_SOCKET}'/><msi vectors='1' ioeventfd='off'/></shmem>"
+        )
     }
 }
 
@@ -358,32 +413,39 @@ impl Guest {
             .map_err(|error| self.spec.stands_still(&order).map_or(error, Into::into))
     }
 
+    /// Gives it a command, and waits for the line that answers it: a new one with this text.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub fn command(&self, command: &str, answer: &str) -> anyhow::Result<String> {
+        let before = self.console().matches(answer).count();
+        let _open = self.send(command)?;
+        let what = format!("guest {} to answer {command}", self.spec.name);
+        wait_until(&what, Duration::from_secs(60), || {
+            let console = self.console();
+            // A line counts once it is whole.
+            let (whole, _) = console.rsplit_once('\n').unwrap_or_default();
+            let last = whole.lines().rfind(|line| line.contains(answer));
+            if let Some(line) = last.filter(|_| whole.matches(answer).count() > before) {
+                return Ok(Look::Done(line.trim().to_owned()));
+            }
+            self.expect_healthy(&console)?;
+            Ok(Look::NotYet(format!("console: {}", tail(&console))))
+        })
+    }
+
     /// Loops computed and passes over memory so far.
     ///
     /// # Errors
     /// When it does not answer in time.
     pub fn progress(&self) -> anyhow::Result<(u64, u64)> {
-        let before = self.console().matches(MARKER_REPORT).count();
-        let _open = self.send("report")?;
-        let what = format!("guest {} to report", self.spec.name);
-        wait_until(&what, Duration::from_secs(60), || {
-            let console = self.console();
-            if console.matches(MARKER_REPORT).count() <= before {
-                return Ok(Look::NotYet(format!("console: {}", tail(&console))));
-            }
-            let line = console
-                .lines()
-                .rfind(|line| line.contains(MARKER_REPORT))
-                .unwrap_or("");
-            let field = |key: &str| {
-                line.split_whitespace()
-                    .find_map(|word| word.strip_prefix(key)?.trim().parse::<u64>().ok())
-            };
-            match (field("loops="), field("passes=")) {
-                (Some(loops), Some(passes)) => Ok(Look::Done((loops, passes))),
-                _ => Ok(Look::NotYet(format!("an incomplete report: {line}"))),
-            }
-        })
+        let line = self.command("report", MARKER_REPORT)?;
+        let field = |key: &str| {
+            line.split_whitespace()
+                .find_map(|word| word.strip_prefix(key)?.parse::<u64>().ok())
+        };
+        let counts = field("loops=").zip(field("passes="));
+        counts.with_context(|| format!("a report without counts: {line}"))
     }
 
     /// The mapping of its RAM in QEMU.
@@ -457,7 +519,7 @@ mod tests {
         assert!(xml.contains("<memory mode='strict' placement='auto'/>"), "{xml}");
         assert!(
             xml.contains(
-                "homenode.do=busy=2,duty=100,pin=1,touch=0,every=0,hot=0,stride=1,sweep=off,passes=0,walk=0,think=0</cmdline>"
+                "homenode.do=busy=2,duty=100,pin=1,touch=0,on=any,every=0,hot=0,stride=1,sweep=off,passes=0,walk=0,think=0</cmdline>"
             ),
             "{xml}"
         );

@@ -18,6 +18,7 @@ use homenode_meter::page::{Layout, SAMPLES, TAGS_MAX};
 
 use super::guard::{Guard, end_group};
 use super::guest_image::{Kernel, build_initramfs};
+use super::topology_guest::build_module;
 use crate::exchange::{CAPABILITIES_DIR, Exchange};
 
 /// Nodes of the emulated host where none are counted; each has one CPU.
@@ -108,7 +109,8 @@ impl Workshop {
         let kernel = Kernel::find()?;
         let vmlinux = kernel.unpack(&images)?;
         let initramfs = run_dir.join("initramfs");
-        build_initramfs(workspace, &kernel, &dir.join("guest-build"), &initramfs)?;
+        let module = build_module(&kernel.headers(), &run_dir.join("topology"))?;
+        build_initramfs(workspace, &kernel, &module, &dir.join("guest-build"), &initramfs)?;
         // Copies: a build during the run replaces the originals.
         let keep = |from: &Path, name: &str| copy(from, &run_dir.join(name));
         let program = keep(

@@ -33,6 +33,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// What modules for it are built with.
+    #[must_use]
+    pub fn headers(&self) -> PathBuf {
+        PathBuf::from(format!("/usr/src/linux-headers-{}", self.release))
+    }
+
     /// The newest stock 6.1 kernel that has its modules.
     ///
     /// # Errors
@@ -124,13 +130,14 @@ fn xz_payload(image: &[u8]) -> anyhow::Result<&[u8]> {
     Ok(payload)
 }
 
-/// Builds the guest's init, static, and packs it with its modules into `target`.
+/// Builds the guest's init, static, and packs it with its modules and with the one that follows the topology page into `target`.
 ///
 /// # Errors
 /// When cargo fails or a file is missing.
 pub fn build_initramfs(
     workspace: &Path,
     kernel: &Kernel,
+    topology_module: &Path,
     build_dir: &Path,
     target: &Path,
 ) -> anyhow::Result<()> {
@@ -165,7 +172,7 @@ pub fn build_initramfs(
         &fs::read(&init).with_context(|| format!("cannot read {}", init.display()))?,
     );
     // The mount points and the directory of the modules must be there before init runs.
-    for dir in ["dev", "proc", "sys", "modules"] {
+    for dir in ["dev", "proc", "sys", "modules", "topology"] {
         archive.directory(dir);
     }
     for (number, module) in MODULES.iter().enumerate() {
@@ -177,6 +184,9 @@ pub fn build_initramfs(
         let name = module.rsplit('/').next().unwrap_or(module);
         archive.file(&format!("modules/{number}-{name}.ko"), 0o644, &bytes);
     }
+    let bytes =
+        fs::read(topology_module).with_context(|| format!("cannot read {}", topology_module.display()))?;
+    archive.file("topology/homenode_topology.ko", 0o644, &bytes);
     fs::write(target, archive.finish()).with_context(|| format!("cannot write {}", target.display()))
 }
 

@@ -67,10 +67,9 @@ impl TestKernel {
     /// # Errors
     /// When there is none.
     pub fn stock(outside: &Outside<'_>) -> anyhow::Result<TestKernel> {
-        let release = Kernel::find()?.release;
         Ok(TestKernel {
             image: outside.workshop.vmlinux.clone(),
-            headers: PathBuf::from(format!("/usr/src/linux-headers-{release}")),
+            headers: Kernel::find()?.headers(),
         })
     }
 
@@ -99,12 +98,15 @@ pub(super) fn workspace() -> &'static Path {
         .unwrap_or(Path::new("/"))
 }
 
-/// Builds the module for a kernel, in a directory of its own.
-fn build_module(kernel: &TestKernel, dir: &Path) -> anyhow::Result<PathBuf> {
+/// Builds the module for the kernel of these headers, in a directory of its own.
+///
+/// # Errors
+/// When its headers are missing, or the module does not build.
+pub fn build_module(headers: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     ensure!(
-        kernel.headers.is_dir(),
+        headers.is_dir(),
         "no headers in {}: run scripts/testbed-setup.sh",
-        kernel.headers.display()
+        headers.display()
     );
     let module = dir.join("module");
     fs::create_dir_all(&module).with_context(|| format!("cannot make {}", module.display()))?;
@@ -119,7 +121,7 @@ fn build_module(kernel: &TestKernel, dir: &Path) -> anyhow::Result<PathBuf> {
     let output = Command::new("make")
         .arg("--directory")
         .arg(&module)
-        .arg(format!("KERNEL={}", kernel.headers.display()))
+        .arg(format!("KERNEL={}", headers.display()))
         .env_remove("MAKEFLAGS")
         .env_remove("MAKELEVEL")
         .output()
@@ -321,7 +323,10 @@ impl TopologyGuest {
         let dir = outside.dir;
         files.insert("bin/busybox".to_owned(), PathBuf::from("/bin/busybox"));
         files.insert("bin/probe".to_owned(), build_probe(dir)?);
-        files.insert("homenode_topology.ko".to_owned(), build_module(kernel, dir)?);
+        files.insert(
+            "homenode_topology.ko".to_owned(),
+            build_module(&kernel.headers, dir)?,
+        );
         let initramfs = dir.join("topology-initramfs");
         pack(&files, &initramfs)?;
         let machine = Machine {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Scene, vm_id};
+use crate::testing::{Scene, SeenNode, vm_id};
 use homenode_host::Told;
 use homenode_units::{Bytes, CpuSet, NodeSet};
 use proptest::prelude::*;
@@ -62,7 +62,7 @@ impl Run {
 
     /// One epoch; gives the plan.
     fn epoch(&mut self) -> Plan {
-        self.scene.at = self.scene.at + Ns::from_secs(1);
+        self.scene.at += Ns::from_secs(1);
         update(&mut self.layouts, &mut self.scene);
         let layout = self.layouts.of(vm_id(1));
         self.scene.vm(1).layout(layout);
@@ -204,7 +204,7 @@ proptest! {
             .iter()
             .map(|on| (0..4).zip(on.iter().copied()).collect())
             .collect();
-        let virtual_nodes: Vec<(&[u16], &[(u16, u64)])> = lying.iter().map(|on| (&[][..], on.as_slice())).collect();
+        let virtual_nodes: Vec<SeenNode<'_>> = lying.iter().map(|on| (&[][..], on.as_slice())).collect();
         let mut scene = Scene::four_nodes(4);
         let list: Vec<String> = home.iter().map(u16::to_string).collect();
         scene.add_vm(1, 1, Bytes::from_gib(1), 0).homes(&list.join(",")).fed(&virtual_nodes);
@@ -217,7 +217,7 @@ proptest! {
         prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{:?}", nodes);
         // Laid out as it lies, nothing is to be moved.
         let settled: Vec<Vec<(u16, u64)>> = nodes.iter().map(|node| vec![(node.0, 1)]).collect();
-        let settled: Vec<(&[u16], &[(u16, u64)])> = settled.iter().map(|on| (&[][..], on.as_slice())).collect();
+        let settled: Vec<SeenNode<'_>> = settled.iter().map(|on| (&[][..], on.as_slice())).collect();
         scene.vm(1).fed(&settled);
         let mut again = Layouts::default();
         update(&mut again, &mut scene);

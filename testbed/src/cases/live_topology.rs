@@ -1,0 +1,164 @@
+//! A guest that is told by the agent where it is, on a real host: what the host does with its vCPUs, the guest's kernel follows.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use homenode_linux::numa_maps;
+use homenode_testbed_guest::{Behaviour, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES};
+use homenode_units::{Bytes, NodeId, NodeMap, Pages};
+use serde_json::json;
+
+use super::agent::{SOON, home_of_operator, start_agent, stop};
+use crate::inside::Inside;
+use crate::inside::guest::{Cpus, Guest, GuestSpec, mib};
+use crate::inside::wait::{Look, wait_until};
+
+const NAME: &str = "told";
+/// What the guest touches at a time, and how much of it must be where it is expected: the program has other memory, too.
+const TOUCH_MIB: u32 = 24;
+const FOUND_MIB: u64 = 20;
+/// Of a virtual node's memory so much must lie on its node, in percent.
+const WHOLE_PERCENT: u64 = 90;
+
+/// The host's view of each virtual node's memory.
+fn memory(guest: &Guest) -> anyhow::Result<Vec<NodeMap<Pages>>> {
+    let (root, pid) = (Path::new("/"), i32::try_from(guest.process.0)?);
+    let count = guest.spec.virtual_nodes.len();
+    let sizes = vec![Bytes((guest.spec.memory_mib << 20) / count as u64); count];
+    let ranges = numa_maps::guest_ram(root, pid, &sizes)?.context("guest RAM was not found")?;
+    let pages = numa_maps::pages_per_node(root, pid, &ranges)?.context("the guest has gone")?;
+    let objects = numa_maps::objects(&ranges, &sizes);
+    Ok(objects.into_iter().map(|at| pages[at].clone()).collect())
+}
+
+/// Has the guest take new memory from a vCPU, and says on which of the host's nodes it is: MiB on nodes 0 and 1. The guest says
+/// of which virtual node it is, and the host where each of them lies.
+fn touched_from(guest: &Guest, vcpu: u32, touch_mib: u32) -> anyhow::Result<[u64; 2]> {
+    guest.switch_to(Behaviour::busy(1).with_touch(touch_mib).with_touch_on(vcpu))?;
+    for (node, pages) in (0..).map(NodeId).zip(memory(guest)?) {
+        let there = pages.get(node).map_or(0, |pages| pages.0);
+        let all: u64 = pages.values().map(|pages| pages.0).sum();
+        ensure!(
+            there * 100 >= all * WHOLE_PERCENT,
+            "expected virtual node {node} on node {node}, saw {there} of {all} pages there"
+        );
+    }
+    let line = guest.command("holds", MARKER_HOLDS)?;
+    let count = |key: &str| {
+        line.split_whitespace()
+            .find_map(|word| word.strip_prefix(key)?.parse().ok())
+    };
+    let counts = count("node0=").zip(count("node1="));
+    let (first, second) = counts.with_context(|| format!("an answer without counts: {line}"))?;
+    Ok([mib(first), mib(second)])
+}
+
+/// Waits until the guest's kernel has each vCPU on the node of the same number as the host's that the vCPU is confined to. CPU
+/// `n` is node `n` in the testbed.
+fn wait_follows(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
+    let seen = wait_until("the guest's kernel to follow", SOON, || {
+        let affinity = guest.process.vcpu_affinity()?;
+        let on = |node: u32| {
+            let there = affinity.iter().filter(|(_, cpus)| **cpus == [node]);
+            let vcpus: Vec<String> = there.map(|(vcpu, _)| vcpu.to_string()).collect();
+            format!(" node{node}={}", vcpus.join("-"))
+        };
+        let expected = format!("{MARKER_NODES}{}{}", on(0), on(1));
+        let nodes = guest.command("nodes", MARKER_NODES)?;
+        Ok(if nodes == expected {
+            Look::Done(nodes)
+        } else {
+            Look::NotYet(format!("{nodes} instead of {expected}"))
+        })
+    })?;
+    inside.note(format!("the guest's kernel: {seen}"));
+    Ok(())
+}
+
+/// Waits until the vCPUs are confined as this wants it.
+fn wait_seats(guest: &Guest, what: &str, is_so: impl Fn([u32; 2]) -> bool) -> anyhow::Result<()> {
+    wait_until(what, SOON, || {
+        let affinity = guest.process.vcpu_affinity()?;
+        let seat = |vcpu: u32| match affinity.get(&vcpu).map(Vec::as_slice) {
+            Some([node]) => Some(*node),
+            _ => None,
+        };
+        Ok(match seat(0).zip(seat(1)).filter(|(a, b)| is_so([*a, *b])) {
+            Some(_) => Look::Done(()),
+            None => Look::NotYet(format!("affinity {affinity:?}")),
+        })
+    })
+}
+
+/// Waits until `homenode topology` says that the guest was told of its vCPUs there.
+fn wait_told(inside: &Inside, expected: [u64; 2]) -> anyhow::Result<()> {
+    let what = format!("the agent to tell its guest of vCPUs on {expected:?}");
+    let vm = wait_until(&what, SOON, || {
+        let mut vms = inside.told("topology", &[NAME])?;
+        let topology = vms[0]["topology"].take();
+        let told = &topology["told"]["topology"];
+        let is_so = told["vcpus"] == json!(expected) && told["memory"] == json!([0, 1]);
+        Ok(if is_so {
+            Look::Done(topology)
+        } else {
+            Look::NotYet(topology.to_string())
+        })
+    })?;
+    inside.note(format!("told: {}", vm["told"]));
+    Ok(())
+}
+
+/// The agent moves a vCPU between two nodes at home; until the guest's kernel follows, it takes memory where the vCPU was, and
+/// afterwards where it is. An agent that takes over from one that was killed goes on telling.
+pub fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
+    let mut agent = start_agent(inside)?;
+    let mut spec = GuestSpec::new(NAME).vcpus(2).cpus(Cpus::Set("0-1".to_owned()));
+    spec = spec.virtual_nodes(&[0, 1]);
+    (spec.memory_mib, spec.extra_xml) = (256, home_of_operator("0-1"));
+    let guest = inside.create(&spec)?;
+    wait_seats(
+        &guest,
+        "each vCPU to sit with the memory of its virtual node",
+        |seats| seats == [0, 1],
+    )?;
+    wait_told(inside, [0, 1])?;
+
+    // A guest of the operator's competes for CPU 0, on which the other's one busy vCPU sits.
+    let rival = GuestSpec::new("rival").cpus(Cpus::Pinned(vec!["0".to_owned()]));
+    let rival = inside.create(&rival.nodes("preferred", "0"))?;
+    rival.switch_to(Behaviour::busy(1))?;
+    guest.switch_to(Behaviour::busy(1))?;
+    wait_seats(&guest, "vCPU 0 to move to its other home node", |seats| {
+        seats == [1, 1]
+    })?;
+    wait_told(inside, [1, 1])?;
+
+    let came = touched_from(&guest, 0, TOUCH_MIB)?;
+    inside.note(format!(
+        "believing what it saw at boot, vCPU 0 on node 1 took {came:?} MiB from nodes 0 and 1"
+    ));
+    ensure!(
+        came[0] >= FOUND_MIB,
+        "expected over {FOUND_MIB} MiB on node 0, where vCPU 0 was: {came:?}"
+    );
+    guest.command("follow", MARKER_FOLLOWS)?;
+    wait_follows(inside, &guest)?;
+    let came = touched_from(&guest, 0, TOUCH_MIB + 1)?;
+    inside.note(format!("following, it took {came:?} MiB"));
+    ensure!(
+        came[1] >= FOUND_MIB,
+        "expected over {FOUND_MIB} MiB on node 1, where vCPU 0 is: {came:?}"
+    );
+
+    agent.kill()?;
+    let agent = start_agent(inside)?;
+    wait_told(inside, [1, 1])?;
+    // Now both compete for CPU 1, and CPU 0 idles.
+    rival.switch_to(Behaviour::idle())?;
+    guest.switch_to(Behaviour::busy(2))?;
+    wait_seats(&guest, "one vCPU to move back to node 0", |seats| {
+        seats[0] != seats[1]
+    })?;
+    wait_follows(inside, &guest)?;
+    stop(agent)
+}
