@@ -239,9 +239,9 @@ pub fn pages_per_node(
 }
 
 /// What several ranges hold together.
-pub fn sum(pages: &[NodeMap<Pages>]) -> NodeMap<Pages> {
+pub fn sum<'a>(pages: impl IntoIterator<Item = &'a NodeMap<Pages>>) -> NodeMap<Pages> {
     let mut all = NodeMap::new();
-    for (node, pages) in pages.iter().flat_map(NodeMap::iter) {
+    for (node, pages) in pages.into_iter().flat_map(NodeMap::iter) {
         add(&mut all, node, *pages);
     }
     all

@@ -328,12 +328,10 @@ impl Vm {
         let ranges = mover.ranges().to_vec();
         let pages = numa_maps::pages_per_node(root, pid, &ranges)?;
         for part in self.memory.parts() {
-            let of_part = |(range, pages): (&Range, &NodeMap<Pages>)| {
-                part.mover.ranges().contains(range).then(|| pages.clone())
-            };
-            let pages = pages.as_ref();
-            part.pages = pages.map(|pages| {
-                numa_maps::sum(&ranges.iter().zip(pages).filter_map(of_part).collect::<Vec<_>>())
+            part.pages = pages.as_ref().map(|pages| {
+                let is_own = |(range, _): &(&Range, &NodeMap<Pages>)| part.mover.ranges().contains(range);
+                let own = ranges.iter().zip(pages).filter(is_own);
+                numa_maps::sum(own.map(|(_, pages)| pages))
             });
         }
         let cost = now().saturating_sub(start);
