@@ -135,26 +135,6 @@ pub fn stop(mut agent: Program) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two guests, two nodes, and their memory follows.
-pub fn placement(inside: &mut Inside) -> anyhow::Result<()> {
-    let agent = start_agent(inside)?;
-    let guests = inside.create_at_once(&[ordinary("first"), ordinary("second")])?;
-    let [first, second] = guests.as_slice() else {
-        bail!("expected two guests, saw {}", guests.len());
-    };
-    first.wait_ready()?;
-    second.wait_ready()?;
-    let homes = [wait_home(inside, first, SOON)?, wait_home(inside, second, SOON)?];
-    ensure!(
-        homes[0] != homes[1],
-        "expected two different nodes, saw both guests on node {}",
-        homes[0]
-    );
-    wait_memory(inside, first, homes[0], SOON)?;
-    wait_memory(inside, second, homes[1], SOON)?;
-    stop(agent)
-}
-
 /// Scattered memory comes home, and never faster than the budget.
 pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("scattered"))?;
@@ -272,7 +252,7 @@ pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// A guest that ends while its pages move.
+/// Two guests, two nodes; one ends while its pages move, and the memory of the other follows.
 pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&[ordinary("doomed"), ordinary("other")])?;
     let [doomed, other] = guests.as_slice() else {
@@ -287,10 +267,14 @@ pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent_with(inside, &["--config", &config])?;
     let home = wait_home(inside, doomed, SOON)?;
     wait_mid_move(doomed, home, before.get(&home).copied().unwrap_or(0), SOON)?;
+    let other_home = wait_home(inside, other, SOON)?;
+    ensure!(
+        home != other_home,
+        "expected two different nodes, saw both guests on node {home}"
+    );
     inside.destroy(doomed)?;
     agent.expect_running()?;
-    let home = wait_home(inside, other, SOON)?;
-    wait_memory(inside, other, home, Duration::from_secs(240))?;
+    wait_memory(inside, other, other_home, Duration::from_secs(240))?;
     stop(agent)
 }
 

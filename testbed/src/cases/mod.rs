@@ -214,13 +214,6 @@ pub static ALL: &[Case] = &[
         conformance::agent_cpu,
     ),
     case(
-        "placement",
-        Group::Agent,
-        420,
-        "two guests are placed on different nodes",
-        agent::placement,
-    ),
-    case(
         "bring-home",
         Group::Agent,
         480,
@@ -252,7 +245,7 @@ pub static ALL: &[Case] = &[
         "destroyed-in-move",
         Group::Agent,
         480,
-        "a guest destroyed in mid-move does not disturb the agent",
+        "two guests are placed on different nodes, and one destroyed in mid-move does not disturb the agent",
         agent::destroyed_in_move,
     ),
     case(
