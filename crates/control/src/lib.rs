@@ -62,17 +62,21 @@ pub enum Policies {
     FfPin,
     /// Memory policies and repatriation alone: homes are what operators chose.
     Memory,
-    /// Permits, placement by TAH, balance, repatriation, memory policies.
+    /// TAVO as published: placement by TAH at arrival, balance and re-homing, repatriation; beside it permits and memory policies.
+    Tavo,
+    /// Arrangements predicted from counters and proven by trials ([`homenode_policy::arrange`]); beside it permits, lending, repatriation, memory
+    /// policies.
     #[default]
     Homenode,
 }
 
 impl Policies {
     /// All of them.
-    pub const ALL: [Policies; 4] = [
+    pub const ALL: [Policies; 5] = [
         Policies::Default,
         Policies::FfPin,
         Policies::Memory,
+        Policies::Tavo,
         Policies::Homenode,
     ];
 
@@ -82,6 +86,7 @@ impl Policies {
             Policies::Default => "default",
             Policies::FfPin => "ff-pin",
             Policies::Memory => "memory",
+            Policies::Tavo => "tavo",
             Policies::Homenode => "homenode",
         }
     }
@@ -286,7 +291,7 @@ impl Control {
     pub fn permits_idle(&self) -> Option<&'static str> {
         match (self.config.policies, self.mode) {
             (_, Mode::DryRun) => Some("the agent runs with --dry-run and holds nobody to a permit"),
-            (Policies::Homenode, Mode::Act) => None,
+            (Policies::Homenode | Policies::Tavo, Mode::Act) => None,
             _ => Some("the policies of this agent hold nobody to a permit; run it with --policies homenode"),
         }
     }
@@ -329,7 +334,7 @@ impl Control {
     pub fn memory_policies_idle(&self) -> Option<&'static str> {
         match (self.config.policies, self.mode) {
             (_, Mode::DryRun) => Some("the agent runs with --dry-run and moves nobody's memory"),
-            (Policies::Homenode | Policies::Memory, Mode::Act) => None,
+            (Policies::Homenode | Policies::Tavo | Policies::Memory, Mode::Act) => None,
             _ => Some("the policies of this agent set no memory policy; run it with --policies homenode"),
         }
     }
@@ -366,7 +371,7 @@ impl Control {
     pub fn memory_floors_idle(&self) -> Option<&'static str> {
         match (self.config.policies, self.mode) {
             (_, Mode::DryRun) => Some("the agent runs with --dry-run and takes nobody's memory"),
-            (Policies::Homenode, Mode::Act) => None,
+            (Policies::Homenode | Policies::Tavo, Mode::Act) => None,
             _ => Some("the policies of this agent take nobody's memory; run it with --policies homenode"),
         }
     }
@@ -375,7 +380,7 @@ impl Control {
     pub fn feed_idle(&self) -> Option<&'static str> {
         match (self.config.policies, self.mode) {
             (_, Mode::DryRun) => Some("the agent runs with --dry-run and tells guests nothing"),
-            (Policies::Homenode, Mode::Act) => None,
+            (Policies::Homenode | Policies::Tavo, Mode::Act) => None,
             _ => Some("the policies of this agent tell guests nothing; run it with --policies homenode"),
         }
     }
@@ -513,7 +518,7 @@ impl Control {
                 Mode::DryRun => vec![strays, laid_out],
             }
         };
-        if config.policies == Policies::Homenode {
+        if matches!(config.policies, Policies::Tavo | Policies::Homenode) {
             for vm in overcommit::watched(&view) {
                 working_set.want(vm, None, view.at + config.overcommit.lease);
             }
@@ -524,7 +529,7 @@ impl Control {
             Policies::Default => vec![],
             Policies::FfPin => vec![placement::plan(&view, &config.placement, history, placement)],
             Policies::Memory => pages(),
-            Policies::Homenode => {
+            Policies::Tavo | Policies::Homenode => {
                 let mut plans = vec![
                     overcommit::plan(
                         &view,

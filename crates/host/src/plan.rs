@@ -100,8 +100,10 @@ pub enum Action {
         /// What is so.
         topology: GuestTopology,
     },
-    /// Lift what [`Action::Limit`] or [`Action::Watch`] set on a lever: what the operator had set before is in force again. Where
-    /// nothing of the agent's is in force nothing happens.
+    /// Lift what [`Action::Limit`], [`Action::Watch`] or [`Action::SetHome`] set on a lever: what the operator had set before is in
+    /// force again. Without a home ([`Lever::Home`]) the VM is free: vCPUs and helper threads run where they did before the agent's first pin,
+    /// memory that it touches from now on is allocated where the kernel would, and pages stay where they are. Where nothing of the
+    /// agent's is in force nothing happens.
     Lift {
         /// Whose.
         vm: VmId,
@@ -648,7 +650,7 @@ impl Plan {
                     }
                 }
                 Action::Lift {
-                    lever: Lever::CpuQuota | Lever::Resctrl | Lever::Watching | Lever::Memory,
+                    lever: Lever::CpuQuota | Lever::Resctrl | Lever::Watching | Lever::Memory | Lever::Home,
                     ..
                 } => {}
                 Action::Lift { lever, .. } => {

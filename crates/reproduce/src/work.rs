@@ -113,7 +113,7 @@ mod tests {
         };
         let seeds = 1..4;
         seeds
-            .flat_map(|seed| [run(seed, Policies::Default), run(seed, Policies::Homenode)])
+            .flat_map(|seed| [run(seed, Policies::Default), run(seed, Policies::Tavo)])
             .collect()
     }
 

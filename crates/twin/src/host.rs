@@ -14,7 +14,7 @@ use crate::engine::{Alike, Engine};
 use crate::guest::{Lease, Vm};
 use crate::hypervisor::page_uses::{self, Used};
 use crate::hypervisor::watching::Watching;
-use crate::{Looked, Twin};
+use crate::{Before, Looked, Twin};
 
 /// Why the agent tells no guest of the twin anything.
 const NO_FEED: &str = "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
@@ -78,6 +78,7 @@ impl Twin {
         }
         match action {
             Action::PinVcpus { vcpus, cpus, .. } => {
+                self.note_before(at);
                 let allowed: CpuMask = self
                     .machine
                     .cpus
@@ -95,6 +96,7 @@ impl Twin {
                 Outcome::Done
             }
             Action::SetHome { nodes, .. } => {
+                self.note_before(at);
                 self.engine.vms[at].memory.home = Some(self.positions(nodes));
                 self.engine.version += 1;
                 Outcome::Done
@@ -174,15 +176,41 @@ impl Twin {
         Outcome::Done
     }
 
-    /// Lifts a limit or a watch, if one is in force.
+    /// Lifts a limit, a watch or a home, if one is in force.
     pub(crate) fn lift(&mut self, at: usize, lever: Lever) {
         match lever {
             Lever::CpuQuota => self.engine.set_quota(at, None),
             Lever::Memory => self.engine.give_back_memory(at),
             Lever::Watching => self.watches[at] = None,
+            Lever::Home => self.leave_home(at),
             // The twin has no resctrl, and plans that lift anything else are refused.
             _ => {}
         }
+    }
+
+    /// Notes how a VM was before the agent's first pin or home, as a journal does.
+    fn note_before(&mut self, at: usize) {
+        let vm = &self.engine.vms[at];
+        let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
+        let allowed = tasks.map(|task| self.engine.scheduler.queues.tasks[task].allowed.clone());
+        self.before[at].get_or_insert_with(|| Before {
+            allowed: allowed.collect(),
+            home: vm.memory.home.clone(),
+        });
+    }
+
+    /// The VM runs and allocates as it did before the agent's first pin or home.
+    fn leave_home(&mut self, at: usize) {
+        let Some(before) = self.before[at].take() else {
+            return;
+        };
+        for (index, allowed) in before.allowed.into_iter().enumerate() {
+            let task = self.engine.vms[at].first_vcpu + index;
+            self.engine.scheduler.set_affinity(task, allowed, self.engine.now);
+            self.engine.after_scheduling();
+        }
+        self.engine.vms[at].memory.home = before.home;
+        self.engine.version += 1;
     }
 
     fn move_pages(&mut self, at: usize, from: &NodeSet, to: &NodeSet, pages_max: Pages) -> Outcome {

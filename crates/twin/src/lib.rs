@@ -67,10 +67,21 @@ pub struct Twin {
     /// that looking changes nothing.
     looked: Vec<Looked>,
     look_chance: Chance,
+    /// How each VM was that the agent has pinned or given a home.
+    before: Vec<Option<Before>>,
     /// Watches on the memory of VMs; apart from the engine, as they change nothing in it.
     watches: Vec<Option<Watching>>,
     /// End of the warm-up, while that is still to come.
     warm_up: Option<Ns>,
+}
+
+/// How a VM was before the agent's first pin or home.
+#[derive(Clone, Debug)]
+struct Before {
+    /// CPUs of each vCPU.
+    allowed: Vec<cpu_mask::CpuMask>,
+    /// Nodes of its memory.
+    home: Option<Vec<usize>>,
 }
 
 /// A look at what was sampled of a VM.
@@ -137,6 +148,7 @@ impl Twin {
             mark: Counts::default(),
             looked: vec![Looked::default(); scenario.vms.len()],
             look_chance: Chance::labelled(seed, "looks", 0),
+            before: vec![None; scenario.vms.len()],
             watches: vec![None; scenario.vms.len()],
             warm_up: Some(scenario.warm_up).filter(|warm| *warm > Ns::ZERO),
         })

@@ -225,7 +225,7 @@ fn one(program: &str, remedy: Remedy) -> Run {
     let name = format!("{program} before and after BigBench, {}", remedy.name());
     let start = remedy.start();
     let policies = if start.is_some() {
-        Policies::Homenode
+        Policies::Tavo
     } else {
         Policies::Default
     };

@@ -59,7 +59,7 @@ const MACHINE: &str = "r910";
 const SEEDS: &[u64] = &[1, 2, 3, 4, 5];
 /// Of what was not chosen, fewer.
 const SEEDS_OF_ALTERNATIVES: &[u64] = &[1, 2];
-const POLICIES: [Policies; 3] = [Policies::Default, Policies::FfPin, Policies::Homenode];
+const POLICIES: [Policies; 3] = [Policies::Default, Policies::FfPin, Policies::Tavo];
 
 /// What runs beside a program.
 #[derive(Clone, Copy, PartialEq)]

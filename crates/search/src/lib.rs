@@ -1,0 +1,2 @@
+//! How good decisions are.
+pub mod run;
