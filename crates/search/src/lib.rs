@@ -1,2 +1,7 @@
-//! How good decisions are.
+//! How good decisions are: runs of a scenario under sets of policies, their score, cases drawn by a seed, sweeps.
+
+pub mod generate;
+pub mod jobs;
 pub mod run;
+pub mod score;
+pub mod sweep;

@@ -1,57 +1,202 @@
 //! A scenario's run under a set of policies, and what came of each VM.
 
 use homenode_control::{Config, Control, Event, Mode};
-use homenode_host::Host;
+use homenode_host::Host as _;
 use homenode_machine::Machine;
-use homenode_twin::{EPOCH_DEFAULT, Scenario, Twin, TwinReport};
+use homenode_twin::{EPOCH_DEFAULT, EventAction, Scenario, Twin, TwinError, TwinReport, VmReport};
 use homenode_units::Ns;
 
-/// What came of a run.
+/// What a twin simulates.
 #[derive(Clone, Debug)]
+pub struct Setup {
+    /// The machine.
+    pub machine: Machine,
+    /// Its VMs.
+    pub scenario: Scenario,
+    /// The seed.
+    pub seed: u64,
+    /// The simulation's resolution.
+    pub epoch: Ns,
+}
+
+impl Setup {
+    /// A scenario on a machine, at the usual resolution.
+    pub fn new(machine: Machine, scenario: Scenario, seed: u64) -> Setup {
+        Setup {
+            machine,
+            scenario,
+            seed,
+            epoch: EPOCH_DEFAULT,
+        }
+    }
+
+    /// The simulated host at its beginning.
+    ///
+    /// # Errors
+    /// A scenario that the machine cannot run.
+    pub fn start(&self) -> Result<Twin, TwinError> {
+        Twin::with_epoch(self.machine.clone(), &self.scenario, self.seed, self.epoch)
+    }
+
+    /// Whether a run is over: every program has ended, or the scenario's time is up.
+    pub fn is_over(&self, twin: &Twin) -> bool {
+        twin.finished() || twin.now() >= self.scenario.duration
+    }
+
+    /// Lets a period pass, but not more than is left of the scenario.
+    pub fn wait(&self, twin: &mut Twin, period: Ns) {
+        let left = Ns(self.scenario.duration.0.saturating_sub(twin.now().0));
+        twin.wait(left.min(period));
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// Figures of VMs and nodes.
-    pub report: TwinReport,
+    /// Name of the policies.
+    pub policy: &'static str,
     /// Decisions carried out.
     pub decisions: usize,
+    /// What each VM did, in the scenario's order.
+    pub vms: Vec<VmRun>,
+    /// Figures of VMs and nodes at the end.
+    pub report: TwinReport,
 }
 
-/// Runs a scenario to its end, or for its duration.
+/// What a VM did in a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VmRun {
+    /// How long each program ran that was begun, over all starts of the VM, in seconds; `None` for one that did not end.
+    pub programs: Vec<Option<f64>>,
+    /// Instructions since the end of the warm-up, in thousand millions.
+    pub instructions_g: f64,
+    /// Time in which these were made, in seconds: from each arrival, or the end of the warm-up, to the end of its programs, its
+    /// stop or the end of the run.
+    pub busy_s: f64,
+}
+
+impl VmRun {
+    /// Time of all programs together, in seconds; `None` where one did not end.
+    pub fn whole_s(&self) -> Option<f64> {
+        self.programs.iter().copied().sum()
+    }
+}
+
+/// Runs a scenario to its end, or for its duration; `look` is called before each of the agent's epochs, `told` with what it
+/// says.
 ///
 /// # Errors
-/// When the twin cannot start.
+/// A scenario that the machine cannot run, a host that cannot be read.
 pub fn run(
-    machine: &Machine,
-    scenario: &Scenario,
-    seed: u64,
+    setup: &Setup,
     config: Config,
+    mut look: impl FnMut(&Twin),
     mut told: impl FnMut(&Event),
 ) -> anyhow::Result<Run> {
-    let period = config.period;
-    let mut twin = Twin::with_epoch(machine.clone(), scenario, seed, EPOCH_DEFAULT)?;
+    let mut twin = setup.start()?;
+    let (policy, period) = (config.policies.name(), config.period);
     let mut control = Control::new(config, Mode::Act);
+    let mut starts = Starts::new(&setup.scenario);
     let mut decisions = 0;
-    while !twin.finished() && twin.now() < scenario.duration {
-        let epoch = control.step(&mut twin)?;
-        for event in &epoch.events {
-            told(event);
+    while !setup.is_over(&twin) {
+        look(&twin);
+        starts.look(&twin);
+        for event in &control.step(&mut twin)?.events {
             decisions += usize::from(matches!(event, Event::Decided { .. }));
+            told(event);
         }
-        twin.wait(Ns(scenario.duration.0.saturating_sub(twin.now().0)).min(period));
+        setup.wait(&mut twin, period);
     }
-    Ok(Run {
-        report: twin.report(),
-        decisions,
-    })
+    Ok(Run::of(setup, &twin, &starts, policy, decisions))
 }
 
-/// Runtime of each VM over its runtime in `base`; instructions where a program does not end in both.
-pub fn slow_downs(base: &TwinReport, other: &TwinReport) -> Vec<f64> {
-    let pairs = base.vms.iter().zip(&other.vms);
-    pairs
-        .map(|(a, b)| match (a.runtime_s, b.runtime_s) {
-            (Some(a), Some(b)) => b / a,
-            _ => a.instructions_g / b.instructions_g,
-        })
-        .filter(|ratio| ratio.is_finite())
-        .collect()
+impl Run {
+    /// What came of a twin's run up to now.
+    pub fn of(
+        setup: &Setup,
+        twin: &Twin,
+        starts: &Starts,
+        policy: &'static str,
+        decisions: usize,
+    ) -> Run {
+        let report = twin.report();
+        let mut starts = starts.clone();
+        starts.note(&report);
+        let vms = report.vms.iter().enumerate();
+        Run {
+            policy,
+            decisions,
+            vms: vms.map(|(at, vm)| starts.vm_run(setup, &report, at, vm)).collect(),
+            report,
+        }
+    }
+}
+
+/// What each start of each VM came to: a report knows the last one only.
+#[derive(Clone, Debug)]
+pub struct Starts {
+    /// Whether any VM may start more than once.
+    several: bool,
+    /// Of each VM the starts so far.
+    vms: Vec<Vec<Start>>,
+}
+
+/// One start of a VM.
+#[derive(Clone, Debug, PartialEq)]
+struct Start {
+    arrival_s: f64,
+    programs: Vec<Option<f64>>,
+}
+
+impl Starts {
+    /// No start yet.
+    pub fn new(scenario: &Scenario) -> Starts {
+        let starts = |event: &&homenode_twin::EventSpec| event.action == EventAction::Start;
+        Starts {
+            several: scenario.events.iter().any(|event| starts(&event)),
+            vms: vec![Vec::new(); scenario.vms.len()],
+        }
+    }
+
+    /// Looks before a start can hide what came of the one before.
+    pub fn look(&mut self, twin: &Twin) {
+        if self.several {
+            self.note(&twin.report());
+        }
+    }
+
+    fn note(&mut self, report: &TwinReport) {
+        for (starts, vm) in self.vms.iter_mut().zip(&report.vms) {
+            let Some(arrival_s) = vm.arrival_s else { continue };
+            let programs = match vm.programs.as_slice() {
+                [] => vec![vm.runtime_s],
+                several => several.iter().map(|program| program.runtime_s).collect(),
+            };
+            let now = Start { arrival_s, programs };
+            match starts.last_mut().filter(|last| last.arrival_s == arrival_s) {
+                Some(last) => *last = now,
+                None => starts.push(now),
+            }
+        }
+    }
+
+    fn vm_run(&self, setup: &Setup, report: &TwinReport, at: usize, vm: &VmReport) -> VmRun {
+        let (end_s, from_s) = (report.at_ns.as_secs_f64(), report.measured_from_ns.as_secs_f64());
+        let stops = setup.scenario.events.iter();
+        let stops = stops.filter(|event| event.vm == vm.name && event.action == EventAction::Stop);
+        let stops: Vec<f64> = stops.map(|event| event.at.as_secs_f64()).collect();
+        let busy = |start: &Start| {
+            let ran: Option<f64> = start.programs.iter().copied().sum();
+            let stopped = stops.iter().copied().filter(|stop| *stop >= start.arrival_s);
+            let cut = stopped.fold(end_s, f64::min);
+            let until = ran.map_or(cut, |ran| (start.arrival_s + ran).min(cut));
+            (until - start.arrival_s.max(from_s)).max(0.0)
+        };
+        let starts = &self.vms[at];
+        VmRun {
+            programs: starts.iter().flat_map(|start| start.programs.clone()).collect(),
+            instructions_g: vm.instructions_g,
+            busy_s: starts.iter().map(busy).sum(),
+        }
+    }
 }

@@ -10,7 +10,7 @@ use rand_pcg::Pcg64Mcg;
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
-pub(crate) struct Chance(Pcg64Mcg);
+pub struct Chance(Pcg64Mcg);
 
 impl Chance {
     /// The stream of a seed.

@@ -44,7 +44,7 @@ pub use scenario::{
 };
 pub use workload::{Program, Waiting, Workload, WorkloadError};
 
-use chance::Chance;
+pub use chance::Chance;
 use engine::Engine;
 use homenode_host::{Lever, VmSettings};
 use homenode_machine::Machine;

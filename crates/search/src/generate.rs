@@ -1,0 +1,335 @@
+//! Cases of our own: scenarios drawn by a seed, so that decisions are not tuned to a few that are known.
+//!
+//! # Problem
+//! A policy that is good on fourteen known cases may be good on those alone. Cases are needed that differ in all that matters to
+//! a decision, of which any number can be had, and which nobody has looked at.
+//!
+//! # Terms
+//! - *Training case*: one of a seed in [`TRAINING`]. Anybody may look at it.
+//! - *Held-out case*: one of a seed that [`held_out`] derives from the id of a commit.
+//!
+//! # Algorithm
+//! From a stream of the seed, in this order:
+//! 1. A machine: a preset with several nodes.
+//! 2. A load: vCPUs in all over CPUs of the machine ([`LOADS`]), and at most [`VMS_MAX`] VMs.
+//! 3. Sizes: all of 4 vCPUs; mixed of 2, 4, 6, 8 and 12; or one wider than a node, of up to two nodes' CPUs, beside small ones.
+//! 4. A mix: any of the workloads; two or three of them, repeated; or memory-bound and other ones in turn.
+//! 5. Arrivals: together, within seconds; staggered, and staying; staggered, and leaving when the program ends; coming back
+//!    once after having left.
+//! 6. VMs until the load is reached: a workload whose memory fits, and a share of its work that lasts 60 to 120 s alone by
+//!    [`Program::solo_seconds`].
+//!
+//! # Properties (tests of the same names)
+//! - `the_same_seed_gives_the_same_text`
+//! - `every_case_is_accepted_by_the_twin`
+//! - `cases_differ_in_all_that_is_drawn`
+
+use std::fmt::Write as _;
+
+use homenode_machine::{Hardware, Machine, preset, preset_names};
+use homenode_twin::workload::{self, Program};
+use homenode_twin::{Chance, Scenario};
+use homenode_units::Bytes;
+
+/// Seeds of cases that anybody may look at.
+pub const TRAINING: std::ops::RangeInclusive<u64> = 1..=40;
+/// vCPUs in all over CPUs of the machine: from a few VMs to an overcommitted host.
+pub const LOADS: [f64; 6] = [0.15, 0.35, 0.6, 0.85, 1.0, 1.4];
+/// Most VMs of a case.
+pub const VMS_MAX: usize = 20;
+/// What a VM's program lasts alone, in seconds.
+const SOLO_S: (f64, f64) = (60.0, 120.0);
+/// Share of the host's memory that programs may touch together.
+const MEMORY_SHARE: f64 = 0.7;
+/// A program that misses in the LLC more often than this, per thousand instructions, in a quarter of the machine's LLC is
+/// memory-bound here.
+const MEMORY_BOUND_MPKI: f64 = 5.0;
+
+/// How large VMs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sizes {
+    Four,
+    Mixed,
+    Wide,
+}
+
+/// Which workloads are drawn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mix {
+    Any,
+    Few,
+    Halves,
+}
+
+/// When VMs arrive and leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrivals {
+    Together,
+    Staggered,
+    Leaving,
+    Returning,
+}
+
+impl Arrivals {
+    fn words(self) -> &'static str {
+        match self {
+            Arrivals::Together => "together",
+            Arrivals::Staggered => "one after the other",
+            Arrivals::Leaving => "one after the other, leaving at the end of their programs",
+            Arrivals::Returning => "one after the other, some leaving and coming back",
+        }
+    }
+}
+
+/// A VM of a case.
+struct Drawn {
+    workload: &'static str,
+    vcpus: u16,
+    memory: Bytes,
+    work_share: f64,
+}
+
+/// The presets with several nodes and timing figures, by name.
+pub fn machines() -> Vec<Machine> {
+    let all = preset_names().filter_map(|name| preset(name).ok());
+    all.filter(|machine| machine.memory_nodes().len() > 1 && machine.hardware.is_some())
+        .collect()
+}
+
+/// Names of the workloads that have a program.
+pub fn programs() -> Vec<(&'static str, Program)> {
+    let program = |name| Some((name, workload::builtin(name)?.program?));
+    workload::names().filter_map(program).collect()
+}
+
+/// A VM's memory that holds a program on so many vCPUs, in whole GiB: what the program and its guest's kernel touch, and a
+/// quarter more.
+pub fn memory_for(program: &Program, vcpus: u16) -> Bytes {
+    let gib = Bytes::from_gib(1).0;
+    let touched = program.footprint(vcpus).0 + gib / 2;
+    Bytes((touched + touched / 4).next_multiple_of(gib))
+}
+
+/// The share of a program's work that lasts so long alone on a machine.
+pub fn share_for(program: &Program, machine: &Machine, hardware: &Hardware, seconds: f64) -> f64 {
+    // Rounded, so that the text says what it is.
+    (seconds / program.solo_seconds(machine, hardware) * 1e4).round().max(1.0) / 1e4
+}
+
+/// Seeds of held-out cases: from a commit's id, so that nobody can have tuned that commit to them. They are above all of
+/// [`TRAINING`].
+pub fn held_out(commit: &str, count: usize) -> Vec<u64> {
+    (0..count)
+        .map(|at| (1 << 40) + Chance::labelled(0, commit, at).below(1 << 40))
+        .collect()
+}
+
+/// The case of a seed, as the text of a scenario's file.
+pub fn case(seed: u64) -> String {
+    let mut chance = Chance::labelled(seed, "case", 0);
+    let machines = machines();
+    let machine = pick(&mut chance, &machines);
+    let hardware = machine.hardware.as_ref().expect("machines() gives those with figures");
+    let load = *pick(&mut chance, &LOADS);
+    let sizes = *pick(&mut chance, &[Sizes::Four, Sizes::Four, Sizes::Mixed, Sizes::Mixed, Sizes::Wide]);
+    let mix = *pick(&mut chance, &[Mix::Any, Mix::Any, Mix::Few, Mix::Halves]);
+    let arrivals = *pick(
+        &mut chance,
+        &[
+            Arrivals::Together,
+            Arrivals::Together,
+            Arrivals::Staggered,
+            Arrivals::Leaving,
+            Arrivals::Returning,
+        ],
+    );
+    let programs = drawn_from(&mut chance, machine, mix);
+    let vms = draw_vms(&mut chance, machine, hardware, load, sizes, &programs);
+    text(&mut chance, seed, machine, arrivals, &vms)
+}
+
+/// The case of a seed.
+///
+/// # Panics
+/// Never for what [`case`] writes: a test reads many.
+pub fn scenario(seed: u64) -> Scenario {
+    Scenario::from_toml(&format!("{}.toml", name(seed)), &case(seed)).expect("generated cases are scenarios")
+}
+
+/// Name of the case of a seed.
+pub fn name(seed: u64) -> String {
+    format!("case-{seed}")
+}
+
+fn pick<'a, T>(chance: &mut Chance, of: &'a [T]) -> &'a T {
+    &of[chance.below(of.len() as u64) as usize]
+}
+
+/// Lists to draw programs from, in turn.
+fn drawn_from(chance: &mut Chance, machine: &Machine, mix: Mix) -> Vec<Vec<(&'static str, Program)>> {
+    let all = programs();
+    match mix {
+        Mix::Any => vec![all],
+        Mix::Few => {
+            let count = 2 + chance.below(2);
+            vec![(0..count).map(|_| pick(chance, &all).clone()).collect()]
+        }
+        Mix::Halves => {
+            let llcs = machine.llcs.iter().map(|llc| llc.size_bytes.as_f64());
+            let quarter = llcs.fold(0.0, f64::max) / 4.0;
+            let is_bound = |program: &Program| {
+                program.llc_accesses_per_kilo_instruction * program.miss_ratio.at(quarter) > MEMORY_BOUND_MPKI
+            };
+            let (bound, other) = all.into_iter().partition(|(_, program)| is_bound(program));
+            vec![bound, other]
+        }
+    }
+}
+
+fn draw_vms(
+    chance: &mut Chance,
+    machine: &Machine,
+    hardware: &Hardware,
+    load: f64,
+    sizes: Sizes,
+    programs: &[Vec<(&'static str, Program)>],
+) -> Vec<Drawn> {
+    let cpus = machine.cpus.len();
+    let nodes = machine.memory_nodes().len();
+    let per_node = cpus / nodes;
+    let host: Bytes = machine.nodes.values().map(|node| node.memory_bytes).sum();
+    let mut room = host.as_f64() * MEMORY_SHARE;
+    let wanted = ((cpus as f64 * load) as usize).max(4);
+    let (mut vms, mut vcpus_sum): (Vec<Drawn>, usize) = (Vec::new(), 0);
+    // What does not fit is drawn again, but not for ever.
+    for _ in 0..400 {
+        if vcpus_sum >= wanted || vms.len() == VMS_MAX {
+            break;
+        }
+        let vcpus = match sizes {
+            Sizes::Wide if vms.is_empty() => per_node + 1 + chance.below(per_node as u64) as usize,
+            Sizes::Four => 4,
+            Sizes::Wide => *pick(chance, &[2, 4]),
+            Sizes::Mixed => *pick(chance, &[2, 2, 4, 4, 4, 6, 8, 12]),
+        };
+        let list = &programs[vms.len() % programs.len()];
+        let (workload, program) = pick(chance, list);
+        let vcpus = vcpus.min(cpus) as u16;
+        let memory = memory_for(program, vcpus);
+        let solo_s = SOLO_S.0 + chance.unit() * (SOLO_S.1 - SOLO_S.0);
+        if memory.as_f64() > room {
+            continue;
+        }
+        room -= memory.as_f64();
+        vcpus_sum += usize::from(vcpus);
+        vms.push(Drawn {
+            workload,
+            vcpus,
+            memory,
+            work_share: share_for(program, machine, hardware, solo_s),
+        });
+    }
+    vms
+}
+
+fn text(chance: &mut Chance, seed: u64, machine: &Machine, arrivals: Arrivals, vms: &[Drawn]) -> String {
+    let vcpus: u32 = vms.iter().map(|vm| u32::from(vm.vcpus)).sum();
+    let about = format!(
+        "{} with {vcpus} vCPUs on {} CPUs, arriving {}",
+        if vms.len() == 1 { "one VM".to_owned() } else { format!("{} VMs", vms.len()) },
+        machine.cpus.len(),
+        arrivals.words()
+    );
+    let (name, step_ms) = (name(seed), if arrivals == Arrivals::Together { 700 } else { 4000 + chance.below(8000) });
+    let mut out = format!("# Drawn from seed {seed}: {about}.\n");
+    let mut events = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        out,
+        "name = \"{name}\"\nabout = \"{about}\"\nmachine = \"{}\"\nseed = 1\nduration = \"600s\"\n\
+         arrival_order = \"by-seed\"\narrival_jitter = \"500ms\"",
+        machine.name
+    );
+    for (at, vm) in vms.iter().enumerate() {
+        let returns = arrivals == Arrivals::Returning && at % 3 == 1;
+        let leaves = returns || arrivals == Arrivals::Leaving;
+        let arrival_ms = at as u64 * step_ms;
+        let _ = writeln!(
+            out,
+            "\n[[vm]]\nname = \"vm{at}-{}\"\nvcpus = {}\nmemory = \"{}\"\nworkload = \"{}\"\nwork_share = {}",
+            vm.workload, vm.vcpus, vm.memory, vm.workload, vm.work_share
+        );
+        if leaves {
+            out.push_str("after = \"leave\"\n");
+        }
+        if !returns {
+            let _ = writeln!(out, "arrival = \"{arrival_ms}ms\"");
+            continue;
+        }
+        // Long enough after its start for its program to have ended, mostly.
+        for start_ms in [arrival_ms, arrival_ms + 200_000] {
+            let _ = writeln!(
+                events,
+                "\n[[event]]\nat = \"{start_ms}ms\"\nvm = \"vm{at}-{}\"\naction = \"start\"",
+                vm.workload
+            );
+        }
+    }
+    out + &events
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use homenode_twin::Twin;
+
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_text() {
+        assert_eq!(case(7), case(7));
+        assert_ne!(case(7), case(8));
+    }
+
+    #[test]
+    fn every_case_is_accepted_by_the_twin() {
+        let seeds = TRAINING.chain(held_out("0123456789abcdef", 40));
+        for seed in seeds {
+            let scenario = scenario(seed);
+            assert_eq!(scenario.name, name(seed));
+            let machine = preset(scenario.machine.as_deref().unwrap()).unwrap();
+            if let Err(error) = Twin::new(machine, &scenario, 1) {
+                panic!("seed {seed}: {error}\n{}", case(seed));
+            }
+        }
+    }
+
+    #[test]
+    fn cases_differ_in_all_that_is_drawn() {
+        let all: Vec<Scenario> = TRAINING.map(scenario).collect();
+        let machines: BTreeSet<_> = all.iter().map(|case| case.machine.clone()).collect();
+        assert_eq!(machines.len(), super::machines().len());
+        let vms = || all.iter().flat_map(|case| &case.vms);
+        let sizes: BTreeSet<u16> = vms().map(|vm| vm.vcpus).collect();
+        assert!([2, 4, 6, 8, 12].iter().all(|size| sizes.contains(size)), "{sizes:?}");
+        let workloads: BTreeSet<_> = vms().map(|vm| &vm.workload).collect();
+        assert!(workloads.len() > 60, "{}", workloads.len());
+        assert!(all.iter().any(|case| !case.events.is_empty()));
+        assert!(all.iter().any(|case| case.vms.len() < 4));
+        let is_overcommitted = |case: &Scenario| {
+            let vcpus: usize = case.vms.iter().map(|vm| usize::from(vm.vcpus)).sum();
+            vcpus > preset(case.machine.as_deref().unwrap()).unwrap().cpus.len()
+        };
+        assert!(all.iter().any(is_overcommitted));
+    }
+
+    #[test]
+    fn held_out_seeds_follow_the_commit_and_are_no_training_seeds() {
+        let seeds = held_out("abc", 10);
+        assert_eq!(seeds, held_out("abc", 10));
+        assert_eq!(seeds[..5], held_out("abc", 5));
+        assert!(seeds.iter().all(|seed| !TRAINING.contains(seed)));
+        assert!(held_out("abd", 10).iter().all(|seed| !seeds.contains(seed)));
+    }
+}

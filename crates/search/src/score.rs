@@ -1,0 +1,179 @@
+//! How good a run is beside another of the same case and seed.
+//!
+//! # Terms
+//! - *Ratio* of a VM: time that its work took over the time that it took in the base run, under `default` with the same seed.
+//!   Below 1 is faster.
+//! - A VM is *hurt* where the mean of its time over seeds is over [`HURT`] times that of the base's over the same seeds.
+//!
+//! # Method
+//! 1. Where every program that the VM began ended in both runs, and they are as many: the sum of their runtimes over that of
+//!    the base.
+//! 2. Else seconds per instruction over those of the base. A program that ends in one run and not in the other is so counted
+//!    as if it went on at its mean speed: to leave it out would be to ask survivors only.
+//! 3. A VM that made no instructions in the base run (it has no program, or never arrived) has no ratio; one that made some
+//!    there and none here is infinitely slow.
+
+use crate::run::{Run, VmRun};
+
+/// A VM that takes more than so many times as long is hurt.
+pub const HURT: f64 = 1.03;
+/// A single run of a VM that takes more than so many times as long counts as much worse.
+pub const MUCH_WORSE: f64 = 1.10;
+
+/// The ratio of a VM: at least 0, below 1 where it is faster than in the base run; `None` where it did nothing there.
+pub fn ratio(base: &VmRun, other: &VmRun) -> Option<f64> {
+    let (base_s, other_s) = times(base, other)?;
+    Some(other_s / base_s)
+}
+
+/// Time of the VM's work in both runs, in seconds, or in seconds per thousand million instructions.
+fn times(base: &VmRun, other: &VmRun) -> Option<(f64, f64)> {
+    if base.programs.len() == other.programs.len()
+        && let (Some(base_s), Some(other_s)) = (base.whole_s(), other.whole_s())
+        && base_s > 0.0
+    {
+        return Some((base_s, other_s));
+    }
+    let per_instruction = |vm: &VmRun| vm.busy_s / vm.instructions_g;
+    (base.instructions_g > 0.0 && base.busy_s > 0.0).then(|| (per_instruction(base), per_instruction(other)))
+}
+
+/// A case under one set of policies, over seeds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CaseScore {
+    /// Name of the case.
+    pub case: String,
+    /// Ratios by seed, then by VM in the scenario's order.
+    pub ratios: Vec<Vec<Option<f64>>>,
+    /// Of each VM the mean time over seeds over that of the base.
+    pub vms: Vec<VmScore>,
+    /// Decisions per run, on average.
+    pub decisions: f64,
+    /// Memory moved per run for policies, in GiB, on average.
+    pub moved_gib: f64,
+}
+
+/// A VM of a case over seeds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VmScore {
+    /// Its name.
+    pub name: String,
+    /// Its workload.
+    pub workload: String,
+    /// Mean time over seeds over that of the base.
+    pub ratio: Option<f64>,
+    /// Mean time of its programs in the base runs, in seconds; `None` where one did not end.
+    pub base_s: Option<f64>,
+}
+
+impl CaseScore {
+    /// Scores runs of a case beside the base runs with the same seeds, in the same order.
+    pub fn of(case: &str, base: &[&Run], other: &[&Run]) -> CaseScore {
+        let pairs = || base.iter().zip(other);
+        let ratios = pairs().map(|(base, other)| {
+            let vms = base.vms.iter().zip(&other.vms);
+            vms.map(|(base, other)| ratio(base, other)).collect()
+        });
+        let named = base.first().map_or(&[][..], |run| &run.report.vms);
+        let vms = named.iter().enumerate().map(|(at, vm)| {
+            let times = pairs().filter_map(|(base, other)| times(&base.vms[at], &other.vms[at]));
+            let (base_s, other_s) = times.fold((0.0, 0.0), |sum, (a, b)| (sum.0 + a, sum.1 + b));
+            let whole: Option<Vec<f64>> = base.iter().map(|run| run.vms[at].whole_s()).collect();
+            VmScore {
+                name: vm.name.clone(),
+                workload: vm.workload.clone(),
+                ratio: (base_s > 0.0).then(|| other_s / base_s),
+                base_s: whole.and_then(mean),
+            }
+        });
+        let pages = |run: &Run| -> u64 { run.report.vms.iter().map(|vm| vm.host_pages_moved).sum() };
+        let gib = |run: &&Run| pages(run) as f64 * homenode_units::PAGE_BYTES as f64 / f64::from(1 << 30);
+        CaseScore {
+            case: case.to_owned(),
+            ratios: ratios.collect(),
+            vms: vms.collect(),
+            decisions: mean(other.iter().map(|run| run.decisions as f64)).unwrap_or(0.0),
+            moved_gib: mean(other.iter().map(gib)).unwrap_or(0.0),
+        }
+    }
+
+    /// Mean over VMs, then over seeds.
+    pub fn mean(&self) -> Option<f64> {
+        mean(self.seed_means())
+    }
+
+    /// Mean over VMs of each seed.
+    pub fn seed_means(&self) -> impl Iterator<Item = f64> + '_ {
+        let of_seed = |vms: &Vec<Option<f64>>| mean(vms.iter().flatten().copied());
+        self.ratios.iter().filter_map(of_seed)
+    }
+
+    /// The worst of all runs of VMs.
+    pub fn worst_run(&self) -> Option<f64> {
+        self.runs().reduce(f64::max)
+    }
+
+    /// The VM that fares worst, by its mean over seeds.
+    pub fn worst_vm(&self) -> Option<f64> {
+        self.vms.iter().filter_map(|vm| vm.ratio).reduce(f64::max)
+    }
+
+    /// VMs that are hurt.
+    pub fn hurt(&self) -> impl Iterator<Item = &VmScore> {
+        self.vms.iter().filter(|vm| vm.ratio.is_some_and(|ratio| ratio > HURT))
+    }
+
+    /// Every run of every VM.
+    pub fn runs(&self) -> impl Iterator<Item = f64> + '_ {
+        self.ratios.iter().flatten().flatten().copied()
+    }
+}
+
+/// Cases under one set of policies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Total {
+    /// Mean over VMs, then over seeds, then over cases.
+    pub mean: Option<f64>,
+    /// Worst VM, by its mean over seeds.
+    pub worst_vm: Option<f64>,
+    /// Worst run of a VM.
+    pub worst_run: Option<f64>,
+    /// VMs that are hurt, and VMs in all.
+    pub hurt: (usize, usize),
+    /// Runs of VMs that take over [`MUCH_WORSE`] times as long, and runs in all.
+    pub much_worse: (usize, usize),
+    /// Decisions per run, on average.
+    pub decisions: f64,
+    /// Memory moved per run, in GiB, on average.
+    pub moved_gib: f64,
+}
+
+impl Total {
+    /// Adds up cases.
+    pub fn of(cases: &[CaseScore]) -> Total {
+        let worst = |of: fn(&CaseScore) -> Option<f64>| cases.iter().filter_map(of).reduce(f64::max);
+        let vms = cases.iter().flat_map(|case| &case.vms);
+        let runs = || cases.iter().flat_map(CaseScore::runs);
+        Total {
+            mean: mean(cases.iter().filter_map(CaseScore::mean)),
+            worst_vm: worst(CaseScore::worst_vm),
+            worst_run: worst(CaseScore::worst_run),
+            hurt: (
+                cases.iter().map(|case| case.hurt().count()).sum(),
+                vms.filter(|vm| vm.ratio.is_some()).count(),
+            ),
+            much_worse: (runs().filter(|ratio| *ratio > MUCH_WORSE).count(), runs().count()),
+            decisions: mean(cases.iter().map(|case| case.decisions)).unwrap_or(0.0),
+            moved_gib: mean(cases.iter().map(|case| case.moved_gib)).unwrap_or(0.0),
+        }
+    }
+}
+
+/// The mean of values, if there are any.
+pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values
+        .into_iter()
+        .fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+

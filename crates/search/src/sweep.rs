@@ -1,0 +1,152 @@
+//! One program from one VM to a full host, and alone: the plainest pictures of what an agent gains and costs.
+//!
+//! # Terms
+//! - *Work*: what the VMs do in a time; beside another run the mean over VMs of that run's time over theirs. Above 1 is more.
+
+use homenode_control::{Config, Policies};
+use homenode_machine::{Hardware, Machine};
+use homenode_twin::workload::{self, Program};
+use homenode_twin::{Scenario, VmSpec};
+use homenode_units::{Bytes, Ns};
+
+use crate::generate::{memory_for, share_for};
+use crate::jobs::{self, Progress};
+use crate::run::{Run, Setup, run};
+use crate::score::{CaseScore, mean};
+
+/// Programs of the load sweep where none are named: two that stream, two that live in the LLC, one between them and one that computes.
+pub const PROGRAMS: [&str; 6] = ["lbm", "stream", "soplex", "sphinx3", "sp.B", "povray"];
+/// How many VMs there are, as far as the host has CPUs for them.
+pub const COUNTS: [usize; 9] = [1, 2, 3, 4, 6, 8, 10, 12, 13];
+/// vCPUs of a VM of the load sweep.
+pub const VCPUS: u16 = 4;
+/// vCPUs of a VM that is alone.
+pub const LONE_VCPUS: [u16; 2] = [4, 8];
+/// What a program lasts alone.
+const SOLO_S: f64 = 60.0;
+/// Where a run ends at the latest.
+const DURATION: Ns = Ns::from_secs(300);
+
+/// So many VMs of one program on a machine.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// The machine.
+    pub machine: Machine,
+    /// Name of the program.
+    pub program: String,
+    /// How many VMs.
+    pub vms: usize,
+    /// vCPUs of each.
+    pub vcpus: u16,
+}
+
+/// What came of a cell under a set of policies.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// The policies.
+    pub policies: Policies,
+    /// Work beside `default`, mean over VMs, then seeds.
+    pub of_default: f64,
+    /// What is behind it.
+    pub score: CaseScore,
+}
+
+/// A cell that cannot be, or what came of it.
+pub type Outcome = Result<Vec<Work>, String>;
+
+/// The load sweep of these programs on a machine: as many VMs as it has CPUs for.
+pub fn sweep(machine: &Machine, programs: &[String]) -> Vec<Cell> {
+    let counts = COUNTS.into_iter().filter(|count| count * usize::from(VCPUS) <= machine.cpus.len());
+    let counts: Vec<usize> = counts.collect();
+    let cell = |program: &String, vms| Cell {
+        machine: machine.clone(),
+        program: program.clone(),
+        vms,
+        vcpus: VCPUS,
+    };
+    let of_program = |program| counts.iter().map(move |count| cell(program, *count));
+    programs.iter().flat_map(of_program).filter(Cell::fits).collect()
+}
+
+/// One VM alone on a machine, of each size and program.
+pub fn lone(machine: &Machine, programs: &[String]) -> Vec<Cell> {
+    let cell = |program: &String, vcpus| Cell {
+        machine: machine.clone(),
+        program: program.clone(),
+        vms: 1,
+        vcpus,
+    };
+    let of_program = |program| LONE_VCPUS.map(|vcpus| cell(program, vcpus));
+    programs.iter().flat_map(of_program).filter(Cell::fits).collect()
+}
+
+impl Cell {
+    fn program(&self) -> Option<Program> {
+        workload::builtin(&self.program)?.program
+    }
+
+    /// Whether the machine has memory for it; true of unknown programs, which running it complains of.
+    fn fits(&self) -> bool {
+        let host: Bytes = self.machine.nodes.values().map(|node| node.memory_bytes).sum();
+        let memory = self.program().map(|program| memory_for(&program, self.vcpus));
+        memory.is_none_or(|memory| memory.0.saturating_mul(self.vms as u64) <= host.0 / 10 * 9)
+    }
+
+    /// The scenario: VMs that arrive within seconds and do work for a minute alone.
+    ///
+    /// # Errors
+    /// A program that is not known, a machine without timing figures.
+    pub fn scenario(&self) -> Result<Scenario, String> {
+        let program = self.program().ok_or_else(|| {
+            format!("no workload with a program is named `{}`; see data/workloads/README.md", self.program)
+        })?;
+        let hardware: &Hardware = self.machine.hardware.as_ref().ok_or_else(|| {
+            format!("machine {} has no timing figures; name a preset", self.machine.name)
+        })?;
+        let share = share_for(&program, &self.machine, hardware, SOLO_S);
+        let vm = |at: usize| {
+            let memory = memory_for(&program, self.vcpus);
+            let name = format!("{}-{at}", self.program);
+            let vm = VmSpec::new(&name, self.vcpus, memory, &self.program);
+            vm.doing(share).arriving(Ns::from_millis(700 * at as u64))
+        };
+        let name = format!("{}-{}x{}", self.machine.name, self.vms, self.program);
+        let mut scenario = Scenario::of(&name, (0..self.vms).map(vm).collect());
+        scenario.duration = DURATION;
+        scenario.arrival_jitter = Ns::from_millis(500);
+        Ok(scenario)
+    }
+
+    fn run(&self, policies: &[Policies], seeds: &[u64]) -> Outcome {
+        let scenario = self.scenario()?;
+        let run = |policies: Policies, seed| {
+            let setup = Setup::new(self.machine.clone(), scenario.clone(), seed);
+            let config = Config {
+                policies,
+                ..Config::default()
+            };
+            run(&setup, config, |_| (), |_| ()).map_err(|error| format!("{}: {error:#}", scenario.name))
+        };
+        let all = |policies| -> Result<Vec<Run>, String> { seeds.iter().map(|seed| run(policies, *seed)).collect() };
+        let base = all(Policies::Default)?;
+        let base: Vec<&Run> = base.iter().collect();
+        let work = |policies: &Policies| {
+            let other = all(*policies)?;
+            let score = CaseScore::of(&scenario.name, &base, &other.iter().collect::<Vec<_>>());
+            let of_seed = |vms: &Vec<Option<f64>>| mean(vms.iter().flatten().map(|ratio| 1.0 / ratio));
+            let of_default = mean(score.ratios.iter().filter_map(of_seed));
+            Ok(Work {
+                policies: *policies,
+                of_default: of_default.ok_or_else(|| format!("{} does nothing under default", scenario.name))?,
+                score,
+            })
+        };
+        policies.iter().map(work).collect()
+    }
+}
+
+/// Runs cells under sets of policies.
+pub fn run_all(cells: &[Cell], policies: &[Policies], seeds: &[u64], jobs: usize) -> Vec<Outcome> {
+    let progress = Progress::new("cells", cells.len());
+    jobs::each(jobs, cells, &progress, |cell| cell.run(policies, seeds))
+}
