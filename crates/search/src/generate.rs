@@ -17,7 +17,7 @@
 //! 5. Arrivals: together, within seconds; staggered, and staying; staggered, and leaving when the program ends; coming back
 //!    once after having left.
 //! 6. VMs until the load is reached: a workload whose memory fits, and a share of its work that lasts 60 to 120 s alone by
-//!    [`Program::solo_seconds`].
+//!    [`share_for`].
 //!
 //! # Properties (tests of the same names)
 //! - `the_same_seed_gives_the_same_text`
@@ -110,10 +110,15 @@ pub fn memory_for(program: &Program, vcpus: u16) -> Bytes {
     Bytes((touched + touched / 4).next_multiple_of(gib))
 }
 
-/// The share of a program's work that lasts so long alone on a machine.
-pub fn share_for(program: &Program, machine: &Machine, hardware: &Hardware, seconds: f64) -> f64 {
+/// The share of a program's work that lasts about so long alone on an empty machine, where the kernel gives each vCPU as much
+/// of the LLCs as there is.
+pub fn share_for(program: &Program, vcpus: u16, machine: &Machine, hardware: &Hardware, seconds: f64) -> f64 {
+    let llcs = machine.llcs.iter().map(|llc| llc.size_bytes.as_f64());
+    let largest = llcs.fold(0.0, f64::max);
+    let (llcs, vcpus) = (machine.llcs.len() as f64, f64::from(vcpus.max(1)));
+    let whole = program.seconds_within(largest * (llcs / vcpus).min(1.0), hardware);
     // Rounded, so that the text says what it is.
-    (seconds / program.solo_seconds(machine, hardware) * 1e4).round().max(1.0) / 1e4
+    (seconds / whole * 1e4).round().max(1.0) / 1e4
 }
 
 /// Seeds of held-out cases: from a commit's id, so that nobody can have tuned that commit to them. They are above all of
@@ -129,9 +134,15 @@ pub fn case(seed: u64) -> String {
     let mut chance = Chance::labelled(seed, "case", 0);
     let machines = machines();
     let machine = pick(&mut chance, &machines);
-    let hardware = machine.hardware.as_ref().expect("machines() gives those with figures");
+    let hardware = machine
+        .hardware
+        .as_ref()
+        .expect("machines() gives those with figures");
     let load = *pick(&mut chance, &LOADS);
-    let sizes = *pick(&mut chance, &[Sizes::Four, Sizes::Four, Sizes::Mixed, Sizes::Mixed, Sizes::Wide]);
+    let sizes = *pick(
+        &mut chance,
+        &[Sizes::Four, Sizes::Four, Sizes::Mixed, Sizes::Mixed, Sizes::Wide],
+    );
     let mix = *pick(&mut chance, &[Mix::Any, Mix::Any, Mix::Few, Mix::Halves]);
     let arrivals = *pick(
         &mut chance,
@@ -226,7 +237,7 @@ fn draw_vms(
             workload,
             vcpus,
             memory,
-            work_share: share_for(program, machine, hardware, solo_s),
+            work_share: share_for(program, vcpus, machine, hardware, solo_s),
         });
     }
     vms
@@ -236,11 +247,22 @@ fn text(chance: &mut Chance, seed: u64, machine: &Machine, arrivals: Arrivals, v
     let vcpus: u32 = vms.iter().map(|vm| u32::from(vm.vcpus)).sum();
     let about = format!(
         "{} with {vcpus} vCPUs on {} CPUs, arriving {}",
-        if vms.len() == 1 { "one VM".to_owned() } else { format!("{} VMs", vms.len()) },
+        if vms.len() == 1 {
+            "one VM".to_owned()
+        } else {
+            format!("{} VMs", vms.len())
+        },
         machine.cpus.len(),
         arrivals.words()
     );
-    let (name, step_ms) = (name(seed), if arrivals == Arrivals::Together { 700 } else { 4000 + chance.below(8000) });
+    let (name, step_ms) = (
+        name(seed),
+        if arrivals == Arrivals::Together {
+            700
+        } else {
+            4000 + chance.below(8000)
+        },
+    );
     let mut out = format!("# Drawn from seed {seed}: {about}.\n");
     let mut events = String::new();
     // Writing to a String cannot fail.
@@ -312,7 +334,10 @@ mod tests {
         assert_eq!(machines.len(), super::machines().len());
         let vms = || all.iter().flat_map(|case| &case.vms);
         let sizes: BTreeSet<u16> = vms().map(|vm| vm.vcpus).collect();
-        assert!([2, 4, 6, 8, 12].iter().all(|size| sizes.contains(size)), "{sizes:?}");
+        assert!(
+            [2, 4, 6, 8, 12].iter().all(|size| sizes.contains(size)),
+            "{sizes:?}"
+        );
         let workloads: BTreeSet<_> = vms().map(|vm| &vm.workload).collect();
         assert!(workloads.len() > 60, "{}", workloads.len());
         assert!(all.iter().any(|case| !case.events.is_empty()));

@@ -48,7 +48,10 @@ pub struct Progress {
 
 impl Progress {
     /// Work of so many pieces.
-    #[allow(clippy::disallowed_methods, reason = "what people see of a run is no part of its result")]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "what people see of a run is no part of its result"
+    )]
     pub fn new(what: impl Into<String>, all: usize) -> Progress {
         Progress {
             what: what.into(),
@@ -70,7 +73,8 @@ impl Progress {
     pub fn one_done(&self) {
         let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
         if self.shown {
-            let left = self.begin.elapsed().as_secs_f64() / done as f64 * self.all.saturating_sub(done) as f64;
+            let left =
+                self.begin.elapsed().as_secs_f64() / done as f64 * self.all.saturating_sub(done) as f64;
             let (what, all) = (&self.what, self.all);
             // Whether it can be seen changes nothing.
             let _ = write!(stderr(), "\r\x1b[K{what}: {done} of {all}, {} left", time(left));
@@ -115,6 +119,9 @@ mod tests {
 
     #[test]
     fn time_left_is_short_to_read() {
-        assert_eq!([time(12.3), time(600.0), time(7200.0)], ["12 s", "10 min", "2.0 h"]);
+        assert_eq!(
+            [time(12.3), time(600.0), time(7200.0)],
+            ["12 s", "10 min", "2.0 h"]
+        );
     }
 }

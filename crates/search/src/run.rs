@@ -112,13 +112,7 @@ pub fn run(
 
 impl Run {
     /// What came of a twin's run up to now.
-    pub fn of(
-        setup: &Setup,
-        twin: &Twin,
-        starts: &Starts,
-        policy: &'static str,
-        decisions: usize,
-    ) -> Run {
+    pub fn of(setup: &Setup, twin: &Twin, starts: &Starts, policy: &'static str, decisions: usize) -> Run {
         let report = twin.report();
         let mut starts = starts.clone();
         starts.note(&report);
@@ -126,7 +120,9 @@ impl Run {
         Run {
             policy,
             decisions,
-            vms: vms.map(|(at, vm)| starts.vm_run(setup, &report, at, vm)).collect(),
+            vms: vms
+                .map(|(at, vm)| starts.vm_run(setup, &report, at, vm))
+                .collect(),
             report,
         }
     }

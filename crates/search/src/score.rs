@@ -120,7 +120,9 @@ impl CaseScore {
 
     /// VMs that are hurt.
     pub fn hurt(&self) -> impl Iterator<Item = &VmScore> {
-        self.vms.iter().filter(|vm| vm.ratio.is_some_and(|ratio| ratio > HURT))
+        self.vms
+            .iter()
+            .filter(|vm| vm.ratio.is_some_and(|ratio| ratio > HURT))
     }
 
     /// Every run of every VM.
@@ -176,4 +178,3 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
         .fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
     (count > 0).then(|| sum / f64::from(count))
 }
-

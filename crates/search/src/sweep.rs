@@ -22,10 +22,10 @@ pub const COUNTS: [usize; 9] = [1, 2, 3, 4, 6, 8, 10, 12, 13];
 pub const VCPUS: u16 = 4;
 /// vCPUs of a VM that is alone.
 pub const LONE_VCPUS: [u16; 2] = [4, 8];
-/// What a program lasts alone.
-const SOLO_S: f64 = 60.0;
-/// Where a run ends at the latest.
-const DURATION: Ns = Ns::from_secs(300);
+/// What a program lasts alone where nothing else is said, in seconds.
+pub const SOLO_S: f64 = 60.0;
+/// A run ends at the latest after so many times what a program lasts alone.
+const DURATION: f64 = 5.0;
 
 /// So many VMs of one program on a machine.
 #[derive(Clone, Debug)]
@@ -38,6 +38,8 @@ pub struct Cell {
     pub vms: usize,
     /// vCPUs of each.
     pub vcpus: u16,
+    /// What the program lasts alone, in seconds; a run lasts at most five times as long.
+    pub solo_s: f64,
 }
 
 /// What came of a cell under a set of policies.
@@ -55,26 +57,30 @@ pub struct Work {
 pub type Outcome = Result<Vec<Work>, String>;
 
 /// The load sweep of these programs on a machine: as many VMs as it has CPUs for.
-pub fn sweep(machine: &Machine, programs: &[String]) -> Vec<Cell> {
-    let counts = COUNTS.into_iter().filter(|count| count * usize::from(VCPUS) <= machine.cpus.len());
+pub fn sweep(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
+    let counts = COUNTS
+        .into_iter()
+        .filter(|count| count * usize::from(VCPUS) <= machine.cpus.len());
     let counts: Vec<usize> = counts.collect();
     let cell = |program: &String, vms| Cell {
         machine: machine.clone(),
         program: program.clone(),
         vms,
         vcpus: VCPUS,
+        solo_s,
     };
     let of_program = |program| counts.iter().map(move |count| cell(program, *count));
     programs.iter().flat_map(of_program).filter(Cell::fits).collect()
 }
 
 /// One VM alone on a machine, of each size and program.
-pub fn lone(machine: &Machine, programs: &[String]) -> Vec<Cell> {
+pub fn lone(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
     let cell = |program: &String, vcpus| Cell {
         machine: machine.clone(),
         program: program.clone(),
         vms: 1,
         vcpus,
+        solo_s,
     };
     let of_program = |program| LONE_VCPUS.map(|vcpus| cell(program, vcpus));
     programs.iter().flat_map(of_program).filter(Cell::fits).collect()
@@ -98,12 +104,18 @@ impl Cell {
     /// A program that is not known, a machine without timing figures.
     pub fn scenario(&self) -> Result<Scenario, String> {
         let program = self.program().ok_or_else(|| {
-            format!("no workload with a program is named `{}`; see data/workloads/README.md", self.program)
+            format!(
+                "no workload with a program is named `{}`; see data/workloads/README.md",
+                self.program
+            )
         })?;
         let hardware: &Hardware = self.machine.hardware.as_ref().ok_or_else(|| {
-            format!("machine {} has no timing figures; name a preset", self.machine.name)
+            format!(
+                "machine {} has no timing figures; name a preset",
+                self.machine.name
+            )
         })?;
-        let share = share_for(&program, &self.machine, hardware, SOLO_S);
+        let share = share_for(&program, self.vcpus, &self.machine, hardware, self.solo_s);
         let vm = |at: usize| {
             let memory = memory_for(&program, self.vcpus);
             let name = format!("{}-{at}", self.program);
@@ -112,7 +124,7 @@ impl Cell {
         };
         let name = format!("{}-{}x{}", self.machine.name, self.vms, self.program);
         let mut scenario = Scenario::of(&name, (0..self.vms).map(vm).collect());
-        scenario.duration = DURATION;
+        scenario.duration = Ns::from_millis((self.solo_s * DURATION * 1e3) as u64);
         scenario.arrival_jitter = Ns::from_millis(500);
         Ok(scenario)
     }
@@ -127,7 +139,9 @@ impl Cell {
             };
             run(&setup, config, |_| (), |_| ()).map_err(|error| format!("{}: {error:#}", scenario.name))
         };
-        let all = |policies| -> Result<Vec<Run>, String> { seeds.iter().map(|seed| run(policies, *seed)).collect() };
+        let all = |policies| -> Result<Vec<Run>, String> {
+            seeds.iter().map(|seed| run(policies, *seed)).collect()
+        };
         let base = all(Policies::Default)?;
         let base: Vec<&Run> = base.iter().collect();
         let work = |policies: &Policies| {
@@ -137,7 +151,8 @@ impl Cell {
             let of_default = mean(score.ratios.iter().filter_map(of_seed));
             Ok(Work {
                 policies: *policies,
-                of_default: of_default.ok_or_else(|| format!("{} does nothing under default", scenario.name))?,
+                of_default: of_default
+                    .ok_or_else(|| format!("{} does nothing under default", scenario.name))?,
                 score,
             })
         };

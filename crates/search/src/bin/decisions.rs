@@ -1,9 +1,6 @@
 //! Scores policies over cases, draws cases, and sweeps loads: `decisions --help`.
 
-#![allow(
-    clippy::print_stdout,
-    reason = "printing is what this program is for"
-)]
+#![allow(clippy::print_stdout, reason = "printing is what this program is for")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,6 +67,9 @@ struct Sweep {
     machines: Vec<String>,
     #[command(flatten)]
     common: Common,
+    /// What a program lasts alone, in seconds; a run ends after five times as long
+    #[arg(long, default_value_t = sweep::SOLO_S)]
+    solo: f64,
     /// Show cells that do less than this share of default's work only
     #[arg(long)]
     below: Option<f64>,
@@ -103,7 +103,10 @@ impl Common {
 
 fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no seed; write 1-5, or 7"));
+    let number = |text: &str| {
+        text.parse()
+            .map_err(|_| format!("`{text}` is no seed; write 1-5, or 7"))
+    };
     let (first, last) = (number(first)?, number(last)?);
     if first > last {
         return Err(format!("{first}-{last} holds no seed; write the smaller first"));
@@ -130,7 +133,11 @@ fn main() -> anyhow::Result<()> {
         }
         Some(Command::Lone(args)) => {
             let programs = generate::programs().into_iter();
-            swept(&args, programs.map(|(name, _)| name.to_owned()).collect(), sweep::lone)
+            swept(
+                &args,
+                programs.map(|(name, _)| name.to_owned()).collect(),
+                sweep::lone,
+            )
         }
     }
 }
@@ -228,11 +235,16 @@ fn print_total(scores: &[CaseScore]) {
     let total = Total::of(scores);
     let hurt: Vec<String> = scores
         .iter()
-        .flat_map(|case| case.hurt().map(|vm| format!("{}/{} {}", case.case, vm.name, show(vm.ratio))))
+        .flat_map(|case| {
+            case.hurt()
+                .map(|vm| format!("{}/{} {}", case.case, vm.name, show(vm.ratio)))
+        })
         .collect();
     println!(
         "mean of cases {}; worst VM {}; hurt {}/{}: {}; runs over 1.10: {}/{}",
-        total.mean.map_or_else(|| "-".to_owned(), |mean| format!("{mean:.4}")),
+        total
+            .mean
+            .map_or_else(|| "-".to_owned(), |mean| format!("{mean:.4}")),
         show(total.worst_vm),
         total.hurt.0,
         total.hurt.1,
@@ -245,14 +257,21 @@ fn print_total(scores: &[CaseScore]) {
 fn swept(
     args: &Sweep,
     usual: Vec<String>,
-    cells: fn(&homenode_machine::Machine, &[String]) -> Vec<Cell>,
+    cells: fn(&homenode_machine::Machine, &[String], f64) -> Vec<Cell>,
 ) -> anyhow::Result<()> {
-    let programs = if args.programs.is_empty() { usual } else { args.programs.clone() };
+    let programs = if args.programs.is_empty() {
+        usual
+    } else {
+        args.programs.clone()
+    };
     let machines = match args.machines.as_slice() {
         [] => generate::machines(),
         named => named.iter().map(|name| preset(name)).collect::<Result<_, _>>()?,
     };
-    let cells: Vec<Cell> = machines.iter().flat_map(|machine| cells(machine, &programs)).collect();
+    let cells: Vec<Cell> = machines
+        .iter()
+        .flat_map(|machine| cells(machine, &programs, args.solo))
+        .collect();
     if cells.is_empty() {
         bail!("none of these machines has room for any of these programs; name others");
     }
@@ -266,14 +285,20 @@ fn swept(
         for (all, work) in of_all.iter_mut().zip(&works) {
             all.push(work.of_default);
         }
-        if args.below.is_some_and(|below| works.iter().all(|work| work.of_default >= below)) {
+        if args
+            .below
+            .is_some_and(|below| works.iter().all(|work| work.of_default >= below))
+        {
             continue;
         }
         let words: Vec<String> = works
             .iter()
             .map(|work| {
                 let (name, score) = (work.policies.name(), &work.score);
-                format!("{name} {:.3} ({:.0}, {:.1})", work.of_default, score.decisions, score.moved_gib)
+                format!(
+                    "{name} {:.3} ({:.0}, {:.1})",
+                    work.of_default, score.decisions, score.moved_gib
+                )
             })
             .collect();
         let base_s = works.first().and_then(|work| work.score.vms.first()?.base_s);
