@@ -35,8 +35,8 @@ use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
 use homenode_policy::{
-    advisor, balance, levers, memory, overcommit, pace, permits, placement, repatriate, topology_feed,
-    working_set,
+    advisor, arrange, balance, levers, memory, overcommit, pace, permits, placement, repatriate,
+    topology_feed, working_set,
 };
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
@@ -216,6 +216,7 @@ pub struct Control {
     mode: Mode,
     history: History,
     placement: placement::State,
+    arrange: arrange::State,
     balance: balance::State,
     repatriate: repatriate::State,
     memory: memory::State,
@@ -494,6 +495,7 @@ impl Control {
             mode,
             history,
             placement,
+            arrange,
             balance,
             repatriate,
             memory,
@@ -538,9 +540,29 @@ impl Control {
                         overcommit,
                     ),
                     permits::plan(&view, &config.permits, permits),
-                    placement::plan(&view, &config.placement, history, placement),
-                    balance::plan(&view, &config.placement, history, placement, balance),
                 ];
+                match config.policies {
+                    Policies::Tavo => {
+                        plans.push(placement::plan(&view, &config.placement, history, placement));
+                        plans.push(balance::plan(
+                            &view,
+                            &config.placement,
+                            history,
+                            placement,
+                            balance,
+                        ));
+                    }
+                    _ => {
+                        plans.push(arrange::plan(
+                            &view,
+                            &config.placement,
+                            history,
+                            placement,
+                            arrange,
+                        ));
+                        plans.push(balance::plan_vcpus(&view, &config.placement));
+                    }
+                }
                 plans.extend(pages());
                 plans.push(topology_feed::plan(&view, &config.topology_feed, topology_feed));
                 plans
@@ -555,6 +577,16 @@ impl Control {
         match (action, outcome) {
             (Action::SetHome { vm, nodes }, Outcome::Done | Outcome::DryRun) => {
                 self.homes.insert(*vm, nodes.clone());
+            }
+            (
+                Action::Lift {
+                    vm,
+                    lever: Lever::Home,
+                },
+                Outcome::Done | Outcome::DryRun,
+            ) => {
+                self.homes.remove(vm);
+                self.watch.forget_pins(*vm);
             }
             (Action::PinVcpus { vm, vcpus, cpus }, Outcome::Done) => {
                 for index in vcpus {

@@ -31,6 +31,11 @@ impl Watch {
             .retain(|vcpu, _| vcpu.vm != vm || !vcpus.contains(&vcpu.index));
     }
 
+    /// The VM has no home: its vCPUs run where they did before the agent pinned them.
+    pub fn forget_pins(&mut self, vm: VmId) {
+        self.expected.retain(|vcpu, _| vcpu.vm != vm);
+    }
+
     /// Whether somebody else pinned vCPUs of the VM while the agent managed it.
     pub fn changed_by_other(&self, vm: VmId) -> bool {
         self.foreign.contains(&vm)

@@ -4,7 +4,7 @@ use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, Ns, VmId};
 use serde::Serialize;
 
-use crate::sample::{Sample, VcpuSample, VmSample};
+use crate::sample::{Counters, Sample, VcpuSample, VmSample};
 
 /// What happened between two samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -62,6 +62,10 @@ pub struct VmRates {
     pub accesses_on: Option<NodeMap<u64>>,
     /// Instructions per second of the period, of all its vCPUs.
     pub instructions_per_s: Option<f64>,
+    /// Cycles per second of the period that its vCPUs were not halted, all together; `None` without counters.
+    pub cycles_per_s: Option<f64>,
+    /// LLC references per second of the period; `None` without counters.
+    pub llc_references_per_s: Option<f64>,
 }
 
 /// One vCPU over the period.
@@ -214,14 +218,14 @@ impl VmRates {
             let since = |(node, now): (NodeId, &u64)| Some((node, now.checked_sub(*a.on.get(node)?)?));
             b.on.iter().map(since).collect::<Option<NodeMap<u64>>>()
         });
-        let instructions: Option<u64> = cur
-            .vcpus
-            .iter()
-            .map(|vcpu| {
-                let before = prev.vcpu(vcpu.index)?.counters?.instructions;
-                vcpu.counters?.instructions.checked_sub(before)
-            })
-            .sum();
+        let sum_of = |count: fn(&Counters) -> u64| -> Option<f64> {
+            let since = |vcpu: &VcpuSample| {
+                let before = count(&prev.vcpu(vcpu.index)?.counters?);
+                count(&vcpu.counters?).checked_sub(before)
+            };
+            let all: Option<u64> = cur.vcpus.iter().map(since).sum();
+            all.map(|count| count as f64 / period.as_secs_f64())
+        };
         Some(VmRates {
             id: cur.id,
             cpus_used: vcpus.iter().map(|v| v.running).sum(),
@@ -229,7 +233,9 @@ impl VmRates {
             llc_misses_per_s: has_counters.then(|| misses as f64 / period.as_secs_f64()),
             local_access_ratio: ratio_of,
             accesses_on,
-            instructions_per_s: instructions.map(|count| count as f64 / period.as_secs_f64()),
+            instructions_per_s: sum_of(|counters| counters.instructions),
+            cycles_per_s: sum_of(|counters| counters.cycles),
+            llc_references_per_s: sum_of(|counters| counters.llc_references).filter(|_| has_counters),
             vcpus,
         })
     }

@@ -39,11 +39,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use homenode_host::{View, VmRates, VmView};
-use homenode_units::{MemoryPolicy, Migration, NodeSet, Ns, Placing, VmId};
+use homenode_units::{MemoryPolicy, Migration, NodeId, NodeSet, Ns, Placing, VmId};
+
+use crate::placement;
 use serde::{Deserialize, Serialize};
 
 /// Fewer accesses than this in a watch say nothing about their balance.
 const ACCESSES_MIN: u64 = 100_000;
+/// A node that answers more than so many times an even part of a free VM's accesses is crowded by it.
+const CROWDED: f64 = 1.8;
+/// Share of a controller's bandwidth in use from which a free VM's memory is worth spreading.
+const HOT: f64 = 0.6;
 
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,7 +87,7 @@ impl Default for Config {
     /// given and not followed: which policy is best depends on what the operator cannot see either, but he should look first.
     fn default() -> Self {
         Config {
-            acts: false,
+            acts: true,
             imbalance_low: 85.0,
             imbalance_moderate: 130.0,
             local_max: 0.8,
@@ -296,12 +302,13 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
     state.cases.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {
         let id = vm.sample.id;
-        let Some(home) = vm.home else { continue };
+        // A free VM lives on all nodes that it may use.
+        let home = &lives_on(view, vm);
         let case = state.cases.entry(id).or_insert_with(|| Case::new(view.at, home));
         if case.home != *home {
             *case = Case::new(view.at, home);
         }
-        if let Some(why) = not_advised(vm, home) {
+        if let Some(why) = not_advised(view, vm, home) {
             case.advice = Advice::none(&why);
             continue;
         }
@@ -318,14 +325,55 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
 }
 
 /// Why there is nothing to advise, if there is not.
-fn not_advised(vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
+fn not_advised(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
     if home.len() < 2 {
         return Some("it has one home node, where its memory belongs whatever the policy".into());
     }
     if let Some(why) = vm.memory_fixed() {
         return Some(format!("its pages cannot move: {why}"));
     }
+    if vm.home.is_none() && !(is_wide(view, vm) && meets_a_hot_controller(view, vm)) {
+        return Some("it has no home, and fits on a node, or keeps no controller busy".into());
+    }
     vm.hands_off.map(|why| format!("it is left alone: {why}"))
+}
+
+/// Nodes that a VM's memory may lie on: its home, or where its operator lets it run while it has none.
+pub(crate) fn lives_on(view: &View<'_>, vm: &VmView<'_>) -> NodeSet {
+    let memory = view.machine.memory_nodes();
+    vm.home
+        .cloned()
+        .unwrap_or_else(|| match placement::allowed_nodes(view, vm) {
+            Some(allowed) => memory.intersection(&allowed),
+            None => memory,
+        })
+}
+
+/// Whether a VM has more vCPUs than any node has cores, so that no home of one node is for it.
+fn is_wide(view: &View<'_>, vm: &VmView<'_>) -> bool {
+    let nodes = view.machine.nodes.keys();
+    let cores = nodes.map(|node| view.machine.core_count(node)).max().unwrap_or(0);
+    vm.sample.vcpus.len() > cores
+}
+
+/// Whether one node answers far more than an even part of a VM's accesses, and is busy with it.
+fn meets_a_hot_controller(view: &View<'_>, vm: &VmView<'_>) -> bool {
+    let Some(on) = vm.rates.and_then(|rates| rates.accesses_on.as_ref()) else {
+        return false;
+    };
+    let all: u64 = on.values().sum();
+    let even = all as f64 / on.len().max(1) as f64;
+    let is_hot = |(node, count): (NodeId, &u64)| {
+        let used = view.rates.and_then(|rates| rates.nodes.get(node)?.bandwidth);
+        let most = view
+            .machine
+            .nodes
+            .get(node)
+            .and_then(|node| node.memory_bandwidth);
+        let busy = used.zip(most).map(|(used, most)| used.as_f64() / most.as_f64());
+        *count as f64 > CROWDED * even && busy.is_none_or(|busy| busy > HOT)
+    };
+    all > ACCESSES_MIN && on.iter().any(is_hot)
 }
 
 fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, case: &mut Case) {

@@ -21,6 +21,7 @@
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
 
 pub mod advisor;
+pub mod arrange;
 pub mod balance;
 pub mod demand;
 pub mod flip_pool;
@@ -31,8 +32,10 @@ pub mod pace;
 pub mod page_queue;
 pub mod permits;
 pub mod placement;
+pub mod predict;
 pub mod repatriate;
 pub mod topology_feed;
+pub mod trial;
 pub mod working_set;
 
 #[cfg(test)]

@@ -72,8 +72,8 @@ impl Default for Config {
         Config {
             outside_pages_max: Pages(256),
             start: Start::Amount(Bytes::from_mib(1)),
-            vm_pages_per_epoch: Pages(65_536),
-            host_pages_per_epoch: Pages(131_072),
+            vm_pages_per_epoch: Pages(131_072),
+            host_pages_per_epoch: Pages(262_144),
         }
     }
 }

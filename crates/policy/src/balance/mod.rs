@@ -109,9 +109,29 @@ pub fn plan(
     let mut plan = Plan::new(view.version);
     let Some(rates) = view.rates else { return plan };
     let re_homed = re_home(view, rates, config, history, placement, state, &mut plan);
+    schedule(view, rates, config, &re_homed, &mut plan);
+    plan
+}
+
+/// Steps 0 to 4 alone: vCPUs are lent and come back, and no home changes.
+pub fn plan_vcpus(view: &View<'_>, config: &placement::Config) -> Plan {
+    let mut plan = Plan::new(view.version);
+    if let Some(rates) = view.rates {
+        schedule(view, rates, config, &BTreeSet::new(), &mut plan);
+    }
+    plan
+}
+
+fn schedule(
+    view: &View<'_>,
+    rates: &Rates,
+    config: &placement::Config,
+    re_homed: &BTreeSet<VmId>,
+    plan: &mut Plan,
+) {
     let usable = view.machine.cpu_set().difference(&config.reserved_cpus);
     let mut loads = Loads {
-        waiting: waiting(view, rates, &re_homed),
+        waiting: waiting(view, rates, re_homed),
         idle: rates.cores_idle(view.machine, &usable),
         load: rates.nodes.map(|id, n| {
             let cpus = view
@@ -127,10 +147,9 @@ pub fn plan(
         }),
     };
     let mut moved: BTreeSet<(VmId, u16)> = BTreeSet::new();
-    take_seats(view, config, &re_homed, &mut moved, &mut plan);
-    return_home(view, config, &re_homed, &mut loads, &mut moved, &mut plan);
-    lend(view, config, &re_homed, &mut loads, &moved, &mut plan);
-    plan
+    take_seats(view, config, re_homed, &mut moved, plan);
+    return_home(view, config, re_homed, &mut loads, &mut moved, plan);
+    lend(view, config, re_homed, &mut loads, &moved, plan);
 }
 
 /// VMs that the policy may act on.

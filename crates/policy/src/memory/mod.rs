@@ -101,7 +101,7 @@ pub fn objection(
     if let Some(why) = &vm.immovable {
         return Some(format!("its pages cannot move: {why}"));
     }
-    if policy.placing == Placing::Round1g {
+    if policy.placing == Placing::Round1g && vm.memory_policy.placing != Placing::Round1g {
         let why =
             "round-1g deals out a VM's memory when it is created, and this one runs already; choose round-4k";
         return Some(why.to_owned());
@@ -145,9 +145,10 @@ pub fn plan(
             state.spread.remove(&id);
         }
         let has_strays = strays.decisions.iter().any(|d| d.action.vm() == id);
-        let Some(home) = vm.home.filter(|home| home.len() > 1) else {
+        let home = &advisor::lives_on(view, vm);
+        if home.len() < 2 {
             continue;
-        };
+        }
         let is_movable = vm.hands_off.is_none() && vm.memory_fixed().is_none() && !has_strays;
         let is_spread = policy.placing == Placing::Round4k && !state.spread.contains(&id);
         if !is_movable || !is_spread {

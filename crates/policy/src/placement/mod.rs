@@ -359,13 +359,24 @@ pub struct State {
 /// Gives every managed VM without a home one: what the operator chose, else what it was promised when it started, else where
 /// most of its memory is already (if there is room), else what [`place`] finds.
 pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut State) -> Plan {
+    plan_for(view, config, history, state, |_| true)
+}
+
+/// The same for the VMs that seek a home; the others stay free.
+pub fn plan_for(
+    view: &View<'_>,
+    config: &Config,
+    history: &History,
+    state: &mut State,
+    seeks: impl Fn(&VmView<'_>) -> bool,
+) -> Plan {
     let mut plan = Plan::new(view.version);
     state.refused.retain(|id| view.sample.vm(*id).is_some());
     state.ledger.forget_homed(view);
     let seeking = || {
         view.vms
             .iter()
-            .filter(|vm| vm.managed() && vm.home.is_none() && vm.hands_off.is_none())
+            .filter(|vm| vm.managed() && vm.home.is_none() && vm.hands_off.is_none() && seeks(vm))
     };
     // One that was refused before stays in the account where it runs.
     let without: Vec<VmId> = seeking()

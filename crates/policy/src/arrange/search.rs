@@ -1,0 +1,238 @@
+//! Search over arrangements: greedy homes, then moves and exchanges while they pay.
+//!
+//! Every candidate is one prediction ([`Room::speeds`]); their number is bounded by [`CANDIDATES_MAX`], so that a search ends in
+//! time on any host.
+
+use super::{ACTIVE_MIN, BELIEF, HARM_WEIGHT, HORIZON};
+use crate::predict::{AsFound, Character, Place, Room, Shape, positions};
+
+/// Most predictions of one search.
+pub const CANDIDATES_MAX: usize = 1500;
+/// Bytes of a VM's memory that move in a second.
+const MOVED_PER_SECOND: f64 = 256.0 * 1024.0 * 1024.0;
+/// Share of its speed that a VM lacks while its memory is on its way.
+const ON_THE_WAY: f64 = 0.3;
+/// Least that a step must lower the sum of slow-downs.
+const STEP_MIN: f64 = 0.01;
+
+/// What a search may do with a VM.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Whether it may be given another place.
+    pub movable: bool,
+    /// Nodes that it may use, by position.
+    pub allowed: u64,
+    /// Its vCPUs.
+    pub vcpus: f64,
+    /// Bytes of its memory on each node.
+    pub bytes: Vec<f64>,
+}
+
+/// A search from where VMs are now.
+#[derive(Debug)]
+pub struct Search<'a> {
+    shape: &'a Shape,
+    vms: &'a [Character],
+    wishes: &'a [Wish],
+    free_bytes: &'a [f64],
+    now: &'a [Place],
+    room: &'a mut Room,
+    /// Speed of each VM if nobody had a home.
+    none: Vec<f64>,
+    speeds: Vec<f64>,
+    left: usize,
+}
+
+impl<'a> Search<'a> {
+    /// A search among these VMs, of which each is where `now` says.
+    pub fn new(
+        shape: &'a Shape,
+        vms: &'a [Character],
+        wishes: &'a [Wish],
+        free_bytes: &'a [f64],
+        now: &'a [Place],
+        room: &'a mut Room,
+    ) -> Self {
+        let mut none = Vec::new();
+        let free = vec![Place::Free; vms.len()];
+        room.speeds(shape, vms, &free, AsFound::No, &mut none);
+        Search {
+            shape,
+            vms,
+            wishes,
+            free_bytes,
+            now,
+            room,
+            none,
+            speeds: Vec::new(),
+            left: CANDIDATES_MAX,
+        }
+    }
+
+    /// Predicted slow-down of each VM under an arrangement.
+    pub fn slow_downs(&mut self, places: &[Place]) -> Vec<f64> {
+        self.room
+            .speeds(self.shape, self.vms, places, AsFound::Yes, &mut self.speeds);
+        self.none
+            .iter()
+            .zip(&self.speeds)
+            .map(|(none, own)| none / own)
+            .collect()
+    }
+
+    /// Sum over active VMs of slow-downs, harm and moves.
+    fn cost(&mut self, places: &[Place]) -> f64 {
+        self.left = self.left.saturating_sub(1);
+        self.room
+            .speeds(self.shape, self.vms, places, AsFound::Yes, &mut self.speeds);
+        let mut sum = 0.0;
+        for (at, place) in places.iter().enumerate() {
+            if self.vms[at].threads < ACTIVE_MIN {
+                continue;
+            }
+            let slow = self.none[at] / self.speeds[at];
+            let believed = if slow < 1.0 {
+                1.0 - BELIEF * (1.0 - slow)
+            } else {
+                slow
+            };
+            sum += believed + HARM_WEIGHT * (slow - 1.0).max(0.0);
+            if *place != self.now[at] {
+                sum += self.move_cost(at, *place);
+            }
+        }
+        sum
+    }
+
+    fn move_cost(&self, at: usize, to: Place) -> f64 {
+        let Place::Home(mask) = to else { return 0.0 };
+        let bytes = self.wishes[at].bytes.iter().enumerate();
+        let away: f64 = bytes
+            .filter(|(node, _)| mask >> node & 1 == 0)
+            .map(|(_, bytes)| bytes)
+            .sum();
+        away / MOVED_PER_SECOND * ON_THE_WAY / HORIZON.as_secs_f64()
+    }
+
+    /// Whether all homes have CPUs for their VMs, as far as the host has, and memory for what moves.
+    fn fits(&self, places: &[Place]) -> bool {
+        let cpus: f64 = self.shape.nodes.iter().map(|node| node.cpus).sum();
+        let wanted: f64 = self.vms.iter().map(|vm| vm.threads).sum();
+        let excess = (wanted / cpus).max(1.0);
+        let mut held = [0.0; crate::predict::NODES_MAX];
+        let mut moved = [0.0; crate::predict::NODES_MAX];
+        for (at, place) in places.iter().enumerate() {
+            let Place::Home(mask) = place else { continue };
+            let count = f64::from(mask.count_ones());
+            let wish = &self.wishes[at];
+            let active = self.vms[at].threads >= ACTIVE_MIN;
+            let all: f64 = wish.bytes.iter().sum();
+            for node in positions(*mask) {
+                held[node] += if active { wish.vcpus / count } else { 0.0 };
+                if *place != self.now[at] {
+                    moved[node] += (all / count - wish.bytes[node]).max(0.0);
+                }
+            }
+        }
+        let nodes = self.shape.nodes.iter().enumerate();
+        nodes.into_iter().all(|(node, shape)| {
+            // What a VM is wider than its share of an overcommitted host rounds up to whole VMs.
+            let room = shape.cpus * excess + if excess > 1.0 { 4.0 } else { 0.0 };
+            held[node] <= room + 0.01 && moved[node] <= self.free_bytes[node]
+        })
+    }
+
+    /// Homes that a VM may have: each node; for one that is wider, sets of as few nodes as hold it, and of one more.
+    fn homes(&self, at: usize) -> Vec<u64> {
+        let n = self.shape.nodes.len();
+        let wish = &self.wishes[at];
+        let node_cpus = self.shape.nodes.iter().map(|node| node.cpus).fold(0.0, f64::max);
+        let fewest = (wish.vcpus / node_cpus).ceil().max(1.0) as u32;
+        let sizes = if fewest == 1 {
+            1..=1
+        } else {
+            fewest..=(fewest + 1).min(n as u32)
+        };
+        let allowed = |mask: &u64| mask & !wish.allowed == 0;
+        if fewest == 1 {
+            return (0..n).map(|node| 1 << node).filter(allowed).collect();
+        }
+        let bits = n.min(10) as u32;
+        (1u64..1 << bits)
+            .filter(|mask| sizes.contains(&mask.count_ones()) && allowed(mask))
+            .collect()
+    }
+
+    /// A home for each of these, found one by one, widest first, and then improved; `None` where one finds none.
+    pub fn homes_for(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
+        let mut order = seekers.to_vec();
+        order.sort_by(|a, b| {
+            self.wishes[*b]
+                .vcpus
+                .total_cmp(&self.wishes[*a].vcpus)
+                .then(a.cmp(b))
+        });
+        let mut places = self.now.to_vec();
+        for at in order {
+            let mut best: Option<(Place, f64)> = None;
+            let before = places[at];
+            for mask in self.homes(at) {
+                places[at] = Place::Home(mask);
+                if self.fits(&places) {
+                    let cost = self.cost(&places);
+                    if best.is_none_or(|(_, least)| cost < least) {
+                        best = Some((places[at], cost));
+                    }
+                }
+                places[at] = before;
+            }
+            places[at] = best?.0;
+        }
+        let mut may_move = vec![false; places.len()];
+        seekers.iter().for_each(|at| may_move[*at] = true);
+        while let Some((better, _)) = self.step(&places, &may_move, STEP_MIN) {
+            places = better;
+        }
+        Some(places)
+    }
+
+    /// The one move or exchange of homes that lowers the sum of slow-downs most, by at least `gain_min`.
+    pub fn one_better(&mut self, gain_min: f64) -> Option<Vec<Place>> {
+        let now = self.now;
+        let may_move: Vec<bool> = (0..now.len())
+            .map(|at| self.wishes[at].movable && now[at] != Place::Free)
+            .collect();
+        self.step(now, &may_move, gain_min).map(|(places, _)| places)
+    }
+
+    fn step(&mut self, from: &[Place], may_move: &[bool], gain_min: f64) -> Option<(Vec<Place>, f64)> {
+        let mut best: Option<(Vec<Place>, f64)> = None;
+        let most = self.cost(from) - gain_min;
+        let mut candidate = from.to_vec();
+        for at in (0..from.len()).filter(|at| may_move[*at]) {
+            let moves = self.homes(at).into_iter().map(|mask| (at, Place::Home(mask)));
+            let exchanges = (at + 1..from.len())
+                .filter(|other| may_move[*other])
+                .map(|other| (other, from[at]));
+            let all: Vec<(usize, Place)> = moves.chain(exchanges).collect();
+            for (other, place) in all {
+                if self.left == 0 {
+                    return best;
+                }
+                candidate.copy_from_slice(from);
+                if other != at {
+                    candidate[at] = from[other];
+                }
+                candidate[other] = place;
+                if candidate == from || !self.fits(&candidate) {
+                    continue;
+                }
+                let cost = self.cost(&candidate);
+                if cost < best.as_ref().map_or(most, |(_, least)| *least) {
+                    best = Some((candidate.clone(), cost));
+                }
+            }
+        }
+        best
+    }
+}

@@ -1,0 +1,410 @@
+//! What each VM asks of a host, learnt from counters while it runs.
+
+use std::collections::BTreeMap;
+
+use homenode_host::{Rates, View, VmRates, VmView};
+use homenode_units::{Ewma, VmId};
+
+use super::{BUSY_MAX, BYTES_PER_MISS, Character, LOCAL_UNKNOWN, QUEUE, SMT_STRETCH, Shape};
+
+/// Weight of the newest epoch in averages.
+const WEIGHT: f64 = 0.25;
+/// What is kept of older evidence, per epoch.
+const KEPT: f64 = 0.92;
+/// Of a VM that ran for less of a CPU than this nothing is learnt.
+const ACTIVE_MIN: f64 = 0.1;
+/// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight.
+const STALL: f64 = 50.0;
+/// How unsure that is.
+const STALL_SD: f64 = 50.0;
+/// Cycles per instruction but for memory, before anything is known, and how unsure that is.
+const CORE: f64 = 0.4;
+const CORE_SD: f64 = 0.25;
+/// Cycles that an LLC hit takes of the core, most of it hidden.
+const HIT: f64 = 6.0;
+const CORE_MIN: f64 = 0.2;
+/// What counted cycles per instruction differ from the model by, as a share.
+const NOISE: f64 = 0.15;
+/// Power of the miss ratio over capacity before anything is known ([Hartstein]: 0.3 to 0.7), and how unsure it is.
+const SLOPE: f64 = 0.35;
+const SLOPE_SD: f64 = 0.3;
+const SLOPE_MAX: f64 = 1.5;
+/// What counted miss ratios differ from the power law by, in logarithms.
+const MISS_NOISE: f64 = 0.1;
+
+/// Everything learnt of one VM.
+#[derive(Clone, Debug)]
+struct Profile {
+    epochs: u32,
+    threads: Ewma,
+    /// Share of the time it wanted that it ran, while it had no home.
+    share: Ewma,
+    clock: Ewma,
+    cycles_per_instruction: Ewma,
+    references: Ewma,
+    local_free: Ewma,
+    /// Sums over epochs of outer products of (stretch, misses x latency), and of these with cycles per instruction.
+    evidence: [f64; 3],
+    target: [f64; 2],
+    /// Weighted sums for the line through (log capacity, log miss ratio).
+    line: Line,
+    at_home: f64,
+    speed: Ewma,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    weight: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+}
+
+impl Line {
+    fn note(&mut self, x: f64, y: f64) {
+        for sum in [
+            &mut self.weight,
+            &mut self.x,
+            &mut self.y,
+            &mut self.xx,
+            &mut self.xy,
+        ] {
+            *sum *= KEPT;
+        }
+        self.weight += 1.0;
+        self.x += x;
+        self.y += y;
+        self.xx += x * x;
+        self.xy += x * y;
+    }
+
+    /// Means, and the power: least squares drawn towards [`SLOPE`].
+    fn fit(&self) -> Option<(f64, f64, f64)> {
+        if self.weight <= 0.0 {
+            return None;
+        }
+        let (x, y) = (self.x / self.weight, self.y / self.weight);
+        let (sxx, sxy) = (self.xx - self.weight * x * x, self.xy - self.weight * x * y);
+        let prior = (MISS_NOISE / SLOPE_SD) * (MISS_NOISE / SLOPE_SD);
+        let slope = (SLOPE * prior - sxy) / (sxx.max(0.0) + prior);
+        Some((x, y, slope.clamp(0.0, SLOPE_MAX)))
+    }
+}
+
+/// What is learnt of all VMs.
+#[derive(Clone, Debug)]
+pub struct Profiles {
+    vms: BTreeMap<VmId, Profile>,
+    bytes_per_miss: Ewma,
+}
+
+impl Default for Profiles {
+    fn default() -> Self {
+        Profiles {
+            vms: BTreeMap::new(),
+            bytes_per_miss: Ewma::new(WEIGHT),
+        }
+    }
+}
+
+/// What a VM met in an epoch, on average over its vCPUs.
+struct Met {
+    stretch: f64,
+    latency: f64,
+    /// Bytes of an LLC for each thread.
+    capacity: f64,
+}
+
+impl Profiles {
+    /// Takes in an epoch.
+    pub fn observe(&mut self, view: &View<'_>, shape: &Shape) {
+        self.vms.retain(|id, _| view.sample.vm(*id).is_some());
+        let Some(rates) = view.rates else { return };
+        self.observe_traffic(rates);
+        let nodes = NodeLoads::of(view, rates, shape);
+        for vm in &view.vms {
+            let Some(measured) = vm.rates else { continue };
+            let profile = self.vms.entry(vm.sample.id).or_insert_with(Profile::new);
+            profile.observe(vm, measured, shape, &nodes);
+        }
+    }
+
+    fn observe_traffic(&mut self, rates: &Rates) {
+        let moved: Option<f64> = rates
+            .nodes
+            .values()
+            .map(|node| node.bandwidth.map(|rate| rate.as_f64()))
+            .sum();
+        let misses: f64 = rates.vms.iter().filter_map(|vm| vm.llc_misses_per_s).sum();
+        if let Some(moved) = moved
+            && misses > 1e6
+        {
+            self.bytes_per_miss.update((moved / misses).clamp(64.0, 192.0));
+        }
+    }
+
+    /// How many epochs a VM was seen at work.
+    pub fn epochs(&self, vm: VmId) -> u32 {
+        self.vms.get(&vm).map_or(0, |profile| profile.epochs)
+    }
+
+    /// Instructions per second of a VM of late, on average; `None` of one that was never at work.
+    pub fn speed(&self, vm: VmId) -> Option<f64> {
+        self.vms.get(&vm)?.speed.value()
+    }
+
+    /// Whether a VM is at work.
+    pub fn is_active(&self, vm: VmId) -> bool {
+        let threads = self.vms.get(&vm).and_then(|profile| profile.threads.value());
+        threads.is_some_and(|threads| threads >= crate::arrange::ACTIVE_MIN)
+    }
+
+    /// What a trial taught of a VM at home: measured speed over modelled speed.
+    pub fn learn_at_home(&mut self, vm: VmId, ratio: f64) {
+        if let Some(profile) = self.vms.get_mut(&vm) {
+            profile.at_home = (profile.at_home * ratio).clamp(0.5, 1.5);
+        }
+    }
+
+    /// What is known of a VM; of one that is new a character of its size that asks little.
+    pub fn character(&self, vm: &VmView<'_>, shape: &Shape) -> Character {
+        let new = Profile::new();
+        let profile = self.vms.get(&vm.sample.id).unwrap_or(&new);
+        let local_free = profile.local_free.value().unwrap_or(LOCAL_UNKNOWN);
+        let (core, stall) = profile.fit();
+        let line = profile.line.fit();
+        Character {
+            threads: profile
+                .threads
+                .value()
+                .unwrap_or(vm.sample.vcpus.len() as f64)
+                .max(0.01),
+            share: profile.share.value().unwrap_or(1.0).clamp(0.05, 1.0),
+            clock: profile.clock.value().unwrap_or(2e9),
+            core,
+            stall,
+            references: profile.references.value().unwrap_or(0.0),
+            miss_ratio: line.map_or(0.5, |(_, y, _)| y.exp().min(1.0)),
+            capacity: line.map_or(0.0, |(x, ..)| x.exp()),
+            slope: line.map_or(SLOPE, |(.., slope)| slope),
+            bytes_per_miss: self.bytes_per_miss.value().unwrap_or(BYTES_PER_MISS),
+            local_free,
+            memory: vm.home.and_then(|_| memory(vm, shape)),
+            at_home: profile.at_home,
+        }
+    }
+}
+
+/// Share of a VM's memory on each node.
+fn memory(vm: &VmView<'_>, shape: &Shape) -> Option<Vec<f64>> {
+    let pages = vm.sample.pages.as_ref()?;
+    let on: Vec<f64> = shape
+        .nodes
+        .iter()
+        .map(|node| pages.get(node.id).map_or(0.0, |pages| pages.as_f64()))
+        .collect();
+    let all: f64 = on.iter().sum();
+    (all > 0.0).then(|| on.iter().map(|pages| pages / all).collect())
+}
+
+/// Nodes over an epoch, by position.
+struct NodeLoads {
+    /// Share of threads beside a busy hyperthread.
+    beside: Vec<f64>,
+    /// Latency of the controllers.
+    load: Vec<f64>,
+    /// LLC references per second.
+    references: Vec<f64>,
+}
+
+impl NodeLoads {
+    fn of(view: &View<'_>, rates: &Rates, shape: &Shape) -> NodeLoads {
+        let n = shape.nodes.len();
+        let (mut beside, mut busy) = (vec![0.0; n], vec![0.0; n]);
+        let mut cores: Vec<(u32, usize, f64)> = rates
+            .cpus_busy
+            .iter()
+            .filter_map(|(id, share)| {
+                let cpu = view.machine.cpu(*id)?;
+                Some((cpu.core, shape.position(cpu.node)?, *share))
+            })
+            .collect();
+        cores.sort_by_key(|(core, ..)| *core);
+        for core in cores.chunk_by(|a, b| a.0 == b.0) {
+            let node = core[0].1;
+            let sum: f64 = core.iter().map(|(.., share)| share).sum();
+            busy[node] += sum;
+            // Two threads that are busy a and b of the time, independently, are both busy a b of it.
+            let squares: f64 = core.iter().map(|(.., share)| share * share).sum();
+            beside[node] += sum * sum - squares;
+        }
+        let beside = beside.iter().zip(&busy).map(|(beside, busy)| {
+            if *busy > 0.0 {
+                (beside / busy).min(1.0)
+            } else {
+                0.0
+            }
+        });
+        let load = shape.nodes.iter().map(|node| {
+            let used = rates.nodes.get(node.id).and_then(|rates| rates.bandwidth);
+            let busy = used
+                .map_or(0.0, |used| used.as_f64() / node.bandwidth)
+                .min(BUSY_MAX);
+            1.0 + QUEUE * busy / (1.0 - busy)
+        });
+        let mut references = vec![0.0; n];
+        for vm in &rates.vms {
+            let on = threads_on(vm, shape);
+            let all: f64 = on.iter().sum();
+            if let Some(count) = vm.llc_references_per_s
+                && all > 0.0
+            {
+                for (sum, on) in references.iter_mut().zip(&on) {
+                    *sum += count * on / all;
+                }
+            }
+        }
+        NodeLoads {
+            beside: beside.collect(),
+            load: load.collect(),
+            references,
+        }
+    }
+}
+
+/// Threads of a VM on each node, by where its vCPUs were seen last.
+fn threads_on(vm: &VmRates, shape: &Shape) -> Vec<f64> {
+    let mut on = vec![0.0; shape.nodes.len()];
+    for vcpu in &vm.vcpus {
+        if let Some(at) = vcpu.node.and_then(|node| shape.position(node)) {
+            on[at] += vcpu.running;
+        }
+    }
+    on
+}
+
+impl Profile {
+    fn new() -> Profile {
+        Profile {
+            epochs: 0,
+            threads: Ewma::new(WEIGHT),
+            share: Ewma::new(WEIGHT),
+            clock: Ewma::new(WEIGHT),
+            cycles_per_instruction: Ewma::new(WEIGHT),
+            references: Ewma::new(WEIGHT),
+            local_free: Ewma::new(WEIGHT),
+            evidence: [0.0; 3],
+            target: [0.0; 2],
+            line: Line::default(),
+            at_home: 1.0,
+            speed: Ewma::new(WEIGHT),
+        }
+    }
+
+    fn observe(&mut self, vm: &VmView<'_>, rates: &VmRates, shape: &Shape, nodes: &NodeLoads) {
+        let wanted: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running + vcpu.waiting).sum();
+        self.threads.update(wanted);
+        if vm.home.is_none() && wanted > ACTIVE_MIN {
+            let ran: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running).sum();
+            self.share.update(ran / wanted);
+        }
+        if rates.cpus_used < ACTIVE_MIN {
+            return;
+        }
+        let (Some(instructions), Some(cycles)) = (rates.instructions_per_s, rates.cycles_per_s) else {
+            return;
+        };
+        if instructions < 1.0 || cycles < 1.0 {
+            return;
+        }
+        self.epochs += 1;
+        self.speed.update(instructions);
+        self.clock.update(cycles / rates.cpus_used);
+        let cpi = cycles / instructions;
+        self.cycles_per_instruction.update(cpi);
+        if vm.home.is_none()
+            && let Some(local) = rates.local_access_ratio
+        {
+            self.local_free.update(local);
+        }
+        let Some(count) = rates.llc_references_per_s else {
+            return;
+        };
+        self.references.update(count / instructions);
+        let met = self.met(vm, rates, shape, nodes, count);
+        let misses = rates.llc_misses_per_s.unwrap_or(0.0) / instructions;
+        self.fit_cycles(cpi, met.stretch, misses * met.latency);
+        if let Some(ratio) = rates.llc_miss_rate
+            && ratio > 0.0
+            && met.capacity > 0.0
+        {
+            self.line.note(met.capacity.ln(), ratio.ln());
+        }
+    }
+
+    fn met(&self, vm: &VmView<'_>, rates: &VmRates, shape: &Shape, nodes: &NodeLoads, count: f64) -> Met {
+        let n = shape.nodes.len();
+        let on = threads_on(rates, shape);
+        let all: f64 = on.iter().sum::<f64>().max(1e-9);
+        let (mut beside, mut log_capacity, mut here, mut far) = (0.0, 0.0, 0.0, 0.0);
+        for node in 0..n {
+            let share = on[node] / all;
+            if share <= 0.0 {
+                continue;
+            }
+            beside += share * nodes.beside[node];
+            let own = count * share / nodes.references[node].max(1e-9);
+            let part = shape.nodes[node].llc_bytes * own.min(1.0);
+            let each = part / on[node].max(1.0);
+            log_capacity += share * each.max(1.0).ln();
+            here += share * nodes.load[node];
+            let others = (0..n).filter(|to| *to != node);
+            let sum: f64 = others
+                .map(|to| nodes.load[to] * shape.latency_between(node, to))
+                .sum();
+            far += share * sum / (n.max(2) - 1) as f64;
+        }
+        let local = rates
+            .local_access_ratio
+            .unwrap_or(if vm.home.is_some() { 1.0 } else { LOCAL_UNKNOWN });
+        Met {
+            stretch: 1.0 + beside * (SMT_STRETCH - 1.0),
+            latency: local * here + (1.0 - local) * far,
+            capacity: if shape.nodes.iter().any(|node| node.llc_bytes > 0.0) {
+                log_capacity.exp()
+            } else {
+                0.0
+            },
+        }
+    }
+
+    fn fit_cycles(&mut self, cpi: f64, stretch: f64, misses: f64) {
+        let noise = (NOISE * cpi).powi(2).max(1e-9);
+        let [a, b, c] = &mut self.evidence;
+        *a = *a * KEPT + stretch * stretch / noise;
+        *b = *b * KEPT + stretch * misses / noise;
+        *c = *c * KEPT + misses * misses / noise;
+        let [p, q] = &mut self.target;
+        *p = *p * KEPT + stretch * cpi / noise;
+        *q = *q * KEPT + misses * cpi / noise;
+    }
+
+    /// Cycles per instruction of the core's own work, and cycles that a miss stalls.
+    fn fit(&self) -> (f64, f64) {
+        let expected = CORE + HIT * self.references.value().unwrap_or(0.0);
+        let (core, stall) = (1.0 / (CORE_SD * CORE_SD), 1.0 / (STALL_SD * STALL_SD));
+        let [a, b, c] = self.evidence;
+        let (a, c) = (a + core, c + stall);
+        let (p, q) = (self.target[0] + core * expected, self.target[1] + stall * STALL);
+        let det = a * c - b * b;
+        let fitted = ((p * c - q * b) / det, (q * a - p * b) / det);
+        if fitted.0 < CORE_MIN {
+            return (CORE_MIN, ((q - b * CORE_MIN) / c).max(0.0));
+        }
+        if fitted.1 < 0.0 {
+            return ((p / a).max(CORE_MIN), 0.0);
+        }
+        fitted
+    }
+}

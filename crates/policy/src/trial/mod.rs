@@ -1,0 +1,203 @@
+//! Whether a change paid, and back where it did not.
+//!
+//! # Problem
+//! A predicted gain is a guess. Who makes a VM slower on a guess must notice and give back, and not try the same again soon.
+//!
+//! # Terms
+//! - *Baseline*: the VM's speed before its change, as measured on average ([`Profiles::speed`]). Of a VM that was free that is no agent.
+//! - *Company*: the other VMs that run. A speed is compared with the baseline only while it is the same.
+//! - *Hold*: time in which nothing is tried with a VM: [`HOLD`] after a trial, doubled by each one that failed, up to [`HOLD_MAX`].
+//!
+//! # Algorithm
+//! A change begins a trial. Once its memory is at home, or after [`SETTLE_MAX`], and [`WATCH`] later, the VM's speed is compared with
+//! its baseline.
+//! 1. At most [`LOSS_MAX`] slower, or with more gained than lost since: it stays.
+//! 2. Slower: it gets back what it had, and a free VM is free again ("undone").
+//! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`LOSS_UNSURE`], else it is undone
+//!    as well.
+//!
+//! # Properties
+//! - `a_change_that_does_not_pay_is_undone`
+//! - `a_change_that_pays_stays`
+//! - `what_failed_is_tried_ever_more_rarely`
+//! - `a_vm_that_ended_is_not_judged`
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_host::{Action, Lever, Plan, View, VmView};
+use homenode_units::{NodeSet, Ns, VmId};
+
+use crate::arrange::POLICY;
+use crate::placement;
+use crate::predict::{Profiles, Shape};
+
+/// Longest time that memory is waited for.
+pub const SETTLE_MAX: Ns = Ns::from_secs(30);
+/// Time over which the new speed is watched.
+pub const WATCH: Ns = Ns::from_secs(4);
+/// Share of its speed that a VM may lose.
+pub const LOSS_MAX: f64 = 0.05;
+/// The same where its company changed.
+pub const LOSS_UNSURE: f64 = 0.15;
+/// Time between two trials of a VM.
+pub const HOLD: Ns = Ns::from_secs(30);
+/// The longest.
+pub const HOLD_MAX: Ns = Ns::from_secs(3600);
+/// Bytes away from home that are waited for no longer.
+const AWAY_PAGES: u64 = 4096;
+
+/// A change that is not judged yet.
+#[derive(Clone, Debug)]
+struct Trial {
+    began: Ns,
+    /// When memory was found at home.
+    home_at: Option<Ns>,
+    before: f64,
+    predicted: f64,
+    company: BTreeSet<VmId>,
+    from: Option<NodeSet>,
+}
+
+/// What came of a trial.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Result {
+    /// When it was judged.
+    pub at: Ns,
+    /// Speed after over speed before, as predicted.
+    pub predicted: f64,
+    /// The same, as seen.
+    pub seen: f64,
+    /// Whether the VM got back what it had.
+    pub undone: bool,
+}
+
+/// What is remembered between epochs.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    running: BTreeMap<VmId, Trial>,
+    holds: BTreeMap<VmId, (Ns, u32)>,
+    results: BTreeMap<VmId, Vec<Result>>,
+}
+
+impl State {
+    /// Whether nothing is to be tried with a VM now.
+    pub fn holds(&self, vm: VmId, now: Ns) -> bool {
+        self.running.contains_key(&vm) || self.holds.get(&vm).is_some_and(|(until, _)| now < *until)
+    }
+
+    /// What came of a VM's trials, oldest first.
+    pub fn results(&self, vm: VmId) -> &[Result] {
+        self.results.get(&vm).map_or(&[], Vec::as_slice)
+    }
+
+    /// Median error of predictions so far, as a share: how far seen ratios were from predicted ones; `None` before the first.
+    pub fn error(&self) -> Option<f64> {
+        let all = self.results.values().flatten();
+        let mut errors: Vec<f64> = all
+            .map(|result| (result.seen / result.predicted - 1.0).abs())
+            .collect();
+        errors.sort_by(f64::total_cmp);
+        errors.get(errors.len() / 2).copied()
+    }
+
+    /// A VM's place changes in this epoch; its speed is predicted to change by this factor.
+    pub fn begin(&mut self, view: &View<'_>, vm: &VmView<'_>, profiles: &Profiles, predicted: f64) {
+        let Some(before) = profiles.speed(vm.sample.id) else {
+            return;
+        };
+        let trial = Trial {
+            began: view.at,
+            home_at: None,
+            before,
+            predicted,
+            company: company(view, profiles),
+            from: vm.home.cloned(),
+        };
+        self.running.insert(vm.sample.id, trial);
+    }
+
+    fn end(&mut self, vm: VmId, now: Ns, failed: bool) {
+        let (until, failures) = self.holds.entry(vm).or_insert((now, 0));
+        *failures = if failed { *failures + 1 } else { 0 };
+        let hold = HOLD.0.saturating_mul(1 << (*failures).min(20)).min(HOLD_MAX.0);
+        *until = Ns(now.0.saturating_add(hold));
+    }
+}
+
+/// VMs at work.
+fn company(view: &View<'_>, profiles: &Profiles) -> BTreeSet<VmId> {
+    let ids = view.vms.iter().map(|vm| vm.sample.id);
+    ids.filter(|id| profiles.is_active(*id)).collect()
+}
+
+/// Judges trials that have shown what they are worth, and takes back those that did not pay.
+pub fn judge(
+    view: &View<'_>,
+    config: &placement::Config,
+    shape: &Shape,
+    profiles: &mut Profiles,
+    state: &mut State,
+) -> Plan {
+    let mut plan = Plan::new(view.version);
+    state.running.retain(|id, _| view.sample.vm(*id).is_some());
+    state.holds.retain(|id, _| view.sample.vm(*id).is_some());
+    state.results.retain(|id, _| view.sample.vm(*id).is_some());
+    let present = company(view, profiles);
+    let _ = shape;
+    for vm in &view.vms {
+        let id = vm.sample.id;
+        let Some(trial) = state.running.get_mut(&id) else {
+            continue;
+        };
+        let Some(home) = vm.home.filter(|_| vm.hands_off.is_none()) else {
+            if view.at.0 > trial.began.0 + SETTLE_MAX.0 {
+                state.running.remove(&id);
+            }
+            continue;
+        };
+        let away = vm.sample.pages_outside(home).map_or(0, |pages| pages.0);
+        if trial.home_at.is_none() && (away <= AWAY_PAGES || view.at.0 >= trial.began.0 + SETTLE_MAX.0) {
+            trial.home_at = Some(view.at);
+        }
+        let Some(home_at) = trial.home_at.filter(|at| view.at.0 >= at.0 + WATCH.0) else {
+            continue;
+        };
+        let trial = trial.clone();
+        state.running.remove(&id);
+        let Some(now) = profiles.speed(id).filter(|_| profiles.is_active(id)) else {
+            continue;
+        };
+        let _ = home_at;
+        let seen = now / trial.before;
+        let is_same = trial.company == present;
+        let undone = seen < 1.0 - if is_same { LOSS_MAX } else { LOSS_UNSURE };
+        let result = Result {
+            at: view.at,
+            predicted: trial.predicted,
+            seen,
+            undone,
+        };
+        state.results.entry(id).or_default().push(result);
+        state.end(id, view.at, undone);
+        if is_same {
+            profiles.learn_at_home(id, (seen / trial.predicted).sqrt());
+        }
+        if undone {
+            let why = format!(
+                "undone: it ran at {seen:.2} of its speed before, and {:.2} were predicted",
+                trial.predicted
+            );
+            match trial.from {
+                None => {
+                    let lever = Lever::Home;
+                    plan.decide(POLICY, Action::Lift { vm: id, lever }, why);
+                }
+                Some(from) => placement::settle(view, config, vm, &from, &why, POLICY, &mut plan),
+            }
+        }
+    }
+    plan
+}
