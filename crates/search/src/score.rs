@@ -26,6 +26,18 @@ pub fn ratio(base: &VmRun, other: &VmRun) -> Option<f64> {
     Some(other_s / base_s)
 }
 
+/// The value of a run: mean over VMs of their ratios; infinite where there are none, or a VM did nothing.
+pub fn value(base: &Run, other: &Run) -> f64 {
+    let ratios = base
+        .vms
+        .iter()
+        .zip(&other.vms)
+        .filter_map(|(base, vm)| ratio(base, vm));
+    mean(ratios)
+        .filter(|mean| mean.is_finite())
+        .unwrap_or(f64::INFINITY)
+}
+
 /// Time of the VM's work in both runs, in seconds, or in seconds per thousand million instructions.
 fn times(base: &VmRun, other: &VmRun) -> Option<(f64, f64)> {
     if base.programs.len() == other.programs.len()

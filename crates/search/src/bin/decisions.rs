@@ -6,15 +6,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::process::Command as Process;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
 use homenode_control::{Config, Policies};
 use homenode_machine::preset;
+use homenode_search::best::best;
 use homenode_search::generate;
 use homenode_search::jobs::{self, Progress};
+use homenode_search::known::Known;
 use homenode_search::run::{Run, Setup, run};
 use homenode_search::score::{CaseScore, Total};
+use homenode_search::search::Effort;
 use homenode_search::sweep::{self, Cell};
 use homenode_twin::Scenario;
 
@@ -39,6 +43,8 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
+    /// Search for the best of cases, and keep it in files where it is better than what they know
+    Known(Search),
     /// From one VM of 4 vCPUs to a full host, all of one program, on each preset with several nodes
     Sweep(Sweep),
     /// One VM of 4 and of 8 vCPUs alone on each preset with several nodes
@@ -55,6 +61,31 @@ struct Score {
     /// Show each VM
     #[arg(short, long)]
     verbose: bool,
+}
+
+#[derive(Debug, Args)]
+struct Search {
+    /// Scenario files
+    #[arg(required = true, value_name = "SCENARIO.toml")]
+    cases: Vec<PathBuf>,
+    /// Folder of what is known, a file for each case
+    #[arg(long, default_value = "data/decisions/known")]
+    known: PathBuf,
+    /// Runs on the twin per case and seed
+    #[arg(long, default_value_t = 300)]
+    evaluations: usize,
+    /// Seeds, as 1-5 or 7
+    #[arg(long, default_value = "1-3", value_parser = seeds)]
+    seeds: RangeInclusive<u64>,
+    /// Seed of the search's own draws
+    #[arg(long, default_value_t = 1)]
+    search_seed: u64,
+    /// Commit to note [default: of the work tree]
+    #[arg(long)]
+    commit: Option<String>,
+    /// Runs at the same time [default: as many as there are CPUs]
+    #[arg(long, default_value_t = jobs::available(), hide_default_value = true)]
+    jobs: usize,
 }
 
 #[derive(Debug, Args)]
@@ -127,6 +158,7 @@ fn main() -> anyhow::Result<()> {
             }
             Ok(())
         }
+        Some(Command::Known(args)) => known(&args),
         Some(Command::Sweep(args)) => {
             let programs = sweep::PROGRAMS.map(str::to_owned).to_vec();
             swept(&args, programs, sweep::sweep)
@@ -192,6 +224,55 @@ fn score_all(args: &Score) -> anyhow::Result<()> {
         print_total(&scores);
     }
     Ok(())
+}
+
+fn known(args: &Search) -> anyhow::Result<()> {
+    fs::create_dir_all(&args.known).with_context(|| format!("cannot make {}", args.known.display()))?;
+    let commit = args.commit.clone().unwrap_or_else(|| head("."));
+    for path in &args.cases {
+        let case = read(path)?;
+        let name = case.scenario.name.clone();
+        let file = args.known.join(format!("{name}.toml"));
+        for seed in args.seeds.clone() {
+            let setup = Setup { seed, ..case.clone() };
+            let mut known = Known::read(&file, &setup)?;
+            let effort = Effort {
+                evaluations: args.evaluations,
+                jobs: args.jobs,
+                seed: args.search_seed,
+            };
+            let progress = Progress::new(format!("{name} seed {seed}"), args.evaluations);
+            let before = known.schedules(&setup);
+            let best = best(&setup, &Config::default(), &before, &effort, &progress)?;
+            drop(progress);
+            let was = known.of_seed(seed).map(|known| known.mean);
+            known.add(&setup, &best, &commit);
+            known.write(&file)?;
+            println!(
+                "{name:14} seed {seed}: known {}, best of this search {:.4} by {} (static {:.4}) in {} evaluations",
+                show(was),
+                best.mean(),
+                best.found_by(),
+                best.found.static_mean,
+                best.evaluations()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The short id of the last commit that touched a path; empty where that cannot be found out.
+fn head(path: &str) -> String {
+    let output = Process::new("git")
+        .args(["log", "-1", "--format=%h", "--", path])
+        .output();
+    let text = output
+        .ok()
+        .filter(|output| output.status.success())
+        .map(|output| output.stdout);
+    String::from_utf8_lossy(&text.unwrap_or_default())
+        .trim()
+        .to_owned()
 }
 
 fn show(value: Option<f64>) -> String {
