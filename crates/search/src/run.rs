@@ -66,6 +66,8 @@ pub struct Run {
 /// What a VM did in a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmRun {
+    /// When it was started first, in seconds; `None` where it never was.
+    pub arrival_s: Option<f64>,
     /// How long each program ran that was begun, over all starts of the VM, in seconds; `None` for one that did not end.
     pub programs: Vec<Option<f64>>,
     /// Instructions since the end of the warm-up, in thousand millions.
@@ -190,6 +192,7 @@ impl Starts {
         };
         let starts = &self.vms[at];
         VmRun {
+            arrival_s: starts.first().map(|start| start.arrival_s),
             programs: starts.iter().flat_map(|start| start.programs.clone()).collect(),
             instructions_g: vm.instructions_g,
             busy_s: starts.iter().map(busy).sum(),

@@ -14,12 +14,14 @@
 //! # Algorithm
 //! 1. Starts: what the caller brings (decisions of policies that were run, what was found before), some systematic
 //!    arrangements and drawn ones, until [`STARTS_SHARE`] of the evaluations are used. All but the caller's are static.
-//! 2. Then batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second time), in the
+//! 2. Then, VM by VM in order of arrival, each place that the best schedule could give it instead, until no VM gains by another
+//!    place or [`PASSES_SHARE`] of the evaluations are used.
+//! 3. Then batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second time), in the
 //!    first half of what is left at time 0, afterwards mostly at a *point*: where VMs came, went, began or ended their work,
 //!    and now and then. A change moves a VM, frees it, swaps two, pools two, adds or takes a node, spreads its memory, or
 //!    arranges all anew; what was decided later for that VM is dropped. From a point on only the rest of the run is
-//!    simulated.
-//! 3. What was tried is not tried again; where nothing new can be drawn the search ends early and says so.
+//!    simulated, and not even that where it cannot be among the best any more ([`Cut`]).
+//! 4. What was tried is not tried again; where nothing new can be drawn the search ends early and says so.
 //!
 //! Decisions are carried out by [`arranger`]: by the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`, once per
 //! agent's epoch, with the agent's budgets of pages.
@@ -44,11 +46,12 @@ use homenode_control::Config;
 use homenode_twin::Chance;
 use homenode_units::Ns;
 
-pub use rollout::{Point, Rollout, rollout};
+pub use rollout::{Cut, Point, Rollout, rollout};
 pub use schedule::Schedule;
 
 use crate::jobs::{self, Progress};
 use crate::run::{Run, Setup};
+use crate::score::ratio;
 use moves::Choices;
 
 /// Candidates that run together; the same for any number of jobs.
@@ -56,7 +59,9 @@ pub const BATCH: usize = 8;
 /// Schedules that changes start from.
 pub const ELITES: usize = 4;
 /// Share of the evaluations for starts.
-pub const STARTS_SHARE: f64 = 0.2;
+pub const STARTS_SHARE: f64 = 0.15;
+/// Share of the evaluations after which no VM is tried everywhere any more.
+pub const PASSES_SHARE: f64 = 0.6;
 /// Fewer evaluations than this are no search.
 pub const EVALUATIONS_MIN: usize = 8;
 /// So many draws in a row that were all tried before: there is nothing new.
@@ -127,6 +132,7 @@ pub fn search(
         elites: Vec::new(),
         evaluations: 0,
         static_mean: f64::INFINITY,
+        least: vec![1.0; base.vms.len()],
     };
     let all = effort.evaluations.max(EVALUATIONS_MIN);
     let first = (starts.len() + Choices::STARTS)
@@ -134,14 +140,30 @@ pub fn search(
         .min(all);
     let mut brought = starts.iter().cloned();
     let mut number = 0;
+    while state.evaluations < first {
+        let room = BATCH.min(first - state.evaluations);
+        let batch = state.draw_starts(room, &mut brought, &mut number);
+        if batch.is_empty() {
+            break;
+        }
+        state.evaluate(batch, effort.jobs, progress)?;
+    }
+    let passes = (all as f64 * PASSES_SHARE) as usize;
+    while state.evaluations < passes {
+        let before = state.elites.first().map(|elite| elite.rollout.mean);
+        for vm in state.by_arrival() {
+            let room = passes.saturating_sub(state.evaluations);
+            let batch = state.draw_places(vm, room);
+            state.evaluate(batch, effort.jobs, progress)?;
+        }
+        if state.elites.first().map(|elite| elite.rollout.mean) == before {
+            break;
+        }
+    }
+    let begun = state.evaluations;
     while state.evaluations < all {
-        let room = BATCH.min(all - state.evaluations);
-        let batch = if state.evaluations < first {
-            state.draw_starts(room.min(first - state.evaluations), &mut brought, &mut number)
-        } else {
-            let done = (state.evaluations - first) as f64 / (all - first) as f64;
-            state.draw_changes(room, done)
-        };
+        let done = (state.evaluations - begun) as f64 / (all - begun) as f64;
+        let batch = state.draw_changes(BATCH.min(all - state.evaluations), done);
         if batch.is_empty() {
             break;
         }
@@ -170,6 +192,8 @@ struct State<'a> {
     elites: Vec<Tried>,
     evaluations: usize,
     static_mean: f64,
+    /// The least ratio of each VM so far.
+    least: Vec<f64>,
 }
 
 impl State<'_> {
@@ -194,6 +218,48 @@ impl State<'_> {
                     schedule,
                     from: self.beginning.clone(),
                     before: Vec::new(),
+                });
+            }
+        }
+        batch
+    }
+
+    /// VMs by their first arrival, which no policy changes.
+    fn by_arrival(&self) -> Vec<usize> {
+        let mut vms: Vec<usize> = (0..self.base.vms.len()).collect();
+        vms.retain(|vm| self.base.vms[*vm].arrival_s.is_some());
+        vms.sort_by(|a, b| {
+            let arrival = |vm: usize| self.base.vms[vm].arrival_s.unwrap_or(0.0);
+            arrival(*a).total_cmp(&arrival(*b))
+        });
+        vms
+    }
+
+    /// The best schedule with one VM anywhere else from its arrival on.
+    fn draw_places(&mut self, vm: usize, count: usize) -> Vec<Candidate> {
+        let Some(best) = self.elites.first() else {
+            return Vec::new();
+        };
+        let arrival_s = self.base.vms[vm].arrival_s.unwrap_or(0.0);
+        let before = best
+            .points
+            .partition_point(|point| point.at().as_secs_f64() < arrival_s);
+        let from = before
+            .checked_sub(1)
+            .map_or(&self.beginning, |at| &best.points[at]);
+        let goals = self
+            .choices
+            .all_for(vm, &best.schedule, from.at(), &mut self.chance);
+        let mut batch = Vec::new();
+        for goal in goals {
+            let mut schedule = best.schedule.clone();
+            // Before its arrival is at any time before; at 0 it reads as what it is.
+            schedule.decide(Ns::ZERO, vm, goal);
+            if batch.len() < count && self.seen.insert(schedule.clone()) {
+                batch.push(Candidate {
+                    schedule,
+                    from: from.clone(),
+                    before: best.points[..before].to_vec(),
                 });
             }
         }
@@ -233,12 +299,26 @@ impl State<'_> {
 
     fn evaluate(&mut self, batch: Vec<Candidate>, jobs: usize, progress: &Progress) -> anyhow::Result<()> {
         let (setup, config, base) = (self.setup, self.config, self.base);
+        let cut = self.elites.get(ELITES - 1).map(|worst| Cut {
+            bound: worst.rollout.mean,
+            least: self.least.clone(),
+        });
         let rollouts = jobs::each(jobs, &batch, progress, |candidate| {
-            rollout(setup, config, base, &candidate.from, &candidate.schedule)
+            rollout(
+                setup,
+                config,
+                base,
+                &candidate.from,
+                &candidate.schedule,
+                cut.as_ref(),
+            )
         });
         for (candidate, rollout) in batch.into_iter().zip(rollouts) {
-            let rollout = rollout?;
             self.evaluations += 1;
+            let Some(rollout) = rollout? else { continue };
+            for (least, (base, vm)) in self.least.iter_mut().zip(base.vms.iter().zip(&rollout.run.vms)) {
+                *least = ratio(base, vm).map_or(*least, |ratio| ratio.min(*least));
+            }
             if candidate.schedule.is_static() {
                 self.static_mean = self.static_mean.min(rollout.mean);
             }

@@ -6,6 +6,11 @@ use homenode_units::{NodeId, NodeSet, Ns};
 
 use super::schedule::{Goal, Place, Schedule};
 
+/// Ways of spreading memory.
+const SPREADS: [&str; 3] = ["round-4k", "round-4k+carrefour", "first-touch+carrefour"];
+/// So many sets of nodes are tried for a VM that needs several.
+const SETS_MAX: usize = 6;
+
 /// What there is to choose from.
 #[derive(Clone, Debug)]
 pub struct Choices {
@@ -56,9 +61,7 @@ impl Choices {
                     }
                 }
                 // Memory alone spread, by turns and by use.
-                3 => self.spread("round-4k"),
-                4 => self.spread("round-4k+carrefour"),
-                5 => self.spread("first-touch+carrefour"),
+                3..=5 => self.spread(SPREADS[number - 3]),
                 _ => self.goal(vm, chance),
             };
             schedule.decide(Ns::ZERO, vm, goal);
@@ -95,14 +98,35 @@ impl Choices {
             _ => count,
         };
         let home = self.connected(size.clamp(least, count), chance);
-        let memory = (home.len() > 1 && chance.unit() < 0.2).then(|| {
-            let policy = ["round-4k", "round-4k+carrefour"][chance.below(2) as usize];
-            policy.parse().ok()
-        });
+        let memory =
+            (home.len() > 1 && chance.unit() < 0.2).then(|| SPREADS[chance.below(2) as usize].parse().ok());
         Goal {
             place: Place::Home(home),
             memory: memory.flatten(),
         }
+    }
+
+    /// Everywhere that it is worth trying to put one VM while the others stay: free, on each node, or sets of as many as it
+    /// needs; where others are that have several; on all; with its memory spread.
+    pub fn all_for(&self, vm: usize, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Vec<Goal> {
+        let (least, count) = (self.nodes_min[vm], self.nodes.len());
+        let mut goals = vec![Goal::default()];
+        if least == 1 {
+            goals.extend(self.nodes.iter().map(|node| Goal::home(NodeSet::one(*node))));
+        } else {
+            goals.extend((0..SETS_MAX).map(|_| Goal::home(self.connected(least, chance))));
+        }
+        if least < count {
+            goals.push(Goal::home(self.connected(least + 1, chance)));
+        }
+        goals.push(Goal::home(self.nodes.iter().copied().collect()));
+        goals.extend(SPREADS.map(|policy| self.spread(policy)));
+        let others = (0..self.nodes_min.len()).filter(|other| *other != vm);
+        let pools = others.map(|other| schedule.goal(other, at));
+        goals.extend(pools.filter(|goal| matches!(&goal.place, Place::Home(home) if home.len() > 1)));
+        goals.sort();
+        goals.dedup();
+        goals
     }
 
     /// So many nodes, each adjacent to one of the others where the machine has such.
