@@ -206,3 +206,104 @@ impl Known {
         fs::rename(&beside, path).map_err(failed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use homenode_control::Config;
+    use homenode_machine::preset;
+    use homenode_twin::{Scenario, VmSpec};
+    use homenode_units::Bytes;
+
+    use super::*;
+    use crate::best::best;
+    use crate::jobs::Progress;
+    use crate::search::Effort;
+
+    fn setup() -> Setup {
+        let vm = |name: &str| VmSpec::new(name, 4, Bytes::from_gib(3), "sp.B").doing(0.05);
+        let scenario = Scenario::of("two", vec![vm("a"), vm("b c")]);
+        Setup::new(preset("r420").unwrap(), scenario, 4)
+    }
+
+    fn found(setup: &Setup) -> Best {
+        let effort = Effort {
+            evaluations: 16,
+            jobs: 2,
+            seed: 1,
+        };
+        best(setup, &Config::default(), &[], &effort, &Progress::silent()).unwrap()
+    }
+
+    #[test]
+    fn a_worse_result_replaces_nothing_and_a_better_one_does() {
+        let (setup, folder) = (setup(), tempfile::tempdir().unwrap());
+        let path = folder.path().join("two.toml");
+        let best = found(&setup);
+        let mut known = Known::read(&path, &setup).unwrap();
+        assert!(known.add(&setup, &best, "one"));
+        known.write(&path).unwrap();
+        assert_eq!(Known::read(&path, &setup).unwrap(), known);
+        let evaluations = known.seeds[0].evaluations;
+        assert_eq!(evaluations, best.evaluations());
+        // The same again is no better.
+        assert!(!known.add(&setup, &best, "two"));
+        assert_eq!(
+            (known.seeds[0].commit.as_str(), known.seeds[0].evaluations),
+            ("one", 2 * evaluations)
+        );
+        known.seeds[0].mean = best.mean() / 2.0;
+        let better = known.seeds[0].clone();
+        assert!(!known.add(&setup, &best, "three"));
+        assert_eq!(
+            (known.seeds[0].mean, &known.seeds[0].decisions),
+            (better.mean, &better.decisions)
+        );
+        known.seeds[0].mean = 1.0;
+        assert!(known.add(&setup, &best, "four"));
+        assert_eq!(
+            (known.seeds[0].commit.as_str(), known.seeds[0].evaluations),
+            ("four", 4 * evaluations)
+        );
+        // Another seed stands beside it.
+        let other = Setup {
+            seed: 2,
+            ..setup.clone()
+        };
+        assert!(known.add(&other, &best, "five"));
+        assert_eq!(
+            known.seeds.iter().map(|seed| seed.seed).collect::<Vec<_>>(),
+            [2, 4]
+        );
+        assert_eq!(known.schedules(&setup).len(), 2);
+        assert_eq!(known.schedules(&setup)[0], best.schedule());
+    }
+
+    #[test]
+    fn a_bad_file_says_what_is_wrong_where() {
+        let (setup, folder) = (setup(), tempfile::tempdir().unwrap());
+        let path = folder.path().join("two.toml");
+        let seed = |mean: &str, vms: &str, decisions: &str| {
+            format!(
+                "case = \"two\"\n[[seed]]\nseed = 3\nmean = {mean}\nfound_by = \"search\"\nevaluations = 1\ncommit = \"\"\n\
+                 vms = {vms}\ndecisions = {decisions}\n"
+            )
+        };
+        for (text, wrong) in [
+            ("case = 3".to_owned(), "two.toml:1"),
+            ("case = \"three\"".to_owned(), "is about case three, not two"),
+            (seed("0.0", "[1.0, 1.0]", "[]"), "mean of seed 3 is 0"),
+            (seed("nan", "[1.0, 1.0]", "[]"), "mean of seed 3 is NaN"),
+            (seed("0.9", "[1.0]", "[]"), "the case has 2 VMs"),
+            (
+                seed("0.9", "[1.0, 1.0]", "[\"0s c: free\"]"),
+                "there is no VM `c`",
+            ),
+        ] {
+            fs::write(&path, &text).unwrap();
+            let error = Known::read(&path, &setup).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{text}: {error}");
+        }
+        fs::write(&path, seed("0.9", "[1.0, 1.0]", "[\"3s b c: home 0\"]")).unwrap();
+        assert_eq!(Known::read(&path, &setup).unwrap().seeds[0].seed, 3);
+    }
+}

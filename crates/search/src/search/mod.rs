@@ -40,6 +40,9 @@ mod moves;
 mod rollout;
 pub mod schedule;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 
 use homenode_control::Config;

@@ -12,7 +12,7 @@ use crate::run::{Run, Setup, Starts, VmRun};
 use crate::score::{mean, value};
 
 /// At most so many points of a run are kept.
-const POINTS_MAX: usize = 12;
+const POINTS_MAX: usize = 24;
 
 /// A point of a run from which it can go on differently.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ pub fn rollout(
         mut starts,
     } = from.clone();
     let mut arranger = arranger.following(schedule.clone());
-    let often = Ns(base.report.at_ns.0 / POINTS_MAX as u64 * 2);
+    let often = Ns(base.report.at_ns.0 / POINTS_MAX as u64);
     let (mut points, mut active, mut last) = (Vec::new(), arranger.active(), twin.now());
     for epoch in 1.. {
         if setup.is_over(&twin) {
