@@ -230,7 +230,7 @@ mod tests {
         for number in 0..300 {
             let start = choices.start(number % 10, &mut chance);
             schedule = choices.change(&schedule, Ns::from_secs(number as u64), &mut chance);
-            for goal in start.changes().iter().map(|change| &change.goal) {
+            for goal in [0, 1].map(|vm| start.goal(vm, Ns::ZERO)) {
                 let kind = match &goal.place {
                     Place::Home(home) if home.len() > 1 => 0,
                     Place::Home(_) => 1,
