@@ -56,12 +56,28 @@ enum Command {
     Validate,
     /// Check that docs/REPRODUCTION.md is what the twin gives
     Reproduction,
+    /// Score the decisions of all policies, and write docs/DECISIONS.md (about half an hour on two idle cores)
+    Decisions(DecisionsArgs),
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
         #[arg(value_name = "GROUP|CASE")]
         names: Vec<String>,
     },
+}
+
+/// Options of `decisions`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DecisionsArgs {
+    /// How many seeds of each case, from 1 on
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+    /// One machine's sweep and no lone VMs: to look at, not to commit
+    #[arg(long)]
+    quick: bool,
+    /// Run held-out cases first, drawn by the last commit that touched the policies, and add what comes of them to the list
+    #[arg(long)]
+    held_out: bool,
 }
 
 fn main() -> ExitCode {
@@ -75,6 +91,7 @@ fn main() -> ExitCode {
         Command::Schema => Step::Schema,
         Command::Validate => Step::Validate,
         Command::Reproduction => Step::Reproduction,
+        Command::Decisions(args) => Step::Decisions(args),
         Command::Testbed { names } => Step::Testbed(names),
     };
     end(&[run(&step)])

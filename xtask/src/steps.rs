@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
+use crate::DecisionsArgs;
 use crate::cargo::{cargo, metadata};
 use crate::rules;
 use crate::tally::{Tally, TestOutput};
@@ -30,6 +31,8 @@ pub enum Step {
     Validate,
     /// The document of published claims.
     Reproduction,
+    /// The scoreboard of decisions.
+    Decisions(DecisionsArgs),
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -49,6 +52,7 @@ impl Step {
             Self::Schema => "schema",
             Self::Validate => "validate",
             Self::Reproduction => "reproduction",
+            Self::Decisions(_) => "decisions",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -64,6 +68,7 @@ impl Step {
             Self::Schema => "schemas of the files that people write, written anew",
             Self::Validate => "the twin against the access-level reference, into docs/VALIDATION.md",
             Self::Reproduction => "is docs/REPRODUCTION.md what `homenode reproduce` writes? (some minutes)",
+            Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 20 minutes on 2 cores)"
             }
@@ -103,6 +108,7 @@ impl Step {
                 "validation",
             ])),
             Self::Reproduction => reproduction(),
+            Self::Decisions(args) => decisions(args),
             Self::Testbed(names) => testbed(names),
         }
     }
@@ -186,6 +192,34 @@ fn reproduction() -> anyhow::Result<Tally> {
         );
     }
     Ok(Tally::of(fresh))
+}
+
+/// Has the scoreboard's own program, which is built for speed, do it all.
+fn decisions(args: &DecisionsArgs) -> anyhow::Result<Tally> {
+    let built = succeeds(&mut cargo(&[
+        "build",
+        "--release",
+        "--package",
+        "homenode-search",
+    ]))?;
+    ensure!(built.failed == 0, "the scoreboard does not build: see above");
+    let metadata = metadata()?;
+    let program = || {
+        let mut command = Command::new(metadata.target_directory.join("release/decisions"));
+        command.current_dir(&metadata.workspace_root);
+        command
+    };
+    let seeds = args.seeds.to_string();
+    let mut tally = Tally::default();
+    if args.held_out {
+        tally = tally + succeeds(program().args(["held-out", "--seeds"]).arg(format!("1-{seeds}")))?;
+    }
+    let mut document = program();
+    document.args(["document", "--seeds", &seeds]);
+    if args.quick {
+        document.arg("--quick");
+    }
+    Ok(tally + succeeds(&mut document)?)
 }
 
 /// What the testbed writes with `--json`, as far as it is read here.

@@ -41,6 +41,18 @@ pub enum Command {
   homenode sim my.toml --machine amd48         the same VMs on another machine
   homenode sim gzip.toml                       a workload (`homenode profile` writes one), alone in a VM")]
     Sim(SimArgs),
+    /// Search for the best decisions that are possible in a scenario, and say how far policies are from them
+    #[command(
+        after_help = "Runs the scenario under all policies, then tries schedules on copies of the twin: which VM is where from when on, acted
+on from the agent's first sample, within its budgets of pages. It knows the future; no policy does, so some of the gap is luck.
+
+Examples:
+  homenode search tavo-mixed                                 300 evaluations, some minutes on one core
+  homenode search my.toml --evaluations 1000 --jobs 8        more, and side by side: the number of jobs changes no result
+  homenode search my.toml --seed 7 --json
+  homenode search my.toml --known my-known.toml              go on from what was found before, and keep what is better"
+    )]
+    Search(SearchArgs),
     /// Show a host: nodes, CPUs, caches, distances, devices
     Machine(MachineArgs),
     /// Measure this host and write it as a machine file for the twin
@@ -253,6 +265,39 @@ pub struct SimArgs {
     /// List the scenarios that come with the program
     #[arg(long, conflicts_with = "scenario")]
     pub list: bool,
+}
+
+/// Options of `search`.
+#[derive(Debug, clap::Args)]
+pub struct SearchArgs {
+    /// A scenario file, or the name of a scenario that comes with the program (`homenode sim --list`)
+    #[arg(value_name = "SCENARIO")]
+    pub scenario: String,
+    /// Runs on the twin; those of policies are among them
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = evaluations)]
+    pub evaluations: usize,
+    /// How many at the same time [default: as many as there are CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub jobs: Option<u16>,
+    /// Another seed than the scenario's: same seed, same result
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Another machine than the scenario's: a preset's name, or a machine file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub machine: Option<String>,
+    /// Begin with what this file knows, and keep there what is better; it is made where there is none
+    #[arg(long, value_name = "FILE")]
+    pub known: Option<PathBuf>,
+    /// One JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn evaluations(text: &str) -> Result<usize, String> {
+    let least = homenode_search::search::EVALUATIONS_MIN;
+    let number: Option<usize> = text.parse().ok();
+    let number = number.filter(|number| *number >= least);
+    number.ok_or_else(|| format!("a search takes {least} evaluations or more; 300 is usual"))
 }
 
 /// Options of `machine`.

@@ -23,6 +23,7 @@ mod profile;
 mod query;
 mod reproduce;
 mod run;
+mod search;
 mod sim;
 mod standalone;
 mod summary;
@@ -77,6 +78,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Run(args) => run::run(&args)?,
         Command::Sim(args) => sim::sim(&args)?,
+        Command::Search(args) => search::run(&args)?,
         Command::Machine(args) => query::machine(&args)?,
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::CalibrateKernel(args) => calibrate::kernel(&args)?,

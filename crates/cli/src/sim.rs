@@ -1,6 +1,7 @@
 //! `homenode sim`: a scenario's run, and what came of it.
 
 use homenode_control::{Config, Policies};
+use homenode_search::run::Setup;
 use homenode_twin::{EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
 use homenode_units::{Ns, Pages};
 use serde::Serialize;
@@ -9,7 +10,7 @@ use crate::args::SimArgs;
 use crate::bad_input;
 use crate::output::{Output, or_dash, percent, progress, table};
 use crate::trial::{self, Trial};
-use crate::twin::{self, TwinSpec};
+use crate::twin;
 
 /// What was run, with every option, and what came of it.
 #[derive(Debug, Serialize)]
@@ -37,7 +38,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let scenario = twin::scenario(what)?;
-    let spec = TwinSpec {
+    let spec = Setup {
         machine: twin::machine_for(&scenario, what, args.machine.as_deref())?,
         seed: args.seed.unwrap_or(scenario.seed),
         epoch: args.epoch.unwrap_or(EPOCH_DEFAULT),
@@ -106,7 +107,7 @@ fn list(output: &mut Output) {
     output.object("scenarios", &serde_json::json!({ "scenarios": entries }));
 }
 
-fn show(spec: &TwinSpec, trials: &[Trial], output: &mut Output) {
+fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {
     output.line(&format!(
         "{} on {}, seed {}, epoch {}, warm-up {}, at most {}",
         spec.scenario.name,

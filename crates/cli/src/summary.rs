@@ -1,11 +1,11 @@
 //! What came of it: the same VMs and seed under the default scheduler, first-fit pinning and Homenode.
 
 use homenode_control::{Config, Policies};
+use homenode_search::run::Setup;
 use serde::Serialize;
 
 use crate::output::{Output, Style};
 use crate::trial::{self, Trial};
-use crate::twin::TwinSpec;
 
 #[derive(Debug, Serialize)]
 struct Summary {
@@ -19,7 +19,7 @@ const COMPARED: [Policies; 3] = [Policies::Default, Policies::FfPin, Policies::H
 ///
 /// # Errors
 /// When the twin cannot start.
-pub fn compare(spec: &TwinSpec, config: &Config, output: &mut Output) -> anyhow::Result<()> {
+pub fn compare(spec: &Setup, config: &Config, output: &mut Output) -> anyhow::Result<()> {
     output.line("\nThe same VMs and seed, each program run to its end, under:");
     let mut shown = None;
     let policies = trial::run_all(spec, config, &COMPARED, |policies, _| {

@@ -1,14 +1,13 @@
 //! A scenario's run to its end under a set of policies: the one way of it, and how several compare.
 
 use comfy_table::Table;
-use homenode_control::{Config, Control, Event, Mode, Policies};
-use homenode_host::Host;
-use homenode_twin::{Twin, TwinReport};
-use homenode_units::Ns;
+use homenode_control::{Config, Policies};
+use homenode_search::run::{self, Setup};
+use homenode_twin::{Twin, TwinError, TwinReport};
 use serde::Serialize;
 
+use crate::bad_input;
 use crate::output::{or_dash, percent, table};
-use crate::twin::TwinSpec;
 
 /// What came of a scenario under a set of policies.
 #[derive(Debug, Serialize)]
@@ -29,7 +28,7 @@ pub struct Trial {
 /// # Errors
 /// When the twin cannot start.
 pub fn run_all(
-    spec: &TwinSpec,
+    spec: &Setup,
     config: &Config,
     sets: &[Policies],
     mut look: impl FnMut(Policies, &Twin),
@@ -48,24 +47,23 @@ pub fn run_all(
     Ok(trials)
 }
 
-fn run(spec: &TwinSpec, config: Config, mut look: impl FnMut(&Twin)) -> anyhow::Result<Trial> {
-    let mut twin = spec.start()?;
-    let (policy, period) = (config.policies.name(), config.period);
-    let mut control = Control::new(config, Mode::Act);
-    let mut decisions = 0;
-    while !twin.finished() && twin.now() < spec.scenario.duration {
-        look(&twin);
-        let epoch = control.step(&mut twin)?;
-        let decided = |event: &&Event| matches!(event, Event::Decided { .. });
-        decisions += epoch.events.iter().filter(decided).count();
-        twin.wait(Ns(spec.scenario.duration.0.saturating_sub(twin.now().0)).min(period));
-    }
+fn run(spec: &Setup, config: Config, look: impl FnMut(&Twin)) -> anyhow::Result<Trial> {
+    let run = run::run(spec, config, look, |_| ()).map_err(about_input)?;
     Ok(Trial {
-        policy,
+        policy: run.policy,
         relative_runtime_mean: None,
-        decisions,
-        report: twin.report(),
+        decisions: run.decisions,
+        report: run.report,
     })
+}
+
+/// What a twin refuses is bad input; everything else is a failure.
+pub fn about_input(error: anyhow::Error) -> anyhow::Error {
+    if error.is::<TwinError>() {
+        bad_input(error)
+    } else {
+        error
+    }
 }
 
 fn relative_runtime(base: &TwinReport, other: &TwinReport) -> Option<f64> {

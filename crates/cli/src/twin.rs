@@ -7,8 +7,8 @@ use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
-use homenode_twin::{EPOCH_DEFAULT, Scenario, Twin, Workload};
-use homenode_units::Ns;
+use homenode_search::run::Setup;
+use homenode_twin::{Scenario, Twin, Workload};
 
 use crate::agent::{Agent, Pace, Stop};
 use crate::args::RunArgs;
@@ -21,23 +21,11 @@ use crate::output::Output;
 /// The twin's machine where none is named.
 pub const TWIN_MACHINE: &str = "r910";
 
-/// What a twin simulates.
-pub struct TwinSpec {
-    /// The machine.
-    pub machine: Machine,
-    /// Its VMs.
-    pub scenario: Scenario,
-    /// The seed.
-    pub seed: u64,
-    /// The simulation's resolution.
-    pub epoch: Ns,
-}
-
 /// Reads `twin`, `twin:MACHINE` or `twin:FILE.toml`, a scenario or a machine.
 ///
 /// # Errors
 /// An unknown machine (with the nearest name), a bad file.
-pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<TwinSpec> {
+pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
     let (machine, scenario) = match what {
         None | Some(TWIN_MACHINE) => (machine(TWIN_MACHINE)?, Scenario::tavo_mixed()),
         Some(path) if is_file(path) && !is_machine(&read(path)?) => {
@@ -51,12 +39,7 @@ pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<TwinSpec> {
         }
     };
     let seed = seed.unwrap_or(scenario.seed);
-    Ok(TwinSpec {
-        machine,
-        scenario,
-        seed,
-        epoch: EPOCH_DEFAULT,
-    })
+    Ok(Setup::new(machine, scenario, seed))
 }
 
 fn read(path: &str) -> anyhow::Result<String> {
@@ -141,16 +124,6 @@ pub fn machine(what: &str) -> anyhow::Result<Machine> {
     }
 }
 
-impl TwinSpec {
-    /// The simulated host at its beginning.
-    ///
-    /// # Errors
-    /// A scenario that the machine cannot run.
-    pub fn start(&self) -> anyhow::Result<Twin> {
-        Twin::with_epoch(self.machine.clone(), &self.scenario, self.seed, self.epoch).map_err(bad_input)
-    }
-}
-
 /// Runs the agent on the twin: until it is stopped, its time is up, or every program has ended.
 ///
 /// # Errors
@@ -158,11 +131,11 @@ impl TwinSpec {
 pub fn run(
     args: &RunArgs,
     config: &Config,
-    spec: &TwinSpec,
+    spec: &Setup,
     output: &mut Output,
     stop: &Stop,
 ) -> anyhow::Result<()> {
-    let mut twin = spec.start().context("the twin cannot start")?;
+    let mut twin = spec.start().map_err(bad_input).context("the twin cannot start")?;
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
     let (books, bill) = Books::open(args.state.as_deref(), Clock::Host);
     let control = Control::new(config.clone(), mode).with_bill(bill);

@@ -31,7 +31,7 @@ pub use cache::Cache;
 pub use claims::Claim;
 pub use document::{ours, published, render, tally};
 pub use experiment::{Decision, Reproduced, Table};
-pub use figure::Figure;
+pub use figure::{Figure, Shape};
 pub use work::Watch;
 
 /// Decides claims: makes the runs that they need over so many threads, then judges one after the other.

@@ -1,7 +1,12 @@
 //! How good decisions are: runs of a scenario under sets of policies, their score, cases drawn by a seed, sweeps.
 
+pub mod best;
+pub mod board;
 pub mod generate;
+pub mod held_out;
 pub mod jobs;
+pub mod known;
 pub mod run;
 pub mod score;
+pub mod search;
 pub mod sweep;

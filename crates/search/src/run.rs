@@ -66,6 +66,8 @@ pub struct Run {
 /// What a VM did in a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmRun {
+    /// When it was started first, in seconds; `None` where it never was.
+    pub arrival_s: Option<f64>,
     /// How long each program ran that was begun, over all starts of the VM, in seconds; `None` for one that did not end.
     pub programs: Vec<Option<f64>>,
     /// Instructions since the end of the warm-up, in thousand millions.
@@ -190,9 +192,87 @@ impl Starts {
         };
         let starts = &self.vms[at];
         VmRun {
+            arrival_s: starts.first().map(|start| start.arrival_s),
             programs: starts.iter().flat_map(|start| start.programs.clone()).collect(),
             instructions_g: vm.instructions_g,
             busy_s: starts.iter().map(busy).sum(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_control::Policies;
+    use homenode_machine::preset;
+
+    use super::*;
+
+    /// One VM that comes back, one that is stopped, one that never comes, one that runs two programs; figures count from 5 s on.
+    const CASE: &str = r#"
+name = "case"
+duration = "60s"
+warm_up = "5s"
+[[vm]]
+name = "back"
+vcpus = 2
+memory = "2GiB"
+workload = "cg.B"
+work_share = 0.1
+after = "leave"
+[[vm]]
+name = "cut"
+vcpus = 2
+memory = "2GiB"
+workload = "povray"
+[[vm]]
+name = "late"
+vcpus = 2
+memory = "2GiB"
+workload = "cg.B"
+arrival = "70s"
+[[vm]]
+name = "two"
+vcpus = 2
+memory = "2GiB"
+workload = "povray"
+work_share = 0.02
+then = [{ workload = "cg.B", work_share = 0.05 }]
+[[event]]
+at = "2s"
+vm = "back"
+action = "start"
+[[event]]
+at = "30s"
+vm = "back"
+action = "start"
+[[event]]
+at = "20s"
+vm = "cut"
+action = "stop"
+"#;
+
+    #[test]
+    fn every_start_and_program_of_a_vm_counts() {
+        let scenario = Scenario::from_toml("case.toml", CASE).unwrap();
+        let setup = Setup::new(preset("r420").unwrap(), scenario, 1);
+        let config = Config {
+            policies: Policies::Default,
+            ..Config::default()
+        };
+        let run = run(&setup, config, |_| (), |_| ()).unwrap();
+        let [back, cut, late, two] = run.vms.as_slice() else {
+            panic!("four VMs")
+        };
+        assert_eq!(back.arrival_s.map(f64::floor), Some(2.0));
+        assert_eq!(back.programs.len(), 2);
+        let (whole_s, last_s) = (back.whole_s().unwrap(), run.report.vms[0].runtime_s.unwrap());
+        assert!(whole_s > 1.5 * last_s, "{whole_s} {last_s}");
+        // Its first three seconds were warm-up.
+        assert!((back.busy_s - (whole_s - 3.0)).abs() < 0.1, "{}", back.busy_s);
+        assert_eq!(cut.programs, [None]);
+        assert!((cut.busy_s - 15.0).abs() < 0.01, "{}", cut.busy_s);
+        assert_eq!((late.arrival_s, late.programs.len(), late.busy_s), (None, 0, 0.0));
+        assert_eq!(two.programs.len(), 2);
+        assert!(two.whole_s().is_some());
     }
 }

@@ -26,6 +26,18 @@ pub fn ratio(base: &VmRun, other: &VmRun) -> Option<f64> {
     Some(other_s / base_s)
 }
 
+/// The value of a run: mean over VMs of their ratios; infinite where there are none, or a VM did nothing.
+pub fn value(base: &Run, other: &Run) -> f64 {
+    let ratios = base
+        .vms
+        .iter()
+        .zip(&other.vms)
+        .filter_map(|(base, vm)| ratio(base, vm));
+    mean(ratios)
+        .filter(|mean| mean.is_finite())
+        .unwrap_or(f64::INFINITY)
+}
+
 /// Time of the VM's work in both runs, in seconds, or in seconds per thousand million instructions.
 fn times(base: &VmRun, other: &VmRun) -> Option<(f64, f64)> {
     if base.programs.len() == other.programs.len()
@@ -177,4 +189,96 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
         .into_iter()
         .fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
     (count > 0).then(|| sum / f64::from(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_machine::preset;
+    use homenode_twin::{Scenario, Twin, VmSpec};
+    use homenode_units::Bytes;
+
+    use super::*;
+
+    fn vm(programs: &[Option<f64>], instructions_g: f64, busy_s: f64) -> VmRun {
+        VmRun {
+            arrival_s: Some(0.0),
+            programs: programs.to_vec(),
+            instructions_g,
+            busy_s,
+        }
+    }
+
+    #[test]
+    fn programs_that_end_are_judged_by_their_time() {
+        // 60 + 20 s against 50 + 70 s, whatever was counted.
+        let (base, other) = (
+            vm(&[Some(60.0), Some(20.0)], 7.0, 1.0),
+            vm(&[Some(50.0), Some(70.0)], 9.0, 1.0),
+        );
+        assert_eq!(ratio(&base, &other), Some(1.5));
+    }
+
+    #[test]
+    fn a_program_that_ends_in_one_run_only_is_judged_by_its_speed() {
+        // 100 G in 50 s against 80 G in 100 s: 0.5 against 1.25 s per G.
+        let (base, other) = (vm(&[Some(50.0)], 100.0, 50.0), vm(&[None], 80.0, 100.0));
+        assert_eq!(ratio(&base, &other), Some(2.5));
+        assert_eq!(ratio(&other, &base), Some(0.4));
+        // One that was begun in one run only, as when a VM comes back later than the run lasts.
+        let fewer = vm(&[Some(50.0)], 50.0, 50.0);
+        assert_eq!(ratio(&vm(&[Some(50.0), None], 100.0, 100.0), &fewer), Some(1.0));
+    }
+
+    #[test]
+    fn a_vm_that_does_nothing_has_no_ratio_and_one_that_stops_is_infinitely_slow() {
+        let (idle, busy) = (vm(&[None], 0.0, 100.0), vm(&[None], 10.0, 100.0));
+        assert_eq!(ratio(&idle, &busy), None);
+        assert_eq!(ratio(&busy, &idle), Some(f64::INFINITY));
+        assert_eq!(ratio(&vm(&[], 0.0, 0.0), &busy), None);
+    }
+
+    fn run(times: &[f64], decisions: usize) -> Run {
+        let vms = (0..times.len()).map(|at| VmSpec::new(&format!("vm{at}"), 1, Bytes::from_gib(1), "cg.B"));
+        let scenario = Scenario::of("some", vms.collect());
+        let twin = Twin::new(preset("r420").unwrap(), &scenario, 1).unwrap();
+        let mut report = twin.report();
+        report.vms[0].host_pages_moved = 131_072;
+        Run {
+            policy: "some",
+            decisions,
+            vms: times.iter().map(|time| vm(&[Some(*time)], 1.0, *time)).collect(),
+            report,
+        }
+    }
+
+    #[test]
+    fn scores_are_means_over_vms_then_seeds_then_cases() {
+        let base = [run(&[10.0, 20.0], 0), run(&[20.0, 20.0], 0)];
+        // Ratios 0.9 and 1.2, then 1.2 and 0.7: the first VM takes 33 s against 30, the second 38 against 40.
+        let other = [run(&[9.0, 24.0], 3), run(&[24.0, 14.0], 5)];
+        let score = CaseScore::of("one", &base.each_ref(), &other.each_ref());
+        let near = |value: Option<f64>, expected: f64| {
+            assert!((value.unwrap() - expected).abs() < 1e-12, "{value:?}")
+        };
+        near(score.mean(), (1.05 + 0.95) / 2.0);
+        near(score.worst_run(), 1.2);
+        near(score.worst_vm(), 33.0 / 30.0);
+        let hurt: Vec<&str> = score.hurt().map(|vm| vm.name.as_str()).collect();
+        assert_eq!(hurt, ["vm0"]);
+        near(score.vms[0].base_s, 15.0);
+        near(Some(score.decisions), 4.0);
+        near(Some(score.moved_gib), 0.5);
+        let other = CaseScore::of("two", &base.each_ref(), &base.each_ref());
+        let total = Total::of(&[score, other]);
+        near(total.mean, 1.0);
+        near(total.worst_run, 1.2);
+        assert_eq!((total.hurt, total.much_worse), ((1, 4), (2, 8)));
+        near(Some(total.decisions), 2.0);
+    }
+
+    #[test]
+    fn nothing_at_all_has_no_mean() {
+        let total = Total::of(&[]);
+        assert_eq!((total.mean, total.worst_vm, total.hurt), (None, None, (0, 0)));
+    }
 }

@@ -165,3 +165,48 @@ pub fn run_all(cells: &[Cell], policies: &[Policies], seeds: &[u64], jobs: usize
     let progress = Progress::new("cells", cells.len());
     jobs::each(jobs, cells, &progress, |cell| cell.run(policies, seeds))
 }
+
+#[cfg(test)]
+mod tests {
+    use homenode_machine::preset;
+
+    use super::*;
+
+    #[test]
+    fn a_sweep_goes_up_to_a_full_host() {
+        let machine = preset("r910").unwrap();
+        let counts: Vec<usize> = sweep(&machine, &["povray".to_owned()], SOLO_S)
+            .iter()
+            .map(|cell| cell.vms)
+            .collect();
+        assert_eq!(counts, [1, 2, 3, 4, 6, 8]);
+        let alone = lone(&machine, &["povray".to_owned()], SOLO_S);
+        assert_eq!(
+            alone
+                .iter()
+                .map(|cell| (cell.vms, cell.vcpus))
+                .collect::<Vec<_>>(),
+            [(1, 4), (1, 8)]
+        );
+    }
+
+    #[test]
+    fn default_does_as_much_as_default_and_errors_name_their_object() {
+        let cell = |program: &str| Cell {
+            machine: preset("r420").unwrap(),
+            program: program.to_owned(),
+            vms: 2,
+            vcpus: 4,
+            solo_s: 3.0,
+        };
+        let outcomes = run_all(&[cell("sp.B"), cell("povrey")], &[Policies::Default], &[1, 2], 2);
+        let works = outcomes[0].as_ref().unwrap();
+        assert_eq!(works[0].of_default, 1.0);
+        assert_eq!(works[0].score.ratios.len(), 2);
+        let error = outcomes[1].as_ref().unwrap_err();
+        assert!(
+            error.contains("no workload with a program is named `povrey`"),
+            "{error}"
+        );
+    }
+}

@@ -25,7 +25,7 @@ const PURE: [(&str, &[&str]); 2] = [
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 19] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -99,10 +99,24 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
             "homenode-tracking",
         ],
     ),
+    // Nothing that decides may know what is best: only the scoreboard and the command line see it.
+    (
+        "homenode-search",
+        &[
+            "homenode-reproduce",
+            "homenode-control",
+            "homenode-twin",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
     (
         "homenode-cli",
         &[
             "homenode-reproduce",
+            "homenode-search",
             "homenode-calibrate",
             "homenode-control",
             "homenode-linux",

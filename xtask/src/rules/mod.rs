@@ -27,7 +27,7 @@ struct Rule {
     check: fn(&Workspace) -> Vec<Finding>,
 }
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
@@ -57,6 +57,11 @@ const RULES: [Rule; 10] = [
         name: "registry-hosts",
         about: "no package registry is named",
         check: text::registry_hosts,
+    },
+    Rule {
+        name: "known-decisions",
+        about: "what is known to be the best decision is read by search and xtask alone",
+        check: text::known_decisions,
     },
     Rule {
         name: "readme-crates",

@@ -119,6 +119,22 @@ pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
+/// A policy that has seen the best decisions of the cases that it is judged by says nothing: who decides must not find them.
+pub(super) fn known_decisions(workspace: &Workspace) -> Vec<Finding> {
+    const MAY_READ: [&str; 3] = ["crates/search/", "xtask/", "data/decisions/"];
+    const READERS: [&str; 7] = [".rs", ".sh", ".py", ".toml", ".c", ".js", "Makefile"];
+    let findings = of_lines(workspace, &READERS, Text::All, |line| {
+        let names_them = line.contains("data/decisions") || line.contains("decisions/known");
+        let message = "'data/decisions' is for crates/search and xtask alone: a policy that knows the best is no policy";
+        names_them.then(|| message.to_owned())
+    });
+    let may_read = |finding: &Finding| MAY_READ.iter().any(|folder| finding.place.starts_with(folder));
+    findings
+        .into_iter()
+        .filter(|finding| !may_read(finding))
+        .collect()
+}
+
 /// Which text of a Rust file a rule looks at.
 #[derive(Clone, Copy)]
 enum Text {
@@ -268,5 +284,25 @@ mod tests {
         let text = concat!("see https://static.crates", ".io/x\n");
         assert_eq!(places(registry_hosts, "a.md", text), ["a.md:1"]);
         assert!(places(registry_hosts, "Cargo.lock", text).is_empty());
+    }
+
+    #[test]
+    fn known_decisions_finds_a_policy_that_reads_them() {
+        let text = "include_str!(\"../../../data/decisions/known/churn.toml\")\n";
+        assert_eq!(
+            places(known_decisions, "crates/policy/src/arrange.rs", text),
+            ["crates/policy/src/arrange.rs:1"]
+        );
+        assert_eq!(
+            places(known_decisions, "scripts/tune.py", "glob('data/decisions')\n"),
+            ["scripts/tune.py:1"]
+        );
+        for path in [
+            "crates/search/src/known.rs",
+            "xtask/src/steps.rs",
+            "docs/DECISIONS.md",
+        ] {
+            assert!(places(known_decisions, path, text).is_empty(), "{path}");
+        }
     }
 }

@@ -1,0 +1,187 @@
+//! `homenode search`: the best that is known to be possible in a scenario, beside what policies make of it.
+
+use homenode_control::{Config, Policies};
+use homenode_search::best::{Best, best};
+use homenode_search::jobs::{self, Progress};
+use homenode_search::known::Known;
+use homenode_search::run::{Run, Setup};
+use homenode_search::score::ratio;
+use homenode_search::search::Effort;
+use serde::Serialize;
+
+use crate::args::SearchArgs;
+use crate::bad_input;
+use crate::output::{Output, or_dash, table};
+use crate::trial::about_input;
+use crate::twin;
+
+/// What was searched, and what was found.
+#[derive(Debug, Serialize)]
+struct Search<'a> {
+    version: &'static str,
+    commit: &'static str,
+    scenario: &'a str,
+    machine: &'a str,
+    seed: u64,
+    evaluations: usize,
+    policies: Vec<OfPolicy>,
+    best: OfBest,
+}
+
+/// Policies beside `default` and the best known.
+#[derive(Debug, Serialize)]
+struct OfPolicy {
+    policy: &'static str,
+    /// Mean over VMs of the ratio beside `default`; absent where a VM did nothing.
+    mean: Option<f64>,
+    worst: Option<f64>,
+    /// Its mean over the best known, less 1.
+    gap: Option<f64>,
+    vms: Vec<OfVm>,
+}
+
+#[derive(Debug, Serialize)]
+struct OfBest {
+    found_by: &'static str,
+    mean: f64,
+    worst: Option<f64>,
+    vms: Vec<OfVm>,
+    decisions: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct OfVm {
+    name: String,
+    ratio: Option<f64>,
+}
+
+/// Searches.
+///
+/// # Errors
+/// Bad input; a scenario that the machine cannot run; a file of what is known that is none, or cannot be written.
+pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
+    let mut output = Output::new(args.json);
+    let scenario = twin::scenario(&args.scenario)?;
+    let machine = twin::machine_for(&scenario, &args.scenario, args.machine.as_deref())?;
+    let seed = args.seed.unwrap_or(scenario.seed);
+    let setup = Setup::new(machine, scenario, seed);
+    let mut known = match &args.known {
+        Some(path) => Known::read(path, &setup).map_err(bad_input)?,
+        None => Known::default(),
+    };
+    let effort = Effort {
+        evaluations: args.evaluations,
+        jobs: args.jobs.map_or_else(jobs::available, usize::from),
+        seed: 1,
+    };
+    let progress = Progress::new(format!("{} seed {seed}", setup.scenario.name), args.evaluations);
+    let before = known.schedules(&setup);
+    let best = best(&setup, &Config::default(), &before, &effort, &progress).map_err(about_input)?;
+    drop(progress);
+    let search = Search {
+        version: env!("CARGO_PKG_VERSION"),
+        commit: env!("HOMENODE_COMMIT"),
+        scenario: &setup.scenario.name,
+        machine: &setup.machine.name,
+        seed,
+        evaluations: best.evaluations(),
+        policies: best
+            .policies
+            .iter()
+            .map(|policy| of_policy(&best, policy.policies, &policy.run))
+            .collect(),
+        best: of_best(&setup, &best),
+    };
+    show(&search, &best, &mut output);
+    output.object("search", &search);
+    if let Some(path) = &args.known {
+        known.add(&setup, &best, env!("HOMENODE_COMMIT"));
+        known.write(path)?;
+    }
+    Ok(())
+}
+
+fn of_vms(base: &Run, run: &Run) -> Vec<OfVm> {
+    let pairs = base.vms.iter().zip(&run.vms).zip(&base.report.vms);
+    let of_vm = |((base, vm), named): ((_, _), &homenode_twin::VmReport)| OfVm {
+        name: named.name.clone(),
+        ratio: ratio(base, vm).filter(|ratio| ratio.is_finite()),
+    };
+    pairs.map(of_vm).collect()
+}
+
+fn worst(vms: &[OfVm]) -> Option<f64> {
+    vms.iter().filter_map(|vm| vm.ratio).reduce(f64::max)
+}
+
+fn of_policy(best: &Best, policies: Policies, run: &Run) -> OfPolicy {
+    let mean = homenode_search::score::value(&best.base, run);
+    let vms = of_vms(&best.base, run);
+    OfPolicy {
+        policy: policies.name(),
+        mean: Some(mean).filter(|mean| mean.is_finite()),
+        worst: worst(&vms),
+        gap: Some(mean / best.mean() - 1.0).filter(|gap| gap.is_finite()),
+        vms,
+    }
+}
+
+fn of_best(setup: &Setup, best: &Best) -> OfBest {
+    let vms = of_vms(&best.base, best.run());
+    OfBest {
+        found_by: best.found_by(),
+        mean: best.mean(),
+        worst: worst(&vms),
+        vms,
+        decisions: best.schedule().lines(&setup.scenario),
+    }
+}
+
+fn show(search: &Search<'_>, best: &Best, output: &mut Output) {
+    let figure = |value: Option<f64>| or_dash(value, |value| format!("{value:.3}"));
+    let percent = |gap: Option<f64>| or_dash(gap, |gap| format!("{:.1}%", gap * 100.0));
+    output.line(&format!(
+        "{} on {}, seed {}: runtime over that under default, which is 1; {} evaluations\n",
+        search.scenario, search.machine, search.seed, search.evaluations
+    ));
+    let of_default = vec![
+        "default".to_owned(),
+        figure(Some(1.0)),
+        figure(Some(1.0)),
+        percent(Some(1.0 / best.mean() - 1.0)),
+    ];
+    let policies = search.policies.iter().map(|policy| {
+        vec![
+            policy.policy.to_owned(),
+            figure(policy.mean),
+            figure(policy.worst),
+            percent(policy.gap),
+        ]
+    });
+    let known = vec![
+        format!("best known, by {}", search.best.found_by),
+        figure(Some(search.best.mean)),
+        figure(search.best.worst),
+        percent(Some(0.0)),
+    ];
+    let rows = [of_default].into_iter().chain(policies).chain([known]);
+    output.line(&table(&["", "mean", "worst VM", "over best known"], rows).to_string());
+    let mut header = vec!["VM".to_owned(), "workload".to_owned()];
+    header.extend(search.policies.iter().map(|policy| policy.policy.to_owned()));
+    header.push("best known".to_owned());
+    let rows = search.best.vms.iter().enumerate().map(|(at, vm)| {
+        let mut row = vec![vm.name.clone(), best.base.report.vms[at].workload.clone()];
+        row.extend(search.policies.iter().map(|policy| figure(policy.vms[at].ratio)));
+        row.push(figure(vm.ratio));
+        row
+    });
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    output.line(&format!("\n{}", table(&header, rows)));
+    output.line("\nThe decisions of the best known, each from the agent's first sample at or after its time that has the VM:\n");
+    if search.best.decisions.is_empty() {
+        output.line("    none: every VM is where the kernel puts it");
+    }
+    for line in &search.best.decisions {
+        output.line(&format!("    {line}"));
+    }
+}

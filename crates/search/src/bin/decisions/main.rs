@@ -1,0 +1,156 @@
+//! Scores policies over cases, draws cases, sweeps loads, keeps what is known best, and writes docs/DECISIONS.md:
+//! `decisions --help`.
+
+#![allow(clippy::print_stdout, reason = "printing is what this program is for")]
+
+mod document;
+mod known;
+mod scores;
+mod swept;
+
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+use homenode_control::Policies;
+use homenode_machine::file::read_text_file;
+use homenode_machine::preset;
+use homenode_search::run::Setup;
+use homenode_search::{generate, jobs};
+use homenode_twin::Scenario;
+
+/// Scores policies over cases × seeds beside `default`
+#[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(after_help = "Examples:
+  decisions --seeds 1-5 --policy homenode --policy tavo -v CASE.toml ...   scores, VM by VM
+  decisions generate --seeds 1-24 --out DIR                                cases to look at
+  decisions sweep --policy homenode --policy ff-pin                        one program, from one VM to a full host
+  decisions lone --below 0.98                                              one VM alone
+  decisions known --evaluations 300 data/decisions/cases/*.toml            what is known best
+  decisions held-out --keep data/decisions/held-out.toml                   cases that nobody has looked at")]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    scores: scores::Scores,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write cases drawn by seeds into a folder
+    Generate {
+        /// Seeds of the cases, as 1-24 (1-40 are for training)
+        #[arg(long, value_parser = seeds)]
+        seeds: RangeInclusive<u64>,
+        /// The folder
+        #[arg(long)]
+        out: PathBuf,
+    },
+    /// From one VM of 4 vCPUs to a full host, all of one program, on each preset with several nodes
+    Sweep(swept::Swept),
+    /// One VM of 4 and of 8 vCPUs alone on each preset with several nodes
+    Lone(swept::Swept),
+    /// Search for the best of cases, and keep it in files where it is better than what they know
+    Known(known::Search),
+    /// Run cases drawn by the last commit that touched the policies, and add what came of them to a list
+    HeldOut(document::Held),
+    /// Write the scoreboard as a document, with its figure beside it
+    Document(document::Document),
+}
+
+/// What most commands want to know.
+#[derive(Debug, Args)]
+struct Common {
+    /// Seeds, as 1-5 or 7
+    #[arg(long, default_value = "1-3", value_parser = seeds)]
+    seeds: RangeInclusive<u64>,
+    /// Policies beside default (again for more) [default: homenode]
+    #[arg(long = "policy")]
+    policies: Vec<Policies>,
+    /// Runs at the same time [default: as many as there are CPUs]
+    #[arg(long, default_value_t = jobs::available(), hide_default_value = true)]
+    jobs: usize,
+}
+
+impl Common {
+    /// Without `default`, beside which all are.
+    fn policies(&self) -> Vec<Policies> {
+        let mut named: Vec<Policies> = Vec::new();
+        for policies in &self.policies {
+            if *policies != Policies::Default && !named.contains(policies) {
+                named.push(*policies);
+            }
+        }
+        if named.is_empty() {
+            named.push(Policies::Homenode);
+        }
+        named
+    }
+}
+
+fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let number = |text: &str| {
+        text.parse()
+            .map_err(|_| format!("`{text}` is no seed; write 1-5, or 7"))
+    };
+    let (first, last) = (number(first)?, number(last)?);
+    if first > last {
+        return Err(format!("{first}-{last} holds no seed; write the smaller first"));
+    }
+    Ok(first..=last)
+}
+
+fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse();
+    match cli.command {
+        None => scores::print(&cli.scores),
+        Some(Command::Generate { seeds, out }) => generated(seeds, &out),
+        Some(Command::Sweep(args)) => swept::sweep(&args),
+        Some(Command::Lone(args)) => swept::lone(&args),
+        Some(Command::Known(args)) => known::search(&args),
+        Some(Command::HeldOut(args)) => document::held_out(&args),
+        Some(Command::Document(args)) => document::write(&args),
+    }
+}
+
+fn generated(seeds: RangeInclusive<u64>, out: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    for seed in seeds {
+        let path = out.join(format!("{}.toml", generate::name(seed)));
+        fs::write(&path, generate::case(seed)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// A scenario in a file, on its own machine.
+fn read(path: &Path) -> anyhow::Result<Setup> {
+    let text = read_text_file(path)?;
+    let scenario = Scenario::from_toml(&path.display().to_string(), &text)?;
+    let machine = preset(scenario.machine.as_deref().unwrap_or("r910"))
+        .map_err(|error| anyhow::anyhow!("{}", scenario.complaint("machine", error.to_string())))?;
+    Ok(Setup::new(machine, scenario, 1))
+}
+
+fn show(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        Cli::command().debug_assert();
+        assert_eq!(seeds("1-3").unwrap(), 1..=3);
+        assert_eq!(seeds("7").unwrap(), 7..=7);
+        assert!(seeds("3-1").unwrap_err().contains("the smaller first"));
+        assert!(seeds("one").unwrap_err().contains("is no seed"));
+    }
+}

@@ -1,0 +1,164 @@
+//! `decisions CASE...`: policies beside `default`, case by case, VM by VM.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use homenode_control::{Config, Policies};
+use homenode_search::jobs::{self, Progress};
+use homenode_search::run::{Run, Setup, run};
+use homenode_search::score::{CaseScore, MUCH_WORSE, Total, mean};
+use homenode_twin::VmReport;
+
+use crate::{Common, read, show};
+
+#[derive(Debug, Args)]
+pub struct Scores {
+    /// Scenario files
+    #[arg(required = true, value_name = "SCENARIO.toml")]
+    cases: Vec<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+    /// Show each VM
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Runs of cases: by case, then by policies with `default` first, then by seed.
+pub fn runs(
+    setups: &[Setup],
+    seeds: &[u64],
+    policies: &[Policies],
+    jobs: usize,
+) -> anyhow::Result<Vec<Vec<Vec<Run>>>> {
+    let mut work = Vec::new();
+    for setup in setups {
+        for policies in [Policies::Default].iter().chain(policies) {
+            work.extend(seeds.iter().map(|seed| (setup, *policies, *seed)));
+        }
+    }
+    let progress = Progress::new("runs", work.len());
+    let mut done = jobs::each(jobs, &work, &progress, |(setup, policies, seed)| {
+        let setup = Setup {
+            seed: *seed,
+            ..(*setup).clone()
+        };
+        let config = Config {
+            policies: *policies,
+            ..Config::default()
+        };
+        run(&setup, config, |_| (), |_| ())
+    })
+    .into_iter();
+    let mut of_seeds = || {
+        done.by_ref()
+            .take(seeds.len())
+            .collect::<anyhow::Result<Vec<Run>>>()
+    };
+    setups
+        .iter()
+        .map(|_| (0..=policies.len()).map(|_| of_seeds()).collect())
+        .collect()
+}
+
+/// Scores of cases by policies.
+pub fn scores(
+    setups: &[Setup],
+    seeds: &[u64],
+    policies: &[Policies],
+    jobs: usize,
+) -> anyhow::Result<Vec<Vec<CaseScore>>> {
+    let runs = runs(setups, seeds, policies, jobs)?;
+    let of_policies = |number: usize| {
+        let cases = setups.iter().zip(&runs);
+        cases
+            .map(|(setup, runs)| score(setup, &runs[0], &runs[number + 1]))
+            .collect()
+    };
+    Ok((0..policies.len()).map(of_policies).collect())
+}
+
+fn score(setup: &Setup, base: &[Run], other: &[Run]) -> CaseScore {
+    let (base, other): (Vec<&Run>, Vec<&Run>) = (base.iter().collect(), other.iter().collect());
+    CaseScore::of(&setup.scenario.name, &base, &other)
+}
+
+pub fn print(args: &Scores) -> anyhow::Result<()> {
+    let setups: Vec<Setup> = args
+        .cases
+        .iter()
+        .map(|path| read(path))
+        .collect::<anyhow::Result<_>>()?;
+    let seeds: Vec<u64> = args.common.seeds.clone().collect();
+    let policies = args.common.policies();
+    let runs = runs(&setups, &seeds, &policies, args.common.jobs)?;
+    for (number, policies) in policies.iter().enumerate() {
+        println!("== {}", policies.name());
+        let mut scores = Vec::new();
+        for (setup, runs) in setups.iter().zip(&runs) {
+            let (base, other) = (&runs[0], &runs[number + 1]);
+            let score = score(setup, base, other);
+            print_case(&score);
+            if args.verbose {
+                print_vms(&score, base, other);
+            }
+            scores.push(score);
+        }
+        print_total(&scores);
+    }
+    Ok(())
+}
+
+fn print_case(score: &CaseScore) {
+    println!(
+        "{:14} mean {} worst-run {} worst-vm {} decisions {:.0} moved {:.1} GiB",
+        score.case,
+        show(score.mean()),
+        show(score.worst_run()),
+        show(score.worst_vm()),
+        score.decisions,
+        score.moved_gib
+    );
+}
+
+fn print_vms(score: &CaseScore, base: &[Run], other: &[Run]) {
+    for (at, vm) in score.vms.iter().enumerate() {
+        let of_runs = |runs: &[Run], of: fn(&VmReport) -> Option<f64>| {
+            show(mean(runs.iter().filter_map(|run| of(&run.report.vms[at]))))
+        };
+        let by_seed: Vec<String> = score.ratios.iter().map(|vms| show(vms[at])).collect();
+        let both = |of| format!("{}->{}", of_runs(base, of), of_runs(other, of));
+        println!(
+            "    {:18} {:11} {}  [{}]  local {} miss {} runtime {} s",
+            vm.name,
+            vm.workload,
+            show(vm.ratio),
+            by_seed.join(" "),
+            both(|vm| vm.local_access_ratio),
+            both(|vm| vm.llc_miss_rate),
+            both(|vm| vm.runtime_s),
+        );
+    }
+}
+
+pub fn print_total(scores: &[CaseScore]) {
+    let total = Total::of(scores);
+    let hurt: Vec<String> = scores
+        .iter()
+        .flat_map(|case| {
+            case.hurt()
+                .map(|vm| format!("{}/{} {}", case.case, vm.name, show(vm.ratio)))
+        })
+        .collect();
+    println!(
+        "mean of cases {}; worst VM {}; hurt {}/{}: {}; runs over {MUCH_WORSE:.2}: {}/{}",
+        total
+            .mean
+            .map_or_else(|| "-".to_owned(), |mean| format!("{mean:.4}")),
+        show(total.worst_vm),
+        total.hurt.0,
+        total.hurt.1,
+        hurt.join(", "),
+        total.much_worse.0,
+        total.much_worse.1
+    );
+}

@@ -1,0 +1,125 @@
+//! `decisions sweep` and `decisions lone`.
+
+use anyhow::bail;
+use clap::Args;
+use homenode_control::Policies;
+use homenode_machine::{Machine, preset};
+use homenode_search::generate;
+use homenode_search::score::mean;
+use homenode_search::sweep::{self, Cell, Work};
+
+use crate::{Common, show};
+
+#[derive(Debug, Args)]
+pub struct Swept {
+    /// Programs; a few of different kinds, or for `lone` all, without any
+    #[arg(long, value_delimiter = ',')]
+    programs: Vec<String>,
+    /// Presets; all with several nodes without any
+    #[arg(long, value_delimiter = ',')]
+    machines: Vec<String>,
+    #[command(flatten)]
+    common: Common,
+    /// What a program lasts alone, in seconds; a run ends after five times as long
+    #[arg(long, default_value_t = sweep::SOLO_S)]
+    solo: f64,
+    /// Show cells that do less than this share of default's work only
+    #[arg(long)]
+    below: Option<f64>,
+}
+
+pub fn sweep(args: &Swept) -> anyhow::Result<()> {
+    print(args, sweep::PROGRAMS.map(str::to_owned).to_vec(), sweep::sweep)
+}
+
+pub fn lone(args: &Swept) -> anyhow::Result<()> {
+    print(args, all_programs(), sweep::lone)
+}
+
+/// Names of all workloads with a program.
+pub fn all_programs() -> Vec<String> {
+    generate::programs()
+        .into_iter()
+        .map(|(name, _)| name.to_owned())
+        .collect()
+}
+
+/// Runs cells, each with what came of it.
+pub fn run(
+    cells: Vec<Cell>,
+    policies: &[Policies],
+    seeds: &[u64],
+    jobs: usize,
+) -> anyhow::Result<Vec<(Cell, Vec<Work>)>> {
+    let outcomes = sweep::run_all(&cells, policies, seeds, jobs);
+    let pairs = cells.into_iter().zip(outcomes);
+    pairs
+        .map(|(cell, outcome)| Ok((cell, outcome.map_err(anyhow::Error::msg)?)))
+        .collect()
+}
+
+fn print(
+    args: &Swept,
+    usual: Vec<String>,
+    cells: fn(&Machine, &[String], f64) -> Vec<Cell>,
+) -> anyhow::Result<()> {
+    let programs = if args.programs.is_empty() {
+        usual
+    } else {
+        args.programs.clone()
+    };
+    let machines = match args.machines.as_slice() {
+        [] => generate::machines(),
+        named => named.iter().map(|name| preset(name)).collect::<Result<_, _>>()?,
+    };
+    let of_machine = |machine| cells(machine, &programs, args.solo);
+    let cells: Vec<Cell> = machines.iter().flat_map(of_machine).collect();
+    if cells.is_empty() {
+        bail!("none of these machines has room for any of these programs; name others");
+    }
+    let seeds: Vec<u64> = args.common.seeds.clone().collect();
+    let policies = args.common.policies();
+    let swept = run(cells, &policies, &seeds, args.common.jobs)?;
+    println!("work beside default, mean over VMs and seeds (decisions, GiB moved)");
+    for (cell, works) in &swept {
+        if args
+            .below
+            .is_none_or(|below| works.iter().any(|work| work.of_default < below))
+        {
+            print_cell(cell, works);
+        }
+    }
+    for (at, policies) in policies.iter().enumerate() {
+        let works = || swept.iter().map(|(_, works)| works[at].of_default);
+        println!(
+            "{}: mean {}, least {}, under .98 in {} of {}",
+            policies.name(),
+            show(mean(works())),
+            show(works().reduce(f64::min)),
+            works().filter(|work| *work < 0.98).count(),
+            swept.len()
+        );
+    }
+    Ok(())
+}
+
+fn print_cell(cell: &Cell, works: &[Work]) {
+    let word = |work: &Work| {
+        let (name, score) = (work.policies.name(), &work.score);
+        format!(
+            "{name} {:.3} ({:.0}, {:.1})",
+            work.of_default, score.decisions, score.moved_gib
+        )
+    };
+    let words: Vec<String> = works.iter().map(word).collect();
+    let base_s = works.first().and_then(|work| work.score.vms.first()?.base_s);
+    println!(
+        "{:11} {:15} {:2} VMs of {} vCPUs, default {} s  {}",
+        cell.machine.name,
+        cell.program,
+        cell.vms,
+        cell.vcpus,
+        base_s.map_or_else(|| "-".to_owned(), |s| format!("{s:.0}")),
+        words.join("  ")
+    );
+}

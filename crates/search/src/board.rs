@@ -1,0 +1,473 @@
+//! The scoreboard of decisions as a document and a figure: from scores to text, nothing else.
+
+use std::fmt::Write as _;
+
+use homenode_reproduce::{Figure, Shape};
+
+use crate::held_out::HeldOut;
+use crate::known::Known;
+use crate::score::{CaseScore, HURT, MUCH_WORSE, Total, mean};
+use crate::sweep::{Cell, Work};
+
+/// The policies whose gap to the best known is shown, and whose VMs that are hurt are named.
+const OURS: &str = "homenode";
+/// Work beside `default` under which a cell of a sweep is named.
+const WORK_MIN: f64 = 0.98;
+/// So many cells are named, the worst first.
+const NAMED_MAX: usize = 20;
+
+/// All that the document shows.
+pub struct Board {
+    /// Seeds that all was run with.
+    pub seeds: Vec<u64>,
+    /// Scores of each set of policies, by name, in the order of the cases.
+    pub policies: Vec<(&'static str, Vec<CaseScore>)>,
+    /// What is known best, in the order of the cases.
+    pub known: Vec<Known>,
+    /// The load sweep.
+    pub sweep: Vec<(Cell, Vec<Work>)>,
+    /// VMs that are alone.
+    pub lone: Vec<(Cell, Vec<Work>)>,
+    /// Held-out runs.
+    pub held_out: HeldOut,
+}
+
+fn figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"))
+}
+
+impl Board {
+    /// The document.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        self.head(&mut out);
+        self.totals(&mut out);
+        self.cases(&mut out);
+        self.hurt(&mut out);
+        self.sweeps(&mut out);
+        self.lone(&mut out);
+        self.held_out(&mut out);
+        out
+    }
+
+    fn head(&self, out: &mut String) {
+        let seeds: Vec<String> = self.seeds.iter().map(u64::to_string).collect();
+        // Writing to a String cannot fail, here and below.
+        let _ = write!(
+            out,
+            "# How good decisions are
+
+Written by `cargo xtask decisions`; do not edit. Seeds {}. All figures are of the twin: how far that can be trusted is in
+[VALIDATION.md](VALIDATION.md).
+
+What is compared: the same VMs, programs, arrivals and seed, under the kernel's scheduler alone (`default`) and under sets of
+policies. *Ratio*: time that a VM's programs took over the time they took under `default` with the same seed; below 1 is faster.
+Where a program did not end in both runs, seconds per instruction. A *mean* is over a case's VMs, then seeds, then cases. A VM
+is *hurt* where its mean time over seeds is over {HURT} times default's. *Best known*: the best of all policies and of a search
+(`homenode search`) that tries schedules on copies of the twin, before and during the run, within the agent's budgets. It
+knows the future of its seed, which no policy does; and it is an upper bound on the best, which more searching lowers.
+
+How to read it: a policy is good where its mean is low *and* it hurts nobody; an operator who sees one VM twice as slow switches
+it off. What it does not say: anything about a real host, about cases unlike these, or how much of the gap to the best known a
+policy could close without knowing the future. `ff-pin` is first fit with a CPU for each vCPU, `tavo` the paper's algorithm
+as published, `homenode` the product.
+",
+            seeds.join(", ")
+        );
+    }
+
+    fn totals(&self, out: &mut String) {
+        out.push_str(
+            "
+## All cases
+
+| policies | mean | worst VM | worst run | VMs hurt | runs over 1.10 | decisions per run | GiB moved per run |
+|---|---|---|---|---|---|---|---|
+| default | 1.000 | 1.000 | 1.000 | 0 | 0 | 0 | 0 |
+",
+        );
+        for (name, scores) in &self.policies {
+            let total = Total::of(scores);
+            let _ = writeln!(
+                out,
+                "| {name} | {} | {} | {} | {} of {} | {} of {} | {:.0} | {:.1} |",
+                figure(total.mean),
+                figure(total.worst_vm),
+                figure(total.worst_run),
+                total.hurt.0,
+                total.hurt.1,
+                total.much_worse.0,
+                total.much_worse.1,
+                total.decisions,
+                total.moved_gib
+            );
+        }
+        self.total_of_best(out);
+        let gaps: Vec<f64> = (0..self.known.len())
+            .filter_map(|case| self.gap(OURS, case))
+            .collect();
+        let largest = gaps.iter().copied().reduce(f64::max);
+        let percent =
+            |gap: Option<f64>| gap.map_or_else(|| "-".to_owned(), |gap| format!("{:.1}", gap * 100.0));
+        let _ = writeln!(
+            out,
+            "\nGap of {OURS} to the best known, seed by seed where that was searched: {} percent on average over {} cases, {} \
+             in the case where it is largest.",
+            percent(mean(gaps.iter().copied())),
+            gaps.len(),
+            percent(largest)
+        );
+    }
+
+    /// A row for the best known, where all cases were searched; its mean is over the seeds that were.
+    fn total_of_best(&self, out: &mut String) {
+        let best: Option<Vec<f64>> = self.known.iter().map(|known| self.best(known)).collect();
+        let Some(best) = best else {
+            out.push_str("| best known | - | | | | | | |\n");
+            return;
+        };
+        let of_seeds = |known: &Known| -> Vec<Vec<f64>> {
+            let seeds = self.seeds.iter().filter_map(|seed| known.of_seed(*seed));
+            seeds.map(|of_seed| of_seed.vms.clone()).collect()
+        };
+        let (mut vms, mut runs): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
+        for seeds in self.known.iter().map(of_seeds) {
+            for at in 0..seeds.first().map_or(0, Vec::len) {
+                let ratios = seeds.iter().map(|vms| vms[at]).filter(|ratio| *ratio > 0.0);
+                vms.extend(mean(ratios.clone()));
+                runs.extend(ratios);
+            }
+        }
+        let over = |ratios: &[f64], bound: f64| {
+            let count = ratios.iter().filter(|ratio| **ratio > bound).count();
+            format!("{count} of {}", ratios.len())
+        };
+        let worst = |ratios: &[f64]| figure(ratios.iter().copied().reduce(f64::max));
+        let _ = writeln!(
+            out,
+            "| best known | {} | {} | {} | {} | {} | | |",
+            figure(mean(best)),
+            worst(&vms),
+            worst(&runs),
+            over(&vms, HURT),
+            over(&runs, MUCH_WORSE)
+        );
+    }
+
+    /// Mean of the best known over the board's seeds.
+    fn best(&self, known: &Known) -> Option<f64> {
+        let of_seeds = self.seeds.iter().filter_map(|seed| known.of_seed(*seed));
+        mean(of_seeds.map(|of_seed| of_seed.mean))
+    }
+
+    /// How far policies are above the best known in a case, over the seeds for which that was searched.
+    fn gap(&self, name: &str, case: usize) -> Option<f64> {
+        let (_, scores) = self.policies.iter().find(|(of, _)| *of == name)?;
+        let (score, known) = (scores.get(case)?, self.known.get(case)?);
+        let gaps = self.seeds.iter().zip(&score.ratios).filter_map(|(seed, vms)| {
+            let ours = mean(vms.iter().flatten().copied())?;
+            Some(ours / known.of_seed(*seed)?.mean - 1.0)
+        });
+        mean(gaps)
+    }
+
+    fn cases(&self, out: &mut String) {
+        let names: Vec<&str> = self.policies.iter().map(|(name, _)| *name).collect();
+        let _ = write!(
+            out,
+            "
+## Case by case
+
+Mean / worst VM. The cases are in `data/decisions/cases`; what is known best, with its decisions, in `data/decisions/known`,
+which no policy may read (a house rule).
+
+| case | {} | best known | evaluations | gap of {OURS} |
+|---|{}---|---|---|
+",
+            names.join(" | "),
+            "---|".repeat(names.len())
+        );
+        for (case, known) in self.known.iter().enumerate() {
+            let of_policies = self.policies.iter().filter_map(|(_, scores)| scores.get(case));
+            let cells: Vec<String> = of_policies
+                .map(|score| format!("{} / {}", figure(score.mean()), figure(score.worst_vm())))
+                .collect();
+            let evaluations: usize = known.seeds.iter().map(|of_seed| of_seed.evaluations).sum();
+            let gap = self.gap(OURS, case);
+            let _ = writeln!(
+                out,
+                "| {} | {} | {} | {evaluations} for {} seeds | {} |",
+                known.case,
+                cells.join(" | "),
+                figure(self.best(known)),
+                known.seeds.len(),
+                gap.map_or_else(|| "-".to_owned(), |gap| format!("{:.1} %", gap * 100.0))
+            );
+        }
+    }
+
+    fn hurt(&self, out: &mut String) {
+        for (name, scores) in self.policies.iter().filter(|(name, _)| *name == OURS) {
+            let hurt: Vec<String> = scores
+                .iter()
+                .flat_map(|case| {
+                    case.hurt()
+                        .map(|vm| format!("{} in {} {}", vm.name, case.case, figure(vm.ratio)))
+                })
+                .collect();
+            let list = if hurt.is_empty() {
+                "none".to_owned()
+            } else {
+                hurt.join(", ")
+            };
+            let _ = writeln!(out, "\nVMs hurt by {name}: {list}.");
+        }
+        out.push_str("\nThe same on twins that are disturbed: pending.\n");
+    }
+
+    fn sweeps(&self, out: &mut String) {
+        out.push_str(
+            "
+## One program, from one VM to a full host
+
+VMs of 4 vCPUs that all run the same program, on each preset with several nodes: work beside `default`, the mean over VMs of
+default's time over theirs; above 1 is more.
+
+![Work beside default by number of VMs](load-sweep.svg)
+",
+        );
+        let counts = self.counts();
+        for name in self.swept() {
+            let heads: Vec<String> = counts.iter().map(usize::to_string).collect();
+            let _ = write!(
+                out,
+                "\n{name}:\n\n| machine | program | {} |\n|---|---|{}\n",
+                heads.join(" | "),
+                "---|".repeat(counts.len())
+            );
+            let mut rows: Vec<(&str, &str)> = Vec::new();
+            for (cell, _) in &self.sweep {
+                let row = (cell.machine.name.as_str(), cell.program.as_str());
+                if !rows.contains(&row) {
+                    rows.push(row);
+                }
+            }
+            for (machine, program) in rows {
+                let at = |count: &usize| {
+                    let is_it = |cell: &Cell| {
+                        cell.machine.name == machine && cell.program == program && cell.vms == *count
+                    };
+                    let (_, works) = self.sweep.iter().find(|(cell, _)| is_it(cell))?;
+                    work_of(works, name)
+                };
+                let cells: Vec<String> = counts
+                    .iter()
+                    .map(|count| at(count).map_or_else(String::new, |work| format!("{work:.3}")))
+                    .collect();
+                let _ = writeln!(out, "| {machine} | {program} | {} |", cells.join(" | "));
+            }
+        }
+        out.push('\n');
+        for name in self.swept() {
+            let _ = writeln!(out, "- {}", summary(name, &self.sweep));
+        }
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        let mut counts: Vec<usize> = self.sweep.iter().map(|(cell, _)| cell.vms).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        counts
+    }
+
+    fn swept(&self) -> Vec<&'static str> {
+        let works = self.sweep.first().map_or(&[][..], |(_, works)| works);
+        works.iter().map(|work| work.policies.name()).collect()
+    }
+
+    fn lone(&self, out: &mut String) {
+        let Some((_, works)) = self.lone.first() else {
+            return;
+        };
+        out.push_str("\n## One VM alone\n\nAny workload in a VM of 4 or 8 vCPUs on each of these presets, the only one on the host.\n\n");
+        for name in works.iter().map(|work| work.policies.name()) {
+            let _ = writeln!(out, "- {}", summary(name, &self.lone));
+            let mut under: Vec<(f64, String)> = self
+                .lone
+                .iter()
+                .filter_map(|(cell, works)| Some((work_of(works, name)?, cell)))
+                .filter(|(work, _)| *work < WORK_MIN)
+                .map(|(work, cell)| {
+                    (
+                        work,
+                        format!(
+                            "{} of {} vCPUs on {} {work:.3}",
+                            cell.program, cell.vcpus, cell.machine.name
+                        ),
+                    )
+                })
+                .collect();
+            under.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let named: Vec<String> = under.into_iter().take(NAMED_MAX).map(|(_, text)| text).collect();
+            if !named.is_empty() {
+                let _ = writeln!(out, "  The worst: {}.", named.join(", "));
+            }
+        }
+    }
+
+    fn held_out(&self, out: &mut String) {
+        out.push_str(
+            "
+## Held out
+
+Cases drawn by a generator (machines × sizes × mixes × arrivals × loads) from seeds that follow from the id of the last commit
+which touched the policies: nobody can have tuned that commit to them. Every run is listed, oldest first.
+
+| date | commit | cases × seeds | policies | mean | worst VM | VMs hurt | runs over 1.10 |
+|---|---|---|---|---|---|---|---|
+",
+        );
+        for run in &self.held_out.runs {
+            for of in &run.policies {
+                let _ = writeln!(
+                    out,
+                    "| {} | {} | {} × {} | {} | {} | {} | {} of {} | {} of {} |",
+                    run.date,
+                    run.commit,
+                    run.cases,
+                    run.seeds,
+                    of.name,
+                    figure(of.mean),
+                    figure(of.worst_vm),
+                    of.hurt,
+                    of.vms,
+                    of.much_worse,
+                    of.runs
+                );
+            }
+        }
+    }
+
+    /// Work by number of VMs, mean over machines and programs, as a figure.
+    pub fn figure(&self) -> Figure {
+        let line = |name: &'static str| {
+            let at = |count: &usize| {
+                let works = self.sweep.iter().filter(|(cell, _)| cell.vms == *count);
+                let work = mean(works.filter_map(|(_, works)| work_of(works, name)))?;
+                Some((*count as f64, work))
+            };
+            (name.to_owned(), self.counts().iter().filter_map(at).collect())
+        };
+        let counts = self.counts();
+        let default = |count: &usize| (*count as f64, 1.0);
+        let mut lines = vec![("default".to_owned(), counts.iter().map(default).collect())];
+        lines.extend(self.swept().into_iter().map(line));
+        Figure {
+            name: "load-sweep".to_owned(),
+            title: "One program, from one VM to a full host".to_owned(),
+            x_label: "VMs of 4 vCPUs".to_owned(),
+            y_label: "work beside default, mean over machines and programs".to_owned(),
+            shape: Shape::Lines(lines),
+        }
+    }
+}
+
+fn work_of(works: &[Work], name: &str) -> Option<f64> {
+    works
+        .iter()
+        .find(|work| work.policies.name() == name)
+        .map(|work| work.of_default)
+}
+
+fn summary(name: &str, cells: &[(Cell, Vec<Work>)]) -> String {
+    let works: Vec<f64> = cells
+        .iter()
+        .filter_map(|(_, works)| work_of(works, name))
+        .collect();
+    format!(
+        "{name}: mean {}, least {}, under {WORK_MIN} in {} of {}",
+        figure(mean(works.iter().copied())),
+        figure(works.iter().copied().reduce(f64::min)),
+        works.iter().filter(|work| **work < WORK_MIN).count(),
+        works.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::known::OfSeed;
+    use crate::score::VmScore;
+
+    fn score(ratios: [f64; 2]) -> CaseScore {
+        let vm = |(at, ratio): (usize, f64)| VmScore {
+            name: format!("vm{at}"),
+            workload: "cg.B".to_owned(),
+            ratio: Some(ratio),
+            base_s: None,
+        };
+        CaseScore {
+            case: "one".to_owned(),
+            ratios: vec![ratios.map(Some).to_vec(); 2],
+            vms: ratios.into_iter().enumerate().map(vm).collect(),
+            decisions: 7.0,
+            moved_gib: 0.5,
+        }
+    }
+
+    #[test]
+    fn tables_say_what_was_scored() {
+        let known = OfSeed {
+            seed: 2,
+            mean: 0.8,
+            found_by: "search".to_owned(),
+            evaluations: 300,
+            commit: String::new(),
+            vms: vec![0.55, 1.05],
+            decisions: Vec::new(),
+        };
+        let board = Board {
+            seeds: vec![1, 2],
+            policies: vec![
+                ("ff-pin", vec![score([0.9, 1.0])]),
+                ("homenode", vec![score([0.6, 1.2])]),
+            ],
+            known: vec![Known {
+                case: "one".to_owned(),
+                seeds: vec![known],
+            }],
+            sweep: Vec::new(),
+            lone: Vec::new(),
+            held_out: HeldOut::default(),
+        };
+        let text = board.text();
+        for line in [
+            "| ff-pin | 0.950 | 1.000 | 1.000 | 0 of 2 | 0 of 4 | 7 | 0.5 |",
+            "| homenode | 0.900 | 1.200 | 1.200 | 1 of 2 | 2 of 4 | 7 | 0.5 |",
+            "| best known | 0.800 | 1.050 | 1.050 | 1 of 2 | 0 of 2 | | |",
+            "| one | 0.950 / 1.000 | 0.900 / 1.200 | 0.800 | 300 for 1 seeds | 12.5 % |",
+            "VMs hurt by homenode: vm1 in one 1.200.",
+        ] {
+            assert!(
+                text.lines().any(|known| known == line),
+                "{line} is not in\n{text}"
+            );
+        }
+        assert!(text.contains("12.5 percent on average over 1 cases, 12.5 in the case where it is largest"));
+    }
+
+    #[test]
+    fn without_a_search_there_is_no_gap() {
+        let board = Board {
+            seeds: vec![1],
+            policies: vec![("homenode", vec![score([0.6, 1.2])])],
+            known: vec![Known::default()],
+            sweep: Vec::new(),
+            lone: Vec::new(),
+            held_out: HeldOut::default(),
+        };
+        let text = board.text();
+        assert!(text.contains("| best known | - | | | | | | |"), "{text}");
+        assert!(text.contains("- percent on average over 0 cases"), "{text}");
+    }
+}

@@ -1,0 +1,128 @@
+//! Runs of cases that nobody has looked at: drawn by seeds that follow the last commit which touched the policies, and each of
+//! them written down, so that nobody can run until the figures please.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use homenode_machine::file::{FileError, read_text_file, read_toml};
+use serde::{Deserialize, Serialize};
+
+use crate::score::Total;
+
+const HEAD: &str = "# Every run of held-out cases, oldest first: see crates/search/src/held_out.rs. Written by `decisions held-out`; no line is \
+                    ever taken out.\n\n";
+
+/// All held-out runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldOut {
+    /// Oldest first.
+    #[serde(default, rename = "run")]
+    pub runs: Vec<HeldOutRun>,
+}
+
+/// One held-out run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldOutRun {
+    /// Day, as 2026-01-31.
+    pub date: String,
+    /// Last commit that touched the policies: the cases are drawn from it.
+    pub commit: String,
+    /// Cases.
+    pub cases: usize,
+    /// Seeds of each case.
+    pub seeds: usize,
+    /// By policies.
+    #[serde(rename = "policy")]
+    pub policies: Vec<HeldOutPolicy>,
+}
+
+/// What policies came to in a held-out run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldOutPolicy {
+    /// Their name.
+    pub name: String,
+    /// Mean over VMs, seeds and cases; `None` where no VM did anything.
+    pub mean: Option<f64>,
+    /// The VM that fares worst, by its mean over seeds.
+    pub worst_vm: Option<f64>,
+    /// VMs hurt.
+    pub hurt: usize,
+    /// VMs in all.
+    pub vms: usize,
+    /// Runs of VMs that are much worse.
+    pub much_worse: usize,
+    /// Runs of VMs in all.
+    pub runs: usize,
+}
+
+impl HeldOutPolicy {
+    /// From a total, rounded.
+    pub fn of(name: &str, total: &Total) -> HeldOutPolicy {
+        let rounded = |value: Option<f64>| value.map(|value| (value * 1e4).round() / 1e4);
+        HeldOutPolicy {
+            name: name.to_owned(),
+            mean: rounded(total.mean),
+            worst_vm: rounded(total.worst_vm),
+            hurt: total.hurt.0,
+            vms: total.hurt.1,
+            much_worse: total.much_worse.0,
+            runs: total.much_worse.1,
+        }
+    }
+}
+
+impl HeldOut {
+    /// The list in a file; an empty one where there is no such file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is no such list.
+    pub fn read(path: &Path) -> Result<HeldOut, FileError> {
+        match fs::metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(HeldOut::default()),
+            _ => read_toml(path, &read_text_file(path)?),
+        }
+    }
+
+    /// Writes the list: whole, or not at all.
+    ///
+    /// # Errors
+    /// Why it cannot be written.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        let text = toml::to_string(self).map_err(std::io::Error::other)?;
+        let beside = path.with_extension("toml.new");
+        fs::write(&beside, format!("{HEAD}{text}"))?;
+        fs::rename(&beside, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_added_and_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("held-out.toml");
+        let mut list = HeldOut::read(&path).unwrap();
+        assert_eq!(list, HeldOut::default());
+        for day in ["2026-01-01", "2026-01-02"] {
+            list.runs.push(HeldOutRun {
+                date: day.to_owned(),
+                commit: "abc".to_owned(),
+                cases: 2,
+                seeds: 1,
+                policies: vec![HeldOutPolicy::of("homenode", &Total::of(&[]))],
+            });
+            list.write(&path).unwrap();
+        }
+        assert_eq!(HeldOut::read(&path).unwrap(), list);
+        assert_eq!(list.runs.len(), 2);
+        fs::write(&path, "[[run]]\ndate = 1").unwrap();
+        let error = HeldOut::read(&path).unwrap_err().to_string();
+        assert!(error.contains("held-out.toml"), "{error}");
+    }
+}

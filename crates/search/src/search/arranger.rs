@@ -1,0 +1,221 @@
+//! Carries out a schedule as the agent would: one epoch after the other, within the agent's budgets.
+
+use std::collections::BTreeMap;
+
+use homenode_control::Config;
+use homenode_host::{
+    Action, HandsOff, Host as _, Lever, Management, Outcome, Plan, Rates, Sample, View, VmSample, VmView,
+};
+use homenode_machine::Machine;
+use homenode_policy::{levers, memory, pace, placement, repatriate};
+use homenode_twin::Twin;
+use homenode_units::{MemoryPolicy, NodeSet, VmId};
+
+use super::schedule::{Goal, Place, Schedule};
+
+/// Name of what decides here, in plans.
+pub const POLICY: &str = "search";
+
+/// A VM that uses less than this of a CPU does nothing.
+const ACTIVE_CPUS: f64 = 0.2;
+
+/// An agent that knows what to decide when.
+#[derive(Clone, Debug)]
+pub struct Arranger {
+    schedule: Schedule,
+    config: Config,
+    /// Of each VM that runs, by id: its place in the scenario.
+    places: BTreeMap<VmId, usize>,
+    /// What was decided and carried out for each VM that runs.
+    done: BTreeMap<VmId, Goal>,
+    /// Nodes that its memory belongs on.
+    homes: BTreeMap<VmId, NodeSet>,
+    /// Memory policy of each VM before the first that was decided for it.
+    before: BTreeMap<VmId, MemoryPolicy>,
+    repatriate: repatriate::State,
+    memory: memory::State,
+    pace: pace::State,
+    last: Option<(Sample, Option<Rates>)>,
+    /// Decisions carried out.
+    pub decisions: usize,
+}
+
+impl Arranger {
+    /// One that has decided nothing yet; `places` says which VM of the scenario has which id.
+    pub fn new(config: Config, places: BTreeMap<VmId, usize>) -> Arranger {
+        Arranger {
+            schedule: Schedule::default(),
+            config,
+            places,
+            done: BTreeMap::new(),
+            homes: BTreeMap::new(),
+            before: BTreeMap::new(),
+            repatriate: repatriate::State::default(),
+            memory: memory::State::default(),
+            pace: pace::State::default(),
+            last: None,
+            decisions: 0,
+        }
+    }
+
+    /// The same with other decisions to come.
+    #[must_use]
+    pub fn following(mut self, schedule: Schedule) -> Arranger {
+        self.schedule = schedule;
+        self
+    }
+
+    /// The VMs that did something in the last epoch.
+    pub fn active(&self) -> Vec<VmId> {
+        let rates = self.last.as_ref().and_then(|(_, rates)| rates.as_ref());
+        let vms = rates.map_or(&[][..], |rates| &rates.vms);
+        vms.iter()
+            .filter(|vm| vm.cpus_used > ACTIVE_CPUS)
+            .map(|vm| vm.id)
+            .collect()
+    }
+
+    /// One epoch: sample, decide, act.
+    ///
+    /// # Errors
+    /// When the host cannot be read, or refuses a plan.
+    pub fn step(&mut self, twin: &mut Twin) -> anyhow::Result<()> {
+        let mut sample = twin.sample()?;
+        self.done.retain(|id, _| sample.vm(*id).is_some());
+        self.homes.retain(|id, _| sample.vm(*id).is_some());
+        let goals = self.goals(&sample);
+        self.choose_memory(&mut sample, &goals);
+        let before = self.last.as_ref().map(|(sample, _)| sample);
+        let rates = before.and_then(|before| Rates::between(twin.machine(), before, &sample));
+        let plan = self.plan(twin.machine(), &sample, rates.as_ref(), &goals);
+        self.last = Some((sample, rates));
+        if plan.decisions.is_empty() {
+            return Ok(());
+        }
+        let receipt = twin.commit(&plan)?;
+        let renewed = receipt
+            .outcomes
+            .iter()
+            .filter(|outcome| **outcome == Outcome::Renewed);
+        self.decisions += plan.decisions.len() - renewed.count();
+        Ok(())
+    }
+
+    fn goals(&self, sample: &Sample) -> BTreeMap<VmId, Goal> {
+        let goal = |vm: &VmSample| {
+            let place = *self.places.get(&vm.id)?;
+            Some((vm.id, self.schedule.goal(place, sample.at)))
+        };
+        sample.vms.iter().filter_map(goal).collect()
+    }
+
+    /// A memory policy that is decided reads like one that the operator chose; without one each VM keeps what it had.
+    fn choose_memory(&mut self, sample: &mut Sample, goals: &BTreeMap<VmId, Goal>) {
+        for vm in &mut sample.vms {
+            let before = *self.before.entry(vm.id).or_insert(vm.memory_policy);
+            let chosen = vm.settings.memory_policy.unwrap_or(before);
+            let decided = goals.get(&vm.id).and_then(|goal| goal.memory);
+            vm.settings.memory_policy = Some(decided.unwrap_or(chosen));
+        }
+    }
+
+    fn plan(
+        &mut self,
+        machine: &Machine,
+        sample: &Sample,
+        rates: Option<&Rates>,
+        goals: &BTreeMap<VmId, Goal>,
+    ) -> Plan {
+        for (id, goal) in goals {
+            match &goal.place {
+                Place::Free => self.homes.remove(id),
+                Place::Home(nodes) | Place::Memory(nodes) => self.homes.insert(*id, nodes.clone()),
+            };
+        }
+        let view = view(machine, sample, rates, &self.homes);
+        let mut places = Plan::new(view.version);
+        for vm in &view.vms {
+            let id = vm.sample.id;
+            let (Some(goal), before) = (goals.get(&id), self.done.get(&id)) else {
+                continue;
+            };
+            let was = before.map_or(Place::Free, |goal| goal.place.clone());
+            if goal.place != was {
+                decide_place(&view, &self.config, vm, &goal.place, &was, &mut places);
+            }
+        }
+        self.done.clone_from(goals);
+        let config = &self.config;
+        let strays = repatriate::plan(&view, &config.repatriate, &mut self.repatriate);
+        let laid_out = memory::plan(
+            &view,
+            &config.memory,
+            &config.repatriate,
+            &strays,
+            &mut self.memory,
+        );
+        let pages = pace::hold(&view, &config.pace, &mut self.pace, vec![strays, laid_out]);
+        levers::merge(&view, [places].into_iter().chain(pages).collect())
+    }
+}
+
+fn decide_place(
+    view: &View<'_>,
+    config: &Config,
+    vm: &VmView<'_>,
+    place: &Place,
+    was: &Place,
+    plan: &mut Plan,
+) {
+    let id = vm.sample.id;
+    match place {
+        Place::Home(nodes) => {
+            placement::settle(
+                view,
+                &config.placement,
+                vm,
+                nodes,
+                "it is on the schedule",
+                POLICY,
+                plan,
+            );
+        }
+        Place::Free | Place::Memory(_) if matches!(was, Place::Home(_)) => {
+            let action = Action::Lift {
+                vm: id,
+                lever: Lever::Home,
+            };
+            plan.decide(POLICY, action, format!("{place:?} is on the schedule"));
+        }
+        Place::Free | Place::Memory(_) => {}
+    }
+}
+
+fn view<'a>(
+    machine: &'a Machine,
+    sample: &'a Sample,
+    rates: Option<&'a Rates>,
+    homes: &'a BTreeMap<VmId, NodeSet>,
+) -> View<'a> {
+    let hands_off = |vm: &VmSample| match vm.settings.management {
+        Management::Ignored => Some(HandsOff::Ignored),
+        _ if !vm.settings.pinned_vcpus.is_empty() => Some(HandsOff::PinnedByHand),
+        _ => None,
+    };
+    let vms = sample.vms.iter().map(|vm| VmView {
+        sample: vm,
+        rates: rates.and_then(|rates| rates.vm(vm.id)),
+        home: homes.get(&vm.id),
+        layout: None,
+        hands_off: hands_off(vm),
+        quota_hands_off: None,
+    });
+    View {
+        version: sample.version,
+        at: sample.at,
+        machine,
+        sample,
+        rates,
+        vms: vms.collect(),
+    }
+}

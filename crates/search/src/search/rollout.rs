@@ -1,0 +1,155 @@
+//! A run from a point in time to its end.
+
+use std::collections::BTreeMap;
+
+use homenode_control::Config;
+use homenode_twin::{Twin, TwinReport, VmReport};
+use homenode_units::{Ns, VmId};
+
+use super::arranger::{Arranger, POLICY};
+use super::schedule::Schedule;
+use crate::run::{Run, Setup, Starts, VmRun};
+use crate::score::{mean, value};
+
+/// At most so many points of a run are kept.
+const POINTS_MAX: usize = 24;
+
+/// A point of a run from which it can go on differently.
+#[derive(Clone, Debug)]
+pub struct Point {
+    twin: Twin,
+    arranger: Arranger,
+    starts: Starts,
+}
+
+impl Point {
+    /// The beginning of a run.
+    ///
+    /// # Errors
+    /// A scenario that the machine cannot run.
+    pub fn beginning(setup: &Setup, config: &Config) -> anyhow::Result<Point> {
+        let twin = setup.start()?;
+        let vms = setup.scenario.vms.iter().enumerate();
+        let places: BTreeMap<VmId, usize> = vms
+            .filter_map(|(at, vm)| Some((twin.vm_id(&vm.name)?, at)))
+            .collect();
+        Ok(Point {
+            arranger: Arranger::new(config.clone(), places),
+            starts: Starts::new(&setup.scenario),
+            twin,
+        })
+    }
+
+    /// When it is.
+    pub fn at(&self) -> Ns {
+        self.twin.now()
+    }
+}
+
+/// What came of a schedule.
+#[derive(Clone, Debug)]
+pub struct Rollout {
+    /// What each VM did.
+    pub run: Run,
+    /// Mean over VMs of the ratio beside the base run; infinite where there is none.
+    pub mean: f64,
+    /// Points after the one from which it was rolled out: where VMs came, went, began or ended their work, and now and then.
+    pub points: Vec<Point>,
+}
+
+/// When a rollout need not go on: when even the best that was ever seen of each VM, from now on, gives no less than a bound.
+///
+/// Of a VM that is at work the time so far is spent, and what is left of its work takes its share of the least time seen.
+#[derive(Clone, Debug)]
+pub struct Cut {
+    /// Values from here on are of no use.
+    pub bound: f64,
+    /// The least ratio of each VM in any run so far, above 0.
+    pub least: Vec<f64>,
+}
+
+/// How much less than the least seen a VM may still come to.
+const SLACK: f64 = 0.97;
+/// Boot and first touches, which runtimes leave out, take less than this.
+const BOOT_S: f64 = 4.0;
+/// Epochs between two looks whether to go on.
+const LOOK_EPOCHS: u32 = 5;
+
+impl Cut {
+    fn is_hopeless(&self, base: &Run, report: &TwinReport) -> bool {
+        let vms = base.vms.iter().zip(&report.vms).zip(&self.least);
+        let least = |((base, vm), least): ((&VmRun, &VmReport), &f64)| {
+            let least = least * SLACK;
+            let ([Some(base_s)], [] | [_]) = (base.programs.as_slice(), vm.programs.as_slice()) else {
+                return least;
+            };
+            let Some(arrival_s) = vm.arrival_s else {
+                return least;
+            };
+            if let Some(runtime_s) = vm.runtime_s {
+                return runtime_s / base_s;
+            }
+            let elapsed_s = (report.at_ns.as_secs_f64() - arrival_s - BOOT_S).max(0.0);
+            let left = (1.0 - vm.instructions_g / base.instructions_g).clamp(0.0, 1.0);
+            (elapsed_s / base_s + left * least).max(least)
+        };
+        // Where the warm-up's instructions are not counted, nothing can be said of what is left.
+        report.measured_from_ns == Ns::ZERO && mean(vms.map(least)).is_some_and(|mean| mean > self.bound)
+    }
+}
+
+/// Goes on from a point to the end of the run; `None` where it was cut.
+///
+/// # Errors
+/// When the host cannot be read, or refuses a plan.
+pub fn rollout(
+    setup: &Setup,
+    config: &Config,
+    base: &Run,
+    from: &Point,
+    schedule: &Schedule,
+    cut: Option<&Cut>,
+) -> anyhow::Result<Option<Rollout>> {
+    let Point {
+        mut twin,
+        arranger,
+        mut starts,
+    } = from.clone();
+    let mut arranger = arranger.following(schedule.clone());
+    let often = Ns(base.report.at_ns.0 / POINTS_MAX as u64);
+    let (mut points, mut active, mut last) = (Vec::new(), arranger.active(), twin.now());
+    for epoch in 1.. {
+        if setup.is_over(&twin) {
+            break;
+        }
+        if epoch % LOOK_EPOCHS == 0 && cut.is_some_and(|cut| cut.is_hopeless(base, &twin.report())) {
+            return Ok(None);
+        }
+        if active != arranger.active() || twin.now().saturating_sub(last) > often {
+            active = arranger.active();
+            last = twin.now();
+            points.push(Point {
+                twin: twin.clone(),
+                arranger: arranger.clone(),
+                starts: starts.clone(),
+            });
+        }
+        starts.look(&twin);
+        arranger.step(&mut twin)?;
+        setup.wait(&mut twin, config.period);
+    }
+    let run = Run::of(setup, &twin, &starts, POLICY, arranger.decisions);
+    let all = points.len().max(1);
+    // Of too many, evenly spread ones.
+    let kept = POINTS_MAX.min(all);
+    let mut at = 0;
+    points.retain(|_| {
+        at += 1;
+        at * kept / all > (at - 1) * kept / all
+    });
+    Ok(Some(Rollout {
+        mean: value(base, &run),
+        run,
+        points,
+    }))
+}

@@ -1,0 +1,240 @@
+//! What is decided for which VM from when on, and how that is written.
+
+use std::fmt;
+use std::str::FromStr;
+
+use homenode_twin::Scenario;
+use homenode_units::{MemoryPolicy, NodeSet, Ns};
+
+/// Where a VM is to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// Where the kernel puts it.
+    #[default]
+    Free,
+    /// vCPUs and memory on these nodes.
+    Home(NodeSet),
+    /// Memory on these nodes, vCPUs where the kernel puts them.
+    Memory(NodeSet),
+}
+
+/// What is wanted of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Goal {
+    /// Where it is to be.
+    pub place: Place,
+    /// How its memory is to lie there; the host's own way where it is not said.
+    pub memory: Option<MemoryPolicy>,
+}
+
+impl Goal {
+    /// vCPUs and memory on these nodes.
+    pub fn home(nodes: NodeSet) -> Goal {
+        Goal {
+            place: Place::Home(nodes),
+            memory: None,
+        }
+    }
+}
+
+/// What is decided for a VM at a time.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Change {
+    /// From the agent's first sample at or after this time that has the VM in it.
+    pub at: Ns,
+    /// Place of the VM in the scenario.
+    pub vm: usize,
+    /// What.
+    pub goal: Goal,
+}
+
+/// All decisions of a run, by time, then VM. A VM about which nothing is said is free.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Schedule {
+    changes: Vec<Change>,
+}
+
+/// Text that is no decision.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is no decision about a VM of scenario {scenario}: {why}; write `12s NAME: free`, or `0ns NAME: home 0-1, round-4k`"
+)]
+pub struct ScheduleError {
+    text: String,
+    scenario: String,
+    why: String,
+}
+
+impl Schedule {
+    /// The decisions, by time, then VM.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// Whether all is decided at the beginning.
+    pub fn is_static(&self) -> bool {
+        self.changes.iter().all(|change| change.at == Ns::ZERO)
+    }
+
+    /// What is wanted of a VM at a time.
+    pub fn goal(&self, vm: usize, now: Ns) -> Goal {
+        let of_vm = self
+            .changes
+            .iter()
+            .filter(|change| change.vm == vm && change.at <= now);
+        of_vm.last().map(|change| change.goal.clone()).unwrap_or_default()
+    }
+
+    /// Decides from a time on, whatever was decided later for this VM.
+    pub fn decide(&mut self, at: Ns, vm: usize, goal: Goal) {
+        self.changes.retain(|change| change.vm != vm || change.at < at);
+        if self.goal(vm, at) != goal {
+            let after = |change: &Change| (change.at, change.vm) < (at, vm);
+            let place = self.changes.partition_point(after);
+            self.changes.insert(place, Change { at, vm, goal });
+        }
+    }
+
+    /// One line for each decision.
+    pub fn lines(&self, scenario: &Scenario) -> Vec<String> {
+        let line = |change: &Change| {
+            let name = scenario.vms.get(change.vm).map_or("?", |vm| &vm.name);
+            format!("{} {name}: {}", change.at, change.goal)
+        };
+        self.changes.iter().map(line).collect()
+    }
+
+    /// Reads what [`Schedule::lines`] has written.
+    ///
+    /// # Errors
+    /// The first line that is no decision, and why.
+    pub fn read(lines: &[String], scenario: &Scenario) -> Result<Schedule, ScheduleError> {
+        let mut schedule = Schedule::default();
+        for line in lines {
+            let (at, vm, goal) = read_line(line, scenario).map_err(|why| ScheduleError {
+                text: line.clone(),
+                scenario: scenario.name.clone(),
+                why,
+            })?;
+            schedule.decide(at, vm, goal);
+        }
+        Ok(schedule)
+    }
+}
+
+fn read_line(line: &str, scenario: &Scenario) -> Result<(Ns, usize, Goal), String> {
+    let (at, rest) = line.split_once(' ').ok_or("it has no time")?;
+    let (name, goal) = rest.rsplit_once(": ").ok_or("it has no `: `")?;
+    let at: Ns = at.parse().map_err(|error| format!("{error}"))?;
+    let known = scenario.vms.iter().position(|vm| vm.name == name);
+    let vm = known.ok_or_else(|| format!("there is no VM `{name}`"))?;
+    Ok((at, vm, goal.parse()?))
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Free => f.write_str("free")?,
+            Place::Home(nodes) => write!(f, "home {nodes}")?,
+            Place::Memory(nodes) => write!(f, "memory {nodes}")?,
+        }
+        self.memory.map_or(Ok(()), |policy| write!(f, ", {policy}"))
+    }
+}
+
+impl FromStr for Goal {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Goal, String> {
+        let (place, memory) = match text.split_once(", ") {
+            Some((place, memory)) => (place, Some(memory)),
+            None => (text, None),
+        };
+        let nodes = |text: &str| match text.parse::<NodeSet>() {
+            Ok(nodes) if nodes.is_empty() => Err("it names no node".to_owned()),
+            Ok(nodes) => Ok(nodes),
+            Err(error) => Err(error.to_string()),
+        };
+        let place = match place.split_once(' ') {
+            None if place == "free" => Place::Free,
+            Some(("home", list)) => Place::Home(nodes(list)?),
+            Some(("memory", list)) => Place::Memory(nodes(list)?),
+            _ => return Err(format!("`{place}` is no place")),
+        };
+        let memory = memory.map(str::parse).transpose();
+        let memory = memory.map_err(|error: homenode_units::MemoryPolicyError| error.to_string())?;
+        Ok(Goal { place, memory })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_twin::VmSpec;
+    use homenode_units::{Bytes, NodeId};
+
+    use super::*;
+
+    fn scenario() -> Scenario {
+        let vm = |name: &str| VmSpec::new(name, 4, Bytes::from_gib(2), "cg.B");
+        Scenario::of("two", vec![vm("a"), vm("b: c d")])
+    }
+
+    fn home(node: u16) -> Goal {
+        Goal::home(NodeSet::one(NodeId(node)))
+    }
+
+    #[test]
+    fn a_goal_holds_until_the_next() {
+        let mut schedule = Schedule::default();
+        let at = Ns::from_secs;
+        schedule.decide(at(5), 1, home(1));
+        schedule.decide(at(0), 0, home(0));
+        schedule.decide(at(9), 1, Goal::default());
+        assert_eq!(schedule.goal(1, at(4)), Goal::default());
+        assert_eq!(schedule.goal(1, at(5)), home(1));
+        assert_eq!(schedule.goal(1, at(9)), Goal::default());
+        assert_eq!(schedule.goal(0, at(100)), home(0));
+        // What is decided again earlier holds from then on.
+        schedule.decide(at(2), 1, home(2));
+        assert_eq!(schedule.goal(1, at(9)), home(2));
+        // What holds already is no decision.
+        schedule.decide(at(3), 1, home(2));
+        assert_eq!(schedule.changes().len(), 2);
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut schedule = Schedule::default();
+        schedule.decide(Ns(0), 0, home(0));
+        schedule.decide(Ns(12_345_678_901), 1, home(1));
+        let spread = Goal {
+            place: Place::Memory("0-2,5".parse().unwrap()),
+            memory: Some("round-4k+carrefour".parse().unwrap()),
+        };
+        schedule.decide(Ns::from_secs(7), 1, spread);
+        schedule.decide(Ns::from_secs(90), 0, Goal::default());
+        let lines = schedule.lines(&scenario());
+        assert_eq!(
+            Schedule::read(&lines, &scenario()).unwrap(),
+            schedule,
+            "{lines:?}"
+        );
+    }
+
+    #[test]
+    fn a_bad_line_says_why() {
+        for (line, why) in [
+            ("nonsense", "it has no time"),
+            ("1s a free", "it has no `: `"),
+            ("1s x: free", "there is no VM `x`"),
+            ("1s a: home", "`home` is no place"),
+            ("1s a: home 0-", "0-"),
+            ("1s a: home 0, anywhere", "memory policy"),
+            ("soon a: free", "soon"),
+        ] {
+            let error = Schedule::read(&[line.to_owned()], &scenario())
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(why), "{line}: {error}");
+        }
+    }
+}
