@@ -212,7 +212,7 @@ pub struct RunArgs {
     /// Time between samples, such as `1s`
     #[arg(long)]
     pub period: Option<Ns>,
-    /// Which policies act: `default` (none), `ff-pin` or `homenode`
+    /// Which policies act: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode`
     #[arg(long)]
     pub policies: Option<Policies>,
     /// The twin's seed: same seed, same run
