@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use homenode_control::Policies;
+use homenode_twin::Disturbance;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
@@ -244,6 +245,10 @@ pub struct SimArgs {
     /// Run it under these policies (`default` is none) instead of the scenario's; may be given several times
     #[arg(long = "policy", value_name = "POLICY")]
     pub policies: Vec<Policies>,
+    /// Let the host differ from what policies are told of it: some of memory-waits, replacement, noise, no-bandwidth and
+    /// no-llc-counters, with commas between them; a scenario's `[disturbance]` is the same with figures
+    #[arg(long, value_name = "NAMES")]
+    pub disturb: Option<Disturbance>,
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,

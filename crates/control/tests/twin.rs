@@ -241,7 +241,10 @@ fn numad_binds_one_vm_at_a_time_and_moves_its_memory_in_one_go() {
     let sample = twin.sample().unwrap();
     for (vm, home) in bound {
         let outside = sample.vm(vm).unwrap().pages_outside(&home).unwrap();
-        assert!(outside.to_bytes() < Bytes::from_mib(64), "{outside} of {vm} outside {home}");
+        assert!(
+            outside.to_bytes() < Bytes::from_mib(64),
+            "{outside} of {vm} outside {home}"
+        );
     }
 }
 

@@ -241,7 +241,7 @@ fn distance(machine: &Machine, a: NodeId, b: NodeId) -> i64 {
     known.map_or(10, |distance| i64::from(*distance))
 }
 
-/// Steps 1: notes what each VM uses, and sorts those that use enough.
+/// Step 1: notes what each VM uses, and sorts those that use enough.
 fn candidates<'v>(view: &'v View<'v>, state: &mut State, nodes: &[Node]) -> Vec<Candidate<'v>> {
     let all: NodeSet = nodes.iter().map(|node| node.id).collect();
     let mut large = Vec::new();
