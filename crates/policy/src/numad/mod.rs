@@ -7,22 +7,22 @@
 //! # Terms
 //! - *Process*: a VM; to the host it is one. *CPU used* is the most of its last eight looks, *memory used* what it touched.
 //!   Both are whole numbers: hundredths of a CPU, MiB.
-//! - *Free* of a node: its memory that is free or droppable cache; its CPUs' idle time since the look before. A second hyperthread is
-//!   worth a fifth of a CPU.
+//! - *Free* of a node: its memory that is free or droppable cache; its CPUs' idle time since the look before. A second
+//!   hyperthread is worth a fifth of a CPU.
 //! - *Request*: CPU and memory used, each over a target utilisation of .85; no more CPUs than the process has vCPUs.
 //! - *Magnitude* of a node for a request: (10 × memory needed + 4 × memory left over) × (6 × CPU needed + CPU left over).
 //! - *Bound*: given nodes by numad before.
 //!
 //! # Algorithm
 //! Every 15 s, or 5 s after something moved:
-//! 1. Candidates are processes of more than 300 MiB and half a CPU. Those never bound come first, by CPU × memory, largest first; then
-//!    the others, the larger first, but of two within a fifth of each other the one that was bound longer ago.
+//! 1. Candidates are processes of more than 300 MiB and half a CPU. Those never bound come first, by CPU × memory, largest
+//!    first; then the others, the larger first, but of two within a fifth of each other the one that was bound longer ago.
 //! 2. For each in this order: one that was bound in the last 300 s is passed over, unless it fits one node, sits on the node with
 //!    least free, and both CPU and memory would be more even if it left that for the freest.
 //! 3. [`nodes`] chooses nodes for its request. It is left alone if it is bound to these already and at most a tenth of its
 //!    memory lies elsewhere.
-//! 4. Otherwise its vCPUs are bound to these nodes, and its memory moves whole: again and again all that lies on the fullest other
-//!    node goes to the chosen node that has least of it. Nobody else is looked at until the next time.
+//! 4. Otherwise its vCPUs are bound to these nodes, and its memory moves whole: again and again all that lies on the
+//!    fullest other node goes to the chosen node that has least of it. Nobody else is looked at until the next time.
 //!
 //! # Properties (tests of the same names)
 //! - `advice_is_that_of_the_real_numad`: 300 random hosts and requests, answered by Debian's numad on made-up `/sys` trees
@@ -38,17 +38,18 @@
 //! - `an_answer_is_some_of_the_nodes` (generated)
 //!
 //! # Sources
-//! The manual page numad(8); the behaviour of Debian's numad 0.5+20150602-8+b1, and its published source, read for what it computes.
+//! The manual page numad(8); the behaviour of Debian's numad 0.5+20150602-8+b1, and its published source, read for what it
+//! computes.
 //!
 //! # Departures from the source, and why
-//! - Its 300 s run from the host's boot for processes never bound, so it is deaf on a fresh host. A twin's clock begins at 0, and its host is
-//!   not meant to be fresh: VMs never bound are looked at at once.
+//! - Its 300 s run from the host's boot for processes never bound, so it is deaf on a fresh host. A twin's clock begins at
+//!   0, and its host is not meant to be fresh: VMs never bound are looked at at once.
 //! - It limits the request of a process named `qemu-kvm` to its vCPUs, and takes every thread of Debian's `qemu-system-x86` for a
 //!   CPU. Here the former holds for all.
-//! - It overrides what operators pinned, where the kernel lets it. Here VMs with a home, CPUs or pins of the operator's own are on its list
-//!   of exclusions (`-x`).
-//! - It sets the CPUs of all threads of a VM and leaves the memory policy alone; [`Action::SetHome`] does the same for the emulator's threads, and
-//!   has memory that is touched later spread over the nodes instead of following the vCPU.
+//! - It overrides what operators pinned, where the kernel lets it. Here VMs with a home, CPUs or pins of the operator's own
+//!   are on its list of exclusions (`-x`).
+//! - It sets the CPUs of all threads of a VM and leaves the memory policy alone; [`Action::SetHome`] does the same for the
+//!   emulator's threads, and has memory that is touched later spread over the nodes instead of following the vCPU.
 //! - Its process table has no order; here VMs come by id before they are sorted. Nodes without memory are left out.
 //! - Its unthrottled `migrate_pages` is a [`Action::MovePages`] for all pages of a node at once.
 
@@ -63,7 +64,7 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 
 use crate::placement::{self, Supply};
-use nodes::{Node, Request, Running};
+use nodes::{Node, Request, Running, whole};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "numad";
@@ -189,25 +190,29 @@ fn look(view: &View<'_>, config: &placement::Config, state: &mut State) -> Vec<N
     let busy: BTreeMap<CpuId, Ns> = view.sample.cpus.iter().map(|cpu| (cpu.id, cpu.busy_ns)).collect();
     let before = state.look.replace((view.at, busy));
     let (_, busy) = state.look.as_ref().expect("just noted");
-    let idle_ns = |id: CpuId| -> i64 {
-        let Some((at, before)) = &before else { return 0 };
-        let Some((now, then)) = busy.get(&id).zip(before.get(&id)) else {
-            return 0;
-        };
-        (view.at.0 as i64 - at.0 as i64) - (now.0 as i64 - then.0 as i64)
+    let elapsed_ns = before
+        .as_ref()
+        .map_or(0, |(at, _)| view.at.0.saturating_sub(at.0));
+    let idle_ns = |id: CpuId| -> u64 {
+        let known = before
+            .as_ref()
+            .and_then(|(_, before)| busy.get(&id).zip(before.get(&id)));
+        known.map_or(0, |(now, then)| {
+            elapsed_ns.saturating_sub(now.0.saturating_sub(then.0))
+        })
     };
-    let elapsed = before.as_ref().map_or(1, |(at, _)| (view.at.0 - at.0).max(1)) as i64;
     let threads = threads_per_core(view.machine);
     let ids: Vec<NodeId> = view.machine.memory_nodes().iter().collect();
     ids.iter()
         .map(|&id| {
             let cpus = view.machine.nodes[id].cpus.difference(&config.reserved_cpus);
-            let count = cpus.len() as i64;
+            let count = whole(cpus.len());
             let cores = count / threads;
             let seconds = count - cores;
             let total = cores * 100 + cores * (threads - 1) * THREAD_PERCENT;
-            let idle: i64 = cpus.iter().map(idle_ns).sum::<i64>().max(0);
-            let free = idle.saturating_mul(100) / elapsed - seconds * (100 - THREAD_PERCENT);
+            let idle: u64 = cpus.iter().map(idle_ns).sum();
+            let idle = whole(idle.saturating_mul(100) / elapsed_ns.max(1));
+            let free = idle - seconds * (100 - THREAD_PERCENT);
             let sample = view.sample.nodes.get(id).copied().unwrap_or_default();
             Node {
                 id,
@@ -222,7 +227,7 @@ fn look(view: &View<'_>, config: &placement::Config, state: &mut State) -> Vec<N
 }
 
 fn mib(bytes: Bytes) -> i64 {
-    (bytes.0 >> 20) as i64
+    whole(bytes.0 >> 20)
 }
 
 /// Of the first core, as numad has it.
@@ -231,7 +236,7 @@ fn threads_per_core(machine: &Machine) -> i64 {
         return 1;
     };
     let siblings = machine.cpus.iter().filter(|cpu| cpu.core == first.core);
-    siblings.count() as i64
+    whole(siblings.count())
 }
 
 fn distance(machine: &Machine, a: NodeId, b: NodeId) -> i64 {
@@ -292,7 +297,7 @@ impl Process {
         if let Some((before, then)) = self.seen.filter(|(before, _)| *before < at) {
             self.looked = (self.looked + 1) % LOOKS;
             let used = cpu_ns.saturating_sub(then.0);
-            self.looks[self.looked] = (used as i64).saturating_mul(100) / (at.0 - before.0) as i64;
+            self.looks[self.looked] = whole(used.saturating_mul(100) / (at.0 - before.0));
             self.cpus_used = self.looks.iter().copied().max().unwrap_or(0);
         }
         self.seen = Some((at, Ns(cpu_ns)));
@@ -310,7 +315,7 @@ fn request(vm: &VmView<'_>, touched: i64, cpus_used: i64, nodes: &[Node]) -> Req
         true => mib(size),
         false => touched,
     };
-    let vcpus = vm.sample.vcpus.len() as i64;
+    let vcpus = whole(vm.sample.vcpus.len());
     Request {
         cpus: (cpus_used * 100 / UTILISATION_PERCENT).min(vcpus * 100),
         memory_mib: memory * 100 / UTILISATION_PERCENT,
@@ -370,13 +375,13 @@ fn gains_by_leaving(nodes: &[Node], candidate: &Candidate<'_>) -> bool {
     let Request { cpus, memory_mib } = candidate.request;
     let evens_out = |free: fn(&Node) -> i64, used: i64, slack: i64| {
         let all = || nodes.iter().map(free);
-        let mean = all().sum::<i64>() / nodes.len() as i64;
+        let mean = all().sum::<i64>() / whole(nodes.len());
         let (least, most) = (all().min().unwrap_or(0), all().max().unwrap_or(0));
         (least + used - mean).abs() + (most - used - mean).abs() < most - least - slack
     };
     let fullest = |free: fn(&Node) -> i64| nodes.iter().min_by_key(|node| free(node)).map(|node| node.id);
-    let (cpus_free, memory_free): (fn(&Node) -> i64, fn(&Node) -> i64) =
-        (|node| node.cpus_free, |node| node.free_mib);
+    let cpus_free = |node: &Node| node.cpus_free;
+    let memory_free = |node: &Node| node.free_mib;
     let is_on = |node: Option<NodeId>| node.is_some_and(|node| on.contains(node));
     (is_on(fullest(cpus_free)) || is_on(fullest(memory_free)))
         && cpus < nodes[0].cpus

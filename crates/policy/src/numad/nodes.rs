@@ -1,12 +1,13 @@
 //! Which nodes numad chooses for a request: step 3 of [`super`].
 //!
 //! # Algorithm
-//! 1. What the process itself uses counts as free where it is: of one not bound yet 17/16 of its memory on each node, and CPU in proportion
-//!    to that; of a bound one 5/4 of its memory, and on each of its nodes the mean of what these have free and it uses.
-//! 2. As many nodes are needed as the request takes of the first node's whole memory, or of its CPUs, whichever is more. A running process may
-//!    go without a little CPU: 7.5 percent of the first node's.
-//! 3. From each node the others are sorted by distance, then by magnitude. The start is the node from which the needed ones have the
-//!    largest sum of magnitude over squared distance.
+//! 1. What the process itself uses counts as free where it is: of one not bound yet 17/16 of its memory on each node, and
+//!    CPU in proportion to that; of a bound one 5/4 of its memory, and on each of its nodes the mean of what these have
+//!    free and it uses.
+//! 2. As many nodes are needed as the request takes of the first node's whole memory, or of its CPUs, whichever is more. A
+//!    running process may go without a little CPU: 7.5 percent of the first node's.
+//! 3. From each node the others are sorted by distance, then by magnitude. The start is the node from which the needed ones
+//!    have the largest sum of magnitude over squared distance.
 //! 4. In the order of the start nodes are taken until as many are taken as needed and the request is met, each but for 100 MiB;
 //!    CPU does not count where all processes together use less than the host has. A request that is never met gets all nodes.
 
@@ -14,8 +15,14 @@ use homenode_units::{NodeId, NodeSet};
 
 /// Memory of each node that a request is not given, in MiB.
 const MARGIN_MIB: i64 = 100;
-/// Share of the first node's CPUs that a running process may go without, in thousandths: half of what the target utilisation leaves.
+/// Share of the first node's CPUs that a running process may go without, in thousandths: half of what the target
+/// utilisation leaves.
 const FLEX_THOUSANDTHS: i64 = 75;
+
+/// A count as numad has it: its differences may be negative. What is too large is the most there is.
+pub(super) fn whole(count: impl TryInto<i64>) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
+}
 
 /// What a node has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,8 +152,8 @@ fn offers(nodes: &[Node], running: Option<&Running>) -> (Vec<Offer>, i64) {
     };
     let is_bound = process.nodes.len() < nodes.len();
     let own = nodes.iter().filter(|node| process.nodes.contains(node.id));
-    let mean = (process.cpus_used + own.map(|node| node.cpus_free).sum::<i64>())
-        / (process.nodes.len() as i64).max(1);
+    let mean =
+        (process.cpus_used + own.map(|node| node.cpus_free).sum::<i64>()) / whole(process.nodes.len()).max(1);
     let mut cpus_offered = 0;
     let offers = nodes.iter().zip(&process.memory_mib).map(|(node, here)| {
         let (memory, cpus) = match is_bound {

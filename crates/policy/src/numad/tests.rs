@@ -183,8 +183,8 @@ fn the_largest_cpu_times_memory_moves_first_and_one_at_a_time() {
 fn memory_moves_whole_and_at_once() {
     let mut scene = Scene::four_nodes(4);
     add(&mut scene, 1, 2, 1.0, 0, &[(0, 1500), (1, 200), (2, 900)]);
-    // 1.15 of its 2 CPUs are counted back to node 0, which then has 3.15 of 4 free; of the others, which have all free, node 1 is first:
-    // its memory there counts as free once more.
+    // 1.15 of its 2 CPUs are counted back to node 0, which then has 3.15 of 4 free; of the others, which have all free,
+    // node 1 is first: its memory there counts as free once more.
     let (_, plan) = Watched::new(scene).seconds(5).remove(0);
     let moves: Vec<(NodeSet, NodeSet, u64)> = plan
         .decisions

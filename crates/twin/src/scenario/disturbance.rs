@@ -1,7 +1,7 @@
 //! How wrong a twin is on purpose: an agent's decisions must stand on a host that is not what the twin says.
 //!
-//! Waits and replacement change the simulated hardware, and nobody is told. Noise and what is hidden change what an agent is told, and
-//! nothing that is simulated.
+//! Waits and replacement change the simulated hardware, and nobody is told. Noise and what is hidden change what an agent
+//! is told, and nothing that is simulated.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,13 +23,14 @@ pub struct Disturbance {
     /// How all last-level caches choose the line to evict; absent where that is as the machine's file says.
     #[schemars(with = "Option<schema::Replacement>")]
     pub replacement: Option<Replacement>,
-    /// By how much every increment of a counter (instructions, cycles, LLC references and misses, accesses) is told wrongly: standard
-    /// deviation over the increment, from 0 to 0.5. Cut off at three deviations, so that counters never run backwards.
+    /// By how much every increment of a counter (instructions, cycles, LLC references and misses, accesses) is told
+    /// wrongly: standard deviation over the increment, from 0 to 0.5. Cut off at three deviations, so that counters never
+    /// run backwards.
     pub noise: f64,
     /// Whether an agent is told no bandwidth of nodes and links.
     pub no_bandwidth: bool,
-    /// Whether an agent is told no counters of vCPUs and no accesses of VMs: perf counts a group of events or nothing, and there is
-    /// no group without those of the LLC.
+    /// Whether an agent is told no counters of vCPUs and no accesses of VMs: perf counts a group of events or nothing, and
+    /// there is no group without those of the LLC.
     pub no_llc_counters: bool,
 }
 
@@ -161,9 +162,9 @@ impl Scenario {
         self
     }
 
-    /// The same scenario, all of whose VMs the host's kernel has under AutoNUMA in the place of whatever else would move their pages. Where there
-    /// is no hypervisor that is the one kernel's. Left as they are: driver domains and VMs that have one, whose memory lies on one
-    /// node.
+    /// The same scenario, all of whose VMs the host's kernel has under AutoNUMA in the place of whatever else would move
+    /// their pages. Where there is no hypervisor that is the one kernel's. Left as they are: driver domains and VMs that
+    /// have one, whose memory lies on one node.
     #[must_use]
     pub fn with_autonuma(mut self) -> Scenario {
         let owns_frames: Vec<bool> = self.vms.iter().map(|vm| self.owns_frames(vm)).collect();
