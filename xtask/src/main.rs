@@ -130,11 +130,12 @@ mod tests {
     #[test]
     fn the_check_is_the_first_five_commands() {
         let cli = Cli::command();
-        let mut names = cli.get_subcommands().map(|command| command.get_name());
+        let mut names = cli.get_subcommands().map(clap::Command::get_name);
         assert_eq!(names.next(), Some("check"));
         let mut check: Vec<&str> = Step::CHECK.iter().map(Step::name).collect();
         let mut first: Vec<&str> = names.take(check.len()).collect();
-        (check.sort_unstable(), first.sort_unstable());
+        check.sort_unstable();
+        first.sort_unstable();
         assert_eq!(first, check);
     }
 
@@ -179,7 +180,7 @@ mod tests {
     #[test]
     fn a_suite_without_an_end_has_failed() {
         let broken = ci("8 passed, 0 failed", "make: Error 2", "1 passed, 0 failed");
-        assert_eq!(broken.1, false, "{}", broken.0);
+        assert!(!broken.1, "{}", broken.0);
         assert!(broken.0.ends_with("1 failed"), "{}", broken.0);
     }
 }

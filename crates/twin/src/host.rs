@@ -21,7 +21,7 @@ const NO_FEED: &str = "on the twin the hypervisor itself tells a guest with vnum
 
 impl Host for Twin {
     fn machine(&self) -> &Machine {
-        &self.machine_told
+        &self.told.machine
     }
 
     fn wait(&mut self, period: Ns) {

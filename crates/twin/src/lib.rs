@@ -59,7 +59,6 @@ use told::Told;
 pub struct Twin {
     machine: Machine,
     /// The machine and the counters as an agent is told of them.
-    machine_told: Machine,
     told: Told,
     scenario: String,
     seed: u64,
@@ -146,8 +145,7 @@ impl Twin {
             })
             .collect();
         Ok(Twin {
-            machine_told: disturbance.told(&machine),
-            told: Told::new(disturbance, seed),
+            told: Told::new(disturbance, &machine, seed),
             machine,
             scenario: scenario.name.clone(),
             seed,

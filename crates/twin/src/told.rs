@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use homenode_host::{Accesses, Counters, Sample};
+use homenode_machine::Machine;
 use homenode_units::VmId;
 
 use crate::chance::Chance;
@@ -14,9 +15,11 @@ use crate::scenario::Disturbance;
 /// Deviations at which noise is cut off.
 const DEVIATIONS_MAX: f64 = 3.0;
 
-/// What was told of a twin's counters so far.
+/// What an agent is told of a twin, and was told of its counters so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
+    /// The machine as an agent is told of it.
+    pub machine: Machine,
     disturbance: Disturbance,
     chance: Chance,
     counters: BTreeMap<(VmId, u16), [Counter; 4]>,
@@ -44,8 +47,9 @@ impl Counter {
 }
 
 impl Told {
-    pub fn new(disturbance: Disturbance, seed: u64) -> Told {
+    pub fn new(disturbance: Disturbance, machine: &Machine, seed: u64) -> Told {
         Told {
+            machine: disturbance.told(machine),
             disturbance,
             chance: Chance::labelled(seed, "noise", 0),
             counters: BTreeMap::new(),

@@ -47,8 +47,10 @@ impl Default for Disturbance {
     }
 }
 
+type Set = fn(&mut Disturbance);
+
 /// Names of usual disturbances, and what each sets.
-const USUAL: [(&str, fn(&mut Disturbance)); 5] = [
+const USUAL: [(&str, Set); 5] = [
     ("memory-waits", |d| d.memory_waits = 2.0),
     ("replacement", |d| d.replacement = Some(Replacement::Random)),
     ("noise", |d| d.noise = 0.1),
