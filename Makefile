@@ -13,11 +13,11 @@ CASE :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test testbed bench install
+.PHONY: help build run test reproduction testbed bench install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12 | sed 's/^/  /'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14 | sed 's/^/  /'
 
 build: ## Build the homenode program and the emulator's plugin (release)
 	@echo '== building homenode and the plugin of homenode profile (release)'
@@ -27,13 +27,15 @@ run: build ## Build, then run the agent on its built-in simulated host; ends by 
 	@echo '== running the agent on the twin of a quad-socket R910; Ctrl-C ends it with a summary'
 	@$(TARGET)/release/homenode run --host twin $(ARGS)
 
-test: ## Install what the tests need, then run all of them, the testbed too (25 to 45 minutes on 2 cores)
-	@echo '== installing what the testbed needs, if anything is missing'
-	@scripts/testbed-setup.sh
-	@echo '== running all checks and tests, then the testbed'
-	@$(SETUP) cargo xtask check --testbed
+test: ## Run all checks and tests but the next two (within 15 minutes on 2 cores, building included)
+	@echo '== running all checks and tests'
+	@$(SETUP) cargo xtask check
 
-testbed: ## Run the testbed: real guests on an emulated 4-node host; CASE=name for one case or group
+reproduction: ## Make docs/REPRODUCTION.md anew and compare it (10 minutes on 2 cores)
+	@echo '== making all published claims anew'
+	@$(SETUP) cargo xtask reproduction
+
+testbed: ## Run the testbed: real guests on an emulated 4-node host (20 minutes on 2 cores); CASE=name for one case or group
 	@echo '== installing what the testbed needs, if anything is missing'
 	@scripts/testbed-setup.sh
 	@echo '== running the testbed: $(or $(CASE),all cases)'

@@ -1,8 +1,8 @@
 //! `cargo xtask`: what a developer and CI run, the same for both.
 //!
-//! `cargo xtask check` is the whole of it: formatting, clippy, house rules, tests and documentation. It goes on after a
+//! `cargo xtask check` is what `make test` runs: formatting, clippy, house rules, tests and documentation. It goes on after a
 //! failure, so that one run shows all there is to repair, and ends with a line `N passed, N failed`. Each step is also a
-//! command of its own.
+//! command of its own; the long ones, which are no part of the check, CI runs beside it (`.ci/run`).
 
 #![allow(
     clippy::print_stdout,
@@ -16,7 +16,6 @@ mod steps;
 mod tally;
 
 use std::process::ExitCode;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
@@ -34,12 +33,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run all of the following except the testbed and validation
-    Check {
-        /// Run the testbed too (some 20 minutes on 2 cores), beside the published claims
-        #[arg(long)]
-        testbed: bool,
-    },
+    /// Run the next five, whose answers come within minutes
+    Check,
     /// Check that the code is formatted ('cargo fmt' repairs it)
     Fmt,
     /// Run clippy over all crates, tests and benches, warnings denied
@@ -82,7 +77,7 @@ pub struct DecisionsArgs {
 
 fn main() -> ExitCode {
     let step = match Cli::parse().command {
-        Command::Check { testbed } => return end(&check(testbed)),
+        Command::Check => return end(&Step::CHECK.iter().map(run).collect::<Vec<_>>()),
         Command::Fmt => Step::Fmt,
         Command::Clippy => Step::Clippy,
         Command::Rules => Step::Rules,
@@ -95,23 +90,6 @@ fn main() -> ExitCode {
         Command::Testbed { names } => Step::Testbed(names),
     };
     end(&[run(&step)])
-}
-
-/// All steps, one after the other; but the testbed, whose guests mostly wait, and the published claims, which run at the lowest
-/// priority, at the same time.
-fn check(testbed: bool) -> Vec<Done> {
-    let mut all: Vec<Done> = Step::CHECK.iter().map(run).collect();
-    let claims = || run(&Step::Reproduction);
-    if testbed {
-        thread::scope(|scope| {
-            let beside = scope.spawn(claims);
-            all.push(run(&Step::Testbed(Vec::new())));
-            all.push(beside.join().expect("a step does not panic"));
-        });
-    } else {
-        all.push(claims());
-    }
-    all
 }
 
 /// Prints what came of each step.
@@ -153,12 +131,73 @@ fn run(step: &Step) -> Done {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::process::Command;
+
     use clap::CommandFactory as _;
 
-    use super::Cli;
+    use super::{Cli, Step};
 
     #[test]
     fn arguments_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_check_is_the_first_five_commands() {
+        let cli = Cli::command();
+        let mut names = cli.get_subcommands().map(clap::Command::get_name);
+        assert_eq!(names.next(), Some("check"));
+        let mut check: Vec<&str> = Step::CHECK.iter().map(Step::name).collect();
+        let mut first: Vec<&str> = names.take(check.len()).collect();
+        check.sort_unstable();
+        first.sort_unstable();
+        assert_eq!(first, check);
+    }
+
+    /// What `.ci/run` prints last, and whether it succeeds, where `make SUITE` ends with these lines.
+    fn ci(test: &str, testbed: &str, reproduction: &str) -> (String, bool) {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let folder = tempfile::tempdir().expect("a folder");
+        let text = format!(
+            "#!/bin/sh\ncase $1 in test) echo '{test}';; testbed) echo '{testbed}';; *) echo '{reproduction}';; esac\n"
+        );
+        let make = folder.path().join("make");
+        fs::write(&make, text).expect("a program");
+        fs::set_permissions(&make, fs::Permissions::from_mode(0o755)).expect("a program");
+        let path = format!(
+            "{}:{}",
+            folder.path().display(),
+            std::env::var("PATH").expect("a path")
+        );
+        let run = Command::new(format!("{root}/.ci/run"))
+            .env("PATH", path)
+            .output()
+            .expect("a shell");
+        let text = String::from_utf8(run.stdout).expect("text");
+        (
+            text.lines().last().unwrap_or_default().to_owned(),
+            run.status.success(),
+        )
+    }
+
+    #[test]
+    fn ci_counts_all_suites() {
+        let good = ci(
+            "10 passed, 0 failed",
+            "5 passed, 0 failed, 2 skipped",
+            "1 passed, 0 failed",
+        );
+        assert_eq!(good, ("16 passed, 0 failed, 2 skipped".to_owned(), true));
+        let bad = ci("9 passed, 1 failed", "7 passed, 0 failed", "1 passed, 0 failed");
+        assert_eq!(bad, ("17 passed, 1 failed".to_owned(), false));
+    }
+
+    #[test]
+    fn a_suite_without_an_end_has_failed() {
+        let broken = ci("8 passed, 0 failed", "make: Error 2", "1 passed, 0 failed");
+        assert!(!broken.1, "{}", broken.0);
+        assert!(broken.0.ends_with("1 failed"), "{}", broken.0);
     }
 }

@@ -38,7 +38,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// What `cargo xtask check` runs first: what is fast and often wrong before the rest.
+    /// What `cargo xtask check` runs: what is fast and often wrong before the rest.
     pub const CHECK: [Self; 5] = [Self::Fmt, Self::Rules, Self::Clippy, Self::Test, Self::Doc];
 
     /// Its name on the command line.
@@ -67,7 +67,9 @@ impl Step {
             Self::Doc => "documentation of all crates, warnings denied",
             Self::Schema => "schemas of the files that people write, written anew",
             Self::Validate => "the twin against the access-level reference, into docs/VALIDATION.md",
-            Self::Reproduction => "is docs/REPRODUCTION.md what `homenode reproduce` writes? (some minutes)",
+            Self::Reproduction => {
+                "is docs/REPRODUCTION.md what `homenode reproduce` writes? (10 minutes on 2 cores)"
+            }
             Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 20 minutes on 2 cores)"
@@ -253,7 +255,7 @@ impl TestbedReport {
 
 /// Builds the agent and the testbed, runs the latter, and counts its cases.
 fn testbed(names: &[String]) -> anyhow::Result<Tally> {
-    // All cases are what `check` runs after the tests.
+    // All cases are what CI runs after the tests.
     build(match names {
         [] => Build::BesideTests,
         _ => Build::Programs,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use homenode_control::Policies;
+use homenode_twin::Disturbance;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
@@ -224,7 +225,7 @@ pub struct RunArgs {
     /// Time between samples, such as `1s`
     #[arg(long)]
     pub period: Option<Ns>,
-    /// Which policies act: `default` (none), `ff-pin` or `homenode`
+    /// Which policies act: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode`
     #[arg(long)]
     pub policies: Option<Policies>,
     /// The twin's seed: same seed, same run
@@ -256,6 +257,10 @@ pub struct SimArgs {
     /// Run it under these policies (`default` is none) instead of the scenario's; may be given several times
     #[arg(long = "policy", value_name = "POLICY")]
     pub policies: Vec<Policies>,
+    /// Let the host differ from what policies are told of it: some of memory-waits, replacement, noise, no-bandwidth and
+    /// no-llc-counters, with commas between them; a scenario's `[disturbance]` is the same with figures
+    #[arg(long, value_name = "NAMES")]
+    pub disturb: Option<Disturbance>,
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,

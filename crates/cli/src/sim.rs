@@ -2,7 +2,7 @@
 
 use homenode_control::{Config, Policies};
 use homenode_search::run::Setup;
-use homenode_twin::{EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
+use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
 use homenode_units::{Ns, Pages};
 use serde::Serialize;
 
@@ -24,6 +24,8 @@ struct Simulation<'a> {
     duration_ns: Ns,
     warm_up_ns: Ns,
     period_ns: Ns,
+    #[serde(skip_serializing_if = "Disturbance::is_none")]
+    disturbance: Disturbance,
     policies: Vec<Trial>,
 }
 
@@ -38,6 +40,8 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let scenario = twin::scenario(what)?;
+    let disturbance = args.disturb.unwrap_or(scenario.disturbance);
+    let scenario = scenario.disturbed(disturbance);
     let spec = Setup {
         machine: twin::machine_for(&scenario, what, args.machine.as_deref())?,
         seed: args.seed.unwrap_or(scenario.seed),
@@ -67,6 +71,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         duration_ns: spec.scenario.duration,
         warm_up_ns: spec.scenario.warm_up,
         period_ns: config.period,
+        disturbance,
         policies: trials,
     };
     output.object("simulation", &simulation);
@@ -117,6 +122,9 @@ fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {
         spec.scenario.warm_up,
         spec.scenario.duration
     ));
+    if !spec.scenario.disturbance.is_none() {
+        output.line(&format!("disturbed: {}", spec.scenario.disturbance));
+    }
     for trial in trials {
         let report = &trial.report;
         output.line(&format!(

@@ -208,6 +208,31 @@ fn a_simulation_is_the_same_every_time_and_names_every_option() {
 }
 
 #[test]
+fn a_disturbed_simulation_says_so_and_hidden_counters_change_nothing_without_an_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("short.toml");
+    std::fs::write(&path, SHORT).unwrap();
+    let path = path.display().to_string();
+    let sim = |more: &[&str]| json(&[&["sim", &path, "--policy", "default", "--json"], more].concat());
+    let plain = sim(&[]);
+    assert_eq!(plain.get("disturbance"), None);
+    let told = sim(&["--disturb", "noise,no-bandwidth,no-llc-counters"]);
+    assert_eq!(told["disturbance"]["noise"], 0.1);
+    assert_eq!(told["policies"], plain["policies"]);
+    let slower = sim(&["--disturb", "memory-waits"]);
+    assert_ne!(slower["policies"], plain["policies"]);
+    let text = stdout(&run(&[
+        "sim",
+        &path,
+        "--policy",
+        "default",
+        "--disturb",
+        "memory-waits",
+    ]));
+    assert!(text.contains("disturbed: memory waits times 2"), "{text}");
+}
+
+#[test]
 fn a_bad_simulation_is_refused_with_its_line_or_the_nearest_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bad.toml");
@@ -243,6 +268,7 @@ fn a_bad_simulation_is_refused_with_its_line_or_the_nearest_name() {
         (&["sim", "chrun"][..], "did you mean `churn`?"),
         (&["sim", "churn", "--policy", "none"], "`default`"),
         (&["sim", "churn", "--machine", "r901"], "did you mean `r910`?"),
+        (&["sim", "churn", "--disturb", "nois"], "did you mean `noise`?"),
         (&["sim"], "SCENARIO"),
         (&["sim", "/nonexistent/x.toml"], "cannot be read"),
     ] {

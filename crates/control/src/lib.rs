@@ -35,7 +35,7 @@ use homenode_policy::placement::{
     Algorithm, Announcement, Ledger, Placement, Reservation, Shape, Supply, Unplaceable,
 };
 use homenode_policy::{
-    advisor, arrange, balance, levers, memory, overcommit, pace, permits, placement, repatriate,
+    advisor, arrange, balance, levers, memory, numad, overcommit, pace, permits, placement, repatriate,
     topology_feed, working_set,
 };
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
@@ -60,6 +60,8 @@ pub enum Policies {
     Default,
     /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of seed 002.
     FfPin,
+    /// numad's own: binds large VMs to nodes and moves their memory whole, to compare with ([`homenode_policy::numad`]).
+    Numad,
     /// Memory policies and repatriation alone: homes are what operators chose.
     Memory,
     /// TAVO as published: placement by TAH at arrival, balance and re-homing, repatriation; beside it permits and memory policies.
@@ -72,9 +74,10 @@ pub enum Policies {
 
 impl Policies {
     /// All of them.
-    pub const ALL: [Policies; 5] = [
+    pub const ALL: [Policies; 6] = [
         Policies::Default,
         Policies::FfPin,
+        Policies::Numad,
         Policies::Memory,
         Policies::Tavo,
         Policies::Homenode,
@@ -85,6 +88,7 @@ impl Policies {
         match self {
             Policies::Default => "default",
             Policies::FfPin => "ff-pin",
+            Policies::Numad => "numad",
             Policies::Memory => "memory",
             Policies::Tavo => "tavo",
             Policies::Homenode => "homenode",
@@ -218,6 +222,7 @@ pub struct Control {
     placement: placement::State,
     arrange: arrange::State,
     balance: balance::State,
+    numad: numad::State,
     repatriate: repatriate::State,
     memory: memory::State,
     pace: pace::State,
@@ -497,6 +502,7 @@ impl Control {
             placement,
             arrange,
             balance,
+            numad,
             repatriate,
             memory,
             pace,
@@ -530,6 +536,7 @@ impl Control {
         let mut plans = match config.policies {
             Policies::Default => vec![],
             Policies::FfPin => vec![placement::plan(&view, &config.placement, history, placement)],
+            Policies::Numad => vec![numad::plan(&view, &config.placement, numad)],
             Policies::Memory => pages(),
             Policies::Tavo | Policies::Homenode => {
                 let mut plans = vec![

@@ -210,6 +210,44 @@ fn the_default_policies_do_nothing_and_first_fit_pins_one_to_one() {
     }
 }
 
+#[test]
+fn numad_binds_one_vm_at_a_time_and_moves_its_memory_in_one_go() {
+    let mut twin = twin(vec![vm("a", "mg.B"), vm("b", "lbm"), vm("c", "povray")]);
+    let config = Config {
+        policies: Policies::Numad,
+        ..Config::default()
+    };
+    let mut control = Control::new(config, Mode::Act);
+    let epochs = run(&mut control, &mut twin, 40);
+    let mut bound = Vec::new();
+    for epoch in &epochs {
+        let homes = epoch.events.iter().filter_map(|event| match event {
+            Event::Decided { decision, .. } => match &decision.action {
+                Action::SetHome { vm, nodes } => Some((*vm, nodes.clone())),
+                _ => None,
+            },
+            _ => None,
+        });
+        let homes: Vec<(VmId, NodeSet)> = homes.collect();
+        assert!(homes.len() <= 1, "{homes:?}");
+        bound.extend(homes);
+    }
+    // povray has too little memory for numad to look at it.
+    let bound_vms: Vec<&str> = ["a", "b", "c"]
+        .into_iter()
+        .filter(|name| bound.iter().any(|(vm, _)| twin.vm_id(name) == Some(*vm)))
+        .collect();
+    assert_eq!(bound_vms, ["a", "b"]);
+    let sample = twin.sample().unwrap();
+    for (vm, home) in bound {
+        let outside = sample.vm(vm).unwrap().pages_outside(&home).unwrap();
+        assert!(
+            outside.to_bytes() < Bytes::from_mib(64),
+            "{outside} of {vm} outside {home}"
+        );
+    }
+}
+
 fn misses(twin: &mut Twin, vm: VmId) -> u64 {
     let sample = twin.sample().unwrap();
     let counters = sample

@@ -491,9 +491,9 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
         limit: Limit::CacheWays(Percent(0)),
         lease_ns: lease,
     };
-    let home = Action::Lift {
+    let pins = Action::Lift {
         vm,
-        lever: Lever::Home,
+        lever: Lever::VcpuPlacement,
     };
     let watch = |window_ns, lease_ns| Action::Watch {
         vm,
@@ -506,7 +506,7 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
         (limit_to(vm, QUOTA, Ns::ZERO), "no-lease"),
         (nothing, "part"),
         (limit_to(nobody, QUOTA, lease), "unknown-vm"),
-        (home, "no-limit"),
+        (pins, "no-limit"),
         (watch(Ns::ZERO, lease), "window"),
         (watch(PERIOD, Ns::ZERO), "no-lease"),
     ] {

@@ -16,6 +16,7 @@
 //! | [`working_set`] | how much memory does a VM really use? | seed 003, section 4.4 |
 //! | [`overcommit`] | how much memory shall a VM have? | seed 003, sections 1 and 4.4 |
 //! | [`topology_feed`] | what is a guest told of where it is, and when? | seed 000, chapter 4 |
+//! | [`numad`] | what would numad do? | numad(8) |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!
 //! Every module states: problem, terms, algorithm, properties, and where it departs from its source and why.
@@ -27,6 +28,7 @@ pub mod demand;
 pub mod flip_pool;
 pub mod levers;
 pub mod memory;
+pub mod numad;
 pub mod overcommit;
 pub mod pace;
 pub mod page_queue;

@@ -200,7 +200,12 @@ impl Scene {
 
     /// Builds the two samples, their rates and the view, and hands the view over.
     pub fn with_view<T>(&mut self, f: impl FnOnce(&View<'_>) -> T) -> T {
-        let (before, after) = (self.sample(0.0), self.sample(1.0));
+        self.with_view_after(1, f)
+    }
+
+    /// The same after so many periods like this one, at least 1.
+    pub fn with_view_after<T>(&mut self, periods: u64, f: impl FnOnce(&View<'_>) -> T) -> T {
+        let (before, after) = (self.sample((periods - 1) as f64), self.sample(periods as f64));
         let rates = Rates::between(&self.machine, &before, &after);
         let rates = rates.as_ref();
         let vms = after

@@ -21,7 +21,7 @@ const NO_FEED: &str = "on the twin the hypervisor itself tells a guest with vnum
 
 impl Host for Twin {
     fn machine(&self) -> &Machine {
-        &self.machine
+        &self.told.machine
     }
 
     fn wait(&mut self, period: Ns) {
@@ -36,6 +36,7 @@ impl Host for Twin {
             vm.page_uses = self.page_uses(&engine.vms[at], at);
             vm.observed = self.watches[at].as_ref().and_then(|watch| watch.last.clone());
         }
+        self.told.distort(&mut sample);
         Ok(sample)
     }
 

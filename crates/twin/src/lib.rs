@@ -31,6 +31,7 @@ pub mod models;
 mod report;
 pub mod scenario;
 pub mod schema;
+mod told;
 pub mod workload;
 
 pub use report::{
@@ -38,9 +39,9 @@ pub use report::{
     TwinReport, VmReport,
 };
 pub use scenario::{
-    AfterProgram, Allocation, ArrivalOrder, Attribution, Backend, Enforcer, EventAction, EventSpec,
-    Hypervisor, NextProgram, PageSize, Pinning, PoolSpec, ReleaseCalls, RuntimeNodes, Scenario, Transfer,
-    TwinError, VmSpec, Vnuma,
+    AfterProgram, Allocation, ArrivalOrder, Attribution, Backend, Disturbance, Enforcer, EventAction,
+    EventSpec, Hypervisor, NextProgram, PageSize, Pinning, PoolSpec, ReleaseCalls, RuntimeNodes, Scenario,
+    Transfer, TwinError, VmSpec, Vnuma,
 };
 pub use workload::{Program, Waiting, Workload, WorkloadError};
 
@@ -51,11 +52,14 @@ use homenode_machine::Machine;
 use homenode_units::{Migration, Ns, VmId};
 use hypervisor::watching::Watching;
 use report::Counts;
+use told::Told;
 
 /// A simulated host that runs a scenario.
 #[derive(Clone, Debug)]
 pub struct Twin {
     machine: Machine,
+    /// The machine and the counters as an agent is told of them.
+    told: Told,
     scenario: String,
     seed: u64,
     engine: Engine,
@@ -124,7 +128,8 @@ impl Twin {
         epoch: Ns,
     ) -> Result<Twin, TwinError> {
         let epoch = epoch.max(Ns(1000));
-        let engine = Engine::new(&machine, scenario, seed, epoch)?;
+        let disturbance = scenario.disturbance;
+        let engine = Engine::new(&disturbance.real(&machine), scenario, seed, epoch)?;
         let settings = scenario
             .vms
             .iter()
@@ -140,6 +145,7 @@ impl Twin {
             })
             .collect();
         Ok(Twin {
+            told: Told::new(disturbance, &machine, seed),
             machine,
             scenario: scenario.name.clone(),
             seed,

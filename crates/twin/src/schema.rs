@@ -65,6 +65,12 @@ written!(
     "250k"
 );
 written!(
+    /// How a cache chooses the line to evict.
+    Replacement,
+    "^(lru|pseudo-lru|not-recently-used|quad-age|random)$",
+    "random"
+);
+written!(
     /// A set of CPUs or nodes, as the kernel writes it.
     List,
     r"^\s*(\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)?\s*$",

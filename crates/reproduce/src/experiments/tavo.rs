@@ -1,10 +1,10 @@
-//! `tavo.npb`, `tavo.spec` and `tavo.stability`: programs in VMs under the default scheduler, first-fit pinning and Homenode
+//! `tavo.npb`, `tavo.spec` and `tavo.stability`: programs in VMs under the default scheduler, first-fit pinning and TAVO
 //! (seed 002, section VI, Figs 6 and 7).
 //!
 //! # Choices, made before the experiments were run
 //!
 //! The seed says that VMs have 4 vCPUs and 8 GB, not how many ran nor what beside a measured program. Here four VMs run the
-//! same program. Why four: the seed finds that Homenode's method beats first-fit pinning because it
+//! same program. Why four: the seed finds that TAVO's method beats first-fit pinning because it
 //! regards caches, controllers and links; with eight equal VMs both fill every node with two, and nothing is left to choose.
 //! The alternatives are six and eight equal VMs, and the eight programs of a suite beside each other.
 //!
@@ -12,7 +12,7 @@
 //!
 //! # Tests of shapes, fixed before the experiments were run
 //!
-//! - Homenode beats first-fit pinning on every program: its mean runtime is lower.
+//! - TAVO beats first-fit pinning on every program: its mean runtime is lower.
 //! - povray hardly changes: by at most 5 percent against both others.
 //! - The default's spread is far the highest: on average over the programs of each suite at least twice either other's.
 //! - First-fit pinning's spread over NPB is at most 4 percent on average, is.B left out.
@@ -209,7 +209,7 @@ fn figure_6(
         "program",
         "default, s",
         "ff-pin, s",
-        "homenode, s",
+        "tavo, s",
         "below default, %",
         "below ff-pin, %",
     ];
@@ -277,13 +277,13 @@ fn locality(outcomes: &Outcomes, suite: &[&str], chosen: &[[f64; 3]]) -> Result<
         "node changes",
         "ff-pin: local, %",
         "node changes",
-        "homenode: local, %",
+        "tavo: local, %",
         "node changes",
         "scattered, s",
         "below scattered, %",
     ];
     let title = "Share of memory accesses to the own node, and how often a VM's vCPUs changed nodes, per VM. `scattered`: the \
-                 default scheduler with each VM's pages dealt out over all nodes (two runs), and percent by which Homenode's \
+                 default scheduler with each VM's pages dealt out over all nodes (two runs), and percent by which TAVO's \
                  mean runtime is below that.";
     Ok(table(title, &header, rows))
 }
@@ -298,37 +298,27 @@ fn local_by_default(outcomes: &Outcomes, suite: &[&str], program: &str) -> Resul
     Ok(100.0 * mean(&local).unwrap_or(f64::NAN))
 }
 
-/// Percent by which Homenode's mean runtime is below that with scattered memory.
-fn below_scattered(
-    outcomes: &Outcomes,
-    suite: &[&str],
-    program: &str,
-    homenode_s: f64,
-) -> Result<f64, String> {
+/// Percent by which TAVO's mean runtime is below that with scattered memory.
+fn below_scattered(outcomes: &Outcomes, suite: &[&str], program: &str, tavo_s: f64) -> Result<f64, String> {
     let mut runtimes = Vec::new();
     for seed in SEEDS_OF_ALTERNATIVES {
         let outcome = outcomes.of(&scattered(suite, program, *seed))?;
         runtimes.extend(outcome.vms.iter().filter_map(|vm| vm.runtime_s));
     }
     let scattered_s = mean(&runtimes).ok_or_else(|| format!("{program} did not end"))?;
-    Ok(100.0 * (1.0 - homenode_s / scattered_s))
+    Ok(100.0 * (1.0 - tavo_s / scattered_s))
 }
 
-/// Why Homenode gains little over the default scheduler.
-fn why_default(
-    outcomes: &Outcomes,
-    suite: &[&str],
-    program: &str,
-    homenode_s: f64,
-) -> Result<String, String> {
+/// Why TAVO gains little over the default scheduler.
+fn why_default(outcomes: &Outcomes, suite: &[&str], program: &str, tavo_s: f64) -> Result<String, String> {
     Ok(format!(
         "The twin's default scheduler leaves little to gain: {} percent of {program}'s accesses are local under it, since four VMs \
          that start on idle sockets stay there, and first touch puts pages beside them. The seed says that it scatters VMs and \
-         their memory over the nodes. With each VM's pages dealt out over all nodes Homenode's runtime is {} percent lower \
+         their memory over the nodes. With each VM's pages dealt out over all nodes TAVO's runtime is {} percent lower \
          (last table). So the difference is in how much the scheduler of the seed's kernel had moved, and how full the host \
          was, before and while programs ran, not in what remote memory costs.",
         show(local_by_default(outcomes, suite, program)?),
-        show(below_scattered(outcomes, suite, program, homenode_s)?),
+        show(below_scattered(outcomes, suite, program, tavo_s)?),
     ))
 }
 
@@ -351,7 +341,7 @@ fn alternatives(outcomes: &Outcomes, suite: &[&str]) -> Result<Table, String> {
     });
     let header: Vec<String> = ["program".to_owned()].into_iter().chain(names).collect();
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
-    let title = "The same with other neighbours: percent by which Homenode's mean runtime is below default's and ff-pin's. \
+    let title = "The same with other neighbours: percent by which TAVO's mean runtime is below default's and ff-pin's. \
                  `suite`: the suite's eight programs in eight VMs. Two runs each, but for the chosen set-up.";
     Ok(table(title, &header, rows))
 }
@@ -408,7 +398,7 @@ fn spec(outcomes: &Outcomes) -> Result<Decision, String> {
     let why = vec![
         why_default(outcomes, &SPEC_2006, "soplex", soplex[2])?,
         format!(
-            "First fit puts two VMs on the eight hyperthreads of one node, that is on four cores, while Homenode gives each VM a \
+            "First fit puts two VMs on the eight hyperthreads of one node, that is on four cores, while TAVO gives each VM a \
              node; povray, which needs nothing but cores, runs {} percent shorter for it. That povray hardly changes in the \
              seed says that its VMs shared cores alike under all three policies, as eight VMs do: there povray differs \
              by {} and {} percent (second table). For these two values it is the choice of four VMs that misses.",
@@ -471,7 +461,7 @@ fn stability(outcomes: &Outcomes) -> Result<Decision, String> {
             .zip(spreads.clone())
             .collect();
         rows.push(("average".to_owned(), average.clone()));
-        let header = ["program", "default", "ff-pin", "homenode"];
+        let header = ["program", "default", "ff-pin", "tavo"];
         tables.push(table(
             "Relative standard deviation of runtimes over five runs, percent.",
             &header,
@@ -541,12 +531,12 @@ const SET_UP: [&str; 2] = [
      late, drawn by the run's seed. Programs that take more than a minute alone do so much of their work that they take \
      one. SPEC programs run one copy per vCPU. Five runs; the same seeds for each policy.",
     "The seed does not say how many VMs ran, nor what beside a measured program. Four equal VMs were chosen before the \
-     experiment: with eight, first fit and Homenode both put two on every node, and the seed's difference between them \
+     experiment: with eight, first fit and TAVO both put two on every node, and the seed's difference between them \
      could not show. The second table shows how much the answer depends on it.",
 ];
 
 const STABILITY_SET_UP: &str = "The spread is that of one VM's runtime over the five runs, averaged over the four VMs. The \
-     bound is on Homenode's average over the programs of a suite; ours is the larger of the two suites.";
+     bound is on TAVO's average over the programs of a suite; ours is the larger of the two suites.";
 
 const STABILITY_WHY: &str = "What the default scheduler's spread is comes from where a VM's vCPUs were when they first touched \
      pages: four VMs on idle sockets hardly change nodes (last table of `tavo.npb`).";

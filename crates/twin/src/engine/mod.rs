@@ -259,6 +259,8 @@ pub(crate) struct Engine {
     pub epoch: Ns,
     pub line_bytes: f64,
     clock_ghz: f64,
+    /// How many times as long as the machine's figures say threads wait for memory.
+    memory_waits: f64,
     /// Whether to solve in every epoch, whatever has changed.
     every_epoch: bool,
     epoch_began: Ns,
@@ -388,6 +390,7 @@ impl Engine {
             epoch,
             line_bytes,
             clock_ghz: hardware.clock_hz as f64 / 1e9,
+            memory_waits: scenario.disturbance.memory_waits,
             every_epoch: false,
             epoch_began: Ns::ZERO,
             settled: Ns::ZERO,

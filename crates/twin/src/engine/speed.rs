@@ -98,6 +98,7 @@ impl Engine {
                     llc,
                     self.sibling_state(cpu),
                 );
+                cost.waits *= self.memory_waits;
                 if program.waiting == Waiting::Sleep {
                     let wakeups = program.wakeups_per_m_instructions / 1e6;
                     cost.busy_cycles += wakeups * self.ipi_ns * self.clock_ghz;

@@ -205,6 +205,15 @@ impl Scenario {
                 },
             );
         }
+        if let Some((key, message)) = self.disturbance.complaint() {
+            let key = format!("disturbance.{key}");
+            let error = TwinError::Key {
+                scenario: scenario(),
+                key: key.clone(),
+                message,
+            };
+            return wrong(&key, error);
+        }
         for (at, workload) in self.workloads.iter().enumerate() {
             let key = format!("workload[{at}]");
             if self.workloads[..at]

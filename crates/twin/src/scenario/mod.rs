@@ -6,6 +6,7 @@
 
 mod backend;
 mod check;
+mod disturbance;
 mod event;
 mod library;
 
@@ -24,6 +25,7 @@ use crate::workload::{self, Waiting, Workload};
 
 pub use backend::{Backend, NextProgram, PoolSpec, Transfer};
 pub use check::TwinError;
+pub use disturbance::{Disturbance, UnknownDisturbance};
 pub use event::{EventAction, EventSpec};
 
 /// VMs, their programs and when they arrive.
@@ -72,6 +74,9 @@ pub struct Scenario {
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "schema::Time")]
     pub arrival_jitter: Ns,
+    /// How the host differs from what an agent is told of it; absent where it does not.
+    #[serde(default)]
+    pub disturbance: Disturbance,
     /// The VMs.
     #[serde(rename = "vm")]
     pub vms: Vec<VmSpec>,
@@ -539,6 +544,7 @@ impl Scenario {
             policies: Vec::new(),
             arrival_order: ArrivalOrder::AsListed,
             arrival_jitter: Ns::ZERO,
+            disturbance: Disturbance::default(),
             vms,
             workloads: Vec::new(),
             events: Vec::new(),

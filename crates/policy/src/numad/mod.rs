@@ -1,0 +1,464 @@
+//! What `numad` 0.5 (version 20150602) does with the VMs of a host, to compare with. Not a policy to run a host by.
+//!
+//! # Problem
+//! A process whose threads and memory lie on different nodes is slow. numad binds each large process to as few nodes as its
+//! memory and its CPU time need, and moves all of its memory there.
+//!
+//! # Terms
+//! - *Process*: a VM; to the host it is one. *CPU used* is the most of its last eight looks, *memory used* what it touched.
+//!   Both are whole numbers: hundredths of a CPU, MiB.
+//! - *Free* of a node: its memory that is free or droppable cache; its CPUs' idle time since the look before. A second
+//!   hyperthread is worth a fifth of a CPU.
+//! - *Request*: CPU and memory used, each over a target utilisation of .85; no more CPUs than the process has vCPUs.
+//! - *Magnitude* of a node for a request: (10 × memory needed + 4 × memory left over) × (6 × CPU needed + CPU left over).
+//! - *Bound*: given nodes by numad before.
+//!
+//! # Algorithm
+//! Every 15 s, or 5 s after something moved:
+//! 1. Candidates are processes of more than 300 MiB and half a CPU. Those never bound come first, by CPU × memory, largest
+//!    first; then the others, the larger first, but of two within a fifth of each other the one that was bound longer ago.
+//! 2. For each in this order: one that was bound in the last 300 s is passed over, unless it fits one node, sits on the node with
+//!    least free, and both CPU and memory would be more even if it left that for the freest.
+//! 3. [`nodes`] chooses nodes for its request. It is left alone if it is bound to these already and at most a tenth of its
+//!    memory lies elsewhere.
+//! 4. Otherwise its vCPUs are bound to these nodes, and its memory moves whole: again and again all that lies on the
+//!    fullest other node goes to the chosen node that has least of it. Nobody else is looked at until the next time.
+//!
+//! # Properties (tests of the same names)
+//! - `advice_is_that_of_the_real_numad`: 300 random hosts and requests, answered by Debian's numad on made-up `/sys` trees
+//! - `an_impossible_request_gets_all_nodes`
+//! - `advice_is_forgotten`
+//! - `small_or_idle_vms_are_not_looked_at`
+//! - `the_largest_cpu_times_memory_moves_first_and_one_at_a_time`
+//! - `memory_moves_whole_and_at_once`
+//! - `a_bound_vm_is_looked_at_again_after_300_s`
+//! - `on_the_busiest_node_it_does_not_wait`
+//! - `nine_tenths_in_place_are_enough`
+//! - `between_looks_nothing_happens`
+//! - `an_answer_is_some_of_the_nodes` (generated)
+//!
+//! # Sources
+//! The manual page numad(8); the behaviour of Debian's numad 0.5+20150602-8+b1, and its published source, read for what it
+//! computes.
+//!
+//! # Departures from the source, and why
+//! - Its 300 s run from the host's boot for processes never bound, so it is deaf on a fresh host. A twin's clock begins at
+//!   0, and its host is not meant to be fresh: VMs never bound are looked at at once.
+//! - It limits the request of a process named `qemu-kvm` to its vCPUs, and takes every thread of Debian's `qemu-system-x86` for a
+//!   CPU. Here the former holds for all.
+//! - It overrides what operators pinned, where the kernel lets it. Here VMs with a home, CPUs or pins of the operator's own
+//!   are on its list of exclusions (`-x`).
+//! - It sets the CPUs of all threads of a VM and leaves the memory policy alone; [`Action::SetHome`] does the same for the
+//!   emulator's threads, and has memory that is touched later spread over the nodes instead of following the vCPU.
+//! - Its process table has no order; here VMs come by id before they are sorted. Nodes without memory are left out.
+//! - Its unthrottled `migrate_pages` is a [`Action::MovePages`] for all pages of a node at once.
+
+pub mod nodes;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_host::{Action, Plan, View, VmView};
+use homenode_machine::Machine;
+use homenode_units::{Bytes, CpuId, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
+
+use crate::placement::{self, Supply};
+use nodes::{Node, Request, Running, whole};
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "numad";
+/// Time between looks while something moves.
+pub const INTERVAL_MIN: Ns = Ns::from_secs(5);
+/// Time between looks while nothing does.
+pub const INTERVAL_MAX: Ns = Ns::from_secs(15);
+/// Before the first look that can act.
+const INTERVAL_FIRST: Ns = Ns::from_secs(2);
+/// How long a bound process is usually left alone.
+pub const BOUND_MIN: Ns = Ns::from_secs(300);
+/// CPU that a candidate uses more than, in hundredths of a CPU.
+pub const CPU_MIN: i64 = 50;
+/// Memory that a candidate uses more than, in MiB.
+pub const MEMORY_MIN_MIB: i64 = 300;
+/// Share of what it is given that a process shall use, in percent.
+const UTILISATION_PERCENT: i64 = 85;
+/// Share of its memory that may lie elsewhere, in percent.
+const ELSEWHERE_MAX_PERCENT: i64 = 10;
+/// What a second hyperthread of a core is worth, in percent of a CPU.
+const THREAD_PERCENT: i64 = 20;
+/// Looks of which the one with most CPU counts.
+const LOOKS: usize = 8;
+
+/// What numad remembers: nothing of advice it gave, and of VMs only while they run.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// When it looked last, and how long each CPU had been busy then.
+    look: Option<(Ns, BTreeMap<CpuId, Ns>)>,
+    /// When it looks again.
+    next: Next,
+    vms: BTreeMap<VmId, Process>,
+    told: BTreeSet<VmId>,
+}
+
+/// When numad looks again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Next {
+    /// It was just started.
+    #[default]
+    Started,
+    /// Something is moving; the interval begins when that is over.
+    AfterMove,
+    /// At this time.
+    At(Ns),
+}
+
+/// A VM as numad knows it.
+#[derive(Clone, Debug, Default)]
+struct Process {
+    /// When it was seen last with enough memory, and its CPU time then.
+    seen: Option<(Ns, Ns)>,
+    looks: [i64; LOOKS],
+    looked: usize,
+    cpus_used: i64,
+    /// Where it was bound to, and when.
+    bound: Option<(NodeSet, Ns)>,
+}
+
+/// A process that may be bound in this look.
+struct Candidate<'a> {
+    vm: &'a VmView<'a>,
+    request: Request,
+    running: Running,
+    bound_at: Option<Ns>,
+}
+
+/// Looks at the host when it is time, and binds one VM at most.
+pub fn plan(view: &View<'_>, config: &placement::Config, state: &mut State) -> Plan {
+    let mut plan = Plan::new(view.version);
+    state.vms.retain(|id, _| view.sample.vm(*id).is_some());
+    state.told.retain(|id| view.sample.vm(*id).is_some());
+    match state.next {
+        Next::At(at) if view.at < at => return plan,
+        Next::AfterMove => {
+            look(view, config, state);
+            state.next = Next::At(view.at + INTERVAL_MIN);
+            return plan;
+        }
+        _ => {}
+    }
+    let is_first = state.next == Next::Started;
+    let nodes = look(view, config, state);
+    let candidates = candidates(view, state, &nodes);
+    state.next = match is_first {
+        true => Next::At(view.at + INTERVAL_FIRST),
+        false => Next::At(view.at + INTERVAL_MAX),
+    };
+    if is_first || nodes.len() < 2 {
+        return plan;
+    }
+    for candidate in &candidates {
+        let id = candidate.vm.sample.id;
+        let is_early = candidate.bound_at.is_some_and(|at| view.at < at + BOUND_MIN);
+        if is_early && !gains_by_leaving(&nodes, candidate) {
+            continue;
+        }
+        let target = nodes::pick(&nodes, candidate.request, Some(&candidate.running));
+        let process = state.vms.get_mut(&id).expect("candidates are known");
+        let is_there = candidate.bound_at.is_some()
+            && target == candidate.running.nodes
+            && candidate.elsewhere_percent(&nodes, &target) <= ELSEWHERE_MAX_PERCENT;
+        process.bound = Some((target.clone(), view.at));
+        if !is_there {
+            bind(
+                view,
+                config,
+                &nodes,
+                candidate,
+                &target,
+                &mut state.told,
+                &mut plan,
+            );
+            state.next = Next::AfterMove;
+            break;
+        }
+    }
+    plan
+}
+
+/// Reads what is free of each node with memory, and notes the time.
+fn look(view: &View<'_>, config: &placement::Config, state: &mut State) -> Vec<Node> {
+    let busy: BTreeMap<CpuId, Ns> = view.sample.cpus.iter().map(|cpu| (cpu.id, cpu.busy_ns)).collect();
+    let before = state.look.replace((view.at, busy));
+    let (_, busy) = state.look.as_ref().expect("just noted");
+    let elapsed_ns = before
+        .as_ref()
+        .map_or(0, |(at, _)| view.at.0.saturating_sub(at.0));
+    let idle_ns = |id: CpuId| -> u64 {
+        let known = before
+            .as_ref()
+            .and_then(|(_, before)| busy.get(&id).zip(before.get(&id)));
+        known.map_or(0, |(now, then)| {
+            elapsed_ns.saturating_sub(now.0.saturating_sub(then.0))
+        })
+    };
+    let threads = threads_per_core(view.machine);
+    let ids: Vec<NodeId> = view.machine.memory_nodes().iter().collect();
+    ids.iter()
+        .map(|&id| {
+            let cpus = view.machine.nodes[id].cpus.difference(&config.reserved_cpus);
+            let count = whole(cpus.len());
+            let cores = count / threads;
+            let seconds = count - cores;
+            let total = cores * 100 + cores * (threads - 1) * THREAD_PERCENT;
+            let idle: u64 = cpus.iter().map(idle_ns).sum();
+            let idle = whole(idle.saturating_mul(100) / elapsed_ns.max(1));
+            let free = idle - seconds * (100 - THREAD_PERCENT);
+            let sample = view.sample.nodes.get(id).copied().unwrap_or_default();
+            Node {
+                id,
+                memory_mib: mib(sample.memory_total_bytes),
+                free_mib: mib(sample.memory_free_bytes),
+                cpus: total,
+                cpus_free: free.clamp(0, total),
+                distances: ids.iter().map(|to| distance(view.machine, id, *to)).collect(),
+            }
+        })
+        .collect()
+}
+
+fn mib(bytes: Bytes) -> i64 {
+    whole(bytes.0 >> 20)
+}
+
+/// Of the first core, as numad has it.
+fn threads_per_core(machine: &Machine) -> i64 {
+    let Some(first) = machine.cpus.first() else {
+        return 1;
+    };
+    let siblings = machine.cpus.iter().filter(|cpu| cpu.core == first.core);
+    whole(siblings.count())
+}
+
+fn distance(machine: &Machine, a: NodeId, b: NodeId) -> i64 {
+    let at = |node| machine.nodes.position(node).ok();
+    let row = at(a).and_then(|a| machine.distances.rows.get(a));
+    let known = row.zip(at(b)).and_then(|(row, b)| row.get(b));
+    known.map_or(10, |distance| i64::from(*distance))
+}
+
+/// Step 1: notes what each VM uses, and sorts those that use enough.
+fn candidates<'v>(view: &'v View<'v>, state: &mut State, nodes: &[Node]) -> Vec<Candidate<'v>> {
+    let all: NodeSet = nodes.iter().map(|node| node.id).collect();
+    let mut large = Vec::new();
+    for vm in &view.vms {
+        let process = state.vms.entry(vm.sample.id).or_default();
+        let touched = vm.sample.pages_touched().map_or(0, |pages| mib(pages.to_bytes()));
+        let settings = &vm.sample.settings;
+        let is_excluded = !vm.managed() || vm.hands_off.is_some() || settings.home.is_some();
+        if touched <= MEMORY_MIN_MIB || is_excluded || settings.cpus_allowed.is_some() {
+            process.seen = None;
+            process.cpus_used = 0;
+            continue;
+        }
+        process.see(
+            view.at,
+            vm.sample.vcpus.iter().map(|vcpu| vcpu.running_ns.0).sum(),
+        );
+        if process.cpus_used <= CPU_MIN {
+            continue;
+        }
+        let pages = vm.sample.pages.as_ref().expect("some are touched");
+        let lies = |node: &Node| mib(pages.get(node.id).copied().unwrap_or_default().to_bytes());
+        let bound = process.bound.as_ref();
+        let running = Running {
+            nodes: bound.map_or_else(|| all.clone(), |(nodes, _)| nodes.clone()),
+            memory_mib: nodes.iter().map(lies).collect(),
+            used_mib: touched,
+            cpus_used: process.cpus_used,
+            has_enough_cpus: false,
+        };
+        large.push(Candidate {
+            vm,
+            request: request(vm, touched, process.cpus_used, nodes),
+            bound_at: bound.map(|(_, at)| *at),
+            running,
+        });
+    }
+    let used: i64 = large.iter().map(|candidate| candidate.running.cpus_used).sum();
+    let has_enough_cpus = used <= nodes.iter().map(|node| node.cpus).sum();
+    for candidate in &mut large {
+        candidate.running.has_enough_cpus = has_enough_cpus;
+    }
+    sorted(large)
+}
+
+impl Process {
+    fn see(&mut self, at: Ns, cpu_ns: u64) {
+        if let Some((before, then)) = self.seen.filter(|(before, _)| *before < at) {
+            self.looked = (self.looked + 1) % LOOKS;
+            let used = cpu_ns.saturating_sub(then.0);
+            self.looks[self.looked] = whole(used.saturating_mul(100) / (at.0 - before.0));
+            self.cpus_used = self.looks.iter().copied().max().unwrap_or(0);
+        }
+        self.seen = Some((at, Ns(cpu_ns)));
+    }
+}
+
+/// What is asked of nodes for a VM. Of one that fills most of a node and may grow beyond it, all that it may have counts.
+fn request(vm: &VmView<'_>, touched: i64, cpus_used: i64, nodes: &[Node]) -> Request {
+    let size = vm
+        .sample
+        .balloon
+        .map_or(vm.sample.memory_bytes, |balloon| balloon.maximum);
+    let node_mib = nodes.first().map_or(0, |node| node.memory_mib);
+    let memory = match mib(size) > node_mib && touched * 5 / 4 > node_mib {
+        true => mib(size),
+        false => touched,
+    };
+    let vcpus = whole(vm.sample.vcpus.len());
+    Request {
+        cpus: (cpus_used * 100 / UTILISATION_PERCENT).min(vcpus * 100),
+        memory_mib: memory * 100 / UTILISATION_PERCENT,
+    }
+}
+
+impl Candidate<'_> {
+    fn magnitude(&self) -> i64 {
+        self.running.cpus_used * self.running.used_mib
+    }
+
+    /// Whether it is looked at before another that was bound too.
+    fn is_before(&self, other: &Self) -> bool {
+        let (own, its) = (self.magnitude(), other.magnitude());
+        own > its || (own >= 5 * (its - own) && self.bound_at <= other.bound_at)
+    }
+
+    /// Share of its memory that lies on none of these nodes, in percent.
+    fn elsewhere_percent(&self, nodes: &[Node], target: &NodeSet) -> i64 {
+        let lies = nodes.iter().zip(&self.running.memory_mib);
+        let elsewhere: i64 = lies
+            .filter(|(node, _)| !target.contains(node.id))
+            .map(|(_, mib)| mib)
+            .sum();
+        100 * elsewhere / self.running.used_mib
+    }
+}
+
+fn sorted(candidates: Vec<Candidate<'_>>) -> Vec<Candidate<'_>> {
+    let (mut unbound, mut bound): (Vec<_>, Vec<_>) = candidates
+        .into_iter()
+        .partition(|candidate| candidate.bound_at.is_none());
+    unbound.sort_by_key(|candidate| -candidate.magnitude());
+    // "Within a fifth" is no order: which comes first depends on how one looks for it.
+    for at in 0..bound.len() {
+        let first = (at + 1..bound.len()).fold(at, |first, other| {
+            if bound[other].is_before(&bound[first]) {
+                other
+            } else {
+                first
+            }
+        });
+        bound.swap(at, first);
+    }
+    unbound.append(&mut bound);
+    unbound
+}
+
+/// Step 2: a small VM on the fullest node, that would even nodes out by leaving it for the emptiest.
+fn gains_by_leaving(nodes: &[Node], candidate: &Candidate<'_>) -> bool {
+    let Running {
+        nodes: on,
+        used_mib,
+        cpus_used,
+        ..
+    } = &candidate.running;
+    let Request { cpus, memory_mib } = candidate.request;
+    let evens_out = |free: fn(&Node) -> i64, used: i64, slack: i64| {
+        let all = || nodes.iter().map(free);
+        let mean = all().sum::<i64>() / whole(nodes.len());
+        let (least, most) = (all().min().unwrap_or(0), all().max().unwrap_or(0));
+        (least + used - mean).abs() + (most - used - mean).abs() < most - least - slack
+    };
+    let fullest = |free: fn(&Node) -> i64| nodes.iter().min_by_key(|node| free(node)).map(|node| node.id);
+    let cpus_free = |node: &Node| node.cpus_free;
+    let memory_free = |node: &Node| node.free_mib;
+    let is_on = |node: Option<NodeId>| node.is_some_and(|node| on.contains(node));
+    (is_on(fullest(cpus_free)) || is_on(fullest(memory_free)))
+        && cpus < nodes[0].cpus
+        && memory_mib < nodes[0].memory_mib
+        && evens_out(cpus_free, *cpus_used, CPU_MIN)
+        && evens_out(memory_free, *used_mib, 0)
+}
+
+/// Step 4.
+fn bind(
+    view: &View<'_>,
+    config: &placement::Config,
+    nodes: &[Node],
+    candidate: &Candidate<'_>,
+    target: &NodeSet,
+    told: &mut BTreeSet<VmId>,
+    plan: &mut Plan,
+) {
+    let vm = candidate.vm;
+    let id = vm.sample.id;
+    let Request { cpus, memory_mib } = candidate.request;
+    let reason = format!(
+        "it asks for {cpus} percent of a CPU and {memory_mib} MiB, and nodes {target} have most of both"
+    );
+    let home = Action::SetHome {
+        vm: id,
+        nodes: target.clone(),
+    };
+    plan.decide(POLICY, home, reason);
+    let cpus = Supply::cpus_for(view, target, config, None);
+    if !cpus.is_empty() {
+        let vcpus = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
+        let pin = Action::PinVcpus { vm: id, vcpus, cpus };
+        plan.decide(POLICY, pin, format!("its vCPUs are bound to nodes {target}"));
+    }
+    if let Some(why) = vm.memory_fixed() {
+        if told.insert(id) {
+            let message = format!("memory of VM {} does not follow it: {why}", vm.sample.name);
+            plan.find(POLICY, Some(id), message);
+        }
+        return;
+    }
+    let pages = vm.sample.pages.clone().unwrap_or_default();
+    for (from, to, pages_max) in steps(nodes, target, pages) {
+        let action = Action::MovePages {
+            vm: id,
+            from: NodeSet::one(from),
+            to: NodeSet::one(to),
+            pages_max,
+        };
+        plan.decide(
+            POLICY,
+            action,
+            format!("all {pages_max} on node {from} go to node {to} at once"),
+        );
+    }
+}
+
+/// Moves that bring all pages onto the target: from the other node with most of them to the node of the target with least.
+fn steps(nodes: &[Node], target: &NodeSet, mut pages: NodeMap<Pages>) -> Vec<(NodeId, NodeId, Pages)> {
+    for node in nodes {
+        if pages.get(node.id).is_none() {
+            pages.insert(node.id, Pages::ZERO);
+        }
+    }
+    let mut steps = Vec::new();
+    loop {
+        let outside = pages.iter().filter(|(node, _)| !target.contains(*node));
+        let most = outside.rev().max_by_key(|(_, pages)| **pages);
+        let inside = pages.iter().filter(|(node, _)| target.contains(*node));
+        // Of equals the last.
+        let least = inside.rev().min_by_key(|(_, pages)| **pages);
+        let Some(((from, &moved), (to, _))) = most.zip(least).filter(|((_, most), _)| most.0 > 0) else {
+            return steps;
+        };
+        steps.push((from, to, moved));
+        pages[to] += moved;
+        pages[from] = Pages::ZERO;
+    }
+}

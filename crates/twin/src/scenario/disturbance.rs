@@ -1,0 +1,183 @@
+//! How wrong a twin is on purpose: an agent's decisions must stand on a host that is not what the twin says.
+//!
+//! Waits and replacement change the simulated hardware, and nobody is told. Noise and what is hidden change what an agent
+//! is told, and nothing that is simulated.
+
+use std::fmt;
+use std::str::FromStr;
+
+use homenode_machine::file::Candidates;
+use homenode_machine::{Machine, Replacement};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Hypervisor, Scenario};
+use crate::schema;
+
+/// How a simulated host differs from what its machine file says and from what an agent is told.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Disturbance {
+    /// How many times as long as the machine's figures say threads wait for memory, from 0.1 to 10.
+    pub memory_waits: f64,
+    /// How all last-level caches choose the line to evict; absent where that is as the machine's file says.
+    #[schemars(with = "Option<schema::Replacement>")]
+    pub replacement: Option<Replacement>,
+    /// By how much every increment of a counter (instructions, cycles, LLC references and misses, accesses) is told
+    /// wrongly: standard deviation over the increment, from 0 to 0.5. Cut off at three deviations, so that counters never
+    /// run backwards.
+    pub noise: f64,
+    /// Whether an agent is told no bandwidth of nodes and links.
+    pub no_bandwidth: bool,
+    /// Whether an agent is told no counters of vCPUs and no accesses of VMs: perf counts a group of events or nothing, and
+    /// there is no group without those of the LLC.
+    pub no_llc_counters: bool,
+}
+
+impl Default for Disturbance {
+    /// Nothing is wrong.
+    fn default() -> Self {
+        Disturbance {
+            memory_waits: 1.0,
+            replacement: None,
+            noise: 0.0,
+            no_bandwidth: false,
+            no_llc_counters: false,
+        }
+    }
+}
+
+type Set = fn(&mut Disturbance);
+
+/// Names of usual disturbances, and what each sets.
+const USUAL: [(&str, Set); 5] = [
+    ("memory-waits", |d| d.memory_waits = 2.0),
+    ("replacement", |d| d.replacement = Some(Replacement::Random)),
+    ("noise", |d| d.noise = 0.1),
+    ("no-bandwidth", |d| d.no_bandwidth = true),
+    ("no-llc-counters", |d| d.no_llc_counters = true),
+];
+
+impl Disturbance {
+    /// Names that [`Disturbance::from_str`] takes.
+    pub fn names() -> [&'static str; USUAL.len()] {
+        USUAL.map(|(name, _)| name)
+    }
+
+    /// Whether nothing is wrong.
+    pub fn is_none(&self) -> bool {
+        *self == Disturbance::default()
+    }
+
+    /// The machine as it really is.
+    pub(crate) fn real(&self, machine: &Machine) -> Machine {
+        let mut machine = machine.clone();
+        if let Some(replacement) = self.replacement {
+            for llc in &mut machine.llcs {
+                llc.replacement = Some(replacement);
+            }
+        }
+        machine
+    }
+
+    /// The machine as an agent is told of it.
+    pub(crate) fn told(&self, machine: &Machine) -> Machine {
+        let mut machine = machine.clone();
+        if self.no_bandwidth {
+            for (_, node) in machine.nodes.iter_mut() {
+                node.memory_bandwidth = None;
+            }
+            for link in &mut machine.links {
+                link.bandwidth = None;
+            }
+        }
+        machine
+    }
+
+    /// What is out of bounds, by its key.
+    pub(super) fn complaint(&self) -> Option<(&'static str, String)> {
+        let bounds = [
+            ("memory_waits", self.memory_waits, 0.1, 10.0),
+            ("noise", self.noise, 0.0, 0.5),
+        ];
+        bounds.into_iter().find_map(|(key, value, least, most)| {
+            let message = format!("it is {value}; it must lie between {least} and {most}");
+            (!(least..=most).contains(&value)).then_some((key, message))
+        })
+    }
+}
+
+/// What disturbances are named does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no disturbance is named `{name}`{candidates}")]
+pub struct UnknownDisturbance {
+    name: String,
+    candidates: Candidates,
+}
+
+impl FromStr for Disturbance {
+    type Err = UnknownDisturbance;
+
+    /// Usual disturbances by name, with commas between them: waits twice as long, random replacement, a tenth of noise.
+    fn from_str(text: &str) -> Result<Disturbance, UnknownDisturbance> {
+        let mut disturbance = Disturbance::default();
+        for name in text.split(',').map(str::trim) {
+            let (_, set) =
+                USUAL
+                    .iter()
+                    .find(|(known, _)| *known == name)
+                    .ok_or_else(|| UnknownDisturbance {
+                        name: name.to_owned(),
+                        candidates: Candidates::of(name, Disturbance::names()),
+                    })?;
+            set(&mut disturbance);
+        }
+        Ok(disturbance)
+    }
+}
+
+impl fmt::Display for Disturbance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hardware = [
+            (self.memory_waits != 1.0).then(|| format!("memory waits times {}", self.memory_waits)),
+            self.replacement
+                .map(|replacement| format!("{} replacement", replacement.name())),
+        ];
+        let told = [
+            (self.noise > 0.0).then(|| format!("{} percent of noise", self.noise * 100.0)),
+            self.no_bandwidth.then(|| "no bandwidths".to_owned()),
+            self.no_llc_counters.then(|| "no counters".to_owned()),
+        ];
+        let all: Vec<String> = hardware.into_iter().chain(told).flatten().collect();
+        match all.is_empty() {
+            true => f.write_str("nothing"),
+            false => f.write_str(&all.join(", ")),
+        }
+    }
+}
+
+impl Scenario {
+    /// The same scenario on a host that is wrong in this way.
+    #[must_use]
+    pub fn disturbed(mut self, disturbance: Disturbance) -> Scenario {
+        self.disturbance = disturbance;
+        self
+    }
+
+    /// The same scenario, all of whose VMs the host's kernel has under AutoNUMA in the place of whatever else would move
+    /// their pages. Where there is no hypervisor that is the one kernel's. Left as they are: driver domains and VMs that
+    /// have one, whose memory lies on one node.
+    #[must_use]
+    pub fn with_autonuma(mut self) -> Scenario {
+        let owns_frames: Vec<bool> = self.vms.iter().map(|vm| self.owns_frames(vm)).collect();
+        let is_native = self.hypervisor == Hypervisor::Native;
+        for (vm, owns_frames) in self.vms.iter_mut().zip(owns_frames) {
+            match (owns_frames, is_native) {
+                (true, _) => {}
+                (false, true) => vm.autonuma = true,
+                (false, false) => vm.memory_policy.migration = homenode_units::Migration::AutoNuma,
+            }
+        }
+        self
+    }
+}
