@@ -556,6 +556,16 @@ impl Control {
             (Action::SetHome { vm, nodes }, Outcome::Done | Outcome::DryRun) => {
                 self.homes.insert(*vm, nodes.clone());
             }
+            (
+                Action::Lift {
+                    vm,
+                    lever: Lever::Home,
+                },
+                Outcome::Done | Outcome::DryRun,
+            ) => {
+                self.homes.remove(vm);
+                self.watch.forget_pins(*vm);
+            }
             (Action::PinVcpus { vm, vcpus, cpus }, Outcome::Done) => {
                 for index in vcpus {
                     self.watch.expect(*vm, *index, cpus.clone());
@@ -564,6 +574,13 @@ impl Control {
             // Some vCPUs may have been pinned: what is in force is nobody's mistake and nobody else's doing.
             (Action::PinVcpus { vm, vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(*vm, vcpus),
             (Action::SetHome { vm, .. }, Outcome::Failed(_)) => self.placement.ledger.withdraw(*vm),
+            (
+                Action::Lift {
+                    vm,
+                    lever: Lever::Home,
+                },
+                Outcome::Failed(_),
+            ) => self.watch.forget_pins(*vm),
             (
                 Action::Limit {
                     vm,

@@ -14,6 +14,7 @@ mod balloon;
 mod confine;
 mod connection;
 mod feed;
+mod home;
 mod lease;
 mod quota;
 mod vm;
