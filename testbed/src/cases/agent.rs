@@ -41,8 +41,8 @@ pub fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<P
     Ok(agent)
 }
 
-/// An agent that gives each guest a home when it sees it, as published (TAVO): by default a guest gets one once that pays, which here,
-/// without counters, it never does.
+/// An agent that gives each guest a home when it sees it, as published (TAVO): by default a guest gets one once that pays,
+/// which here, without counters, it never does.
 pub fn start_placing(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
     let mut all = vec!["--policies", "tavo"];
     all.extend_from_slice(arguments);

@@ -1,6 +1,6 @@
-//! Where guests live, decided from counters: those of the modelled PMU. Each case has the agent beside none in one boot: an agent that
-//! only watches counts as none does, and one that decides follows. What counts is where the kernel ran and put guests, and what
-//! the model counted; what the agent says is checked against that.
+//! Where guests live, decided from counters: those of the modelled PMU. Each case has the agent beside none in one boot: an
+//! agent that only watches counts and does nothing, and one that decides follows. What counts is where the kernel ran and put
+//! guests, and what the model counted; what the agent says is checked against that.
 //!
 //! Two guests are busy at a time, as many as the emulated host holds well.
 
@@ -35,6 +35,8 @@ const DECIDED: Duration = Duration::from_secs(420);
 const PARTED_PERCENT: u64 = 50;
 /// CPUs of a node of this host.
 const CPUS_PER_NODE: u32 = 2;
+/// How long nothing is tried again that did not pay.
+const PEACE: Duration = Duration::from_secs(30);
 /// Actions that take away a guest's freedom.
 const PLACING: [&str; 3] = ["set-home", "pin-vcpus", "move-pages"];
 
@@ -223,9 +225,18 @@ pub fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Two guests that the operator had given one home, node 0, on which they run and have their memory; then he lets go of them. Gives
-/// what they did there.
-fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<(Vec<Guest>, Vec<Seen>)> {
+/// Two guests on one node.
+struct Together {
+    guests: Vec<Guest>,
+    /// How free each was before it had a home.
+    free: Vec<String>,
+    /// What they did to the cache there.
+    seen: Vec<Seen>,
+}
+
+/// Two guests that the operator had given one home, node 0, on which they run and have their memory; then he lets go of them, and
+/// an agent that follows finds them there.
+fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Together> {
     let specs = ["left", "right"].map(|name| {
         let mut spec = walker(name, bytes);
         spec.extra_xml = home_of_operator("0");
@@ -236,6 +247,7 @@ fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<(Vec<
         guest.wait_ready()?;
         guest.move_to(0)?;
     }
+    let free = guests.iter().map(freedom).collect::<anyhow::Result<_>>()?;
     // As published, the agent leaves a home alone that an operator chose: it does as none would that is pinned there.
     let agent = start_agent_with(inside, &["--policies", "tavo", "--keep"])?;
     let both: Vec<&Guest> = guests.iter().collect();
@@ -259,14 +271,16 @@ fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<(Vec<
         let cleared = guest.domain.set_metadata(kind, None, None, Some(NAMESPACE), live);
         cleared.map_err(|error| anyhow!("{}", error.message()))?;
     }
-    Ok((guests, seen))
+    Ok(Together { guests, free, seen })
 }
 
 /// Two guests that evict each other from one cache are parted, and then miss little.
 pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     // One fits into a node's cache, two do not.
-    let (guests, before) = together(inside, page, LLC_BYTES / 8 * 5)?;
+    let Together {
+        guests, seen: before, ..
+    } = together(inside, page, LLC_BYTES / 8 * 5)?;
     let both: Vec<&Guest> = guests.iter().collect();
     let agent = start_agent_with(inside, &[])?;
     wait_counted(inside, &both)?;
@@ -299,5 +313,84 @@ pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     for [policy, action, reason] in reasons {
         inside.note(format!("{policy} {action}: {reason}"));
     }
+    stop(agent)
+}
+
+/// Waits until the agent decides something of one of these guests for a reason with this text; gives whose.
+fn wait_reason<'a>(agent: &Program, guests: &[&'a Guest], text: &str) -> anyhow::Result<&'a Guest> {
+    let what = format!("a decision with `{text}` in its reason");
+    wait_until(&what, DECIDED, || {
+        let of = |guest: &&&Guest| {
+            let decided = decisions(agent, guest);
+            decided
+                .iter()
+                .any(|[policy, _, reason]| policy == "arrange" && reason.contains(text))
+        };
+        Ok(guests.iter().find(of).map_or_else(
+            || {
+                Look::NotYet(format!(
+                    "{:?}",
+                    guests
+                        .iter()
+                        .map(|guest| decisions(agent, guest))
+                        .collect::<Vec<_>>()
+                ))
+            },
+            |guest| Look::Done(*guest),
+        ))
+    })
+}
+
+/// Two guests that miss as much apart as together are parted on trial, which does not pay: it is undone and, for now, not tried
+/// again.
+pub fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
+    let page = resting_model()?;
+    // More than any cache holds: a larger part of one is of no use to them, which no counter says beforehand.
+    let Together {
+        guests,
+        free,
+        seen: before,
+    } = together(inside, page, 8 * LLC_BYTES)?;
+    let both: Vec<&Guest> = guests.iter().collect();
+    let agent = start_agent_with(inside, &[])?;
+    let tried = wait_reason(&agent, &both, "trial")?;
+    inside.note(format!("{} is tried elsewhere", tried.spec.name));
+    let undone = wait_reason(&agent, &both, "undone:")?;
+    for guest in &both {
+        for [policy, action, reason] in decisions(&agent, guest) {
+            inside.note(format!("{}: {policy} {action}: {reason}", guest.spec.name));
+        }
+    }
+    let at = both
+        .iter()
+        .position(|guest| std::ptr::eq(*guest, undone))
+        .unwrap_or_default();
+    let is_back = || -> anyhow::Result<Look<String>> {
+        let (said, now) = (status(inside, undone)?, freedom(undone)?);
+        let home = said["home"].as_str();
+        // Free again, or where it was found.
+        let is_back = (home.is_none() && now == free[at]) || home == Some("0");
+        Ok(match is_back {
+            true => Look::Done(home.unwrap_or("free").to_owned()),
+            false => Look::NotYet(format!("home {home:?}, {now}; free it had {}", free[at])),
+        })
+    };
+    let back = wait_until("the guest to be back where it was", SOON, is_back)?;
+    inside.note(format!("{} is back: {back}", undone.spec.name));
+    // What strays may go on coming home; where a guest lives is what is not tried again.
+    let arranged = || {
+        let all = both.iter().flat_map(|guest| decisions(&agent, guest));
+        all.filter(|[policy, ..]| policy == "arrange").count()
+    };
+    let (decided, begin) = (arranged(), Instant::now());
+    let after = watch(inside, page, &both)?;
+    note(inside, "undone", &both, &after);
+    note(inside, "before", &both, &before);
+    std::thread::sleep(PEACE.saturating_sub(begin.elapsed()));
+    ensure!(
+        arranged() == decided,
+        "expected peace after a move that did not pay, saw {} decisions more",
+        arranged() - decided
+    );
     stop(agent)
 }

@@ -340,6 +340,13 @@ pub static ALL: &[Case] = &[
         "two guests that evict each other from one node's cache end on different nodes and miss less",
         arrange::polluters_parted,
     ),
+    case(
+        "move-undone",
+        Group::Counted,
+        1200,
+        "a guest is parted from another on trial, nothing is gained, and it is as before",
+        arrange::move_undone,
+    ),
     plain_case(
         "page-log",
         Group::Pages,

@@ -171,8 +171,8 @@ impl LibvirtHost {
         Ok(())
     }
 
-    /// Narrows a `restrictive` VM's memory nodes to its home once little of its memory lies outside. Until then nodes are only ever
-    /// added.
+    /// Narrows a `restrictive` VM's memory nodes to its home once little of its memory lies outside. Until then nodes are only
+    /// ever added.
     pub(super) fn narrow_if_little_is_left(&mut self, vm: &mut Vm) -> Result<(), ActionError> {
         let home = vm.home.clone();
         home.map_or(Ok(()), |home| self.narrow_to(vm, &home))
