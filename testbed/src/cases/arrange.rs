@@ -14,7 +14,7 @@ use homenode_linux::domain::NAMESPACE;
 use homenode_linux::modelled_pmu;
 use homenode_meter::page::{Counts, Page};
 use homenode_testbed_guest::Behaviour;
-use serde_json::Value;
+use serde_json::{Value, json};
 use virt::sys;
 
 use super::agent::{SOON, home_of_operator, start_agent_with, stop, wait_memory};
@@ -367,16 +367,16 @@ pub fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
         .unwrap_or_default();
     let is_back = || -> anyhow::Result<Look<String>> {
         let (said, now) = (status(inside, undone)?, freedom(undone)?);
-        let home = said["home"].as_str();
+        let home = &said["home"];
         // Free again, or where it was found.
-        let is_back = (home.is_none() && now == free[at]) || home == Some("0");
+        let is_back = (home.is_null() && now == free[at]) || *home == json!([0]);
         Ok(match is_back {
-            true => Look::Done(home.unwrap_or("free").to_owned()),
-            false => Look::NotYet(format!("home {home:?}, {now}; free it had {}", free[at])),
+            true => Look::Done(home.to_string()),
+            false => Look::NotYet(format!("home {home}, {now}; free it had {}", free[at])),
         })
     };
     let back = wait_until("the guest to be back where it was", SOON, is_back)?;
-    inside.note(format!("{} is back: {back}", undone.spec.name));
+    inside.note(format!("{} is back, its home {back}", undone.spec.name));
     // What strays may go on coming home; where a guest lives is what is not tried again.
     let arranged = || {
         let all = both.iter().flat_map(|guest| decisions(&agent, guest));
