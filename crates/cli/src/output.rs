@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_control::{Epoch, Status};
 use homenode_host::CountedBy;
-use homenode_units::Bytes;
+use homenode_units::{Bytes, NodeSet};
 use serde::Serialize;
 
 /// Prints what programs read.
@@ -150,6 +150,11 @@ pub fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), show)
 }
 
+/// Home nodes of a VM, or that it is where the kernel puts it.
+pub fn or_free(home: Option<&NodeSet>) -> String {
+    home.map_or_else(|| "free".to_owned(), ToString::to_string)
+}
+
 /// A share as percent.
 pub fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
@@ -222,7 +227,7 @@ pub fn picture(status: &Status) -> String {
         });
         vec![
             vm.name.clone(),
-            or_dash(vm.home.as_ref(), ToString::to_string),
+            or_free(vm.home.as_ref()),
             spread(&vm.vcpus_on),
             or_dash(pages, |pages| pages),
             or_dash(vm.cpus_used, |used| format!("{used:.1}")),

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
 use crate::desk::Request;
-use crate::output::{counted, or_dash, percent, print_json, table};
+use crate::output::{counted, or_dash, or_free, percent, print_json, table};
 use crate::query::{ask_agent, vms};
 
 /// `homenode policy`.
@@ -70,7 +70,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
             text("name").unwrap_or_default(),
             counted(text("memory_policy").unwrap_or_default(), sampled_by),
             or_dash(text("memory_policy_chosen"), |chosen| chosen),
-            or_dash(home, |home| home.to_string()),
+            or_free(home.as_ref()),
             or_dash(vm["pages_on"].as_array(), |on| pages(on)),
             or_dash(vm["local_access_ratio"].as_f64(), percent),
         ]

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::args::{HostArg, MachineArgs, PlaceArgs, VmArgs};
 use crate::bad_input;
 use crate::desk::{self, Request};
-use crate::output::{counted, or_dash, percent, print_json, table};
+use crate::output::{counted, or_dash, or_free, percent, print_json, table};
 
 /// `homenode machine`.
 ///
@@ -179,7 +179,7 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
         let home = serde_json::from_value::<homenode_units::NodeSet>(vm["home"].clone()).ok();
         vec![
             vm["name"].as_str().unwrap_or("-").to_owned(),
-            or_dash(home, |home| home.to_string()),
+            or_free(home.as_ref()),
             memory(vm),
             or_dash(vm["cpus_used"].as_f64(), |used| format!("{used:.1}")),
             or_dash(vm["llc_miss_rate"].as_f64(), |rate| {

@@ -604,6 +604,13 @@ impl Control {
             (Action::PinVcpus { vm, vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(*vm, vcpus),
             (Action::SetHome { vm, .. }, Outcome::Failed(_)) => self.placement.ledger.withdraw(*vm),
             (
+                Action::Lift {
+                    vm,
+                    lever: Lever::Home,
+                },
+                Outcome::Failed(_),
+            ) => self.watch.forget_pins(*vm),
+            (
                 Action::Limit {
                     vm,
                     limit: Limit::CpuQuota(quota),

@@ -65,7 +65,7 @@ pub struct VmStatus {
     pub name: String,
     /// UUID.
     pub id: VmId,
-    /// Home nodes, once placed.
+    /// Home nodes; `None` for a VM that is free, where the kernel puts it.
     pub home: Option<NodeSet>,
     /// How many of its vCPUs last ran on each node.
     pub vcpus_on: Vec<(NodeId, usize)>,

@@ -236,6 +236,42 @@ mod tests {
     }
 
     #[test]
+    fn a_lifted_home_is_forgotten_and_its_pins_are_nobody_elses_doing() {
+        use homenode_host::{Action, Lever, Outcome};
+        let cpus = |list: &str| list.parse::<CpuSet>().expect("CPUs");
+        let on = |list: &str| {
+            let mut sample = sample(1, None);
+            sample.vms[0].vcpus[0].affinity = cpus(list);
+            sample
+        };
+        let nodes = NodeSet::one(homenode_units::NodeId(1));
+        for (outcome, is_homed) in [(Outcome::Done, false), (Outcome::DryRun, false), (failed(), true)] {
+            let mut control = crate::Control::default();
+            let set_home = Action::SetHome {
+                vm: VM,
+                nodes: nodes.clone(),
+            };
+            let pin = Action::PinVcpus {
+                vm: VM,
+                vcpus: vec![0],
+                cpus: cpus("4-7"),
+            };
+            for action in [set_home, pin] {
+                control.remember(&action, &Outcome::Done, Ns::ZERO);
+            }
+            assert_eq!(events(&mut control.watch.clone(), &on("0-7")).len(), 1);
+            let lever = Lever::Home;
+            control.remember(&Action::Lift { vm: VM, lever }, &outcome, Ns::ZERO);
+            assert_eq!(events(&mut control.watch, &on("0-7")), []);
+            assert_eq!(control.homes.contains_key(&VM), is_homed, "{outcome:?}");
+        }
+    }
+
+    fn failed() -> homenode_host::Outcome {
+        homenode_host::Outcome::Failed(homenode_host::ActionError::VmGone { name: "seven".into() })
+    }
+
+    #[test]
     fn a_quota_that_ends_with_its_lease_is_nobodys_doing() {
         let mut watch = Watch::default();
         watch.expect_quota(VM, quota(0.1), Ns::from_secs(5));

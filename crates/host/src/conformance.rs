@@ -7,7 +7,7 @@ use homenode_units::{Bytes, NodeSet, Ns, Pages, Permit, Placing, VmId};
 
 use crate::{
     Action, ActionError, Balloon, CpuQuota, Host, Lever, Limit, Outcome, Percent, Plan, Refusal, Sample,
-    Setting, Version,
+    Setting, Version, VmSample,
 };
 
 /// One check: a name, and a function that says what was expected and what was seen when it fails.
@@ -50,6 +50,10 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "pages move within the budget, and the sample agrees with the receipt",
         run: pages_move,
+    },
+    Check {
+        name: "a home can be lifted, and the VM runs where it did before",
+        run: home_is_lifted,
     },
     Check {
         name: "a quota holds every vCPU, is seen, can be renewed and lifted",
@@ -333,6 +337,64 @@ fn pages_move(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     })
 }
 
+/// Earlier checks pinned the VM: it is free first.
+fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let lever = Lever::Home;
+    let lift = |host: &mut dyn Host| {
+        let outcome = commit_one(host, Action::Lift { vm, lever })?;
+        expect(outcome == Outcome::Done, || {
+            format!("lifting a home gave {outcome:?}")
+        })
+    };
+    lift(host)?;
+    let free = sample(host)?;
+    for node_index in [1, 0] {
+        let mut plan = pin_plan(free.version, &free, host, vm, node_index)?;
+        let Action::PinVcpus { cpus, .. } = &plan.decisions[0].action else {
+            unreachable!()
+        };
+        let nodes = cpus
+            .iter()
+            .filter_map(|cpu| host.machine().node_of(cpu))
+            .collect();
+        plan.version = sample(host)?.version;
+        plan.decide(
+            "conformance",
+            Action::SetHome { vm, nodes },
+            "conformance check".into(),
+        );
+        let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
+        expect(
+            receipt.outcomes.iter().all(|outcome| *outcome == Outcome::Done),
+            || format!("pins and a home gave {:?}", receipt.outcomes),
+        )?;
+        let homed = sample(host)?;
+        expect(affinities(&homed, vm) != affinities(&free, vm), || {
+            "the VM was never pinned: is the host too small?".into()
+        })?;
+        // Lifting twice is as good as once.
+        lift(host)?;
+        lift(host)?;
+        let after = sample(host)?;
+        expect(affinities(&after, vm) == affinities(&free, vm), || {
+            let seen = affinities(&after, vm);
+            format!(
+                "its home was lifted, and its vCPUs run on {seen:?}, before on {:?}",
+                affinities(&free, vm)
+            )
+        })?;
+        expect(after.version > homed.version, || {
+            "lifting a home left the version as it was".into()
+        })?;
+        let (was, is) = (homed.vm(vm), after.vm(vm));
+        expect(
+            was.and_then(VmSample::pages_touched) <= is.and_then(VmSample::pages_touched),
+            || "pages were lost with the home".into(),
+        )?;
+    }
+    Ok(())
+}
+
 fn limit_to(vm: VmId, quota: CpuQuota, lease_ns: Ns) -> Action {
     Action::Limit {
         vm,
@@ -491,9 +553,9 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
         limit: Limit::CacheWays(Percent(0)),
         lease_ns: lease,
     };
-    let pins = Action::Lift {
+    let pages = Action::Lift {
         vm,
-        lever: Lever::VcpuPlacement,
+        lever: Lever::Pages,
     };
     let watch = |window_ns, lease_ns| Action::Watch {
         vm,
@@ -506,7 +568,7 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
         (limit_to(vm, QUOTA, Ns::ZERO), "no-lease"),
         (nothing, "part"),
         (limit_to(nobody, QUOTA, lease), "unknown-vm"),
-        (pins, "no-limit"),
+        (pages, "no-limit"),
         (watch(Ns::ZERO, lease), "window"),
         (watch(PERIOD, Ns::ZERO), "no-lease"),
     ] {

@@ -17,7 +17,9 @@
 //!   memory is meant to be shared.
 //! - *Cycles* are the time run at the machine's clock, or at 1 GHz where that is unknown: the model has no time. Equation 3.1
 //!   then is misses per millisecond run.
-//! - *Instructions* are 0: the model counts them by CPU, not by VM.
+//! - *Instructions* are those that a machine would have done in the time run on which an instruction takes one cycle, a reference
+//!   [`LLC_CYCLES`] more, and a miss [`MEMORY_CYCLES`] or [`REMOTE_CYCLES`] more: emulated memory takes no time, and without
+//!   that nobody would be slower for missing. How many the VM really did for each reference is taken from all CPUs, by time run.
 //! - *Accesses* of a VM and *traffic* of controllers are samples times the period at which they were taken; what was lost of them
 //!   is taken to have gone where the rest went.
 //! - *Uses* of single pages are samples as they are ([`Sampler`]).
@@ -55,6 +57,13 @@ pub const PART_PAGES: usize = 65_536;
 pub const COST_SHARE: u64 = 20;
 /// Pages that are read from the kernel at once.
 const READ_PAGES: usize = 4096;
+/// What a reference to the LLC, a miss that local memory answers and one that another node's does cost: round figures of
+/// servers with a few sockets.
+pub const LLC_CYCLES: f64 = 40.0;
+/// See [`LLC_CYCLES`].
+pub const MEMORY_CYCLES: f64 = 200.0;
+/// See [`LLC_CYCLES`].
+pub const REMOTE_CYCLES: f64 = 300.0;
 /// Where a machine's clock is not known.
 const CLOCK_HZ: u64 = 1_000_000_000;
 
@@ -104,8 +113,10 @@ pub struct Seen<'a> {
 pub struct Attribution {
     page: Page<'static>,
     clock_hz: u64,
-    /// Of all CPUs, at the last look.
-    instructions: Option<u64>,
+    /// Of all CPUs, at the last look, with the time for which they were busy.
+    instructions: Option<(u64, Ns)>,
+    /// Instructions for each nanosecond for which a CPU was busy between the last two looks.
+    rate: f64,
     state: State,
     /// Or why there are no samples.
     sampler: Result<Sampler, String>,
@@ -146,6 +157,27 @@ struct Tagged {
 struct Share {
     ran: Ns,
     counts: Counts,
+    instructions: u64,
+}
+
+/// What makes time run into instructions.
+#[derive(Clone, Copy, Debug)]
+struct Speed {
+    clock_hz: u64,
+    /// Instructions that the emulator makes in a nanosecond.
+    rate: f64,
+    /// Share of misses that local memory answers.
+    local: f64,
+}
+
+impl Speed {
+    /// Instructions for each nanosecond of a VM that ran for so long in all, with so many references and misses.
+    fn per_ns(self, ran: f64, references: u64, misses: u64) -> f64 {
+        let miss = self.local * MEMORY_CYCLES + (1.0 - self.local) * REMOTE_CYCLES;
+        let waited = references as f64 * LLC_CYCLES + misses as f64 * miss;
+        let made = (self.rate * ran).max(1.0);
+        self.clock_hz as f64 / 1e9 * made / (made + waited)
+    }
 }
 
 impl Attribution {
@@ -158,6 +190,7 @@ impl Attribution {
             page,
             clock_hz: clock_hz.unwrap_or(CLOCK_HZ),
             instructions: None,
+            rate: 0.0,
             state: State::Unknown,
             sampler,
             free: (1..tags).rev().map(|tag| tag as u8).collect(),
@@ -165,8 +198,8 @@ impl Attribution {
         }
     }
 
-    /// Begins a look at all VMs. Asks for counts, which costs the emulator most of its speed.
-    pub fn begin(&mut self) {
+    /// Begins a look at all VMs; CPUs were busy for so long in all. Asks for counts, which costs the emulator most of its speed.
+    pub fn begin(&mut self, busy: Ns) {
         self.page.want();
         if let Ok(sampler) = &mut self.sampler {
             sampler.look();
@@ -175,10 +208,14 @@ impl Attribution {
         let instructions = cpus
             .filter_map(|cpu| self.page.instructions_of(cpu))
             .fold(0, u64::wrapping_add);
-        self.state = match self.instructions.replace(instructions) {
+        self.state = match self.instructions.replace((instructions, busy)) {
             None => State::Unknown,
-            Some(before) if before == instructions => State::Silent,
-            Some(_) => State::Counting,
+            Some((before, _)) if before == instructions => State::Silent,
+            Some((before, busy_before)) => {
+                let time = busy.saturating_sub(busy_before).0.max(1);
+                self.rate = instructions.wrapping_sub(before) as f64 / time as f64;
+                State::Counting
+            }
         };
     }
 
@@ -201,7 +238,7 @@ impl Attribution {
             let tag = self.free.pop().ok_or(NotCounted::NoTag { tags })?;
             self.vms.insert(seen.id, Tagged::new(tag, &seen));
         }
-        let (page, state, clock_hz) = (self.page, self.state, self.clock_hz);
+        let (page, state, clock_hz, rate) = (self.page, self.state, self.clock_hz, self.rate);
         let vm = self.vms.get_mut(&seen.id).expect("there, or just put there");
         if at >= vm.next_read {
             let start = now();
@@ -224,11 +261,21 @@ impl Attribution {
             State::Counting if !vm.is_read => return Ok(None),
             State::Counting => {}
         }
-        vm.deal(of_tag(page, vm.tag), seen.ran)?;
+        let sampled = self.sampler.as_ref().ok().and_then(|sampler| sampler.tag(vm.tag));
+        let sampled = sampled.filter(|sampled| sampled.local + sampled.remote > 0);
+        let local = sampled.map_or(1.0, |sampled| {
+            sampled.local as f64 / (sampled.local + sampled.remote) as f64
+        });
+        let speed = Speed {
+            clock_hz,
+            rate,
+            local,
+        };
+        vm.deal(of_tag(page, vm.tag), seen.ran, speed)?;
         let cycles = |ran: Ns| (u128::from(ran.0) * u128::from(clock_hz) / 1_000_000_000) as u64;
         let counters = vm.vcpus.iter().map(|(index, share)| {
             let counters = Counters {
-                instructions: 0,
+                instructions: share.instructions,
                 cycles: cycles(share.ran),
                 llc_references: share.counts.references,
                 llc_misses: share.counts.misses,
@@ -409,7 +456,7 @@ impl Tagged {
     }
 
     /// Deals what its tag's counts have grown by to the vCPUs that ran meanwhile. What came while none ran waits for the next.
-    fn deal(&mut self, counts: Counts, ran: &BTreeMap<u16, Ns>) -> Result<(), NotCounted> {
+    fn deal(&mut self, counts: Counts, ran: &BTreeMap<u16, Ns>, speed: Speed) -> Result<(), NotCounted> {
         let since = *self.since.get_or_insert(counts);
         let grown = |before: u64, now: u64| {
             let grown = now.wrapping_sub(before);
@@ -432,6 +479,7 @@ impl Tagged {
         if total > 0 {
             self.since = Some(counts);
         }
+        let per_ns = speed.per_ns(total as f64, references, misses);
         let mut before: u128 = 0;
         for (index, now, time) in ran_now {
             let share = self.vcpus.entry(index).or_default();
@@ -444,6 +492,7 @@ impl Tagged {
             };
             share.counts.references = share.counts.references.wrapping_add(part(references));
             share.counts.misses = share.counts.misses.wrapping_add(part(misses));
+            share.instructions += (time.as_f64() * per_ns) as u64;
             before = after;
         }
         Ok(())

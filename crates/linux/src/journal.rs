@@ -9,11 +9,13 @@
 //!
 //! ```text
 //!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted, Confined, Shrunk, Watched … ──▶ Restored ──▶ Forgotten
-//!   (as it was)  (what is in force)                                                  (nothing is)  (the VM ended)
+//!   (as it was)  (what is in force)          ▲     │ HomeLifted                       (nothing is)  (the VM ended)
+//!                                            └─────┘ (no pin, no home; limits stay)
 //! ```
 //!
-//! A restored VM keeps its entry until it ends: restoring leaves pins in libvirt's XML that are nobody's wish,
-//! and only the entry tells them from an operator's.
+//! A restored VM keeps its entry until it ends, and so does one whose home was lifted: restoring leaves pins in libvirt's XML
+//! that are nobody's wish, and only the entry tells them from an operator's. Where nothing is pinned any more and somebody has
+//! changed the VM, another `First` says how it is before it is touched again.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -128,7 +130,7 @@ pub struct Shrink {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Record {
-    /// The agent is about to touch this VM for the first time.
+    /// The agent is about to touch this VM for the first time, or again with no pin and no home of its own in force.
     First {
         /// Which run.
         run: Run,
@@ -225,6 +227,11 @@ pub enum Record {
     },
     /// It is asked as before.
     NotAsked {
+        /// Whose.
+        vm: VmId,
+    },
+    /// It has neither pins nor home nor memory nodes of the agent's any more.
+    HomeLifted {
         /// Whose.
         vm: VmId,
     },
@@ -395,11 +402,21 @@ impl Journal {
 }
 
 impl Entry {
+    /// Whether pins, a home or memory nodes are to be restored.
+    pub fn is_placed(&self) -> bool {
+        !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some()
+    }
+
     /// Whether anything is to be restored.
     pub fn is_in_force(&self) -> bool {
-        let is_placed = !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some();
         let is_limited = self.held.is_some() || self.confined.is_some() || self.shrunk.is_some();
-        is_placed || is_limited || self.asked_before.is_some() || self.watched
+        self.is_placed() || is_limited || self.asked_before.is_some() || self.watched
+    }
+
+    /// Takes note that nothing of it is placed by the agent.
+    fn leave_home(&mut self) {
+        self.pinned.clear();
+        (self.home, self.nodes, self.moving) = (None, None, None);
     }
 
     /// What restores this VM.
@@ -491,6 +508,10 @@ fn replay(bytes: &[u8]) -> Replay {
 fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
     match record {
         Record::First { run, before } => {
+            if let Some(entry) = entries.get_mut(&run.vm).filter(|entry| entry.run == run) {
+                entry.before = before;
+                return;
+            }
             let entry = Entry {
                 run,
                 before,
@@ -583,10 +604,14 @@ fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
                 entry.asked_before = None;
             }
         }
+        Record::HomeLifted { vm } => {
+            if let Some(entry) = entries.get_mut(&vm) {
+                entry.leave_home();
+            }
+        }
         Record::Restored { vm } => {
             if let Some(entry) = entries.get_mut(&vm) {
-                entry.pinned.clear();
-                (entry.home, entry.nodes, entry.moving) = (None, None, None);
+                entry.leave_home();
                 (entry.held, entry.confined, entry.watched) = (None, None, false);
                 (entry.shrunk, entry.asked_before) = (None, None);
             }

@@ -14,6 +14,7 @@ mod balloon;
 mod confine;
 mod connection;
 mod feed;
+mod home;
 mod lease;
 mod quota;
 mod vm;
@@ -494,11 +495,11 @@ impl Host for LibvirtHost {
     fn sample(&mut self) -> Result<Sample, HostError> {
         self.end_leases();
         let at = now();
+        let cpus = self.sample_cpus()?;
         if let Some(model) = self.model() {
-            model.begin();
+            model.begin(cpus.iter().map(|cpu| cpu.busy_ns).sum());
         }
         let vms = self.sample_vms(at)?;
-        let cpus = self.sample_cpus()?;
         let (nodes, links) = self.sample_nodes()?;
         let mut counted_by = CountedBy::Hardware;
         if let Some(why) = self.perf.absence().map(str::to_owned) {

@@ -41,6 +41,14 @@ pub fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<P
     Ok(agent)
 }
 
+/// An agent that gives each guest a home when it sees it, as published (TAVO): by default a guest gets one once that pays,
+/// which here, without counters, it never does.
+pub fn start_placing(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
+    let mut all = vec!["--policies", "tavo"];
+    all.extend_from_slice(arguments);
+    start_agent_with(inside, &all)
+}
+
 /// A configuration file that makes page moves slow.
 fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
     let path = inside.dir().join("slow.toml");
@@ -141,7 +149,7 @@ pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
     guest.scatter(&[0, 1, 2, 3])?;
     inside.note(format!("scattered: {:?} MiB", in_mib(&guest.pages_per_node()?)));
     let config = slow_moves(inside)?;
-    let agent = start_agent_with(inside, &["--config", &config])?;
+    let agent = start_placing(inside, &["--config", &config])?;
     let home = wait_home(inside, &guest, SOON)?;
     let begin = Instant::now();
     let before = guest.pages_per_node()?.get(&home).copied().unwrap_or(0);
@@ -168,7 +176,7 @@ pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// A guest whose home has one CPU, and one that is pinned to that CPU by the operator and can compete for it.
 fn two_on_one_cpu(inside: &Inside, lent: &GuestSpec) -> anyhow::Result<(Program, Guest, Guest, u32)> {
-    let agent = start_agent(inside)?;
+    let agent = start_placing(inside, &[])?;
     let lent = inside.create(lent)?;
     let home = wait_home(inside, &lent, SOON)?;
     let pinned = GuestSpec::new("pinned").cpus(Cpus::Pinned(vec![home.to_string()]));
@@ -264,7 +272,7 @@ pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     other.scatter(&[0, 1, 2, 3])?;
     let before = doomed.pages_per_node()?;
     let config = slow_moves(inside)?;
-    let mut agent = start_agent_with(inside, &["--config", &config])?;
+    let mut agent = start_placing(inside, &["--config", &config])?;
     let home = wait_home(inside, doomed, SOON)?;
     wait_mid_move(doomed, home, before.get(&home).copied().unwrap_or(0), SOON)?;
     let other_home = wait_home(inside, other, SOON)?;
@@ -280,7 +288,7 @@ pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// libvirtd dies and comes back; the agent goes on with old and new guests.
 pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
-    let mut agent = start_agent(inside)?;
+    let mut agent = start_placing(inside, &[])?;
     let old = inside.create(&ordinary("old"))?;
     let home = wait_home(inside, &old, SOON)?;
     inside.kill_libvirtd()?;
@@ -321,7 +329,7 @@ pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
     guest.scatter(&[0, 1, 2, 3])?;
     let before = guest.pages_per_node()?;
     let config = slow_moves(inside)?;
-    let mut agent = start_agent_with(inside, &["--config", &config])?;
+    let mut agent = start_placing(inside, &["--config", &config])?;
     let home = wait_home(inside, &guest, SOON)?;
     let there = wait_mid_move(&guest, home, before.get(&home).copied().unwrap_or(0), SOON)?;
     agent.kill()?;
@@ -334,7 +342,7 @@ pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
             Look::NotYet(found.join(", "))
         })
     })?;
-    let successor = start_agent(inside)?;
+    let successor = start_placing(inside, &[])?;
     let home = wait_home(inside, &guest, SOON)?;
     wait_memory(inside, &guest, home, Duration::from_secs(240))?;
     stop(successor)

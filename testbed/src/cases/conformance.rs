@@ -9,7 +9,7 @@ use homenode_host::conformance::CHECKS;
 use homenode_linux::{LibvirtHost, Options};
 use homenode_testbed_guest::Behaviour;
 
-use super::agent::{start_agent, wait_home};
+use super::agent::{start_placing, wait_home};
 use crate::inside::Inside;
 use crate::inside::guest::GuestSpec;
 use crate::inside::process::Ended;
@@ -51,7 +51,7 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// CPU time of the agent with a few guests (record: every instruction here is emulated).
 pub fn agent_cpu(inside: &mut Inside) -> anyhow::Result<()> {
-    let mut agent = start_agent(inside)?;
+    let mut agent = start_placing(inside, &[])?;
     for number in 0..GUESTS {
         let guest = inside
             .create(&GuestSpec::new(&format!("idle{number}")).doing(Behaviour::idle().with_touch(40)))?;

@@ -53,7 +53,7 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: &str) -> GuestSpec {
 }
 
 /// The tag that most of a guest's frames have; `None` before the agent gave it one.
-fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
+pub(super) fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
     let ram = guest.ram()?;
     let pid = i32::try_from(guest.process.0)?;
     let places = pagemap::read(Path::new("/"), pid, ram.begin, (ram.bytes / PAGE_BYTES) as usize)?;

@@ -4,6 +4,7 @@
 //! emulated host, may take its `limit`, and finds no guest of another case.
 
 mod agent;
+mod arrange;
 mod balloon;
 mod basics;
 mod conformance;
@@ -324,6 +325,27 @@ pub static ALL: &[Case] = &[
         480,
         "pages come to the node that uses them, others stay, and none of a paused guest moves",
         counted::carrefour,
+    ),
+    case(
+        "alone-free",
+        Group::Counted,
+        600,
+        "a guest alone on the host gets no home and no pin for a minute, and misses as without an agent",
+        arrange::alone_free,
+    ),
+    case(
+        "polluters-parted",
+        Group::Counted,
+        1500,
+        "two guests that evict each other from one node's cache end on different nodes and miss less",
+        arrange::polluters_parted,
+    ),
+    case(
+        "move-undone",
+        Group::Counted,
+        1800,
+        "a guest is parted from another on trial, nothing is gained, and it is as before",
+        arrange::move_undone,
     ),
     plain_case(
         "page-log",

@@ -51,6 +51,7 @@ struct Rig {
     page: Page<'static>,
     attribution: Attribution,
     at: Ns,
+    busy: Ns,
 }
 
 impl Rig {
@@ -61,16 +62,18 @@ impl Rig {
             page,
             attribution: Attribution::new(page, Some(2_000_000_000), sampler(page)),
             at: Ns::ZERO,
+            busy: Ns::ZERO,
         };
         rig.begin();
         rig
     }
 
-    /// Time passes, in which the machine does something.
+    /// Time passes, in which the machine does something: two instructions a nanosecond.
     fn begin(&mut self) {
         self.at += Ns::from_secs(1000);
+        self.busy += Ns(5);
         self.page.instructions(0, 10);
-        self.attribution.begin();
+        self.attribution.begin(self.busy);
     }
 
     fn own(&self, number: u8, frames: &[u64]) {
@@ -239,7 +242,7 @@ fn a_model_that_stands_still_is_said() {
     let mut rig = Rig::new();
     rig.own(1, &[10]);
     assert_eq!(rig.look(1, 1, &[0]), Ok(None), "one look tells nothing");
-    rig.attribution.begin();
+    rig.attribution.begin(rig.busy);
     assert_eq!(rig.look(1, 1, &[0]), Err(NotCounted::Silent));
     rig.begin();
     assert_eq!(rig.counts(1, 1, 0), (0, 0));
@@ -256,7 +259,31 @@ fn cycles_are_time_run_and_tags_of_an_earlier_agent_are_forgotten() {
     rig.begin();
     rig.begin();
     let counters = rig.look(1, 1, &[3]).expect("counted").expect("there");
-    assert_eq!((counters[&0].cycles, counters[&0].instructions), (6_000_000, 0));
+    assert_eq!(counters[&0].cycles, 6_000_000);
+}
+
+#[test]
+fn instructions_are_those_of_a_machine_on_which_a_miss_takes_time_and_a_remote_one_more() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10]);
+    rig.begin();
+    rig.counts(1, 1, 0);
+    let made = |rig: &mut Rig, ran_ms| {
+        let counters = rig.look(1, 1, &[ran_ms]).expect("counted").expect("there");
+        counters[&0].instructions
+    };
+    rig.begin();
+    assert_eq!(made(&mut rig, 1), 2_000_000, "at 2 GHz");
+    // In the next millisecond the emulator makes 2 million again; 5000 misses take 240 cycles each: 2 of 3.2 parts are left.
+    rig.miss(0, 10, 5000);
+    rig.begin();
+    assert_eq!(made(&mut rig, 2), 2_000_000 + 1_250_000);
+    // CPU 1 is on the other node: 340 cycles each.
+    rig.miss(1, 10, 5000);
+    let wanted = Use::Read;
+    rig.page.sampled(1, Sampled { frame: 10, wanted });
+    rig.begin();
+    assert_eq!(made(&mut rig, 3), 3_250_000 + 1_081_081);
 }
 
 #[test]

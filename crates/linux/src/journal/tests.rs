@@ -146,6 +146,60 @@ fn a_restored_vm_keeps_how_it_was() {
 }
 
 #[test]
+fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = filled(dir.path());
+    journal.write(Record::HomeLifted { vm: VmId(1) }).unwrap();
+    drop(journal);
+    let mut journal = Journal::open(dir.path()).unwrap();
+    let entry = journal.entry(VmId(1)).unwrap();
+    assert!(!entry.is_placed() && entry.moving.is_none());
+    assert_eq!((entry.held, &entry.before), (Some(quotas()), &before()));
+    let undo = journal.undo().remove(0);
+    assert_eq!(
+        (undo.vcpus.len(), undo.emulator, undo.iothreads.len(), undo.nodes),
+        (0, None, 0, None)
+    );
+    // Somebody changed it: it is journalled anew before it is touched, and the limit is still known.
+    let changed = Before {
+        vcpus: [(0, cpus("1")), (1, cpus("0-3"))].into(),
+        ..before()
+    };
+    for record in [
+        Record::First {
+            run: run(1),
+            before: changed,
+        },
+        Record::Pinned {
+            vm: VmId(1),
+            vcpus: vec![0],
+            cpus: cpus("3"),
+        },
+    ] {
+        journal.write(record).unwrap();
+    }
+    drop(journal);
+    let undo = Journal::open(dir.path()).unwrap().undo().remove(0);
+    assert_eq!(
+        (undo.vcpus, undo.quotas),
+        ([(0, cpus("1"))].into(), Some(quotas()))
+    );
+    // Another run of the VM has nothing of the former's.
+    let mut journal = Journal::open(dir.path()).unwrap();
+    let next = Run {
+        runtime_id: 5,
+        ..run(1)
+    };
+    journal
+        .write(Record::First {
+            run: next,
+            before: before(),
+        })
+        .unwrap();
+    assert!(!journal.entry(VmId(1)).unwrap().is_in_force());
+}
+
+#[test]
 fn a_torn_last_line_is_dropped_at_every_length() {
     let dir = tempfile::tempdir().unwrap();
     drop(filled(dir.path()));
@@ -246,6 +300,7 @@ proptest! {
             Record::Pinned { vm: VmId(1), vcpus: vcpus.clone(), cpus: CpuSet::one(CpuId(9)) },
             Record::Moving { vm: VmId(2), to: NodeSet::one(NodeId(node)) },
             Record::Held { vm: VmId(2), quotas: quotas() },
+            Record::HomeLifted { vm: VmId(2) },
             Record::First { run: run(5), before: before() },
         ] {
             let line = encode(&record);

@@ -12,13 +12,14 @@ use super::balloon::{GIVE_BACK, SHRINK};
 use super::confine::{CONFINE, FREE};
 use super::connection::CallError;
 use super::feed::TELL;
+use super::home::{HOME, LEAVE};
 use super::quota::{HOLD, LIFT};
 use super::vm::{Part, Vm, Which};
 use super::watching::WATCH;
 use super::{LibvirtHost, memory_policy_is_possible, now};
-use crate::journal::{Before, Helper, JournalError, Record};
-use crate::pages::{Linux, MoveError, WINDOW_PAGES};
-use crate::task::{self, Role};
+use crate::journal::Record;
+use crate::pages::{Linux, MoveError};
+use crate::task;
 
 impl LibvirtHost {
     /// Refuses a plan whose VMs someone else pinned or gave a quota since the sample.
@@ -167,45 +168,6 @@ impl LibvirtHost {
         }
     }
 
-    /// Writes down how a VM is before it is touched for the first time.
-    pub(super) fn journal_first(&mut self, vm: &Vm) -> Result<(), JournalError> {
-        let Some(acts) = &mut self.acts else { return Ok(()) };
-        if acts
-            .journal
-            .entry(vm.run.vm)
-            .is_some_and(|entry| entry.run == vm.run)
-        {
-            return Ok(());
-        }
-        let affinity = |role: &Role| {
-            vm.threads
-                .iter()
-                .find(|t| t.role == *role)
-                .map(|t| t.affinity.clone())
-        };
-        let vcpus = vm.threads.iter().filter_map(|t| match t.role {
-            Role::Vcpu(index) => Some((index, t.affinity.clone())),
-            _ => None,
-        });
-        let iothreads = vm
-            .domain
-            .iothreads
-            .iter()
-            .filter_map(|id| Some((*id, affinity(&Role::IoThread(format!("iothread{id}")))?)));
-        let before = Before {
-            vcpus: vcpus.collect(),
-            operator_pins: vm.operator_pins.iter().copied().collect(),
-            emulator: affinity(&Role::Emulator).unwrap_or_default(),
-            iothreads: iothreads.collect(),
-            operator_helpers: vm.operator_helpers.iter().copied().collect(),
-            nodes: vm.restrictive_nodes().cloned(),
-        };
-        acts.journal.write(Record::First {
-            run: vm.run.clone(),
-            before,
-        })
-    }
-
     pub(super) fn write(&mut self, vm: &Vm, what: &str, record: Record) -> Result<(), ActionError> {
         let Some(acts) = &mut self.acts else { return Ok(()) };
         acts.journal
@@ -235,7 +197,8 @@ impl LibvirtHost {
         Ok(Outcome::Done)
     }
 
-    fn pin_vcpu(&mut self, vm: &Vm, index: u16, cpus: &CpuSet) -> Result<(), ActionError> {
+    /// Pins one vCPU.
+    pub(super) fn pin_vcpu(&mut self, vm: &Vm, index: u16, cpus: &CpuSet) -> Result<(), ActionError> {
         let what = format!("{PIN} {index}");
         let said = |e: CallError| host_error(vm, &what, e.cause());
         self.libvirt.pin_vcpu(&vm.handle, index, cpus).map_err(said)?;
@@ -247,11 +210,12 @@ impl LibvirtHost {
     }
 
     /// Whether a thread may now run where it should.
-    fn read_back(&self, vm: &Vm, tid: i32, cpus: &CpuSet, what: &str) -> Result<(), ActionError> {
+    pub(super) fn read_back(&self, vm: &Vm, tid: i32, cpus: &CpuSet, what: &str) -> Result<(), ActionError> {
         let seen =
             task::affinity(&self.root, vm.run.pid, tid).map_err(|e| host_error(vm, what, &e.to_string()))?;
-        match seen.map(|seen| seen.intersection(&self.machine.cpu_set())) {
-            Some(seen) if seen == *cpus => Ok(()),
+        let usable = self.machine.cpu_set();
+        match seen.map(|seen| seen.intersection(&usable)) {
+            Some(seen) if seen == cpus.intersection(&usable) => Ok(()),
             Some(seen) => Err(host_error(
                 vm,
                 what,
@@ -261,99 +225,6 @@ impl LibvirtHost {
                 name: vm.run.name.clone(),
             }),
         }
-    }
-
-    fn set_home(&mut self, vm: &mut Vm, nodes: &NodeSet) -> Result<Outcome, ActionError> {
-        self.write(
-            vm,
-            HOME,
-            Record::Home {
-                vm: vm.run.vm,
-                nodes: nodes.clone(),
-            },
-        )?;
-        let mut cpus = self.machine.cpus_of(nodes);
-        if let Some(allowed) = &vm.cpus_allowed {
-            cpus = cpus.intersection(allowed);
-        }
-        // A home of memory-only nodes, or outside what the operator allows, leaves these threads where they are.
-        if !cpus.is_empty() {
-            self.pin_helpers(vm, &cpus)?;
-        }
-        if let Some(set) = vm.restrictive_nodes().cloned() {
-            self.set_memory_nodes(vm, &set.union(nodes))?;
-        }
-        vm.home = Some(nodes.clone());
-        self.narrow_if_little_is_left(vm)?;
-        Ok(Outcome::Done)
-    }
-
-    /// Pins emulator and I/O threads, but those that the operator pinned.
-    fn pin_helpers(&mut self, vm: &Vm, cpus: &CpuSet) -> Result<(), ActionError> {
-        if !vm.operator_helpers.contains(&Helper::Emulator) {
-            let said = |e: CallError| host_error(vm, "pinning the emulator", e.cause());
-            self.libvirt.pin_emulator(&vm.handle, cpus).map_err(said)?;
-            self.read_back(vm, vm.run.pid, cpus, "pinning the emulator")?;
-        }
-        let ids = vm
-            .domain
-            .iothreads
-            .iter()
-            .filter(|id| !vm.operator_helpers.contains(&Helper::IoThread(**id)));
-        for &id in ids {
-            let what = format!("pinning I/O thread {id}");
-            self.libvirt
-                .pin_iothread(&vm.handle, id, cpus)
-                .map_err(|e| host_error(vm, &what, e.cause()))?;
-            let role = Role::IoThread(format!("iothread{id}"));
-            if let Some(thread) = vm.threads.iter().find(|t| t.role == role) {
-                self.read_back(vm, thread.tid, cpus, &what)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Sets the memory nodes of a `restrictive` VM. The kernel moves at once, unthrottled, whatever lies on a
-    /// node that is taken away; adding nodes moves nothing.
-    fn set_memory_nodes(&mut self, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
-        if vm.restrictive_nodes() == Some(nodes) {
-            return Ok(());
-        }
-        self.write(
-            vm,
-            MEMORY_NODES,
-            Record::Nodes {
-                vm: vm.run.vm,
-                nodes: nodes.clone(),
-            },
-        )?;
-        let said = |e: CallError| host_error(vm, MEMORY_NODES, e.cause());
-        self.libvirt.set_memory_nodes(&vm.handle, nodes).map_err(said)?;
-        if let Some(tune) = &mut vm.domain.numatune {
-            tune.nodes = Some(nodes.clone());
-        }
-        Ok(())
-    }
-
-    /// Narrows a `restrictive` VM's memory nodes to its home once at most a hundredth of its memory, or one
-    /// window, lies outside. Until then nodes are only ever added.
-    fn narrow_if_little_is_left(&mut self, vm: &mut Vm) -> Result<(), ActionError> {
-        let (Some(home), Some(pages)) = (vm.home.clone(), vm.memory.pages()) else {
-            return Ok(());
-        };
-        if vm.restrictive_nodes().is_none_or(|set| *set == home) {
-            return Ok(());
-        }
-        let total: Pages = pages.values().copied().sum();
-        let outside: Pages = pages
-            .iter()
-            .filter(|(node, _)| !home.contains(*node))
-            .map(|(_, p)| *p)
-            .sum();
-        if outside.0 <= (total.0 / 100).max(WINDOW_PAGES) {
-            self.set_memory_nodes(vm, &home)?;
-        }
-        Ok(())
     }
 
     /// Whether anything is known to keep this VM's memory from going there.
@@ -480,8 +351,6 @@ impl LibvirtHost {
 }
 
 const PIN: &str = "pinning vCPU";
-const HOME: &str = "setting the home";
-const MEMORY_NODES: &str = "setting the memory nodes";
 const MOVE: &str = "moving memory";
 const NO_MAPPING: &str = "no mapping of its QEMU has the size of its memory";
 
@@ -508,6 +377,9 @@ fn what(action: &Action) -> &'static str {
             lever: Lever::Resctrl,
             ..
         } => FREE,
+        Action::Lift {
+            lever: Lever::Home, ..
+        } => LEAVE,
         Action::Watch { .. }
         | Action::Lift {
             lever: Lever::Watching,

@@ -41,6 +41,35 @@ pub(super) struct Libvirt {
     /// Cgroups to which quotas are written in the place of libvirt, whose test driver has none.
     #[cfg(test)]
     pub quota_groups: Vec<std::path::PathBuf>,
+    /// Threads that run where they are pinned, which those of libvirt's test driver do not.
+    #[cfg(test)]
+    pub obedient: Option<Obedient>,
+}
+
+/// Handmade threads that do as they are told for so many calls; then libvirt refuses.
+#[cfg(test)]
+#[derive(Debug)]
+pub(super) struct Obedient {
+    /// Their folder.
+    pub task: std::path::PathBuf,
+    /// Main thread; the vCPUs follow.
+    pub pid: i32,
+    /// Calls that are left.
+    pub calls: usize,
+}
+
+#[cfg(test)]
+impl Obedient {
+    fn obey(&mut self, thread: i32, cpus: Option<&CpuSet>) -> Result<(), CallError> {
+        let left = self.calls.checked_sub(1);
+        self.calls = left.ok_or_else(|| CallError::Refused("no more calls".into()))?;
+        if let Some(cpus) = cpus {
+            let status = format!("Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t0-1\n");
+            std::fs::write(self.task.join(format!("{}/status", self.pid + thread)), status)
+                .expect("writable");
+        }
+        Ok(())
+    }
 }
 
 impl Libvirt {
@@ -60,6 +89,8 @@ impl Libvirt {
             connect: Some(connect),
             #[cfg(test)]
             quota_groups: Vec::new(),
+            #[cfg(test)]
+            obedient: None,
         })
     }
 
@@ -123,12 +154,20 @@ impl Libvirt {
     }
 
     pub fn pin_vcpu(&mut self, domain: &Domain, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+        #[cfg(test)]
+        if let Some(obedient) = &mut self.obedient {
+            obedient.obey(1 + i32::from(index), Some(cpus))?;
+        }
         domain
             .pin_vcpu_flags(u32::from(index), &cpu_map(cpus), self.live)
             .map_err(|e| self.sort(&e))
     }
 
     pub fn pin_emulator(&mut self, domain: &Domain, cpus: &CpuSet) -> Result<(), CallError> {
+        #[cfg(test)]
+        if let Some(obedient) = &mut self.obedient {
+            obedient.obey(0, Some(cpus))?;
+        }
         domain
             .pin_emulator(&cpu_map(cpus), self.live)
             .map_err(|e| self.sort(&e))
@@ -139,6 +178,10 @@ impl Libvirt {
     }
 
     pub fn set_memory_nodes(&mut self, domain: &Domain, nodes: &NodeSet) -> Result<(), CallError> {
+        #[cfg(test)]
+        if let Some(obedient) = &mut self.obedient {
+            return obedient.obey(0, None);
+        }
         let params = NUMAParameters {
             node_set: Some(nodes.to_string()),
             mode: None,

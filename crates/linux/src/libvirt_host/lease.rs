@@ -27,17 +27,16 @@ impl Vm {
 }
 
 impl LibvirtHost {
-    /// Lifts what the agent set on a lever of a VM, if anything.
+    /// Lifts what the agent set on a lever of a VM, if anything: a limit, a watch or its home.
     pub(super) fn lift(&mut self, vm: &mut Vm, lever: Lever) -> Result<Outcome, ActionError> {
         match lever {
             Lever::CpuQuota => self.unhold(vm),
             Lever::Resctrl => self.free(vm),
             Lever::Memory => self.give_back(vm),
-            // Plans that lift anything else are refused.
             Lever::Watching => self.unwatch(vm),
-            Lever::VcpuPlacement | Lever::Home | Lever::Pages | Lever::MemoryPolicy | Lever::Topology => {
-                Ok(Outcome::Done)
-            }
+            Lever::Home => self.leave_home(vm),
+            // Plans that lift anything else are refused.
+            Lever::VcpuPlacement | Lever::Pages | Lever::MemoryPolicy | Lever::Topology => Ok(Outcome::Done),
         }
     }
 

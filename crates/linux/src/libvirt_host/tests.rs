@@ -6,6 +6,7 @@ use homenode_host::{Action, Lever, Limit, Management, Percent};
 use homenode_units::{NodeId, Pages, Permit};
 
 mod balloon;
+mod home;
 
 use super::*;
 use crate::fake::{Tree, machine};

@@ -42,7 +42,7 @@ pub(super) struct Vm {
     pub operator_helpers: BTreeSet<Helper>,
     pub operator_pins: BTreeSet<u16>,
     /// CPUs of its vCPUs before an agent first touched it; restoring leaves them as pins in the XML.
-    restored: BTreeMap<u16, CpuSet>,
+    pub restored: BTreeMap<u16, CpuSet>,
     /// What the agent pinned last.
     pub ours: BTreeMap<u16, CpuSet>,
     pub threads: Vec<Thread>,

@@ -1,0 +1,176 @@
+//! Homes that are lifted: whatever happens on the way, a VM ends as it was before the agent first pinned it.
+
+use super::*;
+use crate::libvirt_host::connection::Obedient;
+
+/// A VM whose memory nodes libvirt can change.
+const RESTRICTIVE: &str = "<numatune><memory mode='restrictive' nodeset='0'/></numatune>";
+
+fn set_home(node: u16) -> Action {
+    Action::SetHome {
+        vm: vm(),
+        nodes: NodeSet::one(NodeId(node)),
+    }
+}
+
+fn lift_home() -> Action {
+    Action::Lift {
+        vm: vm(),
+        lever: Lever::Home,
+    }
+}
+
+/// Has libvirt carry out so many calls from now on, and its threads follow.
+fn carry_out(host: &mut LibvirtHost, tree: &Tree, calls: usize) {
+    host.libvirt.obedient = Some(Obedient {
+        task: tree.root().join(format!("proc/{PID}/task")),
+        pid: PID,
+        calls,
+    });
+}
+
+/// A host whose VM has node 1 for its home, both vCPUs on it.
+fn homed(tree: &Tree) -> LibvirtHost {
+    let mut host = connect(tree, Acting::Live);
+    carry_out(&mut host, tree, usize::MAX);
+    for action in [pin(&[0, 1], "1"), set_home(1)] {
+        assert_eq!(commit(&mut host, action), Outcome::Done);
+    }
+    host
+}
+
+fn entry(tree: &Tree) -> journal::Entry {
+    journal::peek(&tree.root().join("state"))[&vm()].clone()
+}
+
+/// CPUs of emulator and vCPUs.
+fn runs_on(tree: &Tree) -> [String; 3] {
+    [PID, 41, 42].map(|tid| {
+        let affinity = task::affinity(tree.root(), PID, tid).unwrap();
+        affinity.unwrap().to_string()
+    })
+}
+
+/// Ends an agent as SIGKILL does, its journal as it is on disk, and lets the next find what a real libvirt would show.
+fn kill(mut host: LibvirtHost, tree: &Tree) {
+    let handle = host.libvirt.find(UUID).unwrap().unwrap();
+    let xml = host.libvirt.xml(&handle).unwrap();
+    tree.write("node.xml", &format!("<node>{xml}</node>"));
+}
+
+#[test]
+fn a_vm_whose_home_was_lifted_runs_as_before_and_nobody_takes_it_for_homed() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    assert_eq!(runs_on(&tree), ["1", "1", "1"]);
+    let version = host.sample().unwrap().version;
+    assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+    assert_eq!(runs_on(&tree), ["0-3", "0-3", "0-3"]);
+    let seen = host.sample().unwrap();
+    assert!(seen.version > version);
+    assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
+    assert!(!entry(&tree).is_in_force());
+    let journal = std::fs::read(tree.root().join("state/journal")).unwrap();
+    assert_eq!(
+        commit(&mut host, lift_home()),
+        Outcome::Done,
+        "nothing is in force"
+    );
+    assert_eq!(std::fs::read(tree.root().join("state/journal")).unwrap(), journal);
+    let notices = host.take_notices();
+    assert!(!notices.iter().any(|n| n.contains("someone else")), "{notices:?}");
+    kill(host, &tree);
+    let mut successor = connect(&tree, Acting::Live);
+    assert_eq!(successor.carried_over(), []);
+    let seen = successor.sample().unwrap();
+    assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
+    assert!(successor.vms[&vm()].home.is_none());
+}
+
+#[test]
+fn memory_nodes_of_before_are_allowed_again_and_none_that_memory_lies_on_is_taken_away() {
+    // More than is moved at once lies on node 1 or nothing does.
+    for (on_node_1, left) in [(600, "0-1"), (0, "0")] {
+        let tree = host(RESTRICTIVE);
+        let mut host = homed(&tree);
+        let allowed = |host: &LibvirtHost| host.vms[&vm()].restrictive_nodes().unwrap().to_string();
+        assert_eq!(allowed(&host), "1");
+        let maps = format!("7f0000000000 default anon=9 N0=5 N1={on_node_1} kernelpagesize_kB=4\n");
+        tree.write(&format!("proc/{PID}/numa_maps"), &maps);
+        host.vms.get_mut(&vm()).unwrap().forget_pages();
+        assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+        assert_eq!(allowed(&host), left);
+    }
+}
+
+#[test]
+fn pins_of_somebody_else_outlast_the_home() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    let handle = host.libvirt.find(UUID).unwrap().unwrap();
+    host.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
+    assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+    assert_eq!(runs_on(&tree), ["0-3", "0-3", "0"]);
+    assert_eq!(host.sample().unwrap().vms[0].settings.pinned_vcpus, [1]);
+}
+
+#[test]
+fn what_is_set_after_a_lift_is_journalled_anew() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+    // The operator pins the second vCPU and the emulator while the VM is free.
+    let handle = host.libvirt.find(UUID).unwrap().unwrap();
+    host.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
+    host.libvirt.pin_emulator(&handle, &cpus("0-1")).unwrap();
+    assert_eq!(commit(&mut host, pin(&[0], "0")), Outcome::Done);
+    assert_eq!(commit(&mut host, set_home(0)), Outcome::Done);
+    let before = entry(&tree).before;
+    assert_eq!(before.vcpus, [(0, cpus("0-3")), (1, cpus("0"))].into());
+    assert_eq!((before.emulator, before.operator_pins), (cpus("0-1"), vec![1]));
+    // In one plan too: what is journalled is what the lift left, not what was sampled.
+    let mut plan = Plan::new(host.sample().unwrap().version);
+    for action in [lift_home(), pin(&[0], "1"), set_home(1)] {
+        plan.decide("test", action, "a test".into());
+    }
+    assert_eq!(host.commit(&plan).unwrap().outcomes, [const { Outcome::Done }; 3]);
+    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(runs_on(&tree), ["0-1", "0-3", "0"]);
+}
+
+#[test]
+fn an_agent_that_dies_while_it_lifts_a_home_leaves_a_vm_that_is_restored() {
+    // Killed before each of the pins of two vCPUs and the emulator and the memory nodes, by the guard or the next agent.
+    for calls in 0..4 {
+        for next in ["guard", "agent"] {
+            let tree = host(RESTRICTIVE);
+            let mut host = homed(&tree);
+            carry_out(&mut host, &tree, calls);
+            let outcome = host
+                .commit(&plan(host.last.version, lift_home()))
+                .unwrap()
+                .outcomes
+                .remove(0);
+            assert!(matches!(&outcome, Outcome::Failed(_)), "{calls}: {outcome:?}");
+            assert!(entry(&tree).home.is_some());
+            kill(host, &tree);
+            let mut successor = connect(&tree, Acting::Live);
+            carry_out(&mut successor, &tree, usize::MAX);
+            if next == "guard" {
+                restore_vm(&mut successor.libvirt, tree.root(), &entry(&tree).undo()).unwrap();
+            } else {
+                assert!(successor.carried_over()[0].home.is_some());
+                let seen = successor.sample().unwrap();
+                let notices = successor.take_notices();
+                assert!(
+                    !notices.iter().any(|n| n.contains("someone else")),
+                    "{calls}: {notices:?}"
+                );
+                assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
+                assert_eq!(commit(&mut successor, lift_home()), Outcome::Done);
+                assert!(!entry(&tree).is_in_force());
+            }
+            assert_eq!(runs_on(&tree), ["0-3", "0-3", "0-3"], "{calls}, {next}");
+        }
+    }
+}
