@@ -258,7 +258,7 @@ mod tests {
         let other = [run(&[9.0, 24.0], 3), run(&[24.0, 14.0], 5)];
         let score = CaseScore::of("one", &base.each_ref(), &other.each_ref());
         let near = |value: Option<f64>, expected: f64| {
-            assert!((value.unwrap() - expected).abs() < 1e-12, "{value:?}")
+            assert!((value.unwrap() - expected).abs() < 1e-12, "{value:?}");
         };
         near(score.mean(), (1.05 + 0.95) / 2.0);
         near(score.worst_run(), 1.2);

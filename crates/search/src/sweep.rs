@@ -14,7 +14,8 @@ use crate::jobs::{self, Progress};
 use crate::run::{Run, Setup, run};
 use crate::score::{CaseScore, mean};
 
-/// Programs of the load sweep where none are named: two that stream, two that live in the LLC, one between them and one that computes.
+/// Programs of the load sweep where none are named: two that stream, two that live in the LLC, one between them and one that
+/// computes.
 pub const PROGRAMS: [&str; 6] = ["lbm", "stream", "soplex", "sphinx3", "sp.B", "povray"];
 /// How many VMs there are, as far as the host has CPUs for them.
 pub const COUNTS: [usize; 9] = [1, 2, 3, 4, 6, 8, 10, 12, 13];

@@ -110,6 +110,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 19] = [
             "homenode-host",
             "homenode-machine",
             "homenode-units",
+            "homenode-tracking",
         ],
     ),
     (

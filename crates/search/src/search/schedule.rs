@@ -78,11 +78,9 @@ impl Schedule {
 
     /// What is wanted of a VM at a time.
     pub fn goal(&self, vm: usize, now: Ns) -> Goal {
-        let of_vm = self
-            .changes
-            .iter()
-            .filter(|change| change.vm == vm && change.at <= now);
-        of_vm.last().map(|change| change.goal.clone()).unwrap_or_default()
+        let mut latest_first = self.changes.iter().rev();
+        let in_force = latest_first.find(|change| change.vm == vm && change.at <= now);
+        in_force.map(|change| change.goal.clone()).unwrap_or_default()
     }
 
     /// Decides from a time on, whatever was decided later for this VM.
