@@ -213,7 +213,7 @@ fn a_disturbed_simulation_says_so_and_hidden_counters_change_nothing_without_an_
     let path = dir.path().join("short.toml");
     std::fs::write(&path, SHORT).unwrap();
     let path = path.display().to_string();
-    let sim = |more: &[&str]| json(&[&["sim", &path, "--policy", "default", "--json"], more].concat());
+    let sim = |more: &[&str]| json(&[&["sim", &path, "--policy", "default", "--json"][..], more].concat());
     let plain = sim(&[]);
     assert_eq!(plain.get("disturbance"), None);
     let told = sim(&["--disturb", "noise,no-bandwidth,no-llc-counters"]);
