@@ -12,9 +12,9 @@ fn pair() -> Scenario {
     Scenario::of("pair", vec![vm("a", "lbm"), vm("b", "soplex")])
 }
 
-fn twin(scenario: Scenario, seed: u64) -> Twin {
+fn twin(scenario: &Scenario, seed: u64) -> Twin {
     let machine = homenode_machine::preset("r910").expect("a preset");
-    Twin::new(machine, &scenario, seed).expect("a scenario that can run")
+    Twin::new(machine, scenario, seed).expect("a scenario that can run")
 }
 
 /// So many samples, a second apart.
@@ -27,7 +27,7 @@ fn samples(twin: &mut Twin, count: usize) -> Vec<Sample> {
 }
 
 /// Its report at the end, having been looked at every second.
-fn report(scenario: Scenario) -> TwinReport {
+fn report(scenario: &Scenario) -> TwinReport {
     let mut twin = twin(scenario, 1);
     while !twin.finished() {
         samples(&mut twin, 1);
@@ -35,7 +35,7 @@ fn report(scenario: Scenario) -> TwinReport {
     twin.report()
 }
 
-fn runtimes(scenario: Scenario) -> Vec<f64> {
+fn runtimes(scenario: &Scenario) -> Vec<f64> {
     report(scenario)
         .vms
         .iter()
@@ -49,7 +49,7 @@ fn usual(names: &str) -> Disturbance {
 
 #[test]
 fn what_an_agent_is_told_changes_nothing_that_happens() {
-    let text = |scenario| serde_json::to_string(&report(scenario)).expect("a report");
+    let text = |scenario| serde_json::to_string(&report(&scenario)).expect("a report");
     let undisturbed = text(pair());
     for name in ["noise", "no-bandwidth", "no-llc-counters", "noise,no-bandwidth"] {
         assert_eq!(text(pair().disturbed(usual(name))), undisturbed, "{name}");
@@ -60,7 +60,7 @@ fn what_an_agent_is_told_changes_nothing_that_happens() {
 fn waits_twice_as_long_lengthen_programs_that_miss_and_no_others() {
     let alone = |workload: &str| {
         let vm = VmSpec::new("a", 1, Bytes::from_gib(4), workload).doing(0.02);
-        let run = |disturbance| runtimes(Scenario::of("one", vec![vm.clone()]).disturbed(disturbance))[0];
+        let run = |disturbance| runtimes(&Scenario::of("one", vec![vm.clone()]).disturbed(disturbance))[0];
         run(usual("memory-waits")) / run(Disturbance::default())
     };
     let (misses, computes) = (alone("lbm"), alone("povray"));
@@ -74,7 +74,7 @@ fn waits_twice_as_long_lengthen_programs_that_miss_and_no_others() {
 #[test]
 fn another_replacement_policy_changes_runtimes_and_nobody_is_told() {
     let crowd = || {
-        let cpus: CpuSet = twin(pair(), 1).machine().cpus_of(&NodeSet::one(NodeId(0)));
+        let cpus: CpuSet = twin(&pair(), 1).machine().cpus_of(&NodeSet::one(NodeId(0)));
         let vm = |name: &str, workload: &str| {
             let vm = VmSpec::new(name, 4, Bytes::from_gib(4), workload);
             vm.doing(0.02).on_cpus(cpus.clone())
@@ -83,8 +83,8 @@ fn another_replacement_policy_changes_runtimes_and_nobody_is_told() {
     };
     let disturbed = crowd().disturbed(usual("replacement"));
     assert_eq!(disturbed.disturbance.replacement, Some(Replacement::Random));
-    assert_eq!(twin(disturbed.clone(), 1).machine(), twin(crowd(), 1).machine());
-    let (as_told, real) = (runtimes(crowd()), runtimes(disturbed));
+    assert_eq!(twin(&disturbed, 1).machine(), twin(&crowd(), 1).machine());
+    let (as_told, real) = (runtimes(&crowd()), runtimes(&disturbed));
     let apart = as_told
         .iter()
         .zip(&real)
@@ -114,8 +114,12 @@ fn counters(sample: &Sample) -> Vec<u64> {
 
 #[test]
 fn noise_is_a_tenth_and_counters_never_run_backwards() {
-    let seen =
-        |scenario| -> Vec<Vec<u64>> { samples(&mut twin(scenario, 1), 60).iter().map(counters).collect() };
+    let seen = |scenario| -> Vec<Vec<u64>> {
+        samples(&mut twin(&scenario, 1), 60)
+            .iter()
+            .map(counters)
+            .collect()
+    };
     let (real, told) = (seen(pair()), seen(pair().disturbed(usual("noise"))));
     let mut errors = Vec::new();
     for (real, told) in real.windows(2).zip(told.windows(2)) {
@@ -137,14 +141,14 @@ fn noise_is_a_tenth_and_counters_never_run_backwards() {
 
 #[test]
 fn noise_comes_from_the_seed() {
-    let seen = |seed| samples(&mut twin(pair().disturbed(usual("noise")), seed), 5);
+    let seen = |seed| samples(&mut twin(&pair().disturbed(usual("noise")), seed), 5);
     assert_eq!(seen(1), seen(1));
     assert_ne!(counters(&seen(1)[4]), counters(&seen(2)[4]));
 }
 
 #[test]
 fn what_is_hidden_is_absent() {
-    let mut twin = twin(pair().disturbed(usual("no-bandwidth, no-llc-counters")), 1);
+    let mut twin = twin(&pair().disturbed(usual("no-bandwidth, no-llc-counters")), 1);
     let machine = twin.machine();
     assert!(machine.nodes.values().all(|node| node.memory_bandwidth.is_none()));
     assert!(machine.links.iter().all(|link| link.bandwidth.is_none()));
@@ -194,7 +198,7 @@ fn with_autonuma_the_kernel_moves_pages_of_every_vm() {
     let wide = |name: &str, workload: &str| VmSpec::new(name, 12, Bytes::from_gib(20), workload);
     let scenario = Scenario::of("two", vec![wide("a", "jbb2005"), wide("b", "cassandra")]);
     let moved = |scenario: Scenario| -> Vec<u64> {
-        let mut twin = twin(scenario, 1);
+        let mut twin = twin(&scenario, 1);
         samples(&mut twin, 40);
         let vms = twin.report().vms;
         vms.iter()
