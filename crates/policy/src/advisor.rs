@@ -30,6 +30,8 @@
 //! # Departures
 //! - The seed's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are of that class,
 //!   load a link by a quarter, and were a third to two thirds slower for it (`advisor.near-best`).
+//! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers [`CROWDED`] times an even part
+//!   of its accesses with controllers that are [`HOT`]: no home of one node is for it, and its memory is spread over all.
 //! - The seed classifies once, by a run of its own; here the class is that of the last watch.
 //! - Speed counts spinning as work. A guest whose threads spin while they wait looks fast, and a trial that only shortens its
 //!   waiting is given up.
@@ -84,7 +86,7 @@ pub struct Config {
 impl Default for Config {
     /// The seed's classes; Carrefour's condition (80 percent local); programs that load no link by a fifth hardly wait for
     /// memory on the seed's machine (tables 1 and 4); watches of some scheduler and program phases. Advice is
-    /// given and not followed: which policy is best depends on what the operator cannot see either, but he should look first.
+    /// followed, each time as a trial that is given up where it does not help.
     fn default() -> Self {
         Config {
             acts: true,

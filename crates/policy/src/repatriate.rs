@@ -66,7 +66,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// 1 MiB may stay outside; 256 MiB per VM and 512 MiB per host and epoch: a tenth of what one memory controller of the
+    /// 1 MiB may stay outside; 512 MiB per VM and 1 GiB per host and epoch: a fifth of what one memory controller of the
     /// oldest machine here moves in a second.
     fn default() -> Self {
         Config {

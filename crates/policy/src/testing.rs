@@ -483,7 +483,7 @@ impl SceneVm {
         let references = per_s / vcpu.miss_rate.unwrap_or(0.5);
         Some(homenode_host::Counters {
             instructions: (self.instructions_per_s as f64 * periods) as u64,
-            cycles: 0,
+            cycles: (vcpu.running * periods * 2e9) as u64,
             llc_references: references as u64,
             llc_misses: per_s as u64,
         })

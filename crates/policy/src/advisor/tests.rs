@@ -53,9 +53,11 @@ fn a_class_gets_its_policy() {
         (CROWDED, Class::High, SPREAD),
     ] {
         let (mut scene, mut state) = (scene(on), State::default());
-        run(&mut scene, &mut state, &Config::default(), 7, |_, _| {
-            1_000_000_000
-        });
+        let advising = Config {
+            acts: false,
+            ..Config::default()
+        };
+        run(&mut scene, &mut state, &advising, 7, |_, _| 1_000_000_000);
         let advice = state.advice(vm_id(1)).unwrap();
         assert_eq!(
             (advice.class, advice.policy),

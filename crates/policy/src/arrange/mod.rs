@@ -89,8 +89,6 @@ pub struct State {
     pub trials: trial::State,
     room: Room,
     shape: Option<Shape>,
-    /// Whether VMs live in homes now.
-    homes: bool,
     rest_until: Ns,
 }
 
@@ -130,15 +128,14 @@ pub fn plan(
         return plan;
     }
     let mut scene = Scene::of(view, shape, state);
-    let undone = trial::judge(view, config, &scene.shape, &mut state.profiles, &mut state.trials);
+    let undone = trial::judge(view, config, &mut state.profiles, &mut state.trials);
     if !undone.decisions.is_empty() {
         return undone;
     }
-    state.homes = scene.is_crowded(if state.homes { QUIET_VMS } else { 1.0 });
-    if !state.homes {
+    let lives_in_homes = scene.places.iter().any(|place| *place != Place::Free);
+    if !scene.is_crowded(if lives_in_homes { QUIET_VMS } else { 1.0 }) {
         return plan;
     }
-    let lives_in_homes = scene.places.iter().any(|place| *place != Place::Free);
     let arrivals = lives_in_homes && scene.only_arrivals_seek(state);
     if !arrivals && view.at < state.rest_until {
         return plan;
@@ -184,7 +181,7 @@ impl<'a> Scene<'a> {
         let known: Vec<usize> = (0..vms.len())
             .filter(|at| state.profiles.epochs(vms[*at].sample.id) >= KNOWN_EPOCHS)
             .collect();
-        if let Some(mean) = Character::mean(known.iter().map(|at| &characters[*at])) {
+        if let Some(mean) = Character::mean(&known.iter().map(|at| &characters[*at]).collect::<Vec<_>>()) {
             for at in (0..vms.len()).filter(|at| !known.contains(at)) {
                 let threads = vms[at].sample.vcpus.len() as f64;
                 characters[at] = Character {

@@ -8,7 +8,7 @@ use crate::predict::{AsFound, Character, Place, Room, Shape, positions};
 
 /// Most predictions of one search.
 pub const CANDIDATES_MAX: usize = 1500;
-/// Bytes of a VM's memory that move in a second.
+/// Bytes of a VM's memory that move in a second, while others move too.
 const MOVED_PER_SECOND: f64 = 256.0 * 1024.0 * 1024.0;
 /// Share of its speed that a VM lacks while its memory is on its way.
 const ON_THE_WAY: f64 = 0.3;

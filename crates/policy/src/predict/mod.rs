@@ -53,7 +53,7 @@ mod tests;
 
 use homenode_host::View;
 use homenode_machine::Machine;
-use homenode_units::{CpuSet, NodeId, NodeSet};
+use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
 
 pub use profile::Profiles;
 
@@ -143,7 +143,7 @@ impl Shape {
                     bandwidth: node
                         .memory_bandwidth
                         .filter(|known| known.0 > 0)
-                        .map_or(BANDWIDTH_PER_CORE * cores, |known| known.as_f64()),
+                        .map_or(BANDWIDTH_PER_CORE * cores, BytesPerSec::as_f64),
                 }
             })
             .collect();
@@ -457,9 +457,9 @@ impl Room {
 
 impl Character {
     /// The mean VM of several; `None` of none.
-    pub fn mean<'a>(all: impl Iterator<Item = &'a Character> + Clone) -> Option<Character> {
-        let count = all.clone().count() as f64;
-        let mean = |of: fn(&Character) -> f64| all.clone().map(of).sum::<f64>() / count;
+    pub fn mean(all: &[&Character]) -> Option<Character> {
+        let count = all.len() as f64;
+        let mean = |of: fn(&Character) -> f64| all.iter().map(|vm| of(vm)).sum::<f64>() / count;
         (count > 0.0).then(|| Character {
             threads: mean(|vm| vm.threads),
             share: mean(|vm| vm.share),

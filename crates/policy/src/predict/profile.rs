@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use homenode_host::{Rates, View, VmRates, VmView};
-use homenode_units::{Ewma, VmId};
+use homenode_units::{BytesPerSec, Ewma, VmId};
 
 use super::{BUSY_MAX, BYTES_PER_MISS, Character, LOCAL_UNKNOWN, QUEUE, SMT_STRETCH, Shape};
 
@@ -36,6 +36,8 @@ const MISS_NOISE: f64 = 0.1;
 #[derive(Clone, Debug)]
 struct Profile {
     epochs: u32,
+    /// CPUs' worth of time that it wanted in the last epoch.
+    wanted: f64,
     threads: Ewma,
     /// Share of the time it wanted that it ran, while it had no home.
     share: Ewma,
@@ -134,7 +136,7 @@ impl Profiles {
         let moved: Option<f64> = rates
             .nodes
             .values()
-            .map(|node| node.bandwidth.map(|rate| rate.as_f64()))
+            .map(|node| node.bandwidth.map(BytesPerSec::as_f64))
             .sum();
         let misses: f64 = rates.vms.iter().filter_map(|vm| vm.llc_misses_per_s).sum();
         if let Some(moved) = moved
@@ -156,8 +158,8 @@ impl Profiles {
 
     /// Whether a VM is at work.
     pub fn is_active(&self, vm: VmId) -> bool {
-        let threads = self.vms.get(&vm).and_then(|profile| profile.threads.value());
-        threads.is_some_and(|threads| threads >= crate::arrange::ACTIVE_MIN)
+        let profile = self.vms.get(&vm);
+        profile.is_some_and(|profile| profile.wanted >= crate::arrange::ACTIVE_MIN)
     }
 
     /// What a trial taught of a VM at home: measured speed over modelled speed.
@@ -288,6 +290,7 @@ impl Profile {
     fn new() -> Profile {
         Profile {
             epochs: 0,
+            wanted: 0.0,
             threads: Ewma::new(WEIGHT),
             share: Ewma::new(WEIGHT),
             clock: Ewma::new(WEIGHT),
@@ -304,6 +307,7 @@ impl Profile {
 
     fn observe(&mut self, vm: &VmView<'_>, rates: &VmRates, shape: &Shape, nodes: &NodeLoads) {
         let wanted: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running + vcpu.waiting).sum();
+        self.wanted = wanted;
         self.threads.update(wanted);
         if vm.home.is_none() && wanted > ACTIVE_MIN {
             let ran: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running).sum();
@@ -348,15 +352,15 @@ impl Profile {
         let on = threads_on(rates, shape);
         let all: f64 = on.iter().sum::<f64>().max(1e-9);
         let (mut beside, mut log_capacity, mut here, mut far) = (0.0, 0.0, 0.0, 0.0);
-        for node in 0..n {
-            let share = on[node] / all;
+        for (node, threads) in on.iter().enumerate() {
+            let share = threads / all;
             if share <= 0.0 {
                 continue;
             }
             beside += share * nodes.beside[node];
             let own = count * share / nodes.references[node].max(1e-9);
             let part = shape.nodes[node].llc_bytes * own.min(1.0);
-            let each = part / on[node].max(1.0);
+            let each = part / threads.max(1.0);
             log_capacity += share * each.max(1.0).ln();
             here += share * nodes.load[node];
             let others = (0..n).filter(|to| *to != node);

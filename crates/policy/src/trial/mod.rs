@@ -32,7 +32,7 @@ use homenode_units::{NodeSet, Ns, VmId};
 
 use crate::arrange::POLICY;
 use crate::placement;
-use crate::predict::{Profiles, Shape};
+use crate::predict::Profiles;
 
 /// Longest time that memory is waited for.
 pub const SETTLE_MAX: Ns = Ns::from_secs(30);
@@ -63,7 +63,7 @@ struct Trial {
 
 /// What came of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Result {
+pub struct Verdict {
     /// When it was judged.
     pub at: Ns,
     /// Speed after over speed before, as predicted.
@@ -79,7 +79,7 @@ pub struct Result {
 pub struct State {
     running: BTreeMap<VmId, Trial>,
     holds: BTreeMap<VmId, (Ns, u32)>,
-    results: BTreeMap<VmId, Vec<Result>>,
+    results: BTreeMap<VmId, Vec<Verdict>>,
 }
 
 impl State {
@@ -89,7 +89,7 @@ impl State {
     }
 
     /// What came of a VM's trials, oldest first.
-    pub fn results(&self, vm: VmId) -> &[Result] {
+    pub fn results(&self, vm: VmId) -> &[Verdict] {
         self.results.get(&vm).map_or(&[], Vec::as_slice)
     }
 
@@ -137,7 +137,6 @@ fn company(view: &View<'_>, profiles: &Profiles) -> BTreeSet<VmId> {
 pub fn judge(
     view: &View<'_>,
     config: &placement::Config,
-    shape: &Shape,
     profiles: &mut Profiles,
     state: &mut State,
 ) -> Plan {
@@ -146,7 +145,6 @@ pub fn judge(
     state.holds.retain(|id, _| view.sample.vm(*id).is_some());
     state.results.retain(|id, _| view.sample.vm(*id).is_some());
     let present = company(view, profiles);
-    let _ = shape;
     for vm in &view.vms {
         let id = vm.sample.id;
         let Some(trial) = state.running.get_mut(&id) else {
@@ -162,19 +160,18 @@ pub fn judge(
         if trial.home_at.is_none() && (away <= AWAY_PAGES || view.at.0 >= trial.began.0 + SETTLE_MAX.0) {
             trial.home_at = Some(view.at);
         }
-        let Some(home_at) = trial.home_at.filter(|at| view.at.0 >= at.0 + WATCH.0) else {
+        if trial.home_at.is_none_or(|at| view.at.0 < at.0 + WATCH.0) {
             continue;
-        };
+        }
         let trial = trial.clone();
         state.running.remove(&id);
         let Some(now) = profiles.speed(id).filter(|_| profiles.is_active(id)) else {
             continue;
         };
-        let _ = home_at;
         let seen = now / trial.before;
         let is_same = trial.company == present;
         let undone = seen < 1.0 - if is_same { LOSS_MAX } else { LOSS_UNSURE };
-        let result = Result {
+        let result = Verdict {
             at: view.at,
             predicted: trial.predicted,
             seen,
