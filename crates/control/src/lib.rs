@@ -3,7 +3,7 @@
 //! ```text
 //!   host.sample() ─▶ Rates::between ─▶ View ─▶ overcommit ┐
 //!                                              permits    │
-//!                                              placement  │
+//!                                              arrange    │
 //!                                              balance    ├─▶ levers::merge ─▶ host.commit() ─▶ Receipt
 //!                                              repatriate │                                       │
 //!                                              memory     │                                       │
@@ -64,10 +64,11 @@ pub enum Policies {
     Numad,
     /// Memory policies and repatriation alone: homes are what operators chose.
     Memory,
-    /// TAVO as published: placement by TAH at arrival, balance and re-homing, repatriation; beside it permits and memory policies.
-    Tavo,
-    /// Arrangements predicted from counters and proven by trials ([`homenode_policy::arrange`]); beside it permits, lending, repatriation, memory
+    /// TAVO as published: placement by TAH at arrival, balance and re-homing, repatriation; beside it permits and memory
     /// policies.
+    Tavo,
+    /// Arrangements predicted from counters and proven by trials ([`homenode_policy::arrange`]); beside it permits, lending,
+    /// repatriation, memory policies.
     #[default]
     Homenode,
 }

@@ -81,9 +81,9 @@ pub enum Action {
         lease_ns: Ns,
     },
     /// Watch which of its memory the VM uses, window after window; what each complete one showed is in
-    /// [`crate::VmSample::observed`]. Clearing what tells of use costs the VM walks of its page tables, so watching ends once the
-    /// lease is over; committing it again renews the lease, and another length of windows holds from then on, at the cost of the
-    /// running one.
+    /// [`crate::VmSample::observed`]. Clearing what tells of use costs the VM walks of its page tables, so watching ends
+    /// once the lease is over; committing it again renews the lease, and another length of windows holds from then on, at
+    /// the cost of the running one.
     Watch {
         /// Whose.
         vm: VmId,
@@ -100,10 +100,10 @@ pub enum Action {
         /// What is so.
         topology: GuestTopology,
     },
-    /// Lift what [`Action::Limit`], [`Action::Watch`] or [`Action::SetHome`] set on a lever: what the operator had set before is in
-    /// force again. Without a home ([`Lever::Home`]) the VM is free: vCPUs and helper threads run where they did before the agent's first pin,
-    /// memory that it touches from now on is allocated where the kernel would, and pages stay where they are. Where nothing of the
-    /// agent's is in force nothing happens.
+    /// Lift what [`Action::Limit`], [`Action::Watch`] or [`Action::SetHome`] set on a lever: what the operator had set
+    /// before is in force again. Without a home ([`Lever::Home`]) the VM is free: vCPUs and helper threads run where they
+    /// did before the agent's first pin, memory that it touches from now on is allocated where the kernel would, and
+    /// pages stay where they are. Where nothing of the agent's is in force nothing happens.
     Lift {
         /// Whose.
         vm: VmId,

@@ -1,8 +1,8 @@
 //! Which memory policy suits a VM: the question that seed 004 leaves open (section 6).
 //!
 //! # Problem
-//! No memory policy is best for all: the wrong one costs up to a factor of several (seed 004, Fig 2). Operators do not know what
-//! runs in a guest, and what runs there changes.
+//! No memory policy is best for all: the wrong one costs up to a factor of several (seed 004, Fig 2). Operators do not
+//! know what runs in a guest, and what runs there changes.
 //!
 //! # Terms
 //! *Imbalance*: standard deviation over mean of a VM's accesses to the memory of its home nodes, in percent. *Class*: low up to
@@ -17,9 +17,9 @@
 //!    local (Carrefour's own condition, and the traffic that it can save);
 //! 3. a trial gets [`Config::settle`] to move pages and as long as the watch to show its speed. Unless that is
 //!    [`Config::gain_min`] above what it was, the VM gets back what it had.
-//! 4. A VM is left alone for [`Config::hold`] after a trial that helped, and twice as long as before after each that did not, up
-//!    to [`Config::hold_max`]. An adopted policy under which a watch finds less speed than there was before its trial
-//!    is given up as well: the program is another one.
+//! 4. A VM is left alone for [`Config::hold`] after a trial that helped, and twice as long as before after each that did
+//!    not, up to [`Config::hold_max`]. An adopted policy under which a watch finds less speed than there was before its
+//!    trial is given up as well: the program is another one.
 //!
 //! # Properties
 //! - `a_class_gets_its_policy`
@@ -30,8 +30,9 @@
 //! # Departures
 //! - The seed's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are of that class,
 //!   load a link by a quarter, and were a third to two thirds slower for it (`advisor.near-best`).
-//! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers [`CROWDED`] times an even part
-//!   of its accesses with controllers that are [`HOT`]: no home of one node is for it, and its memory is spread over all.
+//! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers [`CROWDED`]
+//!   times an even part of its accesses with controllers that are [`HOT`]: no home of one node is for it, and its memory
+//!   is spread over all.
 //! - The seed classifies once, by a run of its own; here the class is that of the last watch.
 //! - Speed counts spinning as work. A guest whose threads spin while they wait looks fast, and a trial that only shortens its
 //!   waiting is given up.

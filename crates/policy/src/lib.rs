@@ -3,6 +3,9 @@
 //! | module | question it answers | source |
 //! |---|---|---|
 //! | [`demand`] | what does a VM need of a node? | seed 002, V.B |
+//! | [`predict`] | how fast would each VM be under another arrangement? | see there |
+//! | [`arrange`] | which VMs live free, which at home, and where? | DESIGN section 1 |
+//! | [`trial`] | did a change pay? | DESIGN section 1 |
 //! | [`placement`] | on which node(s) shall a VM live? | seed 002, V.C |
 //! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | seed 002, V.D |
 //! | [`permits`] | how much may a VM pollute the cache, and has it? | seed 000, chapter 3 |

@@ -2,27 +2,28 @@
 //!
 //! # Problem
 //! A home keeps a VM's accesses local and its neighbours few, but it has one cache and one set of controllers, while the kernel
-//! gives a free VM all of them. On a quiet host homes harm; on a crowded one, where every node is shared anyway, they gain. Which
-//! neighbours a VM gets matters more than which node.
+//! gives a free VM all of them. On a quiet host homes harm; on a crowded one, where every node is shared anyway, they
+//! gain. Which neighbours a VM gets matters more than which node.
 //!
 //! # Terms
 //! - *Free*: without a home; the kernel puts the VM wherever it likes, as without an agent.
 //! - *Active* VM: it wants at least [`ACTIVE_MIN`] of a CPU.
-//! - *Crowded* host: its VMs want [`CROWDED_THREADS`] of its cores, and there are [`CROWDED_VMS`] times as many of them as nodes, or
-//!   they want that many times its cores. Below [`QUIET_VMS`] of that it is quiet again.
+//! - *Crowded* host: its VMs want [`CROWDED_THREADS`] of its cores, and there are [`CROWDED_VMS`] times as many of them
+//!   as nodes, or they want that many times its cores. Below [`QUIET_VMS`] of that it is quiet again.
 //! - *Slow-down* of a VM: its predicted speed if nobody had a home, over its predicted speed ([`crate::predict`]).
-//! - *Cost* of an arrangement: mean slow-down of active VMs; what exceeds 1 counts [`HARM_WEIGHT`] times more, and of a gain that a
-//!   move promises [`BELIEF`] counts; moving a VM's memory costs its time on the way over [`HORIZON`].
+//! - *Cost* of an arrangement: mean slow-down of active VMs; what exceeds 1 counts [`HARM_WEIGHT`] times more, and of a
+//!   gain that a move promises [`BELIEF`] counts; moving a VM's memory costs its time on the way over [`HORIZON`].
 //!
 //! # Algorithm
 //! Each epoch:
-//! 1. A VM whose operator chose a home or a memory policy, that was promised nodes when it started, or whose guest is told where it is
-//!    gets a home at once ([`crate::placement`]). All others start free: their first seconds show what no agent means.
-//! 2. On a crowded host, once all active VMs are known for [`KNOWN_EPOCHS`], the arrangement of least cost is searched among homes for all
-//!    ([`search`]). It is taken if its mean slow-down is at most [`MEAN_MAX`] and nobody's above [`WORST_MAX`]; else the question
-//!    rests for [`REST`].
-//! 3. While VMs live in homes a VM that arrives on the crowded host gets one at once, before it touches memory, by the character of the
-//!    mean VM.
+//! 1. A VM whose operator chose a home or a memory policy, that was promised nodes when it started, or whose guest is
+//!    told where it is gets a home at once ([`crate::placement`]). All others start free: their first seconds show what
+//!    no agent means.
+//! 2. On a crowded host, once all active VMs are known for [`KNOWN_EPOCHS`], the arrangement of least cost is searched
+//!    among homes for all ([`search`]). It is taken if its mean slow-down is at most [`MEAN_MAX`] and nobody's above
+//!    [`WORST_MAX`]; else the question rests for [`REST`].
+//! 3. While VMs live in homes a VM that arrives on the crowded host gets one at once, before it touches memory, by the
+//!    character of the mean VM.
 //! 4. A node that empties is offered: every [`REST`] the one move or exchange of homes that lowers the cost most, if it lowers
 //!    the sum of slow-downs by [`MOVE_GAIN_MIN`]; no VM moves twice within its hold.
 //! 5. Every change is a trial ([`crate::trial`]): what does not pay is undone, and the VM's hold doubles.
@@ -37,7 +38,8 @@
 //!
 //! # Roads not taken
 //! - Homes for some VMs of a crowded host: those without are pushed off the memory that they touched.
-//! - Homes at arrival on a quiet host, and freedom later: memory at one node cannot be scattered again as its threads touched it.
+//! - Homes at arrival on a quiet host, and freedom later: memory at one node cannot be scattered again as its threads
+//!   touched it.
 
 pub mod search;
 #[cfg(test)]
@@ -48,7 +50,7 @@ use homenode_units::{Ns, PAGE_BYTES, VmId};
 
 use crate::demand::History;
 use crate::placement;
-use crate::predict::{AsFound, Character, Place, Profiles, Room, Shape};
+use crate::predict::{Character, Place, Profiles, Room, Shape};
 use crate::trial;
 use search::{Search, Wish};
 
@@ -330,23 +332,4 @@ impl<'a> Scene<'a> {
         }
         plan
     }
-}
-
-/// What no agent means and what is now, for each VM: slow-downs as predicted.
-pub fn what_if(view: &View<'_>, state: &mut State, places: &[Place]) -> Option<Vec<f64>> {
-    let shape = state.shape.clone()?;
-    let characters: Vec<Character> = view
-        .vms
-        .iter()
-        .map(|vm| state.profiles.character(vm, &shape))
-        .collect();
-    let (mut none, mut then) = (Vec::new(), Vec::new());
-    let free = vec![Place::Free; places.len()];
-    state
-        .room
-        .speeds(&shape, &characters, &free, AsFound::No, &mut none);
-    state
-        .room
-        .speeds(&shape, &characters, places, AsFound::Yes, &mut then);
-    Some(none.iter().zip(&then).map(|(none, then)| none / then).collect())
 }

@@ -1,7 +1,7 @@
 //! Search over arrangements: greedy homes, then moves and exchanges while they pay.
 //!
-//! Every candidate is one prediction ([`Room::speeds`]); their number is bounded by [`CANDIDATES_MAX`], so that a search ends in
-//! time on any host.
+//! Every candidate is one prediction ([`Room::speeds`]); their number is bounded by [`CANDIDATES_MAX`], so that a search
+//! ends in time on any host.
 
 use super::{ACTIVE_MIN, BELIEF, HARM_WEIGHT, HORIZON};
 use crate::predict::{AsFound, Character, Place, Room, Shape, positions};

@@ -51,7 +51,6 @@ mod profile;
 #[cfg(test)]
 mod tests;
 
-use homenode_host::View;
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
 
@@ -249,8 +248,8 @@ pub struct Room {
 }
 
 impl Room {
-    /// Speed of each VM under an arrangement. `as_found`: free VMs have their memory where it is now; otherwise as if nobody had
-    /// ever moved it, which is what no agent means.
+    /// Speed of each VM under an arrangement. `as_found`: free VMs have their memory where it is now; otherwise as if
+    /// nobody had ever moved it, which is what no agent means.
     pub fn speeds(
         &mut self,
         shape: &Shape,
@@ -521,24 +520,4 @@ fn fill(shape: &Shape, mask: u64, held: &[f64], threads: f64, out: &mut Vec<f64>
         }
         in_it &= !above;
     }
-}
-
-/// CPUs of nodes that something else than VMs keeps busy, by position.
-pub fn busy_otherwise(view: &View<'_>, shape: &Shape) -> Vec<f64> {
-    let Some(rates) = view.rates else {
-        return vec![0.0; shape.nodes.len()];
-    };
-    shape
-        .nodes
-        .iter()
-        .map(|node| {
-            let busy = rates.nodes.get(node.id).map_or(0.0, |rates| rates.cpus_busy);
-            let vcpus = rates.vms.iter().flat_map(|vm| &vm.vcpus);
-            let own: f64 = vcpus
-                .filter(|vcpu| vcpu.node == Some(node.id))
-                .map(|vcpu| vcpu.running)
-                .sum();
-            (busy - own).max(0.0)
-        })
-        .collect()
 }

@@ -4,17 +4,19 @@
 //! A predicted gain is a guess. Who makes a VM slower on a guess must notice and give back, and not try the same again soon.
 //!
 //! # Terms
-//! - *Baseline*: the VM's speed before its change, as measured on average ([`Profiles::speed`]). Of a VM that was free that is no agent.
+//! - *Baseline*: the VM's speed before its change, as measured on average ([`Profiles::speed`]). Of a VM that was free
+//!   that is no agent.
 //! - *Company*: the other VMs that run. A speed is compared with the baseline only while it is the same.
-//! - *Hold*: time in which nothing is tried with a VM: [`HOLD`] after a trial, doubled by each one that failed, up to [`HOLD_MAX`].
+//! - *Hold*: time in which nothing is tried with a VM: [`HOLD`] after a trial, doubled by each one that failed, up to
+//!   [`HOLD_MAX`].
 //!
 //! # Algorithm
-//! A change begins a trial. Once its memory is at home, or after [`SETTLE_MAX`], and [`WATCH`] later, the VM's speed is compared with
-//! its baseline.
+//! A change begins a trial. Once its memory is at home, or after [`SETTLE_MAX`], and [`WATCH`] later, the VM's speed is
+//! compared with its baseline.
 //! 1. At most [`LOSS_MAX`] slower, or with more gained than lost since: it stays.
 //! 2. Slower: it gets back what it had, and a free VM is free again ("undone").
-//! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`LOSS_UNSURE`], else it is undone
-//!    as well.
+//! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`LOSS_UNSURE`],
+//!    else it is undone as well.
 //!
 //! # Properties
 //! - `a_change_that_does_not_pay_is_undone`

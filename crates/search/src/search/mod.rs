@@ -1,8 +1,8 @@
 //! The best that is known: a search for decisions, made before the run and during it, by trying them on the twin.
 //!
 //! # Problem
-//! That a policy beats `default` says little as long as nobody knows what was possible. The number of schedules, which VM is where
-//! from when on, is beyond trying them all; what is found is an upper bound on the least mean ratio.
+//! That a policy beats `default` says little as long as nobody knows what was possible. The number of schedules, which VM
+//! is where from when on, is beyond trying them all; what is found is an upper bound on the least mean ratio.
 //!
 //! # Terms
 //! - *Schedule*: decisions with their times ([`Schedule`]). An empty one is `default` watched.
@@ -16,15 +16,15 @@
 //!    arrangements and drawn ones, until [`STARTS_SHARE`] of the evaluations are used. All but the caller's are static.
 //! 2. Then, VM by VM in order of arrival, each place that the best schedule could give it instead, until no VM gains by another
 //!    place or [`PASSES_SHARE`] of the evaluations are used.
-//! 3. Then batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second time), in the
-//!    first half of what is left at time 0, afterwards mostly at a *point*: where VMs came, went, began or ended their work,
-//!    and now and then. A change moves a VM, frees it, swaps two, pools two, adds or takes a node, spreads its memory, or
-//!    arranges all anew; what was decided later for that VM is dropped. From a point on only the rest of the run is
-//!    simulated, and not even that where it cannot be among the best any more ([`Cut`]).
+//! 3. Then batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second
+//!    time), in the first half of what is left at time 0, afterwards mostly at a *point*: where VMs came, went, began or
+//!    ended their work, and now and then. A change moves a VM, frees it, swaps two, pools two, adds or takes a node,
+//!    spreads its memory, or arranges all anew; what was decided later for that VM is dropped. From a point on only the
+//!    rest of the run is simulated, and not even that where it cannot be among the best any more ([`Cut`]).
 //! 4. What was tried is not tried again; where nothing new can be drawn the search ends early and says so.
 //!
-//! Decisions are carried out by [`arranger`]: by the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`, once per
-//! agent's epoch, with the agent's budgets of pages.
+//! Decisions are carried out by [`arranger`]: by the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`,
+//! once per agent's epoch, with the agent's budgets of pages.
 //!
 //! # Properties (tests of the same names)
 //! - `never_worse_than_the_best_start`
@@ -33,7 +33,8 @@
 //! - `a_rollout_from_a_point_equals_the_run_from_the_beginning`
 //!
 //! # What it is not
-//! It knows the future of its seed, and picks the best of many runs of it: some of the gap to it is luck that no policy can have.
+//! It knows the future of its seed, and picks the best of many runs of it: some of the gap to it is luck that no policy
+//! can have.
 
 pub mod arranger;
 mod moves;
@@ -112,7 +113,8 @@ struct Candidate {
     before: Vec<Point>,
 }
 
-/// Searches for the schedule of least value. `base` is the run under `default` with the same seed, `starts` what is tried first.
+/// Searches for the schedule of least value. `base` is the run under `default` with the same seed, `starts` what is tried
+/// first.
 ///
 /// # Errors
 /// A scenario that the machine cannot run.
