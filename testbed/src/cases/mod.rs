@@ -33,6 +33,8 @@ pub enum Group {
     Agent,
     /// The agent with counters: of a modelled PMU.
     Counted,
+    /// What the agent decides by counters: run by name only, as a run takes a quarter of an hour.
+    Arrange,
     /// Carriers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
     Damon,
     /// Guests of a plain QEMU, under the plugin that logs pages: no emulated host.
@@ -56,6 +58,7 @@ impl Group {
         match self {
             Self::Agent => "agent",
             Self::Counted => "counted",
+            Self::Arrange => "arrange",
             Self::Damon => "damon",
             Self::Pages => "pages",
             Self::Module => "module",
@@ -70,7 +73,7 @@ impl Group {
     fn is_by_name(self) -> bool {
         matches!(
             self,
-            Self::Damon | Self::Kernels | Self::Programs | Self::Record | Self::Speed
+            Self::Arrange | Self::Damon | Self::Kernels | Self::Programs | Self::Record | Self::Speed
         )
     }
 
@@ -79,7 +82,7 @@ impl Group {
     pub fn host_kind(self) -> Option<HostKind> {
         match self {
             Self::Agent | Self::Record => Some(HostKind::Plain),
-            Self::Counted => Some(HostKind::Counted),
+            Self::Counted | Self::Arrange => Some(HostKind::Counted),
             Self::Damon => Some(HostKind::Damon),
             Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,
         }
@@ -328,21 +331,21 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "alone-free",
-        Group::Counted,
+        Group::Arrange,
         600,
         "a guest alone on the host gets no home and no pin for a minute, and misses as without an agent",
         arrange::alone_free,
     ),
     case(
         "polluters-parted",
-        Group::Counted,
+        Group::Arrange,
         1500,
         "two guests that evict each other from one node's cache end on different nodes and miss less",
         arrange::polluters_parted,
     ),
     case(
         "move-undone",
-        Group::Counted,
+        Group::Arrange,
         1800,
         "a guest is parted from another on trial, nothing is gained, and it is as before",
         arrange::move_undone,
