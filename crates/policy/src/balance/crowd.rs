@@ -3,7 +3,6 @@
 use homenode_host::{Rates, View, VmRates, VmView};
 use homenode_units::{BytesPerSec, NodeId, NodeSet, VmId};
 
-use super::ACTIVE_MIN;
 use crate::placement;
 
 /// Share of a node's bandwidth in use from which its controllers count as full: loaded latency is half again as long.
@@ -21,19 +20,11 @@ pub(super) fn crowded(view: &View<'_>, rates: &Rates) -> Option<(VmId, NodeSet)>
         if traffic < FULL * capacity {
             return None;
         }
-        let reads = |vm: &VmView<'_>| {
+        let uses = |vm: &VmView<'_>| {
             vm.rates
                 .and_then(VmRates::bandwidth)
                 .map_or(0.0, BytesPerSec::as_f64)
         };
-        let at_home = || view.vms.iter().filter(|vm| vm.home == Some(&NodeSet::one(node)));
-        let is_active = |vm: &&VmView<'_>| vm.rates.is_some_and(|rates| rates.cpus_used >= ACTIVE_MIN);
-        let all_reads: f64 = at_home().map(reads).sum();
-        if at_home().filter(is_active).count() < 2 || all_reads <= 0.0 {
-            return None;
-        }
-        // Controllers count what is written too, and counters of VMs what is read: each has its part of both.
-        let uses = |vm: &VmView<'_>| traffic * reads(vm) / all_reads;
         let may_leave = |vm: &&VmView<'_>| {
             vm.managed()
                 && vm.hands_off.is_none()

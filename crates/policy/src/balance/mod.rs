@@ -23,10 +23,9 @@
 //!    destination node.
 //! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 epochs is placed anew ([`crate::placement`]); its memory
 //!    follows in budgets ([`crate::repatriate`]).
-//! 6. Relieve: where two active VMs or more fill a node's memory controllers together ([`FULL`]) in more than 8 of the last
-//!    10 epochs, the one with least memory is placed anew, among the nodes where it would meet less of others' traffic, by
-//!    a quarter of the bandwidth at least ([`GAIN_MIN`]). A VM's traffic is its part of what the controllers move, by what
-//!    it reads.
+//! 6. Relieve: where VMs fill a node's memory controllers together ([`FULL`]) in more than 8 of the last 10 epochs, the one
+//!    with least memory is placed anew, among the nodes where it would meet less of others' traffic, by a quarter of
+//!    the bandwidth at least ([`GAIN_MIN`]).
 //!
 //! # Properties (tests of the same name)
 //! - `no_waiting_or_no_idle_core_means_no_move`
@@ -40,7 +39,6 @@
 //! - `a_home_chosen_by_the_operator_never_changes`
 //! - `of_two_vms_that_fill_a_node_one_leaves_for_an_empty_one`
 //! - `nobody_leaves_a_full_node_for_nothing`
-//! - `a_lone_vm_is_never_crowded_by_itself`
 //!
 //! # Departures from the source, and why
 //! - Returning comes first, and an idle core that a returning vCPU takes is not lent again in the same epoch.

@@ -352,27 +352,6 @@ fn of_two_vms_that_fill_a_node_one_leaves_for_an_empty_one() {
 }
 
 #[test]
-fn a_lone_vm_is_never_crowded_by_itself() {
-    // It reads 10 GB/s, and 6 more are its write-backs.
-    let mut scene = Scene::four_nodes(2);
-    scene
-        .add_vm(1, 1, GIB, 0)
-        .home(0)
-        .vcpus_busy(1.0)
-        .misses_per_s(10_000_000_000 / 64);
-    scene.traffic.insert(NodeId(0), 16_000_000_000);
-    assert_eq!(homes_given(&mut scene), []);
-    // Nor beside one that idles, or that reads nothing.
-    scene
-        .add_vm(2, 1, GIB, 0)
-        .home(0)
-        .misses_per_s(1_000_000_000 / 64);
-    assert_eq!(homes_given(&mut scene), []);
-    scene.vm(2).vcpus_busy(1.0).misses_per_s(0);
-    assert_eq!(homes_given(&mut scene), []);
-}
-
-#[test]
 fn nobody_leaves_a_full_node_for_nothing() {
     let mut alone = crowded();
     alone.vm(1).misses_per_s(16_000_000_000 / 64);
