@@ -97,7 +97,7 @@ fn a_dry_run_decides_and_touches_nothing() {
         "twin",
         "--fast",
         "--duration",
-        "6s",
+        "40s",
         "--json",
         "--dry-run",
     ]);
