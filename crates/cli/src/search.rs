@@ -1,7 +1,7 @@
 //! `homenode search`: the best that is known to be possible in a scenario, beside what policies make of it.
 
-use homenode_control::{Config, Policies};
-use homenode_search::best::{Best, best};
+use homenode_control::Config;
+use homenode_search::best::{Best, PolicyRun, best};
 use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
 use homenode_search::run::{Run, Setup};
@@ -88,7 +88,7 @@ pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
         policies: best
             .policies
             .iter()
-            .map(|policy| of_policy(&best, policy.policies, &policy.run))
+            .map(|policy| of_policy(&best, policy))
             .collect(),
         best: of_best(&setup, &best),
     };
@@ -114,11 +114,11 @@ fn worst(vms: &[OfVm]) -> Option<f64> {
     vms.iter().filter_map(|vm| vm.ratio).reduce(f64::max)
 }
 
-fn of_policy(best: &Best, policies: Policies, run: &Run) -> OfPolicy {
-    let mean = homenode_search::score::value(&best.base, run);
-    let vms = of_vms(&best.base, run);
+fn of_policy(best: &Best, policy: &PolicyRun) -> OfPolicy {
+    let mean = policy.mean;
+    let vms = of_vms(&best.base, &policy.run);
     OfPolicy {
-        policy: policies.name(),
+        policy: policy.contender.name(),
         mean: Some(mean).filter(|mean| mean.is_finite()),
         worst: worst(&vms),
         gap: Some(mean / best.mean() - 1.0).filter(|gap| gap.is_finite()),

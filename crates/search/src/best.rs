@@ -2,22 +2,23 @@
 
 use std::cell::Cell;
 
-use homenode_control::{Config, Event, Policies};
+use homenode_control::{Config, Event};
 use homenode_host::{Action, Lever, Outcome};
 use homenode_twin::{Scenario, Twin};
 use homenode_units::Ns;
 
+use crate::contender::Contender;
 use crate::jobs::{self, Progress};
-use crate::run::{Run, Setup, run};
+use crate::run::{Run, Setup};
 use crate::score::value;
 use crate::search::schedule::{Goal, Place};
 use crate::search::{Effort, Found, Schedule, search};
 
-/// A policy's run and how good it is.
+/// A contender's run and how good it is.
 #[derive(Clone, Debug)]
 pub struct PolicyRun {
-    /// The policies.
-    pub policies: Policies,
+    /// Whose.
+    pub contender: Contender,
     /// Mean over VMs of the ratio beside `default`; infinite where there is none.
     pub mean: f64,
     /// What came of it.
@@ -53,9 +54,9 @@ impl Best {
     /// Who found it.
     pub fn found_by(&self) -> &'static str {
         match self.policy() {
-            Some(policy) => policy.policies.name(),
+            Some(policy) => policy.contender.name(),
             None if self.found.mean < 1.0 => "search",
-            None => Policies::Default.name(),
+            None => Contender::DEFAULT.name(),
         }
     }
 
@@ -94,19 +95,16 @@ pub fn best(
     effort: &Effort,
     progress: &Progress,
 ) -> anyhow::Result<Best> {
-    let (base, _) = recorded(setup, config, Policies::Default)?;
-    let others: Vec<Policies> = Policies::ALL
-        .into_iter()
-        .filter(|one| *one != Policies::Default)
-        .collect();
-    let runs = jobs::each(effort.jobs, &others, progress, |policies| {
-        recorded(setup, config, *policies)
+    let (base, _) = recorded(setup, config, Contender::DEFAULT)?;
+    let others = Contender::all();
+    let runs = jobs::each(effort.jobs, &others, progress, |other| {
+        recorded(setup, config, *other)
     });
     let mut policies = Vec::new();
     for (named, done) in others.into_iter().zip(runs) {
         let (run, schedule) = done?;
         policies.push(PolicyRun {
-            policies: named,
+            contender: named,
             mean: value(&base, &run),
             run,
             schedule,
@@ -127,14 +125,10 @@ pub fn best(
 }
 
 /// A run under policies, with what they decided on homes and memory policies.
-fn recorded(setup: &Setup, config: &Config, policies: Policies) -> anyhow::Result<(Run, Schedule)> {
-    let config = Config {
-        policies,
-        ..config.clone()
-    };
+fn recorded(setup: &Setup, config: &Config, contender: Contender) -> anyhow::Result<(Run, Schedule)> {
     let (now, mut schedule) = (Cell::new(Ns::ZERO), Schedule::default());
     let look = |twin: &Twin| now.set(twin.now());
-    let done = run(setup, config, look, |event| {
+    let done = contender.run(setup, config, look, |event| {
         note(&setup.scenario, event, now.get(), &mut schedule);
     })?;
     Ok((done, schedule))

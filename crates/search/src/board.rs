@@ -28,8 +28,24 @@ pub struct Board {
     pub sweep: Vec<(Cell, Vec<Work>)>,
     /// VMs that are alone.
     pub lone: Vec<(Cell, Vec<Work>)>,
+    /// All cases on twins that are wrong.
+    pub disturbed: Vec<Disturbed>,
     /// Held-out runs.
     pub held_out: HeldOut,
+}
+
+/// All cases, and the load sweep, on twins that are wrong in one way.
+pub struct Disturbed {
+    /// Name of the disturbance.
+    pub name: &'static str,
+    /// What it is.
+    pub about: String,
+    /// The product beside `default` on the same twins.
+    pub ours: Total,
+    /// The decisions that are best on the twin as it is, carried out there.
+    pub best: Total,
+    /// The load sweep there.
+    pub sweep: Vec<(Cell, Vec<Work>)>,
 }
 
 fn figure(value: Option<f64>) -> String {
@@ -46,6 +62,7 @@ impl Board {
         self.hurt(&mut out);
         self.sweeps(&mut out);
         self.lone(&mut out);
+        self.disturbed(&mut out);
         self.held_out(&mut out);
         out
     }
@@ -69,8 +86,8 @@ knows the future of its seed, which no policy does; and it is an upper bound on 
 
 How to read it: a policy is good where its mean is low *and* it hurts nobody; an operator who sees one VM twice as slow switches
 it off. What it does not say: anything about a real host, about cases unlike these, or how much of the gap to the best known a
-policy could close without knowing the future. `ff-pin` is first fit with a CPU for each vCPU, `tavo` the paper's algorithm
-as published, `homenode` the product.
+policy could close without knowing the future. `ff-pin` is first fit with a CPU for each vCPU, `autonuma` the kernel's own balancing
+without an agent, `numad` that program's algorithm, `tavo` the paper's as published, `homenode` the product.
 ",
             seeds.join(", ")
         );
@@ -222,7 +239,6 @@ which no policy may read (a house rule).
             };
             let _ = writeln!(out, "\nVMs hurt by {name}: {list}.");
         }
-        out.push_str("\nThe same on twins that are disturbed: pending.\n");
     }
 
     fn sweeps(&self, out: &mut String) {
@@ -282,7 +298,7 @@ default's time over theirs; above 1 is more.
 
     fn swept(&self) -> Vec<&'static str> {
         let works = self.sweep.first().map_or(&[][..], |(_, works)| works);
-        works.iter().map(|work| work.policies.name()).collect()
+        works.iter().map(|work| work.contender.name()).collect()
     }
 
     fn lone(&self, out: &mut String) {
@@ -290,7 +306,7 @@ default's time over theirs; above 1 is more.
             return;
         };
         out.push_str("\n## One VM alone\n\nAny workload in a VM of 4 or 8 vCPUs on each of these presets, the only one on the host.\n\n");
-        for name in works.iter().map(|work| work.policies.name()) {
+        for name in works.iter().map(|work| work.contender.name()) {
             let _ = writeln!(out, "- {}", summary(name, &self.lone));
             let mut under: Vec<(f64, String)> = self
                 .lone
@@ -312,6 +328,44 @@ default's time over theirs; above 1 is more.
             if !named.is_empty() {
                 let _ = writeln!(out, "  The worst: {}.", named.join(", "));
             }
+        }
+    }
+
+    fn disturbed(&self, out: &mut String) {
+        let _ = write!(
+            out,
+            "
+## On twins that are wrong
+
+All cases again, and the load sweep with the first seed, on twins that differ from what their machine files say or from what the
+agent is told. `default` runs on the same twin; the best known is what was found on the twin as it is, carried out there.
+
+| disturbance | mean | worst VM | VMs hurt | runs over 1.10 | mean of the best known | least work of the sweep | under {WORK_MIN} |
+|---|---|---|---|---|---|---|---|
+"
+        );
+        for of in &self.disturbed {
+            let works: Vec<f64> = of
+                .sweep
+                .iter()
+                .filter_map(|(_, works)| work_of(works, OURS))
+                .collect();
+            let _ = writeln!(
+                out,
+                "| {}: {} | {} | {} | {} of {} | {} of {} | {} | {} | {} of {} |",
+                of.name,
+                of.about,
+                figure(of.ours.mean),
+                figure(of.ours.worst_vm),
+                of.ours.hurt.0,
+                of.ours.hurt.1,
+                of.ours.much_worse.0,
+                of.ours.much_worse.1,
+                figure(of.best.mean),
+                figure(works.iter().copied().reduce(f64::min)),
+                works.iter().filter(|work| **work < WORK_MIN).count(),
+                works.len()
+            );
         }
     }
 
@@ -375,7 +429,7 @@ which touched the policies: nobody can have tuned that commit to them. Every run
 fn work_of(works: &[Work], name: &str) -> Option<f64> {
     works
         .iter()
-        .find(|work| work.policies.name() == name)
+        .find(|work| work.contender.name() == name)
         .map(|work| work.of_default)
 }
 
@@ -438,6 +492,13 @@ mod tests {
             }],
             sweep: Vec::new(),
             lone: Vec::new(),
+            disturbed: vec![Disturbed {
+                name: "noise",
+                about: "10 percent of noise".to_owned(),
+                ours: Total::of(&[score([0.8, 1.2])]),
+                best: Total::of(&[]),
+                sweep: Vec::new(),
+            }],
             held_out: HeldOut::default(),
         };
         let text = board.text();
@@ -447,6 +508,7 @@ mod tests {
             "| best known | 0.800 | 1.050 | 1.050 | 1 of 2 | 0 of 2 | | |",
             "| one | 0.950 / 1.000 | 0.900 / 1.200 | 0.800 | 300 for 1 seeds | 12.5 % |",
             "VMs hurt by homenode: vm1 in one 1.200.",
+            "| noise: 10 percent of noise | 1.000 | 1.200 | 1 of 2 | 2 of 4 | - | - | 0 of 0 |",
         ] {
             assert!(
                 text.lines().any(|known| known == line),
@@ -464,6 +526,13 @@ mod tests {
             known: vec![Known::default()],
             sweep: Vec::new(),
             lone: Vec::new(),
+            disturbed: vec![Disturbed {
+                name: "noise",
+                about: "10 percent of noise".to_owned(),
+                ours: Total::of(&[score([0.8, 1.2])]),
+                best: Total::of(&[]),
+                sweep: Vec::new(),
+            }],
             held_out: HeldOut::default(),
         };
         let text = board.text();

@@ -2,6 +2,7 @@
 
 pub mod best;
 pub mod board;
+pub mod contender;
 pub mod generate;
 pub mod held_out;
 pub mod jobs;

@@ -3,15 +3,16 @@
 //! # Terms
 //! - *Work*: what the VMs do in a time; beside another run the mean over VMs of that run's time over theirs. Above 1 is more.
 
-use homenode_control::{Config, Policies};
+use homenode_control::Config;
 use homenode_machine::{Hardware, Machine};
 use homenode_twin::workload::{self, Program};
-use homenode_twin::{Scenario, VmSpec};
+use homenode_twin::{Disturbance, Scenario, VmSpec};
 use homenode_units::{Bytes, Ns};
 
+use crate::contender::Contender;
 use crate::generate::{memory_for, share_for};
 use crate::jobs::{self, Progress};
-use crate::run::{Run, Setup, run};
+use crate::run::{Run, Setup};
 use crate::score::{CaseScore, mean};
 
 /// Programs of the load sweep where none are named: two that stream, two that live in the LLC, one between them and one that
@@ -41,13 +42,15 @@ pub struct Cell {
     pub vcpus: u16,
     /// What the program lasts alone, in seconds; a run lasts at most five times as long.
     pub solo_s: f64,
+    /// How wrong the twin is.
+    pub disturbance: Disturbance,
 }
 
-/// What came of a cell under a set of policies.
+/// What came of a cell under a contender.
 #[derive(Clone, Debug)]
 pub struct Work {
-    /// The policies.
-    pub policies: Policies,
+    /// Whose.
+    pub contender: Contender,
     /// Work beside `default`, mean over VMs, then seeds.
     pub of_default: f64,
     /// What is behind it.
@@ -69,6 +72,7 @@ pub fn sweep(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
         vms,
         vcpus: VCPUS,
         solo_s,
+        disturbance: Disturbance::default(),
     };
     let of_program = |program| counts.iter().map(move |count| cell(program, *count));
     programs.iter().flat_map(of_program).filter(Cell::fits).collect()
@@ -82,6 +86,7 @@ pub fn lone(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
         vms: 1,
         vcpus,
         solo_s,
+        disturbance: Disturbance::default(),
     };
     let of_program = |program| LONE_VCPUS.map(|vcpus| cell(program, vcpus));
     programs.iter().flat_map(of_program).filter(Cell::fits).collect()
@@ -127,44 +132,43 @@ impl Cell {
         let mut scenario = Scenario::of(&name, (0..self.vms).map(vm).collect());
         scenario.duration = Ns::from_millis((self.solo_s * DURATION * 1e3) as u64);
         scenario.arrival_jitter = Ns::from_millis(500);
+        scenario.disturbance = self.disturbance;
         Ok(scenario)
     }
 
-    fn run(&self, policies: &[Policies], seeds: &[u64]) -> Outcome {
+    fn run(&self, contenders: &[Contender], seeds: &[u64]) -> Outcome {
         let scenario = self.scenario()?;
-        let run = |policies: Policies, seed| {
-            let setup = Setup::new(self.machine.clone(), scenario.clone(), seed);
-            let config = Config {
-                policies,
-                ..Config::default()
-            };
-            run(&setup, config, |_| (), |_| ()).map_err(|error| format!("{}: {error:#}", scenario.name))
+        let config = Config::default();
+        let run = |contender: &Contender, seed: &u64| {
+            let setup = Setup::new(self.machine.clone(), scenario.clone(), *seed);
+            let run = contender.run(&setup, &config, |_| (), |_| ());
+            run.map_err(|error| format!("{}: {error:#}", scenario.name))
         };
-        let all = |policies| -> Result<Vec<Run>, String> {
-            seeds.iter().map(|seed| run(policies, *seed)).collect()
+        let all = |contender: Contender| -> Result<Vec<Run>, String> {
+            seeds.iter().map(|seed| run(&contender, seed)).collect()
         };
-        let base = all(Policies::Default)?;
+        let base = all(Contender::DEFAULT)?;
         let base: Vec<&Run> = base.iter().collect();
-        let work = |policies: &Policies| {
-            let other = all(*policies)?;
+        let work = |contender: &Contender| {
+            let other = all(*contender)?;
             let score = CaseScore::of(&scenario.name, &base, &other.iter().collect::<Vec<_>>());
             let of_seed = |vms: &Vec<Option<f64>>| mean(vms.iter().flatten().map(|ratio| 1.0 / ratio));
             let of_default = mean(score.ratios.iter().filter_map(of_seed));
             Ok(Work {
-                policies: *policies,
+                contender: *contender,
                 of_default: of_default
                     .ok_or_else(|| format!("{} does nothing under default", scenario.name))?,
                 score,
             })
         };
-        policies.iter().map(work).collect()
+        contenders.iter().map(work).collect()
     }
 }
 
-/// Runs cells under sets of policies.
-pub fn run_all(cells: &[Cell], policies: &[Policies], seeds: &[u64], jobs: usize) -> Vec<Outcome> {
+/// Runs cells under contenders.
+pub fn run_all(cells: &[Cell], contenders: &[Contender], seeds: &[u64], jobs: usize) -> Vec<Outcome> {
     let progress = Progress::new("cells", cells.len());
-    jobs::each(jobs, cells, &progress, |cell| cell.run(policies, seeds))
+    jobs::each(jobs, cells, &progress, |cell| cell.run(contenders, seeds))
 }
 
 #[cfg(test)]
@@ -199,8 +203,9 @@ mod tests {
             vms: 2,
             vcpus: 4,
             solo_s: 3.0,
+            disturbance: Disturbance::default(),
         };
-        let outcomes = run_all(&[cell("sp.B"), cell("povrey")], &[Policies::Default], &[1, 2], 2);
+        let outcomes = run_all(&[cell("sp.B"), cell("povrey")], &[Contender::DEFAULT], &[1, 2], 2);
         let works = outcomes[0].as_ref().unwrap();
         assert_eq!(works[0].of_default, 1.0);
         assert_eq!(works[0].score.ratios.len(), 2);

@@ -17,11 +17,12 @@
 //! 2. Then, VM by VM in order of arrival, each place that the best schedule could give it instead, until no VM gains by another
 //!    place or [`PASSES_SHARE`] of the evaluations are used.
 //! 3. Then batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second
-//!    time), in the first half of what is left at time 0, afterwards mostly at a *point*: where VMs came, went, began or
+//!    time), mostly at time 0 in the first half of what is left, afterwards mostly at a *point*: where VMs came, went, began or
 //!    ended their work, and now and then. A change moves a VM, frees it, swaps two, pools two, adds or takes a node,
 //!    spreads its memory, or arranges all anew; what was decided later for that VM is dropped. From a point on only the
 //!    rest of the run is simulated, and not even that where it cannot be among the best any more ([`Cut`]).
-//! 4. What was tried is not tried again; where nothing new can be drawn the search ends early and says so.
+//! 4. What was tried is not tried again; where nothing new can be drawn the search ends early: it tells how
+//!    many evaluations it made.
 //!
 //! Decisions are carried out by [`arranger`]: by the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`,
 //! once per agent's epoch, with the agent's budgets of pages.
@@ -50,7 +51,7 @@ use homenode_control::Config;
 use homenode_twin::Chance;
 use homenode_units::Ns;
 
-pub use rollout::{Cut, Point, Rollout, rollout};
+pub use rollout::{Cut, Point, Rollout, replay, rollout};
 pub use schedule::Schedule;
 
 use crate::jobs::{self, Progress};

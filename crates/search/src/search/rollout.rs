@@ -98,6 +98,25 @@ impl Cut {
     }
 }
 
+/// A whole run under a schedule.
+///
+/// # Errors
+/// A scenario that the machine cannot run; when the host refuses a plan.
+pub fn replay(setup: &Setup, config: &Config, schedule: &Schedule) -> anyhow::Result<Run> {
+    let Point {
+        mut twin,
+        arranger,
+        mut starts,
+    } = Point::beginning(setup, config)?;
+    let mut arranger = arranger.following(schedule.clone());
+    while !setup.is_over(&twin) {
+        starts.look(&twin);
+        arranger.step(&mut twin)?;
+        setup.wait(&mut twin, config.period);
+    }
+    Ok(Run::of(setup, &twin, &starts, POLICY, arranger.decisions))
+}
+
 /// Goes on from a point to the end of the run; `None` where it was cut.
 ///
 /// # Errors

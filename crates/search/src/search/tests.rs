@@ -75,6 +75,7 @@ fn never_worse_than_the_best_start() {
         .unwrap();
     assert_eq!((again.mean, &again.run), (found.mean, &found.run));
     assert_eq!(value(&base, &found.run), found.mean);
+    assert_eq!(replay(&setup, &config, &found.schedule).unwrap(), found.run);
 }
 
 #[test]

@@ -7,18 +7,22 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use homenode_control::Policies;
-use homenode_machine::preset;
-use homenode_search::board::Board;
+use homenode_control::{Config, Policies};
+use homenode_machine::{Machine, preset};
+use homenode_search::board::{Board, Disturbed};
+use homenode_search::contender::Contender;
+use homenode_search::generate;
 use homenode_search::held_out::{HeldOut, HeldOutPolicy, HeldOutRun};
+use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
-use homenode_search::run::Setup;
-use homenode_search::score::Total;
-use homenode_search::sweep::{self, Cell};
-use homenode_search::{generate, jobs};
+use homenode_search::run::{Run, Setup};
+use homenode_search::score::{CaseScore, Total};
+use homenode_search::search::replay;
+use homenode_search::sweep::{self, Cell, Work};
+use homenode_twin::Disturbance;
 
 use crate::known::last_commit;
-use crate::scores::{print_total, scores};
+use crate::scores::{print_total, runs, score, scores};
 use crate::{read, seeds, swept};
 
 /// What the policies are in: the last commit to touch it draws the held-out cases.
@@ -62,13 +66,6 @@ pub struct Document {
     jobs: usize,
 }
 
-/// The policies of the scoreboard beside `default`. `memory` places nothing: homes are what operators chose.
-fn shown() -> Vec<Policies> {
-    let all = Policies::ALL.into_iter();
-    all.filter(|policies| !matches!(policies, Policies::Default | Policies::Memory))
-        .collect()
-}
-
 pub fn held_out(args: &Held) -> anyhow::Result<()> {
     let mut list = HeldOut::read(&args.keep)?;
     let commit = match &args.commit {
@@ -86,20 +83,20 @@ pub fn held_out(args: &Held) -> anyhow::Result<()> {
         .map(setup)
         .collect();
     let (setups, seeds): (_, Vec<u64>) = (setups?, args.seeds.clone().collect());
-    let policies = shown();
-    let scores = scores(&setups, &seeds, &policies, args.jobs)?;
-    let mut of_policies = Vec::new();
-    for (policies, scores) in policies.iter().zip(&scores) {
-        println!("== {}", policies.name());
+    let contenders = Contender::all();
+    let scores = scores(&setups, &seeds, &contenders, args.jobs)?;
+    let mut policies = Vec::new();
+    for (contender, scores) in contenders.iter().zip(&scores) {
+        println!("== {contender}");
         print_total(scores);
-        of_policies.push(HeldOutPolicy::of(policies.name(), &Total::of(scores)));
+        policies.push(HeldOutPolicy::of(contender.name(), &Total::of(scores)));
     }
     list.runs.push(HeldOutRun {
         date: today()?,
         commit: commit.chars().take(12).collect(),
         cases: setups.len(),
         seeds: seeds.len(),
-        policies: of_policies,
+        policies,
     });
     list.write(&args.keep)
         .with_context(|| format!("cannot write {}", args.keep.display()))
@@ -120,50 +117,36 @@ fn today() -> anyhow::Result<String> {
 }
 
 pub fn write(args: &Document) -> anyhow::Result<()> {
-    let setups: Vec<Setup> = cases(&args.data.join("cases"))?
+    let paths = cases(&args.data.join("cases"))?;
+    let setups: Vec<Setup> = paths
         .iter()
         .map(|path| read(path))
         .collect::<anyhow::Result<_>>()?;
     let seeds: Vec<u64> = (1..=args.seeds).collect();
-    let policies = shown();
-    let scores = scores(&setups, &seeds, &policies, args.jobs)?;
+    let contenders = Contender::all();
+    let scores = scores(&setups, &seeds, &contenders, args.jobs)?;
     let known = setups.iter().map(|setup| {
-        let file = args
-            .data
-            .join("known")
-            .join(format!("{}.toml", setup.scenario.name));
-        Known::read(&file, setup)
+        let name = format!("{}.toml", setup.scenario.name);
+        Known::read(&args.data.join("known").join(name), setup)
     });
+    let known: Vec<Known> = known.collect::<Result<_, _>>()?;
     let mut machines = generate::machines();
     if args.quick {
         machines.truncate(1);
     }
-    let programs = sweep::PROGRAMS.map(str::to_owned);
-    let sweep_cells: Vec<Cell> = machines
-        .iter()
-        .flat_map(|machine| sweep::sweep(machine, &programs, sweep::SOLO_S))
-        .collect();
-    let swept_policies = [Policies::Homenode, Policies::FfPin];
-    let sweep = swept::run(sweep_cells, &swept_policies, &seeds, args.jobs)?;
-    let lone = if args.quick {
-        Vec::new()
-    } else {
-        let programs = swept::all_programs();
-        let cells = machines
-            .iter()
-            .flat_map(|machine| sweep::lone(machine, &programs, sweep::SOLO_S));
-        swept::run(cells.collect(), &[Policies::Homenode], &seeds, args.jobs)?
+    let lone = match args.quick {
+        true => Vec::new(),
+        false => lone(&machines, &seeds, args.jobs)?,
     };
+    let names = Disturbance::names().into_iter();
+    let disturbed = names.map(|name| disturbed(name, &setups, &known, &machines, &seeds, args.jobs));
     let board = Board {
-        policies: policies
-            .iter()
-            .map(|policies| policies.name())
-            .zip(scores)
-            .collect(),
-        known: known.collect::<Result<_, _>>()?,
-        sweep,
+        policies: contenders.iter().map(|one| one.name()).zip(scores).collect(),
+        sweep: load_sweep(&machines, &seeds, Disturbance::default(), args.jobs)?,
         lone,
+        disturbed: disturbed.collect::<anyhow::Result<_>>()?,
         held_out: HeldOut::read(&args.data.join("held-out.toml"))?,
+        known,
         seeds,
     };
     let figure = board.figure();
@@ -172,6 +155,79 @@ pub fn write(args: &Document) -> anyhow::Result<()> {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+fn load_sweep(
+    machines: &[Machine],
+    seeds: &[u64],
+    disturbance: Disturbance,
+    jobs: usize,
+) -> anyhow::Result<Vec<(Cell, Vec<Work>)>> {
+    let programs = sweep::PROGRAMS.map(str::to_owned);
+    let cells = machines
+        .iter()
+        .flat_map(|machine| sweep::sweep(machine, &programs, sweep::SOLO_S));
+    let cells = cells.map(|cell| Cell { disturbance, ..cell }).collect();
+    let contenders = [Contender::OURS, Contender::Policies(Policies::FfPin)];
+    swept::run(cells, &contenders, seeds, jobs)
+}
+
+fn lone(machines: &[Machine], seeds: &[u64], jobs: usize) -> anyhow::Result<Vec<(Cell, Vec<Work>)>> {
+    let programs = swept::all_programs();
+    let cells = machines
+        .iter()
+        .flat_map(|machine| sweep::lone(machine, &programs, sweep::SOLO_S));
+    swept::run(cells.collect(), &[Contender::OURS], seeds, jobs)
+}
+
+/// All cases on twins that are wrong in one way, where `default`, the product and the best known are run; the load sweep with the
+/// first seed.
+fn disturbed(
+    name: &'static str,
+    setups: &[Setup],
+    known: &[Known],
+    machines: &[Machine],
+    seeds: &[u64],
+    jobs: usize,
+) -> anyhow::Result<Disturbed> {
+    let disturbance: Disturbance = name.parse()?;
+    let setups: Vec<Setup> = setups.iter().map(|setup| setup.disturbed(disturbance)).collect();
+    let runs = runs(&setups, seeds, &[Contender::OURS], jobs)?;
+    let ours = setups
+        .iter()
+        .zip(&runs)
+        .map(|(setup, runs)| score(setup, &runs[0], &runs[1]));
+    let ours: Vec<CaseScore> = ours.collect();
+    let mut best = Vec::new();
+    for ((setup, known), runs) in setups.iter().zip(known).zip(&runs) {
+        let bases = seeds
+            .iter()
+            .zip(&runs[0])
+            .filter(|(seed, _)| known.of_seed(**seed).is_some());
+        let (seeds, bases): (Vec<u64>, Vec<&Run>) = bases.map(|(seed, run)| (*seed, run)).unzip();
+        let again = jobs::each(jobs, &seeds, &Progress::new("best known", seeds.len()), |seed| {
+            let setup = Setup {
+                seed: *seed,
+                ..setup.clone()
+            };
+            let schedule = known.schedules(&setup).into_iter().next().unwrap_or_default();
+            replay(&setup, &Config::default(), &schedule)
+        });
+        let again: Vec<Run> = again.into_iter().collect::<anyhow::Result<_>>()?;
+        best.push(CaseScore::of(
+            &setup.scenario.name,
+            &bases,
+            &again.iter().collect::<Vec<_>>(),
+        ));
+    }
+    let first = seeds.get(..1).unwrap_or_default();
+    Ok(Disturbed {
+        name,
+        about: disturbance.to_string(),
+        ours: Total::of(&ours),
+        best: Total::of(&best),
+        sweep: load_sweep(machines, first, disturbance, jobs)?,
+    })
 }
 
 /// The scenario files of a folder, by name.

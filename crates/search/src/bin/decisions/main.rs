@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
-use homenode_control::Policies;
 use homenode_machine::file::read_text_file;
 use homenode_machine::preset;
+use homenode_search::contender::Contender;
 use homenode_search::run::Setup;
 use homenode_search::{generate, jobs};
-use homenode_twin::Scenario;
+use homenode_twin::{Disturbance, Scenario};
 
 /// Scores policies over cases × seeds beside `default`
 #[derive(Debug, Parser)]
@@ -67,9 +67,12 @@ struct Common {
     /// Seeds, as 1-5 or 7
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
-    /// Policies beside default (again for more) [default: homenode]
+    /// Policies beside default, or autonuma (again for more) [default: homenode]
     #[arg(long = "policy")]
-    policies: Vec<Policies>,
+    policies: Vec<Contender>,
+    /// On a twin that is wrong: memory-waits, replacement, noise, no-bandwidth, no-llc-counters, or several with commas
+    #[arg(long)]
+    disturb: Option<Disturbance>,
     /// Runs at the same time [default: as many as there are CPUs]
     #[arg(long, default_value_t = jobs::available(), hide_default_value = true)]
     jobs: usize,
@@ -77,17 +80,21 @@ struct Common {
 
 impl Common {
     /// Without `default`, beside which all are.
-    fn policies(&self) -> Vec<Policies> {
-        let mut named: Vec<Policies> = Vec::new();
-        for policies in &self.policies {
-            if *policies != Policies::Default && !named.contains(policies) {
-                named.push(*policies);
+    fn contenders(&self) -> Vec<Contender> {
+        let mut named: Vec<Contender> = Vec::new();
+        for contender in &self.policies {
+            if *contender != Contender::DEFAULT && !named.contains(contender) {
+                named.push(*contender);
             }
         }
         if named.is_empty() {
-            named.push(Policies::Homenode);
+            named.push(Contender::OURS);
         }
         named
+    }
+
+    fn disturbance(&self) -> Disturbance {
+        self.disturb.unwrap_or_default()
     }
 }
 

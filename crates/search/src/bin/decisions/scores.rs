@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use homenode_control::{Config, Policies};
+use homenode_control::Config;
+use homenode_search::contender::Contender;
 use homenode_search::jobs::{self, Progress};
-use homenode_search::run::{Run, Setup, run};
+use homenode_search::run::{Run, Setup};
 use homenode_search::score::{CaseScore, MUCH_WORSE, Total, mean};
 use homenode_twin::VmReport;
 
@@ -27,26 +28,22 @@ pub struct Scores {
 pub fn runs(
     setups: &[Setup],
     seeds: &[u64],
-    policies: &[Policies],
+    contenders: &[Contender],
     jobs: usize,
 ) -> anyhow::Result<Vec<Vec<Vec<Run>>>> {
     let mut work = Vec::new();
     for setup in setups {
-        for policies in [Policies::Default].iter().chain(policies) {
-            work.extend(seeds.iter().map(|seed| (setup, *policies, *seed)));
+        for contender in [Contender::DEFAULT].iter().chain(contenders) {
+            work.extend(seeds.iter().map(|seed| (setup, *contender, *seed)));
         }
     }
     let progress = Progress::new("runs", work.len());
-    let mut done = jobs::each(jobs, &work, &progress, |(setup, policies, seed)| {
+    let mut done = jobs::each(jobs, &work, &progress, |(setup, contender, seed)| {
         let setup = Setup {
             seed: *seed,
             ..(*setup).clone()
         };
-        let config = Config {
-            policies: *policies,
-            ..Config::default()
-        };
-        run(&setup, config, |_| (), |_| ())
+        contender.run(&setup, &Config::default(), |_| (), |_| ())
     })
     .into_iter();
     let mut of_seeds = || {
@@ -56,7 +53,7 @@ pub fn runs(
     };
     setups
         .iter()
-        .map(|_| (0..=policies.len()).map(|_| of_seeds()).collect())
+        .map(|_| (0..=contenders.len()).map(|_| of_seeds()).collect())
         .collect()
 }
 
@@ -64,20 +61,20 @@ pub fn runs(
 pub fn scores(
     setups: &[Setup],
     seeds: &[u64],
-    policies: &[Policies],
+    contenders: &[Contender],
     jobs: usize,
 ) -> anyhow::Result<Vec<Vec<CaseScore>>> {
-    let runs = runs(setups, seeds, policies, jobs)?;
+    let runs = runs(setups, seeds, contenders, jobs)?;
     let of_policies = |number: usize| {
         let cases = setups.iter().zip(&runs);
         cases
             .map(|(setup, runs)| score(setup, &runs[0], &runs[number + 1]))
             .collect()
     };
-    Ok((0..policies.len()).map(of_policies).collect())
+    Ok((0..contenders.len()).map(of_policies).collect())
 }
 
-fn score(setup: &Setup, base: &[Run], other: &[Run]) -> CaseScore {
+pub fn score(setup: &Setup, base: &[Run], other: &[Run]) -> CaseScore {
     let (base, other): (Vec<&Run>, Vec<&Run>) = (base.iter().collect(), other.iter().collect());
     CaseScore::of(&setup.scenario.name, &base, &other)
 }
@@ -86,13 +83,13 @@ pub fn print(args: &Scores) -> anyhow::Result<()> {
     let setups: Vec<Setup> = args
         .cases
         .iter()
-        .map(|path| read(path))
+        .map(|path| Ok(read(path)?.disturbed(args.common.disturbance())))
         .collect::<anyhow::Result<_>>()?;
     let seeds: Vec<u64> = args.common.seeds.clone().collect();
-    let policies = args.common.policies();
-    let runs = runs(&setups, &seeds, &policies, args.common.jobs)?;
-    for (number, policies) in policies.iter().enumerate() {
-        println!("== {}", policies.name());
+    let contenders = args.common.contenders();
+    let runs = runs(&setups, &seeds, &contenders, args.common.jobs)?;
+    for (number, contender) in contenders.iter().enumerate() {
+        println!("== {contender}");
         let mut scores = Vec::new();
         for (setup, runs) in setups.iter().zip(&runs) {
             let (base, other) = (&runs[0], &runs[number + 1]);

@@ -2,8 +2,8 @@
 
 use anyhow::bail;
 use clap::Args;
-use homenode_control::Policies;
 use homenode_machine::{Machine, preset};
+use homenode_search::contender::Contender;
 use homenode_search::generate;
 use homenode_search::score::mean;
 use homenode_search::sweep::{self, Cell, Work};
@@ -47,11 +47,11 @@ pub fn all_programs() -> Vec<String> {
 /// Runs cells, each with what came of it.
 pub fn run(
     cells: Vec<Cell>,
-    policies: &[Policies],
+    contenders: &[Contender],
     seeds: &[u64],
     jobs: usize,
 ) -> anyhow::Result<Vec<(Cell, Vec<Work>)>> {
-    let outcomes = sweep::run_all(&cells, policies, seeds, jobs);
+    let outcomes = sweep::run_all(&cells, contenders, seeds, jobs);
     let pairs = cells.into_iter().zip(outcomes);
     pairs
         .map(|(cell, outcome)| Ok((cell, outcome.map_err(anyhow::Error::msg)?)))
@@ -73,13 +73,16 @@ fn print(
         named => named.iter().map(|name| preset(name)).collect::<Result<_, _>>()?,
     };
     let of_machine = |machine| cells(machine, &programs, args.solo);
-    let cells: Vec<Cell> = machines.iter().flat_map(of_machine).collect();
+    let mut cells: Vec<Cell> = machines.iter().flat_map(of_machine).collect();
+    for cell in &mut cells {
+        cell.disturbance = args.common.disturbance();
+    }
     if cells.is_empty() {
         bail!("none of these machines has room for any of these programs; name others");
     }
     let seeds: Vec<u64> = args.common.seeds.clone().collect();
-    let policies = args.common.policies();
-    let swept = run(cells, &policies, &seeds, args.common.jobs)?;
+    let contenders = args.common.contenders();
+    let swept = run(cells, &contenders, &seeds, args.common.jobs)?;
     println!("work beside default, mean over VMs and seeds (decisions, GiB moved)");
     for (cell, works) in &swept {
         if args
@@ -89,11 +92,11 @@ fn print(
             print_cell(cell, works);
         }
     }
-    for (at, policies) in policies.iter().enumerate() {
+    for (at, contender) in contenders.iter().enumerate() {
         let works = || swept.iter().map(|(_, works)| works[at].of_default);
         println!(
             "{}: mean {}, least {}, under .98 in {} of {}",
-            policies.name(),
+            contender.name(),
             show(mean(works())),
             show(works().reduce(f64::min)),
             works().filter(|work| *work < 0.98).count(),
@@ -105,7 +108,7 @@ fn print(
 
 fn print_cell(cell: &Cell, works: &[Work]) {
     let word = |work: &Work| {
-        let (name, score) = (work.policies.name(), &work.score);
+        let (name, score) = (work.contender.name(), &work.score);
         format!(
             "{name} {:.3} ({:.0}, {:.1})",
             work.of_default, score.decisions, score.moved_gib
