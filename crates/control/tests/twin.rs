@@ -16,6 +16,14 @@ fn vm(name: &str, workload: &str) -> VmSpec {
     VmSpec::new(name, 4, Bytes::from_gib(8), workload)
 }
 
+/// Settings under which VMs get a home when they arrive.
+fn placing() -> Config {
+    Config {
+        policies: Policies::Tavo,
+        ..Config::default()
+    }
+}
+
 fn nodes(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
@@ -36,7 +44,7 @@ fn events(epochs: &[Epoch]) -> Vec<&Event> {
 #[test]
 fn vms_get_homes_of_their_own_and_their_memory_follows() {
     let mut twin = twin(vec![vm("a", "cg.B"), vm("b", "mg.B"), vm("c", "povray")]);
-    let mut control = Control::new(Config::default(), Mode::Act);
+    let mut control = Control::new(placing(), Mode::Act);
     let epochs = run(&mut control, &mut twin, 12);
     let status = &epochs.last().unwrap().status;
     let homes: std::collections::BTreeSet<_> = status.vms.iter().map(|vm| vm.home.clone().unwrap()).collect();
@@ -76,7 +84,7 @@ fn an_overloaded_node_lends_vcpus_and_takes_them_back() {
         spec.memory_nodes = Some(nodes("0"));
     }
     let mut twin = twin(specs);
-    let mut control = Control::new(Config::default(), Mode::Act);
+    let mut control = Control::new(placing(), Mode::Act);
     let epochs = run(&mut control, &mut twin, 60);
     let moves = |word: &str| {
         let said = |event: &&&Event| matches!(event, Event::Decided { decision, .. } if decision.reason.contains(word));
@@ -115,7 +123,7 @@ fn pin_by_hand(twin: &mut Twin, vm: VmId, cpus: CpuSet) {
 #[test]
 fn what_somebody_else_changed_is_reported_and_respected() {
     let mut twin = twin(vec![vm("a", "povray")]);
-    let mut control = Control::new(Config::default(), Mode::Act);
+    let mut control = Control::new(placing(), Mode::Act);
     run(&mut control, &mut twin, 3);
     let id = twin.vm_id("a").unwrap();
     pin_by_hand(&mut twin, id, "30-31".parse().unwrap());
@@ -152,7 +160,7 @@ fn what_somebody_else_changed_is_reported_and_respected() {
 fn a_dry_run_tells_each_decision_once_and_does_nothing() {
     let mut twin = twin(vec![vm("a", "povray"), vm("b", "cg.B")]);
     let untouched = twin.clone();
-    let mut control = Control::new(Config::default(), Mode::DryRun);
+    let mut control = Control::new(placing(), Mode::DryRun);
     let epochs = run(&mut control, &mut twin, 10);
     let mut told: Vec<String> = events(&epochs)
         .iter()
@@ -279,7 +287,7 @@ fn limits(epochs: &[Epoch]) -> usize {
 fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
     let mut twin = twin(vec![vm("polluter", "stream"), vm("neighbour", "povray")]);
     let (polluter, neighbour) = (twin.vm_id("polluter").unwrap(), twin.vm_id("neighbour").unwrap());
-    let mut control = Control::new(Config::default(), Mode::Act);
+    let mut control = Control::new(placing(), Mode::Act);
     run(&mut control, &mut twin, 8);
     let free = misses_per_slice(&mut control, &mut twin, polluter, 5);
     let permit = Permit::pollution((free / 4.0) as u64).unwrap();
@@ -320,7 +328,7 @@ fn a_polluter_is_held_to_its_permit_and_billed_and_a_neighbour_is_not() {
 fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
     let mut twin = twin(vec![vm("a", "stream")]);
     let id = twin.vm_id("a").unwrap();
-    let mut control = Control::new(Config::default(), Mode::Act);
+    let mut control = Control::new(placing(), Mode::Act);
     run(&mut control, &mut twin, 1);
     twin.set(id, Setting::Permit(Some(Permit::pollution(10_000).unwrap())))
         .unwrap();
@@ -349,7 +357,7 @@ fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
 fn a_dry_run_tells_of_a_limit_once() {
     let mut twin = twin(vec![vm("a", "stream")]);
     let id = twin.vm_id("a").unwrap();
-    let mut control = Control::new(Config::default(), Mode::DryRun);
+    let mut control = Control::new(placing(), Mode::DryRun);
     run(&mut control, &mut twin, 1);
     twin.set(id, Setting::Permit(Some(Permit::pollution(10_000).unwrap())))
         .unwrap();
@@ -366,7 +374,7 @@ fn a_dry_run_tells_of_a_limit_once() {
 fn who_asks_learns_how_much_memory_a_vm_uses() {
     let mut twin = twin(vec![vm("asked", "povray"), vm("other", "povray")]);
     let (asked, other) = (twin.vm_id("asked").unwrap(), twin.vm_id("other").unwrap());
-    let mut control = Control::new(Config::default(), Mode::Act);
+    let mut control = Control::new(placing(), Mode::Act);
     run(&mut control, &mut twin, 4);
     control.want_working_set(asked, Some(Ns::from_secs(5)), Ns::from_secs(8));
     let epochs = run(&mut control, &mut twin, 12);
