@@ -30,8 +30,8 @@
 //! # Departures
 //! - The seed's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are of that class,
 //!   load a link by a quarter, and were a third to two thirds slower for it (`advisor.near-best`).
-//! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers [`CROWDED`]
-//!   times an even part of its accesses with controllers that are [`HOT`]: no home of one node is for it, and its memory
+//! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers `CROWDED`
+//!   times an even part of its accesses with controllers that are `HOT`: no home of one node is for it, and its memory
 //!   is spread over all.
 //! - The seed classifies once, by a run of its own; here the class is that of the last watch.
 //! - Speed counts spinning as work. A guest whose threads spin while they wait looks fast, and a trial that only shortens its

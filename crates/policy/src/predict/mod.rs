@@ -16,18 +16,18 @@
 //! # Model
 //! 1. *Threads.* Homes hold their VMs' threads; threads of free VMs fill up what is least loaded, as the kernel's balancing
 //!    does. More threads than CPUs share their time; more threads than cores share cores, and then the core's own work takes
-//!    [`SMT_STRETCH`] times as long. Waiting for memory overlaps, which is what hyperthreads are for [Tullsen].
-//! 2. *Caches.* Sharers of an LLC hold parts in proportion to how often they access it [Chandra, FOA]. Threads of a VM divide
-//!    its part. The miss ratio follows a power of the capacity [Hartstein]; the power is
+//!    [`SMT_STRETCH`] times as long. Waiting for memory overlaps, which is what hyperthreads are for (Tullsen).
+//! 2. *Caches.* Sharers of an LLC hold parts in proportion to how often they access it (Chandra, FOA). Threads of a VM divide
+//!    its part. The miss ratio follows a power of the capacity (Hartstein); the power is
 //!    learnt, from about 1/3 on.
 //! 3. *Controllers.* A node's latency grows with the share `u` of its bandwidth in use as `1 + q u / (1 - u)`, an open queue
-//!    with many servers [Lazowska]. Where no bandwidth is known a core is taken to come with [`BANDWIDTH_PER_CORE`].
+//!    with many servers (Lazowska). Where no bandwidth is known a core is taken to come with [`BANDWIDTH_PER_CORE`].
 //! 4. *Distance.* An access to another node takes longer by the firmware's distance, less what that overstates
 //!    ([`DISTANCE_REAL`]).
 //! 5. `cycles per instruction = core + misses x stall x latency`, `core` and `stall` learnt from how cycles followed misses
-//!    and latency so far [Eyerman].
+//!    and latency so far (Eyerman).
 //!
-//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, [`STEPS`] damped steps.
+//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, `STEPS` damped steps.
 //!
 //! # What may be missing
 //! Without LLC counters there is no character and no prediction: the VM counts as threads that ask nothing of memory. Without
@@ -42,8 +42,8 @@
 //! - `a_vm_that_computes_gains_nothing_from_a_home`
 //!
 //! # Sources
-//! [Tullsen] ISCA 1995. [Chandra] HPCA 2005, "Predicting inter-thread cache contention". [Hartstein] CF 2006, "Cache miss
-//! behavior: is it sqrt(2)?". [Lazowska] "Quantitative System Performance", 1984. [Eyerman] TOCS 2009, "A mechanistic
+//! (Tullsen) ISCA 1995. (Chandra) HPCA 2005, "Predicting inter-thread cache contention". (Hartstein) CF 2006, "Cache miss
+//! behavior: is it sqrt(2)?". (Lazowska) "Quantitative System Performance", 1984. (Eyerman) TOCS 2009, "A mechanistic
 //! performance model". Nothing here is taken from the twin, which has other laws: an error of one must not hide
 //! in the other.
 

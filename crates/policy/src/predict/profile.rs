@@ -25,7 +25,7 @@ const HIT: f64 = 6.0;
 const CORE_MIN: f64 = 0.2;
 /// What counted cycles per instruction differ from the model by, as a share.
 const NOISE: f64 = 0.15;
-/// Power of the miss ratio over capacity before anything is known ([Hartstein]: 0.3 to 0.7), and how unsure it is.
+/// Power of the miss ratio over capacity before anything is known ((Hartstein): 0.3 to 0.7), and how unsure it is.
 const SLOPE: f64 = 0.35;
 const SLOPE_SD: f64 = 0.3;
 const SLOPE_MAX: f64 = 1.5;
