@@ -474,6 +474,7 @@ mod tests {
     fn a_group_selects_its_cases_and_nothing_selects_all_but_those_run_by_name() {
         let all = select(&[]).unwrap_or_default();
         let groups = [
+            Group::Arrange,
             Group::Damon,
             Group::Kernels,
             Group::Programs,
