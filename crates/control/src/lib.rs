@@ -29,6 +29,7 @@ use homenode_host::{
 };
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
+use homenode_policy::arrange::what_if::{Forecast, NoForecast, Wanted};
 use homenode_policy::demand::{Demand, History};
 use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
 use homenode_policy::placement::{
@@ -36,7 +37,7 @@ use homenode_policy::placement::{
 };
 use homenode_policy::{
     advisor, arrange, balance, levers, memory, numad, overcommit, pace, permits, placement, repatriate,
-    topology_feed, working_set,
+    topology_feed, trial, working_set,
 };
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::{Deserialize, Serialize};
@@ -390,6 +391,40 @@ impl Control {
             (Policies::Homenode | Policies::Tavo, Mode::Act) => None,
             _ => Some("the policies of this agent tell guests nothing; run it with --policies homenode"),
         }
+    }
+
+    /// Why there are no predictions, if so.
+    pub fn predictions_idle(&self) -> Option<&'static str> {
+        let idle = "the policies of this agent keep no predictions; run it with --policies homenode";
+        (self.config.policies != Policies::Homenode).then_some(idle)
+    }
+
+    /// Why no prediction is proven by a trial, if so.
+    pub fn trials_idle(&self) -> Option<&'static str> {
+        match self.mode {
+            Mode::DryRun => Some("the agent runs with --dry-run: it changes nothing, so it tries nothing"),
+            Mode::Act if self.config.policies == Policies::Homenode => None,
+            Mode::Act => Some("the policies of this agent try nothing; run it with --policies homenode"),
+        }
+    }
+
+    /// What came of changes, predicted against seen.
+    pub fn trials(&self) -> &trial::State {
+        &self.arrange.trials
+    }
+
+    /// How fast VMs are predicted to be if some had other homes; of an empty question, as they are.
+    ///
+    /// # Errors
+    /// A home that is none on this host; a VM to move of which too little is known.
+    pub fn what_if(&self, machine: &Machine, wanted: &Wanted) -> Result<Forecast, NoForecast> {
+        let empty = Sample::default();
+        let (sample, rates) = self
+            .last
+            .as_ref()
+            .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.watch);
+        arrange::what_if(&view, &self.config.placement, &self.arrange, wanted)
     }
 
     /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.

@@ -44,6 +44,7 @@
 pub mod search;
 #[cfg(test)]
 mod tests;
+pub mod what_if;
 
 use homenode_host::{Plan, View, VmView};
 use homenode_units::{Ns, PAGE_BYTES, VmId};
@@ -53,6 +54,7 @@ use crate::placement;
 use crate::predict::{Character, Place, Profiles, Room, Shape};
 use crate::trial;
 use search::{Search, Wish};
+pub use what_if::what_if;
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "arrange";

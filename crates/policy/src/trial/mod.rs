@@ -24,17 +24,19 @@
 //! - `what_failed_is_tried_ever_more_rarely`
 //! - `a_vm_that_ended_is_not_judged`
 
+mod results;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Action, Lever, Plan, View, VmView};
-use homenode_units::{NodeSet, Ns, VmId};
+use homenode_units::{NodeSet, Ns, Pages, VmId};
 
 use crate::arrange::POLICY;
 use crate::placement;
 use crate::predict::Profiles;
+pub use results::{GONE_KEPT, KEPT_MAX, Past, Results};
 
 /// Longest time that memory is waited for.
 pub const SETTLE_MAX: Ns = Ns::from_secs(30);
@@ -57,6 +59,8 @@ struct Trial {
     began: Ns,
     /// When memory was found at home.
     home_at: Option<Ns>,
+    /// Most pages that were away from the new home; `None` where nobody knows.
+    away_most: Option<Pages>,
     before: f64,
     predicted: f64,
     company: BTreeSet<VmId>,
@@ -74,6 +78,8 @@ pub struct Verdict {
     pub seen: f64,
     /// Whether the VM got back what it had.
     pub undone: bool,
+    /// Pages that came home meanwhile; `None` where nobody knows.
+    pub pages_moved: Option<Pages>,
 }
 
 /// What is remembered between epochs.
@@ -81,7 +87,7 @@ pub struct Verdict {
 pub struct State {
     running: BTreeMap<VmId, Trial>,
     holds: BTreeMap<VmId, (Ns, u32)>,
-    results: BTreeMap<VmId, Vec<Verdict>>,
+    results: Results,
 }
 
 impl State {
@@ -90,19 +96,30 @@ impl State {
         self.running.contains_key(&vm) || self.holds.get(&vm).is_some_and(|(until, _)| now < *until)
     }
 
-    /// What came of a VM's trials, oldest first.
+    /// What came of a VM's trials, oldest first; the newest [`KEPT_MAX`].
     pub fn results(&self, vm: VmId) -> &[Verdict] {
-        self.results.get(&vm).map_or(&[], Vec::as_slice)
+        self.results.of(vm)
     }
 
-    /// Median error of predictions so far, as a share: how far seen ratios were from predicted ones; `None` before the first.
+    /// What came of the trials of all VMs, of those that are gone for [`GONE_KEPT`] too.
+    pub fn past(&self) -> impl Iterator<Item = (VmId, &Past)> {
+        self.results.iter()
+    }
+
+    /// How many changes are not judged yet.
+    pub fn running_count(&self) -> usize {
+        self.running.len()
+    }
+
+    /// How many verdicts are kept.
+    pub fn count(&self) -> usize {
+        self.past().map(|(_, past)| past.verdicts.len()).sum()
+    }
+
+    /// Median error of the predictions of verdicts that are kept, as a share: how far seen ratios were from predicted ones;
+    /// `None` before the first.
     pub fn error(&self) -> Option<f64> {
-        let all = self.results.values().flatten();
-        let mut errors: Vec<f64> = all
-            .map(|result| (result.seen / result.predicted - 1.0).abs())
-            .collect();
-        errors.sort_by(f64::total_cmp);
-        errors.get(errors.len() / 2).copied()
+        Results::error(self.past().flat_map(|(_, past)| &past.verdicts))
     }
 
     /// A VM's place changes in this epoch; its speed is predicted to change by this factor.
@@ -113,6 +130,7 @@ impl State {
         let trial = Trial {
             began: view.at,
             home_at: None,
+            away_most: None,
             before,
             predicted,
             company: company(view, profiles),
@@ -145,7 +163,7 @@ pub fn judge(
     let mut plan = Plan::new(view.version);
     state.running.retain(|id, _| view.sample.vm(*id).is_some());
     state.holds.retain(|id, _| view.sample.vm(*id).is_some());
-    state.results.retain(|id, _| view.sample.vm(*id).is_some());
+    state.results.forget(view.at, |id| view.sample.vm(id).is_some());
     let present = company(view, profiles);
     for vm in &view.vms {
         let id = vm.sample.id;
@@ -158,7 +176,9 @@ pub fn judge(
             }
             continue;
         };
-        let away = vm.sample.pages_outside(home).map_or(0, |pages| pages.0);
+        let pages_away = vm.sample.pages_outside(home);
+        trial.away_most = trial.away_most.max(pages_away);
+        let away = pages_away.map_or(0, |pages| pages.0);
         if trial.home_at.is_none() && (away <= AWAY_PAGES || view.at.0 >= trial.began.0 + SETTLE_MAX.0) {
             trial.home_at = Some(view.at);
         }
@@ -178,8 +198,11 @@ pub fn judge(
             predicted: trial.predicted,
             seen,
             undone,
+            pages_moved: trial
+                .away_most
+                .map(|most| most.saturating_sub(pages_away.unwrap_or(most))),
         };
-        state.results.entry(id).or_default().push(result);
+        state.results.note(id, &vm.sample.name, result);
         state.end(id, view.at, undone);
         if is_same {
             profiles.learn_at_home(id, (seen / trial.predicted).sqrt());

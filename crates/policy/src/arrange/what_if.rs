@@ -1,0 +1,465 @@
+//! What predictions say of an arrangement that somebody asks about. Nothing is decided here.
+//!
+//! # Problem
+//! An operator wants to know what a home would do to a VM and to its neighbours, before anybody moves gigabytes.
+//!
+//! # Terms
+//! - *Slow-down* of a VM: time that its work takes over the time that it would take if nobody had a home, as everywhere in
+//!   this policy. 1 is as without an agent, less is faster.
+//!
+//! # Algorithm
+//! 1. The host and its VMs are what [`super::plan`] sees of them. A VM that is not known yet counts as the mean of the others,
+//!    by the time that it wants; no slow-down is given for it.
+//! 2. Slow-downs are predicted where VMs are, and again with those that were asked about where they were asked for.
+//! 3. What stands in the way of a change is said: nodes that the VM may not use, memory that cannot move, or has no room.
+//!
+//! # Properties
+//! - `what_if_of_where_all_are_changes_nothing`
+//! - `a_vm_beside_a_polluter_is_predicted_slower`
+//! - `who_is_not_asked_about_stays`
+//! - `a_vm_that_is_not_known_is_named`
+//! - `asking_changes_no_later_answer`
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use homenode_host::{View, VmView};
+use homenode_units::{Bytes, NodeId, NodeSet, VmId};
+
+use super::{ACTIVE_MIN, KNOWN_EPOCHS, Scene, State};
+use crate::placement;
+use crate::predict::{Place, Room, Shape, positions};
+
+/// Where each VM that is asked about shall be: its home nodes, or nowhere in particular.
+pub type Wanted = BTreeMap<VmId, Option<NodeSet>>;
+
+/// What is predicted of all VMs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forecast {
+    /// Every VM, in the order of the view.
+    pub vms: Vec<VmForecast>,
+    /// Nodes without room for the memory that would come to them.
+    pub short: Vec<Shortage>,
+}
+
+/// What is predicted of one VM.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VmForecast {
+    /// Which.
+    pub vm: VmId,
+    /// Its home now; `None` where the kernel puts it.
+    pub home: Option<NodeSet>,
+    /// The home asked for; the same where nothing was asked of it.
+    pub home_then: Option<NodeSet>,
+    /// Slow-downs, or why there are none.
+    pub slow_down: Result<SlowDown, Unknown>,
+    /// What keeps it from that home, if anything does.
+    pub obstacle: Option<Obstacle>,
+}
+
+/// Time that a VM's work takes over the time that it would take without an agent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SlowDown {
+    /// Where all VMs are.
+    pub now: f64,
+    /// Where they were asked for.
+    pub then: f64,
+}
+
+/// Why nothing is predicted of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// It does not want a CPU.
+    Idle,
+    /// It was not at work for long.
+    New {
+        /// Periods in which it was.
+        epochs: u32,
+    },
+    /// Nobody counts its LLC misses.
+    Uncounted,
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unknown::Idle => write!(f, "idle, so there is no speed to predict"),
+            Unknown::New { epochs } => write!(
+                f,
+                "not known yet: it was seen at work in {epochs} periods, and {KNOWN_EPOCHS} are needed"
+            ),
+            Unknown::Uncounted => write!(
+                f,
+                "not known: its instructions and LLC misses are not counted on this host"
+            ),
+        }
+    }
+}
+
+/// What keeps a VM from a home.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It may not use these of the nodes.
+    Forbidden(NodeSet),
+    /// Its memory stays where it is.
+    Fixed(String),
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::Forbidden(nodes) => write!(f, "it may not use node {nodes}"),
+            Obstacle::Fixed(why) => write!(f, "its memory cannot move: {why}"),
+        }
+    }
+}
+
+/// A node without room for the memory that would come to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Which.
+    pub node: NodeId,
+    /// Memory that would come.
+    pub needed_bytes: Bytes,
+    /// Memory that is free there.
+    pub free_bytes: Bytes,
+}
+
+/// Why there is no forecast.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoForecast {
+    /// A home has no nodes, or nodes that are none.
+    #[error("node {nodes} cannot be a home on this host; these can: {usable}")]
+    Nodes {
+        /// Those that cannot be.
+        nodes: NodeSet,
+        /// Those that can.
+        usable: NodeSet,
+    },
+    /// A VM that was asked about is not known.
+    #[error("VM {name} is {why}")]
+    Unknown {
+        /// Its name.
+        name: String,
+        /// Why.
+        why: Unknown,
+    },
+}
+
+/// What is predicted of all VMs if these had other homes, and the rest stayed where it is.
+///
+/// # Errors
+/// A home that is none on this host; a VM to move that is not known yet.
+pub fn what_if(
+    view: &View<'_>,
+    config: &placement::Config,
+    state: &State,
+    wanted: &Wanted,
+) -> Result<Forecast, NoForecast> {
+    let shape = state
+        .shape
+        .clone()
+        .unwrap_or_else(|| Shape::of(view.machine, &config.reserved_cpus));
+    check_nodes(&shape, wanted)?;
+    let mut scene = Scene::of(view, shape, state);
+    let unknown = scene.weigh_unknown(state);
+    for (vm, unknown) in scene.vms.iter().zip(&unknown) {
+        if let Some(why) = unknown.filter(|why| *why != Unknown::Idle && wanted.contains_key(&vm.sample.id)) {
+            let name = vm.sample.name.clone();
+            return Err(NoForecast::Unknown { name, why });
+        }
+    }
+    let places = scene.places_of(wanted);
+    let mut room = Room::default();
+    let mut search = scene.search(&mut room);
+    let (now, then) = (search.slow_downs(&scene.places), search.slow_downs(&places));
+    let vms = scene
+        .vms
+        .iter()
+        .zip(unknown)
+        .enumerate()
+        .map(|(at, (vm, unknown))| {
+            let home_then = wanted.get(&vm.sample.id);
+            let (now, then) = (now[at], then[at]);
+            VmForecast {
+                vm: vm.sample.id,
+                home: vm.home.cloned(),
+                home_then: home_then.cloned().unwrap_or_else(|| vm.home.cloned()),
+                slow_down: unknown.map_or(Ok(SlowDown { now, then }), Err),
+                obstacle: scene.obstacle(at, places[at]),
+            }
+        });
+    Ok(Forecast {
+        vms: vms.collect(),
+        short: scene.shortages(&places),
+    })
+}
+
+fn check_nodes(shape: &Shape, wanted: &Wanted) -> Result<(), NoForecast> {
+    let usable = shape.nodes_of(shape.all());
+    let of_none = |home: &&NodeSet| home.is_empty() || !home.is_subset(&usable);
+    match wanted.values().flatten().find(of_none) {
+        Some(home) => Err(NoForecast::Nodes {
+            nodes: home.difference(&usable),
+            usable,
+        }),
+        None => Ok(()),
+    }
+}
+
+impl Scene<'_> {
+    /// Of each VM why it is not known, if so. Such a VM counts by the time that it wants, not as busy throughout.
+    fn weigh_unknown(&mut self, state: &State) -> Vec<Option<Unknown>> {
+        let mut all = Vec::with_capacity(self.vms.len());
+        for (vm, character) in self.vms.iter().zip(&mut self.characters) {
+            let own = state.profiles.character(vm, &self.shape);
+            character.threads = own.threads;
+            all.push(why_unknown(vm, own.threads, state));
+        }
+        all
+    }
+
+    /// Where all VMs are, but for those that are wanted elsewhere.
+    fn places_of(&self, wanted: &Wanted) -> Vec<Place> {
+        let place = |vm: &VmView<'_>, now: Place| match wanted.get(&vm.sample.id) {
+            None => now,
+            Some(home) => home
+                .as_ref()
+                .and_then(|home| self.shape.mask(home))
+                .map_or(Place::Free, Place::Home),
+        };
+        let vms = self.vms.iter().zip(&self.places);
+        vms.map(|(vm, now)| place(vm, *now)).collect()
+    }
+
+    fn obstacle(&self, at: usize, then: Place) -> Option<Obstacle> {
+        let Place::Home(mask) = then else { return None };
+        if then == self.places[at] {
+            return None;
+        }
+        let forbidden = mask & !self.wishes[at].allowed;
+        if forbidden != 0 {
+            return Some(Obstacle::Forbidden(self.shape.nodes_of(forbidden)));
+        }
+        let why = self.vms[at].memory_fixed()?;
+        Some(Obstacle::Fixed(why.to_string()))
+    }
+
+    /// Nodes to which more memory would come than they have free. What leaves a node may leave too late to make room.
+    fn shortages(&self, places: &[Place]) -> Vec<Shortage> {
+        let mut needed = vec![0.0; self.shape.nodes.len()];
+        for (at, place) in places.iter().enumerate() {
+            let Place::Home(mask) = *place else { continue };
+            if *place == self.places[at] {
+                continue;
+            }
+            let bytes = &self.wishes[at].bytes;
+            let part = bytes.iter().sum::<f64>() / f64::from(mask.count_ones());
+            positions(mask).for_each(|node| needed[node] += (part - bytes[node]).max(0.0));
+        }
+        let nodes = self.shape.nodes.iter().zip(needed).zip(&self.free_bytes);
+        nodes
+            .filter(|((_, needed), free)| needed > *free)
+            .map(|((node, needed), free)| Shortage {
+                node: node.id,
+                needed_bytes: Bytes(needed as u64),
+                free_bytes: Bytes(*free as u64),
+            })
+            .collect()
+    }
+}
+
+fn why_unknown(vm: &VmView<'_>, threads: f64, state: &State) -> Option<Unknown> {
+    let epochs = state.profiles.epochs(vm.sample.id);
+    match vm.rates {
+        Some(_) if threads < ACTIVE_MIN => Some(Unknown::Idle),
+        Some(rates) if rates.instructions_per_s.is_none() || rates.llc_references_per_s.is_none() => {
+            Some(Unknown::Uncounted)
+        }
+        Some(_) if epochs >= KNOWN_EPOCHS => None,
+        _ => Some(Unknown::New { epochs }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demand::History;
+    use crate::testing::{Scene as Host, vm_id};
+    use homenode_host::Immovable;
+    use homenode_units::Ns;
+
+    const GIB: Bytes = Bytes::from_gib(1);
+
+    /// Four nodes of four CPUs. VM 1 reads memory at home on node 0, VM 2 reads all that a node gives on node 1, VM 3 computes
+    /// wherever the kernel puts it.
+    fn host() -> Host {
+        let mut host = Host::four_nodes(4);
+        let reader = host.add_vm(1, 2, GIB, 0).vcpus_busy(1.0).home(0).pages(0, 1000);
+        reader
+            .instructions_per_s(700_000_000)
+            .misses_per_s(10_000_000)
+            .local(1.0);
+        let polluter = host.add_vm(2, 2, GIB, 1).vcpus_busy(1.0).home(1).pages(1, 1000);
+        polluter
+            .instructions_per_s(700_000_000)
+            .misses_per_s(80_000_000)
+            .local(1.0);
+        let computes = host.add_vm(3, 2, GIB, 2).vcpus_busy(1.0);
+        computes
+            .instructions_per_s(3_000_000_000)
+            .misses_per_s(10_000)
+            .local(0.9);
+        for (node, traffic) in [(0, 2_000_000_000), (1, 14_000_000_000), (2, 2_000_000)] {
+            host.traffic.insert(NodeId(node), traffic);
+        }
+        host
+    }
+
+    /// What is known after so many periods.
+    fn watched(host: &mut Host, periods: u32) -> State {
+        let mut state = State::default();
+        for _ in 0..periods {
+            host.at += Ns::from_secs(1);
+            host.with_view(|view| {
+                super::super::plan(
+                    view,
+                    &placement::Config::default(),
+                    &History::default(),
+                    &mut placement::State::default(),
+                    &mut state,
+                )
+            });
+        }
+        state
+    }
+
+    fn ask(host: &mut Host, state: &State, wanted: &[(u128, &str)]) -> Result<Forecast, NoForecast> {
+        let nodes = |text: &str| (text != "free").then(|| text.parse().expect("a node list"));
+        let wanted = wanted
+            .iter()
+            .map(|(vm, home)| (vm_id(*vm), nodes(home)))
+            .collect();
+        host.with_view(|view| what_if(view, &placement::Config::default(), state, &wanted))
+    }
+
+    fn slow_down(forecast: &Forecast, vm: u128) -> SlowDown {
+        let of = forecast.vms.iter().find(|of| of.vm == vm_id(vm));
+        of.expect("a VM of the scene").slow_down.expect("it is known")
+    }
+
+    #[test]
+    fn what_if_of_where_all_are_changes_nothing() {
+        let mut host = host();
+        let state = watched(&mut host, 8);
+        for wanted in [&[][..], &[(1, "0"), (2, "1"), (3, "free")]] {
+            let forecast = ask(&mut host, &state, wanted).unwrap();
+            for vm in &forecast.vms {
+                let SlowDown { now, then } = vm.slow_down.unwrap();
+                assert!(now == then && now > 0.0, "{vm:?}");
+                assert_eq!((&vm.home, &vm.obstacle), (&vm.home_then, &None));
+            }
+            assert_eq!(forecast.short, []);
+        }
+    }
+
+    #[test]
+    fn a_vm_beside_a_polluter_is_predicted_slower() {
+        let mut host = host();
+        let state = watched(&mut host, 8);
+        let forecast = ask(&mut host, &state, &[(1, "1")]).unwrap();
+        let beside = slow_down(&forecast, 1);
+        assert!(beside.then > 1.02 * beside.now, "{beside:?}");
+        let polluter = slow_down(&forecast, 2);
+        assert!(polluter.then > polluter.now, "it loses bandwidth: {polluter:?}");
+        let alone = slow_down(&ask(&mut host, &state, &[(1, "3")]).unwrap(), 1);
+        assert!(alone.then < beside.then, "{alone:?}");
+    }
+
+    #[test]
+    fn who_is_not_asked_about_stays() {
+        let mut host = host();
+        let state = watched(&mut host, 8);
+        let forecast = ask(&mut host, &state, &[(1, "2,3"), (2, "free")]).unwrap();
+        let homes = |home: fn(&VmForecast) -> &Option<NodeSet>| {
+            let text = |vm| home(vm).as_ref().map_or("free".to_owned(), ToString::to_string);
+            forecast.vms.iter().map(text).collect::<Vec<_>>()
+        };
+        assert_eq!(homes(|vm| &vm.home), ["0", "1", "free"]);
+        assert_eq!(homes(|vm| &vm.home_then), ["2-3", "free", "free"]);
+    }
+
+    #[test]
+    fn a_vm_that_is_not_known_is_named() {
+        let mut host = host();
+        let state = watched(&mut host, KNOWN_EPOCHS - 1);
+        let refused = ask(&mut host, &state, &[(2, "0")]).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "VM vm2 is not known yet: it was seen at work in 3 periods, and 4 are needed"
+        );
+        let unknown = ask(&mut host, &state, &[]).unwrap();
+        assert!(unknown.vms.iter().all(|vm| vm.slow_down.is_err()), "{unknown:?}");
+        // Without counters time passes in vain.
+        let mut host = Host::four_nodes(4);
+        host.add_vm(1, 4, GIB, 0).vcpus_busy(1.0);
+        let state = watched(&mut host, 10);
+        let uncounted = ask(&mut host, &state, &[(1, "0")]).unwrap_err();
+        assert!(uncounted.to_string().contains("not counted"), "{uncounted}");
+        // Who sleeps neither gains nor takes.
+        let mut host = self::host();
+        host.add_vm(4, 4, GIB, 3).instructions_per_s(0);
+        let state = watched(&mut host, 8);
+        let asked = ask(&mut host, &state, &[(4, "0")]).unwrap();
+        assert_eq!(asked.vms[3].slow_down, Err(Unknown::Idle));
+        let beside = slow_down(&asked, 1);
+        assert!((beside.then / beside.now - 1.0).abs() < 0.01, "{beside:?}");
+    }
+
+    #[test]
+    fn asking_changes_no_later_answer() {
+        let mut host = host();
+        let state = watched(&mut host, 8);
+        let first = ask(&mut host, &state, &[(1, "1")]).unwrap();
+        ask(&mut host, &state, &[(1, "2"), (2, "free"), (3, "0-3")]).unwrap();
+        assert_eq!(ask(&mut host, &state, &[(1, "1")]).unwrap(), first);
+    }
+
+    #[test]
+    fn nodes_that_are_none_are_refused_with_those_that_are() {
+        let mut host = host();
+        let state = watched(&mut host, 8);
+        let refused = ask(&mut host, &state, &[(1, "3-5")]).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "node 4-5 cannot be a home on this host; these can: 0-3"
+        );
+    }
+
+    #[test]
+    fn what_stands_in_the_way_is_said() {
+        let mut host = host();
+        host.vm(1).immovable(Immovable::Vfio);
+        host.vm(2).allowed("0-7");
+        host.vm(2).pages(1, Bytes::from_gib(12).to_pages().0);
+        host.vm(3).pages(0, Bytes::from_gib(15).to_pages().0);
+        let state = watched(&mut host, 8);
+        let forecast = ask(&mut host, &state, &[(1, "3"), (2, "2"), (3, "1")]).unwrap();
+        assert!(
+            matches!(&forecast.vms[0].obstacle, Some(Obstacle::Fixed(_))),
+            "{forecast:?}"
+        );
+        assert_eq!(
+            forecast.vms[1].obstacle,
+            Some(Obstacle::Forbidden("2".parse().unwrap()))
+        );
+        // Node 1 has 16 GiB, of which VM 2 holds 12: 4 are free, and 15 would come.
+        let [short] = forecast.short.as_slice() else {
+            panic!("{forecast:?}")
+        };
+        assert_eq!(
+            (short.node, short.needed_bytes, short.free_bytes),
+            (NodeId(1), Bytes::from_gib(15), Bytes::from_gib(4))
+        );
+    }
+}
