@@ -151,6 +151,33 @@ Examples:
   homenode topology web --json         the same for programs"
     )]
     Topology(ShowArgs),
+    /// Ask how fast VMs would be with other homes
+    #[command(
+        name = "whatif",
+        after_help = "Predicts, from what the agent has counted so far, how long the work of every VM takes if those that are named had these
+homes and all others stayed where they are. Nothing is changed. 1.00 is as without an agent, less is faster. A home is a
+node of the host (`0`), several (`0,1` or `0-2`), or none (`free`). The names of VMs may hold anything but white space.
+
+Examples:
+  homenode whatif                                    how all VMs are where they are now
+  homenode whatif 'web=0 db=1,2 batch=free'          three VMs elsewhere
+  homenode whatif web=3 --json                       the same for programs
+  homenode whatif 'cg=0 lu=1' --scenario tavo-mixed --at 20s
+                                                     no agent: on a scenario that the agent has managed for 20 s"
+    )]
+    WhatIf(WhatIfArgs),
+    /// Show what the agent's changes gained and cost each VM
+    #[command(
+        after_help = "A change of home is a trial: some seconds later the VM's speed is held against its speed before, and what did not pay is
+undone. The newest 64 trials of each VM are remembered, of a VM that is gone for an hour, and none over a restart of the
+agent.
+
+Examples:
+  homenode report                      all trials that are remembered, and their sums
+  homenode report --since 10min        those judged within the last ten minutes of the host's clock
+  homenode report --json               the same for programs"
+    )]
+    Report(ReportArgs),
     /// Compare published results, and claims of our own, with what the twin gives
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
@@ -514,6 +541,49 @@ pub struct WssArgs {
     #[arg(long, value_name = "TIME")]
     pub window: Option<Ns>,
     /// JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `whatif`.
+#[derive(Debug, clap::Args)]
+pub struct WhatIfArgs {
+    /// Homes, such as `web=0 db=1,2 batch=free`; VMs that are not named stay where they are
+    #[arg(value_name = "VM=NODES")]
+    pub homes: Vec<String>,
+    /// Ask on the twin instead of the running agent: a scenario file, or the name of a scenario that comes with the program
+    #[arg(long, value_name = "SCENARIO", conflicts_with = "state")]
+    pub scenario: Option<String>,
+    /// How long the agent manages the scenario before it is asked
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "15s",
+        requires = "scenario",
+        conflicts_with = "state"
+    )]
+    pub at: Ns,
+    /// Another seed than the scenario's: same seed, same answer
+    #[arg(long, requires = "scenario", conflicts_with = "state")]
+    pub seed: Option<u64>,
+    /// JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Where the agent's socket is
+    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub state: PathBuf,
+}
+
+/// Options of `report`.
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// Only trials judged within this time up to now, such as `1h`
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Ns>,
+    /// JSON instead of tables
     #[arg(long)]
     pub json: bool,
     /// Where the agent's socket is

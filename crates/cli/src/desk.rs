@@ -1,5 +1,5 @@
 //! The agent's front desk: a Unix socket where `numad`, libvirt's hook, `homenode place`, `vm`, `permit`, `policy`, `memory`,
-//! `topology` and `wss` ask.
+//! `topology`, `wss`, `whatif` and `report` ask.
 //!
 //! One request and one answer per connection, each a line of JSON. The desk shares the control loop's state, which the loop
 //! does not hold while it acts, so an answer takes a millisecond even while gigabytes of pages move. What is to be done to the
@@ -25,7 +25,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::orders::{Orders, Placed};
-use crate::wss;
+use crate::whatif::{self, Complaint, Homes};
+use crate::{report, wss};
 
 /// A request or an answer is one line of at most so many bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
@@ -98,6 +99,16 @@ pub enum Request {
         /// For so long.
         wait: Ns,
     },
+    /// How fast VMs would be with other homes.
+    WhatIf {
+        /// Of these VMs; the others stay where they are.
+        homes: Homes,
+    },
+    /// What came of changes of homes.
+    Report {
+        /// Judged within this time up to now.
+        since: Option<Ns>,
+    },
     /// What was used of what was booked.
     PermitBill {
         /// By this VM only.
@@ -148,6 +159,7 @@ pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<Value>> {
     let answer: Value = serde_json::from_str(&line)
         .with_context(|| format!("the agent at {} gave no answer", path.display()))?;
     match answer.get("error").and_then(|e| e.as_str()) {
+        Some(error) if answer["is_bad_input"] == true => Err(crate::bad_input(error)),
         Some(error) => anyhow::bail!("{error}"),
         None => Ok(Some(answer)),
     }
@@ -230,6 +242,10 @@ enum Answer {
 
 fn error(text: impl std::fmt::Display) -> Value {
     json!({ "error": text.to_string() })
+}
+
+fn bad_input(text: impl std::fmt::Display) -> Value {
+    json!({ "error": text.to_string(), "is_bad_input": true })
 }
 
 impl Clerk {
@@ -363,6 +379,15 @@ impl Clerk {
                 };
                 json!(wss::Answer::of(&control, status.at_ns, &chosen))
             }
+            Request::WhatIf { homes } => match whatif::Answer::of(&control, machine, &homes) {
+                Ok(answer) => json!(answer),
+                Err(Complaint::Input(why)) => bad_input(why),
+                Err(Complaint::Unable(why)) => error(why),
+                Err(Complaint::TooSoon(why)) => error(format!("{why}; ask again in a moment")),
+            },
+            Request::Report { since } => {
+                report::Answer::of(&control, machine, since).map_or_else(error, |answer| json!(answer))
+            }
             Request::PermitBill { vm } => {
                 let lines: Vec<Line> = control.bill().lines().collect();
                 let of = |line: &Line| vm.as_ref().is_none_or(|name| line.name == *name);
@@ -376,8 +401,11 @@ impl Clerk {
     }
 }
 
-/// The VM of a name, or which there are.
-fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, String> {
+/// The VM of a name.
+///
+/// # Errors
+/// That there is none, and which there are.
+pub fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, String> {
     status.vms.iter().find(|vm| vm.name == name).ok_or_else(|| {
         let names: Vec<&str> = status.vms.iter().map(|vm| vm.name.as_str()).collect();
         format!("{NO_VM}`{name}` runs here; there are: {}", names.join(", "))

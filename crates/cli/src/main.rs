@@ -21,6 +21,7 @@ mod permit;
 mod policy;
 mod profile;
 mod query;
+mod report;
 mod reproduce;
 mod run;
 mod search;
@@ -30,6 +31,7 @@ mod summary;
 mod topology;
 mod trial;
 mod twin;
+mod whatif;
 mod wss;
 
 use std::path::Path;
@@ -91,6 +93,8 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Wss(args) => wss::run(&args)?,
         Command::Memory(command) => memory::run(&command)?,
         Command::Topology(args) => topology::run(&args)?,
+        Command::WhatIf(args) => whatif::run(&args)?,
+        Command::Report(args) => report::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => live::release(&args)?,
         Command::Hook(args) => numad::hook(&args),

@@ -86,7 +86,7 @@ impl fmt::Display for Unknown {
             Unknown::Idle => write!(f, "idle, so there is no speed to predict"),
             Unknown::New { epochs } => write!(
                 f,
-                "not known yet: it was seen at work in {epochs} periods, and {KNOWN_EPOCHS} are needed"
+                "not known yet: it was at work in {epochs} of the {KNOWN_EPOCHS} periods that this takes"
             ),
             Unknown::Uncounted => write!(
                 f,
@@ -396,7 +396,7 @@ mod tests {
         let refused = ask(&mut host, &state, &[(2, "0")]).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "VM vm2 is not known yet: it was seen at work in 3 periods, and 4 are needed"
+            "VM vm2 is not known yet: it was at work in 3 of the 4 periods that this takes"
         );
         let unknown = ask(&mut host, &state, &[]).unwrap();
         assert!(unknown.vms.iter().all(|vm| vm.slow_down.is_err()), "{unknown:?}");

@@ -1,0 +1,320 @@
+//! `homenode whatif`: how fast VMs would be with other homes, asked of the running agent or on a scenario.
+
+use std::collections::BTreeMap;
+
+use homenode_control::{Config, Control, Mode};
+use homenode_host::Host;
+use homenode_machine::Machine;
+use homenode_policy::arrange::what_if::{NoForecast, Unknown, VmForecast};
+use homenode_search::run::Setup;
+use homenode_units::{NodeSet, Ns, VmId};
+use serde::{Deserialize, Serialize};
+
+use crate::args::WhatIfArgs;
+use crate::desk::{self, Request};
+use crate::output::{or_dash, or_free, percent, print_json, progress, table};
+use crate::query::ask_agent;
+use crate::{bad_input, twin};
+
+/// How a home is written, said wherever one is not.
+const REMEDY: &str = "write `VM=0` for a node, `VM=0,1` or `VM=0-2` for several, `VM=free` for no home";
+
+/// Homes that are asked about, by the names of VMs; `None` is no home.
+pub type Homes = BTreeMap<String, Option<NodeSet>>;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum Complaint {
+    /// The question is wrong.
+    Input(String),
+    /// The agent cannot tell.
+    Unable(String),
+    /// The agent cannot tell yet.
+    TooSoon(String),
+}
+
+/// What is predicted.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// The host's clock.
+    at_ns: Ns,
+    /// The scenario that was run, if the host is a twin of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulated: Option<Simulated>,
+    vms: Vec<Predicted>,
+    /// Median error of predictions so far, as a share; `None` before the first trial was judged.
+    error_median: Option<f64>,
+    /// Trials that this rests on.
+    trials: usize,
+    notes: Vec<String>,
+}
+
+/// What was run.
+#[derive(Debug, Serialize, Deserialize)]
+struct Simulated {
+    scenario: String,
+    machine: String,
+    seed: u64,
+}
+
+/// What is predicted of one VM.
+#[derive(Debug, Serialize, Deserialize)]
+struct Predicted {
+    name: String,
+    id: VmId,
+    home: Option<NodeSet>,
+    home_then: Option<NodeSet>,
+    /// Time that its work takes over the time without an agent.
+    slow_down: Option<f64>,
+    slow_down_then: Option<f64>,
+    /// Why there is no prediction, if so.
+    why_unknown: Option<String>,
+    /// What keeps it from the home that was asked for, if anything does.
+    obstacle: Option<String>,
+}
+
+impl Answer {
+    /// What the agent's loop predicts.
+    ///
+    /// # Errors
+    /// A VM or node that is none here; an agent that keeps no predictions, or knows too little yet.
+    pub fn of(control: &Control, machine: &Machine, homes: &Homes) -> Result<Answer, Complaint> {
+        if let Some(idle) = control.predictions_idle() {
+            return Err(Complaint::Unable(idle.to_owned()));
+        }
+        let status = control.status(machine);
+        let wanted = homes.iter().map(|(name, home)| {
+            let vm = desk::named(&status, name).map_err(Complaint::Input)?;
+            Ok((vm.id, home.clone()))
+        });
+        let wanted = wanted.collect::<Result<_, _>>()?;
+        let forecast = control
+            .what_if(machine, &wanted)
+            .map_err(|refused| match refused {
+                NoForecast::Nodes { .. } => Complaint::Input(refused.to_string()),
+                NoForecast::Unknown {
+                    why: Unknown::New { .. },
+                    ..
+                } => Complaint::TooSoon(refused.to_string()),
+                NoForecast::Unknown { .. } => Complaint::Unable(refused.to_string()),
+            })?;
+        let idle = control.trials_idle();
+        let short = forecast.short.iter().map(|short| {
+            let (node, needed, free) = (short.node, short.needed_bytes, short.free_bytes);
+            format!("node {node} has {free} free, and {needed} would come to it")
+        });
+        let vms = status.vms.iter().filter_map(|vm| {
+            let found = forecast.vms.iter().find(|found| found.vm == vm.id)?;
+            Some(Predicted::of(vm.name.clone(), found))
+        });
+        Ok(Answer {
+            at_ns: status.at_ns,
+            simulated: None,
+            vms: vms.collect(),
+            error_median: control.trials().error().filter(|_| idle.is_none()),
+            trials: if idle.is_none() {
+                control.trials().count()
+            } else {
+                0
+            },
+            notes: short.chain(idle.map(str::to_owned)).collect(),
+        })
+    }
+}
+
+impl Predicted {
+    fn of(name: String, found: &VmForecast) -> Predicted {
+        Predicted {
+            name,
+            id: found.vm,
+            home: found.home.clone(),
+            home_then: found.home_then.clone(),
+            slow_down: found.slow_down.ok().map(|slow| slow.now),
+            slow_down_then: found.slow_down.ok().map(|slow| slow.then),
+            why_unknown: found.slow_down.err().map(|why| why.to_string()),
+            obstacle: found.obstacle.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+/// `homenode whatif`.
+///
+/// # Errors
+/// No agent, a bad question, a scenario that cannot run, or too little that is known.
+pub fn run(args: &WhatIfArgs) -> anyhow::Result<()> {
+    let homes = parse(&args.homes)?;
+    let answer = match &args.scenario {
+        Some(what) => simulate(args, what, &homes)?,
+        None => {
+            let homes = homes.clone();
+            serde_json::from_value(ask_agent(&args.state, &Request::WhatIf { homes })?)?
+        }
+    };
+    if args.json {
+        return print_json(&answer);
+    }
+    show(&answer, &homes);
+    Ok(())
+}
+
+/// Reads `web=0 db=1,2 batch=free`.
+fn parse(texts: &[String]) -> anyhow::Result<Homes> {
+    let mut homes = Homes::new();
+    for word in texts.iter().flat_map(|text| text.split_whitespace()) {
+        // A name may hold `=`, a list of nodes does not.
+        let Some((name, home)) = word.rsplit_once('=') else {
+            return Err(bad_input(format!("`{word}` names no home; {REMEDY}")));
+        };
+        if name.is_empty() {
+            return Err(bad_input(format!("`{word}` names no VM; {REMEDY}")));
+        }
+        let nodes = match home {
+            "free" => None,
+            list => match list.parse::<NodeSet>() {
+                Ok(nodes) if !nodes.is_empty() => Some(nodes),
+                _ => {
+                    return Err(bad_input(format!("`{list}` in `{word}` is no home; {REMEDY}")));
+                }
+            },
+        };
+        if homes.insert(name.to_owned(), nodes).is_some() {
+            return Err(bad_input(format!(
+                "VM {name} is named twice, again in `{word}`; give it one home"
+            )));
+        }
+    }
+    Ok(homes)
+}
+
+/// Runs the agent on a scenario up to a time, and asks it.
+fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Answer> {
+    let scenario = twin::scenario(what)?;
+    let machine = twin::machine_for(&scenario, what, None)?;
+    let seed = args.seed.unwrap_or(scenario.seed);
+    let setup = Setup::new(machine, scenario, seed);
+    let (name, duration) = (&setup.scenario.name, setup.scenario.duration);
+    if args.at > duration {
+        return Err(bad_input(format!(
+            "scenario {name} lasts {duration}, so there is no {} in it; choose an earlier time with --at",
+            args.at
+        )));
+    }
+    let mut twin = setup.start().map_err(bad_input)?;
+    let mut control = Control::new(Config::default(), Mode::Act);
+    loop {
+        progress(&format!("{name}: {} of {}", twin.now(), args.at));
+        // Moving memory takes time: an epoch may begin before the time that is asked about, and end after it.
+        let is_due = twin.now() >= args.at;
+        control.step(&mut twin)?;
+        if is_due {
+            break;
+        }
+        if twin.finished() {
+            let now = twin.now();
+            return Err(bad_input(format!(
+                "all programs of scenario {name} ended by {now}; choose an earlier time with --at"
+            )));
+        }
+        let left = args.at.saturating_sub(twin.now());
+        twin.wait(left.min(control.config().period));
+    }
+    progress("");
+    let answer = Answer::of(&control, &setup.machine, homes).map_err(|complaint| match complaint {
+        Complaint::Input(text) => bad_input(text),
+        Complaint::Unable(text) => anyhow::anyhow!(text),
+        Complaint::TooSoon(text) => anyhow::anyhow!("{text}; ask about a later time with --at"),
+    })?;
+    let simulated = Some(Simulated {
+        scenario: name.clone(),
+        machine: setup.machine.name.clone(),
+        seed,
+    });
+    Ok(Answer { simulated, ..answer })
+}
+
+fn show(answer: &Answer, homes: &Homes) {
+    if let Some(of) = &answer.simulated {
+        println!(
+            "{} on {}, seed {}, at {}\n",
+            of.scenario, of.machine, of.seed, answer.at_ns
+        );
+    }
+    let time = |slow_down: Option<f64>| or_dash(slow_down, |time| format!("{time:.2}"));
+    let rows = answer.vms.iter().map(|vm| {
+        let (name, home) = (vm.name.clone(), or_free(vm.home.as_ref()));
+        if homes.is_empty() {
+            return vec![name, home, time(vm.slow_down)];
+        }
+        let then = or_free(vm.home_then.as_ref());
+        vec![name, home, then, time(vm.slow_down), time(vm.slow_down_then)]
+    });
+    let header: &[&str] = if homes.is_empty() {
+        &["VM", "home", "time"]
+    } else {
+        &["VM", "home now", "home then", "time now", "time then"]
+    };
+    println!("{}\n", table(header, rows));
+    for vm in &answer.vms {
+        let said = [&vm.why_unknown, &vm.obstacle];
+        for why in said.into_iter().flatten() {
+            println!("{}: {why}", vm.name);
+        }
+    }
+    println!("time is what work takes, as predicted: 1.00 as without an agent, less is faster");
+    match (answer.error_median, answer.trials) {
+        (Some(error), 1) => println!("the one trial so far saw {} else than predicted", percent(error)),
+        (Some(error), trials) => println!(
+            "{trials} trials so far saw {} else than predicted, in the median",
+            percent(error)
+        ),
+        (None, _) => println!("no trial yet: nothing tells how far predictions are off on this host"),
+    }
+    answer.notes.iter().for_each(|note| println!("note: {note}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> anyhow::Result<Homes> {
+        parse(&[text.to_owned()])
+    }
+
+    #[test]
+    fn homes_are_read_word_by_word_up_to_the_last_equals_sign() {
+        let homes = read("web=0  db=1,2\tbatch=free\nké-1=a:b=0-2").unwrap();
+        let text = |home: &Option<NodeSet>| or_free(home.as_ref());
+        let read_back: Vec<(&str, String)> =
+            homes.iter().map(|(vm, home)| (vm.as_str(), text(home))).collect();
+        let expected = [
+            ("batch", "free"),
+            ("db", "1-2"),
+            ("ké-1=a:b", "0-2"),
+            ("web", "0"),
+        ];
+        assert_eq!(read_back, expected.map(|(vm, home)| (vm, home.to_owned())));
+        assert_eq!(read(" \t ").unwrap(), Homes::new());
+        let words = ["web=0", "db=1"].map(str::to_owned);
+        assert_eq!(parse(&words).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn what_is_no_home_is_refused_with_its_word_and_what_to_write() {
+        for (text, said) in [
+            ("web", "`web` names no home; write `VM=0`"),
+            ("a=0 web = 0", "`web` names no home"),
+            ("=0", "`=0` names no VM"),
+            ("web=", "`` in `web=` is no home"),
+            ("web=,", "`,` in `web=,` is no home"),
+            ("web=x", "`x` in `web=x` is no home; write `VM=0`"),
+            ("web=-1", "`-1` in `web=-1` is no home"),
+            ("web=2-1", "`2-1` in `web=2-1` is no home"),
+            ("web=99999999999", "is no home"),
+            ("web=0 db=1 web=1", "VM web is named twice, again in `web=1`"),
+        ] {
+            let refused = read(text).unwrap_err();
+            assert!(refused.is::<crate::BadInput>(), "{text}");
+            assert!(refused.to_string().contains(said), "{text}: {refused}");
+        }
+    }
+}
