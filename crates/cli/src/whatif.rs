@@ -45,7 +45,7 @@ pub struct Answer {
     /// Median error of predictions so far, as a share; `None` before the first trial was judged.
     error_median: Option<f64>,
     /// Trials that this rests on.
-    trials: usize,
+    trials_count: usize,
     notes: Vec<String>,
 }
 
@@ -112,7 +112,7 @@ impl Answer {
             simulated: None,
             vms: vms.collect(),
             error_median: control.trials().error().filter(|_| idle.is_none()),
-            trials: if idle.is_none() {
+            trials_count: if idle.is_none() {
                 control.trials().count()
             } else {
                 0
@@ -261,7 +261,7 @@ fn show(answer: &Answer, homes: &Homes) {
         }
     }
     println!("time is what work takes, as predicted: 1.00 as without an agent, less is faster");
-    match (answer.error_median, answer.trials) {
+    match (answer.error_median, answer.trials_count) {
         (Some(error), 1) => println!("the one trial so far saw {} else than predicted", percent(error)),
         (Some(error), trials) => println!(
             "{trials} trials so far saw {} else than predicted, in the median",

@@ -109,7 +109,7 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
     let agent = Agent::start(&dir, &["--fast"]);
     let report = agent.eventually("a trial is judged", || {
         let report = json(&agent.ask(&["report", "--json"]));
-        (report["total"]["trials"] != 0).then_some(report)
+        (report["total"]["trials_count"] != 0).then_some(report)
     });
     let trial = &report["trials"][0];
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{report}"));
@@ -122,7 +122,10 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
         "{trial}"
     );
     let vm = of(&report, trial["name"].as_str().expect("a name"));
-    assert!(number(&vm["trials"]) >= 1.0 && number(&vm["gain"]) > 0.1, "{vm}");
+    assert!(
+        number(&vm["trials_count"]) >= 1.0 && number(&vm["gain"]) > 0.1,
+        "{vm}"
+    );
     assert_eq!(vm["is_gone"], false);
     let table = text(&agent.ask(&["report", "--since", "1h"]));
     for said in ["predicted", "seen", "ago", "gain", " VMs "] {
@@ -139,7 +142,7 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
         assert!(number(&vm["slow_down"]) > 0.2, "{vm}");
     }
     assert!(
-        number(&now["error_median"]) >= 0.0 && number(&now["trials"]) >= 1.0,
+        number(&now["error_median"]) >= 0.0 && number(&now["trials_count"]) >= 1.0,
         "{now}"
     );
     // All that stream on one node: it has a quarter of the host's bandwidth.

@@ -11,7 +11,8 @@
 //! 1. The host and its VMs are what [`super::plan`] sees of them. A VM that is not known yet counts as the mean of the others,
 //!    by the time that it wants; no slow-down is given for it.
 //! 2. Slow-downs are predicted where VMs are, and again with those that were asked about where they were asked for.
-//! 3. What stands in the way of a change is said: nodes that the VM may not use, memory that cannot move, or has no room.
+//! 3. What stands in the way of a change is said: nodes that the VM may not use, pins that the operator set by hand, memory
+//!    that cannot move or has no room.
 //!
 //! # Properties
 //! - `what_if_of_where_all_are_changes_nothing`
@@ -23,7 +24,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use homenode_host::{View, VmView};
+use homenode_host::{HandsOff, View, VmView};
 use homenode_units::{Bytes, NodeId, NodeSet, VmId};
 
 use super::{ACTIVE_MIN, KNOWN_EPOCHS, Scene, State};
@@ -101,6 +102,8 @@ impl fmt::Display for Unknown {
 pub enum Obstacle {
     /// It may not use these of the nodes.
     Forbidden(NodeSet),
+    /// The agent leaves its vCPUs alone.
+    LeftAlone(HandsOff),
     /// Its memory stays where it is.
     Fixed(String),
 }
@@ -109,6 +112,7 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Obstacle::Forbidden(nodes) => write!(f, "it may not use node {nodes}"),
+            Obstacle::LeftAlone(why) => write!(f, "it is left alone: {why}"),
             Obstacle::Fixed(why) => write!(f, "its memory cannot move: {why}"),
         }
     }
@@ -240,6 +244,9 @@ impl Scene<'_> {
         let forbidden = mask & !self.wishes[at].allowed;
         if forbidden != 0 {
             return Some(Obstacle::Forbidden(self.shape.nodes_of(forbidden)));
+        }
+        if let Some(why) = self.vms[at].hands_off {
+            return Some(Obstacle::LeftAlone(why));
         }
         let why = self.vms[at].memory_fixed()?;
         Some(Obstacle::Fixed(why.to_string()))
@@ -443,8 +450,12 @@ mod tests {
         host.vm(2).allowed("0-7");
         host.vm(2).pages(1, Bytes::from_gib(12).to_pages().0);
         host.vm(3).pages(0, Bytes::from_gib(15).to_pages().0);
+        host.add_vm(4, 2, GIB, 3)
+            .vcpus_busy(1.0)
+            .hands_off(HandsOff::PinnedByHand)
+            .instructions_per_s(1_000_000_000);
         let state = watched(&mut host, 8);
-        let forecast = ask(&mut host, &state, &[(1, "3"), (2, "2"), (3, "1")]).unwrap();
+        let forecast = ask(&mut host, &state, &[(1, "3"), (2, "2"), (3, "1"), (4, "3")]).unwrap();
         assert!(
             matches!(&forecast.vms[0].obstacle, Some(Obstacle::Fixed(_))),
             "{forecast:?}"
@@ -452,6 +463,10 @@ mod tests {
         assert_eq!(
             forecast.vms[1].obstacle,
             Some(Obstacle::Forbidden("2".parse().unwrap()))
+        );
+        assert_eq!(
+            forecast.vms[3].obstacle,
+            Some(Obstacle::LeftAlone(HandsOff::PinnedByHand))
         );
         // Node 1 has 16 GiB, of which VM 2 holds 12: 4 are free, and 15 would come.
         let [short] = forecast.short.as_slice() else {
