@@ -20,12 +20,23 @@ const STEP_MIN: f64 = 0.01;
 pub struct Wish {
     /// Whether it may be given another place.
     pub movable: bool,
+    /// Whether its place is one that we chose.
+    pub ours: bool,
     /// Nodes that it may use, by position.
     pub allowed: u64,
     /// Its vCPUs.
     pub vcpus: f64,
     /// Bytes of its memory on each node.
     pub bytes: Vec<f64>,
+}
+
+/// A slow-down of which as much of the gain is believed as came true so far.
+pub fn believed(slow: f64) -> f64 {
+    if slow < 1.0 {
+        1.0 - BELIEF * (1.0 - slow)
+    } else {
+        slow
+    }
 }
 
 /// A search from where VMs are now.
@@ -41,6 +52,10 @@ pub struct Search<'a> {
     none: Vec<f64>,
     speeds: Vec<f64>,
     left: usize,
+    /// Whether VMs that fit into a node may have two.
+    wide: bool,
+    /// vCPUs that a home may hold above its CPUs.
+    above: f64,
 }
 
 impl<'a> Search<'a> {
@@ -66,6 +81,8 @@ impl<'a> Search<'a> {
             none,
             speeds: Vec::new(),
             left: CANDIDATES_MAX,
+            above: 0.0,
+            wide: false,
         }
     }
 
@@ -91,12 +108,7 @@ impl<'a> Search<'a> {
                 continue;
             }
             let slow = self.none[at] / self.speeds[at];
-            let believed = if slow < 1.0 {
-                1.0 - BELIEF * (1.0 - slow)
-            } else {
-                slow
-            };
-            sum += believed + HARM_WEIGHT * (slow - 1.0).max(0.0);
+            sum += believed(slow) + HARM_WEIGHT * (slow - 1.0).max(0.0);
             if *place != self.now[at] {
                 sum += self.move_cost(at, *place);
             }
@@ -137,7 +149,7 @@ impl<'a> Search<'a> {
         let nodes = self.shape.nodes.iter().enumerate();
         nodes.into_iter().all(|(node, shape)| {
             // What a VM is wider than its share of an overcommitted host rounds up to whole VMs.
-            let room = shape.cpus * excess + if excess > 1.0 { 4.0 } else { 0.0 };
+            let room = shape.cpus * excess + if excess > 1.0 { 4.0 } else { self.above };
             held[node] <= room + 0.01 && moved[node] <= self.free_bytes[node]
         })
     }
@@ -153,9 +165,16 @@ impl<'a> Search<'a> {
         } else {
             fewest..=(fewest + 1).min(n as u32)
         };
-        let allowed = |mask: &u64| mask & !wish.allowed == 0;
+        // All nodes are no home.
+        let all = self.shape.all();
+        let allowed = |mask: &u64| mask & !wish.allowed == 0 && *mask != all;
         if fewest == 1 {
-            return (0..n).map(|node| 1 << node).filter(allowed).collect();
+            let singles = (0..n).map(|node| 1 << node).filter(allowed);
+            let pairs = (0..n)
+                .flat_map(|a| (a + 1..n).map(move |b| 1 << a | 1 << b))
+                .filter(allowed);
+            let pairs = pairs.filter(|_| self.wide);
+            return singles.chain(pairs).collect();
         }
         let bits = n.min(10) as u32;
         (1u64..1 << bits)
@@ -163,8 +182,17 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    /// A home for each of these, found one by one, widest first, and then improved; `None` where one finds none.
+    /// A home for each of these, found one by one, widest first, and then improved; `None` where one finds none. Homes hold
+    /// more vCPUs than CPUs only where there is no other way; for those CPUs of other nodes are lent.
     pub fn homes_for(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
+        self.homes_within(0.0, seekers).or_else(|| {
+            let vcpus = seekers.iter().map(|at| self.wishes[*at].vcpus);
+            self.homes_within(vcpus.fold(0.0, f64::max), seekers)
+        })
+    }
+
+    fn homes_within(&mut self, above: f64, seekers: &[usize]) -> Option<Vec<Place>> {
+        self.above = above;
         let mut order = seekers.to_vec();
         order.sort_by(|a, b| {
             self.wishes[*b]
@@ -196,13 +224,30 @@ impl<'a> Search<'a> {
         Some(places)
     }
 
-    /// The one move or exchange of homes that lowers the sum of slow-downs most, by at least `gain_min`.
+    /// The one move or exchange of homes that lowers the cost most, by at least `gain_min`, or freedom for all.
     pub fn one_better(&mut self, gain_min: f64) -> Option<Vec<Place>> {
         let now = self.now;
         let may_move: Vec<bool> = (0..now.len())
             .map(|at| self.wishes[at].movable && now[at] != Place::Free)
             .collect();
-        self.step(now, &may_move, gain_min).map(|(places, _)| places)
+        self.wide = true;
+        let better = self.step(now, &may_move, gain_min);
+        let free = self.all_free();
+        let most = better
+            .as_ref()
+            .map_or_else(|| self.cost(now) - gain_min, |(_, cost)| *cost);
+        if free != now && self.cost(&free) < most {
+            return Some(free);
+        }
+        better.map(|(places, _)| places)
+    }
+
+    /// Freedom for all whose homes we chose.
+    pub fn all_free(&self) -> Vec<Place> {
+        let places = self.now.iter().zip(self.wishes);
+        places
+            .map(|(place, wish)| if wish.ours { Place::Free } else { *place })
+            .collect()
     }
 
     fn step(&mut self, from: &[Place], may_move: &[bool], gain_min: f64) -> Option<(Vec<Place>, f64)> {

@@ -403,7 +403,7 @@ mod tests {
         let refused = ask(&mut host, &state, &[(2, "0")]).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "VM vm2 is not known yet: it was at work in 3 of the 4 periods that this takes"
+            "VM vm2 is not known yet: it was at work in 6 of the 7 periods that this takes"
         );
         let unknown = ask(&mut host, &state, &[]).unwrap();
         assert!(unknown.vms.iter().all(|vm| vm.slow_down.is_err()), "{unknown:?}");

@@ -221,8 +221,10 @@ pub struct Character {
     pub local_free: f64,
     /// Share of its memory on each node, by position, if it lies where an agent put it; else it lies where threads are.
     pub memory: Option<Vec<f64>>,
-    /// Measured over modelled speed at home, relative to free: what trials taught.
+    /// Measured over modelled speed at home: what trials taught.
     pub at_home: f64,
+    /// Measured over modelled speed while nobody had a home: where the kernel keeps it is not what a mean kernel does.
+    pub at_free: f64,
 }
 
 /// Room for predictions, kept for its memory.
@@ -286,7 +288,7 @@ impl Room {
                 .sum();
             match places[at] {
                 Place::Home(_) => sum * vms[at].at_home,
-                Place::Free => sum,
+                Place::Free => sum * vms[at].at_free,
             }
         }));
     }
@@ -308,6 +310,7 @@ impl Room {
                 }
             }
         }
+        self.lend(shape, vms.len());
         self.stayed = 1.0;
         let all_free: f64 = (0..vms.len())
             .filter(|at| places[*at] == Place::Free)
@@ -333,6 +336,40 @@ impl Room {
             for node in 0..n {
                 self.claims[node] += self.threads[at * n + node] * vm.share;
             }
+        }
+    }
+
+    /// Threads above a node's CPUs run on CPUs that others leave idle: vCPUs are lent ([`crate::balance`]).
+    fn lend(&mut self, shape: &Shape, vms: usize) {
+        let n = shape.nodes.len();
+        let idle: f64 = (0..n)
+            .map(|node| (shape.nodes[node].cpus - self.held[node]).max(0.0))
+            .sum();
+        let over: f64 = (0..n)
+            .map(|node| (self.held[node] - shape.nodes[node].cpus).max(0.0))
+            .sum();
+        if over <= 0.0 || idle <= 0.0 {
+            return;
+        }
+        let lent = (idle / over).min(1.0);
+        self.free.clear();
+        let (held, free) = (&self.held, &mut self.free);
+        free.extend((0..n).map(|node| (shape.nodes[node].cpus - held[node]).max(0.0) / idle));
+        for node in 0..n {
+            let excess = (self.held[node] - shape.nodes[node].cpus).max(0.0) * lent;
+            if excess <= 0.0 {
+                continue;
+            }
+            for at in 0..vms {
+                let part = excess * self.threads[at * n + node] / self.held[node];
+                self.threads[at * n + node] -= part;
+                for (to, share) in self.free.iter().enumerate() {
+                    self.threads[at * n + to] += part * share;
+                }
+            }
+        }
+        for node in 0..n {
+            self.held[node] = (0..vms).map(|at| self.threads[at * n + node]).sum();
         }
     }
 
@@ -473,7 +510,14 @@ impl Character {
             local_free: mean(|vm| vm.local_free),
             memory: None,
             at_home: 1.0,
+            at_free: 1.0,
         })
+    }
+
+    /// Share of its cycles that it waits for memory, on an idle host.
+    pub fn waiting_share(&self) -> f64 {
+        let waits = self.references * self.miss_ratio * self.stall;
+        waits / (self.core + waits)
     }
 
     /// Miss ratio where each thread has so many bytes.

@@ -50,7 +50,8 @@ struct Profile {
     target: [f64; 2],
     /// Weighted sums for the line through (log capacity, log miss ratio).
     line: Line,
-    at_home: f64,
+    at_home: Ewma,
+    at_free: Ewma,
     speed: Ewma,
 }
 
@@ -162,11 +163,15 @@ impl Profiles {
         profile.is_some_and(|profile| profile.wanted >= crate::arrange::ACTIVE_MIN)
     }
 
-    /// What a trial taught of a VM at home: measured speed over modelled speed.
-    pub fn learn_at_home(&mut self, vm: VmId, ratio: f64) {
-        if let Some(profile) = self.vms.get_mut(&vm) {
-            profile.at_home = (profile.at_home * ratio).clamp(0.5, 1.5);
-        }
+    /// What a home means to a VM, seen while its memory is there: measured over modelled speed.
+    /// Gives its average.
+    pub fn learn_at_home(&mut self, vm: VmId, ratio: f64) -> f64 {
+        learn(self.vms.get_mut(&vm).map(|profile| &mut profile.at_home), ratio)
+    }
+
+    /// What no agent means to a VM, seen while nobody has a home: measured over modelled speed. Gives its average.
+    pub fn learn_at_free(&mut self, vm: VmId, ratio: f64) -> f64 {
+        learn(self.vms.get_mut(&vm).map(|profile| &mut profile.at_free), ratio)
     }
 
     /// What is known of a VM; of one that is new a character of its size that asks little.
@@ -193,9 +198,14 @@ impl Profiles {
             bytes_per_miss: self.bytes_per_miss.value().unwrap_or(BYTES_PER_MISS),
             local_free,
             memory: vm.home.and_then(|_| memory(vm, shape)),
-            at_home: profile.at_home,
+            at_home: profile.at_home.value().unwrap_or(1.0),
+            at_free: profile.at_free.value().unwrap_or(1.0),
         }
     }
+}
+
+fn learn(average: Option<&mut Ewma>, ratio: f64) -> f64 {
+    average.map_or(1.0, |average| average.update(ratio.clamp(0.5, 1.5)))
 }
 
 /// Share of a VM's memory on each node.
@@ -300,7 +310,8 @@ impl Profile {
             evidence: [0.0; 3],
             target: [0.0; 2],
             line: Line::default(),
-            at_home: 1.0,
+            at_home: Ewma::new(WEIGHT),
+            at_free: Ewma::new(WEIGHT),
             speed: Ewma::new(WEIGHT),
         }
     }

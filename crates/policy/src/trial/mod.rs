@@ -14,13 +14,16 @@
 //! A change begins a trial. Once its memory is at home, or after [`SETTLE_MAX`], and [`WATCH`] later, the VM's speed is
 //! compared with its baseline.
 //! 1. At most [`LOSS_MAX`] slower, or with more gained than lost since: it stays.
-//! 2. Slower: it gets back what it had, and a free VM is free again ("undone").
+//! 2. Slower: it gets back the home that it had ("undone"). First homes are judged together: a VM that
+//!    alone gives up its home is pushed off the memory that it touched. All are taken back where they made VMs slower on average;
+//!    later they are challenged for as long as they last ([`crate::arrange`]).
 //! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`LOSS_UNSURE`],
 //!    else it is undone as well.
 //!
 //! # Properties
 //! - `a_change_that_does_not_pay_is_undone`
 //! - `a_change_that_pays_stays`
+//! - `first_homes_fail_together`
 //! - `what_failed_is_tried_ever_more_rarely`
 //! - `a_vm_that_ended_is_not_judged`
 
@@ -51,7 +54,7 @@ pub const HOLD: Ns = Ns::from_secs(30);
 /// The longest.
 pub const HOLD_MAX: Ns = Ns::from_secs(3600);
 /// Bytes away from home that are waited for no longer.
-const AWAY_PAGES: u64 = 4096;
+pub const AWAY_PAGES: u64 = 4096;
 
 /// A change that is not judged yet.
 #[derive(Clone, Debug)]
@@ -87,6 +90,8 @@ pub struct Verdict {
 pub struct State {
     running: BTreeMap<VmId, Trial>,
     holds: BTreeMap<VmId, (Ns, u32)>,
+    /// What came of first homes that were given together, of those judged in the same company.
+    first: Vec<f64>,
     results: Results,
 }
 
@@ -139,6 +144,23 @@ impl State {
         self.running.insert(vm.sample.id, trial);
     }
 
+    /// Homes are taken back, this VM's among them.
+    pub fn take_back(&mut self, vm: VmId, now: Ns) {
+        self.running.remove(&vm);
+        self.end(vm, now, true);
+    }
+
+    /// Whether first homes that were given together are all judged, and made their VMs slower on average.
+    pub fn first_homes_failed(&mut self) -> bool {
+        if self.first.is_empty() || self.running.values().any(|trial| trial.from.is_none()) {
+            return false;
+        }
+        let slow: f64 = self.first.iter().map(|seen| 1.0 / seen).sum();
+        let mean = slow / self.first.len() as f64;
+        self.first.clear();
+        mean > 1.0
+    }
+
     fn end(&mut self, vm: VmId, now: Ns, failed: bool) {
         let (until, failures) = self.holds.entry(vm).or_insert((now, 0));
         *failures = if failed { *failures + 1 } else { 0 };
@@ -154,12 +176,7 @@ fn company(view: &View<'_>, profiles: &Profiles) -> BTreeSet<VmId> {
 }
 
 /// Judges trials that have shown what they are worth, and takes back those that did not pay.
-pub fn judge(
-    view: &View<'_>,
-    config: &placement::Config,
-    profiles: &mut Profiles,
-    state: &mut State,
-) -> Plan {
+pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.running.retain(|id, _| view.sample.vm(*id).is_some());
     state.holds.retain(|id, _| view.sample.vm(*id).is_some());
@@ -192,7 +209,7 @@ pub fn judge(
         };
         let seen = now / trial.before;
         let is_same = trial.company == present;
-        let undone = seen < 1.0 - if is_same { LOSS_MAX } else { LOSS_UNSURE };
+        let undone = trial.from.is_some() && seen < 1.0 - if is_same { LOSS_MAX } else { LOSS_UNSURE };
         let result = Verdict {
             at: view.at,
             predicted: trial.predicted,
@@ -203,10 +220,10 @@ pub fn judge(
                 .map(|most| most.saturating_sub(pages_away.unwrap_or(most))),
         };
         state.results.note(id, &vm.sample.name, result);
-        state.end(id, view.at, undone);
-        if is_same {
-            profiles.learn_at_home(id, (seen / trial.predicted).sqrt());
+        if is_same && trial.from.is_none() {
+            state.first.push(seen);
         }
+        state.end(id, view.at, undone);
         if undone {
             let why = format!(
                 "undone: it ran at {seen:.2} of its speed before, and {:.2} were predicted",
