@@ -12,8 +12,13 @@ struct Summary {
     policies: Vec<Trial>,
 }
 
-/// What is compared: the host's own scheduler, the usual baseline and all of Homenode.
-const COMPARED: [Policies; 3] = [Policies::Default, Policies::FfPin, Policies::Homenode];
+/// What is compared: the host's own scheduler, two usual baselines and all of Homenode.
+const COMPARED: [Policies; 4] = [
+    Policies::Default,
+    Policies::FfPin,
+    Policies::Numad,
+    Policies::Homenode,
+];
 
 /// Runs the scenario to its end under each set of policies and shows the runtimes side by side.
 ///

@@ -44,7 +44,7 @@ fn summary(output: &Output) -> Value {
 }
 
 #[test]
-fn a_run_on_the_twin_ends_with_three_policies_and_is_the_same_every_time() {
+fn a_run_on_the_twin_ends_with_four_policies_and_is_the_same_every_time() {
     let args = ["run", "--host", "twin", "--fast", "--duration", "5s", "--json"];
     let first = run(&args);
     let summary = summary(&first);
@@ -54,7 +54,7 @@ fn a_run_on_the_twin_ends_with_three_policies_and_is_the_same_every_time() {
         .iter()
         .map(|p| p["policy"].as_str().unwrap())
         .collect();
-    assert_eq!(policies, ["default", "ff-pin", "homenode"]);
+    assert_eq!(policies, ["default", "ff-pin", "numad", "homenode"]);
     for policy in summary["policies"].as_array().unwrap() {
         let vms = policy["vms"].as_array().unwrap();
         assert!(vms.len() >= 4, "{policy}");

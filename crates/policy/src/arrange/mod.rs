@@ -27,8 +27,9 @@
 //! Each epoch:
 //! 1. A VM whose operator chose a home or a memory policy, that was promised nodes when it started, or whose guest is
 //!    told where it is gets a home at once ([`crate::placement`]). All others start free.
-//! 2. Once all active VMs are known, and there are two or more, the arrangement of least cost is searched among homes for all ([`search`]). It is taken if
-//!    its mean slow-down is at most [`MEAN_MAX`], on a crowded host [`MEAN_MAX_CROWDED`], and nobody's is above [`WORST_MAX`].
+//! 2. Once all active VMs are known, and there are two or more, the arrangement of least cost is searched among homes for
+//!    all ([`search`]). It is taken if its mean slow-down is at most [`MEAN_MAX`], on a crowded host [`MEAN_MAX_CROWDED`],
+//!    and nobody's is above [`WORST_MAX`].
 //! 3. While VMs live in homes, a VM that arrives on a crowded host gets one at once, before it touches memory, by the
 //!    character of the mean VM.
 //! 4. Else the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
@@ -387,8 +388,8 @@ impl<'a> Scene<'a> {
             }
             let Place::Home(mask) = wanted[at] else {
                 let why = format!(
-                    "undone: it takes {:.2} of its time without an agent, and its like do as badly",
-                    now[at]
+                    "undone: predicted to take {:.2} of its time without an agent if all homes went, {:.2} where it is",
+                    then[at], now[at]
                 );
                 let (vm, lever) = (vm.sample.id, Lever::Home);
                 plan.decide(POLICY, Action::Lift { vm, lever }, why);

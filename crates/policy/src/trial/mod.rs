@@ -14,9 +14,10 @@
 //! A change begins a trial. Once its memory is at home, or after [`SETTLE_MAX`], and [`WATCH`] later, the VM's speed is
 //! compared with its baseline.
 //! 1. At most [`LOSS_MAX`] slower, or with more gained than lost since: it stays.
-//! 2. Slower: it gets back the home that it had ("undone"). First homes are judged together: a VM that
-//!    alone gives up its home is pushed off the memory that it touched. All are taken back where they made VMs slower on average;
-//!    later they are challenged for as long as they last ([`crate::arrange`]).
+//! 2. Slower: it gets back the home that it had ("undone"). First homes are
+//!    judged together, since a VM that alone gives up its home is pushed off the memory that it touched: all are taken
+//!    back where they made VMs slower on average, by more than half of [`LOSS_MAX`]. Later they are challenged for as
+//!    long as they last ([`crate::arrange`]).
 //! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`LOSS_UNSURE`],
 //!    else it is undone as well.
 //!
@@ -158,7 +159,8 @@ impl State {
         let slow: f64 = self.first.iter().map(|seen| 1.0 / seen).sum();
         let mean = slow / self.first.len() as f64;
         self.first.clear();
-        mean > 1.0
+        // What was moved stays moved: a tie is no reason to move it again.
+        mean > 1.0 + LOSS_MAX / 2.0
     }
 
     fn end(&mut self, vm: VmId, now: Ns, failed: bool) {
