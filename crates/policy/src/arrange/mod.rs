@@ -201,11 +201,10 @@ impl<'a> Scene<'a> {
             .iter()
             .map(|vm| state.profiles.character(vm, &shape))
             .collect();
-        let known: Vec<usize> = (0..vms.len())
-            .filter(|at| state.profiles.epochs(vms[*at].sample.id) >= KNOWN_EPOCHS)
-            .collect();
+        let is_known = |at: &usize| state.profiles.epochs(vms[*at].sample.id) >= KNOWN_EPOCHS;
+        let (known, new): (Vec<usize>, Vec<usize>) = (0..vms.len()).partition(is_known);
         if let Some(mean) = Character::mean(&known.iter().map(|at| &characters[*at]).collect::<Vec<_>>()) {
-            for at in (0..vms.len()).filter(|at| !known.contains(at)) {
+            for at in new {
                 let threads = characters[at].threads;
                 characters[at] = Character {
                     threads,

@@ -1,13 +1,22 @@
 //! Search over arrangements: greedy homes, then moves and exchanges while they pay.
 //!
-//! Every candidate is one prediction ([`Room::speeds`]); their number is bounded by [`CANDIDATES_MAX`], so that a search
-//! ends in time on any host.
+//! Every candidate is one prediction ([`Room::speeds_beside`]). Their number is bounded by [`CANDIDATES_MAX`] and their work by
+//! [`WORK_MAX`], so that a search ends in time on any host. One on which not even a first home for each VM is
+//! found by then stays as it is.
+//!
+//! # Properties
+//! - `a_search_ends_in_time_on_any_host`
 
 use super::{ACTIVE_MIN, BELIEF, HARM_WEIGHT, HORIZON};
 use crate::predict::{AsFound, Character, Place, Room, Shape, positions};
 
-/// Most predictions of one search.
+/// Predictions after which a search improves no further.
 pub const CANDIDATES_MAX: usize = 1500;
+/// Most work of a search, in speeds of a VM on a node that are predicted. 40 VMs on 8 nodes find homes and use up
+/// [`CANDIDATES_MAX`] within it; of 1000 it weighs some 40 arrangements without homes, or more of homes.
+pub const WORK_MAX: usize = 300_000;
+/// VMs of which it is cheaper to see whether they fit than to predict the speed of one.
+const FIT_PER_WORK: usize = 32;
 /// Bytes of a VM's memory that move in a second, while others move too.
 const MOVED_PER_SECOND: f64 = 256.0 * 1024.0 * 1024.0;
 /// Share of its speed that a VM lacks while its memory is on its way.
@@ -51,7 +60,13 @@ pub struct Search<'a> {
     /// Speed of each VM if nobody had a home.
     none: Vec<f64>,
     speeds: Vec<f64>,
-    left: usize,
+    /// Speeds in the arrangement that a step begins from.
+    base: Vec<f64>,
+    /// Threads that VMs want over CPUs that there are, at least 1.
+    excess: f64,
+    /// Arrangements that were weighed, and the work so far.
+    candidates: usize,
+    work: usize,
     /// Whether VMs that fit into a node may have two.
     wide: bool,
     /// vCPUs that a home may hold above its CPUs.
@@ -71,6 +86,8 @@ impl<'a> Search<'a> {
         let mut none = Vec::new();
         let free = vec![Place::Free; vms.len()];
         room.speeds(shape, vms, &free, AsFound::No, &mut none);
+        let cpus: f64 = shape.nodes.iter().map(|node| node.cpus).sum();
+        let wanted: f64 = vms.iter().map(|vm| vm.threads).sum();
         Search {
             shape,
             vms,
@@ -80,10 +97,18 @@ impl<'a> Search<'a> {
             room,
             none,
             speeds: Vec::new(),
-            left: CANDIDATES_MAX,
+            base: Vec::new(),
+            excess: (wanted / cpus).max(1.0),
+            candidates: 0,
+            work: 0,
             above: 0.0,
             wide: false,
         }
+    }
+
+    /// What was done so far, as in [`WORK_MAX`].
+    pub fn work(&self) -> usize {
+        self.work
     }
 
     /// Predicted slow-down of each VM under an arrangement.
@@ -99,9 +124,30 @@ impl<'a> Search<'a> {
 
     /// Sum over active VMs of slow-downs, harm and moves.
     fn cost(&mut self, places: &[Place]) -> f64 {
-        self.left = self.left.saturating_sub(1);
         self.room
             .speeds(self.shape, self.vms, places, AsFound::Yes, &mut self.speeds);
+        self.weigh(places)
+    }
+
+    /// The same of the arrangement that a step begins from.
+    fn cost_base(&mut self, places: &[Place]) -> f64 {
+        self.room
+            .speeds_base(self.shape, self.vms, places, &mut self.base);
+        self.speeds.clone_from(&self.base);
+        self.weigh(places)
+    }
+
+    /// The same of one that differs from it on these nodes.
+    fn cost_beside(&mut self, places: &[Place], changed: u64) -> f64 {
+        self.speeds.clone_from(&self.base);
+        self.room
+            .speeds_beside(self.shape, self.vms, places, changed, &mut self.speeds);
+        self.weigh(places)
+    }
+
+    fn weigh(&mut self, places: &[Place]) -> f64 {
+        self.candidates += 1;
+        self.work += self.room.cells_count();
         let mut sum = 0.0;
         for (at, place) in places.iter().enumerate() {
             if self.vms[at].threads < ACTIVE_MIN {
@@ -127,10 +173,8 @@ impl<'a> Search<'a> {
     }
 
     /// Whether all homes have CPUs for their VMs, as far as the host has, and memory for what moves.
-    fn fits(&self, places: &[Place]) -> bool {
-        let cpus: f64 = self.shape.nodes.iter().map(|node| node.cpus).sum();
-        let wanted: f64 = self.vms.iter().map(|vm| vm.threads).sum();
-        let excess = (wanted / cpus).max(1.0);
+    fn fits(&mut self, places: &[Place]) -> bool {
+        self.work += places.len().div_ceil(FIT_PER_WORK);
         let mut held = [0.0; crate::predict::NODES_MAX];
         let mut moved = [0.0; crate::predict::NODES_MAX];
         for (at, place) in places.iter().enumerate() {
@@ -138,10 +182,12 @@ impl<'a> Search<'a> {
             let count = f64::from(mask.count_ones());
             let wish = &self.wishes[at];
             let active = self.vms[at].threads >= ACTIVE_MIN;
-            let all: f64 = wish.bytes.iter().sum();
             for node in positions(*mask) {
                 held[node] += if active { wish.vcpus / count } else { 0.0 };
-                if *place != self.now[at] {
+            }
+            if *place != self.now[at] {
+                let all: f64 = wish.bytes.iter().sum();
+                for node in positions(*mask) {
                     moved[node] += (all / count - wish.bytes[node]).max(0.0);
                 }
             }
@@ -149,7 +195,8 @@ impl<'a> Search<'a> {
         let nodes = self.shape.nodes.iter().enumerate();
         nodes.into_iter().all(|(node, shape)| {
             // What a VM is wider than its share of an overcommitted host rounds up to whole VMs.
-            let room = shape.cpus * excess + if excess > 1.0 { 4.0 } else { self.above };
+            let above = if self.excess > 1.0 { 4.0 } else { self.above };
+            let room = shape.cpus * self.excess + above;
             held[node] <= room + 0.01 && moved[node] <= self.free_bytes[node]
         })
     }
@@ -182,8 +229,8 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    /// A home for each of these, found one by one, widest first, and then improved; `None` where one finds none. Homes hold
-    /// more vCPUs than CPUs only where there is no other way; for those CPUs of other nodes are lent.
+    /// A home for each of these, found one by one, widest first, and then improved; `None` where one finds none in time. Homes
+    /// hold more vCPUs than CPUs only where there is no other way; for those CPUs of other nodes are lent.
     pub fn homes_for(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         self.homes_within(0.0, seekers).or_else(|| {
             let vcpus = seekers.iter().map(|at| self.wishes[*at].vcpus);
@@ -205,6 +252,9 @@ impl<'a> Search<'a> {
             let mut best: Option<(Place, f64)> = None;
             let before = places[at];
             for mask in self.homes(at) {
+                if self.work >= WORK_MAX {
+                    return None;
+                }
                 places[at] = Place::Home(mask);
                 if self.fits(&places) {
                     let cost = self.cost(&places);
@@ -252,30 +302,30 @@ impl<'a> Search<'a> {
 
     fn step(&mut self, from: &[Place], may_move: &[bool], gain_min: f64) -> Option<(Vec<Place>, f64)> {
         let mut best: Option<(Vec<Place>, f64)> = None;
-        let most = self.cost(from) - gain_min;
+        let most = self.cost_base(from) - gain_min;
         let mut candidate = from.to_vec();
         for at in (0..from.len()).filter(|at| may_move[*at]) {
             let moves = self.homes(at).into_iter().map(|mask| (at, Place::Home(mask)));
             let exchanges = (at + 1..from.len())
                 .filter(|other| may_move[*other])
                 .map(|other| (other, from[at]));
-            let all: Vec<(usize, Place)> = moves.chain(exchanges).collect();
-            for (other, place) in all {
-                if self.left == 0 {
+            for (other, place) in moves.chain(exchanges) {
+                if self.candidates >= CANDIDATES_MAX || self.work >= WORK_MAX {
                     return best;
                 }
-                candidate.copy_from_slice(from);
-                if other != at {
-                    candidate[at] = from[other];
-                }
-                candidate[other] = place;
-                if candidate == from || !self.fits(&candidate) {
+                if place == from[other] {
                     continue;
                 }
-                let cost = self.cost(&candidate);
-                if cost < best.as_ref().map_or(most, |(_, least)| *least) {
-                    best = Some((candidate.clone(), cost));
+                candidate[at] = from[other];
+                candidate[other] = place;
+                if self.fits(&candidate) {
+                    let changed = from[at].mask() | from[other].mask() | place.mask();
+                    let cost = self.cost_beside(&candidate, changed);
+                    if cost < best.as_ref().map_or(most, |(_, least)| *least) {
+                        best = Some((candidate.clone(), cost));
+                    }
                 }
+                (candidate[at], candidate[other]) = (from[at], from[other]);
             }
         }
         best

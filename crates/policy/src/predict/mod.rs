@@ -27,7 +27,9 @@
 //! 5. `cycles per instruction = core + misses x stall x latency`, `core` and `stall` learnt from how cycles followed misses
 //!    and latency so far (Eyerman).
 //!
-//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, `STEPS` damped steps.
+//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, `STEPS` damped steps. While nobody is free and no CPU is lent, nodes that no
+//! home joins have nothing to do with each other: of an arrangement that differs in a few places only those VMs are
+//! predicted that this reaches ([`Room::speeds_beside`]).
 //!
 //! # What may be missing
 //! Without LLC counters there is no character and no prediction: the VM counts as threads that ask nothing of memory. Without
@@ -40,6 +42,7 @@
 //! - `unknown_bandwidth_is_not_zero`
 //! - `a_lone_vm_is_never_crowded_by_itself`
 //! - `a_vm_that_computes_gains_nothing_from_a_home`
+//! - `a_change_is_felt_where_homes_join`
 //!
 //! # Sources
 //! (Tullsen) ISCA 1995. (Chandra) HPCA 2005, "Predicting inter-thread cache contention". (Hartstein) CF 2006, "Cache miss
@@ -77,6 +80,8 @@ const BUSY_MAX: f64 = 0.95;
 const STEPS: usize = 12;
 /// A cache is never taken to lower a VM's miss ratio below this share of what was seen.
 const MISS_FLOOR: f64 = 0.3;
+/// A capacity that differs from a known one by less than this share needs no power of its own.
+const POWER_NEAR: f64 = 0.03;
 /// Most nodes that are told apart: sets of them are masks.
 pub const NODES_MAX: usize = 64;
 
@@ -87,6 +92,16 @@ pub enum Place {
     Free,
     /// On these nodes, by position.
     Home(u64),
+}
+
+impl Place {
+    /// Home nodes, by position; none where it is free.
+    pub fn mask(self) -> u64 {
+        match self {
+            Place::Free => 0,
+            Place::Home(mask) => mask,
+        }
+    }
 }
 
 /// A node, as the predictor sees it.
@@ -230,10 +245,12 @@ pub struct Character {
 /// Room for predictions, kept for its memory.
 #[derive(Clone, Debug, Default)]
 pub struct Room {
+    /// VMs that are predicted.
+    who: Vec<usize>,
     /// Threads of each VM on each node, row by row.
     threads: Vec<f64>,
-    /// Speed of one thread of each VM on each node.
-    speeds: Vec<f64>,
+    /// Where those VMs have threads.
+    cells: Vec<Cell>,
     /// Latency factor of each node's controllers.
     load: Vec<f64>,
     /// What more a full controller takes, so that it carries what it can and no more.
@@ -244,9 +261,56 @@ pub struct Room {
     /// Share of a free VM's threads that are where they would be if nobody had a home.
     stayed: f64,
     free: Vec<f64>,
-    accesses: Vec<f64>,
+    /// Share of their threads, and so of memory that they touched first, that free VMs have on each node.
+    scattered: Vec<f64>,
+    /// Latency that free VMs meet from each node where a thread's memory is not beside it.
+    remote: Vec<f64>,
+    /// One over the LLC references per second on each node.
+    per_access: Vec<f64>,
     traffic: Vec<f64>,
-    memory: Vec<f64>,
+    /// Whether threads are only where homes are, so that nodes that no home joins have nothing to do with each other.
+    is_apart: bool,
+    base: Base,
+}
+
+/// What of an arrangement is kept for those that differ from it in a few places.
+#[derive(Clone, Debug, Default)]
+struct Base {
+    held: Vec<f64>,
+    is_apart: bool,
+}
+
+/// A VM's threads on a node.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    vm: usize,
+    node: usize,
+    memory: Memory,
+    threads: f64,
+    /// LLC references of all threads per instruction of each.
+    references: f64,
+    /// Capacity, as a multiple of [`Character::capacity`], that it would have if all accesses of the node were its own; 0
+    /// where not known.
+    roomy: f64,
+    /// Cycles per second of a thread: it may wait for the CPU.
+    clock: f64,
+    /// Cycles per instruction of the core's own work.
+    core: f64,
+    /// Speed of one thread.
+    speed: f64,
+    /// One over a capacity, as such a multiple, and its miss ratio: that of one close by follows without a power.
+    known: (f64, f64),
+}
+
+/// Where a VM's memory lies.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    /// This share on each of these nodes.
+    Even(u64, f64),
+    /// Where it was found: [`Character::memory`].
+    Found,
+    /// Where its threads touched it first.
+    Scattered,
 }
 
 impl Room {
@@ -260,97 +324,151 @@ impl Room {
         as_found: AsFound,
         out: &mut Vec<f64>,
     ) {
-        let (n, v) = (shape.nodes.len(), vms.len());
-        self.place_threads(shape, vms, places);
+        self.who.clear();
+        self.who.extend(0..vms.len());
+        self.held.clear();
+        self.held.resize(shape.nodes.len(), 0.0);
+        self.place_homes(shape, vms, places);
+        let lends = self.lend(shape);
+        let free = self.place_free(shape, vms, places);
+        self.is_apart = !lends && free == 0.0;
         if as_found == AsFound::No {
             self.stayed = 1.0;
         }
-        self.place_memory(shape, vms, places, as_found);
+        out.clear();
+        out.resize(vms.len(), 0.0);
+        self.solve(shape, vms, places, as_found, out);
+    }
+
+    /// The same with memory as found, and what [`Room::speeds_beside`] needs is kept.
+    pub fn speeds_base(&mut self, shape: &Shape, vms: &[Character], places: &[Place], out: &mut Vec<f64>) {
+        self.speeds(shape, vms, places, AsFound::Yes, out);
+        self.base.held.clone_from(&self.held);
+        self.base.is_apart = self.is_apart;
+    }
+
+    /// The same for an arrangement that differs from the base only in VMs that have or had their homes on the nodes of
+    /// `changed`. `out` holds the speeds of the base: those of VMs that the change does not reach stay.
+    pub fn speeds_beside(
+        &mut self,
+        shape: &Shape,
+        vms: &[Character],
+        places: &[Place],
+        changed: u64,
+        out: &mut Vec<f64>,
+    ) {
+        let Some(reached) = reached(places, changed).filter(|_| self.base.is_apart) else {
+            return self.speeds(shape, vms, places, AsFound::Yes, out);
+        };
+        self.who.clear();
+        self.who
+            .extend((0..vms.len()).filter(|at| places[*at].mask() & reached != 0));
+        self.held.clone_from(&self.base.held);
+        positions(reached).for_each(|node| self.held[node] = 0.0);
+        self.place_homes(shape, vms, places);
+        if self.lent(shape).is_some() {
+            return self.speeds(shape, vms, places, AsFound::Yes, out);
+        }
+        self.solve(shape, vms, places, AsFound::Yes, out);
+    }
+
+    /// How many pairs of a VM and a node the last prediction was of.
+    pub fn cells_count(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// Fills in the speeds of VMs whose threads are placed.
+    fn solve(
+        &mut self,
+        shape: &Shape,
+        vms: &[Character],
+        places: &[Place],
+        as_found: AsFound,
+        out: &mut [f64],
+    ) {
+        let n = shape.nodes.len();
         self.load.clear();
         self.load.resize(n, 1.0);
         self.full.clear();
         self.full.resize(n, 1.0);
-        self.speeds.clear();
-        for vm in vms {
-            let guess = vm.clock / (vm.core + vm.references * vm.miss_ratio * vm.stall);
-            self.speeds.extend(std::iter::repeat_n(guess, n));
-        }
+        self.make_cells(shape, vms, places, as_found);
         for _ in 0..STEPS {
-            self.step(shape, vms, places, as_found);
+            self.step(shape, vms);
         }
-        out.clear();
-        out.extend((0..v).map(|at| {
-            let row = at * n..(at + 1) * n;
-            let sum: f64 = self.threads[row.clone()]
-                .iter()
-                .zip(&self.speeds[row])
-                .map(|(threads, speed)| threads * speed)
-                .sum();
-            match places[at] {
-                Place::Home(_) => sum * vms[at].at_home,
-                Place::Free => sum * vms[at].at_free,
-            }
-        }));
+        self.who.iter().for_each(|at| out[*at] = 0.0);
+        for cell in &self.cells {
+            out[cell.vm] += cell.threads * cell.speed;
+        }
+        for at in &self.who {
+            out[*at] *= match places[*at] {
+                Place::Home(_) => vms[*at].at_home,
+                Place::Free => vms[*at].at_free,
+            };
+        }
     }
 
-    fn place_threads(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) {
+    fn place_homes(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) {
         let n = shape.nodes.len();
-        self.threads.clear();
         self.threads.resize(vms.len() * n, 0.0);
-        self.held.clear();
-        self.held.resize(n, 0.0);
+        for at in &self.who {
+            self.threads[at * n..(at + 1) * n].fill(0.0);
+        }
         for size in 1..=n as u32 {
-            let of_size = |place: &Place| matches!(place, Place::Home(mask) if mask.count_ones() == size);
-            for at in (0..vms.len()).filter(|at| of_size(&places[*at])) {
-                let Place::Home(mask) = places[at] else { continue };
-                fill(shape, mask, &self.held, vms[at].threads, &mut self.free);
-                for node in 0..n {
+            for at in &self.who {
+                let mask = places[*at].mask();
+                if mask.count_ones() != size {
+                    continue;
+                }
+                fill(shape, mask, &self.held, vms[*at].threads, &mut self.free);
+                for node in positions(mask) {
                     self.threads[at * n + node] = self.free[node];
                     self.held[node] += self.free[node];
                 }
             }
         }
-        self.lend(shape, vms.len());
+    }
+
+    /// Threads of free VMs fill up what homes leave. Gives their number.
+    fn place_free(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) -> f64 {
+        let n = shape.nodes.len();
+        let free = || (0..vms.len()).filter(|at| places[*at] == Place::Free);
         self.stayed = 1.0;
-        let all_free: f64 = (0..vms.len())
-            .filter(|at| places[*at] == Place::Free)
-            .map(|at| vms[at].threads)
-            .sum();
-        if all_free > 0.0 {
-            fill(shape, shape.all(), &self.held, all_free, &mut self.free);
-            for at in (0..vms.len()).filter(|at| places[*at] == Place::Free) {
+        self.scattered.clear();
+        let all: f64 = free().map(|at| vms[at].threads).sum();
+        if all > 0.0 {
+            fill(shape, shape.all(), &self.held, all, &mut self.free);
+            self.scattered
+                .extend(self.free.iter().map(|threads| threads / all));
+            for at in free() {
                 for node in 0..n {
-                    self.threads[at * n + node] = self.free[node] * vms[at].threads / all_free;
+                    self.threads[at * n + node] = self.scattered[node] * vms[at].threads;
                 }
             }
             let cpus: f64 = shape.nodes.iter().map(|node| node.cpus).sum();
             self.stayed = 0.0;
             for node in 0..n {
                 self.held[node] += self.free[node];
-                self.stayed += (self.free[node] / all_free).min(shape.nodes[node].cpus / cpus);
+                self.stayed += self.scattered[node].min(shape.nodes[node].cpus / cpus);
             }
         }
-        self.claims.clear();
-        self.claims.resize(n, 0.0);
-        for (at, vm) in vms.iter().enumerate() {
-            for node in 0..n {
-                self.claims[node] += self.threads[at * n + node] * vm.share;
-            }
-        }
+        all
     }
 
-    /// Threads above a node's CPUs run on CPUs that others leave idle: vCPUs are lent ([`crate::balance`]).
-    fn lend(&mut self, shape: &Shape, vms: usize) {
+    /// CPUs that idle and threads above a node's CPUs, where there are both.
+    fn lent(&self, shape: &Shape) -> Option<(f64, f64)> {
+        let nodes = || shape.nodes.iter().zip(&self.held);
+        let idle: f64 = nodes().map(|(node, held)| (node.cpus - held).max(0.0)).sum();
+        let over: f64 = nodes().map(|(node, held)| (held - node.cpus).max(0.0)).sum();
+        (over > 0.0 && idle > 0.0).then_some((idle, over))
+    }
+
+    /// Threads above a node's CPUs run on CPUs that others leave idle: vCPUs are lent ([`crate::balance`]). Gives whether any
+    /// are.
+    fn lend(&mut self, shape: &Shape) -> bool {
+        let Some((idle, over)) = self.lent(shape) else {
+            return false;
+        };
         let n = shape.nodes.len();
-        let idle: f64 = (0..n)
-            .map(|node| (shape.nodes[node].cpus - self.held[node]).max(0.0))
-            .sum();
-        let over: f64 = (0..n)
-            .map(|node| (self.held[node] - shape.nodes[node].cpus).max(0.0))
-            .sum();
-        if over <= 0.0 || idle <= 0.0 {
-            return;
-        }
         let lent = (idle / over).min(1.0);
         self.free.clear();
         let (held, free) = (&self.held, &mut self.free);
@@ -360,126 +478,126 @@ impl Room {
             if excess <= 0.0 {
                 continue;
             }
-            for at in 0..vms {
-                let part = excess * self.threads[at * n + node] / self.held[node];
-                self.threads[at * n + node] -= part;
+            for row in self.threads.chunks_exact_mut(n) {
+                let part = excess * row[node] / self.held[node];
+                row[node] -= part;
                 for (to, share) in self.free.iter().enumerate() {
-                    self.threads[at * n + to] += part * share;
+                    row[to] += part * share;
                 }
             }
         }
         for node in 0..n {
-            self.held[node] = (0..vms).map(|at| self.threads[at * n + node]).sum();
+            self.held[node] = self.threads.iter().skip(node).step_by(n).sum();
         }
+        true
     }
 
-    /// Where each VM's memory lies.
-    fn place_memory(&mut self, shape: &Shape, vms: &[Character], places: &[Place], as_found: AsFound) {
+    fn make_cells(&mut self, shape: &Shape, vms: &[Character], places: &[Place], as_found: AsFound) {
         let n = shape.nodes.len();
-        self.memory.clear();
-        self.memory.resize(vms.len() * n, 0.0);
-        for (at, vm) in vms.iter().enumerate() {
-            let row = &mut self.memory[at * n..(at + 1) * n];
-            match (places[at], &vm.memory) {
-                (Place::Home(mask), _) => {
-                    let count = f64::from(mask.count_ones().max(1));
-                    positions(mask).for_each(|node| row[node] = 1.0 / count);
-                }
-                (Place::Free, Some(memory)) if as_found == AsFound::Yes => row.copy_from_slice(memory),
-                (Place::Free, _) => {
-                    let threads = &self.threads[at * n..(at + 1) * n];
-                    let all: f64 = threads.iter().sum();
-                    for (share, threads) in row.iter_mut().zip(threads) {
-                        *share = if all > 0.0 { threads / all } else { 1.0 / n as f64 };
-                    }
-                }
+        self.claims.clear();
+        self.claims.resize(n, 0.0);
+        for at in &self.who {
+            for node in 0..n {
+                self.claims[node] += self.threads[at * n + node] * vms[*at].share;
             }
         }
-    }
-
-    /// Latency that a VM's accesses from a node meet, on average.
-    fn latency(
-        &self,
-        shape: &Shape,
-        vm: &Character,
-        at: usize,
-        node: usize,
-        place: Place,
-        as_found: AsFound,
-    ) -> f64 {
-        let n = shape.nodes.len();
-        let memory = &self.memory[at * n..(at + 1) * n];
-        let spread = || -> f64 {
-            (0..n)
-                .map(|to| memory[to] * self.load[to] * shape.latency_between(node, to))
-                .sum()
-        };
-        let scattered = place == Place::Free && (as_found == AsFound::No || vm.memory.is_none());
-        if !scattered {
-            return spread();
-        }
-        // First touch: a thread finds its own memory beside it, but for what is common or was left behind.
-        let here = memory[node];
-        if here >= 1.0 {
-            return self.load[node];
-        }
-        let remote = (spread() - here * self.load[node]) / (1.0 - here);
-        let local = vm.local_free * self.stayed;
-        local * self.load[node] + (1.0 - local) * remote
-    }
-
-    fn step(&mut self, shape: &Shape, vms: &[Character], places: &[Place], as_found: AsFound) {
-        let n = shape.nodes.len();
-        self.accesses.clear();
-        self.accesses.resize(n, 0.0);
-        for (at, vm) in vms.iter().enumerate() {
-            for node in 0..n {
-                let cell = at * n + node;
-                self.accesses[node] += self.threads[cell] * self.speeds[cell] * vm.references;
-            }
-        }
-        self.traffic.clear();
-        self.traffic.resize(n, 0.0);
-        for (at, vm) in vms.iter().enumerate() {
-            for node in 0..n {
-                let cell = at * n + node;
-                let threads = self.threads[cell];
+        self.cells.clear();
+        for at in &self.who {
+            let vm = &vms[*at];
+            let memory = match places[*at] {
+                Place::Home(mask) => Memory::Even(mask, 1.0 / f64::from(mask.count_ones().max(1))),
+                Place::Free if as_found == AsFound::Yes && vm.memory.is_some() => Memory::Found,
+                Place::Free => Memory::Scattered,
+            };
+            for (node, here) in shape.nodes.iter().enumerate() {
+                let threads = self.threads[at * n + node];
                 if threads <= 0.0 {
                     continue;
                 }
                 let held = self.held[node].max(threads);
-                let shape_here = &shape.nodes[node];
-                let run = match held > shape_here.cpus {
-                    true => (shape_here.cpus * vm.share / self.claims[node].max(1e-9)).min(1.0),
+                let run = match held > here.cpus {
+                    true => (here.cpus * vm.share / self.claims[node].max(1e-9)).min(1.0),
                     false => 1.0,
                 };
-                let beside = (2.0 * (held - shape_here.cores) / held).clamp(0.0, 1.0);
-                let stretch = 1.0 + beside * (SMT_STRETCH - 1.0);
-                let stretch = if shape_here.cpus > shape_here.cores {
-                    stretch
-                } else {
-                    1.0
+                let beside = match here.cpus > here.cores {
+                    true => (2.0 * (held - here.cores) / held).clamp(0.0, 1.0),
+                    false => 0.0,
                 };
-                let own = threads * self.speeds[cell] * vm.references;
-                let part = shape_here.llc_bytes * own / self.accesses[node].max(1e-9);
-                let miss_ratio = vm.miss_ratio_at(part / threads.max(1.0));
-                let latency = self.latency(shape, vm, at, node, places[at], as_found);
-                let misses = vm.references * miss_ratio;
-                let cycles = vm.core * stretch + misses * vm.stall * latency;
-                let speed = vm.clock * run / cycles;
-                let speed = (speed * self.speeds[cell]).sqrt();
-                self.speeds[cell] = speed;
-                let bytes = threads * speed * misses * vm.bytes_per_miss;
-                let local = if places[at] == Place::Free && (as_found == AsFound::No || vm.memory.is_none()) {
-                    vm.local_free * self.stayed
-                } else {
-                    0.0
+                let roomy = match vm.capacity > 0.0 {
+                    true => here.llc_bytes / threads.max(1.0) / vm.capacity,
+                    false => 0.0,
                 };
-                self.traffic[node] += bytes * local;
-                for to in 0..n {
-                    self.traffic[to] += bytes * (1.0 - local) * self.memory[at * n + to];
+                self.cells.push(Cell {
+                    vm: *at,
+                    node,
+                    memory,
+                    threads,
+                    references: threads * vm.references,
+                    roomy,
+                    clock: vm.clock * run,
+                    core: vm.core * (1.0 + beside * (SMT_STRETCH - 1.0)),
+                    speed: vm.clock / (vm.core + vm.references * vm.miss_ratio * vm.stall),
+                    known: (0.0, 0.0),
+                });
+            }
+        }
+    }
+
+    fn step(&mut self, shape: &Shape, vms: &[Character]) {
+        let n = shape.nodes.len();
+        self.per_access.clear();
+        self.per_access.resize(n, 0.0);
+        for cell in &self.cells {
+            self.per_access[cell.node] += cell.references * cell.speed;
+        }
+        let invert = |sum: &mut f64| *sum = 1.0 / sum.max(1e-9);
+        self.per_access.iter_mut().for_each(invert);
+        self.remote.clear();
+        self.remote.extend((0..self.scattered.len()).map(|from| {
+            let here = self.scattered[from];
+            if here >= 1.0 {
+                return self.load[from];
+            }
+            let spread: f64 = (0..n)
+                .map(|to| self.scattered[to] * self.load[to] * shape.latency_between(from, to))
+                .sum();
+            (spread - here * self.load[from]) / (1.0 - here)
+        }));
+        self.traffic.clear();
+        self.traffic.resize(n, 0.0);
+        // Bytes per second to memory that is scattered, and not beside the thread.
+        let mut scattered = 0.0;
+        for cell in &mut self.cells {
+            let (vm, node) = (&vms[cell.vm], cell.node);
+            let own = cell.references * cell.speed * self.per_access[node];
+            let misses = vm.references * cell.miss_ratio(vm, cell.roomy * own);
+            let met = |share: f64, to: usize| share * self.load[to] * shape.latency_between(node, to);
+            let local = vm.local_free * self.stayed;
+            let latency = match (cell.memory, &vm.memory) {
+                (Memory::Even(mask, share), _) => positions(mask).map(|to| met(share, to)).sum(),
+                (Memory::Found, Some(memory)) => (0..n).map(|to| met(memory[to], to)).sum(),
+                // First touch: a thread finds its own memory beside it, but for what is common or was left behind.
+                _ => local * self.load[node] + (1.0 - local) * self.remote[node],
+            };
+            let cycles = cell.core + misses * vm.stall * latency;
+            cell.speed = (cell.clock / cycles * cell.speed).sqrt();
+            let bytes = cell.threads * cell.speed * misses * vm.bytes_per_miss;
+            match (cell.memory, &vm.memory) {
+                (Memory::Even(mask, share), _) => {
+                    positions(mask).for_each(|to| self.traffic[to] += bytes * share);
+                }
+                (Memory::Found, Some(memory)) => {
+                    let to = self.traffic.iter_mut().zip(memory);
+                    to.for_each(|(traffic, share)| *traffic += bytes * share);
+                }
+                _ => {
+                    self.traffic[node] += bytes * local;
+                    scattered += bytes * (1.0 - local);
                 }
             }
+        }
+        for (traffic, share) in self.traffic.iter_mut().zip(&self.scattered) {
+            *traffic += scattered * share;
         }
         for node in 0..n {
             let asked = self.traffic[node] / shape.nodes[node].bandwidth;
@@ -488,6 +606,45 @@ impl Room {
             let load = (1.0 + QUEUE * busy / (1.0 - busy)) * self.full[node];
             self.load[node] = (load * self.load[node]).sqrt();
         }
+    }
+}
+
+impl Cell {
+    /// Miss ratio of its VM at this multiple of the capacity where it is known.
+    fn miss_ratio(&mut self, vm: &Character, capacity: f64) -> f64 {
+        if capacity <= 0.0 {
+            return vm.miss_ratio;
+        }
+        let s = vm.slope;
+        let (per_capacity, ratio) = self.known;
+        let d = capacity * per_capacity - 1.0;
+        let scaled = if d.abs() < POWER_NEAR {
+            // The power's series: what it leaves out is below a millionth.
+            ratio * (1.0 - s * d * (1.0 - (s + 1.0) / 2.0 * d * (1.0 - (s + 2.0) / 3.0 * d)))
+        } else {
+            let ratio = vm.miss_ratio * capacity.powf(-s);
+            self.known = (1.0 / capacity, ratio);
+            ratio
+        };
+        scaled.clamp(vm.miss_ratio * MISS_FLOOR, 1.0)
+    }
+}
+
+/// All nodes on which a change of these nodes is felt: homes join them. `None` where somebody has no home.
+fn reached(places: &[Place], changed: u64) -> Option<u64> {
+    let mut reached = changed;
+    loop {
+        let mut more = reached;
+        for place in places {
+            let Place::Home(mask) = place else { return None };
+            if mask & more != 0 {
+                more |= mask;
+            }
+        }
+        if more == reached {
+            return Some(reached);
+        }
+        reached = more;
     }
 }
 
@@ -518,15 +675,6 @@ impl Character {
     pub fn waiting_share(&self) -> f64 {
         let waits = self.references * self.miss_ratio * self.stall;
         waits / (self.core + waits)
-    }
-
-    /// Miss ratio where each thread has so many bytes.
-    pub fn miss_ratio_at(&self, capacity: f64) -> f64 {
-        if self.capacity <= 0.0 || capacity <= 0.0 {
-            return self.miss_ratio;
-        }
-        let scaled = self.miss_ratio * (capacity / self.capacity).powf(-self.slope);
-        scaled.clamp(self.miss_ratio * MISS_FLOOR, 1.0)
     }
 }
 
