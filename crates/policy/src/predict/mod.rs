@@ -27,9 +27,9 @@
 //! 5. `cycles per instruction = core + misses x stall x latency`, `core` and `stall` learnt from how cycles followed misses
 //!    and latency so far (Eyerman).
 //!
-//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, `STEPS` damped steps. While nobody is free and no CPU is lent, nodes that no
-//! home joins have nothing to do with each other: of an arrangement that differs in a few places only those VMs are
-//! predicted that this reaches ([`Room::speeds_beside`]).
+//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, `STEPS` damped steps. While nobody
+//! is free and no CPU is lent, nodes that no home joins have nothing to do with each other: of an arrangement that
+//! differs in a few places only those VMs are predicted that this reaches ([`Room::speeds_beside`]).
 //!
 //! # What may be missing
 //! Without LLC counters there is no character and no prediction: the VM counts as threads that ask nothing of memory. Without
