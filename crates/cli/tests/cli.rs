@@ -1,40 +1,21 @@
 //! The commands as a user runs them, and what the README promises of them.
 
+mod common;
+
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-fn homenode() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_homenode"))
-}
-
-fn run(args: &[&str]) -> Output {
-    homenode()
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .expect("the program can be started")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("output is text")
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).expect("complaints are text")
-}
+use common::{Agent, homenode, run, stderr, stdout};
 
 /// Exit status and complaint of a command that must fail.
 fn refused(args: &[&str]) -> (i32, String) {
-    let output = run(args);
-    (output.status.code().expect("it was not killed"), stderr(&output))
+    common::refused(&run(args))
 }
 
 fn json(args: &[&str]) -> Value {
-    let output = run(args);
-    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
-    serde_json::from_str(&stdout(&output)).expect("one JSON value")
+    common::json(&run(args))
 }
 
 /// The last line of a run's output.
@@ -487,35 +468,13 @@ workload = \"stream\"
 work_share = 1000.0
 ";
 
-/// A running agent on the twin, which is stopped with the value.
-struct Agent {
-    child: std::process::Child,
-    dir: tempfile::TempDir,
-}
-
 impl Agent {
     fn start(dir: tempfile::TempDir) -> Agent {
-        let scenario = dir.path().join("polluter.toml");
-        std::fs::write(&scenario, POLLUTER).unwrap();
-        let host = format!("twin:{}", scenario.display());
-        let state = dir.path().join("state").display().to_string();
-        let child = homenode()
-            .args([
-                "run", "--host", &host, "--state", &state, "--period", "100ms", "--json",
-            ])
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the program can be started");
-        let agent = Agent { child, dir };
-        agent.eventually("the agent answers", || {
+        let agent = Agent::on(dir, POLLUTER, &["--period", "100ms", "--json"]);
+        agent.eventually("the VM is there", || {
             agent.permit(&["show", "web"]).status.success().then_some(())
         });
         agent
-    }
-
-    fn ask(&self, args: &[&str]) -> Output {
-        let state = self.dir.path().join("state").display().to_string();
-        run(&[args, &["--state", &state]].concat())
     }
 
     fn permit(&self, args: &[&str]) -> Output {
@@ -523,24 +482,11 @@ impl Agent {
     }
 
     fn permit_json(&self, args: &[&str]) -> Value {
-        let output = self.permit(&[args, &["--json"]].concat());
-        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
-        serde_json::from_str(&stdout(&output)).expect("one JSON value")
+        common::json(&self.permit(&[args, &["--json"]].concat()))
     }
 
     fn refused(&self, args: &[&str]) -> (i32, String) {
-        let output = self.permit(args);
-        (output.status.code().expect("it was not killed"), stderr(&output))
-    }
-
-    fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        for _ in 0..600 {
-            if let Some(found) = look() {
-                return found;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
-        panic!("{what}: not within a minute");
+        common::refused(&self.permit(args))
     }
 
     /// Ends it as `kill -9` does, or in good order; gives back its directory.
@@ -549,13 +495,6 @@ impl Agent {
         rustix::process::kill_process(pid, signal).unwrap();
         self.child.wait().unwrap();
         std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap())
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -1,33 +1,10 @@
 //! `homenode whatif` and `homenode report`, of a running agent and of a scenario.
 
-use std::process::{Child, Command, Output, Stdio};
+mod common;
 
 use serde_json::Value;
 
-fn homenode(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
-    let output = command.args(args).stdin(Stdio::null()).output();
-    output.expect("the program can be started")
-}
-
-fn text(output: &Output) -> String {
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout.clone()).expect("output is text")
-}
-
-fn json(output: &Output) -> Value {
-    serde_json::from_str(&text(output)).expect("one JSON value")
-}
-
-/// Exit status and complaint of a command that must fail.
-fn refused(output: &Output) -> (i32, String) {
-    let said = String::from_utf8(output.stderr.clone()).expect("complaints are text");
-    (output.status.code().expect("it was not killed"), said)
-}
+use common::{Agent, json, refused, run, text};
 
 /// Eight VMs that fill a host of four nodes for hours: homes pay there, whatever the seed. One has an odd name.
 fn crowded() -> String {
@@ -49,53 +26,6 @@ fn crowded() -> String {
     text
 }
 
-/// An agent on the twin, which is stopped with the value.
-struct Agent {
-    child: Child,
-    state: String,
-}
-
-impl Agent {
-    fn start(dir: &tempfile::TempDir, more: &[&str]) -> Agent {
-        let scenario = dir.path().join("crowded.toml");
-        std::fs::write(&scenario, crowded()).unwrap();
-        let host = format!("twin:{}", scenario.display());
-        let state = dir.path().join("state").display().to_string();
-        let child = Command::new(env!("CARGO_BIN_EXE_homenode"))
-            .args(["run", "--host", &host, "--state", &state])
-            .args(more)
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the program can be started");
-        let agent = Agent { child, state };
-        agent.eventually("the agent answers", || {
-            agent.ask(&["vm"]).status.success().then_some(())
-        });
-        agent
-    }
-
-    fn ask(&self, args: &[&str]) -> Output {
-        homenode(&[args, &["--state", &self.state]].concat())
-    }
-
-    fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        for _ in 0..600 {
-            if let Some(found) = look() {
-                return found;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
-        panic!("{what}: not within a minute");
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn of<'a>(answer: &'a Value, vm: &str) -> &'a Value {
     let all = answer["vms"].as_array().expect("VMs");
     all.iter()
@@ -105,8 +35,7 @@ fn of<'a>(answer: &'a Value, vm: &str) -> &'a Value {
 
 #[test]
 fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
-    let dir = tempfile::tempdir().unwrap();
-    let agent = Agent::start(&dir, &["--fast"]);
+    let agent = Agent::on(tempfile::tempdir().unwrap(), &crowded(), &["--fast"]);
     let report = agent.eventually("a trial is judged", || {
         let report = json(&agent.ask(&["report", "--json"]));
         (report["total"]["trials_count"] != 0).then_some(report)
@@ -193,8 +122,7 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
 
 #[test]
 fn an_agent_that_predicts_or_tries_nothing_says_so() {
-    let dir = tempfile::tempdir().unwrap();
-    let agent = Agent::start(&dir, &["--policies", "tavo"]);
+    let agent = Agent::on(tempfile::tempdir().unwrap(), &crowded(), &["--policies", "tavo"]);
     for (args, said) in [
         (
             &["whatif", "sp0=0"][..],
@@ -211,10 +139,9 @@ fn an_agent_that_predicts_or_tries_nothing_says_so() {
             "{args:?}: {code} {complaint}"
         );
     }
-    drop(agent);
-    let state = dir.path().join("nowhere").display().to_string();
+    let state = agent.dir.path().join("nowhere").display().to_string();
     for command in ["whatif", "report"] {
-        let (code, complaint) = refused(&homenode(&[command, "--state", &state]));
+        let (code, complaint) = refused(&run(&[command, "--state", &state]));
         assert!(
             code == 1 && complaint.contains("no agent runs here"),
             "{complaint}"
@@ -224,7 +151,7 @@ fn an_agent_that_predicts_or_tries_nothing_says_so() {
 
 #[test]
 fn a_scenario_is_asked_at_a_time_and_answers_the_same_every_time() {
-    let ask = |args: &[&str]| homenode(&[&["whatif", "--scenario", "tavo-mixed"], args].concat());
+    let ask = |args: &[&str]| run(&[&["whatif", "--scenario", "tavo-mixed"], args].concat());
     let first = ask(&["cg=1 lu=free", "--json"]);
     let answer = json(&first);
     let simulated = &answer["simulated"];
@@ -271,7 +198,7 @@ fn a_scenario_is_asked_at_a_time_and_answers_the_same_every_time() {
             "{args:?}: {code} {complaint}"
         );
     }
-    let (code, complaint) = refused(&homenode(&["whatif", "--scenario", "chrun"]));
+    let (code, complaint) = refused(&run(&["whatif", "--scenario", "chrun"]));
     assert!(
         code == 2 && complaint.contains("did you mean `churn`?"),
         "{complaint}"

@@ -1,0 +1,92 @@
+//! What tests of the commands share: the program as a user runs it, and an agent on the twin.
+
+#![allow(dead_code)] // each test file uses its part
+
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+pub fn homenode() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_homenode"))
+}
+
+pub fn run(args: &[&str]) -> Output {
+    homenode()
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program can be started")
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("output is text")
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("complaints are text")
+}
+
+/// What a command that must succeed printed.
+pub fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    stdout(output)
+}
+
+/// The one JSON value that a command printed that must succeed.
+pub fn json(output: &Output) -> Value {
+    serde_json::from_str(&text(output)).expect("one JSON value")
+}
+
+/// Exit status and complaint of a command that must fail.
+pub fn refused(output: &Output) -> (i32, String) {
+    (output.status.code().expect("it was not killed"), stderr(output))
+}
+
+/// A running agent on the twin, which is stopped with the value.
+pub struct Agent {
+    pub child: Child,
+    pub dir: tempfile::TempDir,
+}
+
+impl Agent {
+    /// Starts one on a scenario, with its state in `dir`, and waits until it answers.
+    pub fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Agent {
+        let path = dir.path().join("scenario.toml");
+        std::fs::write(&path, scenario).unwrap();
+        let host = format!("twin:{}", path.display());
+        let state = dir.path().join("state").display().to_string();
+        let child = homenode()
+            .args(["run", "--host", &host, "--state", &state])
+            .args(args)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the program can be started");
+        let agent = Agent { child, dir };
+        agent.eventually("the agent answers", || {
+            agent.ask(&["vm"]).status.success().then_some(())
+        });
+        agent
+    }
+
+    pub fn ask(&self, args: &[&str]) -> Output {
+        let state = self.dir.path().join("state").display().to_string();
+        run(&[args, &["--state", &state]].concat())
+    }
+
+    pub fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        for _ in 0..600 {
+            if let Some(found) = look() {
+                return found;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        panic!("{what}: not within a minute");
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
