@@ -63,7 +63,7 @@ struct Sum {
     undone_count: usize,
     /// Of a VM: speed now over speed before all, if nothing else had changed; of all VMs: the geometric mean of that.
     gain: f64,
-    /// Pages that came home; `None` where nobody knows.
+    /// Pages that came home; `None` where not known.
     pages_moved: Option<Pages>,
     /// Median error of the predictions, as a share.
     error_median: Option<f64>,

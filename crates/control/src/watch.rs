@@ -156,7 +156,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homenode_host::{VcpuSample, VmSettings};
+    use homenode_host::VcpuSample;
     use homenode_units::{Bytes, NodeSet};
 
     const VM: VmId = VmId(7);
@@ -172,24 +172,9 @@ mod tests {
             ..VcpuSample::default()
         };
         let vm = VmSample {
-            id: VM,
-            name: "seven".into(),
             vcpus: vec![vcpu],
             memory_bytes: Bytes::from_gib(1),
-            balloon: None,
-            pages: None,
-            virtual_nodes: Vec::new(),
-            no_feed: None,
-            told: None,
-            accesses: None,
-            memory_policy: homenode_units::MemoryPolicy::default(),
-            page_uses: None,
-            observed: None,
-            immovable: None,
-            no_releases: None,
-            confined: None,
-            device_nodes: NodeSet::new(),
-            settings: VmSettings::default(),
+            ..VmSample::new(VM, "seven")
         };
         Sample {
             at: Ns::from_secs(seconds),

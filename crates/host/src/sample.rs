@@ -114,6 +114,32 @@ pub struct VmSample {
     pub settings: VmSettings,
 }
 
+impl VmSample {
+    /// A VM of which nothing is known but its name: no vCPUs, no memory, nothing counted.
+    pub fn new(id: VmId, name: impl Into<String>) -> VmSample {
+        VmSample {
+            id,
+            name: name.into(),
+            vcpus: Vec::new(),
+            memory_bytes: Bytes::ZERO,
+            balloon: None,
+            pages: None,
+            virtual_nodes: Vec::new(),
+            no_feed: None,
+            told: None,
+            accesses: None,
+            memory_policy: MemoryPolicy::default(),
+            page_uses: None,
+            observed: None,
+            immovable: None,
+            no_releases: None,
+            confined: None,
+            device_nodes: NodeSet::new(),
+            settings: VmSettings::default(),
+        }
+    }
+}
+
 /// One online vCPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VcpuSample {

@@ -6,7 +6,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_host::{
-    CountedBy, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmSettings, VmView,
+    CountedBy, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::demand::{BandwidthFrom, Demand, History};
@@ -26,8 +26,6 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
         let node = nodes[n as usize % nodes.len()];
         let cpus = &machine.nodes[node].cpus;
         VmSample {
-            id: VmId(u128::from(n)),
-            name: format!("vm{n}"),
             vcpus: vec![VcpuSample {
                 index: 0,
                 running_ns: Ns::from_millis(20 * seconds),
@@ -39,20 +37,8 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
                 counters: None,
             }],
             memory_bytes: Bytes::from_mib(256),
-            balloon: None,
             pages: Some([(node, Pages(10_000))].into_iter().collect()),
-            virtual_nodes: Vec::new(),
-            no_feed: None,
-            told: None,
-            accesses: None,
-            memory_policy: homenode_units::MemoryPolicy::default(),
-            page_uses: None,
-            observed: None,
-            immovable: None,
-            no_releases: None,
-            confined: None,
-            device_nodes: NodeSet::new(),
-            settings: VmSettings::default(),
+            ..VmSample::new(VmId(u128::from(n)), format!("vm{n}"))
         }
     };
     Sample {

@@ -1,5 +1,6 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
+use crate::predict::{Character, NodeShape, Shape};
 use homenode_host::observed::Observed;
 use homenode_host::{
     Accesses, Balloon, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse,
@@ -487,5 +488,43 @@ impl SceneVm {
             llc_references: references as u64,
             llc_misses: per_s as u64,
         })
+    }
+}
+
+/// So many threads that miss so often per thousand instructions.
+pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
+    Character {
+        threads,
+        share: 1.0,
+        clock: 2e9,
+        core: 0.5,
+        stall: 40.0,
+        references: misses_per_kilo / 500.0,
+        miss_ratio: 0.5,
+        capacity: 8e6,
+        slope: 0.4,
+        bytes_per_miss: 85.0,
+        local_free: 0.7,
+        memory: None,
+        at_home: 1.0,
+        at_free: 1.0,
+    }
+}
+
+/// Nodes of so many cores and CPUs, with 16 MiB of LLC and 16 GB/s, all as far from each other.
+pub fn shape(nodes: u16, cores: f64, cpus: f64) -> Shape {
+    let node = |id| NodeShape {
+        id: NodeId(id),
+        cores,
+        cpus,
+        llc_bytes: 16e6,
+        bandwidth: 16e9,
+    };
+    let latency = |from, to| if from == to { 1.0 } else { 1.6 };
+    Shape {
+        nodes: (0..nodes).map(node).collect(),
+        latency: (0..nodes)
+            .flat_map(|from| (0..nodes).map(move |to| latency(from, to)))
+            .collect(),
     }
 }

@@ -62,7 +62,7 @@ impl Progress {
         }
     }
 
-    /// Work that nobody watches.
+    /// Work that shows no progress.
     pub fn silent() -> Progress {
         let mut progress = Progress::new("", 0);
         progress.shown = false;

@@ -10,14 +10,14 @@
 //! - *Active* VM: it wants at least [`ACTIVE_MIN`] of a CPU.
 //! - *Crowded* host: its VMs want [`CROWDED_THREADS`] of its cores, and there are [`CROWDED_VMS`] times as many of them
 //!   as nodes, or they want that many times its cores.
-//! - *Slow-down* of a VM: its predicted speed if nobody had a home, over its predicted speed ([`crate::predict`]).
+//! - *Slow-down* of a VM: its predicted speed if no VM had a home, over its predicted speed ([`crate::predict`]).
 //! - *Cost* of an arrangement: mean slow-down of active VMs; what exceeds 1 counts [`HARM_WEIGHT`] times more, and of a
 //!   gain that a move promises [`BELIEF`] counts; moving a VM's memory costs its time on the way over [`HORIZON`].
 //!
 //! # The baseline of no agent
-//! All that is decided is a ratio to no agent, so no agent has to be known, and it must cost nothing to learn. VMs
-//! start free, and [`KNOWN_EPOCHS`] of that are the baseline: as long as nobody has a home, measured speed over modelled speed
-//! is averaged for each VM ([`Character::at_free`]). It holds what no model of a kernel can: that this VM's threads
+//! All that is decided is a ratio to no agent, so no agent has to be known, and it must cost nothing to learn. VMs start
+//! free, and what is seen until all are known is the baseline: as long as no VM has a home, measured speed over modelled speed is
+//! averaged for each VM ([`Character::at_free`]). It holds what no model of a kernel can: that this VM's threads
 //! happen to stay on one node, or beside a polluter. Once company changes the model says what no agent would be by now, and
 //! the ratio stays. Only waiting for memory may differ from the model by its place: a VM that computes, and was slower
 //! than modelled, is so at home too. The same ratio is averaged at home ([`Character::at_home`]). So a first home is
@@ -27,9 +27,9 @@
 //! Each epoch:
 //! 1. A VM whose operator chose a home or a memory policy, that was promised nodes when it started, or whose guest is
 //!    told where it is gets a home at once ([`crate::placement`]). All others start free.
-//! 2. Once all active VMs are known, and there are two or more, the arrangement of least cost is searched among homes for
+//! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the arrangement of least cost is searched among homes for
 //!    all ([`search`]). It is taken if its mean slow-down is at most [`MEAN_MAX`], on a crowded host [`MEAN_MAX_CROWDED`],
-//!    and nobody's is above [`WORST_MAX`].
+//!    and no VM's is above [`WORST_MAX`].
 //! 3. While VMs live in homes, a VM that arrives on a crowded host gets one at once, before it touches memory, by the
 //!    character of the mean VM.
 //! 4. Else the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
@@ -53,7 +53,7 @@
 //! # Roads not taken
 //! - Homes for some VMs of a crowded host: those without are pushed off the memory that they touched.
 //! - Homes for all at arrival, before anybody is known: more is gained on full hosts (cases of 100 seconds: .917 for .919 on
-//!   average), but twice as many VMs are hurt, one by half, and nobody can tell whom: there is no baseline.
+//!   average), but twice as many VMs are hurt, one by half, and which ones cannot be told: there is no baseline.
 //! - The modelled speed without homes as the baseline: a host of ten VMs on eight nodes was left alone (1.00 for .94), and
 //!   hosts of few VMs had to be left alone by rule.
 //! - Taking back the first home of one VM alone: it is pushed off the memory that it touched.
@@ -63,27 +63,24 @@ pub mod search;
 mod tests;
 pub mod what_if;
 
+use std::sync::Arc;
+
 use homenode_host::{Action, Lever, Plan, View, VmView};
 use homenode_units::{Ns, PAGE_BYTES, VmId};
 
 use crate::demand::History;
 use crate::placement;
-use crate::predict::{AsFound, Character, Place, Profiles, Room, Shape};
+use crate::predict::{ACTIVE_MIN, AsFound, Character, Place, Profiles, Room, Shape};
 use crate::trial;
 use search::{Search, Wish};
 pub use what_if::what_if;
 
-/// Name of this policy in plans.
-pub const POLICY: &str = "arrange";
+pub use crate::trial::POLICY;
 
-/// A VM that wants less of a CPU than this is not active.
-pub const ACTIVE_MIN: f64 = 0.5;
 /// Share of the host's cores that VMs of a crowded host want.
 pub const CROWDED_THREADS: f64 = 0.8;
 /// VMs per node, or threads per core, of a crowded host.
 pub const CROWDED_VMS: f64 = 1.25;
-/// Epochs at work after which a VM is known.
-pub const KNOWN_EPOCHS: u32 = 7;
 /// Homes are given where they promise at most this mean slow-down,
 pub const MEAN_MAX: f64 = 0.95;
 /// on a crowded host, where they also keep what is local local, at most this,
@@ -111,13 +108,13 @@ pub struct State {
     /// Changes that are not judged yet, and what came of the others.
     pub trials: trial::State,
     room: Room,
-    shape: Option<Shape>,
+    shape: Option<Arc<Shape>>,
     rest: Rest,
 }
 
 /// The host and its VMs in one epoch.
 struct Scene<'a> {
-    shape: Shape,
+    shape: Arc<Shape>,
     vms: Vec<&'a VmView<'a>>,
     characters: Vec<Character>,
     places: Vec<Place>,
@@ -135,13 +132,13 @@ pub fn plan(
 ) -> Plan {
     let shape = state
         .shape
-        .get_or_insert_with(|| Shape::of(view.machine, &config.reserved_cpus))
+        .get_or_insert_with(|| Arc::new(Shape::of(view.machine, &config.reserved_cpus)))
         .clone();
     state.profiles.observe(view, &shape);
     let promised: Vec<VmId> = view
         .vms
         .iter()
-        .filter(|vm| vm.home.is_none() && placed.ledger.clone().redeem(vm.sample, view.at).is_some())
+        .filter(|vm| vm.home.is_none() && placed.ledger.is_promised(vm.sample, view.at))
         .map(|vm| vm.sample.id)
         .collect();
     let plan = placement::plan_for(view, config, history, placed, |vm| {
@@ -195,13 +192,13 @@ fn has_a_place(vm: &VmView<'_>) -> bool {
 }
 
 impl<'a> Scene<'a> {
-    fn of(view: &'a View<'a>, shape: Shape, state: &State) -> Scene<'a> {
+    fn of(view: &'a View<'a>, shape: Arc<Shape>, state: &State) -> Scene<'a> {
         let vms: Vec<&VmView<'_>> = view.vms.iter().collect();
         let mut characters: Vec<Character> = vms
             .iter()
             .map(|vm| state.profiles.character(vm, &shape))
             .collect();
-        let is_known = |at: &usize| state.profiles.epochs(vms[*at].sample.id) >= KNOWN_EPOCHS;
+        let is_known = |at: &usize| state.profiles.is_known(vms[*at].sample.id);
         let (known, new): (Vec<usize>, Vec<usize>) = (0..vms.len()).partition(is_known);
         if let Some(mean) = Character::mean(&known.iter().map(|at| &characters[*at]).collect::<Vec<_>>()) {
             for at in new {
@@ -287,32 +284,30 @@ impl<'a> Scene<'a> {
     }
 
     /// Takes in how fast VMs are where they are, beside how fast they are modelled to be: at home once their memory is
-    /// there, and free as long as nobody has a home, which is no agent.
+    /// there, and free as long as no VM has a home, which is no agent.
     fn learn(&mut self, state: &mut State) {
         let lives_in_homes = self.lives_in_homes();
         let as_found = if lives_in_homes { AsFound::Yes } else { AsFound::No };
-        let mut vms = self.characters.clone();
-        for vm in &mut vms {
-            *(if lives_in_homes {
-                &mut vm.at_home
-            } else {
-                &mut vm.at_free
-            }) = 1.0;
-        }
         let State { profiles, room, .. } = state;
-        let mut modelled = Vec::new();
-        room.speeds(&self.shape, &vms, &self.places, as_found, &mut modelled);
+        let mut predicted = Vec::new();
+        room.speeds(
+            &self.shape,
+            &self.characters,
+            &self.places,
+            as_found,
+            &mut predicted,
+        );
         for (at, vm) in self.vms.iter().enumerate() {
             let id = vm.sample.id;
-            let Some(speed) = profiles.speed(id).filter(|_| profiles.epochs(id) >= KNOWN_EPOCHS) else {
+            let Some(speed) = profiles.speed(id).filter(|_| profiles.is_known(id)) else {
                 continue;
             };
             let character = &mut self.characters[at];
-            let ratio = speed / modelled[at];
+            let seen = speed / predicted[at];
             match vm.home {
                 None if !lives_in_homes => {
                     let waits = character.waiting_share();
-                    let ratio = ratio.clamp(1.0 / (1.0 + waits), 1.0 / (1.0 - waits));
+                    let ratio = (seen * character.at_free).clamp(1.0 / (1.0 + waits), 1.0 / (1.0 - waits));
                     character.at_free = profiles.learn_at_free(id, ratio);
                 }
                 Some(home)
@@ -321,14 +316,14 @@ impl<'a> Scene<'a> {
                         .pages_outside(home)
                         .is_none_or(|away| away.0 <= trial::AWAY_PAGES) =>
                 {
-                    character.at_home = profiles.learn_at_home(id, ratio);
+                    character.at_home = profiles.learn_at_home(id, seen * character.at_home);
                 }
                 _ => {}
             }
         }
     }
 
-    /// Whether somebody seeks a home, and all who do have just come.
+    /// Whether a VM seeks a home, and all that do have just come.
     fn only_arrivals_seek(&self, state: &State) -> bool {
         let is_new = |at: usize| state.profiles.epochs(self.vms[at].sample.id) == 0;
         self.seekers().next().is_some() && self.seekers().all(is_new)
@@ -336,7 +331,7 @@ impl<'a> Scene<'a> {
 
     fn all_known(&self, state: &State) -> bool {
         self.seekers()
-            .all(|at| state.profiles.epochs(self.vms[at].sample.id) >= KNOWN_EPOCHS)
+            .all(|at| state.profiles.is_known(self.vms[at].sample.id))
     }
 
     fn search<'s>(&'s self, room: &'s mut Room) -> Search<'s> {
@@ -350,7 +345,7 @@ impl<'a> Scene<'a> {
         )
     }
 
-    /// Homes for all that seek one; `None` where nobody does, or one finds none.
+    /// Homes for all that seek one; `None` where none does, or one finds none.
     fn homes_for_all(&self, room: &mut Room) -> Option<Vec<Place>> {
         let seekers: Vec<usize> = self.seekers().collect();
         if seekers.is_empty() {

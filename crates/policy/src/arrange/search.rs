@@ -7,8 +7,8 @@
 //! # Properties
 //! - `a_search_ends_in_time_on_any_host`
 
-use super::{ACTIVE_MIN, BELIEF, HARM_WEIGHT, HORIZON};
-use crate::predict::{AsFound, Character, Place, Room, Shape, positions};
+use super::{BELIEF, HARM_WEIGHT, HORIZON};
+use crate::predict::{ACTIVE_MIN, AsFound, Character, Place, Room, Shape, positions};
 
 /// Predictions after which a search improves no further.
 pub const CANDIDATES_MAX: usize = 1500;
@@ -39,6 +39,14 @@ pub struct Wish {
     pub bytes: Vec<f64>,
 }
 
+impl Wish {
+    /// Bytes of its memory that would come to each node of a home.
+    pub fn coming(&self, home: u64) -> impl Iterator<Item = (usize, f64)> {
+        let part = self.bytes.iter().sum::<f64>() / f64::from(home.count_ones());
+        positions(home).map(move |node| (node, (part - self.bytes[node]).max(0.0)))
+    }
+}
+
 /// A slow-down of which as much of the gain is believed as came true so far.
 pub fn believed(slow: f64) -> f64 {
     if slow < 1.0 {
@@ -57,7 +65,7 @@ pub struct Search<'a> {
     free_bytes: &'a [f64],
     now: &'a [Place],
     room: &'a mut Room,
-    /// Speed of each VM if nobody had a home.
+    /// Speed of each VM if no VM had a home.
     none: Vec<f64>,
     speeds: Vec<f64>,
     /// Speeds in the arrangement that a step begins from.
@@ -186,10 +194,7 @@ impl<'a> Search<'a> {
                 held[node] += if active { wish.vcpus / count } else { 0.0 };
             }
             if *place != self.now[at] {
-                let all: f64 = wish.bytes.iter().sum();
-                for node in positions(*mask) {
-                    moved[node] += (all / count - wish.bytes[node]).max(0.0);
-                }
+                wish.coming(*mask).for_each(|(node, bytes)| moved[node] += bytes);
             }
         }
         let nodes = self.shape.nodes.iter().enumerate();
@@ -207,11 +212,6 @@ impl<'a> Search<'a> {
         let wish = &self.wishes[at];
         let node_cpus = self.shape.nodes.iter().map(|node| node.cpus).fold(0.0, f64::max);
         let fewest = (wish.vcpus / node_cpus).ceil().max(1.0) as u32;
-        let sizes = if fewest == 1 {
-            1..=1
-        } else {
-            fewest..=(fewest + 1).min(n as u32)
-        };
         // All nodes are no home.
         let all = self.shape.all();
         let allowed = |mask: &u64| mask & !wish.allowed == 0 && *mask != all;
@@ -225,7 +225,7 @@ impl<'a> Search<'a> {
         }
         let bits = n.min(10) as u32;
         (1u64..1 << bits)
-            .filter(|mask| sizes.contains(&mask.count_ones()) && allowed(mask))
+            .filter(|mask| (fewest..=fewest + 1).contains(&mask.count_ones()) && allowed(mask))
             .collect()
     }
 
@@ -268,10 +268,13 @@ impl<'a> Search<'a> {
         }
         let mut may_move = vec![false; places.len()];
         seekers.iter().for_each(|at| may_move[*at] = true);
-        while let Some((better, _)) = self.step(&places, &may_move, STEP_MIN) {
-            places = better;
+        loop {
+            let most = self.cost_base(&places) - STEP_MIN;
+            match self.step(&places, &may_move, most) {
+                Some((better, _)) => places = better,
+                None => return Some(places),
+            }
         }
-        Some(places)
     }
 
     /// The one move or exchange of homes that lowers the cost most, by at least `gain_min`, or freedom for all.
@@ -281,11 +284,10 @@ impl<'a> Search<'a> {
             .map(|at| self.wishes[at].movable && now[at] != Place::Free)
             .collect();
         self.wide = true;
-        let better = self.step(now, &may_move, gain_min);
+        let most = self.cost_base(now) - gain_min;
+        let better = self.step(now, &may_move, most);
+        let most = better.as_ref().map_or(most, |(_, cost)| *cost);
         let free = self.all_free();
-        let most = better
-            .as_ref()
-            .map_or_else(|| self.cost(now) - gain_min, |(_, cost)| *cost);
         if free != now && self.cost(&free) < most {
             return Some(free);
         }
@@ -300,9 +302,9 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    fn step(&mut self, from: &[Place], may_move: &[bool], gain_min: f64) -> Option<(Vec<Place>, f64)> {
+    /// The move or exchange of least cost below `most`, beside the arrangement that [`Search::cost_base`] weighed last.
+    fn step(&mut self, from: &[Place], may_move: &[bool], most: f64) -> Option<(Vec<Place>, f64)> {
         let mut best: Option<(Vec<Place>, f64)> = None;
-        let most = self.cost_base(from) - gain_min;
         let mut candidate = from.to_vec();
         for at in (0..from.len()).filter(|at| may_move[*at]) {
             let moves = self.homes(at).into_iter().map(|mask| (at, Place::Home(mask)));

@@ -4,7 +4,7 @@
 //! An operator wants to know what a home would do to a VM and to its neighbours, before anybody moves gigabytes.
 //!
 //! # Terms
-//! - *Slow-down* of a VM: time that its work takes over the time that it would take if nobody had a home, as everywhere in
+//! - *Slow-down* of a VM: time that its work takes over the time that it would take if no VM had a home, as everywhere in
 //!   this policy. 1 is as without an agent, less is faster.
 //!
 //! # Algorithm
@@ -17,19 +17,20 @@
 //! # Properties
 //! - `what_if_of_where_all_are_changes_nothing`
 //! - `a_vm_beside_a_polluter_is_predicted_slower`
-//! - `who_is_not_asked_about_stays`
+//! - `a_vm_that_is_not_asked_about_stays`
 //! - `a_vm_that_is_not_known_is_named`
 //! - `asking_changes_no_later_answer`
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use homenode_host::{HandsOff, View, VmView};
 use homenode_units::{Bytes, NodeId, NodeSet, VmId};
 
-use super::{ACTIVE_MIN, KNOWN_EPOCHS, Scene, State};
+use super::{Scene, State};
 use crate::placement;
-use crate::predict::{Place, Room, Shape, positions};
+use crate::predict::{ACTIVE_MIN, KNOWN_EPOCHS, Place, Room, Shape};
 
 /// Where each VM that is asked about shall be: its home nodes, or nowhere in particular.
 pub type Wanted = BTreeMap<VmId, Option<NodeSet>>;
@@ -163,10 +164,15 @@ pub fn what_if(
     let shape = state
         .shape
         .clone()
-        .unwrap_or_else(|| Shape::of(view.machine, &config.reserved_cpus));
+        .unwrap_or_else(|| Arc::new(Shape::of(view.machine, &config.reserved_cpus)));
     check_nodes(&shape, wanted)?;
-    let mut scene = Scene::of(view, shape, state);
-    let unknown = scene.weigh_unknown(state);
+    let scene = Scene::of(view, shape, state);
+    let unknown: Vec<Option<Unknown>> = scene
+        .vms
+        .iter()
+        .zip(&scene.characters)
+        .map(|(vm, character)| why_unknown(vm, character.threads, state))
+        .collect();
     for (vm, unknown) in scene.vms.iter().zip(&unknown) {
         if let Some(why) = unknown.filter(|why| *why != Unknown::Idle && wanted.contains_key(&vm.sample.id)) {
             let name = vm.sample.name.clone();
@@ -212,17 +218,6 @@ fn check_nodes(shape: &Shape, wanted: &Wanted) -> Result<(), NoForecast> {
 }
 
 impl Scene<'_> {
-    /// Of each VM why it is not known, if so. Such a VM counts by the time that it wants, not as busy throughout.
-    fn weigh_unknown(&mut self, state: &State) -> Vec<Option<Unknown>> {
-        let mut all = Vec::with_capacity(self.vms.len());
-        for (vm, character) in self.vms.iter().zip(&mut self.characters) {
-            let own = state.profiles.character(vm, &self.shape);
-            character.threads = own.threads;
-            all.push(why_unknown(vm, own.threads, state));
-        }
-        all
-    }
-
     /// Where all VMs are, but for those that are wanted elsewhere.
     fn places_of(&self, wanted: &Wanted) -> Vec<Place> {
         let place = |vm: &VmView<'_>, now: Place| match wanted.get(&vm.sample.id) {
@@ -260,9 +255,9 @@ impl Scene<'_> {
             if *place == self.places[at] {
                 continue;
             }
-            let bytes = &self.wishes[at].bytes;
-            let part = bytes.iter().sum::<f64>() / f64::from(mask.count_ones());
-            positions(mask).for_each(|node| needed[node] += (part - bytes[node]).max(0.0));
+            self.wishes[at]
+                .coming(mask)
+                .for_each(|(node, bytes)| needed[node] += bytes);
         }
         let nodes = self.shape.nodes.iter().zip(needed).zip(&self.free_bytes);
         nodes
@@ -283,7 +278,7 @@ fn why_unknown(vm: &VmView<'_>, threads: f64, state: &State) -> Option<Unknown> 
         Some(rates) if rates.instructions_per_s.is_none() || rates.llc_references_per_s.is_none() => {
             Some(Unknown::Uncounted)
         }
-        Some(_) if epochs >= KNOWN_EPOCHS => None,
+        Some(_) if state.profiles.is_known(vm.sample.id) => None,
         _ => Some(Unknown::New { epochs }),
     }
 }
@@ -384,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_asked_about_stays() {
+    fn a_vm_that_is_not_asked_about_stays() {
         let mut host = host();
         let state = watched(&mut host, 8);
         let forecast = ask(&mut host, &state, &[(1, "2,3"), (2, "free")]).unwrap();
@@ -413,7 +408,7 @@ mod tests {
         let state = watched(&mut host, 10);
         let uncounted = ask(&mut host, &state, &[(1, "0")]).unwrap_err();
         assert!(uncounted.to_string().contains("not counted"), "{uncounted}");
-        // Who sleeps neither gains nor takes.
+        // A VM that sleeps neither gains nor takes.
         let mut host = self::host();
         host.add_vm(4, 4, GIB, 3).instructions_per_s(0);
         let state = watched(&mut host, 8);

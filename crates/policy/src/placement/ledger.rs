@@ -59,6 +59,12 @@ pub struct Reservation {
     pub made_at: Ns,
 }
 
+impl Reservation {
+    fn is_open(&self, now: Ns) -> bool {
+        now.saturating_sub(self.made_at) <= RESERVATION_LIFE
+    }
+}
+
 /// All promises.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
@@ -102,14 +108,22 @@ impl Ledger {
     /// leaves the ledger: from now on the VM itself is counted.
     pub fn redeem(&mut self, vm: &VmSample, now: Ns) -> Option<NodeSet> {
         self.expire(now);
-        let shape = Shape::new(vm.vcpus.len() as u32, vm.memory_bytes);
-        let by_id = self.reservations.iter().position(|r| r.vm == Some(vm.id));
-        let at = by_id.or_else(|| {
-            self.reservations
-                .iter()
-                .position(|r| r.vm.is_none() && r.shape == shape)
-        })?;
+        let at = self.position_of(vm, now)?;
         Some(self.reservations.remove(at).nodes)
+    }
+
+    /// Whether there are nodes that [`Ledger::redeem`] would give to a VM.
+    pub fn is_promised(&self, vm: &VmSample, now: Ns) -> bool {
+        self.position_of(vm, now).is_some()
+    }
+
+    fn position_of(&self, vm: &VmSample, now: Ns) -> Option<usize> {
+        let shape = Shape::new(vm.vcpus.len() as u32, vm.memory_bytes);
+        let find = |is_its: &dyn Fn(&Reservation) -> bool| {
+            let mut all = self.reservations.iter();
+            all.position(|r| r.is_open(now) && is_its(r))
+        };
+        find(&|r| r.vm == Some(vm.id)).or_else(|| find(&|r| r.vm.is_none() && r.shape == shape))
     }
 
     /// Drops promises to VMs that the view shows with a home: from now on the VM itself is counted.
@@ -134,13 +148,12 @@ impl Ledger {
     pub fn pending<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = &'a Reservation> {
         self.reservations.iter().filter(|r| {
             let runs = r.vm.is_some_and(|id| view.sample.vm(id).is_some());
-            view.at.saturating_sub(r.made_at) <= RESERVATION_LIFE && !runs
+            r.is_open(view.at) && !runs
         })
     }
 
     fn expire(&mut self, now: Ns) {
-        self.reservations
-            .retain(|r| now.saturating_sub(r.made_at) <= RESERVATION_LIFE);
+        self.reservations.retain(|r| r.is_open(now));
         self.announced
             .retain(|(_, at)| now.saturating_sub(*at) <= RESERVATION_LIFE);
     }

@@ -27,7 +27,7 @@
 //! 5. `cycles per instruction = core + misses x stall x latency`, `core` and `stall` learnt from how cycles followed misses
 //!    and latency so far (Eyerman).
 //!
-//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, `STEPS` damped steps. While nobody
+//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, `STEPS` damped steps. While no VM
 //! is free and no CPU is lent, nodes that no home joins have nothing to do with each other: of an arrangement that
 //! differs in a few places only those VMs are predicted that this reaches ([`Room::speeds_beside`]).
 //!
@@ -59,6 +59,10 @@ use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
 
 pub use profile::Profiles;
 
+/// A VM that wants less of a CPU than this is not active.
+pub const ACTIVE_MIN: f64 = 0.5;
+/// Epochs at work after which a VM is known.
+pub const KNOWN_EPOCHS: u32 = 7;
 /// How much longer a core's own work takes beside a busy hyperthread: throughput of two is 1.25 of one on processors with
 /// two threads a core, as published for most workloads.
 pub const SMT_STRETCH: f64 = 1.6;
@@ -68,7 +72,7 @@ pub const DISTANCE_REAL: f64 = 0.6;
 /// Bandwidth that comes with a core where a node's is not known, bytes per second: the balance of servers of many years
 /// (STREAM tables).
 pub const BANDWIDTH_PER_CORE: f64 = 3.5e9;
-/// Bytes that a miss moves where nobody counts traffic: a line, and a third of a line written back.
+/// Bytes that a miss moves where traffic is not counted: a line, and a third of a line written back.
 pub const BYTES_PER_MISS: f64 = 64.0 * 4.0 / 3.0;
 /// Share of its accesses that a free VM finds local, where not counted.
 pub const LOCAL_UNKNOWN: f64 = 0.85;
@@ -232,13 +236,13 @@ pub struct Character {
     pub slope: f64,
     /// Bytes that a miss moves.
     pub bytes_per_miss: f64,
-    /// Share of its accesses that are local where the kernel puts it and nobody ever moved its memory.
+    /// Share of its accesses that are local where the kernel puts it and its memory was never moved.
     pub local_free: f64,
     /// Share of its memory on each node, by position, if it lies where an agent put it; else it lies where threads are.
     pub memory: Option<Vec<f64>>,
-    /// Measured over modelled speed at home: what trials taught.
+    /// Measured over modelled speed at home, seen while its memory is there.
     pub at_home: f64,
-    /// Measured over modelled speed while nobody had a home: where the kernel keeps it is not what a mean kernel does.
+    /// Measured over modelled speed while no VM had a home: where the kernel keeps it is not what a mean kernel does.
     pub at_free: f64,
 }
 
@@ -258,7 +262,7 @@ pub struct Room {
     held: Vec<f64>,
     /// Threads on each node, each counted by what it gets of a CPU that several want.
     claims: Vec<f64>,
-    /// Share of a free VM's threads that are where they would be if nobody had a home.
+    /// Share of a free VM's threads that are where they would be if no VM had a home.
     stayed: f64,
     free: Vec<f64>,
     /// Share of their threads, and so of memory that they touched first, that free VMs have on each node.
@@ -315,7 +319,7 @@ enum Memory {
 
 impl Room {
     /// Speed of each VM under an arrangement. `as_found`: free VMs have their memory where it is now; otherwise as if
-    /// nobody had ever moved it, which is what no agent means.
+    /// it had never been moved, which is what no agent means.
     pub fn speeds(
         &mut self,
         shape: &Shape,
@@ -630,7 +634,7 @@ impl Cell {
     }
 }
 
-/// All nodes on which a change of these nodes is felt: homes join them. `None` where somebody has no home.
+/// All nodes on which a change of these nodes is felt: homes join them. `None` where a VM has no home.
 fn reached(places: &[Place], changed: u64) -> Option<u64> {
     let mut reached = changed;
     loop {

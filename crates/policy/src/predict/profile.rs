@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use homenode_host::{Rates, View, VmRates, VmView};
 use homenode_units::{BytesPerSec, Ewma, VmId};
 
-use super::{BUSY_MAX, BYTES_PER_MISS, Character, LOCAL_UNKNOWN, QUEUE, SMT_STRETCH, Shape};
+use super::{
+    ACTIVE_MIN, BUSY_MAX, BYTES_PER_MISS, Character, KNOWN_EPOCHS, LOCAL_UNKNOWN, QUEUE, SMT_STRETCH, Shape,
+};
 
 /// Weight of the newest epoch in averages.
 const WEIGHT: f64 = 0.25;
 /// What is kept of older evidence, per epoch.
 const KEPT: f64 = 0.92;
 /// Of a VM that ran for less of a CPU than this nothing is learnt.
-const ACTIVE_MIN: f64 = 0.1;
+const RAN_MIN: f64 = 0.1;
 /// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight.
 const STALL: f64 = 50.0;
 /// How unsure that is.
@@ -152,6 +154,11 @@ impl Profiles {
         self.vms.get(&vm).map_or(0, |profile| profile.epochs)
     }
 
+    /// Whether a VM was seen at work long enough to tell what it asks of a host.
+    pub fn is_known(&self, vm: VmId) -> bool {
+        self.epochs(vm) >= KNOWN_EPOCHS
+    }
+
     /// Instructions per second of a VM of late, on average; `None` of one that was never at work.
     pub fn speed(&self, vm: VmId) -> Option<f64> {
         self.vms.get(&vm)?.speed.value()
@@ -160,7 +167,7 @@ impl Profiles {
     /// Whether a VM is at work.
     pub fn is_active(&self, vm: VmId) -> bool {
         let profile = self.vms.get(&vm);
-        profile.is_some_and(|profile| profile.wanted >= crate::arrange::ACTIVE_MIN)
+        profile.is_some_and(|profile| profile.wanted >= ACTIVE_MIN)
     }
 
     /// What a home means to a VM, seen while its memory is there: measured over modelled speed.
@@ -169,7 +176,7 @@ impl Profiles {
         learn(self.vms.get_mut(&vm).map(|profile| &mut profile.at_home), ratio)
     }
 
-    /// What no agent means to a VM, seen while nobody has a home: measured over modelled speed. Gives its average.
+    /// What no agent means to a VM, seen while no VM has a home: measured over modelled speed. Gives its average.
     pub fn learn_at_free(&mut self, vm: VmId, ratio: f64) -> f64 {
         learn(self.vms.get_mut(&vm).map(|profile| &mut profile.at_free), ratio)
     }
@@ -320,11 +327,11 @@ impl Profile {
         let wanted: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running + vcpu.waiting).sum();
         self.wanted = wanted;
         self.threads.update(wanted);
-        if vm.home.is_none() && wanted > ACTIVE_MIN {
+        if vm.home.is_none() && wanted > RAN_MIN {
             let ran: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running).sum();
             self.share.update(ran / wanted);
         }
-        if rates.cpus_used < ACTIVE_MIN {
+        if rates.cpus_used < RAN_MIN {
             return;
         }
         let (Some(instructions), Some(cycles)) = (rates.instructions_per_s, rates.cycles_per_s) else {

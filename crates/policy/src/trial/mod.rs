@@ -1,7 +1,7 @@
 //! Whether a change paid, and back where it did not.
 //!
 //! # Problem
-//! A predicted gain is a guess. Who makes a VM slower on a guess must notice and give back, and not try the same again soon.
+//! A predicted gain is a guess. A VM that became slower on a guess must get back what it had, and the same must not be tried again soon.
 //!
 //! # Terms
 //! - *Baseline*: the VM's speed before its change, as measured on average ([`Profiles::speed`]). Of a VM that was free
@@ -37,10 +37,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use homenode_host::{Action, Lever, Plan, View, VmView};
 use homenode_units::{NodeSet, Ns, Pages, VmId};
 
-use crate::arrange::POLICY;
 use crate::placement;
 use crate::predict::Profiles;
 pub use results::{GONE_KEPT, KEPT_MAX, Past, Results};
+
+/// Name in plans of the policy whose changes are trials ([`crate::arrange`]).
+pub const POLICY: &str = "arrange";
 
 /// Longest time that memory is waited for.
 pub const SETTLE_MAX: Ns = Ns::from_secs(30);
@@ -63,7 +65,7 @@ struct Trial {
     began: Ns,
     /// When memory was found at home.
     home_at: Option<Ns>,
-    /// Most pages that were away from the new home; `None` where nobody knows.
+    /// Most pages that were away from the new home; `None` where not known.
     away_most: Option<Pages>,
     before: f64,
     predicted: f64,
@@ -82,7 +84,7 @@ pub struct Verdict {
     pub seen: f64,
     /// Whether the VM got back what it had.
     pub undone: bool,
-    /// Pages that came home meanwhile; `None` where nobody knows.
+    /// Pages that came home meanwhile; `None` where not known.
     pub pages_moved: Option<Pages>,
 }
 

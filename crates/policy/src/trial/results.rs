@@ -1,4 +1,4 @@
-//! What came of trials, kept for whoever asks: the newest of each VM, and of VMs that are gone for a while.
+//! What came of trials: the newest of each VM, and of VMs that are gone for a while.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 use homenode_host::{Counters, Decision, HandsOff, Management, Rates, Sample, Version, VmSample, VmSettings};
-use homenode_units::{Bytes, NodeSet};
+use homenode_units::Bytes;
 use proptest::prelude::*;
 
 use super::*;
@@ -31,27 +31,13 @@ impl Host {
             ..VcpuSample::default()
         };
         let vm = VmSample {
-            id: vm_id(1),
-            name: "vm1".into(),
             vcpus: (0..vcpus).map(vcpu).collect(),
             memory_bytes: Bytes::from_gib(1),
-            balloon: None,
-            pages: None,
-            virtual_nodes: Vec::new(),
-            no_feed: None,
-            told: None,
-            accesses: None,
-            memory_policy: homenode_units::MemoryPolicy::default(),
-            page_uses: None,
-            observed: None,
-            immovable: None,
-            no_releases: None,
-            confined: None,
-            device_nodes: NodeSet::new(),
             settings: VmSettings {
                 permit: Some(permit.parse().unwrap()),
                 ..VmSettings::default()
             },
+            ..VmSample::new(vm_id(1), "vm1")
         };
         let config = Config::default();
         Host {
