@@ -396,7 +396,9 @@ impl<'a> Scene<'a> {
                 then[at], now[at]
             );
             placement::settle(view, config, vm, &nodes, &why, POLICY, &mut plan);
-            state.trials.begin(view, vm, &state.profiles, now[at] / then[at]);
+            state
+                .trials
+                .begin(view, vm, &nodes, &state.profiles, now[at] / then[at]);
         }
         plan
     }

@@ -27,6 +27,7 @@
 //! - `first_homes_fail_together`
 //! - `what_failed_is_tried_ever_more_rarely`
 //! - `a_vm_that_ended_is_not_judged`
+//! - `what_was_not_carried_out_is_not_judged`
 
 mod results;
 #[cfg(test)]
@@ -34,7 +35,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, Lever, Plan, View, VmView};
+use homenode_host::{Plan, View, VmView};
 use homenode_units::{NodeSet, Ns, Pages, VmId};
 
 use crate::placement;
@@ -71,6 +72,7 @@ struct Trial {
     predicted: f64,
     company: BTreeSet<VmId>,
     from: Option<NodeSet>,
+    to: NodeSet,
 }
 
 /// What came of a trial.
@@ -130,8 +132,15 @@ impl State {
         Results::error(self.past().flat_map(|(_, past)| &past.verdicts))
     }
 
-    /// A VM's place changes in this epoch; its speed is predicted to change by this factor.
-    pub fn begin(&mut self, view: &View<'_>, vm: &VmView<'_>, profiles: &Profiles, predicted: f64) {
+    /// A VM shall be at home on these nodes from this epoch on; its speed is predicted to change by this factor.
+    pub fn begin(
+        &mut self,
+        view: &View<'_>,
+        vm: &VmView<'_>,
+        to: &NodeSet,
+        profiles: &Profiles,
+        predicted: f64,
+    ) {
         let Some(before) = profiles.speed(vm.sample.id) else {
             return;
         };
@@ -143,6 +152,7 @@ impl State {
             predicted,
             company: company(view, profiles),
             from: vm.home.cloned(),
+            to: to.clone(),
         };
         self.running.insert(vm.sample.id, trial);
     }
@@ -191,7 +201,9 @@ pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, s
         let Some(trial) = state.running.get_mut(&id) else {
             continue;
         };
-        let Some(home) = vm.home.filter(|_| vm.hands_off.is_none()) else {
+        // A change may fail, or only be said in a dry run: then there is nothing to judge.
+        let in_force = vm.home.filter(|home| **home == trial.to && vm.hands_off.is_none());
+        let Some(home) = in_force else {
             if view.at.0 > trial.began.0 + SETTLE_MAX.0 {
                 state.running.remove(&id);
             }
@@ -228,18 +240,12 @@ pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, s
             state.first.push(seen);
         }
         state.end(id, view.at, undone);
-        if undone {
+        if let Some(from) = trial.from.filter(|_| undone) {
             let why = format!(
                 "undone: it ran at {seen:.2} of its speed before, and {:.2} were predicted",
                 trial.predicted
             );
-            match trial.from {
-                None => {
-                    let lever = Lever::Home;
-                    plan.decide(POLICY, Action::Lift { vm: id, lever }, why);
-                }
-                Some(from) => placement::settle(view, config, vm, &from, &why, POLICY, &mut plan),
-            }
+            placement::settle(view, config, vm, &from, &why, POLICY, &mut plan);
         }
     }
     plan
