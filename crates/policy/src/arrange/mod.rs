@@ -16,20 +16,20 @@
 //!
 //! # The baseline of no agent
 //! All that is decided is a ratio to no agent, so no agent has to be known, and it must cost nothing to learn. VMs start
-//! free, and what is seen until all are known is the baseline: as long as no VM has a home, measured speed over modelled speed is
-//! averaged for each VM ([`Character::at_free`]). It holds what no model of a kernel can: that this VM's threads
-//! happen to stay on one node, or beside a polluter. Once company changes the model says what no agent would be by now, and
-//! the ratio stays. Only waiting for memory may differ from the model by its place: a VM that computes, and was slower
-//! than modelled, is so at home too. The same ratio is averaged at home ([`Character::at_home`]). So a first home is
-//! challenged for as long as it lasts, against no agent, with no experiment.
+//! free, and what is seen until all are known is the baseline: as long as no VM has a home, measured speed over modelled
+//! speed is averaged for each VM that never had one ([`Character::at_free`]). It holds what no model of a kernel can: that
+//! this VM's threads happen to stay on one node, or beside a polluter. Once company changes the model says what no agent
+//! would be by now, and the ratio stays. Only waiting for memory may differ from the model by its place: a VM that
+//! computes, and was slower than modelled, is so at home too. The same ratio is averaged at home
+//! ([`Character::at_home`]). So a first home is challenged for as long as it lasts, against no agent, with no experiment.
 //!
 //! # Algorithm
 //! Each epoch:
 //! 1. A VM whose operator chose a home or a memory policy, that was promised nodes when it started, or whose guest is
 //!    told where it is gets a home at once ([`crate::placement`]). All others start free.
-//! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the arrangement of least cost is searched among homes for
-//!    all ([`search`]). It is taken if its mean slow-down is at most [`MEAN_MAX`], on a crowded host [`MEAN_MAX_CROWDED`],
-//!    and no VM's is above [`WORST_MAX`].
+//! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the arrangement of least cost is
+//!    searched among homes for all ([`search`]). It is taken if its mean slow-down is at most [`MEAN_MAX`], on a crowded
+//!    host [`MEAN_MAX_CROWDED`], and no VM's is above [`WORST_MAX`].
 //! 3. While VMs live in homes, a VM that arrives on a crowded host gets one at once, before it touches memory, by the
 //!    character of the mean VM.
 //! 4. Else the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
@@ -37,7 +37,9 @@
 //!    nodes. Where freedom for all costs less than the best of these, homes are taken back.
 //! 5. Every move is a trial ([`crate::trial`]): what does not pay is undone, and the VM's hold doubles.
 //!
-//! Between two looks at the whole arrangement lies [`REST`]; there are no more than [`LOOKS`] an hour, after as many at once.
+//! The whole arrangement is looked at after news: VMs came, went, are known by now or may move again, or one is faster or
+//! slower than at the last look by [`NEWS_MIN`]; without news every [`REST_IDLE`]. Between two looks lies [`REST`]; there are
+//! no more than [`LOOKS`] an hour, after as many at once.
 //!
 //! # Properties
 //! - `a_vm_alone_on_the_host_is_left_free`
@@ -48,6 +50,7 @@
 //! - `homes_never_hold_more_vcpus_than_cpus`
 //! - `homes_that_do_not_pay_are_taken_back`
 //! - `looks_are_at_most_so_many_an_hour`
+//! - `without_news_there_is_hardly_a_look`
 //! - `what_the_operator_chose_is_not_searched`
 //!
 //! # Roads not taken
@@ -58,6 +61,7 @@
 //!   hosts of few VMs had to be left alone by rule.
 //! - Taking back the first home of one VM alone: it is pushed off the memory that it touched.
 
+mod rest;
 pub mod search;
 #[cfg(test)]
 mod tests;
@@ -72,6 +76,8 @@ use crate::demand::History;
 use crate::placement;
 use crate::predict::{ACTIVE_MIN, AsFound, Character, Place, Profiles, Room, Shape};
 use crate::trial;
+pub use rest::{LOOKS, NEWS_MIN, REST, REST_IDLE};
+use rest::{News, Rest};
 use search::{Search, Wish};
 pub use what_if::what_if;
 
@@ -95,10 +101,6 @@ pub const HARM_WEIGHT: f64 = 6.0;
 pub const BELIEF: f64 = 0.6;
 /// Time over which a move must pay.
 pub const HORIZON: Ns = Ns::from_secs(60);
-/// Least time between two looks at the whole arrangement.
-pub const REST: Ns = Ns::from_secs(5);
-/// Looks at the whole arrangement in an hour; as many may follow each other.
-pub const LOOKS: f64 = 30.0;
 
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]
@@ -161,7 +163,9 @@ pub fn plan(
     let arrivals = lives_in_homes && scene.is_crowded() && scene.only_arrivals_seek(state);
     let is_alone = scene.active().count() < 2;
     let may_seek = arrivals || (!is_alone && scene.all_known(state));
-    if !(may_seek || lives_in_homes) || !(arrivals || state.rest.is_over(view.at)) {
+    if !(may_seek || lives_in_homes)
+        || !(arrivals || state.rest.is_over(view.at, || scene.news(&state.profiles)))
+    {
         return plan;
     }
     let homes_for_all = if may_seek {
@@ -175,7 +179,7 @@ pub fn plan(
         _ => None,
     };
     if !arrivals {
-        state.rest.begin(view.at);
+        state.rest.begin(view.at, scene.news(&state.profiles));
     }
     match wanted {
         Some(wanted) => scene.carry_out(view, config, &wanted, state),
@@ -305,7 +309,7 @@ impl<'a> Scene<'a> {
             let character = &mut self.characters[at];
             let seen = speed / predicted[at];
             match vm.home {
-                None if !lives_in_homes => {
+                None if !lives_in_homes && !profiles.was_moved(id) => {
                     let waits = character.waiting_share();
                     let ratio = (seen * character.at_free).clamp(1.0 / (1.0 + waits), 1.0 / (1.0 - waits));
                     character.at_free = profiles.learn_at_free(id, ratio);
@@ -332,6 +336,21 @@ impl<'a> Scene<'a> {
     fn all_known(&self, state: &State) -> bool {
         self.seekers()
             .all(|at| state.profiles.is_known(self.vms[at].sample.id))
+    }
+
+    fn news(&self, profiles: &Profiles) -> News {
+        let id = |at: usize| self.vms[at].sample.id;
+        News {
+            speeds: self
+                .active()
+                .filter_map(|at| Some((id(at), profiles.speed(id(at))?)))
+                .collect(),
+            movable: (0..self.vms.len())
+                .filter(|at| self.wishes[*at].movable)
+                .map(id)
+                .filter(|id| profiles.is_known(*id))
+                .collect(),
+        }
     }
 
     fn search<'s>(&'s self, room: &'s mut Room) -> Search<'s> {
@@ -401,39 +420,5 @@ impl<'a> Scene<'a> {
                 .begin(view, vm, &nodes, &state.profiles, now[at] / then[at]);
         }
         plan
-    }
-}
-
-/// When the whole arrangement may be looked at again.
-#[derive(Clone, Debug)]
-struct Rest {
-    until: Ns,
-    /// Looks that may be taken, and when they were counted.
-    looks: f64,
-    counted: Ns,
-}
-
-impl Default for Rest {
-    fn default() -> Self {
-        Rest {
-            until: Ns::ZERO,
-            looks: LOOKS,
-            counted: Ns::ZERO,
-        }
-    }
-}
-
-impl Rest {
-    fn is_over(&mut self, now: Ns) -> bool {
-        let hours = now.saturating_sub(self.counted).as_secs_f64() / 3600.0;
-        self.looks = (self.looks + LOOKS * hours).min(LOOKS);
-        self.counted = now;
-        now >= self.until && self.looks >= 1.0
-    }
-
-    /// A look was taken.
-    fn begin(&mut self, now: Ns) {
-        self.looks -= 1.0;
-        self.until = now + REST;
     }
 }

@@ -75,7 +75,7 @@ pub struct Search<'a> {
     /// Arrangements that were weighed, and the work so far.
     candidates: usize,
     work: usize,
-    /// Whether VMs that fit into a node may have two.
+    /// Whether homes may have one node more than their VM needs.
     wide: bool,
     /// vCPUs that a home may hold above its CPUs.
     above: f64,
@@ -158,7 +158,7 @@ impl<'a> Search<'a> {
         self.work += self.room.cells_count();
         let mut sum = 0.0;
         for (at, place) in places.iter().enumerate() {
-            if self.vms[at].threads < ACTIVE_MIN {
+            if self.vms[at].threads < ACTIVE_MIN || *place == Place::Unplaced {
                 continue;
             }
             let slow = self.none[at] / self.speeds[at];
@@ -206,26 +206,26 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Homes that a VM may have: each node; for one that is wider, sets of as few nodes as hold it, and of one more.
+    /// Homes that a VM may have: sets of as few nodes as hold it, and of one more where they may be wide.
     fn homes(&self, at: usize) -> Vec<u64> {
         let n = self.shape.nodes.len();
         let wish = &self.wishes[at];
         let node_cpus = self.shape.nodes.iter().map(|node| node.cpus).fold(0.0, f64::max);
         let fewest = (wish.vcpus / node_cpus).ceil().max(1.0) as u32;
+        let most = fewest + u32::from(self.wide);
         // All nodes are no home.
         let all = self.shape.all();
         let allowed = |mask: &u64| mask & !wish.allowed == 0 && *mask != all;
-        if fewest == 1 {
-            let singles = (0..n).map(|node| 1 << node).filter(allowed);
-            let pairs = (0..n)
-                .flat_map(|a| (a + 1..n).map(move |b| 1 << a | 1 << b))
-                .filter(allowed);
-            let pairs = pairs.filter(|_| self.wide);
-            return singles.chain(pairs).collect();
+        if most <= 2 {
+            let one_or_two = (0..n).flat_map(|a| (a..n).map(move |b| 1 << a | 1 << b));
+            let sizes = fewest..=most;
+            return one_or_two
+                .filter(|mask: &u64| sizes.contains(&mask.count_ones()) && allowed(mask))
+                .collect();
         }
         let bits = n.min(10) as u32;
         (1u64..1 << bits)
-            .filter(|mask| (fewest..=fewest + 1).contains(&mask.count_ones()) && allowed(mask))
+            .filter(|mask| (fewest..=most).contains(&mask.count_ones()) && allowed(mask))
             .collect()
     }
 
@@ -248,21 +248,22 @@ impl<'a> Search<'a> {
                 .then(a.cmp(b))
         });
         let mut places = self.now.to_vec();
+        seekers.iter().for_each(|at| places[*at] = Place::Unplaced);
         for at in order {
             let mut best: Option<(Place, f64)> = None;
-            let before = places[at];
+            self.cost_base(&places);
             for mask in self.homes(at) {
                 if self.work >= WORK_MAX {
                     return None;
                 }
                 places[at] = Place::Home(mask);
                 if self.fits(&places) {
-                    let cost = self.cost(&places);
+                    let cost = self.cost_beside(&places, mask);
                     if best.is_none_or(|(_, least)| cost < least) {
                         best = Some((places[at], cost));
                     }
                 }
-                places[at] = before;
+                places[at] = Place::Unplaced;
             }
             places[at] = best?.0;
         }

@@ -96,13 +96,15 @@ pub enum Place {
     Free,
     /// On these nodes, by position.
     Home(u64),
+    /// Nowhere yet: it takes nothing of the host.
+    Unplaced,
 }
 
 impl Place {
-    /// Home nodes, by position; none where it is free.
+    /// Home nodes, by position; none where it has no home.
     pub fn mask(self) -> u64 {
         match self {
-            Place::Free => 0,
+            Place::Free | Place::Unplaced => 0,
             Place::Home(mask) => mask,
         }
     }
@@ -407,6 +409,7 @@ impl Room {
             out[*at] *= match places[*at] {
                 Place::Home(_) => vms[*at].at_home,
                 Place::Free => vms[*at].at_free,
+                Place::Unplaced => 1.0,
             };
         }
     }
@@ -511,7 +514,7 @@ impl Room {
             let memory = match places[*at] {
                 Place::Home(mask) => Memory::Even(mask, 1.0 / f64::from(mask.count_ones().max(1))),
                 Place::Free if as_found == AsFound::Yes && vm.memory.is_some() => Memory::Found,
-                Place::Free => Memory::Scattered,
+                Place::Free | Place::Unplaced => Memory::Scattered,
             };
             for (node, here) in shape.nodes.iter().enumerate() {
                 let threads = self.threads[at * n + node];
@@ -640,7 +643,10 @@ fn reached(places: &[Place], changed: u64) -> Option<u64> {
     loop {
         let mut more = reached;
         for place in places {
-            let Place::Home(mask) = place else { return None };
+            if *place == Place::Free {
+                return None;
+            }
+            let mask = place.mask();
             if mask & more != 0 {
                 more |= mask;
             }

@@ -38,6 +38,8 @@ const MISS_NOISE: f64 = 0.1;
 #[derive(Clone, Debug)]
 struct Profile {
     epochs: u32,
+    /// Whether it had a home, so that its memory lies where an agent put it.
+    was_moved: bool,
     /// CPUs' worth of time that it wanted in the last epoch.
     wanted: f64,
     threads: Ewma,
@@ -164,6 +166,11 @@ impl Profiles {
         self.vms.get(&vm)?.speed.value()
     }
 
+    /// Whether a VM ever had a home.
+    pub fn was_moved(&self, vm: VmId) -> bool {
+        self.vms.get(&vm).is_some_and(|profile| profile.was_moved)
+    }
+
     /// Whether a VM is at work.
     pub fn is_active(&self, vm: VmId) -> bool {
         let profile = self.vms.get(&vm);
@@ -176,7 +183,8 @@ impl Profiles {
         learn(self.vms.get_mut(&vm).map(|profile| &mut profile.at_home), ratio)
     }
 
-    /// What no agent means to a VM, seen while no VM has a home: measured over modelled speed. Gives its average.
+    /// What no agent means to a VM that never had a home, seen while no VM has one: measured over modelled speed. Gives its
+    /// average.
     pub fn learn_at_free(&mut self, vm: VmId, ratio: f64) -> f64 {
         learn(self.vms.get_mut(&vm).map(|profile| &mut profile.at_free), ratio)
     }
@@ -204,7 +212,7 @@ impl Profiles {
             slope: line.map_or(SLOPE, |(.., slope)| slope),
             bytes_per_miss: self.bytes_per_miss.value().unwrap_or(BYTES_PER_MISS),
             local_free,
-            memory: vm.home.and_then(|_| memory(vm, shape)),
+            memory: profile.was_moved.then(|| memory(vm, shape)).flatten(),
             at_home: profile.at_home.value().unwrap_or(1.0),
             at_free: profile.at_free.value().unwrap_or(1.0),
         }
@@ -307,6 +315,7 @@ impl Profile {
     fn new() -> Profile {
         Profile {
             epochs: 0,
+            was_moved: false,
             wanted: 0.0,
             threads: Ewma::new(WEIGHT),
             share: Ewma::new(WEIGHT),
@@ -324,6 +333,7 @@ impl Profile {
     }
 
     fn observe(&mut self, vm: &VmView<'_>, rates: &VmRates, shape: &Shape, nodes: &NodeLoads) {
+        self.was_moved |= vm.home.is_some();
         let wanted: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running + vcpu.waiting).sum();
         self.wanted = wanted;
         self.threads.update(wanted);
@@ -345,7 +355,7 @@ impl Profile {
         self.clock.update(cycles / rates.cpus_used);
         let cpi = cycles / instructions;
         self.cycles_per_instruction.update(cpi);
-        if vm.home.is_none()
+        if !self.was_moved
             && let Some(local) = rates.local_access_ratio
         {
             self.local_free.update(local);

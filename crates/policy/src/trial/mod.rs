@@ -1,7 +1,8 @@
 //! Whether a change paid, and back where it did not.
 //!
 //! # Problem
-//! A predicted gain is a guess. A VM that became slower on a guess must get back what it had, and the same must not be tried again soon.
+//! A predicted gain is a guess. A VM that became slower on a guess must get back what it had, and the same must not be tried
+//! again soon.
 //!
 //! # Terms
 //! - *Baseline*: the VM's speed before its change, as measured on average ([`Profiles::speed`]). Of a VM that was free
@@ -202,7 +203,9 @@ pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, s
             continue;
         };
         // A change may fail, or only be said in a dry run: then there is nothing to judge.
-        let in_force = vm.home.filter(|home| **home == trial.to && vm.hands_off.is_none());
+        let in_force = vm
+            .home
+            .filter(|home| **home == trial.to && vm.hands_off.is_none());
         let Some(home) = in_force else {
             if view.at.0 > trial.began.0 + SETTLE_MAX.0 {
                 state.running.remove(&id);
