@@ -6,12 +6,11 @@
 //!
 //! | epoch                     | 32 VMs           | 1000 VMs         |
 //! |---------------------------|------------------|------------------|
-//! | homes in force, no search | .017 ms (.034)   | .68 ms (1.5)     |
-//! | a look, homes in force    | 4.3 ms (35)      | 60 ms (1100)     |
-//! | a look, all free          | 10.5 ms (53)     | 60 ms (18 000)   |
+//! | homes in force, no search | .018 ms (.034)   | .70 ms (1.5)     |
+//! | a look, homes in force    | 3.3 ms (35)      | 37 ms (1100)     |
+//! | a look, all free          | 4.9 ms (53)      | 46 ms (18 000)   |
 //!
-//! Ten minutes of 32 VMs with all looks that there may be take 170 ms. Pending: the first look within 5 ms. A first home is
-//! sought while others are still free, and free VMs meet each other on all nodes, so all speeds change with each candidate.
+//! Ten minutes of 32 VMs with all looks that there may be take 130 ms.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 

@@ -11,10 +11,10 @@ use super::{BELIEF, HARM_WEIGHT, HORIZON};
 use crate::predict::{ACTIVE_MIN, AsFound, Character, Place, Room, Shape, positions};
 
 /// Predictions after which a search improves no further.
-pub const CANDIDATES_MAX: usize = 1500;
+pub const CANDIDATES_MAX: usize = 1000;
 /// Most work of a search, in speeds of a VM on a node that are predicted. 40 VMs on 8 nodes find homes and use up
-/// [`CANDIDATES_MAX`] within it; of 1000 it weighs some 40 arrangements without homes, or more of homes.
-pub const WORK_MAX: usize = 300_000;
+/// [`CANDIDATES_MAX`] within it; of 1000 it weighs some 20 arrangements without homes, or more of homes.
+pub const WORK_MAX: usize = 170_000;
 /// VMs of which it is cheaper to see whether they fit than to predict the speed of one.
 const FIT_PER_WORK: usize = 32;
 /// Bytes of a VM's memory that move in a second, while others move too.
