@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::journal::{Journal, JournalError, Lock, Record, Undo};
+use crate::journal::{Journal, JournalError, Lock, Undo};
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
@@ -172,7 +172,7 @@ pub fn run(
     for attempt in 0..TRIES {
         for step in journal.undo() {
             if undo(&step).is_ok() {
-                journal.write(Record::Restored { vm: step.run.vm })?;
+                journal.clear_all(step.run.vm)?;
                 done += 1;
             }
         }

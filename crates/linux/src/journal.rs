@@ -1,33 +1,32 @@
 //! What the agent has changed and how it was before, on disk before anything is changed.
 //!
-//! One line per record in `journal`, each with a checksum, written and synced before the agent acts. Opening replays
-//! the lines into what is in force per VM, and writes that anew (new file, sync, rename), so the file stays
-//! small. A torn last line is what a crash leaves and is dropped in silence; any other line that does not check
-//! is kept aside in
-//! `journal.damaged` and reported, and the rest still counts: a VM is never lost because a neighbour's line is
-//! broken.
+//! One line per key, `{vm, lever, entry}` behind a checksum, written and synced before the agent acts. The last line of a key
+//! wins: `entry` is what is in force there and how it was, `null` once nothing is. The journal knows no lever; each brings
+//! the type of its entry ([`Written`]). Opening puts the lines into a map and writes that anew (new file, sync, rename), so
+//! the file stays small. A torn last line is what a crash leaves and is dropped in silence; any other line that does not
+//! check is kept aside in `journal.damaged` and reported, and the rest still counts: a VM is never lost because a
+//! neighbour's line is broken.
 //!
-//! ```text
-//!   First ──▶ Pinned, Home, Nodes, Moving, Moved, Held, Lifted, Confined, Shrunk, Watched … ──▶ Restored ──▶ Forgotten
-//!   (as it was)  (what is in force)          ▲     │ HomeLifted                       (nothing is)  (the VM ended)
-//!                                            └─────┘ (no pin, no home; limits stay)
-//! ```
-//!
-//! A restored VM keeps its entry until it ends, and so does one whose home was lifted: restoring leaves pins in libvirt's XML
-//! that are nobody's wish, and only the entry tells them from an operator's. Where nothing is pinned any more and somebody has
-//! changed the VM, another `First` says how it is before it is touched again.
+//! The key `run` of a VM says which process it is and how it was when it was first touched; lines of a VM without it tell
+//! nothing. A restored VM keeps it until it ends, and so does one whose home was lifted: restoring leaves pins in
+//! libvirt's XML that are nobody's wish, and only this tells them from an operator's. Where nothing is pinned any more and
+//! the VM was changed by others, it is written again before the VM is touched again.
+
+mod former;
+mod written;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use homenode_host::{CpuQuota, Limit};
-use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
+use homenode_units::{CpuSet, NodeSet, VmId};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::cgroup::PERIOD_DEFAULT;
 use crate::read;
+pub use written::{Confined, Home, MemoryNodes, Moving, Pins, Quotas, Shrink, StatsPeriod, Watched};
 
 /// Where the journal lies unless the operator says otherwise: gone after a reboot, as the VMs are.
 pub const STATE_DIR: &str = "/run/homenode";
@@ -90,188 +89,31 @@ pub struct Before {
     pub nodes: Option<NodeSet>,
 }
 
-/// A CPU quota that the agent set in the place of the operator's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quotas {
-    /// The agent's.
-    pub ours: CpuQuota,
-    /// The agent's last, which is in force until the new one is.
-    #[serde(default)]
-    pub previous: Option<CpuQuota>,
-    /// The operator's, if there was one.
-    pub before: Option<CpuQuota>,
+/// What is written down of one lever of a VM, before it is pulled and for as long as something of the agent's is in force there.
+pub trait Written: Serialize + DeserializeOwned {
+    /// The lever's name in the file.
+    const KEY: &'static str;
 }
 
-impl Quotas {
-    /// Whether a quota in force may be the agent's. libvirt sets time and period one after the other: an agent that dies in
-    /// between leaves the time of one quota with the period of another.
-    pub fn may_be_ours(&self, seen: CpuQuota) -> bool {
-        let mut ours = std::iter::once(self.ours).chain(self.previous);
-        let theirs = self.before.map_or(PERIOD_DEFAULT, |before| before.period_ns);
-        let periods: Vec<Ns> = ours
-            .clone()
-            .map(|quota| quota.period_ns)
-            .chain([theirs])
-            .collect();
-        ours.any(|quota| quota.run_ns == seen.run_ns) && periods.contains(&seen.period_ns)
-    }
-}
+/// The key of [`Start`].
+const RUN: &str = "run";
 
-/// Memory that the agent gave a VM in the place of the operator's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shrink {
-    /// The agent's.
-    pub ours: Bytes,
-    /// What it had.
-    pub before: Bytes,
-}
-
-/// One record.
+/// Which run of a VM was touched, and how it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Record {
-    /// The agent is about to touch this VM for the first time, or again with no pin and no home of its own in force.
-    First {
-        /// Which run.
-        run: Run,
-        /// How it was.
-        before: Before,
-    },
-    /// vCPUs are about to be pinned.
-    Pinned {
-        /// Whose.
-        vm: VmId,
-        /// Which.
-        vcpus: Vec<u16>,
-        /// Where.
-        cpus: CpuSet,
-    },
-    /// Emulator, I/O threads and memory nodes are about to follow a new home.
-    Home {
-        /// Whose.
-        vm: VmId,
-        /// Where.
-        nodes: NodeSet,
-    },
-    /// Memory nodes are about to be set to these.
-    Nodes {
-        /// Whose.
-        vm: VmId,
-        /// Which.
-        nodes: NodeSet,
-    },
-    /// Pages are about to move.
-    Moving {
-        /// Whose.
-        vm: VmId,
-        /// Where to.
-        to: NodeSet,
-    },
-    /// The move ended: nothing is left to move.
-    Moved {
-        /// Whose.
-        vm: VmId,
-    },
-    /// vCPUs are about to be held to a quota.
-    Held {
-        /// Whose.
-        vm: VmId,
-        /// To which, and what was there before.
-        quotas: Quotas,
-    },
-    /// The operator's quota is in force again, or somebody else's.
-    Lifted {
-        /// Whose.
-        vm: VmId,
-    },
-    /// The VM is about to get a resctrl group of its own.
-    Confined {
-        /// Whose.
-        vm: VmId,
-        /// With this part.
-        limit: Limit,
-    },
-    /// Its resctrl group is gone.
-    Freed {
-        /// Whose.
-        vm: VmId,
-    },
-    /// DAMON is about to watch the VM's memory.
-    Watched {
-        /// Whose.
-        vm: VmId,
-    },
-    /// It does not any more.
-    Unwatched {
-        /// Whose.
-        vm: VmId,
-    },
-    /// The VM is about to have less memory.
-    Shrunk {
-        /// Whose.
-        vm: VmId,
-        /// How much, and what it had.
-        shrink: Shrink,
-    },
-    /// It was given back, or somebody else changed it.
-    GivenBack {
-        /// Whose.
-        vm: VmId,
-    },
-    /// Its guest is about to be asked for memory statistics.
-    Asked {
-        /// Whose.
-        vm: VmId,
-        /// How often it was asked before, in seconds; 0 for never.
-        before: u32,
-    },
-    /// It is asked as before.
-    NotAsked {
-        /// Whose.
-        vm: VmId,
-    },
-    /// It has neither pins nor home nor memory nodes of the agent's any more.
-    HomeLifted {
-        /// Whose.
-        vm: VmId,
-    },
-    /// Everything was restored.
-    Restored {
-        /// Whose.
-        vm: VmId,
-    },
-    /// The VM ended.
-    Forgotten {
-        /// Which.
-        vm: VmId,
-    },
+struct Start {
+    run: Run,
+    before: Before,
 }
 
 /// What is in force for one VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// Which run of it.
     pub run: Run,
     /// How it was before.
     pub before: Before,
-    /// CPUs that vCPUs were pinned to.
-    pub pinned: BTreeMap<u16, CpuSet>,
-    /// Home that was set.
-    pub home: Option<NodeSet>,
-    /// Memory nodes that were set.
-    pub nodes: Option<NodeSet>,
-    /// Where pages were moving to.
-    pub moving: Option<NodeSet>,
-    /// CPU quota that was set.
-    pub held: Option<Quotas>,
-    /// Part of caches or memory bandwidth that it was confined to.
-    pub confined: Option<Limit>,
-    /// Whether DAMON watches it.
-    pub watched: bool,
-    /// Memory that was set.
-    pub shrunk: Option<Shrink>,
-    /// How often its guest was asked for memory statistics before, in seconds, where the agent changed that.
-    pub asked_before: Option<u32>,
+    /// By lever.
+    levers: BTreeMap<String, Value>,
 }
 
 /// One step that restores a VM; see [`Journal::undo`].
@@ -290,14 +132,14 @@ pub struct Undo {
     pub nodes: Option<NodeSet>,
     /// CPU quota to lift, if the agent's is still in force.
     pub quotas: Option<Quotas>,
-    /// What it is confined to, if it has a resctrl group to remove.
-    pub confined: Option<Limit>,
+    /// Whether it has a resctrl group to remove.
+    pub is_confined: bool,
     /// Whether DAMON is to be taken down, if it still watches this VM.
-    pub watched: bool,
+    pub is_watched: bool,
     /// Memory to give back, if some was taken.
     pub shrunk: Option<Shrink>,
     /// How often to ask its guest for memory statistics, if that was changed.
-    pub asked_before: Option<u32>,
+    pub stats_period: Option<StatsPeriod>,
 }
 
 /// The journal of one agent. Only the holder of the agent's lock may open it.
@@ -367,27 +209,73 @@ impl Journal {
         self.entries.get(&vm)
     }
 
-    /// Writes a record, and returns once it is on disk.
+    /// Writes down how a VM is before it is touched; of another run of it nothing is in force.
     ///
     /// # Errors
-    /// When it could not be written; then the agent must not act.
-    pub fn write(&mut self, record: Record) -> Result<(), JournalError> {
-        let line = encode(&record);
+    /// When it could not be written, here and below; then the agent must not act.
+    pub fn begin(&mut self, run: Run, before: Before) -> Result<(), JournalError> {
+        let vm = run.vm;
+        let former = self.entry(vm).filter(|entry| entry.run != run);
+        // In this order: a crash in between leaves a run that is over, of which nothing is known to be in force.
+        let mut lines: Vec<Line> = former.map(|entry| entry.none(|_| true)).unwrap_or_default();
+        lines.push(Line::new(vm, RUN, &Start { run, before }));
+        self.write(lines)
+    }
+
+    /// Writes down what will be in force on a lever of a VM.
+    pub fn set<T: Written>(&mut self, vm: VmId, entry: &T) -> Result<(), JournalError> {
+        self.write(vec![Line::new(vm, T::KEY, entry)])
+    }
+
+    /// Nothing is in force on a lever of a VM any more.
+    pub fn clear<T: Written>(&mut self, vm: VmId) -> Result<(), JournalError> {
+        self.write(vec![Line::none(vm, T::KEY)])
+    }
+
+    /// A VM has neither pins nor home nor memory nodes of the agent's any more.
+    pub fn clear_placement(&mut self, vm: VmId) -> Result<(), JournalError> {
+        let is_of_placement = |key: &str| PLACEMENT.contains(&key) || key == Moving::KEY;
+        self.write(
+            self.entry(vm)
+                .map(|entry| entry.none(is_of_placement))
+                .unwrap_or_default(),
+        )
+    }
+
+    /// Everything of a VM was restored.
+    pub fn clear_all(&mut self, vm: VmId) -> Result<(), JournalError> {
+        self.write(
+            self.entry(vm)
+                .map(|entry| entry.none(|_| true))
+                .unwrap_or_default(),
+        )
+    }
+
+    /// The VM ended.
+    pub fn forget(&mut self, vm: VmId) -> Result<(), JournalError> {
+        self.write(vec![Line::none(vm, RUN)])
+    }
+
+    /// Returns once the lines are on disk.
+    fn write(&mut self, lines: Vec<Line>) -> Result<(), JournalError> {
         let length = self
             .file
             .metadata()
             .map_err(|e| failed("write", &self.path, &e))?
             .len();
+        let text: String = lines.iter().map(Line::encode).collect();
         let written = self
             .file
-            .write_all(line.as_bytes())
+            .write_all(text.as_bytes())
             .and_then(|()| self.file.sync_data());
         if let Err(e) = written {
             // Half a line would spoil the next one.
             let _ = self.file.set_len(length);
             return Err(failed("write", &self.path, &e));
         }
-        apply(&mut self.entries, record);
+        for line in lines {
+            line.apply(&mut self.entries);
+        }
         Ok(())
     }
 
@@ -401,32 +289,41 @@ impl Journal {
     }
 }
 
+/// What a VM's placement consists of.
+const PLACEMENT: [&str; 3] = [Pins::KEY, Home::KEY, MemoryNodes::KEY];
+
 impl Entry {
+    /// What is in force on a lever.
+    pub fn get<T: Written>(&self) -> Option<T> {
+        T::deserialize(self.levers.get(T::KEY)?).ok()
+    }
+
     /// Whether pins, a home or memory nodes are to be restored.
     pub fn is_placed(&self) -> bool {
-        !self.pinned.is_empty() || self.home.is_some() || self.nodes.is_some()
+        PLACEMENT.iter().any(|key| self.levers.contains_key(*key))
     }
 
-    /// Whether anything is to be restored.
+    /// Whether anything is to be restored. Where pages were moving to is none of it.
     pub fn is_in_force(&self) -> bool {
-        let is_limited = self.held.is_some() || self.confined.is_some() || self.shrunk.is_some();
-        self.is_placed() || is_limited || self.asked_before.is_some() || self.watched
+        self.levers.keys().any(|key| key != Moving::KEY)
     }
 
-    /// Takes note that nothing of it is placed by the agent.
-    fn leave_home(&mut self) {
-        self.pinned.clear();
-        (self.home, self.nodes, self.moving) = (None, None, None);
+    /// Lines after which nothing is in force on these of its levers.
+    fn none(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Line> {
+        let keys = self.levers.keys().filter(|key| is_meant(key));
+        keys.map(|key| Line::none(self.run.vm, key)).collect()
     }
 
     /// What restores this VM.
     pub fn undo(&self) -> Undo {
         let before = &self.before;
+        let pinned = self.get::<Pins>().unwrap_or_default().0;
         let vcpus = before
             .vcpus
             .iter()
-            .filter(|(index, _)| self.pinned.contains_key(index));
-        let was_homed = |helper: Helper| self.home.is_some() && !before.operator_helpers.contains(&helper);
+            .filter(|(index, _)| pinned.contains_key(index));
+        let has_home = self.levers.contains_key(Home::KEY);
+        let was_homed = |helper: Helper| has_home && !before.operator_helpers.contains(&helper);
         let iothreads = before
             .iothreads
             .iter()
@@ -439,13 +336,13 @@ impl Entry {
             nodes: before
                 .nodes
                 .as_ref()
-                .zip(self.nodes.as_ref())
-                .map(|(before, set)| before.union(set)),
-            quotas: self.held,
-            confined: self.confined,
-            watched: self.watched,
-            shrunk: self.shrunk,
-            asked_before: self.asked_before,
+                .zip(self.get::<MemoryNodes>())
+                .map(|(before, MemoryNodes(set))| before.union(&set)),
+            quotas: self.get(),
+            is_confined: self.levers.contains_key(Confined::KEY),
+            is_watched: self.levers.contains_key(Watched::KEY),
+            shrunk: self.get(),
+            stats_period: self.get(),
         }
     }
 }
@@ -458,27 +355,75 @@ fn failed(what: &'static str, path: &Path, cause: &std::io::Error) -> JournalErr
     }
 }
 
-/// FNV-1a, 64 bits: finds torn and damaged lines; it is no protection against forgery, which file permissions are.
-fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+/// One line of the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    vm: VmId,
+    lever: String,
+    entry: Option<Value>,
 }
 
-fn encode(record: &Record) -> String {
-    let json = serde_json::to_string(record).expect("records hold nothing that JSON cannot");
-    format!("{:016x} {json}\n", checksum(json.as_bytes()))
-}
-
-fn decode(line: &[u8]) -> Option<Record> {
-    let line = std::str::from_utf8(line).ok()?;
-    let (sum, json) = line.split_at_checked(16)?;
-    let json = json.strip_prefix(' ')?;
-    let sum = u64::from_str_radix(sum, 16).ok()?;
-    if sum != checksum(json.as_bytes()) {
-        return None;
+impl Line {
+    fn new(vm: VmId, lever: &str, entry: &impl Serialize) -> Line {
+        let entry = serde_json::to_value(entry).expect("entries hold nothing that JSON cannot");
+        Line {
+            vm,
+            lever: lever.to_owned(),
+            entry: Some(entry),
+        }
     }
-    serde_json::from_str(json).ok()
+
+    fn none(vm: VmId, lever: &str) -> Line {
+        Line {
+            vm,
+            lever: lever.to_owned(),
+            entry: None,
+        }
+    }
+
+    fn encode(&self) -> String {
+        let json = serde_json::to_string(self).expect("lines hold nothing that JSON cannot");
+        format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes()))
+    }
+
+    fn decode(line: &[u8]) -> Option<Line> {
+        let line = std::str::from_utf8(line).ok()?;
+        let (sum, json) = line.split_once(' ')?;
+        let is_whole =
+            sum.len() == 8 && u32::from_str_radix(sum, 16).ok()? == crc32fast::hash(json.as_bytes());
+        let line: Line = serde_json::from_str(json).ok().filter(|_| is_whole)?;
+        // A run that cannot be read would make a VM of which it is the start disappear in silence.
+        let starts = |entry: &Value| line.lever != RUN || Start::deserialize(entry).is_ok();
+        line.entry.as_ref().is_none_or(starts).then_some(line)
+    }
+
+    fn apply(self, entries: &mut BTreeMap<VmId, Entry>) {
+        match (self.lever.as_str(), self.entry) {
+            (RUN, None) => {
+                entries.remove(&self.vm);
+            }
+            (RUN, Some(start)) => {
+                let Ok(Start { run, before }) = Start::deserialize(start) else {
+                    return;
+                };
+                let levers = entries
+                    .remove(&self.vm)
+                    .map(|entry| entry.levers)
+                    .unwrap_or_default();
+                entries.insert(self.vm, Entry { run, before, levers });
+            }
+            (_, entry) => {
+                let Some(of) = entries.get_mut(&self.vm) else {
+                    return;
+                };
+                match entry {
+                    Some(entry) => of.levers.insert(self.lever, entry),
+                    None => of.levers.remove(&self.lever),
+                };
+            }
+        }
+    }
 }
 
 struct Replay {
@@ -495,131 +440,15 @@ fn replay(bytes: &[u8]) -> Replay {
     while let Some(line) = lines.next() {
         let is_torn = lines.peek().is_none() && !line.ends_with(b"\n");
         let line = line.strip_suffix(b"\n").unwrap_or(line);
-        match decode(line) {
-            Some(record) => apply(&mut replay.entries, record),
-            None if is_torn => {}
-            None => replay.damaged.push(line.to_vec()),
+        if let Some(line) = Line::decode(line) {
+            line.apply(&mut replay.entries);
+        } else if let Some(lines) = former::lines(line, &replay.entries) {
+            lines.into_iter().for_each(|line| line.apply(&mut replay.entries));
+        } else if !is_torn {
+            replay.damaged.push(line.to_vec());
         }
     }
     replay
-}
-
-/// Takes a record into what is in force. Records of a VM without a `First` (its line was damaged) tell nothing.
-fn apply(entries: &mut BTreeMap<VmId, Entry>, record: Record) {
-    match record {
-        Record::First { run, before } => {
-            if let Some(entry) = entries.get_mut(&run.vm).filter(|entry| entry.run == run) {
-                entry.before = before;
-                return;
-            }
-            let entry = Entry {
-                run,
-                before,
-                pinned: BTreeMap::new(),
-                home: None,
-                nodes: None,
-                moving: None,
-                held: None,
-                confined: None,
-                watched: false,
-                shrunk: None,
-                asked_before: None,
-            };
-            entries.insert(entry.run.vm, entry);
-        }
-        Record::Pinned { vm, vcpus, cpus } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry
-                    .pinned
-                    .extend(vcpus.into_iter().map(|index| (index, cpus.clone())));
-            }
-        }
-        Record::Home { vm, nodes } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.home = Some(nodes);
-            }
-        }
-        Record::Nodes { vm, nodes } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.nodes = Some(nodes);
-            }
-        }
-        Record::Moving { vm, to } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.moving = Some(to);
-            }
-        }
-        Record::Moved { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.moving = None;
-            }
-        }
-        Record::Held { vm, quotas } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.held = Some(quotas);
-            }
-        }
-        Record::Lifted { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.held = None;
-            }
-        }
-        Record::Confined { vm, limit } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.confined = Some(limit);
-            }
-        }
-        Record::Freed { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.confined = None;
-            }
-        }
-        Record::Watched { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.watched = true;
-            }
-        }
-        Record::Unwatched { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.watched = false;
-            }
-        }
-        Record::Shrunk { vm, shrink } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.shrunk = Some(shrink);
-            }
-        }
-        Record::GivenBack { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.shrunk = None;
-            }
-        }
-        Record::Asked { vm, before } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.asked_before = Some(before);
-            }
-        }
-        Record::NotAsked { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.asked_before = None;
-            }
-        }
-        Record::HomeLifted { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.leave_home();
-            }
-        }
-        Record::Restored { vm } => {
-            if let Some(entry) = entries.get_mut(&vm) {
-                entry.leave_home();
-                (entry.held, entry.confined, entry.watched) = (None, None, false);
-                (entry.shrunk, entry.asked_before) = (None, None);
-            }
-        }
-        Record::Forgotten { vm } => {
-            entries.remove(&vm);
-        }
-    }
 }
 
 /// Writes what is in force as a new file and puts it in the place of the old one.
@@ -627,40 +456,10 @@ fn compact(dir: &Path, path: &Path, entries: &BTreeMap<VmId, Entry>) -> Result<F
     let new = dir.join("journal.new");
     let mut text = String::new();
     for (&vm, entry) in entries {
-        text.push_str(&encode(&Record::First {
-            run: entry.run.clone(),
-            before: entry.before.clone(),
-        }));
-        for (&index, cpus) in &entry.pinned {
-            text.push_str(&encode(&Record::Pinned {
-                vm,
-                vcpus: vec![index],
-                cpus: cpus.clone(),
-            }));
-        }
-        for nodes in entry.home.iter().cloned() {
-            text.push_str(&encode(&Record::Home { vm, nodes }));
-        }
-        for nodes in entry.nodes.iter().cloned() {
-            text.push_str(&encode(&Record::Nodes { vm, nodes }));
-        }
-        for to in entry.moving.iter().cloned() {
-            text.push_str(&encode(&Record::Moving { vm, to }));
-        }
-        for quotas in entry.held.iter().copied() {
-            text.push_str(&encode(&Record::Held { vm, quotas }));
-        }
-        for limit in entry.confined.iter().copied() {
-            text.push_str(&encode(&Record::Confined { vm, limit }));
-        }
-        if entry.watched {
-            text.push_str(&encode(&Record::Watched { vm }));
-        }
-        for shrink in entry.shrunk.iter().copied() {
-            text.push_str(&encode(&Record::Shrunk { vm, shrink }));
-        }
-        for before in entry.asked_before.iter().copied() {
-            text.push_str(&encode(&Record::Asked { vm, before }));
+        let (run, before) = (entry.run.clone(), entry.before.clone());
+        text.push_str(&Line::new(vm, RUN, &Start { run, before }).encode());
+        for (lever, entry) in &entry.levers {
+            text.push_str(&Line::new(vm, lever, entry).encode());
         }
     }
     let mut file = File::options()

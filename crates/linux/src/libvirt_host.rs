@@ -38,7 +38,7 @@ use crate::carriers::damon::Damon;
 use crate::cgroup::Hierarchy;
 use crate::confine::Confiner;
 use crate::domain::Domain;
-use crate::journal::{self, Journal, JournalError, Lock, Record, Undo};
+use crate::journal::{self, Journal, JournalError, Lock, Moving, Pins, StatsPeriod, Undo};
 use crate::perf::Perf;
 use crate::read::ReadError;
 use crate::resctrl::Resctrl;
@@ -290,13 +290,13 @@ impl LibvirtHost {
         let in_force = self
             .carried
             .iter()
-            .filter(|(_, e)| e.is_in_force() || e.moving.is_some());
+            .filter(|(_, e)| e.is_in_force() || e.get::<Moving>().is_some());
         let alive = in_force.filter(|(_, e)| task::is_alive(&self.root, e.process()));
         let carried = alive.map(|(&vm, e)| CarriedOver {
             vm,
-            home: e.home.clone(),
-            pins: e.pinned.clone(),
-            moving: e.moving.clone(),
+            home: e.get().map(|journal::Home(nodes)| nodes),
+            pins: e.get::<Pins>().unwrap_or_default().0,
+            moving: e.get().map(|Moving(to)| to),
         });
         carried.collect()
     }
@@ -312,11 +312,7 @@ impl LibvirtHost {
         for step in acts.journal.undo() {
             let undone = restore_vm(&mut self.libvirt, &self.root, &step);
             let vm = step.run.vm;
-            match undone.and_then(|()| {
-                acts.journal
-                    .write(Record::Restored { vm })
-                    .map_err(|e| e.to_string())
-            }) {
+            match undone.and_then(|()| acts.journal.clear_all(vm).map_err(|e| e.to_string())) {
                 Ok(()) => drop(self.carried.remove(&vm)),
                 Err(cause) => failures.push(format!("VM {} could not be restored: {cause}", step.run.name)),
             }
@@ -392,17 +388,19 @@ impl LibvirtHost {
         for vm in over {
             self.carried.remove(&vm);
             let entry = acts.journal.entry(vm);
-            if entry.is_some_and(|entry| entry.confined.is_some())
+            if entry.is_some_and(|entry| entry.get::<journal::Confined>().is_some())
                 && let Err(error) = Confiner::new(&self.root).release(vm)
             {
                 self.notices.push(error.to_string());
             }
-            if let Some(pid) = entry.filter(|entry| entry.watched).map(|entry| entry.run.pid)
+            if let Some(pid) = entry
+                .filter(|entry| entry.get::<journal::Watched>().is_some())
+                .map(|entry| entry.run.pid)
                 && let Err(error) = Damon::new(&self.root).end(pid)
             {
                 self.notices.push(error.to_string());
             }
-            if let Err(error) = acts.journal.write(Record::Forgotten { vm }) {
+            if let Err(error) = acts.journal.forget(vm) {
                 self.notices.push(error.to_string());
                 return;
             }
@@ -590,11 +588,11 @@ pub fn undo(uri: &str, root: &Path, step: &Undo) -> Result<(), String> {
 
 fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), String> {
     let over = || !task::is_alive(root, step.run.process());
-    if step.watched {
+    if step.is_watched {
         // DAMON outlives the VM that it watched.
         Damon::new(root).end(step.run.pid).map_err(|e| e.to_string())?;
     }
-    if step.confined.is_some() {
+    if step.is_confined {
         // A group outlives the VM whose it was.
         Confiner::new(root)
             .release(step.run.vm)
@@ -642,10 +640,10 @@ fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), Str
             note("memory".into(), libvirt.set_memory(&domain, shrink.before));
         }
     }
-    if let Some(seconds) = step.asked_before {
+    if let Some(StatsPeriod { before_s }) = step.stats_period {
         note(
             "memory statistics".into(),
-            libvirt.set_stats_period(&domain, seconds),
+            libvirt.set_stats_period(&domain, before_s),
         );
     }
     if let Some(nodes) = &step.nodes {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use homenode_host::CpuQuota;
 use homenode_linux::guard;
-use homenode_linux::journal::{Before, Journal, Lock, Quotas, Record, Run};
+use homenode_linux::journal::{Before, Journal, Lock, Pins, Quotas, Run};
 use homenode_units::{CpuId, CpuSet, Ns, VmId};
 
 const GRACE: Duration = Duration::from_millis(1500);
@@ -47,21 +47,16 @@ fn play_agent(dir: &Path, how: &str) {
             vcpus: [(0, CpuSet::one(CpuId(3)))].into(),
             ..Before::default()
         };
-        journal.write(Record::First { run, before }).expect("a record");
-        let pinned = Record::Pinned {
-            vm: VmId(7),
-            vcpus: vec![0],
-            cpus: CpuSet::one(CpuId(1)),
-        };
-        journal.write(pinned).expect("a record");
+        journal.begin(run, before).expect("a line");
+        let pins = Pins([(0, CpuSet::one(CpuId(1)))].into());
+        journal.set(VmId(7), &pins).expect("a line");
         let slice = Ns::from_millis(30);
         let quotas = Quotas {
             ours: CpuQuota::of(0.1, slice),
             previous: None,
             before: Some(CpuQuota::of(0.5, slice)),
         };
-        let held = Record::Held { vm: VmId(7), quotas };
-        journal.write(held).expect("a record");
+        journal.set(VmId(7), &quotas).expect("a line");
     }
     std::fs::write(dir.join(format!("up-{how}")), "").expect("a marker");
     let mut word = [0u8; 1];

@@ -17,7 +17,7 @@ use super::quota::{HOLD, LIFT};
 use super::vm::{Part, Vm, Which};
 use super::watching::WATCH;
 use super::{LibvirtHost, memory_policy_is_possible, now};
-use crate::journal::Record;
+use crate::journal::{Journal, JournalError, Moving, Pins, Written};
 use crate::pages::{Linux, MoveError};
 use crate::task;
 
@@ -168,20 +168,40 @@ impl LibvirtHost {
         }
     }
 
-    pub(super) fn write(&mut self, vm: &Vm, what: &str, record: Record) -> Result<(), ActionError> {
+    /// Writes down what will be in force on a lever.
+    pub(super) fn journal_set<T: Written>(
+        &mut self,
+        vm: &Vm,
+        what: &str,
+        entry: &T,
+    ) -> Result<(), ActionError> {
+        self.journal(vm, what, |journal| journal.set(vm.run.vm, entry))
+    }
+
+    /// Writes down that nothing is in force on a lever any more.
+    pub(super) fn journal_clear<T: Written>(&mut self, vm: &Vm, what: &str) -> Result<(), ActionError> {
+        self.journal(vm, what, |journal| journal.clear::<T>(vm.run.vm))
+    }
+
+    pub(super) fn journal(
+        &mut self,
+        vm: &Vm,
+        what: &str,
+        write: impl FnOnce(&mut Journal) -> Result<(), JournalError>,
+    ) -> Result<(), ActionError> {
         let Some(acts) = &mut self.acts else { return Ok(()) };
-        acts.journal
-            .write(record)
-            .map_err(|e| host_error(vm, what, &e.to_string()))
+        write(&mut acts.journal).map_err(|e| host_error(vm, what, &e.to_string()))
+    }
+
+    /// What the journal says of a lever of a VM, whoever wrote it.
+    pub(super) fn journalled<T: Written>(&self, vm: &Vm) -> Option<T> {
+        self.acts.as_ref()?.journal.entry(vm.run.vm)?.get()
     }
 
     fn pin_vcpus(&mut self, vm: &mut Vm, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, ActionError> {
-        let record = Record::Pinned {
-            vm: vm.run.vm,
-            vcpus: vcpus.to_vec(),
-            cpus: cpus.clone(),
-        };
-        self.write(vm, PIN, record)?;
+        let mut pins: Pins = self.journalled(vm).unwrap_or_default();
+        pins.0.extend(vcpus.iter().map(|index| (*index, cpus.clone())));
+        self.journal_set(vm, PIN, &pins)?;
         for &index in vcpus {
             let before = vm.ours.insert(index, cpus.clone());
             let result = self.pin_vcpu(vm, index, cpus);
@@ -246,18 +266,11 @@ impl LibvirtHost {
 
     /// Writes down where pages are moving to, once per destination.
     fn journal_move(&mut self, vm: &Vm, to: &NodeSet) -> Result<(), ActionError> {
-        let entry = self.acts.as_ref().and_then(|acts| acts.journal.entry(vm.run.vm));
-        if entry.is_some_and(|entry| entry.moving.as_ref() == Some(to)) {
+        let moving = Moving(to.clone());
+        if self.journalled(vm).as_ref() == Some(&moving) {
             return Ok(());
         }
-        self.write(
-            vm,
-            MOVE,
-            Record::Moving {
-                vm: vm.run.vm,
-                to: to.clone(),
-            },
-        )
+        self.journal_set(vm, MOVE, &moving)
     }
 
     fn move_pages(
@@ -312,7 +325,7 @@ impl LibvirtHost {
             )));
         }
         if left == Pages::ZERO {
-            self.write(vm, MOVE, Record::Moved { vm: vm.run.vm })?;
+            self.journal_clear::<Moving>(vm, MOVE)?;
         }
         self.narrow_if_little_is_left(vm)?;
         // Still to be looked at with the next sample: the guest goes on touching memory.

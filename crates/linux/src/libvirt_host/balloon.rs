@@ -18,7 +18,7 @@ use super::act::host_error;
 use super::connection::CallError;
 use super::vm::Vm;
 use super::{LibvirtHost, now};
-use crate::journal::{Record, Shrink};
+use crate::journal::{Shrink, StatsPeriod};
 
 /// How often guests are asked for figures, in seconds, where the operator does not have them asked.
 const STATS_PERIOD_S: u32 = 2;
@@ -54,14 +54,7 @@ impl LibvirtHost {
             None => vm.domain.memory_current_bytes,
         };
         let shrink = Shrink { ours, before };
-        self.write(
-            vm,
-            SHRINK,
-            Record::Shrunk {
-                vm: vm.run.vm,
-                shrink,
-            },
-        )?;
+        self.journal_set(vm, SHRINK, &shrink)?;
         vm.shrunk = Some(Shrunk {
             shrink,
             until,
@@ -85,7 +78,7 @@ impl LibvirtHost {
                 .set_memory(&vm.handle, shrunk.shrink.before)
                 .map_err(call)?;
             vm.shrunk = None;
-            self.write(vm, GIVE_BACK, Record::GivenBack { vm: vm.run.vm })?;
+            self.journal_clear::<Shrink>(vm, GIVE_BACK)?;
         }
         Ok(Outcome::Done)
     }
@@ -94,7 +87,7 @@ impl LibvirtHost {
     pub(super) fn reconcile_memory(&mut self, vm: &mut Vm) {
         let Some(mut shrunk) = vm.shrunk else { return };
         let (current, name) = (vm.domain.memory_current_bytes, vm.run.name.clone());
-        let record = if vm.domain.memory_kib != shrunk.memory_kib {
+        let written = if vm.domain.memory_kib != shrunk.memory_kib {
             // QEMU leaves the balloon as large as it is: current memory and what was asked for move alike.
             let moved = |bytes: Bytes| {
                 let grown = bytes + Bytes(vm.domain.memory_kib.saturating_mul(1024));
@@ -107,10 +100,7 @@ impl LibvirtHost {
             (shrunk.memory_kib, shrunk.is_there) = (vm.domain.memory_kib, false);
             let shrink = shrunk.shrink;
             vm.shrunk = Some(shrunk);
-            Record::Shrunk {
-                vm: vm.run.vm,
-                shrink,
-            }
+            self.journal_set(vm, SHRINK, &shrink)
         } else if Balloon::is_near(current, shrunk.shrink.ours) {
             shrunk.is_there = true;
             vm.shrunk = Some(shrunk);
@@ -121,11 +111,11 @@ impl LibvirtHost {
                 "VM {name} now has {current}, the agent had set {ours}: somebody else changed it, or its guest took it back"
             ));
             vm.shrunk = None;
-            Record::GivenBack { vm: vm.run.vm }
+            self.journal_clear::<Shrink>(vm, SHRINK)
         } else {
             return;
         };
-        if let Err(error) = self.write(vm, SHRINK, record) {
+        if let Err(error) = written {
             self.notice(error.to_string());
         }
     }
@@ -137,20 +127,11 @@ impl LibvirtHost {
         };
         let done = match (vm.domain.may_be_shrunk(), vm.asked_before) {
             (true, None) if device.stats_period_s == 0 => {
-                let before = device.stats_period_s;
-                vm.asked_before = Some(before);
+                let before_s = device.stats_period_s;
+                vm.asked_before = Some(before_s);
                 self.journal_first(vm)
                     .map_err(|e| host_error(vm, QUESTION, &e.to_string()))
-                    .and_then(|()| {
-                        self.write(
-                            vm,
-                            QUESTION,
-                            Record::Asked {
-                                vm: vm.run.vm,
-                                before,
-                            },
-                        )
-                    })
+                    .and_then(|()| self.journal_set(vm, QUESTION, &StatsPeriod { before_s }))
                     .and_then(|()| self.set_stats_period(vm, STATS_PERIOD_S))
             }
             (false, Some(_)) => self.unquestion(vm),
@@ -165,7 +146,7 @@ impl LibvirtHost {
     pub(super) fn unquestion(&mut self, vm: &mut Vm) -> Result<(), ActionError> {
         if let Some(before) = vm.asked_before.take() {
             self.set_stats_period(vm, before)?;
-            self.write(vm, QUESTION, Record::NotAsked { vm: vm.run.vm })?;
+            self.journal_clear::<StatsPeriod>(vm, QUESTION)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use super::act::host_error;
 use super::vm::Vm;
 use super::{LibvirtHost, now};
 use crate::confine::{ConfineError, Confiner};
-use crate::journal::Record;
+use crate::journal;
 
 /// A part that is in force, and the end of its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl LibvirtHost {
             vm.confined = Some(Confined { limit, until });
             return Ok(Outcome::Renewed);
         }
-        self.write(vm, CONFINE, Record::Confined { vm: vm.run.vm, limit })?;
+        self.journal_set(vm, CONFINE, &journal::Confined(limit))?;
         vm.confined = Some(Confined { limit, until });
         let done = confiner.confine(vm.run.vm, &tids, limit).map_err(|e| said(vm, e));
         let failure = match (done, holds(vm)) {
@@ -52,7 +52,7 @@ impl LibvirtHost {
             let released = Confiner::new(&self.root).release(vm.run.vm);
             released.map_err(|e| host_error(vm, FREE, &e.to_string()))?;
             vm.confined = None;
-            self.write(vm, FREE, Record::Freed { vm: vm.run.vm })?;
+            self.journal_clear::<journal::Confined>(vm, FREE)?;
         }
         Ok(Outcome::Done)
     }

@@ -7,7 +7,7 @@ use super::LibvirtHost;
 use super::act::host_error;
 use super::connection::CallError;
 use super::vm::Vm;
-use crate::journal::{self, Before, Helper, JournalError, Record};
+use crate::journal::{self, Before, Helper, JournalError, MemoryNodes};
 use crate::pages::WINDOW_PAGES;
 use crate::task::{self, Role};
 
@@ -56,18 +56,11 @@ impl LibvirtHost {
             return Ok(());
         }
         let run = vm.run.clone();
-        acts.journal.write(Record::First { run, before })
+        acts.journal.begin(run, before)
     }
 
     pub(super) fn set_home(&mut self, vm: &mut Vm, nodes: &NodeSet) -> Result<Outcome, ActionError> {
-        self.write(
-            vm,
-            HOME,
-            Record::Home {
-                vm: vm.run.vm,
-                nodes: nodes.clone(),
-            },
-        )?;
+        self.journal_set(vm, HOME, &journal::Home(nodes.clone()))?;
         let mut cpus = self.machine.cpus_of(nodes);
         if let Some(allowed) = &vm.cpus_allowed {
             cpus = cpus.intersection(allowed);
@@ -115,7 +108,7 @@ impl LibvirtHost {
         // What is set next in this plan is journalled from these.
         vm.threads =
             task::threads(&self.root, vm.run.pid).map_err(|e| host_error(vm, LEAVE, &e.to_string()))?;
-        self.write(vm, LEAVE, Record::HomeLifted { vm: vm.run.vm })?;
+        self.journal(vm, LEAVE, |journal| journal.clear_placement(vm.run.vm))?;
         vm.home = None;
         self.carried.remove(&vm.run.vm);
         Ok(Outcome::Done)
@@ -155,14 +148,7 @@ impl LibvirtHost {
         if vm.restrictive_nodes() == Some(nodes) {
             return Ok(());
         }
-        self.write(
-            vm,
-            MEMORY_NODES,
-            Record::Nodes {
-                vm: vm.run.vm,
-                nodes: nodes.clone(),
-            },
-        )?;
+        self.journal_set(vm, MEMORY_NODES, &MemoryNodes(nodes.clone()))?;
         let said = |e: CallError| host_error(vm, MEMORY_NODES, e.cause());
         self.libvirt.set_memory_nodes(&vm.handle, nodes).map_err(said)?;
         if let Some(tune) = &mut vm.domain.numatune {

@@ -17,7 +17,7 @@ use super::connection::CallError;
 use super::vm::Vm;
 use super::{LibvirtHost, now};
 use crate::cgroup::{CpuGroup, CpuMax, Hierarchy};
-use crate::journal::{Quotas, Record};
+use crate::journal::Quotas;
 use crate::read::ReadError;
 use crate::task::{self, Process, Role};
 
@@ -140,14 +140,7 @@ impl LibvirtHost {
             previous,
             before,
         };
-        self.write(
-            vm,
-            HOLD,
-            Record::Held {
-                vm: vm.run.vm,
-                quotas,
-            },
-        )?;
+        self.journal_set(vm, HOLD, &quotas)?;
         vm.held = Some(Held { quotas, until });
         let call = |e: CallError| host_error(vm, HOLD, e.cause());
         let done = self.libvirt.hold(&vm.handle, ours).map_err(call);
@@ -170,7 +163,7 @@ impl LibvirtHost {
         let call = |e: CallError| host_error(vm, LIFT, e.cause());
         self.libvirt.lift(&vm.handle, held.quotas.before).map_err(call)?;
         vm.held = None;
-        self.write(vm, LIFT, Record::Lifted { vm: vm.run.vm })?;
+        self.journal_clear::<Quotas>(vm, LIFT)?;
         let seen = vm.in_force().map_err(|e| host_error(vm, LIFT, &e.to_string()))?;
         if seen.quota() != held.quotas.before {
             return Err(host_error(vm, LIFT, &format!("in force is {seen}")));
@@ -194,7 +187,7 @@ impl LibvirtHost {
             self.notice(text);
         }
         vm.held = None;
-        if let Err(error) = self.write(vm, LIFT, Record::Lifted { vm: vm.run.vm }) {
+        if let Err(error) = self.journal_clear::<Quotas>(vm, LIFT) {
             self.notice(error.to_string());
         }
     }

@@ -10,6 +10,7 @@ mod home;
 
 use super::*;
 use crate::fake::{Tree, machine};
+use crate::journal::{Quotas, Watched};
 use crate::task::tests::{stat, write_thread};
 
 const UUID: &str = "6695eb01-f6a4-8304-79aa-97f2502e193f";
@@ -130,7 +131,10 @@ fn a_pin_goes_through_libvirt_and_the_journal_and_is_read_back() {
     assert_eq!(pinned_in_xml(&mut host)[&0], cpus("1"));
     let entry = journal::peek(&tree.root().join("state"))[&vm()].clone();
     assert_eq!(
-        (entry.before.vcpus[&0].clone(), entry.pinned[&0].clone()),
+        (
+            entry.before.vcpus[&0].clone(),
+            entry.get::<Pins>().unwrap().0[&0].clone()
+        ),
         (cpus("0-3"), cpus("1"))
     );
     assert_eq!(host.restore(), Vec::<String>::new());
@@ -424,7 +428,7 @@ fn a_quota_is_journalled_set_seen_renewed_and_lifted_to_what_was_there() {
         assert!(seen.version > version);
         assert_eq!(seen.vms[0].vcpus[1].quota, Some(quota(3, 30)));
         assert_eq!(seen.vms[0].settings.quota, held, "the operator's");
-        let journalled = || journal::peek(&tree.root().join("state"))[&vm()].held;
+        let journalled = || journal::peek(&tree.root().join("state"))[&vm()].get::<Quotas>();
         assert_eq!(journalled().unwrap().before, held);
         assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Renewed);
         assert_eq!(host.sample().unwrap().version, seen.version);
@@ -454,7 +458,10 @@ fn a_quota_ends_with_its_lease_and_when_the_host_is_restored() {
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     assert_eq!(host.lift_limits(), Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
-    assert_eq!(journal::peek(&tree.root().join("state"))[&vm()].held, None);
+    assert_eq!(
+        journal::peek(&tree.root().join("state"))[&vm()].get::<Quotas>(),
+        None
+    );
 }
 
 #[test]
@@ -716,7 +723,11 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
     let tree = host("");
     let nr = tree.root().join("sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
     let is_on = || std::fs::read_to_string(&nr).unwrap().starts_with('1');
-    let is_journalled = |vm| journal::peek(&tree.root().join("state"))[&vm].watched;
+    let is_journalled = |vm| {
+        journal::peek(&tree.root().join("state"))[&vm]
+            .get::<Watched>()
+            .is_some()
+    };
     mount(&tree, "1\n");
     let theirs = contents(&tree);
     let mut host = connect(&tree, Acting::Live);

@@ -16,7 +16,7 @@ use super::{LibvirtHost, now};
 use crate::attribution::Seen;
 use crate::cgroup::{CpuGroup, CpuMax};
 use crate::domain::{Cell, Domain, FreePages};
-use crate::journal::{Entry, Helper, Run};
+use crate::journal::{self, Entry, Helper, Pins, Run, StatsPeriod};
 use crate::numa_maps::Range;
 use crate::pages::Mover;
 use crate::read::{self, ReadError};
@@ -467,19 +467,21 @@ impl LibvirtHost {
             .map_or_else(|| self.carried.get(&run.vm), |a| a.journal.entry(run.vm));
         if let Some(entry) = entry.filter(|entry| entry.run == run) {
             operator_pins = entry.before.operator_pins.iter().copied().collect();
-            ours = entry.pinned.clone();
-            home = entry.home.clone();
+            ours = entry.get::<Pins>().unwrap_or_default().0;
+            home = entry.get().map(|journal::Home(nodes)| nodes);
             restored = entry.before.vcpus.clone();
             let until = now() + CARRIED_LEASE;
-            held = entry.held.map(|quotas| Held { quotas, until });
-            confined = entry.confined.map(|limit| Confined { limit, until });
-            shrunk = entry.shrunk.map(|shrink| Shrunk {
+            held = entry.get().map(|quotas| Held { quotas, until });
+            confined = entry
+                .get()
+                .map(|journal::Confined(limit)| Confined { limit, until });
+            shrunk = entry.get().map(|shrink| Shrunk {
                 shrink,
                 until,
                 is_there: false,
                 memory_kib: domain.memory_kib,
             });
-            asked_before = entry.asked_before;
+            asked_before = entry.get().map(|StatsPeriod { before_s }| before_s);
             operator_helpers = entry.before.operator_helpers.iter().copied().collect();
         }
         Ok(Some(Vm {

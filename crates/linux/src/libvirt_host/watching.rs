@@ -15,7 +15,7 @@ use super::vm::Vm;
 use super::{LibvirtHost, now};
 use crate::carriers::damon::Damon;
 use crate::carriers::{self, CarrierError, Look, Runs, Sight, Target};
-use crate::journal::Record;
+use crate::journal::Watched;
 use crate::task;
 
 /// What watching is called in errors.
@@ -186,11 +186,11 @@ impl LibvirtHost {
     ) -> Result<Result<Box<dyn Look>, CarrierError>, ActionError> {
         let outlives = carrier == Carrier::Damon;
         if outlives {
-            self.write(vm, WATCH, Record::Watched { vm: vm.run.vm })?;
+            self.journal_set(vm, WATCH, &Watched {})?;
         }
         let look = carriers::look(&self.root, carrier, target, window);
         if outlives && look.is_err() {
-            self.write(vm, WATCH, Record::Unwatched { vm: vm.run.vm })?;
+            self.journal_clear::<Watched>(vm, WATCH)?;
         }
         Ok(look)
     }
@@ -213,11 +213,10 @@ impl LibvirtHost {
     /// Ends a watch, if there is one, also one that an agent before this left.
     pub(super) fn unwatch(&mut self, vm: &mut Vm) -> Result<Outcome, ActionError> {
         vm.watching = None;
-        let entry = self.acts.as_ref().and_then(|acts| acts.journal.entry(vm.run.vm));
-        if entry.is_some_and(|entry| entry.watched) {
+        if self.journalled::<Watched>(vm).is_some() {
             let ended = Damon::new(&self.root).end(vm.run.pid);
             ended.map_err(|e| host_error(vm, WATCH, &e.to_string()))?;
-            self.write(vm, WATCH, Record::Unwatched { vm: vm.run.vm })?;
+            self.journal_clear::<Watched>(vm, WATCH)?;
         }
         Ok(Outcome::Done)
     }

@@ -1,6 +1,7 @@
 //! Memory of VMs: libvirt's test driver has balloons, which follow at once.
 
 use super::*;
+use crate::journal::Shrink;
 
 const BALLOON: &str = "<devices><memballoon model='virtio'/></devices>";
 
@@ -49,7 +50,9 @@ fn memory_is_journalled_set_seen_renewed_and_given_back_to_what_the_operator_had
     );
     assert_eq!(commit(&mut host, give(32 << 10, LONG)), Outcome::Renewed);
     assert_eq!(commit(&mut host, give(40 << 10, LONG)), Outcome::Done);
-    let shrunk = journal::peek(&tree.root().join("state"))[&vm()].shrunk.unwrap();
+    let shrunk = journal::peek(&tree.root().join("state"))[&vm()]
+        .get::<Shrink>()
+        .unwrap();
     assert_eq!((shrunk.ours, shrunk.before), (Bytes(40 << 20), Bytes(48 << 20)));
     let lever = Lever::Memory;
     assert_eq!(commit(&mut host, Action::Lift { vm: vm(), lever }), Outcome::Done);

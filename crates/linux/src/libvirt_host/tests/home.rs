@@ -152,7 +152,7 @@ fn an_agent_that_dies_while_it_lifts_a_home_leaves_a_vm_that_is_restored() {
                 .outcomes
                 .remove(0);
             assert!(matches!(&outcome, Outcome::Failed(_)), "{calls}: {outcome:?}");
-            assert!(entry(&tree).home.is_some());
+            assert!(entry(&tree).get::<journal::Home>().is_some());
             kill(host, &tree);
             let mut successor = connect(&tree, Acting::Live);
             carry_out(&mut successor, &tree, usize::MAX);
