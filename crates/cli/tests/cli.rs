@@ -78,7 +78,7 @@ fn a_dry_run_decides_and_touches_nothing() {
         "twin",
         "--fast",
         "--duration",
-        "40s",
+        "2min",
         "--json",
         "--dry-run",
     ]);
