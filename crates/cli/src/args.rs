@@ -17,7 +17,7 @@ use crate::profile::ProfileArgs;
 #[command(name = "homenode", version, arg_required_else_help = true)]
 #[command(after_help = "Examples:
   homenode run                            the agent on this host, or on the twin where there is nothing to manage
-  homenode run --host twin --fast         try it: a simulated four-node host with eight VMs
+  homenode run --host twin --fast         try it: a simulated four-node host with seven VMs
   homenode sim overcommit                 simulate a scenario and show what came of it
   homenode run --host libvirt --dry-run   what it would do here, without doing it
   homenode machine                        nodes, CPUs, caches, distances of this host
@@ -198,8 +198,11 @@ Examples:
         /// For which shell.
         shell: clap_complete::Shell,
     },
-    /// Print the manual page
-    Man,
+    /// Print the manual page of the program, or of one of its commands
+    Man {
+        /// A command, as in `homenode man run`
+        command: Option<String>,
+    },
 }
 
 /// Which host.

@@ -96,18 +96,18 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         let object = serde_json::json!({
             "calibration": calibration, "machine": file.machine, "file": path, "validation": validation,
         });
-        println!("{}", serde_json::to_string_pretty(&object)?);
+        say!("{}", serde_json::to_string_pretty(&object)?);
     } else {
-        print!("{}", figures(&calibration, &file));
+        crate::output::print(format_args!("{}", figures(&calibration, &file)));
         if let Some(validation) = &validation {
-            print!("{}", comparison(validation));
+            crate::output::print(format_args!("{}", comparison(validation)));
         }
         match &args.output {
-            Some(path) => println!(
+            Some(path) => say!(
                 "\nWritten to {}: try `homenode run --host twin:{0} --fast`.",
                 path.display()
             ),
-            None => println!("\nNothing was written; --output FILE keeps it as a machine file."),
+            None => say!("\nNothing was written; --output FILE keeps it as a machine file."),
         }
     }
     Ok(())

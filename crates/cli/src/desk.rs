@@ -144,8 +144,8 @@ pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<Value>> {
             return Ok(None);
         }
         Err(e) => {
-            return Err(e)
-                .with_context(|| format!("cannot ask the agent at {}; run as root", path.display()));
+            let what = format!("cannot ask the agent at {}{}", path.display(), remedy(&e));
+            return Err(anyhow::Error::new(e).context(what));
         }
     };
     let patience = match request {
@@ -162,6 +162,14 @@ pub fn ask(state: &Path, request: &Request) -> anyhow::Result<Option<Value>> {
         Some(error) if answer["is_bad_input"] == true => Err(crate::bad_input(error)),
         Some(error) => anyhow::bail!("{error}"),
         None => Ok(Some(answer)),
+    }
+}
+
+/// What to do about a socket that cannot be used; the error itself follows.
+fn remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => "; run as root, or choose another --state",
+        _ => "",
     }
 }
 
@@ -186,11 +194,9 @@ impl Desk {
         );
         std::fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
         let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).with_context(|| {
-            format!(
-                "cannot listen at {}; run as root, or choose --state",
-                path.display()
-            )
+        let listener = UnixListener::bind(&path).map_err(|e| {
+            let what = format!("cannot listen at {}{}", path.display(), remedy(&e));
+            anyhow::Error::new(e).context(what)
         })?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660))?;
         listener.set_nonblocking(true)?;

@@ -188,7 +188,7 @@ pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     let count = host.carried_over().len();
     let failures = host.restore();
     anyhow::ensure!(failures.is_empty(), "{}", failures.join("\n"));
-    println!("{count} VMs are as they were before homenode touched them");
+    say!("{count} VMs are as they were before homenode touched them");
     Ok(())
 }
 

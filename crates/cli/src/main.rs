@@ -2,8 +2,11 @@
 //!
 //! Exit status: 0 done, 1 failure, 2 bad input.
 
-// A command's output goes to standard output and its complaints to standard error; that is what it is for.
-#![allow(clippy::print_stdout, clippy::print_stderr)]
+// A command's complaints go to standard error; its output goes through `output`.
+#![allow(clippy::print_stderr)]
+
+#[macro_use]
+mod output;
 
 mod agent;
 mod args;
@@ -15,7 +18,6 @@ mod live;
 mod memory;
 mod numad;
 mod orders;
-mod output;
 mod page_log;
 mod permit;
 mod policy;
@@ -64,16 +66,40 @@ fn main() -> ExitCode {
         .file_name()
         .is_some_and(|name| name == "numad")
     {
-        return numad::main();
+        return output::flushed(numad::main());
     }
     let args = Args::parse();
     match dispatch(args) {
-        Ok(code) => code,
+        Ok(code) => output::flushed(code),
         Err(error) => {
             eprintln!("homenode: {error:#}");
             ExitCode::from(if error.is::<BadInput>() { 2 } else { 1 })
         }
     }
+}
+
+/// The manual page of the program, or of one of its commands.
+fn manual(name: Option<&str>) -> anyhow::Result<String> {
+    let mut all = Args::command();
+    // Commands get the names of their pages, and the options that all of them have.
+    all.build();
+    let page_of = match name {
+        None => all,
+        Some(name) => {
+            let found = all.find_subcommand(name).filter(|command| !command.is_hide_set());
+            let known = all.get_subcommands().filter(|command| !command.is_hide_set());
+            let known: Vec<&str> = known.map(clap::Command::get_name).collect();
+            found.cloned().ok_or_else(|| {
+                bad_input(format!(
+                    "no command is named `{name}`; there are: {}",
+                    known.join(", ")
+                ))
+            })?
+        }
+    };
+    let mut page = Vec::new();
+    clap_mangen::Man::new(page_of).render(&mut page)?;
+    Ok(String::from_utf8(page)?)
 }
 
 fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
@@ -100,9 +126,11 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Hook(args) => numad::hook(&args),
         Command::Guard(args) => live::guard(&args)?,
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Args::command(), "homenode", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "homenode", &mut script);
+            output::print(format_args!("{}", String::from_utf8(script)?));
         }
-        Command::Man => clap_mangen::Man::new(Args::command()).render(&mut std::io::stdout())?,
+        Command::Man { command } => output::print(format_args!("{}", manual(command.as_deref())?)),
     }
     Ok(ExitCode::SUCCESS)
 }

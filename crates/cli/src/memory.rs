@@ -28,11 +28,11 @@ fn set(args: &FloorArgs) -> anyhow::Result<()> {
         return print_json(&answer);
     }
     match floor {
-        Some(floor) => println!("{} may be left with {floor}", args.vm),
-        None => println!("{} keeps all of its memory", args.vm),
+        Some(floor) => say!("{} may be left with {floor}", args.vm),
+        None => say!("{} keeps all of its memory", args.vm),
     }
     if let Some(note) = answer["note"].as_str() {
-        println!("note: {note}");
+        say!("note: {note}");
     }
     Ok(())
 }
@@ -70,6 +70,6 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
         ]
     });
     let header = ["VM", "has", "limit", "of", "floor", "needs", "usable", ""];
-    println!("{}", table(&header, rows));
+    say!("{}", table(&header, rows));
     Ok(())
 }

@@ -31,7 +31,7 @@ pub fn main() -> ExitCode {
         ["-w", request] => (*request).to_owned(),
         [joined] if joined.starts_with("-w") && joined.len() > 2 => joined[2..].to_owned(),
         ["-V"] => {
-            println!("numad (homenode) {}", env!("CARGO_PKG_VERSION"));
+            say!("numad (homenode) {}", env!("CARGO_PKG_VERSION"));
             return ExitCode::SUCCESS;
         }
         _ => {
@@ -45,7 +45,7 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
         Some(shape) => {
-            println!("{}", nodes_for(shape));
+            say!("{}", nodes_for(shape));
             ExitCode::SUCCESS
         }
     }

@@ -1,7 +1,10 @@
-//! What `run` shows: on a terminal a picture that is redrawn below the events, in a pipe the events alone, with `--json` one
-//! object per line.
+//! What commands print. `run` shows a picture on a terminal that is redrawn below the events, in a pipe the events alone, with
+//! `--json` one object per line.
 
-use std::io::{IsTerminal, Write};
+use std::fmt;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::process::{ExitCode, exit};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_control::{Epoch, Status};
@@ -9,12 +12,50 @@ use homenode_host::CountedBy;
 use homenode_units::{Bytes, NodeSet};
 use serde::Serialize;
 
+/// Prints a line. As `println!`, but a reader that has gone (`| head`) ends the command in silence, and a full disk with a
+/// sentence, where that panics.
+macro_rules! say {
+    ($($arg:tt)*) => { $crate::output::print(format_args!("{}\n", format_args!($($arg)*))) };
+}
+
+/// Whether something could not be written, other than for want of a reader.
+static IS_CUT_SHORT: AtomicBool = AtomicBool::new(false);
+
+/// Prints what a command answers. Ends the process where it cannot.
+pub fn print(text: fmt::Arguments<'_>) {
+    if let Err(error) = std::io::stdout().write_fmt(text) {
+        unwritable(&error);
+        exit(i32::from(IS_CUT_SHORT.load(Ordering::Relaxed)));
+    }
+}
+
+/// The status of a command that ends: what it printed must have come to where it was to go.
+pub fn flushed(code: ExitCode) -> ExitCode {
+    if let Err(error) = std::io::stdout().flush() {
+        unwritable(&error);
+    }
+    match IS_CUT_SHORT.load(Ordering::Relaxed) {
+        true => ExitCode::FAILURE,
+        false => code,
+    }
+}
+
+fn unwritable(error: &std::io::Error) {
+    if error.kind() != ErrorKind::BrokenPipe && !IS_CUT_SHORT.swap(true, Ordering::Relaxed) {
+        // If this cannot be said either, the status says it.
+        let _ = writeln!(
+            std::io::stderr(),
+            "homenode: cannot write to standard output: {error}"
+        );
+    }
+}
+
 /// Prints what programs read.
 ///
 /// # Errors
 /// What cannot be JSON.
 pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
+    say!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
 }
 
@@ -118,7 +159,10 @@ impl Output {
 
     fn write(&mut self, text: &str) {
         let mut out = std::io::stdout().lock();
-        self.closed |= out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err();
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            self.closed = true;
+            unwritable(&error);
+        }
     }
 }
 

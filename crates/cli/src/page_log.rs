@@ -162,7 +162,7 @@ pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     if json {
         return print_json(&report);
     }
-    print!("{}", text(&report));
+    crate::output::print(format_args!("{}", text(&report)));
     Ok(())
 }
 

@@ -33,11 +33,11 @@ fn set(args: &SetArgs) -> anyhow::Result<()> {
         return print_json(&answer);
     }
     match permit {
-        Some(permit) => println!("{} has a permit of {}", args.vm, in_words(permit)),
-        None => println!("{} has no permit", args.vm),
+        Some(permit) => say!("{} has a permit of {}", args.vm, in_words(permit)),
+        None => say!("{} has no permit", args.vm),
     }
     if let Some(note) = answer["note"].as_str() {
-        println!("{note}");
+        say!("{note}");
     }
     Ok(())
 }
@@ -85,7 +85,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
         ]
     });
     let header = ["VM", "permit", "now", "", "CPU each", "times OVER", ""];
-    println!("{}", table(&header, rows));
+    say!("{}", table(&header, rows));
     Ok(())
 }
 
@@ -124,14 +124,14 @@ fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
         (text("from_memory"), text("memory")),
     ];
     for (permit, why) in lines {
-        println!(
+        say!(
             "{:<8} {}",
             permit.unwrap_or_else(|| "-".into()),
             why.unwrap_or_default()
         );
     }
     if let Some(permit) = text("from_behaviour").or_else(|| text("from_memory")) {
-        println!("\nbook it with: homenode permit set {} {permit}", args.vm);
+        say!("\nbook it with: homenode permit set {} {permit}", args.vm);
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ fn bill(args: &BillArgs) -> anyhow::Result<()> {
         ]
     });
     let header = ["VM", "hour", "booked", "used", "of it", "over", ""];
-    println!("{}", table(&header, rows));
+    say!("{}", table(&header, rows));
     Ok(())
 }
 

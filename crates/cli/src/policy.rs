@@ -28,13 +28,13 @@ fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
         return print_json(&answer);
     }
     match policy {
-        Some(policy) => println!("{} has memory policy {policy}", args.vm),
-        None => println!("the memory policy of {} is the agent's choice", args.vm),
+        Some(policy) => say!("{} has memory policy {policy}", args.vm),
+        None => say!("the memory policy of {} is the agent's choice", args.vm),
     }
     let notes = answer["notes"].as_array().into_iter().flatten();
     notes
         .filter_map(Value::as_str)
-        .for_each(|note| println!("note: {note}"));
+        .for_each(|note| say!("note: {note}"));
     Ok(())
 }
 
@@ -46,11 +46,11 @@ fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
     }
     let text = |key: &str| answer[key].as_str().unwrap_or_default();
     match answer["policy"].as_str() {
-        None => println!("no advice: {}", text("why")),
-        Some(policy) if policy == text("memory_policy") => println!("{policy}, as it has: {}", text("why")),
+        None => say!("no advice: {}", text("why")),
+        Some(policy) if policy == text("memory_policy") => say!("{policy}, as it has: {}", text("why")),
         Some(policy) => {
-            println!("{policy}: {}", text("why"));
-            println!("\nchoose it with: homenode policy set {} {policy}", args.vm);
+            say!("{policy}: {}", text("why"));
+            say!("\nchoose it with: homenode policy set {} {policy}", args.vm);
         }
     }
     Ok(())
@@ -76,14 +76,14 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
         ]
     });
     let header = ["VM", "policy", "chosen", "home", "MiB on nodes", "local"];
-    println!("{}", table(&header, rows));
+    say!("{}", table(&header, rows));
     for vm in &layouts {
         let name = vm["name"].as_str().unwrap_or_default();
         if let Some(caution) = vm["memory_policy_caution"].as_str() {
-            println!("{name}: {caution}");
+            say!("{name}: {caution}");
         }
         if let Some(why) = vm["memory_fixed"].as_str() {
-            println!("{name}: its pages cannot move: {why}");
+            say!("{name}: its pages cannot move: {why}");
         }
     }
     Ok(())

@@ -26,9 +26,9 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
         (None, None) => homenode_machine::sysfs::read(&args.sysfs)?,
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&machine)?);
+        say!("{}", serde_json::to_string_pretty(&machine)?);
     } else {
-        print!("{}", homenode_machine::render_text(&machine));
+        crate::output::print(format_args!("{}", homenode_machine::render_text(&machine)));
     }
     Ok(())
 }
@@ -70,7 +70,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
         }
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&answer)?);
+        say!("{}", serde_json::to_string_pretty(&answer)?);
     }
     let reasons: Vec<&str> = answer["reasons"]
         .as_array()
@@ -82,8 +82,8 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
         Some(_) if args.json => Ok(()),
         Some(nodes) => {
             let nodes: homenode_units::NodeSet = serde_json::from_value(nodes.clone().into())?;
-            println!("node {nodes}");
-            reasons.iter().for_each(|reason| println!("  {reason}"));
+            say!("node {nodes}");
+            reasons.iter().for_each(|reason| say!("  {reason}"));
             Ok(())
         }
         None => anyhow::bail!(
@@ -192,7 +192,7 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
             vm["left_alone"].as_str().unwrap_or_default().to_owned(),
         ]
     });
-    println!(
+    say!(
         "{}",
         table(&["VM", "home", "memory", "CPUs", "LLC miss", "local", ""], rows)
     );

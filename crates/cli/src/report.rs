@@ -177,7 +177,7 @@ fn show(answer: &Answer) {
         count => format!("; {count} are on trial now"),
     };
     if answer.trials.is_empty() {
-        println!("no change was judged{within}{running}");
+        say!("no change was judged{within}{running}");
         return;
     }
     let memory = |pages: Option<Pages>| or_dash(pages, |pages| pages.to_bytes().to_string());
@@ -190,9 +190,9 @@ fn show(answer: &Answer) {
             if trial.undone { "undone" } else { "kept" }.to_owned(),
         ]
     });
-    println!("{}\n", table(&["VM", "judged", "predicted", "seen", ""], rows));
+    say!("{}\n", table(&["VM", "judged", "predicted", "seen", ""], rows));
     if answer.unlisted_count > 0 {
-        println!("{} older ones are not listed\n", answer.unlisted_count);
+        say!("{} older ones are not listed\n", answer.unlisted_count);
     }
     let sum = |name: String, sum: &Sum, note: &str| {
         vec![
@@ -212,13 +212,11 @@ fn show(answer: &Answer) {
         .collect();
     rows.push(sum(format!("{} VMs", answer.vms.len()), &answer.total, ""));
     let header = ["VM", "trials", "undone", "gain", "moved", "off by", ""];
-    println!("{}\n", table(&header, rows));
-    println!(
+    say!("{}\n", table(&header, rows));
+    say!(
         "predicted and seen are speeds over those before the change, above 1 faster; gain is what was kept, of all VMs the mean;"
     );
-    println!(
-        "moved is memory that came home; off by is the median of how far seen is from predicted{running}"
-    );
+    say!("moved is memory that came home; off by is the median of how far seen is from predicted{running}");
 }
 
 /// A time span for people.

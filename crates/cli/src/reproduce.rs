@@ -51,7 +51,7 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         picture(&results)
     };
     // Whoever closes the pipe (`| head`) has seen enough.
-    std::io::stdout().write_all(text.as_bytes()).ok();
+    crate::output::print(format_args!("{text}"));
     Ok(())
 }
 

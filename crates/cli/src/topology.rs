@@ -53,7 +53,7 @@ pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
     }
     match args.vm {
         Some(_) => vms.iter().for_each(show),
-        None => println!(
+        None => say!(
             "{}",
             table(&["VM", "virtual nodes", "its guest was"], vms.iter().map(row))
         ),
@@ -67,7 +67,7 @@ fn row(vm: &VmTopology) -> Vec<String> {
 }
 
 fn show(vm: &VmTopology) {
-    println!("{}: {}", vm.name, vm.standing());
+    say!("{}: {}", vm.name, vm.standing());
     let TopologyStatus {
         virtual_nodes,
         told,
@@ -78,7 +78,7 @@ fn show(vm: &VmTopology) {
         let vcpus = told.topology.vcpus.iter().zip(vcpus_believed_on).enumerate();
         let rows =
             vcpus.map(|(vcpu, (node, believed))| vec![vcpu.to_string(), on(*node), believed.to_string()]);
-        println!(
+        say!(
             "{}",
             table(&["vCPU", "told to run on", "so takes it for virtual node"], rows)
         );
@@ -98,7 +98,7 @@ fn show(vm: &VmTopology) {
             "is to be on",
             "lies on",
         ];
-        println!("{}", table(&header, rows));
+        say!("{}", table(&header, rows));
     }
 }
 

@@ -234,9 +234,12 @@ fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Answ
 
 fn show(answer: &Answer, homes: &Homes) {
     if let Some(of) = &answer.simulated {
-        println!(
+        say!(
             "{} on {}, seed {}, at {}\n",
-            of.scenario, of.machine, of.seed, answer.at_ns
+            of.scenario,
+            of.machine,
+            of.seed,
+            answer.at_ns
         );
     }
     let time = |slow_down: Option<f64>| or_dash(slow_down, |time| format!("{time:.2}"));
@@ -253,23 +256,23 @@ fn show(answer: &Answer, homes: &Homes) {
     } else {
         &["VM", "home now", "home then", "time now", "time then"]
     };
-    println!("{}\n", table(header, rows));
+    say!("{}\n", table(header, rows));
     for vm in &answer.vms {
         let said = [&vm.why_unknown, &vm.obstacle];
         for why in said.into_iter().flatten() {
-            println!("{}: {why}", vm.name);
+            say!("{}: {why}", vm.name);
         }
     }
-    println!("time is what work takes, as predicted: 1.00 as without an agent, less is faster");
+    say!("time is what work takes, as predicted: 1.00 as without an agent, less is faster");
     match (answer.error_median, answer.trials_count) {
-        (Some(error), 1) => println!("the one trial so far saw {} else than predicted", percent(error)),
-        (Some(error), trials) => println!(
+        (Some(error), 1) => say!("the one trial so far saw {} else than predicted", percent(error)),
+        (Some(error), trials) => say!(
             "{trials} trials so far saw {} else than predicted, in the median",
             percent(error)
         ),
-        (None, _) => println!("no trial yet: nothing tells how far predictions are off on this host"),
+        (None, _) => say!("no trial yet: nothing tells how far predictions are off on this host"),
     }
-    answer.notes.iter().for_each(|note| println!("note: {note}"));
+    answer.notes.iter().for_each(|note| say!("note: {note}"));
 }
 
 #[cfg(test)]

@@ -212,7 +212,7 @@ fn all(args: &WssArgs) -> anyhow::Result<()> {
         "",
         "",
     ];
-    println!("{}", table(&header, rows));
+    say!("{}", table(&header, rows));
     Ok(())
 }
 
@@ -260,7 +260,7 @@ fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, carriers: &[CarrierCho
         return print_json(&object);
     }
     let share = figure.size_bytes.as_f64() / vm.memory_bytes.as_f64().max(1.0);
-    println!(
+    say!(
         "{} uses {} of {} ({}), within {}",
         vm.vm,
         in_mib(figure.size_bytes),
@@ -311,14 +311,14 @@ fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, carriers: &[CarrierCho
         ("", NOT.to_owned()),
     ];
     for (what, text) in lines {
-        println!("  {what:<9} {text}");
+        say!("  {what:<9} {text}");
     }
     let others = carriers
         .iter()
         .filter(|choice| choice.carrier.name() != figure.carrier);
     for choice in others {
         let why = choice.why_not.as_deref().unwrap_or("there, and less exact");
-        println!("  {:<9} {}: {why}", "not", choice.carrier.name());
+        say!("  {:<9} {}: {why}", "not", choice.carrier.name());
     }
     Ok(())
 }

@@ -130,10 +130,22 @@ impl fmt::Display for Problem {
             Problem::WrongType { found, expected } => write!(f, "{expected} is expected, not {found}"),
             Problem::Value(message) => f.write_str(message),
             Problem::Syntax(message) => write!(f, "not valid TOML: {message}"),
-            Problem::Unreadable(kind) => write!(f, "cannot be read: {kind}"),
+            Problem::Unreadable(kind) => write!(f, "cannot be read: {}", in_words(*kind)),
             Problem::TooLarge => write!(f, "is larger than {} KiB", FILE_BYTES_MAX >> 10),
             Problem::NotText => write!(f, "is not UTF-8 text"),
         }
+    }
+}
+
+/// Why a file cannot be read or written, in the words of a shell.
+pub fn in_words(kind: io::ErrorKind) -> String {
+    match kind {
+        io::ErrorKind::NotFound => "there is no such file".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        io::ErrorKind::IsADirectory => "it is a directory".to_owned(),
+        io::ErrorKind::NotADirectory => "a part of its path is not a directory".to_owned(),
+        io::ErrorKind::InvalidInput => "it is not a regular file".to_owned(),
+        other => other.to_string(),
     }
 }
 

@@ -194,11 +194,11 @@ fn show(found: &Found, json: bool) -> anyhow::Result<()> {
             trial.outcome.to_string(),
         ]
     });
-    println!("{}\n", table(&["memory", "took", ""], rows));
+    say!("{}\n", table(&["memory", "took", ""], rows));
     let dead = found
         .dead_bytes
         .map_or_else(String::new, |dead| format!(", not with {dead}"));
-    println!(
+    say!(
         "{} runs with {}{dead}: its footprint, epsilon ({}, {} trials, {:.0} percent)",
         found.kernel,
         found.epsilon_bytes,
@@ -206,9 +206,10 @@ fn show(found: &Found, json: bool) -> anyhow::Result<()> {
         found.trials.len(),
         found.step * 100.0
     );
-    println!(
+    say!(
         "with {} it says itself that it uses {}",
-        found.trials[0].memory_bytes, found.guest_says_bytes
+        found.trials[0].memory_bytes,
+        found.guest_says_bytes
     );
     Ok(())
 }

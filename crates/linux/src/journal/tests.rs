@@ -68,7 +68,10 @@ fn what_is_in_force_survives_and_the_file_is_compacted() {
     assert_eq!(again.entries(), &entries);
     assert_eq!(again.warnings, Vec::<String>::new());
     let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
-    assert!(!text.contains("\"entry\":null") && !text.contains("vm3"), "{text}");
+    assert!(
+        !text.contains("\"entry\":null") && !text.contains("vm3"),
+        "{text}"
+    );
 }
 
 #[test]

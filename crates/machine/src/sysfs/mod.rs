@@ -40,7 +40,7 @@ pub enum SysfsError {
         expected: &'static str,
     },
     /// A file is there and cannot be read.
-    #[error("{}: cannot be read: {kind}", path.display())]
+    #[error("{}: cannot be read: {}", path.display(), crate::file::in_words(*kind))]
     Unreadable {
         /// The file.
         path: PathBuf,

@@ -133,7 +133,7 @@ pub enum Match {
 /// One resource that is short.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Shortage {
-    /// Where; all nodes together where `None`.
+    /// Where; all nodes together, of those whose links carry little traffic, where `None`.
     pub node: Option<NodeId>,
     /// `CPU`, `memory` or `memory bandwidth`.
     pub resource: &'static str,
@@ -155,7 +155,7 @@ impl std::fmt::Display for Shortage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.node {
             Some(node) => write!(f, "node {node}")?,
-            None => write!(f, "quietly linked nodes together")?,
+            None => write!(f, "a home of several nodes")?,
         }
         write!(
             f,
@@ -172,7 +172,7 @@ impl Placement {
             "one node keeps all accesses local".to_owned()
         } else {
             format!(
-                "no single node was chosen; memory is interleaved over {} quietly linked nodes",
+                "no single node was chosen; memory is interleaved over {} nodes whose links carry little traffic",
                 self.nodes.len()
             )
         };
