@@ -98,7 +98,7 @@ fn name_of(sample: &Sample, vm: VmId) -> String {
 impl Event {
     pub(crate) fn decided(decision: Decision, result: Outcome, sample: &Sample) -> Event {
         Event::Decided {
-            name: name_of(sample, decision.action.vm()),
+            name: name_of(sample, decision.action.vm),
             decision,
             result,
         }

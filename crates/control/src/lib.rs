@@ -24,8 +24,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::observed::CarrierChoice;
 use homenode_host::{
-    Action, CountedBy, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates, Receipt,
-    Refusal, Sample, Setting, View, VmSample, VmView,
+    Act, Action, CountedBy, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates,
+    Receipt, Refusal, Sample, Setting, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
@@ -617,47 +617,33 @@ impl Control {
 
     /// What an action that was carried out leaves in force.
     fn remember(&mut self, action: &Action, outcome: &Outcome, at: Ns) {
-        match (action, outcome) {
-            (Action::SetHome { vm, nodes }, Outcome::Done | Outcome::DryRun) => {
-                self.homes.insert(*vm, nodes.clone());
+        let vm = action.vm;
+        match (&action.act, outcome) {
+            (Act::SetHome { nodes }, Outcome::Done | Outcome::DryRun) => {
+                self.homes.insert(vm, nodes.clone());
             }
-            (
-                Action::Lift {
-                    vm,
-                    lever: Lever::Home,
-                },
-                Outcome::Done | Outcome::DryRun,
-            ) => {
-                self.homes.remove(vm);
-                self.watch.forget_pins(*vm);
+            (Act::Lift { lever: Lever::Home }, Outcome::Done | Outcome::DryRun) => {
+                self.homes.remove(&vm);
+                self.watch.forget_pins(vm);
             }
-            (Action::PinVcpus { vm, vcpus, cpus }, Outcome::Done) => {
+            (Act::PinVcpus { vcpus, cpus }, Outcome::Done) => {
                 for index in vcpus {
-                    self.watch.expect(*vm, *index, cpus.clone());
+                    self.watch.expect(vm, *index, cpus.clone());
                 }
             }
             // Some vCPUs may have been pinned: what is in force is nobody's mistake and nobody else's doing.
-            (Action::PinVcpus { vm, vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(*vm, vcpus),
-            (Action::SetHome { vm, .. }, Outcome::Failed(_)) => self.placement.ledger.withdraw(*vm),
+            (Act::PinVcpus { vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(vm, vcpus),
+            (Act::SetHome { .. }, Outcome::Failed(_)) => self.placement.ledger.withdraw(vm),
+            (Act::Lift { lever: Lever::Home }, Outcome::Failed(_)) => self.watch.forget_pins(vm),
             (
-                Action::Lift {
-                    vm,
-                    lever: Lever::Home,
-                },
-                Outcome::Failed(_),
-            ) => self.watch.forget_pins(*vm),
-            (
-                Action::Limit {
-                    vm,
+                Act::Limit {
                     limit: Limit::CpuQuota(quota),
                     lease_ns,
                 },
                 Outcome::Done | Outcome::Renewed,
-            ) => self.watch.expect_quota(*vm, *quota, at + *lease_ns),
-            (Action::Limit { vm, .. } | Action::Lift { vm, .. }, _) if action.lever() == Lever::CpuQuota => {
-                self.watch.forget_quota(*vm);
-            }
-            _ if action.lever() == Lever::Watching => self.working_set.outcome(action, outcome, at),
+            ) => self.watch.expect_quota(vm, *quota, at + *lease_ns),
+            (act, _) if act.lever() == Lever::CpuQuota => self.watch.forget_quota(vm),
+            _ if action.act.lever() == Lever::Watching => self.working_set.outcome(action, outcome, at),
             _ => {}
         }
     }
@@ -847,16 +833,15 @@ fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
 
 /// What makes two decisions of a dry run the same: budgets change with every page that the guest touches.
 fn what_is_told(action: &Action) -> String {
-    match action {
-        Action::MovePages { vm, to, .. } => format!("pages of {vm} to {to}"),
-        Action::MoveVirtualNode {
-            vm, virtual_node, to, ..
-        } => {
+    let vm = action.vm;
+    match &action.act {
+        Act::MovePages { to, .. } => format!("pages of {vm} to {to}"),
+        Act::MoveVirtualNode { virtual_node, to, .. } => {
             format!("virtual node {virtual_node} of {vm} to {to}")
         }
-        Action::MoveFrames { vm, .. } => format!("used pages of {vm}"),
-        Action::Limit { vm, limit, .. } => format!("{:?} of {vm}", limit.lever()),
-        other => format!("{other:?}"),
+        Act::MoveFrames { .. } => format!("used pages of {vm}"),
+        Act::Limit { limit, .. } => format!("{:?} of {vm}", limit.lever()),
+        other => format!("{other:?} of {vm}"),
     }
 }
 

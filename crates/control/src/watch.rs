@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_lifted_home_is_forgotten_and_its_pins_are_nobody_elses_doing() {
-        use homenode_host::{Action, Lever, Outcome};
+        use homenode_host::{Act, Lever, Outcome};
         let cpus = |list: &str| list.parse::<CpuSet>().expect("CPUs");
         let on = |list: &str| {
             let mut sample = sample(1, None);
@@ -232,28 +232,25 @@ mod tests {
         let nodes = NodeSet::one(homenode_units::NodeId(1));
         for (outcome, is_homed) in [(Outcome::Done, false), (Outcome::DryRun, false), (failed(), true)] {
             let mut control = crate::Control::default();
-            let set_home = Action::SetHome {
-                vm: VM,
-                nodes: nodes.clone(),
-            };
-            let pin = Action::PinVcpus {
-                vm: VM,
+            let set_home = Act::SetHome { nodes: nodes.clone() }.on(VM);
+            let pin = Act::PinVcpus {
                 vcpus: vec![0],
                 cpus: cpus("4-7"),
-            };
+            }
+            .on(VM);
             for action in [set_home, pin] {
                 control.remember(&action, &Outcome::Done, Ns::ZERO);
             }
             assert_eq!(events(&mut control.watch.clone(), &on("0-7")).len(), 1);
             let lever = Lever::Home;
-            control.remember(&Action::Lift { vm: VM, lever }, &outcome, Ns::ZERO);
+            control.remember(&Act::Lift { lever }.on(VM), &outcome, Ns::ZERO);
             assert_eq!(events(&mut control.watch, &on("0-7")), []);
             assert_eq!(control.homes.contains_key(&VM), is_homed, "{outcome:?}");
         }
     }
 
     fn failed() -> homenode_host::Outcome {
-        homenode_host::Outcome::Failed(homenode_host::ActionError::VmGone { name: "seven".into() })
+        homenode_host::Outcome::Failed(homenode_host::Failure::VmGone.on("seven"))
     }
 
     #[test]

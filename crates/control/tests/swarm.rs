@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use homenode_control::{Config, Control, Mode, Policies};
-use homenode_host::{Action, Host, Plan, Refusal, Sample, VmSample};
+use homenode_host::{Act, Action, Host, Plan, Refusal, Sample, VmSample};
 use homenode_machine::Machine;
 use homenode_twin::{Scenario, Twin, TwinReport};
 use homenode_units::{Ns, Pages};
@@ -169,15 +169,12 @@ fn anything(dice: &mut Dice, twin: &Twin, sample: &Sample) -> Option<Action> {
     let cpus: Vec<_> = twin.machine().cpus.iter().map(|cpu| cpu.id).collect();
     let to = dice.some(&memory).into_iter().collect();
     Some(match dice.below(3) {
-        0 => Action::PinVcpus {
-            vm: seen.id,
+        0 => Act::PinVcpus {
             vcpus: seen.vcpus.iter().map(|vcpu| vcpu.index).collect(),
             cpus: dice.some(&cpus).into_iter().collect(),
-        },
-        1 => Action::SetHome {
-            vm: seen.id,
-            nodes: to,
-        },
+        }
+        .on(seen.id),
+        1 => Act::SetHome { nodes: to }.on(seen.id),
         _ => Action::gather(twin.machine(), seen.id, to, Pages(dice.below(60_000))),
     })
 }

@@ -1,7 +1,7 @@
 //! The whole loop on the twin: what an operator would see.
 
 use homenode_control::{Config, Control, Epoch, Event, Hour, Mode, Policies};
-use homenode_host::{Action, CpuQuota, Host, Limit, Outcome, Plan, Setting};
+use homenode_host::{Act, CpuQuota, Host, Limit, Outcome, Plan, Setting};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, Permit, VmId};
 
@@ -116,7 +116,7 @@ fn pin_by_hand(twin: &mut Twin, vm: VmId, cpus: CpuSet) {
         .map(|vcpu| vcpu.index)
         .collect();
     let mut plan = Plan::new(sample.version);
-    plan.decide("operator", Action::PinVcpus { vm, vcpus, cpus }, "by hand".into());
+    plan.decide("operator", Act::PinVcpus { vcpus, cpus }.on(vm), "by hand".into());
     assert_eq!(twin.commit(&plan).unwrap().outcomes, [Outcome::Done]);
 }
 
@@ -230,8 +230,8 @@ fn numad_binds_one_vm_at_a_time_and_moves_its_memory_in_one_go() {
     let mut bound = Vec::new();
     for epoch in &epochs {
         let homes = epoch.events.iter().filter_map(|event| match event {
-            Event::Decided { decision, .. } => match &decision.action {
-                Action::SetHome { vm, nodes } => Some((*vm, nodes.clone())),
+            Event::Decided { decision, .. } => match &decision.action.act {
+                Act::SetHome { nodes } => Some((decision.action.vm, nodes.clone())),
                 _ => None,
             },
             _ => None,
@@ -277,7 +277,7 @@ fn misses_per_slice(control: &mut Control, twin: &mut Twin, vm: VmId, epochs: us
 
 fn limits(epochs: &[Epoch]) -> usize {
     let is_limit = |event: &&&Event| match event {
-        Event::Decided { decision, .. } => matches!(decision.action, Action::Limit { .. }),
+        Event::Decided { decision, .. } => matches!(decision.action.act, Act::Limit { .. }),
         _ => false,
     };
     events(epochs).iter().filter(is_limit).count()
@@ -336,11 +336,11 @@ fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
     assert!(limits(&epochs) > 0);
     let mut plan = Plan::new(twin.sample().unwrap().version);
     let theirs = CpuQuota::of(0.9, Ns::from_millis(100));
-    let action = Action::Limit {
-        vm: id,
+    let action = Act::Limit {
         limit: Limit::CpuQuota(theirs),
         lease_ns: Ns::from_secs(3600),
-    };
+    }
+    .on(id);
     plan.decide("operator", action, "by hand".into());
     assert_eq!(twin.commit(&plan).unwrap().outcomes, [Outcome::Done]);
     let epochs = run(&mut control, &mut twin, 10);

@@ -6,8 +6,8 @@
 use homenode_units::{Bytes, NodeSet, Ns, Pages, Permit, Placing, VmId};
 
 use crate::{
-    Action, ActionError, Balloon, CpuQuota, Host, Lever, Limit, Outcome, Percent, Plan, Refusal, Sample,
-    Setting, Version, VmSample,
+    Act, Action, Balloon, CpuQuota, Failure, Host, Impossible, Lever, Limit, Outcome, Percent, Plan, Refusal,
+    Sample, Setting, Version, VmSample,
 };
 
 /// One check: a name, and a function that says what was expected and what was seen when it fails.
@@ -201,7 +201,7 @@ fn pin_plan(
     let vcpus = vec![seen.vcpus[0].index];
     plan.decide(
         "conformance",
-        Action::PinVcpus { vm, vcpus, cpus },
+        Act::PinVcpus { vcpus, cpus }.on(vm),
         "conformance check".into(),
     );
     Ok(plan)
@@ -245,14 +245,17 @@ fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let mut nowhere = pin_plan(before.version, &before, host, vm, 0)?;
     nowhere.decide(
         "conformance",
-        Action::SetHome {
-            vm,
+        Act::SetHome {
             nodes: NodeSet::new(),
-        },
+        }
+        .on(vm),
         "no node at all".into(),
     );
     match host.commit(&nowhere) {
-        Err(Refusal::Nodes { .. }) => {}
+        Err(Refusal::Vm {
+            why: Impossible::Nodes { .. },
+            ..
+        }) => {}
         other => return Err(format!("a home without a node got {other:?}")),
     }
     let after = sample(host)?;
@@ -274,7 +277,7 @@ fn pin_is_seen(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         expect(after.version > before.version, || {
             "a pin left the version as it was".into()
         })?;
-        let Action::PinVcpus { vcpus, cpus, .. } = &plan.decisions[0].action else {
+        let Act::PinVcpus { vcpus, cpus, .. } = &plan.decisions[0].action.act else {
             unreachable!()
         };
         let seen = after
@@ -341,7 +344,7 @@ fn pages_move(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
 fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let lever = Lever::Home;
     let lift = |host: &mut dyn Host| {
-        let outcome = commit_one(host, Action::Lift { vm, lever })?;
+        let outcome = commit_one(host, Act::Lift { lever }.on(vm))?;
         expect(outcome == Outcome::Done, || {
             format!("lifting a home gave {outcome:?}")
         })
@@ -350,7 +353,7 @@ fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let free = sample(host)?;
     for node_index in [1, 0] {
         let mut plan = pin_plan(free.version, &free, host, vm, node_index)?;
-        let Action::PinVcpus { cpus, .. } = &plan.decisions[0].action else {
+        let Act::PinVcpus { cpus, .. } = &plan.decisions[0].action.act else {
             unreachable!()
         };
         let nodes = cpus
@@ -360,7 +363,7 @@ fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         plan.version = sample(host)?.version;
         plan.decide(
             "conformance",
-            Action::SetHome { vm, nodes },
+            Act::SetHome { nodes }.on(vm),
             "conformance check".into(),
         );
         let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
@@ -396,11 +399,11 @@ fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
 }
 
 fn limit_to(vm: VmId, quota: CpuQuota, lease_ns: Ns) -> Action {
-    Action::Limit {
-        vm,
+    Act::Limit {
         limit: Limit::CpuQuota(quota),
         lease_ns,
     }
+    .on(vm)
 }
 
 fn commit_one(host: &mut dyn Host, action: Action) -> Result<Outcome, String> {
@@ -451,7 +454,7 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     })?;
     for _ in 0..2 {
         let lever = Lever::CpuQuota;
-        let outcome = commit_one(host, Action::Lift { vm, lever })?;
+        let outcome = commit_one(host, Act::Lift { lever }.on(vm))?;
         expect(outcome == Outcome::Done, || format!("lifting gave {outcome:?}"))?;
     }
     let after = sample(host)?;
@@ -466,10 +469,12 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let Some(first) = balloon(host)? else {
         return Ok(()); // a VM without a balloon keeps its memory
     };
-    let limit = |memory: Bytes, lease_ns| Action::Limit {
-        vm,
-        limit: Limit::Memory(memory),
-        lease_ns,
+    let limit = |memory: Bytes, lease_ns| {
+        Act::Limit {
+            limit: Limit::Memory(memory),
+            lease_ns,
+        }
+        .on(vm)
     };
     let less = Bytes(first.maximum.0 / 10 * 9).to_pages().to_bytes();
     let lease = Ns::from_secs(600);
@@ -499,7 +504,7 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     };
     for _ in 0..2 {
         let lever = Lever::Memory;
-        let outcome = commit_one(host, Action::Lift { vm, lever })?;
+        let outcome = commit_one(host, Act::Lift { lever }.on(vm))?;
         expect(outcome == Outcome::Done, || format!("lifting gave {outcome:?}"))?;
     }
     let seen = balloon(host)?;
@@ -520,7 +525,10 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         "too much".into(),
     );
     match host.commit(&plan) {
-        Err(Refusal::Memory { .. }) => Ok(()),
+        Err(Refusal::Vm {
+            why: Impossible::Memory { .. },
+            ..
+        }) => Ok(()),
         other => Err(format!("more memory than it has got {other:?}")),
     }
 }
@@ -548,20 +556,13 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
     };
     let lease = Ns::from_secs(1);
     let nobody = VmId(vm.0 ^ 1);
-    let nothing = Action::Limit {
-        vm,
+    let nothing = Act::Limit {
         limit: Limit::CacheWays(Percent(0)),
         lease_ns: lease,
-    };
-    let pages = Action::Lift {
-        vm,
-        lever: Lever::Pages,
-    };
-    let watch = |window_ns, lease_ns| Action::Watch {
-        vm,
-        window_ns,
-        lease_ns,
-    };
+    }
+    .on(vm);
+    let pages = Act::Lift { lever: Lever::Pages }.on(vm);
+    let watch = |window_ns, lease_ns| Act::Watch { window_ns, lease_ns }.on(vm);
     for (action, expected) in [
         (limit_to(vm, too_little, lease), "quota"),
         (limit_to(vm, too_long, lease), "quota"),
@@ -577,12 +578,27 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
         plan.decide("conformance", action.clone(), "impossible".into());
         let answer = host.commit(&plan);
         let got = match &answer {
-            Err(Refusal::Quota { .. }) => "quota",
-            Err(Refusal::NoLease { .. }) => "no-lease",
+            Err(Refusal::Vm {
+                why: Impossible::Quota { .. },
+                ..
+            }) => "quota",
+            Err(Refusal::Vm {
+                why: Impossible::NoLease,
+                ..
+            }) => "no-lease",
             Err(Refusal::UnknownVm { .. }) => "unknown-vm",
-            Err(Refusal::NoLimit { .. }) => "no-limit",
-            Err(Refusal::Part { .. }) => "part",
-            Err(Refusal::Window { .. }) => "window",
+            Err(Refusal::Vm {
+                why: Impossible::NoLimit { .. },
+                ..
+            }) => "no-limit",
+            Err(Refusal::Vm {
+                why: Impossible::Part { .. },
+                ..
+            }) => "part",
+            Err(Refusal::Vm {
+                why: Impossible::Window { .. },
+                ..
+            }) => "window",
             _ => "something else",
         };
         expect(got == expected, || format!("{action:?} got {answer:?}"))?;
@@ -595,11 +611,7 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), St
 
 fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     let window_ns = PERIOD;
-    let watch = |lease_ns| Action::Watch {
-        vm,
-        window_ns,
-        lease_ns,
-    };
+    let watch = |lease_ns| Act::Watch { window_ns, lease_ns }.on(vm);
     let lease = Ns::from_secs(600);
     let has_carrier = sample(host)?
         .carriers
@@ -607,7 +619,8 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         .any(|choice| choice.why_not.is_none());
     let outcome = commit_one(host, watch(lease))?;
     if !has_carrier {
-        let is_told = matches!(&outcome, Outcome::Failed(ActionError::NoCarrier { .. }));
+        let is_told =
+            matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoCarrier { .. }));
         return expect(is_told, || {
             format!("there is no carrier, and watching gave {outcome:?}")
         });
@@ -650,7 +663,7 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
     commit_one(host, watch(lease))?;
     let lever = Lever::Watching;
     for _ in 0..2 {
-        let outcome = commit_one(host, Action::Lift { vm, lever })?;
+        let outcome = commit_one(host, Act::Lift { lever }.on(vm))?;
         expect(outcome == Outcome::Done, || format!("lifting gave {outcome:?}"))?;
     }
     expect(
@@ -686,7 +699,7 @@ fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         "settings left the version as it was".into()
     })?;
     match host.set(VmId(vm.0 ^ 1), Setting::Permit(Some(permit))) {
-        Err(ActionError::VmGone { .. }) => Ok(()),
+        Err(error) if error.why == Failure::VmGone => Ok(()),
         other => Err(format!("a permit for nobody got {other:?}")),
     }
 }

@@ -13,6 +13,7 @@
 //! [`View`]. The twin and the live host both pass [`conformance`]. What of a VM's memory is in use comes from *carriers*, in
 //! observations of their own ([`observed`]).
 
+mod action;
 mod balloon;
 pub mod conformance;
 mod feed;
@@ -20,17 +21,17 @@ mod limit;
 pub mod observed;
 mod plan;
 mod rates;
+mod refusal;
 mod sample;
 mod view;
 
+pub use action::{Act, Action, FrameMove, Lever, WINDOW_MAX, WINDOW_MIN};
 pub use balloon::{Balloon, GuestMemory};
 pub use feed::{GuestTopology, Told, VirtualNode};
 pub use limit::{CpuQuota, Limit, Percent};
-pub use plan::{
-    Action, ActionError, Decision, Finding, FrameMove, Lever, Outcome, Plan, Receipt, Refusal, WINDOW_MAX,
-    WINDOW_MIN,
-};
+pub use plan::{Decision, Finding, Outcome, Plan, Receipt};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates, imbalance};
+pub use refusal::{ActionError, Failure, Impossible, Refusal};
 pub use sample::{
     Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, PageUse, Sample,
     Setting, VcpuSample, Version, VmSample, VmSettings,

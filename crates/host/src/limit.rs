@@ -3,7 +3,7 @@
 use homenode_units::{Bytes, Ns};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::Lever;
+use crate::action::Lever;
 
 /// How long each vCPU of a VM may run per period (libvirt's `vcpu_quota` and `vcpu_period`, a cgroup's `cpu.max`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -34,7 +34,7 @@ pub struct Sample {
     pub links: Vec<LinkSample>,
     /// Why the host cannot say which node uses which page, if it cannot: then no VM has [`VmSample::page_uses`].
     pub no_page_uses: Option<String>,
-    /// Who can tell which memory VMs use, best first: the first that can is asked by [`crate::Action::Watch`].
+    /// Who can tell which memory VMs use, best first: the first that can is asked by [`crate::Act::Watch`].
     pub carriers: Vec<CarrierChoice>,
     /// VMs that run, ascending by id.
     pub vms: Vec<VmSample>,
@@ -88,7 +88,7 @@ pub struct VmSample {
     pub pages: Option<NodeMap<Pages>>,
     /// The nodes that its guest sees; none where it sees a single one.
     pub virtual_nodes: Vec<VirtualNode>,
-    /// Why its guest cannot be told where it is, with the remedy; `None` where it can ([`crate::Action::TellTopology`]).
+    /// Why its guest cannot be told where it is, with the remedy; `None` where it can ([`crate::Act::TellTopology`]).
     pub no_feed: Option<String>,
     /// What this agent told its guest last.
     pub told: Option<Told>,
@@ -99,7 +99,7 @@ pub struct VmSample {
     /// What was seen of the use of its pages since the sample before, while its memory policy has them sampled. The one thing
     /// here that is not cumulative: events, not counts.
     pub page_uses: Option<Vec<PageUse>>,
-    /// What was seen of the use of its memory in the last complete window while it is watched ([`crate::Action::Watch`]): fresh
+    /// What was seen of the use of its memory in the last complete window while it is watched ([`crate::Act::Watch`]): fresh
     /// once per window, as [`Observed::at`] tells. `None` before the first window's end, and where nobody watches.
     pub observed: Option<Observed>,
     /// Why the VM's memory cannot move, if it cannot.

@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use homenode_host::{
-    ActionError, CountedBy, CpuQuota, CpuSample, Host, HostError, NodeSample, Outcome, Plan, Receipt,
-    Refusal, Sample, Setting, Version, VmSettings,
+    ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, NodeSample, Outcome, Plan,
+    Receipt, Refusal, Sample, Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, Placing, VmId};
@@ -540,7 +540,7 @@ impl Host for LibvirtHost {
                 None => Outcome::DryRun,
             });
         }
-        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|d| d.action.vm()).collect();
+        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|d| d.action.vm).collect();
         self.take_in_changes(&touched);
         Ok(Receipt {
             version: self.last.version,
@@ -550,13 +550,12 @@ impl Host for LibvirtHost {
 
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
         let Some(known) = self.vms.get(&vm) else {
-            return Err(ActionError::VmGone { name: vm.to_string() });
+            return Err(Failure::VmGone.on(&vm.to_string()));
         };
         let name = known.run.name.clone();
-        let failed = |cause: String| ActionError::Host {
-            name: name.clone(),
-            what: format!("setting the {}", setting.name()),
-            cause,
+        let failed = |cause: String| {
+            let what = format!("setting the {}", setting.name());
+            Failure::Host { what, cause }.on(&name)
         };
         if self.acts.is_none() {
             return Err(failed(
@@ -693,11 +692,8 @@ fn memory_policy_is_possible(
             ..
         } => return Ok(()),
     };
-    Err(ActionError::MemoryPolicy {
-        name: name.to_owned(),
-        policy,
-        why: why.to_owned(),
-    })
+    let why = why.to_owned();
+    Err(Failure::MemoryPolicy { policy, why }.on(name))
 }
 
 /// The monotonic clock: what [`Sample::at`] says of a real host.

@@ -21,7 +21,7 @@
 //! - `nobody_loosens_the_operators_quota`
 //! - `the_merged_plan_keeps_order_and_findings`
 
-use homenode_host::{Action, Decision, Finding, Lever, Limit, Plan, View};
+use homenode_host::{Act, Decision, Finding, Lever, Limit, Plan, View};
 use homenode_units::VmId;
 
 /// Merges plans made from one view, the first having precedence.
@@ -37,11 +37,11 @@ pub fn merge(view: &View<'_>, plans: Vec<Plan>) -> Plan {
         for decision in plan.decisions {
             match objection(view, &owners, &decision) {
                 None => {
-                    owners.push((decision.action.vm(), decision.action.lever(), decision.policy));
+                    owners.push((decision.action.vm, decision.action.act.lever(), decision.policy));
                     merged.decisions.push(decision);
                 }
                 Some(message) => {
-                    let vm = Some(decision.action.vm());
+                    let vm = Some(decision.action.vm);
                     merged.findings.push(Finding {
                         policy: decision.policy,
                         vm,
@@ -56,7 +56,7 @@ pub fn merge(view: &View<'_>, plans: Vec<Plan>) -> Plan {
 
 fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: &Decision) -> Option<String> {
     let Decision { policy, action, .. } = decision;
-    let (id, lever) = (action.vm(), action.lever());
+    let (id, lever) = (action.vm, action.act.lever());
     let Some(vm) = view.vms.iter().find(|vm| vm.sample.id == id) else {
         return Some(format!("VM {id} does not run"));
     };
@@ -64,7 +64,7 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
     if !vm.managed() {
         return Some(format!("VM {name} is left alone: the operator opted it out"));
     }
-    if let Action::PinVcpus { cpus, .. } = action {
+    if let Act::PinVcpus { cpus, .. } = &action.act {
         if cpus.is_empty() {
             return Some(format!(
                 "vCPUs of VM {name} stay where they are: it may use no CPU there"
@@ -90,10 +90,10 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
     {
         return Some(format!("the CPU quota of VM {name} stays as it is: {why}"));
     }
-    if let Action::Limit {
+    if let Act::Limit {
         limit: Limit::CpuQuota(wanted),
         ..
-    } = action
+    } = &action.act
         && let Some(theirs) = vm
             .sample
             .settings
@@ -120,15 +120,16 @@ fn depends_on_home(a: Lever, b: Lever) -> bool {
 mod tests {
     use super::*;
     use crate::testing::{Scene, vm_id};
+    use homenode_host::Action;
     use homenode_host::{CpuQuota, HandsOff};
     use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Pages};
 
     fn pin(policy: &'static str, n: u128, cpu: u32) -> Decision {
-        let action = Action::PinVcpus {
-            vm: vm_id(n),
+        let action = Act::PinVcpus {
             vcpus: vec![0],
             cpus: CpuSet::one(CpuId(cpu)),
-        };
+        }
+        .on(vm_id(n));
         Decision {
             policy,
             action,
@@ -149,10 +150,10 @@ mod tests {
         let mut scene = Scene::four_nodes(4);
         scene.add_vm(1, 2, Bytes::from_gib(1), 0).home(0);
         scene.with_view(|view| {
-            let home = Action::SetHome {
-                vm: vm_id(1),
+            let home = Act::SetHome {
                 nodes: NodeSet::one(NodeId(1)),
-            };
+            }
+            .on(vm_id(1));
             let first = Decision {
                 policy: "placement",
                 action: home,
@@ -205,11 +206,11 @@ mod tests {
     }
 
     fn hold(policy: &'static str, n: u128, share: f64) -> Decision {
-        let action = Action::Limit {
-            vm: vm_id(n),
+        let action = Act::Limit {
             limit: Limit::CpuQuota(CpuQuota::of(share, Ns::from_millis(30))),
             lease_ns: Ns::from_secs(5),
-        };
+        }
+        .on(vm_id(n));
         Decision {
             policy,
             action,
@@ -251,10 +252,10 @@ mod tests {
         scene.add_vm(1, 2, Bytes::from_gib(1), 0);
         let home = Decision {
             policy: "placement",
-            action: Action::SetHome {
-                vm: vm_id(1),
+            action: Act::SetHome {
                 nodes: NodeSet::one(NodeId(1)),
-            },
+            }
+            .on(vm_id(1)),
             reason: String::new(),
         };
         scene.with_view(|view| {
@@ -272,11 +273,11 @@ mod tests {
         scene.add_vm(1, 2, Bytes::from_gib(1), 0);
         scene.add_vm(2, 2, Bytes::from_gib(1), 0);
         scene.with_view(|view| {
-            let nowhere = Action::PinVcpus {
-                vm: vm_id(1),
+            let nowhere = Act::PinVcpus {
                 vcpus: vec![0],
                 cpus: CpuSet::new(),
-            };
+            }
+            .on(vm_id(1));
             let nowhere = Decision {
                 policy: "balance",
                 action: nowhere,

@@ -23,7 +23,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Action, Decision, Plan, View, VmView};
+use homenode_host::{Act, Decision, Plan, View, VmView};
 use homenode_units::{Ewma, NodeSet, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -139,9 +139,9 @@ impl Pace {
         }
         let share = self.share;
         let part = |pages: Pages| Pages(((pages.as_f64() * share) as u64).max(1));
-        match &mut decision.action {
-            Action::MovePages { .. } | Action::MoveVirtualNode { .. } => {
-                let (from, pages_max) = leaves(&mut decision.action, vm)?;
+        match &mut decision.action.act {
+            Act::MovePages { .. } | Act::MoveVirtualNode { .. } => {
+                let (from, pages_max) = leaves(&mut decision.action.act, vm)?;
                 *pages_max = part(*pages_max);
                 let there = pages_on(vm, &from)?;
                 // Of several moves of an epoch the largest tells.
@@ -153,7 +153,7 @@ impl Pace {
                     self.asked = Some((from, *pages_max, there));
                 }
             }
-            Action::MoveFrames { moves, .. } => {
+            Act::MoveFrames { moves } => {
                 let count = (moves.len() as f64 * share).ceil() as usize;
                 moves.truncate(count);
             }
@@ -165,10 +165,10 @@ impl Pace {
 }
 
 /// Nodes that pages leave by this action, and how many at most.
-fn leaves<'a>(action: &'a mut Action, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pages)> {
-    match action {
-        Action::MovePages { from, pages_max, .. } => Some((from.clone(), pages_max)),
-        Action::MoveVirtualNode { to, pages_max, .. } => {
+fn leaves<'a>(act: &'a mut Act, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pages)> {
+    match act {
+        Act::MovePages { from, pages_max, .. } => Some((from.clone(), pages_max)),
+        Act::MoveVirtualNode { to, pages_max, .. } => {
             let mut others = vm.sample.pages.as_ref()?.node_set();
             others.remove(*to);
             Some((others, pages_max))
@@ -197,10 +197,10 @@ pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: Vec<Plan
     let held = plans.into_iter().map(|mut plan| {
         let decisions = std::mem::take(&mut plan.decisions).into_iter();
         let decisions = decisions.filter_map(|decision| {
-            if decision.action.pages_max() == Pages::ZERO {
+            if decision.action.act.pages_max() == Pages::ZERO {
                 return Some(decision);
             }
-            let id = decision.action.vm();
+            let id = decision.action.vm;
             let vm = view.vms.iter().find(|vm| vm.sample.id == id)?;
             state.paces.entry(id).or_default().hold(vm, decision)
         });
@@ -245,7 +245,7 @@ mod tests {
             let held = hold(view, &Config::default(), state, vec![planned]);
             let moved = held.iter().flat_map(|plan| &plan.decisions);
             let said = held.iter().map(|plan| plan.findings.len()).sum();
-            (moved.map(|d| d.action.pages_max().0).sum(), said)
+            (moved.map(|d| d.action.act.pages_max().0).sum(), said)
         })
     }
 
@@ -300,10 +300,10 @@ mod tests {
         let mut state = State::default();
         scene.with_view(|view| {
             let mut plan = Plan::new(view.version);
-            let home = Action::SetHome {
-                vm: vm_id(1),
+            let home = Act::SetHome {
                 nodes: NodeSet::one(homenode_units::NodeId(2)),
-            };
+            }
+            .on(vm_id(1));
             plan.decide("placement", home, "a test".into());
             let held = hold(view, &Config::default(), &mut state, vec![plan.clone()]);
             assert_eq!(held[0], plan);

@@ -33,7 +33,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, Plan, View, VmView};
+use homenode_host::{Act, Action, Plan, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, NodeId, NodeSet, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
@@ -197,12 +197,12 @@ impl Part {
                 ),
             );
         };
-        let action = Action::MoveVirtualNode {
-            vm,
+        let action = Act::MoveVirtualNode {
             virtual_node,
             to,
             pages_max: budget,
-        };
+        }
+        .on(vm);
         let what = format!("{pages} of virtual node {virtual_node} lie away from its home, node {to}");
         (action, format!("{what}; {budget} of them go there in this epoch"))
     }
@@ -218,8 +218,8 @@ mod tests {
     fn budgets(plan: &Plan) -> Vec<(VmId, Pages)> {
         plan.decisions
             .iter()
-            .map(|d| match &d.action {
-                Action::MovePages { vm, pages_max, .. } => (*vm, *pages_max),
+            .map(|d| match &d.action.act {
+                Act::MovePages { pages_max, .. } => (d.action.vm, *pages_max),
                 other => panic!("{other:?}"),
             })
             .collect()
@@ -268,11 +268,13 @@ mod tests {
             ..Config::default()
         };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
-        let moves = |(virtual_node, to, pages_max): (u16, u16, u64)| Action::MoveVirtualNode {
-            vm: vm_id(1),
-            virtual_node,
-            to: NodeId(to),
-            pages_max: Pages(pages_max),
+        let moves = |(virtual_node, to, pages_max): (u16, u16, u64)| {
+            Act::MoveVirtualNode {
+                virtual_node,
+                to: NodeId(to),
+                pages_max: Pages(pages_max),
+            }
+            .on(vm_id(1))
         };
         let actions: Vec<Action> = plan.decisions.into_iter().map(|d| d.action).collect();
         assert_eq!(actions, [(1, 1, 4_000), (0, 0, 500)].map(moves));

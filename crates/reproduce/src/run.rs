@@ -1,7 +1,7 @@
 //! One run of the twin: what it is, and what is kept of it.
 
 use homenode_control::{Config, Control, Epoch, Event, Mode, Policies};
-use homenode_host::{Action, Counters, Host, Outcome as Done, Sample, VmSample};
+use homenode_host::{Act, Counters, Host, Outcome as Done, Sample, VmSample};
 use homenode_twin::{ProgramReport, Scenario, Twin, TwinReport};
 use homenode_units::{BytesPerSec, MemoryPolicy, NodeId, Ns, Pages};
 use serde::{Deserialize, Serialize};
@@ -261,7 +261,7 @@ impl Run {
             else {
                 continue;
             };
-            if matches!(decision.action, Action::SetMemoryPolicy { .. }) && matches!(result, Done::Done) {
+            if matches!(decision.action.act, Act::SetMemoryPolicy { .. }) && matches!(result, Done::Done) {
                 let vms = self.scenario.vms.iter().zip(&mut *changes);
                 vms.filter(|(vm, _)| vm.name == *name)
                     .for_each(|(_, count)| *count += 1);

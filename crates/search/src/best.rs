@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use homenode_control::{Config, Event};
-use homenode_host::{Action, Lever, Outcome};
+use homenode_host::{Act, Lever, Outcome};
 use homenode_twin::{Scenario, Twin};
 use homenode_units::Ns;
 
@@ -148,18 +148,18 @@ fn note(scenario: &Scenario, event: &Event, now: Ns, schedule: &mut Schedule) {
         return;
     };
     let goal = schedule.goal(vm, now);
-    let goal = match &decision.action {
-        Action::SetHome { nodes, .. } => Goal {
+    let goal = match &decision.action.act {
+        Act::SetHome { nodes, .. } => Goal {
             place: Place::Home(nodes.clone()),
             ..goal
         },
-        Action::Lift {
+        Act::Lift {
             lever: Lever::Home, ..
         } => Goal {
             place: Place::Free,
             ..goal
         },
-        Action::SetMemoryPolicy { policy, .. } => Goal {
+        Act::SetMemoryPolicy { policy, .. } => Goal {
             memory: Some(*policy),
             ..goal
         },

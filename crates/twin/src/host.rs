@@ -2,9 +2,9 @@
 
 use homenode_host::observed::{Carrier, CarrierChoice};
 use homenode_host::{
-    Accesses, Action, ActionError, Balloon, CountedBy, Counters, CpuSample, FrameMove, Host, HostError,
-    Lever, Limit, LinkSample, NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample, Setting,
-    VcpuSample, Version, VmSample, VmSettings,
+    Accesses, Act, Action, ActionError, Balloon, CountedBy, Counters, CpuSample, Failure, FrameMove, Host,
+    HostError, Lever, Limit, LinkSample, NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample,
+    Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
@@ -58,7 +58,7 @@ impl Host for Twin {
 
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
         let at = self.position(vm).filter(|at| self.engine.vms[*at].present());
-        let at = at.ok_or_else(|| ActionError::VmGone { name: vm.to_string() })?;
+        let at = at.ok_or_else(|| Failure::VmGone.on(&vm.to_string()))?;
         self.settings[at].set(setting);
         self.engine.version += 1;
         Ok(())
@@ -71,14 +71,22 @@ impl Twin {
     }
 
     fn act(&mut self, action: &Action) -> Outcome {
-        let at = self.position(action.vm()).expect("checked with the plan");
+        let at = self.position(action.vm).expect("checked with the plan");
+        let done = self.done(at, &action.act);
+        done.unwrap_or_else(|why| Outcome::Failed(why.on(&self.engine.vms[at].name)))
+    }
+
+    fn done(&mut self, at: usize, act: &Act) -> Result<Outcome, Failure> {
         if !self.engine.vms[at].present() {
-            return Outcome::Failed(ActionError::VmGone {
-                name: self.engine.vms[at].name.clone(),
-            });
+            return Err(Failure::VmGone);
         }
-        match action {
-            Action::PinVcpus { vcpus, cpus, .. } => {
+        let until = Ns(self
+            .engine
+            .now
+            .0
+            .saturating_add(act.lease().unwrap_or_default().0));
+        Ok(match act {
+            Act::PinVcpus { vcpus, cpus } => {
                 self.note_before(at);
                 let allowed: CpuMask = self
                     .machine
@@ -96,21 +104,17 @@ impl Twin {
                 self.engine.version += 1;
                 Outcome::Done
             }
-            Action::SetHome { nodes, .. } => {
+            Act::SetHome { nodes } => {
                 self.note_before(at);
                 self.engine.vms[at].memory.home = Some(self.positions(nodes));
                 self.engine.version += 1;
                 Outcome::Done
             }
-            Action::MovePages {
-                from, to, pages_max, ..
-            } => self.move_pages(at, from, to, *pages_max),
-            Action::Limit {
+            Act::MovePages { from, to, pages_max } => self.move_pages(at, from, to, *pages_max)?,
+            Act::Limit {
                 limit: Limit::CpuQuota(quota),
-                lease_ns,
                 ..
             } => {
-                let until = Ns(self.engine.now.0.saturating_add(lease_ns.0));
                 let version = self.engine.version;
                 let quota = *quota;
                 self.engine.set_quota(at, Some(Lease { quota, until }));
@@ -119,50 +123,42 @@ impl Twin {
                     false => Outcome::Done,
                 }
             }
-            Action::Limit {
+            Act::Limit {
                 limit: Limit::Memory(memory),
-                lease_ns,
                 ..
-            } => {
-                let until = Ns(self.engine.now.0.saturating_add(lease_ns.0));
-                match self.engine.set_memory(at, *memory, until) {
-                    true => Outcome::Done,
-                    false => Outcome::Renewed,
-                }
-            }
-            Action::Limit { limit, .. } => Outcome::Failed(ActionError::Host {
-                name: self.engine.vms[at].name.clone(),
-                what: format!("holding to {limit}"),
-                cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
-            }),
-            // No VM of the twin has virtual nodes that a plan could name: the hypervisor tells live guests itself.
-            Action::MoveVirtualNode { .. } | Action::TellTopology { .. } => {
-                Outcome::Failed(ActionError::NoFeed {
-                    name: self.engine.vms[at].name.clone(),
-                    why: NO_FEED.into(),
-                })
-            }
-            Action::MoveFrames { moves, .. } => self.move_frames(at, moves),
-            Action::SetMemoryPolicy { policy, .. } => match self.engine.set_memory_policy(at, *policy) {
-                Ok(()) => Outcome::Done,
-                Err(why) => Outcome::Failed(ActionError::MemoryPolicy {
-                    name: self.engine.vms[at].name.clone(),
-                    policy: *policy,
-                    why: why.into(),
-                }),
+            } => match self.engine.set_memory(at, *memory, until) {
+                true => Outcome::Done,
+                false => Outcome::Renewed,
             },
-            Action::Watch {
-                window_ns, lease_ns, ..
-            } => self.watch(at, *window_ns, *lease_ns),
-            Action::Lift { lever, .. } => {
+            Act::Limit { limit, .. } => {
+                return Err(Failure::Host {
+                    what: format!("holding to {limit}"),
+                    cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
+                });
+            }
+            // No VM of the twin has virtual nodes that a plan could name: the hypervisor tells live guests itself.
+            Act::MoveVirtualNode { .. } | Act::TellTopology { .. } => {
+                return Err(Failure::NoFeed { why: NO_FEED.into() });
+            }
+            Act::MoveFrames { moves } => self.move_frames(at, moves)?,
+            Act::SetMemoryPolicy { policy } => match self.engine.set_memory_policy(at, *policy) {
+                Ok(()) => Outcome::Done,
+                Err(why) => {
+                    return Err(Failure::MemoryPolicy {
+                        policy: *policy,
+                        why: why.into(),
+                    });
+                }
+            },
+            Act::Watch { window_ns, .. } => self.watch(at, *window_ns, until),
+            Act::Lift { lever } => {
                 self.lift(at, *lever);
                 Outcome::Done
             }
-        }
+        })
     }
 
-    fn watch(&mut self, at: usize, window: Ns, lease: Ns) -> Outcome {
-        let until = Ns(self.engine.now.0.saturating_add(lease.0));
+    fn watch(&mut self, at: usize, window: Ns, until: Ns) -> Outcome {
         if let Some(watch) = &mut self.watches[at] {
             watch.until = until;
             let before = std::mem::replace(&mut watch.window, window);
@@ -214,7 +210,13 @@ impl Twin {
         self.engine.version += 1;
     }
 
-    fn move_pages(&mut self, at: usize, from: &NodeSet, to: &NodeSet, pages_max: Pages) -> Outcome {
+    fn move_pages(
+        &mut self,
+        at: usize,
+        from: &NodeSet,
+        to: &NodeSet,
+        pages_max: Pages,
+    ) -> Result<Outcome, Failure> {
         let (from, positions) = (self.positions(from), self.positions(to));
         let there = |engine: &Engine| -> u64 {
             let pages = engine.vms[at].memory.pages();
@@ -223,26 +225,20 @@ impl Twin {
         let wanted = there(&self.engine).min(pages_max.0);
         let room: u64 = positions.iter().map(|node| self.engine.memory.free[*node]).sum();
         if wanted > 0 && room == 0 {
-            let name = self.engine.vms[at].name.clone();
-            return Outcome::Failed(ActionError::NoMemory {
-                name,
-                nodes: to.clone(),
-            });
+            return Err(Failure::NoMemory { nodes: to.clone() });
         }
         let moved = self.engine.move_pages(at, &from, &positions, wanted.min(room));
         if !self.engine.vms[at].present() {
-            return Outcome::Failed(ActionError::VmGone {
-                name: self.engine.vms[at].name.clone(),
-            });
+            return Err(Failure::VmGone);
         }
-        Outcome::Moved {
+        Ok(Outcome::Moved {
             moved: Pages(moved),
             left: Pages(there(&self.engine)),
             busy: Pages::ZERO,
-        }
+        })
     }
 
-    fn move_frames(&mut self, at: usize, moves: &[FrameMove]) -> Outcome {
+    fn move_frames(&mut self, at: usize, moves: &[FrameMove]) -> Result<Outcome, Failure> {
         let position = |node| self.machine.nodes.position(node).expect("checked with the plan");
         let alike = |step: &FrameMove| Alike {
             frame: step.frame,
@@ -254,15 +250,13 @@ impl Twin {
         let wanted: u64 = moves.iter().map(|alike| alike.pages).sum();
         let moved = self.engine.move_alike(at, &moves);
         if !self.engine.vms[at].present() {
-            return Outcome::Failed(ActionError::VmGone {
-                name: self.engine.vms[at].name.clone(),
-            });
+            return Err(Failure::VmGone);
         }
-        Outcome::Moved {
+        Ok(Outcome::Moved {
             moved: Pages(moved),
             left: Pages(wanted - moved),
             busy: Pages::ZERO,
-        }
+        })
     }
 
     /// What was seen of the use of a VM's pages since the last look.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{cores, r910, scenario};
-use homenode_host::{Action, Balloon, Host, Lever, Limit, Outcome, Plan};
+use homenode_host::{Act, Action, Balloon, Host, Lever, Limit, Outcome, Plan};
 use homenode_twin::{EventAction, Hypervisor, NextProgram, Scenario, Twin, VmSpec, Vnuma};
 use homenode_units::{Bytes, Ns};
 
@@ -19,7 +19,7 @@ fn small() -> Scenario {
 fn limit(twin: &mut Twin, memory: Bytes, lease_ns: Ns) -> Outcome {
     let vm = twin.vm_id("a").unwrap();
     let limit = Limit::Memory(memory);
-    commit(twin, Action::Limit { vm, limit, lease_ns })
+    commit(twin, Act::Limit { limit, lease_ns }.on(vm))
 }
 
 fn commit(twin: &mut Twin, action: Action) -> Outcome {
@@ -86,7 +86,7 @@ fn a_guest_with_too_little_swaps_is_slower_says_so_and_gets_its_pages_back() {
     assert_eq!(guest.usable, Some(Bytes::ZERO));
     let lever = Lever::Memory;
     let vm = twin.vm_id("a").unwrap();
-    assert_eq!(commit(&mut twin, Action::Lift { vm, lever }), Outcome::Done);
+    assert_eq!(commit(&mut twin, Act::Lift { lever }.on(vm)), Outcome::Done);
     assert_eq!(balloon(&mut twin).current, Bytes::from_gib(4));
     // Half of some 130,000 pages, 0.1 ms each, by two vCPUs, ever rarer.
     twin.wait(Ns::from_secs(30));

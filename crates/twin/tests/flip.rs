@@ -3,7 +3,7 @@
 mod common;
 
 use common::node;
-use homenode_host::{Action, Decision, Host, Plan};
+use homenode_host::{Act, Decision, Host, Plan};
 use homenode_machine::{Machine, preset};
 use homenode_twin::{
     Backend, EventAction, Hypervisor, NextProgram, PoolSpec, Scenario, Transfer, Twin, TwinReport, VmReport,
@@ -186,12 +186,12 @@ fn the_driver_domain_runs_what_its_vms_io_and_its_repatriation_take() {
     let sample = twin.sample().unwrap();
     let id = sample.vms[1].id;
     let mut plan = Plan::new(sample.version);
-    let action = Action::MovePages {
-        vm: id,
+    let action = Act::MovePages {
         from: node(1),
         to: node(0),
         pages_max: Pages(20_000),
-    };
+    }
+    .on(id);
     plan.decisions = vec![Decision {
         policy: "test",
         action,

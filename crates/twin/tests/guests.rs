@@ -3,7 +3,7 @@
 mod common;
 
 use common::{cores, node, program, r910};
-use homenode_host::{Action, Host, Plan};
+use homenode_host::{Act, Action, Host, Plan};
 use homenode_machine::{Machine, preset};
 use homenode_twin::workload::Waiting;
 use homenode_twin::{
@@ -194,10 +194,7 @@ fn a_home_set_later_gets_the_pages_that_were_not_touched_before() {
     let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
     twin.wait(Ns::from_millis(500));
     let mut plan = Plan::new(twin.sample().unwrap().version);
-    let set = Action::SetHome {
-        vm: twin.vm_id("a").unwrap(),
-        nodes: node(6),
-    };
+    let set = Act::SetHome { nodes: node(6) }.on(twin.vm_id("a").unwrap());
     plan.decide("test", set, "test".into());
     twin.commit(&plan).unwrap();
     twin.wait(Ns::from_secs(4));
@@ -442,11 +439,11 @@ fn act(twin: &mut Twin, action: Action) {
 
 /// Pins all vCPUs of VM `a` to the first cores of a node.
 fn pin(twin: &mut Twin, vcpus: u16, to: u16) {
-    let action = Action::PinVcpus {
-        vm: twin.vm_id("a").unwrap(),
+    let action = Act::PinVcpus {
         vcpus: (0..vcpus).collect(),
         cpus: cores(&amd48(), to, 0, usize::from(vcpus)),
-    };
+    }
+    .on(twin.vm_id("a").unwrap());
     act(twin, action);
 }
 
@@ -629,7 +626,7 @@ fn pages_are_conserved_under_every_policy_whatever_an_agent_does() {
             let vm = twin.sample().unwrap().vms[usize::from(step) % scenario.vms.len()].id;
             let nodes = node(step % 8);
             if step % 2 == 0 {
-                act(&mut twin, Action::SetHome { vm, nodes });
+                act(&mut twin, Act::SetHome { nodes }.on(vm));
             } else {
                 let pages_max = Pages(40_000);
                 let gather = Action::gather(twin.machine(), vm, nodes, pages_max);

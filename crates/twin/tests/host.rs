@@ -4,7 +4,7 @@ mod common;
 
 use common::{bound, cores, node, r910, scenario};
 use homenode_host::conformance::CHECKS;
-use homenode_host::{Action, CpuQuota, Host, Limit, Outcome, Plan, Sample, VcpuSample};
+use homenode_host::{Act, Action, CpuQuota, Host, Limit, Outcome, Plan, Sample, VcpuSample};
 use homenode_machine::{Machine, preset, preset_names};
 use homenode_twin::{AfterProgram, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
@@ -58,10 +58,12 @@ fn a_quota_throttles_until_its_lease_ends() {
     twin.wait(Ns::from_secs(4));
     let vm = twin.vm_id("a").unwrap();
     let quota = CpuQuota::of(0.1, Ns::from_millis(30));
-    let limit = |lease_ns| Action::Limit {
-        vm,
-        limit: Limit::CpuQuota(quota),
-        lease_ns,
+    let limit = |lease_ns| {
+        Act::Limit {
+            limit: Limit::CpuQuota(quota),
+            lease_ns,
+        }
+        .on(vm)
     };
     assert_eq!(commit(&mut twin, limit(Ns::from_secs(2))), Outcome::Done);
     twin.wait(Ns::from_secs(1));
@@ -186,11 +188,11 @@ fn hard_affinity_is_obeyed() {
     let vm = twin.vm_id("a").unwrap();
     commit(
         &mut twin,
-        Action::PinVcpus {
-            vm,
+        Act::PinVcpus {
             vcpus: vec![0, 1, 2, 3],
             cpus: allowed.clone(),
-        },
+        }
+        .on(vm),
     );
     for _ in 0..50 {
         twin.wait(Ns::from_millis(37));
@@ -263,10 +265,10 @@ fn memory_touched_after_a_home_is_set_is_interleaved_over_it() {
     let vm = twin.vm_id("a").unwrap();
     commit(
         &mut twin,
-        Action::SetHome {
-            vm,
+        Act::SetHome {
             nodes: "0-1".parse().unwrap(),
-        },
+        }
+        .on(vm),
     );
     twin.wait(Ns::from_secs(3));
     let after = pages_on(&twin.sample().unwrap(), 0);

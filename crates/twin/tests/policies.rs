@@ -3,7 +3,7 @@
 mod common;
 
 use common::{cores, program};
-use homenode_host::{Action, ActionError, FrameMove, Host, Outcome, PageUse, Plan, Rates, View, VmView};
+use homenode_host::{Act, Action, Failure, FrameMove, Host, Outcome, PageUse, Plan, Rates, View, VmView};
 use homenode_machine::{Machine, preset};
 use homenode_policy::memory::carrefour;
 use homenode_twin::{Hypervisor, ReleaseCalls, Scenario, Twin, VmReport, VmSpec, Vnuma, Workload};
@@ -62,7 +62,7 @@ fn commit(twin: &mut Twin, action: Action) -> Outcome {
 
 fn set(twin: &mut Twin, policy: MemoryPolicy) -> Outcome {
     let vm = twin.vm_id("a").unwrap();
-    commit(twin, Action::SetMemoryPolicy { vm, policy })
+    commit(twin, Act::SetMemoryPolicy { policy }.on(vm))
 }
 
 fn pages(twin: &mut Twin) -> Vec<u64> {
@@ -210,7 +210,7 @@ fn the_pages_that_are_named_move_and_no_others() {
         expected[usize::from(step.to.0)] += step.pages.0;
     }
     let at = twin.now();
-    let done = commit(&mut twin, Action::MoveFrames { vm, moves });
+    let done = commit(&mut twin, Act::MoveFrames { moves }.on(vm));
     assert_eq!(
         done,
         Outcome::Moved {
@@ -239,7 +239,7 @@ fn pages_that_are_not_there_or_find_no_room_stay() {
     };
     // A frame that the guest does not have; pages of the kernel, all of which lie where vCPU 0 was and the others were.
     let moves = vec![step(u64::MAX, 10, 0, 1), step(1 << 40, 10, 0, 1)];
-    let done = commit(&mut twin, Action::MoveFrames { vm, moves });
+    let done = commit(&mut twin, Act::MoveFrames { moves }.on(vm));
     assert_eq!(
         done,
         Outcome::Moved {
@@ -251,7 +251,7 @@ fn pages_that_are_not_there_or_find_no_room_stay() {
     assert_eq!(pages(&mut twin), before);
     // More than the class has there.
     let moves = vec![step(0, 1 << 40, 0, 1), step(0, 5, 1, 2)];
-    let Outcome::Moved { moved, left, .. } = commit(&mut twin, Action::MoveFrames { vm, moves }) else {
+    let Outcome::Moved { moved, left, .. } = commit(&mut twin, Act::MoveFrames { moves }.on(vm)) else {
         panic!("it moves what there is");
     };
     assert_eq!(moved + left, Pages((1 << 40) + 5));
@@ -323,9 +323,10 @@ fn a_policy_that_a_vm_cannot_have_is_refused_with_the_reason() {
         let mut twin = run(hypervisor, spec, 1);
         let (before, policy_before) = (pages(&mut twin), twin.sample().unwrap().vms[0].memory_policy);
         let outcome = set(&mut twin, policy);
-        let Outcome::Failed(error @ ActionError::MemoryPolicy { .. }) = outcome else {
+        let Outcome::Failed(error) = outcome else {
             panic!("{outcome:?}");
         };
+        assert!(matches!(error.why, Failure::MemoryPolicy { .. }), "{error:?}");
         assert_eq!(pages(&mut twin), before);
         assert_eq!(twin.sample().unwrap().vms[0].memory_policy, policy_before);
         error.to_string()
@@ -361,7 +362,7 @@ proptest! {
                     _ if from != to => {
                         let (from, to) = (NodeId(*from), NodeId(*to));
                         let moves = vec![FrameMove { frame: *frame, pages: Pages(*pages), from, to }];
-                        commit(&mut twin, Action::MoveFrames { vm, moves });
+                        commit(&mut twin, Act::MoveFrames { moves }.on(vm));
                     }
                     _ => {}
                 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
-use homenode_host::{Action, CpuQuota, Host as _, Limit, Outcome, Plan};
+use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome, Plan};
 use homenode_linux::{LibvirtHost, Options, guard};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::Ns;
@@ -86,11 +86,11 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let vm = named.context("the guest is not in the sample")?.id;
     let quota = CpuQuota::of(0.1, Ns::from_millis(30));
     let mut plan = Plan::new(sample.version);
-    let limit = Action::Limit {
-        vm,
+    let limit = Act::Limit {
         limit: Limit::CpuQuota(quota),
         lease_ns: Ns::from_secs(3600),
-    };
+    }
+    .on(vm);
     plan.decide("testbed", limit, "a case".into());
     let receipt = host.commit(&plan)?;
     ensure!(

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use homenode_host::{
-    Action, ActionError, FrameMove, Immovable, Lever, Limit, Management, Outcome, Plan, Refusal, Version,
+    Act, Action, ActionError, Failure, FrameMove, Immovable, Lever, Limit, Management, Outcome, Plan,
+    Refusal, Version,
 };
 use homenode_units::{CpuSet, NodeSet, Pages, VmId};
 
@@ -26,7 +27,7 @@ impl LibvirtHost {
     pub(super) fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let usable = self.machine.cpu_set();
         for decision in &plan.decisions {
-            let Some(vm) = self.vms.get(&decision.action.vm()) else {
+            let Some(vm) = self.vms.get(&decision.action.vm) else {
                 continue;
             };
             let Some(sampled) = self.last.vm(vm.run.vm) else {
@@ -98,32 +99,28 @@ impl LibvirtHost {
 
     /// Carries out one action.
     pub(super) fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
-        let sampled = self.last.vm(action.vm());
+        let sampled = self.last.vm(action.vm);
         let name = sampled.map(|vm| vm.name.clone()).unwrap_or_default();
         let is_ignored = sampled.is_some_and(|vm| vm.settings.management == Management::Ignored);
-        let failed = |cause: &str| ActionError::Host {
-            name: name.clone(),
-            what: what(action).into(),
-            cause: cause.into(),
+        let failed = |cause: &str| {
+            let (what, cause) = (what(&action.act).into(), cause.into());
+            Failure::Host { what, cause }.on(&name)
         };
         if is_ignored {
             return Err(failed("its operator opted it out; the agent only watches it"));
         }
         // Taken out while acting, so that journal and libvirt can be used beside it.
-        let mut vm = self
-            .vms
-            .remove(&action.vm())
-            .ok_or(ActionError::VmGone { name: name.clone() })?;
+        let mut vm = self.vms.remove(&action.vm).ok_or(Failure::VmGone.on(&name))?;
         let result = self
             .journal_first(&vm)
             .map_err(|e| failed(&e.to_string()))
-            .and_then(|()| match action {
-                Action::PinVcpus { vcpus, cpus, .. } => self.pin_vcpus(&mut vm, vcpus, cpus),
-                Action::SetHome { nodes, .. } => self.set_home(&mut vm, nodes),
-                Action::MovePages {
+            .and_then(|()| match &action.act {
+                Act::PinVcpus { vcpus, cpus, .. } => self.pin_vcpus(&mut vm, vcpus, cpus),
+                Act::SetHome { nodes, .. } => self.set_home(&mut vm, nodes),
+                Act::MovePages {
                     from, to, pages_max, ..
                 } => self.move_pages(&mut vm, Which::Whole, from, to, *pages_max),
-                Action::MoveVirtualNode {
+                Act::MoveVirtualNode {
                     virtual_node,
                     to,
                     pages_max,
@@ -133,38 +130,38 @@ impl LibvirtHost {
                     let from = self.machine.memory_nodes().difference(&to);
                     self.move_pages(&mut vm, Which::VirtualNode(*virtual_node), &from, &to, *pages_max)
                 }
-                Action::MoveFrames { moves, .. } => self.move_frames(&mut vm, moves),
-                Action::SetMemoryPolicy { policy, .. } => {
+                Act::MoveFrames { moves, .. } => self.move_frames(&mut vm, moves),
+                Act::SetMemoryPolicy { policy, .. } => {
                     let no_page_uses = self.no_page_uses();
                     memory_policy_is_possible(&vm.run.name, *policy, no_page_uses.as_deref()).map(|()| {
                         vm.memory_policy = *policy;
                         Outcome::Done
                     })
                 }
-                Action::Limit {
+                Act::Limit {
                     limit: Limit::CpuQuota(quota),
                     lease_ns,
                     ..
                 } => self.hold(&mut vm, *quota, *lease_ns),
-                Action::Limit {
+                Act::Limit {
                     limit: Limit::Memory(memory),
                     lease_ns,
                     ..
                 } => self.shrink(&mut vm, *memory, *lease_ns),
-                Action::Limit { limit, lease_ns, .. } => self.confine(&mut vm, *limit, *lease_ns),
-                Action::Watch {
+                Act::Limit { limit, lease_ns, .. } => self.confine(&mut vm, *limit, *lease_ns),
+                Act::Watch {
                     window_ns, lease_ns, ..
                 } => self.watch_memory(&mut vm, *window_ns, *lease_ns),
-                Action::TellTopology { topology, .. } => self.tell(&mut vm, topology),
-                Action::Lift { lever, .. } => self.lift(&mut vm, *lever),
+                Act::TellTopology { topology, .. } => self.tell(&mut vm, topology),
+                Act::Lift { lever, .. } => self.lift(&mut vm, *lever),
             });
         let is_alive = task::is_alive(&self.root, vm.run.process());
-        self.vms.insert(action.vm(), vm);
+        self.vms.insert(action.vm, vm);
         // Whatever went wrong: if the VM has ended, that is the reason.
         if is_alive {
             result
         } else {
-            Err(ActionError::VmGone { name })
+            Err(Failure::VmGone.on(&name))
         }
     }
 
@@ -241,9 +238,7 @@ impl LibvirtHost {
                 what,
                 &format!("asked for CPUs {cpus}, in force are {seen}"),
             )),
-            None => Err(ActionError::VmGone {
-                name: vm.run.name.clone(),
-            }),
+            None => Err(Failure::VmGone.on(&vm.run.name)),
         }
     }
 
@@ -256,10 +251,7 @@ impl LibvirtHost {
         match why {
             // Within the nodes that it is bound to it can still move.
             Some(Immovable::BoundAtStart { nodes }) if to.is_subset(nodes) => Ok(()),
-            Some(why) => Err(ActionError::MemoryFixed {
-                name: vm.run.name.clone(),
-                why: why.to_string(),
-            }),
+            Some(why) => Err(Failure::MemoryFixed { why: why.to_string() }.on(&vm.run.name)),
             None => Ok(()),
         }
     }
@@ -282,10 +274,7 @@ impl LibvirtHost {
         budget: Pages,
     ) -> Result<Outcome, ActionError> {
         let name = vm.run.name.clone();
-        let fixed = |why: String| ActionError::MemoryFixed {
-            name: name.clone(),
-            why,
-        };
+        let fixed = |why: String| Failure::MemoryFixed { why }.on(&name);
         self.check_movable(vm, to)?;
         if let Some(set) = vm.restrictive_nodes().filter(|set| !to.is_subset(set)) {
             let wider = set.union(to);
@@ -312,7 +301,7 @@ impl LibvirtHost {
         vm.refresh_pages(&self.root, now())
             .map_err(|e| unreadable(vm, e))?;
         let after = vm.memory.part(which).and_then(|part| part.pages.as_ref());
-        let after = after.ok_or_else(|| ActionError::VmGone { name: name.clone() })?;
+        let after = after.ok_or_else(|| Failure::VmGone.on(&name))?;
         let left: Pages = after
             .iter()
             .filter(|(node, _)| from.contains(*node))
@@ -367,60 +356,55 @@ const PIN: &str = "pinning vCPU";
 const MOVE: &str = "moving memory";
 const NO_MAPPING: &str = "no mapping of its QEMU has the size of its memory";
 
-fn what(action: &Action) -> &'static str {
-    match action {
-        Action::PinVcpus { .. } => PIN,
-        Action::SetHome { .. } => HOME,
-        Action::MovePages { .. } | Action::MoveVirtualNode { .. } | Action::MoveFrames { .. } => MOVE,
-        Action::TellTopology { .. } => TELL,
-        Action::SetMemoryPolicy { .. } => "setting the memory policy",
-        Action::Limit {
+fn what(act: &Act) -> &'static str {
+    match act {
+        Act::PinVcpus { .. } => PIN,
+        Act::SetHome { .. } => HOME,
+        Act::MovePages { .. } | Act::MoveVirtualNode { .. } | Act::MoveFrames { .. } => MOVE,
+        Act::TellTopology { .. } => TELL,
+        Act::SetMemoryPolicy { .. } => "setting the memory policy",
+        Act::Limit {
             limit: Limit::CpuQuota(_),
             ..
         } => HOLD,
-        Action::Limit {
+        Act::Limit {
             limit: Limit::Memory(_),
             ..
         } => SHRINK,
-        Action::Limit { .. } => CONFINE,
-        Action::Lift {
+        Act::Limit { .. } => CONFINE,
+        Act::Lift {
             lever: Lever::Memory, ..
         } => GIVE_BACK,
-        Action::Lift {
+        Act::Lift {
             lever: Lever::Resctrl,
             ..
         } => FREE,
-        Action::Lift {
+        Act::Lift {
             lever: Lever::Home, ..
         } => LEAVE,
-        Action::Watch { .. }
-        | Action::Lift {
+        Act::Watch { .. }
+        | Act::Lift {
             lever: Lever::Watching,
             ..
         } => WATCH,
-        Action::Lift { .. } => LIFT,
+        Act::Lift { .. } => LIFT,
     }
 }
 
 fn move_error(vm: &Vm, error: MoveError) -> ActionError {
-    let name = vm.run.name.clone();
+    let name = &vm.run.name;
     match error {
-        MoveError::Gone => ActionError::VmGone { name },
-        MoveError::NoMemory { nodes } => ActionError::NoMemory { name, nodes },
+        MoveError::Gone => Failure::VmGone.on(name),
+        MoveError::NoMemory { nodes } => Failure::NoMemory { nodes }.on(name),
         MoveError::NodeNotAllowed { .. } | MoveError::BudgetBelowHugePage { .. } => {
-            ActionError::MemoryFixed {
-                name,
-                why: error.to_string(),
-            }
+            let why = error.to_string();
+            Failure::MemoryFixed { why }.on(name)
         }
         MoveError::NotPermitted | MoveError::Os { .. } => host_error(vm, MOVE, &error.to_string()),
     }
 }
 
 pub(super) fn host_error(vm: &Vm, what: &str, cause: &str) -> ActionError {
-    ActionError::Host {
-        name: vm.run.name.clone(),
-        what: what.to_owned(),
-        cause: cause.to_owned(),
-    }
+    let (what, cause) = (what.to_owned(), cause.to_owned());
+    Failure::Host { what, cause }.on(&vm.run.name)
 }

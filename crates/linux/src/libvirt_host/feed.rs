@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use homenode_host::{ActionError, GuestTopology, Outcome, Told};
+use homenode_host::{ActionError, Failure, GuestTopology, Outcome, Told};
 use homenode_machine::Machine;
 use homenode_topology_page::{Facts, LOCAL_DISTANCE, Topology};
 use homenode_units::NodeId;
@@ -82,10 +82,7 @@ impl LibvirtHost {
 
     /// Publishes a version of a guest's page.
     pub(super) fn tell(&mut self, vm: &mut Vm, topology: &GuestTopology) -> Result<Outcome, ActionError> {
-        let failed = |why: String| ActionError::NoFeed {
-            name: vm.run.name.clone(),
-            why,
-        };
+        let failed = |why: String| Failure::NoFeed { why }.on(&vm.run.name);
         let server = self.feed.server.as_ref().map_err(|why| failed(why.clone()))?;
         let facts = Facts {
             vcpu_pnode: topology.vcpus.clone(),

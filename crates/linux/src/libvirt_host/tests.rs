@@ -2,7 +2,7 @@
 //! to the handmade threads, which is just what a host that does not do as asked looks like.
 
 use homenode_host::observed::{Carrier, Found, Observed};
-use homenode_host::{Action, Lever, Limit, Management, Percent};
+use homenode_host::{Act, Action, Lever, Limit, Management, Percent};
 use homenode_units::{NodeId, Pages, Permit};
 
 mod balloon;
@@ -79,11 +79,11 @@ fn plan(version: Version, action: Action) -> Plan {
 }
 
 fn pin(vcpus: &[u16], to: &str) -> Action {
-    Action::PinVcpus {
-        vm: vm(),
+    Act::PinVcpus {
         vcpus: vcpus.to_vec(),
         cpus: cpus(to),
     }
+    .on(vm())
 }
 
 fn pinned_in_xml(host: &mut LibvirtHost) -> BTreeMap<u16, CpuSet> {
@@ -124,7 +124,13 @@ fn a_pin_goes_through_libvirt_and_the_journal_and_is_read_back() {
     let receipt = host.commit(&plan(version, pin(&[0], "0-1"))).unwrap();
     assert_eq!(receipt.outcomes, [Outcome::Done]);
     let receipt = host.commit(&plan(receipt.version, pin(&[0, 1], "1"))).unwrap();
-    let [Outcome::Failed(ActionError::Host { cause, .. })] = receipt.outcomes.as_slice() else {
+    let [
+        Outcome::Failed(ActionError {
+            why: Failure::Host { cause, .. },
+            ..
+        }),
+    ] = receipt.outcomes.as_slice()
+    else {
         panic!("{receipt:?}");
     };
     assert_eq!(cause, "asked for CPUs 1, in force are 0-1");
@@ -220,10 +226,7 @@ fn a_vm_that_ends_is_not_in_the_sample_nor_in_the_journal() {
     let version = host.commit(&plan(version, pin(&[0], "0-1"))).unwrap().version;
     std::fs::remove_dir_all(tree.root().join(format!("proc/{PID}"))).unwrap();
     let receipt = host.commit(&plan(version, pin(&[0], "1"))).unwrap();
-    assert_eq!(
-        receipt.outcomes,
-        [Outcome::Failed(ActionError::VmGone { name: "one".into() })]
-    );
+    assert_eq!(receipt.outcomes, [Outcome::Failed(Failure::VmGone.on("one"))]);
     let after = host.sample().unwrap();
     assert!(after.vms.is_empty() && after.version > version);
     assert!(journal::peek(&tree.root().join("state")).is_empty());
@@ -249,7 +252,7 @@ fn a_dry_run_and_an_opted_out_vm_are_not_touched() {
     assert_eq!(seen.vms[0].settings.management, Management::Ignored);
     let outcomes = host.commit(&plan(seen.version, pin(&[0], "1"))).unwrap().outcomes;
     assert!(
-        matches!(&outcomes[0], Outcome::Failed(ActionError::Host { cause, .. }) if cause.contains("opted it out"))
+        matches!(&outcomes[0], Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. }) if cause.contains("opted it out"))
     );
     assert_eq!(pinned_in_xml(&mut host), BTreeMap::new());
 }
@@ -260,10 +263,7 @@ fn a_home_moves_the_emulator_and_a_second_agent_must_wait() {
     let mut host = connect(&tree, Acting::Live);
     let seen = host.sample().unwrap();
     let nodes: NodeSet = "0-1".parse().unwrap();
-    let action = Action::SetHome {
-        vm: vm(),
-        nodes: nodes.clone(),
-    };
+    let action = Act::SetHome { nodes: nodes.clone() }.on(vm());
     assert_eq!(
         host.commit(&plan(seen.version, action)).unwrap().outcomes,
         [Outcome::Done]
@@ -283,7 +283,13 @@ fn memory_that_cannot_move_is_said() {
     let action = Action::gather(host.machine(), vm(), NodeSet::one(NodeId(1)), Pages(9));
     let outcomes = host.commit(&plan(seen.version, action)).unwrap().outcomes;
     assert!(
-        matches!(&outcomes[0], Outcome::Failed(ActionError::MemoryFixed { .. })),
+        matches!(
+            &outcomes[0],
+            Outcome::Failed(ActionError {
+                why: Failure::MemoryFixed { .. },
+                ..
+            })
+        ),
         "{outcomes:?}"
     );
     for tid in [PID, 41, 42] {
@@ -316,7 +322,13 @@ fn a_paused_vm_keeps_its_pages_until_it_runs_again() {
     assert_eq!(seen.vms[0].immovable, Some(homenode_host::Immovable::Paused));
     let action = Action::gather(host.machine(), vm(), NodeSet::one(NodeId(1)), Pages(9));
     let outcomes = host.commit(&plan(seen.version, action)).unwrap().outcomes;
-    let [Outcome::Failed(ActionError::MemoryFixed { why, .. })] = outcomes.as_slice() else {
+    let [
+        Outcome::Failed(ActionError {
+            why: Failure::MemoryFixed { why, .. },
+            ..
+        }),
+    ] = outcomes.as_slice()
+    else {
         panic!("{outcomes:?}");
     };
     assert!(why.contains("paused"), "{why}");
@@ -395,20 +407,20 @@ fn quota(run_ms: u64, period_ms: u64) -> CpuQuota {
 }
 
 fn hold(run_ms: u64, lease_ns: Ns) -> Action {
-    Action::Limit {
-        vm: vm(),
+    Act::Limit {
         limit: Limit::CpuQuota(quota(run_ms, 30)),
         lease_ns,
     }
+    .on(vm())
 }
 
 const LONG: Ns = Ns::from_secs(1000);
 
 fn lift() -> Action {
-    Action::Lift {
-        vm: vm(),
+    Act::Lift {
         lever: Lever::CpuQuota,
     }
+    .on(vm())
 }
 
 fn commit(host: &mut LibvirtHost, action: Action) -> Outcome {
@@ -587,14 +599,14 @@ fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
     let mut host = connect(&tree, Acting::Live);
     let outcome = commit(&mut host, hold(3, LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError::Host { what, .. }) if what == "setting the CPU quota"),
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { what, .. }, .. }) if what == "setting the CPU quota"),
         "{outcome:?}"
     );
     // Nor can anybody say whether a VM without cgroups is held.
     let tree = self::host("");
     let outcome = commit(&mut connect(&tree, Acting::Live), hold(3, LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError::Host { cause, .. }) if cause.contains("no cgroups")),
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. }) if cause.contains("no cgroups")),
         "{outcome:?}"
     );
     // A VM whose vCPUs have different quotas could not be given back what it had.
@@ -602,7 +614,7 @@ fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
     tree.write("sys/fs/cgroup/machine/one/vcpu1/cpu.max", "9000 10000\n");
     let outcome = commit(&mut connect_with_quotas(&tree), hold(3, LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError::Host { cause, .. }) if cause.contains("different quotas")),
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. }) if cause.contains("different quotas")),
         "{outcome:?}"
     );
     assert_eq!(cpu_max(&tree)[1], "9000 10000");
@@ -611,17 +623,19 @@ fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
 #[test]
 fn a_vm_is_confined_renewed_and_freed_by_lift_lease_guard_and_its_end() {
     use crate::confine::tests::{empty, mount};
-    let confine = |lease_ns| Action::Limit {
-        vm: vm(),
-        limit: Limit::CacheWays(Percent(10)),
-        lease_ns,
+    let confine = |lease_ns| {
+        Act::Limit {
+            limit: Limit::CacheWays(Percent(10)),
+            lease_ns,
+        }
+        .on(vm())
     };
     let tree = host("");
     let group = tree.root().join(format!("sys/fs/resctrl/homenode-{}", vm()));
     let mut host = connect(&tree, Acting::Live);
     let outcome = commit(&mut host, confine(LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError::Host { cause, .. }) if cause.contains("no cache allocation"))
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. }) if cause.contains("no cache allocation"))
     );
     mount(&tree);
     assert_eq!(commit(&mut host, confine(LONG)), Outcome::Done);
@@ -631,10 +645,10 @@ fn a_vm_is_confined_renewed_and_freed_by_lift_lease_guard_and_its_end() {
     );
     assert_eq!(commit(&mut host, confine(LONG)), Outcome::Renewed);
     empty(&tree, vm());
-    let free = Action::Lift {
-        vm: vm(),
+    let free = Act::Lift {
         lever: Lever::Resctrl,
-    };
+    }
+    .on(vm());
     assert_eq!(commit(&mut host, free), Outcome::Done);
     assert!(!group.exists());
     assert_eq!(commit(&mut host, confine(Ns::from_millis(1))), Outcome::Done);
@@ -654,11 +668,11 @@ fn a_vm_is_confined_renewed_and_freed_by_lift_lease_guard_and_its_end() {
 }
 
 fn watch(lease_ns: Ns) -> Action {
-    Action::Watch {
-        vm: vm(),
+    Act::Watch {
         window_ns: Ns::from_millis(100),
         lease_ns,
     }
+    .on(vm())
 }
 
 fn observed(host: &mut LibvirtHost) -> Option<Observed> {
@@ -674,7 +688,7 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
     let mut host = connect(&tree, Acting::Live);
     let outcome = commit(&mut host, watch(LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError::NoCarrier { why, .. }) if why.contains("clear_refs") && why.contains("damon")),
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::NoCarrier { why, .. }, .. }) if why.contains("clear_refs") && why.contains("damon")),
         "{outcome:?}"
     );
     tree.write("proc/self/clear_refs", "");
@@ -699,10 +713,10 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
     assert_eq!(std::fs::read_to_string(&cleared).unwrap(), "1");
     host.wait(Ns::from_millis(300));
     assert!(observed(&mut host).is_some_and(|second| second.at > first.at));
-    let end = Action::Lift {
-        vm: vm(),
+    let end = Act::Lift {
         lever: Lever::Watching,
-    };
+    }
+    .on(vm());
     assert_eq!(commit(&mut host, end), Outcome::Done);
     assert_eq!(observed(&mut host), None);
     assert_eq!(commit(&mut host, watch(Ns::from_millis(250))), Outcome::Done);
@@ -733,17 +747,17 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
     let mut host = connect(&tree, Acting::Live);
     let outcome = commit(&mut host, watch(LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError::NoCarrier { why, .. }) if why.contains("another owner")),
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::NoCarrier { why, .. }, .. }) if why.contains("another owner")),
         "{outcome:?}"
     );
     assert!(contents(&tree) == theirs && !is_journalled(vm()));
     mount(&tree, "0\n");
     assert_eq!(commit(&mut host, watch(LONG)), Outcome::Done);
     assert!(is_on() && is_journalled(vm()));
-    let end = Action::Lift {
-        vm: vm(),
+    let end = Act::Lift {
         lever: Lever::Watching,
-    };
+    }
+    .on(vm());
     assert_eq!(commit(&mut host, end), Outcome::Done);
     assert!(!is_on() && !is_journalled(vm()));
     // As an agent leaves it that is killed: what it wrote stays.
@@ -796,13 +810,25 @@ fn a_permit_lives_in_the_metadata_beside_what_the_operator_wrote() {
     let settings = host.sample().unwrap().vms[0].settings.clone();
     assert_eq!(settings, before.vms[0].settings);
     let nobody = host.set(VmId(1), Setting::Permit(Some(permit)));
-    assert!(matches!(nobody, Err(ActionError::VmGone { .. })), "{nobody:?}");
+    assert!(
+        matches!(
+            nobody,
+            Err(ActionError {
+                why: Failure::VmGone,
+                ..
+            })
+        ),
+        "{nobody:?}"
+    );
     drop(host);
     let refused = |tree: &Tree, acting| {
         let mut host = connect(tree, acting);
         host.sample().unwrap();
         match host.set(vm(), Setting::Permit(Some(permit))) {
-            Err(ActionError::Host { cause, .. }) => cause,
+            Err(ActionError {
+                why: Failure::Host { cause, .. },
+                ..
+            }) => cause,
             other => panic!("{other:?}"),
         }
     };

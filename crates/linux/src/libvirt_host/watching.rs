@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use homenode_host::observed::{Carrier, Found, Observed};
-use homenode_host::{ActionError, Outcome};
+use homenode_host::{ActionError, Failure, Outcome};
 use homenode_units::{Ns, Pages};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -170,10 +170,8 @@ impl LibvirtHost {
             };
             reasons.push(format!("{}: {why}", choice.carrier.name()));
         }
-        Err(ActionError::NoCarrier {
-            name: vm.run.name.clone(),
-            why: reasons.join("; "),
-        })
+        let why = reasons.join("; ");
+        Err(Failure::NoCarrier { why }.on(&vm.run.name))
     }
 
     /// Puts a carrier to work; one that could outlive the agent is written down before.

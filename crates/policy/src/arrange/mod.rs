@@ -69,7 +69,7 @@ pub mod what_if;
 
 use std::sync::Arc;
 
-use homenode_host::{Action, Lever, Plan, View, VmView};
+use homenode_host::{Act, Lever, Plan, View, VmView};
 use homenode_units::{Ns, PAGE_BYTES, VmId};
 
 use crate::demand::History;
@@ -405,7 +405,7 @@ impl<'a> Scene<'a> {
                     then[at], now[at]
                 );
                 let (vm, lever) = (vm.sample.id, Lever::Home);
-                plan.decide(POLICY, Action::Lift { vm, lever }, why);
+                plan.decide(POLICY, Act::Lift { lever }.on(vm), why);
                 state.trials.take_back(vm, view.at);
                 continue;
             };

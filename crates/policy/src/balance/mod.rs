@@ -54,7 +54,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, Plan, Rates, View, VmView};
+use homenode_host::{Act, Plan, Rates, View, VmView};
 use homenode_units::{CpuSet, NodeId, NodeMap, NodeSet, VmId};
 
 use crate::demand::History;
@@ -197,11 +197,11 @@ fn take_seats(
                 continue;
             }
             moved.insert((vm.sample.id, vcpu.index));
-            let action = Action::PinVcpus {
-                vm: vm.sample.id,
+            let action = Act::PinVcpus {
                 vcpus: vec![vcpu.index],
                 cpus,
-            };
+            }
+            .on(vm.sample.id);
             let reason = format!(
                 "its guest is told where it is: vCPU {} sits on node {seat}, with the memory of its virtual node",
                 vcpu.index
@@ -246,11 +246,11 @@ fn return_home(
             };
             let cpus = cpus_at(&node);
             moved.insert((vm.sample.id, vcpu.index));
-            let action = Action::PinVcpus {
-                vm: vm.sample.id,
+            let action = Act::PinVcpus {
                 vcpus: vec![vcpu.index],
                 cpus,
-            };
+            }
+            .on(vm.sample.id);
             plan.decide(
                 POLICY,
                 action,
@@ -318,11 +318,11 @@ fn lend(
         );
         plan.decide(
             POLICY,
-            Action::PinVcpus {
-                vm: vm.sample.id,
+            Act::PinVcpus {
                 vcpus: vec![*index],
                 cpus,
-            },
+            }
+            .on(vm.sample.id),
             reason,
         );
     }

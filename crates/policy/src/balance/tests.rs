@@ -1,6 +1,6 @@
 //! Each test states the scene, and derives by hand what must come out.
 
-use homenode_host::{Action, Plan};
+use homenode_host::{Act, Plan};
 use homenode_units::{Bytes, CpuSet, NodeId};
 
 use super::{EPOCHS_REMEMBERED, State, plan};
@@ -23,8 +23,8 @@ fn run(scene: &mut Scene, state: &mut State) -> Plan {
 fn pins(plan: &Plan) -> Vec<(u128, u16, String)> {
     plan.decisions
         .iter()
-        .filter_map(|d| match &d.action {
-            Action::PinVcpus { vm, vcpus, cpus } => Some((vm.0, vcpus[0], cpus.to_string())),
+        .filter_map(|d| match &d.action.act {
+            Act::PinVcpus { vcpus, cpus } => Some((d.action.vm.0, vcpus[0], cpus.to_string())),
             _ => None,
         })
         .collect()
@@ -190,10 +190,11 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
         assert_eq!(plan.decisions, [], "epoch {epoch}");
     }
     let plan = run(&mut away(), &mut state);
-    let Action::SetHome { vm, nodes } = &plan.decisions[0].action else {
+    let Act::SetHome { nodes } = &plan.decisions[0].action.act else {
         panic!("{:?}", plan.decisions)
     };
-    assert_eq!((*vm, nodes.to_string().as_str()), (vm_id(1), "1"));
+    let vm = plan.decisions[0].action.vm;
+    assert_eq!((vm, nodes.to_string().as_str()), (vm_id(1), "1"));
     assert!(
         plan.decisions[0].reason.contains("9 of 10"),
         "{}",
@@ -214,7 +215,7 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
             !plan
                 .decisions
                 .iter()
-                .any(|d| matches!(d.action, Action::SetHome { .. })),
+                .any(|d| matches!(d.action.act, Act::SetHome { .. })),
             "epoch {epoch}"
         );
     }
@@ -267,8 +268,8 @@ fn vms_re_homed_together_get_different_nodes() {
     let mut homes = Vec::new();
     for _ in 0..9 {
         let plan = run(&mut scene(), &mut state);
-        homes.extend(plan.decisions.iter().filter_map(|d| match &d.action {
-            Action::SetHome { nodes, .. } => Some(nodes.to_string()),
+        homes.extend(plan.decisions.iter().filter_map(|d| match &d.action.act {
+            Act::SetHome { nodes, .. } => Some(nodes.to_string()),
             _ => None,
         }));
     }
@@ -284,7 +285,7 @@ fn a_new_home_lies_within_what_the_operator_allows() {
         scene.vm(1).allowed("0-3");
         let plan = run(&mut scene, &mut state);
         for decision in &plan.decisions {
-            if let Action::SetHome { nodes, .. } = &decision.action {
+            if let Act::SetHome { nodes, .. } = &decision.action.act {
                 assert_eq!(nodes.to_string(), "1");
             }
         }
@@ -333,8 +334,8 @@ fn homes_given(scene: &mut Scene) -> Vec<(u128, String)> {
     let mut state = State::default();
     let plans = (0..EPOCHS_REMEMBERED).map(|_| run(scene, &mut state));
     let homes = |plan: Plan| {
-        plan.decisions.into_iter().filter_map(|d| match d.action {
-            Action::SetHome { vm, nodes } => Some((vm.0, nodes.to_string())),
+        plan.decisions.into_iter().filter_map(|d| match d.action.act {
+            Act::SetHome { nodes } => Some((d.action.vm.0, nodes.to_string())),
             _ => None,
         })
     };

@@ -42,7 +42,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, FrameMove, PageUse, Plan, Rates, View, VmView};
+use homenode_host::{Act, FrameMove, PageUse, Plan, Rates, View, VmView};
 use homenode_units::{Migration, NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -180,7 +180,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         let moves = deal.moves;
         if !moves.is_empty() {
             let reason = reason(&judgement, &moves, uses);
-            plan.decide(POLICY, Action::MoveFrames { vm: id, moves }, reason);
+            plan.decide(POLICY, Act::MoveFrames { moves }.on(id), reason);
         }
     }
     plan

@@ -37,7 +37,7 @@ pub mod carrefour;
 
 use std::collections::BTreeSet;
 
-use homenode_host::{Action, HandsOff, Lever, Plan, Sample, View, VmSample, VmView};
+use homenode_host::{Act, HandsOff, Lever, Plan, Sample, View, VmSample, VmView};
 use homenode_units::{MemoryPolicy, Migration, NodeSet, Pages, Placing, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -136,7 +136,7 @@ pub fn plan(
     advisor::observe(view, &config.advisor, &mut state.advisor);
     state.told.retain(|(id, _)| view.sample.vm(*id).is_some());
     state.spread.retain(|id| view.sample.vm(*id).is_some());
-    let spent: Pages = strays.decisions.iter().map(|d| d.action.pages_max()).sum();
+    let spent: Pages = strays.decisions.iter().map(|d| d.action.act.pages_max()).sum();
     let mut host_left = budgets.host_pages_per_epoch - spent.min(budgets.host_pages_per_epoch);
     for vm in view.vms.iter().filter(|vm| vm.managed()) {
         let id = vm.sample.id;
@@ -144,7 +144,7 @@ pub fn plan(
         if policy.migration == Migration::None {
             state.spread.remove(&id);
         }
-        let has_strays = strays.decisions.iter().any(|d| d.action.vm() == id);
+        let has_strays = strays.decisions.iter().any(|d| d.action.vm == id);
         let home = &advisor::lives_on(view, vm);
         if home.len() < 2 {
             continue;
@@ -168,12 +168,12 @@ pub fn plan(
     let follow = carrefour::plan(view, &carrefour, &mut state.carrefour);
     let is_moved = |id: VmId| {
         let mut decided = strays.decisions.iter().chain(&plan.decisions);
-        decided.any(|d| d.action.vm() == id && d.action.lever() == Lever::Pages)
+        decided.any(|d| d.action.vm == id && d.action.act.lever() == Lever::Pages)
     };
     let follow_decisions: Vec<_> = follow
         .decisions
         .into_iter()
-        .filter(|d| !is_moved(d.action.vm()))
+        .filter(|d| !is_moved(d.action.vm))
         .collect();
     plan.decisions.extend(follow_decisions);
     plan.findings.extend(follow.findings);
@@ -197,10 +197,7 @@ fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan
     };
     match objection(view.sample, vm.sample, vm.hands_off, chosen) {
         None => {
-            let set = Action::SetMemoryPolicy {
-                vm: id,
-                policy: chosen,
-            };
+            let set = Act::SetMemoryPolicy { policy: chosen }.on(id);
             plan.decide(POLICY, set, format!("{by} chose {chosen} for it; it had {now}"));
         }
         Some(why) => {
@@ -238,12 +235,12 @@ fn spread(vm: &VmView<'_>, home: &NodeSet, config: &Config, budget: Pages, plan:
             Pages(even),
             Pages(on(node))
         );
-        let action = Action::MovePages {
-            vm: vm.sample.id,
+        let action = Act::MovePages {
             from: NodeSet::one(node),
             to: to.clone(),
             pages_max,
-        };
+        }
+        .on(vm.sample.id);
         plan.decide(POLICY, action, reason);
     }
     budget - left

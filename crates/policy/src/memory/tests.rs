@@ -27,8 +27,8 @@ fn decide(scene: &mut Scene, state: &mut State) -> Plan {
 
 /// (from, to, pages) of each move.
 fn moves(plan: &Plan) -> Vec<(String, String, u64)> {
-    let moves = plan.decisions.iter().filter_map(|d| match &d.action {
-        Action::MovePages {
+    let moves = plan.decisions.iter().filter_map(|d| match &d.action.act {
+        Act::MovePages {
             from, to, pages_max, ..
         } => Some((from.to_string(), to.to_string(), pages_max.0)),
         _ => None,
@@ -104,10 +104,7 @@ fn a_policy_that_cannot_be_is_said_once_with_the_reason() {
     let mut set = scene([9_000, 0, 0, 0], ROUND);
     set.vms[0].chosen(first_touch);
     let plan = decide(&mut set, &mut State::default());
-    let expected = Action::SetMemoryPolicy {
-        vm: vm_id(1),
-        policy: first_touch,
-    };
+    let expected = Act::SetMemoryPolicy { policy: first_touch }.on(vm_id(1));
     assert_eq!(plan.decisions[0].action, expected);
 
     for (wanted, part) in [
@@ -152,7 +149,7 @@ fn a_vm_that_is_paused_or_migrating_keeps_pages_and_policy_until_that_is_over() 
         chosen.vms[0].chosen(Placing::FirstTouch.alone());
         let plan = decide(&mut chosen, &mut state);
         assert!(
-            matches!(plan.decisions[0].action, Action::SetMemoryPolicy { .. }),
+            matches!(plan.decisions[0].action.act, Act::SetMemoryPolicy { .. }),
             "{plan:?}"
         );
     }

@@ -48,10 +48,10 @@
 //!   CPU. Here the former holds for all.
 //! - It overrides what operators pinned, where the kernel lets it. Here VMs with a home, CPUs or pins of the operator's own
 //!   are on its list of exclusions (`-x`).
-//! - It sets the CPUs of all threads of a VM and leaves the memory policy alone; [`Action::SetHome`] does the same for the
+//! - It sets the CPUs of all threads of a VM and leaves the memory policy alone; [`Act::SetHome`] does the same for the
 //!   emulator's threads, and has memory that is touched later spread over the nodes instead of following the vCPU.
 //! - Its process table has no order; here VMs come by id before they are sorted. Nodes without memory are left out.
-//! - Its unthrottled `migrate_pages` is a [`Action::MovePages`] for all pages of a node at once.
+//! - Its unthrottled `migrate_pages` is a [`Act::MovePages`] for all pages of a node at once.
 
 pub mod nodes;
 #[cfg(test)]
@@ -59,7 +59,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, Plan, View, VmView};
+use homenode_host::{Act, Plan, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 
@@ -406,15 +406,15 @@ fn bind(
     let reason = format!(
         "it asks for {cpus} percent of a CPU and {memory_mib} MiB, and nodes {target} have most of both"
     );
-    let home = Action::SetHome {
-        vm: id,
+    let home = Act::SetHome {
         nodes: target.clone(),
-    };
+    }
+    .on(id);
     plan.decide(POLICY, home, reason);
     let cpus = Supply::cpus_for(view, target, config, None);
     if !cpus.is_empty() {
         let vcpus = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
-        let pin = Action::PinVcpus { vm: id, vcpus, cpus };
+        let pin = Act::PinVcpus { vcpus, cpus }.on(id);
         plan.decide(POLICY, pin, format!("its vCPUs are bound to nodes {target}"));
     }
     if let Some(why) = vm.memory_fixed() {
@@ -426,12 +426,12 @@ fn bind(
     }
     let pages = vm.sample.pages.clone().unwrap_or_default();
     for (from, to, pages_max) in steps(nodes, target, pages) {
-        let action = Action::MovePages {
-            vm: id,
+        let action = Act::MovePages {
             from: NodeSet::one(from),
             to: NodeSet::one(to),
             pages_max,
-        };
+        }
+        .on(id);
         plan.decide(
             POLICY,
             action,

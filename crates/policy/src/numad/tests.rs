@@ -136,8 +136,8 @@ impl Watched {
             let homes = plan
                 .decisions
                 .into_iter()
-                .filter_map(|decision| match decision.action {
-                    Action::SetHome { vm, nodes } => Some((vm, nodes.to_string())),
+                .filter_map(|decision| match decision.action.act {
+                    Act::SetHome { nodes } => Some((decision.action.vm, nodes.to_string())),
                     _ => None,
                 });
             homes.map(move |(vm, nodes)| (at, vm, nodes)).collect::<Vec<_>>()
@@ -189,8 +189,8 @@ fn memory_moves_whole_and_at_once() {
     let moves: Vec<(NodeSet, NodeSet, u64)> = plan
         .decisions
         .iter()
-        .filter_map(|decision| match &decision.action {
-            Action::MovePages {
+        .filter_map(|decision| match &decision.action.act {
+            Act::MovePages {
                 from, to, pages_max, ..
             } => Some((from.clone(), to.clone(), pages_max.0 / MIB)),
             _ => None,

@@ -56,7 +56,7 @@ mod nodes;
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Action, Balloon, GuestMemory, Immovable, Lever, Limit, Plan, View, VmView};
+use homenode_host::{Act, Balloon, GuestMemory, Immovable, Lever, Limit, Plan, View, VmView};
 use homenode_units::{Bytes, Ns, PAGE_BYTES, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -282,15 +282,15 @@ pub fn plan<'e>(
         }
         if to < case.maximum {
             let limit = Limit::Memory(to);
-            let action = Action::Limit {
-                vm: id,
+            let action = Act::Limit {
                 limit,
                 lease_ns: config.lease,
-            };
+            }
+            .on(id);
             plan.decide(POLICY, action, why);
         } else if is_limited {
             let lever = Lever::Memory;
-            plan.decide(POLICY, Action::Lift { vm: id, lever }, why);
+            plan.decide(POLICY, Act::Lift { lever }.on(id), why);
         }
     }
     plan

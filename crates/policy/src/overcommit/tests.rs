@@ -166,13 +166,13 @@ impl World {
             (plan(view, config, |vm| estimates.get(&vm), state), free.collect())
         });
         for decision in &self.plan.decisions {
-            let guest = &mut self.guests[decision.action.vm().0 as usize];
-            match decision.action {
-                Action::Limit {
+            let guest = &mut self.guests[decision.action.vm.0 as usize];
+            match decision.action.act {
+                Act::Limit {
                     limit: Limit::Memory(bytes),
                     ..
                 } => guest.limit = Some(bytes),
-                Action::Lift { .. } => guest.limit = None,
+                Act::Lift { .. } => guest.limit = None,
                 _ => panic!("{decision:?}"),
             }
         }
@@ -321,7 +321,7 @@ proptest! {
                 .collect();
             world.steps(1);
             for vm in limited {
-                prop_assert!(world.plan.decisions.iter().any(|decision| decision.action.vm() == vm), "{:?}", &world.plan);
+                prop_assert!(world.plan.decisions.iter().any(|decision| decision.action.vm == vm), "{:?}", &world.plan);
             }
             world.steps(4);
         }
@@ -465,7 +465,7 @@ fn pages_are_taken_from_whom_most_can_be_spared() {
         .plan
         .decisions
         .iter()
-        .map(|decision| decision.action.vm())
+        .map(|decision| decision.action.vm)
         .collect();
     // The second has to give 0.4 GiB and lack is 0.6: the first gives the rest.
     assert_eq!(of, [vm_id(1), vm_id(0)]);

@@ -44,7 +44,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use homenode_host::{Action, CpuQuota, Lever, Limit, Percent, Plan, VcpuSample, View, VmView};
+use homenode_host::{Act, Action, CpuQuota, Lever, Limit, Percent, Plan, VcpuSample, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Ns, Permit, Resource, VmId};
 use serde::{Deserialize, Serialize};
@@ -242,7 +242,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         }
         let action = match verdict(vm, period, config, state, &mut plan) {
             Verdict::Leave => continue,
-            Verdict::Lift { lever, why } => (Action::Lift { vm: id, lever }, why),
+            Verdict::Lift { lever, why } => (Act::Lift { lever }.on(id), why),
             Verdict::Hold { limit, why } => (hold(id, limit, config.lease), why),
         };
         plan.decide(POLICY, action.0, action.1);
@@ -251,7 +251,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
 }
 
 fn hold(vm: VmId, limit: Limit, lease_ns: Ns) -> Action {
-    Action::Limit { vm, limit, lease_ns }
+    Act::Limit { limit, lease_ns }.on(vm)
 }
 
 /// A bandwidth permit counts the misses themselves, whatever stands for pollution. Where the clock is not known equation 3.1

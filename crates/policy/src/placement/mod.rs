@@ -51,7 +51,7 @@ mod supply;
 #[cfg(test)]
 mod tests;
 
-use homenode_host::{Action, Plan, View, VmView};
+use homenode_host::{Act, Plan, View, VmView};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -515,10 +515,7 @@ pub fn settle(
     let cpus = Supply::cpus_for(view, nodes, config, allowed);
     plan.decide(
         policy,
-        Action::SetHome {
-            vm: id,
-            nodes: nodes.clone(),
-        },
+        Act::SetHome { nodes: nodes.clone() }.on(id),
         format!("home is node {nodes}: {reason}"),
     );
     let vcpus: Vec<u16> = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
@@ -532,7 +529,7 @@ pub fn settle(
     }
     if config.algorithm != Algorithm::FirstFit {
         let reason = format!("its vCPUs run at home, node {nodes}");
-        plan.decide(policy, Action::PinVcpus { vm: id, vcpus, cpus }, reason);
+        plan.decide(policy, Act::PinVcpus { vcpus, cpus }.on(id), reason);
         return;
     }
     // FF-Pin: the lowest CPUs that no earlier decision and no running VM has to itself.
@@ -543,11 +540,11 @@ pub fn settle(
             .or_else(|| cpus.iter().nth(usize::from(vcpu) % cpus.len()))
             .expect("cpus is not empty");
         free.remove(cpu);
-        let action = Action::PinVcpus {
-            vm: id,
+        let action = Act::PinVcpus {
             vcpus: vec![vcpu],
             cpus: CpuSet::one(cpu),
-        };
+        }
+        .on(id);
         plan.decide(policy, action, format!("first fit pins vCPU {vcpu} to CPU {cpu}"));
     }
 }
@@ -561,8 +558,8 @@ fn cpus_pinned_singly(view: &View<'_>, plan: &Plan) -> CpuSet {
     let planned = plan
         .decisions
         .iter()
-        .filter_map(|decision| match &decision.action {
-            Action::PinVcpus { cpus, .. } => Some(cpus),
+        .filter_map(|decision| match &decision.action.act {
+            Act::PinVcpus { cpus, .. } => Some(cpus),
             _ => None,
         });
     running

@@ -1,7 +1,7 @@
 //! Each test states the scene, and derives by hand what must come out.
 
 use good_lp::{Expression, Solution, SolverModel, constraint, microlp, variable, variables};
-use homenode_host::{Action, View};
+use homenode_host::{Act, Action, View};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Ns};
 use proptest::prelude::*;
 
@@ -226,8 +226,8 @@ fn a_promise_finds_its_vm_by_name_then_by_shape() {
 
 fn homes(scene: &mut Scene, config: &Config) -> Vec<(u128, String)> {
     let plan = scene.with_view(|view| plan(view, config, &seen(view), &mut State::default()));
-    let home = |action: &Action| match action {
-        Action::SetHome { vm, nodes } => Some((vm.0, nodes.to_string())),
+    let home = |action: &Action| match &action.act {
+        Act::SetHome { nodes } => Some((action.vm.0, nodes.to_string())),
         _ => None,
     };
     plan.decisions.iter().filter_map(|d| home(&d.action)).collect()
@@ -281,7 +281,7 @@ fn the_operators_cpus_bound_the_home() {
     scene.add_vm(1, 2, GIB, 0).allowed("13-15");
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "3".into())]);
     let plan = scene.with_view(|view| plan(view, &Config::default(), &seen(view), &mut State::default()));
-    let Action::PinVcpus { cpus, .. } = &plan.decisions[1].action else {
+    let Act::PinVcpus { cpus, .. } = &plan.decisions[1].action.act else {
         panic!("{:?}", plan.decisions)
     };
     assert_eq!(cpus.to_string(), "13-15");
@@ -305,8 +305,8 @@ fn first_fit_fills_nodes_in_order_and_pins_one_vcpu_to_one_cpu() {
     let cpus: Vec<String> = plan
         .decisions
         .iter()
-        .filter_map(|d| match &d.action {
-            Action::PinVcpus { cpus, .. } => Some(cpus.to_string()),
+        .filter_map(|d| match &d.action.act {
+            Act::PinVcpus { cpus, .. } => Some(cpus.to_string()),
             _ => None,
         })
         .collect();

@@ -42,7 +42,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Action, GuestTopology, Management, Plan, View, VirtualNode, VmSample, VmView};
+use homenode_host::{Act, GuestTopology, Management, Plan, View, VirtualNode, VmSample, VmView};
 use homenode_units::{MemoryPolicy, Migration, NodeId, NodeMap, Ns, Pages, Placing, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -185,7 +185,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         };
         let is_news = told.is_none_or(|told| told.topology != topology);
         if is_news && topology.memory.iter().any(Option::is_some) {
-            plan.decide(POLICY, Action::TellTopology { vm: id, topology }, reason);
+            plan.decide(POLICY, Act::TellTopology { topology }.on(id), reason);
         }
     }
     plan

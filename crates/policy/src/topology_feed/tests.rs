@@ -71,7 +71,7 @@ impl Run {
             .scene
             .with_view(|view| (plan(view, &Config::default(), state), view.at));
         for decision in &plan.decisions {
-            let Action::TellTopology { topology, .. } = &decision.action else {
+            let Act::TellTopology { topology, .. } = &decision.action.act else {
                 panic!("{decision:?}");
             };
             let sequence = 2 * self.versions.len() as u64;

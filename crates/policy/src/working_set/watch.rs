@@ -30,7 +30,7 @@
 use std::collections::BTreeMap;
 
 use homenode_host::observed::{Carrier, Observed};
-use homenode_host::{Action, Lever, Outcome, Plan, View, VmSample, WINDOW_MAX, WINDOW_MIN};
+use homenode_host::{Act, Action, Lever, Outcome, Plan, View, VmSample, WINDOW_MAX, WINDOW_MIN};
 use homenode_units::{Bytes, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -152,12 +152,12 @@ impl State {
 
     /// What came of an action of this policy.
     pub fn outcome(&mut self, action: &Action, outcome: &Outcome, at: Ns) {
-        let Some(watched) = self.vms.get_mut(&action.vm()) else {
+        let Some(watched) = self.vms.get_mut(&action.vm) else {
             return;
         };
-        match (action, outcome) {
+        match (&action.act, outcome) {
             (
-                Action::Watch {
+                Act::Watch {
                     window_ns, lease_ns, ..
                 },
                 Outcome::Done | Outcome::Renewed,
@@ -165,11 +165,11 @@ impl State {
                 watched.in_force = Some((at + *lease_ns, *window_ns));
                 watched.why_not = None;
             }
-            (Action::Watch { lease_ns, .. }, Outcome::Failed(error)) => {
+            (Act::Watch { lease_ns, .. }, Outcome::Failed(error)) => {
                 watched.in_force = None;
                 watched.why_not = Some((error.to_string(), at + Ns(lease_ns.0 / 2)));
             }
-            (Action::Lift { .. }, Outcome::Done) => watched.in_force = None,
+            (Act::Lift { .. }, Outcome::Done) => watched.in_force = None,
             _ => {}
         }
     }
@@ -252,10 +252,10 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             // Whoever opted out is not asked for in vain.
             Some(window) if vm.managed() => due.push((vm.sample, window)),
             _ if watched.in_force.is_some() => {
-                let action = Action::Lift {
-                    vm: vm.sample.id,
+                let action = Act::Lift {
                     lever: Lever::Watching,
-                };
+                }
+                .on(vm.sample.id);
                 plan.decide(POLICY, action, "nobody waits for its working set now".into());
             }
             _ => {}
@@ -271,11 +271,11 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         if watched.in_force.is_some_and(is_in_force) || watched.why_not.as_ref().is_some_and(waits) {
             continue;
         }
-        let action = Action::Watch {
-            vm: vm.id,
+        let action = Act::Watch {
             window_ns,
             lease_ns: config.lease,
-        };
+        }
+        .on(vm.id);
         let who = match watched.wanted {
             Some(_) => "somebody waits for its working set",
             None => "every VM is watched",

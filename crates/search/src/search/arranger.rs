@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use homenode_control::Config;
 use homenode_host::{
-    Action, HandsOff, Host as _, Lever, Management, Outcome, Plan, Rates, Sample, View, VmSample, VmView,
+    Act, HandsOff, Host as _, Lever, Management, Outcome, Plan, Rates, Sample, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::{levers, memory, pace, placement, repatriate};
@@ -181,10 +181,7 @@ fn decide_place(
             );
         }
         Place::Free | Place::Memory(_) if matches!(was, Place::Home(_)) => {
-            let action = Action::Lift {
-                vm: id,
-                lever: Lever::Home,
-            };
+            let action = Act::Lift { lever: Lever::Home }.on(id);
             plan.decide(POLICY, action, format!("{place:?} is on the schedule"));
         }
         Place::Free | Place::Memory(_) => {}

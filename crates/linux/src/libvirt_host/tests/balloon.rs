@@ -2,15 +2,16 @@
 
 use super::*;
 use crate::journal::Shrink;
+use homenode_host::Impossible;
 
 const BALLOON: &str = "<devices><memballoon model='virtio'/></devices>";
 
 fn give(kib: u64, lease_ns: Ns) -> Action {
-    Action::Limit {
-        vm: vm(),
+    Act::Limit {
         limit: Limit::Memory(Bytes(kib << 10)),
         lease_ns,
     }
+    .on(vm())
 }
 
 /// What libvirt's driver, whose balloons follow at once, says that the VM has, in KiB.
@@ -55,7 +56,7 @@ fn memory_is_journalled_set_seen_renewed_and_given_back_to_what_the_operator_had
         .unwrap();
     assert_eq!((shrunk.ours, shrunk.before), (Bytes(40 << 20), Bytes(48 << 20)));
     let lever = Lever::Memory;
-    assert_eq!(commit(&mut host, Action::Lift { vm: vm(), lever }), Outcome::Done);
+    assert_eq!(commit(&mut host, Act::Lift { lever }.on(vm())), Outcome::Done);
     assert_eq!(memory_kib(&mut host), 48 << 10);
     assert!(!journal::peek(&tree.root().join("state"))[&vm()].is_in_force());
 }
@@ -122,7 +123,10 @@ fn memory_of_a_vm_without_a_balloon_or_beyond_what_it_has_is_refused() {
         host.commit(&plan(version, give(kib, LONG))).unwrap_err()
     };
     let maximum = |refusal| match refusal {
-        Refusal::Memory { maximum, .. } => maximum,
+        Refusal::Vm {
+            why: Impossible::Memory { maximum, .. },
+            ..
+        } => maximum,
         other => panic!("{other:?}"),
     };
     assert_eq!(maximum(refused(&host(""), 512)), None);

@@ -7,17 +7,14 @@ use crate::libvirt_host::connection::Obedient;
 const RESTRICTIVE: &str = "<numatune><memory mode='restrictive' nodeset='0'/></numatune>";
 
 fn set_home(node: u16) -> Action {
-    Action::SetHome {
-        vm: vm(),
+    Act::SetHome {
         nodes: NodeSet::one(NodeId(node)),
     }
+    .on(vm())
 }
 
 fn lift_home() -> Action {
-    Action::Lift {
-        vm: vm(),
-        lever: Lever::Home,
-    }
+    Act::Lift { lever: Lever::Home }.on(vm())
 }
 
 /// Has libvirt carry out so many calls from now on, and its threads follow.

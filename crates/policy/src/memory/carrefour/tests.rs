@@ -36,8 +36,11 @@ fn scene(accesses_m: [u64; 4], local: f64, uses: Vec<PageUse>) -> Scene {
 }
 
 fn moves(plan: &Plan) -> Vec<(VmId, FrameMove)> {
-    let of = |decision: &Decision| match &decision.action {
-        Action::MoveFrames { vm, moves } => moves.iter().map(|step| (*vm, *step)).collect::<Vec<_>>(),
+    let of = |decision: &Decision| match &decision.action.act {
+        Act::MoveFrames { moves } => moves
+            .iter()
+            .map(|step| (decision.action.vm, *step))
+            .collect::<Vec<_>>(),
         other => panic!("{other:?}"),
     };
     plan.decisions.iter().flat_map(of).collect()

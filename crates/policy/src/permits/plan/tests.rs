@@ -109,25 +109,24 @@ impl Host {
         self.run(PERIOD);
         let plan = self.look();
         for Decision { action, .. } in &plan.decisions {
-            match action {
-                Action::Limit {
+            match &action.act {
+                Act::Limit {
                     limit: limit @ (Limit::CacheWays(_) | Limit::MemoryBandwidth(_)),
                     ..
                 } => {
                     self.vms[0].confined = Some(*limit);
                     continue;
                 }
-                Action::Lift {
+                Act::Lift {
                     lever: Lever::Resctrl,
-                    ..
                 } => {
                     self.vms[0].confined = None;
                     continue;
                 }
                 _ => {}
             }
-            let quota = match action {
-                Action::Limit {
+            let quota = match &action.act {
+                Act::Limit {
                     limit: Limit::CpuQuota(quota),
                     lease_ns,
                     ..
@@ -135,7 +134,7 @@ impl Host {
                     assert_eq!(*lease_ns, self.config.lease);
                     Some(*quota)
                 }
-                Action::Lift {
+                Act::Lift {
                     lever: Lever::CpuQuota,
                     ..
                 } => self.vms[0].settings.quota,
@@ -248,7 +247,7 @@ fn a_vm_that_turns_quiet_is_let_go_and_not_before() {
     let lifts: Vec<_> = plans
         .iter()
         .flat_map(|plan| &plan.decisions)
-        .filter(|d| matches!(d.action, Action::Lift { .. }))
+        .filter(|d| matches!(d.action.act, Act::Lift { .. }))
         .collect();
     assert_eq!(lifts.len(), 1);
     assert!(lifts[0].reason.contains("by itself"), "{}", lifts[0].reason);
@@ -259,7 +258,7 @@ fn a_permit_taken_back_lets_a_vm_go() {
     let mut host = Host::new(1, INTENSITY, "1M");
     host.steps(3);
     host.settings().permit = None;
-    assert!(matches!(host.step().decisions[0].action, Action::Lift { .. }));
+    assert!(matches!(host.step().decisions[0].action.act, Act::Lift { .. }));
     assert_eq!(host.steps(2)[1].decisions, []);
 }
 
@@ -282,7 +281,7 @@ fn what_is_not_metered_is_said_once_and_nobody_is_held() {
             host.vms[0].vcpus[0].counters = stuck;
             let plan = host.look();
             for decision in &plan.decisions {
-                assert!(matches!(decision.action, Action::Lift { .. }), "{decision:?}");
+                assert!(matches!(decision.action.act, Act::Lift { .. }), "{decision:?}");
                 host.set(None);
             }
             plans.push(plan);
@@ -356,7 +355,7 @@ fn a_restarted_agent_goes_on_with_the_quota_in_force() {
     host.before = None;
     let plan = host.step();
     assert!(
-        matches!(plan.decisions[0].action, Action::Limit { .. }),
+        matches!(plan.decisions[0].action.act, Act::Limit { .. }),
         "renewed before anything is known"
     );
     assert_eq!(host.quota(), quota);
@@ -365,7 +364,7 @@ fn a_restarted_agent_goes_on_with_the_quota_in_force() {
         plans
             .iter()
             .flat_map(|plan| &plan.decisions)
-            .all(|d| matches!(d.action, Action::Limit { .. }))
+            .all(|d| matches!(d.action.act, Act::Limit { .. }))
     );
 }
 
@@ -460,7 +459,7 @@ fn who_is_over_is_confined_until_it_is_under() {
         assert_eq!(host.vms[0].confined, None);
         let lifts = plans.iter().flat_map(|plan| &plan.decisions);
         assert_eq!(
-            lifts.filter(|d| matches!(d.action, Action::Lift { .. })).count(),
+            lifts.filter(|d| matches!(d.action.act, Act::Lift { .. })).count(),
             1
         );
     }

@@ -1,5 +1,5 @@
 use homenode_host::observed::{Found, Region};
-use homenode_host::{ActionError, Decision, Management};
+use homenode_host::{Decision, Failure, Management};
 use proptest::prelude::*;
 
 use super::*;
@@ -41,8 +41,8 @@ fn step(scene: &mut Scene, config: &Config, state: &mut State) -> Vec<Action> {
 }
 
 fn windows(actions: &[Action]) -> Vec<(VmId, u64)> {
-    let window = |action: &Action| match action {
-        Action::Watch { vm, window_ns, .. } => Some((*vm, window_ns.0 / 1_000_000_000)),
+    let window = |action: &Action| match action.act {
+        Act::Watch { window_ns, .. } => Some((action.vm, window_ns.0 / 1_000_000_000)),
         _ => None,
     };
     actions.iter().filter_map(window).collect()
@@ -71,7 +71,7 @@ fn a_vm_is_watched_while_wanted_and_then_let_go() {
         watched.extend(
             actions
                 .into_iter()
-                .map(|action| (second, action.lever(), matches!(action, Action::Lift { .. }))),
+                .map(|action| (second, action.act.lever(), matches!(action.act, Act::Lift { .. }))),
         );
     }
     // Asked for at once, renewed when half of the lease of 60 s was over, and lifted.
@@ -103,8 +103,8 @@ fn all_are_watched_and_rest_once_settled() {
                 .observed(is_watched.then(|| amount(scene_at(start, window), config.window, used)));
         }
         for action in step(&mut scene, &config, &mut state) {
-            if action.vm() == vm_id(1) {
-                events.push((window, matches!(action, Action::Watch { .. })));
+            if action.vm == vm_id(1) {
+                events.push((window, matches!(action.act, Act::Watch { .. })));
             }
         }
         assert!(state.is_watched(vm_id(2)), "it moves too much");
@@ -200,11 +200,11 @@ fn a_vm_that_vanishes_is_forgotten() {
     assert_eq!(step(&mut scene, &config, &mut state), []);
     assert!(state.estimate(vm_id(1)).is_none() && !state.is_watched(vm_id(1)));
     // What comes of an action of before it vanished is nobody's any more.
-    let late = Action::Watch {
-        vm: vm_id(1),
+    let late = Act::Watch {
         window_ns: Ns::from_secs(1),
         lease_ns: Ns::from_secs(1),
-    };
+    }
+    .on(vm_id(1));
     state.outcome(&late, &Outcome::Done, scene.at);
     assert!(!state.is_watched(vm_id(1)));
 }
@@ -219,10 +219,12 @@ fn what_cannot_be_watched_has_a_reason_and_is_tried_again() {
         scene.at = start + Ns::from_secs(second);
         let plan = scene.with_view(|view| plan(view, &config, &mut state));
         for decision in &plan.decisions {
-            let failed = Outcome::Failed(ActionError::NoCarrier {
-                name: "vm1".into(),
-                why: "not root".into(),
-            });
+            let failed = Outcome::Failed(
+                Failure::NoCarrier {
+                    why: "not root".into(),
+                }
+                .on("vm1"),
+            );
             state.outcome(&decision.action, &failed, scene.at + Ns::from_secs(1));
             tries.push(second);
         }

@@ -1,0 +1,322 @@
+//! What can be done to a VM, and the levers that it changes.
+
+use homenode_machine::Machine;
+use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
+use serde::Serialize;
+
+use crate::feed::GuestTopology;
+use crate::limit::{Limit, Percent};
+use crate::refusal::Impossible;
+use crate::sample::VmSample;
+
+/// The shortest window of [`Action::Watch`].
+pub const WINDOW_MIN: Ns = Ns::from_millis(100);
+/// The longest.
+pub const WINDOW_MAX: Ns = Ns::from_secs(3600);
+
+/// One thing to do to a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Action {
+    /// Whose.
+    pub vm: VmId,
+    /// What.
+    #[serde(flatten)]
+    pub act: Act,
+}
+
+/// What can be done to a VM. Amounts are upper bounds; the [`crate::Receipt`] says what was really done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "action", rename_all = "kebab-case")]
+pub enum Act {
+    /// Let these vCPUs run on these CPUs only.
+    PinVcpus {
+        /// Which, by index.
+        vcpus: Vec<u16>,
+        /// Where they may run.
+        cpus: CpuSet,
+    },
+    /// Make these nodes the VM's home: its emulator and I/O threads run there, and memory that it touches from now on
+    /// is allocated there (interleaved over several nodes) as far as the host can still decide that.
+    SetHome {
+        /// Home nodes, all with memory.
+        nodes: NodeSet,
+    },
+    /// Move touched pages that lie on `from` onto `to`, evenly over its nodes: any of them, as many as the budget allows.
+    MovePages {
+        /// Where pages shall leave; no node of `to`, and none at all where nothing is to be done.
+        from: NodeSet,
+        /// Where they shall lie.
+        to: NodeSet,
+        /// Budget: at most so many in this commit.
+        pages_max: Pages,
+    },
+    /// Move what was touched of one virtual node's memory onto `to` from wherever else it lies.
+    MoveVirtualNode {
+        /// Which of [`crate::VmSample::virtual_nodes`].
+        virtual_node: u16,
+        /// Where it shall lie.
+        to: NodeId,
+        /// Budget: at most so many in this commit.
+        pages_max: Pages,
+    },
+    /// Move these pages and no others.
+    MoveFrames {
+        /// Which, from where, to where.
+        moves: Vec<FrameMove>,
+    },
+    /// From now on place and sample the VM's pages by this policy. Pages that are touched already stay where they are.
+    SetMemoryPolicy {
+        /// How.
+        policy: MemoryPolicy,
+    },
+    /// Hold the VM to a limit in the place of the one that this agent may have set before. The host lifts it once the lease
+    /// is over; committing it again renews the lease.
+    Limit {
+        /// To what.
+        limit: Limit,
+        /// For how long from now.
+        lease_ns: Ns,
+    },
+    /// Watch which of its memory the VM uses, window after window; what each complete one showed is in
+    /// [`crate::VmSample::observed`]. Clearing what tells of use costs the VM walks of its page tables, so watching ends
+    /// once the lease is over; committing it again renews the lease, and another length of windows holds from then on, at
+    /// the cost of the running one.
+    Watch {
+        /// Length of a window.
+        window_ns: Ns,
+        /// For how long from now.
+        lease_ns: Ns,
+    },
+    /// Tell the guest where its vCPUs and its virtual nodes' memory are. It stays told until it is told otherwise: where it
+    /// is not so any more the guest is as badly off as one that never learns anything, and no worse.
+    TellTopology {
+        /// What is so.
+        topology: GuestTopology,
+    },
+    /// Lift what [`Act::Limit`], [`Act::Watch`] or [`Act::SetHome`] set on a lever: what the operator had set
+    /// before is in force again. Without a home ([`Lever::Home`]) the VM is free: vCPUs and helper threads run where they
+    /// did before the agent's first pin, memory that it touches from now on is allocated where the kernel would, and
+    /// pages stay where they are. Where nothing of the agent's is in force nothing happens.
+    Lift {
+        /// On which lever.
+        lever: Lever,
+    },
+}
+
+/// A move of pages that are used alike, as [`crate::PageUse`] named them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FrameMove {
+    /// Guest frame of the first of them.
+    pub frame: u64,
+    /// How many: 1 on a real host.
+    pub pages: Pages,
+    /// Where they lie.
+    pub from: NodeId,
+    /// Where they shall lie.
+    pub to: NodeId,
+}
+
+/// What an action changes. Of all policies one owns a lever of a VM at a time (DESIGN, section 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lever {
+    /// Where the VM's vCPUs may run.
+    VcpuPlacement,
+    /// Where its home is.
+    Home,
+    /// Where its pages lie.
+    Pages,
+    /// How its pages are placed and sampled.
+    MemoryPolicy,
+    /// How long its vCPUs may run per period.
+    CpuQuota,
+    /// Its part of caches and memory bandwidth, where the hardware has one.
+    Resctrl,
+    /// Whether the use of its memory is watched, and how.
+    Watching,
+    /// How much memory its guest has.
+    Memory,
+    /// What its guest is told of where it is.
+    Topology,
+}
+
+impl Lever {
+    /// Whether [`Act::Lift`] takes back what was set on it.
+    pub fn can_be_lifted(self) -> bool {
+        use Lever::{
+            CpuQuota, Home, Memory, MemoryPolicy, Pages, Resctrl, Topology, VcpuPlacement, Watching,
+        };
+        match self {
+            Home | CpuQuota | Resctrl | Watching | Memory => true,
+            VcpuPlacement | Pages | MemoryPolicy | Topology => false,
+        }
+    }
+
+    /// What it changes, as in "a policy decides on its home".
+    pub fn of_vm(self) -> &'static str {
+        match self {
+            Lever::VcpuPlacement => "its vCPUs",
+            Lever::Home => "its home",
+            Lever::Pages => "its pages",
+            Lever::MemoryPolicy => "its memory policy",
+            Lever::CpuQuota => "its CPU quota",
+            Lever::Resctrl => "its part of caches and memory bandwidth",
+            Lever::Watching => "the watch on its memory",
+            Lever::Memory => "its memory",
+            Lever::Topology => "what its guest is told",
+        }
+    }
+}
+
+impl Action {
+    /// Moves pages onto `to` from wherever else they lie.
+    pub fn gather(machine: &Machine, vm: VmId, to: NodeSet, pages_max: Pages) -> Action {
+        let from = machine.memory_nodes().difference(&to);
+        let act = Act::MovePages { from, to, pages_max };
+        act.on(vm)
+    }
+}
+
+impl Act {
+    /// Done to this VM.
+    pub fn on(self, vm: VmId) -> Action {
+        Action { vm, act: self }
+    }
+
+    /// How many pages it may move.
+    pub fn pages_max(&self) -> Pages {
+        match self {
+            Act::MovePages { pages_max, .. } | Act::MoveVirtualNode { pages_max, .. } => *pages_max,
+            Act::MoveFrames { moves } => moves.iter().map(|each| each.pages).sum(),
+            _ => Pages::ZERO,
+        }
+    }
+
+    /// What it changes.
+    pub fn lever(&self) -> Lever {
+        match self {
+            Act::PinVcpus { .. } => Lever::VcpuPlacement,
+            Act::SetHome { .. } => Lever::Home,
+            Act::MovePages { .. } | Act::MoveVirtualNode { .. } | Act::MoveFrames { .. } => Lever::Pages,
+            Act::TellTopology { .. } => Lever::Topology,
+            Act::SetMemoryPolicy { .. } => Lever::MemoryPolicy,
+            Act::Limit { limit, .. } => limit.lever(),
+            Act::Watch { .. } => Lever::Watching,
+            Act::Lift { lever } => *lever,
+        }
+    }
+
+    /// For how long from now it holds, where it ends by itself.
+    pub fn lease(&self) -> Option<Ns> {
+        match self {
+            Act::Limit { lease_ns, .. } | Act::Watch { lease_ns, .. } => Some(*lease_ns),
+            _ => None,
+        }
+    }
+
+    /// Whether it could be done to this VM.
+    ///
+    /// # Errors
+    /// The first thing that is impossible.
+    pub fn check(&self, machine: &Machine, vm: &VmSample) -> Result<(), Impossible> {
+        let usable = |nodes: &NodeSet| {
+            let usable = machine.memory_nodes();
+            match !nodes.is_empty() && nodes.is_subset(&usable) {
+                true => Ok(()),
+                false => Err(Impossible::Nodes {
+                    nodes: nodes.clone(),
+                    usable,
+                }),
+            }
+        };
+        let apart = |from: &NodeSet, to: &NodeSet| match from.intersection(to).is_empty() {
+            true => Ok(()),
+            false => Err(Impossible::SameNodes {
+                from: from.clone(),
+                to: to.clone(),
+            }),
+        };
+        if self.lease() == Some(Ns::ZERO) {
+            return Err(Impossible::NoLease);
+        }
+        match self {
+            Act::PinVcpus { vcpus, cpus } => {
+                if let Some(&index) = vcpus.iter().find(|index| vm.vcpu(**index).is_none()) {
+                    return Err(Impossible::UnknownVcpu { index });
+                }
+                let usable = machine.cpu_set();
+                match !cpus.is_empty() && cpus.is_subset(&usable) {
+                    true => Ok(()),
+                    false => Err(Impossible::Cpus {
+                        cpus: cpus.clone(),
+                        usable,
+                    }),
+                }
+            }
+            Act::SetHome { nodes } => usable(nodes),
+            Act::MovePages { from, to, .. } => {
+                usable(to)?;
+                if !from.is_empty() {
+                    usable(from)?;
+                }
+                apart(from, to)
+            }
+            Act::MoveFrames { moves } => moves.iter().try_for_each(|&FrameMove { from, to, .. }| {
+                let (from, to) = (NodeSet::one(from), NodeSet::one(to));
+                usable(&from)?;
+                usable(&to)?;
+                apart(&from, &to)
+            }),
+            Act::MoveVirtualNode { virtual_node, to, .. } => {
+                usable(&NodeSet::one(*to))?;
+                let (virtual_node, count) = (*virtual_node, vm.virtual_nodes.len());
+                match usize::from(virtual_node) < count {
+                    true => Ok(()),
+                    false => Err(Impossible::UnknownVirtualNode { virtual_node, count }),
+                }
+            }
+            Act::TellTopology { topology } => {
+                let GuestTopology { vcpus, memory } = topology;
+                let count = vm.virtual_nodes.len();
+                let is_whole =
+                    memory.len() == count && !vcpus.is_empty() && memory.iter().any(Option::is_some);
+                let mut named = vcpus.iter().chain(memory).flatten();
+                match is_whole && named.all(|node| machine.nodes.get(*node).is_some()) {
+                    true => Ok(()),
+                    false => Err(Impossible::Topology {
+                        vcpus: vcpus.len(),
+                        memory: memory.len(),
+                        count,
+                    }),
+                }
+            }
+            Act::Limit { limit, .. } => match *limit {
+                Limit::CpuQuota(quota) if !quota.is_possible() => Err(Impossible::Quota { quota }),
+                Limit::CacheWays(Percent(percent)) | Limit::MemoryBandwidth(Percent(percent))
+                    if !(1..=100).contains(&percent) =>
+                {
+                    Err(Impossible::Part { percent })
+                }
+                Limit::Memory(memory) => {
+                    let maximum = vm.balloon.map(|balloon| balloon.maximum);
+                    match memory > Bytes::ZERO && maximum.is_some_and(|maximum| memory <= maximum) {
+                        true => Ok(()),
+                        false => Err(Impossible::Memory { memory, maximum }),
+                    }
+                }
+                _ => Ok(()),
+            },
+            Act::Watch { window_ns, .. } => match (WINDOW_MIN..=WINDOW_MAX).contains(window_ns) {
+                true => Ok(()),
+                false => Err(Impossible::Window {
+                    window_ns: *window_ns,
+                }),
+            },
+            Act::Lift { lever } => match lever.can_be_lifted() {
+                true => Ok(()),
+                false => Err(Impossible::NoLimit { lever: *lever }),
+            },
+            Act::SetMemoryPolicy { .. } => Ok(()),
+        }
+    }
+}
