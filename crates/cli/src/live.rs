@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
 use homenode_linux::guard::{self, Guard};
+use homenode_linux::journal::Journal;
 use homenode_linux::{Acting, ConnectError, LibvirtHost, Options};
 use serde::Serialize;
 
@@ -163,7 +164,7 @@ fn start_guard(state: &Path, uri: &str) -> anyhow::Result<Guard> {
 /// When the journal cannot be read.
 pub fn guard(args: &GuardArgs) -> anyhow::Result<()> {
     let (pipe, mut ready) = (std::io::stdin().lock(), std::io::stdout());
-    let undo = |step: &homenode_linux::journal::Undo| homenode_linux::undo(&args.uri, Path::new("/"), step);
+    let undo = |journal: &mut Journal, vm| homenode_linux::undo(&args.uri, Path::new("/"), journal, vm);
     guard::run(
         pipe,
         &mut ready,

@@ -141,15 +141,17 @@ pub enum Lever {
 }
 
 impl Lever {
+    /// Whether what is set on it ends with a lease.
+    pub fn is_leased(self) -> bool {
+        matches!(
+            self,
+            Lever::CpuQuota | Lever::Resctrl | Lever::Watching | Lever::Memory
+        )
+    }
+
     /// Whether [`Act::Lift`] takes back what was set on it.
     pub fn can_be_lifted(self) -> bool {
-        use Lever::{
-            CpuQuota, Home, Memory, MemoryPolicy, Pages, Resctrl, Topology, VcpuPlacement, Watching,
-        };
-        match self {
-            Home | CpuQuota | Resctrl | Watching | Memory => true,
-            VcpuPlacement | Pages | MemoryPolicy | Topology => false,
-        }
+        self.is_leased() || self == Lever::Home
     }
 
     /// What it changes, as in "a policy decides on its home".

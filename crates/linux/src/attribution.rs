@@ -43,7 +43,7 @@ use homenode_host::{Accesses, Counters, PageUse};
 use homenode_meter::page::{Counts, Page};
 use homenode_units::{NodeMap, Ns, PAGE_BYTES, Pages, VmId};
 
-use crate::libvirt_host::now;
+use crate::now;
 use crate::numa_maps::{Range, Sharing};
 use crate::pagemap::{self, Place};
 use crate::read::ReadError;

@@ -19,7 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::journal::{Journal, JournalError, Lock, Undo};
+use homenode_units::VmId;
+
+use crate::journal::{Journal, JournalError, Lock};
+use crate::levers::in_force;
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
@@ -128,8 +131,8 @@ pub enum Ending {
 }
 
 /// The guard's whole life; see the module. `pipe` is the read end, `dir` the journal's directory. `ready` gets
-/// one byte once the guard is on its own (standard output, where the agent waits for it). `undo` restores one VM;
-/// it answers `Ok` also when that run of the VM is over.
+/// one byte once the guard is on its own (standard output, where the agent waits for it). `undo` restores one VM and clears it in
+/// the journal; it answers `Ok` also when that run of the VM is over.
 ///
 /// # Errors
 /// When the journal cannot be locked or opened.
@@ -138,7 +141,7 @@ pub fn run(
     ready: &mut dyn Write,
     dir: &Path,
     grace: Duration,
-    mut undo: impl FnMut(&Undo) -> Result<(), String>,
+    mut undo: impl FnMut(&mut Journal, VmId) -> Result<(), String>,
 ) -> Result<Ending, JournalError> {
     // Fails only for a process group's leader, which has no group of the agent's to leave.
     let _ = rustix::process::setsid();
@@ -170,20 +173,19 @@ pub fn run(
     let mut journal = Journal::open(dir)?;
     let mut done = 0;
     for attempt in 0..TRIES {
-        for step in journal.undo() {
-            if undo(&step).is_ok() {
-                journal.clear_all(step.run.vm)?;
+        for vm in in_force(&journal) {
+            if undo(&mut journal, vm).is_ok() {
                 done += 1;
             }
         }
-        if journal.undo().is_empty() {
+        if in_force(&journal).is_empty() {
             return Ok(Ending::Undone(done));
         }
         if attempt + 1 < TRIES {
             std::thread::sleep(Duration::from_secs(1));
         }
     }
-    Ok(Ending::Left(journal.undo().len()))
+    Ok(Ending::Left(in_force(&journal).len()))
 }
 
 /// Waits for the agent's end of the pipe to close; whether it said goodbye before.

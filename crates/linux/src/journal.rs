@@ -13,7 +13,6 @@
 //! the VM was changed by others, it is written again before the VM is touched again.
 
 mod former;
-mod written;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,7 +25,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::read;
-pub use written::{Confined, Home, MemoryNodes, Moving, Pins, Quotas, Shrink, StatsPeriod, Watched};
 
 /// Where the journal lies unless the operator says otherwise: gone after a reboot, as the VMs are.
 pub const STATE_DIR: &str = "/run/homenode";
@@ -116,32 +114,6 @@ pub struct Entry {
     levers: BTreeMap<String, Value>,
 }
 
-/// One step that restores a VM; see [`Journal::undo`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Undo {
-    /// Which run: if that run is over there is nothing to restore.
-    pub run: Run,
-    /// CPUs to give back to each vCPU that was pinned.
-    pub vcpus: BTreeMap<u16, CpuSet>,
-    /// CPUs to give back to the emulator, if it was moved.
-    pub emulator: Option<CpuSet>,
-    /// CPUs to give back to each I/O thread that was moved.
-    pub iothreads: BTreeMap<u32, CpuSet>,
-    /// Memory nodes to allow again, if they were changed: those from before and those set, as taking nodes away would
-    /// move the VM's pages all at once.
-    pub nodes: Option<NodeSet>,
-    /// CPU quota to lift, if the agent's is still in force.
-    pub quotas: Option<Quotas>,
-    /// Whether it has a resctrl group to remove.
-    pub is_confined: bool,
-    /// Whether DAMON is to be taken down, if it still watches this VM.
-    pub is_watched: bool,
-    /// Memory to give back, if some was taken.
-    pub shrunk: Option<Shrink>,
-    /// How often to ask its guest for memory statistics, if that was changed.
-    pub stats_period: Option<StatsPeriod>,
-}
-
 /// The journal of one agent. Only the holder of the agent's lock may open it.
 #[derive(Debug)]
 pub struct Journal {
@@ -227,17 +199,12 @@ impl Journal {
         self.write(vec![Line::new(vm, T::KEY, entry)])
     }
 
-    /// Nothing is in force on a lever of a VM any more.
-    pub fn clear<T: Written>(&mut self, vm: VmId) -> Result<(), JournalError> {
-        self.write(vec![Line::none(vm, T::KEY)])
-    }
-
-    /// A VM has neither pins nor home nor memory nodes of the agent's any more.
-    pub fn clear_placement(&mut self, vm: VmId) -> Result<(), JournalError> {
-        let is_of_placement = |key: &str| PLACEMENT.contains(&key) || key == Moving::KEY;
+    /// Under these keys nothing is in force for a VM any more.
+    pub fn clear(&mut self, vm: VmId, keys: &[&str]) -> Result<(), JournalError> {
+        let entry = self.entry(vm);
         self.write(
-            self.entry(vm)
-                .map(|entry| entry.none(is_of_placement))
+            entry
+                .map(|entry| entry.none(|key| keys.contains(&key)))
                 .unwrap_or_default(),
         )
     }
@@ -278,19 +245,7 @@ impl Journal {
         }
         Ok(())
     }
-
-    /// What restores every VM of which something is in force.
-    pub fn undo(&self) -> Vec<Undo> {
-        self.entries
-            .values()
-            .filter(|entry| entry.is_in_force())
-            .map(Entry::undo)
-            .collect()
-    }
 }
-
-/// What a VM's placement consists of.
-const PLACEMENT: [&str; 3] = [Pins::KEY, Home::KEY, MemoryNodes::KEY];
 
 impl Entry {
     /// What is in force on a lever.
@@ -298,52 +253,15 @@ impl Entry {
         T::deserialize(self.levers.get(T::KEY)?).ok()
     }
 
-    /// Whether pins, a home or memory nodes are to be restored.
-    pub fn is_placed(&self) -> bool {
-        PLACEMENT.iter().any(|key| self.levers.contains_key(*key))
-    }
-
-    /// Whether anything is to be restored. Where pages were moving to is none of it.
-    pub fn is_in_force(&self) -> bool {
-        self.levers.keys().any(|key| key != Moving::KEY)
+    /// Whether something stands under any of these keys.
+    pub fn has(&self, keys: &[&str]) -> bool {
+        keys.iter().any(|key| self.levers.contains_key(*key))
     }
 
     /// Lines after which nothing is in force on these of its levers.
     fn none(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Line> {
         let keys = self.levers.keys().filter(|key| is_meant(key));
         keys.map(|key| Line::none(self.run.vm, key)).collect()
-    }
-
-    /// What restores this VM.
-    pub fn undo(&self) -> Undo {
-        let before = &self.before;
-        let pinned = self.get::<Pins>().unwrap_or_default().0;
-        let vcpus = before
-            .vcpus
-            .iter()
-            .filter(|(index, _)| pinned.contains_key(index));
-        let has_home = self.levers.contains_key(Home::KEY);
-        let was_homed = |helper: Helper| has_home && !before.operator_helpers.contains(&helper);
-        let iothreads = before
-            .iothreads
-            .iter()
-            .filter(|(id, _)| was_homed(Helper::IoThread(**id)));
-        Undo {
-            run: self.run.clone(),
-            vcpus: vcpus.map(|(index, cpus)| (*index, cpus.clone())).collect(),
-            emulator: was_homed(Helper::Emulator).then(|| before.emulator.clone()),
-            iothreads: iothreads.map(|(id, cpus)| (*id, cpus.clone())).collect(),
-            nodes: before
-                .nodes
-                .as_ref()
-                .zip(self.get::<MemoryNodes>())
-                .map(|(before, MemoryNodes(set))| before.union(&set)),
-            quotas: self.get(),
-            is_confined: self.levers.contains_key(Confined::KEY),
-            is_watched: self.levers.contains_key(Watched::KEY),
-            shrunk: self.get(),
-            stats_period: self.get(),
-        }
     }
 }
 

@@ -35,8 +35,11 @@ pub mod confine;
 pub mod cpio;
 pub mod domain;
 pub mod guard;
+mod hands;
+mod host;
 pub mod journal;
-mod libvirt_host;
+mod levers;
+mod libvirt;
 pub mod meminfo;
 pub mod memory_blocks;
 pub mod modelled_pmu;
@@ -51,9 +54,11 @@ pub mod resctrl;
 pub mod task;
 pub mod topology_server;
 pub mod uncore;
+mod vm;
 mod xml;
 
-pub use libvirt_host::{Acting, CarriedOver, ConnectError, LibvirtHost, Options, TOPOLOGY_SOCKET, now, undo};
+pub use host::{Acting, CarriedOver, ConnectError, LibvirtHost, Options, TOPOLOGY_SOCKET, now, undo};
+pub use levers::{Pins, Quotas, in_force};
 pub use read::ReadError;
 
 #[cfg(test)]

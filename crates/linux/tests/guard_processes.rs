@@ -1,5 +1,6 @@
 //! The guard with real processes: this binary plays the test, the agent and the guard, by its arguments.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use homenode_host::CpuQuota;
 use homenode_linux::guard;
-use homenode_linux::journal::{Before, Journal, Lock, Pins, Quotas, Run};
+use homenode_linux::journal::{Before, Journal, Lock, Run};
+use homenode_linux::{Pins, Quotas, in_force};
 use homenode_units::{CpuId, CpuSet, Ns, VmId};
 
 const GRACE: Duration = Duration::from_millis(1500);
@@ -66,14 +68,21 @@ fn play_agent(dir: &Path, how: &str) {
 
 fn play_guard(dir: &Path) {
     let undone = dir.join("undone");
-    let undo = |step: &homenode_linux::journal::Undo| {
+    let undo = |journal: &mut Journal, vm: VmId| {
         let before = std::fs::read_to_string(&undone).unwrap_or_default();
-        let quota = step
-            .quotas
-            .and_then(|quotas| quotas.before)
-            .expect("a quota to give back");
-        let line = format!("{} {:?} {quota}\n", step.run.name, step.vcpus);
-        std::fs::write(&undone, before + &line).map_err(|e| e.to_string())
+        let entry = journal.entry(vm).expect("what is to be undone");
+        let quotas: Quotas = entry.get().expect("a quota");
+        let quota = quotas.before.expect("a quota to give back");
+        let Pins(pins) = entry.get().expect("pins");
+        let given_back = entry
+            .before
+            .vcpus
+            .iter()
+            .filter(|(index, _)| pins.contains_key(index));
+        let vcpus: BTreeMap<_, _> = given_back.collect();
+        let line = format!("{} {vcpus:?} {quota}\n", entry.run.name);
+        std::fs::write(&undone, before + &line).map_err(|e| e.to_string())?;
+        journal.clear_all(vm).map_err(|e| e.to_string())
     };
     let ending =
         guard::run(std::io::stdin(), &mut std::io::stdout(), dir, GRACE, undo).expect("a guard's life");
@@ -138,7 +147,7 @@ fn an_agent_that_is_killed_is_undone_once() {
     assert_eq!(endings(dir.path()), ["Undone(1)"]);
     assert_eq!(undone(dir.path()), "seven {0: {3}} 15ms of every 30ms\n");
     assert!(
-        Journal::open(dir.path()).expect("a journal").undo().is_empty(),
+        in_force(&Journal::open(dir.path()).expect("a journal")).is_empty(),
         "nothing is in force any more"
     );
 }

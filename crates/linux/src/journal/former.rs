@@ -6,10 +6,8 @@ use homenode_host::Limit;
 use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::Deserialize;
 
-use super::{
-    Before, Confined, Entry, Home, Line, MemoryNodes, Moving, PLACEMENT, Pins, Quotas, RUN, Run, Shrink,
-    Start, StatsPeriod, Watched, Written,
-};
+use super::{Before, Entry, Line, RUN, Run, Start, Written};
+use crate::levers::{Confined, Home, MemoryNodes, Moving, Pins, Quotas, Shrink, StatsPeriod, Watched};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -83,7 +81,9 @@ pub(super) fn lines(line: &[u8], entries: &BTreeMap<VmId, Entry>) -> Option<Vec<
             vec![Line::new(vm, StatsPeriod::KEY, &StatsPeriod { before_s: before })]
         }
         Record::NotAsked { vm } => vec![Line::none(vm, StatsPeriod::KEY)],
-        Record::HomeLifted { vm } => none(vm, &|key| PLACEMENT.contains(&key) || key == Moving::KEY),
+        Record::HomeLifted { vm } => none(vm, &|key| {
+            [Pins::KEY, Home::KEY, MemoryNodes::KEY, Moving::KEY].contains(&key)
+        }),
         Record::Restored { vm } => none(vm, &|_| true),
         Record::Forgotten { vm } => vec![Line::none(vm, RUN)],
     })

@@ -3,6 +3,10 @@ use homenode_units::{Bytes, CpuId, NodeId};
 use proptest::prelude::*;
 
 use super::*;
+use crate::levers::{
+    Confined, Home, MemoryNodes, Moving, Pins, Quotas, Shrink, StatsPeriod, Watched, in_force,
+};
+use crate::levers::{is_in_force, is_placed};
 
 fn run(vm: u128) -> Run {
     Run {
@@ -75,33 +79,28 @@ fn what_is_in_force_survives_and_the_file_is_compacted() {
 }
 
 #[test]
-fn undo_restores_what_was_changed_and_nothing_else() {
+fn what_was_set_and_not_lifted_is_in_force() {
     let dir = tempfile::tempdir().unwrap();
-    let steps = filled(dir.path()).undo();
-    let first = &steps[0];
-    assert_eq!(first.vcpus, [(0, cpus("0-3"))].into(), "vCPU 1 was not touched");
-    assert_eq!(first.emulator, Some(cpus("0-3")));
-    assert_eq!(first.iothreads, [(1, cpus("2"))].into());
+    let journal = filled(dir.path());
+    assert_eq!(in_force(&journal), [VmId(1)], "of VM 2 nothing is in force");
+    let entry = journal.entry(VmId(1)).unwrap();
     assert_eq!(
-        first.nodes,
-        Some(nodes("0,2")),
-        "taking node 2 away would move pages"
+        entry.get(),
+        Some(Pins([(0, cpus("2"))].into())),
+        "vCPU 1 was not touched"
     );
-    assert_eq!(first.quotas, Some(quotas()));
-    assert!(first.is_confined && !first.is_watched);
-    assert_eq!(steps.len(), 1, "of VM 2 nothing is in force");
+    assert_eq!(entry.get(), Some(MemoryNodes(nodes("0,2"))));
+    assert_eq!(entry.get(), Some(quotas()));
+    assert!(entry.get::<Confined>().is_some() && entry.get::<Watched>().is_none());
 }
 
 #[test]
 fn a_lifted_quota_is_not_lifted_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = filled(dir.path());
-    journal.clear::<Quotas>(VmId(1)).unwrap();
-    journal.clear::<Confined>(VmId(1)).unwrap();
-    assert_eq!(
-        (journal.undo()[0].quotas, journal.undo()[0].is_confined),
-        (None, false)
-    );
+    journal.clear(VmId(1), &[Quotas::KEY, Confined::KEY]).unwrap();
+    let entry = journal.entry(VmId(1)).unwrap();
+    assert_eq!((entry.get::<Quotas>(), entry.get::<Confined>()), (None, None));
     drop(journal);
     assert_eq!(peek(dir.path())[&VmId(1)].get::<Quotas>(), None);
 }
@@ -113,7 +112,7 @@ fn a_restored_vm_keeps_how_it_was() {
     journal.clear_all(VmId(1)).unwrap();
     drop(journal);
     let journal = Journal::open(dir.path()).unwrap();
-    assert!(journal.undo().is_empty());
+    assert_eq!(in_force(&journal), []);
     assert_eq!(journal.entry(VmId(1)).unwrap().before, before());
 }
 
@@ -121,17 +120,13 @@ fn a_restored_vm_keeps_how_it_was() {
 fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = filled(dir.path());
-    journal.clear_placement(VmId(1)).unwrap();
+    let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, Moving::KEY];
+    journal.clear(VmId(1), &keys).unwrap();
     drop(journal);
     let mut journal = Journal::open(dir.path()).unwrap();
     let entry = journal.entry(VmId(1)).unwrap();
-    assert!(!entry.is_placed() && entry.get::<Moving>().is_none());
+    assert!(!is_placed(entry) && entry.get::<Moving>().is_none());
     assert_eq!((entry.get(), &entry.before), (Some(quotas()), &before()));
-    let undo = journal.undo().remove(0);
-    assert_eq!(
-        (undo.vcpus.len(), undo.emulator, undo.iothreads.len(), undo.nodes),
-        (0, None, 0, None)
-    );
     // Somebody changed it: it is journalled anew before it is touched, and the limit is still known.
     let changed = Before {
         vcpus: [(0, cpus("1")), (1, cpus("0-3"))].into(),
@@ -140,10 +135,11 @@ fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
     journal.begin(run(1), changed).unwrap();
     journal.set(VmId(1), &Pins([(0, cpus("3"))].into())).unwrap();
     drop(journal);
-    let undo = Journal::open(dir.path()).unwrap().undo().remove(0);
+    let journal = Journal::open(dir.path()).unwrap();
+    let entry = journal.entry(VmId(1)).unwrap();
     assert_eq!(
-        (undo.vcpus, undo.quotas),
-        ([(0, cpus("1"))].into(), Some(quotas()))
+        (&entry.before.vcpus[&0], entry.get()),
+        (&cpus("1"), Some(quotas()))
     );
     // Another run of the VM has nothing of the former's.
     let mut journal = Journal::open(dir.path()).unwrap();
@@ -152,9 +148,9 @@ fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
         ..run(1)
     };
     journal.begin(next, before()).unwrap();
-    assert!(!journal.entry(VmId(1)).unwrap().is_in_force());
+    assert!(!is_in_force(journal.entry(VmId(1)).unwrap()));
     drop(journal);
-    assert!(!peek(dir.path())[&VmId(1)].is_in_force());
+    assert!(!is_in_force(&peek(dir.path())[&VmId(1)]));
 }
 
 #[test]
@@ -266,9 +262,9 @@ proptest! {
                 (0, Some(at)) => journal.set(VmId(vm), &Home(at)),
                 (1, Some(at)) => journal.set(VmId(vm), &MemoryNodes(at)),
                 (_, Some(at)) => journal.set(VmId(vm), &Moving(at)),
-                (0, None) => journal.clear::<Home>(VmId(vm)),
-                (1, None) => journal.clear::<MemoryNodes>(VmId(vm)),
-                (_, None) => journal.clear::<Moving>(VmId(vm)),
+                (0, None) => journal.clear(VmId(vm), &[Home::KEY]),
+                (1, None) => journal.clear(VmId(vm), &[MemoryNodes::KEY]),
+                (_, None) => journal.clear(VmId(vm), &[Moving::KEY]),
             }
             .unwrap();
             last.insert((vm, lever), at);
@@ -315,8 +311,8 @@ fn a_journal_of_0_1_0_is_read_once_and_rewritten() {
     };
     assert_eq!(first.get(), Some(shrink));
     assert_eq!(first.get(), Some(StatsPeriod { before_s: 10 }));
-    assert!(!entry(2).is_in_force() && !entry(5).is_in_force());
-    assert!(!entry(4).is_placed(), "its home was lifted");
+    assert!(!is_in_force(entry(2)) && !is_in_force(entry(5)));
+    assert!(!is_placed(entry(4)), "its home was lifted");
     assert_eq!(entry(4).get(), Some(quotas()), "and its limit was not");
     let rewritten = std::fs::read(&path).unwrap();
     let as_new = rewritten
@@ -330,5 +326,5 @@ fn a_journal_of_0_1_0_is_read_once_and_rewritten() {
 fn a_torn_last_line_of_0_1_0_is_dropped_in_silence() {
     let Replay { entries, damaged } = replay(&OF_0_1_0[..OF_0_1_0.len() - 9]);
     assert_eq!(damaged, Vec::<Vec<u8>>::new());
-    assert!(entries[&VmId(5)].is_in_force(), "the torn line restored it");
+    assert!(is_in_force(&entries[&VmId(5)]), "the torn line restored it");
 }

@@ -1,7 +1,7 @@
 //! Homes that are lifted: whatever happens on the way, a VM ends as it was before the agent first pinned it.
 
 use super::*;
-use crate::libvirt_host::connection::Obedient;
+use crate::libvirt::Obedient;
 
 /// A VM whose memory nodes libvirt can change.
 const RESTRICTIVE: &str = "<numatune><memory mode='restrictive' nodeset='0'/></numatune>";
@@ -19,7 +19,7 @@ fn lift_home() -> Action {
 
 /// Has libvirt carry out so many calls from now on, and its threads follow.
 fn carry_out(host: &mut LibvirtHost, tree: &Tree, calls: usize) {
-    host.libvirt.obedient = Some(Obedient {
+    host.hands.libvirt.obedient = Some(Obedient {
         task: tree.root().join(format!("proc/{PID}/task")),
         pid: PID,
         calls,
@@ -50,8 +50,8 @@ fn runs_on(tree: &Tree) -> [String; 3] {
 
 /// Ends an agent as SIGKILL does, its journal as it is on disk, and lets the next find what a real libvirt would show.
 fn kill(mut host: LibvirtHost, tree: &Tree) {
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
-    let xml = host.libvirt.xml(&handle).unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    let xml = host.hands.libvirt.xml(&handle).unwrap();
     tree.write("node.xml", &format!("<node>{xml}</node>"));
 }
 
@@ -66,7 +66,7 @@ fn a_vm_whose_home_was_lifted_runs_as_before_and_nobody_takes_it_for_homed() {
     let seen = host.sample().unwrap();
     assert!(seen.version > version);
     assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
-    assert!(!entry(&tree).is_in_force());
+    assert!(!levers::is_in_force(&entry(&tree)));
     let journal = std::fs::read(tree.root().join("state/journal")).unwrap();
     assert_eq!(
         commit(&mut host, lift_home()),
@@ -104,8 +104,8 @@ fn memory_nodes_of_before_are_allowed_again_and_none_that_memory_lies_on_is_take
 fn pins_of_somebody_else_outlast_the_home() {
     let tree = host("");
     let mut host = homed(&tree);
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
-    host.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
     assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
     assert_eq!(runs_on(&tree), ["0-3", "0-3", "0"]);
     assert_eq!(host.sample().unwrap().vms[0].settings.pinned_vcpus, [1]);
@@ -117,9 +117,9 @@ fn what_is_set_after_a_lift_is_journalled_anew() {
     let mut host = homed(&tree);
     assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
     // The operator pins the second vCPU and the emulator while the VM is free.
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
-    host.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
-    host.libvirt.pin_emulator(&handle, &cpus("0-1")).unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
+    host.hands.libvirt.pin_emulator(&handle, &cpus("0-1")).unwrap();
     assert_eq!(commit(&mut host, pin(&[0], "0")), Outcome::Done);
     assert_eq!(commit(&mut host, set_home(0)), Outcome::Done);
     let before = entry(&tree).before;
@@ -149,12 +149,12 @@ fn an_agent_that_dies_while_it_lifts_a_home_leaves_a_vm_that_is_restored() {
                 .outcomes
                 .remove(0);
             assert!(matches!(&outcome, Outcome::Failed(_)), "{calls}: {outcome:?}");
-            assert!(entry(&tree).get::<journal::Home>().is_some());
+            assert!(entry(&tree).get::<Home>().is_some());
             kill(host, &tree);
             let mut successor = connect(&tree, Acting::Live);
             carry_out(&mut successor, &tree, usize::MAX);
             if next == "guard" {
-                restore_vm(&mut successor.libvirt, tree.root(), &entry(&tree).undo()).unwrap();
+                guard_undoes(&mut successor, &tree);
             } else {
                 assert!(successor.carried_over()[0].home.is_some());
                 let seen = successor.sample().unwrap();
@@ -165,7 +165,7 @@ fn an_agent_that_dies_while_it_lifts_a_home_leaves_a_vm_that_is_restored() {
                 );
                 assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
                 assert_eq!(commit(&mut successor, lift_home()), Outcome::Done);
-                assert!(!entry(&tree).is_in_force());
+                assert!(!levers::is_in_force(&entry(&tree)));
             }
             assert_eq!(runs_on(&tree), ["0-3", "0-3", "0-3"], "{calls}, {next}");
         }

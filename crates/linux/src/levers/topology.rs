@@ -1,35 +1,39 @@
-//! Telling guests where they are, through their topology pages.
+//! What guests are told of where they are, through their topology pages. A guest stays told: where it is not so any more it is as
+//! badly off as one that never learns anything, and no worse.
 
 use std::path::{Path, PathBuf};
 
-use homenode_host::{ActionError, Failure, GuestTopology, Outcome, Told};
+use homenode_host::{Act, ActionError, Failure, Lever, Outcome, Told, VmSample};
 use homenode_machine::Machine;
 use homenode_topology_page::{Facts, LOCAL_DISTANCE, Topology};
 use homenode_units::NodeId;
 
-use super::act::host_error;
-use super::vm::Vm;
-use super::{Acting, LibvirtHost, now};
+use super::{Grip, failed};
 use crate::domain::TOPOLOGY_DEVICE;
+use crate::hands::Hands;
+use crate::host::Acting;
+use crate::journal::Entry;
+use crate::now;
 use crate::topology_server::TopologyServer;
+use crate::vm::Vm;
 
-pub(super) const TELL: &str = "telling its guest where it is";
+const TELL: &str = "telling its guest where it is";
 /// The distance of nodes between which the machine knows none: as far as can be said.
 const FARTHEST: u8 = 255;
 
 /// Who serves topology pages, or why nobody does.
-pub(super) struct Feed {
+pub(crate) struct Pages {
     socket: PathBuf,
     server: Result<TopologyServer, String>,
 }
 
-impl Feed {
-    pub fn open(socket: PathBuf, acting: Acting) -> Feed {
+impl Pages {
+    pub fn open(socket: PathBuf, acting: Acting) -> Pages {
         let server = match acting {
             Acting::DryRun => Err("the agent runs with --dry-run and tells guests nothing".to_owned()),
             Acting::Live => serve(&socket),
         };
-        Feed { socket, server }
+        Pages { socket, server }
     }
 
     /// What the operator should know of an agent that acts and cannot serve.
@@ -42,24 +46,16 @@ impl Feed {
     pub fn take_refusal(&self) -> Option<String> {
         self.server.as_ref().ok()?.take_refusal()
     }
-}
 
-fn serve(socket: &Path) -> Result<TopologyServer, String> {
-    let dir = socket.parent().unwrap_or(Path::new("/"));
-    std::fs::create_dir_all(dir).map_err(|e| format!("cannot make {}: {e}", dir.display()))?;
-    TopologyServer::listen(socket).map_err(|e| e.to_string())
-}
-
-impl LibvirtHost {
     /// Why the guest of a VM cannot be told where it is, if so.
-    pub(super) fn no_feed(&self, vm: &Vm) -> Option<String> {
+    fn why_not(&self, vm: &Vm) -> Option<String> {
         let domain = &vm.domain;
         if domain.cells.len() < 2 {
             return Some(
                 "its guest sees one node; give it virtual nodes (<cpu><numa>, docs/TOPOLOGY.md)".to_owned(),
             );
         }
-        let ours = self.feed.socket.as_path();
+        let ours = self.socket.as_path();
         let Some(theirs) = &domain.topology_socket else {
             return Some(format!(
                 "it has no topology device; put <shmem name='{TOPOLOGY_DEVICE}'> with the server {} into its <devices> \
@@ -73,32 +69,65 @@ impl LibvirtHost {
                 ours.display()
             ));
         }
-        match &self.feed.server {
+        match &self.server {
             Err(why) => Some(why.clone()),
             Ok(server) if server.serves(vm.run.pid) => None,
             Ok(_) => Some("its QEMU has no topology page of this agent's; start it anew".to_owned()),
         }
     }
+}
+
+fn serve(socket: &Path) -> Result<TopologyServer, String> {
+    let dir = socket.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(dir).map_err(|e| format!("cannot make {}: {e}", dir.display()))?;
+    TopologyServer::listen(socket).map_err(|e| e.to_string())
+}
+
+#[derive(Default)]
+struct OfVm {
+    /// What its guest was told last.
+    told: Option<Told>,
+}
+
+pub(super) fn grip(_entry: Option<&Entry>) -> Box<dyn Grip> {
+    Box::new(OfVm::default())
+}
+
+impl Grip for OfVm {
+    fn lever(&self) -> Lever {
+        Lever::Topology
+    }
+
+    fn what(&self, _act: &Act) -> &'static str {
+        TELL
+    }
 
     /// Publishes a version of a guest's page.
-    pub(super) fn tell(&mut self, vm: &mut Vm, topology: &GuestTopology) -> Result<Outcome, ActionError> {
-        let failed = |why: String| Failure::NoFeed { why }.on(&vm.run.name);
-        let server = self.feed.server.as_ref().map_err(|why| failed(why.clone()))?;
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Act::TellTopology { topology } = act else {
+            return Ok(Outcome::Done);
+        };
+        let no_feed = |why: String| Failure::NoFeed { why }.on(&vm.run.name);
+        let server = hands.topology.server.as_ref();
+        let server = server.map_err(|why| no_feed(why.clone()))?;
         let facts = Facts {
             vcpu_pnode: topology.vcpus.clone(),
             vnode_pnode: topology.memory.clone(),
-            distances: distances(&self.machine),
+            distances: distances(&hands.machine),
         };
-        let page = Topology::new(facts).map_err(|e| host_error(vm, TELL, &e.to_string()))?;
-        let sequence = server
-            .publish(vm.run.pid, &page)
-            .map_err(|e| failed(e.to_string()))?;
-        vm.told = Some(Told {
+        let page = Topology::new(facts).map_err(|e| failed(vm, TELL, &e.to_string()))?;
+        let published = server.publish(vm.run.pid, &page);
+        self.told = Some(Told {
             topology: topology.clone(),
             at: now(),
-            sequence,
+            sequence: published.map_err(|e| no_feed(e.to_string()))?,
         });
         Ok(Outcome::Done)
+    }
+
+    fn tell(&mut self, hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
+        sample.no_feed = hands.topology.why_not(vm);
+        sample.told.clone_from(&self.told);
     }
 }
 

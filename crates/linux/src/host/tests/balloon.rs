@@ -1,7 +1,7 @@
 //! Memory of VMs: libvirt's test driver has balloons, which follow at once.
 
 use super::*;
-use crate::journal::Shrink;
+use crate::levers::Shrink;
 use homenode_host::Impossible;
 
 const BALLOON: &str = "<devices><memballoon model='virtio'/></devices>";
@@ -16,8 +16,8 @@ fn give(kib: u64, lease_ns: Ns) -> Action {
 
 /// What libvirt's driver, whose balloons follow at once, says that the VM has, in KiB.
 fn memory_kib(host: &mut LibvirtHost) -> u64 {
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
-    let xml = host.libvirt.xml(&handle).unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    let xml = host.hands.libvirt.xml(&handle).unwrap();
     crate::domain::Domain::parse(&xml).unwrap().memory_current_bytes.0 >> 10
 }
 
@@ -58,7 +58,9 @@ fn memory_is_journalled_set_seen_renewed_and_given_back_to_what_the_operator_had
     let lever = Lever::Memory;
     assert_eq!(commit(&mut host, Act::Lift { lever }.on(vm())), Outcome::Done);
     assert_eq!(memory_kib(&mut host), 48 << 10);
-    assert!(!journal::peek(&tree.root().join("state"))[&vm()].is_in_force());
+    assert!(!levers::is_in_force(
+        &journal::peek(&tree.root().join("state"))[&vm()]
+    ));
 }
 
 #[test]
@@ -72,11 +74,10 @@ fn memory_comes_back_with_its_lease_by_the_guard_and_when_the_agent_stops() {
     host.wait(Ns::from_millis(60));
     assert_eq!(memory_kib(&mut host), 48 << 10, "its lease is over");
     assert_eq!(commit(&mut host, give(32 << 10, LONG)), Outcome::Done);
-    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
-    restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+    guard_undoes(&mut host, &tree);
     assert_eq!(memory_kib(&mut host), 48 << 10, "as the guard does");
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
-    host.libvirt.set_memory(&handle, Bytes(32 << 20)).unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    host.hands.libvirt.set_memory(&handle, Bytes(32 << 20)).unwrap();
     assert_eq!(host.lift_limits(), Vec::<String>::new());
     assert_eq!(memory_kib(&mut host), 48 << 10, "as an agent does that stops");
 }
@@ -87,8 +88,8 @@ fn memory_that_somebody_else_set_is_theirs_and_memory_plugged_in_is_added() {
     let mut host = connect(&tree, Acting::Live);
     assert_eq!(commit(&mut host, give(32 << 10, LONG)), Outcome::Done);
     host.sample().unwrap();
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
-    host.libvirt.set_memory(&handle, Bytes(20 << 20)).unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    host.hands.libvirt.set_memory(&handle, Bytes(20 << 20)).unwrap();
     host.take_notices();
     let theirs = host.sample().unwrap().vms[0].balloon.unwrap();
     assert_eq!((theirs.limit, theirs.maximum), (None, Bytes(20 << 20)));
@@ -103,10 +104,9 @@ fn memory_that_somebody_else_set_is_theirs_and_memory_plugged_in_is_added() {
         20 << 10,
         "nothing of the agent's is in force"
     );
+    // As QEMU has it before 16 MiB are plugged in.
+    host.vms.get_mut(&vm()).unwrap().domain.memory_kib -= 16 << 10;
     assert_eq!(commit(&mut host, give(16 << 10, LONG)), Outcome::Done);
-    // As QEMU has it after 16 MiB were plugged in.
-    let known = host.vms.get_mut(&vm()).unwrap();
-    known.shrunk.as_mut().unwrap().memory_kib -= 16 << 10;
     let plugged = host.sample().unwrap().vms[0].balloon.unwrap();
     let more = Bytes(16 << 20);
     assert_eq!(

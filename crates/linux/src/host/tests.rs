@@ -10,7 +10,7 @@ mod home;
 
 use super::*;
 use crate::fake::{Tree, machine};
-use crate::journal::{Quotas, Watched};
+use crate::levers::{Quotas, Watched};
 use crate::task::tests::{stat, write_thread};
 
 const UUID: &str = "6695eb01-f6a4-8304-79aa-97f2502e193f";
@@ -78,6 +78,15 @@ fn plan(version: Version, action: Action) -> Plan {
     plan
 }
 
+/// What the guard does after an agent whose journal is this host's; the host's own stays as it is.
+fn guard_undoes(host: &mut LibvirtHost, tree: &Tree) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(tree.root().join("state/journal"), dir.path().join("journal")).unwrap();
+    let mut journal = Journal::open(dir.path()).unwrap();
+    levers::undo(&mut host.hands.libvirt, tree.root(), &mut journal, vm()).unwrap();
+    assert_eq!(levers::in_force(&journal), []);
+}
+
 fn pin(vcpus: &[u16], to: &str) -> Action {
     Act::PinVcpus {
         vcpus: vcpus.to_vec(),
@@ -87,8 +96,8 @@ fn pin(vcpus: &[u16], to: &str) -> Action {
 }
 
 fn pinned_in_xml(host: &mut LibvirtHost) -> BTreeMap<u16, CpuSet> {
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
-    let xml = host.libvirt.xml(&handle).unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    let xml = host.hands.libvirt.xml(&handle).unwrap();
     crate::domain::Domain::parse(&xml).unwrap().vcpu_pins
 }
 
@@ -164,15 +173,15 @@ fn what_someone_else_pins_makes_plans_stale_and_is_respected() {
         other => panic!("{other:?}"),
     }
     assert_eq!(pinned_in_xml(&mut host), BTreeMap::new());
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
-    host.libvirt.pin_vcpu(&handle, 1, &cpus("1")).unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("1")).unwrap();
     host.take_notices();
     let after = host.sample().unwrap();
     assert!(after.version > version);
     assert_eq!(after.vms[0].settings.pinned_vcpus, [1]);
     assert!(host.take_notices().iter().any(|n| n.contains("by someone else")));
     assert_eq!(host.take_notices(), Vec::<String>::new(), "said once");
-    host.libvirt.pin_vcpu(&handle, 1, &cpus("0-3")).unwrap();
+    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0-3")).unwrap();
     write_thread(&tree, PID, 42, "CPU 1/KVM", "0-3");
     assert_eq!(
         host.sample().unwrap().vms[0].settings.pinned_vcpus,
@@ -203,7 +212,7 @@ fn an_agents_own_pins_survive_its_restart_and_are_not_taken_for_the_operators() 
     );
     let mut second = connect(&tree, Acting::Live);
     assert_eq!(second.sample().unwrap().vms[0].settings.pinned_vcpus, [1]);
-    assert_eq!(second.vms[&vm()].ours[&0], cpus("0"));
+    assert_eq!(second.vms[&vm()].pins.ours[&0], cpus("0"));
     let pins = [(0, cpus("0"))].into();
     assert_eq!(
         second.carried_over(),
@@ -316,7 +325,7 @@ fn a_paused_vm_keeps_its_pages_until_it_runs_again() {
     let tree = host("");
     let mut host = connect(&tree, Acting::Live);
     assert_eq!(host.sample().unwrap().vms[0].immovable, None);
-    let handle = host.libvirt.find(UUID).unwrap().unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
     handle.suspend().unwrap();
     let seen = host.sample().unwrap();
     assert_eq!(seen.vms[0].immovable, Some(homenode_host::Immovable::Paused));
@@ -383,7 +392,7 @@ fn host_with_groups(cpu_max: &str) -> Tree {
 /// Connects, and lets quotas reach the cgroups, as a real libvirt would.
 fn connect_with_quotas(tree: &Tree) -> LibvirtHost {
     let mut host = connect(tree, Acting::Live);
-    host.libvirt.quota_groups = (0..2)
+    host.hands.libvirt.quota_groups = (0..2)
         .map(|index| tree.root().join(format!("sys/fs/cgroup/machine/one/vcpu{index}")))
         .collect();
     host
@@ -508,9 +517,8 @@ fn a_quota_that_somebody_else_changed_is_theirs() {
     );
     // Nor does a guard lift it that finds it after the agent's death.
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
-    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
     theirs(&tree);
-    restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+    guard_undoes(&mut host, &tree);
     assert_eq!(cpu_max(&tree)[0], "70000 100000");
 }
 
@@ -526,10 +534,9 @@ fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_whil
         (seen.vms[0].vcpus[0].quota, seen.vms[0].settings.quota),
         (Some(quota(3, 30)), None)
     );
-    let until = second.vms[&vm()].held.unwrap().until;
-    assert!(until <= now() + lease::CARRIED_LEASE && until > now());
-    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
-    restore_vm(&mut second.libvirt, tree.root(), &step).unwrap();
+    let carried = &second.vms[&vm()];
+    assert!(!carried.has_leases_over(now()) && carried.has_leases_over(now() + levers::CARRIED_LEASE));
+    guard_undoes(&mut second, &tree);
     assert_eq!(cpu_max(&tree)[0], "max 100000");
 }
 
@@ -542,15 +549,15 @@ fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
             let mut host = connect_with_quotas(&tree);
             assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
             assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
-            let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
-            assert_eq!(step.quotas.unwrap().before, quota_before);
+            let journalled = journal::peek(&tree.root().join("state"))[&vm()].get::<Quotas>();
+            assert_eq!(journalled.unwrap().before, quota_before);
             for index in 0..2 {
                 tree.write(
                     &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
                     &format!("{found}\n"),
                 );
             }
-            restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+            guard_undoes(&mut host, &tree);
             assert_eq!(cpu_max(&tree)[0], before, "found {found}");
             drop(host);
             // Nor does a successor take it for somebody else's.
@@ -581,8 +588,7 @@ fn a_libvirt_that_died_with_the_agent_leaves_nobody_throttled() {
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     let second = "sys/fs/cgroup/machine/one/vcpu1/cpu.max";
     tree.write(second, "max 100000\n");
-    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
-    restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+    guard_undoes(&mut host, &tree);
     assert_eq!(cpu_max(&tree), ["max 100000", "max 100000"]);
     drop(host);
     tree.write("sys/fs/cgroup/machine/one/vcpu0/cpu.max", "3000 30000\n");
@@ -656,9 +662,8 @@ fn a_vm_is_confined_renewed_and_freed_by_lift_lease_guard_and_its_end() {
     host.wait(Ns::from_millis(60));
     assert!(!group.exists(), "its lease is over");
     assert_eq!(commit(&mut host, confine(LONG)), Outcome::Done);
-    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
     empty(&tree, vm());
-    restore_vm(&mut host.libvirt, tree.root(), &step).unwrap();
+    guard_undoes(&mut host, &tree);
     assert!(!group.exists(), "as the guard does");
     assert_eq!(commit(&mut host, confine(LONG)), Outcome::Done);
     empty(&tree, vm());
@@ -688,7 +693,8 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
     let mut host = connect(&tree, Acting::Live);
     let outcome = commit(&mut host, watch(LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::NoCarrier { why, .. }, .. }) if why.contains("clear_refs") && why.contains("damon")),
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::NoCarrier { why, .. }, .. })
+            if why.contains("clear_refs") && why.contains("damon")),
         "{outcome:?}"
     );
     tree.write("proc/self/clear_refs", "");
@@ -773,9 +779,8 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
         std::fs::write(path, text).unwrap();
     }
     std::fs::write(tree.root().join("state/journal"), &journal_bytes).unwrap();
-    let step = journal::peek(&tree.root().join("state"))[&vm()].undo();
     let mut successor = connect(&tree, Acting::Live);
-    restore_vm(&mut successor.libvirt, tree.root(), &step).unwrap();
+    guard_undoes(&mut successor, &tree);
     assert!(!is_on(), "as the guard does");
     for (path, text) in &files {
         std::fs::write(path, text).unwrap();

@@ -9,16 +9,7 @@
 //!   commit ─ Plan::check ─ as sampled? ─ journal ─ act ─ read back ─▶ Receipt
 //! ```
 
-mod act;
-mod balloon;
-mod confine;
-mod connection;
-mod feed;
-mod home;
-mod lease;
-mod quota;
-mod vm;
-mod watching;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -27,27 +18,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use homenode_host::{
-    ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, NodeSample, Outcome, Plan,
-    Receipt, Refusal, Sample, Setting, Version, VmSettings,
+    Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Lever, Limit, Management,
+    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
-use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, Migration, NodeMap, NodeSet, Ns, Placing, VmId};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
 
 use crate::attribution::{Attribution, Sampler};
-use crate::carriers::damon::Damon;
 use crate::cgroup::Hierarchy;
-use crate::confine::Confiner;
-use crate::domain::Domain;
-use crate::journal::{self, Journal, JournalError, Lock, Moving, Pins, StatsPeriod, Undo};
+use crate::hands::Hands;
+use crate::journal::{self, Journal, JournalError, Lock};
+use crate::levers::{self, Home, Moving, Pins, topology};
+use crate::libvirt::{CallError, Libvirt};
 use crate::perf::Perf;
 use crate::read::ReadError;
 use crate::resctrl::Resctrl;
 use crate::uncore::{self, Uncore};
+use crate::vm::Vm;
 use crate::{carriers, meminfo, memory_blocks, modelled_pmu, proc_stat, read, task};
-
-use connection::{CallError, Libvirt};
-use feed::Feed;
-use vm::Vm;
 
 /// Where an agent serves topology pages.
 pub const TOPOLOGY_SOCKET: &str = "/run/homenode/topology.sock";
@@ -153,20 +141,11 @@ type Fingerprint = BTreeMap<
     ),
 >;
 
-/// Where plans are written down before they are carried out.
-struct Acts {
-    journal: Journal,
-    _lock: Lock,
-}
-
 /// A host whose VMs libvirt runs under KVM.
 pub struct LibvirtHost {
-    machine: Machine,
-    root: PathBuf,
-    stop: Arc<AtomicBool>,
-    libvirt: Libvirt,
-    /// Absent in a dry run.
-    acts: Option<Acts>,
+    hands: Hands,
+    /// Held as long as the journal is this agent's.
+    _lock: Option<Lock>,
     /// What was in force when this agent started.
     carried: BTreeMap<VmId, journal::Entry>,
     cgroups: Hierarchy,
@@ -175,17 +154,12 @@ pub struct LibvirtHost {
     modelled: Option<Attribution>,
     uncore: Uncore,
     resctrl: Option<Resctrl>,
-    feed: Feed,
     vms: BTreeMap<VmId, Vm>,
     busy: BTreeMap<CpuId, Ns>,
     fingerprint: Fingerprint,
     last: Sample,
-    said: BTreeSet<String>,
-    notices: Vec<String>,
 }
 
-/// Notices that are remembered in order to be said once.
-const SAID_MAX: usize = 4096;
 /// How long a new agent waits for a guard that is just undoing.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -217,14 +191,14 @@ impl LibvirtHost {
         let libvirt = Libvirt::open(uri)?;
         let cgroups = Hierarchy::read(&root)?;
         let mut notices = Vec::new();
-        let (acts, carried) = match acting {
-            Acting::DryRun => (None, journal::peek(&state_dir)),
+        let (journal, lock, carried) = match acting {
+            Acting::DryRun => (None, None, journal::peek(&state_dir)),
             Acting::Live => {
                 let lock = Lock::take(&state_dir, LOCK_PATIENCE)?;
                 let mut journal = Journal::open(&state_dir)?;
                 notices.append(&mut journal.warnings);
                 let carried = journal.entries().clone();
-                (Some(Acts { journal, _lock: lock }), carried)
+                (Some(journal), Some(lock), carried)
             }
         };
         raise_file_limit();
@@ -255,34 +229,32 @@ impl LibvirtHost {
             };
             Attribution::new(page, clock_hz, sampler)
         });
-        let feed = Feed::open(topology_socket, acting);
-        notices.extend(feed.trouble(acting));
+        let pages = topology::Pages::open(topology_socket, acting);
+        notices.extend(pages.trouble(acting));
+        let mut hands = Hands::new(libvirt, journal, root, machine, stop, pages);
+        for notice in notices {
+            hands.notice(notice);
+        }
         Ok(LibvirtHost {
-            machine,
-            root,
-            stop,
-            libvirt,
-            acts,
+            hands,
+            _lock: lock,
             carried,
             cgroups,
             perf: Perf::new(&cpuinfo),
             modelled,
             uncore,
             resctrl,
-            feed,
             vms: BTreeMap::new(),
             busy: BTreeMap::new(),
             fingerprint: Fingerprint::new(),
             last: Sample::default(),
-            said: BTreeSet::new(),
-            notices,
         })
     }
 
     /// What the operator should know and no sample carries: missing counters, broken settings, changes made by
     /// someone else. Each is given once.
     pub fn take_notices(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.notices)
+        self.hands.take_notices()
     }
 
     /// Homes, pins and unfinished moves that an earlier agent left, of VMs that still run.
@@ -290,11 +262,11 @@ impl LibvirtHost {
         let in_force = self
             .carried
             .iter()
-            .filter(|(_, e)| e.is_in_force() || e.get::<Moving>().is_some());
-        let alive = in_force.filter(|(_, e)| task::is_alive(&self.root, e.process()));
+            .filter(|(_, e)| levers::is_in_force(e) || e.get::<Moving>().is_some());
+        let alive = in_force.filter(|(_, e)| task::is_alive(&self.hands.root, e.process()));
         let carried = alive.map(|(&vm, e)| CarriedOver {
             vm,
-            home: e.get().map(|journal::Home(nodes)| nodes),
+            home: e.get().map(|Home(nodes)| nodes),
             pins: e.get::<Pins>().unwrap_or_default().0,
             moving: e.get().map(|Moving(to)| to),
         });
@@ -303,21 +275,47 @@ impl LibvirtHost {
 
     /// Restores every VM that was touched, as the guard would; what cannot be restored is said and stays journalled.
     pub fn restore(&mut self) -> Vec<String> {
-        let Some(acts) = &mut self.acts else {
-            return Vec::new();
-        };
         // Threads that watch end before what they watch with is taken down.
         self.vms.clear();
+        let Hands {
+            libvirt,
+            journal: Some(journal),
+            root,
+            ..
+        } = &mut self.hands
+        else {
+            return Vec::new();
+        };
         let mut failures = Vec::new();
-        for step in acts.journal.undo() {
-            let undone = restore_vm(&mut self.libvirt, &self.root, &step);
-            let vm = step.run.vm;
-            match undone.and_then(|()| acts.journal.clear_all(vm).map_err(|e| e.to_string())) {
+        for vm in levers::in_force(journal) {
+            let name = journal
+                .entry(vm)
+                .map(|entry| entry.run.name.clone())
+                .unwrap_or_default();
+            match levers::undo(libvirt, root, journal, vm) {
                 Ok(()) => drop(self.carried.remove(&vm)),
-                Err(cause) => failures.push(format!("VM {} could not be restored: {cause}", step.run.name)),
+                Err(cause) => failures.push(format!("VM {name} could not be restored: {cause}")),
             }
         }
         failures
+    }
+
+    /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. What cannot be lifted is
+    /// said and stays journalled.
+    pub fn lift_limits(&mut self) -> Vec<String> {
+        let failures = self
+            .vms
+            .values_mut()
+            .flat_map(|vm| vm.lift_limits(&mut self.hands));
+        failures.map(|error| error.to_string()).collect()
+    }
+
+    /// Lifts the limits whose leases are over.
+    fn end_leases(&mut self) {
+        let at = now();
+        for vm in self.vms.values_mut().filter(|vm| vm.has_leases_over(at)) {
+            vm.end_leases(&mut self.hands, at);
+        }
     }
 
     /// The modelled PMU, where it stands in for one.
@@ -333,24 +331,18 @@ impl LibvirtHost {
         }
     }
 
-    fn notice(&mut self, text: String) {
-        if self.said.len() < SAID_MAX && self.said.insert(text.clone()) {
-            self.notices.push(text);
-        }
-    }
-
     /// Looks at every running domain, and forgets those that ended.
     fn sample_vms(&mut self, at: Ns) -> Result<Vec<homenode_host::VmSample>, HostError> {
-        let domains = match self.libvirt.list() {
+        let domains = match self.hands.libvirt.list() {
             Ok(domains) => domains,
-            Err(error) => return Err(self.libvirt.unreachable(error.cause())),
+            Err(error) => return Err(self.hands.libvirt.unreachable(error.cause())),
         };
         let mut samples = Vec::with_capacity(domains.len());
         let mut seen = BTreeSet::new();
         for handle in domains {
-            let xml = match self.libvirt.xml(&handle) {
+            let xml = match self.hands.libvirt.xml(&handle) {
                 Ok(xml) => xml,
-                Err(CallError::Lost(cause)) => return Err(self.libvirt.unreachable(&cause)),
+                Err(CallError::Lost(cause)) => return Err(self.hands.libvirt.unreachable(&cause)),
                 Err(CallError::Refused(_)) => continue, // it ended since it was listed
             };
             match self.watch(handle, xml, at) {
@@ -359,7 +351,7 @@ impl LibvirtHost {
                     samples.push(sample);
                 }
                 Ok(None) => {}
-                Err(text) => self.notice(text),
+                Err(text) => self.hands.notice(text),
             }
         }
         samples.sort_by_key(|vm| vm.id);
@@ -378,40 +370,36 @@ impl LibvirtHost {
 
     /// Drops VMs from the journal whose QEMU ended. A VM that libvirt merely does not list (it is restarting) stays.
     fn forget_ended(&mut self) {
-        let Some(acts) = &mut self.acts else { return };
-        let over = acts
-            .journal
-            .entries()
-            .iter()
-            .filter(|(_, e)| !task::is_alive(&self.root, e.process()));
+        let Hands {
+            libvirt,
+            journal: Some(journal),
+            root,
+            ..
+        } = &mut self.hands
+        else {
+            return;
+        };
+        let over = journal.entries().iter();
+        let over = over.filter(|(_, e)| !task::is_alive(root, e.process()));
         let over: Vec<VmId> = over.map(|(vm, _)| *vm).collect();
+        let mut notices = Vec::new();
         for vm in over {
             self.carried.remove(&vm);
-            let entry = acts.journal.entry(vm);
-            if entry.is_some_and(|entry| entry.get::<journal::Confined>().is_some())
-                && let Err(error) = Confiner::new(&self.root).release(vm)
-            {
-                self.notices.push(error.to_string());
-            }
-            if let Some(pid) = entry
-                .filter(|entry| entry.get::<journal::Watched>().is_some())
-                .map(|entry| entry.run.pid)
-                && let Err(error) = Damon::new(&self.root).end(pid)
-            {
-                self.notices.push(error.to_string());
-            }
-            if let Err(error) = acts.journal.forget(vm) {
-                self.notices.push(error.to_string());
-                return;
-            }
+            // What outlives a VM.
+            notices.extend(levers::undo(libvirt, root, journal, vm).err());
+            notices.extend(journal.forget(vm).err().map(|e| e.to_string()));
+        }
+        for notice in notices {
+            self.hands.notice(notice);
         }
     }
 
     fn sample_cpus(&mut self) -> Result<Vec<CpuSample>, HostError> {
-        self.busy.extend(proc_stat::read(&self.root)?);
+        self.busy.extend(proc_stat::read(&self.hands.root)?);
         // A CPU that went offline keeps what it had: the list of CPUs does not change while the host value lives.
         let busy = |id: CpuId| self.busy.get(&id).copied().unwrap_or_default();
         Ok(self
+            .hands
             .machine
             .cpus
             .iter()
@@ -434,7 +422,7 @@ impl LibvirtHost {
                 }
             }
             if let Some(note) = resctrl.note.clone() {
-                self.notice(note);
+                self.hands.notice(note);
             }
         }
         if traffic.is_empty()
@@ -443,8 +431,8 @@ impl LibvirtHost {
             traffic = model.traffic();
         }
         let mut nodes = NodeMap::new();
-        for node in self.machine.node_set().iter() {
-            let memory = meminfo::read(&self.root, node)?;
+        for node in self.hands.machine.node_set().iter() {
+            let memory = meminfo::read(&self.hands.root, node)?;
             nodes.insert(
                 node,
                 NodeSample {
@@ -473,17 +461,114 @@ impl LibvirtHost {
         }
         self.last.version
     }
+
+    /// Refuses a plan whose VMs someone else pinned or gave a quota since the sample.
+    fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
+        let usable = self.hands.machine.cpu_set();
+        for decision in &plan.decisions {
+            let Some(vm) = self.vms.get(&decision.action.vm) else {
+                continue;
+            };
+            let Some(sampled) = self.last.vm(vm.run.vm) else {
+                continue;
+            };
+            for vcpu in &sampled.vcpus {
+                let Some(thread) = vm.vcpu_thread(vcpu.index) else {
+                    continue;
+                };
+                // A thread that cannot be read has ended; then acting fails and says so.
+                let Ok(Some(affinity)) = task::affinity(&self.hands.root, vm.run.pid, thread.tid) else {
+                    continue;
+                };
+                // As with quotas that cannot be read.
+                let quota = vm.group(thread.tid).and_then(|group| group.max().ok()?);
+                let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
+                if affinity.intersection(&usable) != vcpu.affinity || !same_quota {
+                    let planned = self.last.version;
+                    let current = Version(planned.0 + 1);
+                    self.last.version = current;
+                    return Err(Refusal::Stale { planned, current });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After acting: what the sample said of affinities and quotas is brought up to date, with a new version if it changed.
+    fn take_in_changes(&mut self, touched: &BTreeSet<VmId>) {
+        let usable = self.hands.machine.cpu_set();
+        let mut has_changed = false;
+        for sampled in self.last.vms.iter_mut().filter(|vm| touched.contains(&vm.id)) {
+            let Some(vm) = self.vms.get(&sampled.id) else {
+                continue;
+            };
+            for vcpu in &mut sampled.vcpus {
+                let Some(thread) = vm.vcpu_thread(vcpu.index) else {
+                    continue;
+                };
+                let Ok(Some(affinity)) = task::affinity(&self.hands.root, vm.run.pid, thread.tid) else {
+                    continue;
+                };
+                let affinity = affinity.intersection(&usable);
+                has_changed |= affinity != vcpu.affinity;
+                vcpu.affinity = affinity;
+                if let Some(max) = vm.group(thread.tid).and_then(|group| group.max().ok()?) {
+                    has_changed |= max.quota() != vcpu.quota;
+                    vcpu.quota = max.quota();
+                }
+            }
+            if let Some(balloon) = &mut sampled.balloon {
+                let limit = match vm.limit(Lever::Memory) {
+                    Some(Limit::Memory(limit)) => Some(limit),
+                    _ => None,
+                };
+                has_changed |= limit != balloon.limit;
+                balloon.limit = limit;
+            }
+            if let Some((_, affinities, limit, _)) = self.fingerprint.get_mut(&sampled.id) {
+                *limit = sampled.balloon.and_then(|balloon| balloon.limit);
+                *affinities = sampled
+                    .vcpus
+                    .iter()
+                    .map(|v| (v.index, v.affinity.clone(), v.quota))
+                    .collect();
+            }
+        }
+        if has_changed {
+            self.last.version = Version(self.last.version.0 + 1);
+        }
+    }
+
+    /// Carries out one action.
+    fn act(&mut self, action: &Action) -> Result<Outcome, ActionError> {
+        let sampled = self.last.vm(action.vm);
+        let name = sampled.map(|vm| vm.name.clone()).unwrap_or_default();
+        let is_ignored = sampled.is_some_and(|vm| vm.settings.management == Management::Ignored);
+        let Some(vm) = self.vms.get_mut(&action.vm) else {
+            return Err(Failure::VmGone.on(&name));
+        };
+        if is_ignored {
+            let cause = "its operator opted it out; the agent only watches it";
+            return Err(levers::failed(vm, vm.what(&action.act), cause));
+        }
+        let result = vm.act(&mut self.hands, &action.act);
+        // Whatever went wrong: if the VM has ended, that is the reason.
+        match task::is_alive(&self.hands.root, vm.run.process()) {
+            true => result,
+            false => Err(Failure::VmGone.on(&name)),
+        }
+    }
 }
 
 impl Host for LibvirtHost {
     fn machine(&self) -> &Machine {
-        &self.machine
+        &self.hands.machine
     }
 
     fn wait(&mut self, period: Ns) {
         let slice = Ns::from_millis(50);
         let end = now() + period;
-        while now() < end && !self.stop.load(Ordering::Relaxed) {
+        while now() < end && !self.hands.stop.load(Ordering::Relaxed) {
             let rest = end.saturating_sub(now()).min(slice);
             std::thread::sleep(Duration::from_nanos(rest.0));
             self.end_leases();
@@ -507,15 +592,17 @@ impl Host for LibvirtHost {
             } else {
                 "LLC miss rates of VMs are unknown"
             };
-            self.notice(format!("no hardware counters: {why}; {instead}"));
+            self.hands
+                .notice(format!("no hardware counters: {why}; {instead}"));
         }
-        if let Some(refusal) = self.feed.take_refusal() {
-            self.notice(refusal);
+        if let Some(refusal) = self.hands.topology.take_refusal() {
+            self.hands.notice(refusal);
         }
         if let Some(note) = self.perf.note() {
-            self.notice(note.to_owned());
+            self.hands.notice(note.to_owned());
         }
         let version = self.version_of(&vms);
+        self.hands.no_page_uses = self.no_page_uses();
         self.last = Sample {
             at,
             version,
@@ -523,19 +610,19 @@ impl Host for LibvirtHost {
             cpus,
             nodes,
             links,
-            no_page_uses: self.no_page_uses(),
-            carriers: carriers::choices(&self.root, carriers::Runs::Kvm),
+            no_page_uses: self.hands.no_page_uses.clone(),
+            carriers: carriers::choices(&self.hands.root, carriers::Runs::Kvm),
             vms,
         };
         Ok(self.last.clone())
     }
 
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
-        plan.check(&self.machine, &self.last)?;
+        plan.check(&self.hands.machine, &self.last)?;
         self.refuse_changed(plan)?;
         let mut outcomes = Vec::with_capacity(plan.decisions.len());
         for decision in &plan.decisions {
-            outcomes.push(match self.acts {
+            outcomes.push(match self.hands.journal {
                 Some(_) => self.act(&decision.action).unwrap_or_else(Outcome::Failed),
                 None => Outcome::DryRun,
             });
@@ -557,102 +644,33 @@ impl Host for LibvirtHost {
             let what = format!("setting the {}", setting.name());
             Failure::Host { what, cause }.on(&name)
         };
-        if self.acts.is_none() {
+        if self.hands.journal.is_none() {
             return Err(failed(
                 "this agent runs with --dry-run and touches nothing".into(),
             ));
         }
         if let Setting::MemoryPolicy(Some(policy)) = setting {
-            memory_policy_is_possible(&name, policy, self.no_page_uses().as_deref())?;
+            levers::memory_policy_is_possible(&self.hands, &name, policy)?;
         }
         let element = match &known.domain.settings {
             Ok(said) => said.with(setting),
             Err(why) => return Err(failed(format!("its homenode metadata is wrong: {why}"))),
         };
         let handle = known.handle.clone();
-        self.libvirt
+        self.hands
+            .libvirt
             .set_metadata(&handle, element.as_deref())
             .map_err(|e| failed(e.cause().to_owned()))
     }
 }
 
-/// Restores one VM for the guard. `Ok` also when that run of the VM is over.
+/// Restores one VM for the guard, and clears it in the journal. `Ok` also when that run of the VM is over.
 ///
 /// # Errors
 /// When libvirt does not answer or refuses; worth another try.
-pub fn undo(uri: &str, root: &Path, step: &Undo) -> Result<(), String> {
+pub fn undo(uri: &str, root: &Path, journal: &mut Journal, vm: VmId) -> Result<(), String> {
     let mut libvirt = Libvirt::open(uri).map_err(|e| e.to_string())?;
-    restore_vm(&mut libvirt, root, step)
-}
-
-fn restore_vm(libvirt: &mut Libvirt, root: &Path, step: &Undo) -> Result<(), String> {
-    let over = || !task::is_alive(root, step.run.process());
-    if step.is_watched {
-        // DAMON outlives the VM that it watched.
-        Damon::new(root).end(step.run.pid).map_err(|e| e.to_string())?;
-    }
-    if step.is_confined {
-        // A group outlives the VM whose it was.
-        Confiner::new(root)
-            .release(step.run.vm)
-            .map_err(|e| e.to_string())?;
-    }
-    if over() {
-        return Ok(());
-    }
-    let said = |e: CallError| e.cause().to_owned();
-    let found = libvirt.find(&step.run.vm.to_string()).map_err(said)?;
-    let Some(domain) = found.filter(|domain| domain.id() == Some(step.run.runtime_id)) else {
-        return if over() {
-            Ok(())
-        } else {
-            Err("its QEMU runs and libvirt does not list it".into())
-        };
-    };
-    let mut failures = Vec::new();
-    let mut note = |what: String, result: Result<(), CallError>| {
-        failures.extend(result.err().map(|e| format!("{what}: {}", e.cause())));
-    };
-    for (&index, cpus) in step.vcpus.iter().filter(|(_, cpus)| !cpus.is_empty()) {
-        note(format!("vCPU {index}"), libvirt.pin_vcpu(&domain, index, cpus));
-    }
-    for cpus in step.emulator.iter().filter(|cpus| !cpus.is_empty()) {
-        note("emulator".into(), libvirt.pin_emulator(&domain, cpus));
-    }
-    for (&id, cpus) in step.iothreads.iter().filter(|(_, cpus)| !cpus.is_empty()) {
-        note(
-            format!("I/O thread {id}"),
-            libvirt.pin_iothread(&domain, id, cpus),
-        );
-    }
-    if let Some(quotas) = step.quotas {
-        // What somebody else set meanwhile is left alone.
-        let seen = quota::of_process(root, step.run.process());
-        if seen.is_ok_and(|seen| quotas.is_left_in(seen)) {
-            note("CPU quota".into(), libvirt.lift(&domain, quotas.before));
-        }
-    }
-    if let Some(shrink) = step.shrunk {
-        // Somebody who gave it more meanwhile wants it so.
-        let current = libvirt.xml(&domain).ok().and_then(|xml| Domain::parse(&xml).ok());
-        if current.is_none_or(|domain| domain.memory_current_bytes < shrink.before) {
-            note("memory".into(), libvirt.set_memory(&domain, shrink.before));
-        }
-    }
-    if let Some(StatsPeriod { before_s }) = step.stats_period {
-        note(
-            "memory statistics".into(),
-            libvirt.set_stats_period(&domain, before_s),
-        );
-    }
-    if let Some(nodes) = &step.nodes {
-        note("memory nodes".into(), libvirt.set_memory_nodes(&domain, nodes));
-    }
-    if failures.is_empty() || over() {
-        Ok(())
-    } else {
-        Err(failures.join("; "))
-    }
+    levers::undo(&mut libvirt, root, journal, vm)
 }
 
 /// Why nobody is known to use a page on hosts of hardware: what was never run is not written.
@@ -661,40 +679,6 @@ const NO_PAGE_USES: &str = "which node uses a page is not sampled here: that tak
 /// Why nobody is, where a model could say it.
 const NO_BLOCKS: &str =
     "the kernel does not say which frames lie on which node (no memory blocks in /sys/devices/system/memory)";
-
-/// What this host can have of memory policies. Linux places a page where it is touched first; spreading and moving are the
-/// agent's.
-fn memory_policy_is_possible(
-    name: &str,
-    policy: MemoryPolicy,
-    no_page_uses: Option<&str>,
-) -> Result<(), ActionError> {
-    let why = match policy {
-        MemoryPolicy {
-            placing: Placing::Round1g,
-            ..
-        } => {
-            "it deals out memory when a VM is created, which on this host is the kernel's to do; use round-4k"
-        }
-        MemoryPolicy {
-            migration: Migration::Carrefour,
-            ..
-        } => match no_page_uses {
-            Some(why) => why,
-            None => return Ok(()),
-        },
-        MemoryPolicy {
-            migration: Migration::AutoNuma,
-            ..
-        } => "the kernel balances all processes or none; set the sysctl kernel.numa_balancing instead",
-        MemoryPolicy {
-            migration: Migration::None,
-            ..
-        } => return Ok(()),
-    };
-    let why = why.to_owned();
-    Err(Failure::MemoryPolicy { policy, why }.on(name))
-}
 
 /// The monotonic clock: what [`Sample::at`] says of a real host.
 pub fn now() -> Ns {

@@ -10,13 +10,13 @@ use virt::domain::{
 use virt::enumutil::Enum;
 use virt::sys;
 
-use super::ConnectError;
 use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
 use crate::domain::NAMESPACE;
+use crate::host::ConnectError;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum CallError {
+pub(crate) enum CallError {
     /// libvirt itself does not answer.
     Lost(String),
     /// libvirt said no; where the domain has ended, that is why.
@@ -33,7 +33,7 @@ impl CallError {
 
 /// A connection that is made anew after libvirt was away.
 #[derive(Debug)]
-pub(super) struct Libvirt {
+pub(crate) struct Libvirt {
     uri: String,
     /// Flags of calls that change a running domain and nothing else.
     live: u32,
@@ -49,7 +49,7 @@ pub(super) struct Libvirt {
 /// Handmade threads that do as they are told for so many calls; then libvirt refuses.
 #[cfg(test)]
 #[derive(Debug)]
-pub(super) struct Obedient {
+pub(crate) struct Obedient {
     /// Their folder.
     pub task: std::path::PathBuf,
     /// Main thread; the vCPUs follow.

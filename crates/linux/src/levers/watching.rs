@@ -6,24 +6,31 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use homenode_host::observed::{Carrier, Found, Observed};
-use homenode_host::{ActionError, Failure, Outcome};
+use homenode_host::{Act, ActionError, Failure, Lever, Outcome, VmSample};
 use homenode_units::{Ns, Pages};
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
-use super::act::host_error;
-use super::vm::Vm;
-use super::{LibvirtHost, now};
+use super::{After, Grip, failed};
 use crate::carriers::damon::Damon;
 use crate::carriers::{self, CarrierError, Look, Runs, Sight, Target};
-use crate::journal::Watched;
-use crate::task;
+use crate::hands::Hands;
+use crate::journal::{Entry, Written};
+use crate::vm::Vm;
+use crate::{now, task};
 
-/// What watching is called in errors.
-pub(super) const WATCH: &str = "watching its memory";
+/// DAMON watches the VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watched {}
+
+impl Written for Watched {
+    const KEY: &'static str = "watching";
+}
+
+const WATCH: &str = "watching its memory";
 
 /// A watch in force. It ends when dropped.
-pub(super) struct Watching {
-    pub until: Ns,
+struct Watching {
     window: Ns,
     carrier: Carrier,
     target: Target,
@@ -51,7 +58,7 @@ impl Drop for Watching {
 }
 
 impl Watching {
-    fn begin(look: Box<dyn Look>, target: Target, window: Ns, until: Ns) -> Watching {
+    fn begin(look: Box<dyn Look>, target: Target, window: Ns) -> Watching {
         let latest = Arc::new(Mutex::new(Latest::default()));
         let (go_on, stop) = channel();
         let carrier = look.carrier();
@@ -62,7 +69,6 @@ impl Watching {
             }
         });
         Watching {
-            until,
             window,
             carrier,
             target,
@@ -138,31 +144,49 @@ fn cpu_time() -> Ns {
     Ns(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-impl LibvirtHost {
-    /// Watches a VM's memory until the lease is over.
-    pub(super) fn watch_memory(
-        &mut self,
-        vm: &mut Vm,
-        window: Ns,
-        lease: Ns,
-    ) -> Result<Outcome, ActionError> {
-        let until = Ns(now().0.saturating_add(lease.0));
-        let target = self.target(vm)?;
-        if let Some(watching) = &mut vm.watching
-            && watching.failed().is_none()
-            && (watching.window, &watching.target) == (window, &target)
-        {
-            watching.until = until;
-            return Ok(Outcome::Renewed);
-        }
-        self.unwatch(vm)?;
+struct OfVm {
+    /// Whether DAMON, which outlives agent and VM, is at work.
+    has_damon: bool,
+    watching: Option<Watching>,
+}
+
+pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+    Box::new(OfVm {
+        has_damon: entry.and_then(Entry::get::<Watched>).is_some(),
+        watching: None,
+    })
+}
+
+impl Grip for OfVm {
+    fn lever(&self) -> Lever {
+        Lever::Watching
+    }
+
+    fn what(&self, _act: &Act) -> &'static str {
+        WATCH
+    }
+
+    fn holds(&self, hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
+        let (Act::Watch { window_ns, .. }, Some(watching)) = (act, &self.watching) else {
+            return Ok(false);
+        };
+        let same = watching.window == *window_ns && watching.target == target(hands, vm)?;
+        Ok(same && watching.failed().is_none())
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Act::Watch { window_ns, .. } = *act else {
+            return Ok(Outcome::Done);
+        };
+        let target = target(hands, vm)?;
+        self.lift(hands, vm)?;
         let mut reasons = Vec::new();
-        for choice in carriers::choices(&self.root, target.runs) {
+        for choice in carriers::choices(&hands.root, target.runs) {
             let why = match choice.why_not {
                 Some(why) => why,
-                None => match self.look(vm, choice.carrier, &target, window)? {
+                None => match self.look(hands, vm, choice.carrier, &target, window_ns)? {
                     Ok(look) => {
-                        vm.watching = Some(Watching::begin(look, target, window, until));
+                        self.watching = Some(Watching::begin(look, target, window_ns));
                         return Ok(Outcome::Done);
                     }
                     Err(error) => error.to_string(),
@@ -174,9 +198,54 @@ impl LibvirtHost {
         Err(Failure::NoCarrier { why }.on(&vm.run.name))
     }
 
+    /// Ends a watch, also one that an agent before this left.
+    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+        self.watching = None;
+        if self.has_damon {
+            let ended = Damon::new(&hands.root).end(vm.run.pid);
+            ended.map_err(|e| failed(vm, WATCH, &e.to_string()))?;
+            self.has_damon = false;
+            hands.clear::<Watched>(vm, WATCH)?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
+        if let Some(error) = self.watching.as_ref().and_then(Watching::failed) {
+            let ended = self.lift(hands, vm).err();
+            if error != CarrierError::Gone {
+                let name = &vm.run.name;
+                hands.notice(format!(
+                    "the memory of VM {name} is not watched any more: {error}"
+                ));
+            }
+            if let Some(error) = ended {
+                hands.notice(error.to_string());
+            }
+        }
+        let memory = vm.domain.memory_current_bytes.to_pages();
+        sample.observed = self
+            .watching
+            .as_ref()
+            .and_then(|watching| watching.observed(memory));
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        self.has_damon.then_some(Watched::KEY).into_iter().collect()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+        Damon::new(after.root)
+            .end(after.run.pid)
+            .map_err(|e| e.to_string())
+    }
+}
+
+impl OfVm {
     /// Puts a carrier to work; one that could outlive the agent is written down before.
     fn look(
         &mut self,
+        hands: &mut Hands,
         vm: &Vm,
         carrier: Carrier,
         target: &Target,
@@ -184,59 +253,29 @@ impl LibvirtHost {
     ) -> Result<Result<Box<dyn Look>, CarrierError>, ActionError> {
         let outlives = carrier == Carrier::Damon;
         if outlives {
-            self.journal_set(vm, WATCH, &Watched {})?;
+            hands.set(vm, WATCH, &Watched {})?;
+            self.has_damon = true;
         }
-        let look = carriers::look(&self.root, carrier, target, window);
+        let look = carriers::look(&hands.root, carrier, target, window);
         if outlives && look.is_err() {
-            self.journal_clear::<Watched>(vm, WATCH)?;
+            self.has_damon = false;
+            hands.clear::<Watched>(vm, WATCH)?;
         }
         Ok(look)
     }
+}
 
-    /// Who is to be watched.
-    fn target(&self, vm: &Vm) -> Result<Target, ActionError> {
-        let ranges = vm.memory.mover().map(|mover| mover.ranges().to_vec());
-        let ranges = ranges.ok_or_else(|| host_error(vm, WATCH, "where its memory lies is not known"))?;
-        let is_emulated = vm
-            .vcpu_tids()
-            .any(|tid| task::is_emulated(&self.root, vm.run.pid, tid));
-        Ok(Target {
-            pid: vm.run.pid,
-            ranges,
-            vcpus: vm.vcpu_tids().count() as u64,
-            runs: if is_emulated { Runs::Emulated } else { Runs::Kvm },
-        })
-    }
-
-    /// Ends a watch, if there is one, also one that an agent before this left.
-    pub(super) fn unwatch(&mut self, vm: &mut Vm) -> Result<Outcome, ActionError> {
-        vm.watching = None;
-        if self.journalled::<Watched>(vm).is_some() {
-            let ended = Damon::new(&self.root).end(vm.run.pid);
-            ended.map_err(|e| host_error(vm, WATCH, &e.to_string()))?;
-            self.journal_clear::<Watched>(vm, WATCH)?;
-        }
-        Ok(Outcome::Done)
-    }
-
-    /// What was seen of a VM in its last complete window.
-    pub(super) fn observed(&mut self, vm: &mut Vm) -> Option<Observed> {
-        let failed = vm.watching.as_ref()?.failed();
-        if let Some(error) = failed {
-            let ended = self.unwatch(vm).err();
-            if error != CarrierError::Gone {
-                let name = &vm.run.name;
-                self.notice(format!(
-                    "the memory of VM {name} is not watched any more: {error}"
-                ));
-            }
-            if let Some(error) = ended {
-                self.notice(error.to_string());
-            }
-            return None;
-        }
-        vm.watching
-            .as_ref()?
-            .observed(vm.domain.memory_current_bytes.to_pages())
-    }
+/// Who is to be watched.
+fn target(hands: &Hands, vm: &Vm) -> Result<Target, ActionError> {
+    let ranges = vm.memory.mover().map(|mover| mover.ranges().to_vec());
+    let ranges = ranges.ok_or_else(|| failed(vm, WATCH, "where its memory lies is not known"))?;
+    let is_emulated = vm
+        .vcpu_tids()
+        .any(|tid| task::is_emulated(&hands.root, vm.run.pid, tid));
+    Ok(Target {
+        pid: vm.run.pid,
+        ranges,
+        vcpus: vm.vcpu_tids().count() as u64,
+        runs: if is_emulated { Runs::Emulated } else { Runs::Kvm },
+    })
 }

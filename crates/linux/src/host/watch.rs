@@ -1,0 +1,246 @@
+//! Looking at one VM: who its threads are, what its operator did, where its memory lies, what is in force on its levers.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map;
+
+use homenode_host::{VcpuSample, VmSample};
+use homenode_units::{CpuSet, Migration, Ns};
+
+use super::LibvirtHost;
+use crate::attribution::Seen;
+use crate::cgroup::{CpuGroup, CpuMax};
+use crate::domain::{Domain, FreePages};
+use crate::journal::{Entry, Helper, Run};
+use crate::levers::vcpus::Pinned;
+use crate::levers::{Home, Levers};
+use crate::now;
+use crate::read::{self, ReadError};
+use crate::task::{self, Process};
+use crate::vm::{Memory, Vm, vcpu_index};
+
+/// What a domain lacks whose guest keeps its free pages.
+const NO_RELEASES: &str = "its guest does not report the pages that it frees; put <memballoon model='virtio' freePageReporting='on'/> \
+                           into its <devices> (virsh edit), and start it anew";
+
+impl LibvirtHost {
+    /// Looks at one domain. `None` where it has no QEMU process with vCPUs (it is just starting, or ending).
+    pub(crate) fn watch(
+        &mut self,
+        handle: virt::domain::Domain,
+        xml: String,
+        at: Ns,
+    ) -> Result<Option<VmSample>, String> {
+        let domain = Domain::parse(&xml).map_err(|e| format!("a domain is left out: {e}"))?;
+        let (id, name) = (domain.id, domain.name.clone());
+        let failed = |e: ReadError| format!("VM {name} is left out: {e}");
+        let known = self.vms.remove(&id).filter(|vm| {
+            Some(vm.run.runtime_id) == domain.runtime_id && task::is_alive(&self.hands.root, vm.run.process())
+        });
+        let is_first = known.is_none();
+        let mut vm = match known {
+            Some(vm) if vm.xml == xml => Vm { handle, ..vm },
+            Some(vm) => Vm {
+                handle,
+                xml,
+                domain,
+                ..vm
+            },
+            None => match self.first_sight(handle, xml, domain).map_err(failed)? {
+                Some(vm) => vm,
+                None => return Ok(None),
+            },
+        };
+        vm.threads = task::threads(&self.hands.root, vm.run.pid).map_err(failed)?;
+        if vm.vcpu_tids().next().is_none() {
+            return Ok(None);
+        }
+        // Where libvirt does not say, acting will.
+        vm.standstill = self.hands.libvirt.standstill(&vm.handle).unwrap_or_default();
+        let usable = self.hands.machine.cpu_set();
+        if let Err(error) = vm.refresh_pages(&self.hands.root, at) {
+            vm.memory.parts().for_each(|part| part.pages = None);
+            self.hands
+                .notice(format!("where the memory of VM {name} lies is unknown: {error}"));
+        } else if vm.memory.mover().is_none() {
+            self.hands.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory"));
+        }
+        self.find_groups(&mut vm).map_err(failed)?;
+        vm.reconcile(&mut self.hands, is_first);
+        let sample = self.vm_sample(&mut vm, &usable).map_err(failed)?;
+        self.vms.insert(id, vm);
+        Ok(Some(sample))
+    }
+
+    /// Gets to know a VM: its process, and what its operator wants, which later cannot be told from our own pins.
+    fn first_sight(
+        &mut self,
+        handle: virt::domain::Domain,
+        xml: String,
+        domain: Domain,
+    ) -> Result<Option<Vm>, ReadError> {
+        let Some(runtime_id) = domain.runtime_id else {
+            return Ok(None);
+        };
+        let Some(process) = self.qemu_of(&domain)? else {
+            return Ok(None);
+        };
+        let Process { pid, start_ticks } = process;
+        let run = Run {
+            vm: domain.id,
+            name: domain.name.clone(),
+            runtime_id,
+            pid,
+            start_ticks,
+        };
+        if let Err(why) = &domain.settings {
+            let text = format!(
+                "VM {} is watched only: its homenode metadata is wrong: {why}",
+                domain.name
+            );
+            self.hands.notice(text);
+        }
+        let usable = self.hands.machine.cpu_set();
+        let cpus_allowed = domain.cpuset.as_ref().map(|set| set.intersection(&usable));
+        let cpus_allowed = cpus_allowed.filter(|set| !set.is_empty() && *set != usable);
+        let journal = self.hands.journal.as_ref();
+        let entry = journal.map_or_else(|| self.carried.get(&run.vm), |journal| journal.entry(run.vm));
+        let entry = entry.filter(|entry| entry.run == run);
+        let operator_helpers = match entry {
+            Some(entry) => entry.before.operator_helpers.iter().copied().collect(),
+            None => {
+                let iothreads = domain.iothread_pins.keys().map(|id| Helper::IoThread(*id));
+                let emulator = domain.emulator_pin.as_ref().map(|_| Helper::Emulator);
+                iothreads.chain(emulator).collect()
+            }
+        };
+        Ok(Some(Vm {
+            pins: Pinned::of(entry),
+            home: entry.and_then(Entry::get).map(|Home(nodes)| nodes),
+            levers: Levers::of(entry),
+            run,
+            handle,
+            xml,
+            domain,
+            cpus_allowed,
+            operator_helpers,
+            threads: Vec::new(),
+            groups: BTreeMap::new(),
+            memory: Memory::default(),
+            immovable: None,
+            standstill: None,
+        }))
+    }
+
+    /// The QEMU process of a domain: from libvirt's pid file, else by its command line.
+    fn qemu_of(&self, domain: &Domain) -> Result<Option<Process>, ReadError> {
+        let uuid = domain.id.to_string();
+        let path = self
+            .hands
+            .root
+            .join("run/libvirt/qemu")
+            .join(format!("{}.pid", domain.name));
+        if let Some(pid) = read::value_if_there(&path, "a process id")?
+            && task::is_qemu_of(&self.hands.root, pid, &uuid)
+        {
+            return task::process(&self.hands.root, pid);
+        }
+        task::find_qemu(&self.hands.root, &uuid)
+    }
+
+    /// Finds the cgroups of vCPUs that are new.
+    fn find_groups(&self, vm: &mut Vm) -> Result<(), ReadError> {
+        vm.groups
+            .retain(|tid, _| vm.threads.iter().any(|t| t.tid == *tid));
+        let tids: Vec<i32> = vm.vcpu_tids().collect();
+        for tid in tids {
+            if let btree_map::Entry::Vacant(vacant) = vm.groups.entry(tid) {
+                vacant.insert(self.cgroups.group_of(vm.run.pid, tid)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills in what a modelled PMU counts, on a host that has no other.
+    fn count_by_model(&mut self, vm: &Vm, vcpus: &mut [VcpuSample]) {
+        let Some(mover) = vm.memory.mover() else { return };
+        let root = self.hands.root.clone();
+        let Some(modelled) = self.model() else { return };
+        let seen = Seen {
+            id: vm.run.vm,
+            process: vm.run.process(),
+            ranges: mover.ranges(),
+            ran: &vcpus.iter().map(|vcpu| (vcpu.index, vcpu.running_ns)).collect(),
+        };
+        match modelled.counters(&root, now(), seen) {
+            Ok(counters) => {
+                let counters = counters.unwrap_or_default();
+                for vcpu in vcpus {
+                    vcpu.counters = counters.get(&vcpu.index).copied();
+                }
+            }
+            Err(why) => self
+                .hands
+                .notice(format!("LLC misses of VM {} are not counted: {why}", vm.run.name)),
+        }
+    }
+
+    fn vm_sample(&mut self, vm: &mut Vm, usable: &CpuSet) -> Result<VmSample, ReadError> {
+        let vcpu_count = vm.vcpu_tids().count();
+        let mut vcpus = Vec::with_capacity(vcpu_count);
+        for thread in &vm.threads {
+            let Some(index) = vcpu_index(&thread.role) else {
+                continue;
+            };
+            let group = vm.group(thread.tid);
+            let throttled = match group {
+                Some(group) => group.throttled()?.unwrap_or_default(),
+                None => Default::default(),
+            };
+            vcpus.push(VcpuSample {
+                index,
+                running_ns: thread.running_ns,
+                waiting_ns: thread.waiting_ns,
+                throttled_ns: throttled.per_vcpu(vcpu_count),
+                cpu: thread.cpu.filter(|cpu| usable.contains(*cpu)),
+                affinity: thread.affinity.intersection(usable),
+                quota: group.map_or(Ok(None), CpuGroup::max)?.and_then(CpuMax::quota),
+                counters: self.perf.counters(thread.tid),
+            });
+        }
+        vcpus.sort_by_key(|vcpu| vcpu.index);
+        self.count_by_model(vm, &mut vcpus);
+        let memory_nodes = self.hands.machine.memory_nodes();
+        let mut settings = vm.domain.settings(
+            vm.cpus_allowed.clone(),
+            vm.pins.operator.iter().copied().collect(),
+        );
+        if let Some(home) = settings
+            .home
+            .clone()
+            .filter(|home| !home.is_subset(&memory_nodes))
+        {
+            settings.management = homenode_host::Management::Ignored;
+            settings.home = None;
+            let name = &vm.domain.name;
+            self.hands.notice(format!("VM {name} is watched only: its home {home} is not among this host's nodes with memory {memory_nodes}"));
+        }
+        vm.immovable = vm.why_immovable(&self.hands.root, &memory_nodes)?;
+        let mut sample = VmSample {
+            vcpus,
+            memory_bytes: vm.domain.memory_current_bytes,
+            pages: vm.memory.pages().cloned(),
+            virtual_nodes: vm.virtual_nodes(),
+            accesses: self.model().and_then(|model| model.accesses(vm.run.vm)),
+            immovable: vm.immovable.clone(),
+            no_releases: (vm.domain.free_pages == FreePages::Kept).then(|| NO_RELEASES.to_owned()),
+            device_nodes: vm.domain.device_nodes(&self.hands.root),
+            settings,
+            ..VmSample::new(vm.run.vm, vm.domain.name.clone())
+        };
+        vm.tell(&mut self.hands, &mut sample);
+        if sample.memory_policy.migration == Migration::Carrefour {
+            sample.page_uses = self.model().and_then(|model| model.page_uses(vm.run.vm));
+        }
+        Ok(sample)
+    }
+}

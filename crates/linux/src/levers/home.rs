@@ -1,0 +1,242 @@
+//! A VM's home: emulator, I/O threads and, where libvirt can change them, memory nodes. Leaving it gives vCPUs back too.
+
+use std::collections::BTreeMap;
+
+use homenode_host::{Act, ActionError, Lever, Outcome};
+use homenode_units::{CpuSet, NodeSet, Pages};
+use serde::{Deserialize, Serialize};
+
+use super::vcpus::{self, read_back};
+use super::{After, Grip, Pins, Steps, failed, is_placed};
+use crate::hands::Hands;
+use crate::journal::{Before, Entry, Helper, Written};
+use crate::libvirt::CallError;
+use crate::pages::WINDOW_PAGES;
+use crate::task::{self, Role};
+use crate::vm::Vm;
+
+/// The home that emulator, I/O threads and memory nodes follow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home(pub NodeSet);
+
+impl Written for Home {
+    const KEY: &'static str = "home";
+}
+
+/// Memory nodes that are set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryNodes(pub NodeSet);
+
+impl Written for MemoryNodes {
+    const KEY: &'static str = "memory-nodes";
+}
+
+const HOME: &str = "setting the home";
+const LEAVE: &str = "lifting the home";
+const MEMORY_NODES: &str = "setting the memory nodes";
+
+struct OfVm {
+    home: Option<Home>,
+    nodes: Option<MemoryNodes>,
+}
+
+pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+    Box::new(OfVm {
+        home: entry.and_then(Entry::get),
+        nodes: entry.and_then(Entry::get),
+    })
+}
+
+impl Grip for OfVm {
+    fn lever(&self) -> Lever {
+        Lever::Home
+    }
+
+    fn what(&self, act: &Act) -> &'static str {
+        match act {
+            Act::Lift { .. } => LEAVE,
+            _ => HOME,
+        }
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Act::SetHome { nodes } = act else {
+            return Ok(Outcome::Done);
+        };
+        hands.set(vm, HOME, &Home(nodes.clone()))?;
+        let mut cpus = hands.machine.cpus_of(nodes);
+        if let Some(allowed) = &vm.cpus_allowed {
+            cpus = cpus.intersection(allowed);
+        }
+        // A home of memory-only nodes, or outside what the operator allows, leaves these threads where they are.
+        if !cpus.is_empty() {
+            let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));
+            for helper in std::iter::once(Helper::Emulator).chain(iothreads) {
+                if !vm.operator_helpers.contains(&helper) {
+                    pin_helper(hands, vm, helper, &cpus)?;
+                }
+            }
+        }
+        if let Some(set) = vm.restrictive_nodes().cloned() {
+            set_memory_nodes(hands, vm, &set.union(nodes))?;
+        }
+        vm.home = Some(nodes.clone());
+        narrow_if_little_is_left(hands, vm)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Lets the VM run and allocate as it did before the agent's first pin; its pages stay where they are. What the agent set is
+    /// journalled until all of it is undone: whoever follows an agent that dies in between undoes it again.
+    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+        let Some(entry) = hands.entry(vm).filter(|entry| is_placed(entry)).cloned() else {
+            return Ok(());
+        };
+        let before = &entry.before;
+        vcpus::unpin(hands, vm, &before.vcpus)?;
+        if entry.has(&[Home::KEY]) {
+            for (helper, cpus) in helpers_before(before) {
+                pin_helper(hands, vm, helper, &cpus)?;
+            }
+        }
+        if let (Some(all), Some(before)) = (nodes_before(before, entry.get()), &before.nodes) {
+            set_memory_nodes(hands, vm, &all)?;
+            narrow_to(hands, vm, before)?;
+        }
+        // What is set next in this plan is journalled from these.
+        let threads = task::threads(&hands.root, vm.run.pid);
+        vm.threads = threads.map_err(|e| failed(vm, LEAVE, &e.to_string()))?;
+        let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, super::Moving::KEY];
+        hands.write(vm, LEAVE, |journal| journal.clear(vm.run.vm, &keys))?;
+        vm.home = None;
+        Ok(())
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        let home = self.home.is_some().then_some(Home::KEY);
+        let nodes = self.nodes.is_some().then_some(MemoryNodes::KEY);
+        home.into_iter().chain(nodes).collect()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+        let Some(domain) = after.domain()? else {
+            return Ok(());
+        };
+        let mut steps = Steps::default();
+        if self.home.is_some() {
+            for (helper, cpus) in helpers_before(after.before) {
+                let (what, done) = match helper {
+                    Helper::Emulator => ("emulator".to_owned(), after.libvirt.pin_emulator(&domain, &cpus)),
+                    Helper::IoThread(id) => (
+                        format!("I/O thread {id}"),
+                        after.libvirt.pin_iothread(&domain, id, &cpus),
+                    ),
+                };
+                steps.note(&what, done);
+            }
+        }
+        if let Some(nodes) = nodes_before(after.before, self.nodes.clone()) {
+            steps.note("memory nodes", after.libvirt.set_memory_nodes(&domain, &nodes));
+        }
+        steps.done()
+    }
+}
+
+/// CPUs to give back to emulator and I/O threads, but to those that the operator pinned.
+fn helpers_before(before: &Before) -> BTreeMap<Helper, CpuSet> {
+    let iothreads = before.iothreads.iter();
+    let helpers = iothreads
+        .map(|(id, cpus)| (Helper::IoThread(*id), cpus))
+        .chain([(Helper::Emulator, &before.emulator)]);
+    helpers
+        .filter(|(helper, cpus)| !cpus.is_empty() && !before.operator_helpers.contains(helper))
+        .map(|(helper, cpus)| (helper, cpus.clone()))
+        .collect()
+}
+
+/// Memory nodes to allow again, if they were changed: those from before and those set, as taking nodes away would move the VM's
+/// pages all at once.
+fn nodes_before(before: &Before, set: Option<MemoryNodes>) -> Option<NodeSet> {
+    let MemoryNodes(set) = set?;
+    Some(before.nodes.as_ref()?.union(&set))
+}
+
+fn pin_helper(hands: &mut Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> Result<(), ActionError> {
+    let (what, tid, pinned) = match helper {
+        Helper::Emulator => {
+            let pinned = hands.libvirt.pin_emulator(&vm.handle, cpus);
+            ("pinning the emulator".to_owned(), Some(vm.run.pid), pinned)
+        }
+        Helper::IoThread(id) => {
+            let role = Role::IoThread(format!("iothread{id}"));
+            let thread = vm.threads.iter().find(|t| t.role == role);
+            let pinned = hands.libvirt.pin_iothread(&vm.handle, id, cpus);
+            (format!("pinning I/O thread {id}"), thread.map(|t| t.tid), pinned)
+        }
+    };
+    pinned.map_err(|e| failed(vm, &what, e.cause()))?;
+    tid.map_or(Ok(()), |tid| read_back(hands, vm, tid, cpus, &what))
+}
+
+/// Sets the memory nodes of a `restrictive` VM. The kernel moves at once, unthrottled, whatever lies on a
+/// node that is taken away; adding nodes moves nothing.
+pub(super) fn set_memory_nodes(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+    if vm.restrictive_nodes() == Some(nodes) {
+        return Ok(());
+    }
+    hands.set(vm, MEMORY_NODES, &MemoryNodes(nodes.clone()))?;
+    let said = |e: CallError| failed(vm, MEMORY_NODES, e.cause());
+    hands.libvirt.set_memory_nodes(&vm.handle, nodes).map_err(said)?;
+    if let Some(tune) = &mut vm.domain.numatune {
+        tune.nodes = Some(nodes.clone());
+    }
+    Ok(())
+}
+
+/// Narrows a `restrictive` VM's memory nodes to its home once little of its memory lies outside. Until then nodes are only
+/// ever added.
+pub(super) fn narrow_if_little_is_left(hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+    let home = vm.home.clone();
+    home.map_or(Ok(()), |home| narrow_to(hands, vm, &home))
+}
+
+/// Narrows a `restrictive` VM's memory nodes if at most a hundredth of its memory, or one window, lies outside.
+fn narrow_to(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) -> Result<(), ActionError> {
+    let Some(pages) = vm.memory.pages() else {
+        return Ok(());
+    };
+    if vm.restrictive_nodes().is_none_or(|set| set == nodes) {
+        return Ok(());
+    }
+    let total: Pages = pages.values().copied().sum();
+    let outside = pages.iter().filter(|(node, _)| !nodes.contains(*node));
+    let outside: Pages = outside.map(|(_, p)| *p).sum();
+    if outside.0 <= (total.0 / 100).max(WINDOW_PAGES) {
+        set_memory_nodes(hands, vm, nodes)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_operator_pinned_and_nodes_that_hold_pages_are_left() {
+        let cpus = |list: &str| -> CpuSet { list.parse().unwrap() };
+        let nodes = |list: &str| -> NodeSet { list.parse().unwrap() };
+        let before = Before {
+            emulator: cpus("0-3"),
+            iothreads: [(1, cpus("2")), (2, cpus("3"))].into(),
+            operator_helpers: vec![Helper::IoThread(2)],
+            nodes: Some(nodes("0")),
+            ..Before::default()
+        };
+        let given_back = [(Helper::Emulator, cpus("0-3")), (Helper::IoThread(1), cpus("2"))];
+        assert_eq!(helpers_before(&before), given_back.into());
+        assert_eq!(
+            nodes_before(&before, Some(MemoryNodes(nodes("2")))),
+            Some(nodes("0,2"))
+        );
+        assert_eq!(nodes_before(&before, None), None);
+    }
+}

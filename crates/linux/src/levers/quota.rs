@@ -1,0 +1,264 @@
+//! CPU quotas of vCPUs: set through libvirt, read back from the cgroups.
+//!
+//! libvirt's quotas never end by themselves. While the agent lives it ends them; when it dies the guard does.
+
+use homenode_host::{Act, ActionError, CpuQuota, Lever, Limit, Outcome, VmSample};
+use homenode_units::Ns;
+use serde::{Deserialize, Serialize};
+
+use super::{After, Grip, Steps, failed};
+use crate::cgroup::{CpuGroup, CpuMax, Hierarchy, PERIOD_DEFAULT};
+use crate::hands::Hands;
+use crate::journal::{Entry, Written};
+use crate::libvirt::CallError;
+use crate::read::ReadError;
+use crate::task::{self, Process, Role};
+use crate::vm::Vm;
+
+/// A CPU quota that the agent set in the place of the operator's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quotas {
+    /// The agent's.
+    pub ours: CpuQuota,
+    /// The agent's last, which is in force until the new one is.
+    #[serde(default)]
+    pub previous: Option<CpuQuota>,
+    /// The operator's, if there was one.
+    pub before: Option<CpuQuota>,
+}
+
+impl Written for Quotas {
+    const KEY: &'static str = "cpu-quota";
+}
+
+const HOLD: &str = "setting the CPU quota";
+const LIFT: &str = "lifting the CPU quota";
+
+/// What the vCPUs of a VM may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InForce {
+    /// The same for all.
+    All(CpuMax),
+    /// Not the same: somebody wrote to single cgroups.
+    Mixed,
+    /// No kernel says.
+    Unknown,
+}
+
+impl InForce {
+    fn of(each: impl Iterator<Item = Option<CpuMax>>) -> InForce {
+        let mut each = each.peekable();
+        let Some(Some(first)) = each.peek().copied() else {
+            return InForce::Unknown;
+        };
+        if each.all(|max| max == Some(first)) {
+            InForce::All(first)
+        } else {
+            InForce::Mixed
+        }
+    }
+
+    /// The quota of all; `None` where there is none, or not one.
+    fn quota(self) -> Option<CpuQuota> {
+        match self {
+            InForce::All(max) => max.quota(),
+            InForce::Mixed | InForce::Unknown => None,
+        }
+    }
+}
+
+impl Quotas {
+    /// Whether a quota in force may be the agent's. libvirt sets time and period one after the other: an agent that dies in
+    /// between leaves the time of one quota with the period of another.
+    pub fn may_be_ours(&self, seen: CpuQuota) -> bool {
+        let mut ours = std::iter::once(self.ours).chain(self.previous);
+        let theirs = self.before.map_or(PERIOD_DEFAULT, |before| before.period_ns);
+        let periods: Vec<Ns> = ours
+            .clone()
+            .map(|quota| quota.period_ns)
+            .chain([theirs])
+            .collect();
+        ours.any(|quota| quota.run_ns == seen.run_ns) && periods.contains(&seen.period_ns)
+    }
+
+    /// Whether what is in force may be the agent's; where no cgroup tells that is the likelier.
+    fn is_in(&self, seen: InForce) -> bool {
+        match seen {
+            InForce::Unknown => true,
+            seen => seen.quota().is_some_and(|seen| self.may_be_ours(seen)),
+        }
+    }
+
+    /// The same after an agent died: libvirt may have died with it, and left vCPUs with different quotas.
+    fn is_left_in(&self, seen: InForce) -> bool {
+        seen == InForce::Mixed || self.is_in(seen)
+    }
+}
+
+impl std::fmt::Display for InForce {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            InForce::All(CpuMax::Unlimited) => f.write_str("no quota"),
+            InForce::All(CpuMax::Quota(quota)) => write!(f, "{quota}"),
+            InForce::Mixed => f.write_str("different quotas of its vCPUs"),
+            InForce::Unknown => f.write_str("a quota that no cgroup shows"),
+        }
+    }
+}
+
+/// What the vCPUs of a process may use now: for the guard, who knows nothing else of it.
+fn of_process(root: &std::path::Path, process: Process) -> Result<InForce, ReadError> {
+    let cgroups = Hierarchy::read(root)?;
+    let mut each = Vec::new();
+    for thread in task::threads(root, process.pid)? {
+        if matches!(thread.role, Role::Vcpu(_)) {
+            let group = cgroups.group_of(process.pid, thread.tid)?;
+            each.push(group.map(|group| group.max()).transpose()?.flatten());
+        }
+    }
+    Ok(InForce::of(each.into_iter()))
+}
+
+impl Vm {
+    /// What its vCPUs may use now.
+    fn in_force(&self) -> Result<InForce, ReadError> {
+        let each = self
+            .vcpu_tids()
+            .map(|tid| self.group(tid).map_or(Ok(None), CpuGroup::max));
+        let each: Vec<Option<CpuMax>> = each.collect::<Result<_, _>>()?;
+        Ok(InForce::of(each.into_iter()))
+    }
+}
+
+struct OfVm {
+    quotas: Option<Quotas>,
+}
+
+pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+    let quotas = entry.and_then(Entry::get);
+    Box::new(OfVm { quotas })
+}
+
+impl Grip for OfVm {
+    fn lever(&self) -> Lever {
+        Lever::CpuQuota
+    }
+
+    fn what(&self, act: &Act) -> &'static str {
+        match act {
+            Act::Lift { .. } => LIFT,
+            _ => HOLD,
+        }
+    }
+
+    fn holds(&self, _hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
+        let ours = self.quotas.map(|quotas| quotas.ours);
+        Ok(ours.is_some() && wanted(act) == ours && seen(vm, HOLD)?.quota() == ours)
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Some(ours) = wanted(act) else {
+            return Ok(Outcome::Done);
+        };
+        let before = match (self.quotas, seen(vm, HOLD)?) {
+            (_, InForce::Unknown) => {
+                let cause = "its vCPUs have no cgroups with a quota; is libvirt's cpu controller mounted?";
+                return Err(failed(vm, HOLD, cause));
+            }
+            (None, InForce::Mixed) => {
+                let cause = "its vCPUs have different quotas already, which could not be given back";
+                return Err(failed(vm, HOLD, cause));
+            }
+            (Some(quotas), _) => quotas.before,
+            (None, seen) => seen.quota(),
+        };
+        let quotas = Quotas {
+            ours,
+            previous: self.quotas.map(|quotas| quotas.ours),
+            before,
+        };
+        hands.set(vm, HOLD, &quotas)?;
+        self.quotas = Some(quotas);
+        let call = |e: CallError| failed(vm, HOLD, e.cause());
+        hands.libvirt.hold(&vm.handle, ours).map_err(call)?;
+        match seen(vm, HOLD)? {
+            seen if seen.quota() == Some(ours) => Ok(Outcome::Done),
+            seen => Err(failed(vm, HOLD, &format!("asked for {ours}, in force is {seen}"))),
+        }
+    }
+
+    fn lift(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
+        let Some(Quotas { before, .. }) = self.quotas else {
+            return Ok(());
+        };
+        let call = |e: CallError| failed(vm, LIFT, e.cause());
+        hands.libvirt.lift(&vm.handle, before).map_err(call)?;
+        self.quotas = None;
+        hands.clear::<Quotas>(vm, LIFT)?;
+        match seen(vm, LIFT)? {
+            seen if seen.quota() == before => Ok(()),
+            seen => Err(failed(vm, LIFT, &format!("in force is {seen}"))),
+        }
+    }
+
+    fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
+        let Some(quotas) = self.quotas else { return };
+        let Ok(seen) = vm.in_force() else { return };
+        if quotas.is_in(seen) || (is_first && quotas.is_left_in(seen)) {
+            return;
+        }
+        // An agent that died between journal and libvirt leaves a quota that never came into force.
+        if seen.quota() != quotas.before {
+            let (name, ours) = (&vm.run.name, quotas.ours);
+            hands.notice(format!(
+                "VM {name} now has {seen}, the agent had set {ours}: somebody else changed it, it is left alone"
+            ));
+        }
+        self.quotas = None;
+        if let Err(error) = hands.clear::<Quotas>(vm, LIFT) {
+            hands.notice(error.to_string());
+        }
+    }
+
+    fn tell(&mut self, _hands: &mut Hands, _vm: &mut Vm, sample: &mut VmSample) {
+        sample.settings.quota = match self.quotas {
+            Some(quotas) => quotas.before,
+            None => sample.vcpus.first().and_then(|vcpu| vcpu.quota),
+        };
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        self.quotas.map(|quotas| Limit::CpuQuota(quotas.ours))
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        self.quotas.map(|_| Quotas::KEY).into_iter().collect()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+        let (Some(quotas), Some(domain)) = (self.quotas, after.domain()?) else {
+            return Ok(());
+        };
+        let mut steps = Steps::default();
+        // What somebody else set meanwhile is left alone.
+        let seen = of_process(after.root, after.run.process());
+        if seen.is_ok_and(|seen| quotas.is_left_in(seen)) {
+            steps.note("CPU quota", after.libvirt.lift(&domain, quotas.before));
+        }
+        steps.done()
+    }
+}
+
+fn wanted(act: &Act) -> Option<CpuQuota> {
+    match act {
+        Act::Limit {
+            limit: Limit::CpuQuota(quota),
+            ..
+        } => Some(*quota),
+        _ => None,
+    }
+}
+
+fn seen(vm: &Vm, what: &str) -> Result<InForce, ActionError> {
+    vm.in_force().map_err(|e| failed(vm, what, &e.to_string()))
+}

@@ -1,0 +1,210 @@
+//! Where vCPUs may run: pinned through libvirt, read back from the kernel, respected where somebody else pins.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_host::{Act, ActionError, Failure, Lever, Outcome};
+use homenode_units::CpuSet;
+use serde::{Deserialize, Serialize};
+
+use super::{After, Grip, Steps, failed};
+use crate::hands::Hands;
+use crate::journal::{Entry, Written};
+use crate::libvirt::CallError;
+use crate::task;
+use crate::vm::Vm;
+
+/// CPUs that vCPUs are pinned to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pins(pub BTreeMap<u16, CpuSet>);
+
+impl Written for Pins {
+    const KEY: &'static str = "vcpus";
+}
+
+/// Who pinned which vCPU of a VM.
+pub(crate) struct Pinned {
+    /// By hand.
+    pub operator: BTreeSet<u16>,
+    /// CPUs before an agent first touched the VM; restoring leaves them as pins in the XML.
+    pub restored: BTreeMap<u16, CpuSet>,
+    /// What the agent pinned last.
+    pub ours: BTreeMap<u16, CpuSet>,
+}
+
+impl Pinned {
+    /// What is known of a VM of which this is journalled.
+    pub fn of(entry: Option<&Entry>) -> Pinned {
+        let before = entry.map(|entry| &entry.before);
+        let operator = before.map(|before| before.operator_pins.iter().copied().collect());
+        Pinned {
+            operator: operator.unwrap_or_default(),
+            restored: before.map(|before| before.vcpus.clone()).unwrap_or_default(),
+            ours: entry.and_then(Entry::get::<Pins>).unwrap_or_default().0,
+        }
+    }
+
+    /// The pin that restoring this vCPU left behind, if the operator had none.
+    fn restored(&self, index: u16, usable: &CpuSet) -> Option<CpuSet> {
+        self.restored.get(&index).map(|cpus| cpus.intersection(usable))
+    }
+}
+
+const PIN: &str = "pinning vCPU";
+
+struct Vcpus {
+    journalled: Pins,
+}
+
+pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
+    let journalled = entry.and_then(Entry::get).unwrap_or_default();
+    Box::new(Vcpus { journalled })
+}
+
+impl Grip for Vcpus {
+    fn lever(&self) -> Lever {
+        Lever::VcpuPlacement
+    }
+
+    fn what(&self, _act: &Act) -> &'static str {
+        PIN
+    }
+
+    fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
+        let Act::PinVcpus { vcpus, cpus } = act else {
+            return Ok(Outcome::Done);
+        };
+        let mut pins: Pins = hands.journalled(vm).unwrap_or_default();
+        pins.0.extend(vcpus.iter().map(|index| (*index, cpus.clone())));
+        hands.set(vm, PIN, &pins)?;
+        for &index in vcpus {
+            let before = vm.pins.ours.insert(index, cpus.clone());
+            let result = pin(hands, vm, index, cpus);
+            if result.is_err() {
+                // What libvirt did not do must not look like someone else's doing.
+                match before {
+                    Some(before) => vm.pins.ours.insert(index, before),
+                    None => vm.pins.ours.remove(&index),
+                };
+            }
+            result?;
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
+        let usable = hands.machine.cpu_set();
+        let name = vm.run.name.clone();
+        for index in vm.vcpu_indices() {
+            let written = vm.domain.vcpu_pins.get(&index);
+            let written = written.map(|pin| pin.intersection(&usable));
+            let thread = vm.vcpu_thread(index);
+            let in_force = thread
+                .map(|t| t.affinity.intersection(&usable))
+                .unwrap_or_default();
+            let by_hand = format!(
+                "vCPU {index} of VM {name} was pinned to CPUs {in_force} by someone else; the agent leaves it alone"
+            );
+            let restored = vm.pins.restored(index, &usable);
+            let pins = &mut vm.pins;
+            if let Some(ours) = pins.ours.get(&index) {
+                let differs = written.as_ref().is_some_and(|w| w != ours) || in_force != *ours;
+                if !differs {
+                    continue;
+                }
+                pins.ours.remove(&index);
+                // An agent that died between journal and pin leaves a pin that never came into force.
+                if is_first && (written.is_none() || written == restored) {
+                    continue;
+                }
+                if in_force != usable {
+                    pins.operator.insert(index);
+                    hands.notice(by_hand);
+                }
+                continue;
+            }
+            let is_pinned = written.as_ref().is_some_and(|w| *w != usable)
+                && (written != restored || pins.operator.contains(&index));
+            if is_pinned && pins.operator.insert(index) && !is_first {
+                hands.notice(by_hand);
+            }
+            if !is_pinned && pins.operator.remove(&index) {
+                hands.notice(format!(
+                    "vCPU {index} of VM {name} is no longer pinned by hand; the agent manages it"
+                ));
+            }
+        }
+    }
+
+    fn journalled(&self) -> Vec<&'static str> {
+        let any = (!self.journalled.0.is_empty()).then_some(Pins::KEY);
+        any.into_iter().collect()
+    }
+
+    fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
+        let Some(domain) = after.domain()? else {
+            return Ok(());
+        };
+        let mut steps = Steps::default();
+        for (&index, cpus) in &after.before.vcpus {
+            if self.journalled.0.contains_key(&index) && !cpus.is_empty() {
+                steps.note(
+                    &format!("vCPU {index}"),
+                    after.libvirt.pin_vcpu(&domain, index, cpus),
+                );
+            }
+        }
+        steps.done()
+    }
+}
+
+/// Gives vCPUs the CPUs back that they had before the agent's first pin. Those that somebody else pinned meanwhile are not the
+/// agent's any more.
+pub(super) fn unpin(
+    hands: &mut Hands,
+    vm: &mut Vm,
+    before: &BTreeMap<u16, CpuSet>,
+) -> Result<(), ActionError> {
+    vm.pins.restored.clone_from(before);
+    for index in vm.pins.ours.keys().copied().collect::<Vec<_>>() {
+        let anywhere = || vm.cpus_allowed.clone().unwrap_or_else(|| hands.machine.cpu_set());
+        let cpus = vm.pins.restored.entry(index).or_insert_with(anywhere).clone();
+        if vm.vcpu_thread(index).is_some() {
+            pin(hands, vm, index, &cpus)?;
+        }
+        vm.pins.ours.remove(&index);
+    }
+    Ok(())
+}
+
+/// Pins one vCPU.
+fn pin(hands: &mut Hands, vm: &Vm, index: u16, cpus: &CpuSet) -> Result<(), ActionError> {
+    let what = format!("{PIN} {index}");
+    let said = |e: CallError| failed(vm, &what, e.cause());
+    hands.libvirt.pin_vcpu(&vm.handle, index, cpus).map_err(said)?;
+    let thread = vm.vcpu_thread(index);
+    let tid = thread
+        .map(|t| t.tid)
+        .ok_or_else(|| failed(vm, &what, "it has no thread"))?;
+    read_back(hands, vm, tid, cpus, &what)
+}
+
+/// Whether a thread may now run where it should.
+pub(super) fn read_back(
+    hands: &Hands,
+    vm: &Vm,
+    tid: i32,
+    cpus: &CpuSet,
+    what: &str,
+) -> Result<(), ActionError> {
+    let seen = task::affinity(&hands.root, vm.run.pid, tid);
+    let seen = seen.map_err(|e| failed(vm, what, &e.to_string()))?;
+    let usable = hands.machine.cpu_set();
+    match seen.map(|seen| seen.intersection(&usable)) {
+        Some(seen) if seen == cpus.intersection(&usable) => Ok(()),
+        Some(seen) => {
+            let cause = format!("asked for CPUs {cpus}, in force are {seen}");
+            Err(failed(vm, what, &cause))
+        }
+        None => Err(Failure::VmGone.on(&vm.run.name)),
+    }
+}

@@ -1,0 +1,324 @@
+//! One VM as the host watches it: who its threads are, what its operator did, where its memory lies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use homenode_host::{Immovable, VirtualNode};
+use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
+
+use crate::cgroup::CpuGroup;
+use crate::domain::{Cell, Domain};
+use crate::journal::{Before, Entry, Helper, Run};
+use crate::levers::Levers;
+use crate::levers::vcpus::Pinned;
+use crate::numa_maps::Range;
+use crate::pages::Mover;
+use crate::read::ReadError;
+use crate::task::{Process, Role, Thread};
+use crate::{meminfo, now, numa_maps};
+
+/// Reading `numa_maps` may take this part of one CPU's time per VM: it stops the VM's page faults while it walks.
+const PAGES_COST_SHARE: u64 = 20;
+/// How often memory that could not be found is looked for again.
+const RAM_RETRY: Ns = Ns::from_secs(10);
+
+/// One run of one VM.
+pub(crate) struct Vm {
+    pub run: Run,
+    pub handle: virt::domain::Domain,
+    pub xml: String,
+    pub domain: Domain,
+    /// What it was when first seen; the live XML shows our own pins later.
+    pub cpus_allowed: Option<CpuSet>,
+    pub operator_helpers: BTreeSet<Helper>,
+    pub pins: Pinned,
+    pub threads: Vec<Thread>,
+    pub groups: BTreeMap<i32, Option<CpuGroup>>,
+    pub memory: Memory,
+    pub home: Option<NodeSet>,
+    pub levers: Levers,
+    /// Why its memory cannot move, as of the last sample.
+    pub immovable: Option<Immovable>,
+    /// Why its memory is to be left where it is for now.
+    pub standstill: Option<Immovable>,
+}
+
+/// Where a VM's memory lies.
+#[derive(Default)]
+pub(crate) struct Memory {
+    sizes: Vec<Bytes>,
+    /// All of it, once it was found.
+    whole: Option<Part>,
+    /// Each node that the guest sees, if it has memory.
+    virtual_nodes: Vec<Option<Part>>,
+    next_read: Ns,
+}
+
+/// Memory that is moved by itself.
+pub(crate) struct Part {
+    pub mover: Mover,
+    pub pages: Option<NodeMap<Pages>>,
+}
+
+/// Which part of a VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Whole,
+    VirtualNode(u16),
+}
+
+impl Memory {
+    /// Memory that was found in these ranges.
+    fn found(pid: i32, sizes: Vec<Bytes>, ranges: Vec<Range>, cells: &[Cell]) -> Memory {
+        let part = |ranges| Part {
+            mover: Mover::new(pid, ranges),
+            pages: None,
+        };
+        // Memory objects come in the order of the cells that have memory.
+        let mut objects = numa_maps::objects(&ranges, &sizes).into_iter();
+        let of_cell = |cell: &Cell| {
+            let object = (cell.memory_bytes > Bytes::ZERO).then(|| objects.next())??;
+            Some(part(vec![ranges.get(object)?.clone()]))
+        };
+        Memory {
+            virtual_nodes: cells.iter().map(of_cell).collect(),
+            sizes,
+            whole: Some(part(ranges)),
+            next_read: Ns::ZERO,
+        }
+    }
+
+    /// The walk over all of it, once it was found.
+    pub fn mover(&self) -> Option<&Mover> {
+        self.whole.as_ref().map(|whole| &whole.mover)
+    }
+
+    /// Where all of it lies, where that is known.
+    pub fn pages(&self) -> Option<&NodeMap<Pages>> {
+        self.whole.as_ref()?.pages.as_ref()
+    }
+
+    /// A part of it, where it was found.
+    pub fn part(&mut self, which: Which) -> Option<&mut Part> {
+        match which {
+            Which::Whole => self.whole.as_mut(),
+            Which::VirtualNode(at) => self.virtual_nodes.get_mut(usize::from(at))?.as_mut(),
+        }
+    }
+
+    pub fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
+        self.whole
+            .iter_mut()
+            .chain(self.virtual_nodes.iter_mut().flatten())
+    }
+}
+
+impl Run {
+    /// Its QEMU process.
+    pub(crate) fn process(&self) -> Process {
+        Process {
+            pid: self.pid,
+            start_ticks: self.start_ticks,
+        }
+    }
+}
+
+impl Entry {
+    /// Its QEMU process.
+    pub(crate) fn process(&self) -> Process {
+        self.run.process()
+    }
+}
+
+impl Vm {
+    /// How it is now, for whoever is to restore it.
+    pub fn before(&self) -> Before {
+        let affinity = |role: &Role| {
+            let thread = self.threads.iter().find(|t| t.role == *role);
+            thread.map(|t| t.affinity.clone())
+        };
+        let vcpus = self.threads.iter().filter_map(|t| match t.role {
+            Role::Vcpu(index) => Some((index, t.affinity.clone())),
+            _ => None,
+        });
+        let iothreads = self
+            .domain
+            .iothreads
+            .iter()
+            .filter_map(|id| Some((*id, affinity(&Role::IoThread(format!("iothread{id}")))?)));
+        Before {
+            vcpus: vcpus.collect(),
+            operator_pins: self.pins.operator.iter().copied().collect(),
+            emulator: affinity(&Role::Emulator).unwrap_or_default(),
+            iothreads: iothreads.collect(),
+            operator_helpers: self.operator_helpers.iter().copied().collect(),
+            nodes: self.restrictive_nodes().cloned(),
+        }
+    }
+
+    /// Threads that run vCPUs.
+    pub fn vcpu_tids(&self) -> impl Iterator<Item = i32> + '_ {
+        self.threads
+            .iter()
+            .filter(|t| matches!(t.role, Role::Vcpu(_)))
+            .map(|t| t.tid)
+    }
+
+    /// Its online vCPUs.
+    pub fn vcpu_indices(&self) -> Vec<u16> {
+        self.threads.iter().filter_map(|t| vcpu_index(&t.role)).collect()
+    }
+
+    /// The thread that runs this vCPU.
+    pub fn vcpu_thread(&self, index: u16) -> Option<&Thread> {
+        self.threads.iter().find(|t| t.role == Role::Vcpu(index))
+    }
+
+    /// The cgroup that limits a thread's CPU time, where it is known.
+    pub fn group(&self, tid: i32) -> Option<&CpuGroup> {
+        self.groups.get(&tid)?.as_ref()
+    }
+
+    /// Whether libvirt can change its memory nodes while it runs.
+    pub fn restrictive_nodes(&self) -> Option<&NodeSet> {
+        let tune = self
+            .domain
+            .numatune
+            .as_ref()
+            .filter(|tune| tune.mode == "restrictive")?;
+        tune.nodes.as_ref()
+    }
+
+    /// Why its memory cannot move, if it cannot.
+    pub fn why_immovable(&self, root: &Path, memory_nodes: &NodeSet) -> Result<Option<Immovable>, ReadError> {
+        if !self.domain.assigned_devices.is_empty() {
+            return Ok(Some(Immovable::Vfio));
+        }
+        if self.standstill.is_some() {
+            return Ok(self.standstill.clone());
+        }
+        if self.domain.locked.is_some() {
+            return Ok(Some(Immovable::Locked));
+        }
+        if self.restrictive_nodes().is_none() {
+            let limits = [
+                self.threads.first().map(|t| t.memory_nodes.clone()),
+                self.domain
+                    .numatune
+                    .as_ref()
+                    .filter(|t| t.mode == "strict")
+                    .and_then(|t| t.nodes.clone()),
+            ];
+            let allowed = limits
+                .into_iter()
+                .flatten()
+                .fold(memory_nodes.clone(), |a, b| a.intersection(&b));
+            if allowed != *memory_nodes {
+                return Ok(Some(Immovable::BoundAtStart { nodes: allowed }));
+            }
+        }
+        let page_bytes = self
+            .memory
+            .mover()
+            .into_iter()
+            .flat_map(Mover::ranges)
+            .map(|r| r.page_bytes)
+            .max();
+        match page_bytes.filter(|bytes| bytes.0 > PAGE_BYTES) {
+            Some(page_bytes) if !self.huge_pages_fit_elsewhere(root, memory_nodes, page_bytes)? => {
+                Ok(Some(Immovable::HugePages { page_bytes }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether some node that does not hold the whole VM has enough free huge pages for the rest of it.
+    fn huge_pages_fit_elsewhere(
+        &self,
+        root: &Path,
+        nodes: &NodeSet,
+        page_bytes: Bytes,
+    ) -> Result<bool, ReadError> {
+        let Some(pages) = self.memory.pages() else {
+            return Ok(false);
+        };
+        let total: Pages = pages.values().copied().sum();
+        for node in nodes.iter() {
+            let rest = total.saturating_sub(pages.get(node).copied().unwrap_or_default());
+            let sizes = meminfo::huge_pages(root, node)?;
+            let free = sizes
+                .iter()
+                .find(|size| size.page_bytes == page_bytes)
+                .map_or(0, |size| size.free_count);
+            if rest > Pages::ZERO && free.saturating_mul(page_bytes.0 / PAGE_BYTES) >= rest.0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads where its pages lie, if that is due.
+    pub fn refresh_pages(&mut self, root: &Path, at: Ns) -> Result<(), ReadError> {
+        let pid = self.run.pid;
+        if self.memory.sizes != self.domain.ram_sizes {
+            self.memory = Memory {
+                sizes: self.domain.ram_sizes.clone(),
+                ..Memory::default()
+            }; // a DIMM came or went
+        }
+        if at < self.memory.next_read {
+            return Ok(());
+        }
+        let start = now();
+        if self.memory.whole.is_none()
+            && let Some(ranges) = numa_maps::guest_ram(root, pid, &self.memory.sizes)?
+        {
+            let sizes = std::mem::take(&mut self.memory.sizes);
+            self.memory = Memory::found(pid, sizes, ranges, &self.domain.cells);
+        }
+        let Some(mover) = self.memory.mover() else {
+            self.memory.next_read = at + RAM_RETRY;
+            return Ok(());
+        };
+        let ranges = mover.ranges().to_vec();
+        let pages = numa_maps::pages_per_node(root, pid, &ranges)?;
+        for part in self.memory.parts() {
+            part.pages = pages.as_ref().map(|pages| {
+                let is_own = |(range, _): &(&Range, &NodeMap<Pages>)| part.mover.ranges().contains(range);
+                let own = ranges.iter().zip(pages).filter(is_own);
+                numa_maps::sum(own.map(|(_, pages)| pages))
+            });
+        }
+        let cost = now().saturating_sub(start);
+        self.memory.next_read = at + Ns(cost.0.saturating_mul(PAGES_COST_SHARE));
+        Ok(())
+    }
+
+    /// The nodes that its guest sees, if they are several.
+    pub fn virtual_nodes(&self) -> Vec<VirtualNode> {
+        let cells = &self.domain.cells;
+        let node = |(at, cell): (usize, &Cell)| VirtualNode {
+            vcpus: cell.vcpus.clone(),
+            memory_bytes: cell.memory_bytes,
+            pages: self
+                .memory
+                .virtual_nodes
+                .get(at)
+                .and_then(|part| part.as_ref()?.pages.clone()),
+        };
+        let several = cells.iter().enumerate().filter(|_| cells.len() > 1);
+        several.map(node).collect()
+    }
+
+    /// Has the next look at its pages come from the kernel.
+    pub fn forget_pages(&mut self) {
+        self.memory.next_read = Ns::ZERO;
+    }
+}
+
+pub(crate) fn vcpu_index(role: &Role) -> Option<u16> {
+    match role {
+        Role::Vcpu(index) => Some(*index),
+        _ => None,
+    }
+}
