@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use homenode_host::{
-    Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Lever, Limit, Management,
+    Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Limit, Management,
     NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
@@ -518,10 +518,10 @@ impl LibvirtHost {
                 }
             }
             if let Some(balloon) = &mut sampled.balloon {
-                let limit = match vm.limit(Lever::Memory) {
-                    Some(Limit::Memory(limit)) => Some(limit),
+                let limit = vm.limits().find_map(|limit| match limit {
+                    Limit::Memory(limit) => Some(limit),
                     _ => None,
-                };
+                });
                 has_changed |= limit != balloon.limit;
                 balloon.limit = limit;
             }

@@ -230,10 +230,9 @@ impl Vm {
         });
     }
 
-    /// The limit that is in force on a lever.
-    pub fn limit(&self, lever: Lever) -> Option<Limit> {
-        let mut of = self.levers.0.iter().filter(|leased| leased.grip.lever() == lever);
-        of.find_map(|leased| leased.grip.limit())
+    /// Limits that are in force.
+    pub fn limits(&self) -> impl Iterator<Item = Limit> + '_ {
+        self.levers.0.iter().filter_map(|leased| leased.grip.limit())
     }
 
     /// Ends what must not outlast the agent; what could not be ended is said and stays journalled.

@@ -2,22 +2,19 @@
 
 use homenode_host::observed::{Carrier, CarrierChoice};
 use homenode_host::{
-    Accesses, Act, Action, ActionError, Balloon, CountedBy, Counters, CpuSample, Failure, FrameMove, Host,
-    HostError, Lever, Limit, LinkSample, NodeSample, Outcome, PageUse, Plan, Receipt, Refusal, Sample,
-    Setting, VcpuSample, Version, VmSample, VmSettings,
+    Accesses, ActionError, Balloon, CountedBy, Counters, CpuSample, Failure, Host, HostError, LinkSample,
+    NodeSample, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
 
-use crate::cpu_mask::CpuMask;
-use crate::engine::{Alike, Engine};
-use crate::guest::{Lease, Vm};
+use crate::engine::Engine;
+use crate::guest::Vm;
 use crate::hypervisor::page_uses::{self, Used};
-use crate::hypervisor::watching::Watching;
-use crate::{Before, Looked, Twin};
+use crate::{Looked, Twin};
 
 /// Why the agent tells no guest of the twin anything.
-const NO_FEED: &str = "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
+pub(crate) const NO_FEED: &str = "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
 
 impl Host for Twin {
     fn machine(&self) -> &Machine {
@@ -66,197 +63,8 @@ impl Host for Twin {
 }
 
 impl Twin {
-    fn position(&self, vm: VmId) -> Option<usize> {
+    pub(crate) fn position(&self, vm: VmId) -> Option<usize> {
         self.engine.vms.iter().position(|known| known.id == vm)
-    }
-
-    fn act(&mut self, action: &Action) -> Outcome {
-        let at = self.position(action.vm).expect("checked with the plan");
-        let done = self.done(at, &action.act);
-        done.unwrap_or_else(|why| Outcome::Failed(why.on(&self.engine.vms[at].name)))
-    }
-
-    fn done(&mut self, at: usize, act: &Act) -> Result<Outcome, Failure> {
-        if !self.engine.vms[at].present() {
-            return Err(Failure::VmGone);
-        }
-        let until = Ns(self
-            .engine
-            .now
-            .0
-            .saturating_add(act.lease().unwrap_or_default().0));
-        Ok(match act {
-            Act::PinVcpus { vcpus, cpus } => {
-                self.note_before(at);
-                let allowed: CpuMask = self
-                    .machine
-                    .cpus
-                    .iter()
-                    .map(|cpu| cpus.contains(cpu.id))
-                    .collect();
-                for index in vcpus {
-                    let task = self.engine.vms[at].first_vcpu + usize::from(*index);
-                    self.engine
-                        .scheduler
-                        .set_affinity(task, allowed.clone(), self.engine.now);
-                    self.engine.after_scheduling();
-                }
-                self.engine.version += 1;
-                Outcome::Done
-            }
-            Act::SetHome { nodes } => {
-                self.note_before(at);
-                self.engine.vms[at].memory.home = Some(self.positions(nodes));
-                self.engine.version += 1;
-                Outcome::Done
-            }
-            Act::MovePages { from, to, pages_max } => self.move_pages(at, from, to, *pages_max)?,
-            Act::Limit {
-                limit: Limit::CpuQuota(quota),
-                ..
-            } => {
-                let version = self.engine.version;
-                let quota = *quota;
-                self.engine.set_quota(at, Some(Lease { quota, until }));
-                match self.engine.version == version {
-                    true => Outcome::Renewed,
-                    false => Outcome::Done,
-                }
-            }
-            Act::Limit {
-                limit: Limit::Memory(memory),
-                ..
-            } => match self.engine.set_memory(at, *memory, until) {
-                true => Outcome::Done,
-                false => Outcome::Renewed,
-            },
-            Act::Limit { limit, .. } => {
-                return Err(Failure::Host {
-                    what: format!("holding to {limit}"),
-                    cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
-                });
-            }
-            // No VM of the twin has virtual nodes that a plan could name: the hypervisor tells live guests itself.
-            Act::MoveVirtualNode { .. } | Act::TellTopology { .. } => {
-                return Err(Failure::NoFeed { why: NO_FEED.into() });
-            }
-            Act::MoveFrames { moves } => self.move_frames(at, moves)?,
-            Act::SetMemoryPolicy { policy } => match self.engine.set_memory_policy(at, *policy) {
-                Ok(()) => Outcome::Done,
-                Err(why) => {
-                    return Err(Failure::MemoryPolicy {
-                        policy: *policy,
-                        why: why.into(),
-                    });
-                }
-            },
-            Act::Watch { window_ns, .. } => self.watch(at, *window_ns, until),
-            Act::Lift { lever } => {
-                self.lift(at, *lever);
-                Outcome::Done
-            }
-        })
-    }
-
-    fn watch(&mut self, at: usize, window: Ns, until: Ns) -> Outcome {
-        if let Some(watch) = &mut self.watches[at] {
-            watch.until = until;
-            let before = std::mem::replace(&mut watch.window, window);
-            return if before == window {
-                Outcome::Renewed
-            } else {
-                Outcome::Done
-            };
-        }
-        let vm = &self.engine.vms[at];
-        self.watches[at] = Some(Watching::begin(vm, window, until, self.engine.now));
-        Outcome::Done
-    }
-
-    /// Lifts a limit, a watch or a home, if one is in force.
-    pub(crate) fn lift(&mut self, at: usize, lever: Lever) {
-        match lever {
-            Lever::CpuQuota => self.engine.set_quota(at, None),
-            Lever::Memory => self.engine.give_back_memory(at),
-            Lever::Watching => self.watches[at] = None,
-            Lever::Home => self.leave_home(at),
-            // The twin has no resctrl, and plans that lift anything else are refused.
-            _ => {}
-        }
-    }
-
-    /// Notes how a VM was before the agent's first pin or home, as a journal does.
-    fn note_before(&mut self, at: usize) {
-        let vm = &self.engine.vms[at];
-        let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
-        let allowed = tasks.map(|task| self.engine.scheduler.queues.tasks[task].allowed.clone());
-        self.before[at].get_or_insert_with(|| Before {
-            allowed: allowed.collect(),
-            home: vm.memory.home.clone(),
-        });
-    }
-
-    /// The VM runs and allocates as it did before the agent's first pin or home.
-    fn leave_home(&mut self, at: usize) {
-        let Some(before) = self.before[at].take() else {
-            return;
-        };
-        for (index, allowed) in before.allowed.into_iter().enumerate() {
-            let task = self.engine.vms[at].first_vcpu + index;
-            self.engine.scheduler.set_affinity(task, allowed, self.engine.now);
-            self.engine.after_scheduling();
-        }
-        self.engine.vms[at].memory.home = before.home;
-        self.engine.version += 1;
-    }
-
-    fn move_pages(
-        &mut self,
-        at: usize,
-        from: &NodeSet,
-        to: &NodeSet,
-        pages_max: Pages,
-    ) -> Result<Outcome, Failure> {
-        let (from, positions) = (self.positions(from), self.positions(to));
-        let there = |engine: &Engine| -> u64 {
-            let pages = engine.vms[at].memory.pages();
-            from.iter().map(|node| pages[*node]).sum()
-        };
-        let wanted = there(&self.engine).min(pages_max.0);
-        let room: u64 = positions.iter().map(|node| self.engine.memory.free[*node]).sum();
-        if wanted > 0 && room == 0 {
-            return Err(Failure::NoMemory { nodes: to.clone() });
-        }
-        let moved = self.engine.move_pages(at, &from, &positions, wanted.min(room));
-        if !self.engine.vms[at].present() {
-            return Err(Failure::VmGone);
-        }
-        Ok(Outcome::Moved {
-            moved: Pages(moved),
-            left: Pages(there(&self.engine)),
-            busy: Pages::ZERO,
-        })
-    }
-
-    fn move_frames(&mut self, at: usize, moves: &[FrameMove]) -> Result<Outcome, Failure> {
-        let position = |node| self.machine.nodes.position(node).expect("checked with the plan");
-        let alike = |step: &FrameMove| Alike {
-            frame: step.frame,
-            pages: step.pages.0,
-            from: position(step.from),
-            to: position(step.to),
-        };
-        let moves: Vec<Alike> = moves.iter().map(alike).collect();
-        let wanted: u64 = moves.iter().map(|alike| alike.pages).sum();
-        let moved = self.engine.move_alike(at, &moves);
-        if !self.engine.vms[at].present() {
-            return Err(Failure::VmGone);
-        }
-        Ok(Outcome::Moved {
-            moved: Pages(moved),
-            left: Pages(wanted - moved),
-            busy: Pages::ZERO,
-        })
     }
 
     /// What was seen of the use of a VM's pages since the last look.
@@ -290,7 +98,7 @@ impl Twin {
         Some(used.into_iter().map(named).collect())
     }
 
-    fn positions(&self, nodes: &NodeSet) -> Vec<usize> {
+    pub(crate) fn positions(&self, nodes: &NodeSet) -> Vec<usize> {
         nodes
             .iter()
             .map(|node| self.machine.nodes.position(node).expect("checked with the plan"))

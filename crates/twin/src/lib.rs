@@ -27,6 +27,7 @@ mod hardware;
 mod host;
 mod hypervisor;
 mod io;
+mod levers;
 pub mod models;
 mod report;
 pub mod scenario;
@@ -99,8 +100,7 @@ struct Looked {
 /// What ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Ends {
-    Quota,
-    Memory,
+    Limit(Lever),
     Window,
     Watch,
 }
@@ -196,16 +196,12 @@ impl Twin {
         while let Some((end, what, vm)) = self.next_end().filter(|(end, ..)| *end <= until) {
             self.engine.run_until(end);
             match what {
-                Ends::Quota => {
+                Ends::Limit(lever) => {
                     self.engine.settle_all();
-                    self.lift(vm, Lever::CpuQuota);
-                }
-                Ends::Memory => {
-                    self.engine.settle_all();
-                    self.lift(vm, Lever::Memory);
+                    self.lift(vm, lever);
                 }
                 Ends::Window => self.turn_window(vm),
-                Ends::Watch => self.lift(vm, Lever::Watching),
+                Ends::Watch => self.end_watch(vm),
             }
         }
         self.engine.run_until(until);
@@ -216,9 +212,7 @@ impl Twin {
     fn next_end(&self) -> Option<(Ns, Ends, usize)> {
         let vms = self.engine.vms.iter().enumerate();
         let limits = vms.flat_map(|(at, vm)| {
-            let quota = vm.quota.map(|lease| (lease.until, Ends::Quota, at));
-            let memory = vm.limit.map(|lease| (lease.until, Ends::Memory, at));
-            quota.into_iter().chain(memory)
+            levers::limits(vm).map(move |(lever, until)| (until, Ends::Limit(lever), at))
         });
         let watches = self.watches.iter().enumerate();
         let watches = watches.filter_map(|(at, watch)| Some((at, watch.as_ref()?)));

@@ -5,6 +5,7 @@
 
 mod crates;
 mod literals;
+mod structure;
 mod text;
 mod tree;
 
@@ -27,7 +28,7 @@ struct Rule {
     check: fn(&Workspace) -> Vec<Finding>,
 }
 
-const RULES: [Rule; 11] = [
+const RULES: [Rule; 12] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
@@ -62,6 +63,11 @@ const RULES: [Rule; 11] = [
         name: "known-decisions",
         about: "what is known to be the best decision is read by search and xtask alone",
         check: text::known_decisions,
+    },
+    Rule {
+        name: "lever-places",
+        about: "a lever and an act are named in one file of each crate that is a host, tests aside",
+        check: structure::lever_places,
     },
     Rule {
         name: "readme-crates",
