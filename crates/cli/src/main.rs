@@ -8,16 +8,11 @@
 #[macro_use]
 mod output;
 
-mod agent;
 mod args;
-mod books;
 mod calibrate;
-mod desk;
 mod epsilon;
-mod live;
 mod memory;
 mod numad;
-mod orders;
 mod page_log;
 mod permit;
 mod policy;
@@ -28,7 +23,6 @@ mod reproduce;
 mod run;
 mod search;
 mod sim;
-mod standalone;
 mod summary;
 mod topology;
 mod trial;
@@ -40,6 +34,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use homenode_api::AskError;
+use homenode_linux::ConnectError;
+use homenode_twin::TwinError;
 
 use args::{Args, Command};
 
@@ -60,6 +57,14 @@ pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow::Error::new(BadInput(error.to_string()))
 }
 
+/// Whether the user gave something wrong, whoever noticed.
+fn is_about_input(error: &anyhow::Error) -> bool {
+    error.is::<BadInput>()
+        || error.is::<TwinError>()
+        || matches!(error.downcast_ref(), Some(ConnectError::BadUri { .. }))
+        || matches!(error.downcast_ref(), Some(AskError::Agent(error)) if error.is_about_input())
+}
+
 fn main() -> ExitCode {
     let called_as = std::env::args_os().next().unwrap_or_default();
     if Path::new(&called_as)
@@ -73,7 +78,7 @@ fn main() -> ExitCode {
         Ok(code) => output::flushed(code),
         Err(error) => {
             eprintln!("homenode: {error:#}");
-            ExitCode::from(if error.is::<BadInput>() { 2 } else { 1 })
+            ExitCode::from(if is_about_input(&error) { 2 } else { 1 })
         }
     }
 }
@@ -122,9 +127,12 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::WhatIf(args) => whatif::run(&args)?,
         Command::Report(args) => report::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
-        Command::Release(args) => live::release(&args)?,
+        Command::Release(args) => {
+            let count = homenode_agent::live::release(&args.uri, &args.state)?;
+            say!("{count} VMs are as they were before homenode touched them");
+        }
         Command::Hook(args) => numad::hook(&args),
-        Command::Guard(args) => live::guard(&args)?,
+        Command::Guard(args) => homenode_agent::live::guard(&args.uri, &args.state, args.grace)?,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "homenode", &mut script);

@@ -1,13 +1,14 @@
 //! `homenode memory`: how little memory VMs may be left with, and who has how much.
 
-use homenode_control::MemoryStatus;
+use homenode_control::{MemoryStatus, VmStatus};
 use homenode_units::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::args::{FloorArgs, MemoryCommand, ShowArgs};
-use crate::desk::Request;
 use crate::output::{or_dash, print_json, table};
 use crate::query::{ask_agent, vms};
+use homenode_api::Request;
+use homenode_api::answer::FloorSet;
 
 /// `homenode memory`.
 ///
@@ -23,7 +24,7 @@ pub fn run(command: &MemoryCommand) -> anyhow::Result<()> {
 fn set(args: &FloorArgs) -> anyhow::Result<()> {
     let floor = args.floor.into_option();
     let vm = args.vm.clone();
-    let answer = ask_agent(&args.state, &Request::FloorSet { vm, floor })?;
+    let answer: FloorSet = ask_agent(&args.state, &Request::FloorSet { vm, floor })?;
     if args.json {
         return print_json(&answer);
     }
@@ -31,14 +32,14 @@ fn set(args: &FloorArgs) -> anyhow::Result<()> {
         Some(floor) => say!("{} may be left with {floor}", args.vm),
         None => say!("{} keeps all of its memory", args.vm),
     }
-    if let Some(note) = answer["note"].as_str() {
+    if let Some(note) = &answer.note {
         say!("note: {note}");
     }
     Ok(())
 }
 
 /// A VM in the agent's answer.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 struct VmMemory {
     name: String,
     /// What its guest has now.
@@ -48,10 +49,12 @@ struct VmMemory {
 
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let vms = vms(&args.state, args.vm.as_deref())?;
-    let vms: Vec<VmMemory> = vms
-        .into_iter()
-        .map(serde_json::from_value)
-        .collect::<Result<_, _>>()?;
+    let of = |vm: VmStatus| VmMemory {
+        name: vm.name,
+        memory_bytes: vm.memory_bytes,
+        memory: vm.memory,
+    };
+    let vms: Vec<VmMemory> = vms.into_iter().map(of).collect();
     if args.json {
         return print_json(&vms);
     }

@@ -7,10 +7,12 @@ use std::process::{ExitCode, exit};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::{CellAlignment, Table, presets};
+use homenode_agent::Show;
 use homenode_control::{Epoch, Status};
 use homenode_host::CountedBy;
 use homenode_units::{Bytes, NodeSet};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 /// Prints a line. As `println!`, but a reader that has gone (`| head`) ends the command in silence, and a full disk with a
 /// sentence, where that panics.
@@ -98,20 +100,35 @@ impl Output {
         self.style
     }
 
-    /// One JSON object, named by its `type`; nothing in the other styles.
-    pub fn object(&mut self, kind: &str, value: &impl Serialize) {
+    /// The control sequence that takes the picture off the terminal.
+    fn erase(&mut self) -> String {
+        match std::mem::take(&mut self.drawn_lines) {
+            0 => String::new(),
+            lines => format!("\x1b[{lines}A\x1b[J"),
+        }
+    }
+
+    fn write(&mut self, text: &str) {
+        let mut out = std::io::stdout().lock();
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            self.closed = true;
+            unwritable(&error);
+        }
+    }
+}
+
+impl Show for Output {
+    fn object(&mut self, kind: &str, mut object: Value) {
         if self.style != Style::Json {
             return;
         }
-        let mut object = serde_json::to_value(value).expect("what is shown can be written as JSON");
         if let Some(map) = object.as_object_mut() {
             map.insert("type".into(), kind.into());
         }
         self.write(&format!("{object}\n"));
     }
 
-    /// One line for people; nothing in JSON.
-    pub fn line(&mut self, text: &str) {
+    fn line(&mut self, text: &str) {
         match self.style {
             Style::Json => {}
             Style::Lines => self.write(&format!("{text}\n")),
@@ -122,10 +139,9 @@ impl Output {
         }
     }
 
-    /// What an epoch saw and did.
-    pub fn epoch(&mut self, epoch: &Epoch) {
+    fn epoch(&mut self, epoch: &Epoch) {
         if self.style == Style::Json {
-            return self.object("epoch", epoch);
+            return self.object("epoch", json!(epoch));
         }
         let at = epoch.status.at_ns.as_secs_f64();
         let events: String = epoch
@@ -144,25 +160,8 @@ impl Output {
         }
     }
 
-    /// The control sequence that takes the picture off the terminal.
-    fn erase(&mut self) -> String {
-        match std::mem::take(&mut self.drawn_lines) {
-            0 => String::new(),
-            lines => format!("\x1b[{lines}A\x1b[J"),
-        }
-    }
-
-    /// Whether nobody reads any more (`| head`), or nothing can be written: the run then ends, in good order.
-    pub fn is_closed(&self) -> bool {
+    fn is_closed(&self) -> bool {
         self.closed
-    }
-
-    fn write(&mut self, text: &str) {
-        let mut out = std::io::stdout().lock();
-        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            self.closed = true;
-            unwritable(&error);
-        }
     }
 }
 

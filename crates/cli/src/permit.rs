@@ -1,14 +1,13 @@
 //! `homenode permit`: what VMs book, how they keep it, what they should book, and the bill.
 
 use chrono::DateTime;
-use homenode_control::{Line, PermitStatus};
-use homenode_host::{CountedBy, CpuQuota};
+use homenode_api::Request;
+use homenode_api::answer::{Bill, PermitSet, Permits, Suggestion, VmPermit};
+use homenode_host::CpuQuota;
 use homenode_policy::permits::Standing;
 use homenode_units::{Permit, Resource};
-use serde::{Deserialize, Serialize};
 
 use crate::args::{BillArgs, PermitCommand, SetArgs, ShowArgs, SuggestArgs};
-use crate::desk::Request;
 use crate::output::{counted, or_dash, percent, print_json, table};
 use crate::query::ask_agent;
 
@@ -28,7 +27,7 @@ pub fn run(command: &PermitCommand) -> anyhow::Result<()> {
 fn set(args: &SetArgs) -> anyhow::Result<()> {
     let permit = args.permit.into_option();
     let vm = args.vm.clone();
-    let answer = ask_agent(&args.state, &Request::PermitSet { vm, permit })?;
+    let answer: PermitSet = ask_agent(&args.state, &Request::PermitSet { vm, permit })?;
     if args.json {
         return print_json(&answer);
     }
@@ -36,7 +35,7 @@ fn set(args: &SetArgs) -> anyhow::Result<()> {
         Some(permit) => say!("{} has a permit of {}", args.vm, in_words(permit)),
         None => say!("{} has no permit", args.vm),
     }
-    if let Some(note) = answer["note"].as_str() {
+    if let Some(note) = &answer.note {
         say!("{note}");
     }
     Ok(())
@@ -49,27 +48,18 @@ fn in_words(permit: Permit) -> String {
     }
 }
 
-/// A VM in the agent's answer.
-#[derive(Debug, Serialize, Deserialize)]
-struct VmPermit {
-    name: String,
-    counted_by: Option<CountedBy>,
-    #[serde(flatten)]
-    permit: PermitStatus,
-}
-
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer = ask_agent(&args.state, &Request::Permits { vm })?;
+    let Permits { vms } = ask_agent(&args.state, &Request::Permits { vm })?;
     if args.json {
-        return print_json(&answer["vms"]);
+        return print_json(&vms);
     }
-    let vms: Vec<VmPermit> = serde_json::from_value(answer["vms"].clone())?;
     let rows = vms.iter().map(|vm| {
         let VmPermit {
             name,
             counted_by,
             permit: status,
+            ..
         } = vm;
         let resource = status.permit.map_or(Resource::Pollution, Permit::resource);
         vec![
@@ -114,23 +104,18 @@ fn amount(resource: Resource, units_per_slice: f64) -> String {
 
 fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer = ask_agent(&args.state, &Request::PermitSuggest { vm })?;
+    let answer: Suggestion = ask_agent(&args.state, &Request::PermitSuggest { vm })?;
     if args.json {
         return print_json(&answer);
     }
-    let text = |key: &str| answer[key].as_str().map(str::to_owned);
     let lines = [
-        (text("from_behaviour"), text("behaviour")),
-        (text("from_memory"), text("memory")),
+        (answer.from_behaviour, &answer.behaviour),
+        (answer.from_memory, &answer.memory),
     ];
     for (permit, why) in lines {
-        say!(
-            "{:<8} {}",
-            permit.unwrap_or_else(|| "-".into()),
-            why.unwrap_or_default()
-        );
+        say!("{:<8} {why}", or_dash(permit, |permit| permit.to_string()));
     }
-    if let Some(permit) = text("from_behaviour").or_else(|| text("from_memory")) {
+    if let Some(permit) = answer.from_behaviour.or(answer.from_memory) {
         say!("\nbook it with: homenode permit set {} {permit}", args.vm);
     }
     Ok(())
@@ -138,11 +123,10 @@ fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
 
 fn bill(args: &BillArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer = ask_agent(&args.state, &Request::PermitBill { vm })?;
+    let Bill { lines } = ask_agent(&args.state, &Request::PermitBill { vm })?;
     if args.json {
-        return print_json(&answer["lines"]);
+        return print_json(&lines);
     }
-    let lines: Vec<Line> = serde_json::from_value(answer["lines"].clone())?;
     let rows = lines.iter().map(|line| {
         let slices = line.usage.time_ns.as_f64() / Permit::SLICE.as_f64();
         let booked = (slices > 0.0).then(|| line.usage.booked_units as f64 / slices);

@@ -1,10 +1,13 @@
 //! `homenode policy`: which memory policy a VM has, and how its pages lie.
 
-use homenode_units::NodeSet;
-use serde_json::Value;
+use homenode_api::Request;
+use homenode_api::answer::{PolicyAdvice, PolicySet};
+use homenode_control::VmStatus;
+use homenode_host::CountedBy;
+use homenode_units::{MemoryPolicy, NodeId, NodeSet, Pages, VmId};
+use serde::Serialize;
 
 use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
-use crate::desk::Request;
 use crate::output::{counted, or_dash, or_free, percent, print_json, table};
 use crate::query::{ask_agent, vms};
 
@@ -23,7 +26,7 @@ pub fn run(command: &PolicyCommand) -> anyhow::Result<()> {
 fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
     let policy = args.policy.into_option();
     let vm = args.vm.clone();
-    let answer = ask_agent(&args.state, &Request::PolicySet { vm, policy })?;
+    let answer: PolicySet = ask_agent(&args.state, &Request::PolicySet { vm, policy })?;
     if args.json {
         return print_json(&answer);
     }
@@ -31,25 +34,22 @@ fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
         Some(policy) => say!("{} has memory policy {policy}", args.vm),
         None => say!("the memory policy of {} is the agent's choice", args.vm),
     }
-    let notes = answer["notes"].as_array().into_iter().flatten();
-    notes
-        .filter_map(Value::as_str)
-        .for_each(|note| say!("note: {note}"));
+    answer.notes.iter().for_each(|note| say!("note: {note}"));
     Ok(())
 }
 
 fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer = ask_agent(&args.state, &Request::PolicyAdvise { vm })?;
+    let answer: PolicyAdvice = ask_agent(&args.state, &Request::PolicyAdvise { vm })?;
     if args.json {
         return print_json(&answer);
     }
-    let text = |key: &str| answer[key].as_str().unwrap_or_default();
-    match answer["policy"].as_str() {
-        None => say!("no advice: {}", text("why")),
-        Some(policy) if policy == text("memory_policy") => say!("{policy}, as it has: {}", text("why")),
+    let why = &answer.advice.why;
+    match answer.advice.policy {
+        None => say!("no advice: {why}"),
+        Some(policy) if policy == answer.memory_policy => say!("{policy}, as it has: {why}"),
         Some(policy) => {
-            say!("{policy}: {}", text("why"));
+            say!("{policy}: {why}");
             say!("\nchoose it with: homenode policy set {} {policy}", args.vm);
         }
     }
@@ -58,31 +58,28 @@ fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
 
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let vms = vms(&args.state, args.vm.as_deref())?;
-    let layouts: Vec<Value> = vms.iter().map(layout).collect();
+    let layouts: Vec<Layout> = vms.into_iter().map(Layout::of).collect();
     if args.json {
         return print_json(&layouts);
     }
     let rows = layouts.iter().map(|vm| {
-        let text = |key: &str| vm[key].as_str().map(str::to_owned);
-        let home = serde_json::from_value::<NodeSet>(vm["home"].clone()).ok();
-        let sampled_by = serde_json::from_value(vm["pages_sampled_by"].clone()).ok();
         vec![
-            text("name").unwrap_or_default(),
-            counted(text("memory_policy").unwrap_or_default(), sampled_by),
-            or_dash(text("memory_policy_chosen"), |chosen| chosen),
-            or_free(home.as_ref()),
-            or_dash(vm["pages_on"].as_array(), |on| pages(on)),
-            or_dash(vm["local_access_ratio"].as_f64(), percent),
+            vm.name.clone(),
+            counted(vm.memory_policy.to_string(), vm.pages_sampled_by),
+            or_dash(vm.memory_policy_chosen, |chosen| chosen.to_string()),
+            or_free(vm.home.as_ref()),
+            or_dash(vm.pages_on.as_deref(), pages),
+            or_dash(vm.local_access_ratio, percent),
         ]
     });
     let header = ["VM", "policy", "chosen", "home", "MiB on nodes", "local"];
     say!("{}", table(&header, rows));
     for vm in &layouts {
-        let name = vm["name"].as_str().unwrap_or_default();
-        if let Some(caution) = vm["memory_policy_caution"].as_str() {
+        let name = &vm.name;
+        if let Some(caution) = &vm.memory_policy_caution {
             say!("{name}: {caution}");
         }
-        if let Some(why) = vm["memory_fixed"].as_str() {
+        if let Some(why) = &vm.memory_fixed {
             say!("{name}: its pages cannot move: {why}");
         }
     }
@@ -90,29 +87,42 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
 }
 
 /// Of what is known of a VM, what concerns the layout of its memory.
-fn layout(vm: &Value) -> Value {
-    let keys = [
-        "name",
-        "id",
-        "memory_policy",
-        "memory_policy_chosen",
-        "pages_sampled_by",
-        "memory_policy_caution",
-        "memory_fixed",
-        "home",
-        "pages_on",
-        "local_access_ratio",
-    ];
-    keys.into_iter()
-        .map(|key| (key.to_owned(), vm[key].clone()))
-        .collect()
+#[derive(Serialize)]
+struct Layout {
+    name: String,
+    id: VmId,
+    memory_policy: MemoryPolicy,
+    memory_policy_chosen: Option<MemoryPolicy>,
+    pages_sampled_by: Option<CountedBy>,
+    memory_policy_caution: Option<String>,
+    memory_fixed: Option<String>,
+    home: Option<NodeSet>,
+    pages_on: Option<Vec<(NodeId, Pages)>>,
+    local_access_ratio: Option<f64>,
+}
+
+impl Layout {
+    fn of(vm: VmStatus) -> Layout {
+        Layout {
+            name: vm.name,
+            id: vm.id,
+            memory_policy: vm.memory_policy,
+            memory_policy_chosen: vm.memory_policy_chosen,
+            pages_sampled_by: vm.pages_sampled_by,
+            memory_policy_caution: vm.memory_policy_caution,
+            memory_fixed: vm.memory_fixed,
+            home: vm.home,
+            pages_on: vm.pages_on,
+            local_access_ratio: vm.local_access_ratio,
+        }
+    }
 }
 
 /// `0: 120  3: 8`: MiB on each node that has any.
-fn pages(on: &[Value]) -> String {
+fn pages(on: &[(NodeId, Pages)]) -> String {
     const PAGES_PER_MIB: u64 = 256;
-    let node = |pair: &Value| Some((pair[0].as_u64()?, pair[1].as_u64()? / PAGES_PER_MIB));
-    let some = on.iter().filter_map(node).filter(|(_, mib)| *mib > 0);
+    let some = on.iter().map(|(node, pages)| (node, pages.0 / PAGES_PER_MIB));
+    let some = some.filter(|(_, mib)| *mib > 0);
     let each: Vec<String> = some.map(|(node, mib)| format!("{node}: {mib}")).collect();
     each.join("  ")
 }

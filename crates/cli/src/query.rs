@@ -3,16 +3,17 @@
 use std::path::Path;
 
 use anyhow::Context;
-use homenode_control::{Config, Control, Mode, Request as Ask};
+use homenode_agent::{placed, standalone};
+use homenode_api::answer::{Placed, Vms};
+use homenode_api::{Answer, ApiError, AskError, Request, ask};
+use homenode_control::{Config, Control, Mode, Request as Ask, VmStatus};
 use homenode_host::{Host, Sample};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_twin::{Scenario, Twin};
-use serde_json::Value;
 
 use crate::args::{HostArg, MachineArgs, PlaceArgs, VmArgs};
 use crate::bad_input;
-use crate::desk::{self, Request};
 use crate::output::{counted, or_dash, or_free, percent, print_json, table};
 
 /// `homenode machine`.
@@ -38,13 +39,13 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
 /// # Errors
 /// Bad input; a VM that fits nowhere is a failure that says what is short.
 pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
-    let ask = Ask {
+    let asked = Ask {
         vcpus: args.vcpus,
         memory: args.memory,
         bandwidth: args.bandwidth,
     };
-    let answer = match &args.host {
-        Some(HostArg::Twin(what)) => desk::placement_json(&place_on_twin(what.as_deref(), &ask)?),
+    let answer: Placed = match &args.host {
+        Some(HostArg::Twin(what)) => placed(&place_on_twin(what.as_deref(), &asked)?),
         Some(HostArg::Libvirt(Some(uri))) => {
             return Err(bad_input(format!(
                 "`place` asks about this host or a twin, not about {uri}; run it on that host"
@@ -55,8 +56,8 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 vcpus,
                 memory: memory_bytes,
                 bandwidth,
-            } = ask;
-            match desk::ask(
+            } = asked;
+            match ask(
                 &args.state,
                 &Request::Place {
                     vcpus,
@@ -65,23 +66,17 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 },
             )? {
                 Some(answer) => answer,
-                None => desk::placement_json(&crate::standalone::place(&args.state, &ask)?),
+                None => placed(&standalone::place(&args.state, &asked)?),
             }
         }
     };
     if args.json {
         say!("{}", serde_json::to_string_pretty(&answer)?);
     }
-    let reasons: Vec<&str> = answer["reasons"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|r| r.as_str())
-        .collect();
-    match answer["nodes"].as_array() {
+    let Placed { nodes, reasons, .. } = answer;
+    match nodes {
         Some(_) if args.json => Ok(()),
         Some(nodes) => {
-            let nodes: homenode_units::NodeSet = serde_json::from_value(nodes.clone().into())?;
             say!("node {nodes}");
             reasons.iter().for_each(|reason| say!("  {reason}"));
             Ok(())
@@ -121,16 +116,12 @@ pub fn place_on(machine: &Machine, sample: Sample, ask: &Ask) -> Result<Placemen
     control.place(machine, ask)
 }
 
-/// Asks the agent. What it does not want of what the user wrote is the user's mistake.
+/// Asks the agent.
 ///
 /// # Errors
 /// No agent, or its complaint.
-pub fn ask_agent(state: &Path, request: &Request) -> anyhow::Result<Value> {
-    let answer = desk::ask(state, request).map_err(|error| {
-        let is_about_input = error.to_string().starts_with(desk::NO_VM);
-        if is_about_input { bad_input(error) } else { error }
-    })?;
-    answer.with_context(|| {
+pub fn ask_agent<A: TryFrom<Answer, Error = Answer>>(state: &Path, request: &Request) -> anyhow::Result<A> {
+    ask(state, request)?.with_context(|| {
         format!(
             "no agent runs here (nothing at {}); start one with `homenode run`",
             state.display()
@@ -142,28 +133,28 @@ pub fn ask_agent(state: &Path, request: &Request) -> anyhow::Result<Value> {
 ///
 /// # Errors
 /// No agent, or no such VM.
-pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vec<Value>> {
-    let answer = ask_agent(state, &Request::Vms)?;
-    let mut vms: Vec<Value> = answer["vms"].as_array().cloned().unwrap_or_default();
+pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vec<VmStatus>> {
+    let Vms { vms, .. } = ask_agent(state, &Request::Vms)?;
     let Some(name) = name else { return Ok(vms) };
-    let known = |vm: &Value| vm["name"].as_str().map(str::to_owned);
-    let names: Vec<String> = vms.iter().filter_map(known).collect();
-    vms.retain(|vm| vm["name"] == name);
-    if vms.is_empty() {
-        let names = names.join(", ");
-        return Err(bad_input(format!("no VM `{name}` runs here; there are: {names}")));
+    let (found, others): (Vec<VmStatus>, Vec<VmStatus>) = vms.into_iter().partition(|vm| vm.name == name);
+    if found.is_empty() {
+        let error = ApiError::NoSuchVm {
+            vm: name.to_owned(),
+            running: others.into_iter().map(|vm| vm.name).collect(),
+        };
+        return Err(AskError::Agent(error).into());
     }
-    Ok(vms)
+    Ok(found)
 }
 
 /// What a VM's guest has of the memory that it could have.
-fn memory(vm: &Value) -> String {
-    let bytes = |value: &Value| value.as_u64().map(homenode_units::Bytes);
-    let now = bytes(&vm["memory_bytes"]).unwrap_or_default();
-    match bytes(&vm["memory"]["maximum_bytes"]).filter(|_| !vm["memory"]["limit_bytes"].is_null()) {
-        Some(maximum) => format!("{now} of {maximum}"),
-        None => now.to_string(),
-    }
+fn memory(vm: &VmStatus) -> String {
+    let now = vm.memory_bytes;
+    let maximum = vm
+        .memory
+        .maximum_bytes
+        .filter(|_| vm.memory.limit_bytes.is_some());
+    maximum.map_or_else(|| now.to_string(), |maximum| format!("{now} of {maximum}"))
 }
 
 /// `homenode vm`.
@@ -176,20 +167,14 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
         return print_json(&vms);
     }
     let rows = vms.iter().map(|vm| {
-        let home = serde_json::from_value::<homenode_units::NodeSet>(vm["home"].clone()).ok();
         vec![
-            vm["name"].as_str().unwrap_or("-").to_owned(),
-            or_free(home.as_ref()),
+            vm.name.clone(),
+            or_free(vm.home.as_ref()),
             memory(vm),
-            or_dash(vm["cpus_used"].as_f64(), |used| format!("{used:.1}")),
-            or_dash(vm["llc_miss_rate"].as_f64(), |rate| {
-                counted(
-                    percent(rate),
-                    serde_json::from_value(vm["counted_by"].clone()).ok(),
-                )
-            }),
-            or_dash(vm["local_access_ratio"].as_f64(), percent),
-            vm["left_alone"].as_str().unwrap_or_default().to_owned(),
+            or_dash(vm.cpus_used, |used| format!("{used:.1}")),
+            or_dash(vm.llc_miss_rate, |rate| counted(percent(rate), vm.counted_by)),
+            or_dash(vm.local_access_ratio, percent),
+            vm.left_alone.clone().unwrap_or_default(),
         ]
     });
     say!(

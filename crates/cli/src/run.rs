@@ -3,14 +3,19 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use homenode_control::Config;
+use homenode_agent::run::Pace;
+use homenode_agent::{Show, Stop, live, twin};
+use homenode_control::{Config, Mode};
 use homenode_linux::LibvirtHost;
+use homenode_linux::journal::STATE_DIR;
 use homenode_units::Ns;
 
-use crate::agent::Stop;
 use crate::args::{HostArg, RunArgs};
 use crate::bad_input;
 use crate::output::Output;
+
+/// Of which commit the program is.
+const COMMIT: &str = env!("HOMENODE_COMMIT");
 
 /// Runs the agent until it is stopped, its time is up, or the twin's scenario is done.
 ///
@@ -20,13 +25,31 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let config = config(args)?;
     let mut output = Output::new(args.json);
     let stop = stop_on_signals()?;
+    let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
     match choose_host(args, &mut output)? {
         HostArg::Twin(what) => {
             let spec = crate::twin::spec(what.as_deref(), args.seed)?;
-            crate::twin::run(args, &config, &spec, &mut output, &stop)?;
+            let run = twin::Run {
+                state: args.state.clone(),
+                mode,
+                pace: if args.fast { Pace::Own } else { Pace::Watched },
+                duration: args.duration,
+                commit: COMMIT,
+            };
+            twin::run(&run, &config, &spec, &mut output, &stop)?;
             crate::summary::compare(&spec, &config, &mut output)
         }
-        HostArg::Libvirt(uri) => crate::live::run(args, &config, uri.as_deref(), output, &stop),
+        HostArg::Libvirt(uri) => {
+            let run = live::Run {
+                uri: uri.unwrap_or_else(|| LibvirtHost::DEFAULT_URI.to_owned()),
+                state: args.state.clone().unwrap_or_else(|| STATE_DIR.into()),
+                mode,
+                keep: args.keep,
+                duration: args.duration,
+                commit: COMMIT,
+            };
+            live::run(&run, &config, &mut output, &stop)
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `homenode search`: the best that is known to be possible in a scenario, beside what policies make of it.
 
+use homenode_agent::Show;
 use homenode_control::Config;
 use homenode_search::best::{Best, PolicyRun, best};
 use homenode_search::jobs::{self, Progress};
@@ -8,6 +9,7 @@ use homenode_search::run::{Run, Setup};
 use homenode_search::score::ratio;
 use homenode_search::search::Effort;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::args::SearchArgs;
 use crate::bad_input;
@@ -93,7 +95,7 @@ pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
         best: of_best(&setup, &best),
     };
     show(&search, &best, &mut output);
-    output.object("search", &search);
+    output.object("search", json!(search));
     if let Some(path) = &args.known {
         known.add(&setup, &best, env!("HOMENODE_COMMIT"));
         known.write(path)?;

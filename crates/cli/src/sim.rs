@@ -1,5 +1,6 @@
 //! `homenode sim`: a scenario's run, and what came of it.
 
+use homenode_agent::Show;
 use homenode_control::{Config, Policies};
 use homenode_search::run::Setup;
 use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
@@ -74,7 +75,7 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         disturbance,
         policies: trials,
     };
-    output.object("simulation", &simulation);
+    output.object("simulation", serde_json::json!(simulation));
     Ok(())
 }
 
@@ -109,7 +110,7 @@ fn list(output: &mut Output) {
     for entry in &entries {
         output.line(&format!("{:<18} {}", entry.name, entry.about));
     }
-    output.object("scenarios", &serde_json::json!({ "scenarios": entries }));
+    output.object("scenarios", serde_json::json!({ "scenarios": entries }));
 }
 
 fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {

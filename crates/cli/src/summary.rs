@@ -1,8 +1,10 @@
 //! What came of it: the same VMs and seed under the default scheduler, first-fit pinning and Homenode.
 
+use homenode_agent::Show;
 use homenode_control::{Config, Policies};
 use homenode_search::run::Setup;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::output::{Output, Style};
 use crate::trial::{self, Trial};
@@ -36,6 +38,6 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output) -> anyhow::Re
     for sentence in trial::sentences(&policies) {
         output.line(&sentence);
     }
-    output.object("summary", &Summary { policies });
+    output.object("summary", json!(Summary { policies }));
     Ok(())
 }

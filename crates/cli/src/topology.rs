@@ -1,16 +1,17 @@
 //! `homenode topology`: what VMs' guests are told of where they are.
 
-use homenode_control::{TopologyStatus, VirtualNodeStatus};
+use homenode_control::{TopologyStatus, VirtualNodeStatus, VmStatus};
 use homenode_units::{NodeId, Pages};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::args::ShowArgs;
-use crate::desk::Request;
 use crate::output::{or_dash, print_json, table};
 use crate::query::{ask_agent, vms};
+use homenode_api::Request;
+use homenode_api::answer::Vms;
 
 /// A VM in the agent's answer.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 struct VmTopology {
     name: String,
     topology: TopologyStatus,
@@ -38,16 +39,16 @@ impl VmTopology {
 /// # Errors
 /// No agent, or no such VM.
 pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
-    let idle = ask_agent(&args.state, &Request::Vms)?["feed_idle"].clone();
+    let Vms { feed_idle, .. } = ask_agent(&args.state, &Request::Vms)?;
+    let of = |mut vm: VmStatus| {
+        vm.topology.why_not = vm.topology.why_not.or_else(|| feed_idle.clone());
+        VmTopology {
+            name: vm.name,
+            topology: vm.topology,
+        }
+    };
     let vms = vms(&args.state, args.vm.as_deref())?;
-    let mut vms: Vec<VmTopology> = vms
-        .into_iter()
-        .map(serde_json::from_value)
-        .collect::<Result<_, _>>()?;
-    for vm in &mut vms {
-        let why = vm.topology.why_not.take();
-        vm.topology.why_not = why.or_else(|| idle.as_str().map(str::to_owned));
-    }
+    let vms: Vec<VmTopology> = vms.into_iter().map(of).collect();
     if args.json {
         return print_json(&vms);
     }

@@ -1,22 +1,13 @@
-//! The agent on the twin.
+//! What is simulated: machines and scenarios as users name them.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
-use anyhow::Context;
-use homenode_control::{Config, Control, Mode};
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
 use homenode_search::run::Setup;
-use homenode_twin::{Scenario, Twin, Workload};
+use homenode_twin::{Scenario, Workload};
 
-use crate::agent::{Agent, Pace, Stop};
-use crate::args::RunArgs;
 use crate::bad_input;
-use crate::books::{Books, Clock};
-use crate::desk::{Clerk, Desk};
-use crate::orders::Orders;
-use crate::output::Output;
 
 /// The twin's machine where none is named.
 pub const TWIN_MACHINE: &str = "r910";
@@ -122,52 +113,4 @@ pub fn machine(what: &str) -> anyhow::Result<Machine> {
     } else {
         homenode_machine::preset(what).map_err(bad_input)
     }
-}
-
-/// Runs the agent on the twin: until it is stopped, its time is up, or every program has ended.
-///
-/// # Errors
-/// A scenario that the machine cannot run; a state directory that cannot hold the agent's socket.
-pub fn run(
-    args: &RunArgs,
-    config: &Config,
-    spec: &Setup,
-    output: &mut Output,
-    stop: &Stop,
-) -> anyhow::Result<()> {
-    let mut twin = spec.start().map_err(bad_input).context("the twin cannot start")?;
-    let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
-    let (books, bill) = Books::open(args.state.as_deref(), Clock::Host);
-    let control = Control::new(config.clone(), mode).with_bill(bill);
-    let control = Arc::new(Mutex::new(control));
-    let orders = Orders::default();
-    // Only where asked for: a VM that really starts must not be answered from a simulation by accident.
-    let clerk = Clerk {
-        machine: Arc::new(spec.machine.clone()),
-        control: Arc::clone(&control),
-        orders: orders.clone(),
-    };
-    let desk = args
-        .state
-        .as_deref()
-        .map(|state| Desk::open(state, clerk))
-        .transpose()?;
-    let mut agent = Agent {
-        control,
-        orders,
-        books,
-        output,
-        stop,
-        duration: args.duration,
-        period: config.period,
-        pace: if args.fast { Pace::Own } else { Pace::Watched },
-    };
-    let name = format!(
-        "the twin of {} with scenario {}",
-        spec.machine.name, spec.scenario.name
-    );
-    agent.announce(name, Some(spec.seed), mode);
-    agent.run(&mut twin, |_| Vec::new(), Twin::finished);
-    drop(desk);
-    Ok(())
 }

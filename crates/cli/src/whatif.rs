@@ -1,141 +1,20 @@
 //! `homenode whatif`: how fast VMs would be with other homes, asked of the running agent or on a scenario.
 
-use std::collections::BTreeMap;
-
+use homenode_agent::forecast;
+use homenode_api::answer::{Forecast, Simulated};
+use homenode_api::{ApiError, AskError, Homes, Request};
 use homenode_control::{Config, Control, Mode};
 use homenode_host::Host;
-use homenode_machine::Machine;
-use homenode_policy::arrange::what_if::{NoForecast, Unknown, VmForecast};
 use homenode_search::run::Setup;
-use homenode_units::{NodeSet, Ns, VmId};
-use serde::{Deserialize, Serialize};
+use homenode_units::NodeSet;
 
 use crate::args::WhatIfArgs;
-use crate::desk::{self, Request};
 use crate::output::{or_dash, or_free, percent, print_json, progress, table};
 use crate::query::ask_agent;
 use crate::{bad_input, twin};
 
 /// How a home is written, said wherever one is not.
 const REMEDY: &str = "write `VM=0` for a node, `VM=0,1` or `VM=0-2` for several, `VM=free` for no home";
-
-/// Homes that are asked about, by the names of VMs; `None` is no home.
-pub type Homes = BTreeMap<String, Option<NodeSet>>;
-
-/// Why there is no answer.
-#[derive(Debug)]
-pub enum Complaint {
-    /// The question is wrong.
-    Input(String),
-    /// The agent cannot tell.
-    Unable(String),
-    /// The agent cannot tell yet.
-    TooSoon(String),
-}
-
-/// What is predicted.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Answer {
-    /// The host's clock.
-    at_ns: Ns,
-    /// The scenario that was run, if the host is a twin of its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    simulated: Option<Simulated>,
-    vms: Vec<Predicted>,
-    /// Median error of predictions so far, as a share; `None` before the first trial was judged.
-    error_median: Option<f64>,
-    /// Trials that this rests on.
-    trials_count: usize,
-    notes: Vec<String>,
-}
-
-/// What was run.
-#[derive(Debug, Serialize, Deserialize)]
-struct Simulated {
-    scenario: String,
-    machine: String,
-    seed: u64,
-}
-
-/// What is predicted of one VM.
-#[derive(Debug, Serialize, Deserialize)]
-struct Predicted {
-    name: String,
-    id: VmId,
-    home: Option<NodeSet>,
-    home_then: Option<NodeSet>,
-    /// Time that its work takes over the time without an agent.
-    slow_down: Option<f64>,
-    slow_down_then: Option<f64>,
-    /// Why there is no prediction, if so.
-    why_unknown: Option<String>,
-    /// What keeps it from the home that was asked for, if anything does.
-    obstacle: Option<String>,
-}
-
-impl Answer {
-    /// What the agent's loop predicts.
-    ///
-    /// # Errors
-    /// A VM or node that is none here; an agent that keeps no predictions, or knows too little yet.
-    pub fn of(control: &Control, machine: &Machine, homes: &Homes) -> Result<Answer, Complaint> {
-        if let Some(idle) = control.predictions_idle() {
-            return Err(Complaint::Unable(idle.to_owned()));
-        }
-        let status = control.status(machine);
-        let wanted = homes.iter().map(|(name, home)| {
-            let vm = desk::named(&status, name).map_err(Complaint::Input)?;
-            Ok((vm.id, home.clone()))
-        });
-        let wanted = wanted.collect::<Result<_, _>>()?;
-        let forecast = control
-            .what_if(machine, &wanted)
-            .map_err(|refused| match refused {
-                NoForecast::Nodes { .. } => Complaint::Input(refused.to_string()),
-                NoForecast::Unknown {
-                    why: Unknown::New { .. },
-                    ..
-                } => Complaint::TooSoon(refused.to_string()),
-                NoForecast::Unknown { .. } => Complaint::Unable(refused.to_string()),
-            })?;
-        let idle = control.trials_idle();
-        let short = forecast.short.iter().map(|short| {
-            let (node, needed, free) = (short.node, short.needed_bytes, short.free_bytes);
-            format!("node {node} has {free} free, and {needed} would come to it")
-        });
-        let vms = status.vms.iter().filter_map(|vm| {
-            let found = forecast.vms.iter().find(|found| found.vm == vm.id)?;
-            Some(Predicted::of(vm.name.clone(), found))
-        });
-        Ok(Answer {
-            at_ns: status.at_ns,
-            simulated: None,
-            vms: vms.collect(),
-            error_median: control.trials().error().filter(|_| idle.is_none()),
-            trials_count: if idle.is_none() {
-                control.trials().count()
-            } else {
-                0
-            },
-            notes: short.chain(idle.map(str::to_owned)).collect(),
-        })
-    }
-}
-
-impl Predicted {
-    fn of(name: String, found: &VmForecast) -> Predicted {
-        Predicted {
-            name,
-            id: found.vm,
-            home: found.home.clone(),
-            home_then: found.home_then.clone(),
-            slow_down: found.slow_down.ok().map(|slow| slow.now),
-            slow_down_then: found.slow_down.ok().map(|slow| slow.then),
-            why_unknown: found.slow_down.err().map(|why| why.to_string()),
-            obstacle: found.obstacle.as_ref().map(ToString::to_string),
-        }
-    }
-}
 
 /// `homenode whatif`.
 ///
@@ -147,7 +26,7 @@ pub fn run(args: &WhatIfArgs) -> anyhow::Result<()> {
         Some(what) => simulate(args, what, &homes)?,
         None => {
             let homes = homes.clone();
-            serde_json::from_value(ask_agent(&args.state, &Request::WhatIf { homes })?)?
+            ask_agent(&args.state, &Request::WhatIf { homes })?
         }
     };
     if args.json {
@@ -187,7 +66,7 @@ fn parse(texts: &[String]) -> anyhow::Result<Homes> {
 }
 
 /// Runs the agent on a scenario up to a time, and asks it.
-fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Answer> {
+fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Forecast> {
     let scenario = twin::scenario(what)?;
     let machine = twin::machine_for(&scenario, what, None)?;
     let seed = args.seed.unwrap_or(scenario.seed);
@@ -219,20 +98,19 @@ fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Answ
         twin.wait(left.min(control.config().period));
     }
     progress("");
-    let answer = Answer::of(&control, &setup.machine, homes).map_err(|complaint| match complaint {
-        Complaint::Input(text) => bad_input(text),
-        Complaint::Unable(text) => anyhow::anyhow!(text),
-        Complaint::TooSoon(text) => anyhow::anyhow!("{text}; ask about a later time with --at"),
+    let answer = forecast(&control, &setup.machine, homes).map_err(|complaint| match complaint {
+        ApiError::NotYet { why } => anyhow::anyhow!("{why}; ask about a later time with --at"),
+        other => AskError::Agent(other).into(),
     })?;
     let simulated = Some(Simulated {
         scenario: name.clone(),
         machine: setup.machine.name.clone(),
         seed,
     });
-    Ok(Answer { simulated, ..answer })
+    Ok(Forecast { simulated, ..answer })
 }
 
-fn show(answer: &Answer, homes: &Homes) {
+fn show(answer: &Forecast, homes: &Homes) {
     if let Some(of) = &answer.simulated {
         say!(
             "{} on {}, seed {}, at {}\n",

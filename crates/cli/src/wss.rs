@@ -3,16 +3,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use homenode_control::{Control, VmStatus};
+use homenode_api::Request;
+use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
 use homenode_host::observed::CarrierChoice;
 use homenode_host::{WINDOW_MAX, WINDOW_MIN};
-use homenode_policy::working_set::{Carrier, Certainty, Measured, Sees, Settled};
 use homenode_units::{Bytes, Ns};
-use serde::{Deserialize, Serialize};
 
 use crate::args::WssArgs;
 use crate::bad_input;
-use crate::desk::Request;
 use crate::output::{or_dash, percent, print_json, progress, table};
 use crate::page_log;
 use crate::query::ask_agent;
@@ -26,127 +24,6 @@ const WAIT: Ns = Ns::from_secs(15);
 /// What a working set is not, said with each.
 const NOT: &str = "not said: whether the guest would like more than it has (one that swaps looks like one that fits), nor how \
                    slow it would be with less";
-
-/// What the agent knows of one VM's working set.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct WorkingSet {
-    vm: String,
-    /// Memory that the guest may use.
-    memory_bytes: Bytes,
-    /// Whether its memory is watched now.
-    is_watched: bool,
-    /// Why there is no fresh figure, if something speaks against one.
-    why_not: Option<String>,
-    /// The last figure.
-    working_set: Option<Figure>,
-}
-
-/// One figure.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figure {
-    size_bytes: Bytes,
-    least_bytes: Bytes,
-    most_bytes: Bytes,
-    /// What the two ends mean: `bounds`, `percent95`, `spread`.
-    certainty: String,
-    certainty_means: String,
-    /// The larger distance of the ends from the size.
-    error_bytes: Bytes,
-    window_ns: Ns,
-    carrier: String,
-    carrier_merit: String,
-    /// Which accesses it sees: `all`, `writes`.
-    sees: Sees,
-    blind_spot: String,
-    blind_bytes: Bytes,
-    hot_bytes: Bytes,
-    warm_bytes: Bytes,
-    kernel_bytes: Bytes,
-    is_settled: bool,
-    lost: u64,
-    cost_ns: Ns,
-    at_ns: Ns,
-    age_ns: Ns,
-}
-
-/// What the agent answers.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Answer {
-    /// The host's clock now.
-    at_ns: Ns,
-    carriers: Vec<CarrierChoice>,
-    vms: Vec<WorkingSet>,
-}
-
-impl Answer {
-    /// What the agent's loop knows of these VMs.
-    pub fn of(control: &Control, now: Ns, vms: &[&VmStatus]) -> Answer {
-        Answer {
-            at_ns: now,
-            carriers: control.carriers().to_vec(),
-            vms: vms.iter().map(|vm| WorkingSet::of(control, now, vm)).collect(),
-        }
-    }
-}
-
-impl WorkingSet {
-    fn of(control: &Control, now: Ns, vm: &VmStatus) -> WorkingSet {
-        let state = control.working_set();
-        WorkingSet {
-            vm: vm.name.clone(),
-            memory_bytes: vm.memory_bytes,
-            is_watched: state.is_watched(vm.id),
-            why_not: state.why_not(vm.id).map(str::to_owned),
-            working_set: state.measured(vm.id).map(|measured| Figure::of(measured, now)),
-        }
-    }
-}
-
-impl Figure {
-    fn of(measured: &Measured, now: Ns) -> Figure {
-        let Measured {
-            estimate,
-            blind,
-            cost,
-            ..
-        } = measured;
-        let carrier: Carrier = estimate.carrier;
-        let (certainty, certainty_means) = match estimate.certainty {
-            Certainty::Bounds => (
-                "bounds",
-                "the true size lies between them, if the carrier works as it says",
-            ),
-            Certainty::Percent95 => ("percent95", "the true size lies between them in 95 of 100 cases"),
-            Certainty::Spread => (
-                "spread",
-                "the least and the most of recent windows; the most with what the carrier may not have seen",
-            ),
-        };
-        let above = estimate.most.saturating_sub(estimate.size);
-        Figure {
-            size_bytes: estimate.size,
-            least_bytes: estimate.least,
-            most_bytes: estimate.most,
-            certainty: certainty.to_owned(),
-            certainty_means: certainty_means.to_owned(),
-            error_bytes: above.max(estimate.size.saturating_sub(estimate.least)),
-            window_ns: estimate.window,
-            carrier: carrier.name().to_owned(),
-            carrier_merit: carrier.merit().to_owned(),
-            sees: carrier.sees(),
-            blind_spot: carrier.blind_spot().to_owned(),
-            blind_bytes: blind.to_bytes(),
-            hot_bytes: estimate.hot,
-            warm_bytes: estimate.warm,
-            kernel_bytes: estimate.kernel,
-            is_settled: estimate.settled == Settled::Yes,
-            lost: estimate.lost,
-            cost_ns: *cost,
-            at_ns: estimate.at,
-            age_ns: now.saturating_sub(estimate.at),
-        }
-    }
-}
 
 /// `homenode wss`.
 ///
@@ -170,13 +47,13 @@ pub fn run(args: &WssArgs) -> anyhow::Result<()> {
     }
 }
 
-fn ask(args: &WssArgs, vm: Option<&str>) -> anyhow::Result<Answer> {
+fn ask(args: &WssArgs, vm: Option<&str>) -> anyhow::Result<WorkingSets> {
     let request = Request::WorkingSets {
         vm: vm.map(str::to_owned),
         window: args.window,
         wait: WAIT,
     };
-    Ok(serde_json::from_value(ask_agent(&args.state, &request)?)?)
+    ask_agent(&args.state, &request)
 }
 
 fn all(args: &WssArgs) -> anyhow::Result<()> {
@@ -333,31 +210,4 @@ fn seconds(ns: Ns) -> String {
 
 fn milliseconds(ns: Ns) -> String {
     format!("{:.1} ms", ns.as_f64() / 1e6)
-}
-
-/// Why a VM's memory will not be watched, whatever happens, if so; with the remedy.
-///
-/// # Errors
-/// That sentence.
-pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
-    let of_vm = |why: &str| format!("the memory of VM {} cannot be watched: {why}", vm.name);
-    if let Some(why) = control.watching_idle() {
-        return Err(of_vm(why));
-    }
-    if control.is_opted_out(vm.id) {
-        return Err(of_vm("its operator opted it out (manage='no' in its metadata)"));
-    }
-    let carriers = control.carriers();
-    if carriers.iter().all(|choice| choice.why_not.is_some()) {
-        let each = carriers.iter().map(|choice| {
-            let why = choice.why_not.as_deref().unwrap_or_default();
-            format!("{}: {why}", choice.carrier.name())
-        });
-        let all: Vec<String> = each.collect();
-        return Err(of_vm(&format!(
-            "nobody can tell which it uses ({})",
-            all.join("; ")
-        )));
-    }
-    Ok(())
 }

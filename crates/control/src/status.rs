@@ -59,7 +59,7 @@ pub struct LinkStatus {
 }
 
 /// One VM.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmStatus {
     /// Name.
     pub name: String,

@@ -140,7 +140,8 @@ pub struct Advice {
 }
 
 impl Advice {
-    fn none(why: &str) -> Advice {
+    /// None, and why.
+    pub fn none(why: &str) -> Advice {
         Advice {
             policy: None,
             imbalance: None,

@@ -23,9 +23,9 @@ const PURE: [(&str, &[&str]); 2] = [
 
 /// What each crate of the workspace may depend on in the workspace, tests and benches aside.
 ///
-/// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; cli sees all.
+/// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 19] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -114,8 +114,33 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 19] = [
         ],
     ),
     (
+        "homenode-api",
+        &[
+            "homenode-control",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-units",
+        ],
+    ),
+    (
+        "homenode-agent",
+        &[
+            "homenode-api",
+            "homenode-control",
+            "homenode-search",
+            "homenode-linux",
+            "homenode-twin",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
+    (
         "homenode-cli",
         &[
+            "homenode-agent",
+            "homenode-api",
             "homenode-reproduce",
             "homenode-search",
             "homenode-calibrate",

@@ -19,11 +19,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use homenode_agent::Show;
 use homenode_machine::Machine;
 use homenode_meter::log::{Log, LogError};
 use homenode_twin::Workload;
 use homenode_twin::workload::FittedCurve;
 use serde::Serialize;
+use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::bad_input;
@@ -171,7 +173,7 @@ fn finish(
     let mut output = Output::new(args.json);
     output.object(
         "profile",
-        &Profiled {
+        json!(Profiled {
             command: &command,
             machine: &machine.name,
             exit_status,
@@ -181,7 +183,7 @@ fn finish(
             fit: &fit,
             measured: log,
             notes: &notes,
-        },
+        }),
     );
     if !args.json {
         // Standard output is the program's.

@@ -51,6 +51,8 @@ mod supply;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+
 use homenode_host::{Act, Plan, View, VmView};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId};
 use serde::{Deserialize, Serialize};
@@ -119,7 +121,7 @@ pub struct Placement {
 }
 
 /// How a bin was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Match {
     /// Room, and the same relative order (step 2).
@@ -131,12 +133,12 @@ pub enum Match {
 }
 
 /// One resource that is short.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shortage {
     /// Where; all nodes together, of those whose links carry little traffic, where `None`.
     pub node: Option<NodeId>,
     /// `CPU`, `memory` or `memory bandwidth`.
-    pub resource: &'static str,
+    pub resource: Cow<'static, str>,
     /// What is left, in words with unit.
     pub left: String,
     /// What is needed, in words with unit.
@@ -329,7 +331,7 @@ fn shortages(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>) -> Unp
             .filter(|&d| left[d] < needed[d])
             .map(|d| Shortage {
                 node,
-                resource: names[d],
+                resource: names[d].into(),
                 left: words(d, left[d]),
                 needed: words(d, needed[d]),
             })

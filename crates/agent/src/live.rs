@@ -1,6 +1,6 @@
 //! The agent on a real host: crash safety around the same loop.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
 use homenode_linux::guard::{self, Guard};
 use homenode_linux::journal::Journal;
-use homenode_linux::{Acting, ConnectError, LibvirtHost, Options};
+use homenode_linux::{Acting, LibvirtHost, Options};
+use homenode_units::Ns;
 use serde::Serialize;
+use serde_json::json;
 
-use crate::agent::{Agent, Pace, Stop};
-use crate::args::{GuardArgs, ReleaseArgs, RunArgs};
-use crate::bad_input;
-use crate::books::{Books, Clock};
-use crate::desk::{Clerk, Desk};
-use crate::orders::Orders;
-use crate::output::Output;
+use crate::bill_file::{BillFile, Clock};
+use crate::handler::Handler;
+use crate::run::{Agent, Pace, Show, Stop};
+use crate::server::Server;
+use crate::setting_queue::SettingQueue;
 
 /// How long a restarted agent has to take over before the guard restores what the dead one had set.
 const GRACE: &str = "10s";
@@ -36,77 +36,81 @@ struct LivePolicy {
     vms: Vec<homenode_control::VmStatus>,
 }
 
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// libvirt's address.
+    pub uri: String,
+    /// Where journal, bill and socket lie.
+    pub state: PathBuf,
+    /// Whether plans are carried out.
+    pub mode: Mode,
+    /// Whether homes and pins are left as they are at the end.
+    pub keep: bool,
+    /// Time after which it stops.
+    pub duration: Option<Ns>,
+    /// Of which commit the program is.
+    pub commit: &'static str,
+}
+
 /// Runs the agent on a libvirt host.
 ///
 /// # Errors
 /// No libvirt, no permission, one node only, another agent.
-pub fn run(
-    args: &RunArgs,
-    config: &Config,
-    uri: Option<&str>,
-    mut output: Output,
-    stop: &Stop,
-) -> anyhow::Result<()> {
-    let uri = uri.unwrap_or(LibvirtHost::DEFAULT_URI);
+pub fn run(run: &Run, config: &Config, output: &mut dyn Show, stop: &Stop) -> anyhow::Result<()> {
+    let Run { uri, state, mode, .. } = run;
+    let mode = *mode;
+    let is_dry = mode == Mode::DryRun;
     let machine = homenode_machine::sysfs::read(Path::new("/"))?;
     anyhow::ensure!(
         machine.memory_nodes().len() > 1,
         "this host has one NUMA node, so there is nothing to place or move; try `homenode run --host twin`"
     );
-    let state = args
-        .state
-        .clone()
-        .unwrap_or_else(|| homenode_linux::journal::STATE_DIR.into());
-    let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
     let options = Options {
         state_dir: state.clone(),
-        acting: if args.dry_run {
-            Acting::DryRun
-        } else {
-            Acting::Live
-        },
+        acting: if is_dry { Acting::DryRun } else { Acting::Live },
         stop: Arc::clone(stop),
         ..Options::new(machine.clone())
     };
-    let mut host = LibvirtHost::connect(uri, options).map_err(connect_error)?;
+    let mut host = LibvirtHost::connect(uri, options)?;
     let policies = config.policies;
-    let books_dir = (!args.dry_run).then_some(state.as_path());
-    let (books, bill) = Books::open(books_dir, Clock::Wall);
+    let bill_dir = (!is_dry).then_some(state.as_path());
+    let (bill_file, bill) = BillFile::open(bill_dir, Clock::Wall);
     let mut control = Control::new(config.clone(), mode).with_bill(bill);
     for vm in host.carried_over() {
         control.adopt(vm.vm, vm.home);
     }
     let control = Arc::new(Mutex::new(control));
-    let guard = if args.dry_run {
+    let guard = if is_dry {
         None
     } else {
-        Some(start_guard(&state, uri)?)
+        Some(start_guard(state, uri)?)
     };
-    let orders = Orders::default();
-    let desk = if args.dry_run {
+    let settings = SettingQueue::default();
+    let server = if is_dry {
         None
     } else {
-        let clerk = Clerk {
+        let handler = Handler {
             machine: Arc::new(machine.clone()),
             control: Arc::clone(&control),
-            orders: orders.clone(),
         };
-        Some(Desk::open(&state, clerk)?)
+        Some(Server::open(state, handler, settings.clone())?)
     };
     let mut agent = Agent {
         control: Arc::clone(&control),
-        orders,
-        books,
-        output: &mut output,
+        settings,
+        bill: bill_file,
+        output,
+        commit: run.commit,
         stop,
-        duration: args.duration,
+        duration: run.duration,
         period: config.period,
         pace: Pace::Own,
     };
     agent.announce(format!("{} at {uri}", machine.name), None, mode);
     agent.run(&mut host, LibvirtHost::take_notices, |_| false);
-    drop(desk);
-    let failures = if args.keep {
+    drop(server);
+    let failures = if run.keep {
         host.lift_limits()
     } else {
         host.restore()
@@ -126,10 +130,10 @@ pub fn run(
             vms: control.status(&machine).vms,
         }],
         agent_cpu_s: cpu_time().as_secs_f64(),
-        kept: args.keep,
+        kept: run.keep,
     };
-    output.object("summary", &summary);
-    let left = if args.keep {
+    output.object("summary", json!(summary));
+    let left = if run.keep {
         "homes and pins are left as they are"
     } else {
         "homes and pins are given back"
@@ -158,45 +162,31 @@ fn start_guard(state: &Path, uri: &str) -> anyhow::Result<Guard> {
     Ok(guard::spawn(&exe, &arguments)?)
 }
 
-/// `homenode guard`: waits for the agent's end.
+/// The guard's life: waits for the agent's end, and undoes after it if nobody follows within `grace`. Its standard input is the
+/// agent's pipe.
 ///
 /// # Errors
 /// When the journal cannot be read.
-pub fn guard(args: &GuardArgs) -> anyhow::Result<()> {
+pub fn guard(uri: &str, state: &Path, grace: Ns) -> anyhow::Result<()> {
     let (pipe, mut ready) = (std::io::stdin().lock(), std::io::stdout());
-    let undo = |journal: &mut Journal, vm| homenode_linux::undo(&args.uri, Path::new("/"), journal, vm);
-    guard::run(
-        pipe,
-        &mut ready,
-        &args.state,
-        Duration::from_nanos(args.grace.0),
-        undo,
-    )?;
+    let undo = |journal: &mut Journal, vm| homenode_linux::undo(uri, Path::new("/"), journal, vm);
+    guard::run(pipe, &mut ready, state, Duration::from_nanos(grace.0), undo)?;
     Ok(())
 }
 
-/// `homenode release`: restores what the journal lists.
+/// Restores what the journal lists; how many VMs that were.
 ///
 /// # Errors
 /// When an agent runs, or something cannot be restored.
-pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
+pub fn release(uri: &str, state: &Path) -> anyhow::Result<usize> {
     let machine = homenode_machine::sysfs::read(Path::new("/"))?;
     let options = Options {
-        state_dir: args.state.clone(),
+        state_dir: state.to_owned(),
         ..Options::new(machine)
     };
-    let mut host = LibvirtHost::connect(&args.uri, options).map_err(connect_error)?;
+    let mut host = LibvirtHost::connect(uri, options)?;
     let count = host.carried_over().len();
     let failures = host.restore();
     anyhow::ensure!(failures.is_empty(), "{}", failures.join("\n"));
-    say!("{count} VMs are as they were before homenode touched them");
-    Ok(())
-}
-
-/// Connection errors that the user's input caused, apart from the world's.
-fn connect_error(error: ConnectError) -> anyhow::Error {
-    match error {
-        ConnectError::BadUri { .. } => bad_input(error),
-        other => other.into(),
-    }
+    Ok(count)
 }

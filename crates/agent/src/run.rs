@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use homenode_control::{Config, Control, Mode};
+use homenode_control::{Config, Control, Epoch, Mode};
 use homenode_host::{Host, HostError};
 use homenode_units::Ns;
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::books::Books;
-use crate::orders::Orders;
-use crate::output::Output;
+use crate::bill_file::BillFile;
+use crate::setting_queue::SettingQueue;
 
 /// Longest sleep before looking whether a signal came.
 const LOOK_EVERY: Ns = Ns::from_millis(100);
@@ -31,16 +31,30 @@ struct Start<'a> {
     config: &'a Config,
 }
 
+/// Where a run is shown.
+pub trait Show {
+    /// Says a line to people.
+    fn line(&mut self, text: &str);
+    /// Tells programs something, as an object named by its kind.
+    fn object(&mut self, kind: &str, value: Value);
+    /// Shows what an epoch saw and did.
+    fn epoch(&mut self, epoch: &Epoch);
+    /// Whether nobody reads any more: the run then ends, in good order.
+    fn is_closed(&self) -> bool;
+}
+
 /// A loop over one host, and how it is shown.
 pub struct Agent<'a> {
-    /// State of the loop, shared with the desk.
+    /// State of the loop, shared with the server.
     pub control: Arc<Mutex<Control>>,
-    /// What operators order through the desk.
-    pub orders: Orders,
+    /// Settings that operators ask for through the server.
+    pub settings: SettingQueue,
     /// Where usage is written down.
-    pub books: Books,
+    pub bill: BillFile,
     /// Where it is shown.
-    pub output: &'a mut Output,
+    pub output: &'a mut dyn Show,
+    /// What was built: shown first, so that a run can be repeated.
+    pub commit: &'static str,
     /// Set when it shall stop.
     pub stop: &'a Stop,
     /// Host time after which it stops.
@@ -76,8 +90,8 @@ impl Agent<'_> {
                     // Said once, not in every period that it lasts.
                     if trouble.as_ref() != Some(&error) {
                         self.output.line(&format!("{error}"));
-                        self.output
-                            .object("trouble", &serde_json::json!({ "message": error.to_string() }));
+                        let message = error.to_string();
+                        self.output.object("trouble", json!({ "message": message }));
                         trouble = Some(error);
                     }
                 }
@@ -95,7 +109,7 @@ impl Agent<'_> {
                     let answer = begun.commit(host);
                     let epoch = lock().finish(host.machine(), begun, answer);
                     self.output.epoch(&epoch);
-                    if let Some(trouble) = self.books.settle(at, &self.control) {
+                    if let Some(trouble) = self.bill.settle(at, &self.control) {
                         self.notice(&trouble);
                     }
                     let since = at.saturating_sub(*started.get_or_insert(at));
@@ -109,21 +123,20 @@ impl Agent<'_> {
             }
             self.wait(host);
         }
-        if let Some(trouble) = self.books.close(&self.control) {
+        if let Some(trouble) = self.bill.close(&self.control) {
             self.notice(&trouble);
         }
     }
 
     fn notice(&mut self, text: &str) {
         self.output.line(text);
-        self.output
-            .object("notice", &serde_json::json!({ "message": text }));
+        self.output.object("notice", json!({ "message": text }));
     }
 
     fn wait<H: Host>(&self, host: &mut H) {
         let mut left = self.period;
         while left > Ns::ZERO && !self.stop.load(Ordering::Relaxed) {
-            self.orders.carry_out(host, &self.control);
+            self.settings.carry_out(host, &self.control);
             let part = left.min(LOOK_EVERY);
             host.wait(part);
             if self.pace == Pace::Watched {
@@ -139,7 +152,7 @@ impl Agent<'_> {
             .control
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("HOMENODE_COMMIT"));
+        let (version, commit) = (env!("CARGO_PKG_VERSION"), self.commit);
         let start = Start {
             version,
             commit,
@@ -148,7 +161,7 @@ impl Agent<'_> {
             mode,
             config: control.config(),
         };
-        self.output.object("start", &start);
+        self.output.object("start", json!(start));
         let seed = seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
         let how = if mode == Mode::DryRun {
             ", dry run: nothing is touched"

@@ -37,7 +37,7 @@ pub enum Clock {
 
 /// Keeps the bill.
 #[derive(Debug)]
-pub struct Books {
+pub struct BillFile {
     /// Nowhere to keep it: then it ends with the agent.
     dir: Option<PathBuf>,
     clock: Clock,
@@ -45,10 +45,10 @@ pub struct Books {
     trouble: Option<String>,
 }
 
-impl Books {
-    /// Opens the books of a directory, and gives what they hold. A file that cannot be understood is set aside and said.
-    pub fn open(dir: Option<&Path>, clock: Clock) -> (Books, Bill) {
-        let mut books = Books {
+impl BillFile {
+    /// Opens the file in a directory, and gives what it holds. A file that cannot be understood is set aside and said.
+    pub fn open(dir: Option<&Path>, clock: Clock) -> (BillFile, Bill) {
+        let mut file = BillFile {
             dir: dir.map(Path::to_owned),
             clock,
             written_at: None,
@@ -58,11 +58,11 @@ impl Books {
             None | Some(Ok(None)) => Bill::default(),
             Some(Ok(Some(bill))) => bill,
             Some(Err(trouble)) => {
-                books.trouble = Some(trouble);
+                file.trouble = Some(trouble);
                 Bill::default()
             }
         };
-        (books, bill)
+        (file, bill)
     }
 
     /// Settles the bill up to now, and writes it if that is due. Says what went wrong, once.
@@ -174,15 +174,15 @@ mod tests {
     #[test]
     fn a_bill_survives_the_agent() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut books, empty) = Books::open(Some(dir.path()), Clock::Host);
+        let (mut file, empty) = BillFile::open(Some(dir.path()), Clock::Host);
         assert_eq!(empty, Bill::default());
         let control = Mutex::new(Control::new(Config::default(), Mode::Act).with_bill(bill()));
-        assert_eq!(books.close(&control), None);
-        let (_, again) = Books::open(Some(dir.path()), Clock::Host);
+        assert_eq!(file.close(&control), None);
+        let (_, again) = BillFile::open(Some(dir.path()), Clock::Host);
         assert_eq!(again, bill());
         // A crash while writing leaves the old one.
         std::fs::write(dir.path().join("bill.json.new"), "{\"ver").unwrap();
-        assert_eq!(Books::open(Some(dir.path()), Clock::Host).1, bill());
+        assert_eq!(BillFile::open(Some(dir.path()), Clock::Host).1, bill());
     }
 
     #[test]
@@ -196,12 +196,12 @@ mod tests {
         ] {
             let dir = tempfile::tempdir().unwrap();
             std::fs::write(dir.path().join(FILE), bad).unwrap();
-            let (mut books, empty) = Books::open(Some(dir.path()), Clock::Host);
+            let (mut file, empty) = BillFile::open(Some(dir.path()), Clock::Host);
             assert_eq!(empty, Bill::default());
             let control = Mutex::new(Control::new(Config::default(), Mode::Act));
-            let said = books.settle(Ns::from_secs(1), &control).unwrap();
+            let said = file.settle(Ns::from_secs(1), &control).unwrap();
             assert!(said.contains("set aside"), "{said}");
-            assert_eq!(books.settle(Ns::from_secs(2), &control), None);
+            assert_eq!(file.settle(Ns::from_secs(2), &control), None);
             assert_eq!(std::fs::read(dir.path().join(DAMAGED)).unwrap(), bad.as_bytes());
         }
     }
@@ -210,9 +210,9 @@ mod tests {
     fn a_bill_that_cannot_be_written_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let gone = dir.path().join("gone");
-        let (mut books, _) = Books::open(Some(&gone), Clock::Host);
+        let (mut file, _) = BillFile::open(Some(&gone), Clock::Host);
         let control = Mutex::new(Control::new(Config::default(), Mode::Act));
-        let said = books.close(&control).unwrap();
+        let said = file.close(&control).unwrap();
         assert!(said.contains("gone") && said.contains("kept in memory"), "{said}");
     }
 }

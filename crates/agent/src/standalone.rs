@@ -31,15 +31,20 @@ pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplac
     Ok(control.place(&machine, ask))
 }
 
-/// Nodes for a VM that is about to start; promised to it in the ledger. There is always an answer.
-pub fn promise(state: &Path, shape: Shape) -> NodeSet {
-    let Ok(machine) = homenode_machine::sysfs::read(Path::new("/")) else {
-        return NodeSet::one(NodeId(0));
+/// Nodes for a VM that is about to start; promised to it in the ledger. There is always an answer, with what went wrong, if
+/// anything did.
+pub fn promise(state: &Path, shape: Shape) -> (NodeSet, Option<anyhow::Error>) {
+    let machine = match homenode_machine::sysfs::read(Path::new("/")) {
+        Ok(machine) => machine,
+        Err(error) => return (NodeSet::one(NodeId(0)), Some(error.into())),
     };
-    try_promise(state, &machine, shape).unwrap_or_else(|error| {
-        eprintln!("homenode: {error:#}; all nodes are advised");
-        machine.memory_nodes()
-    })
+    match try_promise(state, &machine, shape) {
+        Ok(nodes) => (nodes, None),
+        Err(error) => (
+            machine.memory_nodes(),
+            Some(error.context("all nodes are advised")),
+        ),
+    }
 }
 
 fn try_promise(state: &Path, machine: &Machine, shape: Shape) -> anyhow::Result<NodeSet> {
@@ -51,14 +56,13 @@ fn try_promise(state: &Path, machine: &Machine, shape: Shape) -> anyhow::Result<
 }
 
 /// Notes a VM that is about to start.
-pub fn announce(state: &Path, announcement: Announcement) {
-    let noted = open_ledger(state).and_then(|(mut file, mut ledger)| {
-        ledger.announce(announcement, now());
-        save(&mut file, &ledger)
-    });
-    if let Err(error) = noted {
-        eprintln!("homenode: {error:#}; the VM's nodes will be chosen without its name");
-    }
+///
+/// # Errors
+/// When the ledger cannot be written; the VM's nodes are then chosen without its name.
+pub fn announce(state: &Path, announcement: Announcement) -> anyhow::Result<()> {
+    let (mut file, mut ledger) = open_ledger(state)?;
+    ledger.announce(announcement, now());
+    save(&mut file, &ledger)
 }
 
 /// A control loop that has looked at the host twice.
@@ -147,7 +151,7 @@ mod tests {
             bandwidth: None,
             home: None,
         };
-        announce(dir.path(), announcement.clone());
+        announce(dir.path(), announcement.clone()).unwrap();
         let (_, mut ledger) = open_ledger(dir.path()).unwrap();
         assert_eq!(ledger.announced(shape, now()), Some(announcement));
     }

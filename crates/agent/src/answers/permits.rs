@@ -1,0 +1,55 @@
+//! What VMs booked, and might book.
+
+use homenode_api::answer::{Suggestion, VmPermit};
+use homenode_control::{Advice, VmStatus};
+use homenode_policy::permits::suggest::{NoSuggestion, SLICES_MIN};
+use homenode_units::Ns;
+
+/// A VM's permit.
+pub fn permit(vm: &VmStatus) -> VmPermit {
+    VmPermit {
+        name: vm.name.clone(),
+        id: vm.id,
+        counted_by: vm.counted_by,
+        permit: vm.permit.clone(),
+    }
+}
+
+/// What a VM might book: two permits, either of which may be missing, and why.
+pub fn suggestion(name: String, advice: &Advice, period: Ns) -> Suggestion {
+    let (permit, why) = match &advice.from_behaviour {
+        Ok(found) => {
+            let (count, beyond) = (found.slices_count, found.beyond_count);
+            let percent = found.percentile * 100.0;
+            let why = format!(
+                "by what it did: {percent:.0} percent of the last {count} periods of {period} stayed within it, {beyond} did not"
+            );
+            (Some(found.permit), why)
+        }
+        Err(NoSuggestion::TooShort { slices_count }) => {
+            let least = Ns(period.0.saturating_mul(SLICES_MIN as u64));
+            let why = match advice.unmetered {
+                Some(unmetered) => format!("by what it does: unknown, {unmetered}"),
+                None => format!(
+                    "by what it does: it was watched for {slices_count} periods of {period}, too short; ask again after {least}"
+                ),
+            };
+            (None, why)
+        }
+        Err(other) => (None, format!("by what it does: {other}")),
+    };
+    let memory = match advice.from_memory {
+        Some(_) => format!(
+            "by its memory, {}: its part of what the host's caches can hold",
+            advice.memory_bytes
+        ),
+        None => "by its memory: the host's caches or memory are not known".to_owned(),
+    };
+    Suggestion {
+        vm: name,
+        from_behaviour: permit,
+        behaviour: why,
+        from_memory: advice.from_memory,
+        memory,
+    }
+}

@@ -1,0 +1,97 @@
+//! How much memory VMs use.
+
+use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
+use homenode_control::{Control, VmStatus};
+use homenode_policy::working_set::{Carrier, Certainty, Measured, Settled};
+use homenode_units::Ns;
+
+/// What the agent's loop knows of these VMs.
+pub fn working_sets(control: &Control, now: Ns, vms: &[&VmStatus]) -> WorkingSets {
+    WorkingSets {
+        at_ns: now,
+        carriers: control.carriers().to_vec(),
+        vms: vms.iter().map(|vm| working_set(control, now, vm)).collect(),
+    }
+}
+
+fn working_set(control: &Control, now: Ns, vm: &VmStatus) -> WorkingSet {
+    let state = control.working_set();
+    WorkingSet {
+        vm: vm.name.clone(),
+        memory_bytes: vm.memory_bytes,
+        is_watched: state.is_watched(vm.id),
+        why_not: state.why_not(vm.id).map(str::to_owned),
+        working_set: state.measured(vm.id).map(|measured| figure(measured, now)),
+    }
+}
+
+fn figure(measured: &Measured, now: Ns) -> Figure {
+    let Measured {
+        estimate,
+        blind,
+        cost,
+        ..
+    } = measured;
+    let carrier: Carrier = estimate.carrier;
+    let (certainty, certainty_means) = match estimate.certainty {
+        Certainty::Bounds => (
+            "bounds",
+            "the true size lies between them, if the carrier works as it says",
+        ),
+        Certainty::Percent95 => ("percent95", "the true size lies between them in 95 of 100 cases"),
+        Certainty::Spread => (
+            "spread",
+            "the least and the most of recent windows; the most with what the carrier may not have seen",
+        ),
+    };
+    let above = estimate.most.saturating_sub(estimate.size);
+    Figure {
+        size_bytes: estimate.size,
+        least_bytes: estimate.least,
+        most_bytes: estimate.most,
+        certainty: certainty.to_owned(),
+        certainty_means: certainty_means.to_owned(),
+        error_bytes: above.max(estimate.size.saturating_sub(estimate.least)),
+        window_ns: estimate.window,
+        carrier: carrier.name().to_owned(),
+        carrier_merit: carrier.merit().to_owned(),
+        sees: carrier.sees(),
+        blind_spot: carrier.blind_spot().to_owned(),
+        blind_bytes: blind.to_bytes(),
+        hot_bytes: estimate.hot,
+        warm_bytes: estimate.warm,
+        kernel_bytes: estimate.kernel,
+        is_settled: estimate.settled == Settled::Yes,
+        lost: estimate.lost,
+        cost_ns: *cost,
+        at_ns: estimate.at,
+        age_ns: now.saturating_sub(estimate.at),
+    }
+}
+
+/// Why a VM's memory will not be watched, whatever happens, if so; with the remedy.
+///
+/// # Errors
+/// That sentence.
+pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
+    let of_vm = |why: &str| format!("the memory of VM {} cannot be watched: {why}", vm.name);
+    if let Some(why) = control.watching_idle() {
+        return Err(of_vm(why));
+    }
+    if control.is_opted_out(vm.id) {
+        return Err(of_vm("its operator opted it out (manage='no' in its metadata)"));
+    }
+    let carriers = control.carriers();
+    if carriers.iter().all(|choice| choice.why_not.is_some()) {
+        let each = carriers.iter().map(|choice| {
+            let why = choice.why_not.as_deref().unwrap_or_default();
+            format!("{}: {why}", choice.carrier.name())
+        });
+        let all: Vec<String> = each.collect();
+        return Err(of_vm(&format!(
+            "nobody can tell which it uses ({})",
+            all.join("; ")
+        )));
+    }
+    Ok(())
+}

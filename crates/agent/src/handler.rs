@@ -1,0 +1,189 @@
+//! What is answered to whom asks the agent: from what the loop knows, or once the loop has carried something out.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use homenode_api::answer::{
+    Bill, FloorSet, Noted, PermitSet, Permits, PolicyAdvice, PolicySet, Promised, Vms,
+};
+use homenode_api::{Answer, ApiError, Request};
+use homenode_control::{Control, Line, Request as Ask, Status, VmStatus};
+use homenode_host::Setting;
+use homenode_machine::Machine;
+use homenode_policy::advisor;
+use homenode_units::VmId;
+
+use crate::answers::forecast::forecast;
+use crate::answers::report::report;
+use crate::answers::working_sets::{can_be_watched, working_sets};
+use crate::answers::{permits, placed};
+
+/// Why nothing is thought of a VM's memory policy.
+const NOT_WATCHED: &str = "it was not watched yet: the agent has just begun, or runs no memory policies";
+
+/// Who answers.
+#[derive(Clone, Debug)]
+pub struct Handler {
+    /// What the host is.
+    pub machine: Arc<Machine>,
+    /// State of the loop.
+    pub control: Arc<Mutex<Control>>,
+}
+
+/// An answer, or one that holds once a setting was carried out.
+pub(crate) enum Answered {
+    Now(Answer),
+    Once(VmId, Setting, Answer),
+}
+
+impl Handler {
+    /// What is answered to this.
+    ///
+    /// # Errors
+    /// A VM that does not run, a question that makes no sense, or what the agent cannot say or do.
+    pub(crate) fn answer(&self, request: Request) -> Result<Answered, ApiError> {
+        let machine = &self.machine;
+        // A panic in the loop leaves the state as it was between two statements of a policy; answering from it is still right.
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if !control.has_looked() {
+            // Whoever asks then looks at the host by itself.
+            let why = "the agent has not looked at the host yet".to_owned();
+            return Err(ApiError::NotYet { why });
+        }
+        Ok(Answered::Now(match request {
+            Request::Announce(announcement) => {
+                control.announce(announcement);
+                Noted { noted: true }.into()
+            }
+            Request::Promise(shape) => {
+                let promise = control.promise(machine, shape);
+                let unplaceable = promise.unplaceable.map(|why| why.to_string());
+                Promised {
+                    nodes: promise.nodes,
+                    name: promise.name,
+                    unplaceable,
+                }
+                .into()
+            }
+            Request::Place {
+                vcpus,
+                memory_bytes,
+                bandwidth,
+            } => {
+                let ask = Ask {
+                    vcpus,
+                    memory: memory_bytes,
+                    bandwidth,
+                };
+                placed(&control.place(machine, &ask)).into()
+            }
+            Request::Vms => Vms {
+                vms: control.status(machine).vms,
+                feed_idle: control.feed_idle().map(str::to_owned),
+            }
+            .into(),
+            Request::PermitSet { vm, permit } => {
+                let id = named(&control.status(machine), &vm)?.id;
+                let note = control.permits_idle().map(str::to_owned);
+                let done = PermitSet { vm, permit, note }.into();
+                return Ok(Answered::Once(id, Setting::Permit(permit), done));
+            }
+            Request::PolicySet { vm, policy } => {
+                let id = named(&control.status(machine), &vm)?.id;
+                if let Some((policy, why)) = policy.and_then(|p| Some((p, control.objection(id, p)?))) {
+                    let why = format!("VM {vm} cannot have memory policy {policy}: {why}");
+                    return Err(ApiError::Refused { why });
+                }
+                let idle = control.memory_policies_idle().map(str::to_owned);
+                let cautions = policy.map(|policy| control.cautions(id, policy));
+                let notes: Vec<String> = idle.into_iter().chain(cautions.unwrap_or_default()).collect();
+                let done = PolicySet { vm, policy, notes }.into();
+                return Ok(Answered::Once(id, Setting::MemoryPolicy(policy), done));
+            }
+            Request::FloorSet { vm, floor } => {
+                let status = control.status(machine);
+                let found = named(&status, &vm)?;
+                let note = match (floor, found.memory.maximum_bytes) {
+                    (None, _) => None,
+                    (Some(_), None) => Some("it has no balloon, so nothing can be taken from it"),
+                    (Some(floor), Some(most)) if floor >= most => {
+                        Some("that is all it has, so nothing is taken from it")
+                    }
+                    (Some(_), Some(_)) => control.memory_floors_idle(),
+                };
+                let done = FloorSet {
+                    vm,
+                    floor_bytes: floor,
+                    note: note.map(str::to_owned),
+                };
+                return Ok(Answered::Once(found.id, Setting::MemoryFloor(floor), done.into()));
+            }
+            Request::PolicyAdvise { vm } => {
+                let status = control.status(machine);
+                let found = named(&status, &vm)?;
+                let advice = control.memory_advice(found.id);
+                PolicyAdvice {
+                    vm,
+                    memory_policy: found.memory_policy,
+                    advice: advice
+                        .cloned()
+                        .unwrap_or_else(|| advisor::Advice::none(NOT_WATCHED)),
+                }
+                .into()
+            }
+            Request::Permits { vm } => {
+                let status = control.status(machine);
+                let chosen = match &vm {
+                    Some(name) => vec![named(&status, name)?],
+                    None => status.vms.iter().collect(),
+                };
+                let vms = chosen.into_iter().map(permits::permit).collect();
+                Permits { vms }.into()
+            }
+            Request::PermitSuggest { vm } => {
+                let status = control.status(machine);
+                let id = named(&status, &vm)?.id;
+                let advice = control
+                    .suggest(machine, id)
+                    .ok_or_else(|| no_such_vm(&status, &vm))?;
+                permits::suggestion(vm, &advice, control.config().period).into()
+            }
+            Request::WorkingSets { vm, window, wait } => {
+                let status = control.status(machine);
+                let chosen = match &vm {
+                    Some(name) => {
+                        let found = named(&status, name)?;
+                        can_be_watched(&control, found).map_err(ApiError::refused)?;
+                        control.want_working_set(found.id, window, wait);
+                        vec![found]
+                    }
+                    None => status.vms.iter().collect(),
+                };
+                working_sets(&control, status.at_ns, &chosen).into()
+            }
+            Request::WhatIf { homes } => forecast(&control, machine, &homes)?.into(),
+            Request::Report { since } => report(&control, machine, since)?.into(),
+            Request::PermitBill { vm } => {
+                let lines = control.bill().lines();
+                let of = |line: &Line| vm.as_ref().is_none_or(|name| line.name == *name);
+                let lines: Vec<Line> = lines.filter(of).collect();
+                if let Some(name) = vm.as_ref().filter(|_| lines.is_empty()) {
+                    named(&control.status(machine), name)?;
+                }
+                Bill { lines }.into()
+            }
+        }))
+    }
+}
+
+/// The VM of a name.
+pub(crate) fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, ApiError> {
+    let found = status.vms.iter().find(|vm| vm.name == name);
+    found.ok_or_else(|| no_such_vm(status, name))
+}
+
+fn no_such_vm(status: &Status, name: &str) -> ApiError {
+    ApiError::NoSuchVm {
+        vm: name.to_owned(),
+        running: status.vms.iter().map(|vm| vm.name.clone()).collect(),
+    }
+}

@@ -1,0 +1,28 @@
+//! The agent: the control loop over one host, with what makes it a service. A server answers for it, a bill is kept on disk,
+//! operators' settings reach the loop through a queue, and on a real host a guard outlives it.
+//!
+//! ```text
+//!   signals ─▶ Stop            clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host
+//!                                            └────── settings ──────▶ setting_queue ─────────────▶ ┘
+//! ```
+//!
+//! | thread | does |
+//! |---|---|
+//! | the caller's | [`run`]: samples, plans, commits, carries out settings, keeps the bill |
+//! | server | waits in epoll for clients, and answers from the state of the loop, which the loop does not hold while it acts |
+
+mod answers;
+pub mod bill_file;
+mod handler;
+pub mod live;
+pub mod numad;
+pub mod run;
+pub mod server;
+pub mod setting_queue;
+pub mod standalone;
+pub mod twin;
+
+pub use answers::forecast::forecast;
+pub use answers::placed;
+pub use handler::Handler;
+pub use run::{Show, Stop};

@@ -1,0 +1,334 @@
+//! The agent's server: a Unix socket where `numad`, libvirt's hook, the commands and programs of others ask.
+//!
+//! One request and one answer per connection, each a line of JSON. One thread waits in epoll for all clients, so that one who
+//! says nothing delays nobody, and nothing happens while nobody asks. It shares the control loop's state, which the loop does not
+//! hold while it acts: an answer takes a millisecond even while gigabytes of pages move. What is to be done to the host is
+//! queued for the loop; whoever asked for it waits without keeping the server.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use homenode_api::{Answer, ApiError, LINE_BYTES_MAX, Reply, Request, socket_path};
+use homenode_host::ActionError;
+use mio::net::{UnixListener, UnixStream};
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use crate::handler::{Answered, Handler};
+use crate::setting_queue::SettingQueue;
+
+/// How long a client may take to say its request, and to take its answer, however it trickles.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a client waits for the loop: moving pages may keep it busy for a while.
+const PATIENCE_LOOP: Duration = Duration::from_secs(30);
+/// Clients at one time; the one that came first makes room.
+const CLIENTS_MAX: usize = 4096;
+/// The listening socket's key.
+const LISTENER: usize = 0;
+/// The key of being woken: the loop has carried something out, or the server is to close.
+const WOKEN: usize = 1;
+/// Clients count on from here.
+const CLIENTS: usize = 2;
+/// Events that are taken at one time.
+const EVENTS: usize = 256;
+const BUSY: &str = "the agent is busy or stopping; look with `homenode vm` whether it was done";
+
+/// The open server. Closing it removes the socket.
+pub struct Server {
+    path: PathBuf,
+    closing: Arc<AtomicBool>,
+    waker: Arc<Waker>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Opens the server. A socket that a dead agent left is replaced; the caller holds the agent's lock.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn open(state: &Path, handler: Handler, settings: SettingQueue) -> anyhow::Result<Server> {
+        let path = socket_path(state);
+        anyhow::ensure!(
+            net::UnixStream::connect(&path).is_err(),
+            "an agent is listening at {} already",
+            path.display()
+        );
+        std::fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
+        let _ = std::fs::remove_file(&path);
+        let listener = net::UnixListener::bind(&path).map_err(|e| {
+            let remedy = match e.kind() {
+                ErrorKind::PermissionDenied => "; run as root, or choose another --state",
+                _ => "",
+            };
+            let what = format!("cannot listen at {}{remedy}", path.display());
+            anyhow::Error::new(e).context(what)
+        })?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660))?;
+        listener.set_nonblocking(true)?;
+        let mut listener = UnixListener::from_std(listener);
+        let poll = Poll::new().context("cannot wait for clients")?;
+        let registry = poll.registry();
+        let registered = registry.register(&mut listener, Token(LISTENER), Interest::READABLE);
+        registered.context("cannot wait for clients")?;
+        let waker = Arc::new(Waker::new(registry, Token(WOKEN)).context("cannot wait for clients")?);
+        let closing = Arc::new(AtomicBool::new(false));
+        let serving = Serving {
+            handler,
+            settings,
+            listener,
+            poll,
+            waker: Arc::clone(&waker),
+            clients: BTreeMap::new(),
+            next_key: CLIENTS,
+            carried_out: Arc::default(),
+        };
+        let is_closing = Arc::clone(&closing);
+        let thread = std::thread::spawn(move || serving.run(&is_closing));
+        Ok(Server {
+            path,
+            closing,
+            waker,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.closing.store(true, Ordering::Relaxed);
+        let woken = self.waker.wake();
+        if let (Ok(()), Some(thread)) = (woken, self.thread.take()) {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// What the loop has carried out, by the client that asked for it.
+type CarriedOut = Arc<Mutex<Vec<(usize, Result<(), ActionError>)>>>;
+
+/// The thread that serves.
+struct Serving {
+    handler: Handler,
+    settings: SettingQueue,
+    listener: UnixListener,
+    poll: Poll,
+    waker: Arc<Waker>,
+    /// By key, so the oldest first.
+    clients: BTreeMap<usize, Client>,
+    next_key: usize,
+    carried_out: CarriedOut,
+}
+
+/// One connection.
+struct Client {
+    stream: UnixStream,
+    /// When it is dropped, or told that there is no answer.
+    until: Instant,
+    at: Stage,
+}
+
+/// How far a connection has come.
+enum Stage {
+    /// What was read of its request.
+    Asking(Vec<u8>),
+    /// The answer that holds once the loop has carried out what it asked for.
+    Waiting(Answer),
+    /// What is left to be written.
+    Answered(Vec<u8>),
+}
+
+/// Whether a connection goes on.
+#[derive(PartialEq, Eq)]
+enum Goes {
+    On,
+    Away,
+}
+
+impl Serving {
+    fn run(mut self, is_closing: &AtomicBool) {
+        let mut events = Events::with_capacity(EVENTS);
+        while !is_closing.load(Ordering::Relaxed) {
+            let next = self.clients.values().map(|client| client.until).min();
+            let timeout = next.map(|until| until.saturating_duration_since(Instant::now()));
+            if self.poll.poll(&mut events, timeout).is_err() {
+                // Nothing can be waited for; asking again at once would take a CPU.
+                std::thread::sleep(PATIENCE);
+            }
+            for event in &events {
+                match event.token() {
+                    Token(LISTENER) => self.accept(),
+                    Token(WOKEN) => {}
+                    Token(key) => self.go_on(key),
+                }
+            }
+            self.answer_carried_out();
+            self.end_patience();
+        }
+    }
+
+    /// Takes in everybody who came.
+    fn accept(&mut self) {
+        while let Ok((mut stream, _)) = self.listener.accept() {
+            if self.clients.len() >= CLIENTS_MAX
+                && let Some((&oldest, _)) = self.clients.first_key_value()
+            {
+                self.clients.remove(&oldest);
+            }
+            let key = self.next_key;
+            self.next_key += 1;
+            let interest = Interest::READABLE | Interest::WRITABLE;
+            if self
+                .poll
+                .registry()
+                .register(&mut stream, Token(key), interest)
+                .is_err()
+            {
+                continue;
+            }
+            let client = Client {
+                stream,
+                until: Instant::now() + PATIENCE,
+                at: Stage::Asking(Vec::new()),
+            };
+            self.clients.insert(key, client);
+            // What it says may be there already.
+            self.go_on(key);
+        }
+    }
+
+    /// Reads and writes what can be without waiting. A client that misbehaves is its own problem.
+    fn go_on(&mut self, key: usize) {
+        let Some(client) = self.clients.get_mut(&key) else {
+            return;
+        };
+        if let Stage::Asking(read) = &mut client.at {
+            match read_line(&mut client.stream, read) {
+                Ok(Some(line)) => self.ask(key, &line),
+                Ok(None) => return,
+                Err(_) => drop(self.clients.remove(&key)),
+            }
+        }
+        if let Some(client) = self.clients.get_mut(&key)
+            && let Stage::Answered(left) = &mut client.at
+            && !matches!(write_some(&mut client.stream, left), Ok(Goes::On))
+        {
+            self.clients.remove(&key);
+        }
+    }
+
+    fn ask(&mut self, key: usize, line: &[u8]) {
+        let request = serde_json::from_slice::<Request>(line);
+        let request = request.map_err(|malformed| ApiError::Malformed {
+            why: malformed.to_string(),
+        });
+        let (at, patience) = match request.and_then(|request| self.handler.answer(request)) {
+            Err(error) => (Stage::Answered(written(Err(error))), PATIENCE),
+            Ok(Answered::Now(answer)) => (Stage::Answered(written(Ok(answer))), PATIENCE),
+            Ok(Answered::Once(vm, setting, answer)) => {
+                let carried_out = Arc::clone(&self.carried_out);
+                let waker = Arc::clone(&self.waker);
+                self.settings.set(vm, setting, move |done| {
+                    let mut all = carried_out.lock().unwrap_or_else(PoisonError::into_inner);
+                    all.push((key, done));
+                    // A server that has gone has nobody to tell.
+                    let _ = waker.wake();
+                });
+                (Stage::Waiting(answer), PATIENCE_LOOP)
+            }
+        };
+        if let Some(client) = self.clients.get_mut(&key) {
+            (client.at, client.until) = (at, Instant::now() + patience);
+        }
+    }
+
+    /// Answers those whose settings the loop has carried out.
+    fn answer_carried_out(&mut self) {
+        let carried_out =
+            std::mem::take(&mut *self.carried_out.lock().unwrap_or_else(PoisonError::into_inner));
+        for (key, done) in carried_out {
+            // Whoever asked for it may have gone.
+            let Some(client) = self.clients.get_mut(&key) else {
+                continue;
+            };
+            if let Stage::Waiting(answer) = &client.at {
+                let answer = answer.clone();
+                let reply = done
+                    .map(|()| answer)
+                    .map_err(|error| ApiError::refused(error.to_string()));
+                (client.at, client.until) = (Stage::Answered(written(reply)), Instant::now() + PATIENCE);
+                self.go_on(key);
+            }
+        }
+    }
+
+    /// Ends what took too long.
+    fn end_patience(&mut self) {
+        let now = Instant::now();
+        let over = self.clients.iter().filter(|(_, client)| client.until <= now);
+        let over: Vec<usize> = over.map(|(key, _)| *key).collect();
+        for key in over {
+            match self.clients.get_mut(&key) {
+                Some(client) if matches!(client.at, Stage::Waiting(_)) => {
+                    let reply = written(Err(ApiError::refused(BUSY)));
+                    (client.at, client.until) = (Stage::Answered(reply), now + PATIENCE);
+                    self.go_on(key);
+                }
+                _ => drop(self.clients.remove(&key)),
+            }
+        }
+    }
+}
+
+/// A reply as it is sent.
+fn written(result: Result<Answer, ApiError>) -> Vec<u8> {
+    let text = serde_json::to_string(&Reply::from(result)).expect("replies hold nothing that JSON cannot");
+    (text + "\n").into_bytes()
+}
+
+/// Reads on; the line once all of it is there, or nobody will say more.
+fn read_line(stream: &mut UnixStream, read: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
+    let mut part = [0; 4096];
+    loop {
+        match stream.read(&mut part) {
+            Ok(0) if read.is_empty() => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(0) => return Ok(Some(std::mem::take(read))),
+            Ok(count) => {
+                read.extend_from_slice(&part[..count]);
+                if let Some(end) = read.iter().position(|byte| *byte == b'\n') {
+                    read.truncate(end);
+                    return Ok(Some(std::mem::take(read)));
+                }
+                if read.len() as u64 > LINE_BYTES_MAX {
+                    return Err(ErrorKind::FileTooLarge.into());
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Writes on, until all is written or the other side must read first.
+fn write_some(stream: &mut UnixStream, left: &mut Vec<u8>) -> std::io::Result<Goes> {
+    while !left.is_empty() {
+        match stream.write(left) {
+            Ok(count) => drop(left.drain(..count)),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Goes::On),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(Goes::Away)
+}
+
+#[cfg(test)]
+mod tests;

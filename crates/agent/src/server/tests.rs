@@ -1,0 +1,120 @@
+use super::*;
+use homenode_api::answer::Vms;
+use homenode_api::{AskError, ask};
+use homenode_control::{Config, Control, Mode};
+use homenode_host::Setting;
+use homenode_units::VmId;
+
+fn server() -> (tempfile::TempDir, Server) {
+    let dir = tempfile::tempdir().unwrap();
+    let handler = Handler {
+        machine: Arc::new(homenode_machine::preset("r910").unwrap()),
+        control: Arc::new(Mutex::new(Control::new(Config::default(), Mode::Act))),
+    };
+    let server = Server::open(dir.path(), handler, SettingQueue::default()).unwrap();
+    (dir, server)
+}
+
+fn connect(dir: &tempfile::TempDir) -> net::UnixStream {
+    net::UnixStream::connect(socket_path(dir.path())).unwrap()
+}
+
+/// An agent that has just begun has not looked at the host: that it says so shows that it answers.
+fn is_answered(dir: &tempfile::TempDir) -> bool {
+    let error = ask::<Vms>(dir.path(), &Request::Vms).unwrap_err();
+    matches!(error, AskError::Agent(ApiError::NotYet { .. }))
+}
+
+#[test]
+fn nobody_at_home_is_not_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(ask::<Vms>(dir.path(), &Request::Vms).unwrap().is_none());
+    let (dir, open) = server();
+    drop(open);
+    assert!(ask::<Vms>(dir.path(), &Request::Vms).unwrap().is_none());
+}
+
+#[test]
+fn a_misbehaving_client_gets_an_error_and_the_next_is_served() {
+    let (dir, _open) = server();
+    for bad in [
+        "",
+        "{",
+        "{\"request\":\"promise\",\"vcpus\":-1,\"memory_mib\":1}\n",
+        "{\"request\":\"explode\"}\n",
+        "{\"request\":\"permit-set\",\"vm\":\"a\",\"permit\":\"-1\"}\n",
+    ] {
+        let mut stream = connect(&dir);
+        stream.write_all(bad.as_bytes()).unwrap();
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut text = String::new();
+        let _ = stream.read_to_string(&mut text);
+        assert!(text.is_empty() || text.contains("malformed"), "{bad}: {text}");
+    }
+    assert!(is_answered(&dir));
+}
+
+#[test]
+fn a_thousand_clients_that_say_nothing_delay_nobody() {
+    let (dir, _open) = server();
+    let silent: Vec<net::UnixStream> = (0..1000).map(|_| connect(&dir)).collect();
+    assert!(is_answered(&dir));
+    // Answered beside them, not after them: whoever came last is still waited for.
+    let last = silent.last().unwrap();
+    last.set_nonblocking(true).unwrap();
+    let mut byte = [0];
+    let still = (&*last).read(&mut byte).unwrap_err();
+    assert_eq!(still.kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_request_that_trickles_in_is_answered_or_dropped_in_the_end() {
+    let (dir, _open) = server();
+    let mut stream = connect(&dir);
+    for part in ["{\"reque", "st\":\"v", "ms\"}\n"] {
+        stream.write_all(part.as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.contains("not-yet"), "{text}");
+    let mut endless = connect(&dir);
+    // Each byte comes in time, and all of them do not.
+    while endless.write_all(b"x").is_ok() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(is_answered(&dir));
+}
+
+#[test]
+fn more_than_a_line_of_a_request_is_not_kept() {
+    let (dir, _open) = server();
+    let mut stream = connect(&dir);
+    let flood = vec![b'x'; LINE_BYTES_MAX as usize + (1 << 20)];
+    assert!(stream.write_all(&flood).is_err());
+    assert!(is_answered(&dir));
+}
+
+#[test]
+fn whoever_asks_for_a_setting_waits_for_the_loop_and_keeps_nobody() {
+    let settings = SettingQueue::default();
+    let poll = Poll::new().unwrap();
+    let waker = Arc::new(Waker::new(poll.registry(), Token(WOKEN)).unwrap());
+    let carried_out = CarriedOut::default();
+    let there = Arc::clone(&carried_out);
+    settings.set(VmId(1), Setting::Permit(None), move |done| {
+        there.lock().unwrap().push((CLIENTS, done));
+        let _ = waker.wake();
+    });
+    assert!(carried_out.lock().unwrap().is_empty());
+    let machine = homenode_machine::preset("r910").unwrap();
+    let scenario = homenode_twin::Scenario::tavo_mixed();
+    let mut twin = homenode_twin::Twin::new(machine, &scenario, 1).unwrap();
+    let control = Mutex::new(Control::new(Config::default(), Mode::Act));
+    settings.carry_out(&mut twin, &control);
+    let told = std::mem::take(&mut *carried_out.lock().unwrap());
+    assert!(
+        matches!(told.as_slice(), [(CLIENTS, Err(_))]),
+        "no such VM: {told:?}"
+    );
+}

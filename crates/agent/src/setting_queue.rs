@@ -1,0 +1,56 @@
+//! Settings that operators ask for through the server: the loop carries them out, as it alone owns the host.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use homenode_control::Control;
+use homenode_host::{ActionError, Host, Setting};
+use homenode_units::VmId;
+
+/// Who is told what came of a setting.
+type Told = Box<dyn FnOnce(Result<(), ActionError>) + Send>;
+
+/// A setting of a VM that is to be carried out.
+struct Pending {
+    vm: VmId,
+    setting: Setting,
+    told: Told,
+}
+
+/// Settings that wait for the loop.
+#[derive(Clone, Default)]
+pub struct SettingQueue {
+    queue: Arc<Mutex<VecDeque<Pending>>>,
+}
+
+impl SettingQueue {
+    /// Asks that something of a VM be set; `told` is called by the loop, once that was tried.
+    pub fn set(
+        &self,
+        vm: VmId,
+        setting: Setting,
+        told: impl FnOnce(Result<(), ActionError>) + Send + 'static,
+    ) {
+        let told = Box::new(told);
+        self.lock().push_back(Pending { vm, setting, told });
+    }
+
+    /// Carries out what waits.
+    pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>) {
+        loop {
+            let Some(Pending { vm, setting, told }) = self.lock().pop_front() else {
+                return;
+            };
+            let done = host.set(vm, setting);
+            if done.is_ok() {
+                let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
+                control.was_set(vm, setting);
+            }
+            told(done);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Pending>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

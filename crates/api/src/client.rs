@@ -1,0 +1,92 @@
+//! Asking an agent.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::{Answer, ApiError, LINE_BYTES_MAX, Reply, Request};
+
+/// How long an agent may take to answer from what it knows.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for what its loop must carry out: longer than the agent itself does.
+const PATIENCE_DONE: Duration = Duration::from_secs(40);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// The agent says no.
+    #[error(transparent)]
+    Agent(#[from] ApiError),
+    /// Its socket cannot be used.
+    #[error("cannot ask the agent at {path}{remedy}: {cause}")]
+    Unreachable {
+        /// The socket.
+        path: String,
+        /// What to do about it, if anything is known to help.
+        remedy: &'static str,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// What came back is no answer to this.
+    #[error("the agent at {path} gave no answer: {cause}")]
+    NoAnswer {
+        /// The socket.
+        path: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+}
+
+/// The socket's path below the state directory.
+pub fn socket_path(state: &Path) -> PathBuf {
+    state.join("agent.sock")
+}
+
+/// Asks the running agent; `None` where none runs.
+///
+/// # Errors
+/// When one runs and refuses, or gives no sensible answer.
+pub fn ask<A: TryFrom<Answer, Error = Answer>>(
+    state: &Path,
+    request: &Request,
+) -> Result<Option<A>, AskError> {
+    let path = socket_path(state);
+    let unreachable = |cause: std::io::Error| AskError::Unreachable {
+        path: path.display().to_string(),
+        remedy: match cause.kind() {
+            ErrorKind::PermissionDenied => "; run as root, or choose another --state",
+            _ => "",
+        },
+        cause,
+    };
+    let no_answer = |cause: String| AskError::NoAnswer {
+        path: path.display().to_string(),
+        cause,
+    };
+    let mut stream = match UnixStream::connect(&path) {
+        Ok(stream) => stream,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
+        Err(e) => return Err(unreachable(e)),
+    };
+    let patience = match request.is_for_the_loop() {
+        true => PATIENCE_DONE,
+        false => PATIENCE,
+    };
+    stream.set_read_timeout(Some(patience)).map_err(unreachable)?;
+    let text = serde_json::to_string(request).map_err(|e| no_answer(e.to_string()))?;
+    stream
+        .write_all(format!("{text}\n").as_bytes())
+        .map_err(unreachable)?;
+    let mut line = String::new();
+    let read = BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line);
+    read.map_err(|e| no_answer(e.to_string()))?;
+    let reply = serde_json::from_str(&line).map_err(|e| no_answer(e.to_string()))?;
+    match reply {
+        Reply::Error(error) => Err(error.into()),
+        Reply::Answer(answer) => match A::try_from(answer) {
+            Ok(answer) => Ok(Some(answer)),
+            Err(_) => Err(no_answer("it is one to another question".to_owned())),
+        },
+    }
+}

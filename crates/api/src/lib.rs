@@ -1,0 +1,18 @@
+//! What can be asked of a running agent, and what it answers: a line of JSON each way over a Unix socket, one request per
+//! connection. The command line, `numad`, libvirt's hook and programs of others use the same types; [`ask`] is the client.
+//!
+//! ```text
+//!   {"request":"permits","vm":"db"}
+//!   {"answer":{"of":"permits","vms":[…]}}        or        {"error":{"kind":"no-such-vm","vm":"db","running":["web"]}}
+//! ```
+
+pub mod answer;
+mod client;
+mod request;
+
+pub use answer::{Answer, ApiError, Reply};
+pub use client::{AskError, ask, socket_path};
+pub use request::{Homes, Request};
+
+/// A request or a reply is one line of at most so many bytes.
+pub const LINE_BYTES_MAX: u64 = 1 << 20;

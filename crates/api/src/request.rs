@@ -1,0 +1,101 @@
+//! What can be asked.
+
+use std::collections::BTreeMap;
+
+use homenode_policy::placement::{Announcement, Shape};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit};
+use serde::{Deserialize, Serialize};
+
+/// Homes that are asked about, by the names of VMs; `None` is no home.
+pub type Homes = BTreeMap<String, Option<NodeSet>>;
+
+/// What can be asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// A VM is about to start: which, and what libvirt will ask for.
+    Announce(Announcement),
+    /// Nodes for a VM that is about to start; promised to it.
+    Promise(Shape),
+    /// Where a VM would go, and why; nothing is promised.
+    Place {
+        /// Its vCPUs.
+        vcpus: u32,
+        /// Its memory.
+        memory_bytes: Bytes,
+        /// The bandwidth it needs.
+        bandwidth: Option<BytesPerSec>,
+    },
+    /// What the agent manages.
+    Vms,
+    /// Book a permit for a VM, or none.
+    PermitSet {
+        /// Its name.
+        vm: String,
+        /// What it books.
+        permit: Option<Permit>,
+    },
+    /// Choose a memory policy for a VM, or leave the choice to the agent.
+    PolicySet {
+        /// Its name.
+        vm: String,
+        /// What is chosen.
+        policy: Option<MemoryPolicy>,
+    },
+    /// Say how little memory a VM may be left with, or that it keeps all.
+    FloorSet {
+        /// Its name.
+        vm: String,
+        /// How little.
+        floor: Option<Bytes>,
+    },
+    /// Which memory policy would suit a VM.
+    PolicyAdvise {
+        /// Its name.
+        vm: String,
+    },
+    /// Permits and how they are kept.
+    Permits {
+        /// Of this VM only.
+        vm: Option<String>,
+    },
+    /// What a VM might book.
+    PermitSuggest {
+        /// Its name.
+        vm: String,
+    },
+    /// How much memory VMs really use.
+    WorkingSets {
+        /// This VM, which is watched from now on; without a name all, as they were watched last.
+        vm: Option<String>,
+        /// In windows of this length.
+        window: Option<Ns>,
+        /// For so long.
+        wait: Ns,
+    },
+    /// How fast VMs would be with other homes.
+    WhatIf {
+        /// Of these VMs; the others stay where they are.
+        homes: Homes,
+    },
+    /// What came of changes of homes.
+    Report {
+        /// Judged within this time up to now.
+        since: Option<Ns>,
+    },
+    /// What was used of what was booked.
+    PermitBill {
+        /// By this VM only.
+        vm: Option<String>,
+    },
+}
+
+impl Request {
+    /// Whether the agent's loop must carry something out before there is an answer.
+    pub fn is_for_the_loop(&self) -> bool {
+        matches!(
+            self,
+            Request::PermitSet { .. } | Request::PolicySet { .. } | Request::FloorSet { .. }
+        )
+    }
+}
