@@ -11,7 +11,7 @@ use homenode_agent::setting_queue::SettingQueue;
 use homenode_api::answer::Vms;
 use homenode_api::{Request, ask, socket_path};
 use homenode_control::{Config, Control, Mode};
-use homenode_host::Host;
+use homenode_host::{Bell, Host};
 use homenode_twin::{Scenario, Twin};
 
 const SILENT: usize = 1000;
@@ -27,7 +27,7 @@ fn answers(c: &mut Criterion) {
         machine: Arc::new(machine),
         control: Arc::new(Mutex::new(control)),
     };
-    let _server = Server::open(dir.path(), handler, SettingQueue::default()).expect("a server");
+    let _server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).expect("a server");
     let answered = |_| {
         let vms: Option<Vms> = ask(dir.path(), &Request::Vms).expect("an answer");
         vms.expect("an agent").vms.len()

@@ -2,7 +2,7 @@
 //! operators' settings reach the loop through a queue, and on a real host a guard outlives it.
 //!
 //! ```text
-//!   signals ─▶ Stop            clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host
+//!   signals ─▶ Bell            clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host
 //!                                            └────── settings ──────▶ setting_queue ─────────────▶ ┘
 //! ```
 //!
@@ -25,4 +25,4 @@ pub mod twin;
 pub use answers::forecast::forecast;
 pub use answers::placed;
 pub use handler::Handler;
-pub use run::{Show, Stop};
+pub use run::Show;

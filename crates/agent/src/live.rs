@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
+use homenode_host::Bell;
 use homenode_linux::guard::{self, Guard};
 use homenode_linux::journal::Journal;
 use homenode_linux::{Acting, LibvirtHost, Options};
@@ -15,7 +16,7 @@ use serde_json::json;
 
 use crate::bill_file::{BillFile, Clock};
 use crate::handler::Handler;
-use crate::run::{Agent, Pace, Show, Stop};
+use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
 use crate::setting_queue::SettingQueue;
 
@@ -57,7 +58,7 @@ pub struct Run {
 ///
 /// # Errors
 /// No libvirt, no permission, one node only, another agent.
-pub fn run(run: &Run, config: &Config, output: &mut dyn Show, stop: &Stop) -> anyhow::Result<()> {
+pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> anyhow::Result<()> {
     let Run { uri, state, mode, .. } = run;
     let mode = *mode;
     let is_dry = mode == Mode::DryRun;
@@ -69,7 +70,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, stop: &Stop) -> an
     let options = Options {
         state_dir: state.clone(),
         acting: if is_dry { Acting::DryRun } else { Acting::Live },
-        stop: Arc::clone(stop),
+        bell: bell.clone(),
         ..Options::new(machine.clone())
     };
     let mut host = LibvirtHost::connect(uri, options)?;
@@ -86,7 +87,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, stop: &Stop) -> an
     } else {
         Some(start_guard(state, uri)?)
     };
-    let settings = SettingQueue::default();
+    let settings = SettingQueue::new(bell);
     let server = if is_dry {
         None
     } else {
@@ -102,10 +103,10 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, stop: &Stop) -> an
         bill: bill_file,
         output,
         commit: run.commit,
-        stop,
+        bell: bell.clone(),
         duration: run.duration,
         period: config.period,
-        pace: Pace::Own,
+        pace: Pace::Real,
     };
     agent.announce(format!("{} at {uri}", machine.name), None, mode);
     agent.run(&mut host, LibvirtHost::take_notices, |_| false);

@@ -1,11 +1,10 @@
 //! The loop over one host, whichever it is, and how it is shown.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use homenode_control::{Config, Control, Epoch, Mode};
-use homenode_host::{Host, HostError};
+use homenode_host::{Bell, Host, HostError};
 use homenode_units::Ns;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -13,11 +12,8 @@ use serde_json::{Value, json};
 use crate::bill_file::BillFile;
 use crate::setting_queue::SettingQueue;
 
-/// Longest sleep before looking whether a signal came.
+/// The longest simulated time before looking whether something is to be done.
 const LOOK_EVERY: Ns = Ns::from_millis(100);
-
-/// Set by SIGINT and SIGTERM; a second one ends the process at once.
-pub type Stop = Arc<AtomicBool>;
 
 /// What a run was, said first: version, commit, host and every option, so that it can be repeated.
 #[derive(Debug, Serialize)]
@@ -55,8 +51,8 @@ pub struct Agent<'a> {
     pub output: &'a mut dyn Show,
     /// What was built: shown first, so that a run can be repeated.
     pub commit: &'static str,
-    /// Set when it shall stop.
-    pub stop: &'a Stop,
+    /// Rung where a setting waits, or when it shall stop.
+    pub bell: Bell,
     /// Host time after which it stops.
     pub duration: Option<Ns>,
     /// Time between samples.
@@ -65,12 +61,14 @@ pub struct Agent<'a> {
     pub pace: Pace,
 }
 
-/// Whether a simulated second takes a second.
+/// How time passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// The host's own time passes, or nobody wants to wait.
-    Own,
-    /// Wait as long as is simulated.
+    /// It does by itself; who waits is woken.
+    Real,
+    /// A simulated second takes as long as it is worked at.
+    Fast,
+    /// A simulated second takes a second.
     Watched,
 }
 
@@ -84,7 +82,7 @@ impl Agent<'_> {
     ) {
         let mut started = None;
         let mut trouble: Option<HostError> = None;
-        while !self.stop.load(Ordering::Relaxed) && !self.output.is_closed() {
+        while !self.bell.is_stopping() && !self.output.is_closed() {
             match host.sample() {
                 Err(error) => {
                     // Said once, not in every period that it lasts.
@@ -135,14 +133,17 @@ impl Agent<'_> {
 
     fn wait<H: Host>(&self, host: &mut H) {
         let mut left = self.period;
-        while left > Ns::ZERO && !self.stop.load(Ordering::Relaxed) {
+        while left > Ns::ZERO && !self.bell.is_stopping() {
             self.settings.carry_out(host, &self.control);
-            let part = left.min(LOOK_EVERY);
-            host.wait(part);
+            let part = match self.pace {
+                Pace::Real => left,
+                Pace::Fast | Pace::Watched => left.min(LOOK_EVERY),
+            };
+            let waited = host.wait(part);
             if self.pace == Pace::Watched {
-                std::thread::sleep(Duration::from_nanos(part.0));
+                self.bell.wait(Duration::from_nanos(part.0));
             }
-            left -= part;
+            left = left.saturating_sub(waited);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_control::Control;
-use homenode_host::{ActionError, Host, Setting};
+use homenode_host::{ActionError, Bell, Host, Setting};
 use homenode_units::VmId;
 
 /// Who is told what came of a setting.
@@ -18,12 +18,21 @@ struct Pending {
 }
 
 /// Settings that wait for the loop.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct SettingQueue {
+    bell: Bell,
     queue: Arc<Mutex<VecDeque<Pending>>>,
 }
 
 impl SettingQueue {
+    /// An empty queue that rings for the loop.
+    pub fn new(bell: &Bell) -> SettingQueue {
+        SettingQueue {
+            bell: bell.clone(),
+            queue: Arc::default(),
+        }
+    }
+
     /// Asks that something of a VM be set; `told` is called by the loop, once that was tried.
     pub fn set(
         &self,
@@ -33,6 +42,7 @@ impl SettingQueue {
     ) {
         let told = Box::new(told);
         self.lock().push_back(Pending { vm, setting, told });
+        self.bell.ring();
     }
 
     /// Carries out what waits.

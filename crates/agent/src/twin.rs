@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
+use homenode_host::Bell;
 use homenode_search::run::Setup;
 use homenode_twin::Twin;
 use homenode_units::Ns;
 
 use crate::bill_file::{BillFile, Clock};
 use crate::handler::Handler;
-use crate::run::{Agent, Pace, Show, Stop};
+use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
 use crate::setting_queue::SettingQueue;
 
@@ -40,14 +41,14 @@ pub fn run(
     config: &Config,
     spec: &Setup,
     output: &mut dyn Show,
-    stop: &Stop,
+    bell: &Bell,
 ) -> anyhow::Result<()> {
     let mut twin = spec.start().context("the twin cannot start")?;
     let state = run.state.as_deref();
     let (bill_file, bill) = BillFile::open(state, Clock::Host);
     let control = Control::new(config.clone(), run.mode).with_bill(bill);
     let control = Arc::new(Mutex::new(control));
-    let settings = SettingQueue::default();
+    let settings = SettingQueue::new(bell);
     let handler = Handler {
         machine: Arc::new(spec.machine.clone()),
         control: Arc::clone(&control),
@@ -60,7 +61,7 @@ pub fn run(
         bill: bill_file,
         output,
         commit: run.commit,
-        stop,
+        bell: bell.clone(),
         duration: run.duration,
         period: config.period,
         pace: run.pace,

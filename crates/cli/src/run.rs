@@ -1,14 +1,16 @@
 //! `homenode run`: which host, with which configuration.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use homenode_agent::run::Pace;
-use homenode_agent::{Show, Stop, live, twin};
+use homenode_agent::{Show, live, twin};
 use homenode_control::{Config, Mode};
+use homenode_host::Bell;
 use homenode_linux::LibvirtHost;
 use homenode_linux::journal::STATE_DIR;
 use homenode_units::Ns;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::args::{HostArg, RunArgs};
 use crate::bad_input;
@@ -24,7 +26,7 @@ const COMMIT: &str = env!("HOMENODE_COMMIT");
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let config = config(args)?;
     let mut output = Output::new(args.json);
-    let stop = stop_on_signals()?;
+    let bell = stop_on_signals()?;
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
     match choose_host(args, &mut output)? {
         HostArg::Twin(what) => {
@@ -32,11 +34,11 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
             let run = twin::Run {
                 state: args.state.clone(),
                 mode,
-                pace: if args.fast { Pace::Own } else { Pace::Watched },
+                pace: if args.fast { Pace::Fast } else { Pace::Watched },
                 duration: args.duration,
                 commit: COMMIT,
             };
-            twin::run(&run, &config, &spec, &mut output, &stop)?;
+            twin::run(&run, &config, &spec, &mut output, &bell)?;
             crate::summary::compare(&spec, &config, &mut output)
         }
         HostArg::Libvirt(uri) => {
@@ -48,18 +50,25 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
                 duration: args.duration,
                 commit: COMMIT,
             };
-            live::run(&run, &config, &mut output, &stop)
+            live::run(&run, &config, &mut output, &bell)
         }
     }
 }
 
-fn stop_on_signals() -> anyhow::Result<Stop> {
-    let stop = Stop::default();
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
-    Ok(stop)
+/// Has SIGINT and SIGTERM end the run in good order; a second one ends the process at once.
+fn stop_on_signals() -> anyhow::Result<Bell> {
+    let bell = Bell::default();
+    let there = bell.clone();
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            if there.is_stopping() {
+                std::process::exit(130);
+            }
+            there.stop();
+        }
+    });
+    Ok(bell)
 }
 
 fn config(args: &RunArgs) -> anyhow::Result<Config> {

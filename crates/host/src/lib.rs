@@ -15,6 +15,7 @@
 
 mod action;
 mod balloon;
+mod bell;
 pub mod conformance;
 mod feed;
 mod limit;
@@ -27,6 +28,7 @@ mod view;
 
 pub use action::{Act, Action, FrameMove, Lever, WINDOW_MAX, WINDOW_MIN};
 pub use balloon::{Balloon, GuestMemory};
+pub use bell::Bell;
 pub use feed::{GuestTopology, Told, VirtualNode};
 pub use limit::{CpuQuota, Limit, Percent};
 pub use plan::{Decision, Finding, Outcome, Plan, Receipt};
@@ -46,8 +48,8 @@ pub trait Host {
     /// What the host is. Does not change while the host value lives.
     fn machine(&self) -> &Machine;
 
-    /// Lets `period` pass: a real host sleeps, the twin simulates that long. May return early (a signal).
-    fn wait(&mut self, period: Ns);
+    /// Lets `period` pass: a real host sleeps, the twin simulates that long. Says how long that was: less where it was woken.
+    fn wait(&mut self, period: Ns) -> Ns;
 
     /// What the host sees now.
     ///

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use homenode_host::ActionError;
+use homenode_host::{ActionError, Bell};
 use homenode_machine::Machine;
 
 use crate::journal::{Entry, Journal, JournalError, Written};
@@ -26,8 +24,8 @@ pub(crate) struct Hands {
     /// Root of `/proc`, `/sys` and `/run`.
     pub root: PathBuf,
     pub machine: Machine,
-    /// Set to end moving early.
-    pub stop: Arc<AtomicBool>,
+    /// Ends moving early.
+    pub bell: Bell,
     /// Where guests are told where they are.
     pub topology: TopologyPages,
     /// Why nobody is known to use a page, as of the last sample.
@@ -42,7 +40,7 @@ impl Hands {
         journal: Option<Journal>,
         root: PathBuf,
         machine: Machine,
-        stop: Arc<AtomicBool>,
+        bell: Bell,
         topology: TopologyPages,
     ) -> Hands {
         Hands {
@@ -50,7 +48,7 @@ impl Hands {
             journal,
             root,
             machine,
-            stop,
+            bell,
             topology,
             no_page_uses: None,
             said: BTreeSet::new(),
@@ -72,7 +70,7 @@ impl Hands {
 
     /// Whether work on a VM is still worth going on with.
     pub fn goes_on(&self, process: Process) -> bool {
-        !self.stop.load(Ordering::Relaxed) && task::is_alive(&self.root, process)
+        !self.bell.is_stopping() && task::is_alive(&self.root, process)
     }
 
     /// Writes down how a VM is before it is touched: for the first time, or again where nothing of the agent's is in force and

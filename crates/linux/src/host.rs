@@ -13,12 +13,10 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use homenode_host::{
-    Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Limit, Management,
+    Action, ActionError, Bell, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Limit, Management,
     NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
@@ -62,8 +60,8 @@ pub struct Options {
     pub topology_socket: PathBuf,
     /// Whether plans are carried out.
     pub acting: Acting,
-    /// Set to end waiting and moving early (a signal came).
-    pub stop: Arc<AtomicBool>,
+    /// Ends waiting and moving early: something is to be done, or a signal came.
+    pub bell: Bell,
 }
 
 impl Options {
@@ -75,7 +73,7 @@ impl Options {
             state_dir: PathBuf::from(journal::STATE_DIR),
             topology_socket: PathBuf::from(TOPOLOGY_SOCKET),
             acting: Acting::Live,
-            stop: Arc::new(AtomicBool::new(false)),
+            bell: Bell::default(),
         }
     }
 }
@@ -186,7 +184,7 @@ impl LibvirtHost {
             state_dir,
             topology_socket,
             acting,
-            stop,
+            bell,
         } = options;
         let libvirt = Libvirt::open(uri)?;
         let cgroups = Hierarchy::read(&root)?;
@@ -231,7 +229,7 @@ impl LibvirtHost {
         });
         let pages = topology::Pages::open(topology_socket, acting);
         notices.extend(pages.trouble(acting));
-        let mut hands = Hands::new(libvirt, journal, root, machine, stop, pages);
+        let mut hands = Hands::new(libvirt, journal, root, machine, bell, pages);
         for notice in notices {
             hands.notice(notice);
         }
@@ -565,14 +563,24 @@ impl Host for LibvirtHost {
         &self.hands.machine
     }
 
-    fn wait(&mut self, period: Ns) {
-        let slice = Ns::from_millis(50);
-        let end = now() + period;
-        while now() < end && !self.hands.stop.load(Ordering::Relaxed) {
-            let rest = end.saturating_sub(now()).min(slice);
-            std::thread::sleep(Duration::from_nanos(rest.0));
+    fn wait(&mut self, period: Ns) -> Ns {
+        let begun = now();
+        let end = begun + period;
+        let mut at = begun;
+        while at < end && !self.hands.bell.is_stopping() {
+            let lease = self.vms.values().filter_map(Vm::next_lease_end).min();
+            let until = lease.map_or(end, |lease| lease.min(end));
+            let has_rung = self
+                .hands
+                .bell
+                .wait(Duration::from_nanos(until.saturating_sub(at).0));
             self.end_leases();
+            at = now();
+            if has_rung {
+                break;
+            }
         }
+        at - begun
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {

@@ -249,6 +249,11 @@ impl Vm {
         })
     }
 
+    /// When the next lease is over.
+    pub fn next_lease_end(&self) -> Option<Ns> {
+        self.levers.0.iter().filter_map(|leased| leased.until).min()
+    }
+
     /// Whether a lease is over.
     pub fn has_leases_over(&self, at: Ns) -> bool {
         self.levers

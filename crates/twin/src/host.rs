@@ -21,8 +21,9 @@ impl Host for Twin {
         &self.told.machine
     }
 
-    fn wait(&mut self, period: Ns) {
+    fn wait(&mut self, period: Ns) -> Ns {
         self.advance(Ns(self.engine.now.0 + period.0));
+        period
     }
 
     fn sample(&mut self) -> Result<Sample, HostError> {

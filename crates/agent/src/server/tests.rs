@@ -2,7 +2,7 @@ use super::*;
 use homenode_api::answer::Vms;
 use homenode_api::{AskError, ask};
 use homenode_control::{Config, Control, Mode};
-use homenode_host::Setting;
+use homenode_host::{Bell, Setting};
 use homenode_units::VmId;
 
 fn server() -> (tempfile::TempDir, Server) {
@@ -11,7 +11,7 @@ fn server() -> (tempfile::TempDir, Server) {
         machine: Arc::new(homenode_machine::preset("r910").unwrap()),
         control: Arc::new(Mutex::new(Control::new(Config::default(), Mode::Act))),
     };
-    let server = Server::open(dir.path(), handler, SettingQueue::default()).unwrap();
+    let server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).unwrap();
     (dir, server)
 }
 
@@ -97,7 +97,7 @@ fn more_than_a_line_of_a_request_is_not_kept() {
 
 #[test]
 fn whoever_asks_for_a_setting_waits_for_the_loop_and_keeps_nobody() {
-    let settings = SettingQueue::default();
+    let settings = SettingQueue::new(&Bell::default());
     let poll = Poll::new().unwrap();
     let waker = Arc::new(Waker::new(poll.registry(), Token(WOKEN)).unwrap());
     let carried_out = CarriedOut::default();

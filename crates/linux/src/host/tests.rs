@@ -842,3 +842,25 @@ fn a_permit_lives_in_the_metadata_beside_what_the_operator_wrote() {
     tree.write("node.xml", &wrong.replace("home='1'", "hoem='1'"));
     assert!(refused(&tree, Acting::Live).contains("hoem"));
 }
+
+#[test]
+fn an_idle_agent_wakes_at_most_twice_a_period() {
+    let wakes = || {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("voluntary_ctxt_switches"));
+        let count = line.unwrap().rsplit(':').next().unwrap().trim();
+        count.parse::<u64>().unwrap()
+    };
+    let tree = host("");
+    let mut host = connect(&tree, Acting::Live);
+    host.sample().unwrap();
+    let period = Ns::from_millis(500);
+    let before = wakes();
+    assert!(host.wait(period) >= period);
+    assert!(wakes() - before <= 2, "{} wakes", wakes() - before);
+    // Whoever rings does not wait for the period's end.
+    host.hands.bell.ring();
+    assert!(host.wait(LONG) < LONG);
+}
