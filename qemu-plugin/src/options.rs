@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use std::time::Duration;
 
-use homenode_meter::pages;
+use homenode_meter::page_model;
 use homenode_meter::profile::Config;
 use homenode_tracking::paging::{self, Mode, Start, TablePages};
 use homenode_tracking::tlb::{CORES, core};
@@ -79,7 +79,7 @@ impl Options {
             },
             pages: PagesOptions {
                 file: PathBuf::new(),
-                config: pages::Config {
+                config: page_model::Config {
                     core: &CORES[0],
                     mode: Mode::Paml,
                     options: paging::Options::SEED,

@@ -31,8 +31,8 @@ use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use homenode_meter::page_log::{self, Header, Kept, Marks, Window};
-use homenode_meter::pages::{Config, Cpu, Machine};
+use homenode_formats::page_log::{self, Header, Kept, Marks, Window};
+use homenode_meter::page_model::{Config, Cpu, Machine};
 use homenode_tracking::tlb::Access;
 
 use crate::machine_address;

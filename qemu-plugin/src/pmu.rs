@@ -23,7 +23,7 @@ use std::slice;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use homenode_meter::page::{Layout, Page, SAMPLES, TAGS_MAX};
+use homenode_formats::pmu_region::{Layout, Page, SAMPLES, TAGS_MAX};
 use homenode_meter::pmu::{Cpu, Pmu};
 use homenode_meter::profile::Config;
 use homenode_tracking::cache::{Replacement, Shape};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
 use homenode_host::Bell;
-use homenode_search::run::Setup;
+use homenode_twin::Setup;
 use homenode_twin::Twin;
 use homenode_units::Ns;
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use homenode_meter::page_log::{Followed, Follower, Header, Log, Logs, Marks, PageLogError, Window};
+use homenode_formats::page_log::{Followed, Follower, Header, Log, Logs, Marks, PageLogError, Window};
 use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
 use homenode_policy::working_set::{
     Carrier, Certainty, Estimate, Estimator, Logged, Observation, Sampling, Seen, Settled, sampling,
@@ -601,7 +601,7 @@ fn text(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homenode_meter::page_log::{Kept, Row, Tables};
+    use homenode_formats::page_log::{Kept, Row, Tables};
 
     /// A log of ten windows of a second: frames 0 to 99 are a program's and logged 20 times in each, 100 to 109 the kernel's
     /// and logged 30 times, 110 to 119 are used by the program and never logged.

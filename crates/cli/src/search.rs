@@ -5,9 +5,10 @@ use homenode_control::Config;
 use homenode_search::best::{Best, PolicyRun, best};
 use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
-use homenode_search::run::{Run, Setup};
+use homenode_search::run::Run;
 use homenode_search::score::ratio;
 use homenode_search::search::Effort;
+use homenode_twin::Setup;
 use serde::Serialize;
 use serde_json::json;
 

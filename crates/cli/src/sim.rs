@@ -2,7 +2,7 @@
 
 use homenode_agent::Show;
 use homenode_control::{Config, Policies};
-use homenode_search::run::Setup;
+use homenode_twin::Setup;
 use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
 use homenode_units::{Ns, Pages};
 use serde::Serialize;

@@ -2,7 +2,7 @@
 
 use homenode_agent::Show;
 use homenode_control::{Config, Policies};
-use homenode_search::run::Setup;
+use homenode_twin::Setup;
 use serde::Serialize;
 use serde_json::json;
 

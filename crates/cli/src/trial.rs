@@ -2,7 +2,8 @@
 
 use comfy_table::Table;
 use homenode_control::{Config, Policies};
-use homenode_search::run::{self, Setup};
+use homenode_search::run;
+use homenode_twin::Setup;
 use homenode_twin::{Twin, TwinError, TwinReport};
 use serde::Serialize;
 

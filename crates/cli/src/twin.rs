@@ -4,7 +4,7 @@ use std::path::Path;
 
 use homenode_machine::Machine;
 use homenode_machine::file::Candidates;
-use homenode_search::run::Setup;
+use homenode_twin::Setup;
 use homenode_twin::{Scenario, Workload};
 
 use crate::bad_input;

@@ -5,7 +5,7 @@ use homenode_api::answer::{Forecast, Simulated};
 use homenode_api::{ApiError, AskError, Homes, Request};
 use homenode_control::{Config, Control, Mode};
 use homenode_host::Host;
-use homenode_search::run::Setup;
+use homenode_twin::Setup;
 use homenode_units::NodeSet;
 
 use crate::args::WhatIfArgs;

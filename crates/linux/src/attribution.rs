@@ -39,8 +39,8 @@ mod samples;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use homenode_formats::pmu_region::{Counts, Page};
 use homenode_host::{Accesses, Counters, PageUse};
-use homenode_meter::page::{Counts, Page};
 use homenode_units::{NodeMap, Ns, PAGE_BYTES, Pages, VmId};
 
 use crate::now;

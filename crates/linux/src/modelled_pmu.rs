@@ -1,7 +1,7 @@
 //! The modelled PMU of an emulated host: memory of an ivshmem device (PCI 1af4:1110), into which the emulator's plugin counts.
 //!
 //! A real host has no such thing. Its counts come from a model of caches, and are named so wherever they are shown. What the page
-//! holds is in `homenode_meter::page`; who reads it tags the frames of each VM, so that the model counts for each.
+//! holds is in `homenode_formats::pmu_region`; who reads it tags the frames of each VM, so that the model counts for each.
 //!
 //! # Trust
 //!
@@ -15,7 +15,7 @@ use std::ptr;
 use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use homenode_meter::page::{HEADER_WORDS, Layout, Page, PageError};
+use homenode_formats::pmu_region::{HEADER_WORDS, Layout, Page, PageError};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::read::{ReadError, SMALL_BYTES, below, names, text};

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use homenode_meter::page::{Layout, Page, SAMPLES};
+use homenode_formats::pmu_region::{Layout, Page, SAMPLES};
 use homenode_meter::pmu::Pmu;
 use homenode_meter::profile::{Config, Profile};
 use homenode_tracking::cache::{Replacement, Shape};

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use homenode_tracking::cache::{Cache, Outcome, Shape};
 use homenode_tracking::filter::{Filter, Passed, Use};
 
-use crate::page::{Page, Sampled};
+use homenode_formats::pmu_region::{Page, Sampled};
 
 /// The last-level caches, and where counts go.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ mod tests {
     use std::sync::atomic::{AtomicU8, AtomicU64};
 
     use super::*;
-    use crate::page::{Counts, Layout};
+    use homenode_formats::pmu_region::{Counts, Layout};
     use homenode_tracking::cache::Replacement;
 
     #[test]

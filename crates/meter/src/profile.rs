@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use homenode_tracking::filter::{Filter, Passed, Use};
 use homenode_tracking::mrc::Shards;
 
-use crate::log::{Log, Point};
+use homenode_formats::profile_log::{Log, Point};
 
 /// Misses that a vCPU keeps before it hands them on.
 const BATCH: usize = 256;

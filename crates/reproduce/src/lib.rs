@@ -18,7 +18,6 @@ mod document;
 mod experiment;
 mod experiments;
 mod figure;
-pub mod measured;
 mod run;
 mod stats;
 pub mod verdict;

@@ -9,10 +9,11 @@ use homenode_units::Ns;
 
 use crate::contender::Contender;
 use crate::jobs::{self, Progress};
-use crate::run::{Run, Setup};
+use crate::run::Run;
 use crate::score::value;
 use crate::search::schedule::{Goal, Place};
 use crate::search::{Effort, Found, Schedule, search};
+use homenode_twin::Setup;
 
 /// A contender's run and how good it is.
 #[derive(Clone, Debug)]

@@ -5,9 +5,10 @@ use std::str::FromStr;
 
 use homenode_control::{Config, Event, Policies};
 use homenode_machine::file::Candidates;
-use homenode_twin::{Disturbance, Twin};
+use homenode_twin::Twin;
 
-use crate::run::{Run, Setup, run};
+use crate::run::{Run, run};
+use homenode_twin::Setup;
 
 /// Somebody to be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,17 +95,6 @@ impl FromStr for Contender {
             let known = Policies::ALL.map(Policies::name).into_iter().chain([AUTONUMA]);
             format!("no policies are named `{text}`{}", Candidates::of(text, known))
         })
-    }
-}
-
-impl Setup {
-    /// The same on a twin that is wrong in this way.
-    #[must_use]
-    pub fn disturbed(&self, disturbance: Disturbance) -> Setup {
-        Setup {
-            scenario: self.scenario.clone().disturbed(disturbance),
-            ..self.clone()
-        }
     }
 }
 

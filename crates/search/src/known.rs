@@ -8,10 +8,10 @@ use homenode_machine::file::{FileError, read_toml};
 use serde::{Deserialize, Serialize};
 
 use crate::best::Best;
-use crate::run::Setup;
 use crate::score::ratio;
 use crate::search::Schedule;
 use crate::search::schedule::ScheduleError;
+use homenode_twin::Setup;
 
 const HEAD: &str = "# The best that is known of this case: see crates/search/src/known.rs. Written by `decisions known`, which keeps what \
                     is better.\n";

@@ -12,8 +12,9 @@ use homenode_units::{Bytes, Ns};
 use crate::contender::Contender;
 use crate::generate::{memory_for, share_for};
 use crate::jobs::{self, Progress};
-use crate::run::{Run, Setup};
+use crate::run::Run;
 use crate::score::{CaseScore, mean};
+use homenode_twin::Setup;
 
 /// Programs of the load sweep where none are named: two that stream, two that live in the LLC, one between them and one that
 /// computes.

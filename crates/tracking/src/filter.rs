@@ -8,14 +8,7 @@
 //!
 //! Prefetching, instruction fetches, lines that L2 or an inclusive LLC takes away from the levels above.
 
-/// What an access wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// To read.
-    Read,
-    /// To write.
-    Write,
-}
+pub use homenode_formats::pmu_region::Use;
 
 /// What private caches make of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

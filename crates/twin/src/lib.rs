@@ -32,6 +32,7 @@ pub mod models;
 mod report;
 pub mod scenario;
 pub mod schema;
+mod setup;
 mod told;
 pub mod workload;
 
@@ -44,6 +45,7 @@ pub use scenario::{
     EventSpec, Hypervisor, NextProgram, PageSize, Pinning, PoolSpec, ReleaseCalls, RuntimeNodes, Scenario,
     Transfer, TwinError, VmSpec, Vnuma,
 };
+pub use setup::Setup;
 pub use workload::{Program, Waiting, Workload, WorkloadError};
 
 pub use chance::Chance;

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
+use homenode_formats::pmu_region::{Counts, Page};
 use homenode_linux::{modelled_pmu, pagemap};
-use homenode_meter::page::{Counts, Page};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::Permit;
 

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use homenode_meter::page_log::{Log, Marks};
+use homenode_formats::page_log::{Log, Marks};
 use homenode_testbed_guest::{Behaviour, MARKER_PHASE, MARKER_READY, MARKER_REPORT, MARKER_SWEPT, Sweep};
 use serde_json::Value;
 

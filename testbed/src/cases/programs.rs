@@ -21,8 +21,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use homenode_meter::page_log::{Marks, Window};
-use homenode_reproduce::measured::{self, Measured, PROGRAMS_FILE, Prl};
+use homenode_formats::measured::{self, Measured, PROGRAMS_FILE, Prl};
+use homenode_formats::page_log::{Marks, Window};
 use homenode_testbed_guest::{Behaviour, COMMAND_RUN, MARKER_RAN};
 use homenode_units::Ns;
 use serde_json::Value;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use homenode_meter::page::{Layout, SAMPLES, TAGS_MAX};
+use homenode_formats::pmu_region::{Layout, SAMPLES, TAGS_MAX};
 
 use super::guard::{Guard, end_group};
 use super::guest_image::{Kernel, build_initramfs};

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use homenode_meter::page_log::Log;
+use homenode_formats::page_log::Log;
 use homenode_testbed_guest::{Behaviour, MARKER_ERROR, Orders};
 
 use super::Interrupt;

@@ -25,19 +25,29 @@ const PURE: [(&str, &[&str]); 2] = [
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
     ("homenode-host", &["homenode-machine", "homenode-units"]),
-    ("homenode-tracking", &["homenode-machine", "homenode-units"]),
+    ("homenode-formats", &["homenode-machine", "homenode-units"]),
+    (
+        "homenode-tracking",
+        &["homenode-formats", "homenode-machine", "homenode-units"],
+    ),
     (
         "homenode-meter",
-        &["homenode-tracking", "homenode-machine", "homenode-units"],
+        &[
+            "homenode-formats",
+            "homenode-tracking",
+            "homenode-machine",
+            "homenode-units",
+        ],
     ),
     (
         "homenode-qemu-plugin",
         &[
+            "homenode-formats",
             "homenode-meter",
             "homenode-tracking",
             "homenode-machine",
@@ -51,8 +61,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
     (
         "homenode-linux",
         &[
-            "homenode-meter",
-            "homenode-tracking",
+            "homenode-formats",
             "homenode-host",
             "homenode-machine",
             "homenode-topology-page",
@@ -90,6 +99,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
     (
         "homenode-reproduce",
         &[
+            "homenode-formats",
             "homenode-control",
             "homenode-twin",
             "homenode-policy",
@@ -103,6 +113,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
     (
         "homenode-search",
         &[
+            "homenode-formats",
             "homenode-reproduce",
             "homenode-control",
             "homenode-twin",
@@ -127,7 +138,6 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
         &[
             "homenode-api",
             "homenode-control",
-            "homenode-search",
             "homenode-linux",
             "homenode-twin",
             "homenode-policy",
@@ -146,7 +156,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
             "homenode-calibrate",
             "homenode-control",
             "homenode-linux",
-            "homenode-meter",
+            "homenode-formats",
             "homenode-tracking",
             "homenode-twin",
             "homenode-policy",
@@ -160,9 +170,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
         &[
             "homenode-host",
             "homenode-linux",
-            "homenode-meter",
+            "homenode-formats",
             "homenode-machine",
-            "homenode-reproduce",
             "homenode-testbed-guest",
             "homenode-topology-page",
             "homenode-units",

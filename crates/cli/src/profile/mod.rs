@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use homenode_agent::Show;
+use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
-use homenode_meter::log::{Log, LogError};
 use homenode_twin::Workload;
 use homenode_twin::workload::FittedCurve;
 use serde::Serialize;

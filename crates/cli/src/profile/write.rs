@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use homenode_formats::profile_log::Log;
 use homenode_machine::Machine;
-use homenode_meter::log::Log;
 use homenode_twin::workload::FittedCurve;
 use homenode_units::Bytes;
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use homenode_formats::pmu_region::{Page, Sampled, Use};
 use homenode_host::Accesses;
 use homenode_machine::Machine;
-use homenode_meter::page::{Page, Sampled, Use};
 use homenode_units::{CpuId, NodeId, NodeMap};
 
 use crate::memory_blocks::MemoryBlocks;

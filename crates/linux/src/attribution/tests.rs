@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-use homenode_meter::page::{Layout, Sampled, Use};
+use homenode_formats::pmu_region::{Layout, Sampled, Use};
 use homenode_units::{Bytes, NodeId};
 use proptest::prelude::*;
 

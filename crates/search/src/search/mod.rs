@@ -55,8 +55,9 @@ pub use rollout::{Cut, Point, Rollout, replay, rollout};
 pub use schedule::Schedule;
 
 use crate::jobs::{self, Progress};
-use crate::run::{Run, Setup};
+use crate::run::Run;
 use crate::score::ratio;
+use homenode_twin::Setup;
 use moves::Choices;
 
 /// Candidates that run together; the same for any number of jobs.

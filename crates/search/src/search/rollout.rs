@@ -8,8 +8,9 @@ use homenode_units::{Ns, VmId};
 
 use super::arranger::{Arranger, POLICY};
 use super::schedule::Schedule;
-use crate::run::{Run, Setup, Starts, VmRun};
+use crate::run::{Run, Starts, VmRun};
 use crate::score::{mean, value};
+use homenode_twin::Setup;
 
 /// At most so many points of a run are kept.
 const POINTS_MAX: usize = 24;

@@ -21,10 +21,10 @@ use super::accuracy::MU;
 use super::mb;
 use crate::experiment::{Decision, Experiment, Table};
 use crate::experiments::shape;
-use crate::measured::{self, Measured};
 use crate::run::Run;
 use crate::verdict::{Measured as Judged, show};
 use crate::work::Outcomes;
+use homenode_formats::measured::{self, Measured};
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -15,11 +15,12 @@ use homenode_search::generate;
 use homenode_search::held_out::{HeldOut, HeldOutPolicy, HeldOutRun};
 use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
-use homenode_search::run::{Run, Setup};
+use homenode_search::run::Run;
 use homenode_search::score::{CaseScore, Total};
 use homenode_search::search::replay;
 use homenode_search::sweep::{self, Cell, Work};
 use homenode_twin::Disturbance;
+use homenode_twin::Setup;
 
 use crate::known::last_commit;
 use crate::scores::{print_total, runs, score, scores};

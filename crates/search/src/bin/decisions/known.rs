@@ -11,8 +11,8 @@ use homenode_control::Config;
 use homenode_search::best::best;
 use homenode_search::jobs::{self, Progress};
 use homenode_search::known::Known;
-use homenode_search::run::Setup;
 use homenode_search::search::Effort;
+use homenode_twin::Setup;
 
 use crate::{read, seeds, show};
 

@@ -17,8 +17,8 @@ use clap::{Args, Parser, Subcommand};
 use homenode_machine::file::read_text_file;
 use homenode_machine::preset;
 use homenode_search::contender::Contender;
-use homenode_search::run::Setup;
 use homenode_search::{generate, jobs};
+use homenode_twin::Setup;
 use homenode_twin::{Disturbance, Scenario};
 
 /// Scores policies over cases × seeds beside `default`

@@ -6,8 +6,9 @@ use clap::Args;
 use homenode_control::Config;
 use homenode_search::contender::Contender;
 use homenode_search::jobs::{self, Progress};
-use homenode_search::run::{Run, Setup};
+use homenode_search::run::Run;
 use homenode_search::score::{CaseScore, MUCH_WORSE, Total, mean};
+use homenode_twin::Setup;
 use homenode_twin::VmReport;
 
 use crate::{Common, read, show};

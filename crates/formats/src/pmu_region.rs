@@ -25,7 +25,14 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-pub use homenode_tracking::filter::Use;
+/// What an access wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// To read.
+    Read,
+    /// To write.
+    Write,
+}
 
 /// What a page covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

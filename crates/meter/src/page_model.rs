@@ -40,7 +40,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use homenode_tracking::paging::{Buffer, Exit, Flags, Guest, Mode, Options, Step, Vcpu};
 use homenode_tracking::tlb::{Access, Core, Found, PageSize, Space};
 
-use crate::page_log::{Header, Kept, Logs, Marks, Row, Tables, Window};
+use homenode_formats::page_log::{Header, Kept, Logs, Marks, Row, Tables, Window};
 
 /// What is modelled.
 #[derive(Clone, Copy, Debug)]

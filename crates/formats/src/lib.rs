@@ -1,0 +1,20 @@
+//! What one program of Homenode's leaves and another reads: layouts of shared memory and formats of files. Whoever reads one
+//! needs no model of caches or of page walks.
+//!
+//! | module | written by | read by |
+//! |---|---|---|
+//! | [`pmu_region`] | the emulator's plugin, into shared memory | the agent on an emulated host |
+//! | [`profile_log`] | the emulator's plugin | `homenode profile` |
+//! | [`page_log`] | the emulator's plugin, guests | `homenode wss --log` |
+//! | [`measured`] | the testbed | `homenode reproduce` |
+//!
+//! # Properties (tests of the same names)
+//!
+//! - A log reads as it was written; whatever else a file holds is refused with what is wrong.
+//! - A region reads as it was written; what is none is refused with what is wrong.
+//! - A log of pages that is cut off gives all whole records and says what is missing; with one changed byte it is refused.
+
+pub mod measured;
+pub mod page_log;
+pub mod pmu_region;
+pub mod profile_log;

@@ -1,0 +1,61 @@
+//! A run of the twin before it begins.
+
+use homenode_host::Host as _;
+use homenode_machine::Machine;
+use homenode_units::Ns;
+
+use crate::scenario::Disturbance;
+use crate::{EPOCH_DEFAULT, Scenario, Twin, TwinError};
+
+/// What a twin simulates.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The machine.
+    pub machine: Machine,
+    /// Its VMs.
+    pub scenario: Scenario,
+    /// The seed.
+    pub seed: u64,
+    /// The simulation's resolution.
+    pub epoch: Ns,
+}
+
+impl Setup {
+    /// A scenario on a machine, at the usual resolution.
+    pub fn new(machine: Machine, scenario: Scenario, seed: u64) -> Setup {
+        Setup {
+            machine,
+            scenario,
+            seed,
+            epoch: EPOCH_DEFAULT,
+        }
+    }
+
+    /// The simulated host at its beginning.
+    ///
+    /// # Errors
+    /// A scenario that the machine cannot run.
+    pub fn start(&self) -> Result<Twin, TwinError> {
+        Twin::with_epoch(self.machine.clone(), &self.scenario, self.seed, self.epoch)
+    }
+
+    /// Whether a run is over: every program has ended, or the scenario's time is up.
+    pub fn is_over(&self, twin: &Twin) -> bool {
+        twin.finished() || twin.now() >= self.scenario.duration
+    }
+
+    /// Lets a period pass, but not more than is left of the scenario.
+    pub fn wait(&self, twin: &mut Twin, period: Ns) {
+        let left = Ns(self.scenario.duration.0.saturating_sub(twin.now().0));
+        twin.wait(left.min(period));
+    }
+
+    /// The same on a twin that is wrong in this way.
+    #[must_use]
+    pub fn disturbed(&self, disturbance: Disturbance) -> Setup {
+        Setup {
+            scenario: self.scenario.clone().disturbed(disturbance),
+            ..self.clone()
+        }
+    }
+}
