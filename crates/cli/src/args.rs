@@ -358,9 +358,9 @@ pub struct PlaceArgs {
     /// vCPUs of the VM
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub vcpus: u32,
-    /// Its memory, such as `8GiB`
+    /// Its memory, such as `8GiB` or `8G`; a number alone is MiB
     #[arg(long)]
-    pub memory: Bytes,
+    pub memory: Size,
     /// The memory bandwidth that it needs, such as `2GB/s`
     #[arg(long)]
     pub bandwidth: Option<BytesPerSec>,
@@ -433,8 +433,8 @@ pub enum MemoryCommand {
 pub struct FloorArgs {
     /// The VM's name
     pub vm: String,
-    /// Memory below which it is never taken (`2GiB`), or `none`
-    pub floor: OrNone<Bytes>,
+    /// Memory below which it is never taken (`2GiB`, `2G`; a number alone is MiB), or `none`
+    pub floor: OrNone<Size>,
     /// JSON instead of a sentence
     #[arg(long)]
     pub json: bool,
@@ -450,6 +450,21 @@ pub enum OrNone<T> {
     Some(T),
     /// Take back what was set.
     None,
+}
+
+/// A size on the command line: as everywhere, or a number alone in MiB, as QEMU and numad take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub Bytes);
+
+impl std::str::FromStr for Size {
+    type Err = <Bytes as std::str::FromStr>::Err;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        match is_number {
+            true => format!("{text}MiB").parse().map(Size),
+            false => text.parse().map(Size),
+        }
+    }
 }
 
 impl<T> OrNone<T> {

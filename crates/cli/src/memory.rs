@@ -4,7 +4,7 @@ use homenode_control::{MemoryStatus, VmStatus};
 use homenode_units::Bytes;
 use serde::Serialize;
 
-use crate::args::{FloorArgs, MemoryCommand, ShowArgs};
+use crate::args::{FloorArgs, MemoryCommand, ShowArgs, Size};
 use crate::output::{or_dash, print_json, table};
 use crate::query::{ask_agent, vms};
 use homenode_api::Request;
@@ -22,7 +22,7 @@ pub fn run(command: &MemoryCommand) -> anyhow::Result<()> {
 }
 
 fn set(args: &FloorArgs) -> anyhow::Result<()> {
-    let floor = args.floor.into_option();
+    let floor = args.floor.into_option().map(|Size(floor)| floor);
     let vm = args.vm.clone();
     let answer: FloorSet = ask_agent(&args.state, &Request::FloorSet { vm, floor })?;
     if args.json {

@@ -41,7 +41,7 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
 pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     let asked = Ask {
         vcpus: args.vcpus,
-        memory: args.memory,
+        memory: args.memory.0,
         bandwidth: args.bandwidth,
     };
     let answer: Placed = match &args.host {
@@ -84,7 +84,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
         None => anyhow::bail!(
             "a VM of {} vCPUs and {} {}",
             args.vcpus,
-            args.memory,
+            args.memory.0,
             reasons.join("; ")
         ),
     }

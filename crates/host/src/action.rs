@@ -9,7 +9,7 @@ use crate::limit::{Limit, Percent};
 use crate::refusal::Impossible;
 use crate::sample::VmSample;
 
-/// The shortest window of [`Action::Watch`].
+/// The shortest window of [`Act::Watch`].
 pub const WINDOW_MIN: Ns = Ns::from_millis(100);
 /// The longest.
 pub const WINDOW_MAX: Ns = Ns::from_secs(3600);

@@ -199,18 +199,20 @@ fn remedy(text: &str) -> String {
             written(misses)
         );
     }
-    if text.parse::<crate::Bytes>().is_ok() {
-        let size = text.replace(' ', "");
-        return format!("memory bandwidth is booked per second; write `{size}/s`");
-    }
     let lower = text.to_ascii_lowercase();
     let suffixed = lower
         .strip_suffix('k')
         .map(|n| format!("{n}k"))
         .or_else(|| lower.strip_suffix('m').map(|n| format!("{n}M")));
-    match suffixed.filter(|fixed| misses(fixed).is_some()) {
-        Some(fixed) => format!("write `{fixed}`"),
-        None => "write LLC misses per slice of 30 ms as `250k`, `1M` or `250000`, or memory bandwidth as `500MB/s`"
+    if let Some(fixed) = suffixed.filter(|fixed| misses(fixed).is_some()) {
+        return format!("write `{fixed}`");
+    }
+    match text.parse::<crate::Bytes>() {
+        Ok(_) => {
+            let size = text.replace(' ', "");
+            format!("memory bandwidth is booked per second; write `{size}/s`")
+        }
+        Err(_) => "write LLC misses per slice of 30 ms as `250k`, `1M` or `250000`, or memory bandwidth as `500MB/s`"
             .to_owned(),
     }
 }

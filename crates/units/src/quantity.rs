@@ -114,6 +114,8 @@ const DECIMAL: [(&str, u64); 5] = [
     ("kB", 1_000),
     ("B", 1),
 ];
+/// As QEMU and virsh take them.
+const SHORT: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
 const TIME: [(&str, u64); 6] = [
     ("ns", 1),
     ("us", 1_000),
@@ -163,6 +165,25 @@ pub(crate) fn parse(
         .and_then(|w| w.checked_add(fraction * factor / scale))
         .ok_or_else(error)?;
     u64::try_from(total).map_err(|_| error())
+}
+
+/// Reads a size; the case of its unit tells nothing, as virsh and QEMU have it.
+fn parse_size<'a>(
+    text: &str,
+    units: impl Iterator<Item = &'a (&'a str, u64)>,
+    expected: &'static str,
+) -> Result<u64, ParseQuantityError> {
+    let units: Vec<(String, u64)> = units
+        .map(|(name, factor)| (name.to_ascii_lowercase(), *factor))
+        .collect();
+    let units: Vec<(&str, u64)> = units
+        .iter()
+        .map(|(name, factor)| (name.as_str(), *factor))
+        .collect();
+    parse(&text.to_ascii_lowercase(), &units, expected).map_err(|_| ParseQuantityError {
+        text: text.to_owned(),
+        expected,
+    })
 }
 
 /// Writes with the largest unit that divides the amount, or that leaves at most two decimals of rounding.
@@ -221,8 +242,8 @@ impl Ns {
 impl FromStr for Bytes {
     type Err = ParseQuantityError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let units: Vec<_> = BINARY.iter().chain(&DECIMAL).copied().collect();
-        parse(text, &units, "a size such as `16GiB` or `500MB`").map(Bytes)
+        let units = BINARY.iter().chain(&DECIMAL).chain(&SHORT);
+        parse_size(text, units, "a size such as `16GiB` or `500MB`").map(Bytes)
     }
 }
 
@@ -235,8 +256,7 @@ impl FromStr for BytesPerSec {
             expected,
         };
         let size = text.trim().strip_suffix("/s").ok_or_else(error)?;
-        let units: Vec<_> = BINARY.iter().chain(&DECIMAL).copied().collect();
-        parse(size, &units, expected)
+        parse_size(size, BINARY.iter().chain(&DECIMAL), expected)
             .map(BytesPerSec)
             .map_err(|_| error())
     }
@@ -334,6 +354,11 @@ mod tests {
         assert_eq!("16GiB".parse(), Ok(Bytes::from_gib(16)));
         assert_eq!("500MB".parse(), Ok(Bytes(500_000_000)));
         assert_eq!("1.5 GiB".parse(), Ok(Bytes(3 << 29)));
+        for gib in ["2G", "2g", "2gib", "2GIB", "2048M", "2048mib"] {
+            assert_eq!(gib.parse(), Ok(Bytes::from_gib(2)), "{gib}");
+        }
+        assert_eq!("500mb".parse(), Ok(Bytes(500_000_000)));
+        assert_eq!("2gb/s".parse(), Ok(BytesPerSec(2_000_000_000)));
         assert_eq!("900s".parse(), Ok(Ns::from_secs(900)));
         assert_eq!("2min".parse(), Ok(Ns::from_secs(120)));
         assert_eq!("17.1GB/s".parse(), Ok(BytesPerSec(17_100_000_000)));

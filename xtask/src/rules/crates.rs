@@ -130,6 +130,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "homenode-control",
             "homenode-policy",
             "homenode-host",
+            "homenode-machine",
             "homenode-units",
         ],
     ),
