@@ -1,9 +1,9 @@
 //! A modelled PMU: the last-level caches of a machine of several nodes, and who misses in them.
 //!
 //! Each CPU has private caches ([`Filter`]); what misses there goes to the LLC of its node, of the shape and policy that the
-//! machine has, under a lock that only CPUs of one node share. References and misses are counted by CPU and by the tag of
-//! the machine frame ([`homenode_formats::pmu_region`]): software in the machine tags the frames of each VM, and reads what each VM's memory cost.
-//! One of so many misses of a CPU is sampled, where that software wants it.
+//! machine has, under a lock that only CPUs of one node share. References and misses are counted by CPU and by the tag of the
+//! machine frame ([`homenode_formats::pmu_region`]): software in the machine tags the frames of each VM, and reads what each VM's
+//! memory cost. One of so many misses of a CPU is sampled, where that software wants it.
 //!
 //! # Left out
 //!
