@@ -119,3 +119,6 @@ impl Plan {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

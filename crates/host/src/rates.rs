@@ -207,12 +207,14 @@ impl VmRates {
                 .iter()
                 .filter_map(|vcpu| counter_deltas(prev.vcpu(vcpu.index)?, vcpu))
         };
-        let (references, misses) = counted().fold((0, 0), |(r, m), (dr, dm)| (r + dr, m + dm));
+        let (references, misses) = counted().fold((0u64, 0u64), |(r, m), (dr, dm)| {
+            (r.saturating_add(dr), m.saturating_add(dm))
+        });
         let has_counters = counted().next().is_some();
         let accesses = prev.accesses.as_ref().zip(cur.accesses.as_ref());
         let ratio_of = accesses.and_then(|(a, b)| {
             let (local, remote) = (b.local.checked_sub(a.local)?, b.remote.checked_sub(a.remote)?);
-            ratio(local, local + remote)
+            ratio(local, local.saturating_add(remote))
         });
         let accesses_on = accesses.and_then(|(a, b)| {
             let since = |(node, now): (NodeId, &u64)| Some((node, now.checked_sub(*a.on.get(node)?)?));
@@ -223,7 +225,8 @@ impl VmRates {
                 let before = count(&prev.vcpu(vcpu.index)?.counters?);
                 count(&vcpu.counters?).checked_sub(before)
             };
-            let all: Option<u64> = cur.vcpus.iter().map(since).sum();
+            let mut all = cur.vcpus.iter().map(since);
+            let all = all.try_fold(0u64, |sum, of| Some(sum.saturating_add(of?)));
             all.map(|count| count as f64 / period.as_secs_f64())
         };
         Some(VmRates {
@@ -307,10 +310,14 @@ fn share(prev: Ns, cur: Ns, period: Ns) -> Option<f64> {
     Some((cur.0.checked_sub(prev.0)? as f64 / period.as_f64()).min(1.0))
 }
 
+/// At most 1: counters that were read one after the other may say that more missed than referred.
 fn ratio(part: u64, whole: u64) -> Option<f64> {
-    (whole > 0).then(|| part as f64 / whole as f64)
+    (whole > 0).then(|| (part as f64 / whole as f64).min(1.0))
 }
 
 fn per_second(bytes: u64, period: Ns) -> BytesPerSec {
     BytesPerSec((bytes as f64 / period.as_secs_f64()) as u64)
 }
+
+#[cfg(test)]
+mod tests;
