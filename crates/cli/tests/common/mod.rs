@@ -7,7 +7,10 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 
 pub fn homenode() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_homenode"))
+    let mut program = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    // Help is wrapped to the width of whoever reads.
+    program.env_remove("COLUMNS");
+    program
 }
 
 pub fn run(args: &[&str]) -> Output {
