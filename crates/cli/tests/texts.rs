@@ -1,5 +1,5 @@
 //! What users and programs read, held to what is committed (`tests/snapshots`): the help of each command, and the keys of one
-//! JSON answer of each. `INSTA_UPDATE=always cargo test -p homenode-cli --test texts` writes them anew; the diff is then to be read.
+//! JSON answer of each. `INSTA_UPDATE=always cargo test -p homenode-cli --test texts` writes them anew; the diff is then read.
 
 mod common;
 
