@@ -158,9 +158,11 @@ impl Serving {
         while !is_closing.load(Ordering::Relaxed) {
             let next = self.clients.values().map(|client| client.until).min();
             let timeout = next.map(|until| until.saturating_duration_since(Instant::now()));
-            if self.poll.poll(&mut events, timeout).is_err() {
+            match self.poll.poll(&mut events, timeout) {
+                Ok(()) => {}
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 // Nothing can be waited for; asking again at once would take a CPU.
-                std::thread::sleep(PATIENCE);
+                Err(_) => std::thread::sleep(PATIENCE),
             }
             for event in &events {
                 match event.token() {
@@ -177,10 +179,8 @@ impl Serving {
     /// Takes in everybody who came.
     fn accept(&mut self) {
         while let Ok((mut stream, _)) = self.listener.accept() {
-            if self.clients.len() >= CLIENTS_MAX
-                && let Some((&oldest, _)) = self.clients.first_key_value()
-            {
-                self.clients.remove(&oldest);
+            if self.clients.len() >= CLIENTS_MAX {
+                self.make_room();
             }
             let key = self.next_key;
             self.next_key += 1;
@@ -201,6 +201,16 @@ impl Serving {
             self.clients.insert(key, client);
             // What it says may be there already.
             self.go_on(key);
+        }
+    }
+
+    /// Drops the oldest of those who have not said their request, or else the oldest.
+    fn make_room(&mut self) {
+        let is_asking = |client: &Client| matches!(client.at, Stage::Asking(_));
+        let mut silent = self.clients.iter().filter(|(_, client)| is_asking(client));
+        let oldest = silent.next().or_else(|| self.clients.first_key_value());
+        if let Some(key) = oldest.map(|(key, _)| *key) {
+            self.clients.remove(&key);
         }
     }
 

@@ -166,9 +166,9 @@ impl Leased {
 pub(crate) struct Levers(Vec<Leased>);
 
 impl Levers {
-    /// Of a VM of which an earlier agent wrote this down.
-    pub fn of(entry: Option<&Entry>) -> Levers {
-        let carried = Some(now() + CARRIED_LEASE);
+    /// Of a VM of which an earlier agent wrote this down. Who only watches ends nothing of that.
+    pub fn of(entry: Option<&Entry>, acts: bool) -> Levers {
+        let carried = acts.then(|| now() + CARRIED_LEASE);
         let leased = |grip: Box<dyn Grip>| Leased {
             until: carried.filter(|_| grip.lever().is_leased() && !grip.journalled().is_empty()),
             grip,

@@ -864,3 +864,15 @@ fn an_idle_agent_wakes_at_most_twice_a_period() {
     host.hands.bell.ring();
     assert!(host.wait(LONG) < LONG);
 }
+
+#[test]
+fn a_dry_run_ends_nothing_that_an_agent_left_in_force() {
+    let tree = host_with_groups("max 100000");
+    let mut first = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut first, hold(3, LONG)), Outcome::Done);
+    let mut dry = connect(&tree, Acting::DryRun);
+    dry.sample().unwrap();
+    let vm = &dry.vms[&vm()];
+    assert_eq!(vm.limits().count(), 1, "it is seen");
+    assert_eq!(vm.next_lease_end(), None, "and not ended");
+}

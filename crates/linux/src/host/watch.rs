@@ -116,7 +116,7 @@ impl LibvirtHost {
         Ok(Some(Vm {
             pins: Pinned::of(entry),
             home: entry.and_then(Entry::get).map(|Home(nodes)| nodes),
-            levers: Levers::of(entry),
+            levers: Levers::of(entry, journal.is_some()),
             run,
             handle,
             xml,
