@@ -22,6 +22,7 @@ help: ## Show this
 build: ## Build the homenode program and the emulator's plugin (release)
 	@echo '== building homenode and the plugin of homenode profile (release)'
 	@$(SETUP) cargo build --release --package homenode-cli --package homenode-qemu-plugin
+	@scripts/strip.sh $(TARGET)/release/homenode
 
 run: build ## Build, then run the agent on its built-in simulated host; ends by itself or on Ctrl-C
 	@echo '== running the agent on the twin of a quad-socket R910; Ctrl-C ends it with a summary'
