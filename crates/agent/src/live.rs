@@ -75,28 +75,22 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     };
     let mut host = LibvirtHost::connect(uri, options)?;
     let policies = config.policies;
-    let bill_dir = (!is_dry).then_some(state.as_path());
-    let (bill_file, bill) = BillFile::open(bill_dir, Clock::Wall);
+    // A dry run leaves nothing there.
+    let kept = (!is_dry).then_some(state.as_path());
+    let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
     let mut control = Control::new(config.clone(), mode).with_bill(bill);
     for vm in host.carried_over() {
         control.adopt(vm.vm, vm.home);
     }
     let control = Arc::new(Mutex::new(control));
-    let guard = if is_dry {
-        None
-    } else {
-        Some(start_guard(state, uri)?)
-    };
+    let guard = kept.map(|state| start_guard(state, uri)).transpose()?;
     let settings = SettingQueue::new(bell);
-    let server = if is_dry {
-        None
-    } else {
-        let handler = Handler {
-            machine: Arc::new(machine.clone()),
-            control: Arc::clone(&control),
-        };
-        Some(Server::open(state, handler, settings.clone())?)
+    let handler = Handler {
+        machine: Arc::new(machine.clone()),
+        control: Arc::clone(&control),
     };
+    let server = kept.map(|state| Server::open(state, handler, settings.clone()));
+    let server = server.transpose()?;
     let mut agent = Agent {
         control: Arc::clone(&control),
         settings,

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use homenode_api::{Answer, ApiError, LINE_BYTES_MAX, Reply, Request, socket_path};
+use homenode_api::{Answer, ApiError, LINE_BYTES_MAX, Reply, Request, remedy, socket_path};
 use homenode_host::ActionError;
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -63,11 +63,7 @@ impl Server {
         std::fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
         let _ = std::fs::remove_file(&path);
         let listener = net::UnixListener::bind(&path).map_err(|e| {
-            let remedy = match e.kind() {
-                ErrorKind::PermissionDenied => "; run as root, or choose another --state",
-                _ => "",
-            };
-            let what = format!("cannot listen at {}{remedy}", path.display());
+            let what = format!("cannot listen at {}{}", path.display(), remedy(&e));
             anyhow::Error::new(e).context(what)
         })?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660))?;
@@ -248,7 +244,7 @@ impl Serving {
                 self.settings.set(vm, setting, move |done| {
                     let mut all = carried_out.lock().unwrap_or_else(PoisonError::into_inner);
                     all.push((key, done));
-                    // A server that has gone has nobody to tell.
+                    // Fails where the server has closed: then no client waits.
                     let _ = waker.wake();
                 });
                 (Stage::Waiting(answer), PATIENCE_LOOP)
@@ -264,7 +260,7 @@ impl Serving {
         let carried_out =
             std::mem::take(&mut *self.carried_out.lock().unwrap_or_else(PoisonError::into_inner));
         for (key, done) in carried_out {
-            // Whoever asked for it may have gone.
+            // The client may have gone.
             let Some(client) = self.clients.get_mut(&key) else {
                 continue;
             };

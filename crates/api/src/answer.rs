@@ -72,7 +72,7 @@ impl ApiError {
         ApiError::Refused { why: why.into() }
     }
 
-    /// Whether whoever asked made a mistake.
+    /// Whether the client made a mistake.
     pub fn is_about_input(&self) -> bool {
         matches!(self, ApiError::NoSuchVm { .. } | ApiError::BadInput { .. })
     }

@@ -43,6 +43,14 @@ pub fn socket_path(state: &Path) -> PathBuf {
     state.join("agent.sock")
 }
 
+/// What to do about a socket that cannot be used, to be said after its path; empty where nothing is known to help.
+pub fn remedy(cause: &std::io::Error) -> &'static str {
+    match cause.kind() {
+        ErrorKind::PermissionDenied => "; run as root, or choose another --state",
+        _ => "",
+    }
+}
+
 /// Asks the running agent; `None` where none runs.
 ///
 /// # Errors
@@ -54,10 +62,7 @@ pub fn ask<A: TryFrom<Answer, Error = Answer>>(
     let path = socket_path(state);
     let unreachable = |cause: std::io::Error| AskError::Unreachable {
         path: path.display().to_string(),
-        remedy: match cause.kind() {
-            ErrorKind::PermissionDenied => "; run as root, or choose another --state",
-            _ => "",
-        },
+        remedy: remedy(&cause),
         cause,
     };
     let no_answer = |cause: String| AskError::NoAnswer {

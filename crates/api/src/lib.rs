@@ -11,7 +11,7 @@ mod client;
 mod request;
 
 pub use answer::{Answer, ApiError, Reply};
-pub use client::{AskError, ask, socket_path};
+pub use client::{AskError, ask, remedy, socket_path};
 pub use request::{Homes, Request};
 
 /// A request or a reply is one line of at most so many bytes.

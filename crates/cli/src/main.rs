@@ -57,7 +57,7 @@ pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow::Error::new(BadInput(error.to_string()))
 }
 
-/// Whether the user gave something wrong, whoever noticed.
+/// Whether the user gave something wrong: the command line, libvirt, the twin or the agent noticed.
 fn is_about_input(error: &anyhow::Error) -> bool {
     error.is::<BadInput>()
         || error.is::<TwinError>()

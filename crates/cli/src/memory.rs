@@ -8,7 +8,7 @@ use crate::args::{FloorArgs, MemoryCommand, ShowArgs, Size};
 use crate::output::{or_dash, print_json, table};
 use crate::query::{ask_agent, vms};
 use homenode_api::Request;
-use homenode_api::answer::FloorSet;
+use homenode_api::answer::{FloorSet, Vms};
 
 /// `homenode memory`.
 ///
@@ -48,7 +48,7 @@ struct VmMemory {
 }
 
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
-    let vms = vms(&args.state, args.vm.as_deref())?;
+    let Vms { vms, .. } = vms(&args.state, args.vm.as_deref())?;
     let of = |vm: VmStatus| VmMemory {
         name: vm.name,
         memory_bytes: vm.memory_bytes,

@@ -1,7 +1,7 @@
 //! `homenode policy`: which memory policy a VM has, and how its pages lie.
 
 use homenode_api::Request;
-use homenode_api::answer::{PolicyAdvice, PolicySet};
+use homenode_api::answer::{PolicyAdvice, PolicySet, Vms};
 use homenode_control::VmStatus;
 use homenode_host::CountedBy;
 use homenode_units::{MemoryPolicy, NodeId, NodeSet, Pages, VmId};
@@ -57,7 +57,7 @@ fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
 }
 
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
-    let vms = vms(&args.state, args.vm.as_deref())?;
+    let Vms { vms, .. } = vms(&args.state, args.vm.as_deref())?;
     let layouts: Vec<Layout> = vms.into_iter().map(Layout::of).collect();
     if args.json {
         return print_json(&layouts);

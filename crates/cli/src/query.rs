@@ -133,9 +133,11 @@ pub fn ask_agent<A: TryFrom<Answer, Error = Answer>>(state: &Path, request: &Req
 ///
 /// # Errors
 /// No agent, or no such VM.
-pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vec<VmStatus>> {
-    let Vms { vms, .. } = ask_agent(state, &Request::Vms)?;
-    let Some(name) = name else { return Ok(vms) };
+pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vms> {
+    let Vms { vms, feed_idle } = ask_agent(state, &Request::Vms)?;
+    let Some(name) = name else {
+        return Ok(Vms { vms, feed_idle });
+    };
     let (found, others): (Vec<VmStatus>, Vec<VmStatus>) = vms.into_iter().partition(|vm| vm.name == name);
     if found.is_empty() {
         let error = ApiError::NoSuchVm {
@@ -144,7 +146,8 @@ pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vec<VmStatus>> {
         };
         return Err(AskError::Agent(error).into());
     }
-    Ok(found)
+    let vms = found;
+    Ok(Vms { vms, feed_idle })
 }
 
 /// What a VM's guest has of the memory that it could have.
@@ -162,7 +165,7 @@ fn memory(vm: &VmStatus) -> String {
 /// # Errors
 /// No agent, or no such VM.
 pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
-    let vms = vms(&args.state, args.name.as_deref())?;
+    let Vms { vms, .. } = vms(&args.state, args.name.as_deref())?;
     if args.json {
         return print_json(&vms);
     }

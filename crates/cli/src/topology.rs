@@ -6,8 +6,7 @@ use serde::Serialize;
 
 use crate::args::ShowArgs;
 use crate::output::{or_dash, print_json, table};
-use crate::query::{ask_agent, vms};
-use homenode_api::Request;
+use crate::query::vms;
 use homenode_api::answer::Vms;
 
 /// A VM in the agent's answer.
@@ -39,7 +38,7 @@ impl VmTopology {
 /// # Errors
 /// No agent, or no such VM.
 pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
-    let Vms { feed_idle, .. } = ask_agent(&args.state, &Request::Vms)?;
+    let Vms { vms, feed_idle } = vms(&args.state, args.vm.as_deref())?;
     let of = |mut vm: VmStatus| {
         vm.topology.why_not = vm.topology.why_not.or_else(|| feed_idle.clone());
         VmTopology {
@@ -47,7 +46,6 @@ pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
             topology: vm.topology,
         }
     };
-    let vms = vms(&args.state, args.vm.as_deref())?;
     let vms: Vec<VmTopology> = vms.into_iter().map(of).collect();
     if args.json {
         return print_json(&vms);

@@ -1,4 +1,4 @@
-//! Waking whoever waits.
+//! A bell that wakes the thread of an agent.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -16,7 +16,7 @@ struct Inner {
 }
 
 impl Bell {
-    /// Wakes whoever waits, or whoever waits next.
+    /// Wakes the thread that waits; where none does, the next wait ends at once.
     pub fn ring(&self) {
         *self.0.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.0.rings.notify_all();

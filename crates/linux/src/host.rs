@@ -12,11 +12,11 @@
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use homenode_host::{
-    Action, ActionError, Bell, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Limit, Management,
+    Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Limit, Management,
     NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
@@ -24,96 +24,16 @@ use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
 
 use crate::attribution::{Attribution, Sampler};
 use crate::cgroup::Hierarchy;
+use crate::connect::{Acting, ConnectError, Options};
 use crate::hands::Hands;
-use crate::journal::{self, Journal, JournalError, Lock};
+use crate::journal::{self, Journal, Lock};
 use crate::levers::{self, Home, Moving, Pins, topology};
 use crate::libvirt::{CallError, Libvirt};
 use crate::perf::Perf;
-use crate::read::ReadError;
 use crate::resctrl::Resctrl;
 use crate::uncore::{self, Uncore};
 use crate::vm::Vm;
-use crate::{carriers, meminfo, memory_blocks, modelled_pmu, proc_stat, read, task};
-
-/// Where an agent serves topology pages.
-pub const TOPOLOGY_SOCKET: &str = "/run/homenode/topology.sock";
-
-/// Whether the host carries out plans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acting {
-    /// It does.
-    Live,
-    /// It checks plans and answers [`Outcome::DryRun`]; it takes no lock and writes no journal.
-    DryRun,
-}
-
-/// How to watch and act on a host.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// What the host is.
-    pub machine: Machine,
-    /// Root of `/proc`, `/sys` and `/run`: `/`, but in tests.
-    pub root: PathBuf,
-    /// Where the journal and the lock lie.
-    pub state_dir: PathBuf,
-    /// Where guests' QEMUs find their topology pages.
-    pub topology_socket: PathBuf,
-    /// Whether plans are carried out.
-    pub acting: Acting,
-    /// Ends waiting and moving early: something is to be done, or a signal came.
-    pub bell: Bell,
-}
-
-impl Options {
-    /// A live host with its usual places.
-    pub fn new(machine: Machine) -> Options {
-        Options {
-            machine,
-            root: PathBuf::from("/"),
-            state_dir: PathBuf::from(journal::STATE_DIR),
-            topology_socket: PathBuf::from(TOPOLOGY_SOCKET),
-            acting: Acting::Live,
-            bell: Bell::default(),
-        }
-    }
-}
-
-/// Why a host cannot be managed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConnectError {
-    /// Nobody answers.
-    #[error(
-        "no libvirt at {uri}: {cause}. Is libvirtd (or virtqemud) running? Start it with `systemctl start libvirtd`, or install it (Debian: libvirt-daemon-system)"
-    )]
-    NoLibvirt {
-        /// The address.
-        uri: String,
-        /// What libvirt's library said.
-        cause: String,
-    },
-    /// It answers, but not to us.
-    #[error("libvirt at {uri} refuses this user: {cause}. Run as root, or join the group `libvirt`")]
-    NotPermitted {
-        /// The address.
-        uri: String,
-        /// What it said.
-        cause: String,
-    },
-    /// No libvirt could have this address.
-    #[error("`{uri}` is not an address that libvirt knows: {cause}. KVM on this host is `qemu:///system`")]
-    BadUri {
-        /// The address.
-        uri: String,
-        /// What libvirt's library said.
-        cause: String,
-    },
-    /// The journal or its lock cannot be had.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-    /// A kernel file that every host has is missing or malformed.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-}
+use crate::{carriers, meminfo, memory_blocks, modelled_pmu, now, proc_stat, read, task};
 
 /// What the journal of an earlier agent says of a VM that still runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -687,12 +607,6 @@ const NO_PAGE_USES: &str = "which node uses a page is not sampled here: that tak
 /// Why nobody is, where a model could say it.
 const NO_BLOCKS: &str =
     "the kernel does not say which frames lie on which node (no memory blocks in /sys/devices/system/memory)";
-
-/// The monotonic clock: what [`Sample::at`] says of a real host.
-pub fn now() -> Ns {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Ns(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
-}
 
 /// Each vCPU needs four descriptors for its counters: raises the soft limit to the hard one.
 fn raise_file_limit() {

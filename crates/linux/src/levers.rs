@@ -277,7 +277,7 @@ impl Vm {
     }
 }
 
-/// A VM whose agent is no more, for whoever undoes after it.
+/// A VM whose agent has ended, for the guard or the next agent to undo what is left.
 pub(crate) struct After<'a> {
     pub libvirt: &'a mut Libvirt,
     pub root: &'a Path,

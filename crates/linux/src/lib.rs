@@ -31,7 +31,9 @@
 pub mod attribution;
 pub mod carriers;
 pub mod cgroup;
+mod clock;
 pub mod confine;
+mod connect;
 pub mod cpio;
 pub mod domain;
 pub mod guard;
@@ -57,7 +59,9 @@ pub mod uncore;
 mod vm;
 mod xml;
 
-pub use host::{Acting, CarriedOver, ConnectError, LibvirtHost, Options, TOPOLOGY_SOCKET, now, undo};
+pub use clock::now;
+pub use connect::{Acting, ConnectError, Options, TOPOLOGY_SOCKET};
+pub use host::{CarriedOver, LibvirtHost, undo};
 pub use levers::{Pins, Quotas, in_force};
 pub use read::ReadError;
 

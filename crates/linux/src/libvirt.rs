@@ -11,8 +11,8 @@ use virt::enumutil::Enum;
 use virt::sys;
 
 use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
+use crate::connect::ConnectError;
 use crate::domain::NAMESPACE;
-use crate::host::ConnectError;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -131,7 +131,7 @@ impl Entry {
 }
 
 impl Vm {
-    /// How it is now, for whoever is to restore it.
+    /// How it is now: what an agent or the guard later gives back.
     pub fn before(&self) -> Before {
         let affinity = |role: &Role| {
             let thread = self.threads.iter().find(|t| t.role == *role);

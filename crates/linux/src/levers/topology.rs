@@ -9,9 +9,9 @@ use homenode_topology_page::{Facts, LOCAL_DISTANCE, Topology};
 use homenode_units::NodeId;
 
 use super::{Grip, failed};
+use crate::connect::Acting;
 use crate::domain::TOPOLOGY_DEVICE;
 use crate::hands::Hands;
-use crate::host::Acting;
 use crate::journal::Entry;
 use crate::now;
 use crate::topology_server::TopologyServer;

@@ -1,0 +1,89 @@
+//! How a host is to be watched and acted on, and why it cannot be.
+
+use std::path::PathBuf;
+
+use homenode_host::Bell;
+use homenode_machine::Machine;
+
+use crate::journal::{self, JournalError};
+use crate::read::ReadError;
+
+/// Where an agent serves topology pages.
+pub const TOPOLOGY_SOCKET: &str = "/run/homenode/topology.sock";
+
+/// Whether the host carries out plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acting {
+    /// It does.
+    Live,
+    /// It checks plans and answers [`homenode_host::Outcome::DryRun`]; it takes no lock and writes no journal.
+    DryRun,
+}
+
+/// How to watch and act on a host.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the host is.
+    pub machine: Machine,
+    /// Root of `/proc`, `/sys` and `/run`: `/`, but in tests.
+    pub root: PathBuf,
+    /// Where the journal and the lock lie.
+    pub state_dir: PathBuf,
+    /// Where guests' QEMUs find their topology pages.
+    pub topology_socket: PathBuf,
+    /// Whether plans are carried out.
+    pub acting: Acting,
+    /// Ends waiting and moving early: something is to be done, or a signal came.
+    pub bell: Bell,
+}
+
+impl Options {
+    /// A live host with its usual places.
+    pub fn new(machine: Machine) -> Options {
+        Options {
+            machine,
+            root: PathBuf::from("/"),
+            state_dir: PathBuf::from(journal::STATE_DIR),
+            topology_socket: PathBuf::from(TOPOLOGY_SOCKET),
+            acting: Acting::Live,
+            bell: Bell::default(),
+        }
+    }
+}
+
+/// Why a host cannot be managed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody answers.
+    #[error(
+        "no libvirt at {uri}: {cause}. Is libvirtd (or virtqemud) running? Start it with `systemctl start libvirtd`, or install it (Debian: libvirt-daemon-system)"
+    )]
+    NoLibvirt {
+        /// The address.
+        uri: String,
+        /// What libvirt's library said.
+        cause: String,
+    },
+    /// It answers, but not to us.
+    #[error("libvirt at {uri} refuses this user: {cause}. Run as root, or join the group `libvirt`")]
+    NotPermitted {
+        /// The address.
+        uri: String,
+        /// What it said.
+        cause: String,
+    },
+    /// No libvirt could have this address.
+    #[error("`{uri}` is not an address that libvirt knows: {cause}. KVM on this host is `qemu:///system`")]
+    BadUri {
+        /// The address.
+        uri: String,
+        /// What libvirt's library said.
+        cause: String,
+    },
+    /// The journal or its lock cannot be had.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// A kernel file that every host has is missing or malformed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
