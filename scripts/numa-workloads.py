@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the profiles of the 29 programs of seed 004 (data/workloads) from its tables 1 and 2, which are their inputs.
+"""Writes the profiles of the 29 programs of [Policies] (data/workloads) from its tables 1 and 2, which are their inputs.
 
     scripts/numa-workloads.py            writes the files
     scripts/numa-workloads.py --check    fails if a file differs from what would be written
@@ -23,7 +23,7 @@ How each figure comes about:
   for first-touch (table 2 does not name the policy). Where a program meets at sleeping barriers, each of 47 threads sleeps
   once per barrier, and all its context switches are taken as that.
 - Instructions: of the NPB programs from operation counts; for the others such that a first-touch run lasts 60 seconds, since
-  the seed prints no running times.
+  the paper prints no running times.
 - The rest (cycles per instruction, misses in flight, write share, shape of the miss ratio, translation) is estimated below,
   program by program; none of it was fitted.
 
@@ -448,8 +448,8 @@ imbalance = {imbalance} # estimate
     else:
         waiting = None
     known = f"; runs about {instructions / per_thread:.0f} s alone under first-touch" if program["instructions"] else ""
-    out = f"""# {SUITES[program["suite"]]}: {fit.name} as in seed 004, one thread per vCPU, work divided over 48 threads{known}.
-# Written by scripts/numa-workloads.py, which says how each figure comes about; edit that. Inputs: seed 004, tables 1 and 2.
+    out = f"""# {SUITES[program["suite"]]}: {fit.name} as in [Policies], one thread per vCPU, work divided over 48 threads{known}.
+# Written by scripts/numa-workloads.py, which says how each figure comes about; edit that. Inputs: [Policies, tables 1 and 2].
 #   Imbalance first-touch / round-4K: published {fit.imbalance[0] * 100:.0f} / {fit.imbalance[1] * 100:.0f} percent, here \
 {100 * fit.s * math.sqrt(7):.0f} / {100 * fit.f * relative_deviation(fit.pages):.0f}.
 #   Most loaded link: published {fit.published[0]:.0f} / {fit.published[1]:.0f} percent, here \
@@ -471,7 +471,7 @@ write_share = {program["write"]} # estimate
     if waiting:
         why = {
             "spin": "estimate: table 2 has far fewer context switches than barriers times threads, so libgomp's threads spin",
-            "sleep": "source: seed 004 section 5.3.2 and table 2, threads often leave the processor to wait",
+            "sleep": "source: [Policies, section 5.3.2 and table 2], threads often leave the processor to wait",
         }[waiting]
         out += f'waiting = "{waiting}" # {why}\n'
     if wakeups > 0:
@@ -479,7 +479,7 @@ write_share = {program["write"]} # estimate
     if program["release_us"]:
         per_s, each_us = all_per_s / THREADS, program["release_us"]
         releases = f"{1e6 / (per_s * each_us * 1e-6):.3g}"
-        why = f"source: seed 004 section 4.2.3, a page every {each_us} us; of each thread (our reading), at {per_s / 1e9:.2f} G/s"
+        why = f"source: [Policies, section 4.2.3], a page every {each_us} us; of each thread (our reading), at {per_s / 1e9:.2f} G/s"
         out += f"page_releases_per_m_instructions = {releases} # {why}\n"
     out += curve("program.miss_ratio", program["miss"], program["note"] or "kind of program")
     per_kilo, *ratio = program["tlb"]

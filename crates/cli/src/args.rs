@@ -625,7 +625,7 @@ pub struct BillArgs {
 /// Options of `reproduce`.
 #[derive(Debug, clap::Args)]
 pub struct ReproduceArgs {
-    /// `all`, a seed (`002`; `own` for ours), a family (`tavo`) or a claim (`tavo.npb`); default: all
+    /// `all`, a paper (`TAVO`; `own` for ours), a family (`tavo`) or a claim (`tavo.npb`); default: all
     #[arg(value_name = "CLAIMS")]
     pub claims: Vec<String>,
     /// Draw each figure of a decided claim as SVG in this directory

@@ -1,7 +1,7 @@
 //! `homenode wss --log`: working sets from a log that the emulator's plugin wrote of a guest's pages.
 //!
 //! Each estimator that can read the log makes an estimate of the program's pages and one of the kernel's, which together are the
-//! working set (seed 003, equation 1). Where the log has all frames that were used, an estimate stands beside what was. A log
+//! working set [PRL, equation 1]. Where the log has all frames that were used, an estimate stands beside what was. A log
 //! that is being written is followed: the same estimators are shown one window after the other.
 
 use std::fmt;
@@ -191,7 +191,7 @@ impl Eye {
         let plain = Config {
             heat,
             mu,
-            ..Config::seed()
+            ..Config::published()
         };
         let repaired = Config {
             mu,

@@ -59,7 +59,7 @@ const LEASE_PERIODS_MIN: u64 = 3;
 pub enum Policies {
     /// None: the host's own scheduler, watched.
     Default,
-    /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of seed 002.
+    /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of \[TAVO\].
     FfPin,
     /// numad's own: binds large VMs to nodes and moves their memory whole, to compare with ([`homenode_policy::numad`]).
     Numad,

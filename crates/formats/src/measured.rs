@@ -60,7 +60,7 @@ pub struct Program {
     pub intervals_written: u64,
     /// Pages logged, likewise.
     pub intervals_logged: u64,
-    /// PRL by the seed's rule.
+    /// PRL by the paper's rule.
     pub prl: Prl,
     /// PRL by the repaired rule.
     pub prl_repaired: Prl,

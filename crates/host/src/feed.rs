@@ -37,7 +37,7 @@ pub struct Told {
 
 impl GuestTopology {
     /// Virtual node that a guest takes a vCPU to be on: the one with the nearest memory, of several as near the `present` one, or
-    /// the first (seed 000, section 4.2: an access is local when it goes to the nearest memory). Where nothing is known of the
+    /// the first ([XPV, section 4.2]: an access is local when it goes to the nearest memory). Where nothing is known of the
     /// vCPU, or of any memory, it is the present one.
     pub fn virtual_node(&self, machine: &Machine, vcpu: usize, present: usize) -> usize {
         let Some(at) = self.vcpus.get(vcpu).copied().flatten() else {

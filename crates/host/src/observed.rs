@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Carrier {
-    /// Page reference logging (seed 003, section 4), modelled: every page walk is logged.
+    /// Page reference logging [PRL, section 4], modelled: every page walk is logged.
     Prl,
     /// Page modification logging: the first write to a page is logged.
     Pml,

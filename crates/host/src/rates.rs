@@ -52,7 +52,7 @@ pub struct VmRates {
     pub vcpus: Vec<VcpuRates>,
     /// CPUs' worth of time that the VM used (1.5 = one and a half CPUs).
     pub cpus_used: f64,
-    /// LLC misses over references, in [0, 1] (seed 002, IV); `None` without counters or without references.
+    /// LLC misses over references, in [0, 1] [TAVO, IV]; `None` without counters or without references.
     pub llc_miss_rate: Option<f64>,
     /// LLC misses per second.
     pub llc_misses_per_s: Option<f64>,
@@ -91,8 +91,8 @@ const CORE_IDLE_BUSY_MAX: f64 = 0.1;
 /// Bytes that one LLC miss moves on every machine modelled or supported so far.
 const LINE_BYTES: f64 = 64.0;
 
-/// Imbalance of accesses by node: standard deviation over mean, as a ratio; `None` without any accesses (seed 004, section
-/// 3.5.2).
+/// Imbalance of accesses by node: standard deviation over mean, as a ratio; `None` without any accesses [Policies,
+/// section 3.5.2].
 pub fn imbalance(accesses: &[f64]) -> Option<f64> {
     let count = accesses.len() as f64;
     let mean = accesses.iter().sum::<f64>() / count;
@@ -243,7 +243,7 @@ impl VmRates {
         })
     }
 
-    /// Memory bandwidth that the VM's LLC misses amount to (seed 002, V.B: no PMU counts bandwidth per VM), reads only.
+    /// Memory bandwidth that the VM's LLC misses amount to ([TAVO, V.B]: no PMU counts bandwidth per VM), reads only.
     pub fn bandwidth(&self) -> Option<BytesPerSec> {
         self.llc_misses_per_s
             .map(|misses| BytesPerSec((misses * LINE_BYTES) as u64))

@@ -49,7 +49,7 @@ pub struct Config {
     pub core: &'static Core,
     /// What is logged.
     pub mode: Mode,
-    /// What the seed leaves open of PRL.
+    /// What the paper leaves open of PRL.
     pub options: Options,
     /// Entries of a buffer.
     pub entries: u16,
@@ -494,7 +494,7 @@ mod tests {
         Config {
             core: core(name).expect("a core of the list"),
             mode,
-            options: Options::SEED,
+            options: Options::PUBLISHED,
             entries: 8,
             flush: false,
             exact: true,

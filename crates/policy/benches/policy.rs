@@ -185,7 +185,7 @@ fn working_set(c: &mut Criterion) {
     ];
     for (name, log) in &logs {
         for (rule, config) in [
-            ("plain", logged::Config::seed()),
+            ("plain", logged::Config::published()),
             ("repaired", logged::Config::repaired()),
         ] {
             let mut estimator = Logged::new(config);

@@ -1,7 +1,7 @@
-//! Which memory policy suits a VM: the question that seed 004 leaves open (section 6).
+//! Which memory policy suits a VM: the question that \[Policies\] leaves open (section 6).
 //!
 //! # Problem
-//! No memory policy is best for all: the wrong one costs up to a factor of several (seed 004, Fig 2). Operators do not
+//! No memory policy is best for all: the wrong one costs up to a factor of several [Policies, figure 2]. Operators do not
 //! know what runs in a guest, and what runs there changes.
 //!
 //! # Terms
@@ -28,12 +28,12 @@
 //! - `a_guest_that_alternates_gets_few_changes`: their number grows with the logarithm of time
 //!
 //! # Departures
-//! - The seed's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are of that class,
+//! - The paper's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are of that class,
 //!   load a link by a quarter, and were a third to two thirds slower for it (`advisor.near-best`).
 //! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers `CROWDED`
 //!   times an even part of its accesses with controllers that are `HOT`: no home of one node is for it, and its memory
 //!   is spread over all.
-//! - The seed classifies once, by a run of its own; here the class is that of the last watch.
+//! - The paper classifies once, by a run of its own; here the class is that of the last watch.
 //! - Speed counts spinning as work. A guest whose threads spin while they wait looks fast, and a trial that only shortens its
 //!   waiting is given up.
 //! - Going back does not put pages back: where they lie after it is first-touch for what is touched from then on.
@@ -85,8 +85,8 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// The seed's classes; Carrefour's condition (80 percent local); programs that load no link by a fifth hardly wait for
-    /// memory on the seed's machine (tables 1 and 4); watches of some scheduler and program phases. Advice is
+    /// The paper's classes; Carrefour's condition (80 percent local); programs that load no link by a fifth hardly wait for
+    /// memory on the paper's machine (tables 1 and 4); watches of some scheduler and program phases. Advice is
     /// followed, each time as a trial that is given up where it does not help.
     fn default() -> Self {
         Config {

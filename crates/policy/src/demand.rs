@@ -1,7 +1,7 @@
 //! What a VM needs of a node: CPU, memory, memory bandwidth.
 //!
 //! # Problem
-//! Placement compares what a VM will need with what nodes have left (seed 002, V.C: a vector of three). A VM that just
+//! Placement compares what a VM will need with what nodes have left ([TAVO, V.C]: a vector of three). A VM that just
 //! started shows nothing yet; one that has run for a while is known.
 //!
 //! # Terms
@@ -13,7 +13,7 @@
 //!   counts with the moving average of what it used *and waited for* (what it wanted), at most its vCPUs.
 //! - The host's own CPU load: the moving average of what is busy on a node and no VM's.
 //! - Memory: what the guest may use, touched or not: memory that a VM has not touched yet is not free.
-//! - Bandwidth (the seed is silent on a new VM's): what the operator declared; else the moving average of what was
+//! - Bandwidth (the paper is silent on a new VM's): what the operator declared; else the moving average of what was
 //!   measured of this VM, in this life or an earlier one; else the median over settled VMs of its size class; else
 //!   unknown. Every answer says which.
 //!

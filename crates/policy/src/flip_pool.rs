@@ -3,7 +3,7 @@
 //!
 //! # Problem
 //! Page flipping hands a guest a page of the driver domain's node for each packet, and the guest frees it for any program to
-//! use: after hours of I/O a good part of a VM's memory is remote, and its guest does not know (seed 001, section III). A
+//! use: after hours of I/O a good part of a VM's memory is remote, and its guest does not know [Flip, section III]. A
 //! pool that nobody but the driver takes pages from or gives pages to bounds what can be remote, and keeps programs off it
 //! (section IV-A). A pool that is too small holds packets up; one that is too large is memory that programs cannot have.
 //!
@@ -63,7 +63,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Seed 001: Algorithm 1, and 500 MB as in section V-A.
+    /// \[Flip\]: Algorithm 1, and 500 MB as in section V-A.
     fn default() -> Config {
         Config {
             sizing: Sizing::Dynamic,

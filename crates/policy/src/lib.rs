@@ -2,23 +2,23 @@
 //!
 //! | module | question it answers | source |
 //! |---|---|---|
-//! | [`demand`] | what does a VM need of a node? | seed 002, V.B |
+//! | [`demand`] | what does a VM need of a node? | [TAVO, V.B] |
 //! | [`predict`] | how fast would each VM be under another arrangement? | see there |
 //! | [`arrange`] | which VMs live free, which at home, and where? | DESIGN section 1 |
 //! | [`trial`] | did a change pay? | DESIGN section 1 |
-//! | [`placement`] | on which node(s) shall a VM live? | seed 002, V.C |
-//! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | seed 002, V.D |
-//! | [`permits`] | how much may a VM pollute the cache, and has it? | seed 000, chapter 3 |
-//! | [`memory`] | how do a VM's pages lie on its home nodes, and who moves them? | seed 004, section 3 |
-//! | [`advisor`] | which memory policy suits a VM? | seed 004, sections 3.5 and 6 |
-//! | [`memory::carrefour`] | which pages belong to their users, and which spread? | seed 004, 3.4 |
-//! | [`page_queue`] | which pages has a guest released for good? | seed 004, 4.2.4 |
+//! | [`placement`] | on which node(s) shall a VM live? | [TAVO, V.C] |
+//! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | [TAVO, V.D] |
+//! | [`permits`] | how much may a VM pollute the cache, and has it? | [Kyoto, chapter 3] |
+//! | [`memory`] | how do a VM's pages lie on its home nodes, and who moves them? | [Policies, section 3] |
+//! | [`advisor`] | which memory policy suits a VM? | [Policies, sections 3.5 and 6] |
+//! | [`memory::carrefour`] | which pages belong to their users, and which spread? | [Policies, 3.4] |
+//! | [`page_queue`] | which pages has a guest released for good? | [Policies, 4.2.4] |
 //! | [`pace`] | how fast may a VM's pages move, given what it does to the VM? | DESIGN section 5 |
-//! | [`repatriate`] | which pages lie off home, and how many may move now? | seed 002, V.D; seed 001, IV-B |
-//! | [`flip_pool`] | how many of a VM's pages may its I/O exchange with the driver domain? | seed 001, IV-A |
-//! | [`working_set`] | how much memory does a VM really use? | seed 003, section 4.4 |
-//! | [`overcommit`] | how much memory shall a VM have? | seed 003, sections 1 and 4.4 |
-//! | [`topology_feed`] | what is a guest told of where it is, and when? | seed 000, chapter 4 |
+//! | [`repatriate`] | which pages lie off home, and how many may move now? | [TAVO, V.D]; [Flip, IV-B] |
+//! | [`flip_pool`] | how many of a VM's pages may its I/O exchange with the driver domain? | [Flip, IV-A] |
+//! | [`working_set`] | how much memory does a VM really use? | [PRL, section 4.4] |
+//! | [`overcommit`] | how much memory shall a VM have? | [PRL, sections 1 and 4.4] |
+//! | [`topology_feed`] | what is a guest told of where it is, and when? | [XPV, chapter 4] |
 //! | [`numad`] | what would numad do? | numad(8) |
 //! | [`levers`] | which of several policies' decisions stands? | DESIGN section 2 |
 //!

@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! Budgets bound what moving costs at worst, for any VM. One that is hurt more than others by stopped vCPUs and busy controllers
-//! should get less of it (seed 004, section 4.1, leaves that open), and pages that the host cannot move, since somebody holds
+//! should get less of it ([Policies, section 4.1], leaves that open), and pages that the host cannot move, since somebody holds
 //! them, should not be tried every second for ever.
 //!
 //! # Terms

@@ -1,5 +1,5 @@
-//! Which pages a guest has released for good: what a hypervisor makes of a guest's queue of page operations (seed 004, section
-//! 4.2.4).
+//! Which pages a guest has released for good: what a hypervisor makes of a guest's queue of page operations [Policies,
+//! section 4.2.4].
 //!
 //! # Problem
 //! First-touch in a hypervisor needs to know which pages a guest no longer uses: their entries are made invalid, so that the

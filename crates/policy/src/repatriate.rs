@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //! Pages of a VM end up on other nodes than its home: the kernel scattered them before the VM had a home, its home
-//! changed (seed 002, V.D: "the scheduler migrates the VM's corresponding memory pages to its new home"), or its I/O
-//! exchanged them with a driver domain on another node (seed 001, IV-B). Every access to them is remote. Moving pages costs
+//! changed ([TAVO, V.D]: "the scheduler migrates the VM's corresponding memory pages to its new home"), or its I/O
+//! exchanged them with a driver domain on another node [Flip, IV-B]. Every access to them is remote. Moving pages costs
 //! bandwidth and stalls the VM, so it is done in budgets; going home for a few pages at a time costs more than it gains, so
 //! it is begun when it is worth it.
 //!
@@ -26,7 +26,7 @@
 //! - `each_virtual_node_goes_whole_to_its_own_node`
 //!
 //! # Departures
-//! - Seed 001 starts at 500 MB or every 900 s, and moves what is remote at once. The default here starts at 1 MiB: on a host
+//! - \[Flip\] starts at 500 MB or every 900 s, and moves what is remote at once. The default here starts at 1 MiB: on a host
 //!   whose kernel scatters pages they are moved soon after they were touched, before they cost much. A host with a driver
 //!   domain wants more, since what goes home is exchanged again.
 

@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
 /// What Homenode claims of itself.
 pub const OWN_CLAIMS: &str = include_str!("../../../data/own/claims.toml");
-/// The `seed` of those.
+/// The `source` of those.
 pub const OWN: &str = "own";
-/// Table 1 of seed 004.
+/// Table 1 of \[Policies\].
 pub const TABLE_1: &str = include_str!("../../../data/published/numa-policies-table1.csv");
-/// Table 4 of seed 004.
+/// Table 4 of \[Policies\].
 pub const TABLE_4: &str = include_str!("../../../data/published/numa-policies-table4.csv");
 
 /// One measurable claim.
@@ -24,8 +24,8 @@ pub const TABLE_4: &str = include_str!("../../../data/published/numa-policies-ta
 pub struct Claim {
     /// Stable name: family, dot, rest.
     pub id: String,
-    /// Number of the document that makes it, or [`OWN`].
-    pub seed: String,
+    /// The paper that makes it, by its key in `docs/SOURCES.md`, or [`OWN`].
+    pub source: String,
     /// Figure, table or section.
     pub at: String,
     /// The claim in words; for a shape also its test.
@@ -98,7 +98,19 @@ impl Values {
 impl Claim {
     /// Whether Homenode claims it of itself.
     pub fn is_own(&self) -> bool {
-        self.seed == OWN
+        self.source == OWN
+    }
+
+    /// The number that stood for its source up to version 0.1.0.
+    pub fn seed(&self) -> &str {
+        match self.source.as_str() {
+            "Kyoto" | "XPV" => "000",
+            "Flip" => "001",
+            "TAVO" => "002",
+            "PRL" => "003",
+            "Policies" => "004",
+            other => other,
+        }
     }
 
     /// The part of the id before the dot.
@@ -156,7 +168,7 @@ impl fmt::Display for Unknown {
         let nearest: Vec<&str> = self.candidates.names.iter().take(5).map(String::as_str).collect();
         write!(
             f,
-            "no claim is named `{}`; name a seed (`002`, `own`), a family (`tavo`), a claim or `all`; nearest: `{}`",
+            "no claim is named `{}`; name a paper (`TAVO`), `own`, a family (`tavo`), a claim or `all`; nearest: `{}`",
             self.word,
             nearest.join("`, `")
         )
@@ -165,19 +177,21 @@ impl fmt::Display for Unknown {
 
 impl std::error::Error for Unknown {}
 
-/// The claims that words select, in the file's order: `all`, a seed, a family or an id each. No word selects all.
+/// The claims that words select, in the file's order: `all`, a paper, a family or an id each, in capitals or
+/// not. No word selects all.
 ///
 /// # Errors
 /// The first word that selects nothing, with the nearest that would.
 pub fn select(claims: Vec<Claim>, words: &[String]) -> Result<Vec<Claim>, Unknown> {
     let is = |claim: &Claim, word: &str| {
-        word == "all" || [claim.seed.as_str(), claim.family(), &claim.id].contains(&word)
+        let names = [claim.source.as_str(), claim.family(), &claim.id];
+        word == "all" || names.iter().any(|name| name.eq_ignore_ascii_case(word))
     };
     for word in words {
         if !claims.iter().any(|claim| is(claim, word)) {
             let names = claims
                 .iter()
-                .flat_map(|claim| [claim.seed.clone(), claim.family().to_owned(), claim.id.clone()]);
+                .flat_map(|claim| [claim.source.clone(), claim.family().to_owned(), claim.id.clone()]);
             let names: BTreeSet<String> = names.chain(["all".to_owned()]).collect();
             return Err(Unknown {
                 word: word.clone(),
@@ -236,11 +250,11 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_selected_by_seed_family_and_id_in_the_files_order() {
+    fn claims_are_selected_by_paper_family_and_id_in_the_files_order() {
         assert_eq!(selected(&[]).unwrap().len(), all().len());
         assert_eq!(selected(&["all"]).unwrap().len(), all().len());
         assert_eq!(selected(&["own"]).unwrap()[0], "advisor.near-best");
-        assert_eq!(selected(&["002"]).unwrap(), selected(&["tavo"]).unwrap());
+        assert_eq!(selected(&["TAVO"]).unwrap(), selected(&["tavo"]).unwrap());
         assert_eq!(selected(&["tavo"]).unwrap().len(), 5);
         assert_eq!(
             selected(&["tavo.spec", "kyoto.scales", "tavo.spec"]).unwrap(),
@@ -257,7 +271,7 @@ mod tests {
         );
         assert!(
             said("something")
-                .contains("name a seed (`002`, `own`), a family (`tavo`), a claim or `all`; nearest:")
+                .contains("name a paper (`TAVO`), `own`, a family (`tavo`), a claim or `all`; nearest:")
         );
     }
 }

@@ -103,7 +103,9 @@ pub fn to_json(all: &[Reproduced]) -> Value {
         });
         json!({
             "id": one.claim.id,
-            "seed": one.claim.seed,
+            "source": one.claim.source,
+            // The name of `source` until 0.1, for one version more.
+            "seed": one.claim.seed(),
             "at": one.claim.at,
             "says": one.claim.says,
             "published": published,

@@ -244,7 +244,7 @@ mod tests {
     use crate::claims::parse;
 
     fn claim(text: &str) -> Claim {
-        let head = "[[claim]]\nid = \"a.b\"\nseed = \"0\"\nat = \"here\"\nsays = \"it is so\"\ninputs = []\n";
+        let head = "[[claim]]\nid = \"a.b\"\nsource = \"X\"\nat = \"here\"\nsays = \"it is so\"\ninputs = []\n";
         parse("test", &format!("{head}{text}")).unwrap().remove(0)
     }
 

@@ -3,8 +3,8 @@
 //!
 //! # Problem
 //!
-//! A guest sees virtual nodes that were fixed when it booted, while its host moves vCPUs and whole virtual nodes' memory (seed
-//! 000, section 4.1). The host says what is so in memory that both share; the guest must be able to ask whether anything
+//! A guest sees virtual nodes that were fixed when it booted, while its host moves vCPUs and whole virtual nodes' memory
+//! [XPV, section 4.1]. The host says what is so in memory that both share; the guest must be able to ask whether anything
 //! changed for the price of one load, and nobody may be hurt by what the other, or anybody who got hold of the page, writes
 //! there.
 //!
@@ -29,7 +29,7 @@
 //! - Of virtual nodes that are as near the present one stays, so that nothing flips between equals.
 //! - Sequences may wrap: they are compared for equality only.
 //!
-//! # Departures from seed 000
+//! # Departures from \[XPV\]
 //!
 //! There the page lists the machine's topology for a rebuilt kernel with one Linux node (section 4.3.1). A stock kernel keeps its
 //! virtual nodes, so the page says where each one's memory is instead.

@@ -44,7 +44,7 @@ fn benches(c: &mut Criterion) {
         let pages: Vec<u64> = (0..ACCESSES).map(|_| stream.next_line()).collect();
         for core_name in ["cascade-lake", "zen2"] {
             let mut guest = guest();
-            let log = Buffer::new(Mode::Paml, 512, Options::SEED);
+            let log = Buffer::new(Mode::Paml, 512, Options::PUBLISHED);
             let mut vcpus = [Vcpu::new(core(core_name).expect("a core of the list"), log)];
             let costs = Costs {
                 begin_ns: 0.0,

@@ -22,7 +22,7 @@ fn seen_kib(hot: u64, others: u64) -> u64 {
     }
     let mut vcpu = Vcpu::new(
         core("cascade-lake").expect("a core"),
-        Buffer::new(Mode::Off, 2, Options::SEED),
+        Buffer::new(Mode::Off, 2, Options::PUBLISHED),
     );
     let mut pass = |guest: &mut Guest, pages: u64| {
         for page in (0..pages).chain(OTHERS..OTHERS + others) {

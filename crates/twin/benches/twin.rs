@@ -25,7 +25,7 @@ fn three(programs: [&str; 3]) -> Scenario {
     Scenario::of("bench", (0..).zip(programs).map(vm).collect())
 }
 
-/// 180 minutes of flipping, as in seed 001: BigBench on 16 vCPUs at a hundredth of its I/O or thereabouts, behind a driver
+/// 180 minutes of flipping, as in \[Flip\]: BigBench on 16 vCPUs at a hundredth of its I/O or thereabouts, behind a driver
 /// domain.
 fn flipping() -> Scenario {
     let node = |node| NodeSet::one(NodeId(node));

@@ -4,11 +4,11 @@
 //!
 //! - *Access*: an LLC miss of a VM's program, counted at the node whose memory answers it. Writes back, first touches
 //!   and page moves are traffic (bytes of controllers and links), not accesses.
-//! - *Imbalance*: standard deviation over mean of the accesses by node, nodes without memory left out (seed 004,
-//!   section 3.5.2): 0 where all nodes answer alike, `sqrt(nodes - 1)` where one node answers all.
+//! - *Imbalance*: standard deviation over mean of the accesses by node, nodes without memory left out [Policies, section 3.5.2]:
+//!   0 where all nodes answer alike, `sqrt(nodes - 1)` where one node answers all.
 //! - *Load of a link*: bytes that it carried over those that it could have carried.
-//! - *Interconnect load*: for each second the load of the most loaded link, averaged over seconds (seed 004, section
-//!   3.5.2).
+//! - *Interconnect load*: for each second the load of the most loaded link, averaged over seconds [Policies,
+//!   section 3.5.2].
 //!
 //! Rates and counts are those since the mark ([`crate::Twin::mark`]), or since the start.
 

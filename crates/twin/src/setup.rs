@@ -14,7 +14,7 @@ pub struct Setup {
     pub machine: Machine,
     /// Its VMs.
     pub scenario: Scenario,
-    /// The seed.
+    /// The paper.
     pub seed: u64,
     /// The simulation's resolution.
     pub epoch: Ns,

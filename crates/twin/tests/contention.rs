@@ -1,4 +1,4 @@
-//! The four sources of slowness of seed 002, Figure 2, each by its own construction: two VMs of two vCPUs on cores of
+//! The four sources of slowness of [TAVO, figure 2], each by its own construction: two VMs of two vCPUs on cores of
 //! their own. The base (e) is VM 1 alone with everything local.
 
 mod common;
@@ -36,7 +36,7 @@ fn llc_contention_slows() {
 #[test]
 fn memory_controller_contention_slows() {
     // (b): vCPUs on different sockets, all memory on node 0. Two streams do not fill a controller: four vCPUs each, as
-    // in the seed.
+    // in the paper.
     let machine = r910();
     let vm = |name, cpu_node| {
         VmSpec::new(name, 4, Bytes::from_gib(4), "stream")

@@ -167,7 +167,7 @@ fn memory_initialised_by_one_is_on_one_node_unless_it_is_dealt_out() {
         )
     };
     let (by_one, dealt) = (run(Allocation::FirstTouch), run(Allocation::Interleave));
-    // Seed 004, table 1: programs of this kind are at 230 to 263 percent; the limit is sqrt(7).
+    // [Policies, table 1]: programs of this kind are at 230 to 263 percent; the limit is sqrt(7).
     assert!(
         (by_one.imbalance.unwrap() - 7.0_f64.sqrt()).abs() < 1e-3,
         "{by_one:?}"

@@ -7,7 +7,7 @@ use homenode_machine::{Machine, preset};
 use homenode_twin::{EventAction, Hypervisor, Scenario, Twin, TwinReport, VmSpec, Workload};
 use homenode_units::{Bytes, BytesPerSec, NodeId, Ns, Placing};
 
-/// seed 004's machine: its disk is on node 6.
+/// \[Policies\]'s machine: its disk is on node 6.
 fn amd48() -> Machine {
     preset("amd48").expect("amd48 comes with the machines")
 }

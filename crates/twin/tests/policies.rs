@@ -461,7 +461,7 @@ fn carrefour_brings_private_pages_to_their_threads_where_pages_are_sampled_twice
     assert!(big < 0.13, "{big}");
 }
 
-/// Runs wrmem on all CPUs of the seed's machine, its guest telling of releases so, and gives its report of a second.
+/// Runs wrmem on all CPUs of the paper's machine, its guest telling of releases so, and gives its report of a second.
 fn wrmem(calls: ReleaseCalls) -> VmReport {
     let mut spec = VmSpec::new("a", 48, Bytes::from_gib(64), "wrmem");
     spec.release_calls = calls;

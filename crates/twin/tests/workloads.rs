@@ -236,7 +236,7 @@ fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
     100.0 * twin.report().interconnect_load.unwrap()
 }
 
-/// The script that fits the profiles of seed 004 writes out the twin's equations again, and the load that it found
+/// The script that fits the profiles of \[Policies\] writes out the twin's equations again, and the load that it found
 /// into each file's comment: "... percent, here 42 / 16, at ...".
 #[test]
 fn links_are_loaded_as_the_script_says() {

@@ -1,4 +1,4 @@
-//! How a VM's pages come to lie where they are (seed 004, sections 3 and 4.2.1).
+//! How a VM's pages come to lie where they are [Policies, sections 3 and 4.2.1].
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Placing {
     /// On the node of the CPU that touches it first, and again after the guest has released it; in turn over the home nodes
-    /// where that node is full (seed 004, section 3.1).
+    /// where that node is full [Policies, section 3.1].
     #[default]
     FirstTouch,
     /// Page by page in turn over the home nodes (section 3.2).

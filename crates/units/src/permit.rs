@@ -99,7 +99,7 @@ fn per_slice(permit: Permit) -> &'static str {
 impl std::error::Error for PermitError {}
 
 impl Permit {
-    /// The slice of wall-clock time that pollution is booked for: Xen's (seed 000, section 3.1.2.5).
+    /// The slice of wall-clock time that pollution is booked for: Xen's [Kyoto, section 3.1.2.5].
     pub const SLICE: Ns = Ns::from_millis(30);
 
     /// A permit for LLC pollution, in misses per slice.

@@ -1,6 +1,6 @@
 //! Logs of pages that the plugin writes of a real guest, against what this machine's kernel sees and what the guest does.
 //!
-//! The programs are those of seed 003, figure 9: 400 MB, tau 50, omega 4 intervals. What is scaled is time: the seed has 17
+//! The programs are those of [PRL, figure 9]: 400 MB, tau 50, omega 4 intervals. What is scaled is time: the paper has 17
 //! passes in an interval of 30 s, here an interval (mu) is what 17 passes take in this run.
 
 use std::fs;
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::outside::plain::{Outside, PlainGuest, next_window, whole_log};
 
-/// As the seed's (section 5.2).
+/// As the paper's (section 5.2).
 const ARRAY_MIB: u32 = 400;
 const GUEST_MIB: u32 = 1024;
 /// Memory that is used again and again while this machine's kernel looks as well.
@@ -25,7 +25,7 @@ const HOT_MIB: u32 = 64;
 const WATCHED: Duration = Duration::from_secs(3);
 /// Passes of each half of a program: five intervals. A page is hot in the third, and PRL's loop ends four later.
 const PASSES: u32 = 85;
-/// Passes in an interval of the estimator, as many as the seed's table 1 gives for one of 30 s.
+/// Passes in an interval of the estimator, as many as the paper's table 1 gives for one of 30 s.
 const PASSES_OF_MU: u32 = 17;
 /// Most that the exact set and the accessed bits may be apart.
 const APART: f64 = 0.02;

@@ -4,7 +4,7 @@
 //!
 //! - *Input* is made here, always the same, and small enough to be emulated in a minute or two. It is not PARSEC's.
 //! - *Time.* A program is watched from its start to its end, in [`INTERVALS`] intervals (mu) of the same length; PRL's other
-//!   figures are the seed's, tau 50 and omega four intervals.
+//!   figures are the paper's, tau 50 and omega four intervals.
 //! - *PML* shows the pages that were written, whoever did: into a page that a program uses, the kernel writes what comes from a
 //!   file. It is asked anew in each interval, since whoever asks what a VM needs does so in the midst of it: a page that was
 //!   written once, long ago, and is read ever since would not be there. Both sums are over all intervals. What was written from

@@ -1,8 +1,8 @@
-//! `homenode epsilon`: how much memory a guest kernel takes for itself (seed 003, section 4.4, "epsilon computation").
+//! `homenode epsilon`: how much memory a guest kernel takes for itself ([PRL, section 4.4], "epsilon computation").
 //!
 //! # Problem
-//! The seed's working set is `M = wss * page size + epsilon`, with epsilon the footprint of the guest's kernel, which an operator
-//! finds once per kernel binary: shrink a VM's memory by 5 percent until it crashes.
+//! The paper's working set is `M = wss * page size + epsilon`, with epsilon the footprint of the guest's kernel,
+//! which an operator finds once per kernel binary: shrink a VM's memory by 5 percent until it crashes.
 //!
 //! # Algorithm
 //! A guest with one static program boots with so much memory; *ran* is a trial whose program said so. The first, with
@@ -15,7 +15,7 @@
 //! could get there, a cross-check which counts the kernel's tables for all of that memory, and not what only booting needs.
 //!
 //! # Left out
-//! The seed's VM runs its workload's distribution; this has the kernel, an initramfs where one is given, and one program.
+//! The paper's VM runs its workload's distribution; this has the kernel, an initramfs where one is given, and one program.
 
 mod guest;
 

@@ -20,7 +20,7 @@
 //!   row      0  frame                     4  how often it was logged, 24 bits; what was done to it ([`Marks`]), 8 bits
 //! ```
 //!
-//! Records are numbered from 0 on and their windows do not overlap; rows are in ascending order of frames. As seed 003 has the
+//! Records are numbered from 0 on and their windows do not overlap; rows are in ascending order of frames. As \[PRL\] has the
 //! handler of full buffers count each frame (section 4.3), a row is a frame with its count: of order within a window nothing is
 //! kept. A log that was closed ends with a record `ENDS` without rows; one without it belongs to a machine that still runs or
 //! was killed.

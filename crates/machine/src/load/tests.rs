@@ -87,11 +87,12 @@ fn every_figure_of_every_preset_names_its_source() {
                 .map(|(_, comment)| comment)
                 .unwrap_or_default();
             let named = [
-                "seed 000 ",
-                "seed 001 ",
-                "seed 002 ",
-                "seed 003 ",
-                "seed 004 ",
+                "[Kyoto, ",
+                "[XPV, ",
+                "[Flip, ",
+                "[TAVO, ",
+                "[PRL, ",
+                "[Policies, ",
                 "facts 3.3 ",
                 "facts 5.4",
             ];

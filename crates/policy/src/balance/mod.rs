@@ -1,4 +1,4 @@
-//! NUMA-aware vCPU scheduling between nodes (seed 002, section V.D). Within a node the kernel's scheduler decides.
+//! NUMA-aware vCPU scheduling between nodes [TAVO, section V.D]. Within a node the kernel's scheduler decides.
 //!
 //! # Problem
 //! A VM's vCPUs are confined to its home, so they wait when home is overloaded while CPUs idle elsewhere. Running on a remote
@@ -45,8 +45,8 @@
 //! - A node where only VMs wait that may not be moved is no source.
 //! - Where no LLC counters exist, the vCPU that waits most moves first.
 //! - Step 6 is ours. A VM's bandwidth is unknown when it is placed, so two that need much may share a node, and never wait:
-//!   the seed re-homes only who waits.
-//! - A vCPU that used and wanted less than [`ACTIVE_MIN`] of the period is not active: the seed moves active vCPUs.
+//!   the paper re-homes only who waits.
+//! - A vCPU that used and wanted less than [`ACTIVE_MIN`] of the period is not active: the paper moves active vCPUs.
 
 mod crowd;
 #[cfg(test)]
@@ -63,9 +63,9 @@ pub use crowd::{FULL, GAIN_MIN};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "balance";
-/// Epochs that are remembered of each VM (seed 002, V.D).
+/// Epochs that are remembered of each VM [TAVO, V.D].
 pub const EPOCHS_REMEMBERED: u32 = 10;
-/// More epochs than this that a VM was away, or crowded, re-home it (seed 002, V.D).
+/// More epochs than this that a VM was away, or crowded, re-home it [TAVO, V.D].
 pub const AWAY_EPOCHS_MAX: u32 = 8;
 /// Share of the period that a vCPU must have run or waited to count as active.
 pub const ACTIVE_MIN: f64 = 0.1;

@@ -1,5 +1,5 @@
-//! Carrefour: pages follow their users, or spread, as controllers and links need it (seed 004, section 3.4; Dashti et al., ASPLOS
-//! 2013; constants of its public code, which its README says are the paper's).
+//! Carrefour: pages follow their users, or spread, as controllers and links need it ([Policies, section 3.4];
+//! Dashti et al., ASPLOS 2013; constants of its public code, which its README says are the paper's).
 //!
 //! # Problem
 //! Where a page was touched first says little about who uses it later. Pages that one node uses belong there; pages that all use
@@ -32,7 +32,7 @@
 //! - `a_seed_repeats`
 //!
 //! # Departures from the source, and why
-//! - Replication is decided and counted ([`Judgement::replicable`]), and the page is then treated as if it were off: the seed
+//! - Replication is decided and counted ([`Judgement::replicable`]), and the page is then treated as if it were off: the paper
 //!   left it out, since the hypervisor would have to keep copies in step.
 //! - Budgets, and none of a VM's at another's cost: the source trusts what it runs, a guest may alternate its pattern to have
 //!   its neighbours' links filled with copies.

@@ -1,7 +1,7 @@
 //! Memory policies: how a VM's pages are laid out over its home nodes, and who decides on it.
 //!
 //! # Problem
-//! A VM on one node wants its memory there. One that needs several nodes has a choice (seed 004, section 3): each page near the
+//! A VM on one node wants its memory there. One that needs several nodes has a choice [Policies, section 3]: each page near the
 //! CPU that touched it first, or all spread evenly, or either with pages following their users; and each is right for some
 //! program and very wrong for another. Several policies that move the same pages would undo each other's work.
 //!

@@ -1,9 +1,9 @@
 //! Memory overcommitment: VMs have what they use and a reserve, by their balloons, and get it back fast.
 //!
 //! # Problem
-//! Owners of VMs book more memory than they use (seed 003, section 1), so a host full by its bookings is half empty. Taking
+//! Owners of VMs book more memory than they use [PRL, section 1], so a host full by its bookings is half empty. Taking
 //! memory away by a balloon is easy; users of balloons complain of what comes then: guests that are shrunk while they already
-//! swap, memory that comes back too late, and nobody who says why (the seed cites Badis, which adapts each VM's memory to its
+//! swap, memory that comes back too late, and nobody who says why (the paper cites Badis, which adapts each VM's memory to its
 //! working set from time to time).
 //!
 //! # Terms
@@ -48,8 +48,8 @@
 //! # Departures from the source, and why
 //! - `most` and never `size`: an estimate that is too low costs its guest a disk access per page, one that is too high only
 //!   memory.
-//! - The guest's own word is heard, though the seed's systems do without: only the guest knows that it swaps, and no carrier sees
-//!   a need above what the VM has. It is believed of that guest alone, and only in its favour.
+//! - The guest's own word is heard, though the paper's systems do without: only the guest knows that it swaps,
+//!   and no tracker sees a need above what the VM has. It is believed of that guest alone, and only in its favour.
 //! - Per node: memory is short on a node before it is on a host, and memory taken elsewhere does not help there.
 
 mod nodes;

@@ -1,4 +1,4 @@
-//! Whose misses are they? Isolation sampling (seed 000, section 3.2.3).
+//! Whose misses are they? Isolation sampling [Kyoto, section 3.2.3].
 //!
 //! # Problem
 //! Counters of a VM count misses that it would not have alone: its neighbours evicted the lines. Nobody shall pay for what
@@ -33,7 +33,7 @@
 //! - `everybody_returns_whatever_happens`
 //!
 //! # Departures from the source, and why
-//! - The seed samples every 100 million instructions for about a billion cycles, so that windows overlap: here one VM of a
+//! - The paper samples every 100 million instructions for about a billion cycles, so that windows overlap: here one VM of a
 //!   socket is isolated at a time, and the others wait for their turn.
 //! - What a VM misses beside others is at least what it misses alone, so that rule 2 errs on the safe side: a VM whose neighbours
 //!   make it miss is isolated, though alone it would miss little (`kyoto.isolation-skippable` shows one).
@@ -60,7 +60,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// The seed's 100 million instructions and billion cycles. It leaves open what is little: here 1000 misses per unhalted
+    /// The paper's 100 million instructions and billion cycles. It leaves open what is little: here 1000 misses per unhalted
     /// millisecond, 64 MB/s.
     fn default() -> Self {
         Config {

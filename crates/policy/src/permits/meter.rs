@@ -20,7 +20,7 @@ pub enum Indicator {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Watched {
-    /// One that stands for all (the seed's rule: vCPUs of a VM behave alike): the one that ran longest.
+    /// One that stands for all (the paper's rule: vCPUs of a VM behave alike): the one that ran longest.
     #[default]
     Representative,
     /// All.
@@ -209,7 +209,7 @@ pub struct Pollution {
 }
 
 impl Meter {
-    /// Equation 3.1 of one representative vCPU, as in the seed.
+    /// Equation 3.1 of one representative vCPU, as in the paper.
     pub fn new(clock_khz: u64) -> Meter {
         Meter {
             indicator: Indicator::default(),

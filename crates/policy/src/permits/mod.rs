@@ -1,4 +1,4 @@
-//! LLC pollution permits: polluters pay (seed 000, chapter 3, "Kyoto").
+//! LLC pollution permits: polluters pay ([Kyoto, chapter 3], "Kyoto").
 //!
 //! # Problem
 //! VMs that share a last-level cache evict each other's lines, and nobody accounts for it. A VM books how much it may pollute,
@@ -13,7 +13,7 @@
 //!   what taking processor time away does change.
 //!
 //! # Terms
-//! - *Account* ([`Account`]): what a VM earned by its permit less what it was debited; the seed's `pollution_quota`.
+//! - *Account* ([`Account`]): what a VM earned by its permit less what it was debited; the paper's `pollution_quota`.
 //! - *OVER*: an account below zero; *UNDER*: one at zero or above ([`Standing`]).
 //! - *Burst*: the most that an account can hold; *debt*: the most that it can owe ([`Terms`]).
 //!
@@ -40,11 +40,11 @@
 //! A period costs time linear in VMs: one merge of two lists that are both in order.
 //!
 //! # Departures from the source, and why
-//! - The seed compares equation 3.1, a rate, with a permit per slice. Here time run is multiplied in: else a VM would be
+//! - The paper compares equation 3.1, a rate, with a permit per slice. Here time run is multiplied in: else a VM would be
 //!   debited the same whether it ran for a whole slice or a tenth of one.
 //! - The representative vCPU is the one that ran longest: one that slept says nothing of the others.
-//! - A debt is bounded, and what could not be measured is not debited: the seed trusts its counters.
-//! - The same account can hold bytes: a permit for memory bandwidth (asked for in the seed's section 5.2).
+//! - A debt is bounded, and what could not be measured is not debited: the paper trusts its counters.
+//! - The same account can hold bytes: a permit for memory bandwidth (asked for in the paper's section 5.2).
 
 pub mod attribution;
 pub mod ledger;

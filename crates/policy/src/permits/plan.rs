@@ -1,7 +1,7 @@
 //! Holding live VMs to their permits: each period of the agent the ledger is settled, and a CPU quota set, changed or lifted.
 //!
 //! # Problem
-//! The seed's scheduler looks every tick and stops a VM that is OVER. An agent looks once a second, 33 slices later: stopping
+//! The paper's scheduler looks every tick and stops a VM that is OVER. An agent looks once a second, 33 slices later: stopping
 //! and starting VMs at that pace would stall guests for seconds. So it holds a VM to the share of its CPUs with which it
 //! keeps its permit.
 //!

@@ -55,7 +55,7 @@ pub fn from_behaviour(misses_per_slice: &[u64], percentile: f64) -> Result<Sugge
     })
 }
 
-/// The permit of an instance type: the host's pollution divided by memory (seed 000, section 3.4: proportional to the
+/// The permit of an instance type: the host's pollution divided by memory ([Kyoto, section 3.4]: proportional to the
 /// amount of memory assigned to the instance). `None` where the host's LLCs or memory are not known, or the share is
 /// no permit.
 pub fn from_memory(memory: Bytes, machine: &Machine) -> Option<Permit> {

@@ -1,4 +1,4 @@
-//! Initial placement: traffic-aware hybrid bin packing, TAH (seed 002, section V.C).
+//! Initial placement: traffic-aware hybrid bin packing, TAH [TAVO, section V.C].
 //!
 //! # Problem
 //! A new VM needs a home: the node(s) on which its vCPUs run and its memory lies. One node keeps all accesses local, but
@@ -33,16 +33,16 @@
 //!   prints the figure and fails above 20.
 //!
 //! # Departures from the source, and why
-//! - Equal values have no relative order: a tie in either vector agrees with any order. The seed does not say.
-//! - An interleaved VM fills its nodes alike, so (a) also asks that an even share fits on each node. The seed adds up
+//! - Equal values have no relative order: a tie in either vector agrees with any order. The paper does not say.
+//! - An interleaved VM fills its nodes alike, so (a) also asks that an even share fits on each node. The paper adds up
 //!   memory and would promise pages that interleaving cannot place.
 //! - Where no bandwidth is known, of the nodes (no preset, no HMAT) or of the VM, packing is in two dimensions. Counted as
 //!   nothing, a VM's bandwidth would draw it to the node with the busiest controllers: the one that has least left of it.
 //! - Of equal bins those that contain the node of the VM's assigned device come first.
 //! - Load that is not homed VMs' is rounded to whole CPUs: a daemon's two percent must not push a VM off an idle node.
-//! - The seed compares with measured use only; VMs started together would all get the same node. See [`Ledger`].
+//! - The paper compares with measured use only; VMs started together would all get the same node. See [`Ledger`].
 //!
-//! Baselines beside TAH: [`Algorithm::FirstFit`] with pinning one vCPU to one CPU, as the seed's FF-Pin, and
+//! Baselines beside TAH: [`Algorithm::FirstFit`] with pinning one vCPU to one CPU, as the paper's FF-Pin, and
 //! [`Algorithm::BestFit`].
 
 mod ledger;

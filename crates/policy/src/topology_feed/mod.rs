@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! A guest believes for ever what its tables said at boot, and its host moves vCPUs and memory all the time: to be told nothing
-//! of nodes is better than to be told of old ones (seed 000, section 4.1). Telling costs, too: the guest rebuilds scheduler
+//! of nodes is better than to be told of old ones [XPV, section 4.1]. Telling costs, too: the guest rebuilds scheduler
 //! domains, and its programs go to other memory. A topology that flickers is worse than one that is a little late.
 //!
 //! # Terms
@@ -31,7 +31,7 @@
 //! - `a_vm_whose_pages_follow_their_users_is_not_fed_and_that_is_said_once`
 //!
 //! # Departures from the source, and why
-//! - The seed tells a guest at each context switch (section 4.3.2), as a handler of 368 cycles takes it in. A stock kernel takes
+//! - The paper tells a guest at each context switch (section 4.3.2), as a handler of 368 cycles takes it in. A stock kernel takes
 //!   27 ms to rebuild what depends on a CPU's node, or 290 to 604 by hotplug (docs/TOPOLOGY.md): at one version in five seconds
 //!   that is half a percent of one CPU, or 12 at worst.
 //! - Memory is moved by whole virtual nodes only: a stock kernel cannot be told that a page changed its node.

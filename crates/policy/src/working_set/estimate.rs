@@ -13,7 +13,7 @@ pub struct Estimate {
     pub at: Ns,
     /// Over which time memory was looked at: a longer window gives a larger working set.
     pub window: Ns,
-    /// The working set, the guest kernel's footprint included (seed 003, equation 1).
+    /// The working set, the guest kernel's footprint included [PRL, equation 1].
     pub size: Bytes,
     /// Its lower end; see [`Estimate::certainty`].
     pub least: Bytes,

@@ -1,6 +1,6 @@
-//! The seed's algorithm on logs of guest frames, and what repairs it.
+//! The paper's algorithm on logs of guest frames, and what repairs it.
 //!
-//! # Algorithm (seed 003, section 4.4)
+//! # Algorithm [PRL, section 4.4]
 //! Every `mu` the number of distinct frames that were logged at least tau times is `dist[i]`. It is the working set once
 //! `dist[i] - dist[i - omega] = 0`: omega observations long nothing new became hot.
 //!
@@ -12,8 +12,8 @@
 //!   pages is logged tau times in tau passes: [`HeatBy::Windows`] asks in how many of the last intervals a page was seen at
 //!   all, and [`Flush::EachWindow`] has the carrier flush the TLBs between two, so that each use shows once in each.
 //!
-//! [`Config::seed`] has none of them and the seed's figures, [`Config::repaired`] has them all. They are measured against each
-//! other in the tests here and by `homenode reproduce prl`.
+//! [`Config::published`] has none of them and the paper's figures, [`Config::repaired`] has them all.
+//! They are measured against each other in the tests here and by `homenode reproduce prl`.
 //!
 //! # Properties (tests of the same name)
 //! - `plain_prl_ends_when_nothing_new_was_hot_for_omega_intervals`
@@ -24,7 +24,7 @@
 //! - `memory_that_is_unplugged_is_no_longer_hot`
 //!
 //! # Departures from the source
-//! - The seed says both "at least tau times" and "more than tau times"; here it is at least.
+//! - The paper says both "at least tau times" and "more than tau times"; here it is at least.
 //! - With ageing `dist` falls as well as rises; the rule is on the difference's amount.
 
 use std::collections::VecDeque;
@@ -58,7 +58,7 @@ pub enum HeatBy {
 /// What becomes of counts with time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ageing {
-    /// Nothing (the seed).
+    /// Nothing (the paper).
     Never,
     /// Each interval's end halves them.
     Halve,
@@ -69,7 +69,7 @@ pub enum Ageing {
 /// What the carrier is to do with the TLBs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
-    /// Nothing (the seed).
+    /// Nothing (the paper).
     Never,
     /// Flush them at each interval's end, so that all that is used is walked to at least once in each.
     EachWindow,
@@ -93,8 +93,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The seed's algorithm with its figures (section 5): tau 50, mu 30 s, omega 120 s.
-    pub const fn seed() -> Config {
+    /// The paper's algorithm with its figures (section 5): tau 50, mu 30 s, omega 120 s.
+    pub const fn published() -> Config {
         Config {
             heat: HeatBy::Logs {
                 tau: 50,
@@ -108,14 +108,14 @@ impl Config {
         }
     }
 
-    /// The seed's prototype for PML (section 3.4): every frame logged counts.
+    /// The paper's prototype for PML (section 3.4): every frame logged counts.
     pub const fn pml() -> Config {
         Config {
             heat: HeatBy::Logs {
                 tau: 1,
                 ageing: Ageing::Never,
             },
-            ..Config::seed()
+            ..Config::published()
         }
     }
 
@@ -126,7 +126,7 @@ impl Config {
             heat: HeatBy::Windows { tau: 2, of: 4 },
             tolerance: 0.01,
             flush: Flush::EachWindow,
-            ..Config::seed()
+            ..Config::published()
         }
     }
 
@@ -190,7 +190,7 @@ impl Logged {
         &self.config
     }
 
-    /// Hot pages at the end of the last intervals, newest last (the seed's `dist`): omega + 1 of them at most.
+    /// Hot pages at the end of the last intervals, newest last (the paper's `dist`): omega + 1 of them at most.
     pub fn dist(&self) -> impl Iterator<Item = u64> {
         self.dist.iter().copied()
     }
@@ -381,7 +381,7 @@ mod tests {
                 ageing: Ageing::Never,
             },
             mu: SECOND,
-            ..Config::seed()
+            ..Config::published()
         }
     }
 

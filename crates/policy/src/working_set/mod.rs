@@ -1,4 +1,4 @@
-//! How much memory a VM really uses (seed 003, section 4.4).
+//! How much memory a VM really uses [PRL, section 4.4].
 //!
 //! # Problem
 //! Operators ask how much memory a VM needs. What is allocated says nothing, "active memory" figures are one poll of unrelated
@@ -15,7 +15,7 @@
 //!
 //! | | reads | hot is a page |
 //! |---|---|---|
-//! | [`Logged`] with [`logged::HeatBy::Logs`] | frames | logged at least tau times: the seed's, for PRL and PML |
+//! | [`Logged`] with [`logged::HeatBy::Logs`] | frames | logged at least tau times: the paper's, for PRL and PML |
 //! | [`Logged`] with [`logged::HeatBy::Windows`] | frames | seen in tau of the last windows: scans, and PRL repaired |
 //! | [`Sampling`] | a sample | of a poll of 100 pages: ESX's, with its moving averages |
 //! | [`Scanned`] | regions, an amount | found used in at least half of the looks |
@@ -55,7 +55,7 @@ pub trait Estimator: std::fmt::Debug {
 /// The estimator for what a carrier gives; epsilon is the guest kernel's footprint, zero where it is not known, and mu the
 /// interval after which frames are judged.
 ///
-/// Frames have the seed's algorithm in its repaired form ([`logged::Config::repaired`]), but for PML, which names each once
+/// Frames have the paper's algorithm in its repaired form ([`logged::Config::repaired`]), but for PML, which names each once
 /// until its dirty flag is cleared.
 pub fn suited(carrier: Carrier, seen: &Seen<'_>, epsilon: Bytes, mu: Ns) -> Box<dyn Estimator + Send> {
     match seen {

@@ -1,4 +1,4 @@
-//! ESX's estimate: a poll of pages (Waldspurger, OSDI 2002, section 5.3; seed 003, section 5.1).
+//! ESX's estimate: a poll of pages (Waldspurger, OSDI 2002, section 5.3; [PRL, section 5.1]).
 //!
 //! # Algorithm
 //! In each period (30 s of the VM's time) 100 pages drawn at random are made invalid. The share of them that faults by its end
@@ -17,7 +17,7 @@
 //! - `nineteen_of_twenty_intervals_hold_the_truth`
 //!
 //! # Departures from the source
-//! The weights of the averages are not published: 1/5 and 1/2 are ours. [`Averages::Last`] is the seed's account of the method,
+//! The weights of the averages are not published: 1/5 and 1/2 are ours. [`Averages::Last`] is the paper's account of the method,
 //! which has none.
 
 use homenode_host::observed::{Observation, Seen};
@@ -29,7 +29,7 @@ use super::{Certainty, Estimate, Estimator, Sequence, Settled, Unfit};
 /// What is made of one period's share after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Averages {
-    /// Each for itself, as seed 003 describes it.
+    /// Each for itself, as \[PRL\] describes it.
     Last,
     /// The largest of a slow, a fast and a running average, as ESX does.
     Three,

@@ -1,15 +1,15 @@
-//! The claims on page flipping: `flip.*` (seed 001) and `xpv.flipping-drift` (seed 000, Fig 4.2).
+//! The claims on page flipping: `flip.*` of \[Flip\] and `xpv.flipping-drift` [XPV, figure 4.2].
 //!
 //! # Choices, made before the experiments were run
 //!
-//! - Seed 001, section V-A: machine xeon26x2 under Xen's credit scheduler; a VM of 16 vCPUs and 16 GiB on node 0, pinned one vCPU
+//! - [Flip, section V-A]: machine xeon26x2 under Xen's credit scheduler; a VM of 16 vCPUs and 16 GiB on node 0, pinned one vCPU
 //!   per CPU, which sees that one node (vNUMA); the driver domain has node 1 to itself, with all of its memory. The
 //!   benchmark runs, then BigBench for 180 minutes, then the benchmark again, without a reboot. A benchmark takes a
 //!   minute.
 //! - BigBench's I/O rate is the one figure that is fitted, to 25 percent of the VM's memory after 180 minutes, which
 //!   `flip.drift` lists as its input. All other claims here take it as it is.
 //! - Repatriation is Homenode's, looking every 10 s; it brings home strays of the driver domain as well.
-//! - Seed 000, section 4.1.2: machine amd6344x8; the driver domain has node 0 to itself, the VM is on node 2, in another
+//! - [XPV, section 4.1.2]: machine amd6344x8; the driver domain has node 0 to itself, the VM is on node 2, in another
 //!   package, with a vCPU for each of its 6 CPUs and 6 of its 8 GiB. A run is as many instructions of each thread as BigBench
 //!   ran in 180 minutes on xeon26x2. Remote memory is that at the beginning of a run, a slowdown against the first.
 //!
@@ -35,7 +35,7 @@ use crate::run::{Outcome, ProgramOutcome, Run, VmOutcome};
 use crate::verdict::{Measured, Shape, show};
 use crate::work::Outcomes;
 
-/// Fig 4.2 of seed 000.
+/// [XPV, figure 4.2].
 pub const AGAIN: Experiment = Experiment {
     claim: "xpv.flipping-drift",
     runs: || LENGTHS.into_iter().map(repeated).collect(),
@@ -425,7 +425,7 @@ fn drift(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![lines(
             "flip-drift",
-            "Remote memory during BigBench (seed 001, Fig 3a and 3b)",
+            "Remote memory during BigBench [Flip, figure 3a and 3b]",
             "minutes",
             vec![
                 ("flipping".to_owned(), flipped),
@@ -483,7 +483,7 @@ fn cost(outcomes: &Outcomes) -> Result<Decision, String> {
         set_up: vec![SET_UP.to_owned(), COST_SET_UP.to_owned()],
         figures: vec![bars(
             "flip-cost",
-            "What programs lose after flipping (seed 001, Fig 4 and 8)",
+            "What programs lose after flipping [Flip, figure 4 and 8]",
             "percent of throughput",
             PROGRAMS.map(str::to_owned).to_vec(),
             vec![
@@ -567,13 +567,13 @@ fn cured(outcomes: &Outcomes) -> Result<Decision, String> {
         figures: vec![
             lines(
                 "flip-cured",
-                "Remote memory during BigBench (seed 001, Fig 7b and 7c)",
+                "Remote memory during BigBench [Flip, figure 7b and 7c]",
                 "minutes",
                 drawn,
             ),
             bars(
                 "flip-cured-cost",
-                "What programs lose after BigBench (seed 001, Fig 8)",
+                "What programs lose after BigBench [Flip, figure 8]",
                 "percent of throughput",
                 PAIR.map(str::to_owned).to_vec(),
                 losses,
@@ -594,7 +594,7 @@ fn cured_set_up(outcomes: &Outcomes) -> Result<String, String> {
         "Of the pool at most {used} pages were used at once, the ring's 256 and those under way. By Algorithm 1, at each flip, the pool \
          shrinks from 500 MB until that is a fifth of it, within the first tens of flips; what it gives back is at home still, so \
          no program gets a remote page. A pool that stays at 500 MB is all remote in the end: 2.9 percent of 16 GiB, which is \
-         the seed's 3 percent; what bounds remote memory is thus the size of the pool, and not a threshold."
+         the paper's 3 percent; what bounds remote memory is thus the size of the pool, and not a threshold."
     ))
 }
 
@@ -628,7 +628,7 @@ fn triggers(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![lines(
             "flip-triggers",
-            "Remote memory during BigBench by either trigger (seed 001, V-A)",
+            "Remote memory during BigBench by either trigger [Flip, V-A]",
             "minutes",
             drawn,
         )],
@@ -694,7 +694,7 @@ fn again(outcomes: &Outcomes) -> Result<Decision, String> {
         tables,
         figures: vec![lines(
             "xpv-flipping-drift",
-            "BigBench repeated without a reboot (seed 000, Fig 4.2)",
+            "BigBench repeated without a reboot [XPV, figure 4.2]",
             "run",
             vec![
                 ("remote at its beginning".to_owned(), line(|(_, away)| *away)),
@@ -717,8 +717,8 @@ const SET_UP: &str = "Machine xeon26x2 under Xen's credit scheduler. A VM of 16 
      has the equation.";
 const COST_SET_UP: &str = "That a quarter of the memory is remote by then is fitted (`flip.drift`); what programs lose by it is not.";
 const AGAIN_SET_UP: &str = "Machine amd6344x8 under Xen's credit scheduler. The driver domain has node 0 and its 8 GiB to itself; the VM is \
-     on node 2 with 6 vCPUs and 6 GiB: the seed prints neither. Eight runs without a reboot, each of as many instructions per \
-     thread as BigBench ran in 180 minutes on xeon26x2, at the I/O rate fitted there: the seed does not print how long a run is, \
+     on node 2 with 6 vCPUs and 6 GiB: the paper prints neither. Eight runs without a reboot, each of as many instructions per \
+     thread as BigBench ran in 180 minutes on xeon26x2, at the I/O rate fitted there: the paper does not print how long a run is, \
      which decides how fast memory drifts, so other lengths are a table.";
 const WHY_COPYING: &str = "Copying costs next to nothing here. At the fitted rate the driver domain copies for seconds in three hours, and at \
      what gigabit Ethernet carries it is far from busy; an exchange of pages, two tables and a shootdown, costs about as much \

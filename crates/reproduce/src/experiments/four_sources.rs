@@ -1,4 +1,4 @@
-//! `tavo.four-sources`: what each source of contention costs alone (seed 002, section III.B, Fig 2).
+//! `tavo.four-sources`: what each source of contention costs alone [TAVO, section III.B, figure 2].
 //!
 //! # Test, fixed before the experiment was run
 //!
@@ -211,7 +211,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         tables: vec![table(title, &header, rows)],
         figures: vec![Figure {
             name: "tavo-four-sources".to_owned(),
-            title: "Degradation by source of contention (seed 002, Fig 2)".to_owned(),
+            title: "Degradation by source of contention [TAVO, figure 2]".to_owned(),
             x_label: "program".to_owned(),
             y_label: "percent of base runtime".to_owned(),
             shape: Drawing::Bars(programs().map(str::to_owned).collect(), series.collect()),
@@ -225,7 +225,7 @@ const SET_UP: [&str; 2] = [
     "Machine r910, VMs of 4 vCPUs and 8 GB whose vCPUs may use the eight hyperthreads of one socket, and no policy. Written as \
      (socket of vCPUs, node of memory): base (0,0); LLC (0,0) and (0,1); controller (0,0) and (1,0); link (0,1) and (1,0); \
      remote (0,1). The first VM is measured.",
-    "The seed does not say what the second VM runs; here it runs the same program. For the link the seed says that both VMs \
+    "The paper does not say what the second VM runs; here it runs the same program. For the link the paper says that both VMs \
      access remote memory over it; the two directions of a QPI cable are apart, so what they contend for when \
      each uses the other's node is what writes put on it.",
 ];

@@ -1,8 +1,8 @@
-//! `policies.latencies`: memory latency by distance, idle and with all threads on one node (seed 004, Table 3).
+//! `policies.latencies`: memory latency by distance, idle and with all threads on one node [Policies, table 3].
 //!
 //! # Choice, made before the experiment was run
 //!
-//! The seed says that 48 threads access the same node, not how. A latency is measured by loads of which each needs the one
+//! The paper says that 48 threads access the same node, not how. A latency is measured by loads of which each needs the one
 //! before: one access in flight for each thread, every one a miss, nothing written. The alternatives keep two, four and eight
 //! in flight, as streams do.
 
@@ -207,7 +207,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         tables: vec![table(title, &header, rows)],
         figures: vec![Figure {
             name: "policies-latencies".to_owned(),
-            title: "Memory latency with 48 threads on one node (seed 004, Table 3)".to_owned(),
+            title: "Memory latency with 48 threads on one node [Policies, table 3]".to_owned(),
             x_label: "distance".to_owned(),
             y_label: "cycles".to_owned(),
             shape: Shape::Bars(
@@ -251,9 +251,9 @@ fn why(machine: &Machine) -> String {
     let sustained = sustained.map_or(f64::NAN, |rate| rate.as_f64() / 1e9);
     format!(
         "By Little's law 48 threads with one access in flight each, at the published latencies, get {} GB/s out of the node. \
-         The machine file lets its controller sustain {} GB/s, the figure that the seed gives for the machine, and the \
+         The machine file lets its controller sustain {} GB/s, the figure that the paper gives for the machine, and the \
          twin's do get that: as many accesses wait, and are served faster. Either a real controller delivers less for single \
-         lines asked for from 48 sides than for streams (the twin knows neither banks nor DRAM pages), or the seed's \
+         lines asked for from 48 sides than for streams (the twin knows neither banks nor DRAM pages), or the paper's \
          threads kept more than one access in flight: the table has what that would give.",
         show(gb_per_s),
         show(sustained)

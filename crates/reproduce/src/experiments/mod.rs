@@ -93,9 +93,9 @@ pub const NOT_MODELLED: &[(&str, &str)] = &[
 /// Longest solo run of a program: a longer one does only so much of its work. Repeated loops make the rest more of the same.
 const SOLO_S_MAX: f64 = 60.0;
 
-/// NPB class B, five kernels and three applications (seed 002, section VI).
+/// NPB class B, five kernels and three applications [TAVO, section VI].
 const NPB_B: [&str; 8] = ["bt.B", "cg.B", "ep.B", "ft.B", "is.B", "lu.B", "mg.B", "sp.B"];
-/// The programs of SPEC CPU2006 that seed 002 names.
+/// The programs of SPEC CPU2006 that \[TAVO\] names.
 const SPEC_2006: [&str; 8] = [
     "astar", "lbm", "mcf", "milc", "omnetpp", "povray", "soplex", "sphinx3",
 ];

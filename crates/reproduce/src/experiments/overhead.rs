@@ -1,4 +1,4 @@
-//! `tavo.overhead`: what watching and deciding costs (seed 002, Fig 8). The one experiment that is measured, not simulated: it
+//! `tavo.overhead`: what watching and deciding costs [TAVO, figure 8]. The one experiment that is measured, not simulated: it
 //! takes the CPU time of this program on the machine that runs it.
 //!
 //! # Test, fixed before the experiment was run
@@ -130,7 +130,7 @@ fn decide() -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "tavo-overhead".to_owned(),
-            title: "CPU use of watching and deciding once a second (seed 002, Fig 8)".to_owned(),
+            title: "CPU use of watching and deciding once a second [TAVO, figure 8]".to_owned(),
             x_label: "VMs".to_owned(),
             y_label: "percent of one CPU".to_owned(),
             shape: Drawing::Lines(vec![
@@ -150,7 +150,7 @@ fn decide() -> Result<Decision, String> {
 const SET_UP: &str = "Measured on the machine that runs it, in CPU time of one thread, so this document holds no number and no \
      verdict: `homenode reproduce tavo.overhead` does. The twin of r910 gives samples of 1 to 32 VMs of 4 vCPUs; timed is what Homenode's own code does with one each \
      second (rates, demand, placement, balance, repatriation, bookkeeping), and reading from this kernel as many files as a \
-     live host reads for so many VMs. The seed does not state the base of its 0.3 percent; ours is percent of one CPU, the \
+     live host reads for so many VMs. The paper does not state the base of its 0.3 percent; ours is percent of one CPU, the \
      larger of the two readings (of 32 CPUs it were a 32nd). What grows with VMs is reading, three small files for each vCPU and one for each VM. Reading hardware \
      counters and asking libvirt are left out. The \
      general tolerance of 5 points is wide for so small a number.";

@@ -1,10 +1,10 @@
 //! `tavo.npb`, `tavo.spec` and `tavo.stability`: programs in VMs under the default scheduler, first-fit pinning and TAVO
-//! (seed 002, section VI, Figs 6 and 7).
+//! [TAVO, section VI, figures 6 and 7].
 //!
 //! # Choices, made before the experiments were run
 //!
-//! The seed says that VMs have 4 vCPUs and 8 GB, not how many ran nor what beside a measured program. Here four VMs run the
-//! same program. Why four: the seed finds that TAVO's method beats first-fit pinning because it
+//! The paper says that VMs have 4 vCPUs and 8 GB, not how many ran nor what beside a measured program. Here four VMs run the
+//! same program. Why four: the paper finds that TAVO's method beats first-fit pinning because it
 //! regards caches, controllers and links; with eight equal VMs both fill every node with two, and nothing is left to choose.
 //! The alternatives are six and eight equal VMs, and the eight programs of a suite beside each other.
 //!
@@ -55,7 +55,7 @@ pub const STABILITY: Experiment = Experiment {
 };
 
 const MACHINE: &str = "r910";
-/// Five runs (seed 002, section VI).
+/// Five runs [TAVO, section VI].
 const SEEDS: &[u64] = &[1, 2, 3, 4, 5];
 /// Of what was not chosen, fewer.
 const SEEDS_OF_ALTERNATIVES: &[u64] = &[1, 2];
@@ -236,7 +236,7 @@ fn figure_6(
         figures: vec![Figure {
             name: format!("tavo-{half}"),
             title: format!(
-                "Runtime by policy (seed 002, Fig 6{})",
+                "Runtime by policy ([TAVO, figure 6]{})",
                 if half == "npb" { "a" } else { "b" }
             ),
             x_label: "program".to_owned(),
@@ -313,9 +313,9 @@ fn below_scattered(outcomes: &Outcomes, suite: &[&str], program: &str, tavo_s: f
 fn why_default(outcomes: &Outcomes, suite: &[&str], program: &str, tavo_s: f64) -> Result<String, String> {
     Ok(format!(
         "The twin's default scheduler leaves little to gain: {} percent of {program}'s accesses are local under it, since four VMs \
-         that start on idle sockets stay there, and first touch puts pages beside them. The seed says that it scatters VMs and \
+         that start on idle sockets stay there, and first touch puts pages beside them. The paper says that it scatters VMs and \
          their memory over the nodes. With each VM's pages dealt out over all nodes TAVO's runtime is {} percent lower \
-         (last table). So the difference is in how much the scheduler of the seed's kernel had moved, and how full the host \
+         (last table). So the difference is in how much the scheduler of the paper's kernel had moved, and how full the host \
          was, before and while programs ran, not in what remote memory costs.",
         show(local_by_default(outcomes, suite, program)?),
         show(below_scattered(outcomes, suite, program, tavo_s)?),
@@ -400,7 +400,7 @@ fn spec(outcomes: &Outcomes) -> Result<Decision, String> {
         format!(
             "First fit puts two VMs on the eight hyperthreads of one node, that is on four cores, while TAVO gives each VM a \
              node; povray, which needs nothing but cores, runs {} percent shorter for it. That povray hardly changes in the \
-             seed says that its VMs shared cores alike under all three policies, as eight VMs do: there povray differs \
+             paper says that its VMs shared cores alike under all three policies, as eight VMs do: there povray differs \
              by {} and {} percent (second table). For these two values it is the choice of four VMs that misses.",
             show(reduction(povray, 1)),
             show(reduction(&full, 0)),
@@ -476,7 +476,7 @@ fn stability(outcomes: &Outcomes) -> Result<Decision, String> {
         figures.push(Figure {
             name: format!("tavo-stability-{half}"),
             title: format!(
-                "Spread of runtimes (seed 002, Fig 7{})",
+                "Spread of runtimes ([TAVO, figure 7]{})",
                 if half == "npb" { "a" } else { "b" }
             ),
             x_label: "program".to_owned(),
@@ -530,8 +530,8 @@ const SET_UP: [&str; 2] = [
     "Machine r910, four VMs of 4 vCPUs and 8 GB that run the same program; they start a second apart, each up to half a second \
      late, drawn by the run's seed. Programs that take more than a minute alone do so much of their work that they take \
      one. SPEC programs run one copy per vCPU. Five runs; the same seeds for each policy.",
-    "The seed does not say how many VMs ran, nor what beside a measured program. Four equal VMs were chosen before the \
-     experiment: with eight, first fit and TAVO both put two on every node, and the seed's difference between them \
+    "The paper does not say how many VMs ran, nor what beside a measured program. Four equal VMs were chosen before the \
+     experiment: with eight, first fit and TAVO both put two on every node, and the paper's difference between them \
      could not show. The second table shows how much the answer depends on it.",
 ];
 

@@ -1,4 +1,4 @@
-//! The handler of full PRL buffers, on a CPU of the privileged VM (seed 003, sections 4.2 and 4.3).
+//! The handler of full PRL buffers, on a CPU of the privileged VM [PRL, sections 4.2 and 4.3].
 //!
 //! ```text
 //!          interrupt                        interrupt arrives           all that were full are copied

@@ -5,7 +5,7 @@
 //! The index counts down from the last entry. A reference that has to set an accessed *or* dirty flag while the index is out of
 //! range exits, with the flag not set and the access not made. In range, a dirty flag that goes from 0 to 1 is logged.
 //!
-//! # PRL in its mode PAML (seed 003, section 4.1)
+//! # PRL in its mode PAML [PRL, section 4.1]
 //!
 //! On each frame that comes out of a walk, whatever its flags:
 //!
@@ -16,7 +16,7 @@
 //!
 //! The handler resets the index in memory; the processor's own copy follows when it is told to ([`Buffer::refresh`]).
 //!
-//! # What the seed leaves open
+//! # What the paper leaves open
 //!
 //! | option | default | |
 //! |---|---|---|
@@ -76,7 +76,7 @@ pub enum NextPage {
     Walked,
 }
 
-/// What the seed leaves open of PRL.
+/// What the paper leaves open of PRL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Where the index begins.
@@ -90,8 +90,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// What the seed's text says, in PML's order where it leaves that open.
-    pub const SEED: Options = Options {
+    /// What the paper's text says, in PML's order where it leaves that open.
+    pub const PUBLISHED: Options = Options {
         start: Start::Last,
         buffers: Buffers::One,
         tables: TablePages::Silent,
@@ -170,7 +170,7 @@ impl Buffer {
         self.mode
     }
 
-    /// What the seed leaves open.
+    /// What the paper leaves open.
     pub fn options(&self) -> Options {
         self.options
     }
@@ -272,7 +272,7 @@ impl Buffer {
         }
     }
 
-    /// The processor takes its index from memory (the seed's new instruction; a VM entry for PML).
+    /// The processor takes its index from memory (the paper's new instruction; a VM entry for PML).
     pub fn refresh(&mut self) {
         self.index = self.index_in_memory;
     }
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn prl_logs_down_to_index_1_finds_itself_full_at_0_and_loses_below() {
-        let mut buffer = paml(4, Options::SEED);
+        let mut buffer = paml(4, Options::PUBLISHED);
         let became: Vec<Logged> = (10..16).map(|frame| buffer.walked(frame)).collect();
         use Logged::{Done, Full, Lost};
         assert_eq!(became, [Done, Done, Done, Full, Lost, Lost]);
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn logging_resumes_after_reset_and_refresh_and_not_after_reset_alone() {
-        let mut buffer = paml(4, Options::SEED);
+        let mut buffer = paml(4, Options::PUBLISHED);
         (0..4).for_each(|frame| assert_ne!(buffer.walked(frame), Logged::Lost));
         buffer.reset();
         assert_eq!(buffer.walked(9), Logged::Lost);
@@ -318,7 +318,7 @@ mod tests {
             4,
             Options {
                 start,
-                ..Options::SEED
+                ..Options::PUBLISHED
             },
         );
         let became: Vec<Logged> = (0..5).map(|frame| buffer.walked(frame)).collect();
@@ -333,7 +333,7 @@ mod tests {
             4,
             Options {
                 buffers,
-                ..Options::SEED
+                ..Options::PUBLISHED
             },
         );
         let became: Vec<Logged> = (0..8).map(|frame| buffer.walked(frame)).collect();
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn pml_takes_512_and_exits_at_the_next() {
-        let mut buffer = Buffer::new(Mode::Pml, 512, Options::SEED);
+        let mut buffer = Buffer::new(Mode::Pml, 512, Options::PUBLISHED);
         for frame in 0..512 {
             assert!(!buffer.must_exit());
             buffer.dirtied(frame);

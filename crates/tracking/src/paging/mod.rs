@@ -1,4 +1,4 @@
-//! From a vCPU's access to what a hypervisor can know of it: nested page tables, their flags, and logs of pages (seed 003).
+//! From a vCPU's access to what a hypervisor can know of it: nested page tables, their flags, and logs of pages of \[PRL\].
 //!
 //! ```text
 //!   Vcpu::access ──▶ tlb ──hit──▶ nothing is seen

@@ -240,7 +240,7 @@ proptest! {
     ) {
         let mut guest = GUEST.clone();
         let core = core(name).unwrap();
-        let log = || Buffer::new(mode, 64, Options { tables, ..Options::SEED });
+        let log = || Buffer::new(mode, 64, Options { tables, ..Options::PUBLISHED });
         let (mut vcpu, mut plain) = (Vcpu::new(core, log()), Plain::new(core, log()));
         for act in acts {
             match act {

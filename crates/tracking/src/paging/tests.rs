@@ -27,7 +27,7 @@ fn vcpu(mode: Mode, entries: u16, options: Options) -> Vcpu {
 }
 
 fn paml(entries: u16) -> Vcpu {
-    vcpu(Mode::Paml, entries, Options::SEED)
+    vcpu(Mode::Paml, entries, Options::PUBLISHED)
 }
 
 /// Log so far, oldest first.
@@ -56,7 +56,7 @@ fn guest_with(nested: PageSize) -> Guest {
 
 #[test]
 fn pml_logs_what_was_written_and_the_tables_that_were_walked() {
-    let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Pml, 512, Options::SEED));
+    let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Pml, 512, Options::PUBLISHED));
     for page in 0..50 {
         let access = if page % 2 == 0 { Write } else { Read };
         vcpu.access(&mut guest, page, access);
@@ -80,7 +80,7 @@ fn pml_logs_what_was_written_and_the_tables_that_were_walked() {
 #[test]
 fn an_accessed_flag_alone_can_exit_with_a_full_log() {
     // Four entries: the four tables of the first walk fill them.
-    let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Pml, 4, Options::SEED));
+    let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Pml, 4, Options::PUBLISHED));
     let full = Step::Exit(Exit::LogFull);
     assert_eq!(vcpu.access(&mut guest, 0, Read), full);
     assert_eq!(
@@ -105,7 +105,7 @@ fn an_accessed_flag_alone_can_exit_with_a_full_log() {
 fn an_interrupt_owed_by_a_walk_that_exits_goes_out_with_the_next() {
     let each = Options {
         tables: TablePages::Each,
-        ..Options::SEED
+        ..Options::PUBLISHED
     };
     let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Paml, 4, each));
     // Its four tables fill the log, of which three entries are used, and then it is not there.
@@ -133,7 +133,7 @@ fn flags_that_are_not_kept_are_not_set_and_nothing_is_logged_as_dirty() {
     let mut guest = Guest::new(FRAMES, 256, PageSize::Small, Flags::Ignored);
     let space = guest.tables.space().unwrap();
     guest.tables.map(space, 0, 9, PageSize::Small).unwrap();
-    let mut vcpu = vcpu(Mode::Pml, 512, Options::SEED);
+    let mut vcpu = vcpu(Mode::Pml, 512, Options::PUBLISHED);
     assert_eq!(vcpu.access(&mut guest, 0, Write), Step::Walked);
     assert_eq!((guest.ept.flags(9), log(&vcpu).len()), ((false, false), 0));
     // Write protection is seen at the next walk.
@@ -179,7 +179,7 @@ fn paml_logs_reads_and_repeats_and_no_tlb_hits() {
         }
     }
     assert!(log(&vcpu).into_iter().eq((0..3000).chain(0..3000)));
-    // The first write to a page that was read is a walk as well: seed 4.1 says each.
+    // The first write to a page that was read is a walk as well: [PRL, 4.1] says each.
     vcpu.access(&mut guest, 2999, Write);
     assert_eq!(log(&vcpu).last(), Some(&2999));
     assert_eq!(log(&vcpu).len(), 6001);
@@ -241,7 +241,7 @@ fn each_option_changes_what_it_says() {
         let tables = logged.iter().filter(|frame| **frame >= TABLES).count();
         (logged.len() - tables, tables)
     };
-    let seed = Options::SEED;
+    let seed = Options::PUBLISHED;
     // Two tables of pages, and one of each level above.
     assert_eq!(run(seed), (1000, 0));
     let tables = TablePages::Walked;
@@ -313,7 +313,7 @@ proptest! {
     ) {
         let buffers = if two { Buffers::Two } else { Buffers::One };
         let mut guest = small(4000);
-        let mut vcpus = vec![vcpu(Mode::Paml, entries, Options { buffers, ..Options::SEED })];
+        let mut vcpus = vec![vcpu(Mode::Paml, entries, Options { buffers, ..Options::PUBLISHED })];
         let costs = Costs { begin_ns: 20.0, entry_ns: 0.5, refresh_ns: 1.0 };
         let (mut handler, mut frames) = (Handler::new(costs), Vec::new());
         let mut truth = std::collections::BTreeMap::new();

@@ -43,7 +43,7 @@ const NESTED: Shape = Shape::low(32, 4);
 
 /// The cores that there are.
 pub const CORES: [Core; 4] = [
-    // Seed 003 section 3.1: 64 entries, 4 ways. The rest as the i7-6700, for which the machine file stands.
+    // [PRL, section 3.1]: 64 entries, 4 ways. The rest as the i7-6700, for which the machine file stands.
     Core {
         name: "i7_pml",
         first: SKYLAKE_FIRST,

@@ -1,7 +1,7 @@
 //! Memory that is taken and given back: a guest's balloon follows at once, and what the guest then has too little for goes to
 //! swap.
 //!
-//! # What comes back (seed 000, sections 4.1.2 and 4.3.1)
+//! # What comes back [XPV, sections 4.1.2 and 4.3.1]
 //!
 //! Under KVM a page that a balloon gave up is the host's until the guest uses it again: a first touch. Xen gives a guest its
 //! pages when the balloon gives way, from any node: here in turn from all that have some, the home's first. From then on the VM's

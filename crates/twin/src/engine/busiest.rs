@@ -1,4 +1,4 @@
-//! How loaded the most loaded link was, second by second (seed 004, section 3.5.2).
+//! How loaded the most loaded link was, second by second [Policies, section 3.5.2].
 
 use homenode_units::Ns;
 

@@ -7,7 +7,7 @@
 //! running vCPU of the VM out of the guest for a moment. Pages are drawn evenly from all that lie on the nodes to leave, or
 //! are of the classes that a policy names.
 //! The call returns when the pages are there: simulated time passes. Where the VM has a driver domain, that one's vCPU runs
-//! the kernel thread's work (seed 001, section IV.B: "handled by the privVM resources").
+//! the kernel thread's work ([Flip, section IV.B]: "handled by the privVM resources").
 //!
 //! # Left out
 //!

@@ -1,10 +1,10 @@
 //! Memory policies that change while a VM runs.
 //!
-//! # Model (seed 004, section 4.2.1)
+//! # Model [Policies, section 4.2.1]
 //!
 //! Pages that are touched stay where they are. To *first-touch*: what the VM has and has not touched goes back to the host
 //! (the guest says which pages are free), and is placed when it is touched. To *round-4K*: from now on pages are dealt in turn
-//! over the home nodes, or all, when they are touched. *Round-1G* is for VMs that are created with it, as in the seed. A VM that
+//! over the home nodes, or all, when they are touched. *Round-1G* is for VMs that are created with it, as in the paper. A VM that
 //! drives devices itself cannot have first-touch: a device's access to a page that is not mapped fails (section 4.4.1). What the
 //! host's AutoNUMA knows of a VM is forgotten when its policy changes to another.
 

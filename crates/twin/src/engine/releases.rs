@@ -1,10 +1,10 @@
 //! Pages that guests release: what telling the hypervisor costs, and where they are placed anew.
 //!
-//! # Model (seed 004, section 4.2)
+//! # Model [Policies, section 4.2]
 //!
 //! A program releases pages as its profile says and takes as many again. Under first-touch a hypervisor that is told of a
 //! release invalidates the page, and the next touch places it where it is touched. Calls are
-//! - *empty*: one per release, and nothing is done, which is what the seed timed;
+//! - *empty*: one per release, and nothing is done, which is what the paper timed;
 //! - *each*: one per release, the page is invalidated;
 //! - *batched*: releases and allocations go to four queues by the two low bits of the frame; the thread whose entry is the
 //!   32nd sends its queue. What that invalidates is read from such queues by [`homenode_policy::page_queue`]: released frames
@@ -14,8 +14,8 @@
 //! mean value analysis of so many customers with the program's own time between two visits, and the mean time that the lock is
 //! held (closed network, exponential times). A lock changes hands at the price of a line from another node.
 //!
-//! What it gives is not fitted: empty calls make the seed's wrmem on 48 CPUs 2.1 times slower here and 3 times there, and
-//! 78 percent of the time of sent queues is invalidation here, 87.5 there. The seed names no lock around the single call, and
+//! What it gives is not fitted: empty calls make the paper's wrmem on 48 CPUs 2.1 times slower here and 3 times there, and
+//! 78 percent of the time of sent queues is invalidation here, 87.5 there. The paper names no lock around the single call, and
 //! no queue's length; its published guest sends 32 entries.
 //!
 //! Every 10 ms what a thread has released meanwhile is drawn evenly from the pages that are its own (of all that it uses,
@@ -36,7 +36,7 @@ use crate::hypervisor::EXIT_CYCLES;
 use crate::hypervisor::memory::Toucher;
 use crate::scenario::ReleaseCalls;
 
-/// Entries of a queue that is sent (as in the seed's published guest).
+/// Entries of a queue that is sent (as in the paper's published guest).
 const QUEUE: usize = 32;
 /// Bytes of a queue that the hypervisor fetches line by line from where it was written.
 const QUEUE_BYTES: f64 = (QUEUE * size_of::<Entry>()) as f64;

@@ -1,4 +1,4 @@
-//! Runtime libraries (seed 000, section 4.3.3): what an allocator or a Java virtual machine makes of a program's memory while it
+//! Runtime libraries [XPV, section 4.3.3]: what an allocator or a Java virtual machine makes of a program's memory while it
 //! runs.
 //!
 //! # Model
@@ -15,7 +15,7 @@
 //! # Left out
 //!
 //! Memory that several threads use (an old generation, which such libraries spread over nodes anyway); the time between freeing
-//! and allocating, and so when a collector looks at the topology: the seed's does at the end of each collection, of which there
+//! and allocating, and so when a collector looks at the topology: the paper's does at the end of each collection, of which there
 //! are several a second; that a library keeps threads waiting.
 
 use homenode_units::{Ns, PAGE_BYTES};

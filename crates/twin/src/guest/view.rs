@@ -7,7 +7,7 @@
 //! - *Virtual*: at boot each vCPU belongs to a virtual node, the host node that it is on then (the nearest with memory),
 //!   and each virtual node gets memory in proportion to its vCPUs, which lies on that host node. A *static* guest's kernel
 //!   believes this for ever, also when a vCPU has moved: it then places pages beside where the vCPU was. One that is told
-//!   *live* (XPV, seed 000, section 4.3.2) knows where each vCPU is now, at once and for nothing: the seed's interrupt handler
+//!   *live* (XPV, [XPV, section 4.3.2]) knows where each vCPU is now, at once and for nothing: the paper's interrupt handler
 //!   takes 368 cycles. A virtual node that is full sends pages to the nearest that is not.
 //!
 //! # Left out

@@ -12,7 +12,7 @@
 //! A thread that arrives at a barrier either halts at once or keeps its vCPU busy, as its program does. The last to arrive
 //! releases the others. Those that halted must be interrupted, one after the other: each begins when its interrupt has
 //! been sent, and the sender goes on after the last. A virtual interrupt costs more than a native one (the machine's
-//! `ipi`; seed 004, section 5.3.2). Other wake-ups of a sleeping program cost an interrupt each as well
+//! `ipi`; [Policies, section 5.3.2]). Other wake-ups of a sleeping program cost an interrupt each as well
 //! ([`crate::workload::Program::wakeups_per_m_instructions`]); one that spins pays for none.
 //!
 //! # Left out

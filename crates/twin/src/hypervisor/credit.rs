@@ -19,7 +19,7 @@
 //!   soft affinity's sake then for any, each time from its own node, then from the other nodes in order of their
 //!   numbers, starting behind the CPU that was last stolen from.
 //!
-//! - KS4Xen (seed 000, section 3.2.2): a vCPU whose VM is OVER its permit ([`super::permits`]) does not run until the VM is
+//! - KS4Xen [Kyoto, section 3.2.2]: a vCPU whose VM is OVER its permit ([`super::permits`]) does not run until the VM is
 //!   UNDER. It burns no credits meanwhile, and earns them as long as it is active.
 //!
 //! Nothing here knows where memory lies, except as far as soft affinity says it.
@@ -40,7 +40,7 @@
 //! - Ticks of all CPUs fall on one grid and are handled in order of CPUs; softirqs take no time.
 //! - A new vCPU starts from the allowed CPU with the fewest vCPUs that were ever started there, and picks as a migrating one
 //!   does; toolstacks have rules of their own.
-//! - The seed gives a VM that is OVER its permit the priority `Over` and says that it then cannot use the processor. In the
+//! - The paper gives a VM that is OVER its permit the priority `Over` and says that it then cannot use the processor. In the
 //!   source that priority runs where nobody else wants to: here such a vCPU is parked.
 //! - A vCPU that must give way is moved if *it* may use an idle CPU, as before Xen 4.13; the code since asks for the other's.
 //!

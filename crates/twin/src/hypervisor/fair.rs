@@ -1,4 +1,4 @@
-//! A fair scheduler in the manner of Linux's CFS (version 3.8, seed 002 section VI): run queues and wake-ups.
+//! A fair scheduler in the manner of Linux's CFS (version 3.8, [TAVO, section VI]): run queues and wake-ups.
 //! Balancing between CPUs is in [`super::balance`].
 //!
 //! # Model (constants from `kernel/sched/fair.c`, see `facts/simulators.md` 4.2)

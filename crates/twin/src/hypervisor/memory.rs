@@ -4,8 +4,8 @@
 //!
 //! - *First-touch* (Linux's default policy): a page goes to the node that its guest wants it on (a guest without
 //!   virtual nodes: that of the CPU that touches it), or to the nearest with a free page. A hypervisor's own first-touch
-//!   (Xen's, or set while the VM runs) deals such pages out in turn instead (seed 004, section 3.1).
-//! - *Round-4K and round-1G* (seed 004, sections 3.2 and 3.3): when the VM is created all of its guest frames are dealt
+//!   (Xen's, or set while the VM runs) deals such pages out in turn instead [Policies, section 3.1].
+//! - *Round-4K and round-1G* [Policies, sections 3.2 and 3.3]: when the VM is created all of its guest frames are dealt
 //!   out to the home nodes in turn, page by page or GiB by GiB, beginning with the node that has the most free memory; then
 //!   to other nodes. A node without a whole GiB left is passed over; what no node has a whole GiB for is dealt by 2 MiB, and
 //!   what none has 2 MiB for page by page. The first and the last GiB of a VM's frames hold the BIOS and devices and are

@@ -29,7 +29,7 @@ pub(crate) const SHOOTDOWN_CYCLES: f64 = 1500.0;
 /// An exit from a guest and back, for a call or a fault that does nothing else (same source).
 pub(crate) const EXIT_CYCLES: f64 = 1500.0;
 
-/// Host daemons (seed 002: monitoring, libvirt, kernel threads): one per node, woken at random with this mean period …
+/// Host daemons (\[TAVO\]: monitoring, libvirt, kernel threads): one per node, woken at random with this mean period …
 pub(crate) const DAEMON_PERIOD: Ns = Ns::from_millis(250);
 /// … and running this long on average (together about 0.4 percent of one CPU each, an idle server's background;
 /// estimate).

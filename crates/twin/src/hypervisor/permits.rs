@@ -1,4 +1,4 @@
-//! Permits that the host itself holds its VMs to (seed 000, sections 3.2.2 and 3.3.4), with the ledger of
+//! Permits that the host itself holds its VMs to [Kyoto, sections 3.2.2 and 3.3.4], with the ledger of
 //! [`homenode_policy::permits`].
 //!
 //! # Algorithm

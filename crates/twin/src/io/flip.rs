@@ -1,6 +1,6 @@
 //! The split driver model: how a VM's data get from the driver domain, which owns the devices, into the VM's pages.
 //!
-//! # Model (seed 001, section II.B)
+//! # Model [Flip, section II.B]
 //!
 //! - A VM with a driver domain has, in each direction, a *ring* of requests shared with it, and grants on the pages that they
 //!   name. Each request of a program takes so many pages as it has bytes; data of packets lie in pages of the driver domain,

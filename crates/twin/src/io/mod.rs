@@ -10,7 +10,7 @@
 //! - A device serves first come, first served: `start = max(now, free)`, `free = start + bytes / bandwidth`,
 //!   `done = free + latency`. A thread by itself gets `request / (request / bandwidth + latency)` at most. The latency
 //!   is the machine's for a native system, a guest that drives the device itself (`passthrough`), or a virtual device
-//!   (seed 004, section 2.2.2).
+//!   [Policies, section 2.2.2].
 //! - DMA: what a device transfers crosses the links from its node to the nodes of the VM's memory, spread as the VM's
 //!   pages were when it was asked for, and loads the controllers there. An epoch sees the rate of the last one, once that
 //!   has changed by a twentieth of the device's bandwidth.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{EventAction, Hypervisor, ReleaseCalls, Scenario, TwinError, VmSpec};
 use crate::schema;
 
-/// The driver domain that a VM's I/O goes through (seed 001, section II.B). Pages change hands by Algorithm 1
+/// The driver domain that a VM's I/O goes through [Flip, section II.B]. Pages change hands by Algorithm 1
 /// (`policy::flip_pool`).
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -43,7 +43,7 @@ impl Scenario {
         Some(Scenario::from_toml(&format!("data/scenarios/{name}.toml"), text).expect("embedded scenario"))
     }
 
-    /// The default scenario: a mixed set of VMs on the quad-socket R910 of seed 002.
+    /// The default scenario: a mixed set of VMs on the quad-socket R910 of \[TAVO\].
     pub fn tavo_mixed() -> Scenario {
         Scenario::builtin("tavo-mixed").expect("it comes with the twin")
     }

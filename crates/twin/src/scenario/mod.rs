@@ -1,7 +1,7 @@
 //! Scenarios: which VMs arrive when on which machine, what runs in them, and what happens to them.
 //!
 //! A scenario names the policies to run it under and knows nothing else of them: the same VMs, programs and events face
-//! each. Arrival order and phase come from the seed alone (seed 002, section VI: runs differ in nothing else), never from
+//! each. Arrival order and phase come from the paper alone ([TAVO, section VI]: runs differ in nothing else), never from
 //! what a policy does.
 
 mod backend;
@@ -67,10 +67,10 @@ pub struct Scenario {
     /// Names of the policies to run it under, one after the other; empty for the hypervisor alone.
     #[serde(default)]
     pub policies: Vec<String>,
-    /// Whether VMs arrive as listed, or the seed shuffles their arrival times.
+    /// Whether VMs arrive as listed, or the paper shuffles their arrival times.
     #[serde(default)]
     pub arrival_order: ArrivalOrder,
-    /// The seed delays each arrival by up to this much: the phase of VMs to each other.
+    /// The paper delays each arrival by up to this much: the phase of VMs to each other.
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "schema::Time")]
     pub arrival_jitter: Ns,
@@ -166,7 +166,7 @@ pub struct VmSpec {
     #[serde(default = "usual_weight")]
     pub weight: u32,
     /// What its threads do while they wait at a barrier; absent where that is up to the program. A guest's library may spin
-    /// in place of the kernel's sleep, and spare its interrupts (seed 004, section 5.3.2).
+    /// in place of the kernel's sleep, and spare its interrupts [Policies, section 5.3.2].
     #[serde(default)]
     pub waiting: Option<Waiting>,
     /// Most CPU time that all of its vCPUs together get, in percent of one CPU; absent where there is no limit.
@@ -195,7 +195,7 @@ pub enum Pinning {
     /// All of them: the scheduler chooses.
     #[default]
     None,
-    /// One: the first vCPU the first CPU, and so on (seed 004, section 5.4.1).
+    /// One: the first vCPU the first CPU, and so on [Policies, section 5.4.1].
     OneToOne,
 }
 
@@ -230,7 +230,7 @@ pub enum Vnuma {
     None,
     /// Which node each vCPU was on when it booted, and which nodes its memory came from.
     Static,
-    /// Which node each vCPU is on now, and which nodes its memory comes from (XPV, seed 000, section 4.2).
+    /// Which node each vCPU is on now, and which nodes its memory comes from (XPV, [XPV, section 4.2]).
     Live,
 }
 
@@ -243,7 +243,7 @@ pub enum RuntimeNodes {
     None,
     /// Which node its kernel said that each vCPU was on when the program began.
     Static,
-    /// Which node its kernel says that each vCPU is on: it looks whether that changed (seed 000, section 4.3.3).
+    /// Which node its kernel says that each vCPU is on: it looks whether that changed [XPV, section 4.3.3].
     Live,
 }
 
@@ -258,7 +258,7 @@ pub enum Allocation {
     Interleave,
 }
 
-/// How a guest tells its hypervisor of pages that it releases (seed 004, section 4.2).
+/// How a guest tells its hypervisor of pages that it releases [Policies, section 4.2].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReleaseCalls {
@@ -286,7 +286,7 @@ pub enum Hypervisor {
     Xen,
 }
 
-/// Who in the host holds VMs to their permits (seed 000, sections 3.2.2 and 3.3.4). An agent that watches the host may do it
+/// Who in the host holds VMs to their permits [Kyoto, sections 3.2.2 and 3.3.4]. An agent that watches the host may do it
 /// instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -302,7 +302,7 @@ pub enum Enforcer {
     Ks4pisces,
 }
 
-/// Which misses count as a VM's pollution: it must not be punished for that of others (seed 000, section 3.2.3).
+/// Which misses count as a VM's pollution: it must not be punished for that of others [Kyoto, section 3.2.3].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attribution {
@@ -320,7 +320,7 @@ pub enum ArrivalOrder {
     /// Each at the time it states.
     #[default]
     AsListed,
-    /// The stated times are dealt out by the seed.
+    /// The stated times are dealt out by the paper.
     BySeed,
 }
 

@@ -224,7 +224,7 @@ fn parallel_and_alternate(outcomes: &Outcomes) -> Result<Decision, String> {
         tables: vec![losses_table(&losses), sizes_table(&sizes)],
         figures: vec![Figure {
             name: "kyoto-contention".to_owned(),
-            title: "Performance lost by sharing caches (seed 000, Fig 3.1)".to_owned(),
+            title: "Performance lost by sharing caches [Kyoto, figure 3.1]".to_owned(),
             x_label: "situation and disruptor".to_owned(),
             y_label: "percent lost".to_owned(),
             shape: Drawing::Bars(
@@ -285,7 +285,7 @@ fn sizes(outcomes: &Outcomes) -> Result<Vec<(u64, f64, f64)>, String> {
 /// The same access by access: the walk over its list for a slice, the disruptor's misses for a slice, in turn. Gives the
 /// percentage of accesses that are lost to reloading.
 fn alternating_by_access(mib: u64) -> f64 {
-    /// Latencies of the machine (seed 000, section 3.1.2.4), in cycles.
+    /// Latencies of the machine [Kyoto, section 3.1.2.4], in cycles.
     const HIT: u64 = 45;
     const MISS: u64 = 180;
     const SLICE_CYCLES: u64 = 84_000_000;
@@ -332,7 +332,7 @@ fn sizes_table(sizes: &[(u64, f64, f64)]) -> Table {
 fn why_alternating(alternate: f64, sizes: &[(u64, f64, f64)]) -> String {
     let chosen = sizes.iter().find(|(mib, ..)| *mib == 8);
     format!(
-        "Alternating costs {} percent, not 13. Every slice begins by loading the array again, so the figure says how large it is,          which the seed leaves open. Access by access (the second table: a cache of 20 ways, one access after the other, no model of          the twin's) the 8 MiB of our profile cost {} percent, and 5 MiB, half of the LLC, would cost the published 13. The rest is          the profile's curve, which falls more slowly than the list's own, so that the twin needs more accesses to load it.",
+        "Alternating costs {} percent, not 13. Every slice begins by loading the array again, so the figure says how large it is,          which the paper leaves open. Access by access (the second table: a cache of 20 ways, one access after the other, no model of          the twin's) the 8 MiB of our profile cost {} percent, and 5 MiB, half of the LLC, would cost the published 13. The rest is          the profile's curve, which falls more slowly than the list's own, so that the twin needs more accesses to load it.",
         show(alternate),
         show(chosen.map_or(f64::NAN, |(.., by_access)| *by_access))
     )
@@ -439,7 +439,7 @@ fn misses_per_tick(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "kyoto-ticks".to_owned(),
-            title: "LLC misses of the first six slices of v_rep c2 (seed 000, Fig 3.2)".to_owned(),
+            title: "LLC misses of the first six slices of v_rep c2 [Kyoto, figure 3.2]".to_owned(),
             x_label: "slice".to_owned(),
             y_label: "thousands of misses per tick".to_owned(),
             shape: Drawing::Lines(vec![
@@ -512,7 +512,7 @@ fn lever(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "kyoto-lever".to_owned(),
-            title: "Performance lost beside lbm, by its processor time (seed 000, Fig 3.3)".to_owned(),
+            title: "Performance lost beside lbm, by its processor time [Kyoto, figure 3.3]".to_owned(),
             x_label: "cap of lbm, percent".to_owned(),
             y_label: "percent lost".to_owned(),
             shape: Drawing::Lines(lines),

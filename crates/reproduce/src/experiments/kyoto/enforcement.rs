@@ -3,8 +3,8 @@
 //!
 //! # Choices, made before the experiments were run
 //!
-//! - gcc has CPU 0; a single disruptor CPU 1; of more, every fourth shares gcc's CPU ("about 4 vCPUs share a core", seed
-//!   000, note to section 3.3.3). All are lbm: the seed does not say which disruptors the 15 are.
+//! - gcc has CPU 0; a single disruptor CPU 1; of more, every fourth shares gcc's CPU ("about 4 vCPUs share a core",
+//!   [Kyoto, note to section 3.3.3]). All are lbm: the paper does not say which disruptors the 15 are.
 //! - Pisces: no hypervisor schedules; each VM owns a CPU. Permits there are 250k as before.
 //!
 //! # Tests of shapes, fixed before the experiments were run
@@ -73,7 +73,7 @@ const ZIGZAGS_LEAST: usize = 5;
 const TICK: Ns = Ns::from_millis(10);
 
 fn permit(misses: u64) -> Permit {
-    Permit::pollution(misses).expect("permits of the seed can be booked")
+    Permit::pollution(misses).expect("permits of the paper can be booked")
 }
 
 /// gcc and a disruptor with 250k each.
@@ -191,7 +191,7 @@ fn protect(outcomes: &Outcomes) -> Result<Decision, String> {
     let names = DISRUPTORS.map(str::to_owned).to_vec();
     let figure = |name: &str, title: &str, x_label: &str, y_label: &str, shape| Figure {
         name: format!("kyoto-protect-{name}"),
-        title: format!("{title} (seed 000, Fig 3.5)"),
+        title: format!("{title} [Kyoto, figure 3.5]"),
         x_label: x_label.to_owned(),
         y_label: y_label.to_owned(),
         shape,
@@ -364,7 +364,7 @@ fn scales(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "kyoto-scales".to_owned(),
-            title: "gcc among 1 to 15 disruptors (seed 000, Fig 3.6)".to_owned(),
+            title: "gcc among 1 to 15 disruptors [Kyoto, figure 3.6]".to_owned(),
             x_label: "disruptors".to_owned(),
             y_label: "percent lost".to_owned(),
             shape: Drawing::Lines(vec![("KS4Xen".to_owned(), kept), ("XCS".to_owned(), free)]),
@@ -430,7 +430,7 @@ fn partitioning(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "kyoto-partitioning".to_owned(),
-            title: "gcc beside lbm on partitioned CPUs (seed 000, Fig 3.8)".to_owned(),
+            title: "gcc beside lbm on partitioned CPUs [Kyoto, figure 3.8]".to_owned(),
             x_label: "system".to_owned(),
             y_label: "percent lost".to_owned(),
             shape: Drawing::Bars(

@@ -42,7 +42,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     decide,
 };
 
-/// Programs by the profile's name and the seed's.
+/// Programs by the profile's name and the paper's.
 const PROGRAMS: [(&str, &str); 10] = [
     ("astar", "astar"),
     ("blockie", "blockie"),
@@ -187,7 +187,7 @@ fn harms(machine: &Machine, programs: &[Streaming]) -> Result<Vec<f64>, String> 
         .collect())
 }
 
-/// The seed's names of the programs, greatest value first.
+/// The paper's names of the programs, greatest value first.
 fn ranked(values: &[f64]) -> Vec<String> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
@@ -251,7 +251,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "kyoto-indicator".to_owned(),
-            title: "Ranks by both indicators, in the real order (seed 000, Fig 3.4)".to_owned(),
+            title: "Ranks by both indicators, in the real order [Kyoto, figure 3.4]".to_owned(),
             x_label: "program".to_owned(),
             y_label: "rank".to_owned(),
             shape: Drawing::Bars(
@@ -270,10 +270,10 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
 fn why(tau_eq31: f64, tau_llcm: f64, large: f64) -> String {
     format!(
         "The claim's point holds: equation 3.1 is closer to the real order (tau {}) than LLC misses ({}). Both are closer than \
-         published, and the orders differ from the seed's mostly by one program: blockie, the worst of the seed's ten, is fifth of \
+         published, and the orders differ from the paper's mostly by one program: blockie, the worst of the paper's ten, is fifth of \
          ours by harm and by equation 3.1 alike. Its accesses are uniform over 32 MiB, eight times what the TLB of the machine \
          reaches in pages of 4 KiB, and most of its time goes into page tables. In pages of 2 MiB it would miss {} thousand times \
-         per unhalted millisecond and come second; the seed does not say what it had. Without blockie, ours and the seed's real \
+         per unhalted millisecond and come second; the paper does not say what it had. Without blockie, ours and the paper's real \
          order have three pairs the other way round of 36.",
         show(tau_eq31),
         show(tau_llcm),

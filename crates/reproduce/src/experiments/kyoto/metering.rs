@@ -3,9 +3,9 @@
 //!
 //! # Choices, made before the experiments were run
 //!
-//! - The eight programs are those of SPEC CPU2006 that seed 002 names: seed 000 names only the three worst of its eight.
+//! - The eight programs are those of SPEC CPU2006 that \[TAVO\] names: \[Kyoto\] names only the three worst of its eight.
 //! - A VM of one vCPU starts on node 0 of r420, so its memory lies there. It is at home for a second, then on node 1 for a time
-//!   drawn evenly from 0 to 2 seconds, and so on for 40 seconds: half of the time away. The seed says "periodically"
+//!   drawn evenly from 0 to 2 seconds, and so on for 40 seconds: half of the time away. The paper says "periodically"
 //!   and "after a random period". Other shares of time are a table.
 //! - Isolation: hmmer alone, and beside three lbm; bzip2 alone, and beside three hmmer. The difference is relative to what the
 //!   VM measures alone.
@@ -123,7 +123,7 @@ fn migration(outcomes: &Outcomes) -> Result<Decision, String> {
         set_up: vec![SET_UP_MIGRATION.to_owned()],
         figures: vec![Figure {
             name: "kyoto-migration".to_owned(),
-            title: "Performance lost to being sent to the other socket (seed 000, Fig 3.9)".to_owned(),
+            title: "Performance lost to being sent to the other socket [Kyoto, figure 3.9]".to_owned(),
             x_label: "program".to_owned(),
             y_label: "percent lost".to_owned(),
             shape: Drawing::Bars(
@@ -150,8 +150,8 @@ fn migration(outcomes: &Outcomes) -> Result<Decision, String> {
 fn why_migration(most: f64, worst: &[&str]) -> String {
     format!(
         "The worst program loses {} percent, and the three worst are {}. What a program loses is the share of time away times what \
-         remote memory costs it, and the seed states neither the share nor seven of its eight programs: with a third of the time away (the \
-         first column) the worst would lose the published 12. mcf and soplex, which seed 002 names and which are as \
+         remote memory costs it, and the paper states neither the share nor seven of its eight programs: with a third of the time away (the \
+         first column) the worst would lose the published 12. mcf and soplex, which [TAVO] names and which are as \
          memory-bound, may not have been among the eight; without them and sphinx3 the order would be the published one. omnetpp \
          loses little here since its profile's accesses overlap (4.4 in flight) and mostly hit the 15 MiB of this machine's LLC.",
         show(most),
@@ -211,7 +211,7 @@ fn skippable(outcomes: &Outcomes) -> Result<Decision, String> {
         set_up: vec![SET_UP_SKIPPABLE.to_owned()],
         figures: vec![Figure {
             name: "kyoto-isolation".to_owned(),
-            title: "Equation 3.1 with and without isolation (seed 000, Fig 3.10)".to_owned(),
+            title: "Equation 3.1 with and without isolation [Kyoto, figure 3.10]".to_owned(),
             x_label: "who".to_owned(),
             y_label: "misses per unhalted ms".to_owned(),
             shape: Drawing::Bars(
@@ -242,7 +242,7 @@ fn why_skippable(most: f64) -> String {
         "hmmer and bzip2 miss up to {} percent more beside others. That is no weakness of the twin's cache: access by access, in a \
          set-associative cache with the same streams (the last column), the differences are nearly the same. It is what the profiles \
          say: most of what hmmer asks of the LLC is found again within 1 MiB, and three lbm replace the whole LLC more than once in a \
-         millisecond, before hmmer comes back to a line. The seed's hmmer must have kept what it uses in its L2. The rule is still \
+         millisecond, before hmmer comes back to a line. The paper's hmmer must have kept what it uses in its L2. The rule is still \
          safe in one direction, and that is how `permits::attribution` uses it: a VM that misses little *beside others* misses \
          little alone.",
         show(most)

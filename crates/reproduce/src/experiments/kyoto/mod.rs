@@ -1,9 +1,9 @@
-//! The claims on pollution permits (seed 000, chapter 3, "Kyoto").
+//! The claims on pollution permits ([Kyoto, chapter 3], "Kyoto").
 //!
 //! # Choices, made before the experiments were run
 //!
 //! - Unless an experiment says otherwise: machine e5_1603v3 under Xen's credit scheduler; every VM has one vCPU that is
-//!   pinned (seed 000, section 3.1.2), alone on its CPU where nothing is said of it, and pages of 4 KiB; counters are read
+//!   pinned [Kyoto, section 3.1.2], alone on its CPU where nothing is said of it, and pages of 4 KiB; counters are read
 //!   after [`WARM_UP`] and at [`UNTIL`].
 //! - Performance is instructions per unhalted cycle (section 3.1.2.3), and a degradation what is lost of it, in percent of
 //!   what the VM has alone.

@@ -3,8 +3,8 @@
 //!
 //! # Tests of shapes, fixed before the experiment was run (what is timed left out building the readings from then on)
 //!
-//! - Nothing measurable at any scheduling period: for 100 vCPUs (the seed's "about a hundred in data center computers"), metering
-//!   and settling every period of 1 to 30 ms takes at most 0.5 percent of one CPU.
+//! - Nothing measurable at any scheduling period: for 100 vCPUs (the paper's "about a hundred in data center computers"),
+//!   metering and settling every period of 1 to 30 ms takes at most 0.5 percent of one CPU.
 //! - Linear: a vCPU among 8000 costs at most twice what a vCPU among 100 does.
 //! - The state of a VM is at most 72 bytes.
 //!
@@ -48,7 +48,7 @@ fn cpu_ns() -> f64 {
 
 /// Nanoseconds that a period takes with so many VMs: metering each, and settling all. The least of some trials.
 fn period_ns(vms: usize) -> f64 {
-    let permit = Permit::pollution(250_000).expect("the seed's permit");
+    let permit = Permit::pollution(250_000).expect("the paper's permit");
     let mut ledger = Ledger::new(Terms::default());
     (0..vms).for_each(|vm| ledger.book(VmId(vm as u128), permit));
     let meter = Meter::new(CLOCK_KHZ);
@@ -127,7 +127,7 @@ fn decide() -> Decision {
         )],
         figures: vec![Figure {
             name: "kyoto-overhead".to_owned(),
-            title: "What permits of 100 vCPUs cost, by scheduling period (seed 000, Fig 3.11)".to_owned(),
+            title: "What permits of 100 vCPUs cost, by scheduling period [Kyoto, figure 3.11]".to_owned(),
             x_label: "period, ms".to_owned(),
             y_label: "percent of a CPU".to_owned(),
             shape: Drawing::Lines(vec![("ours, measured here".to_owned(), points.collect())]),
@@ -140,6 +140,6 @@ fn decide() -> Decision {
 
 const SET_UP: &str = "Measured on the machine that runs it, in CPU time of one thread, so this document holds no number and no verdict: \
      `homenode reproduce kyoto.overhead` does. Timed is what schedulers and agent do alike in each period: equation 3.1 from two \
-     readings of a VM's counters, its account debited, what it earned added. The seed runs two VMs with povray under both \
+     readings of a VM's counters, its account debited, what it earned added. The paper runs two VMs with povray under both \
      schedulers and sees no difference; so does the twin, by construction, since nothing in it takes time that is not modelled: \
      that is why the code itself is measured.";

@@ -72,10 +72,10 @@ struct Ended {
 fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
     let options = Options {
         start,
-        ..Options::SEED
+        ..Options::PUBLISHED
     };
     let mut model = Model::new(ARRAY, Mode::Paml, 512, options);
-    let mut estimator = Logged::new(Config::seed());
+    let mut estimator = Logged::new(Config::published());
     let mut ended = Ended {
         estimate_mb: None,
         dist_mb: Vec::new(),
@@ -98,7 +98,7 @@ fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
 /// PML's estimate at the end of each half, page tables among what it logged, and how a poll of 100 pages errs: root mean
 /// square, all MB.
 fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
-    let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::SEED);
+    let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::PUBLISHED);
     let mut estimator = Logged::new(Config::pml());
     // A page is logged once however many passes there are: one an interval.
     let estimates = program.1.map(|half| {
@@ -164,7 +164,7 @@ mod repairs {
 
     /// Error of the last estimate, MB, and in which interval the loop ended first.
     pub fn run(program: usize, config: Config) -> (f64, f64) {
-        let mut model = Model::new(PAGES + INTERVALS, Mode::Paml, 512, Options::SEED);
+        let mut model = Model::new(PAGES + INTERVALS, Mode::Paml, 512, Options::PUBLISHED);
         let mut estimator = Logged::new(config);
         let (mut last, mut ended) = (0.0, f64::NAN);
         for interval in 0..INTERVALS {
@@ -189,7 +189,7 @@ mod repairs {
     }
 
     pub fn configs() -> [(&'static str, Config); 4] {
-        let plain = Config::seed();
+        let plain = Config::published();
         let heat = HeatBy::Logs {
             tau: 50,
             ageing: Ageing::Halve,
@@ -315,7 +315,7 @@ fn decide() -> Decision {
         ],
         figures: vec![Figure {
             name: "prl-accuracy-synthetic".to_owned(),
-            title: "Pages that PRL calls hot, 400 MB in use (seed 003, Fig 10 and Fig 8)".to_owned(),
+            title: "Pages that PRL calls hot, 400 MB in use [PRL, figure 10 and figure 8]".to_owned(),
             x_label: "minutes".to_owned(),
             y_label: "MB".to_owned(),
             shape: Drawing::Lines(lines.collect()),

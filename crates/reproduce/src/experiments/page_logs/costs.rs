@@ -1,4 +1,4 @@
-//! What tracking costs a guest and a migration, from the costs of exits, faults and walks (seed 003, sections 1, 3.3 and 3.4).
+//! What tracking costs a guest and a migration, from the costs of exits, faults and walks [PRL, sections 1, 3.3 and 3.4].
 //!
 //! # Costs, fixed before any experiment was run
 //!
@@ -146,7 +146,7 @@ fn wss() -> Result<Decision, String> {
         )],
         figures: vec![bars(
             "pml-wss-overhead",
-            "Slowdown by PML when it is used for working sets (seed 003, Fig 6)",
+            "Slowdown by PML when it is used for working sets [PRL, figure 6]",
             "percent",
             FIG_6.iter().map(|(name, _)| (*name).to_owned()).collect(),
             vec![("ours", ours), (PUBLISHED_SERIES, theirs)],
@@ -205,7 +205,7 @@ fn invalidation() -> Decision {
         },
         set_up: vec![
             "Each second all pages of a VM of 1 GiB are made invalid, and each page used again costs a fault. The claim is \"up to\" for a VM of \
-             1 GiB: the array that fills it; the 400 MB that the seed names elsewhere are beside it."
+             1 GiB: the array that fills it; the 400 MB that the paper names elsewhere are beside it."
                 .to_owned(),
         ],
         tables: vec![table(
@@ -286,7 +286,7 @@ fn migration() -> Decision {
         tables: vec![gain_table("Shorter by, percent, by network.", |percent, rate| gains(percent, rate).0)],
         figures: vec![bars(
             "pml-live-migration",
-            "By how much PML shortens saving memory (seed 003, Fig 5)",
+            "By how much PML shortens saving memory [PRL, figure 5]",
             "percent",
             names.to_vec(),
             vec![("ours", ours.map(Some).to_vec()), (PUBLISHED_SERIES, theirs)],
@@ -324,7 +324,7 @@ fn guest() -> Decision {
         )],
         figures: vec![Figure {
             name: "pml-guest-during-migration".to_owned(),
-            title: "How much faster the guest runs with PML while it migrates (seed 003, Fig 4)".to_owned(),
+            title: "How much faster the guest runs with PML while it migrates [PRL, figure 4]".to_owned(),
             x_label: "operations that write, percent".to_owned(),
             y_label: "percent".to_owned(),
             shape: Drawing::Lines(vec![("ours".to_owned(), points.collect())]),
@@ -365,7 +365,7 @@ fn checkpoint() -> Decision {
         )],
         figures: vec![bars(
             "pml-checkpoint-unchanged",
-            "Saving a suspended VM of 1 GiB (seed 003, section 3.3)",
+            "Saving a suspended VM of 1 GiB [PRL, section 3.3]",
             "ms",
             vec!["write protection".to_owned(), "PML".to_owned()],
             vec![("ours", vec![Some(base / 1e6), Some(pml / 1e6)])],

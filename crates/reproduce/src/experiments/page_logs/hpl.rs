@@ -83,7 +83,7 @@ fn page_ns() -> f64 {
 /// PRL's log of the first third of a run's steps.
 pub(super) fn third_of_a_run(entries: u16) -> Model {
     let each_ns = page_ns();
-    let mut model = Model::new(PAGES, Mode::Paml, entries, Options::SEED);
+    let mut model = Model::new(PAGES, Mode::Paml, entries, Options::PUBLISHED);
     let done = visit(STEPS / 3, |page, access| {
         model.access(page, access, each_ns);
         ControlFlow::Continue(())
@@ -96,8 +96,8 @@ pub(super) fn third_of_a_run(entries: u16) -> Model {
 fn prl() -> (Vec<u64>, Option<usize>) {
     let each_ns = page_ns();
     let in_interval = (MU.as_f64() / each_ns) as u64;
-    let mut model = Model::new(PAGES, Mode::Paml, 512, Options::SEED);
-    let mut estimator = Logged::new(logged::Config::seed());
+    let mut model = Model::new(PAGES, Mode::Paml, 512, Options::PUBLISHED);
+    let mut estimator = Logged::new(logged::Config::published());
     let (mut hot, mut ended, mut visits) = (Vec::new(), None, 0);
     let mut page = |at, access| {
         model.access(at, access, each_ns);
@@ -125,7 +125,7 @@ fn prl() -> (Vec<u64>, Option<usize>) {
 
 /// PML's estimate after the matrix was filled and a run: pages.
 fn pml() -> u64 {
-    let mut model = Model::new(PAGES, Mode::Pml, 512, Options::SEED);
+    let mut model = Model::new(PAGES, Mode::Pml, 512, Options::PUBLISHED);
     (0..PAGES).for_each(|at| model.access(at, Access::Write, 1.0));
     let mut estimator = Logged::new(logged::Config::pml());
     model.close(&mut estimator, MU).hot.to_pages().0
@@ -168,7 +168,7 @@ fn decide() -> Decision {
         )],
         figures: vec![Figure {
             name: "prl-accuracy-hpl".to_owned(),
-            title: "Pages of HPL that PRL calls hot (seed 003, section 5.2)".to_owned(),
+            title: "Pages of HPL that PRL calls hot [PRL, section 5.2]".to_owned(),
             x_label: "minutes".to_owned(),
             y_label: "MB".to_owned(),
             shape: Drawing::Lines(vec![

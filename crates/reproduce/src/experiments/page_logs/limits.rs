@@ -2,9 +2,9 @@
 //!
 //! # Choices, made before the experiment was run
 //!
-//! - L1: the program of figure 2 without its outer loop, as the seed says: one pass over 400 MB, each page written with the
+//! - L1: the program of figure 2 without its outer loop, as the paper says: one pass over 400 MB, each page written with the
 //!   probability wi and read otherwise, wi of 0, 50, 80 and 100 percent.
-//! - L2: all pages written once, then 60 passes over the first 100 MB, more than the seed's tau.
+//! - L2: all pages written once, then 60 passes over the first 100 MB, more than the paper's tau.
 //!
 //! # Tests of shapes
 //!
@@ -44,7 +44,7 @@ const INTERVAL: Ns = Ns::from_secs(30);
 /// What PML and PRL make of one pass.
 fn one_pass(write_percent: u64) -> (f64, f64) {
     let mut chance = Pcg64Mcg::seed_from_u64(SEED);
-    let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::SEED);
+    let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::PUBLISHED);
     let mut written = 0;
     for page in 0..ARRAY {
         let writes = chance.next_u64() % 100 < write_percent;
@@ -58,7 +58,7 @@ fn one_pass(write_percent: u64) -> (f64, f64) {
 
 /// What a carrier makes of cold pages that were written once.
 fn cold_first(mode: Mode, config: logged::Config) -> f64 {
-    let mut model = Model::new(ARRAY, mode, 512, Options::SEED);
+    let mut model = Model::new(ARRAY, mode, 512, Options::PUBLISHED);
     (0..ARRAY).for_each(|page| model.access(page, Access::Write, GEM5_NS));
     for page in (0..PASSES).flat_map(|_| 0..HOT) {
         model.access(page, Access::Write, GEM5_NS);
@@ -74,7 +74,7 @@ fn decide() -> Decision {
     let all = mb(ARRAY);
     let unseen = passes.map(|(_, pml)| all - pml);
     let pml = cold_first(Mode::Pml, logged::Config::pml());
-    let prl = cold_first(Mode::Paml, logged::Config::seed());
+    let prl = cold_first(Mode::Paml, logged::Config::published());
     let rows = WRITE_PERCENT.iter().zip(passes);
     let rows =
         rows.map(|(percent, (written, pml))| (format!("{percent} percent written"), vec![written, pml, all]));
@@ -119,7 +119,7 @@ fn decide() -> Decision {
         ],
         figures: vec![Figure {
             name: "pml-limits".to_owned(),
-            title: "What PML sees of 400 MB, by share of writes (seed 003, section 3.4)".to_owned(),
+            title: "What PML sees of 400 MB, by share of writes [PRL, section 3.4]".to_owned(),
             x_label: "operations that write, percent".to_owned(),
             y_label: "MB".to_owned(),
             shape: Drawing::Lines(vec![

@@ -5,9 +5,9 @@ use homenode_tracking::paging::{Buffer, Costs, Exit, Flags, Guest, Handler, Mode
 use homenode_tracking::tlb::{Access, PageSize, core};
 use homenode_units::{Ns, Pages};
 
-/// Frames of a VM of 1 GiB (seed 003, section 3.1).
+/// Frames of a VM of 1 GiB [PRL, section 3.1].
 pub const FRAMES: u64 = 1 << 18;
-/// Pages of the array: 400 MB (section 3.1), as the seed counts, of 4 KiB each.
+/// Pages of the array: 400 MB (section 3.1), as the paper counts, of 4 KiB each.
 pub const ARRAY: u64 = 102_400;
 
 /// A cycle of the machine, nanoseconds: 3.4 GHz.
@@ -18,7 +18,7 @@ pub const EXIT_NS: f64 = 2500.0 * CYCLE_NS;
 const IPI_NS: f64 = 900.0;
 /// Copying and counting an entry: what the estimator's bench gives, rounded up.
 const ENTRY_NS: f64 = 10.0;
-/// Writing and refreshing an index: a `VMWRITE` and the seed's new instruction, estimated.
+/// Writing and refreshing an index: a `VMWRITE` and the paper's new instruction, estimated.
 const REFRESH_NS: f64 = 100.0;
 
 /// What a run of PRL's handler takes.

@@ -3,12 +3,12 @@
 //! # Choices, made before the experiments were run
 //!
 //! - *Speed* of RRWW: as in [`super::accuracy`], 17.2 us a page, which Table 1's count of full buffers and the stop rule imply.
-//!   The alternatives are the machine's own speed, and a vCPU with two buffers, which the seed does not have.
+//!   The alternatives are the machine's own speed, and a vCPU with two buffers, which the paper does not have.
 //! - *HPL* is the factorisation of [`super::hpl`]; the first third of its steps.
 //! - *Lost* is what comes while the index is negative. The frame that finds the index at zero is not logged either, by the letter
 //!   of section 4.1; Table 1 cannot have counted it, since it has a program that loses none.
 //! - *Cost to the VM*: sending an interrupt, 100 cycles of its CPU for each full buffer (estimate: a write to the local APIC); an
-//!   entry written costs it nothing, as the seed assumes of PML's circuit.
+//!   entry written costs it nothing, as the paper assumes of PML's circuit.
 //! - *Estimator*: the handler's runs, and 1 ns for each page of the VM at each interval's end; RWRW with 100 percent writes, 5
 //!   intervals. VMs of one vCPU each have interrupts of their own, which one CPU serves in turn.
 
@@ -83,7 +83,7 @@ impl Counted {
 fn array(program: &Program, entries: u16, buffers: Buffers, page_ns: f64) -> Counted {
     let options = Options {
         buffers,
-        ..Options::SEED
+        ..Options::PUBLISHED
     };
     let mut model = Model::new(super::model::ARRAY, Mode::Paml, entries, options);
     for half in program.1 {
@@ -134,7 +134,7 @@ fn missed() -> Decision {
         )],
         figures: vec![Figure {
             name: "prl-missed".to_owned(),
-            title: "Frames lost while full buffers are emptied (seed 003, Table 1)".to_owned(),
+            title: "Frames lost while full buffers are emptied [PRL, table 1]".to_owned(),
             x_label: "entries of a buffer".to_owned(),
             y_label: "percent of frames logged".to_owned(),
             shape: Drawing::Bars(
@@ -157,7 +157,7 @@ const VMS: [u32; 5] = [2, 4, 6, 8, 10];
 
 fn overhead() -> Decision {
     let costs = |page_ns: f64| {
-        let mut model = Model::new(super::model::ARRAY, Mode::Paml, 512, Options::SEED);
+        let mut model = Model::new(super::model::ARRAY, Mode::Paml, 512, Options::PUBLISHED);
         for _ in 0..2 * PASSES {
             pass(&mut model, &[Access::Write], page_ns);
         }
@@ -203,7 +203,7 @@ fn overhead() -> Decision {
         )],
         figures: vec![Figure {
             name: "prl-overhead".to_owned(),
-            title: "Estimators' share of one core of the privileged VM (seed 003, Fig 12)".to_owned(),
+            title: "Estimators' share of one core of the privileged VM [PRL, figure 12]".to_owned(),
             x_label: "VMs of one vCPU".to_owned(),
             y_label: "percent of a core".to_owned(),
             shape: Drawing::Lines(vec![
@@ -223,6 +223,6 @@ const MISSED_SET_UP: &str = "RRWW of 400 MB for two intervals and the first thir
      lost, which by `prl.accuracy-synthetic` the estimate survives; a second buffer per vCPU loses less.";
 
 const OVERHEAD_SET_UP: &str = "The program that writes all of 400 MB, two intervals of 30 s, one vCPU, buffer of 512. The VM pays for \
-     sending an interrupt per full buffer, as its log entries are taken to be free (the seed's assumption as well); the privileged VM \
+     sending an interrupt per full buffer, as its log entries are taken to be free (the paper's assumption as well); the privileged VM \
      pays for the handler and the estimator. Linear in VMs it is as long as one CPU has time: at the machine's own speed it has not. That ten VMs cost \
      ten times as much is arithmetic here, and not judged.";

@@ -8,7 +8,7 @@
 //!   not used in the same time.
 //! - *When.* PML begins anew with each interval, since an operator asks in the midst of a run. Of a program that was run, sums
 //!   over the 12 intervals of its run; what was written in the whole run is the alternative. Of a profile, one interval of 30 s,
-//!   the seed's mu, on one vCPU of the seed's machine.
+//!   the paper's mu, on one vCPU of the paper's machine.
 //! - *What a profile says.* How often a thread's accesses leave its core's caches, which regions they fall on, and which share
 //!   of them writes. Of a class of `N` pages that are accessed `A` times in an interval, `N (1 - exp(-A / N))` are used and
 //!   `N (1 - exp(-w A / N))` written, `w` being the write share.
@@ -218,10 +218,10 @@ const SET_UP: &str = "Two of the 13 are the real programs, as Debian has them: x
 const WHY: [&str; 2] = [
     "Profiles know one share of writes for all pages of a program, and within 30 s a page is accessed so often that any share \
      above a few percent writes it: so PML is accurate for all that are profiles. Which pages a program only reads is in none of them, and \
-     the seed does not print it either.",
+     the paper does not print it either.",
     "Of the programs that were run, what x264 only reads in an interval, frames and tables, PML does not show, as published. vips too \
      reads much that it does not write: the image that it is given and the one that the stage before left, both mapped from files. In \
-     PARSEC the stages are one program without files between them; and the seed's interval of 30 s is longer than a stage here.",
+     PARSEC the stages are one program without files between them; and the paper's interval of 30 s is longer than a stage here.",
 ];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `restore.working-set` and `cache.working-set`: two uses of a working set that seed 003 names (section 3.4) and does not
+//! `restore.working-set` and `cache.working-set`: two uses of a working set that \[PRL\] names (section 3.4) and does not
 //! measure: a VM that is restored with it alone, and a cache that is divided by it.
 //!
 //! # Restoring
@@ -24,11 +24,11 @@
 //!
 //! # Choices, made before the experiments were run
 //!
-//! - Programs to restore: the seed's array, 400 MB in order; one that makes 99 of 100 visits to 100 MB and the rest to 700 MB,
+//! - Programs to restore: the paper's array, 400 MB in order; one that makes 99 of 100 visits to 100 MB and the rest to 700 MB,
 //!   both at random; and the array again that after the restore is another 400 MB, the worst case.
 //! - Useful: the first 100 ms of a program's work. Slow-down: of its first 10 s of work from the start on.
 //! - The estimator is PRL repaired, with intervals of 1 s.
-//! - Programs to share a cache: all pairs of the eight of SPEC CPU2006 that seed 002 names.
+//! - Programs to share a cache: all pairs of the eight of SPEC CPU2006 that \[TAVO\] names.
 
 use homenode_policy::working_set::Logged;
 use homenode_policy::working_set::logged::Config;
@@ -103,7 +103,7 @@ impl Program {
 
     /// Frames that the estimator calls hot when the VM is checkpointed.
     fn working_set(&self) -> Vec<u64> {
-        let mut model = Model::new(self.pages, Mode::Paml, 512, Options::SEED);
+        let mut model = Model::new(self.pages, Mode::Paml, 512, Options::PUBLISHED);
         let mut estimator = Logged::new(Config {
             mu: MU,
             ..Config::repaired()

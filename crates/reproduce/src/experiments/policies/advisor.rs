@@ -6,7 +6,7 @@
 //! - Linux, each program alone on the whole machine as for `policies.all-are-useful`, first-touch in force at the beginning;
 //!   the best and the kept policies are the four of those runs.
 //! - Near best: the advisor has [`SETTLED`] from the program's start, then [`COUNTED`] counts. Policies that are kept are counted
-//!   earlier, as in the seed's claims, which favours neither: placing is done by then, and Carrefour has moved most of what it
+//!   earlier, as in the paper's claims, which favours neither: placing is done by then, and Carrefour has moved most of what it
 //!   will.
 //! - Phases: a program of the low class before one of the high class, and the reverse, the first two pairs in the order of
 //!   table 1; each program does so much of its work as takes [`PHASE_S`] of 48 threads that wait for nothing. A new program is

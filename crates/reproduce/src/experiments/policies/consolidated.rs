@@ -1,4 +1,4 @@
-//! `policies.consolidated`: two VMs at a time, each under its best policy (seed 004, Figs 8 and 9, section 5.4.2).
+//! `policies.consolidated`: two VMs at a time, each under its best policy [Policies, figures 8 and 9, section 5.4.2].
 //!
 //! # Choices, made before the experiments were run
 //!
@@ -7,7 +7,7 @@
 //!   the one ten places later. So the disk, which only one VM can have to itself, decides nothing.
 //! - The first six pairs have 24 vCPUs and half of the nodes each, once either way round, and the mean of both times counts.
 //!   The other five have 48 vCPUs each on all CPUs, two on a CPU.
-//! - A VM's best policy is the published one (table 4), as in the seed. Locks are the programs' own: spinning ones only serve
+//! - A VM's best policy is the published one (table 4), as in the paper. Locks are the programs' own: spinning ones only serve
 //!   a VM that is alone (section 5.3.2).
 //! - A pair loses if one of its VMs takes over 1 percent longer.
 
@@ -166,7 +166,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         }],
         figures: vec![Figure {
             name: "policies-consolidated".to_owned(),
-            title: "Improvement of best policies over Xen+, two VMs (seed 004, Figs 8 and 9)".to_owned(),
+            title: "Improvement of best policies over Xen+, two VMs [Policies, figures 8 and 9]".to_owned(),
             x_label: "pair".to_owned(),
             y_label: "improvement, percent".to_owned(),
             shape: Drawing::Bars(names, series.to_vec()),
@@ -176,7 +176,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
     })
 }
 
-const SET_UP: &str = "Eleven pairs, whose choice stands at the head of the experiment: the seed's text names one. Six have 24 vCPUs \
+const SET_UP: &str = "Eleven pairs, whose choice stands at the head of the experiment: the paper's text names one. Six have 24 vCPUs \
      and half of the nodes for each VM, either way round; five have 48 on all CPUs. Locks are the programs' own.";
 
 /// Why fewer pairs gain than published.
@@ -186,7 +186,7 @@ fn why() -> String {
         .filter(|pair| pair.iter().all(|program| quiet(program)))
         .count();
     format!(
-        "Which pairs the seed ran decides most of this, and its text names one. Of the eleven here {calm} are of two programs that load \
+        "Which pairs the paper ran decides most of this, and its text names one. Of the eleven here {calm} are of two programs that load \
          no link over 20 percent (table 1), which in the twin gain little from any policy, alone or together (`policies.all-are-useful`). \
          Programs that spin at barriers also wait for vCPUs that share a CPU with another VM's, under every policy."
     )

@@ -1,7 +1,7 @@
-//! The experiment behind what most claims of seed 004 miss: the same programs on a machine whose memory controllers give no
+//! The experiment behind what most claims of \[Policies\] miss: the same programs on a machine whose memory controllers give no
 //! more than table 3 has them give.
 //!
-//! The machine file has what the seed says of a controller, 13 GiB/s, and [`crate::experiments::latencies`] misses table 3's
+//! The machine file has what the paper says of a controller, 13 GiB/s, and [`crate::experiments::latencies`] misses table 3's
 //! loaded latencies with that: 48 threads with one access in flight each would get 8.1 GiB/s at those. No claim is decided by
 //! these runs.
 
@@ -72,6 +72,6 @@ pub fn compared(outcomes: &Outcomes) -> Result<Table, String> {
 }
 
 /// What these runs say.
-pub const WHY: &str = "The twin's full controller is milder than the seed's: with 48 threads on one node its local latency is 307 \
-     cycles, the seed's 697 (`policies.latencies`). With controllers that give what table 3 implies, memory on one node \
+pub const WHY: &str = "The twin's full controller is milder than the paper's: with 48 threads on one node its local latency is 307 \
+     cycles, the paper's 697 (`policies.latencies`). With controllers that give what table 3 implies, memory on one node \
      costs more and the counts rise, as the table of both shows; the machine file is not changed for it.";

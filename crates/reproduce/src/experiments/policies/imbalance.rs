@@ -1,5 +1,5 @@
 //! `policies.imbalance`: how static policies spread the accesses of 29 programs over nodes, and what that puts on links
-//! (seed 004, Table 1). The table is an input of the profiles, so the claim is calibrated: what is shown is whether
+//! [Policies, table 1]. The table is an input of the profiles, so the claim is calibrated: what is shown is whether
 //! profiles and twin together give it back.
 
 use std::collections::BTreeSet;
@@ -153,12 +153,12 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         figures: vec![
             figure(
                 "policies-imbalance",
-                "Imbalance of accesses over nodes (seed 004, Table 1)",
+                "Imbalance of accesses over nodes [Policies, table 1]",
                 [0, 1],
             ),
             figure(
                 "policies-interconnect",
-                "Load of the busiest link (seed 004, Table 1)",
+                "Load of the busiest link [Policies, table 1]",
                 [2, 3],
             ),
         ],
@@ -180,7 +180,7 @@ const SET_UP: &str = "Machine amd48 without a hypervisor, 48 threads, each on a 
 const WHY: &str = "A profile has one rate of memory accesses, and the table two link loads that both depend on it. For dc.B, ep.D, ft.C, \
      psearchy, streamcluster and the X-Stream programs no rate gives both, and the head of each profile says what it reached. \
      psearchy's imbalance under first-touch is lower than published because its controllers are nearly full: threads near the \
-     busiest slow down. Before threads were pinned, as the seed's are (section 5.5), ua.C missed too: its sleepers were woken on \
+     busiest slow down. Before threads were pinned, as the paper's are (section 5.5), ua.C missed too: its sleepers were woken on \
      other nodes.";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The claims on NUMA policies in the hypervisor (seed 004): its four systems, and the runs of 29 programs that most of
+//! The claims on NUMA policies in the hypervisor of \[Policies\]: its four systems, and the runs of 29 programs that most of
 //! its claims share; and our own claims on choosing among them.
 //!
 //! # The systems (sections 2, 5.2 to 5.5)
@@ -20,9 +20,9 @@
 //! - One VM of 48 vCPUs and 120 GiB on amd48, a GiB of each node being the privileged guest's; each vCPU or native thread is
 //!   pinned to a CPU (sections 5.4.1 and 5.5). Pages of 4 KiB.
 //! - What is compared is the time for an amount of work once programs have set up their memory: the inverse of
-//!   instructions per second after [`WARM_UP`]. Programs of minutes, whose lengths the seed does not print, are nearly all
+//!   instructions per second after [`WARM_UP`]. Programs of minutes, whose lengths the paper does not print, are nearly all
 //!   of that. The 29 profiles divide their work over threads; rates are of all threads together.
-//! - Best is least time, among the policies that the seed tried.
+//! - Best is least time, among the policies that the paper tried.
 
 mod advisor;
 mod consolidated;
@@ -65,17 +65,17 @@ const COUNTED: Ns = Ns::from_secs(4);
 const ENDLESS: f64 = 100.0;
 /// Programs that load no link more than this hardly wait for memory.
 const QUIET_PERCENT: f64 = 20.0;
-/// Programs whose locks the seed replaced.
+/// Programs whose locks the paper replaced.
 const MCS: [&str; 2] = ["facesim", "streamcluster"];
 
-/// Policies that the seed tried on Linux (section 3.5.1).
+/// Policies that the paper tried on Linux (section 3.5.1).
 const ON_LINUX: [MemoryPolicy; 4] = [
     Placing::FirstTouch.alone(),
     Placing::FirstTouch.with_carrefour(),
     Placing::Round4k.alone(),
     Placing::Round4k.with_carrefour(),
 ];
-/// Policies that the seed tried on Xen+ (section 5.4.1), its own first.
+/// Policies that the paper tried on Xen+ (section 5.4.1), its own first.
 const ON_XEN_PLUS: [MemoryPolicy; 5] = [
     Placing::Round1g.alone(),
     Placing::FirstTouch.alone(),
@@ -84,7 +84,7 @@ const ON_XEN_PLUS: [MemoryPolicy; 5] = [
     Placing::Round4k.with_carrefour(),
 ];
 
-/// A system of the seed, its policy left open.
+/// A system of the paper, its policy left open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum System {
     Linux,
@@ -149,7 +149,7 @@ fn between(scenario: Scenario) -> Run {
     run
 }
 
-/// The 29 programs, in the seed's order, with their class of imbalance under first-touch (table 1).
+/// The 29 programs, in the paper's order, with their class of imbalance under first-touch (table 1).
 fn programs() -> impl Iterator<Item = (&'static str, &'static str)> {
     rows(TABLE_1).map(|cells| (cells[0], cells[cells.len() - 1]))
 }
@@ -234,7 +234,7 @@ impl Times {
     }
 }
 
-/// What every program took on a system: in the seed's order.
+/// What every program took on a system: in the paper's order.
 fn all_times(
     outcomes: &Outcomes,
     system: System,

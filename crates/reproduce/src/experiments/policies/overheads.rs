@@ -1,5 +1,5 @@
 //! `policies.xen-overhead`, `policies.xenplus-overhead` and `policies.remaining-overhead`: how much slower programs are on
-//! Xen than on Linux, as both come and as both are at their best (seed 004, Figs 1, 6 and 10).
+//! Xen than on Linux, as both come and as both are at their best [Policies, figures 1, 6 and 10].
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub const REMAINING: Experiment = Experiment {
 
 const DEFAULT_ON_LINUX: [homenode_units::MemoryPolicy; 1] = [Placing::FirstTouch.alone()];
 const XENS_OWN: [homenode_units::MemoryPolicy; 1] = [Placing::Round1g.alone()];
-/// Overheads that the seed counts, percent.
+/// Overheads that the paper counts, percent.
 const COUNTED: [f64; 3] = [25.0, 50.0, 100.0];
 
 /// Every program under every policy of Linux; the two whose locks were replaced with those.
@@ -60,7 +60,7 @@ fn linux_numa_runs() -> Vec<Run> {
     all
 }
 
-/// The least time of every program on Linux, with replaced locks where the seed replaced them.
+/// The least time of every program on Linux, with replaced locks where the paper replaced them.
 fn linux_numa(outcomes: &Outcomes) -> Result<Vec<f64>, String> {
     let plain = all_times(outcomes, System::Linux, &ON_LINUX)?;
     let best = |(program, times): &(&str, Times)| match MCS.contains(program) {
@@ -88,7 +88,7 @@ fn xen(outcomes: &Outcomes) -> Result<Decision, String> {
         },
         set_up: vec![SET_UP_XEN.to_owned()],
         tables: vec![compared.table("Linux", "Xen"), controllers::compared(outcomes)?],
-        figures: vec![compared.figure("policies-xen", "Overhead of Xen over Linux (seed 004, Fig 1)")],
+        figures: vec![compared.figure("policies-xen", "Overhead of Xen over Linux [Policies, figure 1]")],
         why: vec![compared.why(), controllers::WHY.to_owned()],
         ..Decision::default()
     })
@@ -109,7 +109,7 @@ fn xen_plus(outcomes: &Outcomes) -> Result<Decision, String> {
         ],
         figures: vec![compared.figure(
             "policies-xenplus",
-            "Overhead of Xen+ over LinuxNUMA (seed 004, Fig 6)",
+            "Overhead of Xen+ over LinuxNUMA [Policies, figure 6]",
         )],
         why: vec![compared.why(), controllers::WHY.to_owned()],
         ..Decision::default()
@@ -128,7 +128,7 @@ fn remaining(outcomes: &Outcomes) -> Result<Decision, String> {
         tables: vec![compared.table("LinuxNUMA", "Xen+NUMA")],
         figures: vec![compared.figure(
             "policies-remaining",
-            "Overhead of Xen+NUMA over LinuxNUMA (seed 004, Fig 10)",
+            "Overhead of Xen+NUMA over LinuxNUMA [Policies, figure 10]",
         )],
         why: vec![why_remaining(&compared)],
         ..Decision::default()
@@ -228,12 +228,12 @@ fn why_remaining(compared: &Compared) -> String {
         at.map_or("-".to_owned(), |at| show(compared.percents[at]))
     };
     format!(
-        "The seed names memcached, cassandra and ua.C, for virtual interrupts, and psearchy, for an unknown bottleneck of its disk. Here \
+        "The paper names memcached, cassandra and ua.C, for virtual interrupts, and psearchy, for an unknown bottleneck of its disk. Here \
          they are {}, {}, {} and {} percent above. Table 2 bounds what interrupts can cost: cassandra's 10.7 and ua.C's 37.4 thousand \
          context switches per second, all in a row and each 10 us dearer than a native one, are 10.7 and 37.4 percent of a second. \
          ua.C's are in a row in the twin. memcached's {MEMCACHED_WAKES_K} thousand are {} s of CPU time per second, which its profile \
          spreads over 48 CPUs; did one CPU send them all, say the one that serves the network, the program would be so much slower, but \
-         neither table 2 nor a profile says who wakes whom. So the seed's explanation covers at most one of its four here, and \
+         neither table 2 nor a profile says who wakes whom. So the paper's explanation covers at most one of its four here, and \
          psearchy's cause it has not found.",
         of("memcached"),
         of("cassandra"),

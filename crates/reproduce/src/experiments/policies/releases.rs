@@ -1,5 +1,5 @@
-//! `policies.release-hypercall`: what it costs that a guest tells its hypervisor of every page that it releases (seed 004,
-//! sections 4.2.3 and 4.2.4).
+//! `policies.release-hypercall`: what it costs that a guest tells its hypervisor of every page that it releases
+//! [Policies, sections 4.2.3 and 4.2.4].
 
 use homenode_twin::ReleaseCalls;
 use homenode_units::Placing;
@@ -78,4 +78,4 @@ const SET_UP: &str = "wrmem releases a page every 15 us, which is read as: each 
 const WHY: &str = "By itself a call of 0.7 us every 15 costs a twentieth. The factor comes from the lock under which a guest puts a page on its \
      list of free ones: 48 threads hold it for an exit each, one after the other. Exits cost 1000 to 2000 cycles, and the upper end \
      would give the published factor; the twin has the middle, and was not moved. That the lock is held during the call is the \
-     seed's for queues, and our reading for single calls.";
+     paper's for queues, and our reading for single calls.";

@@ -1,5 +1,5 @@
 //! `policies.all-are-useful`, `policies.class-rule`, `policies.best-table` and `policies.single-vm`: which policy serves which
-//! program (seed 004, Fig 2, section 3.5.2, table 4, Fig 7).
+//! program [Policies, figure 2, section 3.5.2, table 4, figure 7].
 //!
 //! # Tests of shapes, fixed before the experiments were run
 //!
@@ -106,7 +106,7 @@ fn all_useful(outcomes: &Outcomes) -> Result<Decision, String> {
         ],
         figures: vec![improvements(
             "policies-linux",
-            "Improvement over first-touch on Linux (seed 004, Fig 2)",
+            "Improvement over first-touch on Linux [Policies, figure 2]",
             &linux,
             FIRST_TOUCH,
             &ON_LINUX,
@@ -266,7 +266,7 @@ fn single_vm(outcomes: &Outcomes) -> Result<Decision, String> {
         .filter(|(_, times)| times.best().0 == ROUND_1G)
         .count();
     measured.numbers.insert("round1g_best".to_owned(), own as f64);
-    // The policies that the seed names with these numbers.
+    // The policies that the paper names with these numbers.
     for (name, program, policy) in [
         ("cg_c", "cg.C", FIRST_TOUCH),
         ("bt_c", "bt.C", Placing::FirstTouch.with_carrefour()),
@@ -316,7 +316,7 @@ fn single_vm(outcomes: &Outcomes) -> Result<Decision, String> {
         ],
         figures: vec![improvements(
             "policies-single-vm",
-            "Improvement over Xen+ by policy (seed 004, Fig 7)",
+            "Improvement over Xen+ by policy [Policies, figure 7]",
             &plus,
             ROUND_1G,
             &ON_XEN_PLUS,
@@ -335,7 +335,7 @@ const SET_UP_BEST: &str =
     "The same runs, and those of five policies on Xen+. Each program and system is a value.";
 
 const SET_UP_SINGLE: &str = "One VM of 48 vCPUs on Xen+ under each of five policies. The policies of single programs are those that the \
-     seed names with its numbers.";
+     paper names with its numbers.";
 
 /// Why programs differ less than published.
 fn why_useful(linux: &[(&str, Times)], spread: &[f64]) -> String {
@@ -404,7 +404,7 @@ fn why_single(outcomes: &Outcomes) -> Result<String, String> {
          all of whose pages are used alike, so the 4 to 6 GB of kmeans, pca and ft.C lie on as many nodes and are nearly balanced. If nine \
          tenths of the accesses to each part fell on a tenth of it, round-4K would improve kmeans by {} percent and ft.C, whose threads \
          mostly use memory of their own, by {}. First-touch cannot help kmeans here at all: on Linux it has the published imbalance of 251 \
-         percent, and the seed's text (first-touch) and table 4 (round-4K) disagree on it.",
+         percent, and the paper's text (first-touch) and table 4 (round-4K) disagree on it.",
         show(gain("kmeans")?),
         show(gain("ft.C")?)
     ))

@@ -1,9 +1,9 @@
 //! `policies.ipi` and `policies.first-touch-loses-passthrough`: what virtual interrupts and a disk behind a driver domain cost
-//! (seed 004, sections 2.2, 5.3.2 and 5.4.1).
+//! [Policies, sections 2.2, 5.3.2 and 5.4.1].
 //!
 //! # Tests of shapes, fixed before the experiments were run
 //!
-//! - First-touch is drastically worse than Xen+: its time is at least 25 percent above, the least that the seed counts
+//! - First-touch is drastically worse than Xen+: its time is at least 25 percent above, the least that the paper counts
 //!   anywhere.
 
 use homenode_twin::Workload;
@@ -92,7 +92,7 @@ fn ipi(outcomes: &Outcomes) -> Result<Decision, String> {
 }
 
 const SET_UP_IPI: &str = "Both programs on Xen under its own policy, with sleeping locks and with spinning ones. The two costs of an \
-     interrupt are the machine's, which has them from the seed.";
+     interrupt are the machine's, which has them from the paper.";
 
 /// Section 5.4.1.
 pub const FIRST_TOUCH_DISK: Experiment = Experiment {
@@ -109,7 +109,7 @@ pub const FIRST_TOUCH_DISK: Experiment = Experiment {
     decide: first_touch_disk,
 };
 
-/// The programs that the seed names.
+/// The programs that the paper names.
 const DISK: [&str; 6] = ["dc.B", "bfs", "cc", "pagerank", "sssp", "mongodb"];
 const DRASTIC_PERCENT: f64 = 25.0;
 
@@ -161,7 +161,7 @@ fn first_touch_disk(outcomes: &Outcomes) -> Result<Decision, String> {
         ],
         figures: vec![Figure {
             name: "policies-first-touch-disk".to_owned(),
-            title: "First-touch without passthrough (seed 004, Fig 7)".to_owned(),
+            title: "First-touch without passthrough [Policies, figure 7]".to_owned(),
             x_label: "program".to_owned(),
             y_label: "time above that on Xen+, percent".to_owned(),
             shape: Drawing::Bars(
@@ -226,8 +226,8 @@ fn why_disk(readers: &[(String, Vec<f64>)]) -> String {
         "The disk's latencies of section 2.2 are what the twin has of both ways, and 48 threads that keep a request each in flight do not \
          wait for latencies: they get the disk's bandwidth either way, and the table's last columns differ by what else the policy does. \
          A single reader would lose {} percent by the driver domain with requests of 4 KiB, {} with 64 KiB and {} with 1 MiB (last \
-         table). So what the seed saw needs programs that ask for less at a time than the profiles' 64 KiB to 1 MiB from 48 threads \
-         (neither is in table 2), or a driver domain that serves fewer bytes than the disk has, whose cost per byte the seed does not \
+         table). So what the paper saw needs programs that ask for less at a time than the profiles' 64 KiB to 1 MiB from 48 threads \
+         (neither is in table 2), or a driver domain that serves fewer bytes than the disk has, whose cost per byte the paper does not \
          print. For dc.B first-touch keeps memory local, which round-1G does not.",
         lost(0),
         lost(1),

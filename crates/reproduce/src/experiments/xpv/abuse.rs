@@ -1,4 +1,4 @@
-//! `xpv.autonuma-can-be-abused`: a VM that makes the hypervisor's AutoNUMA migrate vCPUs for ever (seed 000, section 4.4.5).
+//! `xpv.autonuma-can-be-abused`: a VM that makes the hypervisor's AutoNUMA migrate vCPUs for ever [XPV, section 4.4.5].
 //!
 //! # Choices
 //!
@@ -6,9 +6,9 @@
 //!   half of its memory each: a half on each node. The other CPUs of these nodes are those of two VMs of milc with 5 vCPUs. Once
 //!   all of them run, every vCPU may use all twelve CPUs.
 //! - The attack: every 10 s all threads go over to the other half of the memory. Whatever has been moved to it is remote then,
-//!   at least for one of them. The seed's program measures latencies to find out when it has been followed; here it waits.
+//!   at least for one of them. The paper's program measures latencies to find out when it has been followed; here it waits.
 //! - The same VM that stays with its memory, and the attack under a hypervisor without AutoNUMA, tell what the attack does. Xen,
-//!   in which the seed implemented AutoNUMA. Seconds 30 to 90 count.
+//!   in which the paper implemented AutoNUMA. Seconds 30 to 90 count.
 //! - Where the tenants are was chosen twice. With each on one node, the choice made before anything was run, AutoNUMA moves
 //!   nobody; that is in the table. The claim says what can be done, so it is decided by tenants that have both nodes.
 //!
@@ -193,7 +193,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
     let bars = |at: usize| rows.iter().map(|(_, row)| Some(row[at])).collect::<Vec<_>>();
     let figures = vec![Figure {
         name: "xpv-abuse".to_owned(),
-        title: "A VM that abuses AutoNUMA in the hypervisor (seed 000, 4.4.5)".to_owned(),
+        title: "A VM that abuses AutoNUMA in the hypervisor [XPV, 4.4.5]".to_owned(),
         x_label: String::new(),
         y_label: "per minute".to_owned(),
         shape: Drawing::Bars(

@@ -1,15 +1,15 @@
-//! `xpv.under-ballooning`: all systems after a balloon has taken memory and given it back (seed 000, Fig 4.10).
+//! `xpv.under-ballooning`: all systems after a balloon has taken memory and given it back [XPV, figure 4.10].
 //!
 //! # Choices, made before the experiment was run
 //!
 //! - Three VMs of 10 vCPUs and 18 GiB, one of JBB, one of swim and one of milc, whose vCPUs may use the CPUs of nodes 1 to 7; the
-//!   privileged VM holds node 0 with its memory, so that nothing else lies there. The seed's VMs have 20 GB, 60 on 56; here a
+//!   privileged VM holds node 0 with its memory, so that nothing else lies there. The paper's VMs have 20 GB, 60 on 56; here a
 //!   host creates VMs with all that they have.
 //! - What a balloon driven by working sets does that is seen from outside: it takes what an idle guest does not use, and gives
 //!   a program what it needs when it begins. Each VM first runs something small; meanwhile it is left 1 GiB, and then given its
 //!   program's memory and a tenth, the reserve of this project's own policy ([`overcommit`]). Working sets of profiles do not
 //!   change afterwards, so the balloon has nothing more to do.
-//! - What Xen gives back comes from all nodes with free memory in turn: seed 000, section 4.1.2, says "any NUMA node".
+//! - What Xen gives back comes from all nodes with free memory in turn: [XPV, section 4.1.2], says "any NUMA node".
 //! - Speeds count from the 90th to the 120th second, as in `xpv.under-load-balancing`.
 
 use homenode_policy::overcommit;
@@ -158,7 +158,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "xpv-ballooning".to_owned(),
-            title: "After a balloon has taken memory and given it back (seed 000, Fig 4.10)".to_owned(),
+            title: "After a balloon has taken memory and given it back [XPV, figure 4.10]".to_owned(),
             x_label: String::new(),
             y_label: "speed against XPV".to_owned(),
             shape: Drawing::Bars(PROGRAMS.map(str::to_owned).to_vec(), series),
@@ -173,6 +173,6 @@ const SET_UP: &str = "VMs of JBB, swim and milc, 10 vCPUs and 18 GiB each, toget
 const WHY: &str = "swim is fastest under XPV and slower under FT than Interleaved, as published, and what the guest knows makes all of the \
      difference, since it has no runtime library; the gains are smaller. Pages that come from seven nodes in turn are 14 percent \
      local and load no node more than another; swim alone loses 28 percent by that on this machine file, whose latencies are \
-     estimates. To run at a quarter of its speed, as the seed's under FT, it would have to find its pages on few nodes that others \
-     use as well: with all of them on one other node it loses 60 percent alone. The seed does not say from which nodes its Xen took \
+     estimates. To run at a quarter of its speed, as the paper's under FT, it would have to find its pages on few nodes that others \
+     use as well: with all of them on one other node it loses 60 percent alone. The paper does not say from which nodes its Xen took \
      what it gave back, nor how often Badis resized the VMs while they ran.";

@@ -1,4 +1,4 @@
-//! `xpv.vnuma-beats-blackbox`: a topology that is shown and true against policies of the hypervisor (seed 000, Fig 4.7).
+//! `xpv.vnuma-beats-blackbox`: a topology that is shown and true against policies of the hypervisor [XPV, figure 4.7].
 //!
 //! # Choices, made before the experiment was run
 //!
@@ -114,7 +114,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "xpv-blackbox".to_owned(),
-            title: "vNUMA against the hypervisor's policies (seed 000, Fig 4.7)".to_owned(),
+            title: "vNUMA against the hypervisor's policies [XPV, figure 4.7]".to_owned(),
             x_label: String::new(),
             y_label: "speed against No policy".to_owned(),
             shape: Drawing::Bars(PROGRAMS.map(str::to_owned).to_vec(), series),
@@ -126,8 +126,8 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
 
 const SET_UP: &str = "One VM of 18 vCPUs and 20 GiB, a vCPU on each CPU of nodes 1 to 3. Speeds from the 30th to the 40th second.";
 const WHY: &str = "swim: first-touch places what a thread initialises beside it, in the hypervisor as in the guest, and the guest's AutoNUMA \
-     only costs time then; the seed's guest sees one node and moves threads between vCPUs as it likes (its own explanation in 4.4.3), \
+     only costs time then; the paper's guest sees one node and moves threads between vCPUs as it likes (its own explanation in 4.4.3), \
      while here a guest's thread keeps its vCPU. milc: a rank is a process, and what a library hands it was first touched by itself, so \
-     a library that knows nodes wins nothing while nothing changes; the seed does not say where TCMalloc loses 64 percent. JBB gains \
+     a library that knows nodes wins nothing while nothing changes; the paper does not say where TCMalloc loses 64 percent. JBB gains \
      more than published: how much a thread allocates is an estimate. AutoNUMA in the hypervisor moves pages that are in place already, \
      and its scans cost; it is best for JBB's locality alone.";

@@ -1,5 +1,5 @@
-//! `xpv.autonuma-fights-balancer`: AutoNUMA in the hypervisor and its CPU load balancer undo each other (seed 000, sections
-//! 2.4 and 4.4.5).
+//! `xpv.autonuma-fights-balancer`: AutoNUMA in the hypervisor and its CPU load balancer undo each other
+//! [XPV, sections 2.4 and 4.4.5].
 //!
 //! # Choices, made before the experiment was run
 //!

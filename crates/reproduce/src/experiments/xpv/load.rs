@@ -1,14 +1,14 @@
-//! `xpv.under-load-balancing`: all systems while vCPUs change nodes (seed 000, Fig 4.9).
+//! `xpv.under-load-balancing`: all systems while vCPUs change nodes [XPV, figure 4.9].
 //!
 //! # Choices, made before the experiment was run
 //!
 //! - Three VMs of 14 vCPUs and 18 GiB on the 42 CPUs of nodes 1 to 7, all with the same program; what counts is the speed of all
-//!   three together. The seed's have 16 vCPUs, so that the balancer has work. Here exchanges of vCPUs do what it does, at the
+//!   three together. The paper's have 16 vCPUs, so that the balancer has work. Here exchanges of vCPUs do what it does, at the
 //!   rates of
 //!   topology changes that are the claim's inputs: per VM, and an exchange, of two of its vCPUs or with another VM's, is two
-//!   changes. (With 48 vCPUs the scheduler adds changes of its own, none or some 30 per minute and VM, by the seed of the run.)
+//!   changes. (With 48 vCPUs the scheduler adds changes of its own, none or some 30 per minute and VM, by the paper of the run.)
 //! - "The other solutions on average" is the mean gain over vNUMA, Interleaved, FT and ANB.
-//! - The seed's runs are of over an hour. Here exchanges go on for 90 s before anything is counted, 30 s long, at the
+//! - The paper's runs are of over an hour. Here exchanges go on for 90 s before anything is counted, 30 s long, at the
 //!   published rates.
 //!
 //! # Tests of shapes, fixed before the experiment was run
@@ -152,7 +152,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "xpv-load-balancing".to_owned(),
-            title: "While vCPUs change nodes (seed 000, Fig 4.9)".to_owned(),
+            title: "While vCPUs change nodes [XPV, figure 4.9]".to_owned(),
             x_label: String::new(),
             y_label: "speed against XPV".to_owned(),
             shape: Drawing::Bars(
@@ -168,7 +168,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
 
 const SET_UP: &str = "Three VMs of 14 vCPUs and 18 GiB on 42 CPUs. Exchanges of vCPUs at the published rates of topology changes, which \
      are inputs; speeds from the 90th to the 120th second.";
-const WHY: &str = "The order is the seed's with one exception, the gains are smaller. An access that is remote costs this machine file's latencies, \
+const WHY: &str = "The order is the paper's with one exception, the gains are smaller. An access that is remote costs this machine file's latencies, \
      which are estimates; a static vNUMA that has lost its nodes entirely (milc and swim under Interleaved, 14 percent local) costs 20 to \
      31 percent here and 46 to 56 there. The exception is AutoNUMA in the hypervisor: an exchange by chance has no reason, so it draws \
      the vCPU back and nothing is lost by that; a balancer would have moved it again, as `xpv.autonuma-fights-balancer` shows. swim has \

@@ -1,4 +1,4 @@
-//! The claims on live topology (XPV; seed 000, chapter 4), but for `xpv.flipping-drift`, which is beside those on flipping.
+//! The claims on live topology (XPV; [XPV, chapter 4]), but for `xpv.flipping-drift`, which is beside those on flipping.
 //!
 //! # The systems (sections 4.4.1 and 4.4.4)
 //!
@@ -13,11 +13,11 @@
 //! | ANB | nothing | nothing | first-touch, and the hypervisor's AutoNUMA | - |
 //! | No policy | nothing | nothing | round-4K over the VM's nodes | - |
 //!
-//! The seed's guests are Linux 4.14, which balances by itself where it sees several nodes. Nothing else differs.
+//! The paper's guests are Linux 4.14, which balances by itself where it sees several nodes. Nothing else differs.
 //!
 //! # Choices, made before the experiments were run
 //!
-//! - Machine amd6344x8 under Xen's credit scheduler; node 0, or nodes 0 and 1 where the seed says two, are the privileged VM's:
+//! - Machine amd6344x8 under Xen's credit scheduler; node 0, or nodes 0 and 1 where the paper says two, are the privileged VM's:
 //!   no other VM may use their CPUs. Pages of 4 KiB.
 //! - What is compared is how fast programs go once they have set up their memory: instructions per second of a VM's program after
 //!   a warm-up. Programs do so much of their work that none ends before.

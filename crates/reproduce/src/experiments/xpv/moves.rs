@@ -1,4 +1,4 @@
-//! `xpv.balancer-moves-nodes`: how often the hypervisor's balancer moves vCPUs between nodes (seed 000, section 4.1.2).
+//! `xpv.balancer-moves-nodes`: how often the hypervisor's balancer moves vCPUs between nodes [XPV, section 4.1.2].
 //!
 //! # Choices, made before the experiment was run
 //!
@@ -63,5 +63,5 @@ const WHY: &str = "All changes here are of the first seconds. Xen's credit sched
      On a machine file of those six nodes alone, as a pool of CPUs would be, credits are for 36 and the same VMs change nodes 8400 times \
      a minute. \
      Once something disturbs that (vCPUs that change places, as in `xpv.under-load-balancing`, do) the same VMs change nodes some 30 \
-     times a minute each. The seed does not say how it keeps the privileged VM's nodes free, and its JBB has threads that sleep between \
+     times a minute each. The paper does not say how it keeps the privileged VM's nodes free, and its JBB has threads that sleep between \
      collections; the profile's do not, and a CPU that falls idle steals.";

@@ -1,4 +1,4 @@
-//! `xpv.stale-is-worse-than-none`: a topology that is not true any more against none (seed 000, Fig 4.3).
+//! `xpv.stale-is-worse-than-none`: a topology that is not true any more against none [XPV, figure 4.3].
 //!
 //! # Choices, made before the experiment was run
 //!
@@ -120,7 +120,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         )],
         figures: vec![Figure {
             name: "xpv-stale".to_owned(),
-            title: "A stale topology (seed 000, Fig 4.3)".to_owned(),
+            title: "A stale topology [XPV, figure 4.3]".to_owned(),
             x_label: String::new(),
             y_label: "speed against Interleaved".to_owned(),
             shape: Drawing::Bars(
