@@ -82,7 +82,7 @@ impl Options {
                 config: page_model::Config {
                     core: &CORES[0],
                     mode: Mode::Paml,
-                    options: paging::Options::SEED,
+                    options: paging::Options::PUBLISHED,
                     entries: 512,
                     flush: false,
                     exact: false,

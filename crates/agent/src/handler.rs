@@ -67,7 +67,7 @@ impl Handler {
             Request::Place {
                 vcpus,
                 memory_bytes,
-                bandwidth,
+                bandwidth_bytes_per_s: bandwidth,
             } => {
                 let ask = Ask {
                     vcpus,
@@ -76,11 +76,14 @@ impl Handler {
                 };
                 placed(&control.place(machine, &ask)).into()
             }
-            Request::Vms => Vms {
-                vms: control.status(machine).vms,
-                feed_idle: control.feed_idle().map(str::to_owned),
+            Request::Vms => {
+                let mut vms = control.status(machine).vms;
+                for vm in &mut vms {
+                    let idle = || control.feed_idle().map(str::to_owned);
+                    vm.topology.why_not = vm.topology.why_not.take().or_else(idle);
+                }
+                Vms { vms }.into()
             }
-            .into(),
             Request::PermitSet { vm, permit } => {
                 let id = named(&control.status(machine), &vm)?.id;
                 let note = control.permits_idle().map(str::to_owned);
@@ -99,7 +102,10 @@ impl Handler {
                 let done = PolicySet { vm, policy, notes }.into();
                 return Ok(Answered::Once(id, Setting::MemoryPolicy(policy), done));
             }
-            Request::FloorSet { vm, floor } => {
+            Request::FloorSet {
+                vm,
+                floor_bytes: floor,
+            } => {
                 let status = control.status(machine);
                 let found = named(&status, &vm)?;
                 let note = match (floor, found.memory.maximum_bytes) {
@@ -147,7 +153,11 @@ impl Handler {
                     .ok_or_else(|| no_such_vm(&status, &vm))?;
                 permits::suggestion(vm, &advice, control.config().period).into()
             }
-            Request::WorkingSets { vm, window, wait } => {
+            Request::WorkingSets {
+                vm,
+                window_ns: window,
+                wait_ns: wait,
+            } => {
                 let status = control.status(machine);
                 let chosen = match &vm {
                     Some(name) => {
@@ -161,7 +171,7 @@ impl Handler {
                 working_sets(&control, status.at_ns, &chosen).into()
             }
             Request::WhatIf { homes } => forecast(&control, machine, &homes)?.into(),
-            Request::Report { since } => report(&control, machine, since)?.into(),
+            Request::Report { since_ns } => report(&control, machine, since_ns)?.into(),
             Request::PermitBill { vm } => {
                 let lines = control.bill().lines();
                 let of = |line: &Line| vm.as_ref().is_none_or(|name| line.name == *name);

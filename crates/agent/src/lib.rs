@@ -25,4 +25,4 @@ pub mod twin;
 pub use answers::forecast::forecast;
 pub use answers::placed;
 pub use handler::Handler;
-pub use run::Show;
+pub use run::{Notice, Show, Start};

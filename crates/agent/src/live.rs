@@ -11,6 +11,7 @@ use homenode_linux::guard::{self, Guard};
 use homenode_linux::journal::Journal;
 use homenode_linux::{Acting, LibvirtHost, Options};
 use homenode_units::Ns;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
@@ -24,14 +25,14 @@ use crate::setting_queue::SettingQueue;
 const GRACE: &str = "10s";
 
 /// What a run on a real host was, said last.
-#[derive(Debug, Serialize)]
-struct Summary {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Summary {
     policies: Vec<LivePolicy>,
     agent_cpu_s: f64,
     kept: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct LivePolicy {
     policy: &'static str,
     vms: Vec<homenode_control::VmStatus>,
@@ -127,7 +128,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         agent_cpu_s: cpu_time().as_secs_f64(),
         kept: run.keep,
     };
-    output.object("summary", json!(summary));
+    output.object("live-summary", json!(summary));
     let left = if run.keep {
         "homes and pins are left as they are"
     } else {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use homenode_control::{Config, Control, Epoch, Mode};
 use homenode_host::{Bell, Host, HostError};
 use homenode_units::Ns;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -15,15 +16,23 @@ use crate::setting_queue::SettingQueue;
 /// The longest simulated time before looking whether something is to be done.
 const LOOK_EVERY: Ns = Ns::from_millis(100);
 
+/// Something that the operator should know.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Notice<'a> {
+    message: &'a str,
+}
+
 /// What a run was, said first: version, commit, host and every option, so that it can be repeated.
-#[derive(Debug, Serialize)]
-struct Start<'a> {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Start<'a> {
     version: &'static str,
     commit: &'static str,
     host: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     mode: Mode,
+    /// Every setting in force, as in a configuration file.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     config: &'a Config,
 }
 
@@ -89,7 +98,7 @@ impl Agent<'_> {
                     if trouble.as_ref() != Some(&error) {
                         self.output.line(&format!("{error}"));
                         let message = error.to_string();
-                        self.output.object("trouble", json!({ "message": message }));
+                        self.output.object("trouble", json!(Notice { message: &message }));
                         trouble = Some(error);
                     }
                 }
@@ -128,7 +137,7 @@ impl Agent<'_> {
 
     fn notice(&mut self, text: &str) {
         self.output.line(text);
-        self.output.object("notice", json!({ "message": text }));
+        self.output.object("notice", json!(Notice { message: text }));
     }
 
     fn wait<H: Host>(&self, host: &mut H) {

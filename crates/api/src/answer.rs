@@ -7,10 +7,11 @@ use homenode_policy::advisor;
 use homenode_policy::demand::BandwidthFrom;
 use homenode_policy::placement::{Match, Shortage};
 use homenode_units::{Bytes, MemoryPolicy, NodeSet, Ns, Pages, Permit, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What comes back.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
     /// What was asked for.
@@ -29,7 +30,7 @@ impl From<Result<Answer, ApiError>> for Reply {
 }
 
 /// Why there is no answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum ApiError {
     /// No VM of this name runs here.
@@ -82,7 +83,7 @@ impl ApiError {
 macro_rules! answers {
     ($($(#[$about:meta])* $name:ident,)*) => {
         /// What was asked for.
-        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
         #[serde(tag = "of", rename_all = "kebab-case")]
         pub enum Answer {
             $($(#[$about])* $name($name),)*
@@ -141,14 +142,14 @@ answers! {
 }
 
 /// A VM that is about to start was noted.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Noted {
     /// Always.
     pub noted: bool,
 }
 
 /// Nodes for a VM that is about to start.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Promised {
     /// Which; never none.
     pub nodes: NodeSet,
@@ -159,7 +160,7 @@ pub struct Promised {
 }
 
 /// Where a VM would go.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Placed {
     /// Where; `None` where it fits nowhere.
     pub nodes: Option<NodeSet>,
@@ -170,18 +171,39 @@ pub struct Placed {
     pub figures: PlacedFigures,
 }
 
+/// Shares of a host, from 0 to 1.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Shares {
+    /// Of its CPUs.
+    pub cpu_share: f64,
+    /// Of its memory.
+    pub memory_share: f64,
+    /// Of its memory bandwidth.
+    pub bandwidth_share: f64,
+}
+
+impl From<[f64; 3]> for Shares {
+    fn from([cpu_share, memory_share, bandwidth_share]: [f64; 3]) -> Shares {
+        Shares {
+            cpu_share,
+            memory_share,
+            bandwidth_share,
+        }
+    }
+}
+
 /// What a placement rests on.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum PlacedFigures {
     /// It fits.
     Fits {
         /// How the home was found.
         matched: Match,
-        /// What the VM needs, as shares of the host (CPU, memory, bandwidth).
-        requirement: [f64; 3],
-        /// What the home has left, as shares of the host.
-        capacity: [f64; 3],
+        /// What the VM needs.
+        needs: Shares,
+        /// What its home has left without it.
+        left: Shares,
         /// How the VM's bandwidth is known.
         bandwidth_from: BandwidthFrom,
     },
@@ -193,16 +215,14 @@ pub enum PlacedFigures {
 }
 
 /// What the agent manages.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Vms {
     /// Every VM, by name.
     pub vms: Vec<VmStatus>,
-    /// Why no guest is told anything, if so.
-    pub feed_idle: Option<String>,
 }
 
 /// A permit was booked, or given up.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PermitSet {
     /// By this VM.
     pub vm: String,
@@ -213,7 +233,7 @@ pub struct PermitSet {
 }
 
 /// A memory policy was chosen, or left to the agent.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PolicySet {
     /// For this VM.
     pub vm: String,
@@ -224,7 +244,7 @@ pub struct PolicySet {
 }
 
 /// It was said how little memory a VM may be left with.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct FloorSet {
     /// Which VM.
     pub vm: String,
@@ -235,7 +255,7 @@ pub struct FloorSet {
 }
 
 /// Which memory policy would suit a VM.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyAdvice {
     /// Which VM.
     pub vm: String,
@@ -247,14 +267,14 @@ pub struct PolicyAdvice {
 }
 
 /// Permits and how they are kept.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Permits {
     /// The VMs.
     pub vms: Vec<VmPermit>,
 }
 
 /// A VM's permit.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct VmPermit {
     /// Its name.
     pub name: String,
@@ -268,7 +288,7 @@ pub struct VmPermit {
 }
 
 /// What a VM might book.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Suggestion {
     /// Which VM.
     pub vm: String,
@@ -283,14 +303,14 @@ pub struct Suggestion {
 }
 
 /// What was used of what was booked.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Bill {
     /// By VM and hour.
     pub lines: Vec<Line>,
 }
 
 /// What the agent knows of one VM's working set.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WorkingSet {
     /// Its name.
     pub vm: String,
@@ -305,7 +325,7 @@ pub struct WorkingSet {
 }
 
 /// One figure.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Figure {
     /// How much is used.
     pub size_bytes: Bytes,
@@ -350,7 +370,7 @@ pub struct Figure {
 }
 
 /// How much memory VMs really use.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WorkingSets {
     /// The host's clock now.
     pub at_ns: Ns,
@@ -361,7 +381,7 @@ pub struct WorkingSets {
 }
 
 /// What is predicted.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Forecast {
     /// The host's clock.
     pub at_ns: Ns,
@@ -379,7 +399,7 @@ pub struct Forecast {
 }
 
 /// What was run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Simulated {
     /// Its name.
     pub scenario: String,
@@ -390,7 +410,7 @@ pub struct Simulated {
 }
 
 /// What is predicted of one VM.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Predicted {
     /// Its name.
     pub name: String,
@@ -411,7 +431,7 @@ pub struct Predicted {
 }
 
 /// What came of changes of homes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// The host's clock.
     pub at_ns: Ns,
@@ -430,7 +450,7 @@ pub struct Report {
 }
 
 /// One change, judged.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Trial {
     /// Its name.
     pub name: String,
@@ -451,7 +471,7 @@ pub struct Trial {
 }
 
 /// What came of the trials of one VM.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct VmSum {
     /// Its name.
     pub name: String,
@@ -465,7 +485,7 @@ pub struct VmSum {
 }
 
 /// What came of several trials.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Sum {
     /// Judged trials.
     pub trials_count: usize,

@@ -8,6 +8,7 @@
 
 pub mod answer;
 mod client;
+pub mod document;
 mod request;
 
 pub use answer::{Answer, ApiError, Reply};

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use homenode_policy::placement::{Announcement, Shape};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Homes that are asked about, by the names of VMs; `None` is no home.
 pub type Homes = BTreeMap<String, Option<NodeSet>>;
 
 /// What can be asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
     /// A VM is about to start: which, and what libvirt will ask for.
@@ -24,7 +25,7 @@ pub enum Request {
         /// Its memory.
         memory_bytes: Bytes,
         /// The bandwidth it needs.
-        bandwidth: Option<BytesPerSec>,
+        bandwidth_bytes_per_s: Option<BytesPerSec>,
     },
     /// What the agent manages.
     Vms,
@@ -47,7 +48,7 @@ pub enum Request {
         /// Its name.
         vm: String,
         /// How little.
-        floor: Option<Bytes>,
+        floor_bytes: Option<Bytes>,
     },
     /// Which memory policy would suit a VM.
     PolicyAdvise {
@@ -69,9 +70,9 @@ pub enum Request {
         /// This VM, which is watched from now on; without a name all, as they were watched last.
         vm: Option<String>,
         /// In windows of this length.
-        window: Option<Ns>,
+        window_ns: Option<Ns>,
         /// For so long.
-        wait: Ns,
+        wait_ns: Ns,
     },
     /// How fast VMs would be with other homes.
     WhatIf {
@@ -81,7 +82,7 @@ pub enum Request {
     /// What came of changes of homes.
     Report {
         /// Judged within this time up to now.
-        since: Option<Ns>,
+        since_ns: Option<Ns>,
     },
     /// What was used of what was booked.
     PermitBill {

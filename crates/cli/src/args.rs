@@ -1,6 +1,6 @@
 //! What can be said on the command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 use homenode_control::Policies;
@@ -182,7 +182,7 @@ Examples:
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
   homenode reproduce tavo policies.imbalance --figures figures
-  homenode reproduce 002 --json --jobs 1")]
+  homenode reproduce TAVO --json --jobs 1")]
     Reproduce(ReproduceArgs),
     /// Give back what an agent that is gone left in force (pins, memory nodes)
     Release(ReleaseArgs),
@@ -233,6 +233,43 @@ impl std::str::FromStr for HostArg {
     }
 }
 
+/// How a command answers.
+#[derive(Debug, clap::Args)]
+pub struct ShownArgs {
+    /// JSON for programs instead of text (docs/JSON.md)
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where the agent keeps its files.
+#[derive(Debug, clap::Args)]
+pub struct StateArgs {
+    /// The agent's directory: its journal and its socket
+    #[arg(id = "state", long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
+    pub dir: PathBuf,
+}
+
+/// Of commands that ask the running agent.
+#[derive(Debug, clap::Args)]
+pub struct AgentArgs {
+    #[command(flatten)]
+    pub shown: ShownArgs,
+    #[command(flatten)]
+    pub state: StateArgs,
+}
+
+impl AgentArgs {
+    /// Whether the answer is for programs.
+    pub fn json(&self) -> bool {
+        self.shown.json
+    }
+
+    /// Where the agent's socket is.
+    pub fn dir(&self) -> &Path {
+        &self.state.dir
+    }
+}
+
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
@@ -246,9 +283,8 @@ pub struct RunArgs {
     /// Stop after this much of the host's time, such as `60s`; default: until Ctrl-C, or until the scenario is done
     #[arg(long)]
     pub duration: Option<Ns>,
-    /// One JSON object per line instead of tables
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub shown: ShownArgs,
     /// Configuration file (TOML)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -294,9 +330,8 @@ pub struct SimArgs {
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,
-    /// One JSON object instead of tables
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub shown: ShownArgs,
     /// List the scenarios that come with the program
     #[arg(long, conflicts_with = "scenario")]
     pub list: bool,
@@ -323,9 +358,8 @@ pub struct SearchArgs {
     /// Begin with what this file knows, and keep there what is better; it is made where there is none
     #[arg(long, value_name = "FILE")]
     pub known: Option<PathBuf>,
-    /// One JSON object instead of text
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub shown: ShownArgs,
 }
 
 fn evaluations(text: &str) -> Result<usize, String> {
@@ -347,9 +381,8 @@ pub struct MachineArgs {
     /// Show a machine that comes with the program instead (a published experiment's host)
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
-    /// JSON instead of tables
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub shown: ShownArgs,
 }
 
 /// Options of `place`.
@@ -367,12 +400,8 @@ pub struct PlaceArgs {
     /// Ask about another host: `twin:MACHINE` is the idle machine of that name; default: the running agent, else this host
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
-    /// JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `vm`.
@@ -380,12 +409,8 @@ pub struct PlaceArgs {
 pub struct VmArgs {
     /// Only this VM
     pub name: Option<String>,
-    /// JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// What to do about permits.
@@ -435,12 +460,8 @@ pub struct FloorArgs {
     pub vm: String,
     /// Memory below which it is never taken (`2GiB`, `2G`; a number alone is MiB), or `none`
     pub floor: OrNone<Size>,
-    /// JSON instead of a sentence
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Something that is set, or taken back.
@@ -494,12 +515,8 @@ pub struct PolicySetArgs {
     pub vm: String,
     /// `first-touch`, `round-4k`, either with `+carrefour`, or `none`
     pub policy: OrNone<MemoryPolicy>,
-    /// JSON instead of a sentence
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `permit set`.
@@ -510,12 +527,8 @@ pub struct SetArgs {
     /// LLC misses per slice of 30 ms (`250k`), memory bandwidth (`500MB/s`), or `none`
     #[arg(allow_hyphen_values = true)]
     pub permit: OrNone<Permit>,
-    /// JSON instead of a sentence
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `permit show`, `policy show`, `memory show` and `topology`.
@@ -523,12 +536,8 @@ pub struct SetArgs {
 pub struct ShowArgs {
     /// Only this VM
     pub vm: Option<String>,
-    /// JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `permit suggest` and `policy advise`.
@@ -536,12 +545,8 @@ pub struct ShowArgs {
 pub struct SuggestArgs {
     /// The VM's name
     pub vm: String,
-    /// JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `wss`.
@@ -558,12 +563,8 @@ pub struct WssArgs {
     /// Over which time [default: the agent's, 30s unless configured]
     #[arg(long, value_name = "TIME")]
     pub window: Option<Ns>,
-    /// JSON instead of text
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `whatif`.
@@ -587,12 +588,8 @@ pub struct WhatIfArgs {
     /// Another seed than the scenario's: same seed, same answer
     #[arg(long, requires = "scenario", conflicts_with = "state")]
     pub seed: Option<u64>,
-    /// JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `report`.
@@ -601,12 +598,8 @@ pub struct ReportArgs {
     /// Only trials judged within this time up to now, such as `1h`
     #[arg(long, value_name = "TIME")]
     pub since: Option<Ns>,
-    /// JSON instead of tables
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `permit bill`.
@@ -614,12 +607,8 @@ pub struct ReportArgs {
 pub struct BillArgs {
     /// Only this VM, which may have ended
     pub vm: Option<String>,
-    /// JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// Options of `reproduce`.
@@ -634,9 +623,8 @@ pub struct ReproduceArgs {
     /// Write all of it as Markdown, set-ups and reasons included
     #[arg(long, value_name = "FILE")]
     pub document: Option<PathBuf>,
-    /// JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub shown: ShownArgs,
     /// Runs at a time; default: as many as there are CPUs. Results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
@@ -654,9 +642,8 @@ pub struct ReleaseArgs {
     /// libvirt's address
     #[arg(long, default_value = homenode_linux::LibvirtHost::DEFAULT_URI)]
     pub uri: String,
-    /// Where the journal is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub state: StateArgs,
 }
 
 /// What libvirt passes to a hook, and where the agent is.
@@ -670,9 +657,8 @@ pub struct HookArgs {
     pub part: Option<String>,
     /// A further argument that libvirt gives, or `-`
     pub extra: Option<String>,
-    /// Where the agent's socket is
-    #[arg(long, value_name = "DIR", default_value = homenode_linux::journal::STATE_DIR)]
-    pub state: PathBuf,
+    #[command(flatten)]
+    pub state: StateArgs,
 }
 
 /// Options of `guard`.

@@ -11,11 +11,14 @@ use homenode_calibrate::validate::{self, ValidateError, Validation};
 use homenode_calibrate::{
     CalibrateError, Calibration, MachineFile, Options, Spread, calibrate, machine_file,
 };
-use homenode_machine::sysfs;
+use homenode_machine::{Machine, sysfs};
 use homenode_units::{Bytes, CpuId, NodeId};
+use schemars::JsonSchema;
+use serde::Serialize;
 
+use crate::args::ShownArgs;
 use crate::bad_input;
-use crate::output::{or_dash, percent, table};
+use crate::output::{or_dash, percent, print_json, table};
 
 /// Options of `calibrate`.
 #[derive(Debug, clap::Args)]
@@ -35,9 +38,8 @@ pub struct CalibrateArgs {
     /// Then compare what two processes that share the last-level cache do to each other with what the twin predicts
     #[arg(long)]
     pub validate: bool,
-    /// JSON instead of tables
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub shown: ShownArgs,
 }
 
 /// Options of the worker processes of `calibrate --validate`.
@@ -52,6 +54,19 @@ pub struct KernelArgs {
     /// Node of its memory, where there is a choice
     #[arg(long)]
     pub node: Option<u16>,
+}
+
+/// What was measured, for programs.
+#[derive(Serialize, JsonSchema)]
+pub struct Calibrated<'a> {
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    calibration: &'a Calibration,
+    machine: &'a Machine,
+    /// The machine file that was written, if one was.
+    file: Option<String>,
+    /// The twin held against this host, where that was asked for.
+    #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
+    validation: Option<&'a Validation>,
 }
 
 /// `homenode calibrate`.
@@ -91,12 +106,14 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         .validate
         .then(|| hold_against(&file, args.quick))
         .transpose()?;
-    if args.json {
-        let path = args.output.as_ref().map(|path| path.display().to_string());
-        let object = serde_json::json!({
-            "calibration": calibration, "machine": file.machine, "file": path, "validation": validation,
-        });
-        say!("{}", serde_json::to_string_pretty(&object)?);
+    if args.shown.json {
+        let calibrated = Calibrated {
+            calibration: &calibration,
+            machine: &file.machine,
+            file: args.output.as_ref().map(|path| path.display().to_string()),
+            validation: validation.as_ref(),
+        };
+        print_json("calibration", &calibrated)?;
     } else {
         crate::output::print(format_args!("{}", figures(&calibration, &file)));
         if let Some(validation) = &validation {

@@ -10,6 +10,9 @@ mod output;
 
 mod args;
 mod calibrate;
+mod complaint;
+#[cfg(test)]
+mod documents;
 mod epsilon;
 mod memory;
 mod numad;
@@ -73,9 +76,21 @@ fn main() -> ExitCode {
     {
         return output::flushed(numad::main());
     }
-    let args = Args::parse();
+    // A command line that cannot be read does not say what was wanted; this word in it does.
+    let json = std::env::args_os()
+        .take_while(|arg| arg != "--")
+        .any(|arg| arg == "--json");
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) if json && error.use_stderr() => {
+            let message = error.render().to_string();
+            return complaint::Complaint::usage(message.trim_end()).print();
+        }
+        Err(error) => error.exit(),
+    };
     match dispatch(args) {
         Ok(code) => output::flushed(code),
+        Err(error) if json => complaint::Complaint::of(&error).print(),
         Err(error) => {
             eprintln!("homenode: {error:#}");
             ExitCode::from(if is_about_input(&error) { 2 } else { 1 })
@@ -128,7 +143,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Report(args) => report::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => {
-            let count = homenode_agent::live::release(&args.uri, &args.state)?;
+            let count = homenode_agent::live::release(&args.uri, &args.state.dir)?;
             say!("{count} VMs are as they were before homenode touched them");
         }
         Command::Hook(args) => numad::hook(&args),

@@ -1,14 +1,12 @@
 //! `homenode memory`: how little memory VMs may be left with, and who has how much.
 
-use homenode_control::{MemoryStatus, VmStatus};
 use homenode_units::Bytes;
-use serde::Serialize;
 
 use crate::args::{FloorArgs, MemoryCommand, ShowArgs, Size};
 use crate::output::{or_dash, print_json, table};
 use crate::query::{ask_agent, vms};
 use homenode_api::Request;
-use homenode_api::answer::{FloorSet, Vms};
+use homenode_api::answer::FloorSet;
 
 /// `homenode memory`.
 ///
@@ -24,9 +22,15 @@ pub fn run(command: &MemoryCommand) -> anyhow::Result<()> {
 fn set(args: &FloorArgs) -> anyhow::Result<()> {
     let floor = args.floor.into_option().map(|Size(floor)| floor);
     let vm = args.vm.clone();
-    let answer: FloorSet = ask_agent(&args.state, &Request::FloorSet { vm, floor })?;
-    if args.json {
-        return print_json(&answer);
+    let answer: FloorSet = ask_agent(
+        args.agent.dir(),
+        &Request::FloorSet {
+            vm,
+            floor_bytes: floor,
+        },
+    )?;
+    if args.agent.json() {
+        return print_json("floor-set", &answer);
     }
     match floor {
         Some(floor) => say!("{} may be left with {floor}", args.vm),
@@ -38,28 +42,13 @@ fn set(args: &FloorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A VM in the agent's answer.
-#[derive(Debug, Serialize)]
-struct VmMemory {
-    name: String,
-    /// What its guest has now.
-    memory_bytes: Bytes,
-    memory: MemoryStatus,
-}
-
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
-    let Vms { vms, .. } = vms(&args.state, args.vm.as_deref())?;
-    let of = |vm: VmStatus| VmMemory {
-        name: vm.name,
-        memory_bytes: vm.memory_bytes,
-        memory: vm.memory,
-    };
-    let vms: Vec<VmMemory> = vms.into_iter().map(of).collect();
-    if args.json {
-        return print_json(&vms);
+    let answer = vms(args.agent.dir(), args.vm.as_deref())?;
+    if args.agent.json() {
+        return print_json("vms", &answer);
     }
     let bytes = |bytes: Option<Bytes>| or_dash(bytes, |bytes| bytes.to_string());
-    let rows = vms.iter().map(|vm| {
+    let rows = answer.vms.iter().map(|vm| {
         let status = &vm.memory;
         vec![
             vm.name.clone(),

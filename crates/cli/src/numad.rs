@@ -56,7 +56,7 @@ pub fn hook(args: &HookArgs) {
     let read = std::io::stdin().take(16 << 20).read_to_string(&mut xml);
     let noted = read
         .map_err(anyhow::Error::from)
-        .and_then(|_| starting(&args.state, &xml));
+        .and_then(|_| starting(&args.state.dir, &xml));
     if let Err(error) = noted {
         eprintln!(
             "homenode: hook for {}: {error:#}; the VM starts all the same",

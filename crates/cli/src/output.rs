@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_agent::Show;
+use homenode_api::document::document;
 use homenode_control::{Epoch, Status};
 use homenode_host::CountedBy;
 use homenode_units::{Bytes, NodeSet};
@@ -52,12 +53,13 @@ fn unwritable(error: &std::io::Error) {
     }
 }
 
-/// Prints what programs read.
+/// Prints what programs read, as a document of this kind.
 ///
 /// # Errors
 /// What cannot be JSON.
-pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    say!("{}", serde_json::to_string_pretty(value)?);
+pub fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
+    let document = document(kind, serde_json::to_value(value)?);
+    say!("{}", serde_json::to_string_pretty(&document)?);
     Ok(())
 }
 
@@ -125,7 +127,7 @@ impl Show for Output {
         if let Some(map) = object.as_object_mut() {
             map.insert("type".into(), kind.into());
         }
-        self.write(&format!("{object}\n"));
+        self.write(&format!("{}\n", document(kind, object)));
     }
 
     fn line(&mut self, text: &str) {
@@ -254,24 +256,20 @@ pub fn picture(status: &Status) -> String {
         nodes,
     );
     let vms = status.vms.iter().map(|vm| {
-        let spread = |on: &[(homenode_units::NodeId, usize)]| {
-            on.iter()
-                .map(|(node, count)| format!("{node}:{count}"))
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
-        let pages = vm.pages_on.as_ref().map(|on| {
-            let total: u64 = on.iter().map(|(_, pages)| pages.0).sum();
+        let vcpus = vm.vcpus_by_node.iter();
+        let vcpus: Vec<String> = vcpus.map(|on| format!("{}:{}", on.node, on.vcpus)).collect();
+        let pages = vm.pages_by_node.as_ref().map(|on| {
+            let total: u64 = on.iter().map(|on| on.pages.0).sum();
             let share = |pages: u64| percent(pages as f64 / total.max(1) as f64);
-            let on = on.iter().filter(|(_, pages)| pages.0 > 0);
-            on.map(|(node, pages)| format!("{node}:{}", share(pages.0)))
+            let on = on.iter().filter(|on| on.pages.0 > 0);
+            on.map(|on| format!("{}:{}", on.node, share(on.pages.0)))
                 .collect::<Vec<_>>()
                 .join(" ")
         });
         vec![
             vm.name.clone(),
             or_free(vm.home.as_ref()),
-            spread(&vm.vcpus_on),
+            vcpus.join(" "),
             or_dash(pages, |pages| pages),
             or_dash(vm.cpus_used, |used| format!("{used:.1}")),
             or_dash(vm.vcpus_waiting, |waiting| format!("{waiting:.1}")),

@@ -18,7 +18,10 @@ use homenode_policy::working_set::{
 use homenode_units::{Bytes, Ns, Pages};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use schemars::JsonSchema;
 use serde::Serialize;
+
+use homenode_api::document::document;
 
 use crate::bad_input;
 use crate::output::{print_json, table};
@@ -41,8 +44,8 @@ pub struct LogArgs {
 }
 
 /// What is said of a log.
-#[derive(Debug, Serialize)]
-struct Report {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
     log: About,
     /// What each estimator that can read the log says: when its stop rule was first met, or else in the end.
     estimates: Vec<Said>,
@@ -50,7 +53,7 @@ struct Report {
     truth: Option<Truth>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct About {
     file: String,
     core: String,
@@ -66,7 +69,7 @@ struct About {
     missing: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Said {
     estimator: &'static str,
     carrier: Carrier,
@@ -89,7 +92,7 @@ struct Said {
     blind_spot: &'static str,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 struct Truth {
     /// Pages that a program read or wrote.
     program_data_bytes: Bytes,
@@ -160,7 +163,7 @@ pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     };
     let report = report(path, &log, &windows, args.mu(first)?, args.tau)?;
     if json {
-        return print_json(&report);
+        return print_json("log-estimates", &report);
     }
     crate::output::print(format_args!("{}", text(&report)));
     Ok(())
@@ -326,8 +329,8 @@ impl Used {
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What is known of a log after a mu.
-#[derive(Debug, Serialize)]
-struct Known {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Known {
     /// The last window's number.
     window: u64,
     /// Its end, since the log was begun.
@@ -377,7 +380,7 @@ fn follow(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
             truth: header.exact.then(|| used.truth()),
         };
         let line = if json {
-            serde_json::to_string(&known)?
+            document("log-estimate", serde_json::to_value(&known)?).to_string()
         } else {
             known.to_string()
         };

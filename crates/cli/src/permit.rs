@@ -27,9 +27,9 @@ pub fn run(command: &PermitCommand) -> anyhow::Result<()> {
 fn set(args: &SetArgs) -> anyhow::Result<()> {
     let permit = args.permit.into_option();
     let vm = args.vm.clone();
-    let answer: PermitSet = ask_agent(&args.state, &Request::PermitSet { vm, permit })?;
-    if args.json {
-        return print_json(&answer);
+    let answer: PermitSet = ask_agent(args.agent.dir(), &Request::PermitSet { vm, permit })?;
+    if args.agent.json() {
+        return print_json("permit-set", &answer);
     }
     match permit {
         Some(permit) => say!("{} has a permit of {}", args.vm, in_words(permit)),
@@ -50,11 +50,11 @@ fn in_words(permit: Permit) -> String {
 
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let Permits { vms } = ask_agent(&args.state, &Request::Permits { vm })?;
-    if args.json {
-        return print_json(&vms);
+    let permits: Permits = ask_agent(args.agent.dir(), &Request::Permits { vm })?;
+    if args.agent.json() {
+        return print_json("permits", &permits);
     }
-    let rows = vms.iter().map(|vm| {
+    let rows = permits.vms.iter().map(|vm| {
         let VmPermit {
             name,
             counted_by,
@@ -104,9 +104,9 @@ fn amount(resource: Resource, units_per_slice: f64) -> String {
 
 fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer: Suggestion = ask_agent(&args.state, &Request::PermitSuggest { vm })?;
-    if args.json {
-        return print_json(&answer);
+    let answer: Suggestion = ask_agent(args.agent.dir(), &Request::PermitSuggest { vm })?;
+    if args.agent.json() {
+        return print_json("suggestion", &answer);
     }
     let lines = [
         (answer.from_behaviour, &answer.behaviour),
@@ -123,11 +123,11 @@ fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
 
 fn bill(args: &BillArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let Bill { lines } = ask_agent(&args.state, &Request::PermitBill { vm })?;
-    if args.json {
-        return print_json(&lines);
+    let bill: Bill = ask_agent(args.agent.dir(), &Request::PermitBill { vm })?;
+    if args.agent.json() {
+        return print_json("bill", &bill);
     }
-    let rows = lines.iter().map(|line| {
+    let rows = bill.lines.iter().map(|line| {
         let slices = line.usage.time_ns.as_f64() / Permit::SLICE.as_f64();
         let booked = (slices > 0.0).then(|| line.usage.booked_units as f64 / slices);
         vec![

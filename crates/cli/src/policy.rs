@@ -1,11 +1,8 @@
 //! `homenode policy`: which memory policy a VM has, and how its pages lie.
 
 use homenode_api::Request;
-use homenode_api::answer::{PolicyAdvice, PolicySet, Vms};
-use homenode_control::VmStatus;
-use homenode_host::CountedBy;
-use homenode_units::{MemoryPolicy, NodeId, NodeSet, Pages, VmId};
-use serde::Serialize;
+use homenode_api::answer::{PolicyAdvice, PolicySet};
+use homenode_control::NodePages;
 
 use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
 use crate::output::{counted, or_dash, or_free, percent, print_json, table};
@@ -26,9 +23,9 @@ pub fn run(command: &PolicyCommand) -> anyhow::Result<()> {
 fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
     let policy = args.policy.into_option();
     let vm = args.vm.clone();
-    let answer: PolicySet = ask_agent(&args.state, &Request::PolicySet { vm, policy })?;
-    if args.json {
-        return print_json(&answer);
+    let answer: PolicySet = ask_agent(args.agent.dir(), &Request::PolicySet { vm, policy })?;
+    if args.agent.json() {
+        return print_json("policy-set", &answer);
     }
     match policy {
         Some(policy) => say!("{} has memory policy {policy}", args.vm),
@@ -40,9 +37,9 @@ fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
 
 fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
     let vm = args.vm.clone();
-    let answer: PolicyAdvice = ask_agent(&args.state, &Request::PolicyAdvise { vm })?;
-    if args.json {
-        return print_json(&answer);
+    let answer: PolicyAdvice = ask_agent(args.agent.dir(), &Request::PolicyAdvise { vm })?;
+    if args.agent.json() {
+        return print_json("policy-advice", &answer);
     }
     let why = &answer.advice.why;
     match answer.advice.policy {
@@ -57,24 +54,23 @@ fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
 }
 
 fn show(args: &ShowArgs) -> anyhow::Result<()> {
-    let Vms { vms, .. } = vms(&args.state, args.vm.as_deref())?;
-    let layouts: Vec<Layout> = vms.into_iter().map(Layout::of).collect();
-    if args.json {
-        return print_json(&layouts);
+    let answer = vms(args.agent.dir(), args.vm.as_deref())?;
+    if args.agent.json() {
+        return print_json("vms", &answer);
     }
-    let rows = layouts.iter().map(|vm| {
+    let rows = answer.vms.iter().map(|vm| {
         vec![
             vm.name.clone(),
             counted(vm.memory_policy.to_string(), vm.pages_sampled_by),
             or_dash(vm.memory_policy_chosen, |chosen| chosen.to_string()),
             or_free(vm.home.as_ref()),
-            or_dash(vm.pages_on.as_deref(), pages),
+            or_dash(vm.pages_by_node.as_deref(), pages),
             or_dash(vm.local_access_ratio, percent),
         ]
     });
     let header = ["VM", "policy", "chosen", "home", "MiB on nodes", "local"];
     say!("{}", table(&header, rows));
-    for vm in &layouts {
+    for vm in &answer.vms {
         let name = &vm.name;
         if let Some(caution) = &vm.memory_policy_caution {
             say!("{name}: {caution}");
@@ -86,42 +82,10 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of what is known of a VM, what concerns the layout of its memory.
-#[derive(Serialize)]
-struct Layout {
-    name: String,
-    id: VmId,
-    memory_policy: MemoryPolicy,
-    memory_policy_chosen: Option<MemoryPolicy>,
-    pages_sampled_by: Option<CountedBy>,
-    memory_policy_caution: Option<String>,
-    memory_fixed: Option<String>,
-    home: Option<NodeSet>,
-    pages_on: Option<Vec<(NodeId, Pages)>>,
-    local_access_ratio: Option<f64>,
-}
-
-impl Layout {
-    fn of(vm: VmStatus) -> Layout {
-        Layout {
-            name: vm.name,
-            id: vm.id,
-            memory_policy: vm.memory_policy,
-            memory_policy_chosen: vm.memory_policy_chosen,
-            pages_sampled_by: vm.pages_sampled_by,
-            memory_policy_caution: vm.memory_policy_caution,
-            memory_fixed: vm.memory_fixed,
-            home: vm.home,
-            pages_on: vm.pages_on,
-            local_access_ratio: vm.local_access_ratio,
-        }
-    }
-}
-
 /// `0: 120  3: 8`: MiB on each node that has any.
-fn pages(on: &[(NodeId, Pages)]) -> String {
+fn pages(on: &[NodePages]) -> String {
     const PAGES_PER_MIB: u64 = 256;
-    let some = on.iter().map(|(node, pages)| (node, pages.0 / PAGES_PER_MIB));
+    let some = on.iter().map(|on| (on.node, on.pages.0 / PAGES_PER_MIB));
     let some = some.filter(|(_, mib)| *mib > 0);
     let each: Vec<String> = some.map(|(node, mib)| format!("{node}: {mib}")).collect();
     each.join("  ")

@@ -26,11 +26,10 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
         (None, Some(name)) => homenode_machine::preset(name).map_err(bad_input)?,
         (None, None) => homenode_machine::sysfs::read(&args.sysfs)?,
     };
-    if args.json {
-        say!("{}", serde_json::to_string_pretty(&machine)?);
-    } else {
-        crate::output::print(format_args!("{}", homenode_machine::render_text(&machine)));
+    if args.shown.json {
+        return print_json("machine", &machine);
     }
+    crate::output::print(format_args!("{}", homenode_machine::render_text(&machine)));
     Ok(())
 }
 
@@ -58,24 +57,24 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 bandwidth,
             } = asked;
             match ask(
-                &args.state,
+                args.agent.dir(),
                 &Request::Place {
                     vcpus,
                     memory_bytes,
-                    bandwidth,
+                    bandwidth_bytes_per_s: bandwidth,
                 },
             )? {
                 Some(answer) => answer,
-                None => placed(&standalone::place(&args.state, &asked)?),
+                None => placed(&standalone::place(args.agent.dir(), &asked)?),
             }
         }
     };
-    if args.json {
-        say!("{}", serde_json::to_string_pretty(&answer)?);
+    if args.agent.json() {
+        print_json("placed", &answer)?;
     }
     let Placed { nodes, reasons, .. } = answer;
     match nodes {
-        Some(_) if args.json => Ok(()),
+        Some(_) if args.agent.json() => Ok(()),
         Some(nodes) => {
             say!("node {nodes}");
             reasons.iter().for_each(|reason| say!("  {reason}"));
@@ -134,9 +133,9 @@ pub fn ask_agent<A: TryFrom<Answer, Error = Answer>>(state: &Path, request: &Req
 /// # Errors
 /// No agent, or no such VM.
 pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vms> {
-    let Vms { vms, feed_idle } = ask_agent(state, &Request::Vms)?;
+    let Vms { vms } = ask_agent(state, &Request::Vms)?;
     let Some(name) = name else {
-        return Ok(Vms { vms, feed_idle });
+        return Ok(Vms { vms });
     };
     let (found, others): (Vec<VmStatus>, Vec<VmStatus>) = vms.into_iter().partition(|vm| vm.name == name);
     if found.is_empty() {
@@ -146,8 +145,7 @@ pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vms> {
         };
         return Err(AskError::Agent(error).into());
     }
-    let vms = found;
-    Ok(Vms { vms, feed_idle })
+    Ok(Vms { vms: found })
 }
 
 /// What a VM's guest has of the memory that it could have.
@@ -165,11 +163,11 @@ fn memory(vm: &VmStatus) -> String {
 /// # Errors
 /// No agent, or no such VM.
 pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
-    let Vms { vms, .. } = vms(&args.state, args.name.as_deref())?;
-    if args.json {
-        return print_json(&vms);
+    let answer = vms(args.agent.dir(), args.name.as_deref())?;
+    if args.agent.json() {
+        return print_json("vms", &answer);
     }
-    let rows = vms.iter().map(|vm| {
+    let rows = answer.vms.iter().map(|vm| {
         vec![
             vm.name.clone(),
             or_free(vm.home.as_ref()),

@@ -13,10 +13,10 @@ use crate::query::ask_agent;
 /// # Errors
 /// No agent, or one that tries nothing.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
-    let since = args.since;
-    let answer: Report = ask_agent(&args.state, &Request::Report { since })?;
-    if args.json {
-        return print_json(&answer);
+    let since_ns = args.since;
+    let answer: Report = ask_agent(args.agent.dir(), &Request::Report { since_ns })?;
+    if args.agent.json() {
+        return print_json("report", &answer);
     }
     show(&answer);
     Ok(())

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use anyhow::Context;
+use homenode_api::document::document;
 use homenode_reproduce::{Cache, Reproduced, Watch, claims, published, reproduce, tally, to_json};
 
 use crate::args::ReproduceArgs;
@@ -45,8 +46,11 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         let text = homenode_reproduce::render(&results);
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let text = if args.json {
-        format!("{:#}\n", to_json(&results))
+    let text = if args.shown.json {
+        format!(
+            "{:#}\n",
+            document("claims", serde_json::to_value(to_json(&results))?)
+        )
     } else {
         picture(&results)
     };

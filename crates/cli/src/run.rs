@@ -25,7 +25,7 @@ const COMMIT: &str = env!("HOMENODE_COMMIT");
 /// Bad input, or a host that cannot be managed.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let config = config(args)?;
-    let mut output = Output::new(args.json);
+    let mut output = Output::new(args.shown.json);
     let bell = stop_on_signals()?;
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
     match choose_host(args, &mut output)? {

@@ -9,6 +9,7 @@ use homenode_search::run::Run;
 use homenode_search::score::ratio;
 use homenode_search::search::Effort;
 use homenode_twin::Setup;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
@@ -19,8 +20,8 @@ use crate::trial::about_input;
 use crate::twin;
 
 /// What was searched, and what was found.
-#[derive(Debug, Serialize)]
-struct Search<'a> {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Search<'a> {
     version: &'static str,
     commit: &'static str,
     scenario: &'a str,
@@ -32,7 +33,7 @@ struct Search<'a> {
 }
 
 /// Policies beside `default` and the best known.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct OfPolicy {
     policy: &'static str,
     /// Mean over VMs of the ratio beside `default`; absent where a VM did nothing.
@@ -43,7 +44,7 @@ struct OfPolicy {
     vms: Vec<OfVm>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct OfBest {
     found_by: &'static str,
     mean: f64,
@@ -52,7 +53,7 @@ struct OfBest {
     decisions: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct OfVm {
     name: String,
     ratio: Option<f64>,
@@ -63,7 +64,7 @@ struct OfVm {
 /// # Errors
 /// Bad input; a scenario that the machine cannot run; a file of what is known that is none, or cannot be written.
 pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
-    let mut output = Output::new(args.json);
+    let mut output = Output::new(args.shown.json);
     let scenario = twin::scenario(&args.scenario)?;
     let machine = twin::machine_for(&scenario, &args.scenario, args.machine.as_deref())?;
     let seed = args.seed.unwrap_or(scenario.seed);

@@ -5,6 +5,7 @@ use homenode_control::{Config, Policies};
 use homenode_twin::Setup;
 use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
 use homenode_units::{Ns, Pages};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::SimArgs;
@@ -14,8 +15,8 @@ use crate::trial::{self, Trial};
 use crate::twin;
 
 /// What was run, with every option, and what came of it.
-#[derive(Debug, Serialize)]
-struct Simulation<'a> {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Simulation<'a> {
     version: &'static str,
     commit: &'static str,
     scenario: &'a str,
@@ -35,7 +36,7 @@ struct Simulation<'a> {
 /// # Errors
 /// Bad input; a scenario that the machine cannot run.
 pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
-    let mut output = Output::new(args.json);
+    let mut output = Output::new(args.shown.json);
     let Some(what) = args.scenario.as_deref().filter(|_| !args.list) else {
         list(&mut output);
         return Ok(());
@@ -94,12 +95,19 @@ fn policies(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Policies>
     named.collect()
 }
 
+/// The scenarios that come with the program.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Scenarios {
+    scenarios: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Entry {
+    name: &'static str,
+    about: String,
+}
+
 fn list(output: &mut Output) {
-    #[derive(Serialize)]
-    struct Entry {
-        name: &'static str,
-        about: String,
-    }
     let about = |name| Scenario::builtin(name).map_or_else(String::new, |scenario| scenario.about);
     let entries: Vec<Entry> = Scenario::names()
         .map(|name| Entry {
@@ -110,7 +118,8 @@ fn list(output: &mut Output) {
     for entry in &entries {
         output.line(&format!("{:<18} {}", entry.name, entry.about));
     }
-    output.object("scenarios", serde_json::json!({ "scenarios": entries }));
+    let scenarios = Scenarios { scenarios: entries };
+    output.object("scenarios", serde_json::json!(scenarios));
 }
 
 fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {

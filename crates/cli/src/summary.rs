@@ -3,14 +3,15 @@
 use homenode_agent::Show;
 use homenode_control::{Config, Policies};
 use homenode_twin::Setup;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::output::{Output, Style};
 use crate::trial::{self, Trial};
 
-#[derive(Debug, Serialize)]
-struct Summary {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Summary {
     policies: Vec<Trial>,
 }
 

@@ -1,35 +1,21 @@
 //! `homenode topology`: what VMs' guests are told of where they are.
 
-use homenode_control::{TopologyStatus, VirtualNodeStatus, VmStatus};
+use homenode_control::{NodePages, TopologyStatus, VirtualNodeStatus, VmStatus};
 use homenode_units::{NodeId, Pages};
-use serde::Serialize;
 
 use crate::args::ShowArgs;
 use crate::output::{or_dash, print_json, table};
 use crate::query::vms;
-use homenode_api::answer::Vms;
 
-/// A VM in the agent's answer.
-#[derive(Debug, Serialize)]
-struct VmTopology {
-    name: String,
-    topology: TopologyStatus,
-}
-
-impl VmTopology {
-    /// Why its guest is told nothing, or when it was told last.
-    fn standing(&self) -> String {
-        let TopologyStatus {
-            told_age_ns, why_not, ..
-        } = &self.topology;
-        match (why_not, told_age_ns) {
-            (Some(why), None) => format!("told nothing: {why}"),
-            (Some(why), Some(age)) => {
-                format!("told {:.0} s ago, and nothing since: {why}", age.as_secs_f64())
-            }
-            (None, Some(age)) => format!("told {:.0} s ago", age.as_secs_f64()),
-            (None, None) => "told nothing yet".to_owned(),
+/// Why a VM's guest is told nothing, or when it was told last.
+fn standing(vm: &VmStatus) -> String {
+    match (&vm.topology.why_not, vm.topology.told_age_ns) {
+        (Some(why), None) => format!("told nothing: {why}"),
+        (Some(why), Some(age)) => {
+            format!("told {:.0} s ago, and nothing since: {why}", age.as_secs_f64())
         }
+        (None, Some(age)) => format!("told {:.0} s ago", age.as_secs_f64()),
+        (None, None) => "told nothing yet".to_owned(),
     }
 }
 
@@ -38,18 +24,11 @@ impl VmTopology {
 /// # Errors
 /// No agent, or no such VM.
 pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
-    let Vms { vms, feed_idle } = vms(&args.state, args.vm.as_deref())?;
-    let of = |mut vm: VmStatus| {
-        vm.topology.why_not = vm.topology.why_not.or_else(|| feed_idle.clone());
-        VmTopology {
-            name: vm.name,
-            topology: vm.topology,
-        }
-    };
-    let vms: Vec<VmTopology> = vms.into_iter().map(of).collect();
-    if args.json {
-        return print_json(&vms);
+    let answer = vms(args.agent.dir(), args.vm.as_deref())?;
+    if args.agent.json() {
+        return print_json("vms", &answer);
     }
+    let vms = &answer.vms;
     match args.vm {
         Some(_) => vms.iter().for_each(show),
         None => say!(
@@ -60,13 +39,13 @@ pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn row(vm: &VmTopology) -> Vec<String> {
+fn row(vm: &VmStatus) -> Vec<String> {
     let nodes = vm.topology.virtual_nodes.len().max(1);
-    vec![vm.name.clone(), nodes.to_string(), vm.standing()]
+    vec![vm.name.clone(), nodes.to_string(), standing(vm)]
 }
 
-fn show(vm: &VmTopology) {
-    say!("{}: {}", vm.name, vm.standing());
+fn show(vm: &VmStatus) {
+    say!("{}: {}", vm.name, standing(vm));
     let TopologyStatus {
         virtual_nodes,
         told,
@@ -109,7 +88,7 @@ fn memory_row(at: usize, node: &VirtualNodeStatus, told: Option<NodeId>) -> Vec<
         node.memory_bytes.to_string(),
         on(told),
         on(node.home),
-        or_dash(node.pages_on.as_deref(), lies),
+        or_dash(node.pages_by_node.as_deref(), lies),
     ]
 }
 
@@ -117,10 +96,10 @@ fn on(node: Option<NodeId>) -> String {
     or_dash(node, |node| format!("node {node}"))
 }
 
-fn lies(pages: &[(NodeId, Pages)]) -> String {
-    let some = pages.iter().filter(|(_, pages)| *pages > Pages::ZERO);
+fn lies(pages: &[NodePages]) -> String {
+    let some = pages.iter().filter(|on| on.pages > Pages::ZERO);
     let each: Vec<String> = some
-        .map(|(node, pages)| format!("node {node}: {}", pages.to_bytes()))
+        .map(|on| format!("node {}: {}", on.node, on.pages.to_bytes()))
         .collect();
     each.join(", ")
 }

@@ -5,13 +5,14 @@ use homenode_control::{Config, Policies};
 use homenode_search::run;
 use homenode_twin::Setup;
 use homenode_twin::{Twin, TwinError, TwinReport};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::bad_input;
 use crate::output::{or_dash, percent, table};
 
 /// What came of a scenario under a set of policies.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Trial {
     /// The policies' name.
     pub policy: &'static str,

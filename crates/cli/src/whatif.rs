@@ -26,11 +26,11 @@ pub fn run(args: &WhatIfArgs) -> anyhow::Result<()> {
         Some(what) => simulate(args, what, &homes)?,
         None => {
             let homes = homes.clone();
-            ask_agent(&args.state, &Request::WhatIf { homes })?
+            ask_agent(args.agent.dir(), &Request::WhatIf { homes })?
         }
     };
-    if args.json {
-        return print_json(&answer);
+    if args.agent.json() {
+        return print_json("forecast", &answer);
     }
     show(&answer, &homes);
     Ok(())

@@ -8,6 +8,8 @@ use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
 use homenode_host::observed::CarrierChoice;
 use homenode_host::{WINDOW_MAX, WINDOW_MIN};
 use homenode_units::{Bytes, Ns};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::args::WssArgs;
 use crate::bad_input;
@@ -31,7 +33,7 @@ const NOT: &str = "not said: whether the guest would like more than it has (one 
 /// What is no log of pages; no agent, no such VM, nobody who can tell, a VM that is left alone, an agent in a dry run.
 pub fn run(args: &WssArgs) -> anyhow::Result<()> {
     if let Some(log) = &args.log {
-        return page_log::run(log, &args.of_log, args.json);
+        return page_log::run(log, &args.of_log, args.agent.json());
     }
     if let Some(window) = args
         .window
@@ -50,10 +52,10 @@ pub fn run(args: &WssArgs) -> anyhow::Result<()> {
 fn ask(args: &WssArgs, vm: Option<&str>) -> anyhow::Result<WorkingSets> {
     let request = Request::WorkingSets {
         vm: vm.map(str::to_owned),
-        window: args.window,
-        wait: WAIT,
+        window_ns: args.window,
+        wait_ns: WAIT,
     };
-    ask_agent(&args.state, &request)
+    ask_agent(args.agent.dir(), &request)
 }
 
 fn all(args: &WssArgs) -> anyhow::Result<()> {
@@ -61,8 +63,8 @@ fn all(args: &WssArgs) -> anyhow::Result<()> {
         return Err(bad_input("--window goes with the name of a VM"));
     }
     let answer = ask(args, None)?;
-    if args.json {
-        return print_json(&answer.vms);
+    if args.agent.json() {
+        return print_json("working-sets", &answer);
     }
     let rows = answer.vms.iter().map(|vm| {
         let figure = vm.working_set.as_ref();
@@ -127,14 +129,31 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
     }
 }
 
+/// The figure that was waited for, as a document.
+#[derive(Serialize, JsonSchema)]
+pub struct Answered<'a> {
+    vm: &'a str,
+    memory_bytes: Bytes,
+    #[serde(flatten)]
+    figure: &'a Figure,
+    /// Who can tell how much memory VMs use on this host.
+    carriers: &'a [CarrierChoice],
+    /// What a working set is not.
+    not: &'static str,
+}
+
 fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, carriers: &[CarrierChoice]) -> anyhow::Result<()> {
-    if args.json {
-        let mut object = serde_json::to_value(figure)?;
-        object["vm"] = vm.vm.clone().into();
-        object["memory_bytes"] = vm.memory_bytes.0.into();
-        object["carriers"] = serde_json::to_value(carriers)?;
-        object["not"] = NOT.into();
-        return print_json(&object);
+    if args.agent.json() {
+        return print_json(
+            "working-set",
+            &Answered {
+                vm: &vm.vm,
+                memory_bytes: vm.memory_bytes,
+                figure,
+                carriers,
+                not: NOT,
+            },
+        );
     }
     let share = figure.size_bytes.as_f64() / vm.memory_bytes.as_f64().max(1.0);
     say!(

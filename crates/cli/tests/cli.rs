@@ -45,12 +45,44 @@ fn a_run_on_the_twin_ends_with_four_policies_and_is_the_same_every_time() {
             "{policy}"
         );
     }
-    let kinds: Vec<String> = stdout(&first)
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap()["type"].to_string())
-        .collect();
+    let said = |line: &str| {
+        let object: Value = serde_json::from_str(line).unwrap();
+        common::is_as_its_schema_says(&object);
+        object["type"].to_string()
+    };
+    let kinds: Vec<String> = stdout(&first).lines().map(said).collect();
     assert_eq!((kinds[0].as_str(), kinds[1].as_str()), ("\"start\"", "\"epoch\""));
     assert_eq!(stdout(&first), stdout(&run(&args)), "same seed, same bytes");
+}
+
+#[test]
+fn with_json_a_complaint_is_a_document_too() {
+    let complaint = |args: &[&str]| {
+        let output = run(args);
+        let object: Value = serde_json::from_str(&stderr(&output)).unwrap();
+        common::is_as_its_schema_says(&object);
+        assert_eq!(object["exit_status"], output.status.code().unwrap());
+        assert_eq!(stdout(&output), "");
+        (
+            object["kind"].as_str().unwrap().to_owned(),
+            object["message"].to_string(),
+        )
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().display().to_string();
+    for (args, kind, said) in [
+        (&["sim", "--json"][..], "usage", "SCENARIO"),
+        (&["sim", "nope.toml", "--json"], "bad-input", "nope.toml"),
+        (
+            &["vm", "--json", "--state", &state],
+            "failed",
+            "no agent runs here",
+        ),
+    ] {
+        let (found, message) = complaint(args);
+        assert_eq!(found, kind, "{args:?}");
+        assert!(message.contains(said), "{args:?}: {message}");
+    }
 }
 
 #[test]
@@ -502,7 +534,7 @@ impl Agent {
 fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
     let agent = Agent::start(tempfile::tempdir().unwrap());
     let free = agent.eventually("the VM streams", || {
-        let now = agent.permit_json(&["show", "web"])[0]["units_per_slice"].as_u64();
+        let now = agent.permit_json(&["show", "web"])["vms"][0]["units_per_slice"].as_u64();
         now.filter(|misses| *misses > 2_000_000)
     });
     let permit = format!("{}k", free / 4000);
@@ -512,7 +544,7 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
         (Some("web"), Some(permit.as_str()))
     );
     let held = agent.eventually("the VM is held to its permit", || {
-        let vm = agent.permit_json(&["show"])[0].clone();
+        let vm = agent.permit_json(&["show"])["vms"][0].clone();
         let now = vm["units_per_slice"].as_u64()?;
         (now < free / 2 && !vm["quota"].is_null()).then_some(vm)
     });
@@ -529,12 +561,15 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
     );
     let bill = agent.permit_json(&["bill", "web"]);
     assert_eq!(
-        (bill[0]["name"].as_str(), bill[0]["resource"].as_str()),
+        (
+            bill["lines"][0]["name"].as_str(),
+            bill["lines"][0]["resource"].as_str()
+        ),
         (Some("web"), Some("pollution"))
     );
-    let used = bill[0]["used_units"].as_u64().unwrap();
+    let used = bill["lines"][0]["used_units"].as_u64().unwrap();
     assert!(
-        used > 0 && bill[0]["booked_units"].as_u64().unwrap() > 0,
+        used > 0 && bill["lines"][0]["booked_units"].as_u64().unwrap() > 0,
         "{bill}"
     );
     for (args, status, said) in [
@@ -551,18 +586,18 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
     }
     assert!(stdout(&agent.permit(&["set", "web", "none"])).contains("web has no permit"));
     agent.eventually("the VM is let go", || {
-        let now = agent.permit_json(&["show", "web"])[0]["units_per_slice"].as_u64()?;
+        let now = agent.permit_json(&["show", "web"])["vms"][0]["units_per_slice"].as_u64()?;
         (now > free / 2).then_some(())
     });
     let dir = agent.end(rustix::process::Signal::TERM);
     let agent = Agent::start(dir);
     let bill = agent.permit_json(&["bill", "web"]);
-    assert!(bill[0]["used_units"].as_u64().unwrap() >= used, "{bill}");
+    assert!(bill["lines"][0]["used_units"].as_u64().unwrap() >= used, "{bill}");
     // What the last minute used is all that a kill can cost.
     let dir = agent.end(rustix::process::Signal::KILL);
     let agent = Agent::start(dir);
     assert!(
-        agent.permit_json(&["bill", "web"])[0]["used_units"]
+        agent.permit_json(&["bill", "web"])["lines"][0]["used_units"]
             .as_u64()
             .unwrap()
             >= used
@@ -574,12 +609,11 @@ fn memory_policies_are_chosen_shown_and_taken_back() {
     let agent = Agent::start(tempfile::tempdir().unwrap());
     let shown = || -> Value {
         let output = agent.ask(&["policy", "show", "web", "--json"]);
-        let vms: Value = serde_json::from_str(&stdout(&output)).expect("one JSON value");
-        vms[0].clone()
+        common::json(&output)["vms"][0].clone()
     };
     let before = shown();
     assert!(
-        before["memory_policy_chosen"].is_null() && before["pages_on"].is_array(),
+        before["memory_policy_chosen"].is_null() && before["pages_by_node"].is_array(),
         "{before}"
     );
     let set = |policy| agent.ask(&["policy", "set", "web", policy]);
@@ -619,12 +653,11 @@ fn a_working_set_is_waited_for_and_listed_afterwards() {
     let agent = Agent::start(tempfile::tempdir().unwrap());
     let json = |args: &[&str]| -> Value {
         let output = agent.ask(&[&["wss"], args, &["--json"]].concat());
-        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
-        serde_json::from_str(&stdout(&output)).expect("one JSON value")
+        common::json(&output)
     };
     let before = json(&[]);
     assert_eq!(
-        (&before[0]["vm"], &before[0]["working_set"]),
+        (&before["vms"][0]["vm"], &before["vms"][0]["working_set"]),
         (&"web".into(), &Value::Null)
     );
     // A window in which the guest only boots sees nothing used.
@@ -649,7 +682,7 @@ fn a_working_set_is_waited_for_and_listed_afterwards() {
     );
     assert!(figure["not"].as_str().is_some_and(|not| not.contains("swaps")));
     let listed = json(&[]);
-    assert_eq!(listed[0]["working_set"]["window_ns"], 1_000_000_000);
+    assert_eq!(listed["vms"][0]["working_set"]["window_ns"], 1_000_000_000);
     let text = stdout(&agent.ask(&["wss", "web", "--window", "1s"]));
     for said in ["web uses", "interval", "blind to", "exact: it is the truth"] {
         assert!(text.contains(said), "{said} not in {text}");
@@ -673,21 +706,20 @@ fn a_memory_floor_is_kept_shown_and_taken_back() {
     let agent = Agent::start(tempfile::tempdir().unwrap());
     let json = |args: &[&str]| -> Value {
         let output = agent.ask(&[&["memory"], args, &["--json"]].concat());
-        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
-        serde_json::from_str(&stdout(&output)).expect("one JSON value")
+        common::json(&output)
     };
     let before = json(&["show", "web"]);
     let bytes = 4_u64 << 30;
     assert_eq!(
         (
-            &before[0]["name"],
-            &before[0]["memory_bytes"],
-            &before[0]["memory"]["floor_bytes"]
+            &before["vms"][0]["name"],
+            &before["vms"][0]["memory_bytes"],
+            &before["vms"][0]["memory"]["floor_bytes"]
         ),
         (&"web".into(), &bytes.into(), &Value::Null)
     );
     assert_eq!(
-        before[0]["memory"]["maximum_bytes"], bytes,
+        before["vms"][0]["memory"]["maximum_bytes"], bytes,
         "the twin's guests have balloons"
     );
     // Of what it has nothing can be taken with a floor as high as that; the answer says so, and the floor is kept.
@@ -706,7 +738,7 @@ fn a_memory_floor_is_kept_shown_and_taken_back() {
         (&"web".into(), &(2_u64 << 30).into(), &Value::Null)
     );
     let why = agent.eventually("the policy to have considered it", || {
-        let memory = json(&["show"])[0]["memory"].clone();
+        let memory = json(&["show"])["vms"][0]["memory"].clone();
         let why = memory["why"].as_str()?.to_owned();
         (memory["floor_bytes"] == 2_u64 << 30).then_some(why)
     });
@@ -731,7 +763,7 @@ fn a_memory_floor_is_kept_shown_and_taken_back() {
     let text = stdout(&agent.ask(&["memory", "set", "web", "none"]));
     assert!(text.contains("web keeps all of its memory"), "{text}");
     agent.eventually("the floor to be gone", || {
-        json(&["show"])[0]["memory"]["floor_bytes"]
+        json(&["show"])["vms"][0]["memory"]["floor_bytes"]
             .is_null()
             .then_some(())
     });
@@ -741,11 +773,10 @@ fn a_memory_floor_is_kept_shown_and_taken_back() {
 fn topology_says_of_each_guest_what_it_is_told_or_why_nothing() {
     let agent = Agent::start(tempfile::tempdir().unwrap());
     let answer = agent.ask(&["topology", "web", "--json"]);
-    assert!(answer.status.success(), "{}", stderr(&answer));
-    let answer: Value = serde_json::from_str(&stdout(&answer)).expect("one JSON value");
-    let topology = &answer[0]["topology"];
+    let answer = common::json(&answer);
+    let topology = &answer["vms"][0]["topology"];
     assert_eq!(
-        (&answer[0]["name"], &topology["told"]),
+        (&answer["vms"][0]["name"], &topology["told"]),
         (&"web".into(), &Value::Null)
     );
     let why = topology["why_not"]

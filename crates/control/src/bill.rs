@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use homenode_policy::permits::Usage;
 use homenode_units::{Ns, Permit, Resource, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hours that are kept: a month and a day.
@@ -11,7 +12,7 @@ const HOURS_MAX: u64 = 32 * 24;
 const HOUR: Ns = Ns::from_secs(3600);
 
 /// An hour: so many after the beginning of the clock that bills are made by (1970 on a real host, the run on the twin).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Hour(pub u64);
 
@@ -23,7 +24,7 @@ impl Hour {
 }
 
 /// One VM in one hour.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Line {
     /// Which.
     pub vm: VmId,

@@ -4,10 +4,11 @@ use std::fmt;
 
 use homenode_host::{CpuQuota, Decision, Finding, Outcome, Refusal, Sample};
 use homenode_units::{Bytes, CpuSet, VmId};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Something that happened in an epoch.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
     /// A VM was seen for the first time.

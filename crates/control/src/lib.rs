@@ -40,13 +40,15 @@ use homenode_policy::{
     topology_feed, trial, working_set,
 };
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use bill::{Bill, Hour, Line};
 pub use event::Event;
 use status::Known;
 pub use status::{
-    LinkStatus, MemoryStatus, NodeStatus, PermitStatus, Status, TopologyStatus, VirtualNodeStatus, VmStatus,
+    LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeVcpus, PermitStatus, Status, TopologyStatus,
+    VirtualNodeStatus, VmStatus,
 };
 use watch::Watch;
 
@@ -54,7 +56,7 @@ use watch::Watch;
 const LEASE_PERIODS_MIN: u64 = 3;
 
 /// Which policies act.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policies {
     /// None: the host's own scheduler, watched.
@@ -110,7 +112,7 @@ impl std::str::FromStr for Policies {
 }
 
 /// Whether plans are carried out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// Plans are committed.
@@ -165,7 +167,7 @@ impl Default for Config {
 }
 
 /// What one step saw and did.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Epoch {
     /// The host as it was before anything was done in this epoch; homes as they are after it.
     #[serde(flatten)]

@@ -9,10 +9,11 @@ use homenode_policy::overcommit;
 use homenode_policy::permits::{self, Account, Standing};
 use homenode_policy::topology_feed;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The host at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Status {
     /// The host's monotonic clock.
     pub at_ns: Ns,
@@ -25,7 +26,7 @@ pub struct Status {
 }
 
 /// One node.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct NodeStatus {
     /// Which.
     pub node: NodeId,
@@ -46,7 +47,7 @@ pub struct NodeStatus {
 }
 
 /// Traffic from one node to another.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct LinkStatus {
     /// Where data comes from.
     pub from: NodeId,
@@ -59,7 +60,7 @@ pub struct LinkStatus {
 }
 
 /// One VM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VmStatus {
     /// Name.
     pub name: String,
@@ -68,7 +69,7 @@ pub struct VmStatus {
     /// Home nodes; `None` for a VM that is free, where the kernel puts it.
     pub home: Option<NodeSet>,
     /// How many of its vCPUs last ran on each node.
-    pub vcpus_on: Vec<(NodeId, usize)>,
+    pub vcpus_by_node: Vec<NodeVcpus>,
     /// Memory policy in force.
     pub memory_policy: MemoryPolicy,
     /// Memory policy that the operator chose, if he did.
@@ -80,7 +81,7 @@ pub struct VmStatus {
     /// Why its memory stays where it is, if it does.
     pub memory_fixed: Option<String>,
     /// Touched pages on each node, where known.
-    pub pages_on: Option<Vec<(NodeId, Pages)>>,
+    pub pages_by_node: Option<Vec<NodePages>>,
     /// Memory that the guest may use.
     pub memory_bytes: Bytes,
     /// CPUs used over the last period.
@@ -103,8 +104,26 @@ pub struct VmStatus {
     pub topology: TopologyStatus,
 }
 
+/// vCPUs on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeVcpus {
+    /// Which node.
+    pub node: NodeId,
+    /// How many.
+    pub vcpus: usize,
+}
+
+/// Pages on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NodePages {
+    /// Which node.
+    pub node: NodeId,
+    /// How many, of 4 KiB.
+    pub pages: Pages,
+}
+
 /// How a VM keeps its permit.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PermitStatus {
     /// What it booked, if it did.
     pub permit: Option<Permit>,
@@ -140,7 +159,7 @@ impl PermitStatus {
 }
 
 /// How much memory a VM has, and why.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryStatus {
     /// What its operator gave it; `None` where it has no balloon.
     pub maximum_bytes: Option<Bytes>,
@@ -173,7 +192,7 @@ impl MemoryStatus {
 }
 
 /// What a VM's guest sees of nodes, and what it is told.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TopologyStatus {
     /// The nodes that it sees, by number; none where it sees one.
     pub virtual_nodes: Vec<VirtualNodeStatus>,
@@ -188,7 +207,7 @@ pub struct TopologyStatus {
 }
 
 /// A node as a guest sees it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VirtualNodeStatus {
     /// Its vCPUs as the guest booted.
     pub vcpus: Vec<u16>,
@@ -197,19 +216,18 @@ pub struct VirtualNodeStatus {
     /// The home node that is to hold all of it, once the VM has a home.
     pub home: Option<NodeId>,
     /// Where it lies, where known.
-    pub pages_on: Option<Vec<(NodeId, Pages)>>,
+    pub pages_by_node: Option<Vec<NodePages>>,
 }
 
 impl TopologyStatus {
     /// As the sample and the layout have it.
     pub(crate) fn of(machine: &Machine, vm: &VmSample, now: Ns, layout: Option<&[NodeId]>) -> TopologyStatus {
-        let pages_on = |pages: &NodeMap<Pages>| pages.iter().map(|(node, pages)| (node, *pages)).collect();
         let virtual_nodes = vm.virtual_nodes.iter().enumerate();
         let virtual_nodes = virtual_nodes.map(|(at, seen)| VirtualNodeStatus {
             vcpus: seen.vcpus.clone(),
             memory_bytes: seen.memory_bytes,
             home: layout.and_then(|nodes| nodes.get(at).copied()),
-            pages_on: seen.pages.as_ref().map(pages_on),
+            pages_by_node: seen.pages.as_ref().map(pages_by_node),
         });
         let told = vm.told.as_ref();
         let believed = |told: &Told| {
@@ -283,11 +301,8 @@ impl Status {
                     name: vm.name.clone(),
                     id: vm.id,
                     home: known.home,
-                    vcpus_on: vcpus_on(machine, vm),
-                    pages_on: vm
-                        .pages
-                        .as_ref()
-                        .map(|pages| pages.iter().map(|(node, pages)| (node, *pages)).collect()),
+                    vcpus_by_node: vcpus_by_node(machine, vm),
+                    pages_by_node: vm.pages.as_ref().map(pages_by_node),
                     memory_policy: vm.memory_policy,
                     memory_policy_chosen: vm.settings.memory_policy,
                     pages_sampled_by: vm.page_uses.as_ref().map(|_| sample.counted_by),
@@ -316,10 +331,19 @@ impl Status {
     }
 }
 
-fn vcpus_on(machine: &Machine, vm: &VmSample) -> Vec<(NodeId, usize)> {
+fn pages_by_node(pages: &NodeMap<Pages>) -> Vec<NodePages> {
+    pages
+        .iter()
+        .map(|(node, pages)| NodePages { node, pages: *pages })
+        .collect()
+}
+
+fn vcpus_by_node(machine: &Machine, vm: &VmSample) -> Vec<NodeVcpus> {
     let mut on: BTreeMap<NodeId, usize> = BTreeMap::new();
     for node in vm.vcpus.iter().filter_map(|vcpu| machine.node_of(vcpu.cpu?)) {
         *on.entry(node).or_default() += 1;
     }
-    on.into_iter().collect()
+    on.into_iter()
+        .map(|(node, vcpus)| NodeVcpus { node, vcpus })
+        .collect()
 }

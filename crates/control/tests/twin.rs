@@ -55,18 +55,11 @@ fn vms_get_homes_of_their_own_and_their_memory_follows() {
     );
     for vm in &status.vms {
         let home = vm.home.as_ref().unwrap();
-        assert!(vm.vcpus_on.iter().all(|(node, _)| home.contains(*node)), "{vm:?}");
-        let (at_home, all) =
-            vm.pages_on
-                .as_ref()
-                .unwrap()
-                .iter()
-                .fold((0, 0), |(at_home, all), (node, pages)| {
-                    (
-                        at_home + if home.contains(*node) { pages.0 } else { 0 },
-                        all + pages.0,
-                    )
-                });
+        assert!(vm.vcpus_by_node.iter().all(|on| home.contains(on.node)), "{vm:?}");
+        let lies = vm.pages_by_node.as_ref().unwrap();
+        let all: u64 = lies.iter().map(|on| on.pages.0).sum();
+        let at_home = lies.iter().filter(|on| home.contains(on.node));
+        let at_home: u64 = at_home.map(|on| on.pages.0).sum();
         assert!(at_home as f64 >= 0.99 * all as f64, "{vm:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::feed::GuestTopology;
@@ -15,7 +16,7 @@ pub const WINDOW_MIN: Ns = Ns::from_millis(100);
 pub const WINDOW_MAX: Ns = Ns::from_secs(3600);
 
 /// One thing to do to a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Action {
     /// Whose.
     pub vm: VmId,
@@ -25,7 +26,7 @@ pub struct Action {
 }
 
 /// What can be done to a VM. Amounts are upper bounds; the [`crate::Receipt`] says what was really done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Act {
     /// Let these vCPUs run on these CPUs only.
@@ -104,7 +105,7 @@ pub enum Act {
 }
 
 /// A move of pages that are used alike, as [`crate::PageUse`] named them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FrameMove {
     /// Guest frame of the first of them.
     pub frame: u64,
@@ -117,7 +118,7 @@ pub struct FrameMove {
 }
 
 /// What an action changes. Of all policies one owns a lever of a VM at a time (DESIGN, section 2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lever {
     /// Where the VM's vCPUs may run.

@@ -4,10 +4,11 @@
 //! decide over that guest alone ([`GuestMemory::bounded`]).
 
 use homenode_units::{Bytes, Ns};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The balloon of a VM that has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Balloon {
     /// Memory that the guest has now, as the hypervisor counts it. It follows what was asked for as fast as the guest likes.
     pub current: Bytes,
@@ -20,7 +21,7 @@ pub struct Balloon {
 }
 
 /// What a guest says of its memory. Counters are cumulative since it booted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct GuestMemory {
     /// How old this is.
     pub age: Ns,

@@ -2,6 +2,7 @@
 
 use homenode_machine::Machine;
 use homenode_units::{Bytes, NodeId, NodeMap, Ns, Pages};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A NUMA node as the guest sees it.
@@ -16,7 +17,7 @@ pub struct VirtualNode {
 }
 
 /// Where a VM's vCPUs and its virtual nodes' memory are.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GuestTopology {
     /// Node of each vCPU, by index; `None` where it is not known, or the vCPU is offline.
     pub vcpus: Vec<Option<NodeId>>,
@@ -25,7 +26,7 @@ pub struct GuestTopology {
 }
 
 /// What a guest was told last.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Told {
     /// What.
     pub topology: GuestTopology,

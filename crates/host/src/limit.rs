@@ -1,12 +1,13 @@
 //! Limits on what a VM may use. Every limit carries a lease (DESIGN, section 2): it ends by itself unless it is said anew.
 
 use homenode_units::{Bytes, Ns};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::action::Lever;
 
 /// How long each vCPU of a VM may run per period (libvirt's `vcpu_quota` and `vcpu_period`, a cgroup's `cpu.max`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct CpuQuota {
     /// Time that a vCPU may run in each period.
     pub run_ns: Ns,
@@ -15,7 +16,7 @@ pub struct CpuQuota {
 }
 
 /// What a policy holds a VM to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
     /// CPU time of each vCPU.
@@ -29,7 +30,7 @@ pub enum Limit {
 }
 
 /// A part, from 1 to 100 percent; the host rounds it to what its hardware can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Percent(pub u8);
 

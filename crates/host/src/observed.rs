@@ -12,10 +12,11 @@
 //! - Frames are a guest's or a kernel's word: who reads them leaves out those beyond [`Observation::frames`] and counts them.
 
 use homenode_units::{Ns, Pages};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A mechanism that tells which guest memory is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Carrier {
     /// Page reference logging [PRL, section 4], modelled: every page walk is logged.
@@ -41,7 +42,7 @@ pub enum Carrier {
 }
 
 /// Which accesses a carrier sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sees {
     /// Reads and writes.
@@ -118,7 +119,7 @@ impl Carrier {
 }
 
 /// A stretch of guest memory that a carrier treats as one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Region {
     /// Its first guest frame.
     pub first: u64,
@@ -182,7 +183,7 @@ pub struct Observation<'a> {
 }
 
 /// An [`Observation`] with storage of its own, as a [`crate::VmSample`] carries it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Observed {
     /// Who saw it.
     pub carrier: Carrier,
@@ -205,7 +206,7 @@ pub struct Observed {
 }
 
 /// [`Seen`], owned.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Found {
     /// [`Seen::Frames`].
@@ -256,7 +257,7 @@ impl Observed {
 }
 
 /// Whether a host can use a carrier.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CarrierChoice {
     /// Which.
     pub carrier: Carrier,

@@ -2,6 +2,7 @@
 
 use homenode_machine::Machine;
 use homenode_units::{Pages, VmId};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::action::Action;
@@ -9,7 +10,7 @@ use crate::refusal::{ActionError, Refusal};
 use crate::sample::{Sample, Version};
 
 /// An action and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Decision {
     /// Policy that decided (`placement`, `balance`, …).
     pub policy: &'static str,
@@ -21,7 +22,7 @@ pub struct Decision {
 }
 
 /// Something that a policy wants the operator to know, and that nobody acts on (a VM that fits nowhere).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Finding {
     /// Policy that found it.
     pub policy: &'static str,
@@ -52,7 +53,7 @@ pub struct Receipt {
 }
 
 /// What became of one decision.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
     /// Done, and read back.

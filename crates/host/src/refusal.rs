@@ -1,6 +1,7 @@
 //! Why a plan is refused, and why an action failed.
 
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet, Ns, VmId};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::action::{Lever, WINDOW_MAX, WINDOW_MIN};
@@ -8,7 +9,7 @@ use crate::limit::CpuQuota;
 use crate::sample::Version;
 
 /// Why an action failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error, JsonSchema)]
 #[error("{}", .why.of(.name))]
 pub struct ActionError {
     /// The VM's name.
@@ -19,7 +20,7 @@ pub struct ActionError {
 }
 
 /// Why an action on a VM failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "error", rename_all = "kebab-case")]
 pub enum Failure {
     /// The VM ended between sample and commit, or in mid-move.
@@ -85,7 +86,7 @@ impl Failure {
 }
 
 /// Why a whole plan is refused. Nothing of it was done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "refusal", rename_all = "kebab-case")]
 pub enum Refusal {
     /// Something changed since the view was made.
@@ -114,7 +115,7 @@ pub enum Refusal {
 }
 
 /// Why an action is impossible for a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Impossible {
     /// No such vCPU is online.

@@ -4,6 +4,7 @@
 use homenode_units::{
     Bytes, BytesPerSec, CpuId, CpuSet, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::balloon::Balloon;
@@ -13,7 +14,7 @@ use crate::observed::{CarrierChoice, Observed};
 
 /// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities, quotas and settings. It
 /// grows when one of these changes, by a commit or by somebody else.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Version(pub u64);
 
@@ -162,7 +163,7 @@ pub struct VcpuSample {
 }
 
 /// Who counts [`Counters`]: whoever shows them says so.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CountedBy {
     /// The PMU of the host; on the twin what stands for it.

@@ -1,31 +1,33 @@
 //! The JSON of `homenode machine --json`: what programs want, one object per node, units in the names.
 //!
 //! ```text
-//! {"name", "nodes":[{"id","cpus","memory_bytes","memory_allowed","memory_bandwidth_bytes_per_sec","socket","llcs"}],
+//! {"name", "nodes":[{"id","cpus","memory_bytes","memory_allowed","memory_bandwidth_bytes_per_s","socket","llcs"}],
 //!  "cpus":[{"id","node","socket","core","llc"}], "llcs":[{"id","cpus","size_bytes","ways","line_bytes","replacement"}],
-//!  "distances":[[…]], "links":[{"from","to","bandwidth_bytes_per_sec"}], "devices":[{"address","class","node"}],
+//!  "distances":[[…]], "links":[{"from","to","bandwidth_bytes_per_s"}], "devices":[{"address","class","node"}],
 //!  "notes":[…], "hardware":{…}}
 //! ```
 //! What is not known is `null`; `hardware`, which only presets have, is left out.
 
+use std::borrow::Cow;
+
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId};
-use serde::ser::SerializeStruct;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Serialize, Serializer};
 
-use crate::model::{Machine, Replacement};
+use crate::model::{Cpu, Device, Hardware, Machine, Replacement};
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct NodeJson<'a> {
     id: NodeId,
     cpus: &'a CpuSet,
     memory_bytes: Bytes,
     memory_allowed: bool,
-    memory_bandwidth_bytes_per_sec: Option<BytesPerSec>,
+    memory_bandwidth_bytes_per_s: Option<BytesPerSec>,
     socket: Option<u16>,
     llcs: Vec<u32>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct LlcJson<'a> {
     id: usize,
     cpus: &'a CpuSet,
@@ -35,63 +37,73 @@ struct LlcJson<'a> {
     replacement: Option<Replacement>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct LinkJson {
     from: NodeId,
     to: NodeId,
-    bandwidth_bytes_per_sec: Option<BytesPerSec>,
+    bandwidth_bytes_per_s: Option<BytesPerSec>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Machine")]
+struct MachineJson<'a> {
+    name: &'a str,
+    nodes: Vec<NodeJson<'a>>,
+    cpus: &'a [Cpu],
+    llcs: Vec<LlcJson<'a>>,
+    distances: &'a [Vec<u32>],
+    links: Vec<LinkJson>,
+    devices: &'a [Device],
+    notes: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hardware: Option<&'a Hardware>,
 }
 
 impl Serialize for Machine {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        let nodes: Vec<NodeJson<'_>> = self
-            .nodes
-            .iter()
-            .map(|(id, node)| NodeJson {
-                id,
-                cpus: &node.cpus,
-                memory_bytes: node.memory_bytes,
-                memory_allowed: self.memory_allowed.contains(id),
-                memory_bandwidth_bytes_per_sec: node.memory_bandwidth,
-                socket: node.socket,
-                llcs: self.llcs_of(id),
-            })
-            .collect();
-        let llcs: Vec<LlcJson<'_>> = self
-            .llcs
-            .iter()
-            .enumerate()
-            .map(|(id, llc)| LlcJson {
-                id,
-                cpus: &llc.cpus,
-                size_bytes: llc.size_bytes,
-                ways: llc.ways,
-                line_bytes: llc.line_bytes,
-                replacement: llc.replacement,
-            })
-            .collect();
-        let links: Vec<LinkJson> = self
-            .links
-            .iter()
-            .map(|link| LinkJson {
-                from: link.from,
-                to: link.to,
-                bandwidth_bytes_per_sec: link.bandwidth,
-            })
-            .collect();
-        let mut json = s.serialize_struct("Machine", if self.hardware.is_some() { 9 } else { 8 })?;
-        json.serialize_field("name", &self.name)?;
-        json.serialize_field("nodes", &nodes)?;
-        json.serialize_field("cpus", &self.cpus)?;
-        json.serialize_field("llcs", &llcs)?;
-        json.serialize_field("distances", &self.distances.rows)?;
-        json.serialize_field("links", &links)?;
-        json.serialize_field("devices", &self.devices)?;
-        json.serialize_field("notes", &self.notes)?;
-        match &self.hardware {
-            Some(hardware) => json.serialize_field("hardware", hardware)?,
-            None => json.skip_field("hardware")?,
-        }
-        json.end()
+        let nodes = self.nodes.iter().map(|(id, node)| NodeJson {
+            id,
+            cpus: &node.cpus,
+            memory_bytes: node.memory_bytes,
+            memory_allowed: self.memory_allowed.contains(id),
+            memory_bandwidth_bytes_per_s: node.memory_bandwidth,
+            socket: node.socket,
+            llcs: self.llcs_of(id),
+        });
+        let llcs = self.llcs.iter().enumerate().map(|(id, llc)| LlcJson {
+            id,
+            cpus: &llc.cpus,
+            size_bytes: llc.size_bytes,
+            ways: llc.ways,
+            line_bytes: llc.line_bytes,
+            replacement: llc.replacement,
+        });
+        let links = self.links.iter().map(|link| LinkJson {
+            from: link.from,
+            to: link.to,
+            bandwidth_bytes_per_s: link.bandwidth,
+        });
+        let machine = MachineJson {
+            name: &self.name,
+            nodes: nodes.collect(),
+            cpus: &self.cpus,
+            llcs: llcs.collect(),
+            distances: &self.distances.rows,
+            links: links.collect(),
+            devices: &self.devices,
+            notes: &self.notes,
+            hardware: self.hardware.as_ref(),
+        };
+        machine.serialize(s)
+    }
+}
+
+impl JsonSchema for Machine {
+    fn schema_name() -> Cow<'static, str> {
+        MachineJson::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        MachineJson::json_schema(generator)
     }
 }

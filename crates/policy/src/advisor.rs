@@ -45,6 +45,7 @@ use homenode_host::{View, VmRates, VmView};
 use homenode_units::{MemoryPolicy, Migration, NodeId, NodeSet, Ns, Placing, VmId};
 
 use crate::placement;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Fewer accesses than this in a watch say nothing about their balance.
@@ -105,7 +106,7 @@ impl Default for Config {
 }
 
 /// How unevenly a VM's accesses fall on its home nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
     /// About even.
@@ -127,7 +128,7 @@ impl fmt::Display for Class {
 }
 
 /// What is thought of a VM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Advice {
     /// What it should have; `None` where that cannot be said.
     pub policy: Option<MemoryPolicy>,

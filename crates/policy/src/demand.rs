@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 
 use homenode_host::View;
 use homenode_units::{Bytes, BytesPerSec, Ewma, NodeId, NodeSet, Ns, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Observed running for this long, a VM counts with what it was measured to use.
@@ -48,7 +49,7 @@ pub struct Demand {
 }
 
 /// How a VM's bandwidth is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BandwidthFrom {
     /// The operator declared it.

@@ -23,6 +23,7 @@ mod stats;
 pub mod verdict;
 mod work;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -63,10 +64,46 @@ struct Published<'a> {
     unit: &'a Option<String>,
 }
 
-/// What programs read. `published` and `ours` are objects by the names of the claim's values; `ours` is null where nothing
-/// was measured. `measured_here` marks what no two runs give alike.
-pub fn to_json(all: &[Reproduced]) -> Value {
-    let one = |one: &Reproduced| {
+/// What programs read.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Claims<'a> {
+    claims: Vec<OneClaim<'a>>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct OneClaim<'a> {
+    id: &'a str,
+    /// The paper, by its key in docs/SOURCES.md, or `own`.
+    source: &'a str,
+    /// The name of `source` up to version 0.1; goes with 0.3.
+    seed: &'a str,
+    /// Figure, table or section.
+    at: &'a str,
+    says: &'a str,
+    /// Published values and bounds, by name.
+    published: Value,
+    /// Our values, by the names of the published ones; null where nothing was measured.
+    ours: Option<serde_json::Map<String, Value>>,
+    kind: verdict::Kind,
+    verdict: verdict::Verdict,
+    parts: &'a [verdict::Part],
+    /// Whether it was measured on the machine that ran it, so that no two runs give the same.
+    measured_here: bool,
+    /// Why it is not decided, if it is not.
+    reason: Option<&'a str>,
+    tables: Option<Value>,
+    why: Option<Value>,
+}
+
+/// What programs read of claims.
+pub fn to_json(all: &[Reproduced]) -> Claims<'_> {
+    Claims {
+        claims: all.iter().map(OneClaim::of).collect(),
+    }
+}
+
+impl OneClaim<'_> {
+    fn of(one: &Reproduced) -> OneClaim<'_> {
         let Claim {
             value,
             at_least,
@@ -101,23 +138,24 @@ pub fn to_json(all: &[Reproduced]) -> Value {
                 .chain(shapes)
                 .collect::<serde_json::Map<String, Value>>()
         });
-        json!({
-            "id": one.claim.id,
-            "source": one.claim.source,
-            // The name of `source` until 0.1, for one version more.
-            "seed": one.claim.seed(),
-            "at": one.claim.at,
-            "says": one.claim.says,
-            "published": published,
-            "ours": ours,
-            "kind": one.kind,
-            "verdict": one.judgement.verdict,
-            "parts": one.judgement.parts,
-            "measured_here": one.decision.as_ref().is_some_and(|decision| decision.measured_here),
-            "reason": one.reason,
-            "tables": one.decision.as_ref().map(|decision| &decision.tables),
-            "why": one.decision.as_ref().map(|decision| &decision.why),
-        })
-    };
-    json!({ "claims": all.iter().map(one).collect::<Vec<_>>() })
+        OneClaim {
+            id: &one.claim.id,
+            source: &one.claim.source,
+            seed: one.claim.seed(),
+            at: &one.claim.at,
+            says: &one.claim.says,
+            published: json!(published),
+            ours,
+            kind: one.kind,
+            verdict: one.judgement.verdict,
+            parts: &one.judgement.parts,
+            measured_here: one
+                .decision
+                .as_ref()
+                .is_some_and(|decision| decision.measured_here),
+            reason: one.reason.as_deref(),
+            tables: one.decision.as_ref().map(|decision| json!(decision.tables)),
+            why: one.decision.as_ref().map(|decision| json!(decision.why)),
+        }
+    }
 }

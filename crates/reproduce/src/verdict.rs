@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::claims::{Claim, Number};
@@ -28,7 +29,7 @@ const COUNT_TOLERANCE: f64 = 3.0;
 const TAU_LEAST: f64 = 0.7;
 
 /// What came of a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// All of its values hold.
@@ -57,7 +58,7 @@ impl Verdict {
 }
 
 /// How much of a result was put in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// Nothing of it.
@@ -104,7 +105,7 @@ pub struct Shape {
 }
 
 /// One published value beside ours.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Part {
     /// Which.
     pub name: String,
@@ -119,7 +120,7 @@ pub struct Part {
 }
 
 /// All values of a claim, and what they add up to.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Judgement {
     /// The verdict.
     pub verdict: Verdict,
@@ -244,7 +245,8 @@ mod tests {
     use crate::claims::parse;
 
     fn claim(text: &str) -> Claim {
-        let head = "[[claim]]\nid = \"a.b\"\nsource = \"X\"\nat = \"here\"\nsays = \"it is so\"\ninputs = []\n";
+        let head =
+            "[[claim]]\nid = \"a.b\"\nsource = \"X\"\nat = \"here\"\nsays = \"it is so\"\ninputs = []\n";
         parse("test", &format!("{head}{text}")).unwrap().remove(0)
     }
 

@@ -15,13 +15,14 @@
 use homenode_machine::Machine;
 use homenode_policy::permits::Account;
 use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, Ns, Pages, Permit};
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
 
 use crate::engine::Engine;
 use crate::guest::Vm;
 
 /// What came of a run so far.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct TwinReport {
     /// Name of the scenario.
     pub scenario: String,
@@ -38,6 +39,8 @@ pub struct TwinReport {
     /// Every VM of the scenario, in its order.
     pub vms: Vec<VmReport>,
     /// Every node.
+    #[serde(rename = "node_loads", serialize_with = "on_nodes")]
+    #[schemars(with = "Vec<OnNode<NodeReport>>")]
     pub nodes: NodeMap<NodeReport>,
     /// Every link, in the machine's order.
     pub links: Vec<LinkReport>,
@@ -53,8 +56,33 @@ pub struct TwinReport {
     pub notes: Vec<String>,
 }
 
+/// What belongs to a node, as an object that names it.
+#[derive(Serialize, JsonSchema)]
+struct OnNode<T> {
+    node: NodeId,
+    #[serde(flatten)]
+    of: T,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Accesses {
+    accesses: u64,
+}
+
+fn on_nodes<S: Serializer>(nodes: &NodeMap<NodeReport>, s: S) -> Result<S::Ok, S::Error> {
+    s.collect_seq(nodes.iter().map(|(node, of)| OnNode { node, of }))
+}
+
+fn accesses_on_nodes<S: Serializer>(nodes: &NodeMap<u64>, s: S) -> Result<S::Ok, S::Error> {
+    let named = nodes.iter().map(|(node, accesses)| OnNode {
+        node,
+        of: Accesses { accesses: *accesses },
+    });
+    s.collect_seq(named)
+}
+
 /// What came of an event.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct EventReport {
     /// When it came.
     pub at_s: f64,
@@ -70,7 +98,7 @@ pub struct EventReport {
 }
 
 /// How far an event got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventResult {
     /// All of it happened.
@@ -84,7 +112,7 @@ pub enum EventResult {
 }
 
 /// One VM.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct VmReport {
     /// Name.
     pub name: String,
@@ -105,6 +133,8 @@ pub struct VmReport {
     /// Share of memory accesses that went to the node of the vCPU, in [0, 1].
     pub local_access_ratio: Option<f64>,
     /// Memory accesses by the node that answered them.
+    #[serde(rename = "node_accesses", serialize_with = "accesses_on_nodes")]
+    #[schemars(with = "Vec<OnNode<Accesses>>")]
     pub accesses_by_node: NodeMap<u64>,
     /// Imbalance of these; `None` where there are none.
     pub imbalance: Option<f64>,
@@ -136,7 +166,7 @@ pub struct VmReport {
 }
 
 /// Pages that a guest released, since the start.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ReleaseReport {
     /// How many.
     pub released: u64,
@@ -150,7 +180,7 @@ pub struct ReleaseReport {
 }
 
 /// One of several programs of a VM.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ProgramReport {
     /// Workload.
     pub workload: String,
@@ -165,7 +195,7 @@ pub struct ProgramReport {
 }
 
 /// A VM's I/O through a driver domain.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct FlipReport {
     /// Pages that were exchanged.
     pub pages_flipped: u64,
@@ -182,7 +212,7 @@ pub struct FlipReport {
 }
 
 /// The memory of a VM with a floor.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct MemoryReport {
     /// What its guest has now.
     pub given_bytes: Bytes,
@@ -193,7 +223,7 @@ pub struct MemoryReport {
 }
 
 /// A VM's permit.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PermitReport {
     /// What it booked.
     pub booked: Permit,
@@ -208,7 +238,7 @@ pub struct PermitReport {
 }
 
 /// One node.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct NodeReport {
     /// Mean data rate of its memory controllers.
     pub bandwidth_bytes_per_s: BytesPerSec,
@@ -219,7 +249,7 @@ pub struct NodeReport {
 }
 
 /// One directed link.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct LinkReport {
     /// Where it comes from.
     pub from: NodeId,

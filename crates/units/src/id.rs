@@ -2,15 +2,16 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A NUMA node of the host, by the kernel's number. Numbers may have gaps (POWER hosts with GPU memory).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct NodeId(pub u16);
 
 /// A logical CPU of the host (a hyperthread where there are hyperthreads), by the kernel's number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct CpuId(pub u32);
 
@@ -19,7 +20,7 @@ pub struct CpuId(pub u32);
 pub struct VmId(pub u128);
 
 /// One vCPU of one VM; `index` counts from 0 within the VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct VcpuId {
     /// The VM that the vCPU belongs to.
     pub vm: VmId,

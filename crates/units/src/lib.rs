@@ -1,5 +1,6 @@
 //! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per
-//! NUMA node, and the arithmetic every crate shares. No dependency but `serde`'s traits.
+//! NUMA node, and the arithmetic every crate shares. No dependency but the traits of `serde`
+//! and `schemars`.
 
 mod id;
 mod math;
@@ -7,6 +8,7 @@ mod memory_policy;
 mod node_map;
 mod permit;
 mod quantity;
+mod schema;
 mod set;
 
 pub use id::{CpuId, NodeId, VcpuId, VmId};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::quantity::{BytesPerSec, Ns, parse};
@@ -16,7 +17,7 @@ const BANDWIDTH_MIN: BytesPerSec = BytesPerSec(1_000_000);
 const BANDWIDTH_MAX: BytesPerSec = BytesPerSec(2_000_000_000_000);
 
 /// What a permit is a permit for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resource {
     /// LLC pollution, in LLC misses.

@@ -14,11 +14,12 @@ const PURE: [(&str, &[&str]); 2] = [
             "homenode-host",
             "homenode-machine",
             "homenode-units",
+            "schemars",
             "serde",
             "thiserror",
         ],
     ),
-    ("homenode-units", &["serde"]),
+    ("homenode-units", &["schemars", "serde"]),
 ];
 
 /// What each crate of the workspace may depend on in the workspace, tests and benches aside.

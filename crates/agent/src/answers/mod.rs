@@ -16,8 +16,8 @@ pub fn placed(found: &Result<Placement, Unplaceable>) -> Placed {
             reasons: placement.reasons(),
             figures: PlacedFigures::Fits {
                 matched: placement.matched,
-                requirement: placement.requirement,
-                capacity: placement.capacity,
+                needs: placement.requirement.into(),
+                left: placement.capacity.into(),
                 bandwidth_from: placement.bandwidth_from,
             },
         },

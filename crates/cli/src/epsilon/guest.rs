@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use homenode_units::{Bytes, Ns};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 /// What the guest's program says.
@@ -21,7 +22,7 @@ const CONSOLE_BYTES_MAX: usize = 1 << 20;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Who runs a guest's instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accelerator {
     /// The processor.
@@ -46,7 +47,7 @@ impl std::fmt::Display for Accelerator {
 }
 
 /// What the guest says of its own memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MemInfo {
     /// What its kernel manages (`MemTotal`).
     pub total_bytes: Bytes,
@@ -73,7 +74,7 @@ impl MemInfo {
 }
 
 /// What came of a guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
     /// It booted and ran the program.
@@ -111,7 +112,7 @@ impl std::fmt::Display for Outcome {
 }
 
 /// A trial.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Trial {
     /// Memory of the guest.
     pub memory_bytes: Bytes,
@@ -120,6 +121,7 @@ pub struct Trial {
     pub outcome: Outcome,
     /// How long it took.
     #[serde(rename = "took_s", serialize_with = "seconds")]
+    #[schemars(with = "f64")]
     pub took: Ns,
 }
 

@@ -28,8 +28,10 @@ use std::time::Duration;
 use anyhow::Context;
 use homenode_linux::cpio::Archive;
 use homenode_units::{Bytes, Ns};
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::args::ShownArgs;
 use crate::bad_input;
 use crate::output::{print_json, progress, table};
 use guest::{Accelerator, Maker, Outcome, Trial};
@@ -71,9 +73,8 @@ pub struct EpsilonArgs {
     /// Another QEMU than the one in `PATH`
     #[arg(long, value_name = "FILE")]
     pub qemu: Option<PathBuf>,
-    /// JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub shown: ShownArgs,
 }
 
 /// A part of memory, from 1 to 50 percent.
@@ -105,8 +106,8 @@ pub enum Accel {
 }
 
 /// What was found.
-#[derive(Debug, Serialize)]
-struct Found {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Found {
     kernel: String,
     accelerator: Accelerator,
     method: &'static str,
@@ -179,13 +180,13 @@ pub fn run(args: &EpsilonArgs) -> anyhow::Result<()> {
             guest_says_bytes,
             trials: search.trials,
         },
-        args.json,
+        args.shown.json,
     )
 }
 
 fn show(found: &Found, json: bool) -> anyhow::Result<()> {
     if json {
-        return print_json(found);
+        return print_json("footprint", found);
     }
     let rows = found.trials.iter().map(|trial| {
         vec![

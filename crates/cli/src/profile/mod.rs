@@ -24,10 +24,12 @@ use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
 use homenode_twin::Workload;
 use homenode_twin::workload::FittedCurve;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::args::ShownArgs;
 use crate::bad_input;
 use crate::output::{self, Output};
 use crate::twin;
@@ -50,9 +52,8 @@ pub struct ProfileArgs {
     /// Where the program's standard output goes; default: where this one's goes, with --json nowhere
     #[arg(long, value_name = "FILE")]
     pub stdout: Option<PathBuf>,
-    /// One JSON object instead of sentences
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub shown: ShownArgs,
     /// COMMAND is itself a QEMU that emulates a machine: profile all that the machine does
     #[arg(long)]
     pub system: bool,
@@ -86,8 +87,8 @@ impl std::str::FromStr for Share {
 }
 
 /// What was done, and what came of it.
-#[derive(Debug, Serialize)]
-struct Profiled<'a> {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Profiled<'a> {
     command: &'a str,
     machine: &'a str,
     /// What the program ended with; 128 and the signal's number where a signal ended it.
@@ -95,7 +96,9 @@ struct Profiled<'a> {
     seconds: f64,
     file: String,
     workload: &'a Workload,
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     fit: &'a FittedCurve,
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     measured: &'a Log,
     notes: &'a [String],
 }
@@ -170,7 +173,7 @@ fn finish(
     let workload = Workload::from_toml(&shown, &text).context("the profile that came of it is not valid")?;
     fs::write(file, &text).with_context(|| format!("{shown}: cannot be written"))?;
     let exit_status = exit_status(status);
-    let mut output = Output::new(args.json);
+    let mut output = Output::new(args.shown.json);
     output.object(
         "profile",
         json!(Profiled {
@@ -185,7 +188,7 @@ fn finish(
             notes: &notes,
         }),
     );
-    if !args.json {
+    if !args.shown.json {
         // Standard output is the program's.
         for sentence in write::summary(log, &fit, facts, seconds) {
             eprintln!("homenode: {sentence}");
@@ -224,7 +227,7 @@ fn stdout(args: &ProfileArgs) -> anyhow::Result<Stdio> {
                 .map(Stdio::from)
                 .map_err(|error| bad_input(format!("--stdout {}: {error}", file.display())))
         }
-        None if args.json => Ok(Stdio::null()),
+        None if args.shown.json => Ok(Stdio::null()),
         None => Ok(Stdio::inherit()),
     }
 }
@@ -238,7 +241,7 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
     let mut child = command.spawn()?;
     let started = Instant::now();
     // Where both share a terminal, the program's output must not be written over.
-    let alone = args.json || args.stdout.is_some() || !std::io::stdout().is_terminal();
+    let alone = args.shown.json || args.stdout.is_some() || !std::io::stdout().is_terminal();
     loop {
         if let Some(status) = child.try_wait()? {
             output::progress("");

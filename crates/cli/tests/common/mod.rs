@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test file uses its part
 
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
@@ -38,6 +39,21 @@ pub fn text(output: &Output) -> String {
 /// The one JSON value that a command printed that must succeed.
 pub fn json(output: &Output) -> Value {
     serde_json::from_str(&text(output)).expect("one JSON value")
+}
+
+/// Panics where a document is not what the committed schema of its kind says.
+pub fn is_as_its_schema_says(document: &Value) {
+    let kind = document["schema"].as_str().expect("documents name their schema");
+    let (kind, _) = kind.split_once('/').expect("kind and version");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/schema/json");
+    let text = std::fs::read_to_string(folder.join(format!("{kind}.schema.json"))).expect("it is committed");
+    let schema = serde_json::from_str(&text).expect("it is JSON");
+    let validator = jsonschema::validator_for(&schema).expect("it is a schema");
+    let errors: Vec<String> = validator
+        .iter_errors(document)
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect();
+    assert!(errors.is_empty(), "{kind}: {errors:#?}");
 }
 
 /// Exit status and complaint of a command that must fail.

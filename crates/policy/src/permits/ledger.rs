@@ -4,6 +4,7 @@
 //! one per domain. [`Ledger`] holds those of a host and settles them together, period by period, on the host's clock.
 
 use homenode_units::{Ns, Permit, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// An interval longer than this is not one that somebody watched: the clock jumped, or the agent was stopped.
@@ -30,7 +31,7 @@ impl Default for Terms {
 }
 
 /// Whether a VM may run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Standing {
     /// Its balance is zero or above.

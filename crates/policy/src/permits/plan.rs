@@ -47,6 +47,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use homenode_host::{Act, Action, CpuQuota, Lever, Limit, Percent, Plan, VcpuSample, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Ns, Permit, Resource, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::POLICY;
@@ -118,7 +119,7 @@ impl Default for Config {
 }
 
 /// What a VM used of what it booked over a time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     /// Units measured: LLC misses, or bytes.
     pub used_units: u64,

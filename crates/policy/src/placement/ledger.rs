@@ -3,6 +3,7 @@
 
 use homenode_host::{View, VmSample};
 use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
@@ -11,7 +12,7 @@ use crate::demand::Demand;
 pub const RESERVATION_LIFE: Ns = Ns::from_secs(120);
 
 /// What libvirt tells numad of a VM: all that a promise and a VM can be matched by when nobody named the VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Shape {
     /// Online vCPUs at start.
     pub vcpus: u32,
@@ -30,7 +31,7 @@ impl Shape {
 }
 
 /// A VM that is about to start, by name: the libvirt hook tells it before libvirt asks for nodes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Announcement {
     /// Which VM.
     pub vm: VmId,

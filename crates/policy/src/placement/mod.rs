@@ -55,6 +55,7 @@ use std::borrow::Cow;
 
 use homenode_host::{Act, Plan, View, VmView};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use ledger::{Announcement, Ledger, RESERVATION_LIFE, Reservation, Shape};
@@ -121,7 +122,7 @@ pub struct Placement {
 }
 
 /// How a bin was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Match {
     /// Room, and the same relative order (step 2).
@@ -133,12 +134,16 @@ pub enum Match {
 }
 
 /// One resource that is short.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Shortage {
     /// Where; all nodes together, of those whose links carry little traffic, where `None`.
     pub node: Option<NodeId>,
     /// `CPU`, `memory` or `memory bandwidth`.
     pub resource: Cow<'static, str>,
+    /// What is left: CPUs, bytes, or bytes per second.
+    pub left_amount: f64,
+    /// What is needed, in the same unit.
+    pub needed_amount: f64,
     /// What is left, in words with unit.
     pub left: String,
     /// What is needed, in words with unit.
@@ -146,7 +151,7 @@ pub struct Shortage {
 }
 
 /// No bin has room.
-#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error, JsonSchema)]
 #[error("fits nowhere: {}", shortages.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct Unplaceable {
     /// What is short on each node, and on all together.
@@ -332,6 +337,8 @@ fn shortages(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>) -> Unp
             .map(|d| Shortage {
                 node,
                 resource: names[d].into(),
+                left_amount: left[d],
+                needed_amount: needed[d],
                 left: words(d, left[d]),
                 needed: words(d, needed[d]),
             })

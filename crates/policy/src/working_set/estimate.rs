@@ -2,10 +2,11 @@
 
 use homenode_host::observed::{Carrier, Seen};
 use homenode_units::{Bytes, Ns, Pages};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// How large a VM's working set is.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Estimate {
     /// Whose word it is.
     pub carrier: Carrier,
@@ -38,7 +39,7 @@ pub struct Estimate {
 }
 
 /// What an interval's ends are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Certainty {
     /// The true value lies between them, if the carrier works as it says.
@@ -50,7 +51,7 @@ pub enum Certainty {
 }
 
 /// Whether an estimator has come to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Settled {
     /// The figure still moves.
@@ -114,7 +115,7 @@ pub(super) fn kind(seen: &Seen<'_>) -> &'static str {
 ///
 /// It is a lower bound on what a real guest pays, which does not know its coldest pages, and an upper bound on faults, since
 /// of several uses of a page only the first would fault while it stays. A carrier that sees only TLB misses counts those.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Curve {
     /// Memory left and uses per second lost, memory ascending, losses not.
     points: Vec<(Bytes, f64)>,

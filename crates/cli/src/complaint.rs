@@ -1,0 +1,77 @@
+//! What went wrong, for programs: with `--json` a document on standard error, on a line.
+
+use std::process::ExitCode;
+
+use homenode_api::document::document;
+use homenode_api::{ApiError, AskError};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::is_about_input;
+
+/// A failed command.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Complaint<'a> {
+    kind: Kind,
+    /// What went wrong, and what to do about it.
+    message: String,
+    /// What the command ends with: 2 where what it was given is wrong, else 1.
+    exit_status: u8,
+    /// What the agent said, where it was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent: Option<&'a ApiError>,
+}
+
+/// Kinds of failures.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    /// The command line cannot be read.
+    Usage,
+    /// Something that was given is wrong.
+    BadInput,
+    /// The agent says no; `agent` says of what kind.
+    Agent,
+    /// Everything else.
+    Failed,
+}
+
+impl<'a> Complaint<'a> {
+    /// About a command line.
+    pub fn usage(message: &str) -> Complaint<'static> {
+        Complaint {
+            kind: Kind::Usage,
+            message: message.to_owned(),
+            exit_status: 2,
+            agent: None,
+        }
+    }
+
+    /// About a command that failed.
+    pub fn of(error: &'a anyhow::Error) -> Complaint<'a> {
+        let agent = error.chain().find_map(|cause| match cause.downcast_ref() {
+            Some(AskError::Agent(said)) => Some(said),
+            _ => None,
+        });
+        let kind = match agent {
+            Some(_) => Kind::Agent,
+            None if is_about_input(error) => Kind::BadInput,
+            None => Kind::Failed,
+        };
+        Complaint {
+            kind,
+            message: format!("{error:#}"),
+            exit_status: if is_about_input(error) { 2 } else { 1 },
+            agent,
+        }
+    }
+
+    /// Prints it; gives the command's exit status.
+    pub fn print(&self) -> ExitCode {
+        match serde_json::to_value(self) {
+            Ok(object) => eprintln!("{}", document("error", object)),
+            Err(_) => eprintln!("homenode: {}", self.message),
+        }
+        ExitCode::from(self.exit_status)
+    }
+}

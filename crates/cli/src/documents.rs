@@ -1,0 +1,81 @@
+//! The schemas of all that `--json` prints, held to what is committed in `data/schema/json`.
+
+use std::path::PathBuf;
+
+use homenode_api::document::schema;
+use homenode_api::{Reply, Request, answer};
+
+use crate::complaint::Complaint;
+
+/// Kind and schema of every document.
+fn schemas() -> Vec<(&'static str, String)> {
+    macro_rules! of {
+        ($($kind:literal: $type:ty,)*) => {
+            vec![$(($kind, schema::<$type>($kind)),)*]
+        };
+    }
+    of! {
+        // What the agent answers.
+        "bill": answer::Bill,
+        "floor-set": answer::FloorSet,
+        "forecast": answer::Forecast,
+        "permit-set": answer::PermitSet,
+        "permits": answer::Permits,
+        "placed": answer::Placed,
+        "policy-advice": answer::PolicyAdvice,
+        "policy-set": answer::PolicySet,
+        "report": answer::Report,
+        "suggestion": answer::Suggestion,
+        "vms": answer::Vms,
+        "working-set": crate::wss::Answered<'_>,
+        "working-sets": answer::WorkingSets,
+        // What `run` tells, an object per line.
+        "start": homenode_agent::Start<'_>,
+        "epoch": homenode_control::Epoch,
+        "notice": homenode_agent::Notice<'_>,
+        "trouble": homenode_agent::Notice<'_>,
+        "live-summary": homenode_agent::live::Summary,
+        "summary": crate::summary::Summary,
+        // What commands answer without an agent.
+        "calibration": crate::calibrate::Calibrated<'_>,
+        "claims": homenode_reproduce::Claims<'_>,
+        "footprint": crate::epsilon::Found,
+        "log-estimate": crate::page_log::Known,
+        "log-estimates": crate::page_log::Report,
+        "machine": homenode_machine::Machine,
+        "profile": crate::profile::Profiled<'_>,
+        "scenarios": crate::sim::Scenarios,
+        "search": crate::search::Search<'_>,
+        "simulation": crate::sim::Simulation<'_>,
+        "error": Complaint<'_>,
+        // The agent's socket, a line each way.
+        "request": Request,
+        "reply": Reply,
+    }
+}
+
+/// `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-cli schemas` writes them anew; the diff is then read.
+#[test]
+fn schemas_are_as_committed() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../data/schema/json");
+    let file = |kind: &str| folder.join(format!("{kind}.schema.json"));
+    let schemas = schemas();
+    if std::env::var_os("HOMENODE_WRITE_SCHEMAS").is_some() {
+        for (kind, text) in &schemas {
+            std::fs::write(file(kind), text).unwrap();
+        }
+    }
+    for (kind, text) in &schemas {
+        let committed = std::fs::read_to_string(file(kind)).unwrap_or_default();
+        assert!(
+            committed == *text,
+            "{kind}: the schema is another than the committed one"
+        );
+    }
+    let files = std::fs::read_dir(&folder).unwrap().count();
+    assert_eq!(
+        files,
+        schemas.len(),
+        "a committed schema describes nothing any more"
+    );
+}
