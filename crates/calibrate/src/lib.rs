@@ -1,4 +1,5 @@
-//! Measures the very host that it runs on, writes what it found as a machine file, and holds the twin against it.
+//! Measures the very host that it runs on, writes what it found as a machine file, and holds the twin against it; measures how
+//! much memory a guest kernel takes ([`footprint`]), and makes programs into workloads ([`profile`]).
 //!
 //! ```text
 //!   host ──▶ measure ──▶ Calibration ──▶ write ──▶ machine file ──▶ twin
@@ -21,10 +22,12 @@
 //! as the hardware wires them: each pair of nodes is measured as if it had its own.
 
 mod fit;
+pub mod footprint;
 mod host;
 pub mod kernels;
 mod measure;
 mod noise;
+pub mod profile;
 mod stats;
 mod streams;
 mod sys;

@@ -8,7 +8,7 @@ use homenode_twin::Disturbance;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
-use crate::epsilon::EpsilonArgs;
+use crate::kernel_footprint::FootprintArgs;
 use crate::page_log::LogArgs;
 use crate::profile::ProfileArgs;
 
@@ -72,15 +72,17 @@ The exit status is the program's. It is 1 or 2 where there is a complaint, 128 a
     Profile(ProfileArgs),
     /// Find out how much memory a guest kernel takes for itself
     #[command(
+        name = "kernel-footprint",
+        alias = "epsilon",
         after_help = "A guest with this kernel and one small program boots with ever less memory until it does not. What it needs at least is
 the kernel's footprint, epsilon, which a working set of programs is added to. Guests run one at a time, and end with this command.
 
 Examples:
-  homenode epsilon --kernel /boot/vmlinuz-6.1.0-56-amd64
-  homenode epsilon --kernel vmlinuz --initrd initrd.img --json
-  homenode epsilon --kernel vmlinuz --as-published --step 5%      the paper's procedure, some sixty guests"
+  homenode kernel-footprint --kernel /boot/vmlinuz-6.1.0-56-amd64
+  homenode kernel-footprint --kernel vmlinuz --initrd initrd.img --json
+  homenode kernel-footprint --kernel vmlinuz --as-published --step 5%      the paper's procedure, some sixty guests"
     )]
-    Epsilon(EpsilonArgs),
+    KernelFootprint(FootprintArgs),
     /// Ask where a VM would go, and why
     Place(PlaceArgs),
     /// Show the VMs that the running agent manages
@@ -101,19 +103,21 @@ Examples:
     Permit(PermitCommand),
     /// Choose how VMs' memory is laid out over nodes, and see how it lies
     #[command(
+        name = "memory-policy",
+        alias = "policy",
         subcommand,
         after_help = "A memory policy says where pages of a VM go, over its home nodes: `first-touch`, near the CPU that touches a page
 first; `round-4k`, spread evenly; and `+carrefour` after either, where hot pages follow their users. A VM with one home node
 has its memory there whatever its policy.
 
 Examples:
-  homenode policy show                         policy in force and pages per node, of all VMs
-  homenode policy set web round-4k             choose; the VM's metadata keeps it, over restarts and migration
-  homenode policy set web first-touch+carrefour
-  homenode policy set web none                 leave the choice to the agent
-  homenode policy advise web                   which would suit it, by what it does"
+  homenode memory-policy show                         policy in force and pages per node, of all VMs
+  homenode memory-policy set web round-4k             choose; the VM's metadata keeps it, over restarts and migration
+  homenode memory-policy set web first-touch+carrefour
+  homenode memory-policy set web none                 leave the choice to the agent
+  homenode memory-policy advise web                   which would suit it, by what it does"
     )]
-    Policy(PolicyCommand),
+    MemoryPolicy(PolicyCommand),
     /// Ask how much memory a VM really uses
     #[command(
         after_help = "The working set is what a VM used within a window of time; a longer window gives a larger one. The agent watches the
@@ -434,7 +438,7 @@ pub enum PermitCommand {
 pub enum PolicyCommand {
     /// Choose a VM's memory policy, or leave the choice to the agent
     #[command(
-        after_help = "Examples:\n  homenode policy set web first-touch\n  homenode policy set web round-4k+carrefour\n  homenode policy set web none"
+        after_help = "Examples:\n  homenode memory-policy set web first-touch\n  homenode memory-policy set web round-4k+carrefour\n  homenode memory-policy set web none"
     )]
     Set(PolicySetArgs),
     /// Show memory policies, and how pages lie
@@ -508,7 +512,7 @@ impl<T: std::str::FromStr> std::str::FromStr for OrNone<T> {
     }
 }
 
-/// Options of `policy set`.
+/// Options of `memory-policy set`.
 #[derive(Debug, clap::Args)]
 pub struct PolicySetArgs {
     /// The VM's name
@@ -531,7 +535,7 @@ pub struct SetArgs {
     pub agent: AgentArgs,
 }
 
-/// Options of `permit show`, `policy show`, `memory show` and `topology`.
+/// Options of `permit show`, `memory-policy show`, `memory show` and `topology`.
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
     /// Only this VM
@@ -540,7 +544,7 @@ pub struct ShowArgs {
     pub agent: AgentArgs,
 }
 
-/// Options of `permit suggest` and `policy advise`.
+/// Options of `permit suggest` and `memory-policy advise`.
 #[derive(Debug, clap::Args)]
 pub struct SuggestArgs {
     /// The VM's name

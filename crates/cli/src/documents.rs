@@ -39,7 +39,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         // What commands answer without an agent.
         "calibration": crate::calibrate::Calibrated<'_>,
         "claims": homenode_reproduce::Claims<'_>,
-        "footprint": crate::epsilon::Found,
+        "footprint": homenode_calibrate::footprint::Found,
         "log-estimate": crate::page_log::Known,
         "log-estimates": crate::page_log::Report,
         "machine": homenode_machine::Machine,

@@ -13,7 +13,7 @@ mod calibrate;
 mod complaint;
 #[cfg(test)]
 mod documents;
-mod epsilon;
+mod kernel_footprint;
 mod memory;
 mod numad;
 mod page_log;
@@ -131,11 +131,11 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Calibrate(args) => calibrate::run(&args)?,
         Command::CalibrateKernel(args) => calibrate::kernel(&args)?,
         Command::Profile(args) => return profile::run(&args),
-        Command::Epsilon(args) => epsilon::run(&args)?,
+        Command::KernelFootprint(args) => kernel_footprint::run(&args)?,
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
         Command::Permit(command) => permit::run(&command)?,
-        Command::Policy(command) => policy::run(&command)?,
+        Command::MemoryPolicy(command) => policy::run(&command)?,
         Command::Wss(args) => wss::run(&args)?,
         Command::Memory(command) => memory::run(&command)?,
         Command::Topology(args) => topology::run(&args)?,

@@ -1,4 +1,4 @@
-//! `homenode policy`: which memory policy a VM has, and how its pages lie.
+//! `homenode memory-policy`: which memory policy a VM has, and how its pages lie.
 
 use homenode_api::Request;
 use homenode_api::answer::{PolicyAdvice, PolicySet};
@@ -8,7 +8,7 @@ use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
 use crate::output::{counted, or_dash, or_free, percent, print_json, table};
 use crate::query::{ask_agent, vms};
 
-/// `homenode policy`.
+/// `homenode memory-policy`.
 ///
 /// # Errors
 /// No agent, no such VM, or a policy that the VM cannot have.
@@ -47,7 +47,10 @@ fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
         Some(policy) if policy == answer.memory_policy => say!("{policy}, as it has: {why}"),
         Some(policy) => {
             say!("{policy}: {why}");
-            say!("\nchoose it with: homenode policy set {} {policy}", args.vm);
+            say!(
+                "\nchoose it with: homenode memory-policy set {} {policy}",
+                args.vm
+            );
         }
     }
     Ok(())

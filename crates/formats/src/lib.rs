@@ -6,6 +6,7 @@
 //! | [`pmu_region`] | the emulator's plugin, into shared memory | the agent on an emulated host |
 //! | [`profile_log`] | the emulator's plugin | `homenode profile` |
 //! | [`page_log`] | the emulator's plugin, guests | `homenode wss --log` |
+//! | [`cpio`] | footprints of kernels, the testbed | kernels, when they boot |
 //! | [`measured`] | the testbed | `homenode reproduce` |
 //!
 //! # Properties (tests of the same names)
@@ -14,6 +15,7 @@
 //! - A region reads as it was written; what is none is refused with what is wrong.
 //! - A log of pages that is cut off gives all whole records and says what is missing; with one changed byte it is refused.
 
+pub mod cpio;
 pub mod measured;
 pub mod page_log;
 pub mod pmu_region;

@@ -22,7 +22,6 @@
 //! | [`attribution`] | none of its own: deals what the modelled PMU counts and samples to VMs, by their frames |
 //! | [`carriers`] | `/proc/PID/{clear_refs,smaps}`, DAMON: which of its memory a VM uses |
 //! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
-//! | [`cpio`] | what kernels unpack when they boot |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
 //! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
@@ -34,7 +33,6 @@ pub mod cgroup;
 mod clock;
 pub mod confine;
 mod connect;
-pub mod cpio;
 pub mod domain;
 pub mod guard;
 mod hands;

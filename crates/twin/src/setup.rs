@@ -14,7 +14,7 @@ pub struct Setup {
     pub machine: Machine,
     /// Its VMs.
     pub scenario: Scenario,
-    /// The paper.
+    /// Seed of all that is drawn.
     pub seed: u64,
     /// The simulation's resolution.
     pub epoch: Ns,

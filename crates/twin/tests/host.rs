@@ -211,7 +211,7 @@ fn hard_affinity_is_obeyed() {
 #[test]
 fn nobody_pins_and_vcpus_scatter() {
     // Without an agent, threads that sleep at barriers wander over nodes and leave their memory behind; how often
-    // depends on the paper.
+    // depends on the seed.
     let mut changes = 0;
     for seed in 1..=3 {
         let mut twin = Twin::new(r910(), &Scenario::tavo_mixed(), seed).unwrap();

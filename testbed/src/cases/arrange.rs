@@ -83,7 +83,7 @@ fn resting_model() -> anyhow::Result<Page<'static>> {
 
 /// What the agent says of a guest.
 fn status(inside: &Inside, guest: &Guest) -> anyhow::Result<Value> {
-    Ok(inside.told("vm", &[&guest.spec.name])?[0].clone())
+    Ok(inside.told("vm", &[&guest.spec.name])?["vms"][0].clone())
 }
 
 /// Waits until the agent counts what these guests do to caches.
@@ -92,7 +92,7 @@ fn wait_counted(inside: &Inside, guests: &[&Guest]) -> anyhow::Result<()> {
         let what = format!("the misses of {} to be counted", guest.spec.name);
         wait_until(&what, SOON, || {
             let seen = match inside.ask("vm", &[&guest.spec.name])? {
-                Ok(vms) => vms[0].clone(),
+                Ok(answer) => answer["vms"][0].clone(),
                 Err((_, said)) => return Ok(Look::NotYet(said)),
             };
             Ok(match seen["llc_miss_rate"].as_f64() {

@@ -116,7 +116,7 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     // What the guest said before the last step is more than it can have: it speaks every 2 s.
     std::thread::sleep(REPORTED);
     let shown = inside.told("memory", &["show", "thrifty"])?;
-    let usable = shown[0]["memory"]["usable_bytes"]
+    let usable = shown["vms"][0]["memory"]["usable_bytes"]
         .as_u64()
         .with_context(|| format!("no usable_bytes in {shown}"))?
         >> 20;

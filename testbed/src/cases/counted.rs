@@ -128,7 +128,7 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     wait_until("the agent to count both guests", SOON, || {
         let shown = permit(inside, &["show"]).unwrap_or_default();
         let is_counted = |name: &str| {
-            let vms = shown.as_array().into_iter().flatten();
+            let vms = shown["vms"].as_array().into_iter().flatten();
             vms.filter(|vm| vm["name"] == name)
                 .any(|vm| vm["units_per_slice"].as_u64() > Some(0) && vm["counted_by"] == "model")
         };
@@ -154,7 +154,7 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     inside.note(format!("a permit of {booked}: {found:?}"));
     // Until it was held it has polluted freely, which it repays first.
     wait_until("the thrasher to have repaid what it owes", SOON, || {
-        let shown = permit(inside, &["show", "thrasher"])?[0].clone();
+        let shown = permit(inside, &["show", "thrasher"])?["vms"][0].clone();
         Ok(if shown["standing"] == "UNDER" {
             Look::Done(())
         } else {

@@ -94,8 +94,8 @@ fn wait_seats(guest: &Guest, what: &str, is_so: impl Fn([u32; 2]) -> bool) -> an
 fn wait_told(inside: &Inside, expected: [u64; 2]) -> anyhow::Result<()> {
     let what = format!("the agent to tell its guest of vCPUs on {expected:?}");
     let vm = wait_until(&what, SOON, || {
-        let mut vms = inside.told("topology", &[NAME])?;
-        let topology = vms[0]["topology"].take();
+        let mut answer = inside.told("topology", &[NAME])?;
+        let topology = answer["vms"][0]["topology"].take();
         let told = &topology["told"]["topology"];
         let is_so = told["vcpus"] == json!(expected) && told["memory"] == json!([0, 1]);
         Ok(if is_so {

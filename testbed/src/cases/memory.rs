@@ -38,9 +38,9 @@ fn roomy(name: &str, home: &str) -> GuestSpec {
     spec
 }
 
-/// Runs `homenode policy`; its JSON, or what it complained of.
+/// Runs `homenode memory-policy`; its JSON, or what it complained of.
 pub(super) fn policy(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Result<Value, String>> {
-    Ok(inside.ask("policy", arguments)?.map_err(|(_, said)| said))
+    Ok(inside.ask("memory-policy", arguments)?.map_err(|(_, said)| said))
 }
 
 /// Waits until the agent knows the guest and answers.
@@ -100,7 +100,7 @@ pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     })?;
     let shown = policy(inside, &["show", "laid-out"])?.map_err(|why| anyhow!(why))?;
     ensure!(
-        shown[0]["memory_policy"] == "round-4k" && shown[0]["memory_policy_chosen"] == "round-4k",
+        shown["vms"][0]["memory_policy"] == "round-4k" && shown["vms"][0]["memory_policy_chosen"] == "round-4k",
         "expected round-4k in force, saw {shown}"
     );
     inside.note(format!("round-4k: {:?} MiB", in_mib(&guest.pages_per_node()?)));
@@ -108,7 +108,7 @@ pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     policy(inside, &["set", "laid-out", "first-touch"])?.map_err(|why| anyhow!(why))?;
     wait_until("first-touch to be in force", SOON, || {
         let shown = policy(inside, &["show", "laid-out"])?.map_err(|why| anyhow!(why))?;
-        Ok(match shown[0]["memory_policy"] == "first-touch" {
+        Ok(match shown["vms"][0]["memory_policy"] == "first-touch" {
             true => Look::Done(()),
             false => Look::NotYet(shown.to_string()),
         })

@@ -145,7 +145,7 @@ pub fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
         "expected the permit in the metadata, saw {xml}"
     );
     let metered = wait_until("the agent to know whether pollution is counted", SOON, || {
-        let shown = permit(inside, &["show", "thrasher"])?[0].clone();
+        let shown = permit(inside, &["show", "thrasher"])?["vms"][0].clone();
         Ok(if shown["unmetered"].is_string() {
             Look::Done(false)
         } else if shown["units_per_slice"]

@@ -251,7 +251,7 @@ pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
     ensure!(
         listed
             .as_ref()
-            .is_ok_and(|all| all[0]["vm"] == "worker" && all[0]["working_set"]["size_bytes"].is_u64()),
+            .is_ok_and(|all| all["vms"][0]["vm"] == "worker" && all["vms"][0]["working_set"]["size_bytes"].is_u64()),
         "expected the VM's last figure, saw {listed:?}"
     );
     stop(agent)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
-use homenode_linux::cpio::Archive;
+use homenode_formats::cpio::Archive;
 
 /// In the order in which they must be loaded.
 const MODULES: [&str; 6] = [

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use homenode_linux::cpio::Archive;
+use homenode_formats::cpio::Archive;
 
 /// Where a guest has a program's input.
 pub const INPUT: &str = "/input";

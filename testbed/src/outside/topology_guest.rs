@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use homenode_linux::cpio::Archive;
+use homenode_formats::cpio::Archive;
 use homenode_linux::topology_server::{TopologyServer, region_of};
 use homenode_topology_page::{Facts, Mapping, Publisher, Topology};
 use homenode_units::NodeId;

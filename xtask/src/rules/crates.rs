@@ -90,6 +90,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
     (
         "homenode-calibrate",
         &[
+            "homenode-formats",
             "homenode-twin",
             "homenode-policy",
             "homenode-host",

@@ -139,7 +139,7 @@ pub fn why_not(vm: &VmSample) -> Option<String> {
     let policy = vm.settings.memory_policy.unwrap_or(vm.memory_policy);
     moves_pages_singly(policy).then(|| {
         format!(
-            "its memory policy, {policy}, moves single pages, of which a guest cannot be told; choose first-touch (homenode policy \
+            "its memory policy, {policy}, moves single pages, of which a guest cannot be told; choose first-touch (homenode memory-policy \
              set {} first-touch)",
             vm.name
         )

@@ -1,7 +1,7 @@
 //! Scenarios: which VMs arrive when on which machine, what runs in them, and what happens to them.
 //!
 //! A scenario names the policies to run it under and knows nothing else of them: the same VMs, programs and events face
-//! each. Arrival order and phase come from the paper alone ([TAVO, section VI]: runs differ in nothing else), never from
+//! each. Arrival order and phase come from the seed alone ([TAVO, section VI]: runs differ in nothing else), never from
 //! what a policy does.
 
 mod backend;
@@ -67,10 +67,10 @@ pub struct Scenario {
     /// Names of the policies to run it under, one after the other; empty for the hypervisor alone.
     #[serde(default)]
     pub policies: Vec<String>,
-    /// Whether VMs arrive as listed, or the paper shuffles their arrival times.
+    /// Whether VMs arrive as listed, or the seed shuffles their arrival times.
     #[serde(default)]
     pub arrival_order: ArrivalOrder,
-    /// The paper delays each arrival by up to this much: the phase of VMs to each other.
+    /// The seed delays each arrival by up to this much: the phase of VMs to each other.
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "schema::Time")]
     pub arrival_jitter: Ns,
@@ -320,7 +320,7 @@ pub enum ArrivalOrder {
     /// Each at the time it states.
     #[default]
     AsListed,
-    /// The stated times are dealt out by the paper.
+    /// The stated times are dealt out by the seed.
     BySeed,
 }
 

@@ -1,4 +1,4 @@
-// The one program of a guest of `homenode epsilon`: says that it runs, shows /proc/meminfo, and turns the guest off.
+// The one program of a guest of `homenode kernel-footprint`: says that it runs, shows /proc/meminfo, and turns the guest off.
 // Freestanding and static, since a guest this small has no C library; x86-64 Linux.
 
 static long call(long number, long a, long b, long c, long d) {

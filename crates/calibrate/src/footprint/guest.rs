@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
+
+use super::FootprintError;
 
 /// What the guest's program says.
 const DONE: &str = "homenode-epsilon: done";
@@ -193,17 +194,20 @@ impl Maker {
     ///
     /// # Errors
     /// When QEMU cannot be started, or the user wants no more.
-    pub fn run(&self, memory: Bytes, limit: Duration) -> anyhow::Result<Trial> {
+    pub fn run(&self, memory: Bytes, limit: Duration) -> Result<Trial, FootprintError> {
         let begin = Instant::now();
-        let child = self.command(memory).spawn();
-        let mut child = child.with_context(|| format!("cannot start {}", self.qemu.display()))?;
-        let console = gather(child.stdout.take().context("a guest without a console")?);
-        let complaints = gather(child.stderr.take().context("a QEMU without a voice")?);
+        let cannot = |what: &str| FootprintError::system(format!("cannot {what} {}", self.qemu.display()));
+        let mut child = self.command(memory).spawn().map_err(cannot("start"))?;
+        // Both were asked for as pipes.
+        let console = child.stdout.take().map(gather).unwrap_or_default();
+        let complaints = child.stderr.take().map(gather).unwrap_or_default();
         let mut running = Running(child);
         let outcome = loop {
-            anyhow::ensure!(!self.stop.load(Ordering::Relaxed), "stopped; the guest was ended");
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(FootprintError::Stopped);
+            }
             // First whether it has ended, then what it said: nothing can come after that.
-            let has_ended = running.0.try_wait()?.is_some();
+            let has_ended = running.0.try_wait().map_err(cannot("wait for"))?.is_some();
             if has_ended {
                 // What it said last may still be on its way.
                 std::thread::sleep(LOOK_EVERY);
@@ -259,6 +263,7 @@ fn last_line(text: &str) -> Option<String> {
 }
 
 /// What a pipe gave so far.
+#[derive(Default)]
 struct Gathered(Arc<Mutex<Vec<u8>>>);
 
 impl Gathered {
@@ -299,13 +304,14 @@ fn die_with_parent(command: &mut Command) {
 ///
 /// # Errors
 /// A sentence that says what to install.
-pub fn find_qemu(asked: Option<&Path>) -> Result<PathBuf, String> {
+pub fn find_qemu(asked: Option<&Path>) -> Result<PathBuf, FootprintError> {
     const NAME: &str = "qemu-system-x86_64";
     match asked {
         Some(path) if path.is_file() => Ok(path.to_owned()),
-        Some(path) => Err(format!("--qemu {}: there is no such file", path.display())),
-        None => crate::profile::in_path(NAME).ok_or_else(|| {
-            format!("needs {NAME}: install Debian's package qemu-system-x86, or name one with --qemu")
+        Some(path) => Err(FootprintError::given(path, "there is no such file")),
+        None => which::which(NAME).map_err(|_| {
+            let remedy = "install Debian's package qemu-system-x86, or name one with --qemu";
+            FootprintError::Given(format!("needs {NAME}: {remedy}"))
         }),
     }
 }

@@ -1,18 +1,18 @@
-//! `homenode epsilon` as a user runs it: with the real kernel of this machine under the real QEMU, where there are both.
+//! `homenode kernel-footprint` as a user runs it: with the real kernel of this machine under the real QEMU, where there are both.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-fn epsilon(args: &[&str]) -> Output {
+fn footprint(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
-    command.arg("epsilon").args(args).stdin(Stdio::null());
+    command.arg("kernel-footprint").args(args).stdin(Stdio::null());
     command.output().expect("homenode runs")
 }
 
 fn complaint(args: &[&str]) -> String {
-    let output = epsilon(args);
+    let output = footprint(args);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -40,7 +40,7 @@ fn a_stock_kernel_has_a_footprint_or_the_complaint_says_what_to_install() {
     let args = [
         "--kernel", &kernel, "--accel", "tcg", "--start", "512MiB", "--step", "50%", "--json",
     ];
-    let output = epsilon(&args);
+    let output = footprint(&args);
     let errors = String::from_utf8_lossy(&output.stderr);
     if errors.contains("qemu-system-x86_64") {
         assert!(
@@ -57,10 +57,10 @@ fn a_stock_kernel_has_a_footprint_or_the_complaint_says_what_to_install() {
             .unwrap_or_else(|| panic!("no {key} in {found}"))
     };
     // Kernels of distributions take between 20 and 200 MiB.
-    let footprint = bytes("epsilon_bytes") >> 20;
-    assert!((20..=200).contains(&footprint), "{found}");
+    let mib = bytes("footprint_bytes") >> 20;
+    assert!((20..=200).contains(&mib), "{found}");
     assert!(
-        bytes("dead_bytes") < bytes("epsilon_bytes") && bytes("guest_says_bytes") >> 20 >= 20,
+        bytes("dead_bytes") < bytes("footprint_bytes") && bytes("guest_says_bytes") >> 20 >= 20,
         "{found}"
     );
     assert_eq!(found["accelerator"], "tcg");

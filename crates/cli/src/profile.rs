@@ -3,11 +3,6 @@
 //! QEMU runs the program, its plugin (`qemu-plugin/`) models the private caches and samples what gets past them, and here
 //! the emulator is found, the program watched and the plugin's log made into a profile.
 
-mod emulator;
-mod program;
-mod write;
-
-pub use program::in_path;
 use std::ffi::OsString;
 use std::fs;
 use std::io::IsTerminal;
@@ -20,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use homenode_agent::Show;
+use homenode_calibrate::profile::{self, Emulator, Facts, Program, emulator};
 use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
 use homenode_twin::Workload;
@@ -33,9 +29,6 @@ use crate::args::ShownArgs;
 use crate::bad_input;
 use crate::output::{self, Output};
 use crate::twin;
-use emulator::Emulator;
-use program::Program;
-use write::Facts;
 
 /// Options of `profile`.
 #[derive(Debug, clap::Args)]
@@ -164,11 +157,11 @@ fn finish(
     seconds: f64,
     log: &Log,
 ) -> anyhow::Result<ExitCode> {
-    let fit = write::fit(log);
+    let fit = profile::fit(log);
     let notes = notes(log, status);
     let words = args.command.iter().map(|word| word.to_string_lossy());
     let command = words.collect::<Vec<_>>().join(" ");
-    let text = write::profile(log, &fit, facts, &program.name, &command, &notes);
+    let text = profile::profile(log, &fit, facts, &program.name, &command, &notes);
     let shown = file.display().to_string();
     let workload = Workload::from_toml(&shown, &text).context("the profile that came of it is not valid")?;
     fs::write(file, &text).with_context(|| format!("{shown}: cannot be written"))?;
@@ -190,7 +183,7 @@ fn finish(
     );
     if !args.shown.json {
         // Standard output is the program's.
-        for sentence in write::summary(log, &fit, facts, seconds) {
+        for sentence in profile::summary(log, &fit, facts, seconds) {
             eprintln!("homenode: {sentence}");
         }
         for note in &notes {
@@ -211,7 +204,7 @@ fn output_file(args: &ProfileArgs, program: &Program) -> anyhow::Result<PathBuf>
         None => PathBuf::from(format!("{}.toml", program.name)),
     };
     match fs::read(&file) {
-        Ok(text) if !text.starts_with(write::FIRST_WORDS.as_bytes()) => Err(bad_input(format!(
+        Ok(text) if !text.starts_with(profile::FIRST_WORDS.as_bytes()) => Err(bad_input(format!(
             "{}: is there and was not written by this command; name another file with --output",
             file.display()
         ))),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::program::{HERE, in_path};
+use super::program::HERE;
 
 /// The plugin's file.
 const PLUGIN: &str = "libhomenode_plugin.so";
@@ -27,7 +27,7 @@ impl Emulator {
             return Emulator::given(asked.to_owned());
         }
         let name = format!("qemu-{}", HERE.1);
-        let found = in_path(&name).ok_or_else(|| {
+        let found = which::which(&name).map_err(|_| {
             format!("needs {name}, QEMU's emulator of programs: install Debian's package qemu-user, or name one with --qemu")
         })?;
         Ok(Emulator { path: found })

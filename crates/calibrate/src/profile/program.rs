@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A program that was found.
 pub struct Program {
@@ -37,7 +37,7 @@ impl Program {
             }
             path
         } else {
-            in_path(command).ok_or_else(|| format!("no program named `{shown}` is in PATH"))?
+            which::which(command).map_err(|_| format!("no program named `{shown}` is in PATH"))?
         };
         let last = path.file_name().unwrap_or_default().to_string_lossy();
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -67,19 +67,6 @@ impl Program {
             Kind::Unknown => Err(format!("{shown} is neither an ELF program nor a script")),
         }
     }
-}
-
-/// The first executable file of this name in `PATH`.
-pub fn in_path(name: impl AsRef<Path>) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|folder| folder.join(&name))
-        .find(|file| is_executable(file))
-}
-
-fn is_executable(file: &Path) -> bool {
-    file.metadata()
-        .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
 #[derive(Debug, PartialEq)]

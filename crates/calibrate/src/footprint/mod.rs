@@ -1,0 +1,319 @@
+//! How much memory a guest kernel takes for itself: its footprint, which [PRL, section 4.4] calls epsilon.
+//!
+//! # Problem
+//! The paper's working set is `M = wss * page size + epsilon`, with epsilon that footprint,
+//! which an operator finds once per kernel binary: shrink a VM's memory by 5 percent until it crashes.
+//!
+//! # Algorithm
+//! A guest with one static program boots with so much memory; *ran* is a trial whose program said so. The first, with
+//! [`Options::start`], must run. Then
+//! - *as published*: 95 percent of the last memory that ran, until a trial does not run;
+//! - else: the geometric mean of the least memory that ran and the most that did not, until they differ by no more than a step.
+//!   That takes a seventh of the trials from 2 GiB on, and supposes that a guest that runs with some memory runs with more.
+//!
+//! The footprint is the least memory that ran. What the guest itself says is taken at the first memory: what it has less what
+//! programs could get there, a cross-check which counts the kernel's tables for all of that memory, and not what only booting needs.
+//!
+//! # Left out
+//! The paper's VM runs its workload's distribution; this has the kernel, an initramfs where one is given, and one program.
+
+mod guest;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use homenode_formats::cpio::Archive;
+use homenode_units::{Bytes, Ns};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use guest::Maker;
+pub use guest::{Accelerator, MemInfo, Outcome, Trial};
+
+/// The guest's program.
+const INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/epsilon-init"));
+/// No kernel runs with less; the search begins above it.
+const LEAST: Bytes = Bytes(4 << 20);
+/// Memory comes in these pieces.
+const PIECE: u64 = 64 << 10;
+/// A trial takes at most so many times as long as the first, and at least this long.
+const LIMIT_OF_FIRST: u32 = 5;
+const LIMIT_MIN: Duration = Duration::from_secs(10);
+
+/// What to look for, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The kernel's image, as a boot loader has it.
+    pub kernel: PathBuf,
+    /// An initramfs that the guest has in memory too; none of its programs run.
+    pub initrd: Option<PathBuf>,
+    /// How closely to look, or by how much to shrink each time: a share of memory, from .01 to .5.
+    pub step: f64,
+    /// Memory to begin with.
+    pub start: Bytes,
+    /// How to look.
+    pub method: Method,
+    /// Accelerators to try, the first that works is taken; never none.
+    pub accelerators: Vec<Accelerator>,
+    /// Longest time for one guest.
+    pub limit: Ns,
+    /// Another QEMU than the one in `PATH`.
+    pub qemu: Option<PathBuf>,
+}
+
+/// How to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// Between the least memory that ran and the most that did not.
+    Bisection,
+    /// A step less each time, until a guest does not run.
+    AsPublished,
+}
+
+/// Why there is no footprint.
+#[derive(Debug, thiserror::Error)]
+pub enum FootprintError {
+    /// Something that was given is wrong.
+    #[error("{0}")]
+    Given(String),
+    /// The guest does not run with the memory to begin with.
+    #[error(
+        "the guest does not run with {memory} ({accelerator}): {outcome}. Is the kernel built for a serial console and an \
+         initramfs? Give more with --start, or more time with --limit"
+    )]
+    DoesNotRun {
+        /// How much.
+        memory: Bytes,
+        /// With what.
+        accelerator: Accelerator,
+        /// What it did.
+        outcome: Outcome,
+    },
+    /// The user wants no more.
+    #[error("stopped; the guest was ended")]
+    Stopped,
+    /// The guest's program is built for x86-64 only.
+    #[error("the guest's program is built for x86-64 only, and this is another processor")]
+    NoProgram,
+    /// The system refuses something.
+    #[error("{what}: {cause}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What it said.
+        cause: std::io::Error,
+    },
+}
+
+impl FootprintError {
+    fn given(path: &Path, why: impl std::fmt::Display) -> FootprintError {
+        FootprintError::Given(format!("{}: {why}", path.display()))
+    }
+
+    fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> FootprintError {
+        let what = what.into();
+        move |cause| FootprintError::System { what, cause }
+    }
+}
+
+/// What was found.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Found {
+    /// The kernel's image.
+    pub kernel: String,
+    /// What ran the guests.
+    pub accelerator: Accelerator,
+    /// How it was looked for.
+    pub method: Method,
+    /// How closely: a share of memory.
+    pub step: f64,
+    /// The least memory with which the guest ran.
+    pub footprint_bytes: Bytes,
+    /// The most with which it did not; absent where every trial ran.
+    pub dead_bytes: Option<Bytes>,
+    /// What the guest says that it uses, at the first memory.
+    pub guest_says_bytes: Bytes,
+    /// Every guest, in order.
+    pub trials: Vec<Trial>,
+}
+
+/// Finds it. `told` hears which guest is under way; `stop` ends it, and the guest with it.
+///
+/// # Errors
+/// No QEMU, no kernel, a guest that does not run with the memory to begin with, a user who wants no more.
+pub fn footprint(
+    options: &Options,
+    stop: Arc<AtomicBool>,
+    told: &mut dyn FnMut(&str),
+) -> Result<Found, FootprintError> {
+    if INIT.is_empty() {
+        return Err(FootprintError::NoProgram);
+    }
+    if options.start <= LEAST {
+        let why = format!("{} to begin with: it must be more than {LEAST}", options.start);
+        return Err(FootprintError::Given(why));
+    }
+    let qemu = guest::find_qemu(options.qemu.as_deref())?;
+    let kernel = boot_image(&options.kernel)?;
+    let folder = tempfile::tempdir().map_err(FootprintError::system(
+        "cannot make a folder for the guest's initramfs",
+    ))?;
+    let initramfs = folder.path().join("initramfs");
+    fs::write(&initramfs, archive(options.initrd.as_deref())?).map_err(FootprintError::system(format!(
+        "cannot write {}",
+        initramfs.display()
+    )))?;
+    let mut search = Search {
+        told,
+        maker: Maker {
+            qemu,
+            kernel,
+            initramfs,
+            accelerator: Accelerator::Tcg,
+            stop,
+        },
+        limit: Duration::from_nanos(options.limit.0),
+        trials: Vec::new(),
+    };
+    let start = whole(options.start);
+    let guest_says_bytes = search.begin(start, &options.accelerators)?;
+    let (footprint_bytes, dead_bytes) = match options.method {
+        Method::AsPublished => search.shrink(start, options.step)?,
+        Method::Bisection => search.bisect(start, options.step)?,
+    };
+    Ok(Found {
+        kernel: options.kernel.display().to_string(),
+        accelerator: search.maker.accelerator,
+        method: options.method,
+        step: options.step,
+        footprint_bytes,
+        dead_bytes,
+        guest_says_bytes,
+        trials: search.trials,
+    })
+}
+
+/// The kernel's image, if it is one.
+fn boot_image(path: &Path) -> Result<PathBuf, FootprintError> {
+    let image = fs::read(path).map_err(|error| FootprintError::given(path, error))?;
+    // Boot protocol: "HdrS" in the header of a bzImage; or an ELF image with a PVH entry, which QEMU checks.
+    let is_kernel = image.get(0x202..0x206) == Some(b"HdrS") || image.starts_with(b"\x7fELF");
+    if !is_kernel {
+        let why =
+            "it is no x86 kernel image; give the file that a boot loader starts, such as /boot/vmlinuz-*";
+        return Err(FootprintError::given(path, why));
+    }
+    Ok(path.to_owned())
+}
+
+/// The user's initramfs, if any, with the guest's program behind it: kernels unpack one archive after the other.
+fn archive(initrd: Option<&Path>) -> Result<Vec<u8>, FootprintError> {
+    let mut bytes = match initrd {
+        Some(path) => fs::read(path).map_err(|error| FootprintError::given(path, error))?,
+        None => Vec::new(),
+    };
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    let mut own = Archive::default();
+    own.file("homenode-epsilon", 0o755, INIT);
+    bytes.extend(own.finish());
+    Ok(bytes)
+}
+
+fn whole(bytes: Bytes) -> Bytes {
+    Bytes(bytes.0 / PIECE * PIECE)
+}
+
+/// The trials so far, and how the next is made.
+struct Search<'a> {
+    told: &'a mut dyn FnMut(&str),
+    maker: Maker,
+    limit: Duration,
+    trials: Vec<Trial>,
+}
+
+impl Search<'_> {
+    fn try_with(&mut self, memory: Bytes) -> Result<Outcome, FootprintError> {
+        (self.told)(&format!("trial {}: {memory} …", self.trials.len() + 1));
+        let trial = self.maker.run(memory, self.limit)?;
+        let outcome = trial.outcome.clone();
+        self.trials.push(trial);
+        Ok(outcome)
+    }
+
+    /// The first trial, which chooses the accelerator: what the guest says that it uses.
+    fn begin(&mut self, start: Bytes, accelerators: &[Accelerator]) -> Result<Bytes, FootprintError> {
+        let mut last = None;
+        for accelerator in accelerators.iter().copied() {
+            self.maker.accelerator = accelerator;
+            match self.try_with(start)? {
+                Outcome::Ran(memory) => {
+                    // What did not run with another accelerator says nothing of memory.
+                    self.trials.drain(..self.trials.len() - 1);
+                    let took = Duration::from_nanos(self.trials[0].took.0);
+                    self.limit = self.limit.min((took * LIMIT_OF_FIRST).max(LIMIT_MIN));
+                    return Ok(start.saturating_sub(memory.available_bytes));
+                }
+                other => last = Some((accelerator, other)),
+            }
+        }
+        let (accelerator, outcome) = last.unwrap_or((Accelerator::Tcg, Outcome::Hang { last: None }));
+        Err(FootprintError::DoesNotRun {
+            memory: start,
+            accelerator,
+            outcome,
+        })
+    }
+
+    /// The least memory that ran and the most that did not, if any, by shrinking a step at a time.
+    fn shrink(&mut self, start: Bytes, step: f64) -> Result<(Bytes, Option<Bytes>), FootprintError> {
+        let mut ran = start;
+        loop {
+            let next = whole(Bytes((ran.as_f64() * (1.0 - step)) as u64));
+            if next <= LEAST {
+                return Ok((ran, None));
+            }
+            match self.try_with(next)? {
+                Outcome::Ran(_) => ran = next,
+                _ => return Ok((ran, Some(next))),
+            }
+        }
+    }
+
+    /// The same by bisection.
+    fn bisect(&mut self, start: Bytes, step: f64) -> Result<(Bytes, Option<Bytes>), FootprintError> {
+        let (mut dead, mut ran, mut has_died) = (LEAST, start, false);
+        while dead.as_f64() < ran.as_f64() * (1.0 - step) && ran.0 - dead.0 > PIECE {
+            let middle = whole(Bytes((dead.as_f64() * ran.as_f64()).sqrt() as u64));
+            let middle = middle.max(dead + Bytes(PIECE)).min(Bytes(ran.0 - PIECE));
+            if middle <= dead {
+                break;
+            }
+            match self.try_with(middle)? {
+                Outcome::Ran(_) => ran = middle,
+                _ => (dead, has_died) = (middle, true),
+            }
+        }
+        Ok((ran, has_died.then_some(dead)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guests_program_is_static_and_comes_behind_the_users_archive() {
+        assert!(INIT.starts_with(b"\x7fELF") && INIT.len() < 64 << 10);
+        // No program interpreter: nothing else is in the guest.
+        assert!(!INIT.windows(3).any(|window| window == b"ld-"));
+        let folder = tempfile::tempdir().unwrap();
+        let theirs = folder.path().join("theirs");
+        fs::write(&theirs, b"12345").unwrap();
+        let all = archive(Some(&theirs)).unwrap();
+        assert_eq!((&all[..5], &all[8..14]), (&b"12345"[..], &b"070701"[..]));
+    }
+}

@@ -1,0 +1,153 @@
+//! `homenode kernel-footprint`: how much memory a guest kernel takes for itself.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use homenode_calibrate::footprint::{Accelerator, FootprintError, Method, Options, footprint};
+use homenode_units::Ns;
+
+use crate::args::{ShownArgs, Size};
+use crate::bad_input;
+use crate::output::{print_json, progress, table};
+
+/// Options of `kernel-footprint`.
+#[derive(Debug, clap::Args)]
+pub struct FootprintArgs {
+    /// The kernel's image, as the guest's boot loader has it (`/boot/vmlinuz-…`)
+    #[arg(long, value_name = "FILE")]
+    pub kernel: PathBuf,
+    /// An initramfs that the guest has in memory too; it is unpacked, and none of its programs run
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// How closely to look, or by how much to shrink each time, such as `5%`
+    #[arg(long, default_value = "5%")]
+    pub step: Step,
+    /// Memory to begin with, such as `2GiB`; a number alone is MiB
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub start: Size,
+    /// Shrink step by step, as the paper does, and do not bisect
+    #[arg(long)]
+    pub as_published: bool,
+    /// `kvm`, `tcg`, or `auto`: KVM where a guest runs with it, else TCG
+    #[arg(long, default_value = "auto")]
+    pub accel: Accel,
+    /// Longest time for one guest
+    #[arg(long, value_name = "DURATION", default_value = "60s")]
+    pub limit: Ns,
+    /// Another QEMU than the one in `PATH`
+    #[arg(long, value_name = "FILE")]
+    pub qemu: Option<PathBuf>,
+    #[command(flatten)]
+    pub shown: ShownArgs,
+}
+
+/// A part of memory, from 1 to 50 percent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step(f64);
+
+impl std::str::FromStr for Step {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Step, String> {
+        let number = text
+            .strip_suffix('%')
+            .and_then(|number| number.trim().parse::<f64>().ok());
+        match number {
+            Some(percent) if (1.0..=50.0).contains(&percent) => Ok(Step(percent / 100.0)),
+            _ => Err(format!("`{text}` is not a step such as `5%`, from 1% to 50%")),
+        }
+    }
+}
+
+/// Which accelerator is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Accel {
+    /// The best that works.
+    Auto,
+    /// The processor's.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
+}
+
+/// `homenode kernel-footprint`.
+///
+/// # Errors
+/// No QEMU, no kernel, or a guest that does not run with the memory to begin with.
+pub fn run(args: &FootprintArgs) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let options = Options {
+        kernel: args.kernel.clone(),
+        initrd: args.initrd.clone(),
+        step: args.step.0,
+        start: args.start.0,
+        method: match args.as_published {
+            true => Method::AsPublished,
+            false => Method::Bisection,
+        },
+        accelerators: accelerators(args.accel),
+        limit: args.limit,
+        qemu: args.qemu.clone(),
+    };
+    let found = footprint(&options, stop, &mut progress);
+    progress("");
+    let found = found.map_err(|error| match error {
+        FootprintError::Given(_) => bad_input(error),
+        other => other.into(),
+    })?;
+    if args.shown.json {
+        return print_json("footprint", &found);
+    }
+    let rows = found.trials.iter().map(|trial| {
+        vec![
+            trial.memory_bytes.to_string(),
+            format!("{:.1}s", trial.took.as_secs_f64()),
+            trial.outcome.to_string(),
+        ]
+    });
+    say!("{}\n", table(&["memory", "took", ""], rows));
+    let dead = found
+        .dead_bytes
+        .map_or_else(String::new, |dead| format!(", not with {dead}"));
+    say!(
+        "{} runs with {}{dead}: its footprint ({}, {} trials, {:.0} percent)",
+        found.kernel,
+        found.footprint_bytes,
+        found.accelerator,
+        found.trials.len(),
+        found.step * 100.0
+    );
+    say!(
+        "with {} it says itself that it uses {}",
+        found.trials[0].memory_bytes,
+        found.guest_says_bytes
+    );
+    Ok(())
+}
+
+/// In the order in which they are tried.
+fn accelerators(asked: Accel) -> Vec<Accelerator> {
+    let has_kvm = || File::options().read(true).write(true).open("/dev/kvm").is_ok();
+    match asked {
+        Accel::Auto if has_kvm() => vec![Accelerator::Kvm, Accelerator::Tcg],
+        Accel::Auto | Accel::Tcg => vec![Accelerator::Tcg],
+        Accel::Kvm => vec![Accelerator::Kvm],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_a_part_in_percent() {
+        assert_eq!("5%".parse(), Ok(Step(0.05)));
+        for bad in ["5", "0%", "51%", "x%", "%", "-5%"] {
+            assert!(bad.parse::<Step>().is_err(), "{bad}");
+        }
+    }
+}
