@@ -100,7 +100,8 @@ pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     })?;
     let shown = policy(inside, &["show", "laid-out"])?.map_err(|why| anyhow!(why))?;
     ensure!(
-        shown["vms"][0]["memory_policy"] == "round-4k" && shown["vms"][0]["memory_policy_chosen"] == "round-4k",
+        shown["vms"][0]["memory_policy"] == "round-4k"
+            && shown["vms"][0]["memory_policy_chosen"] == "round-4k",
         "expected round-4k in force, saw {shown}"
     );
     inside.note(format!("round-4k: {:?} MiB", in_mib(&guest.pages_per_node()?)));

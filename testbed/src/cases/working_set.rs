@@ -249,9 +249,9 @@ pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
     );
     let listed = inside.ask("wss", &[])?;
     ensure!(
-        listed
-            .as_ref()
-            .is_ok_and(|all| all["vms"][0]["vm"] == "worker" && all["vms"][0]["working_set"]["size_bytes"].is_u64()),
+        listed.as_ref().is_ok_and(
+            |all| all["vms"][0]["vm"] == "worker" && all["vms"][0]["working_set"]["size_bytes"].is_u64()
+        ),
         "expected the VM's last figure, saw {listed:?}"
     );
     stop(agent)

@@ -12,7 +12,8 @@
 //!   That takes a seventh of the trials from 2 GiB on, and supposes that a guest that runs with some memory runs with more.
 //!
 //! The footprint is the least memory that ran. What the guest itself says is taken at the first memory: what it has less what
-//! programs could get there, a cross-check which counts the kernel's tables for all of that memory, and not what only booting needs.
+//! programs could get there, a cross-check which counts the kernel's tables for all of that memory, and not what only
+//! booting needs.
 //!
 //! # Left out
 //! The paper's VM runs its workload's distribution; this has the kernel, an initramfs where one is given, and one program.
