@@ -1,7 +1,7 @@
 #!/bin/bash
 # Saves what Linux tells about a host's topology, for emulated hosts that are hard to find as hardware.
 #
-#   testbed/capture.sh [NAME...]       boots each host (plain QEMU, about 40 s each), writes its tree for the tests of crates/machine
+#   testbed/capture.sh [NAME...]       boots each host (plain QEMU, about 40 s each), writes its tree for the tests of crates/machine-files
 #   testbed/capture.sh --save ROOT     prints the tree of the machine it runs on (used inside; also fine on a real host)
 #
 # A .tree file holds lines `=== path` (relative to /), each followed by that file's contents. A file that exists
@@ -10,7 +10,7 @@ set -u
 
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/.." && pwd)
-trees=$top/crates/machine/tests/trees
+trees=$top/crates/machine-files/tests/trees
 
 # One file, without starting a process: under emulation each process costs tens of milliseconds.
 save_file() {

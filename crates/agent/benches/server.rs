@@ -18,7 +18,7 @@ const SILENT: usize = 1000;
 
 fn answers(c: &mut Criterion) {
     let dir = tempfile::tempdir().expect("a directory");
-    let machine = homenode_machine::preset("r910").expect("a preset");
+    let machine = homenode_machine_files::preset("r910").expect("a preset");
     let mut twin = Twin::new(machine.clone(), &Scenario::tavo_mixed(), 1).expect("a twin");
     let mut control = Control::new(Config::default(), Mode::Act);
     let sample = twin.sample().expect("a sample");

@@ -63,7 +63,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let Run { uri, state, mode, .. } = run;
     let mode = *mode;
     let is_dry = mode == Mode::DryRun;
-    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
+    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     anyhow::ensure!(
         machine.memory_nodes().len() > 1,
         "this host has one NUMA node, so there is nothing to place or move; try `homenode run --host twin`"
@@ -175,7 +175,7 @@ pub fn guard(uri: &str, state: &Path, grace: Ns) -> anyhow::Result<()> {
 /// # Errors
 /// When an agent runs, or something cannot be restored.
 pub fn release(uri: &str, state: &Path) -> anyhow::Result<usize> {
-    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
+    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let options = Options {
         state_dir: state.to_owned(),
         ..Options::new(machine)

@@ -26,7 +26,7 @@ const LEDGER_BYTES_MAX: u64 = 16 << 20;
 pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
     // Without a right to the state directory there is no ledger to look at, and the question can still be answered.
     let ledger = open_ledger(state).map(|(_, ledger)| ledger).unwrap_or_default();
-    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
+    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let control = look(&machine, ledger)?;
     Ok(control.place(&machine, ask))
 }
@@ -34,7 +34,7 @@ pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplac
 /// Nodes for a VM that is about to start; promised to it in the ledger. There is always an answer, with what went wrong, if
 /// anything did.
 pub fn promise(state: &Path, shape: Shape) -> (NodeSet, Option<anyhow::Error>) {
-    let machine = match homenode_machine::sysfs::read(Path::new("/")) {
+    let machine = match homenode_machine_files::sysfs::read(Path::new("/")) {
         Ok(machine) => machine,
         Err(error) => return (NodeSet::one(NodeId(0)), Some(error.into())),
     };
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn this_host_can_be_looked_at() {
-        let machine = homenode_machine::sysfs::read(Path::new("/")).unwrap();
+        let machine = homenode_machine_files::sysfs::read(Path::new("/")).unwrap();
         let sample = sample(Path::new("/"), &machine).unwrap();
         assert_eq!(sample.cpus.len(), machine.cpus.len());
         assert!(sample.nodes.values().any(|node| node.memory_free_bytes.0 > 0));

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use homenode_machine::{
-    Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, LoadError, Machine, PageWalk,
-};
+use homenode_machine::{Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, PageWalk};
+use homenode_machine_files::LoadError;
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
 
 use crate::fit::BETA_ESTIMATE;
@@ -61,7 +60,7 @@ pub fn machine_file(calibration: &Calibration) -> Result<MachineFile, LoadError>
     let (mut machine, comments) = described(calibration);
     let write = |machine: &Machine| {
         let text = format!("{}{}", head(calibration), write_machine(machine, &comments));
-        Machine::from_toml("the machine file made from the measurement", &text)
+        homenode_machine_files::from_toml("the machine file made from the measurement", &text)
             .map(|read| MachineFile { text, machine: read })
     };
     let file = write(&machine)?;

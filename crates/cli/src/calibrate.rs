@@ -11,7 +11,8 @@ use homenode_calibrate::validate::{self, ValidateError, Validation};
 use homenode_calibrate::{
     CalibrateError, Calibration, MachineFile, Options, Spread, calibrate, machine_file,
 };
-use homenode_machine::{Machine, sysfs};
+use homenode_machine::Machine;
+use homenode_machine_files::sysfs;
 use homenode_units::{Bytes, CpuId, NodeId};
 use schemars::JsonSchema;
 use serde::Serialize;

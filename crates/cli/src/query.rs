@@ -22,14 +22,14 @@ use crate::output::{counted, or_dash, or_free, percent, print_json, table};
 /// An unknown preset, or a tree that cannot be read.
 pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
     let machine = match (&args.file, &args.preset) {
-        (Some(path), _) => Machine::from_toml_file(path).map_err(bad_input)?,
-        (None, Some(name)) => homenode_machine::preset(name).map_err(bad_input)?,
-        (None, None) => homenode_machine::sysfs::read(&args.sysfs)?,
+        (Some(path), _) => homenode_machine_files::from_toml_file(path).map_err(bad_input)?,
+        (None, Some(name)) => homenode_machine_files::preset(name).map_err(bad_input)?,
+        (None, None) => homenode_machine_files::sysfs::read(&args.sysfs)?,
     };
     if args.shown.json {
         return print_json("machine", &machine);
     }
-    crate::output::print(format_args!("{}", homenode_machine::render_text(&machine)));
+    crate::output::print(format_args!("{}", homenode_machine_files::render_text(&machine)));
     Ok(())
 }
 

@@ -73,7 +73,7 @@ fn stop_on_signals() -> anyhow::Result<Bell> {
 
 fn config(args: &RunArgs) -> anyhow::Result<Config> {
     let mut config = match &args.config {
-        Some(path) => homenode_machine::file::read_toml_file(path).map_err(bad_input)?,
+        Some(path) => homenode_machine_files::file::read_toml_file(path).map_err(bad_input)?,
         None => Config::default(),
     };
     config.period = args.period.unwrap_or(config.period);
@@ -110,7 +110,7 @@ fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     if let Some(host) = &args.host {
         return Ok(host.clone());
     }
-    let why = match homenode_machine::sysfs::read(Path::new("/")) {
+    let why = match homenode_machine_files::sysfs::read(Path::new("/")) {
         Err(error) => error.to_string(),
         Ok(machine) if machine.memory_nodes().len() < 2 => "this host has one NUMA node".to_owned(),
         Ok(_) => match LibvirtHost::probe(LibvirtHost::DEFAULT_URI) {

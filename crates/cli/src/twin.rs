@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use homenode_machine::Machine;
-use homenode_machine::file::Candidates;
 use homenode_twin::Setup;
 use homenode_twin::{Scenario, Workload};
+use homenode_units::Candidates;
 
 use crate::bad_input;
 
@@ -34,7 +34,7 @@ pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
 }
 
 fn read(path: &str) -> anyhow::Result<String> {
-    homenode_machine::file::read_text_file(path).map_err(bad_input)
+    homenode_machine_files::file::read_text_file(path).map_err(bad_input)
 }
 
 /// Whether a file describes a machine, by its tables; if not it is a scenario.
@@ -109,8 +109,8 @@ pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> anyh
 /// An unknown machine, with the nearest name; a bad file.
 pub fn machine(what: &str) -> anyhow::Result<Machine> {
     if is_file(what) {
-        Machine::from_toml_file(what).map_err(bad_input)
+        homenode_machine_files::from_toml_file(what).map_err(bad_input)
     } else {
-        homenode_machine::preset(what).map_err(bad_input)
+        homenode_machine_files::preset(what).map_err(bad_input)
     }
 }

@@ -11,7 +11,7 @@ use std::hint::black_box;
 
 /// 32 one-vCPU VMs that have run for a while under Homenode.
 fn step(c: &mut Criterion) {
-    let machine = homenode_machine::preset("r910").expect("a preset");
+    let machine = homenode_machine_files::preset("r910").expect("a preset");
     let vms = (0..32)
         .map(|n| {
             VmSpec::new(

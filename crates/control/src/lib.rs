@@ -28,7 +28,6 @@ use homenode_host::{
     Receipt, Refusal, Sample, Setting, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
-use homenode_machine::file::Candidates;
 use homenode_policy::arrange::what_if::{Forecast, NoForecast, Wanted};
 use homenode_policy::demand::{Demand, History};
 use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
@@ -39,6 +38,7 @@ use homenode_policy::{
     advisor, arrange, balance, levers, memory, numad, overcommit, pace, permits, placement, repatriate,
     topology_feed, trial, working_set,
 };
+use homenode_units::Candidates;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -197,7 +197,8 @@ fn look(sample: &Sample, before: &Sample) {
 /// Runs one seed; gives its report as JSON, or nothing where the scenario does not fit its machine.
 fn run(seed: u64) -> Option<String> {
     let mut dice = Dice(Pcg64Mcg::seed_from_u64(seed));
-    let machine = Machine::from_toml("machine.toml", &machine(&mut dice)).expect("a possible machine");
+    let machine =
+        homenode_machine_files::from_toml("machine.toml", &machine(&mut dice)).expect("a possible machine");
     let text = scenario(&mut dice, &machine);
     let scenario = Scenario::from_toml("swarm.toml", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let mut agent = match dice.below(4) {

@@ -8,7 +8,7 @@ use homenode_units::{Bytes, CpuSet, NodeSet, Ns, Permit, VmId};
 const PERIOD: Ns = Ns::from_secs(1);
 
 fn twin(vms: Vec<VmSpec>) -> Twin {
-    let machine = homenode_machine::preset("r910").unwrap();
+    let machine = homenode_machine_files::preset("r910").unwrap();
     Twin::new(machine, &Scenario::of("test", vms), 1).unwrap()
 }
 

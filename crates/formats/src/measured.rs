@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use homenode_machine::file::{FileError, read_toml};
+use homenode_machine_files::file::{FileError, read_toml};
 use serde::Deserialize;
 
 /// Where the measurement of programs is.

@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 
 /// How many checks failed.
 fn run(uri: &str, name: &str, state: Option<&String>) -> Result<usize, Box<dyn std::error::Error>> {
-    let mut options = Options::new(homenode_machine::sysfs::read(std::path::Path::new("/"))?);
+    let mut options = Options::new(homenode_machine_files::sysfs::read(std::path::Path::new("/"))?);
     if let Some(state) = state {
         options.state_dir = state.into();
     }

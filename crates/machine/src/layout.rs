@@ -48,9 +48,10 @@ use crate::rules::MachineError;
 const CPU_COUNT_MAX: u64 = 8192;
 const NODE_COUNT_MAX: u64 = 1024;
 
+/// What a machine file says.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct MachineFile {
+pub struct MachineFile {
     name: String,
     #[serde(default)]
     notes: Vec<String>,
@@ -245,7 +246,10 @@ struct Described {
 
 impl MachineFile {
     /// The machine that the file describes.
-    pub(crate) fn machine(self) -> Result<Machine, MachineError> {
+    ///
+    /// # Errors
+    /// A machine that cannot be.
+    pub fn machine(self) -> Result<Machine, MachineError> {
         let name = self.name;
         let described = match (&self.shape, self.node.as_slice()) {
             (Some(shape), []) => shape.nodes(&name)?,
@@ -583,6 +587,3 @@ fn uneven(machine: &str, what: String, why: String) -> MachineError {
         why,
     }
 }
-
-#[cfg(test)]
-mod tests;

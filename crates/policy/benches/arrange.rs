@@ -49,7 +49,7 @@ struct Crowd {
 
 impl Crowd {
     fn new(vms: u64, lives: Lives) -> Crowd {
-        let machine = homenode_machine::preset("amd48").expect("a preset");
+        let machine = homenode_machine_files::preset("amd48").expect("a preset");
         let nodes: Vec<NodeId> = machine.nodes.keys().collect();
         let home = |n: u64| NodeSet::one(nodes[n as usize % nodes.len()]);
         Crowd {

@@ -66,7 +66,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
 }
 
 fn placement(c: &mut Criterion) {
-    let machine = homenode_machine::preset("amd48").expect("a preset");
+    let machine = homenode_machine_files::preset("amd48").expect("a preset");
     let (before, now) = (sample(&machine, 1), sample(&machine, 2));
     let rates = Rates::between(&machine, &before, &now).expect("time passed");
     let homes: NodeMap<NodeSet> = machine.nodes.map(|id, _| NodeSet::one(id));

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use homenode_machine::file::{Candidates, FileError, read_toml};
+use homenode_machine_files::file::{FileError, read_toml};
+use homenode_units::Candidates;
 use serde::{Deserialize, Serialize};
 
 /// The claims and the tables that they refer to, as they are committed.

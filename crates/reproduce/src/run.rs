@@ -185,7 +185,7 @@ impl Run {
     /// # Errors
     /// A machine or workload that does not exist, a scenario that the machine cannot run; in a sentence.
     pub fn execute(&self) -> Result<Outcome, String> {
-        let mut machine = homenode_machine::preset(self.machine).map_err(|error| error.to_string())?;
+        let mut machine = homenode_machine_files::preset(self.machine).map_err(|error| error.to_string())?;
         if let Some(sustained) = self.controllers {
             for (_, node) in machine.nodes.iter_mut() {
                 node.memory_bandwidth = Some(sustained);

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use homenode_control::{Config, Event, Policies};
-use homenode_machine::file::Candidates;
 use homenode_twin::Twin;
+use homenode_units::Candidates;
 
 use crate::run::{Run, run};
 use homenode_twin::Setup;

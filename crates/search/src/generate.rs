@@ -26,7 +26,8 @@
 
 use std::fmt::Write as _;
 
-use homenode_machine::{Hardware, Machine, preset, preset_names};
+use homenode_machine::{Hardware, Machine};
+use homenode_machine_files::{preset, preset_names};
 use homenode_twin::workload::{self, Program};
 use homenode_twin::{Chance, Scenario};
 use homenode_units::Bytes;

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use homenode_machine::file::{FileError, read_text_file, read_toml};
+use homenode_machine_files::file::{FileError, read_text_file, read_toml};
 use serde::{Deserialize, Serialize};
 
 use crate::score::Total;

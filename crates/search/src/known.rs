@@ -4,7 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use homenode_machine::file::{FileError, read_toml};
+use homenode_machine_files::file::{FileError, read_toml};
 use serde::{Deserialize, Serialize};
 
 use crate::best::Best;
@@ -110,7 +110,7 @@ impl Known {
                     seeds: Vec::new(),
                 });
             }
-            Err(_) => homenode_machine::file::read_text_file(path)?,
+            Err(_) => homenode_machine_files::file::read_text_file(path)?,
         };
         let known: Known = read_toml(path, &text)?;
         let path = path.display().to_string();
@@ -210,7 +210,7 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use homenode_control::Config;
-    use homenode_machine::preset;
+    use homenode_machine_files::preset;
     use homenode_twin::{Scenario, VmSpec};
     use homenode_units::Bytes;
 

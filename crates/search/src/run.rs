@@ -156,7 +156,7 @@ impl Starts {
 #[cfg(test)]
 mod tests {
     use homenode_control::Policies;
-    use homenode_machine::preset;
+    use homenode_machine_files::preset;
 
     use super::*;
 

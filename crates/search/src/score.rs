@@ -193,7 +193,7 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use homenode_machine::preset;
+    use homenode_machine_files::preset;
     use homenode_twin::{Scenario, Twin, VmSpec};
     use homenode_units::Bytes;
 

@@ -174,7 +174,7 @@ pub fn run_all(cells: &[Cell], contenders: &[Contender], seeds: &[u64], jobs: us
 
 #[cfg(test)]
 mod tests {
-    use homenode_machine::preset;
+    use homenode_machine_files::preset;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use homenode_host::Host;
-use homenode_machine::preset;
+use homenode_machine_files::preset;
 use homenode_twin::{Backend, Hypervisor, Scenario, Transfer, Twin, VmSpec, workload};
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns};
 

@@ -36,7 +36,7 @@ fn machine(nodes: u16, cores: u16) -> Machine {
          latency = {{ l1_cycles = 5, l2_cycles = 16, llc_cycles = 48, memory_ns = 71 }}\n\
          memory_curve = {{ alpha = 0.34, beta = 0.015 }}\nlink = {{ hop_ns = 52, curve = {{ alpha = 1.27, beta = 0.08 }} }}\n"
     );
-    Machine::from_toml("cost.toml", &text).expect("a possible machine")
+    homenode_machine_files::from_toml("cost.toml", &text).expect("a possible machine")
 }
 
 /// A program without barriers, with this many regions.

@@ -4,7 +4,8 @@
 
 #![allow(clippy::print_stdout)] // an example talks to a person
 
-use homenode_machine::{Machine, preset};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_twin::{Scenario, Twin, TwinReport};
 use homenode_units::{NodeSet, Ns};
 

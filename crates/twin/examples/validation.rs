@@ -9,7 +9,7 @@ mod reference;
 
 use std::fmt::Write as _;
 
-use homenode_machine::preset;
+use homenode_machine_files::preset;
 use homenode_twin::models::CLASSES;
 use reference::{sharing, traffic};
 

@@ -13,7 +13,7 @@ fn pair() -> Scenario {
 }
 
 fn twin(scenario: &Scenario, seed: u64) -> Twin {
-    let machine = homenode_machine::preset("r910").expect("a preset");
+    let machine = homenode_machine_files::preset("r910").expect("a preset");
     Twin::new(machine, scenario, seed).expect("a scenario that can run")
 }
 

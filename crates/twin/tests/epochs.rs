@@ -90,7 +90,7 @@ fn a_loop_that_is_loaded_again_in_each_slice_is_found_whole_in_time() {
     };
     let mut scenario = Scenario::of("in turn", vec![vm("a", "walk.c2"), vm("b", "disrupt.c3")]);
     scenario.hypervisor = Hypervisor::Xen;
-    let machine = homenode_machine::preset("e5_1603v3").unwrap();
+    let machine = homenode_machine_files::preset("e5_1603v3").unwrap();
     let miss_ratio = |epoch| {
         let mut twin = Twin::with_epoch(machine.clone(), &scenario, 1, Ns(epoch)).unwrap();
         twin.wait(Ns::from_secs(5));

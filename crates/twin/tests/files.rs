@@ -34,7 +34,7 @@ fn every_scenario_file_runs_on_its_machine() {
             Scenario::from_toml(&format!("{name}.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(scenario.name, name);
         assert_eq!(Scenario::builtin(&name), Some(scenario.clone()));
-        let machine = homenode_machine::preset(scenario.machine.as_deref().unwrap()).unwrap();
+        let machine = homenode_machine_files::preset(scenario.machine.as_deref().unwrap()).unwrap();
         let mut twin =
             Twin::new(machine, &scenario, scenario.seed).unwrap_or_else(|error| panic!("{name}: {error}"));
         twin.run_to_end(Ns::from_millis(50));

@@ -4,7 +4,8 @@ mod common;
 
 use common::node;
 use homenode_host::{Act, Decision, Host, Plan};
-use homenode_machine::{Machine, preset};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_twin::{
     Backend, EventAction, Hypervisor, NextProgram, PoolSpec, Scenario, Transfer, Twin, TwinReport, VmReport,
     VmSpec, Workload,

@@ -4,7 +4,8 @@ mod common;
 
 use common::{cores, node, program, r910};
 use homenode_host::{Act, Action, Host, Plan};
-use homenode_machine::{Machine, preset};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_twin::workload::Waiting;
 use homenode_twin::{
     Allocation, Hypervisor, RuntimeNodes, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload,

@@ -5,7 +5,8 @@ mod common;
 use common::{bound, cores, node, r910, scenario};
 use homenode_host::conformance::CHECKS;
 use homenode_host::{Act, Action, CpuQuota, Host, Limit, Outcome, Plan, Sample, VcpuSample};
-use homenode_machine::{Machine, preset, preset_names};
+use homenode_machine::Machine;
+use homenode_machine_files::{preset, preset_names};
 use homenode_twin::{AfterProgram, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
 

@@ -3,7 +3,8 @@
 mod common;
 
 use common::{bound, r910, stream};
-use homenode_machine::{Machine, preset};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_twin::{EventAction, Hypervisor, Scenario, Twin, TwinReport, VmSpec, Workload};
 use homenode_units::{Bytes, BytesPerSec, NodeId, Ns, Placing};
 

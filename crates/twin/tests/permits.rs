@@ -4,7 +4,7 @@ mod common;
 
 use common::inert;
 use homenode_host::Host;
-use homenode_machine::preset;
+use homenode_machine_files::preset;
 use homenode_twin::{
     Attribution, Enforcer, EventAction, Hypervisor, PermitReport, Scenario, Twin, TwinReport, VmSpec,
 };

@@ -4,7 +4,8 @@ mod common;
 
 use common::{cores, program};
 use homenode_host::{Act, Action, Failure, FrameMove, Host, Outcome, PageUse, Plan, Rates, View, VmView};
-use homenode_machine::{Machine, preset};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_policy::memory::carrefour;
 use homenode_twin::{Hypervisor, ReleaseCalls, Scenario, Twin, VmReport, VmSpec, Vnuma, Workload};
 use homenode_units::{Bytes, MemoryPolicy, Migration, NodeId, Ns, Pages, Placing};

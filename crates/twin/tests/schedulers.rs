@@ -4,7 +4,7 @@ mod common;
 
 use common::{cores, inert, r910};
 use homenode_host::{Host, Sample};
-use homenode_machine::preset;
+use homenode_machine_files::preset;
 use homenode_twin::{Hypervisor, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 

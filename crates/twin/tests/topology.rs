@@ -2,7 +2,8 @@
 
 mod common;
 
-use homenode_machine::{Machine, preset};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_twin::workload::{Reuse, RuntimeProfile};
 use homenode_twin::{Hypervisor, RuntimeNodes, Scenario, Twin, TwinError, VmReport, VmSpec, Vnuma, Workload};
 use homenode_units::{Bytes, CpuId, CpuSet, Ns, Placing};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use homenode_machine::preset;
+use homenode_machine_files::preset;
 use homenode_twin::workload::{RegionKind, RegionProfile, Threads, builtin, names};
 use homenode_twin::{Hypervisor, Program, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, MemoryPolicy, Ns, Placing};

@@ -1,7 +1,7 @@
 //! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per
-//! NUMA node, and the arithmetic every crate shares. No dependency but the traits of `serde`
-//! and `schemars`.
+//! NUMA node, the nearest names to a misspelt one, and the arithmetic every crate shares. Nothing does I/O.
 
+mod candidates;
 mod id;
 mod math;
 mod memory_policy;
@@ -11,6 +11,7 @@ mod quantity;
 mod schema;
 mod set;
 
+pub use candidates::Candidates;
 pub use id::{CpuId, NodeId, VcpuId, VmId};
 pub use math::{Ewma, divide_proportionally};
 pub use memory_policy::{MemoryPolicy, MemoryPolicyError, Migration, Placing};

@@ -24,7 +24,7 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
     let spec = GuestSpec::new("conforming").doing(Behaviour::busy(1).with_duty(30).with_touch(40));
     let guest = inside.create(&spec.nodes("restrictive", "0-3"))?;
     guest.wait_ready()?;
-    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
+    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let options = Options {
         state_dir: inside.dir().join("state"),
         ..Options::new(machine)

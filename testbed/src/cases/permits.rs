@@ -64,7 +64,7 @@ fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
 pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&thrasher("throttled"))?;
     let state = inside.dir().join("state");
-    let machine = homenode_machine::sysfs::read(Path::new("/"))?;
+    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let options = Options {
         state_dir: state.clone(),
         ..Options::new(machine)

@@ -6,41 +6,36 @@ use super::Finding;
 use super::tree::{Member, SourceFile, Workspace};
 use crate::cargo::DependencyKind;
 
-/// All that the crates may depend on in which decisions and arithmetic live: nothing in here does I/O.
-const PURE: [(&str, &[&str]); 2] = [
-    (
-        "homenode-policy",
-        &[
-            "homenode-host",
-            "homenode-machine",
-            "homenode-units",
-            "schemars",
-            "serde",
-            "thiserror",
-        ],
-    ),
-    ("homenode-units", &["schemars", "serde"]),
-];
-
 /// What each crate of the workspace may depend on in the workspace, tests and benches aside.
 ///
-/// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli.
+/// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli;
+/// beside them machine ← machine-files, for those that read files or `/sys`.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 23] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
+    ("homenode-machine-files", &["homenode-machine", "homenode-units"]),
     ("homenode-host", &["homenode-machine", "homenode-units"]),
-    ("homenode-formats", &["homenode-machine", "homenode-units"]),
+    (
+        "homenode-formats",
+        &["homenode-machine-files", "homenode-machine", "homenode-units"],
+    ),
     (
         "homenode-tracking",
-        &["homenode-formats", "homenode-machine", "homenode-units"],
+        &[
+            "homenode-formats",
+            "homenode-machine-files",
+            "homenode-machine",
+            "homenode-units",
+        ],
     ),
     (
         "homenode-meter",
         &[
             "homenode-formats",
             "homenode-tracking",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
         ],
@@ -51,6 +46,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "homenode-formats",
             "homenode-meter",
             "homenode-tracking",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
         ],
@@ -64,6 +60,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
         &[
             "homenode-formats",
             "homenode-host",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-topology-page",
             "homenode-units",
@@ -74,6 +71,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
         &[
             "homenode-policy",
             "homenode-host",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
         ],
@@ -94,6 +92,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "homenode-twin",
             "homenode-policy",
             "homenode-host",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
         ],
@@ -106,6 +105,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "homenode-twin",
             "homenode-policy",
             "homenode-host",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
             "homenode-tracking",
@@ -121,6 +121,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "homenode-twin",
             "homenode-policy",
             "homenode-host",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
             "homenode-tracking",
@@ -145,6 +146,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "homenode-twin",
             "homenode-policy",
             "homenode-host",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
         ],
@@ -164,6 +166,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "homenode-twin",
             "homenode-policy",
             "homenode-host",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
         ],
@@ -174,6 +177,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "homenode-host",
             "homenode-linux",
             "homenode-formats",
+            "homenode-machine-files",
             "homenode-machine",
             "homenode-testbed-guest",
             "homenode-topology-page",
@@ -187,24 +191,6 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
 
 /// A decision is tested on a view, never on a host: these are out of bounds for policies in tests too.
 const NEVER_SEEN_BY_POLICY: [&str; 2] = ["homenode-twin", "homenode-linux"];
-
-/// Holds the dependencies of pure crates to their list.
-pub(super) fn pure_crates(workspace: &Workspace) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for member in &workspace.members {
-        let Some(allowed) = listed(&PURE, &member.package.name) else {
-            continue;
-        };
-        for name in shipped_dependencies(member).filter(|name| !allowed.contains(name)) {
-            let message = format!(
-                "depends on '{name}', only {} may be: keep it free of I/O",
-                allowed.join(", ")
-            );
-            findings.push(in_manifest(workspace, member, name, message));
-        }
-    }
-    findings
-}
 
 /// Holds the crates of the workspace to the direction in which they depend on each other.
 pub(super) fn crate_direction(workspace: &Workspace) -> Vec<Finding> {
@@ -313,7 +299,8 @@ fn listed<'a>(table: &[(&str, &'a [&'a str])], name: &str) -> Option<&'a [&'a st
         .map(|&(_, allowed)| allowed)
 }
 
-fn shipped_dependencies(member: &Member) -> impl Iterator<Item = &str> {
+/// All that a crate depends on when it ships.
+pub(super) fn shipped_dependencies(member: &Member) -> impl Iterator<Item = &str> {
     let shipped = member
         .package
         .dependencies
@@ -327,7 +314,7 @@ fn manifest_path(member: &Member) -> String {
 }
 
 /// A finding in the first line of the crate's manifest that begins with this.
-fn in_manifest(workspace: &Workspace, member: &Member, begin: &str, message: String) -> Finding {
+pub(super) fn in_manifest(workspace: &Workspace, member: &Member, begin: &str, message: String) -> Finding {
     let path = manifest_path(member);
     let manifest = workspace.file(&path);
     let line =
@@ -339,11 +326,15 @@ fn in_manifest(workspace: &Workspace, member: &Member, begin: &str, message: Str
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::cargo::{Dependency, Package};
 
-    fn member(directory: &str, name: &str, dependencies: &[(&str, Option<DependencyKind>)]) -> Member {
+    pub(in crate::rules) fn member(
+        directory: &str,
+        name: &str,
+        dependencies: &[(&str, Option<DependencyKind>)],
+    ) -> Member {
         let dependencies = dependencies
             .iter()
             .map(|&(name, kind)| Dependency {
@@ -362,35 +353,8 @@ mod tests {
         }
     }
 
-    fn places(findings: Vec<Finding>) -> Vec<String> {
+    pub(in crate::rules) fn places(findings: Vec<Finding>) -> Vec<String> {
         findings.into_iter().map(|finding| finding.place).collect()
-    }
-
-    #[test]
-    fn pure_crates_finds_a_dependency_that_is_not_on_the_list() {
-        let dependencies = [
-            ("serde", None),
-            ("rustix", None),
-            ("criterion", Some(DependencyKind::Dev)),
-        ];
-        let manifest =
-            "[package]\nname = \"homenode-policy\"\n[dependencies]\nserde = \"1\"\nrustix = \"1\"\n";
-        let workspace = Workspace {
-            files: vec![SourceFile::new("crates/policy/Cargo.toml", manifest)],
-            members: vec![
-                member("crates/policy", "homenode-policy", &dependencies),
-                member(
-                    "crates/units",
-                    "homenode-units",
-                    &[("libm", Some(DependencyKind::Build))],
-                ),
-                member("crates/linux", "homenode-linux", &[("rustix", None)]),
-            ],
-        };
-        assert_eq!(
-            places(pure_crates(&workspace)),
-            ["crates/policy/Cargo.toml:5", "crates/units/Cargo.toml"]
-        );
     }
 
     #[test]

@@ -5,7 +5,9 @@
 
 mod crates;
 mod literals;
+mod pure;
 mod structure;
+mod syntax;
 mod text;
 mod tree;
 
@@ -76,8 +78,8 @@ const RULES: [Rule; 12] = [
     },
     Rule {
         name: "pure-crates",
-        about: "policy and units depend on nothing that does I/O",
-        check: crates::pure_crates,
+        about: "policy, host, machine, units and all of the workspace below them: no I/O, clock or thread, known libraries only",
+        check: pure::pure_crates,
     },
     Rule {
         name: "crate-direction",

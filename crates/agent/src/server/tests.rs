@@ -8,7 +8,7 @@ use homenode_units::VmId;
 fn server() -> (tempfile::TempDir, Server) {
     let dir = tempfile::tempdir().unwrap();
     let handler = Handler {
-        machine: Arc::new(homenode_machine::preset("r910").unwrap()),
+        machine: Arc::new(homenode_machine_files::preset("r910").unwrap()),
         control: Arc::new(Mutex::new(Control::new(Config::default(), Mode::Act))),
     };
     let server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).unwrap();
@@ -107,7 +107,7 @@ fn whoever_asks_for_a_setting_waits_for_the_loop_and_keeps_nobody() {
         let _ = waker.wake();
     });
     assert!(carried_out.lock().unwrap().is_empty());
-    let machine = homenode_machine::preset("r910").unwrap();
+    let machine = homenode_machine_files::preset("r910").unwrap();
     let scenario = homenode_twin::Scenario::tavo_mixed();
     let mut twin = homenode_twin::Twin::new(machine, &scenario, 1).unwrap();
     let control = Mutex::new(Control::new(Config::default(), Mode::Act));

@@ -818,7 +818,7 @@ mod tests {
     use super::*;
 
     fn preset(name: &str) -> Machine {
-        homenode_machine::preset(name).unwrap()
+        homenode_machine_files::preset(name).unwrap()
     }
 
     #[test]
@@ -833,7 +833,7 @@ mod tests {
 
     #[test]
     fn nodes_without_cpus_or_memory_are_measured_from_and_to_others_only() {
-        let odd = Machine::from_toml("odd.toml", crate::testing::ODD).unwrap();
+        let odd = homenode_machine_files::from_toml("odd.toml", crate::testing::ODD).unwrap();
         let cast = Cast::of(&odd, None).unwrap();
         let expected = [(1, 1), (1, 2), (0, 1), (0, 2)].map(|(cpus, memory)| (NodeId(cpus), NodeId(memory)));
         assert_eq!(

@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn partners_share_a_cache_and_no_core_where_that_can_be() {
-        let machine = homenode_machine::preset("r910").unwrap();
+        let machine = homenode_machine_files::preset("r910").unwrap();
         let [one, other] = partners(&machine).unwrap().map(|id| *machine.cpu(id).unwrap());
         assert!(one.llc == other.llc && one.core != other.core);
         let mut lonely = machine.clone();
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn the_twin_slows_down_two_that_share_a_cache_and_not_one_alone() {
-        let machine = homenode_machine::preset("e5_1603v3").unwrap();
+        let machine = homenode_machine_files::preset("e5_1603v3").unwrap();
         let hardware = machine.hardware.clone().unwrap();
         let facts = Facts::of(&hardware, 52.0, 10e6);
         let parameters = Parameters {

@@ -108,11 +108,11 @@ fn calibration(machine: Machine) -> Calibration {
 
 #[test]
 fn every_preset_written_and_read_is_the_same_machine() {
-    for name in homenode_machine::preset_names() {
-        let machine = homenode_machine::preset(name).unwrap();
+    for name in homenode_machine_files::preset_names() {
+        let machine = homenode_machine_files::preset(name).unwrap();
         let text = write_machine(&machine, &Comments::default());
         assert_eq!(
-            Machine::from_toml("written.toml", &text).unwrap(),
+            homenode_machine_files::from_toml("written.toml", &text).unwrap(),
             machine,
             "{name}:\n{text}"
         );
@@ -122,11 +122,14 @@ fn every_preset_written_and_read_is_the_same_machine() {
 #[test]
 fn the_file_of_a_calibration_reads_back_and_holds_what_was_measured() {
     for name in ["e5_1603v3", "r910", "amd48"] {
-        let mut machine = homenode_machine::preset(name).unwrap();
+        let mut machine = homenode_machine_files::preset(name).unwrap();
         machine.hardware = None;
         let calibration = calibration(machine);
         let file = machine_file(&calibration).unwrap();
-        assert_eq!(Machine::from_toml("file.toml", &file.text).unwrap(), file.machine);
+        assert_eq!(
+            homenode_machine_files::from_toml("file.toml", &file.text).unwrap(),
+            file.machine
+        );
         let hardware = file.machine.hardware.as_ref().unwrap();
         assert_eq!(
             (hardware.clock_hz, hardware.latency.memory_ns),
@@ -158,7 +161,7 @@ fn the_file_of_a_calibration_reads_back_and_holds_what_was_measured() {
 
 #[test]
 fn every_figure_says_whether_it_was_measured_stated_or_estimated() {
-    let mut machine = homenode_machine::preset("r910").unwrap();
+    let mut machine = homenode_machine_files::preset("r910").unwrap();
     machine.hardware = None;
     let text = machine_file(&calibration(machine)).unwrap().text;
     let hardware = &text[text.find("[hardware]").unwrap()..];
@@ -182,7 +185,7 @@ fn every_figure_says_whether_it_was_measured_stated_or_estimated() {
 #[test]
 fn a_node_without_memory_and_one_without_cpus_are_described() {
     let text = format!("{}[llc]\nsize = \"8MiB\"\nline_bytes = 64\n", crate::testing::ODD);
-    let machine = Machine::from_toml("odd.toml", &text).unwrap();
+    let machine = homenode_machine_files::from_toml("odd.toml", &text).unwrap();
     let file = machine_file(&calibration(machine)).unwrap();
     let bandwidth = |node| file.machine.nodes[NodeId(node)].memory_bandwidth;
     assert!(
@@ -194,7 +197,7 @@ fn a_node_without_memory_and_one_without_cpus_are_described() {
 
 #[test]
 fn where_caches_are_unknown_or_shared_oddly_the_file_still_reads() {
-    let mut machine = homenode_machine::preset("r910").unwrap();
+    let mut machine = homenode_machine_files::preset("r910").unwrap();
     machine.hardware = None;
     let mut unknown = machine.clone();
     unknown.llcs.clear();
@@ -222,7 +225,7 @@ fn where_caches_are_unknown_or_shared_oddly_the_file_still_reads() {
 
 #[test]
 fn a_host_that_gave_no_clock_is_an_error_and_no_file() {
-    let mut machine = homenode_machine::preset("e5_1603v3").unwrap();
+    let mut machine = homenode_machine_files::preset("e5_1603v3").unwrap();
     machine.hardware = None;
     let mut stopped = calibration(machine);
     stopped.clock_hz = spread(0.0);
@@ -231,11 +234,13 @@ fn a_host_that_gave_no_clock_is_an_error_and_no_file() {
 
 #[test]
 fn names_and_notes_survive_quoting() {
-    let mut machine = homenode_machine::preset("e5_1603v3").unwrap();
+    let mut machine = homenode_machine_files::preset("e5_1603v3").unwrap();
     machine.notes = vec!["a \"quoted\" \\ thing\twith\u{1}controls\n".to_owned()];
     let text = write_machine(&machine, &Comments::default());
     assert_eq!(
-        Machine::from_toml("written.toml", &text).unwrap().notes,
+        homenode_machine_files::from_toml("written.toml", &text)
+            .unwrap()
+            .notes,
         machine.notes
     );
 }

@@ -12,7 +12,7 @@ const VM: VmId = VmId(1);
 const LEASE: Ns = Ns::from_secs(1);
 
 fn machine() -> Machine {
-    homenode_machine::preset("r910").unwrap()
+    homenode_machine_files::preset("r910").unwrap()
 }
 
 /// A VM of two vCPUs, two virtual nodes and a balloon.

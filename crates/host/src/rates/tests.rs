@@ -5,7 +5,7 @@ use super::*;
 use crate::sample::{Accesses, CpuSample, NodeSample};
 
 fn machine() -> Machine {
-    homenode_machine::preset("r910").unwrap()
+    homenode_machine_files::preset("r910").unwrap()
 }
 
 fn vcpu(index: u16, ran_ms: u64, waited_ms: u64) -> VcpuSample {

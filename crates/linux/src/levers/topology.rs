@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn distances_are_those_of_the_machine_and_make_a_page() {
-        let machine = homenode_machine::preset("r910").expect("a preset");
+        let machine = homenode_machine_files::preset("r910").expect("a preset");
         let rows = distances(&machine);
         let facts = Facts {
             vcpu_pnode: vec![Some(NodeId(0))],

@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn instances_share_the_hosts_pollution_by_memory() {
         // 10 MiB of LLC are 163840 lines; 8096 MiB of memory: a quarter of it books a quarter of them.
-        let machine = homenode_machine::preset("e5_1603v3").unwrap();
+        let machine = homenode_machine_files::preset("e5_1603v3").unwrap();
         assert_eq!(host_pollution_per_slice(&machine), 163_840);
         let permit = from_memory(Bytes::from_mib(2_024), &machine).unwrap();
         assert_eq!(permit.to_string(), "41k");

@@ -93,7 +93,7 @@ fn programs() -> impl Iterator<Item = &'static str> {
 }
 
 fn run(mapping: &Mapping, program: &str) -> Run {
-    let machine = homenode_machine::preset(MACHINE).expect("it comes with the program");
+    let machine = homenode_machine_files::preset(MACHINE).expect("it comes with the program");
     let vms = mapping.vms.iter().enumerate().map(|(at, (cpus, memory))| {
         let cpus = machine
             .nodes

@@ -59,7 +59,7 @@ enum Threads {
 }
 
 fn machine() -> Machine {
-    homenode_machine::preset(MACHINE).expect("it comes with the program")
+    homenode_machine_files::preset(MACHINE).expect("it comes with the program")
 }
 
 /// Hops from a node to [`TARGET`], by breadth-first search over the links.

@@ -108,7 +108,7 @@ fn work_share(machine: &str, program: &str) -> f64 {
 
 /// How long a program takes alone on a machine; `None` for a name that is unknown.
 fn solo_s(machine: &str, program: &str) -> Option<f64> {
-    let machine = homenode_machine::preset(machine).ok()?;
+    let machine = homenode_machine_files::preset(machine).ok()?;
     let program = workload::builtin(program)?.program?;
     Some(program.solo_seconds(&machine, machine.hardware.as_ref()?))
 }

@@ -67,7 +67,7 @@ fn read_kernel(vms: usize) -> usize {
 
 /// CPU time of one period with so many VMs: deciding, and reading. The median of some.
 fn period(vms: usize) -> Result<(f64, f64), String> {
-    let machine = homenode_machine::preset(MACHINE).map_err(|error| error.to_string())?;
+    let machine = homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())?;
     let specs = (0..vms).map(|at| VmSpec::new(&format!("vm{at}"), VCPUS, Bytes::from_gib(2), "povray"));
     let scenario = Scenario::of("overhead", specs.collect());
     let mut twin = Twin::new(machine.clone(), &scenario, 1).map_err(|error| error.to_string())?;

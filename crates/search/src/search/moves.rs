@@ -213,7 +213,7 @@ impl Choices {
 
 #[cfg(test)]
 mod tests {
-    use homenode_machine::preset;
+    use homenode_machine_files::preset;
     use homenode_twin::VmSpec;
     use homenode_units::Bytes;
 

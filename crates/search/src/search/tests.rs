@@ -1,6 +1,6 @@
 use homenode_control::Policies;
 use homenode_host::Host as _;
-use homenode_machine::preset;
+use homenode_machine_files::preset;
 use homenode_twin::{Scenario, VmSpec};
 use homenode_units::{Bytes, NodeId, NodeSet};
 

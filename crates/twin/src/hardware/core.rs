@@ -178,7 +178,7 @@ impl Program {
 mod tests {
     use super::*;
     use crate::workload::{MissRatioCurve, Translation, builtin};
-    use homenode_machine::preset;
+    use homenode_machine_files::preset;
 
     fn cost(page: Bytes, in_guest: bool, llc_bytes: f64) -> CoreCost {
         let hw = preset("amd48").unwrap().hardware.unwrap();

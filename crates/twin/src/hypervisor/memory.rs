@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn first_touch_in_a_hypervisor_deals_in_turn_what_its_node_has_no_room_for() {
-        let machine = homenode_machine::preset("amd48").expect("a preset");
+        let machine = homenode_machine_files::preset("amd48").expect("a preset");
         let (topology, _) = Topology::new(&machine).expect("it has timing figures");
         let touched = |when_full| {
             let mut host = HostMemory::new(vec![100; 8]);

@@ -1,7 +1,8 @@
 //! What is wrong with a scenario that reads well, and where.
 
 use homenode_machine::Machine;
-use homenode_machine::file::{Candidates, FileError};
+use homenode_machine_files::file::FileError;
+use homenode_units::Candidates;
 use homenode_units::{Bytes, CpuSet, Migration, NodeSet, Ns, Placing};
 
 use super::{
@@ -62,7 +63,7 @@ pub enum TwinError {
     UnknownWorkload {
         vm: String,
         workload: String,
-        candidates: homenode_machine::file::Candidates,
+        candidates: homenode_units::Candidates,
     },
     #[error("VM {vm}: {setting} {problem}; {remedy}")]
     Contradiction {

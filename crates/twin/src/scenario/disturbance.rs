@@ -6,8 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use homenode_machine::file::Candidates;
 use homenode_machine::{Machine, Replacement};
+use homenode_units::Candidates;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

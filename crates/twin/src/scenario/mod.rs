@@ -13,7 +13,8 @@ mod library;
 use std::sync::Arc;
 
 use homenode_machine::Machine;
-use homenode_machine::file::{Candidates, Source, read_toml};
+use homenode_machine_files::file::{Source, read_toml};
+use homenode_units::Candidates;
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::Deserialize;

@@ -2,7 +2,8 @@
 
 #![allow(dead_code)] // each test file uses its part
 
-use homenode_machine::{Machine, preset};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_twin::{Scenario, Twin, VmSpec, Workload};
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns};
 

@@ -1,6 +1,7 @@
 //! Sharing of a last-level cache: pairs of streams in the steady state, and streams that come and go.
 
-use homenode_machine::{Replacement, preset};
+use homenode_machine::Replacement;
+use homenode_machine_files::preset;
 use homenode_tracking::cache::{Cache, Shape};
 use homenode_tracking::hierarchy::{Hierarchy, Inclusion};
 use homenode_tracking::mrc::Curve;

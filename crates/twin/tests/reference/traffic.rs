@@ -1,6 +1,7 @@
 //! Controllers and links under load, and where pages lie.
 
-use homenode_machine::{LoadCurve, Machine, preset};
+use homenode_machine::{LoadCurve, Machine};
+use homenode_machine_files::preset;
 use homenode_tracking::placement::{Pages, Placement};
 use homenode_tracking::simulator::{Paths, Server, Simulator, Thread};
 use homenode_tracking::stream::{Pattern, Stream};

@@ -575,7 +575,7 @@ mod tests {
 
     #[test]
     fn the_machine_of_the_access_level_walk_is_the_presets() {
-        let machine = homenode_machine::preset(crate::experiments::kyoto::MACHINE).unwrap();
+        let machine = homenode_machine_files::preset(crate::experiments::kyoto::MACHINE).unwrap();
         assert_eq!(machine.llcs[0].size_bytes, Bytes::from_mib(10));
         assert_eq!(machine.llcs[0].ways, Some(20));
         assert_eq!(machine.llcs[0].replacement, Some(Replacement::QuadAge));

@@ -195,7 +195,7 @@ fn ranked(values: &[f64]) -> Vec<String> {
 }
 
 fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
-    let machine = homenode_machine::preset(MACHINE).map_err(|error| error.to_string())?;
+    let machine = homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())?;
     let (mut streaming, mut llcm, mut eq31) = (Vec::new(), Vec::new(), Vec::new());
     for (name, _) in PROGRAMS {
         let program = profile(name)?;

@@ -174,7 +174,7 @@ fn skippable(outcomes: &Outcomes) -> Result<Decision, String> {
     let measured = |run: &Run| Ok::<f64, String>(equation_3_1(&first(outcomes.of(run)?)?, CLOCK_KHZ));
     let mut rows = Vec::new();
     let mut differences = Vec::new();
-    let machine = homenode_machine::preset(MACHINE).map_err(|error| error.to_string())?;
+    let machine = homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())?;
     for (program, other) in NEIGHBOURS {
         let (own, shared) = (measured(&alone(program))?, measured(&crowded(program, other))?);
         let difference = 100.0 * (shared / own - 1.0);

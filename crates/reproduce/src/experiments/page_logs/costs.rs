@@ -88,7 +88,7 @@ impl Tracking {
 
 /// Pages of a program, and those of them that it writes in so many seconds.
 fn written(program: &Workload, seconds: f64) -> Option<(f64, f64)> {
-    let machine = homenode_machine::preset("i7_pml").ok()?;
+    let machine = homenode_machine_files::preset("i7_pml").ok()?;
     let program = program.program.as_ref()?;
     let solo_s = program.solo_seconds(&machine, machine.hardware.as_ref()?);
     let instructions = program.instructions_g_per_thread * 1e9;

@@ -306,7 +306,7 @@ fn restore() -> Result<Decision, String> {
 }
 
 fn cache() -> Result<Decision, String> {
-    let machine = homenode_machine::preset("i7_pml").map_err(|error| error.to_string())?;
+    let machine = homenode_machine_files::preset("i7_pml").map_err(|error| error.to_string())?;
     let hw = machine.hardware.clone().ok_or("the machine has no hardware")?;
     let llc = machine.llcs.first().ok_or("the machine has no cache")?.clone();
     let ways = llc

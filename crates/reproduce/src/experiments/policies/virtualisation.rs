@@ -40,7 +40,7 @@ fn sleeping_and_spinning(program: &str, policy: MemoryPolicy) -> [Run; 2] {
 }
 
 fn ipi(outcomes: &Outcomes) -> Result<Decision, String> {
-    let machine = homenode_machine::preset(MACHINE).map_err(|error| error.to_string())?;
+    let machine = homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())?;
     let ipi = machine.hardware.as_ref().ok_or("amd48 has no timing")?.ipi;
     let mut measured = Measured {
         inputs: vec!["native_us".to_owned(), "virtual_us".to_owned()],

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
-use homenode_machine::file::read_text_file;
-use homenode_machine::preset;
+use homenode_machine_files::file::read_text_file;
+use homenode_machine_files::preset;
 use homenode_search::contender::Contender;
 use homenode_search::{generate, jobs};
 use homenode_twin::Setup;

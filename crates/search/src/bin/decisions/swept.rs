@@ -2,7 +2,8 @@
 
 use anyhow::bail;
 use clap::Args;
-use homenode_machine::{Machine, preset};
+use homenode_machine::Machine;
+use homenode_machine_files::preset;
 use homenode_search::contender::Contender;
 use homenode_search::generate;
 use homenode_search::score::mean;

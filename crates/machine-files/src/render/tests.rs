@@ -36,7 +36,7 @@ fn what_is_odd_is_shown() {
         [[links]]\ndirected = [[0, 4], [4, 5], [5, 0]]\n[distances]\nby_hops = [10, 12, 14]\n\
         [[devices]]\naddress = \"0000:3b:00.0\"\nclass = \"0x020000\"\nnode = 4\n\
         [[devices]]\naddress = \"0000:3c:00.0\"\nclass = \"0x050000\"\nnode = 4\n";
-    let mut machine = Machine::from_toml("odd.toml", text).unwrap();
+    let mut machine = crate::load::from_toml("odd.toml", text).unwrap();
     machine.memory_allowed.remove(NodeId(5));
     let expected = "\
 odd: 3 nodes, 4 CPUs (4 cores, 1 thread per core), 3GiB of memory

@@ -8,6 +8,7 @@ use std::fmt::{self, Write as _};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use homenode_units::Candidates;
 use serde::de::DeserializeOwned;
 
 mod source;
@@ -79,46 +80,6 @@ pub enum Problem {
     TooLarge,
     /// The file is not UTF-8.
     NotText,
-}
-
-/// Valid names, the nearest to what was written first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidates {
-    /// The names.
-    pub names: Vec<String>,
-    /// Whether the first is so near that it is probably what was meant.
-    pub near: bool,
-}
-
-impl Candidates {
-    /// Sorts valid names by how near they are to what was written.
-    pub fn of<S: Into<String>>(written: &str, valid: impl IntoIterator<Item = S>) -> Candidates {
-        let plain = |name: &str| name.to_lowercase().replace('-', "_");
-        let mut names: Vec<(usize, String)> = valid
-            .into_iter()
-            .map(Into::into)
-            .map(|name| (strsim::damerau_levenshtein(&plain(written), &plain(&name)), name))
-            .collect();
-        names.sort();
-        // A third of the letters wrong is a slip; of a short name one or two.
-        let slip = |name: &str| (name.len() / 3).max(if name.len() < 4 { 1 } else { 2 });
-        let near = names.first().is_some_and(|(edits, name)| *edits <= slip(name));
-        Candidates {
-            names: names.into_iter().map(|(_, name)| name).collect(),
-            near,
-        }
-    }
-}
-
-impl fmt::Display for Candidates {
-    /// The end of a sentence: `; did you mean …?`, or all that is valid, the nearest first.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.names.as_slice() {
-            [] => write!(f, "; none is valid here"),
-            [first, ..] if self.near => write!(f, "; did you mean `{first}`?"),
-            names => write!(f, "; valid, nearest first: `{}`", names.join("`, `")),
-        }
-    }
 }
 
 impl fmt::Display for Problem {

@@ -1,10 +1,10 @@
+//! What a machine file may say, and what becomes of it.
+
+use homenode_machine::{Machine, MachineError, Replacement};
+use homenode_machine_files::LoadError;
+use homenode_machine_files::file::Problem;
 use homenode_units::{Bytes, CpuId, NodeId};
 use proptest::prelude::*;
-
-use crate::file::Problem;
-use crate::load::LoadError;
-use crate::model::Machine;
-use crate::rules::MachineError;
 
 const UNIFORM: &str = r#"
 name = "uniform"
@@ -75,7 +75,7 @@ node = 8
 "#;
 
 fn read(text: &str) -> Result<Machine, LoadError> {
-    Machine::from_toml("m.toml", text)
+    homenode_machine_files::from_toml("m.toml", text)
 }
 
 fn refused(text: &str) -> MachineError {
@@ -119,7 +119,7 @@ fn counts_become_nodes_cpus_caches_and_links() {
 
 #[test]
 fn the_documented_example_reads() {
-    let lines = include_str!("../layout.rs")
+    let lines = include_str!("../src/layout.rs")
         .lines()
         .filter_map(|line| line.strip_prefix("//!"));
     let lines = lines.map(str::trim).skip_while(|line| *line != "```toml").skip(1);
@@ -481,10 +481,10 @@ proptest! {
 
 #[test]
 fn a_replacement_policy_is_read_by_the_name_that_it_is_written_with() {
-    for policy in crate::Replacement::ALL {
+    for policy in Replacement::ALL {
         let named = format!("ways = 16\nreplacement = \"{}\"\n", policy.name());
         let text = UNIFORM.replace("ways = 16\n", &named);
-        let machine = Machine::from_toml("m.toml", &text).unwrap();
+        let machine = homenode_machine_files::from_toml("m.toml", &text).unwrap();
         assert_eq!(machine.llcs[0].replacement, Some(policy));
     }
 }

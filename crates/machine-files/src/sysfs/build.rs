@@ -5,7 +5,7 @@ use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeMap, NodeSet};
 use super::SysfsError;
 use super::reader::malformed;
 use super::types::{Told, ToldCpu, ToldDevice, ToldNode};
-use crate::model::{Cpu, Device, Distances, Llc, Machine, Node};
+use homenode_machine::{Cpu, Device, Distances, Llc, Machine, Node};
 
 /// Cache lines are this long where the kernel does not say: every x86, and nearly every ARM server.
 const LINE_BYTES_DEFAULT: u32 = 64;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet};
 
-use crate::model::{Hardware, Machine};
+use homenode_machine::{Hardware, Machine};
 
 /// Devices shown by address; of more the rest is counted.
 const DEVICES_SHOWN_MAX: usize = 16;

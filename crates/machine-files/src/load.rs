@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::file::{Candidates, FileError, read_text_file, read_toml};
-use crate::layout::MachineFile;
-use crate::model::Machine;
-use crate::rules::MachineError;
+use homenode_machine::{Machine, MachineError, MachineFile};
+use homenode_units::Candidates;
+
+use crate::file::{FileError, read_text_file, read_toml};
 
 /// Why a machine file gives no machine.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -73,7 +73,7 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
 /// [`LoadError::UnknownPreset`], which names the nearest and lists all.
 pub fn preset(name: &str) -> Result<Machine, LoadError> {
     match PRESETS.iter().find(|(known, ..)| *known == name) {
-        Some((_, file, text)) => Machine::from_toml(file, text),
+        Some((_, file, text)) => from_toml(file, text),
         None => {
             let valid = PresetNames(Candidates::of(name, preset_names()));
             Err(LoadError::UnknownPreset {
@@ -84,28 +84,26 @@ pub fn preset(name: &str) -> Result<Machine, LoadError> {
     }
 }
 
-impl Machine {
-    /// Reads a machine from the text of a file; `path` is only for messages.
-    ///
-    /// # Errors
-    /// Text that is not a machine file, and machines that cannot be.
-    pub fn from_toml(path: impl AsRef<Path>, text: &str) -> Result<Machine, LoadError> {
-        let path = path.as_ref();
-        let file: MachineFile = read_toml(path, text)?;
-        file.machine().map_err(|error| LoadError::Machine {
-            path: path.to_owned(),
-            error,
-        })
-    }
+/// Reads a machine from the text of a file; `path` is only for messages.
+///
+/// # Errors
+/// Text that is not a machine file, and machines that cannot be.
+pub fn from_toml(path: impl AsRef<Path>, text: &str) -> Result<Machine, LoadError> {
+    let path = path.as_ref();
+    let file: MachineFile = read_toml(path, text)?;
+    file.machine().map_err(|error| LoadError::Machine {
+        path: path.to_owned(),
+        error,
+    })
+}
 
-    /// Opens a machine file and reads it.
-    ///
-    /// # Errors
-    /// As [`Machine::from_toml`], and a file that cannot be read.
-    pub fn from_toml_file(path: impl AsRef<Path>) -> Result<Machine, LoadError> {
-        let path = path.as_ref();
-        Machine::from_toml(path, &read_text_file(path)?)
-    }
+/// Opens a machine file and reads it.
+///
+/// # Errors
+/// As [`from_toml`], and a file that cannot be read.
+pub fn from_toml_file(path: impl AsRef<Path>) -> Result<Machine, LoadError> {
+    let path = path.as_ref();
+    from_toml(path, &read_text_file(path)?)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 mod support;
 
 use homenode_machine::MachineError;
-use homenode_machine::sysfs::{SysfsError, read};
+use homenode_machine_files::sysfs::{SysfsError, read};
 use homenode_units::CpuId;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;

@@ -25,8 +25,8 @@ mod types;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::model::Machine;
-use crate::rules::MachineError;
+use homenode_machine::Machine;
+use homenode_machine::MachineError;
 
 /// Why a tree gives no machine. Every error names a path.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::file::Problem;
-use homenode_units::{Bytes, BytesPerSec, CpuId, NodeId, NodeSet};
+use homenode_units::{Bytes, BytesPerSec, CpuId, NodeId};
 
 #[test]
 fn every_preset_is_a_possible_machine_of_its_own_name_with_timing() {
@@ -225,10 +225,10 @@ fn a_file_is_named_in_every_error() {
     let path = dir.path().join("mine.toml");
     let text = PRESETS.iter().find(|(name, ..)| *name == "r420").unwrap().2;
     std::fs::write(&path, text).unwrap();
-    assert_eq!(Machine::from_toml_file(&path).unwrap().name, "r420");
-    let error = Machine::from_toml_file(dir.path().join("none.toml")).unwrap_err();
+    assert_eq!(from_toml_file(&path).unwrap().name, "r420");
+    let error = from_toml_file(dir.path().join("none.toml")).unwrap_err();
     assert!(error.to_string().contains("none.toml"), "{error}");
-    let error = Machine::from_toml(&path, &text.replace("sockets = 2", "sockets = 0")).unwrap_err();
+    let error = from_toml(&path, &text.replace("sockets = 2", "sockets = 0")).unwrap_err();
     let LoadError::Machine {
         path: named,
         error: MachineError::NoNodes { .. },
@@ -237,52 +237,10 @@ fn a_file_is_named_in_every_error() {
         panic!("{error}")
     };
     assert_eq!(named, &path);
-    let error = Machine::from_toml(&path, &text.replace("sockets", "socket")).unwrap_err();
+    let error = from_toml(&path, &text.replace("sockets", "socket")).unwrap_err();
     let LoadError::File(file) = &error else {
         panic!("{error}")
     };
     assert!(matches!(*file.problem, Problem::UnknownKey { .. }), "{error}");
     assert!(error.to_string().contains("did you mean `sockets`?"), "{error}");
-}
-
-#[test]
-fn the_json_is_what_programs_want() {
-    let machine = preset("amd48").unwrap();
-    let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&machine).unwrap()).unwrap();
-    assert_eq!(json["name"], "amd48");
-    assert_eq!(json["nodes"].as_array().unwrap().len(), 8);
-    assert_eq!(json["cpus"].as_array().unwrap().len(), 48);
-    assert_eq!(
-        json["nodes"][3],
-        serde_json::json!({
-            "id": 3, "cpus": [18, 19, 20, 21, 22, 23], "memory_bytes": 16_u64 << 30, "memory_allowed": true,
-            "memory_bandwidth_bytes_per_sec": 13_u64 << 30, "socket": 1, "llcs": [3],
-        })
-    );
-    assert_eq!(
-        json["cpus"][20],
-        serde_json::json!({"id": 20, "node": 3, "socket": 1, "core": 20, "llc": 3})
-    );
-    assert_eq!(
-        json["distances"][0],
-        serde_json::json!([10, 16, 16, 22, 16, 22, 16, 22])
-    );
-    assert_eq!(
-        json["links"][0],
-        serde_json::json!({"from": 0, "to": 1, "bandwidth_bytes_per_sec": 12_u64 << 30})
-    );
-    assert_eq!(json["llcs"][7]["size_bytes"], 5 << 20);
-    assert_eq!(json["devices"][1]["node"], 6);
-    assert_eq!(json["hardware"]["clock_hz"], 2_200_000_000_u64);
-    assert!(json["notes"].is_array());
-}
-
-#[test]
-fn memory_that_a_cpuset_forbids_is_no_home() {
-    let mut machine = preset("r910").unwrap();
-    machine.memory_allowed.remove(NodeId(2));
-    assert_eq!(
-        machine.memory_nodes(),
-        [0, 1, 3].map(NodeId).into_iter().collect::<NodeSet>()
-    );
 }

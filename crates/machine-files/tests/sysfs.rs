@@ -3,7 +3,7 @@
 mod support;
 
 use homenode_machine::Machine;
-use homenode_machine::sysfs::read;
+use homenode_machine_files::sysfs::read;
 use homenode_units::{Bytes, BytesPerSec, CpuId, NodeId};
 use support::{TREES, Tree};
 
