@@ -15,9 +15,7 @@ use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
 use homenode_policy::working_set::{
     Carrier, Certainty, Estimate, Estimator, Logged, Observation, Sampling, Seen, Settled, sampling,
 };
-use homenode_units::{Bytes, Ns, Pages};
-use rand_core::{Rng, SeedableRng};
-use rand_pcg::Pcg64Mcg;
+use homenode_units::{Bytes, Chance, Ns, Pages};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -427,7 +425,7 @@ impl Reading<'_> {
     /// ESX's poll: every mu, 100 frames drawn anew.
     fn poll(&self, mu: Ns) -> anyhow::Result<Option<Estimate>> {
         let mut estimator = Sampling::new(sampling::Averages::Three, Bytes::ZERO);
-        let mut chance = Pcg64Mcg::seed_from_u64(1);
+        let mut chance = Chance::new(1);
         let (mut last, mut begun) = (None, 0);
         for (at, window) in self.windows.iter().enumerate() {
             let since = self.windows[begun].begin_ns;
@@ -442,7 +440,7 @@ impl Reading<'_> {
             };
             let drawn = 100;
             let found = (0..drawn)
-                .filter(|_| used((chance.next_u64() % self.header.frames) as u32))
+                .filter(|_| used((chance.bits() % self.header.frames) as u32))
                 .count();
             let seen = Seen::Sample {
                 used: found as u32,

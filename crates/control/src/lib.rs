@@ -38,8 +38,7 @@ use homenode_policy::{
     advisor, arrange, balance, levers, memory, numad, overcommit, pace, permits, placement, repatriate,
     topology_feed, trial, working_set,
 };
-use homenode_units::Candidates;
-use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
+use homenode_units::{Bytes, BytesPerSec, Candidates, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -13,21 +13,19 @@ use homenode_control::{Config, Control, Mode, Policies};
 use homenode_host::{Act, Action, Host, Plan, Refusal, Sample, VmSample};
 use homenode_machine::Machine;
 use homenode_twin::{Scenario, Twin, TwinReport};
-use homenode_units::{Ns, Pages};
-use rand_core::{Rng, SeedableRng};
-use rand_pcg::Pcg64Mcg;
+use homenode_units::{Chance, Ns, Pages};
 
 const SEEDS: u64 = 48;
 const WORKLOADS: [&str; 8] = [
     "idle", "cg.B", "soplex", "povray", "ep.B", "milc", "astar", "is.B",
 ];
 
-struct Dice(Pcg64Mcg);
+struct Dice(Chance);
 
 impl Dice {
     /// 0 to `limit` - 1.
     fn below(&mut self, limit: u64) -> u64 {
-        self.0.next_u64() % limit
+        self.0.bits() % limit
     }
 
     fn one_in(&mut self, n: u64) -> bool {
@@ -196,13 +194,13 @@ fn look(sample: &Sample, before: &Sample) {
 
 /// Runs one seed; gives its report as JSON, or nothing where the scenario does not fit its machine.
 fn run(seed: u64) -> Option<String> {
-    let mut dice = Dice(Pcg64Mcg::seed_from_u64(seed));
+    let mut dice = Dice(Chance::new(seed));
     let machine =
         homenode_machine_files::from_toml("machine.toml", &machine(&mut dice)).expect("a possible machine");
     let text = scenario(&mut dice, &machine);
     let scenario = Scenario::from_toml("swarm.toml", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let mut agent = match dice.below(4) {
-        3 => Agent::Anything(Dice(Pcg64Mcg::seed_from_u64(!seed))),
+        3 => Agent::Anything(Dice(Chance::new(!seed))),
         which => {
             let policies = [Policies::Default, Policies::FfPin, Policies::Homenode][which as usize];
             let config = Config {

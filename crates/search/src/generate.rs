@@ -24,13 +24,12 @@
 //! - `every_case_is_accepted_by_the_twin`
 //! - `cases_differ_in_all_that_is_drawn`
 
-use std::fmt::Write as _;
-
 use homenode_machine::{Hardware, Machine};
 use homenode_machine_files::{preset, preset_names};
+use homenode_twin::Scenario;
 use homenode_twin::workload::{self, Program};
-use homenode_twin::{Chance, Scenario};
-use homenode_units::Bytes;
+use homenode_units::{Bytes, Chance};
+use serde::Serialize;
 
 /// Seeds of cases that anybody may look at.
 pub const TRAINING: std::ops::RangeInclusive<u64> = 1..=40;
@@ -264,41 +263,76 @@ fn text(chance: &mut Chance, seed: u64, machine: &Machine, arrivals: Arrivals, v
             4000 + chance.below(8000)
         },
     );
-    let mut out = format!("# Drawn from seed {seed}: {about}.\n");
-    let mut events = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        out,
-        "name = \"{name}\"\nabout = \"{about}\"\nmachine = \"{}\"\nseed = 1\nduration = \"600s\"\n\
-         arrival_order = \"by-seed\"\narrival_jitter = \"500ms\"",
-        machine.name
-    );
+    let mut case = Case {
+        about: about.clone(),
+        machine: machine.name.clone(),
+        seed: 1,
+        duration: "600s",
+        arrival_order: "by-seed",
+        arrival_jitter: "500ms",
+        vm: Vec::new(),
+        event: Vec::new(),
+        name,
+    };
     for (at, vm) in vms.iter().enumerate() {
         let returns = arrivals == Arrivals::Returning && at % 3 == 1;
         let leaves = returns || arrivals == Arrivals::Leaving;
         let arrival_ms = at as u64 * step_ms;
-        let _ = writeln!(
-            out,
-            "\n[[vm]]\nname = \"vm{at}-{}\"\nvcpus = {}\nmemory = \"{}\"\nworkload = \"{}\"\nwork_share = {}",
-            vm.workload, vm.vcpus, vm.memory, vm.workload, vm.work_share
-        );
-        if leaves {
-            out.push_str("after = \"leave\"\n");
-        }
-        if !returns {
-            let _ = writeln!(out, "arrival = \"{arrival_ms}ms\"");
-            continue;
-        }
+        let name = format!("vm{at}-{}", vm.workload);
         // Long enough after its start for its program to have ended, mostly.
-        for start_ms in [arrival_ms, arrival_ms + 200_000] {
-            let _ = writeln!(
-                events,
-                "\n[[event]]\nat = \"{start_ms}ms\"\nvm = \"vm{at}-{}\"\naction = \"start\"",
-                vm.workload
-            );
-        }
+        let starts = [arrival_ms, arrival_ms + 200_000].map(|at_ms| Start {
+            at: format!("{at_ms}ms"),
+            vm: name.clone(),
+            action: "start",
+        });
+        case.event.extend(starts.into_iter().filter(|_| returns));
+        case.vm.push(Vm {
+            vcpus: vm.vcpus,
+            memory: vm.memory.to_string(),
+            workload: vm.workload,
+            work_share: vm.work_share,
+            after: leaves.then_some("leave"),
+            arrival: (!returns).then(|| format!("{arrival_ms}ms")),
+            name,
+        });
     }
-    out + &events
+    let text = toml::to_string(&case).expect("nothing of a case is beyond TOML");
+    format!("# Drawn from seed {seed}: {about}.\n{text}")
+}
+
+/// A case as its file has it; the twin reads more than is drawn here.
+#[derive(Serialize)]
+struct Case<'a> {
+    name: String,
+    about: String,
+    machine: String,
+    seed: u64,
+    duration: &'a str,
+    arrival_order: &'a str,
+    arrival_jitter: &'a str,
+    vm: Vec<Vm<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    event: Vec<Start<'a>>,
+}
+
+#[derive(Serialize)]
+struct Vm<'a> {
+    name: String,
+    vcpus: u16,
+    memory: String,
+    workload: &'a str,
+    work_share: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    after: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arrival: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Start<'a> {
+    at: String,
+    vm: String,
+    action: &'a str,
 }
 
 #[cfg(test)]

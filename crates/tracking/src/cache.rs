@@ -17,8 +17,8 @@
 
 pub use homenode_machine::Replacement;
 
-use crate::chance::{Chance, mix};
 use crate::replacement::Policy;
+use homenode_units::{Chance, mix};
 
 /// Size of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

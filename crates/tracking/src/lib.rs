@@ -31,7 +31,6 @@
 //! - Same seed, same accesses, on any machine.
 
 pub mod cache;
-mod chance;
 pub mod filter;
 pub mod hierarchy;
 pub mod mrc;

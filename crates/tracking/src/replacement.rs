@@ -5,7 +5,7 @@
 use homenode_machine::Replacement;
 
 use crate::cache::Shape;
-use crate::chance::Chance;
+use homenode_units::Chance;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Policy {

@@ -20,9 +20,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::cache::{Cache, Outcome};
-use crate::chance::Chance;
 use crate::placement::Pages;
 use crate::stream::Stream;
+use homenode_units::Chance;
 
 /// A memory controller or a directed link.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,8 +3,8 @@
 //! A [`Pattern`] says what a stream is; a [`Stream`] draws it from a seed, in lines counted from its first. Streams
 //! with the same first line share memory; to keep them apart, give them regions that do not overlap.
 
-use crate::chance::Chance;
 use crate::recency::Recency;
+use homenode_units::Chance;
 
 /// What a stream of accesses is.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! A table from line to slot: open addressing, which costs one look into memory where an ordered map costs many, and
 //! whose order never reaches a result.
 
-use crate::chance::mix;
+use homenode_units::mix;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Table {

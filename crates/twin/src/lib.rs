@@ -19,7 +19,6 @@
 //! - The epoch's length changes results by less than 2 percent.
 //! - A workload's profile comes from its solo behaviour only; what co-running does is predicted.
 
-mod chance;
 mod cpu_mask;
 mod engine;
 mod guest;
@@ -48,11 +47,10 @@ pub use scenario::{
 pub use setup::Setup;
 pub use workload::{Program, Waiting, Workload, WorkloadError};
 
-pub use chance::Chance;
 use engine::Engine;
 use homenode_host::{Lever, VmSettings};
 use homenode_machine::Machine;
-use homenode_units::{Migration, Ns, VmId};
+use homenode_units::{Chance, Migration, Ns, VmId};
 use hypervisor::watching::Watching;
 use report::Counts;
 use told::Told;

@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 
 use homenode_host::{Accesses, Counters, Sample};
 use homenode_machine::Machine;
-use homenode_units::VmId;
 
-use crate::chance::Chance;
 use crate::scenario::Disturbance;
+use homenode_units::{Chance, VmId};
 
 /// Deviations at which noise is cut off.
 const DEVIATIONS_MAX: f64 = 3.0;

@@ -1,7 +1,8 @@
 //! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per
-//! NUMA node, the nearest names to a misspelt one, and the arithmetic every crate shares. Nothing does I/O.
+//! NUMA node, the nearest names to a misspelt one, one seeded generator, and the arithmetic every crate shares. Nothing does I/O.
 
 mod candidates;
+mod chance;
 mod id;
 mod math;
 mod memory_policy;
@@ -12,6 +13,7 @@ mod schema;
 mod set;
 
 pub use candidates::Candidates;
+pub use chance::{Chance, SplitMix, finalize, mix};
 pub use id::{CpuId, NodeId, VcpuId, VmId};
 pub use math::{Ewma, divide_proportionally};
 pub use memory_policy::{MemoryPolicy, MemoryPolicyError, Migration, Placing};

@@ -43,7 +43,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Act, FrameMove, PageUse, Plan, Rates, View, VmView};
-use homenode_units::{Migration, NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages, VmId};
+use homenode_units::{Migration, NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages, SplitMix, VmId};
 use serde::{Deserialize, Serialize};
 
 /// Name of this policy in plans.
@@ -90,7 +90,7 @@ impl Default for Config {
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug)]
 pub struct State {
-    chance: Chance,
+    chance: SplitMix,
     told: BTreeSet<VmId>,
     judgements: BTreeMap<VmId, Judgement>,
 }
@@ -99,7 +99,7 @@ impl State {
     /// With draws of this seed.
     pub fn seeded(seed: u64) -> State {
         State {
-            chance: Chance(seed),
+            chance: SplitMix(seed),
             told: BTreeSet::new(),
             judgements: BTreeMap::new(),
         }
@@ -310,7 +310,7 @@ struct Deal<'a> {
     left: u64,
     /// Free pages of the host.
     room: &'a mut NodeMap<u64>,
-    chance: &'a mut Chance,
+    chance: &'a mut SplitMix,
     moves: Vec<FrameMove>,
 }
 
@@ -433,21 +433,6 @@ fn reason(judgement: &Judgement, moves: &[FrameMove], uses: &[PageUse]) -> Strin
         judgement.imbalance * 100.0,
         judgement.local * 100.0
     )
-}
-
-/// Draws: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-#[derive(Clone, Debug)]
-struct Chance(u64);
-
-impl Chance {
-    /// Uniform in [0, 1).
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ mixed >> 31) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
-    }
 }
 
 #[cfg(test)]

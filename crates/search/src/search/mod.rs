@@ -48,8 +48,7 @@ mod tests;
 use std::collections::BTreeSet;
 
 use homenode_control::Config;
-use homenode_twin::Chance;
-use homenode_units::Ns;
+use homenode_units::{Chance, Ns};
 
 pub use rollout::{Cut, Point, Rollout, replay, rollout};
 pub use schedule::Schedule;

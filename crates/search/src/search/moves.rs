@@ -1,8 +1,8 @@
 //! What may be tried: where a VM may be, and how one schedule becomes another.
 
 use homenode_machine::Machine;
-use homenode_twin::{Chance, Scenario};
-use homenode_units::{NodeId, NodeSet, Ns};
+use homenode_twin::Scenario;
+use homenode_units::{Chance, NodeId, NodeSet, Ns};
 
 use super::schedule::{Goal, Place, Schedule};
 

@@ -4,9 +4,9 @@ use std::collections::BinaryHeap;
 
 use super::Curve;
 use super::mattson::reuse;
-use crate::chance::mix;
 use crate::recency::Recency;
 use crate::table::Table;
+use homenode_units::mix;
 
 /// Sampled stack distances of a stream.
 #[derive(Clone, Debug)]

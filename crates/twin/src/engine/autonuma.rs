@@ -1,11 +1,10 @@
 //! AutoNUMA: when guests' kernels and the host's scan, and what their moves cost. What they do is in
 //! [`crate::guest::autonuma`].
 
-use homenode_units::{Migration, Ns};
+use homenode_units::{Chance, Migration, Ns};
 
 use super::moves::copying;
 use super::{Engine, Owner, Timer};
-use crate::chance::Chance;
 use crate::guest::autonuma::{Autonuma, By, SCAN_DELAY, Scene, one_process};
 use crate::guest::{Stage, Vm};
 use crate::hypervisor::{EXIT_CYCLES, Run, SHOOTDOWN_CYCLES};

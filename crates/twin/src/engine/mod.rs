@@ -39,14 +39,12 @@ use std::collections::BinaryHeap;
 
 use busiest::Busiest;
 use homenode_machine::{Hardware, Machine};
-use homenode_units::Ns;
 
 pub(crate) use events::Script;
 pub(crate) use moves::Alike;
 pub(crate) use releases::Releases;
 pub(crate) use runtime::Runtime;
 
-use crate::chance::Chance;
 use crate::cpu_mask::CpuMask;
 use crate::guest::autonuma::By;
 use crate::guest::vm::Next;
@@ -58,6 +56,7 @@ use crate::hypervisor::permits::Permits;
 use crate::hypervisor::{DAEMON_PERIOD, DAEMON_RUN, HostMemory, Run, Scheduler};
 use crate::io::{Device, Plan};
 use crate::scenario::{AfterProgram, Attribution, Hypervisor, Scenario, TwinError};
+use homenode_units::{Chance, Ns};
 
 /// Events without progress of time after which the engine gives up.
 const SILENCE_MAX: u32 = 1_000_000;

@@ -27,10 +27,9 @@
 //! another thread takes up; the guest's own work for either; other guests' use of the hypervisor's locks.
 
 use homenode_policy::page_queue::{self, Entry, Op, Outcome, PARTITIONS, Scratch};
-use homenode_units::{Ns, Placing};
+use homenode_units::{Chance, Ns, Placing};
 
 use super::{Engine, Timer};
-use crate::chance::Chance;
 use crate::guest::{Stage, View, Vm};
 use crate::hypervisor::EXIT_CYCLES;
 use crate::hypervisor::memory::Toucher;

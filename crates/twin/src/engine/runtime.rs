@@ -18,10 +18,9 @@
 //! and allocating, and so when a collector looks at the topology: the paper's does at the end of each collection, of which there
 //! are several a second; that a library keeps threads waiting.
 
-use homenode_units::{Ns, PAGE_BYTES};
+use homenode_units::{Chance, Ns, PAGE_BYTES};
 
 use super::{Engine, Timer};
-use crate::chance::Chance;
 use crate::guest::autonuma::By;
 use crate::guest::{Stage, TOUCH_NS};
 use crate::hypervisor::Run;

@@ -38,11 +38,10 @@
 
 use std::ops::Range;
 
-use homenode_units::{Bytes, Ns};
+use homenode_units::{Bytes, Chance, Ns};
 
 use super::memory::{ClassUse, VmMemory};
 use super::thread::Thread;
-use crate::chance::Chance;
 use crate::hardware::fabric::Copying;
 
 /// When scanning begins, and its period until then (`scan_delay`).

@@ -24,11 +24,10 @@
 mod frames;
 mod swap;
 
-use homenode_units::{Bytes, divide_proportionally};
+use homenode_units::{Bytes, Chance, divide_proportionally};
 
 use super::autonuma::By;
 use super::view::{Told, View};
-use crate::chance::Chance;
 use crate::hypervisor::memory::{Turns, WhenFull};
 use crate::workload::{Program, RegionKind, Threads};
 

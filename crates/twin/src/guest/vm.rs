@@ -24,14 +24,13 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use homenode_host::CpuQuota;
-use homenode_units::{Bytes, MemoryPolicy, Ns, Placing, VmId};
+use homenode_units::{Bytes, Chance, MemoryPolicy, Ns, Placing, VmId};
 
 use super::autonuma::{Autonuma, By, one_process};
 use super::memory::{Touch, VmMemory};
 use super::thread::{Doing, Thread};
 use super::view::View;
 use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
-use crate::chance::Chance;
 use crate::engine::{Releases, Runtime};
 use crate::hypervisor::memory::WhenFull;
 use crate::hypervisor::page_uses::Sampling;

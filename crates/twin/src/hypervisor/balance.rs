@@ -42,7 +42,7 @@
 
 use std::cmp::Reverse;
 
-use homenode_units::Ns;
+use homenode_units::{Ns, finalize};
 
 use super::fair::{Fair, MIGRATION_COST, NICE_0_LOAD};
 use super::queues::Queues;
@@ -108,7 +108,7 @@ impl Domain {
         }
         let interval = self.interval * BUSY_FACTOR;
         let turn = ((tick / interval) << 32) + ((cpu as u64) << 8) + level as u64;
-        tick % interval == scramble(turn) % interval
+        tick % interval == finalize(turn) % interval
     }
 
     /// What a group's balancing CPU should pull, given the loads of all groups.
@@ -174,13 +174,6 @@ impl Domain {
             weight,
         })
     }
-}
-
-/// A number that seems drawn by chance (the finalizer of splitmix64).
-fn scramble(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
 }
 
 /// Whether a task of a group of CPUs is allowed on one of another.

@@ -50,12 +50,11 @@
 //! weight.
 
 use homenode_policy::permits::Standing;
-use homenode_units::Ns;
 
 use super::queues::{Queues, Run};
 use super::scheduler::{Discipline, NEVER};
-use crate::chance::Chance;
 use crate::cpu_mask::CpuMask;
+use homenode_units::{Chance, Ns};
 
 const SLICE: Ns = Ns::from_millis(30);
 const TICK: Ns = Ns::from_millis(10);

@@ -27,14 +27,12 @@
 //! The hierarchy of groups (each task competes with what it weighs in all), loads in wake-up placement (tasks are counted),
 //! real-time classes, AutoNUMA (3.8 has none).
 
-use homenode_units::Ns;
-
 use super::balance::{Domains, TICK};
 use super::bandwidth::{self, Bandwidth};
 use super::queues::{Queues, Run};
 use super::scheduler::{Discipline, NEVER};
-use crate::chance::Chance;
 use crate::hardware::Topology;
+use homenode_units::{Chance, Ns};
 
 /// A task that stopped running less than this ago has a warm cache and is not moved (`sysctl_sched_migration_cost`).
 pub(super) const MIGRATION_COST: u64 = 500_000;

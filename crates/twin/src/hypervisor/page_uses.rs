@@ -21,8 +21,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::chance::Chance;
 use crate::guest::VmMemory;
+use homenode_units::Chance;
 
 /// CPU cycles between two marked instructions of a CPU …
 const PERIOD_CYCLES: f64 = 0xFFF8 as f64;

@@ -9,12 +9,11 @@
 //! `switched`.
 
 use homenode_policy::permits::Standing;
-use homenode_units::{Ns, Permit};
+use homenode_units::{Chance, Ns, Permit};
 
 use super::credit::Credit;
 use super::fair::Fair;
 use super::queues::{Queues, Run};
-use crate::chance::Chance;
 use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
 use crate::scenario::Hypervisor;

@@ -2,16 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use homenode_units::Ns;
 use proptest::prelude::*;
 
 use super::queues::Run;
 use super::scheduler::Scheduler;
-use crate::chance::Chance;
 use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
 use crate::hardware::topology::CpuPlace;
 use crate::scenario::Hypervisor;
+use homenode_units::{Chance, Ns};
 
 const BOTH: [Hypervisor; 2] = [Hypervisor::Kvm, Hypervisor::Xen];
 const MS: u64 = 1_000_000;

@@ -2,8 +2,7 @@
 
 use homenode_machine::Machine;
 use homenode_machine_files::file::FileError;
-use homenode_units::Candidates;
-use homenode_units::{Bytes, CpuSet, Migration, NodeSet, Ns, Placing};
+use homenode_units::{Bytes, Candidates, CpuSet, Migration, NodeSet, Ns, Placing};
 
 use super::{
     Allocation, Enforcer, EventAction, EventSpec, Hypervisor, NextProgram, Pinning, RuntimeNodes, Scenario,

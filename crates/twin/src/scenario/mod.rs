@@ -14,12 +14,10 @@ use std::sync::Arc;
 
 use homenode_machine::Machine;
 use homenode_machine_files::file::{Source, read_toml};
-use homenode_units::Candidates;
-use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet, Ns, Permit};
+use homenode_units::{Bytes, Candidates, Chance, CpuSet, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::chance::Chance;
 use crate::cpu_mask::CpuMask;
 use crate::schema;
 use crate::workload::{self, Waiting, Workload};

@@ -16,9 +16,7 @@
 
 use homenode_machine::Machine;
 use homenode_twin::{Enforcer, EventAction, Hypervisor, Scenario};
-use homenode_units::{CpuId, CpuSet, Ns};
-use rand_core::{Rng as _, SeedableRng as _};
-use rand_pcg::Pcg64Mcg;
+use homenode_units::{Chance, CpuId, CpuSet, Ns};
 
 use super::indicator::{Streaming, side_by_side};
 use super::{CLOCK_KHZ, MACHINE, alone, equation_3_1, first, greatest, loss_percent, run, scenario, vm};
@@ -78,10 +76,10 @@ fn migrating(program: &str, away_most_s: Option<u64>) -> Run {
     vm.cpus = Some(home.clone());
     let mut scenario = Scenario::of(&format!("{program} sent away, {away_most_s:?}"), vec![vm]);
     scenario.hypervisor = Hypervisor::Xen;
-    let mut chance = Pcg64Mcg::seed_from_u64(1);
+    let mut chance = Chance::new(1);
     let mut at = BEGIN;
     while let Some(most) = away_most_s.filter(|_| at < END) {
-        let drawn = chance.next_u64() % (most * 1_000_000_000);
+        let drawn = chance.bits() % (most * 1_000_000_000);
         let pins = [(Ns(at.0 + HOME.0), &away), (Ns(at.0 + HOME.0 + drawn), &home)];
         for (at, cpus) in pins {
             scenario = scenario.with_event(at, "a", EventAction::Pin { cpus: cpus.clone() });

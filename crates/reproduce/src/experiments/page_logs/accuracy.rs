@@ -17,9 +17,7 @@ use homenode_policy::working_set::{
 };
 use homenode_tracking::paging::{Mode, Options, Start};
 use homenode_tracking::tlb::Access;
-use homenode_units::{Bytes, Ns, Pages};
-use rand_core::{Rng, SeedableRng};
-use rand_pcg::Pcg64Mcg;
+use homenode_units::{Bytes, Chance, Ns, Pages};
 
 use super::mb;
 use super::model::{ARRAY, FRAMES, Model};
@@ -106,10 +104,8 @@ fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
         mb(model.close(&mut estimator, MU).hot.to_pages().0)
     });
     let squares = (0..SAMPLES).map(|seed| {
-        let mut chance = Pcg64Mcg::seed_from_u64(seed);
-        let used = (0..100)
-            .filter(|_| model.used(chance.next_u64() % FRAMES))
-            .count();
+        let mut chance = Chance::new(seed);
+        let used = (0..100).filter(|_| model.used(chance.bits() % FRAMES)).count();
         let seen = Observation {
             carrier: Carrier::Sampling,
             at: MU,

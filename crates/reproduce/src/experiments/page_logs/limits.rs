@@ -14,9 +14,7 @@
 use homenode_policy::working_set::{Logged, logged};
 use homenode_tracking::paging::{Mode, Options};
 use homenode_tracking::tlb::Access;
-use homenode_units::Ns;
-use rand_core::{Rng, SeedableRng};
-use rand_pcg::Pcg64Mcg;
+use homenode_units::{Chance, Ns};
 
 use super::accuracy::GEM5_NS;
 use super::mb;
@@ -43,11 +41,11 @@ const INTERVAL: Ns = Ns::from_secs(30);
 
 /// What PML and PRL make of one pass.
 fn one_pass(write_percent: u64) -> (f64, f64) {
-    let mut chance = Pcg64Mcg::seed_from_u64(SEED);
+    let mut chance = Chance::new(SEED);
     let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::PUBLISHED);
     let mut written = 0;
     for page in 0..ARRAY {
-        let writes = chance.next_u64() % 100 < write_percent;
+        let writes = chance.bits() % 100 < write_percent;
         written += u64::from(writes);
         let access = if writes { Access::Write } else { Access::Read };
         model.access(page, access, GEM5_NS);

@@ -2,7 +2,7 @@
 //! they lie by now, and exchanges pages with a driver domain ([`crate::io::flip`]).
 
 use super::{VmMemory, draw_evenly};
-use crate::chance::Chance;
+use homenode_units::Chance;
 
 /// Pages taken out of a VM's memory, and where others must take their place.
 #[derive(Clone, Debug, Default)]

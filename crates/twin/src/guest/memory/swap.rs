@@ -11,7 +11,7 @@
 //! programs instead.
 
 use super::{Class, Needs, Region, Users, VmMemory, draw_evenly};
-use crate::chance::Chance;
+use homenode_units::Chance;
 
 impl VmMemory {
     /// Pages that programs have in swap.

@@ -32,14 +32,22 @@ impl Chance {
         Chance::new(hash)
     }
 
+    /// Uniform over all 64-bit numbers.
+    #[inline]
+    pub fn bits(&mut self) -> u64 {
+        self.0.next_u64()
+    }
+
     /// Uniform in [0, 1).
+    #[inline]
     pub fn unit(&mut self) -> f64 {
-        (self.0.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+        unit(self.bits())
     }
 
     /// Uniform in [0, limit); `limit` must not be 0. The bias of one part in 2^64 / limit does not matter here.
+    #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.0.next_u64()) * u128::from(limit)) >> 64) as u64
+        ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
     }
 
     /// Exponentially distributed with this mean.
@@ -107,6 +115,42 @@ impl Chance {
     }
 }
 
+/// Numbers that follow each other and seem drawn (SplitMix64; Steele, Lea, Flood, OOPSLA 2014), for a state that is one number.
+#[derive(Clone, Debug)]
+pub struct SplitMix(pub u64);
+
+impl SplitMix {
+    /// Uniform in [0, 1).
+    pub fn unit(&mut self) -> f64 {
+        let bits = mix(self.0);
+        self.0 = self.0.wrapping_add(GOLDEN);
+        unit(bits)
+    }
+}
+
+/// 2^64 divided by the golden ratio: what SplitMix64 adds between two numbers.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Spreads numbers that differ little over all 64 bits (a step of SplitMix64).
+#[inline]
+pub fn mix(number: u64) -> u64 {
+    finalize(number.wrapping_add(GOLDEN))
+}
+
+/// The finalizer of SplitMix64: as [`mix`], but 0 stays 0.
+#[inline]
+pub fn finalize(number: u64) -> u64 {
+    let z = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The upper 53 bits as a fraction.
+#[inline]
+fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,5 +208,22 @@ mod tests {
         assert_eq!(draw("daemons", 0), draw("daemons", 0));
         assert_ne!(draw("daemons", 0), draw("daemons", 1));
         assert_ne!(draw("daemons", 0), draw("guest", 0));
+    }
+
+    #[test]
+    fn splitmix_draws_its_published_sequence() {
+        // The first numbers of the reference implementation with state 1234567.
+        let mut state = 1_234_567_u64;
+        for expected in [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+        ] {
+            assert_eq!(mix(state), expected);
+            state = state.wrapping_add(GOLDEN);
+        }
+        let mut draws = SplitMix(1_234_567);
+        assert_eq!(draws.unit(), unit(6_457_827_717_110_365_317));
+        assert_eq!(draws.unit(), unit(3_203_168_211_198_807_973));
     }
 }
