@@ -40,4 +40,4 @@ pub use fit::FittedCurve;
 pub use measure::{Bandwidth, CalibrateError, Calibration, LoadPoint, Options, Pair, SizePoint, calibrate};
 pub use noise::Noise;
 pub use stats::Spread;
-pub use write::{Comments, MachineFile, machine_file, write_machine};
+pub use write::{MachineFile, machine_file};

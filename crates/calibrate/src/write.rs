@@ -4,43 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use homenode_machine::{Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, PageWalk};
-use homenode_machine_files::LoadError;
-use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
+use homenode_machine_files::{Comments, LoadError, from_toml, to_toml};
+use homenode_units::{Bytes, BytesPerSec, CpuId, NodeId};
 
 use crate::fit::BETA_ESTIMATE;
 use crate::measure::{Calibration, Pair};
 use crate::stats::Spread;
 
-/// Column at which comments begin.
-const COMMENT_COLUMN: usize = 44;
 /// What an interrupt between vCPUs cost beyond a native one on a four-socket Opteron under Xen.
 const VIRTUAL_IPI_EXTRA_NS: f64 = 10_000.0;
-
-/// What stands beside the figures of a machine file, by key: `hardware.clock`, `node.0.memory_bandwidth`, `links.0.1`.
-#[derive(Clone, Debug, Default)]
-pub struct Comments(BTreeMap<String, String>);
-
-impl Comments {
-    fn set(&mut self, key: impl Into<String>, text: impl Into<String>) {
-        self.0.insert(key.into(), text.into());
-    }
-
-    /// `line`, and the comment for the key in its column.
-    fn line(&self, text: &mut String, key: &str, line: &str) {
-        match self.0.get(key) {
-            Some(comment) => {
-                let comment: String = comment
-                    .chars()
-                    .map(|c| if c.is_control() { ' ' } else { c })
-                    .collect();
-                let _ = writeln!(text, "{line:COMMENT_COLUMN$} # {comment}");
-            }
-            None => {
-                let _ = writeln!(text, "{line}");
-            }
-        }
-    }
-}
 
 /// A machine file and the machine that it describes.
 #[derive(Clone, Debug)]
@@ -59,8 +31,8 @@ pub struct MachineFile {
 pub fn machine_file(calibration: &Calibration) -> Result<MachineFile, LoadError> {
     let (mut machine, comments) = described(calibration);
     let write = |machine: &Machine| {
-        let text = format!("{}{}", head(calibration), write_machine(machine, &comments));
-        homenode_machine_files::from_toml("the machine file made from the measurement", &text)
+        let text = format!("{}{}", head(calibration), to_toml(machine, &comments));
+        from_toml("the machine file made from the measurement", &text)
             .map(|read| MachineFile { text, machine: read })
     };
     let file = write(&machine)?;
@@ -576,237 +548,6 @@ fn ipi(c: &Calibration, comments: &mut Comments) -> Ipi {
         native_ns,
         virtual_ns: native_ns + VIRTUAL_IPI_EXTRA_NS,
     }
-}
-
-/// A machine in the format of `data/machines`, node by node. Reading it gives the machine back, as far as the format can say
-/// it: CPUs of a core are numbered as the format has it, all LLCs are alike.
-pub fn write_machine(machine: &Machine, comments: &Comments) -> String {
-    let mut text = format!("name = {}\n", quoted(&machine.name));
-    if !machine.notes.is_empty() {
-        let notes: Vec<String> = machine
-            .notes
-            .iter()
-            .map(|note| format!("    {},\n", quoted(note)))
-            .collect();
-        let _ = write!(text, "notes = [\n{}]\n", notes.concat());
-    }
-    for (id, node) in machine.nodes.iter() {
-        let _ = write!(text, "\n[[node]]\nid = {id}\n");
-        if let Some(socket) = node.socket {
-            let _ = writeln!(text, "socket = {socket}");
-        }
-        let _ = writeln!(text, "cpus = \"{}\"", node.cpus);
-        let cores = machine.core_count(id);
-        if cores > 0 && node.cpus.len() > cores && node.cpus.len().is_multiple_of(cores) {
-            let _ = writeln!(text, "threads_per_core = {}", node.cpus.len() / cores);
-        }
-        let _ = writeln!(text, "memory = \"{}\"", exact_bytes(node.memory_bytes.0));
-        if let Some(bandwidth) = node.memory_bandwidth {
-            let line = format!("memory_bandwidth = \"{}\"", exact_rate(bandwidth.0));
-            comments.line(&mut text, &format!("node.{id}.memory_bandwidth"), &line);
-        }
-    }
-    if let Some(llc) = machine.llcs.first() {
-        let _ = write!(text, "\n[llc]\n");
-        comments.line(
-            &mut text,
-            "llc.size",
-            &format!("size = \"{}\"", exact_bytes(llc.size_bytes.0)),
-        );
-        if let Some(ways) = llc.ways {
-            let _ = writeln!(text, "ways = {ways}");
-        }
-        if let Some(replacement) = llc.replacement {
-            let _ = writeln!(text, "replacement = \"{}\"", replacement.name());
-        }
-        let _ = writeln!(text, "line_bytes = {}", llc.line_bytes);
-        text.push_str(&sharing(machine));
-    }
-    for link in &machine.links {
-        let (from, to) = (link.from, link.to);
-        let _ = write!(text, "\n[[links]]\ndirected = [[{from}, {to}]]\n");
-        if let Some(bandwidth) = link.bandwidth {
-            let line = format!("bandwidth = \"{}\"", exact_rate(bandwidth.0));
-            comments.line(&mut text, &format!("links.{from}.{to}"), &line);
-        }
-    }
-    let rows: Vec<String> = machine
-        .distances
-        .rows
-        .iter()
-        .map(|row| format!("    {row:?},\n"))
-        .collect();
-    let _ = write!(text, "\n[distances]\nrows = [\n{}]\n", rows.concat());
-    for device in &machine.devices {
-        let (address, class) = (quoted(&device.address), quoted(&device.class));
-        let _ = write!(
-            text,
-            "\n[[devices]]\naddress = {address}\nclass = {class}\nnode = {}\n",
-            device.node
-        );
-        if let Some(bandwidth) = device.bandwidth {
-            let _ = writeln!(text, "bandwidth = \"{}\"", exact_rate(bandwidth.0));
-        }
-        let latencies = [
-            ("latency", device.latency_ns),
-            ("latency_passthrough", device.latency_passthrough_ns),
-            ("latency_virtual", device.latency_virtual_ns),
-        ];
-        for (key, latency) in latencies {
-            if let Some(latency) = latency {
-                let _ = writeln!(text, "{key} = \"{}ns\"", latency.0);
-            }
-        }
-    }
-    if let Some(hardware) = &machine.hardware {
-        write_hardware(&mut text, hardware, machine.nodes.len(), comments);
-    }
-    text
-}
-
-fn write_hardware(text: &mut String, hardware: &Hardware, nodes: usize, comments: &Comments) {
-    let mut table = |name: &str, rows: &[(&str, String)]| {
-        let _ = write!(text, "\n[{name}]\n");
-        for (key, value) in rows {
-            comments.line(text, &format!("{name}.{key}"), &format!("{key} = {value}"));
-        }
-    };
-    let PageWalk {
-        native_refs,
-        nested_refs,
-    } = hardware.walk;
-    table(
-        "hardware",
-        &[
-            ("clock", format!("\"{}GHz\"", hardware.clock_hz as f64 / 1e9)),
-            ("llc_inclusive", hardware.llc_inclusive.to_string()),
-            ("misses_in_flight_max", hardware.misses_in_flight_max.to_string()),
-            ("smt_throughput", hardware.smt_throughput.to_string()),
-            ("tlb_entries_4k", hardware.tlb_entries_4k.to_string()),
-            ("tlb_entries_2m", hardware.tlb_entries_2m.to_string()),
-            ("l2", format!("\"{}\"", exact_bytes(hardware.l2_bytes.0))),
-            (
-                "walk",
-                format!("{{ native_refs = {native_refs}, nested_refs = {nested_refs} }}"),
-            ),
-        ],
-    );
-    let Latency {
-        l1_cycles,
-        l2_cycles,
-        llc_cycles,
-        memory_ns,
-    } = hardware.latency;
-    table(
-        "hardware.latency",
-        &[
-            ("l1_cycles", l1_cycles.to_string()),
-            ("l2_cycles", l2_cycles.to_string()),
-            ("llc_cycles", llc_cycles.to_string()),
-            ("memory_ns", memory_ns.to_string()),
-        ],
-    );
-    let curve = |curve: LoadCurve| [curve.alpha.to_string(), curve.beta.to_string()];
-    let [alpha, beta] = curve(hardware.memory_curve);
-    table("hardware.memory_curve", &[("alpha", alpha), ("beta", beta)]);
-    let Ipi {
-        native_ns,
-        virtual_ns,
-    } = hardware.ipi;
-    table(
-        "hardware.ipi",
-        &[
-            ("native_ns", native_ns.to_string()),
-            ("virtual_ns", virtual_ns.to_string()),
-        ],
-    );
-    if nodes > 1 || hardware.link.hop_ns > 0.0 {
-        let [alpha, beta] = curve(hardware.link.curve);
-        let hop_ns = hardware.link.hop_ns.to_string();
-        table(
-            "hardware.link",
-            &[("hop_ns", hop_ns), ("curve.alpha", alpha), ("curve.beta", beta)],
-        );
-    }
-}
-
-/// How caches are shared: the first of the ways that the format has which gives the same groups of CPUs; by node if none does.
-fn sharing(machine: &Machine) -> String {
-    let groups: Vec<CpuSet> = machine.llcs.iter().map(|llc| llc.cpus.clone()).collect();
-    let of_node = |node: NodeId| machine.cpus_of(&NodeSet::one(node));
-    let by_node: Vec<CpuSet> = machine
-        .nodes
-        .keys()
-        .map(of_node)
-        .filter(|cpus| !cpus.is_empty())
-        .collect();
-    let mut sockets: Vec<u16> = machine.cpus.iter().map(|cpu| cpu.socket).collect();
-    sockets.sort_unstable();
-    sockets.dedup();
-    let of_socket = |socket: &u16| {
-        machine
-            .cpus
-            .iter()
-            .filter(|cpu| cpu.socket == *socket)
-            .map(|cpu| cpu.id)
-            .collect()
-    };
-    let by_socket: Vec<CpuSet> = sockets.iter().map(of_socket).collect();
-    let per_node = groups.len() / by_node.len().max(1);
-    if groups == by_node || by_node.is_empty() {
-        "shared_by = \"node\"\n".to_owned()
-    } else if groups == by_socket {
-        "shared_by = \"socket\"\n".to_owned()
-    } else if per_node > 1
-        && machine
-            .nodes
-            .keys()
-            .all(|id| machine.core_count(id).is_multiple_of(per_node))
-    {
-        format!("shared_by = \"node\"\nper_node = {per_node}\n")
-    } else {
-        "shared_by = \"node\"\n".to_owned()
-    }
-}
-
-/// A TOML string.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => quoted.extend(['\\', c]),
-            c if c.is_control() => {
-                let _ = write!(quoted, "\\u{:04x}", u32::from(c));
-            }
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
-/// The largest unit that says it exactly.
-fn exact(value: u64, units: &[(&'static str, u64)]) -> String {
-    let unit = units
-        .iter()
-        .find(|(_, factor)| value > 0 && value.is_multiple_of(*factor));
-    unit.map_or(format!("{value}B"), |(name, factor)| {
-        format!("{}{name}", value / factor)
-    })
-}
-
-fn exact_bytes(value: u64) -> String {
-    exact(value, &[("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)])
-}
-
-fn exact_rate(value: u64) -> String {
-    format!(
-        "{}/s",
-        exact(
-            value,
-            &[("GB", 1_000_000_000), ("GiB", 1 << 30), ("MB", 1_000_000)]
-        )
-    )
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
 //! Measurements that were made once and are committed: here of programs under the emulator's plugin, which takes half an hour and
 //! packages that a machine that reproduces claims need not have.
 
-use std::fmt::Write as _;
-
 use homenode_machine_files::file::{FileError, read_toml};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use toml_edit::Item;
 
 /// Where the measurement of programs is.
 pub const PROGRAMS_FILE: &str = "data/measured/page-log-programs.toml";
@@ -14,7 +13,7 @@ pub const PROGRAMS: &str = include_str!("../../../data/measured/page-log-program
 const VERSION: u32 = 1;
 
 /// What was seen of programs.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
     version: u32,
@@ -31,7 +30,7 @@ pub struct Measured {
 }
 
 /// A program from its start to its end. Pages are distinct ones of 4 KiB.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
     /// Its name here.
@@ -67,7 +66,7 @@ pub struct Program {
 }
 
 /// An estimate of PRL's.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prl {
     /// Whether its loop ended by its own rule; otherwise the run did.
@@ -176,23 +175,24 @@ impl Measured {
 
     /// As it stands in a file.
     pub fn to_toml(&self) -> String {
-        let mut text = HEAD.to_owned();
-        let Measured {
-            version,
-            qemu,
-            kernel,
-            core,
-            intervals,
-            program,
-        } = self;
-        let _ = writeln!(
-            text,
-            "version = {version}\nqemu = {qemu:?}\nkernel = {kernel:?}\ncore = {core:?}\nintervals = {intervals}"
-        );
-        for program in program {
-            text.push_str(&program.to_toml());
+        let mut rounded = self.clone();
+        for program in &mut rounded.program {
+            let figures = [
+                &mut program.seconds,
+                &mut program.prl.after,
+                &mut program.prl_repaired.after,
+            ];
+            figures
+                .into_iter()
+                .for_each(|figure| *figure = (*figure * 10.0).round() / 10.0);
         }
-        text
+        let mut document = toml_edit::ser::to_document(&rounded).expect("nothing here is beyond TOML");
+        // Programs one below the other; what belongs to one of them stays on its line.
+        let programs = std::mem::take(&mut document["program"]);
+        document["program"] = programs
+            .into_array_of_tables()
+            .map_or_else(|same| same, Item::ArrayOfTables);
+        format!("{HEAD}{document}")
     }
 }
 
@@ -202,51 +202,6 @@ const HEAD: &str = "# What programs of Debian 12 use and write of their memory, 
 # clock is the machine's:
 #   scripts/testbed-setup.sh --programs && cargo xtask testbed page-log-programs && cp target/testbed/page-log-programs.toml data/measured/
 ";
-
-impl Program {
-    fn to_toml(&self) -> String {
-        let Program {
-            name,
-            parsec,
-            package,
-            command,
-            seconds,
-            used,
-            written,
-            logged,
-            code,
-            kernel,
-            intervals_used,
-            intervals_written,
-            intervals_logged,
-            prl,
-            prl_repaired,
-        } = self;
-        format!(
-            "\n[[program]]\nname = {name:?}\nparsec = {parsec}\npackage = {package:?}\ncommand = {command:?}\nseconds = {seconds:.1}\n\
-             used = {used}\nwritten = {written}\nlogged = {logged}\ncode = {code}\nkernel = {kernel}\n\
-             intervals_used = {intervals_used}\nintervals_written = {intervals_written}\nintervals_logged = {intervals_logged}\n\
-             prl = {}\nprl_repaired = {}\n",
-            prl.to_toml(),
-            prl_repaired.to_toml()
-        )
-    }
-}
-
-impl Prl {
-    fn to_toml(&self) -> String {
-        let Prl {
-            settled,
-            after,
-            hot,
-            used,
-            kernel,
-        } = self;
-        format!(
-            "{{ settled = {settled}, after = {after:.1}, hot = {hot}, used = {used}, kernel = {kernel} }}"
-        )
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -25,8 +25,7 @@ mod types;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use homenode_machine::Machine;
-use homenode_machine::MachineError;
+use homenode_machine::{Machine, MachineError};
 
 /// Why a tree gives no machine. Every error names a path.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
