@@ -40,6 +40,7 @@ enum Command {
     /// Run clippy over all crates, tests and benches, warnings denied
     Clippy,
     /// Check the house rules, which clippy cannot see
+    #[command(after_help = rules::help())]
     Rules,
     /// Run the tests of all crates
     Test,

@@ -1,15 +1,22 @@
 //! House rules: what this code base holds itself to and clippy cannot see.
 //!
 //! A rule is a pure function of the workspace's text and of what cargo says about its crates, so each has a test with an
-//! example that breaks it. To add one: write the function in [`text`] or [`crates`], and add it to [`RULES`].
+//! example that breaks it. To add one: write the function in one of the modules here, and add it to [`RULES`].
+//!
+//! Most rules allow nothing. Some count what there should be few of, and hold it to a limit; where the limit is above the
+//! goal it is what there was when the rule came, and comes down with the count.
 
+mod circles;
 mod crates;
+mod duplicates;
+mod functions;
 mod literals;
 mod pure;
 mod structure;
 mod syntax;
 mod text;
 mod tree;
+mod unused;
 
 use crate::cargo::{metadata, root};
 use crate::tally::Tally;
@@ -28,68 +35,125 @@ struct Rule {
     name: &'static str,
     about: &'static str,
     check: fn(&Workspace) -> Vec<Finding>,
+    limit: Limit,
 }
 
-const RULES: [Rule; 12] = [
+/// How many findings break a rule.
+#[derive(Clone, Copy)]
+enum Limit {
+    /// One.
+    None,
+    /// More than so many.
+    AtMost {
+        /// What is allowed now.
+        now: usize,
+        /// What is to be reached.
+        goal: usize,
+    },
+}
+
+const RULES: [Rule; 17] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
         check: text::line_length,
+        limit: Limit::None,
     },
     Rule {
         name: "file-length",
         about: "source files have at most 900 lines",
         check: text::file_length,
+        limit: Limit::None,
     },
     Rule {
         name: "leftovers",
         about: "no notes to oneself, no ignored tests: an issue is the place for what is not done",
         check: text::leftovers,
+        limit: Limit::None,
     },
     Rule {
         name: "markdown-title",
         about: "a Markdown file has one title",
         check: text::markdown_title,
+        limit: Limit::None,
     },
     Rule {
         name: "developer-paths",
         about: "no absolute path of a developer's machine",
         check: text::developer_paths,
+        limit: Limit::None,
     },
     Rule {
         name: "registry-hosts",
         about: "no package registry is named",
         check: text::registry_hosts,
+        limit: Limit::None,
     },
     Rule {
         name: "known-decisions",
         about: "what is known to be the best decision is read by search and xtask alone",
         check: text::known_decisions,
+        limit: Limit::None,
     },
     Rule {
         name: "lever-places",
         about: "a lever and an act are named in one file of each crate that is a host, tests aside",
         check: structure::lever_places,
+        limit: Limit::None,
     },
     Rule {
         name: "readme-crates",
         about: "README.md lists the crates that there are",
         check: crates::readme_crates,
+        limit: Limit::None,
     },
     Rule {
         name: "pure-crates",
         about: "policy, host, machine, units and all of the workspace below them: no I/O, clock or thread, known libraries only",
         check: pure::pure_crates,
+        limit: Limit::None,
     },
     Rule {
         name: "crate-direction",
         about: "crates depend on each other in one direction only",
         check: crates::crate_direction,
+        limit: Limit::None,
     },
     Rule {
         name: "workspace-lints",
         about: "every crate takes the workspace's lints",
         check: crates::workspace_lints,
+        limit: Limit::None,
+    },
+    Rule {
+        name: "circles",
+        about: "groups of files of a crate that reach each other by paths that begin with crate::, in code that ships",
+        check: circles::circles,
+        limit: Limit::AtMost { now: 11, goal: 5 },
+    },
+    Rule {
+        name: "long-files",
+        about: "source files over 700 lines, tests among them, generated ones aside",
+        check: text::long_files,
+        limit: Limit::AtMost { now: 13, goal: 4 },
+    },
+    Rule {
+        name: "long-functions",
+        about: "functions over 80 lines from 'fn' to the last brace, comments counted, tests aside",
+        check: functions::long_functions,
+        limit: Limit::AtMost { now: 26, goal: 12 },
+    },
+    Rule {
+        name: "duplicates",
+        about: "runs of 12 lines of code (about 20 with the rest) that stand twice; tests, comments, imports and constants aside",
+        check: duplicates::duplicates,
+        limit: Limit::None,
+    },
+    Rule {
+        name: "unused-files",
+        about: "Rust files are modules of something, and every other file is named in another one",
+        check: unused::unused_files,
+        limit: Limit::None,
     },
 ];
 
@@ -102,11 +166,40 @@ pub fn run() -> anyhow::Result<Tally> {
         .sum())
 }
 
-fn report(rule: &Rule, findings: &[Finding]) -> Tally {
-    let verdict = if findings.is_empty() { "ok  " } else { "FAIL" };
-    println!("{verdict} {}: {}", rule.name, rule.about);
-    for finding in findings {
-        println!("       {}: {}", finding.place, finding.message);
+/// Rules with what they count, for `cargo xtask rules --help`.
+pub fn help() -> String {
+    let rules = RULES
+        .iter()
+        .map(|rule| format!("  {:<15}  {}{}\n", rule.name, rule.about, rule.limit));
+    format!("Rules:\n{}", rules.collect::<String>())
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Limit::None => Ok(()),
+            Limit::AtMost { now, goal } if now == goal => write!(f, ": at most {now}"),
+            Limit::AtMost { now, goal } => write!(f, ": at most {now}, the goal is {goal}"),
+        }
     }
-    Tally::of(findings.is_empty())
+}
+
+fn report(rule: &Rule, findings: &[Finding]) -> Tally {
+    let (allowed, goal) = match rule.limit {
+        Limit::None => (0, 0),
+        Limit::AtMost { now, goal } => (now, goal),
+    };
+    let is_kept = findings.len() <= allowed;
+    let verdict = if is_kept { "ok  " } else { "FAIL" };
+    let count = match rule.limit {
+        Limit::None => String::new(),
+        Limit::AtMost { .. } => format!(" ({} found)", findings.len()),
+    };
+    println!("{verdict} {}: {}{}{count}", rule.name, rule.about, rule.limit);
+    if findings.len() > goal {
+        for finding in findings {
+            println!("       {}: {}", finding.place, finding.message);
+        }
+    }
+    Tally::of(is_kept)
 }

@@ -5,6 +5,8 @@ use super::tree::{SourceFile, Workspace};
 
 const LINE_COLUMNS_MAX: usize = 130;
 const FILE_LINES_MAX: usize = 900;
+/// Beyond this a file is long.
+const LONG_FILE_LINES: usize = 700;
 
 /// What people write; recorded data and lock files are as long as they are.
 const SOURCE_ENDINGS: [&str; 9] = [".rs", ".sh", ".py", ".md", ".toml", ".c", ".h", ".js", ".html"];
@@ -27,17 +29,22 @@ pub(super) fn line_length(workspace: &Workspace) -> Vec<Finding> {
 
 /// A longer file has more than one subject.
 pub(super) fn file_length(workspace: &Workspace) -> Vec<Finding> {
+    over(workspace, FILE_LINES_MAX)
+}
+
+/// Files that may have more than one subject.
+pub(super) fn long_files(workspace: &Workspace) -> Vec<Finding> {
+    over(workspace, LONG_FILE_LINES)
+}
+
+fn over(workspace: &Workspace, most: usize) -> Vec<Finding> {
     let sources = workspace
         .files
         .iter()
         .filter(|file| file.ends_with(&SOURCE_ENDINGS) && !GENERATED.contains(&file.path.as_str()));
     let too_long = sources.filter_map(|file| {
         let lines = file.text.lines().count();
-        (lines > FILE_LINES_MAX).then(|| {
-            file.whole(format!(
-                "{lines} lines, {FILE_LINES_MAX} are the most: split it by subject"
-            ))
-        })
+        (lines > most).then(|| file.whole(format!("{lines} lines, {most} are the most: split it by subject")))
     });
     too_long.collect()
 }
@@ -235,6 +242,12 @@ mod tests {
             places(file_length, GENERATED[0], &"\n".repeat(901)).is_empty(),
             "generated"
         );
+    }
+
+    #[test]
+    fn long_files_finds_one_of_701_lines() {
+        assert_eq!(places(long_files, "a.rs", &"\n".repeat(701)), ["a.rs"]);
+        assert!(places(long_files, "a.rs", &"\n".repeat(700)).is_empty());
     }
 
     #[test]

@@ -1,0 +1,220 @@
+//! The rule that finds files that nothing uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use syn::{Expr, ExprLit, Item, Lit, Meta};
+
+use super::Finding;
+use super::syntax::folder;
+use super::tree::Workspace;
+
+/// What programs look for by these names without being told.
+const KNOWN: [&str; 10] = [
+    "CHANGELOG.md",
+    "COPYING",
+    "Cargo.lock",
+    "Cargo.toml",
+    "Kbuild",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "build.rs",
+    "rustfmt.toml",
+];
+
+/// Where cargo takes each Rust file for a program of its own.
+const PROGRAMS: [&str; 4] = ["src/bin", "tests", "benches", "examples"];
+
+/// Finds Rust files that are no module of anything, and other files whose name, with or without its ending, stands in no other
+/// file.
+pub(super) fn unused_files(workspace: &Workspace) -> Vec<Finding> {
+    let modules = modules(workspace);
+    let words = words(workspace);
+    let is_used = |index: usize| {
+        let path = &*workspace.files[index].path;
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let stem = name.split_once('.').map_or(name, |(stem, _)| stem);
+        let is_named = |word: &str| {
+            words
+                .get(word)
+                .is_some_and(|files| files.iter().any(|file| *file != index))
+        };
+        let is_hidden = path.split('/').any(|folder| folder.starts_with('.'));
+        is_hidden || KNOWN.contains(&name) || is_named(name) || is_named(stem) || is_snapshot(workspace, path)
+    };
+    let files = workspace.files.iter().enumerate();
+    let unused = files.filter(|(index, file)| match file.ends_with(&[".rs"]) {
+        true => is_in_a_crate(workspace, &file.path) && !modules.contains(&file.path),
+        false => !is_used(*index),
+    });
+    let say = "nothing uses it: take it out, or name it where it is used";
+    unused.map(|(_, file)| file.whole(say.to_owned())).collect()
+}
+
+/// Whether it is what a test is compared with, as insta names it: `tests/snapshots/texts__help.snap` is one of `tests/texts.rs`.
+fn is_snapshot(workspace: &Workspace, path: &str) -> bool {
+    let test = path.split_once("/snapshots/").and_then(|(folder, name)| {
+        let (test, _) = name.split_once("__").filter(|_| name.ends_with(".snap"))?;
+        Some(format!("{folder}/{test}.rs"))
+    });
+    test.is_some_and(|test| workspace.file(&test).is_some())
+}
+
+fn is_in_a_crate(workspace: &Workspace, path: &str) -> bool {
+    let mut folders = workspace
+        .members
+        .iter()
+        .map(|member| format!("{}/", member.directory));
+    folders.any(|folder| path.starts_with(&folder))
+}
+
+/// Words of all files, each with the first two files that it stands in: letters, digits, `_` and `-`, also with `.` among them.
+fn words(workspace: &Workspace) -> BTreeMap<&str, Vec<usize>> {
+    let mut words: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (index, file) in workspace.files.iter().enumerate() {
+        if file.path == "Cargo.lock" {
+            continue;
+        }
+        let is_part = |c: char| c.is_alphanumeric() || "_-.".contains(c);
+        let long = file
+            .text
+            .split(|c: char| !is_part(c))
+            .map(|word| word.trim_matches('.'));
+        for word in long.flat_map(|word| std::iter::once(word).chain(word.split('.'))) {
+            let files = words.entry(word).or_default();
+            if files.len() < 2 && files.last() != Some(&index) {
+                files.push(index);
+            }
+        }
+    }
+    words
+}
+
+/// Rust files that cargo finds by their place, that a manifest names, or that are modules of such files.
+fn modules(workspace: &Workspace) -> BTreeSet<String> {
+    let mut next: Vec<(String, String)> = Vec::new();
+    for member in &workspace.members {
+        let manifest = workspace.file(&format!("{}/Cargo.toml", member.directory));
+        for file in workspace.files.iter().filter(|file| file.ends_with(&[".rs"])) {
+            let Some(inner) = file.path.strip_prefix(&format!("{}/", member.directory)) else {
+                continue;
+            };
+            let of_folder = PROGRAMS.iter().any(|folder| {
+                let rest = inner.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/'));
+                rest.is_some_and(|rest| {
+                    !rest.contains('/') || (rest.ends_with("/main.rs") && rest.matches('/').count() == 1)
+                })
+            });
+            let is_named = manifest.is_some_and(|manifest| manifest.text.contains(&format!("\"{inner}\"")));
+            if of_folder || is_named || ["build.rs", "src/lib.rs", "src/main.rs"].contains(&inner) {
+                let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+                next.push((file.path.clone(), folder.to_owned()));
+            }
+        }
+    }
+    let mut found = BTreeSet::new();
+    while let Some((path, folder_of_modules)) = next.pop() {
+        let Some(file) = workspace.file(&path) else {
+            continue;
+        };
+        if !found.insert(path.clone()) {
+            continue;
+        }
+        let Ok(syntax) = syn::parse_file(&file.text) else {
+            continue;
+        };
+        for module in declared(&syntax.items, &folder_of_modules, &path) {
+            for name in [format!("{module}.rs"), format!("{module}/mod.rs")] {
+                next.push((name.clone(), folder(&name).to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// The files of the modules that are declared here, without `.rs`.
+fn declared(items: &[Item], folder_of_modules: &str, path: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for item in items {
+        let Item::Mod(module) = item else { continue };
+        let inner = format!("{folder_of_modules}/{}", module.ident);
+        if let Some((_, items)) = &module.content {
+            found.extend(declared(items, &inner, path));
+            continue;
+        }
+        let elsewhere = module.attrs.iter().find_map(|attribute| match &attribute.meta {
+            Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {
+                Expr::Lit(ExprLit {
+                    lit: Lit::Str(text), ..
+                }) => Some(text.value()),
+                _ => None,
+            },
+            _ => None,
+        });
+        found.push(elsewhere.map_or(inner, |named| beside(path, named.trim_end_matches(".rs"))));
+    }
+    found
+}
+
+/// A path as seen from the folder of a file.
+fn beside(path: &str, relative: &str) -> String {
+    let mut folders: Vec<&str> = path.split('/').collect();
+    folders.pop();
+    for name in relative.split('/') {
+        match name {
+            ".." => drop(folders.pop()),
+            name => folders.push(name),
+        }
+    }
+    folders.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::crates::tests::{member, places};
+    use crate::rules::tree::SourceFile;
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        let files = files
+            .iter()
+            .map(|(path, text)| SourceFile::new(path, text))
+            .collect();
+        let members = vec![member("crates/a", "homenode-a", &[])];
+        places(unused_files(&Workspace { files, members }))
+    }
+
+    #[test]
+    fn unused_files_finds_modules_and_data_that_nothing_names() {
+        let files = [
+            ("README.md", "see data/used.toml."),
+            ("crates/a/src/lib.rs", "mod b;\nmod inner { mod d; }\n"),
+            ("crates/a/src/b/mod.rs", "#[cfg(test)]\nmod tests;\n"),
+            (
+                "crates/a/src/b/tests.rs",
+                "const NAMES: [&str; 1] = [\"by-stem\"];\n",
+            ),
+            ("crates/a/src/c.rs", "mod e;\n"),
+            ("crates/a/src/e.rs", ""),
+            ("crates/a/src/inner/d.rs", ""),
+            ("crates/a/tests/t.rs", "mod common;\n"),
+            ("crates/a/tests/common/mod.rs", ""),
+            ("crates/a/examples/x.rs", "#[path = \"../shared/y.rs\"]\nmod y;\n"),
+            ("crates/a/shared/y.rs", ""),
+            ("crates/a/tests/snapshots/t__help.snap", ""),
+            ("crates/a/tests/snapshots/gone__help.snap", ""),
+            ("data/by-stem.tree", ""),
+            ("data/dead.toml", "name = \"dead\""),
+            ("data/used.toml", ""),
+        ];
+        assert_eq!(
+            found(&files),
+            [
+                "crates/a/src/c.rs",
+                "crates/a/src/e.rs",
+                "crates/a/tests/snapshots/gone__help.snap",
+                "data/dead.toml"
+            ]
+        );
+    }
+}
