@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 
-use crate::steps::Step;
+use crate::steps::{DecisionsArgs, Step};
 use crate::tally::Tally;
 
 /// Checks of the Homenode workspace.
@@ -60,20 +60,6 @@ enum Command {
         #[arg(value_name = "GROUP|CASE")]
         names: Vec<String>,
     },
-}
-
-/// Options of `decisions`.
-#[derive(Debug, Clone, clap::Args)]
-pub struct DecisionsArgs {
-    /// How many seeds of each case, from 1 on
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
-    seeds: u64,
-    /// One machine's sweep and no lone VMs: to look at, not to commit
-    #[arg(long)]
-    quick: bool,
-    /// Run held-out cases first, drawn by the last commit that touched the policies, and add what comes of them to the list
-    #[arg(long)]
-    held_out: bool,
 }
 
 fn main() -> ExitCode {

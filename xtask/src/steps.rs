@@ -7,10 +7,23 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
-use crate::DecisionsArgs;
 use crate::cargo::{cargo, metadata};
 use crate::rules;
 use crate::tally::{Tally, TestOutput};
+
+/// Options of `decisions`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DecisionsArgs {
+    /// How many seeds of each case, from 1 on
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+    /// One machine's sweep and no lone VMs: to look at, not to commit
+    #[arg(long)]
+    quick: bool,
+    /// Run held-out cases first, drawn by the last commit that touched the policies, and add what comes of them to the list
+    #[arg(long)]
+    held_out: bool,
+}
 
 /// One thing to run.
 #[derive(Debug, Clone)]

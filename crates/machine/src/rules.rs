@@ -350,6 +350,12 @@ impl Machine {
             hop,
             "it is above 0 and at most 100000",
         )?;
+        self.check_curves(hardware)?;
+        self.check_core(hardware)?;
+        self.check_costs(hardware)
+    }
+
+    fn check_curves(&self, hardware: &Hardware) -> Result<(), MachineError> {
         for (name, curve) in [
             ("memory_curve", hardware.memory_curve),
             ("link curve", hardware.link.curve),
@@ -369,6 +375,10 @@ impl Machine {
                 expected,
             )?;
         }
+        Ok(())
+    }
+
+    fn check_core(&self, hardware: &Hardware) -> Result<(), MachineError> {
         let smt = hardware.smt_throughput;
         let smt_ok = (1.0..=2.0).contains(&smt);
         self.require(
@@ -394,7 +404,11 @@ impl Machine {
         }
         let l2 = hardware.l2_bytes;
         let l2_ok = (1..=1 << 30).contains(&l2.0);
-        self.require(l2_ok, || "l2".to_owned(), l2, "it is above 0 and at most 1GiB")?;
+        self.require(l2_ok, || "l2".to_owned(), l2, "it is above 0 and at most 1GiB")
+    }
+
+    /// What page walks and interrupts cost.
+    fn check_costs(&self, hardware: &Hardware) -> Result<(), MachineError> {
         for (name, refs) in [
             ("native_refs", hardware.walk.native_refs),
             ("nested_refs", hardware.walk.nested_refs),

@@ -111,7 +111,7 @@ impl Cache {
         assert!((1..=64).contains(&shape.ways), "a set has 1 to 64 ways");
         assert!(streams < 256, "a cache tells at most 255 streams apart");
         Cache {
-            policy: Policy::new(&shape),
+            policy: Policy::new(shape.replacement, shape.sets, shape.ways),
             entries: vec![EMPTY; shape.lines()],
             counts: vec![Counts::default(); streams],
             held: vec![0; streams],

@@ -4,7 +4,6 @@
 
 use homenode_machine::Replacement;
 
-use crate::cache::Shape;
 use homenode_units::Chance;
 
 #[derive(Clone, Debug)]
@@ -22,24 +21,23 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    pub fn new(shape: &Shape) -> Policy {
-        let ways = shape.ways;
+    pub fn new(replacement: Replacement, sets: usize, ways: usize) -> Policy {
         let mut policy = Policy {
-            replacement: shape.replacement,
+            replacement,
             ways,
             all: u64::MAX >> (64 - ways),
             state: Vec::new(),
             paths: vec![(0, 0); ways],
             children: Vec::new(),
         };
-        match shape.replacement {
+        match replacement {
             Replacement::PseudoLru => {
                 policy.grow_tree(0, ways);
             }
             Replacement::Lru | Replacement::NotRecentlyUsed | Replacement::QuadAge | Replacement::Random => {}
         }
-        if !matches!(shape.replacement, Replacement::Lru | Replacement::Random) {
-            policy.state = vec![[0; 2]; shape.sets];
+        if !matches!(replacement, Replacement::Lru | Replacement::Random) {
+            policy.state = vec![[0; 2]; sets];
         }
         policy
     }

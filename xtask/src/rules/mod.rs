@@ -129,19 +129,19 @@ const RULES: [Rule; 17] = [
         name: "circles",
         about: "groups of files of a crate that reach each other by paths that begin with crate::, in code that ships",
         check: circles::circles,
-        limit: Limit::AtMost { now: 11, goal: 5 },
+        limit: Limit::AtMost { now: 9, goal: 5 },
     },
     Rule {
         name: "long-files",
         about: "source files over 700 lines, tests among them, generated ones aside",
         check: text::long_files,
-        limit: Limit::AtMost { now: 13, goal: 4 },
+        limit: Limit::AtMost { now: 9, goal: 4 },
     },
     Rule {
         name: "long-functions",
         about: "functions over 80 lines from 'fn' to the last brace, comments counted, tests aside",
         check: functions::long_functions,
-        limit: Limit::AtMost { now: 26, goal: 12 },
+        limit: Limit::AtMost { now: 22, goal: 12 },
     },
     Rule {
         name: "duplicates",

@@ -4,21 +4,24 @@ pub mod cache;
 mod cpu;
 pub mod memory;
 pub mod meter;
+mod results;
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use homenode_machine::Machine;
 use homenode_units::{CpuId, CpuSet, NodeId, NodeSet};
-use serde::Serialize;
 
 use crate::fit::{self, FittedCurve};
 use crate::host::{self, CacheSizes};
-use crate::noise::{self, Noise, Watch};
-use crate::stats::{NOISY, Spread};
+use crate::noise::{self, Watch};
+use crate::stats::Spread;
 use crate::sys::{self, HUGE_BYTES, LINE_BYTES, Memory, Pages};
 use memory::Place;
 use meter::Meter;
+use results::warn;
+
+pub use results::{Bandwidth, Calibration, LoadPoint, Pair, SizePoint};
 
 /// Share of a node's free memory that buffers may take.
 const MEMORY_SHARE: u64 = 4;
@@ -26,8 +29,6 @@ const MEMORY_SHARE: u64 = 4;
 const LLC_ASSUMED: u64 = 32 << 20;
 /// Core cycles beyond which an access must have walked page tables: more than a second-level TLB hit takes.
 const WALK_CYCLES_MIN: f64 = 12.0;
-/// Two CPUs whose throughput together is below this share something that the host does not state.
-const SHARING: f64 = 1.7;
 
 /// What to measure, and how long.
 #[derive(Clone, Copy, Debug)]
@@ -56,138 +57,6 @@ pub enum CalibrateError {
     Cpu { cpu: CpuId, error: io::Error },
     #[error("{what}: {error}")]
     Memory { what: String, error: io::Error },
-}
-
-/// Latency of a chase over so many bytes.
-#[derive(Clone, Debug, Serialize)]
-pub struct SizePoint {
-    /// Bytes chased over.
-    pub bytes: usize,
-    /// Nanoseconds per access.
-    pub latency_ns: Spread,
-}
-
-/// Bandwidth by number of CPUs.
-#[derive(Clone, Debug, Serialize)]
-pub struct Bandwidth {
-    /// CPUs that streamed.
-    pub cpus: usize,
-    /// What they read.
-    pub bytes_per_s: Spread,
-}
-
-/// CPUs of a node with memory of a node.
-#[derive(Clone, Debug, Serialize)]
-pub struct Pair {
-    /// Node of the CPUs.
-    pub cpu_node: NodeId,
-    /// Node of the memory.
-    pub memory_node: NodeId,
-    /// Idle latency, memory in huge pages where the kernel has them.
-    pub latency_ns: Spread,
-    /// Share of that memory that was in huge pages.
-    pub huge_share: Option<f64>,
-    /// Reading, by number of CPUs.
-    pub read: Vec<Bandwidth>,
-    /// Reading and writing half each, with all CPUs.
-    pub mixed_bytes_per_s: Option<Spread>,
-}
-
-impl Pair {
-    /// The most that all CPUs of the node moved, in bytes per second.
-    pub fn bandwidth(&self) -> Option<Spread> {
-        let read = self.read.last().map(|read| read.bytes_per_s);
-        read.into_iter()
-            .chain(self.mixed_bytes_per_s)
-            .max_by(|a, b| a.median.total_cmp(&b.median))
-    }
-}
-
-/// Latency under a load.
-#[derive(Clone, Debug, Serialize)]
-pub struct LoadPoint {
-    /// All that memory served.
-    pub bytes_per_s: Spread,
-    /// Share of the sustained bandwidth.
-    pub load: f64,
-    /// Of a chase meanwhile.
-    pub latency_ns: Spread,
-}
-
-/// All that was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct Calibration {
-    /// The host as its kernel describes it.
-    pub machine: Machine,
-    /// When, by the system clock (UTC).
-    pub date: String,
-    /// How long it took.
-    pub seconds: f64,
-    /// Whether buffers were small and repetitions few.
-    pub quick: bool,
-    /// Whether a hypervisor runs below this kernel.
-    pub under_hypervisor: bool,
-    /// What else the host did meanwhile.
-    pub noise: Option<Noise>,
-    /// Node whose CPUs measured everything but pairs.
-    pub home: NodeId,
-    /// CPU that did.
-    pub cpu: CpuId,
-    /// Caches of that CPU, as the kernel states them.
-    pub caches: CacheSizes,
-    /// Whether the LLC holds what inner caches hold, as the processor states.
-    pub llc_inclusive: Option<bool>,
-    /// Core clock.
-    pub clock_hz: Spread,
-    /// Ticks of the processor's time stamp.
-    pub time_stamp_hz: Option<Spread>,
-    /// L1 hit.
-    pub l1_ns: Spread,
-    /// L2 hit.
-    pub l2_ns: Spread,
-    /// LLC hit.
-    pub llc_ns: Spread,
-    /// Latency by size.
-    pub curve: Vec<SizePoint>,
-    /// What of the LLC this CPU could use; `None` where the curve does not show its end.
-    pub llc_effective_bytes: Option<Spread>,
-    /// Node pairs.
-    pub pairs: Vec<Pair>,
-    /// Idle latency of the home's own memory in base pages: what TLB misses add shows against the pair's.
-    pub latency_base_pages_ns: Spread,
-    /// Misses in flight by parallel chases.
-    pub misses_in_flight: Spread,
-    /// Misses in flight by one stream: its bandwidth times the idle latency, prefetchers included.
-    pub stream_in_flight: Spread,
-    /// Entries of the TLB for base pages.
-    pub tlb_entries_base: Option<Spread>,
-    /// Entries of the TLB for huge pages.
-    pub tlb_entries_huge: Option<Spread>,
-    /// Most huge pages that were tried.
-    pub tlb_huge_tried: usize,
-    /// Throughput of two hyperthreads over one; `None` without siblings.
-    pub smt_throughput: Option<Spread>,
-    /// The same of two CPUs of different cores, as far as the host says.
-    pub two_cores_throughput: Option<Spread>,
-    /// Interrupt to another CPU and back.
-    pub interrupt_ns: Option<Spread>,
-    /// Latency under load of the home's own memory.
-    pub loaded: Vec<LoadPoint>,
-    /// The curve through it; `None` with one CPU, and where loads stayed too low to say anything.
-    pub load_curve: Option<FittedCurve>,
-    /// What a reader should know before trusting a figure.
-    pub warnings: Vec<String>,
-}
-
-impl Calibration {
-    /// The home's CPUs with the home's memory, or with the memory nearest to it.
-    pub fn home_pair(&self) -> &Pair {
-        let own = self
-            .pairs
-            .iter()
-            .find(|pair| (pair.cpu_node, pair.memory_node) == (self.home, self.home));
-        own.unwrap_or(&self.pairs[0])
-    }
 }
 
 /// Which CPUs and nodes take part.
@@ -374,12 +243,7 @@ impl<'a> Run<'a> {
             self.caches.l1_bytes.unwrap_or(32 << 10),
             self.caches.l2_bytes.unwrap_or(512 << 10),
         );
-        let llc = self.sizes.llc as u64;
-        // Well beyond L2, and far from the end of what of the LLC this CPU may get.
-        let inside_llc = (l2 as f64 * llc as f64)
-            .sqrt()
-            .max(4.0 * l2 as f64)
-            .min(llc as f64 / 2.0) as u64;
+        let inside_llc = inside_llc(l2, self.sizes.llc as u64);
         let l1_ns = self.at("L1 latency", &mut big, l1 / 2);
         let l2_ns = self.at("L2 latency", &mut big, (l2 / 2).max(l1));
         let llc_ns = self.at("LLC latency", &mut big, inside_llc);
@@ -390,37 +254,23 @@ impl<'a> Run<'a> {
         // From here on the buffer holds one chase through all of it, laid anew so that its beginning is oldest.
         let lines = big.words().len() * 8 / LINE_BYTES;
         let first = crate::kernels::lay_chase(big.words_mut(), lines, crate::kernels::Places::EachLine);
-        let mut pairs = Vec::new();
         let mut at = [first];
-        let latency_ns = self
-            .meter
-            .step("memory latency", || cache::chase_ns(big.words(), &mut at, window));
-        let misses_in_flight = self.meter.step("misses in flight", || {
-            cache::misses_in_flight(big.words(), window)
-        });
-        let mut next = 0;
-        let stream = self.meter.step("bandwidth of one stream", || {
-            stream_rate(big.words(), &mut next, window)
-        });
+        let [latency_ns, misses_in_flight, stream] = self.alone(&big, &mut at);
         let latency_base_pages_ns = self.base_pages(home_memory)?;
         let (smt_throughput, two_cores_throughput, interrupt_ns) = self.others();
         let home_pair = self.pair_bandwidth(self.cast.pairs[0], latency_ns, huge_share)?;
         let loaded = self.loaded(&home_pair, &big, at[0])?;
         drop(big);
-        let home = (home_pair, loaded);
-        pairs.push(home.0);
+        let mut pairs = vec![home_pair];
         for at in 1..self.cast.pairs.len() {
             pairs.push(self.pair(self.cast.pairs[at])?);
         }
         // A sweep at a time, so that the spread of what it shows is seen.
         let memory_ns = pairs[0].latency_ns.median;
-        let ends: Vec<f64> = sweeps
-            .iter()
-            .filter_map(|sweep| {
-                fit::capacity(&beyond(sweep, inside_llc as f64 / 2.0), llc_ns.median, memory_ns)
-            })
-            .collect();
-        let (loaded, load_curve) = curve_of(&pairs[0], home.1);
+        let from = inside_llc as f64 / 2.0;
+        let end = |sweep| fit::capacity(&beyond(sweep, from), llc_ns.median, memory_ns);
+        let ends: Vec<f64> = sweeps.iter().filter_map(|sweep| end(sweep)).collect();
+        let (loaded, load_curve) = curve_of(&pairs[0], loaded);
         let mut calibration = Calibration {
             machine: self.machine.clone(),
             date: host::date_now(),
@@ -455,6 +305,22 @@ impl<'a> Run<'a> {
         };
         warn(&mut calibration);
         Ok(calibration)
+    }
+
+    /// What one CPU gets of memory: the latency of a chase from `at` on, its misses in flight, and the rate of one stream.
+    fn alone(&mut self, big: &Memory, at: &mut [usize; 1]) -> [Spread; 3] {
+        let window = self.meter.window;
+        let latency_ns = self
+            .meter
+            .step("memory latency", || cache::chase_ns(big.words(), at, window));
+        let misses_in_flight = self.meter.step("misses in flight", || {
+            cache::misses_in_flight(big.words(), window)
+        });
+        let mut next = 0;
+        let stream = self.meter.step("bandwidth of one stream", || {
+            stream_rate(big.words(), &mut next, window)
+        });
+        [latency_ns, misses_in_flight, stream]
     }
 
     fn at(&mut self, what: &str, memory: &mut Memory, bytes: u64) -> Spread {
@@ -731,140 +597,11 @@ fn stream_rate(words: &[u64], next: &mut usize, window: Duration) -> f64 {
     }
     bytes as f64 / (sys::cpu_time() - from).as_secs_f64()
 }
-
-fn warn(calibration: &mut Calibration) {
-    let c = &*calibration;
-    let pairs = c.pairs.iter().flat_map(|pair| {
-        let name = format!("from node {} to node {}", pair.memory_node, pair.cpu_node);
-        let bandwidth = pair
-            .bandwidth()
-            .map(|spread| (format!("bandwidth {name}"), spread));
-        std::iter::once((format!("latency {name}"), pair.latency_ns)).chain(bandwidth)
-    });
-    let optional = [
-        ("effective LLC size", c.llc_effective_bytes),
-        ("TLB entries for base pages", c.tlb_entries_base),
-        ("TLB entries for huge pages", c.tlb_entries_huge),
-        ("hyperthread throughput", c.smt_throughput),
-        ("throughput of two cores", c.two_cores_throughput),
-        ("interrupt", c.interrupt_ns),
-    ];
-    let figures = [
-        ("core clock", c.clock_hz),
-        ("L1 latency", c.l1_ns),
-        ("L2 latency", c.l2_ns),
-        ("LLC latency", c.llc_ns),
-        ("memory latency in base pages", c.latency_base_pages_ns),
-        ("misses in flight", c.misses_in_flight),
-    ];
-    let named = figures.into_iter().chain(
-        optional
-            .into_iter()
-            .filter_map(|(name, spread)| Some((name, spread?))),
-    );
-    let named = named.map(|(name, spread)| (name.to_owned(), spread));
-    let noisy = named.chain(pairs).filter(|(_, spread)| spread.noisy()).map(|(name, spread)| {
-        let percent = spread.relative() * 100.0;
-        format!("{name}: quartiles lie {percent:.0} percent apart (beyond {:.0}); measure again on a quieter host", NOISY * 100.0)
-    });
-    let mut warnings: Vec<String> = noisy.collect();
-    let loads = c.loaded.iter().filter(|point| point.latency_ns.noisy()).count();
-    if loads > 0 {
-        let all = c.loaded.len();
-        warnings.push(format!(
-            "latency under load: at {loads} of {all} loads quartiles lie too far apart"
-        ));
-    }
-    if let Some(noise) = c
-        .noise
-        .filter(|noise| noise.steal_share + noise.others_share > 0.02)
-    {
-        warnings.push(format!(
-            "meanwhile other processes used {:.0} percent of CPU time, and {:.0} percent was stolen by a hypervisor",
-            noise.others_share * 100.0,
-            noise.steal_share * 100.0
-        ));
-    }
-    if let Some(two) = c.two_cores_throughput.filter(|two| two.median < SHARING) {
-        warnings.push(format!(
-            "two CPUs that the kernel calls two cores do {:.2} times the work of one: they share a core, or others hold them back",
-            two.median
-        ));
-    }
-    if c.pairs
-        .iter()
-        .any(|pair| pair.huge_share.is_none_or(|share| share < 0.9))
-    {
-        warnings
-            .push("huge pages were not to be had for all memory: latencies include TLB misses".to_owned());
-    }
-    if c.load_curve.is_none() {
-        let least = fit::LOAD_LEAST * 100.0;
-        warnings.push(format!(
-            "no load beyond {least:.0} percent of the bandwidth was reached: the load curve is an estimate"
-        ));
-    }
-    if c.load_curve.is_some_and(|fitted| !fitted.beta_fitted) {
-        warnings.push(
-            "the streams did not come near the sustained bandwidth: beta of the load curve is an estimate"
-                .to_owned(),
-        );
-    }
-    calibration.warnings.extend(warnings);
+/// A size well beyond L2, and far from the end of what of the LLC this CPU may get.
+fn inside_llc(l2: u64, llc: u64) -> u64 {
+    let (l2, llc) = (l2 as f64, llc as f64);
+    (l2 * llc).sqrt().max(4.0 * l2).min(llc / 2.0) as u64
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn preset(name: &str) -> Machine {
-        homenode_machine_files::preset(name).unwrap()
-    }
-
-    #[test]
-    fn every_cpu_node_meets_every_memory_node_and_home_comes_first() {
-        let cast = Cast::of(&preset("r910"), None).unwrap();
-        assert_eq!((cast.pairs.len(), cast.pairs[0]), (16, (NodeId(0), NodeId(0))));
-        assert_eq!(
-            Cast::of(&preset("r910"), Some(NodeId(2))).unwrap().pairs,
-            [(NodeId(2), NodeId(2))]
-        );
-    }
-
-    #[test]
-    fn nodes_without_cpus_or_memory_are_measured_from_and_to_others_only() {
-        let odd = homenode_machine_files::from_toml("odd.toml", crate::testing::ODD).unwrap();
-        let cast = Cast::of(&odd, None).unwrap();
-        let expected = [(1, 1), (1, 2), (0, 1), (0, 2)].map(|(cpus, memory)| (NodeId(cpus), NodeId(memory)));
-        assert_eq!(
-            (cast.home, cast.cpu, cast.pairs),
-            (NodeId(1), CpuId(2), expected.to_vec())
-        );
-        for node in [0, 2, 7] {
-            assert!(
-                matches!(
-                    Cast::of(&odd, Some(NodeId(node))),
-                    Err(CalibrateError::Node { .. })
-                ),
-                "{node}"
-            );
-        }
-        let mut bound = odd;
-        bound.memory_allowed = NodeSet::one(NodeId(2));
-        assert_eq!(
-            Cast::of(&bound, None).unwrap().pairs,
-            [(NodeId(0), NodeId(2)), (NodeId(1), NodeId(2))]
-        );
-    }
-
-    #[test]
-    fn a_stream_reads_on_where_it_stopped() {
-        let mut next = 0;
-        assert!(stream_rate(&[0; 1 << 18], &mut next, Duration::from_millis(1)) > 0.0);
-        assert!((1..=2).contains(&next), "two blocks: {next}");
-        assert!(
-            stream_rate(&[0; 64], &mut next, Duration::from_millis(1)) > 0.0,
-            "less than a block is one block"
-        );
-    }
-}
+mod tests;

@@ -154,26 +154,7 @@ pub fn validate(
         .ok_or_else(|| lacks("a last-level cache"))?
         .size_bytes;
     let facts = Facts::of(hardware, bandwidth.as_f64() / 1e9, llc.as_f64());
-    let fill_ms = (llc.as_f64() / 64.0 * FILL_NS / 1e6) as u64;
-    let (spans, repeats) = if quick {
-        (
-            Spans {
-                warm: fill_ms.clamp(20, 120),
-                measure: 60,
-                tail: 10,
-            },
-            3,
-        )
-    } else {
-        (
-            Spans {
-                warm: (2 * fill_ms).clamp(100, 1000),
-                measure: 300,
-                tail: 30,
-            },
-            7,
-        )
-    };
+    let (spans, repeats) = spans(llc, quick);
     let run = Run {
         machine,
         cpus,
@@ -219,6 +200,25 @@ pub fn validate(
         seconds: begin.elapsed().as_secs_f64(),
         cases: measured,
     })
+}
+
+/// How long each run is, and how many there are: longer than an LLC of this size takes to fill.
+fn spans(llc: Bytes, quick: bool) -> (Spans, usize) {
+    let fill_ms = (llc.as_f64() / 64.0 * FILL_NS / 1e6) as u64;
+    if quick {
+        let spans = Spans {
+            warm: fill_ms.clamp(20, 120),
+            measure: 60,
+            tail: 10,
+        };
+        return (spans, 3);
+    }
+    let spans = Spans {
+        warm: (2 * fill_ms).clamp(100, 1000),
+        measure: 300,
+        tail: 30,
+    };
+    (spans, 7)
 }
 
 /// Two CPUs that share a last-level cache, of different cores if there are such.

@@ -1,0 +1,226 @@
+//! What was measured of a host.
+
+use homenode_machine::Machine;
+use homenode_units::{CpuId, NodeId};
+use serde::Serialize;
+
+use crate::fit::{self, FittedCurve};
+use crate::host::CacheSizes;
+use crate::noise::Noise;
+use crate::stats::{NOISY, Spread};
+
+/// Two CPUs whose throughput together is below this share something that the host does not state.
+const SHARING: f64 = 1.7;
+
+/// Latency of a chase over so many bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct SizePoint {
+    /// Bytes chased over.
+    pub bytes: usize,
+    /// Nanoseconds per access.
+    pub latency_ns: Spread,
+}
+
+/// Bandwidth by number of CPUs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bandwidth {
+    /// CPUs that streamed.
+    pub cpus: usize,
+    /// What they read.
+    pub bytes_per_s: Spread,
+}
+
+/// CPUs of a node with memory of a node.
+#[derive(Clone, Debug, Serialize)]
+pub struct Pair {
+    /// Node of the CPUs.
+    pub cpu_node: NodeId,
+    /// Node of the memory.
+    pub memory_node: NodeId,
+    /// Idle latency, memory in huge pages where the kernel has them.
+    pub latency_ns: Spread,
+    /// Share of that memory that was in huge pages.
+    pub huge_share: Option<f64>,
+    /// Reading, by number of CPUs.
+    pub read: Vec<Bandwidth>,
+    /// Reading and writing half each, with all CPUs.
+    pub mixed_bytes_per_s: Option<Spread>,
+}
+
+impl Pair {
+    /// The most that all CPUs of the node moved, in bytes per second.
+    pub fn bandwidth(&self) -> Option<Spread> {
+        let read = self.read.last().map(|read| read.bytes_per_s);
+        read.into_iter()
+            .chain(self.mixed_bytes_per_s)
+            .max_by(|a, b| a.median.total_cmp(&b.median))
+    }
+}
+
+/// Latency under a load.
+#[derive(Clone, Debug, Serialize)]
+pub struct LoadPoint {
+    /// All that memory served.
+    pub bytes_per_s: Spread,
+    /// Share of the sustained bandwidth.
+    pub load: f64,
+    /// Of a chase meanwhile.
+    pub latency_ns: Spread,
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Calibration {
+    /// The host as its kernel describes it.
+    pub machine: Machine,
+    /// When, by the system clock (UTC).
+    pub date: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// Whether buffers were small and repetitions few.
+    pub quick: bool,
+    /// Whether a hypervisor runs below this kernel.
+    pub under_hypervisor: bool,
+    /// What else the host did meanwhile.
+    pub noise: Option<Noise>,
+    /// Node whose CPUs measured everything but pairs.
+    pub home: NodeId,
+    /// CPU that did.
+    pub cpu: CpuId,
+    /// Caches of that CPU, as the kernel states them.
+    pub caches: CacheSizes,
+    /// Whether the LLC holds what inner caches hold, as the processor states.
+    pub llc_inclusive: Option<bool>,
+    /// Core clock.
+    pub clock_hz: Spread,
+    /// Ticks of the processor's time stamp.
+    pub time_stamp_hz: Option<Spread>,
+    /// L1 hit.
+    pub l1_ns: Spread,
+    /// L2 hit.
+    pub l2_ns: Spread,
+    /// LLC hit.
+    pub llc_ns: Spread,
+    /// Latency by size.
+    pub curve: Vec<SizePoint>,
+    /// What of the LLC this CPU could use; `None` where the curve does not show its end.
+    pub llc_effective_bytes: Option<Spread>,
+    /// Node pairs.
+    pub pairs: Vec<Pair>,
+    /// Idle latency of the home's own memory in base pages: what TLB misses add shows against the pair's.
+    pub latency_base_pages_ns: Spread,
+    /// Misses in flight by parallel chases.
+    pub misses_in_flight: Spread,
+    /// Misses in flight by one stream: its bandwidth times the idle latency, prefetchers included.
+    pub stream_in_flight: Spread,
+    /// Entries of the TLB for base pages.
+    pub tlb_entries_base: Option<Spread>,
+    /// Entries of the TLB for huge pages.
+    pub tlb_entries_huge: Option<Spread>,
+    /// Most huge pages that were tried.
+    pub tlb_huge_tried: usize,
+    /// Throughput of two hyperthreads over one; `None` without siblings.
+    pub smt_throughput: Option<Spread>,
+    /// The same of two CPUs of different cores, as far as the host says.
+    pub two_cores_throughput: Option<Spread>,
+    /// Interrupt to another CPU and back.
+    pub interrupt_ns: Option<Spread>,
+    /// Latency under load of the home's own memory.
+    pub loaded: Vec<LoadPoint>,
+    /// The curve through it; `None` with one CPU, and where loads stayed too low to say anything.
+    pub load_curve: Option<FittedCurve>,
+    /// What a reader should know before trusting a figure.
+    pub warnings: Vec<String>,
+}
+
+impl Calibration {
+    /// The home's CPUs with the home's memory, or with the memory nearest to it.
+    pub fn home_pair(&self) -> &Pair {
+        let own = self
+            .pairs
+            .iter()
+            .find(|pair| (pair.cpu_node, pair.memory_node) == (self.home, self.home));
+        own.unwrap_or(&self.pairs[0])
+    }
+}
+
+pub(super) fn warn(calibration: &mut Calibration) {
+    let c = &*calibration;
+    let pairs = c.pairs.iter().flat_map(|pair| {
+        let name = format!("from node {} to node {}", pair.memory_node, pair.cpu_node);
+        let bandwidth = pair
+            .bandwidth()
+            .map(|spread| (format!("bandwidth {name}"), spread));
+        std::iter::once((format!("latency {name}"), pair.latency_ns)).chain(bandwidth)
+    });
+    let optional = [
+        ("effective LLC size", c.llc_effective_bytes),
+        ("TLB entries for base pages", c.tlb_entries_base),
+        ("TLB entries for huge pages", c.tlb_entries_huge),
+        ("hyperthread throughput", c.smt_throughput),
+        ("throughput of two cores", c.two_cores_throughput),
+        ("interrupt", c.interrupt_ns),
+    ];
+    let figures = [
+        ("core clock", c.clock_hz),
+        ("L1 latency", c.l1_ns),
+        ("L2 latency", c.l2_ns),
+        ("LLC latency", c.llc_ns),
+        ("memory latency in base pages", c.latency_base_pages_ns),
+        ("misses in flight", c.misses_in_flight),
+    ];
+    let named = figures.into_iter().chain(
+        optional
+            .into_iter()
+            .filter_map(|(name, spread)| Some((name, spread?))),
+    );
+    let named = named.map(|(name, spread)| (name.to_owned(), spread));
+    let noisy = named.chain(pairs).filter(|(_, spread)| spread.noisy()).map(|(name, spread)| {
+        let percent = spread.relative() * 100.0;
+        format!("{name}: quartiles lie {percent:.0} percent apart (beyond {:.0}); measure again on a quieter host", NOISY * 100.0)
+    });
+    let mut warnings: Vec<String> = noisy.collect();
+    let loads = c.loaded.iter().filter(|point| point.latency_ns.noisy()).count();
+    if loads > 0 {
+        let all = c.loaded.len();
+        warnings.push(format!(
+            "latency under load: at {loads} of {all} loads quartiles lie too far apart"
+        ));
+    }
+    if let Some(noise) = c
+        .noise
+        .filter(|noise| noise.steal_share + noise.others_share > 0.02)
+    {
+        warnings.push(format!(
+            "meanwhile other processes used {:.0} percent of CPU time, and {:.0} percent was stolen by a hypervisor",
+            noise.others_share * 100.0,
+            noise.steal_share * 100.0
+        ));
+    }
+    if let Some(two) = c.two_cores_throughput.filter(|two| two.median < SHARING) {
+        warnings.push(format!(
+            "two CPUs that the kernel calls two cores do {:.2} times the work of one: they share a core, or others hold them back",
+            two.median
+        ));
+    }
+    if c.pairs
+        .iter()
+        .any(|pair| pair.huge_share.is_none_or(|share| share < 0.9))
+    {
+        warnings
+            .push("huge pages were not to be had for all memory: latencies include TLB misses".to_owned());
+    }
+    if c.load_curve.is_none() {
+        let least = fit::LOAD_LEAST * 100.0;
+        warnings.push(format!(
+            "no load beyond {least:.0} percent of the bandwidth was reached: the load curve is an estimate"
+        ));
+    }
+    if c.load_curve.is_some_and(|fitted| !fitted.beta_fitted) {
+        warnings.push(
+            "the streams did not come near the sustained bandwidth: beta of the load curve is an estimate"
+                .to_owned(),
+        );
+    }
+    calibration.warnings.extend(warnings);
+}

@@ -1,0 +1,192 @@
+//! Quotas of CPU time.
+
+use super::*;
+
+#[test]
+fn a_quota_is_journalled_set_seen_renewed_and_lifted_to_what_was_there() {
+    for (before, held) in [("max 100000", None), ("50000 100000", Some(quota(50, 100)))] {
+        let tree = host_with_groups(before);
+        let mut host = connect_with_quotas(&tree);
+        let version = host.sample().unwrap().version;
+        assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+        assert_eq!(cpu_max(&tree), ["3000 30000", "3000 30000"]);
+        let seen = host.sample().unwrap();
+        assert!(seen.version > version);
+        assert_eq!(seen.vms[0].vcpus[1].quota, Some(quota(3, 30)));
+        assert_eq!(seen.vms[0].settings.quota, held, "the operator's");
+        let journalled = || journal::peek(&tree.root().join("state"))[&vm()].get::<Quotas>();
+        assert_eq!(journalled().unwrap().before, held);
+        assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Renewed);
+        assert_eq!(host.sample().unwrap().version, seen.version);
+        assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
+        assert_eq!(
+            journalled().unwrap().before,
+            held,
+            "not the agent's own first quota"
+        );
+        assert_eq!(commit(&mut host, lift()), Outcome::Done);
+        assert_eq!(cpu_max(&tree)[0], before);
+        assert_eq!((journalled(), commit(&mut host, lift())), (None, Outcome::Done));
+    }
+}
+
+#[test]
+fn a_quota_ends_with_its_lease_and_when_the_host_is_restored() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, Ns::from_millis(1))), Outcome::Done);
+    host.wait(Ns::from_millis(60));
+    assert_eq!(cpu_max(&tree)[0], "max 100000", "without another sample");
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+    // Nor does it outlast an agent that leaves pins and homes to its successor.
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    assert_eq!(host.lift_limits(), Vec::<String>::new());
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+    assert_eq!(
+        journal::peek(&tree.root().join("state"))[&vm()].get::<Quotas>(),
+        None
+    );
+}
+
+#[test]
+fn a_quota_that_somebody_else_changed_is_theirs() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    let version = host.sample().unwrap().version;
+    let theirs = |tree: &Tree| {
+        for index in 0..2 {
+            tree.write(
+                &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
+                "70000 100000\n",
+            );
+        }
+    };
+    theirs(&tree);
+    assert!(matches!(
+        host.commit(&plan(version, hold(3, LONG))),
+        Err(Refusal::Stale { .. })
+    ));
+    host.take_notices();
+    let seen = host.sample().unwrap();
+    assert_eq!(seen.vms[0].settings.quota, Some(quota(70, 100)));
+    let notices = host.take_notices();
+    assert!(notices.iter().any(|n| n.contains("somebody else")), "{notices:?}");
+    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(
+        cpu_max(&tree)[0],
+        "70000 100000",
+        "nothing of ours is left to restore"
+    );
+    // Nor does a guard lift it that finds it after the agent's death.
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    theirs(&tree);
+    guard_undoes(&mut host, &tree);
+    assert_eq!(cpu_max(&tree)[0], "70000 100000");
+}
+
+#[test]
+fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_while() {
+    let tree = host_with_groups("max 100000");
+    let mut first = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut first, hold(3, LONG)), Outcome::Done);
+    drop(first);
+    let mut second = connect_with_quotas(&tree);
+    let seen = second.sample().unwrap();
+    assert_eq!(
+        (seen.vms[0].vcpus[0].quota, seen.vms[0].settings.quota),
+        (Some(quota(3, 30)), None)
+    );
+    let carried = &second.vms[&vm()];
+    assert!(!carried.has_leases_over(now()) && carried.has_leases_over(now() + levers::CARRIED_LEASE));
+    guard_undoes(&mut second, &tree);
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+}
+
+#[test]
+fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
+    for (before, quota_before) in [("max 100000", None), ("50000 100000", Some(quota(50, 100)))] {
+        // Journalled are 6 of 30 ms, after 3 of 30: either, or the time of one with the period of another, may be in force.
+        for found in ["3000 30000", "6000 30000", "3000 100000", "6000 100000", before] {
+            let tree = host_with_groups(before);
+            let mut host = connect_with_quotas(&tree);
+            assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+            assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
+            let journalled = journal::peek(&tree.root().join("state"))[&vm()].get::<Quotas>();
+            assert_eq!(journalled.unwrap().before, quota_before);
+            for index in 0..2 {
+                tree.write(
+                    &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
+                    &format!("{found}\n"),
+                );
+            }
+            guard_undoes(&mut host, &tree);
+            assert_eq!(cpu_max(&tree)[0], before, "found {found}");
+            drop(host);
+            // Nor does a successor take it for somebody else's.
+            for index in 0..2 {
+                tree.write(
+                    &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
+                    &format!("{found}\n"),
+                );
+            }
+            let mut successor = connect_with_quotas(&tree);
+            successor.sample().unwrap();
+            assert!(
+                !successor
+                    .take_notices()
+                    .iter()
+                    .any(|n| n.contains("somebody else"))
+            );
+            assert_eq!(successor.lift_limits(), Vec::<String>::new());
+            assert_eq!(cpu_max(&tree)[0], before, "found {found}");
+        }
+    }
+}
+
+#[test]
+fn a_libvirt_that_died_with_the_agent_leaves_nobody_throttled() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    let second = "sys/fs/cgroup/machine/one/vcpu1/cpu.max";
+    tree.write(second, "max 100000\n");
+    guard_undoes(&mut host, &tree);
+    assert_eq!(cpu_max(&tree), ["max 100000", "max 100000"]);
+    drop(host);
+    tree.write("sys/fs/cgroup/machine/one/vcpu0/cpu.max", "3000 30000\n");
+    let mut successor = connect_with_quotas(&tree);
+    successor.sample().unwrap();
+    assert_eq!(successor.lift_limits(), Vec::<String>::new());
+    assert_eq!(cpu_max(&tree), ["max 100000", "max 100000"]);
+}
+
+#[test]
+fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
+    // libvirt's test driver has no quotas: nothing reaches the cgroups.
+    let tree = host_with_groups("max 100000");
+    let mut host = connect(&tree, Acting::Live);
+    let outcome = commit(&mut host, hold(3, LONG));
+    assert!(
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { what, .. }, .. }) if what == "setting the CPU quota"),
+        "{outcome:?}"
+    );
+    // Nor can anybody say whether a VM without cgroups is held.
+    let tree = self::host("");
+    let outcome = commit(&mut connect(&tree, Acting::Live), hold(3, LONG));
+    assert!(
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. }) if cause.contains("no cgroups")),
+        "{outcome:?}"
+    );
+    // A VM whose vCPUs have different quotas could not be given back what it had.
+    let tree = host_with_groups("max 100000");
+    tree.write("sys/fs/cgroup/machine/one/vcpu1/cpu.max", "9000 10000\n");
+    let outcome = commit(&mut connect_with_quotas(&tree), hold(3, LONG));
+    assert!(
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. }) if cause.contains("different quotas")),
+        "{outcome:?}"
+    );
+    assert_eq!(cpu_max(&tree)[1], "9000 10000");
+}
