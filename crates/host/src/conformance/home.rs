@@ -1,0 +1,117 @@
+//! A VM's home.
+
+use homenode_units::{NodeSet, Pages, VmId};
+
+use super::vcpus::pin_plan;
+use super::{
+    Check, PERIOD, Verdict, affinities, commit_one, expect, lift_twice, no_node, refused, sample, sample_of,
+};
+use crate::{Act, Action, Failure, Host, Impossible, Lever, Outcome, VmSample};
+
+pub(super) static LIFTED: Check = Check {
+    name: "a home can be lifted, and the VM runs where it did before",
+    run: home_is_lifted,
+};
+
+pub(super) static HOLDS: Check = Check {
+    name: "a home holds no vCPU, moves no page, and keeps what was brought there",
+    run: home_holds,
+};
+
+/// Earlier checks pinned the VM: it is free first.
+fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+    lift_twice(host, vm, Lever::Home)?;
+    let free = sample(host)?;
+    for node_index in [1, 0] {
+        let mut plan = pin_plan(free.version, &free, host, vm, node_index)?;
+        let Act::PinVcpus { cpus, .. } = &plan.decisions[0].action.act else {
+            unreachable!()
+        };
+        let nodes = cpus
+            .iter()
+            .filter_map(|cpu| host.machine().node_of(cpu))
+            .collect();
+        plan.version = sample(host)?.version;
+        plan.decide(
+            "conformance",
+            Act::SetHome { nodes }.on(vm),
+            "conformance check".into(),
+        );
+        let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
+        expect(
+            receipt.outcomes.iter().all(|outcome| *outcome == Outcome::Done),
+            || format!("pins and a home gave {:?}", receipt.outcomes),
+        )?;
+        let homed = sample(host)?;
+        expect(affinities(&homed, vm) != affinities(&free, vm), || {
+            "the VM was never pinned: is the host too small?".into()
+        })?;
+        lift_twice(host, vm, Lever::Home)?;
+        let after = sample(host)?;
+        expect(affinities(&after, vm) == affinities(&free, vm), || {
+            let seen = affinities(&after, vm);
+            format!(
+                "its home was lifted, and its vCPUs run on {seen:?}, before on {:?}",
+                affinities(&free, vm)
+            )
+        })?;
+        expect(after.version > homed.version, || {
+            "lifting a home left the version as it was".into()
+        })?;
+        let (was, is) = (homed.vm(vm), after.vm(vm));
+        expect(
+            was.and_then(VmSample::pages_touched) <= is.and_then(VmSample::pages_touched),
+            || "pages were lost with the home".into(),
+        )?;
+    }
+    Ok(Verdict::Passed)
+}
+
+fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+    for nodes in [NodeSet::new(), NodeSet::one(no_node(host))] {
+        refused(host, vm, Act::SetHome { nodes }, |why| {
+            matches!(why, Impossible::Nodes { .. })
+        })?;
+    }
+    let free = sample(host)?;
+    let homes: Vec<_> = host.machine().memory_nodes().iter().take(2).collect();
+    let mut skipped = None;
+    for home in homes {
+        let nodes = NodeSet::one(home);
+        let outside = |host: &mut dyn Host| Ok::<_, String>(sample_of(host, vm)?.pages_outside(&nodes));
+        let before = outside(host)?;
+        let act = Act::SetHome { nodes: nodes.clone() };
+        let outcome = commit_one(host, vm, act)?;
+        expect(outcome == Outcome::Done, || format!("a home gave {outcome:?}"))?;
+        let homed = sample(host)?;
+        expect(affinities(&homed, vm) == affinities(&free, vm), || {
+            format!("a home moved vCPUs to {:?}", affinities(&homed, vm))
+        })?;
+        let (Some(before), Some(after)) = (before, outside(host)?) else {
+            skipped = Some("the host does not know where the VM's pages lie".to_owned());
+            continue;
+        };
+        // A host may take home what little lies elsewhere: a hundredth, or what it moves at once.
+        expect(after.0 + before.0 / 100 + 1024 >= before.0, || {
+            format!("a home alone left {after} outside of {before}")
+        })?;
+        let bring = Action::gather(host.machine(), vm, nodes.clone(), Pages(u64::MAX)).act;
+        match commit_one(host, vm, bring)? {
+            Outcome::Moved { .. } => {}
+            Outcome::Failed(error) if matches!(error.why, Failure::MemoryFixed { .. }) => {
+                skipped = Some(error.to_string());
+                continue;
+            }
+            other => return Err(format!("bringing its memory home gave {other:?}")),
+        }
+        let brought = outside(host)?.unwrap_or_default();
+        host.wait(PERIOD);
+        host.wait(PERIOD);
+        let kept = outside(host)?.unwrap_or_default();
+        expect(kept.0 <= brought.0 + before.0 / 100 + 64, || {
+            format!("home is {home}: {brought} lay elsewhere, a second later {kept}")
+        })?;
+    }
+    lift_twice(host, vm, Lever::Home)?;
+    Ok(skipped.map_or(Verdict::Passed, Verdict::Skipped))
+}

@@ -1,0 +1,241 @@
+//! What every host must do, whatever it is made of: the twin runs these checks in its tests, the live host in the
+//! testbed on a real kernel. A file per lever, and one for what holds of all of them.
+//!
+//! Every [`Act`] has a check ([`of`]). Where a host cannot do an act, its check holds it to saying so and to leaving the VM as
+//! it was, and the verdict is [`Verdict::Skipped`] with the host's reason: whoever runs the suite shows it.
+//!
+//! Not verified here: that a policy's decisions are wise, and anything about timing but that a quota holds. Of a home, where
+//! emulator and I/O threads run: no sample has them.
+
+mod contract;
+mod home;
+mod memory;
+mod memory_policy;
+mod pages;
+mod quota;
+mod resctrl;
+mod settings;
+mod topology;
+mod vcpus;
+mod watching;
+
+use homenode_units::{NodeId, NodeMap, Ns, Pages, VmId};
+
+use crate::{Act, Host, Impossible, Lever, Limit, Outcome, Plan, Refusal, Sample, VmSample};
+
+/// One check: a name, and a function that says what was expected and what was seen when it fails.
+#[derive(Debug)]
+pub struct Check {
+    /// Says the property.
+    pub name: &'static str,
+    /// Runs it against a host on which `vm` runs, with one or more vCPUs, memory touched, and nobody else acting.
+    pub run: fn(&mut dyn Host, VmId) -> Result<Verdict, String>,
+}
+
+/// What became of a check that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Verdict {
+    /// The host does it, and as it should.
+    Passed,
+    /// The host cannot do it, for this reason. What it must do all the same was checked: it says so, refuses what is
+    /// impossible, and leaves the VM as it was.
+    Skipped(String),
+}
+
+/// All checks, in the order to run them.
+pub static CHECKS: &[&Check] = &[
+    &contract::LISTS,
+    &contract::COUNTERS,
+    &contract::VERSION,
+    &contract::STALE,
+    &contract::IMPOSSIBLE,
+    &vcpus::PINNED,
+    &pages::MOVED,
+    &pages::NAMED,
+    &pages::OF_VIRTUAL_NODE,
+    &home::LIFTED,
+    &home::HOLDS,
+    &memory_policy::SET,
+    &quota::HELD,
+    &quota::LEASED,
+    &quota::IMPOSSIBLE,
+    &resctrl::CONFINED,
+    &watching::WATCHED,
+    &memory::LIMITED,
+    &topology::TOLD,
+    &settings::KEPT,
+];
+
+/// The check of an act: one of [`CHECKS`]. There is none without.
+pub fn of(act: &Act) -> &'static Check {
+    match act {
+        Act::PinVcpus { .. } => &vcpus::PINNED,
+        Act::SetHome { .. } => &home::HOLDS,
+        Act::MovePages { .. } => &pages::MOVED,
+        Act::MoveVirtualNode { .. } => &pages::OF_VIRTUAL_NODE,
+        Act::MoveFrames { .. } => &pages::NAMED,
+        Act::SetMemoryPolicy { .. } => &memory_policy::SET,
+        Act::Limit { limit, .. } => match limit {
+            Limit::CpuQuota(_) => &quota::HELD,
+            Limit::CacheWays(_) | Limit::MemoryBandwidth(_) => &resctrl::CONFINED,
+            Limit::Memory(_) => &memory::LIMITED,
+        },
+        Act::Watch { .. } => &watching::WATCHED,
+        Act::TellTopology { .. } => &topology::TOLD,
+        Act::Lift { lever } => match lever {
+            Lever::Home => &home::LIFTED,
+            Lever::CpuQuota => &quota::HELD,
+            Lever::Resctrl => &resctrl::CONFINED,
+            Lever::Watching => &watching::WATCHED,
+            Lever::Memory => &memory::LIMITED,
+            Lever::VcpuPlacement | Lever::Pages | Lever::MemoryPolicy | Lever::Topology => &quota::IMPOSSIBLE,
+        },
+    }
+}
+
+/// Time that the checks let pass between samples.
+const PERIOD: Ns = Ns::from_millis(500);
+/// A lease that no check outlasts.
+const LEASE: Ns = Ns::from_secs(600);
+
+fn passed((): ()) -> Verdict {
+    Verdict::Passed
+}
+
+fn sample(host: &mut dyn Host) -> Result<Sample, String> {
+    host.sample().map_err(|e| e.to_string())
+}
+
+/// The VM as the host sees it now.
+fn sample_of(host: &mut dyn Host, vm: VmId) -> Result<VmSample, String> {
+    let seen = sample(host)?.vm(vm).cloned();
+    seen.ok_or_else(|| format!("VM {vm} is not in the sample"))
+}
+
+fn expect(condition: bool, message: impl FnOnce() -> String) -> Result<(), String> {
+    if condition { Ok(()) } else { Err(message()) }
+}
+
+fn affinities(sample: &Sample, vm: VmId) -> Vec<String> {
+    let vcpus = sample.vm(vm).map(|vm| vm.vcpus.as_slice()).unwrap_or_default();
+    vcpus.iter().map(|vcpu| vcpu.affinity.to_string()).collect()
+}
+
+/// A plan for one act, made from what the host sees now.
+fn plan_of(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Plan, String> {
+    let mut plan = Plan::new(sample(host)?.version);
+    plan.decide("conformance", act.on(vm), "conformance check".into());
+    Ok(plan)
+}
+
+fn commit_one(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Outcome, String> {
+    let plan = plan_of(host, vm, act)?;
+    let receipt = host.commit(&plan).map_err(|e| e.to_string())?;
+    let mut outcomes = receipt.outcomes.into_iter();
+    outcomes.next().ok_or_else(|| "no outcome".into())
+}
+
+/// The act is refused, and for a reason of this kind.
+fn refused(host: &mut dyn Host, vm: VmId, act: Act, is_why: fn(&Impossible) -> bool) -> Result<(), String> {
+    let plan = plan_of(host, vm, act)?;
+    match host.commit(&plan) {
+        Err(Refusal::Vm { why, .. }) if is_why(&why) => Ok(()),
+        other => Err(format!("{:?} got {other:?}", plan.decisions[0].action.act)),
+    }
+}
+
+/// Lifts a lever, and once more: twice is as good as once.
+fn lift_twice(host: &mut dyn Host, vm: VmId, lever: Lever) -> Result<(), String> {
+    for _ in 0..2 {
+        let outcome = commit_one(host, vm, Act::Lift { lever })?;
+        expect(outcome == Outcome::Done, || {
+            format!("lifting {} gave {outcome:?}", lever.of_vm())
+        })?;
+    }
+    Ok(())
+}
+
+/// The node with most of these pages, and another that can hold memory.
+fn fullest_and_other(host: &dyn Host, pages: &NodeMap<Pages>) -> Result<(NodeId, NodeId), String> {
+    let fullest = pages.iter().max_by_key(|(_, pages)| **pages);
+    let (fullest, _) = fullest.ok_or("the VM has no pages")?;
+    let nodes = host.machine().memory_nodes();
+    let other = nodes.iter().find(|node| *node != fullest);
+    Ok((fullest, other.ok_or("the host has one node only")?))
+}
+
+/// A node that the host lacks.
+fn no_node(host: &dyn Host) -> NodeId {
+    let last = host.machine().nodes.keys().last();
+    NodeId(last.map_or(0, |node| node.0 + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet};
+
+    use super::*;
+    use crate::{CpuQuota, GuestTopology, Percent};
+
+    #[test]
+    fn the_suite_runs_a_check_of_every_act() {
+        let node = NodeId(0);
+        let limits = [
+            Limit::CpuQuota(CpuQuota::of(0.5, Ns::from_millis(30))),
+            Limit::CacheWays(Percent(50)),
+            Limit::MemoryBandwidth(Percent(50)),
+            Limit::Memory(Bytes::from_gib(1)),
+        ];
+        let limits = limits.map(|limit| Act::Limit {
+            limit,
+            lease_ns: LEASE,
+        });
+        let levers = [
+            Lever::VcpuPlacement,
+            Lever::Home,
+            Lever::Pages,
+            Lever::MemoryPolicy,
+            Lever::CpuQuota,
+            Lever::Resctrl,
+            Lever::Watching,
+            Lever::Memory,
+            Lever::Topology,
+        ];
+        let acts = [
+            Act::PinVcpus {
+                vcpus: vec![0],
+                cpus: CpuSet::new(),
+            },
+            Act::SetHome {
+                nodes: NodeSet::one(node),
+            },
+            Act::MovePages {
+                from: NodeSet::new(),
+                to: NodeSet::one(node),
+                pages_max: Pages(1),
+            },
+            Act::MoveVirtualNode {
+                virtual_node: 0,
+                to: node,
+                pages_max: Pages(1),
+            },
+            Act::MoveFrames { moves: Vec::new() },
+            Act::SetMemoryPolicy {
+                policy: MemoryPolicy::default(),
+            },
+            Act::Watch {
+                window_ns: PERIOD,
+                lease_ns: LEASE,
+            },
+            Act::TellTopology {
+                topology: GuestTopology::default(),
+            },
+        ];
+        let lifts = levers.map(|lever| Act::Lift { lever });
+        for act in acts.into_iter().chain(limits).chain(lifts) {
+            let is_run = CHECKS.iter().any(|check| std::ptr::eq(*check, of(&act)));
+            assert!(is_run, "{act:?}: {}", of(&act).name);
+        }
+    }
+}

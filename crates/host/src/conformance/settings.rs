@@ -1,0 +1,39 @@
+//! What an operator says of a VM.
+
+use homenode_units::{Bytes, Permit, Placing, VmId};
+
+use super::{Check, expect, passed, sample, sample_of};
+use crate::{Failure, Host, Setting};
+
+pub(super) static KEPT: Check = Check {
+    name: "a permit is kept with the VM until it is taken back",
+    run: |host, vm| settings_are_kept(host, vm).map(passed),
+};
+
+fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
+    let kept = |host: &mut dyn Host| Ok::<_, String>(sample_of(host, vm)?.settings);
+    let first = sample(host)?.version;
+    let permit = Permit::pollution(250_000).map_err(|e| e.to_string())?;
+    let policy = Placing::FirstTouch.alone();
+    for setting in [
+        Setting::Permit(Some(permit)),
+        Setting::MemoryPolicy(Some(policy)),
+        Setting::MemoryFloor(Some(Bytes::from_gib(1))),
+        Setting::MemoryFloor(None),
+        Setting::Permit(None),
+        Setting::MemoryPolicy(None),
+    ] {
+        let mut wanted = kept(host)?;
+        wanted.set(setting);
+        host.set(vm, setting).map_err(|e| e.to_string())?;
+        let seen = kept(host)?;
+        expect(seen == wanted, || format!("set {setting:?}, seen is {seen:?}"))?;
+    }
+    expect(sample(host)?.version > first, || {
+        "settings left the version as it was".into()
+    })?;
+    match host.set(VmId(vm.0 ^ 1), Setting::Permit(Some(permit))) {
+        Err(error) if error.why == Failure::VmGone => Ok(()),
+        other => Err(format!("a permit for nobody got {other:?}")),
+    }
+}

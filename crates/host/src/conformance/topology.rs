@@ -1,0 +1,72 @@
+//! What guests are told of where they are.
+
+use homenode_units::{NodeId, VmId};
+
+use super::{Check, PERIOD, Verdict, commit_one, expect, refused, sample_of};
+use crate::{Act, Failure, GuestTopology, Host, Impossible, Outcome, VmSample};
+
+pub(super) static TOLD: Check = Check {
+    name: "what a guest is told is seen, with a new sequence each time, and stays until it is told otherwise",
+    run: guest_is_told,
+};
+
+fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
+    let first = sample_of(host, vm)?;
+    let nodes: Vec<NodeId> = host.machine().memory_nodes().iter().take(2).collect();
+    // All of it on one node: as good as any for what is to be seen of it.
+    let all_on = |node: NodeId, virtual_nodes: usize| GuestTopology {
+        vcpus: vec![Some(node); first.vcpus.len()],
+        memory: vec![Some(node); virtual_nodes],
+    };
+    let count = first.virtual_nodes.len();
+    for topology in [all_on(nodes[0], count + 1), GuestTopology::default()] {
+        refused(host, vm, Act::TellTopology { topology }, |why| {
+            matches!(why, Impossible::Topology { .. })
+        })?;
+    }
+    if let Some(why) = &first.no_feed {
+        return cannot_be_told(host, vm, &first, all_on(nodes[0], count))
+            .map(|()| Verdict::Skipped(why.clone()));
+    }
+    let mut sequence = first.told.map_or(0, |told| told.sequence);
+    for node in nodes {
+        let topology = all_on(node, count);
+        let act = Act::TellTopology {
+            topology: topology.clone(),
+        };
+        let outcome = commit_one(host, vm, act)?;
+        expect(outcome == Outcome::Done, || format!("telling gave {outcome:?}"))?;
+        let told = sample_of(host, vm)?.told.ok_or("nothing was told")?;
+        expect(told.topology == topology && told.sequence > sequence, || {
+            format!("told {topology:?} after sequence {sequence}, seen is {told:?}")
+        })?;
+        host.wait(PERIOD);
+        let later = sample_of(host, vm)?.told;
+        expect(later.as_ref() == Some(&told), || {
+            format!("told {told:?}, later seen is {later:?}")
+        })?;
+        sequence = told.sequence;
+    }
+    Ok(Verdict::Passed)
+}
+
+/// A guest that has virtual nodes and cannot be told of them: the host says so, and nothing was told.
+fn cannot_be_told(
+    host: &mut dyn Host,
+    vm: VmId,
+    first: &VmSample,
+    topology: GuestTopology,
+) -> Result<(), String> {
+    if !first.virtual_nodes.is_empty() {
+        let outcome = commit_one(host, vm, Act::TellTopology { topology })?;
+        let is_said =
+            matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoFeed { .. }));
+        expect(is_said, || {
+            format!("it cannot be told, and telling gave {outcome:?}")
+        })?;
+    }
+    let told = sample_of(host, vm)?.told;
+    expect(told == first.told, || {
+        format!("nothing was told, and seen is {told:?}")
+    })
+}
