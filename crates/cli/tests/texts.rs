@@ -127,7 +127,15 @@ fn the_documented_settings_are_all_there_are_with_their_defaults() {
     let (_, settings) = document.split_once("```toml\n").expect("settings");
     let (settings, _) = settings.split_once("```").expect("their end");
     let documented: Value = toml::from_str(settings).unwrap();
-    let run = text(&run(&["run", "--host", "twin", "--fast", "--duration", "1s", "--json"]));
+    let run = text(&run(&[
+        "run",
+        "--host",
+        "twin",
+        "--fast",
+        "--duration",
+        "1s",
+        "--json",
+    ]));
     let start: Value = serde_json::from_str(run.lines().next().unwrap()).unwrap();
     assert_eq!(documented, start["config"]);
 }

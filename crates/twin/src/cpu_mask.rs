@@ -1,5 +1,6 @@
 //! Sets of CPUs by index, a bit each: a scheduler asks at every wake-up which CPUs are idle and allowed and near.
 
+use crate::index::{CpuIx, first};
 use std::ops::Index;
 
 /// Some of a fixed number of CPUs. Sets that meet have the same number.
@@ -18,23 +19,23 @@ impl CpuMask {
 
     /// All of so many.
     pub fn all(cpus: usize) -> CpuMask {
-        CpuMask::of(cpus, 0..cpus)
+        CpuMask::of(cpus, first(cpus))
     }
 
     /// These of so many.
-    pub fn of(cpus: usize, members: impl IntoIterator<Item = usize>) -> CpuMask {
+    pub fn of(cpus: usize, members: impl IntoIterator<Item = CpuIx>) -> CpuMask {
         let mut mask = CpuMask::none(cpus);
         members.into_iter().for_each(|cpu| mask.set(cpu, true));
         mask
     }
 
     /// Adds or removes one.
-    pub fn set(&mut self, cpu: usize, is_in: bool) {
-        let bit = 1 << (cpu % 64);
+    pub fn set(&mut self, cpu: CpuIx, is_in: bool) {
+        let (word, bit) = (cpu.0 / 64, 1 << (cpu.0 % 64));
         if is_in {
-            self.words[cpu / 64] |= bit;
+            self.words[word] |= bit;
         } else {
-            self.words[cpu / 64] &= !bit;
+            self.words[word] &= !bit;
         }
     }
 
@@ -79,7 +80,7 @@ impl CpuMask {
     }
 
     /// Members, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = usize> {
+    pub fn iter(&self) -> impl Iterator<Item = CpuIx> {
         let words = self.words.iter().enumerate();
         words.flat_map(|(at, word)| {
             let mut left = *word;
@@ -87,18 +88,18 @@ impl CpuMask {
                 let bit = left.trailing_zeros() as usize;
                 (left != 0).then(|| {
                     left &= left - 1;
-                    64 * at + bit
+                    CpuIx(64 * at + bit)
                 })
             })
         })
     }
 
     /// The next after a CPU in a circle, it being the last.
-    pub fn next_after(&self, cpu: usize) -> Option<usize> {
-        let (at, bit) = (cpu / 64, cpu % 64);
+    pub fn next_after(&self, cpu: CpuIx) -> Option<CpuIx> {
+        let (at, bit) = (cpu.0 / 64, cpu.0 % 64);
         let above = self.words[at] & (u64::MAX << bit) & !(1 << bit);
         let from_word =
-            |(at, word): (usize, u64)| (word != 0).then(|| 64 * at + word.trailing_zeros() as usize);
+            |(at, word): (usize, u64)| (word != 0).then(|| CpuIx(64 * at + word.trailing_zeros() as usize));
         let whole = |range: std::ops::Range<usize>| range.map(|at| (at, self.words[at]));
         let rest = (at, self.words[at] & !above);
         std::iter::once((at, above))
@@ -117,17 +118,17 @@ impl FromIterator<bool> for CpuMask {
             if cpu % 64 == 0 {
                 mask.words.push(0);
             }
-            mask.set(cpu, is_in);
+            mask.set(CpuIx(cpu), is_in);
         }
         mask
     }
 }
 
-impl Index<usize> for CpuMask {
+impl Index<CpuIx> for CpuMask {
     type Output = bool;
 
-    fn index(&self, cpu: usize) -> &bool {
-        if self.words[cpu / 64] >> (cpu % 64) & 1 == 1 {
+    fn index(&self, cpu: CpuIx) -> &bool {
+        if self.words[cpu.0 / 64] >> (cpu.0 % 64) & 1 == 1 {
             &true
         } else {
             &false
@@ -150,17 +151,18 @@ mod tests {
         ) {
             let (cpus, b) = (a.len(), &b[..a.len()]);
             let (mask, other) = (a.iter().copied().collect::<CpuMask>(), b.iter().copied().collect::<CpuMask>());
-            let members: Vec<usize> = (0..cpus).filter(|cpu| a[*cpu]).collect();
+            let members: Vec<CpuIx> = first(cpus).filter(|cpu: &CpuIx| a[cpu.0]).collect();
             prop_assert_eq!(mask.iter().collect::<Vec<_>>(), members.clone());
             prop_assert_eq!(mask.count() as usize, members.len());
-            prop_assert!((0..cpus).all(|cpu| mask[cpu] == a[cpu]));
+            prop_assert!(first(cpus).all(|cpu: CpuIx| mask[cpu] == a[cpu.0]));
             let from = from % cpus;
             let next = (1..=cpus).map(|step| (from + step) % cpus).find(|cpu| a[*cpu]);
-            prop_assert_eq!(mask.next_after(from), next);
+            prop_assert_eq!(mask.next_after(CpuIx(from)), next.map(CpuIx));
             let (mut both, mut only) = (mask.clone(), mask.clone());
             both.keep(&other);
             only.remove(&other);
-            prop_assert!((0..cpus).all(|cpu| both[cpu] == (a[cpu] && b[cpu]) && only[cpu] == (a[cpu] && !b[cpu])));
+            let is_right = |at: CpuIx| both[at] == (a[at.0] && b[at.0]) && only[at] == (a[at.0] && !b[at.0]);
+            prop_assert!(first(cpus).all(is_right));
             prop_assert_eq!(both.count(), mask.count_common(&other));
             both.copy(&mask);
             prop_assert_eq!(both, mask);

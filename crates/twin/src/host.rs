@@ -11,6 +11,7 @@ use homenode_units::{CpuSet, NodeMap, NodeSet, Ns, Pages, VmId};
 use crate::engine::Engine;
 use crate::guest::Vm;
 use crate::hypervisor::page_uses::{self, Used};
+use crate::index::{ThreadIx, VmIx, first};
 use crate::{Looked, Twin};
 
 /// Why the agent tells no guest of the twin anything.
@@ -64,12 +65,16 @@ impl Host for Twin {
 }
 
 impl Twin {
-    pub(crate) fn position(&self, vm: VmId) -> Option<usize> {
-        self.engine.vms.iter().position(|known| known.id == vm)
+    pub(crate) fn position(&self, vm: VmId) -> Option<VmIx> {
+        self.engine
+            .vms
+            .placed()
+            .find(|(_, known)| known.id == vm)
+            .map(|(at, _)| at)
     }
 
     /// What was seen of the use of a VM's pages since the last look.
-    fn page_uses(&mut self, vm: &Vm, at: usize) -> Option<Vec<PageUse>> {
+    fn page_uses(&mut self, vm: &Vm, at: VmIx) -> Option<Vec<PageUse>> {
         let sampling = vm.sampling.as_ref()?;
         let looked = &mut self.looked[at];
         if looked.number != vm.samplings {
@@ -107,7 +112,7 @@ impl Twin {
     }
 
     fn see(&self, engine: &Engine) -> Sample {
-        let cpus = self.machine.cpus.iter().enumerate();
+        let cpus = first(self.machine.cpus.len()).zip(&self.machine.cpus);
         let nodes = self.machine.nodes.iter().enumerate();
         let (link_bytes, controllers) = (engine.link_bytes(), engine.totals.controllers());
         let links = engine.topology.links.iter().zip(&link_bytes);
@@ -166,7 +171,9 @@ impl Twin {
         VmSample {
             id: vm.id,
             name: vm.name.clone(),
-            vcpus: (0..vm.threads.len())
+            vcpus: vm
+                .threads
+                .places()
                 .map(|thread| self.see_vcpu(engine, vm, thread))
                 .collect(),
             memory_bytes: vm.memory_bytes,
@@ -201,17 +208,21 @@ impl Twin {
         }
     }
 
-    fn see_vcpu(&self, engine: &Engine, vm: &Vm, thread: usize) -> VcpuSample {
+    fn see_vcpu(&self, engine: &Engine, vm: &Vm, thread: ThreadIx) -> VcpuSample {
         let state = &vm.threads[thread];
-        let task = &engine.scheduler.queues.tasks[vm.first_vcpu + thread];
+        let task = &engine.scheduler.queues.tasks[vm.task(thread)];
         let throttled_ns = task.throttled_ns(engine.now);
-        let affinity: CpuSet = task.allowed.iter().map(|cpu| self.machine.cpus[cpu].id).collect();
+        let affinity: CpuSet = task
+            .allowed
+            .iter()
+            .map(|cpu| self.machine.cpus[cpu.0].id)
+            .collect();
         VcpuSample {
-            index: thread as u16,
+            index: thread.0 as u16,
             running_ns: Ns(task.running_ns),
             waiting_ns: Ns(task.waiting_ns(engine.now) + throttled_ns),
             throttled_ns: Ns(throttled_ns),
-            cpu: Some(self.machine.cpus[task.cpu].id),
+            cpu: Some(self.machine.cpus[task.cpu.0].id),
             affinity,
             quota: vm.quota.map(|lease| lease.quota),
             counters: Some(Counters {

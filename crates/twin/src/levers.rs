@@ -8,6 +8,7 @@ use crate::engine::{Alike, Engine};
 use crate::guest::{Lease, Vm};
 use crate::host::NO_FEED;
 use crate::hypervisor::watching::Watching;
+use crate::index::{ThreadIx, VmIx};
 use crate::{Before, Twin};
 
 /// Limits of a VM that are in force, and the ends of their leases.
@@ -25,7 +26,7 @@ impl Twin {
         done.unwrap_or_else(|why| Outcome::Failed(why.on(&self.engine.vms[at].name)))
     }
 
-    fn done(&mut self, at: usize, act: &Act) -> Result<Outcome, Failure> {
+    fn done(&mut self, at: VmIx, act: &Act) -> Result<Outcome, Failure> {
         if !self.engine.vms[at].present() {
             return Err(Failure::VmGone);
         }
@@ -44,7 +45,7 @@ impl Twin {
                     .map(|cpu| cpus.contains(cpu.id))
                     .collect();
                 for index in vcpus {
-                    let task = self.engine.vms[at].first_vcpu + usize::from(*index);
+                    let task = self.engine.vms[at].task(ThreadIx(usize::from(*index)));
                     self.engine
                         .scheduler
                         .set_affinity(task, allowed.clone(), self.engine.now);
@@ -107,7 +108,7 @@ impl Twin {
         })
     }
 
-    fn watch(&mut self, at: usize, window: Ns, until: Ns) -> Outcome {
+    fn watch(&mut self, at: VmIx, window: Ns, until: Ns) -> Outcome {
         if let Some(watch) = &mut self.watches[at] {
             watch.until = until;
             let before = std::mem::replace(&mut watch.window, window);
@@ -122,12 +123,12 @@ impl Twin {
         Outcome::Done
     }
 
-    pub(crate) fn end_watch(&mut self, at: usize) {
+    pub(crate) fn end_watch(&mut self, at: VmIx) {
         self.lift(at, Lever::Watching);
     }
 
     /// Lifts a limit, a watch or a home, if one is in force.
-    pub(crate) fn lift(&mut self, at: usize, lever: Lever) {
+    pub(crate) fn lift(&mut self, at: VmIx, lever: Lever) {
         match lever {
             Lever::CpuQuota => self.engine.set_quota(at, None),
             Lever::Memory => self.engine.give_back_memory(at),
@@ -139,9 +140,9 @@ impl Twin {
     }
 
     /// Notes how a VM was before the agent's first pin or home, as a journal does.
-    fn note_before(&mut self, at: usize) {
+    fn note_before(&mut self, at: VmIx) {
         let vm = &self.engine.vms[at];
-        let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
+        let tasks = vm.tasks();
         let allowed = tasks.map(|task| self.engine.scheduler.queues.tasks[task].allowed.clone());
         self.before[at].get_or_insert_with(|| Before {
             allowed: allowed.collect(),
@@ -150,13 +151,14 @@ impl Twin {
     }
 
     /// The VM runs and allocates as it did before the agent's first pin or home.
-    fn leave_home(&mut self, at: usize) {
+    fn leave_home(&mut self, at: VmIx) {
         let Some(before) = self.before[at].take() else {
             return;
         };
-        for (index, allowed) in before.allowed.into_iter().enumerate() {
-            let task = self.engine.vms[at].first_vcpu + index;
-            self.engine.scheduler.set_affinity(task, allowed, self.engine.now);
+        for (task, allowed) in self.engine.vms[at].tasks().zip(&before.allowed) {
+            self.engine
+                .scheduler
+                .set_affinity(task, allowed.clone(), self.engine.now);
             self.engine.after_scheduling();
         }
         self.engine.vms[at].memory.home = before.home;
@@ -165,7 +167,7 @@ impl Twin {
 
     fn move_pages(
         &mut self,
-        at: usize,
+        at: VmIx,
         from: &NodeSet,
         to: &NodeSet,
         pages_max: Pages,
@@ -191,7 +193,7 @@ impl Twin {
         })
     }
 
-    fn move_frames(&mut self, at: usize, moves: &[FrameMove]) -> Result<Outcome, Failure> {
+    fn move_frames(&mut self, at: VmIx, moves: &[FrameMove]) -> Result<Outcome, Failure> {
         let position = |node| self.machine.nodes.position(node).expect("checked with the plan");
         let alike = |step: &FrameMove| Alike {
             frame: step.frame,

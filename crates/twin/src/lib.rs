@@ -25,6 +25,7 @@ mod guest;
 mod hardware;
 mod host;
 mod hypervisor;
+mod index;
 mod io;
 mod levers;
 pub mod models;
@@ -52,6 +53,7 @@ use homenode_host::{Lever, VmSettings};
 use homenode_machine::Machine;
 use homenode_units::{Chance, Migration, Ns, VmId};
 use hypervisor::watching::Watching;
+use index::{IxVec, ThreadIx, VmIx};
 use report::Counts;
 use told::Told;
 
@@ -65,17 +67,17 @@ pub struct Twin {
     seed: u64,
     engine: Engine,
     /// What the scenario says the operator said of each VM.
-    settings: Vec<VmSettings>,
+    settings: IxVec<VmIx, VmSettings>,
     /// What reports leave out.
     mark: Counts,
     /// What each VM's sampling had counted when somebody looked last, and the chance of looks: apart from the engine's, so
     /// that looking changes nothing.
-    looked: Vec<Looked>,
+    looked: IxVec<VmIx, Looked>,
     look_chance: Chance,
     /// How each VM was that the agent has pinned or given a home.
-    before: Vec<Option<Before>>,
+    before: IxVec<VmIx, Option<Before>>,
     /// Watches on the memory of VMs; apart from the engine, as they change nothing in it.
-    watches: Vec<Option<Watching>>,
+    watches: IxVec<VmIx, Option<Watching>>,
     /// End of the warm-up, while that is still to come.
     warm_up: Option<Ns>,
 }
@@ -84,7 +86,7 @@ pub struct Twin {
 #[derive(Clone, Debug)]
 struct Before {
     /// CPUs of each vCPU.
-    allowed: Vec<cpu_mask::CpuMask>,
+    allowed: IxVec<ThreadIx, cpu_mask::CpuMask>,
     /// Nodes of its memory.
     home: Option<Vec<usize>>,
 }
@@ -152,10 +154,10 @@ impl Twin {
             engine,
             settings,
             mark: Counts::default(),
-            looked: vec![Looked::default(); scenario.vms.len()],
+            looked: IxVec::filled(Looked::default(), scenario.vms.len()),
             look_chance: Chance::labelled(seed, "looks", 0),
-            before: vec![None; scenario.vms.len()],
-            watches: vec![None; scenario.vms.len()],
+            before: IxVec::filled(None, scenario.vms.len()),
+            watches: IxVec::filled(None, scenario.vms.len()),
             warm_up: Some(scenario.warm_up).filter(|warm| *warm > Ns::ZERO),
         })
     }
@@ -209,19 +211,19 @@ impl Twin {
 
     /// What ends next by itself, and of which VM. Limits and watches end with their leases; of several at one time limits end
     /// first, then windows, and the first VM's first.
-    fn next_end(&self) -> Option<(Ns, Ends, usize)> {
-        let vms = self.engine.vms.iter().enumerate();
+    fn next_end(&self) -> Option<(Ns, Ends, VmIx)> {
+        let vms = self.engine.vms.placed();
         let limits = vms.flat_map(|(at, vm)| {
             levers::limits(vm).map(move |(lever, until)| (until, Ends::Limit(lever), at))
         });
-        let watches = self.watches.iter().enumerate();
+        let watches = self.watches.placed();
         let watches = watches.filter_map(|(at, watch)| Some((at, watch.as_ref()?)));
         let watches =
             watches.flat_map(|(at, watch)| [(watch.ends, Ends::Window, at), (watch.until, Ends::Watch, at)]);
         limits.chain(watches).min()
     }
 
-    fn turn_window(&mut self, vm: usize) {
+    fn turn_window(&mut self, vm: VmIx) {
         let engine = self.engine.settled();
         let watch = self.watches[vm].take().filter(|_| engine.vms[vm].present());
         self.watches[vm] = watch.map(|mut watch| {

@@ -20,6 +20,7 @@ use serde::{Serialize, Serializer};
 
 use crate::engine::Engine;
 use crate::guest::Vm;
+use crate::index::{CpuIx, IxVec, VmIx, first};
 
 /// What came of a run so far.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -267,7 +268,7 @@ pub(crate) struct Counts {
     at: Ns,
     controllers: Vec<f64>,
     links: Vec<f64>,
-    busy_ns: Vec<u64>,
+    busy_ns: IxVec<CpuIx, u64>,
     /// Summed load of the most loaded link, each counted for the seconds that it was measured over.
     busiest: f64,
     busiest_seconds: f64,
@@ -301,12 +302,15 @@ impl Counts {
             at: now,
             controllers: engine.totals.controllers(),
             links: engine.link_bytes(),
-            busy_ns: (0..engine.topology.cpus.len())
+            busy_ns: engine
+                .topology
+                .cpus
+                .places()
                 .map(|cpu| engine.scheduler.queues.busy_ns(cpu, now))
                 .collect(),
             busiest: engine.totals.busiest.sum,
             busiest_seconds: engine.totals.busiest.seconds,
-            vms: (0..engine.vms.len()).map(|vm| VmCounts::of(engine, vm)).collect(),
+            vms: engine.vms.places().map(|vm| VmCounts::of(engine, vm)).collect(),
         }
     }
 
@@ -343,13 +347,13 @@ impl Counts {
 }
 
 impl VmCounts {
-    fn of(engine: &Engine, number: usize) -> VmCounts {
+    fn of(engine: &Engine, number: VmIx) -> VmCounts {
         let vm = &engine.vms[number];
         let account = engine
             .permits
             .as_ref()
             .and_then(|permits| permits.account(number));
-        let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
+        let tasks = vm.tasks();
         VmCounts {
             instructions: vm.threads.iter().map(|t| t.instructions).sum(),
             references: vm.threads.iter().map(|t| t.llc_references).sum(),
@@ -412,7 +416,7 @@ pub(crate) fn report(
         }
     }
     let nodes = machine.nodes.keys().enumerate().map(|(at, node)| {
-        let busy = |cpu: &usize| counts.busy_ns[*cpu] as f64 / 1e9;
+        let busy = |cpu: &CpuIx| counts.busy_ns[*cpu] as f64 / 1e9;
         let report = NodeReport {
             bandwidth_bytes_per_s: BytesPerSec((counts.controllers[at] / seconds) as u64),
             cpus_busy: engine.topology.node_cpus[at].iter().map(busy).sum::<f64>() / seconds,
@@ -435,8 +439,8 @@ pub(crate) fn report(
         epoch_ns: engine.epoch,
         at_ns: engine.now,
         measured_from_ns: mark.at,
-        vms: vms
-            .enumerate()
+        vms: first(engine.vms.len())
+            .zip(vms)
             .map(|(at, (vm, counts))| VmReport {
                 permit: report_permit(engine, at, counts, seconds),
                 ..report_vm(machine, vm, counts)
@@ -451,7 +455,7 @@ pub(crate) fn report(
     }
 }
 
-fn report_permit(engine: &Engine, vm: usize, counts: &VmCounts, seconds: f64) -> Option<PermitReport> {
+fn report_permit(engine: &Engine, vm: VmIx, counts: &VmCounts, seconds: f64) -> Option<PermitReport> {
     let permits = engine.permits.as_ref()?;
     let (booked, account) = (permits.permit(vm)?, permits.account(vm)?);
     Some(PermitReport {

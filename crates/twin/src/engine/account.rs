@@ -5,6 +5,7 @@ use homenode_units::PAGE_BYTES;
 use super::{Engine, Owner};
 use crate::guest::{Doing, Stage};
 use crate::hypervisor::memory::Toucher;
+use crate::index::{CpuIx, ThreadIx, VmIx};
 
 impl Engine {
     /// The same host with everything accounted up to now. A copy: were the host itself accounted whenever somebody
@@ -22,7 +23,7 @@ impl Engine {
             return;
         }
         self.settled = self.now;
-        for cpu in 0..self.topology.cpus.len() {
+        for cpu in self.topology.cpus.places() {
             self.scheduler.settle(cpu, self.now);
         }
         self.apply_segments();
@@ -40,7 +41,7 @@ impl Engine {
     }
 
     /// What a vCPU did in a stretch of time on a CPU.
-    pub(super) fn apply(&mut self, vm: usize, thread: usize, cpu: usize, ns: f64) {
+    pub(super) fn apply(&mut self, vm: VmIx, thread: ThreadIx, cpu: CpuIx, ns: f64) {
         let speed = self.speeds[cpu];
         let state = &mut self.vms[vm].threads[thread];
         state.cycles += ns * self.clock_ghz;
@@ -60,7 +61,7 @@ impl Engine {
                 state.llc_references += accesses;
                 state.llc_misses += misses;
                 let llc = self.topology.cpus[cpu].llc;
-                self.llcs[llc].access(self.vms[vm].first_vcpu + thread, accesses, misses);
+                self.llcs[llc].access(self.vms[vm].task(thread).0, accesses, misses);
                 self.count_misses(vm, thread, cpu, misses);
                 if self.vms[vm].memory.swapped() > 0 {
                     self.fault(vm, thread, cpu, accesses);
@@ -79,13 +80,13 @@ impl Engine {
     }
 
     /// Rounding may leave pages of a finished touch: they are touched now.
-    pub(super) fn finish_touch(&mut self, cpu: usize, vm: usize, thread: usize) {
+    pub(super) fn finish_touch(&mut self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) {
         if let Doing::Touching { touch, .. } = self.vms[vm].threads[thread].doing {
             self.touch(vm, thread, touch.region, cpu, touch.pages);
         }
     }
 
-    pub(super) fn touch(&mut self, vm: usize, vcpu: usize, region: usize, cpu: usize, pages: u64) {
+    pub(super) fn touch(&mut self, vm: VmIx, vcpu: ThreadIx, region: usize, cpu: CpuIx, pages: u64) {
         if pages == 0 {
             return;
         }
@@ -108,7 +109,7 @@ impl Engine {
     }
 
     /// Gives a VM pages of a region, and adds them to what is `placed` already; zeroing writes each of those once.
-    pub(super) fn place(&mut self, vm: usize, region: usize, by: Toucher, pages: u64) {
+    pub(super) fn place(&mut self, vm: VmIx, region: usize, by: Toucher, pages: u64) {
         let memory = &mut self.vms[vm].memory;
         self.memory
             .touch(&self.topology, memory, region, by, pages, &mut self.placed);
@@ -118,7 +119,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn count_misses(&mut self, vm: usize, thread: usize, cpu: usize, misses: f64) {
+    pub(super) fn count_misses(&mut self, vm: VmIx, thread: ThreadIx, cpu: CpuIx, misses: f64) {
         let place = &self.topology.cpus[cpu];
         let owner = &mut self.vms[vm];
         let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);

@@ -8,13 +8,14 @@ use super::{Engine, Owner, Timer};
 use crate::guest::autonuma::{Autonuma, By, SCAN_DELAY, Scene, one_process};
 use crate::guest::{Stage, Vm};
 use crate::hypervisor::{EXIT_CYCLES, Run, SHOOTDOWN_CYCLES};
+use crate::index::{IxVec, TaskIx, ThreadIx, VmIx};
 
 /// Share of its accesses that a move of a vCPU must bring home to be worth it (`SMALLIMP`, 30 of 1000).
 const VCPU_GAIN_LEAST: f64 = 0.03;
 
 impl Engine {
     /// The program of a VM starts: a kernel will scan, if it does at all.
-    pub(super) fn start_scanning(&mut self, vm: usize, by: By) {
+    pub(super) fn start_scanning(&mut self, vm: VmIx, by: By) {
         let Some(autonuma) = self.vms[vm].autonuma_by(by) else {
             return;
         };
@@ -31,7 +32,7 @@ impl Engine {
     }
 
     /// Has the host's kernel move a VM's pages from now on, or no longer, as its memory policy wants.
-    pub(super) fn set_host_autonuma(&mut self, vm: usize) {
+    pub(super) fn set_host_autonuma(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         if owner.memory_policy.migration != Migration::AutoNuma {
             self.dirty |= owner.host_autonuma.take().is_some();
@@ -39,7 +40,7 @@ impl Engine {
             owner.host_scans += 1;
             // To the host a VM is one process.
             let process = one_process(owner.threads.len());
-            let chance = Chance::labelled(self.seed, "host autonuma", vm);
+            let chance = Chance::labelled(self.seed, "host autonuma", vm.0);
             let mut autonuma = Autonuma::new(process, &owner.memory, chance);
             autonuma.number = owner.host_scans;
             owner.host_autonuma = Some(autonuma);
@@ -50,14 +51,16 @@ impl Engine {
     }
 
     /// A group of threads may be due for a scan.
-    pub(super) fn scan(&mut self, vm: usize, by: By, group: usize) {
+    pub(super) fn scan(&mut self, vm: VmIx, by: By, group: usize) {
         self.settle_vm(vm);
         let nodes = self.topology.nodes();
         let pairs = (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to)));
         let line_ns =
             |(from, to)| self.fabric.latency_between(to, from) + self.fabric.latency_between(to, to);
         let page_ns: Vec<f64> = pairs.map(|pair| self.page_ns(line_ns(pair))).collect();
-        let node_of: Vec<usize> = (0..self.vms[vm].threads.len())
+        let node_of: IxVec<ThreadIx, usize> = self.vms[vm]
+            .threads
+            .places()
             .map(|thread| self.node_seen(vm, by, thread))
             .collect();
         let Vm {
@@ -113,8 +116,8 @@ impl Engine {
             },
         );
         // What its threads owe now comes before what they were to do.
-        for thread in 0..node_of.len() {
-            let task = &self.scheduler.queues.tasks[self.vms[vm].first_vcpu + thread];
+        for thread in node_of.places() {
+            let task = &self.scheduler.queues.tasks[self.vms[vm].task(thread)];
             if task.run == Run::Running {
                 self.set_speed(task.cpu);
             }
@@ -127,9 +130,9 @@ impl Engine {
 
     /// The host's kernel moves running vCPUs to the nodes that hold most of what they use (`task_numa_migrate`): to an idle CPU
     /// there, else in exchange for whoever has least to lose by it, if both together win.
-    fn draw_to_memory(&mut self, vm: usize) {
-        for thread in 0..self.vms[vm].threads.len() {
-            let task = self.vms[vm].first_vcpu + thread;
+    fn draw_to_memory(&mut self, vm: VmIx) {
+        for thread in self.vms[vm].threads.places() {
+            let task = self.vms[vm].task(thread);
             if self.scheduler.queues.tasks[task].run != Run::Running {
                 continue;
             }
@@ -177,7 +180,7 @@ impl Engine {
 
     /// Share of a vCPU's accesses that go to a node, as far as the host's kernel knows: it knows nothing of tasks whose memory it
     /// does not scan.
-    fn use_of(&self, task: usize, node: usize) -> f64 {
+    fn use_of(&self, task: TaskIx, node: usize) -> f64 {
         match self.owners[task] {
             Owner::Vcpu { vm, thread } if self.vms[vm].host_autonuma.is_some() => {
                 self.vms[vm].memory.weights(thread)[node]
@@ -187,9 +190,9 @@ impl Engine {
     }
 
     /// Node with memory on which a vCPU is, as a kernel knows.
-    pub(super) fn node_seen(&self, vm: usize, by: By, thread: usize) -> usize {
+    pub(super) fn node_seen(&self, vm: VmIx, by: By, thread: ThreadIx) -> usize {
         let vm = &self.vms[vm];
-        let real = self.topology.cpus[self.scheduler.queues.tasks[vm.first_vcpu + thread].cpu].node;
+        let real = self.topology.cpus[self.scheduler.queues.tasks[vm.task(thread)].cpu].node;
         let node = match by {
             By::Guest => vm.memory.view.node_of(thread, real),
             By::Host => real,

@@ -14,6 +14,7 @@ use super::Engine;
 use crate::guest::memory::Needs;
 use crate::guest::{MemoryLease, Stage, Vm};
 use crate::hypervisor::memory::Toucher;
+use crate::index::{CpuIx, ThreadIx, VmIx};
 use crate::scenario::Hypervisor;
 
 /// How long a fault waits for a page in swap: a random read of a fast disk, with the kernel's part. Not measured.
@@ -37,7 +38,7 @@ impl Vm {
 
 impl Engine {
     /// Gives a VM this much memory until its lease is over; whether that is another limit than before.
-    pub fn set_memory(&mut self, vm: usize, memory: Bytes, until: Ns) -> bool {
+    pub fn set_memory(&mut self, vm: VmIx, memory: Bytes, until: Ns) -> bool {
         let owner = &mut self.vms[vm];
         let before = owner.limit.map_or(owner.memory_bytes, |limit| limit.before);
         let is_new = owner.limit.is_none_or(|limit| limit.memory != memory);
@@ -55,7 +56,7 @@ impl Engine {
     }
 
     /// Gives a VM back what was taken from it: pages come when they are used.
-    pub fn give_back_memory(&mut self, vm: usize) {
+    pub fn give_back_memory(&mut self, vm: VmIx) {
         if let Some(limit) = self.vms[vm].limit.take() {
             self.resize(vm, limit.before);
             self.version += 1;
@@ -63,7 +64,7 @@ impl Engine {
     }
 
     /// A VM's balloon leaves its guest this much memory.
-    pub(super) fn resize(&mut self, vm: usize, memory: Bytes) {
+    pub(super) fn resize(&mut self, vm: VmIx, memory: Bytes) {
         let owner = &mut self.vms[vm];
         let more = memory
             .to_pages()
@@ -77,7 +78,7 @@ impl Engine {
     }
 
     /// Takes from a VM under a limit what it has beyond it: what no program of its needs, then what its guest writes to swap.
-    pub(super) fn hold_to_memory(&mut self, vm: usize) {
+    pub(super) fn hold_to_memory(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         if owner.limit.is_none() {
             return;
@@ -95,12 +96,12 @@ impl Engine {
     }
 
     /// What waiting for swap adds to an instruction of a thread.
-    pub(super) fn swap_ns(&self, vm: usize, thread: usize, accesses: f64) -> f64 {
+    pub(super) fn swap_ns(&self, vm: VmIx, thread: ThreadIx, accesses: f64) -> f64 {
         accesses * self.vms[vm].memory.fault_share(thread) * FAULT_NS
     }
 
     /// A thread made so many accesses: those whose page was in swap brought it back, as far as there is room.
-    pub(super) fn fault(&mut self, vm: usize, vcpu: usize, cpu: usize, accesses: f64) {
+    pub(super) fn fault(&mut self, vm: VmIx, vcpu: ThreadIx, cpu: CpuIx, accesses: f64) {
         let owner = &mut self.vms[vm];
         let faults = accesses * owner.memory.fault_share(vcpu);
         if faults == 0.0 {

@@ -5,11 +5,12 @@ use homenode_units::Placing;
 use super::Engine;
 use crate::guest::View;
 use crate::hypervisor::memory::{Pieces, Turns};
+use crate::index::{TaskIx, VmIx};
 use crate::scenario::Allocation;
 
 impl Engine {
     /// Gives a VM that is created the memory that it gets at once.
-    pub(super) fn create_memory(&mut self, vm: usize) {
+    pub(super) fn create_memory(&mut self, vm: VmIx) {
         let vm = &mut self.vms[vm];
         let pages = vm.memory_bytes.to_pages().0;
         if vm.memory.owns_frames {
@@ -30,18 +31,20 @@ impl Engine {
     }
 
     /// Shows a guest that boots the nodes that its vCPUs are on.
-    pub(super) fn show_nodes(&mut self, vm: usize) {
+    pub(super) fn show_nodes(&mut self, vm: VmIx) {
         let vm = &mut self.vms[vm];
         let home = vm.memory.home.clone().filter(|home| !home.is_empty());
-        let with_memory = |task: usize| {
+        let with_memory = |task: TaskIx| {
             let node = self.topology.cpus[self.scheduler.queues.tasks[task].cpu].node;
             // An operator's nodes are all that the VM may have.
             let near = &self.topology.fallback[node];
             let may = |node: &&usize| home.as_ref().is_none_or(|home| home.contains(node));
             near.iter().find(may).copied().unwrap_or(node)
         };
-        let on = (0..vm.threads.len())
-            .map(|thread| with_memory(vm.first_vcpu + thread))
+        let on = vm
+            .threads
+            .places()
+            .map(|thread| with_memory(vm.task(thread)))
             .collect();
         let nodes = self.topology.nodes();
         vm.memory.view.boot(on, nodes, vm.memory_bytes.to_pages().0);

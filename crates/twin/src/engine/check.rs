@@ -40,7 +40,7 @@ impl Engine {
     /// Time that tasks ran is time that CPUs were busy, and no CPU was busy for longer than there was time.
     fn check_time(&self) {
         let queues = &self.scheduler.queues;
-        let cpus = 0..self.topology.cpus.len();
+        let cpus = self.topology.cpus.places();
         for cpu in cpus.clone() {
             let busy = queues.busy_ns(cpu, self.now);
             assert!(busy <= self.now.0, "a CPU was busy before the start");
@@ -82,7 +82,7 @@ impl Engine {
             self.scheduler.next_event().0,
             self.timers.peek()
         );
-        for (cpu, end) in self.ends.iter().enumerate() {
+        for (cpu, end) in self.ends.placed() {
             let Some(task) = self.scheduler.queues.current(cpu) else {
                 continue;
             };

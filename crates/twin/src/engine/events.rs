@@ -22,6 +22,7 @@ use homenode_units::{Bytes, Ns, Pages};
 use super::{Engine, Mover, Moving, Timer};
 use crate::cpu_mask::CpuMask;
 use crate::guest::{Stage, Vm};
+use crate::index::{IxVec, ThreadIx, VmIx, first};
 use crate::report::{EventReport, EventResult};
 use crate::scenario::{EventAction, Scenario};
 
@@ -31,15 +32,18 @@ pub(crate) struct Script {
     events: Vec<Event>,
     pub log: Vec<EventReport>,
     /// VMs that events start, as they are before their first start, and their CPUs.
-    fresh: Vec<Option<(Vm, Vec<CpuMask>)>>,
+    fresh: IxVec<VmIx, Option<Fresh>>,
     starts_left: usize,
     migrations: VecDeque<Migration>,
 }
 
+/// A VM before its first start, and the CPUs of its vCPUs.
+type Fresh = (Vm, IxVec<ThreadIx, CpuMask>);
+
 #[derive(Clone, Debug)]
 struct Event {
     at: Ns,
-    vm: usize,
+    vm: VmIx,
     action: EventAction,
     /// Positions of the nodes that a migration goes to.
     to: Vec<usize>,
@@ -52,7 +56,7 @@ struct Event {
 struct Migration {
     /// Its entry in the log.
     entry: usize,
-    vm: usize,
+    vm: VmIx,
     to: Vec<usize>,
     since: Ns,
     left: u64,
@@ -65,7 +69,7 @@ struct Migration {
 impl Script {
     /// The events of a checked scenario.
     pub fn new(scenario: &Scenario, machine: &Machine) -> Script {
-        let position = |vm: &str| scenario.vms.iter().position(|spec| spec.name == vm);
+        let position = |vm: &str| scenario.vms.iter().position(|spec| spec.name == vm).map(VmIx);
         let events = scenario.events.iter().map(|event| Event {
             at: event.at,
             vm: position(&event.vm).expect("checked"),
@@ -90,7 +94,7 @@ impl Script {
                 .count(),
             events,
             log: Vec::new(),
-            fresh: Vec::new(),
+            fresh: IxVec::new(),
             migrations: VecDeque::new(),
         }
     }
@@ -100,7 +104,7 @@ impl Script {
         self.starts_left > 0
     }
 
-    fn starts(&self, vm: usize) -> bool {
+    fn starts(&self, vm: VmIx) -> bool {
         let starts = |event: &Event| event.vm == vm && event.action == EventAction::Start;
         self.events.iter().any(starts)
     }
@@ -112,14 +116,10 @@ impl Engine {
         for at in 0..self.script.events.len() {
             self.set_timer(self.script.events[at].at, Timer::Event(at));
         }
-        let fresh = self.vms.iter().enumerate().map(|(at, vm)| {
-            let tasks = vm.first_vcpu..vm.first_vcpu + vm.threads.len();
-            let allowed = || {
-                self.scheduler.queues.tasks[tasks]
-                    .iter()
-                    .map(|task| task.allowed.clone())
-            };
-            self.script.starts(at).then(|| (vm.clone(), allowed().collect()))
+        let fresh = self.vms.placed().map(|(at, vm)| {
+            let allowed = |task| self.scheduler.queues.tasks[task].allowed.clone();
+            let starts = self.script.starts(at);
+            starts.then(|| (vm.clone(), vm.tasks().map(allowed).collect()))
         });
         self.script.fresh = fresh.collect();
     }
@@ -159,8 +159,7 @@ impl Engine {
             }
             EventAction::Pin { .. } => {
                 self.settle_all();
-                let first = self.vms[vm].first_vcpu;
-                for task in first..first + self.vms[vm].threads.len() {
+                for task in self.vms[vm].tasks() {
                     let allowed = self.script.events[at].allowed.clone();
                     self.scheduler.set_affinity(task, allowed, self.now);
                     self.after_scheduling();
@@ -171,8 +170,8 @@ impl Engine {
             EventAction::Gather { thread } => {
                 self.settle_all();
                 let owner = &mut self.vms[vm];
-                owner.memory.gather(thread.into());
-                for (at, thread) in owner.threads.iter_mut().enumerate() {
+                owner.memory.gather(ThreadIx(thread.into()));
+                for (at, thread) in first(owner.threads.len()).zip(&mut owner.threads) {
                     thread.shared_share = owner.memory.shared_share(at);
                 }
                 self.set_speeds_of(vm);
@@ -193,7 +192,7 @@ impl Engine {
         self.script.log[entry].note = note;
     }
 
-    fn start(&mut self, vm: usize) -> (EventResult, Option<String>) {
+    fn start(&mut self, vm: VmIx) -> (EventResult, Option<String>) {
         self.script.starts_left -= 1;
         match self.vms[vm].stage {
             Stage::Absent => {}
@@ -202,9 +201,8 @@ impl Engine {
                 fresh.counts_on(&self.vms[vm]);
                 self.vms[vm] = fresh;
                 self.fit_program(vm);
-                for (thread, allowed) in allowed.into_iter().enumerate() {
-                    let task = self.vms[vm].first_vcpu + thread;
-                    self.scheduler.set_affinity(task, allowed, self.now);
+                for (task, allowed) in self.vms[vm].tasks().zip(&allowed) {
+                    self.scheduler.set_affinity(task, allowed.clone(), self.now);
                 }
             }
             _ => return (EventResult::Skipped, Some("the VM runs already".to_owned())),
@@ -213,7 +211,7 @@ impl Engine {
         (EventResult::Done, None)
     }
 
-    fn balloon(&mut self, vm: usize, memory: Bytes) -> (EventResult, Option<String>) {
+    fn balloon(&mut self, vm: VmIx, memory: Bytes) -> (EventResult, Option<String>) {
         let owner = &mut self.vms[vm];
         let needs = owner.needs();
         // It is the operator's now.

@@ -3,6 +3,8 @@
 
 use homenode_units::Ns;
 
+use crate::index::{CpuIx, TaskIx};
+
 use super::{Engine, Owner, Timer};
 
 impl Engine {
@@ -17,20 +19,24 @@ impl Engine {
     pub(super) fn exchange(&mut self) {
         self.set_exchange();
         let queues = &self.scheduler.queues;
-        let running = (0..self.topology.cpus.len()).filter_map(|cpu| Some((cpu, queues.current(cpu)?)));
-        let vcpus: Vec<(usize, usize)> = running
+        let running = self
+            .topology
+            .cpus
+            .places()
+            .filter_map(|cpu| Some((cpu, queues.current(cpu)?)));
+        let vcpus: Vec<(CpuIx, TaskIx)> = running
             .filter(|(_, task)| matches!(self.owners[*task], Owner::Vcpu { .. }))
             .collect();
         if vcpus.is_empty() {
             return;
         }
         let (cpu, task) = vcpus[self.exchange_chance.below(vcpus.len() as u64) as usize];
-        let fits = |(other_cpu, other): &&(usize, usize)| {
+        let fits = |(other_cpu, other): &&(CpuIx, TaskIx)| {
             self.topology.cpus[*other_cpu].node != self.topology.cpus[cpu].node
                 && queues.tasks[task].allowed[*other_cpu]
                 && queues.tasks[*other].allowed[cpu]
         };
-        let others: Vec<usize> = vcpus.iter().filter(fits).map(|(cpu, _)| *cpu).collect();
+        let others: Vec<CpuIx> = vcpus.iter().filter(fits).map(|(cpu, _)| *cpu).collect();
         if others.is_empty() {
             return;
         }

@@ -6,6 +6,7 @@ use homenode_units::{Bytes, Ns, PAGE_BYTES};
 use super::{Engine, Timer};
 use crate::guest::{Doing, boot_footprint};
 use crate::hypervisor::SHOOTDOWN_CYCLES;
+use crate::index::{ThreadIx, VmIx};
 use crate::io::flip::{
     COPY_CYCLES, Channel, FLIP_CYCLES, GRANT_CYCLES, PageCost, Pool, RING_PAGES, SETTLE_PERIOD, rounds,
 };
@@ -29,14 +30,14 @@ pub(super) fn channel(scenario: &Scenario, spec: &VmSpec) -> Result<Option<Chann
         config: pool.config(),
         most: pages(spec.memory).saturating_sub(kept),
     });
-    let driver = driver.expect("checked with the scenario");
+    let driver = VmIx(driver.expect("checked with the scenario"));
     Ok(Some(Channel::new(driver, backend.transfer, pool)))
 }
 
 impl Engine {
     /// What a page of a VM costs on its way.
-    pub(super) fn page_cost(&self, vm: usize, driver: usize) -> PageCost {
-        let node_of = |vm: usize| self.vms[vm].memory.home.as_ref().map_or(0, |home| home[0]);
+    pub(super) fn page_cost(&self, vm: VmIx, driver: VmIx) -> PageCost {
+        let node_of = |vm: VmIx| self.vms[vm].memory.home.as_ref().map_or(0, |home| home[0]);
         let (from, to) = (node_of(driver), node_of(vm));
         let cycles = |cycles: f64| cycles / self.clock_ghz;
         let transfer = self.vms[vm].channel.as_ref().map(|channel| channel.transfer);
@@ -54,7 +55,7 @@ impl Engine {
     }
 
     /// Sees to it that what passed is settled.
-    pub(super) fn set_settling(&mut self, vm: usize) {
+    pub(super) fn set_settling(&mut self, vm: VmIx) {
         let now = self.now;
         let Some(channel) = &mut self.vms[vm].channel else {
             return;
@@ -66,7 +67,7 @@ impl Engine {
     }
 
     /// Exchanges the pages that passed since the last time, and lets the driver domain run what it owes.
-    pub(super) fn settle_channel(&mut self, vm: usize) {
+    pub(super) fn settle_channel(&mut self, vm: VmIx) {
         let used = RING_PAGES + self.pages_under_way(vm);
         let size = self.vms[vm].memory.pool_pages();
         let Some(channel) = &mut self.vms[vm].channel else {
@@ -83,7 +84,7 @@ impl Engine {
         }
         let [guest, backend] = self
             .vms
-            .get_disjoint_mut([vm, driver])
+            .get_disjoint_mut([vm.0, driver.0])
             .expect("a VM is not its own driver domain");
         let (guest, backend) = (&mut guest.memory, &mut backend.memory);
         // A pool finds its size within tens of flips, long before the last.
@@ -104,7 +105,7 @@ impl Engine {
     }
 
     /// Pages of requests that are not done.
-    fn pages_under_way(&self, vm: usize) -> u64 {
+    fn pages_under_way(&self, vm: VmIx) -> u64 {
         let threads = self.vms[vm].threads.iter();
         let requests = threads.flat_map(|thread| &thread.requests.list);
         let under_way = requests.filter(|request| request.done > self.now);
@@ -114,7 +115,7 @@ impl Engine {
     }
 
     /// Bytes that were copied, from the pages of one to those of the other.
-    fn count_copied(&mut self, vm: usize, driver: usize, pages: u64) {
+    fn count_copied(&mut self, vm: VmIx, driver: VmIx, pages: u64) {
         let share = |on: Vec<u64>| {
             let all = on.iter().sum::<u64>().max(1) as f64;
             on.into_iter().map(move |pages| pages as f64 / all)
@@ -128,13 +129,13 @@ impl Engine {
     }
 
     /// The vCPU of a VM's backend thread runs what that owes, if it has done what it ran before.
-    fn run_backend(&mut self, vm: usize, driver: usize) {
+    fn run_backend(&mut self, vm: VmIx, driver: VmIx) {
         let domain = &mut self.vms[driver];
-        let thread = vm % domain.threads.len();
+        let thread = ThreadIx(vm.0 % domain.threads.len());
         if !domain.present() || domain.threads[thread].doing != Doing::Idle {
             return;
         }
-        let task = domain.first_vcpu + thread;
+        let task = domain.task(thread);
         domain.threads[thread].doing = Doing::Housekeeping;
         let owed = self.vms[vm]
             .channel

@@ -4,12 +4,13 @@
 use super::{Engine, Timer};
 use crate::guest::vm::Next;
 use crate::guest::{Doing, Vm};
+use crate::index::{ThreadIx, VmIx};
 use crate::io::flip::PageCost;
 
 impl Engine {
     /// A thread may have come to a request: it makes it, or waits until the last one is done. Says what it does next,
     /// unless its stretch is over.
-    pub(super) fn request(&mut self, vm: usize, thread: usize) -> Option<Next> {
+    pub(super) fn request(&mut self, vm: VmIx, thread: ThreadIx) -> Option<Next> {
         let driver = self.vms[vm].channel.as_ref().map(|channel| channel.driver);
         let cost = driver.map_or_else(PageCost::default, |driver| self.page_cost(vm, driver));
         // Devices fill the pages of whoever drives them.
@@ -55,13 +56,13 @@ impl Engine {
     }
 
     /// A device has served a request: a thread that waits for it goes on as soon as it is given a CPU.
-    pub(super) fn served(&mut self, vm: usize, thread: usize, life: u32) {
+    pub(super) fn served(&mut self, vm: VmIx, thread: ThreadIx, life: u32) {
         let owner = &mut self.vms[vm];
         if owner.life != life || !owner.present() || owner.threads[thread].doing != Doing::WaitingForIo {
             return;
         }
         owner.threads[thread].doing = Doing::Computing;
-        let task = owner.first_vcpu + thread;
+        let task = owner.task(thread);
         self.scheduler.wake(task, None, self.now);
         self.after_scheduling();
     }

@@ -54,6 +54,7 @@ use crate::hardware::fabric::Copying;
 use crate::hardware::{Fabric, Llc, Sharer, Topology};
 use crate::hypervisor::permits::Permits;
 use crate::hypervisor::{DAEMON_PERIOD, DAEMON_RUN, HostMemory, Run, Scheduler};
+use crate::index::{CpuIx, IxVec, TaskIx, ThreadIx, VmIx, first};
 use crate::io::{Device, Plan};
 use crate::scenario::{AfterProgram, Attribution, Hypervisor, Scenario, TwinError};
 use homenode_units::{Chance, Ns};
@@ -64,22 +65,22 @@ const SILENCE_MAX: u32 = 1_000_000;
 /// A task of the scheduler, by what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    Vcpu { vm: usize, thread: usize },
+    Vcpu { vm: VmIx, thread: ThreadIx },
     Daemon(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
-    Arrival(usize),
+    Arrival(VmIx),
     Event(usize),
     Daemon(usize),
     Housekeeping {
-        vm: usize,
-        thread: usize,
+        vm: VmIx,
+        thread: ThreadIx,
     },
     /// A kernel may be due to scan the memory of a group of threads.
     Scan {
-        vm: usize,
+        vm: VmIx,
         by: By,
         group: usize,
         /// Which AutoNUMA of the VM's it belongs to.
@@ -87,38 +88,38 @@ enum Timer {
     },
     /// An interrupt that was sent from a CPU arrives at a halted vCPU.
     Wake {
-        vm: usize,
-        thread: usize,
-        waker: usize,
+        vm: VmIx,
+        thread: ThreadIx,
+        waker: CpuIx,
     },
     /// A device may have served a thread's request.
     Served {
-        vm: usize,
-        thread: usize,
+        vm: VmIx,
+        thread: ThreadIx,
         /// Which life of the VM it belongs to.
         life: u32,
     },
     /// The rate at which a VM's accesses are sampled is chosen anew.
     Sampling {
-        vm: usize,
+        vm: VmIx,
         /// Which of the VM's samplings it belongs to.
         number: u32,
     },
     /// Pages that a VM's guest has released are placed anew.
     Releases {
-        vm: usize,
+        vm: VmIx,
         /// Which life of the VM it belongs to.
         life: u32,
     },
     /// What a VM's program has allocated is placed.
     Runtime {
-        vm: usize,
+        vm: VmIx,
         /// Which life of the VM it belongs to.
         life: u32,
     },
     /// What passed to or from a VM's driver domain is settled.
     Flips {
-        vm: usize,
+        vm: VmIx,
     },
     /// The host's permits are settled.
     Permits,
@@ -138,7 +139,7 @@ struct Speed {
 #[derive(Clone, Copy, Debug, Default)]
 struct Solved {
     /// The vCPU that ran, if one did.
-    task: Option<usize>,
+    task: Option<TaskIx>,
     cost: CoreCost,
     /// Share of its speed that throughput caps left it.
     granted: f64,
@@ -156,9 +157,9 @@ struct Cadence {
 /// A running vCPU in a solution.
 #[derive(Clone, Copy, Debug)]
 struct Loading {
-    cpu: usize,
-    vm: usize,
-    thread: usize,
+    cpu: CpuIx,
+    vm: VmIx,
+    thread: ThreadIx,
     /// Its number in the fabric, if it misses at all.
     flow: Option<usize>,
 }
@@ -222,7 +223,7 @@ pub(crate) enum Mover {
 /// Pages of a VM on the move.
 #[derive(Clone, Debug)]
 pub(crate) struct Moving {
-    pub vm: usize,
+    pub vm: VmIx,
     pub by: Mover,
     /// Share of time that the VM's vCPUs lose.
     pub stall: f64,
@@ -246,8 +247,8 @@ pub(crate) struct Engine {
     pub devices: Vec<Device>,
     /// What the scenario asks for and the machine cannot give, in sentences.
     pub notes: Vec<String>,
-    pub vms: Vec<Vm>,
-    pub owners: Vec<Owner>,
+    pub vms: IxVec<VmIx, Vm>,
+    pub owners: IxVec<TaskIx, Owner>,
     pub totals: Totals,
     pub now: Ns,
     pub version: u64,
@@ -274,24 +275,24 @@ pub(crate) struct Engine {
     cadences: Vec<Cadence>,
     timers: BinaryHeap<Reverse<(Ns, u64, Timer)>>,
     timers_set: u64,
-    speeds: Vec<Speed>,
+    speeds: IxVec<CpuIx, Speed>,
     /// When the current task's work is done, by CPU: apart, since every event looks for the least.
-    ends: Vec<Ns>,
+    ends: IxVec<CpuIx, Ns>,
     daemon_left: Vec<f64>,
     daemon_chance: Chance,
     /// Mean time between two exchanges of vCPUs; 0 where there are none.
     exchange_every_ns: f64,
     exchange_chance: Chance,
     /// What caches know of each vCPU.
-    sharers: Vec<Sharer>,
+    sharers: IxVec<TaskIx, Sharer>,
     /// Scratch: pages by the node that a touch placed them on.
     placed: Vec<u64>,
     /// What translating each VM's addresses takes.
-    paging: Vec<Paging>,
+    paging: IxVec<VmIx, Paging>,
     /// What each CPU's task asked for at the last solution.
-    solved: Vec<Solved>,
+    solved: IxVec<CpuIx, Solved>,
     /// What each CPU's task could use of the cache when last looked at.
-    seen: Vec<InLlc>,
+    seen: IxVec<CpuIx, InLlc>,
     /// The running vCPUs of a solution, kept for its memory.
     loading: Vec<Loading>,
     dirty: bool,
@@ -306,17 +307,17 @@ impl Engine {
         let mut scheduler = Scheduler::new(&topology, scenario.hypervisor);
         let llc_bytes = machine.llcs.iter().map(|llc| llc.size_bytes.as_f64());
         let llc_lines_max = llc_bytes.fold(line_bytes, f64::max) / line_bytes;
-        let (mut vms, mut owners, mut sharers) = (Vec::new(), Vec::new(), Vec::new());
-        let mut paging = Vec::new();
+        let (mut vms, mut owners, mut sharers) = (IxVec::new(), IxVec::new(), IxVec::new());
+        let mut paging = IxVec::new();
         let mut io = Plan::new(machine);
-        for (at, spec) in scenario.vms.iter().enumerate() {
+        for (at, spec) in first(scenario.vms.len()).zip(&scenario.vms) {
             let workload = scenario.workload(spec)?;
             let mut vm = Vm::new(
                 spec,
                 scenario.hypervisor,
                 workload.clone(),
                 at,
-                owners.len(),
+                TaskIx(owners.len()),
                 nodes,
                 seed,
             );
@@ -343,7 +344,7 @@ impl Engine {
             vm.channel = flip::channel(scenario, spec)?;
             vm.memory.pool = vm.pool_at_start().map(|_| vec![0; nodes]);
             let number = scheduler.add_vm(spec.weight, spec.cap_percent);
-            for thread in 0..usize::from(spec.vcpus) {
+            for thread in first(spec.vcpus.into()) {
                 scheduler.add(spec.allowed(thread, machine), Some(number));
                 owners.push(Owner::Vcpu { vm: at, thread });
             }
@@ -409,8 +410,8 @@ impl Engine {
             ],
             timers: BinaryHeap::new(),
             timers_set: 0,
-            speeds: vec![Speed::default(); cpus],
-            ends: vec![Ns(u64::MAX); cpus],
+            speeds: IxVec::filled(Speed::default(), cpus),
+            ends: IxVec::filled(Ns(u64::MAX), cpus),
             daemon_left: Vec::new(),
             daemon_chance: Chance::labelled(seed, "daemons", 0),
             exchange_every_ns: match scenario.vcpu_exchanges_per_minute {
@@ -421,14 +422,14 @@ impl Engine {
             sharers,
             placed: vec![0; nodes],
             paging,
-            solved: vec![Solved::default(); cpus],
-            seen: vec![InLlc::default(); cpus],
+            solved: IxVec::filled(Solved::default(), cpus),
+            seen: IxVec::filled(InLlc::default(), cpus),
             loading: Vec::new(),
             dirty: true,
             topology,
             hardware,
         };
-        for (vm, arrival) in scenario.arrivals(seed).into_iter().enumerate() {
+        for (vm, arrival) in first(scenario.vms.len()).zip(scenario.arrivals(seed)) {
             if let Some(arrival) = arrival {
                 engine.set_timer(arrival, Timer::Arrival(vm));
             }
@@ -501,14 +502,14 @@ impl Engine {
         }
     }
 
-    fn next_of_cpus(&self) -> (usize, Ns) {
-        let mut first = (0, Ns(u64::MAX));
-        for (cpu, end) in self.ends.iter().enumerate() {
-            if *end < first.1 {
-                first = (cpu, *end);
+    fn next_of_cpus(&self) -> (CpuIx, Ns) {
+        let mut soonest = (CpuIx(0), Ns(u64::MAX));
+        for (cpu, end) in self.ends.placed() {
+            if *end < soonest.1 {
+                soonest = (cpu, *end);
             }
         }
-        first
+        soonest
     }
 
     fn fire(&mut self, timer: Timer) {
@@ -516,10 +517,10 @@ impl Engine {
             Timer::Arrival(vm) => self.boot(vm),
             Timer::Event(at) => self.event(at),
             Timer::Daemon(daemon) => {
-                let task = self
+                let (task, _) = self
                     .owners
-                    .iter()
-                    .position(|owner| *owner == Owner::Daemon(daemon))
+                    .placed()
+                    .find(|(_, owner)| **owner == Owner::Daemon(daemon))
                     .expect("a daemon has a task");
                 if self.scheduler.queues.tasks[task].run == Run::Sleeping {
                     self.daemon_left[daemon] =
@@ -533,8 +534,7 @@ impl Engine {
                 self.vms[vm].threads[thread].timer_set = false;
                 if self.vms[vm].present() && self.vms[vm].threads[thread].doing == Doing::Idle {
                     self.vms[vm].housekeep(thread);
-                    self.scheduler
-                        .wake(self.vms[vm].first_vcpu + thread, None, self.now);
+                    self.scheduler.wake(self.vms[vm].task(thread), None, self.now);
                     self.after_scheduling();
                 }
             }
@@ -550,7 +550,7 @@ impl Engine {
                 }
             }
             Timer::Wake { vm, thread, waker } => {
-                let task = self.vms[vm].first_vcpu + thread;
+                let task = self.vms[vm].task(thread);
                 let sleeps = self.scheduler.queues.tasks[task].run == Run::Sleeping;
                 if sleeps && self.vms[vm].present() && self.vms[vm].threads[thread].runnable() {
                     self.scheduler.wake(task, Some(waker), self.now);
@@ -567,15 +567,15 @@ impl Engine {
         }
     }
 
-    fn boot(&mut self, vm: usize) {
+    fn boot(&mut self, vm: VmIx) {
         self.version += 1;
         self.create_memory(vm);
         self.set_sampling(vm);
         self.set_host_autonuma(vm);
         self.vms[vm].boot(self.now);
-        for thread in 0..self.vms[vm].threads.len() {
+        for thread in self.vms[vm].threads.places() {
             if self.vms[vm].threads[thread].runnable() {
-                let task = self.vms[vm].first_vcpu + thread;
+                let task = self.vms[vm].task(thread);
                 self.scheduler.fork(task, self.now, &mut self.chance);
                 self.after_scheduling();
             }
@@ -584,7 +584,7 @@ impl Engine {
     }
 
     /// A CPU's task has finished what it was doing.
-    fn cpu_event(&mut self, cpu: usize) {
+    fn cpu_event(&mut self, cpu: CpuIx) {
         self.scheduler.settle(cpu, self.now);
         self.apply_segments();
         let task = self
@@ -601,7 +601,7 @@ impl Engine {
         }
     }
 
-    fn vcpu_done(&mut self, cpu: usize, vm: usize, thread: usize) {
+    fn vcpu_done(&mut self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) {
         self.vms[vm].threads[thread].left = 0.0;
         self.vms[vm].threads[thread].owed_ns = 0.0;
         self.finish_touch(cpu, vm, thread);
@@ -639,33 +639,33 @@ impl Engine {
         } else {
             self.set_housekeeping(vm, thread);
             // Whoever it woke may have taken its CPU.
-            self.scheduler.stop(self.vms[vm].first_vcpu + thread, self.now);
+            self.scheduler.stop(self.vms[vm].task(thread), self.now);
         }
         self.after_scheduling();
     }
 
     /// A VM's program has ended: its guest begins the next, if there is one.
-    fn next_program(&mut self, vm: usize) -> Option<Next> {
+    fn next_program(&mut self, vm: VmIx) -> Option<Next> {
         let next = self.vms[vm].begin_next(self.now)?;
         self.fit_program(vm);
         Some(next)
     }
 
     /// Caches and TLBs learn of the program that a VM begins: nothing of it is in them.
-    fn fit_program(&mut self, vm: usize) {
+    fn fit_program(&mut self, vm: VmIx) {
         let lines_max = self.llcs.iter().map(Llc::lines).fold(1.0, f64::max);
         let sharers = vm_sharers(&self.vms[vm], vm, self.line_bytes, lines_max);
         self.paging[vm] = vm_paging(&self.vms[vm], &self.hardware, self.hypervisor);
-        for (number, sharer) in (self.vms[vm].first_vcpu..).zip(sharers) {
+        for (number, sharer) in self.vms[vm].tasks().zip(sharers) {
             self.sharers[number] = sharer;
-            self.llcs.iter_mut().for_each(|llc| llc.forget(number));
+            self.llcs.iter_mut().for_each(|llc| llc.forget(number.0));
         }
     }
 
     /// Accounts the vCPUs of a VM up to now: what they do is about to change.
-    fn settle_vm(&mut self, vm: usize) {
-        for thread in 0..self.vms[vm].threads.len() {
-            let task = &self.scheduler.queues.tasks[self.vms[vm].first_vcpu + thread];
+    fn settle_vm(&mut self, vm: VmIx) {
+        for thread in self.vms[vm].threads.places() {
+            let task = &self.scheduler.queues.tasks[self.vms[vm].task(thread)];
             if task.run == Run::Running {
                 self.scheduler.settle(task.cpu, self.now);
             }
@@ -675,10 +675,10 @@ impl Engine {
 
     /// Lets the other vCPUs of a VM take up what they have to do now. Those that sleep are woken, by interrupts one after
     /// the other that each cost the waker; those that have nothing to do any more go to sleep.
-    fn rouse(&mut self, cpu: usize, vm: usize, waker: usize, ipi_ns: f64) {
+    fn rouse(&mut self, cpu: CpuIx, vm: VmIx, rouser: ThreadIx, ipi_ns: f64) {
         let mut sent_ns = 0.0;
-        for other in (0..self.vms[vm].threads.len()).filter(|other| *other != waker) {
-            let task = self.vms[vm].first_vcpu + other;
+        for other in self.vms[vm].threads.places().filter(|other| *other != rouser) {
+            let task = self.vms[vm].task(other);
             match (
                 self.scheduler.queues.tasks[task].run,
                 self.vms[vm].threads[other].runnable(),
@@ -710,11 +710,11 @@ impl Engine {
                 }
             }
         }
-        self.vms[vm].threads[waker].owed_ns += sent_ns;
+        self.vms[vm].threads[rouser].owed_ns += sent_ns;
     }
 
     /// A halted vCPU that waits for nothing wakes now and then for its kernel's timers.
-    fn set_housekeeping(&mut self, vm: usize, thread: usize) {
+    fn set_housekeeping(&mut self, vm: VmIx, thread: ThreadIx) {
         let state = &mut self.vms[vm].threads[thread];
         if state.doing == Doing::Idle && !state.timer_set {
             state.timer_set = true;
@@ -723,7 +723,7 @@ impl Engine {
         }
     }
 
-    fn leave(&mut self, vm: usize) {
+    fn leave(&mut self, vm: VmIx) {
         self.vms[vm].stage = Stage::Gone;
         self.version += 1;
         let Vm {
@@ -738,12 +738,12 @@ impl Engine {
         {
             group.copying.clear();
         }
-        for thread in 0..self.vms[vm].threads.len() {
-            let task = self.vms[vm].first_vcpu + thread;
+        for thread in self.vms[vm].threads.places() {
+            let task = self.vms[vm].task(thread);
             self.scheduler.stop(task, self.now);
             self.after_scheduling();
             for llc in &mut self.llcs {
-                llc.forget(task);
+                llc.forget(task.0);
             }
         }
         self.set_quota(vm, None);
@@ -754,14 +754,13 @@ impl Engine {
     }
 
     /// Holds a VM's vCPUs to a quota from now on, or no longer; renewing one changes its lease only.
-    pub fn set_quota(&mut self, vm: usize, lease: Option<Lease>) {
+    pub fn set_quota(&mut self, vm: VmIx, lease: Option<Lease>) {
         let before = std::mem::replace(&mut self.vms[vm].quota, lease);
         let quota = lease.map(|lease| lease.quota);
         if quota == before.map(|before| before.quota) {
             return;
         }
-        let first = self.vms[vm].first_vcpu;
-        let vcpus = first..first + self.vms[vm].threads.len();
+        let vcpus = self.vms[vm].tasks();
         let times = quota.map(|quota| (quota.run_ns, quota.period_ns));
         self.scheduler.set_quota(vcpus, times, self.now);
         self.after_scheduling();
@@ -769,14 +768,14 @@ impl Engine {
     }
 
     /// Whether neither what a CPU runs now nor what it ran when latencies were found accesses its cache.
-    fn asks_nothing(&self, cpu: usize) -> bool {
+    fn asks_nothing(&self, cpu: CpuIx) -> bool {
         let runs = self.scheduler.queues.current(cpu).is_some();
         let now = if runs { self.speeds[cpu].cost.accesses } else { 0.0 };
         now == 0.0 && self.solved[cpu].cost.accesses == 0.0
     }
 
     /// A CPU does something else now: its cache is looked at soon.
-    pub(super) fn unsettle(&mut self, cpu: usize) {
+    pub(super) fn unsettle(&mut self, cpu: CpuIx) {
         let soon = self.next_boundary();
         let cadence = &mut self.cadences[self.topology.cpus[cpu].llc];
         cadence.due = cadence.due.min(soon);
@@ -818,7 +817,7 @@ impl Engine {
 }
 
 /// What caches know of a VM's vCPUs. Most lines that one thread can use: its private memory and all that is shared.
-fn vm_sharers(vm: &Vm, number: usize, line_bytes: f64, lines_max: f64) -> Vec<Sharer> {
+fn vm_sharers(vm: &Vm, number: VmIx, line_bytes: f64, lines_max: f64) -> Vec<Sharer> {
     let regions = vm.program.iter().flat_map(|program| &program.regions);
     let footprint = regions.map(|region| region.size.as_f64()).sum::<f64>() / line_bytes;
     let miss_ratio = |lines: f64| match &vm.program {
@@ -828,7 +827,7 @@ fn vm_sharers(vm: &Vm, number: usize, line_bytes: f64, lines_max: f64) -> Vec<Sh
     let sharer = Sharer::new(lines_max, footprint, miss_ratio);
     let threads = vm.threads.iter();
     threads
-        .map(|thread| sharer.clone().in_group(number, thread.shared_share))
+        .map(|thread| sharer.clone().in_group(number.0, thread.shared_share))
         .collect()
 }
 

@@ -18,6 +18,7 @@ use homenode_units::{Ns, PAGE_BYTES};
 use super::{Engine, Mover, Moving};
 use crate::hardware::fabric::Copying;
 use crate::hypervisor::{PAGE_MOVE_NS, SHOOTDOWN_CYCLES};
+use crate::index::VmIx;
 
 /// Pages to move that are alike, named by the guest frame of one of them.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +31,7 @@ pub(crate) struct Alike {
 
 impl Engine {
     /// Moves up to `pages` pages of a VM from nodes onto others, letting the time pass that it takes. Gives what moved.
-    pub fn move_pages(&mut self, vm: usize, from: &[usize], to: &[usize], pages: u64) -> u64 {
+    pub fn move_pages(&mut self, vm: VmIx, from: &[usize], to: &[usize], pages: u64) -> u64 {
         let page_ns = self.page_move_ns(vm, from, to);
         self.let_move(vm, pages, page_ns, |engine, budget| {
             let memory = &mut engine.vms[vm].memory;
@@ -39,7 +40,7 @@ impl Engine {
     }
 
     /// Moves pages that are alike from node to node, letting the time pass that it takes. Gives how many moved.
-    pub fn move_alike(&mut self, vm: usize, moves: &[Alike]) -> u64 {
+    pub fn move_alike(&mut self, vm: VmIx, moves: &[Alike]) -> u64 {
         let pages: u64 = moves.iter().map(|alike| alike.pages).sum();
         let line_ns = |alike: &Alike| {
             let latency = |reader, memory| self.fabric.latency_between(reader, memory);
@@ -80,7 +81,7 @@ impl Engine {
     /// to, pages), finds no more. Gives how many moved.
     fn let_move(
         &mut self,
-        vm: usize,
+        vm: VmIx,
         pages: u64,
         page_ns: f64,
         mut some: impl FnMut(&mut Engine, u64) -> Vec<(usize, usize, u64)>,
@@ -124,7 +125,7 @@ impl Engine {
     }
 
     /// What one page costs to move: the kernel's work, and copying its lines as fast as one core's misses allow.
-    pub(super) fn page_move_ns(&self, vm: usize, from: &[usize], to: &[usize]) -> f64 {
+    pub(super) fn page_move_ns(&self, vm: VmIx, from: &[usize], to: &[usize]) -> f64 {
         let pages = self.vms[vm].memory.pages();
         let reads: Vec<f64> = from
             .iter()
@@ -163,7 +164,7 @@ impl Engine {
 
     pub(super) fn count_copies(
         &mut self,
-        vm: usize,
+        vm: VmIx,
         done: &[(usize, usize, u64)],
         page_ns: f64,
         slice_ns: f64,

@@ -8,6 +8,7 @@ use super::{Engine, Timer};
 use crate::guest::Thread;
 use crate::hypervisor::Task;
 use crate::hypervisor::permits::{Measure, PERIOD, TICK};
+use crate::index::VmIx;
 use crate::scenario::Attribution;
 
 impl Engine {
@@ -23,7 +24,7 @@ impl Engine {
             return;
         };
         permits.tick();
-        for vm in 0..self.vms.len() {
+        for vm in self.vms.places() {
             if permits.permit(vm).is_none() || !self.vms[vm].present() {
                 continue;
             }
@@ -35,14 +36,13 @@ impl Engine {
     }
 
     /// A VM leaves the host: nothing keeps it from running when it is started again.
-    pub(super) fn forget_permit(&mut self, vm: usize) {
+    pub(super) fn forget_permit(&mut self, vm: VmIx) {
         let measure = self.permits.as_mut().map(|permits| permits.forget(vm));
         self.enforce(vm, measure.unwrap_or(Measure::None));
     }
 
-    fn enforce(&mut self, vm: usize, measure: Measure) {
-        let first = self.vms[vm].first_vcpu;
-        let vcpus = first..first + self.vms[vm].threads.len();
+    fn enforce(&mut self, vm: VmIx, measure: Measure) {
+        let vcpus = self.vms[vm].tasks();
         match measure {
             Measure::None => return,
             Measure::Standing(standing) => self.scheduler.set_standing(vcpus, standing, self.now),
@@ -55,9 +55,9 @@ impl Engine {
     }
 
     /// What the counters of a VM's vCPUs say, by whoever's misses count as its own.
-    fn readings(&self, vm: usize) -> Vec<Reading> {
+    fn readings(&self, vm: VmIx) -> Vec<Reading> {
         let owner = &self.vms[vm];
-        let tasks = &self.scheduler.queues.tasks[owner.first_vcpu..];
+        let tasks = owner.tasks().map(|task| &self.scheduler.queues.tasks[task]);
         let reading = |(thread, task): (&Thread, &Task)| {
             let misses = match (self.attribution, &owner.program) {
                 (Attribution::Replay, Some(program)) => {

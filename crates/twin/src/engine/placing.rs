@@ -14,6 +14,7 @@ use super::{Engine, Timer};
 use crate::guest::View;
 use crate::hypervisor::memory::{Turns, WhenFull};
 use crate::hypervisor::page_uses::Sampling;
+use crate::index::VmIx;
 use crate::scenario::Allocation;
 
 /// How often the rate of memory sampling is chosen anew.
@@ -24,7 +25,7 @@ impl Engine {
     ///
     /// # Errors
     /// Why the VM cannot have it, and what to do instead; nothing is changed then.
-    pub fn set_memory_policy(&mut self, vm: usize, policy: MemoryPolicy) -> Result<(), &'static str> {
+    pub fn set_memory_policy(&mut self, vm: VmIx, policy: MemoryPolicy) -> Result<(), &'static str> {
         let owner = &self.vms[vm];
         let native = owner.memory.view == View::Truth;
         if native && policy.migration == Migration::AutoNuma {
@@ -64,7 +65,7 @@ impl Engine {
         Ok(())
     }
 
-    fn place_when_touched(&mut self, vm: usize) {
+    fn place_when_touched(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         let all = self.memory.nodes();
         let memory = &mut owner.memory;
@@ -78,7 +79,7 @@ impl Engine {
     }
 
     /// Begins or ends to sample who uses a VM's pages, as its policy wants.
-    pub(super) fn set_sampling(&mut self, vm: usize) {
+    pub(super) fn set_sampling(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         if owner.memory_policy.migration != Migration::Carrefour {
             owner.sampling = None;
@@ -91,7 +92,7 @@ impl Engine {
     }
 
     /// A second of sampling is over, if it was not ended since.
-    pub(super) fn sampled(&mut self, vm: usize, number: u32) {
+    pub(super) fn sampled(&mut self, vm: VmIx, number: u32) {
         let owner = &mut self.vms[vm];
         if number != owner.samplings || !owner.present() {
             return;

@@ -33,6 +33,7 @@ use super::{Engine, Timer};
 use crate::guest::{Stage, View, Vm};
 use crate::hypervisor::EXIT_CYCLES;
 use crate::hypervisor::memory::Toucher;
+use crate::index::{IxVec, ThreadIx, VmIx};
 use crate::scenario::ReleaseCalls;
 
 /// Entries of a queue that is sent (as in the paper's published guest).
@@ -55,7 +56,7 @@ pub(crate) struct Releases {
     pub calls: ReleaseCalls,
     per_instruction: f64,
     /// Releases of each thread that have been dealt with.
-    done: Vec<f64>,
+    done: IxVec<ThreadIx, f64>,
     scratch: Scratch,
     chance: Chance,
     /// Share of a queue's entries that invalidate their page.
@@ -84,12 +85,12 @@ struct Cost {
 }
 
 impl Releases {
-    pub fn new(calls: ReleaseCalls, per_instruction: f64, threads: usize, seed: u64, vm: usize) -> Releases {
-        let mut chance = Chance::labelled(seed, "releases", vm);
+    pub fn new(calls: ReleaseCalls, per_instruction: f64, threads: usize, seed: u64, vm: VmIx) -> Releases {
+        let mut chance = Chance::labelled(seed, "releases", vm.0);
         Releases {
             calls,
             per_instruction,
-            done: vec![0.0; threads],
+            done: IxVec::filled(0.0, threads),
             scratch: Scratch::new(QUEUE, chance.below(u64::MAX)),
             chance,
             invalidating: 0.5,
@@ -144,7 +145,7 @@ fn response_ns(customers: usize, think_ns: f64, held_ns: f64, locks: f64) -> f64
 
 impl Engine {
     /// What releases add to an instruction of a VM's program that takes this long without.
-    pub(super) fn release_ns(&self, vm: usize, instruction_ns: f64) -> f64 {
+    pub(super) fn release_ns(&self, vm: VmIx, instruction_ns: f64) -> f64 {
         let owner = &self.vms[vm];
         let Some(releases) = active(owner) else { return 0.0 };
         let cost = self.release_cost(releases);
@@ -186,7 +187,7 @@ impl Engine {
     }
 
     /// The program of a VM starts: its releases are dealt with from now on.
-    pub(super) fn start_releases(&mut self, vm: usize) {
+    pub(super) fn start_releases(&mut self, vm: VmIx) {
         let owner = &self.vms[vm];
         if owner.releases.is_some() {
             let life = owner.life;
@@ -194,7 +195,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn place_released(&mut self, vm: usize, life: u32) {
+    pub(super) fn place_released(&mut self, vm: VmIx, life: u32) {
         if self.vms[vm].life != life || self.vms[vm].stage != Stage::Program {
             return;
         }
@@ -210,7 +211,7 @@ impl Engine {
             let outcome = releases.queue(used, frames);
             releases.invalidating = f64::from(outcome.invalidated) / QUEUE as f64;
         }
-        for thread in 0..self.vms[vm].threads.len() {
+        for thread in self.vms[vm].threads.places() {
             let all = self.vms[vm].threads[thread].instructions * releases.per_instruction;
             let released = (all - releases.done[thread]) as u64;
             releases.done[thread] += released as f64;
@@ -222,7 +223,7 @@ impl Engine {
         self.vms[vm].releases = Some(releases);
     }
 
-    fn told_of(&mut self, vm: usize, thread: usize, released: u64, releases: &mut Releases) {
+    fn told_of(&mut self, vm: VmIx, thread: ThreadIx, released: u64, releases: &mut Releases) {
         let ns = |cycles: f64| released as f64 * cycles / self.clock_ghz;
         let invalidated = match releases.calls {
             ReleaseCalls::None => return,
@@ -245,7 +246,7 @@ impl Engine {
             }
         };
         releases.counts.invalidated += invalidated;
-        let task = self.vms[vm].first_vcpu + thread;
+        let task = self.vms[vm].task(thread);
         let node = self.topology.cpus[self.scheduler.queues.tasks[task].cpu].node;
         let memory = &mut self.vms[vm].memory;
         let taken = memory.invalidate(thread, node, invalidated, &mut releases.chance);
@@ -272,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_page_is_rarely_taken_again_before_its_queue_is_sent() {
-        let mut releases = Releases::new(ReleaseCalls::Batched, 1e-5, 1, 1, 0);
+        let mut releases = Releases::new(ReleaseCalls::Batched, 1e-5, 1, 1, VmIx(0));
         let roomy: u32 = (0..100)
             .map(|_| releases.queue(1 << 20, 1 << 22).invalidated)
             .sum();

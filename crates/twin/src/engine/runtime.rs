@@ -25,6 +25,7 @@ use crate::guest::autonuma::By;
 use crate::guest::{Stage, TOUCH_NS};
 use crate::hypervisor::Run;
 use crate::hypervisor::memory::Toucher;
+use crate::index::{IxVec, ThreadIx, VmIx};
 use crate::scenario::RuntimeNodes;
 use crate::workload::Reuse;
 
@@ -37,7 +38,7 @@ pub(crate) struct Runtime {
     reuse: Reuse,
     pages_per_instruction: f64,
     /// Node of each vCPU when the program began.
-    began_on: Vec<usize>,
+    began_on: IxVec<ThreadIx, usize>,
     /// Instructions of each thread that have been dealt with.
     done: Vec<f64>,
     chance: Chance,
@@ -45,9 +46,9 @@ pub(crate) struct Runtime {
 
 impl Engine {
     /// The program of a VM starts: what it allocates is placed from now on.
-    pub(super) fn start_runtime(&mut self, vm: usize) {
-        let threads = self.vms[vm].threads.len();
-        let began_on = (0..threads)
+    pub(super) fn start_runtime(&mut self, vm: VmIx) {
+        let threads = self.vms[vm].threads.places();
+        let began_on = threads
             .map(|thread| self.node_seen(vm, By::Guest, thread))
             .collect();
         let owner = &self.vms[vm];
@@ -57,7 +58,7 @@ impl Engine {
             pages_per_instruction: profile.allocated_bytes_per_kilo_instruction / 1000.0 / PAGE_BYTES as f64,
             began_on,
             done: owner.threads.iter().map(|thread| thread.instructions).collect(),
-            chance: Chance::labelled(self.seed, "runtime", vm),
+            chance: Chance::labelled(self.seed, "runtime", vm.0),
         });
         let (starts, life) = (owner.runtime.is_none() && runtime.is_some(), owner.life);
         self.vms[vm].runtime = runtime;
@@ -67,7 +68,7 @@ impl Engine {
     }
 
     /// Places what a VM's program has allocated in the last period.
-    pub(super) fn place_allocated(&mut self, vm: usize, life: u32) {
+    pub(super) fn place_allocated(&mut self, vm: VmIx, life: u32) {
         if self.vms[vm].life != life {
             return;
         }
@@ -80,7 +81,7 @@ impl Engine {
         };
         self.settle_vm(vm);
         self.set_timer(Ns(self.now.0 + PERIOD.0), Timer::Runtime { vm, life });
-        let allocated: Vec<u64> = (self.vms[vm].threads.iter().zip(&mut runtime.done))
+        let allocated: IxVec<ThreadIx, u64> = (self.vms[vm].threads.iter().zip(&mut runtime.done))
             .map(|(thread, done)| {
                 let pages = ((thread.instructions - *done) * runtime.pages_per_instruction) as u64;
                 *done += pages as f64 / runtime.pages_per_instruction;
@@ -96,7 +97,7 @@ impl Engine {
             // Its kernel takes what it has for where it asked for it.
             _ if self.vms[vm].memory.owns_frames && !self.vms[vm].memory.finds_frames() => {}
             (knows, _) => {
-                for (thread, pages) in allocated.into_iter().enumerate() {
+                for (thread, &pages) in allocated.placed() {
                     let node = match knows {
                         RuntimeNodes::Live => self.node_seen(vm, By::Guest, thread),
                         RuntimeNodes::Static | RuntimeNodes::None => runtime.began_on[thread],
@@ -109,7 +110,7 @@ impl Engine {
     }
 
     /// Hands a thread so many pages on a node, in place of as many of its own.
-    fn hand_out(&mut self, vm: usize, thread: usize, node: usize, pages: u64, chance: &mut Chance) {
+    fn hand_out(&mut self, vm: VmIx, thread: ThreadIx, node: usize, pages: u64, chance: &mut Chance) {
         let taken = self.vms[vm].memory.invalidate(thread, node, pages, chance);
         for (region, from, pages) in taken {
             let owner = &mut self.vms[vm];
@@ -122,7 +123,7 @@ impl Engine {
             self.placed.fill(0);
             self.place(vm, region, Toucher { vcpu: thread, node }, pages);
         }
-        let task = &self.scheduler.queues.tasks[self.vms[vm].first_vcpu + thread];
+        let task = &self.scheduler.queues.tasks[self.vms[vm].task(thread)];
         if task.run == Run::Running {
             self.set_speed(task.cpu);
         }

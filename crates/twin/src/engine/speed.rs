@@ -7,6 +7,7 @@ use crate::guest::Doing;
 use crate::hardware::core::{CoreCost, InLlc, Sibling};
 use crate::hardware::fabric::Copying;
 use crate::hypervisor::page_uses::Sampling;
+use crate::index::{CpuIx, ThreadIx, VmIx};
 use crate::io::Device;
 use crate::workload::Waiting;
 
@@ -19,8 +20,8 @@ const OCCUPANCY_CHANGE_MAX: f64 = 0.02;
 const STRIDE_MAX: f64 = 64.0;
 
 impl Engine {
-    pub(super) fn sibling_state(&self, cpu: usize) -> Sibling {
-        let busy = |cpu: &usize| self.scheduler.queues.current(*cpu).is_some();
+    pub(super) fn sibling_state(&self, cpu: CpuIx) -> Sibling {
+        let busy = |cpu: &CpuIx| self.scheduler.queues.current(*cpu).is_some();
         if self.topology.cpus[cpu].siblings.iter().any(busy) {
             Sibling::Busy
         } else {
@@ -29,10 +30,10 @@ impl Engine {
     }
 
     /// What a thread can use of a CPU's LLC.
-    fn in_llc(&self, cpu: usize, vm: usize, thread: usize) -> InLlc {
-        let number = self.vms[vm].first_vcpu + thread;
+    fn in_llc(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) -> InLlc {
+        let number = self.vms[vm].task(thread);
         let sharer = &self.sharers[number];
-        let lines = self.llcs[self.topology.cpus[cpu].llc].usable(number, sharer);
+        let lines = self.llcs[self.topology.cpus[cpu].llc].usable(number.0, sharer);
         InLlc {
             bytes: lines * self.line_bytes,
             miss_ratio: sharer.miss_ratio(lines),
@@ -40,7 +41,7 @@ impl Engine {
     }
 
     /// Sets how fast the current task of a CPU goes, from the latencies of the last solution.
-    pub(super) fn set_speed(&mut self, cpu: usize) {
+    pub(super) fn set_speed(&mut self, cpu: CpuIx) {
         let Some(task) = self.scheduler.queues.current(cpu) else {
             self.ends[cpu] = Ns(u64::MAX);
             return;
@@ -71,8 +72,8 @@ impl Engine {
     }
 
     /// The same for all CPUs that run a VM, whose program has changed; everything must be settled.
-    pub(super) fn set_speeds_of(&mut self, vm: usize) {
-        for cpu in 0..self.topology.cpus.len() {
+    pub(super) fn set_speeds_of(&mut self, vm: VmIx) {
+        for cpu in self.topology.cpus.places() {
             if self.vcpu_on(cpu).is_some_and(|(runs, _)| runs == vm) {
                 self.set_speed(cpu);
                 self.unsettle(cpu);
@@ -86,7 +87,7 @@ impl Engine {
         Ns(self.now.0.saturating_add(ns).saturating_add(1))
     }
 
-    fn cost(&self, cpu: usize, vm: usize, thread: usize, llc: InLlc) -> CoreCost {
+    fn cost(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx, llc: InLlc) -> CoreCost {
         let owner = &self.vms[vm];
         match (&owner.program, owner.threads[thread].doing) {
             (Some(program), Doing::Computing) => {
@@ -109,7 +110,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn ns_per_unit(&self, cpu: usize, vm: usize, thread: usize, cost: &CoreCost) -> f64 {
+    pub(super) fn ns_per_unit(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx, cost: &CoreCost) -> f64 {
         let owner = &self.vms[vm];
         let stall = self
             .moving
@@ -232,7 +233,7 @@ impl Engine {
     }
 
     /// The vCPU that a CPU runs.
-    fn vcpu_on(&self, cpu: usize) -> Option<(usize, usize)> {
+    fn vcpu_on(&self, cpu: CpuIx) -> Option<(VmIx, ThreadIx)> {
         match self.owners[self.scheduler.queues.current(cpu)?] {
             Owner::Vcpu { vm, thread } => Some((vm, thread)),
             Owner::Daemon(_) => None,
@@ -244,7 +245,7 @@ impl Engine {
         self.fabric.clear();
         let mut loading = std::mem::take(&mut self.loading);
         loading.clear();
-        for cpu in 0..self.topology.cpus.len() {
+        for cpu in self.topology.cpus.places() {
             self.solved[cpu] = Solved::default();
             let Some((vm, thread)) = self.vcpu_on(cpu) else {
                 continue;

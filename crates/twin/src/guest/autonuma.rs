@@ -43,6 +43,7 @@ use homenode_units::{Bytes, Chance, Ns};
 use super::memory::{ClassUse, VmMemory};
 use super::thread::Thread;
 use crate::hardware::fabric::Copying;
+use crate::index::{IxVec, ThreadIx};
 
 /// When scanning begins, and its period until then (`scan_delay`).
 pub(crate) const SCAN_DELAY: Ns = Ns::from_secs(1);
@@ -121,8 +122,8 @@ struct Seen {
 pub(crate) struct Scene<'a> {
     pub by: By,
     /// The VM's threads, and the node of each one's vCPU as this kernel knows it.
-    pub threads: &'a mut [Thread],
-    pub node_of: &'a [usize],
+    pub threads: &'a mut IxVec<ThreadIx, Thread>,
+    pub node_of: &'a IxVec<ThreadIx, usize>,
     pub clock_ghz: f64,
     /// Nanoseconds of an exit from the guest.
     pub exit_ns: f64,
@@ -213,11 +214,16 @@ impl Group {
         processes.into_iter().map(group).collect()
     }
 
+    /// Its threads.
+    fn threads(&self) -> impl Iterator<Item = ThreadIx> + Clone + use<> {
+        self.threads.clone().map(ThreadIx)
+    }
+
     /// Scans the next window, if a thread has run for a period since the last.
     pub fn scan(&mut self, memory: &mut VmMemory, scene: &mut Scene<'_>, chance: &mut Chance) -> Scan {
         let mut scan = Scan::default();
         let classes = memory.class_uses();
-        let mine = |class: &ClassUse| self.threads.clone().any(|thread| class.used_by(thread));
+        let mine = |class: &ClassUse| self.threads().any(|thread| class.used_by(thread));
         let used: Vec<(usize, ClassUse)> = classes
             .into_iter()
             .enumerate()
@@ -263,19 +269,22 @@ impl Group {
     }
 
     /// The longest that a thread ran since the last scan, and which did.
-    fn longest_run(&self, scene: &Scene<'_>) -> (f64, usize) {
-        let run = |thread: usize| {
-            let (before, _) = self.before[thread - self.threads.start];
+    fn longest_run(&self, scene: &Scene<'_>) -> (f64, ThreadIx) {
+        let run = |thread: ThreadIx| {
+            let (before, _) = self.before[thread.0 - self.threads.start];
             scene.threads[thread].cycles / scene.clock_ghz - before
         };
-        let runs = self.threads.clone().map(|thread| (run(thread), thread));
-        runs.fold((0.0, self.threads.start), |a, b| if b.0 > a.0 { b } else { a })
+        let runs = self.threads().map(|thread| (run(thread), thread));
+        runs.fold(
+            (0.0, ThreadIx(self.threads.start)),
+            |a, b| if b.0 > a.0 { b } else { a },
+        )
     }
 
     /// LLC references per nanosecond of each thread since the last scan, over a period; remembers where they stand.
     fn references(&mut self, scene: &Scene<'_>) -> Vec<f64> {
         let mut rates = Vec::with_capacity(self.threads.len());
-        for (thread, before) in self.threads.clone().zip(&mut self.before) {
+        for (thread, before) in self.threads().zip(&mut self.before) {
             let state = &scene.threads[thread];
             let (ran, references) = *before;
             *before = (state.cycles / scene.clock_ghz, state.llc_references);
@@ -295,7 +304,7 @@ impl Group {
     ) {
         let (class, held) = (marks.class, &marks.uses.on);
         let nodes = held.len();
-        let rates: Vec<f64> = (self.threads.clone().zip(marks.references))
+        let rates: Vec<f64> = (self.threads().zip(marks.references))
             .map(|(thread, rate)| if marks.uses.used_by(thread) { *rate } else { 0.0 })
             .collect();
         let rate: f64 = rates.iter().sum();
@@ -304,7 +313,7 @@ impl Group {
         }
         // By node: share of the faults, and of those that come from the same thread as the last one's, once placed.
         let (mut by_node, mut own) = (vec![0.0; nodes], vec![0.0; nodes]);
-        for (thread, thread_rate) in self.threads.clone().zip(&rates) {
+        for (thread, thread_rate) in self.threads().zip(&rates) {
             let share = thread_rate / rate;
             by_node[scene.node_of[thread]] += share;
             own[scene.node_of[thread]] += share * share;
@@ -341,7 +350,7 @@ impl Group {
                 let exit_ns = if scene.by == By::Host { scene.exit_ns } else { 0.0 };
                 let fault_ns =
                     faults * (FAULT_NS + exit_ns) + moved as f64 * scene.page_ns[from * nodes + to];
-                for (thread, thread_rate) in self.threads.clone().zip(&rates) {
+                for (thread, thread_rate) in self.threads().zip(&rates) {
                     let state = &mut scene.threads[thread];
                     if scene.node_of[thread] == to {
                         state.owed_ns += fault_ns * thread_rate / (rate * by_node[to]);

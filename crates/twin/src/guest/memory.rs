@@ -29,6 +29,7 @@ use homenode_units::{Bytes, Chance, divide_proportionally};
 use super::autonuma::By;
 use super::view::{Told, View};
 use crate::hypervisor::memory::{Turns, WhenFull};
+use crate::index::{IxVec, ThreadIx, first};
 use crate::workload::{Program, RegionKind, Threads};
 
 /// Who uses a region.
@@ -36,7 +37,7 @@ use crate::workload::{Program, RegionKind, Threads};
 pub(crate) enum Users {
     /// The guest's kernel: touched at boot, hardly used later.
     Kernel,
-    One(usize),
+    One(ThreadIx),
     All,
     /// Its thread has gone over to another's.
     Nobody,
@@ -87,7 +88,7 @@ impl Class {
 struct Region {
     users: Users,
     /// Whose own it is, or was.
-    owner: Option<usize>,
+    owner: Option<ThreadIx>,
     access_share: f64,
     classes: Vec<Class>,
 }
@@ -114,7 +115,7 @@ pub(crate) struct ClassUse {
 }
 
 impl ClassUse {
-    pub fn used_by(&self, thread: usize) -> bool {
+    pub fn used_by(&self, thread: ThreadIx) -> bool {
         match self.users {
             Users::Kernel | Users::Nobody => false,
             Users::One(owner) => owner == thread,
@@ -133,6 +134,9 @@ pub(crate) struct Touch {
     pub region: usize,
     pub pages: u64,
 }
+
+/// What each thread touches, in order.
+pub(crate) type Touches = IxVec<ThreadIx, Vec<Touch>>;
 
 /// Where the memory of one VM lies.
 #[derive(Clone, Debug)]
@@ -174,7 +178,7 @@ impl VmMemory {
         boot: Bytes,
         program: Option<&Program>,
         view: View,
-    ) -> (VmMemory, Vec<Vec<Touch>>, Vec<Vec<Touch>>) {
+    ) -> (VmMemory, Touches, Touches) {
         let kernel = Region {
             users: Users::Kernel,
             owner: None,
@@ -209,18 +213,18 @@ impl VmMemory {
             .collect();
         let starts = match program {
             Some(program) => memory.add_program(program),
-            None => vec![Vec::new(); vcpus],
+            None => IxVec::filled(Vec::new(), vcpus),
         };
         (memory, boots, starts)
     }
 
     /// Gives the guest a program, in place of the last one if that was ended: what each thread will touch in it.
-    pub fn add_program(&mut self, program: &Program) -> Vec<Vec<Touch>> {
+    pub fn add_program(&mut self, program: &Program) -> Touches {
         let (nodes, vcpus) = (self.nodes, self.threads);
         let kernel = self.regions.iter().flat_map(|region| &region.classes);
         let mut frames = kernel.map(|class| class.pages_planned).sum();
         let mut class = |size, access_share| Class::new(size, access_share, &mut frames, nodes);
-        let mut starts = vec![Vec::new(); vcpus];
+        let mut starts = IxVec::filled(Vec::new(), vcpus);
         for profile in &program.regions {
             let mut classes = || -> Vec<Class> {
                 if profile.heat.is_empty() {
@@ -234,8 +238,8 @@ impl VmMemory {
                     .collect()
             };
             let users: Vec<Users> = match (profile.kind, program.threads) {
-                (RegionKind::Private, Threads::Single) => vec![Users::One(0)],
-                (RegionKind::Private, _) => (0..vcpus).map(Users::One).collect(),
+                (RegionKind::Private, Threads::Single) => vec![Users::One(ThreadIx(0))],
+                (RegionKind::Private, _) => first(vcpus).map(Users::One).collect(),
                 _ => vec![Users::All],
             };
             for user in users {
@@ -253,11 +257,13 @@ impl VmMemory {
                 self.regions.push(region);
                 match (user, profile.kind) {
                     (Users::One(thread), _) => starts[thread].push(Touch { region: at, pages }),
-                    (_, RegionKind::InitialisedByOne) => starts[0].insert(0, Touch { region: at, pages }),
+                    (_, RegionKind::InitialisedByOne) => {
+                        starts[ThreadIx(0)].insert(0, Touch { region: at, pages });
+                    }
                     _ => {
                         let single = program.threads == Threads::Single;
                         let shares = vec![1; if single { 1 } else { vcpus }];
-                        for (thread, pages) in divide_proportionally(pages, &shares).into_iter().enumerate() {
+                        for (thread, pages) in first(vcpus).zip(divide_proportionally(pages, &shares)) {
                             starts[thread].push(Touch { region: at, pages });
                         }
                     }
@@ -296,7 +302,7 @@ impl VmMemory {
     /// what is the thread's own, or from all that it uses where it has none. Gives (region, node, pages).
     pub fn invalidate(
         &mut self,
-        thread: usize,
+        thread: ThreadIx,
         stay: usize,
         pages: u64,
         chance: &mut Chance,
@@ -341,10 +347,10 @@ impl VmMemory {
     }
 
     /// So many pages of each thread's own change places: each is handed as many as it gave, of what all gave.
-    pub fn mix(&mut self, pages: &[u64], chance: &mut Chance) {
+    pub fn mix(&mut self, pages: &IxVec<ThreadIx, u64>, chance: &mut Chance) {
         let mut pool = vec![0; self.nodes];
         let mut given = Vec::new();
-        for (thread, &pages) in pages.iter().enumerate() {
+        for (thread, &pages) in pages.placed() {
             let own = || {
                 self.regions
                     .iter()
@@ -379,7 +385,7 @@ impl VmMemory {
     }
 
     /// All threads use what was one thread's own from now on, and no longer theirs.
-    pub fn gather(&mut self, thread: usize) {
+    pub fn gather(&mut self, thread: ThreadIx) {
         for region in &mut self.regions {
             match region.owner {
                 Some(owner) if owner == thread => region.users = Users::All,
@@ -516,12 +522,12 @@ impl VmMemory {
     }
 
     /// Shares of a thread's memory accesses by node; even over all nodes where nothing is touched yet.
-    pub fn weights(&self, thread: usize) -> &[f64] {
-        &self.weights[thread * self.nodes..(thread + 1) * self.nodes]
+    pub fn weights(&self, thread: ThreadIx) -> &[f64] {
+        &self.weights[thread.0 * self.nodes..(thread.0 + 1) * self.nodes]
     }
 
     /// Share of a thread's accesses that go to memory used by all threads.
-    pub fn shared_share(&self, thread: usize) -> f64 {
+    pub fn shared_share(&self, thread: ThreadIx) -> f64 {
         let mine = self
             .regions
             .iter()
@@ -548,8 +554,7 @@ impl VmMemory {
             return;
         }
         self.exchanged = 0;
-        for thread in 0..self.threads {
-            let row = &mut self.weights[thread * self.nodes..(thread + 1) * self.nodes];
+        for (thread, row) in first(self.threads).zip(self.weights.chunks_mut(self.nodes)) {
             row.fill(0.0);
             for region in &self.regions {
                 if region.users != Users::All && region.users != Users::One(thread) {
@@ -755,7 +760,7 @@ mod tests {
             }
             let by_class = |memory: &VmMemory| -> Vec<u64> { memory.class_uses().iter().map(ClassUse::pages).collect() };
             let before = (memory.pages(), by_class(&memory));
-            memory.mix(&asked[..own.len()], &mut Chance::new(seed));
+            memory.mix(&asked[..own.len()].iter().copied().collect(), &mut Chance::new(seed));
             prop_assert_eq!((memory.pages(), by_class(&memory)), before);
         }
 

@@ -18,6 +18,7 @@
 
 use homenode_units::divide_proportionally;
 
+use crate::index::ThreadIx;
 use crate::scenario::{Hypervisor, VmSpec, Vnuma};
 
 /// What a guest's kernel knows of nodes.
@@ -76,13 +77,13 @@ impl View {
     }
 
     /// Node on which a vCPU's CPU is, as far as the guest knows; `real` is where it is.
-    pub fn node_of(&self, vcpu: usize, real: usize) -> usize {
+    pub fn node_of(&self, vcpu: ThreadIx, real: usize) -> usize {
         match self {
             View::Virtual {
                 told: Told::AtBoot,
                 of_vcpu,
                 ..
-            } => of_vcpu.get(vcpu).copied().unwrap_or(real),
+            } => of_vcpu.get(vcpu.0).copied().unwrap_or(real),
             View::Blind | View::Truth | View::Virtual { .. } => real,
         }
     }
@@ -161,12 +162,12 @@ mod tests {
         assert_eq!(view.nodes(&[0, 1, 2]), [0, 2]);
         assert!(matches!(&view, View::Virtual { room, .. } if *room == [100, 0, 300]));
         // vCPU 1 has moved to node 1 since: the guest does not know.
-        assert_eq!(view.node_of(1, 1), 0);
+        assert_eq!(view.node_of(ThreadIx(1), 1), 0);
         let mut live = view.clone();
         if let View::Virtual { told, .. } = &mut live {
             *told = Told::Always;
         }
-        assert_eq!(live.node_of(1, 1), 1, "a guest that is told knows");
+        assert_eq!(live.node_of(ThreadIx(1), 1), 1, "a guest that is told knows");
         let near = [vec![0, 1, 2], vec![1, 0, 2], vec![2, 1, 0]];
         let mut wanted = [150, 0, 10];
         view.take(&mut wanted, &near);

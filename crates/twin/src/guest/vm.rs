@@ -27,13 +27,14 @@ use homenode_host::CpuQuota;
 use homenode_units::{Bytes, Chance, MemoryPolicy, Ns, Placing, VmId};
 
 use super::autonuma::{Autonuma, By, one_process};
-use super::memory::{Touch, VmMemory};
+use super::memory::{Touches, VmMemory};
 use super::thread::{Doing, Thread};
 use super::view::View;
 use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use crate::engine::{Releases, Runtime};
 use crate::hypervisor::memory::WhenFull;
 use crate::hypervisor::page_uses::Sampling;
+use crate::index::{IxVec, TaskIx, ThreadIx, VmIx, first};
 use crate::io::Request;
 use crate::io::flip::Channel;
 use crate::report::ProgramReport;
@@ -110,7 +111,7 @@ pub(crate) struct Vm {
     pub arrived: Option<Ns>,
     pub started: Option<Ns>,
     pub ended: Option<Ns>,
-    pub threads: Vec<Thread>,
+    pub threads: IxVec<ThreadIx, Thread>,
     pub memory: VmMemory,
     /// Its kernel's own page mover, if it has one.
     pub autonuma: Option<Autonuma>,
@@ -145,7 +146,7 @@ pub(crate) struct Vm {
     /// What an event has made of its program: factors of LLC accesses and cycles.
     pub factors: (f64, f64),
     /// Number of its vCPU 0 among the vCPUs of the host.
-    pub first_vcpu: usize,
+    pub first_vcpu: TaskIx,
     /// CPU quota that a plan set, while it is in force.
     pub quota: Option<Lease>,
     /// Memory that a plan left it, while that is in force.
@@ -157,8 +158,8 @@ pub(crate) struct Vm {
     pub faults_carried: f64,
     pub swapped_out: u64,
     work_share: f64,
-    starts: Vec<Vec<Touch>>,
-    boots: Vec<Vec<Touch>>,
+    starts: Touches,
+    boots: Touches,
     booted: usize,
     at_barrier: usize,
     intervals: u64,
@@ -181,8 +182,8 @@ impl Vm {
         spec: &VmSpec,
         hypervisor: Hypervisor,
         workload: Workload,
-        at: usize,
-        first_vcpu: usize,
+        at: VmIx,
+        first_vcpu: TaskIx,
         nodes: usize,
         seed: u64,
     ) -> Vm {
@@ -199,7 +200,7 @@ impl Vm {
         if hypervisor == Hypervisor::Xen && spec.memory_policy.placing == Placing::FirstTouch {
             memory.when_full = WhenFull::InTurn;
         }
-        let threads = (0..vcpus)
+        let threads = first(vcpus)
             .map(|thread| Thread::new(memory.shared_share(thread)))
             .collect();
         let rate = workload
@@ -209,11 +210,11 @@ impl Vm {
         let releases = (rate > 0.0).then(|| Releases::new(spec.release_calls, rate, vcpus, seed, at));
         Vm {
             autonuma: spec.autonuma.then(|| {
-                let chance = Chance::labelled(seed, "autonuma", at);
+                let chance = Chance::labelled(seed, "autonuma", at.0);
                 Autonuma::new(processes(workload.program.as_ref(), vcpus), &memory, chance)
             }),
             // "twin" and the position in the scenario: ascending, and the same in every run.
-            id: VmId(0x7477_696e << 96 | (at as u128 + 1)),
+            id: VmId(0x7477_696e << 96 | (at.0 as u128 + 1)),
             name: spec.name.clone(),
             workload: spec.workload.clone(),
             memory_bytes: spec.memory,
@@ -261,8 +262,19 @@ impl Vm {
             at_barrier: 0,
             intervals: 0,
             intervals_left: 0,
-            chance: Chance::labelled(seed, "guest", at),
+            chance: Chance::labelled(seed, "guest", at.0),
         }
+    }
+
+    /// The task of the vCPU that runs a thread.
+    pub fn task(&self, thread: ThreadIx) -> TaskIx {
+        TaskIx(self.first_vcpu.0 + thread.0)
+    }
+
+    /// The tasks of its vCPUs, in order.
+    pub fn tasks(&self) -> impl ExactSizeIterator<Item = TaskIx> + Clone + use<> {
+        let first = self.first_vcpu.0;
+        (first..first + self.threads.len()).map(TaskIx)
     }
 
     /// Its own kernel's page mover, or the host's.
@@ -323,7 +335,7 @@ impl Vm {
     }
 
     /// A vCPU has finished what it was doing: says what it does next.
-    pub fn next(&mut self, thread: usize, now: Ns) -> Next {
+    pub fn next(&mut self, thread: ThreadIx, now: Ns) -> Next {
         match self.threads[thread].doing {
             Doing::Touching { ns_per_page, .. } => {
                 if self.threads[thread].next_touch(ns_per_page) {
@@ -348,12 +360,12 @@ impl Vm {
     }
 
     /// Wakes an idle vCPU for its kernel's timers.
-    pub fn housekeep(&mut self, thread: usize) {
+    pub fn housekeep(&mut self, thread: ThreadIx) {
         self.threads[thread].doing = Doing::Housekeeping;
         self.threads[thread].left = HOUSEKEEPING_RUN.as_f64();
     }
 
-    fn end_of_boot(&mut self, thread: usize, now: Ns) -> Next {
+    fn end_of_boot(&mut self, thread: ThreadIx, now: Ns) -> Next {
         self.threads[thread].doing = Doing::Idle;
         self.booted += 1;
         if self.booted < self.threads.len() {
@@ -379,7 +391,7 @@ impl Vm {
             self.intervals = (libm::round(intervals) as u64).max(1);
             self.intervals_left = self.intervals;
         }
-        for at in 0..self.program_threads() {
+        for at in first(self.program_threads()) {
             self.threads[at].touches = std::mem::take(&mut self.starts[at]);
             self.threads[at].touches.reverse();
             self.threads[at].instructions_left = instructions;
@@ -416,7 +428,7 @@ impl Vm {
             self.host_scans += 1;
             autonuma.begin(self.host_scans, one_process(vcpus), &self.memory);
         }
-        for (at, thread) in self.threads.iter_mut().enumerate() {
+        for (at, thread) in first(vcpus).zip(&mut self.threads) {
             thread.shared_share = self.memory.shared_share(at);
             thread.requests.restart(next.requests.clone());
         }
@@ -469,7 +481,7 @@ impl Vm {
         }
     }
 
-    fn end_of_touching(&mut self, thread: usize, now: Ns) -> Next {
+    fn end_of_touching(&mut self, thread: ThreadIx, now: Ns) -> Next {
         if self
             .program
             .as_ref()
@@ -481,7 +493,7 @@ impl Vm {
         Next::Run
     }
 
-    fn end_of_stretch(&mut self, thread: usize, now: Ns) -> Next {
+    fn end_of_stretch(&mut self, thread: ThreadIx, now: Ns) -> Next {
         if self
             .program
             .as_ref()
@@ -508,7 +520,7 @@ impl Vm {
     }
 
     /// A thread without barriers runs to the end of the phase, or of the program.
-    fn stretch(&mut self, thread: usize) {
+    fn stretch(&mut self, thread: ThreadIx) {
         let share = self.phase_end(self.progress(thread)) - self.progress(thread);
         let total = self.instructions();
         let thread = &mut self.threads[thread];
@@ -517,7 +529,7 @@ impl Vm {
         thread.compute(next);
     }
 
-    fn arrive(&mut self, thread: usize, now: Ns) -> Next {
+    fn arrive(&mut self, thread: ThreadIx, now: Ns) -> Next {
         self.at_barrier += 1;
         let threads = self.program_threads();
         if self.at_barrier < threads {
@@ -545,7 +557,7 @@ impl Vm {
             .as_ref()
             .and_then(|p| p.barrier)
             .map_or(0.0, |barrier| barrier.imbalance);
-        for thread in &mut self.threads[..threads] {
+        for thread in self.threads.iter_mut().take(threads) {
             // Three deviations at most: an interval always has work.
             let deviation = if imbalance > 0.0 {
                 self.chance.normal().clamp(-3.0, 3.0)
@@ -566,7 +578,7 @@ impl Vm {
     }
 
     /// Share of the program that a thread has behind it.
-    fn progress(&self, thread: usize) -> f64 {
+    fn progress(&self, thread: ThreadIx) -> f64 {
         if self.intervals > 0 {
             return 1.0 - (self.intervals_left + 1).min(self.intervals) as f64 / self.intervals as f64;
         }
@@ -585,12 +597,12 @@ impl Vm {
     }
 
     /// Factors (LLC accesses, cycles) of a thread's program now: of the phase that it is in, and of events.
-    pub fn phase(&self, thread: usize) -> (f64, f64) {
+    pub fn phase(&self, thread: ThreadIx) -> (f64, f64) {
         let (accesses, cycles) = self.profile_phase(thread);
         (accesses * self.factors.0, cycles * self.factors.1)
     }
 
-    fn profile_phase(&self, thread: usize) -> (f64, f64) {
+    fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {
         let phases = self.program.as_ref().map_or(&[][..], |program| &program.phases);
         if phases.is_empty() {
             return (1.0, 1.0);

@@ -4,6 +4,7 @@
 use homenode_machine::{Hardware, Link, Machine};
 use homenode_units::NodeSet;
 
+use crate::index::{CpuIx, IxVec, first};
 use crate::scenario::TwinError;
 
 /// One CPU, by dense numbers.
@@ -13,19 +14,19 @@ pub(crate) struct CpuPlace {
     pub llc: usize,
     pub core: usize,
     /// The other CPUs of the core.
-    pub siblings: Vec<usize>,
+    pub siblings: Vec<CpuIx>,
 }
 
 /// The machine by dense numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Topology {
-    pub cpus: Vec<CpuPlace>,
+    pub cpus: IxVec<CpuIx, CpuPlace>,
     /// CPUs of each node.
-    pub node_cpus: Vec<Vec<usize>>,
+    pub node_cpus: Vec<Vec<CpuIx>>,
     /// CPUs of each physical core; cores are renumbered from 0.
-    pub core_cpus: Vec<Vec<usize>>,
+    pub core_cpus: Vec<Vec<CpuIx>>,
     /// CPUs of each last-level cache.
-    pub llc_cpus: Vec<Vec<usize>>,
+    pub llc_cpus: Vec<Vec<CpuIx>>,
     /// Bytes per nanosecond of each node's controllers; 0 for a node without memory.
     pub controller_caps: Vec<f64>,
     /// Directed links: the machine's own, or all pairs where it states none.
@@ -56,11 +57,11 @@ impl Topology {
         let mut cores: Vec<u32> = machine.cpus.iter().map(|cpu| cpu.core).collect();
         cores.sort_unstable();
         cores.dedup();
-        let mut cpus = Vec::new();
+        let mut cpus = IxVec::new();
         let mut node_cpus = vec![Vec::new(); machine.nodes.len()];
         let mut core_cpus = vec![Vec::new(); cores.len()];
         let mut llc_cpus = vec![Vec::new(); machine.llcs.len()];
-        for (at, cpu) in machine.cpus.iter().enumerate() {
+        for (at, cpu) in first(machine.cpus.len()).zip(&machine.cpus) {
             let llc = cpu
                 .llc
                 .ok_or_else(|| missing(format!("the last-level cache of CPU {}", cpu.id)))?;
@@ -75,7 +76,7 @@ impl Topology {
                 siblings: Vec::new(),
             });
         }
-        for (at, place) in cpus.iter_mut().enumerate() {
+        for (at, place) in first::<CpuIx>(cpus.len()).zip(&mut cpus) {
             place.siblings = core_cpus[place.core]
                 .iter()
                 .copied()

@@ -48,6 +48,7 @@ use super::fair::{Fair, MIGRATION_COST, NICE_0_LOAD};
 use super::queues::Queues;
 use super::scheduler::{Discipline, NEVER};
 use crate::hardware::Topology;
+use crate::index::{CpuIx, IxVec, TaskIx, first};
 
 /// Scheduler tick: the grid on which balancing turns fall.
 pub(super) const TICK: Ns = Ns::from_millis(1);
@@ -59,7 +60,7 @@ const TASKS_MAX: u64 = 32;
 #[derive(Clone, Debug)]
 struct Domain {
     /// Groups of CPUs that are compared.
-    groups: Vec<Vec<usize>>,
+    groups: Vec<Vec<CpuIx>>,
     /// Ticks between two turns of an idle CPU.
     interval: u64,
     /// The busiest group must have this many percent of the local one's load.
@@ -102,12 +103,12 @@ struct Pull {
 impl Domain {
     /// Whether a CPU balances in a tick. Those that idle are staggered by their number. When a busy one comes depends in the
     /// kernel on all that went before; here on chance, once in each interval, lest turns keep step with slices.
-    fn has_turn(&self, cpu: usize, level: usize, idle: bool, tick: u64) -> bool {
+    fn has_turn(&self, cpu: CpuIx, level: usize, idle: bool, tick: u64) -> bool {
         if idle {
-            return (tick + cpu as u64).is_multiple_of(self.interval);
+            return (tick + cpu.0 as u64).is_multiple_of(self.interval);
         }
         let interval = self.interval * BUSY_FACTOR;
-        let turn = ((tick / interval) << 32) + ((cpu as u64) << 8) + level as u64;
+        let turn = ((tick / interval) << 32) + ((cpu.0 as u64) << 8) + level as u64;
         tick % interval == finalize(turn) % interval
     }
 
@@ -177,7 +178,7 @@ impl Domain {
 }
 
 /// Whether a task of a group of CPUs is allowed on one of another.
-fn may_go(queues: &Queues, from: &[usize], to: &[usize]) -> bool {
+fn may_go(queues: &Queues, from: &[CpuIx], to: &[CpuIx]) -> bool {
     from.iter().any(|cpu| {
         let mut tasks = queues.waiting(*cpu).iter().copied().chain(queues.current(*cpu));
         tasks.any(|task| to.iter().any(|cpu| queues.tasks[task].allowed[*cpu]))
@@ -188,8 +189,8 @@ fn may_go(queues: &Queues, from: &[usize], to: &[usize]) -> bool {
 #[derive(Clone, Debug)]
 pub(crate) struct Domains {
     domains: Vec<Domain>,
-    of_cpu: Vec<Vec<usize>>,
-    failed: Vec<Vec<u32>>,
+    of_cpu: IxVec<CpuIx, Vec<usize>>,
+    failed: IxVec<CpuIx, Vec<u32>>,
     /// Ticks up to the last that was handled.
     tick: u64,
     /// Whether loads are even, so that no tick can change anything until a queue changes.
@@ -201,7 +202,7 @@ pub(crate) struct Domains {
 impl Domains {
     pub fn new(topology: &Topology) -> Domains {
         let mut domains = Vec::new();
-        let mut of_cpu = vec![Vec::new(); topology.cpus.len()];
+        let mut of_cpu = IxVec::filled(Vec::new(), topology.cpus.len());
         for cpus in topology.node_cpus.iter().filter(|cpus| !cpus.is_empty()) {
             let mut cores: Vec<usize> = cpus.iter().map(|cpu| topology.cpus[*cpu].core).collect();
             cores.sort_unstable();
@@ -282,7 +283,7 @@ impl Fair {
     /// One tick: the CPUs whose turn it is balance.
     pub(super) fn tick(&mut self, queues: &mut Queues, now: Ns) {
         self.domains.tick += 1;
-        for cpu in 0..queues.cpus() {
+        for cpu in first(queues.cpus()) {
             for level in 0..self.domains.of_cpu[cpu].len() {
                 let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
                 if domain.has_turn(cpu, level, queues.idle(cpu), self.domains.tick) {
@@ -320,7 +321,7 @@ impl Fair {
         loads.extend(domain.groups.iter().map(|group| self.weigh(queues, group)));
     }
 
-    fn weigh(&self, queues: &Queues, group: &[usize]) -> Load {
+    fn weigh(&self, queues: &Queues, group: &[CpuIx]) -> Load {
         let mut load = Load {
             cpus: group.len() as u64,
             tasks: 0,
@@ -342,17 +343,17 @@ impl Fair {
     }
 
     /// What a CPU's vCPUs weigh.
-    fn vm_load(&self, queues: &Queues, cpu: usize) -> u64 {
+    fn vm_load(&self, queues: &Queues, cpu: CpuIx) -> u64 {
         let tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
         tasks.map(|task| self.balanced_weight(queues, task)).sum()
     }
 
     /// What a task weighs in balancing: the host's own run too briefly to count.
-    fn balanced_weight(&self, queues: &Queues, task: usize) -> u64 {
+    fn balanced_weight(&self, queues: &Queues, task: TaskIx) -> u64 {
         queues.tasks[task].vm.map_or(0, |_| self.weight(queues, task))
     }
 
-    fn balance(&mut self, queues: &mut Queues, cpu: usize, level: usize, now: Ns) {
+    fn balance(&mut self, queues: &mut Queues, cpu: CpuIx, level: usize, now: Ns) {
         let Some((source, wanted)) = self.busiest_cpu(queues, cpu, level) else {
             self.domains.failed[cpu][level] = 0;
             return;
@@ -384,7 +385,7 @@ impl Fair {
 
     /// The CPU that one should pull from on a level, and what; `None` where loads are even, or another CPU of its group does
     /// the balancing.
-    fn busiest_cpu(&mut self, queues: &Queues, cpu: usize, level: usize) -> Option<(usize, Pull)> {
+    fn busiest_cpu(&mut self, queues: &Queues, cpu: CpuIx, level: usize) -> Option<(CpuIx, Pull)> {
         let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
         let local = domain.groups.iter().position(|group| group.contains(&cpu))?;
         let group = &domain.groups[local];
@@ -402,7 +403,7 @@ impl Fair {
         let source = if idle.is_some() {
             cpus.max_by_key(|from| (queues.runnable(*from), *from))
         } else {
-            let may = |from: &usize| {
+            let may = |from: &CpuIx| {
                 let mut waiting = queues.waiting(*from).iter();
                 waiting.any(|task| queues.tasks[*task].allowed[cpu])
             };
@@ -416,13 +417,13 @@ impl Fair {
     fn pull(
         &mut self,
         queues: &mut Queues,
-        from: usize,
-        to: usize,
+        from: CpuIx,
+        to: CpuIx,
         weight: u64,
         hot_too: bool,
         now: Ns,
     ) -> Option<u64> {
-        let movable = |task: &usize| {
+        let movable = |task: &TaskIx| {
             let candidate = &queues.tasks[*task];
             let hot = now.0 - candidate.last_ran.0 < MIGRATION_COST;
             candidate.allowed[to]
@@ -438,7 +439,7 @@ impl Fair {
     }
 
     /// Moves the running task of a CPU to an idle one.
-    fn push_running(&mut self, queues: &mut Queues, from: usize, to: usize, now: Ns) {
+    fn push_running(&mut self, queues: &mut Queues, from: CpuIx, to: CpuIx, now: Ns) {
         let Some(task) = queues.current(from) else {
             return;
         };
@@ -454,7 +455,7 @@ impl Fair {
     }
 
     /// A CPU that has become idle looks for one waiting task, in its node first.
-    pub(super) fn idle_balance(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+    pub(super) fn idle_balance(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         if self.trees[cpu].idle_ns < MIGRATION_COST {
             return;
         }

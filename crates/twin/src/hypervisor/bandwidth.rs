@@ -14,6 +14,7 @@
 use homenode_units::Ns;
 
 use super::scheduler::NEVER;
+use crate::index::{CpuIx, IxVec};
 
 /// Period of a limit that names none (`default_cfs_period`).
 pub(super) const PERIOD: Ns = Ns::from_millis(100);
@@ -33,8 +34,8 @@ pub(super) struct Bandwidth {
     /// When what was given back is dealt out.
     deal_at: Ns,
     /// Each CPU's part; below 0 it owes.
-    parts: Vec<i64>,
-    throttled: Vec<bool>,
+    parts: IxVec<CpuIx, i64>,
+    throttled: IxVec<CpuIx, bool>,
 }
 
 impl Bandwidth {
@@ -46,23 +47,23 @@ impl Bandwidth {
             used: false,
             period_end: NEVER,
             deal_at: NEVER,
-            parts: vec![0; cpus],
-            throttled: vec![false; cpus],
+            parts: IxVec::filled(0, cpus),
+            throttled: IxVec::filled(false, cpus),
         }
     }
 
     /// The group ran on a CPU.
-    pub fn charge(&mut self, cpu: usize, ns: u64) {
+    pub fn charge(&mut self, cpu: CpuIx, ns: u64) {
         self.parts[cpu] -= ns.cast_signed();
     }
 
     /// Whether the group may not run on a CPU before the next period.
-    pub fn throttled(&self, cpu: usize) -> bool {
+    pub fn throttled(&self, cpu: CpuIx) -> bool {
         self.throttled[cpu]
     }
 
     /// How long the group may run on a CPU from now, after taking from the pool if need be; 0 throttles it there.
-    pub fn grant(&mut self, cpu: usize, now: Ns) -> u64 {
+    pub fn grant(&mut self, cpu: CpuIx, now: Ns) -> u64 {
         if self.parts[cpu] <= 0 {
             if self.period_end == NEVER {
                 self.pool_ns = self.quota_ns;
@@ -78,7 +79,7 @@ impl Bandwidth {
     }
 
     /// The group has no runnable vCPU on a CPU any more.
-    pub fn leave(&mut self, cpu: usize, now: Ns) {
+    pub fn leave(&mut self, cpu: CpuIx, now: Ns) {
         let rest = self.parts[cpu] - KEPT_NS;
         if rest <= 0 {
             return;

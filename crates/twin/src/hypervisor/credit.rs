@@ -54,6 +54,7 @@ use homenode_policy::permits::Standing;
 use super::queues::{Queues, Run};
 use super::scheduler::{Discipline, NEVER};
 use crate::cpu_mask::CpuMask;
+use crate::index::{CpuIx, IxVec, TaskIx, VmIx, first};
 use homenode_units::{Chance, Ns};
 
 const SLICE: Ns = Ns::from_millis(30);
@@ -106,7 +107,7 @@ struct Domain {
     cap_percent: Option<u32>,
     /// A cap below that which somebody set for now.
     cap_now_percent: Option<u32>,
-    vcpus: Vec<usize>,
+    vcpus: Vec<TaskIx>,
     active: u32,
 }
 
@@ -118,9 +119,9 @@ struct Cpu {
     /// Accountings up to the last after which its queue was sorted.
     sorted: u64,
     /// Idle CPU that was last tickled from here.
-    tickled: usize,
+    tickled: CpuIx,
     /// Idle CPU that a migrating vCPU last picked through this one.
-    idle_bias: usize,
+    idle_bias: CpuIx,
     /// vCPUs that were started here.
     started: u32,
 }
@@ -135,7 +136,7 @@ enum Affinity {
 /// The discipline.
 #[derive(Clone, Debug)]
 pub(crate) struct Credit {
-    vcpus: Vec<Vcpu>,
+    vcpus: IxVec<TaskIx, Vcpu>,
     /// By number: Dom0, then the VMs in order.
     domains: Vec<Domain>,
     /// Domains with active vCPUs, in the order in which they are accounted.
@@ -144,9 +145,9 @@ pub(crate) struct Credit {
     weight: i64,
     /// Sum of credits at the last accounting.
     balance: i64,
-    cpus: Vec<Cpu>,
+    cpus: IxVec<CpuIx, Cpu>,
     /// CPU of each node that was last stolen from.
-    stolen_from: Vec<usize>,
+    stolen_from: Vec<CpuIx>,
     /// Ticks up to the last that was handled.
     ticks: u64,
     /// Whether nothing runs and nobody is active, so that ticks do nothing.
@@ -157,8 +158,8 @@ pub(crate) struct Credit {
     idlers: CpuMask,
     fitting: CpuMask,
     order: Vec<usize>,
-    to_park: Vec<usize>,
-    to_unpark: Vec<usize>,
+    to_park: Vec<TaskIx>,
+    to_unpark: Vec<TaskIx>,
 }
 
 impl Credit {
@@ -167,18 +168,18 @@ impl Credit {
             slice_end: NEVER,
             since: Ns::ZERO,
             sorted: 0,
-            tickled: 0,
-            idle_bias: cpus - 1,
+            tickled: CpuIx(0),
+            idle_bias: CpuIx(cpus - 1),
             started: 0,
         };
         let mut credit = Credit {
-            vcpus: Vec::new(),
+            vcpus: IxVec::new(),
             domains: Vec::new(),
             active: Vec::new(),
             weight: 0,
             balance: 0,
-            cpus: vec![cpu; cpus],
-            stolen_from: vec![0; nodes],
+            cpus: IxVec::filled(cpu, cpus),
+            stolen_from: vec![CpuIx(0); nodes],
             ticks: 0,
             at_rest: true,
             accountings: 0,
@@ -195,17 +196,17 @@ impl Credit {
 
     /// Gives a vCPU a soft affinity: CPUs that it prefers among those that it may run on.
     #[cfg(test)]
-    pub fn set_preferred(&mut self, task: usize, preferred: CpuMask) {
+    pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuMask) {
         self.vcpus[task].preferred = Some(preferred);
     }
 
     /// Caps a VM, in percent of one CPU, besides the cap that it has; or no longer.
-    pub fn set_cap(&mut self, vm: usize, cap_percent: Option<u32>) {
-        self.domains[vm + 1].cap_now_percent = cap_percent;
+    pub fn set_cap(&mut self, vm: VmIx, cap_percent: Option<u32>) {
+        self.domains[vm.0 + 1].cap_now_percent = cap_percent;
     }
 
     /// What a vCPU's VM is by its permit from now on: OVER keeps it from running.
-    pub fn set_standing(&mut self, queues: &mut Queues, task: usize, standing: Standing, now: Ns) {
+    pub fn set_standing(&mut self, queues: &mut Queues, task: TaskIx, standing: Standing, now: Ns) {
         self.vcpus[task].over = standing == Standing::Over;
         match standing {
             Standing::Over => self.park(queues, task, now),
@@ -214,7 +215,7 @@ impl Credit {
     }
 
     /// Whether a vCPU prefers some of the CPUs that it may run on to others.
-    fn prefers(&self, queues: &Queues, task: usize) -> bool {
+    fn prefers(&self, queues: &Queues, task: TaskIx) -> bool {
         self.vcpus[task].preferred.as_ref().is_some_and(|preferred| {
             let allowed = &queues.tasks[task].allowed;
             let liked = allowed.count_common(preferred);
@@ -222,14 +223,14 @@ impl Credit {
         })
     }
 
-    fn may(&self, queues: &Queues, affinity: Affinity, task: usize, cpu: usize) -> bool {
+    fn may(&self, queues: &Queues, affinity: Affinity, task: TaskIx, cpu: CpuIx) -> bool {
         let preferred = self.vcpus[task].preferred.as_ref();
         queues.tasks[task].allowed[cpu]
             && (affinity == Affinity::Hard || preferred.is_none_or(|preferred| preferred[cpu]))
     }
 
     /// Makes the candidates those CPUs that a vCPU may run on.
-    fn set_candidates(&mut self, queues: &Queues, affinity: Affinity, task: usize) {
+    fn set_candidates(&mut self, queues: &Queues, affinity: Affinity, task: TaskIx) {
         self.candidates.copy(&queues.tasks[task].allowed);
         if let (Affinity::Soft, Some(preferred)) = (affinity, &self.vcpus[task].preferred) {
             self.candidates.keep(preferred);
@@ -237,7 +238,7 @@ impl Credit {
     }
 
     /// Puts a vCPU that is on no queue into its CPU's.
-    fn insert(&mut self, queues: &mut Queues, task: usize, behind_one: bool, now: Ns) {
+    fn insert(&mut self, queues: &mut Queues, task: TaskIx, behind_one: bool, now: Ns) {
         if std::mem::take(&mut self.at_rest) {
             self.ticks = now.0 / TICK.0;
         }
@@ -255,7 +256,7 @@ impl Credit {
     }
 
     /// A CPU decides anew who runs on it.
-    pub(super) fn schedule(&mut self, queues: &mut Queues, cpu: usize, yields: bool, now: Ns) {
+    pub(super) fn schedule(&mut self, queues: &mut Queues, cpu: CpuIx, yields: bool, now: Ns) {
         self.settle(queues, cpu, now);
         let before = queues.current(cpu);
         if let Some(task) = before {
@@ -273,7 +274,7 @@ impl Credit {
     }
 
     /// Starts the head of a CPU's queue, or what it can steal; gives who that is.
-    fn choose(&mut self, queues: &mut Queues, cpu: usize, before: Option<usize>, now: Ns) -> Option<usize> {
+    fn choose(&mut self, queues: &mut Queues, cpu: CpuIx, before: Option<TaskIx>, now: Ns) -> Option<TaskIx> {
         let head = queues.waiting(cpu).first().copied();
         let priority = head.map_or(Priority::Idle, |task| self.vcpus[task].priority);
         let next = if priority > Priority::Over {
@@ -293,7 +294,7 @@ impl Credit {
     }
 
     /// Takes a waiting vCPU of higher priority than this from another CPU, to the head of this one's queue.
-    fn steal(&mut self, queues: &mut Queues, cpu: usize, than: Priority, now: Ns) -> Option<usize> {
+    fn steal(&mut self, queues: &mut Queues, cpu: CpuIx, than: Priority, now: Ns) -> Option<TaskIx> {
         let nodes = queues.places.node_cpus.len();
         let own = queues.places.node_of[cpu];
         for affinity in [Affinity::Soft, Affinity::Hard] {
@@ -306,7 +307,7 @@ impl Credit {
                     if peer == cpu || queues.current(peer).is_none() {
                         return None;
                     }
-                    let higher = |task: &usize| self.vcpus[*task].priority > than;
+                    let higher = |task: &TaskIx| self.vcpus[*task].priority > than;
                     let waiting = queues.waiting(peer).iter().copied().take_while(higher);
                     waiting
                         .filter(|task| affinity == Affinity::Hard || self.prefers(queues, *task))
@@ -324,7 +325,7 @@ impl Credit {
     }
 
     /// Lets the CPU decide anew that should look at a vCPU that has just been queued. `from` is where that happened.
-    fn tickle(&mut self, queues: &mut Queues, task: usize, from: usize, now: Ns) {
+    fn tickle(&mut self, queues: &mut Queues, task: TaskIx, from: CpuIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         let Some(current) = queues.current(cpu) else {
             self.schedule(queues, cpu, false, now);
@@ -352,7 +353,7 @@ impl Credit {
     }
 
     /// The current vCPU of a CPU goes to a better one.
-    fn migrate_running(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+    fn migrate_running(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.settle(queues, cpu, now);
         let Some(task) = queues.take_off(cpu) else { return };
         self.pick(queues, cpu, now);
@@ -363,7 +364,7 @@ impl Credit {
 
     /// Where a vCPU is best off: its own CPU or an idle one with more idle neighbours: hyperthreads of the core inside
     /// a node, CPUs of the node across nodes, where there must be more than twice as many.
-    fn better_cpu(&mut self, queues: &Queues, task: usize, commit: Commit) -> usize {
+    fn better_cpu(&mut self, queues: &Queues, task: TaskIx, commit: Commit) -> CpuIx {
         let (own, places) = (queues.tasks[task].cpu, &queues.places);
         let (mut best, mut through) = (own, None);
         for affinity in [Affinity::Soft, Affinity::Hard] {
@@ -401,14 +402,14 @@ impl Credit {
             self.candidates.set(best, false);
             while let Some(next) = self.candidates.next_after(best) {
                 let near = places.node_of[next] == places.node_of[best];
-                let neighbours = |cpu: usize| {
+                let neighbours = |cpu: CpuIx| {
                     if near {
                         &places.core_masks[places.core_of[cpu]]
                     } else {
                         &places.node_masks[places.node_of[cpu]]
                     }
                 };
-                let idle = |cpu: usize| neighbours(cpu).count_common(&self.idlers);
+                let idle = |cpu: CpuIx| neighbours(cpu).count_common(&self.idlers);
                 let factor = if near { 1 } else { 2 };
                 if idle(best) * factor < idle(next) {
                     let bias = self.cpus[next].idle_bias;
@@ -435,7 +436,7 @@ impl Credit {
 
     /// The tick of all CPUs that are not idle.
     fn tick(&mut self, queues: &mut Queues, now: Ns) {
-        for cpu in 0..queues.cpus() {
+        for cpu in first(queues.cpus()) {
             self.settle(queues, cpu, now);
             let Some(task) = queues.current(cpu) else { continue };
             let vcpu = &mut self.vcpus[task];
@@ -452,7 +453,7 @@ impl Credit {
         }
     }
 
-    fn activate(&mut self, task: usize) {
+    fn activate(&mut self, task: TaskIx) {
         let vcpu = &mut self.vcpus[task];
         vcpu.active = true;
         let domain = &mut self.domains[vcpu.domain];
@@ -463,7 +464,7 @@ impl Credit {
         }
     }
 
-    fn deactivate(&mut self, task: usize) {
+    fn deactivate(&mut self, task: TaskIx) {
         let vcpu = &mut self.vcpus[task];
         vcpu.active = false;
         let number = vcpu.domain;
@@ -562,14 +563,14 @@ impl Credit {
         }
     }
 
-    fn burn(&mut self, task: usize, ns: u64) {
+    fn burn(&mut self, task: TaskIx, ns: u64) {
         let vcpu = &mut self.vcpus[task];
         let burnt = ns * CREDITS_PER_MS + vcpu.residual;
         vcpu.credit -= (burnt / 1_000_000).cast_signed();
         vcpu.residual = burnt % 1_000_000;
     }
 
-    fn park(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn park(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         match queues.tasks[task].run {
             Run::Running => {
@@ -586,13 +587,13 @@ impl Credit {
         }
     }
 
-    fn unpark(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn unpark(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         self.vcpus[task].parked = false;
         self.resume(queues, task, now);
     }
 
     /// Lets a vCPU run that nothing keeps from it any more.
-    fn resume(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn resume(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         if queues.tasks[task].run == Run::Throttled && !self.vcpus[task].kept_off() {
             queues.dequeue(task, now);
             self.requeue(queues, task, now);
@@ -618,10 +619,9 @@ impl Discipline for Credit {
         });
     }
 
-    fn added(&mut self, vm: Option<usize>) {
-        let domain = vm.map_or(0, |vm| vm + 1);
-        self.domains[domain].vcpus.push(self.vcpus.len());
-        self.vcpus.push(Vcpu {
+    fn added(&mut self, vm: Option<VmIx>) {
+        let domain = vm.map_or(0, |vm| vm.0 + 1);
+        let task = self.vcpus.push(Vcpu {
             domain,
             credit: 0,
             residual: 0,
@@ -631,13 +631,14 @@ impl Discipline for Credit {
             over: false,
             preferred: None,
         });
+        self.domains[domain].vcpus.push(task);
     }
 
-    fn charge(&mut self, _queues: &Queues, _cpu: usize, task: usize, ns: u64) {
+    fn charge(&mut self, _queues: &Queues, _cpu: CpuIx, task: TaskIx, ns: u64) {
         self.burn(task, ns);
     }
 
-    fn fork(&mut self, queues: &mut Queues, task: usize, now: Ns, _chance: &mut Chance) {
+    fn fork(&mut self, queues: &mut Queues, task: TaskIx, now: Ns, _chance: &mut Chance) {
         let allowed = queues.tasks[task].allowed.iter();
         let first = allowed.min_by_key(|cpu| (self.cpus[*cpu].started, *cpu));
         queues.tasks[task].cpu = first.expect("a vCPU may run somewhere");
@@ -647,7 +648,7 @@ impl Discipline for Credit {
         self.requeue(queues, task, now);
     }
 
-    fn wake(&mut self, queues: &mut Queues, task: usize, waker: Option<usize>, now: Ns) {
+    fn wake(&mut self, queues: &mut Queues, task: TaskIx, waker: Option<CpuIx>, now: Ns) {
         let vcpu = &mut self.vcpus[task];
         if vcpu.kept_off() {
             queues.throttle(task, now);
@@ -660,18 +661,18 @@ impl Discipline for Credit {
         self.tickle(queues, task, waker.unwrap_or(queues.tasks[task].cpu), now);
     }
 
-    fn pick(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+    fn pick(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.choose(queues, cpu, None, now);
         queues.switched.push(cpu);
     }
 
-    fn left(&mut self, _queues: &Queues, _cpu: usize, _now: Ns) {}
+    fn left(&mut self, _queues: &Queues, _cpu: CpuIx, _now: Ns) {}
 
-    fn rehome(&mut self, queues: &mut Queues, task: usize, _now: Ns) {
+    fn rehome(&mut self, queues: &mut Queues, task: TaskIx, _now: Ns) {
         queues.tasks[task].cpu = self.better_cpu(queues, task, Commit::Yes);
     }
 
-    fn requeue(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn requeue(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         if self.vcpus[task].kept_off() {
             queues.throttle(task, now);
         } else {
@@ -690,7 +691,7 @@ impl Discipline for Credit {
 
     /// Slices that are over, by CPU, then the tick, then the accounting.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
-        for cpu in 0..queues.cpus() {
+        for cpu in first(queues.cpus()) {
             if self.cpus[cpu].slice_end <= now {
                 self.schedule(queues, cpu, false, now);
             }
@@ -703,7 +704,7 @@ impl Discipline for Credit {
         if self.ticks.is_multiple_of(TICKS_PER_ACCOUNTING) {
             self.account(queues, now);
         }
-        self.at_rest = self.active.is_empty() && (0..queues.cpus()).all(|cpu| queues.idle(cpu));
+        self.at_rest = self.active.is_empty() && first(queues.cpus()).all(|cpu| queues.idle(cpu));
         if self.at_rest {
             self.balance = 0;
         }
@@ -722,13 +723,13 @@ mod tests {
     fn credits_burnt_equal_time_run() {
         let mut credit = Credit::new(2, 1);
         credit.add_vm(256, None);
-        credit.added(Some(0));
+        credit.added(Some(VmIx(0)));
         let stretches = [1u64, 99_999, 100_000, 1_234_567, 7, 30_000_000, 333_333];
         let mut ran = 0;
         for ns in stretches.into_iter().cycle().take(10_000) {
-            credit.burn(0, ns);
+            credit.burn(TaskIx(0), ns);
             ran += ns;
-            let vcpu = &credit.vcpus[0];
+            let vcpu = &credit.vcpus[TaskIx(0)];
             let burnt = -vcpu.credit * 1_000_000 + vcpu.residual.cast_signed();
             assert_eq!(burnt, (ran * CREDITS_PER_MS).cast_signed());
         }
@@ -740,16 +741,16 @@ mod tests {
         let mut credit = Credit::new(8, 1);
         for (weight, vcpus) in [(256, 4), (512, 1), (64, 9), (1024, 3)] {
             credit.add_vm(weight, None);
-            let vm = credit.domains.len() - 2;
+            let vm = VmIx(credit.domains.len() - 2);
             for _ in 0..vcpus {
                 credit.added(Some(vm));
-                credit.activate(credit.vcpus.len() - 1);
+                credit.activate(TaskIx(credit.vcpus.len() - 1));
             }
         }
         credit.hand_out_all(8);
         let handed: i64 = credit.vcpus.iter().map(|vcpu| vcpu.credit).sum();
         assert!((2400..=2400 + 17 + 4).contains(&handed), "{handed} credits");
         // The heavy single vCPU gets what one CPU is worth, no more.
-        assert_eq!(credit.vcpus[4].credit, 300);
+        assert_eq!(credit.vcpus[TaskIx(4)].credit, 300);
     }
 }

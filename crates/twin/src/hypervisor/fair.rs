@@ -32,6 +32,7 @@ use super::bandwidth::{self, Bandwidth};
 use super::queues::{Queues, Run};
 use super::scheduler::{Discipline, NEVER};
 use crate::hardware::Topology;
+use crate::index::{CpuIx, IxVec, TaskIx, VmIx, first};
 use homenode_units::{Chance, Ns};
 
 /// A task that stopped running less than this ago has a warm cache and is not moved (`sysctl_sched_migration_cost`).
@@ -51,14 +52,14 @@ struct Group {
     shares: u64,
     bandwidth: Option<Bandwidth>,
     /// vCPUs that a limit keeps from running, the VM's or their own.
-    throttled: Vec<usize>,
+    throttled: Vec<TaskIx>,
 }
 
 /// Whose limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limited {
-    Vm(usize),
-    Vcpu(usize),
+    Vm(VmIx),
+    Vcpu(TaskIx),
 }
 
 /// The tree of a CPU.
@@ -69,7 +70,7 @@ pub(super) struct Tree {
     slice_start: Ns,
     idle_since: Ns,
     /// Task that ran last.
-    last: Option<usize>,
+    last: Option<TaskIx>,
     /// Average length of idle periods: short ones are not worth pulling work for.
     pub idle_ns: u64,
 }
@@ -78,15 +79,15 @@ pub(super) struct Tree {
 #[derive(Clone, Debug)]
 pub(crate) struct Fair {
     /// Virtual runtime of each task.
-    vruntimes: Vec<i64>,
-    vms: Vec<Group>,
+    vruntimes: IxVec<TaskIx, i64>,
+    vms: IxVec<VmIx, Group>,
     /// Limit of each task's own.
-    quotas: Vec<Option<Bandwidth>>,
-    pub(super) trees: Vec<Tree>,
+    quotas: IxVec<TaskIx, Option<Bandwidth>>,
+    pub(super) trees: IxVec<CpuIx, Tree>,
     /// When each CPU's slice ends; never, where nobody waits.
-    slice_ends: Vec<Ns>,
+    slice_ends: IxVec<CpuIx, Ns>,
     /// When each CPU's task must ask its limits for more time; never, where there are none.
-    grant_ends: Vec<Ns>,
+    grant_ends: IxVec<CpuIx, Ns>,
     pub(super) domains: Domains,
     latency: u64,
     granularity: u64,
@@ -106,12 +107,12 @@ impl Fair {
             idle_ns: 2 * MIGRATION_COST,
         };
         Fair {
-            vruntimes: Vec::new(),
-            vms: Vec::new(),
-            quotas: Vec::new(),
-            trees: vec![tree; cpus],
-            slice_ends: vec![NEVER; cpus],
-            grant_ends: vec![NEVER; cpus],
+            vruntimes: IxVec::new(),
+            vms: IxVec::new(),
+            quotas: IxVec::new(),
+            trees: IxVec::filled(tree, cpus),
+            slice_ends: IxVec::filled(NEVER, cpus),
+            grant_ends: IxVec::filled(NEVER, cpus),
             domains: Domains::new(topology),
             latency: 6_000_000 * factor,
             granularity: 750_000 * factor,
@@ -120,7 +121,7 @@ impl Fair {
     }
 
     /// Finds out anew when a CPU's slice ends, after its queue changed.
-    fn set_slice_end(&mut self, queues: &Queues, cpu: usize, now: Ns) {
+    fn set_slice_end(&mut self, queues: &Queues, cpu: CpuIx, now: Ns) {
         self.domains.changed(now);
         self.slice_ends[cpu] = if queues.current(cpu).is_none() || queues.waiting(cpu).is_empty() {
             NEVER
@@ -133,14 +134,14 @@ impl Fair {
     }
 
     /// What a task weighs: a VM's shares are divided among its runnable vCPUs.
-    pub(super) fn weight(&self, queues: &Queues, task: usize) -> u64 {
+    pub(super) fn weight(&self, queues: &Queues, task: TaskIx) -> u64 {
         queues.tasks[task].vm.map_or(NICE_0_LOAD, |vm| {
             self.vms[vm].shares * WEIGHT_UNIT / queues.runnable_of_vm(vm).max(1) as u64
         })
     }
 
     /// Weight of all tasks that run on a CPU or wait for it.
-    pub(super) fn load(&self, queues: &Queues, cpu: usize) -> u64 {
+    pub(super) fn load(&self, queues: &Queues, cpu: CpuIx) -> u64 {
         let tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
         tasks.map(|task| self.weight(queues, task)).sum()
     }
@@ -151,7 +152,7 @@ impl Fair {
     }
 
     /// Whose limits hold a task: its own, and its VM's.
-    fn limited_by(queues: &Queues, task: usize) -> impl Iterator<Item = Limited> + use<> {
+    fn limited_by(queues: &Queues, task: TaskIx) -> impl Iterator<Item = Limited> + use<> {
         let vm = queues.tasks[task].vm.map(Limited::Vm);
         std::iter::once(Limited::Vcpu(task)).chain(vm)
     }
@@ -171,13 +172,13 @@ impl Fair {
     }
 
     /// Whether a limit of a task is used up on a CPU.
-    pub(super) fn throttled(&self, queues: &Queues, task: usize, cpu: usize) -> bool {
+    pub(super) fn throttled(&self, queues: &Queues, task: TaskIx, cpu: CpuIx) -> bool {
         let used_up = |of| self.limit(of).is_some_and(|limit| limit.throttled(cpu));
         Fair::limited_by(queues, task).any(used_up)
     }
 
     /// Until when the limits of a task let it run on a CPU, asking them for time; `None` throttles it there.
-    fn grant(&mut self, queues: &Queues, task: usize, cpu: usize, now: Ns) -> Option<Ns> {
+    fn grant(&mut self, queues: &Queues, task: TaskIx, cpu: CpuIx, now: Ns) -> Option<Ns> {
         let mut until = NEVER;
         for of in Fair::limited_by(queues, task) {
             if let Some(limit) = self.limit_mut(of) {
@@ -188,7 +189,7 @@ impl Fair {
     }
 
     /// Holds a vCPU to so much time per period from now on, or no longer.
-    pub fn set_quota(&mut self, queues: &mut Queues, task: usize, quota: Option<(Ns, Ns)>, now: Ns) {
+    pub fn set_quota(&mut self, queues: &mut Queues, task: TaskIx, quota: Option<(Ns, Ns)>, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         self.settle(queues, cpu, now);
         self.quotas[task] = quota.map(|(run, period)| Bandwidth::new(run, period, self.trees.len()));
@@ -201,7 +202,7 @@ impl Fair {
     }
 
     /// A sleeping task becomes runnable on its CPU, and runs at once if it may.
-    fn enter(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn enter(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         if self.throttled(queues, task, cpu) {
             self.throttle(queues, task, now);
@@ -212,7 +213,7 @@ impl Fair {
     }
 
     /// A task that is on no queue stays off until its limits allow it.
-    fn throttle(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn throttle(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         if let Some(vm) = queues.tasks[task].vm {
             queues.throttle(task, now);
             self.vms[vm].throttled.push(task);
@@ -220,7 +221,7 @@ impl Fair {
     }
 
     /// Throttles the tasks of a VM that wait for a CPU on which their limits are used up.
-    fn throttle_waiting(&mut self, queues: &mut Queues, vm: Option<usize>, cpu: usize, now: Ns) {
+    fn throttle_waiting(&mut self, queues: &mut Queues, vm: Option<VmIx>, cpu: CpuIx, now: Ns) {
         let used_up = |fair: &Fair, queues: &Queues| {
             let mut waiting = queues.waiting(cpu).iter().copied();
             waiting.find(|task| queues.tasks[*task].vm == vm && fair.throttled(queues, *task, cpu))
@@ -232,7 +233,7 @@ impl Fair {
     }
 
     /// The current task of a CPU has used what it was granted: it gets more, or it is throttled here.
-    fn grant_over(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+    fn grant_over(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.settle(queues, cpu, now);
         let Some(task) = queues.current(cpu) else { return };
         if let Some(until) = self.grant(queues, task, cpu, now) {
@@ -261,7 +262,7 @@ impl Fair {
     }
 
     /// Throttled tasks of a VM on CPUs where they may run again wait there.
-    fn release(&mut self, queues: &mut Queues, vm: usize, now: Ns) {
+    fn release(&mut self, queues: &mut Queues, vm: VmIx, now: Ns) {
         let mut at = 0;
         while at < self.vms[vm].throttled.len() {
             let task = self.vms[vm].throttled[at];
@@ -280,14 +281,14 @@ impl Fair {
     }
 
     /// Sleepers get credit, but not without end.
-    fn limit_lag(&mut self, task: usize, cpu: usize) {
+    fn limit_lag(&mut self, task: TaskIx, cpu: CpuIx) {
         let floor = self.trees[cpu].min_vruntime - (self.latency / 2).cast_signed();
         self.vruntimes[task] = self.vruntimes[task].max(floor);
     }
 
     /// The waiting task that should run next on a CPU, and until when its limits let it. Throttles those that have used up
     /// theirs.
-    fn next_task(&mut self, queues: &mut Queues, cpu: usize, now: Ns) -> Option<(usize, Ns)> {
+    fn next_task(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) -> Option<(TaskIx, Ns)> {
         loop {
             let waiting = queues.waiting(cpu).iter().copied();
             let task = waiting.min_by_key(|task| (self.vruntimes[*task], *task))?;
@@ -299,12 +300,12 @@ impl Fair {
     }
 
     /// Gives back what a CPU has of limits of which no runnable task is left there.
-    fn give_back(&mut self, queues: &Queues, cpu: usize, now: Ns) {
+    fn give_back(&mut self, queues: &Queues, cpu: CpuIx, now: Ns) {
         let Some(last) = self.trees[cpu].last.take() else {
             return;
         };
         let vm = queues.tasks[last].vm;
-        let here = |found: &dyn Fn(usize) -> bool| {
+        let here = |found: &dyn Fn(TaskIx) -> bool| {
             let mut tasks = queues.waiting(cpu).iter().copied().chain(queues.current(cpu));
             tasks.any(found)
         };
@@ -324,10 +325,10 @@ impl Fair {
 
     /// An idle CPU below the target's LLC: the target, the previous one, an idle core, an idle hyperthread; the
     /// target if there is none.
-    fn idle_sibling(queues: &Queues, task: usize, target: usize, previous: usize) -> usize {
+    fn idle_sibling(queues: &Queues, task: TaskIx, target: CpuIx, previous: CpuIx) -> CpuIx {
         let allowed = &queues.tasks[task].allowed;
         let places = &queues.places;
-        let free = |cpu: usize| allowed[cpu] && queues.idle(cpu);
+        let free = |cpu: CpuIx| allowed[cpu] && queues.idle(cpu);
         if free(target) {
             return target;
         }
@@ -355,13 +356,13 @@ impl Fair {
         }
     }
 
-    fn enqueue(&mut self, queues: &mut Queues, task: usize, cpu: usize, now: Ns) {
+    fn enqueue(&mut self, queues: &mut Queues, task: TaskIx, cpu: CpuIx, now: Ns) {
         queues.enqueue(task, cpu, now);
         self.set_slice_end(queues, cpu, now);
     }
 
     /// Lets a task that has become runnable on a CPU run at once if the CPU is idle or its task is far ahead.
-    fn preempt_by(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn preempt_by(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         self.settle(queues, cpu, now);
         match queues.current(cpu) {
@@ -378,14 +379,14 @@ impl Fair {
     }
 
     /// The current task's slice is over: the task with the least virtual runtime goes on.
-    fn slice_over(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+    fn slice_over(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.settle(queues, cpu, now);
         self.put_back(queues, cpu, now);
         self.pick(queues, cpu, now);
     }
 
     /// Moves a waiting task to another CPU's queue.
-    pub(super) fn migrate(&mut self, queues: &mut Queues, task: usize, to: usize, now: Ns) {
+    pub(super) fn migrate(&mut self, queues: &mut Queues, task: TaskIx, to: CpuIx, now: Ns) {
         let from = queues.tasks[task].cpu;
         queues.dequeue(task, now);
         self.left(queues, from, now);
@@ -394,13 +395,13 @@ impl Fair {
     }
 
     /// A task keeps its distance from the least virtual runtime when it changes queues.
-    fn rebase(&mut self, queues: &mut Queues, task: usize, from: usize, to: usize, now: Ns) {
+    fn rebase(&mut self, queues: &mut Queues, task: TaskIx, from: CpuIx, to: CpuIx, now: Ns) {
         self.settle(queues, from, now);
         self.settle(queues, to, now);
         self.vruntimes[task] += self.trees[to].min_vruntime - self.trees[from].min_vruntime;
     }
 
-    pub(super) fn put_back(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+    pub(super) fn put_back(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         if let Some(task) = queues.take_off(cpu) {
             queues.enqueue(task, cpu, now);
         }
@@ -419,12 +420,12 @@ impl Discipline for Fair {
         });
     }
 
-    fn added(&mut self, _vm: Option<usize>) {
+    fn added(&mut self, _vm: Option<VmIx>) {
         self.vruntimes.push(0);
         self.quotas.push(None);
     }
 
-    fn charge(&mut self, queues: &Queues, cpu: usize, task: usize, ns: u64) {
+    fn charge(&mut self, queues: &Queues, cpu: CpuIx, task: TaskIx, ns: u64) {
         self.vruntimes[task] += Fair::virtual_ns(ns, self.weight(queues, task));
         for of in Fair::limited_by(queues, task) {
             if let Some(limit) = self.limit_mut(of) {
@@ -437,8 +438,8 @@ impl Discipline for Fair {
         tree.min_vruntime = tree.min_vruntime.max(least);
     }
 
-    fn fork(&mut self, queues: &mut Queues, task: usize, now: Ns, chance: &mut Chance) {
-        let load = |cpus: &[usize]| {
+    fn fork(&mut self, queues: &mut Queues, task: TaskIx, now: Ns, chance: &mut Chance) {
+        let load = |cpus: &[CpuIx]| {
             let runnable: usize = cpus.iter().map(|cpu| queues.runnable(*cpu)).sum();
             // Exact order of runnable / CPUs without fractions; groups without an allowed CPU are not there.
             let may = cpus.iter().any(|cpu| queues.tasks[task].allowed[*cpu]);
@@ -457,7 +458,7 @@ impl Discipline for Fair {
         self.enter(queues, task, now);
     }
 
-    fn wake(&mut self, queues: &mut Queues, task: usize, waker: Option<usize>, now: Ns) {
+    fn wake(&mut self, queues: &mut Queues, task: TaskIx, waker: Option<CpuIx>, now: Ns) {
         let previous = queues.tasks[task].cpu;
         let mut target = previous;
         if let Some(waker) = waker
@@ -474,7 +475,7 @@ impl Discipline for Fair {
     }
 
     /// An idle CPU looks for work elsewhere first.
-    fn pick(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+    fn pick(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         debug_assert_eq!(queues.current(cpu), None);
         queues.switched.push(cpu);
         if queues.waiting(cpu).is_empty() {
@@ -498,15 +499,15 @@ impl Discipline for Fair {
         self.set_slice_end(queues, cpu, now);
     }
 
-    fn left(&mut self, queues: &Queues, cpu: usize, now: Ns) {
+    fn left(&mut self, queues: &Queues, cpu: CpuIx, now: Ns) {
         self.set_slice_end(queues, cpu, now);
     }
 
     /// The least loaded CPU that it may run on.
-    fn rehome(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn rehome(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let allowed = queues.tasks[task].allowed.iter();
         let places = &queues.places;
-        let core_load = |cpu: usize| -> usize {
+        let core_load = |cpu: CpuIx| -> usize {
             let siblings = &places.core_cpus[places.core_of[cpu]];
             siblings.iter().map(|sibling| queues.runnable(*sibling)).sum()
         };
@@ -517,7 +518,7 @@ impl Discipline for Fair {
         queues.tasks[task].cpu = to;
     }
 
-    fn requeue(&mut self, queues: &mut Queues, task: usize, now: Ns) {
+    fn requeue(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         self.enter(queues, task, now);
     }
 
@@ -534,13 +535,13 @@ impl Discipline for Fair {
 
     /// Periods of limits, by VM and by vCPU, then slices that are over, by CPU, then the balancing tick.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
-        let of_vms = (0..self.vms.len()).map(Limited::Vm);
-        for of in of_vms.chain((0..self.quotas.len()).map(Limited::Vcpu)) {
+        let of_vms = self.vms.places().map(Limited::Vm);
+        for of in of_vms.chain(self.quotas.places().map(Limited::Vcpu)) {
             if self.limit(of).is_some_and(|limit| limit.next_event() <= now) {
                 self.replenish(queues, of, now);
             }
         }
-        for cpu in 0..queues.cpus() {
+        for cpu in first(queues.cpus()) {
             if self.grant_ends[cpu] <= now {
                 self.grant_over(queues, cpu, now);
             }

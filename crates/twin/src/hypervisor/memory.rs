@@ -29,6 +29,7 @@
 use crate::guest::VmMemory;
 use crate::guest::memory::spread;
 use crate::hardware::Topology;
+use crate::index::ThreadIx;
 
 /// Pages of a GiB, and of 2 MiB.
 const GIB_PAGES: u64 = 1 << 18;
@@ -77,7 +78,7 @@ pub(crate) enum WhenFull {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Toucher {
     /// vCPU, and the node that its CPU is on.
-    pub vcpu: usize,
+    pub vcpu: ThreadIx,
     pub node: usize,
 }
 
@@ -513,7 +514,10 @@ mod tests {
                 &topology,
                 &mut vm,
                 0,
-                Toucher { vcpu: 0, node: 3 },
+                Toucher {
+                    vcpu: ThreadIx(0),
+                    node: 3,
+                },
                 450,
                 &mut placed,
             );

@@ -22,6 +22,7 @@
 use std::collections::BTreeMap;
 
 use crate::guest::VmMemory;
+use crate::index::{IxVec, ThreadIx, first};
 use homenode_units::Chance;
 
 /// CPU cycles between two marked instructions of a CPU …
@@ -67,8 +68,8 @@ impl Sampling {
     }
 
     /// A thread ran its program for some cycles on a node; this share of its instructions went to memory.
-    pub fn ran(&mut self, thread: usize, node: usize, cycles: f64, missing: f64) {
-        self.expected[thread * self.nodes + node] += cycles / self.period_cycles * missing.min(1.0);
+    pub fn ran(&mut self, thread: ThreadIx, node: usize, cycles: f64, missing: f64) {
+        self.expected[thread.0 * self.nodes + node] += cycles / self.period_cycles * missing.min(1.0);
     }
 
     /// Share of a vCPU's time that it takes.
@@ -93,20 +94,22 @@ pub(crate) fn draw(memory: &VmMemory, expected: &[f64], write_share: f64, chance
     let nodes = memory.pages().len();
     let threads = expected.len() / nodes;
     // A thread's accesses fall on the classes of which anything is there.
-    let whole = |thread: usize| -> f64 {
+    let whole = |thread: ThreadIx| -> f64 {
         let mine = classes
             .iter()
             .filter(|class| class.used_by(thread) && class.pages() > 0);
         mine.map(|class| class.share).sum()
     };
-    let wholes: Vec<f64> = (0..threads).map(whole).collect();
+    let wholes: IxVec<ThreadIx, f64> = first(threads).map(whole).collect();
     let mut used = Vec::new();
     let mut hits: Vec<(u64, usize, bool)> = Vec::new();
     for class in classes.iter().filter(|class| class.pages() > 0) {
         hits.clear();
         for node in 0..nodes {
-            let of = |thread: usize| expected[thread * nodes + node] * class.share / wholes[thread];
-            let mine = (0..threads).filter(|thread| class.used_by(*thread) && wholes[*thread] > 0.0);
+            let of = |thread: ThreadIx| expected[thread.0 * nodes + node] * class.share / wholes[thread];
+            let mine = wholes
+                .places()
+                .filter(|thread| class.used_by(*thread) && wholes[*thread] > 0.0);
             for _ in 0..chance.poisson(mine.map(of).sum()) {
                 let page = chance.below(class.pages());
                 hits.push((page, node, chance.unit() < write_share));
@@ -183,11 +186,11 @@ mod tests {
         assert!((sampling.share_of_time() - 0.0305).abs() < 1e-4);
         sampling.moved = 9;
         sampling.second();
-        sampling.ran(0, 0, 65_528.0 * 400.0, 0.02);
+        sampling.ran(ThreadIx(0), 0, 65_528.0 * 400.0, 0.02);
         assert!((sampling.expected[0] - 2.0).abs() < 1e-9, "{sampling:?}");
         sampling.moved = 10;
         sampling.second();
-        sampling.ran(0, 0, 65_528.0 * 400.0, 0.02);
+        sampling.ran(ThreadIx(0), 0, 65_528.0 * 400.0, 0.02);
         assert!((sampling.expected[0] - 10.0).abs() < 1e-9, "{sampling:?}");
     }
 }

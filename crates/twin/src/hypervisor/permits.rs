@@ -20,6 +20,7 @@ use homenode_policy::permits::meter::Reading;
 use homenode_policy::permits::{Account, Meter, Pollution, Standing, Terms, quota};
 use homenode_units::{Ns, Permit, Resource};
 
+use crate::index::{IxVec, VmIx};
 use crate::scenario::Enforcer;
 
 /// How often VMs are metered: Xen's tick.
@@ -63,7 +64,7 @@ pub(crate) struct Permits {
     line_bytes: f64,
     ticks: u64,
     /// By VM.
-    booked: Vec<Option<Booked>>,
+    booked: IxVec<VmIx, Option<Booked>>,
 }
 
 impl Permits {
@@ -96,12 +97,12 @@ impl Permits {
     }
 
     /// What a VM booked.
-    pub fn permit(&self, vm: usize) -> Option<Permit> {
+    pub fn permit(&self, vm: VmIx) -> Option<Permit> {
         self.booked[vm].as_ref().map(|booked| booked.permit)
     }
 
     /// A VM's account.
-    pub fn account(&self, vm: usize) -> Option<&Account> {
+    pub fn account(&self, vm: VmIx) -> Option<&Account> {
         self.booked[vm].as_ref().map(|booked| &booked.account)
     }
 
@@ -111,7 +112,7 @@ impl Permits {
     }
 
     /// A VM has left the host: what comes back under its name begins anew. Says how to let it go.
-    pub fn forget(&mut self, vm: usize) -> Measure {
+    pub fn forget(&mut self, vm: VmIx) -> Measure {
         let Some(booked) = &mut self.booked[vm] else {
             return Measure::None;
         };
@@ -129,7 +130,7 @@ impl Permits {
     }
 
     /// Debits a VM what its counters say since the last tick, lets it earn, and says what is to be done.
-    pub fn settle(&mut self, vm: usize, readings: Vec<Reading>) -> Measure {
+    pub fn settle(&mut self, vm: VmIx, readings: Vec<Reading>) -> Measure {
         let Some(booked) = &mut self.booked[vm] else {
             return Measure::None;
         };

@@ -15,6 +15,7 @@ use homenode_units::Ns;
 
 use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
+use crate::index::{CpuIx, IxVec, TaskIx, VmIx};
 
 /// State of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +32,9 @@ pub(crate) enum Run {
 pub(crate) struct Task {
     pub run: Run,
     /// CPU that it runs on, waits for or ran on last.
-    pub cpu: usize,
+    pub cpu: CpuIx,
     /// VM that it is a vCPU of; none for the host's own.
-    pub(super) vm: Option<usize>,
+    pub(super) vm: Option<VmIx>,
     /// CPUs that it may run on.
     pub allowed: CpuMask,
     pub running_ns: u64,
@@ -66,15 +67,15 @@ impl Task {
 /// A stretch of time that a task ran on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    pub task: usize,
-    pub cpu: usize,
+    pub task: TaskIx,
+    pub cpu: CpuIx,
     pub ns: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Queue {
-    current: Option<usize>,
-    waiting: Vec<usize>,
+    current: Option<TaskIx>,
+    waiting: Vec<TaskIx>,
     /// Up to when running time was accounted.
     settled: Ns,
     busy_ns: u64,
@@ -83,11 +84,11 @@ struct Queue {
 /// CPUs by what they share.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
-    pub node_of: Vec<usize>,
-    pub core_of: Vec<usize>,
-    pub llc_of: Vec<usize>,
-    pub node_cpus: Vec<Vec<usize>>,
-    pub core_cpus: Vec<Vec<usize>>,
+    pub node_of: IxVec<CpuIx, usize>,
+    pub core_of: IxVec<CpuIx, usize>,
+    pub llc_of: IxVec<CpuIx, usize>,
+    pub node_cpus: Vec<Vec<CpuIx>>,
+    pub core_cpus: Vec<Vec<CpuIx>>,
     pub node_masks: Vec<CpuMask>,
     pub core_masks: Vec<CpuMask>,
     pub llc_cores: Vec<Vec<usize>>,
@@ -96,17 +97,17 @@ pub(super) struct Places {
 /// Tasks and run queues of the host.
 #[derive(Clone, Debug)]
 pub(crate) struct Queues {
-    pub tasks: Vec<Task>,
+    pub tasks: IxVec<TaskIx, Task>,
     pub(super) places: Places,
-    queues: Vec<Queue>,
+    queues: IxVec<CpuIx, Queue>,
     /// CPUs that nothing runs on or waits for.
     pub(super) idle: CpuMask,
     /// vCPUs of each VM that run or wait.
-    runnable_of_vm: Vec<usize>,
+    runnable_of_vm: IxVec<VmIx, usize>,
     /// Time that ran since the engine last asked.
     pub segments: Vec<Segment>,
     /// CPUs whose current task changed since the engine last asked.
-    pub switched: Vec<usize>,
+    pub switched: Vec<CpuIx>,
 }
 
 impl Queues {
@@ -117,8 +118,8 @@ impl Queues {
             llc_cores[topology.cpus[members[0]].llc].push(core);
         }
         let cpus = topology.cpus.len();
-        let masks = |groups: &[Vec<usize>]| -> Vec<CpuMask> {
-            let mask = |members: &Vec<usize>| CpuMask::of(cpus, members.iter().copied());
+        let masks = |groups: &[Vec<CpuIx>]| -> Vec<CpuMask> {
+            let mask = |members: &Vec<CpuIx>| CpuMask::of(cpus, members.iter().copied());
             groups.iter().map(mask).collect()
         };
         let queue = Queue {
@@ -128,7 +129,7 @@ impl Queues {
             busy_ns: 0,
         };
         Queues {
-            tasks: Vec::new(),
+            tasks: IxVec::new(),
             places: Places {
                 node_of: topology.cpus.iter().map(|cpu| cpu.node).collect(),
                 core_of: topology.cpus.iter().map(|cpu| cpu.core).collect(),
@@ -139,22 +140,21 @@ impl Queues {
                 core_masks: masks(&topology.core_cpus),
                 llc_cores,
             },
-            queues: vec![queue; cpus],
+            queues: IxVec::filled(queue, cpus),
             idle: CpuMask::all(cpus),
-            runnable_of_vm: Vec::new(),
+            runnable_of_vm: IxVec::new(),
             segments: Vec::new(),
             switched: Vec::new(),
         }
     }
 
     /// Adds a VM and gives its number.
-    pub fn add_vm(&mut self) -> usize {
-        self.runnable_of_vm.push(0);
-        self.runnable_of_vm.len() - 1
+    pub fn add_vm(&mut self) -> VmIx {
+        self.runnable_of_vm.push(0)
     }
 
     /// Adds a sleeping task that may run on these CPUs.
-    pub fn add(&mut self, allowed: CpuMask, vm: Option<usize>) -> usize {
+    pub fn add(&mut self, allowed: CpuMask, vm: Option<VmIx>) -> TaskIx {
         let cpu = allowed.iter().next().expect("a task may run somewhere");
         self.tasks.push(Task {
             run: Run::Sleeping,
@@ -168,8 +168,7 @@ impl Queues {
             throttled_ns: 0,
             since: Ns::ZERO,
             last_node: None,
-        });
-        self.tasks.len() - 1
+        })
     }
 
     pub fn cpus(&self) -> usize {
@@ -177,49 +176,49 @@ impl Queues {
     }
 
     /// Task that runs on a CPU.
-    pub fn current(&self, cpu: usize) -> Option<usize> {
+    pub fn current(&self, cpu: CpuIx) -> Option<TaskIx> {
         self.queues[cpu].current
     }
 
     /// Tasks that wait for a CPU, in the order in which they were put.
-    pub fn waiting(&self, cpu: usize) -> &[usize] {
+    pub fn waiting(&self, cpu: CpuIx) -> &[TaskIx] {
         &self.queues[cpu].waiting
     }
 
     /// Tasks that run on a CPU or wait for it.
-    pub fn runnable(&self, cpu: usize) -> usize {
+    pub fn runnable(&self, cpu: CpuIx) -> usize {
         self.queues[cpu].waiting.len() + usize::from(self.queues[cpu].current.is_some())
     }
 
     /// vCPUs of a VM that run or wait, on all CPUs.
-    pub(super) fn runnable_of_vm(&self, vm: usize) -> usize {
+    pub(super) fn runnable_of_vm(&self, vm: VmIx) -> usize {
         self.runnable_of_vm[vm]
     }
 
     /// A task began or ceased to run or wait.
-    fn count_runnable(&mut self, task: usize, change: isize) {
+    fn count_runnable(&mut self, task: TaskIx, change: isize) {
         if let Some(vm) = self.tasks[task].vm {
             self.runnable_of_vm[vm] = self.runnable_of_vm[vm].wrapping_add_signed(change);
         }
     }
 
-    pub fn idle(&self, cpu: usize) -> bool {
+    pub fn idle(&self, cpu: CpuIx) -> bool {
         self.idle[cpu]
     }
 
     /// Time that a CPU was not idle, up to `now`.
-    pub fn busy_ns(&self, cpu: usize, now: Ns) -> u64 {
+    pub fn busy_ns(&self, cpu: CpuIx, now: Ns) -> u64 {
         let queue = &self.queues[cpu];
         queue.busy_ns + queue.current.map_or(0, |_| now.0 - queue.settled.0)
     }
 
     /// Time that a CPU was not idle, as far as it is accounted.
-    pub fn settled_ns(&self, cpu: usize) -> u64 {
+    pub fn settled_ns(&self, cpu: CpuIx) -> u64 {
         self.queues[cpu].busy_ns
     }
 
     /// Accounts a CPU's time up to `now`; gives the task that ran since it was last accounted, and for how long.
-    pub(super) fn settle(&mut self, cpu: usize, now: Ns) -> Option<(usize, u64)> {
+    pub(super) fn settle(&mut self, cpu: CpuIx, now: Ns) -> Option<(TaskIx, u64)> {
         let queue = &mut self.queues[cpu];
         let ns = now.0 - std::mem::replace(&mut queue.settled, now).0;
         let task = queue.current?;
@@ -234,12 +233,12 @@ impl Queues {
     }
 
     /// Lets a sleeping task wait for a CPU, as the last in its queue.
-    pub(super) fn enqueue(&mut self, task: usize, cpu: usize, now: Ns) {
+    pub(super) fn enqueue(&mut self, task: TaskIx, cpu: CpuIx, now: Ns) {
         self.enqueue_at(task, cpu, self.queues[cpu].waiting.len(), now);
     }
 
     /// The same at a place in the queue, from 0.
-    pub(super) fn enqueue_at(&mut self, task: usize, cpu: usize, at: usize, now: Ns) {
+    pub(super) fn enqueue_at(&mut self, task: TaskIx, cpu: CpuIx, at: usize, now: Ns) {
         debug_assert_eq!(self.tasks[task].run, Run::Sleeping);
         self.tasks[task].run = Run::Waiting;
         self.tasks[task].cpu = cpu;
@@ -250,7 +249,7 @@ impl Queues {
     }
 
     /// Takes a waiting or throttled task off: it sleeps.
-    pub(super) fn dequeue(&mut self, task: usize, now: Ns) {
+    pub(super) fn dequeue(&mut self, task: TaskIx, now: Ns) {
         let Task { run, cpu, since, .. } = self.tasks[task];
         if run == Run::Throttled {
             self.tasks[task].throttled_ns += now.0 - since.0;
@@ -266,19 +265,19 @@ impl Queues {
     }
 
     /// A limit keeps a sleeping task from waiting, though it could run.
-    pub(super) fn throttle(&mut self, task: usize, now: Ns) {
+    pub(super) fn throttle(&mut self, task: TaskIx, now: Ns) {
         debug_assert_eq!(self.tasks[task].run, Run::Sleeping);
         self.tasks[task].run = Run::Throttled;
         self.tasks[task].since = now;
     }
 
     /// Puts those who wait for a CPU and are `last` behind the others, in the same order otherwise.
-    pub(super) fn sort_waiting(&mut self, cpu: usize, last: impl Fn(usize) -> bool) {
+    pub(super) fn sort_waiting(&mut self, cpu: CpuIx, last: impl Fn(TaskIx) -> bool) {
         self.queues[cpu].waiting.sort_by_key(|task| last(*task));
     }
 
     /// A waiting task runs on its CPU, which has no other.
-    pub(super) fn start(&mut self, task: usize, now: Ns) {
+    pub(super) fn start(&mut self, task: TaskIx, now: Ns) {
         self.dequeue(task, now);
         let chosen = &mut self.tasks[task];
         let node = self.places.node_of[chosen.cpu];
@@ -294,7 +293,7 @@ impl Queues {
     }
 
     /// The task of a CPU, accounted before, runs no longer: it sleeps.
-    pub(super) fn take_off(&mut self, cpu: usize) -> Option<usize> {
+    pub(super) fn take_off(&mut self, cpu: CpuIx) -> Option<TaskIx> {
         let task = self.queues[cpu].current.take()?;
         self.tasks[task].run = Run::Sleeping;
         self.idle.set(cpu, self.runnable(cpu) == 0);
@@ -304,7 +303,7 @@ impl Queues {
 
     /// Panics unless every task is in exactly the place that its state says.
     pub fn check(&self) {
-        for (at, task) in self.tasks.iter().enumerate() {
+        for (at, task) in self.tasks.placed() {
             let queue = &self.queues[task.cpu];
             let (runs, waits) = (queue.current == Some(at), queue.waiting.contains(&at));
             assert_eq!(
@@ -318,11 +317,15 @@ impl Queues {
                 task.cpu
             );
         }
-        assert!((0..self.queues.len()).all(|cpu| self.idle[cpu] == (self.runnable(cpu) == 0)));
-        let placed: usize = (0..self.queues.len()).map(|cpu| self.runnable(cpu)).sum();
+        assert!(
+            self.queues
+                .places()
+                .all(|cpu| self.idle[cpu] == (self.runnable(cpu) == 0))
+        );
+        let placed: usize = self.queues.places().map(|cpu| self.runnable(cpu)).sum();
         let placeable = |task: &&Task| matches!(task.run, Run::Running | Run::Waiting);
         assert_eq!(placed, self.tasks.iter().filter(placeable).count());
-        for (vm, runnable) in self.runnable_of_vm.iter().enumerate() {
+        for (vm, runnable) in self.runnable_of_vm.placed() {
             let own = self.tasks.iter().filter(|task| task.vm == Some(vm));
             assert_eq!(
                 *runnable,

@@ -16,6 +16,7 @@ use super::fair::Fair;
 use super::queues::{Queues, Run};
 use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
+use crate::index::{CpuIx, TaskIx, VmIx};
 use crate::scenario::Hypervisor;
 
 /// Time of an event that does not come.
@@ -28,28 +29,28 @@ pub(super) trait Discipline {
     fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>);
 
     /// A task was added, with the next number: a vCPU of this VM, or the host's own.
-    fn added(&mut self, vm: Option<usize>);
+    fn added(&mut self, vm: Option<VmIx>);
 
     /// A task ran on a CPU for a stretch that ends now.
-    fn charge(&mut self, queues: &Queues, cpu: usize, task: usize, ns: u64);
+    fn charge(&mut self, queues: &Queues, cpu: CpuIx, task: TaskIx, ns: u64);
 
     /// Starts a sleeping task for the first time.
-    fn fork(&mut self, queues: &mut Queues, task: usize, now: Ns, chance: &mut Chance);
+    fn fork(&mut self, queues: &mut Queues, task: TaskIx, now: Ns, chance: &mut Chance);
 
     /// Wakes a sleeping task. `waker` is the CPU of the task that wakes it, if a task does.
-    fn wake(&mut self, queues: &mut Queues, task: usize, waker: Option<usize>, now: Ns);
+    fn wake(&mut self, queues: &mut Queues, task: TaskIx, waker: Option<CpuIx>, now: Ns);
 
     /// Chooses who runs on a CPU that has no current task.
-    fn pick(&mut self, queues: &mut Queues, cpu: usize, now: Ns);
+    fn pick(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns);
 
     /// A waiting task was taken off a CPU's queue.
-    fn left(&mut self, queues: &Queues, cpu: usize, now: Ns);
+    fn left(&mut self, queues: &Queues, cpu: CpuIx, now: Ns);
 
     /// Finds a CPU for a sleeping task that may no longer run where it was.
-    fn rehome(&mut self, queues: &mut Queues, task: usize, now: Ns);
+    fn rehome(&mut self, queues: &mut Queues, task: TaskIx, now: Ns);
 
     /// A task that was taken off its queue or CPU is runnable again, on the CPU that it now names.
-    fn requeue(&mut self, queues: &mut Queues, task: usize, now: Ns);
+    fn requeue(&mut self, queues: &mut Queues, task: TaskIx, now: Ns);
 
     /// When the next event is due that can change anything.
     fn next_event(&self) -> Ns;
@@ -58,7 +59,7 @@ pub(super) trait Discipline {
     fn handle_events(&mut self, queues: &mut Queues, now: Ns);
 
     /// Accounts a CPU's time up to `now`.
-    fn settle(&mut self, queues: &mut Queues, cpu: usize, now: Ns) {
+    fn settle(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         if let Some((task, ns)) = queues.settle(cpu, now) {
             self.charge(queues, cpu, task, ns);
         }
@@ -101,7 +102,7 @@ impl Scheduler {
 impl Scheduler {
     /// Adds a VM and gives its number: its weight (256 is usual) and the most CPU time that its vCPUs together get, in
     /// percent of one CPU.
-    pub fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) -> usize {
+    pub fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) -> VmIx {
         let (discipline, queues) = self.parts();
         discipline.add_vm(weight, cap_percent);
         queues.add_vm()
@@ -109,7 +110,7 @@ impl Scheduler {
 
     /// The current task of a CPU yields.
     #[cfg(test)]
-    pub fn give_way(&mut self, cpu: usize, now: Ns) {
+    pub fn give_way(&mut self, cpu: CpuIx, now: Ns) {
         match &mut self.kind {
             Kind::Fair(_) => unreachable!("only Xen's yield is modelled"),
             Kind::Credit(credit) => credit.schedule(&mut self.queues, cpu, true, now),
@@ -118,7 +119,7 @@ impl Scheduler {
 
     /// Gives a vCPU a soft affinity.
     #[cfg(test)]
-    pub fn set_preferred(&mut self, task: usize, preferred: CpuMask) {
+    pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuMask) {
         match &mut self.kind {
             Kind::Fair(_) => unreachable!("Linux has no soft affinity"),
             Kind::Credit(credit) => credit.set_preferred(task, preferred),
@@ -126,7 +127,7 @@ impl Scheduler {
     }
 
     /// Adds a sleeping task that may run on these CPUs: a vCPU of a VM, or the host's own.
-    pub fn add(&mut self, allowed: CpuMask, vm: Option<usize>) -> usize {
+    pub fn add(&mut self, allowed: CpuMask, vm: Option<VmIx>) -> TaskIx {
         let (discipline, queues) = self.parts();
         let task = queues.add(allowed, vm);
         discipline.added(vm);
@@ -134,25 +135,25 @@ impl Scheduler {
     }
 
     /// Accounts a CPU's time up to `now`.
-    pub fn settle(&mut self, cpu: usize, now: Ns) {
+    pub fn settle(&mut self, cpu: CpuIx, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.settle(queues, cpu, now);
     }
 
     /// Starts a sleeping task for the first time.
-    pub fn fork(&mut self, task: usize, now: Ns, chance: &mut Chance) {
+    pub fn fork(&mut self, task: TaskIx, now: Ns, chance: &mut Chance) {
         let (discipline, queues) = self.parts();
         discipline.fork(queues, task, now, chance);
     }
 
     /// Wakes a sleeping task. `waker` is the CPU of the task that wakes it, if a task does.
-    pub fn wake(&mut self, task: usize, waker: Option<usize>, now: Ns) {
+    pub fn wake(&mut self, task: TaskIx, waker: Option<CpuIx>, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.wake(queues, task, waker, now);
     }
 
     /// The current task of a CPU goes to sleep.
-    pub fn sleep(&mut self, cpu: usize, now: Ns) {
+    pub fn sleep(&mut self, cpu: CpuIx, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.settle(queues, cpu, now);
         queues.take_off(cpu).expect("a running task sleeps");
@@ -160,7 +161,7 @@ impl Scheduler {
     }
 
     /// Takes a task off the host's queues, whatever it does.
-    pub fn stop(&mut self, task: usize, now: Ns) {
+    pub fn stop(&mut self, task: TaskIx, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         match self.queues.tasks[task].run {
             Run::Running => self.sleep(cpu, now),
@@ -174,7 +175,7 @@ impl Scheduler {
     }
 
     /// Puts a runnable task on another CPU that it may use.
-    pub fn migrate(&mut self, task: usize, to: usize, now: Ns) {
+    pub fn migrate(&mut self, task: TaskIx, to: CpuIx, now: Ns) {
         let from = self.queues.tasks[task].cpu;
         let run = self.queues.tasks[task].run;
         debug_assert!(from != to && run != Run::Sleeping && self.queues.tasks[task].allowed[to]);
@@ -185,7 +186,7 @@ impl Scheduler {
     }
 
     /// Has the running tasks of two CPUs change places; each may use the other's.
-    pub fn exchange(&mut self, a: usize, b: usize, now: Ns) {
+    pub fn exchange(&mut self, a: CpuIx, b: CpuIx, now: Ns) {
         let cpus = [a, b];
         let (discipline, queues) = self.parts();
         let tasks = cpus.map(|cpu| {
@@ -200,7 +201,7 @@ impl Scheduler {
     }
 
     /// Confines a task to CPUs; if it is elsewhere it goes to one of them.
-    pub fn set_affinity(&mut self, task: usize, allowed: CpuMask, now: Ns) {
+    pub fn set_affinity(&mut self, task: TaskIx, allowed: CpuMask, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         let stays = allowed[cpu];
         self.queues.tasks[task].allowed = allowed;
@@ -229,7 +230,12 @@ impl Scheduler {
 
     /// Holds each of a VM's vCPUs to so much time of every period from now on, or no longer. Xen has no such limit: there
     /// all of them together are capped at their sum, in whole percent of one CPU.
-    pub fn set_quota(&mut self, vcpus: std::ops::Range<usize>, quota: Option<(Ns, Ns)>, now: Ns) {
+    pub fn set_quota(
+        &mut self,
+        vcpus: impl ExactSizeIterator<Item = TaskIx>,
+        quota: Option<(Ns, Ns)>,
+        now: Ns,
+    ) {
         match &mut self.kind {
             Kind::Fair(fair) => {
                 for task in vcpus {
@@ -240,7 +246,8 @@ impl Scheduler {
                 let count = vcpus.len() as u64;
                 let percent = |(run, period): (Ns, Ns)| (100 * count * run.0 / period.0).max(1);
                 let cap = quota.map(|quota| u32::try_from(percent(quota)).unwrap_or(u32::MAX));
-                if let Some(vm) = self.queues.tasks[vcpus.start].vm {
+                let of = vcpus.filter_map(|task| self.queues.tasks[task].vm);
+                if let Some(vm) = of.last() {
                     credit.set_cap(vm, cap);
                 }
             }
@@ -249,7 +256,12 @@ impl Scheduler {
 
     /// What a VM is by its permit from now on: the vCPUs of one that is OVER do not run. The fair scheduler has no such
     /// state: there it is a quota of nothing.
-    pub fn set_standing(&mut self, vcpus: std::ops::Range<usize>, standing: Standing, now: Ns) {
+    pub fn set_standing(
+        &mut self,
+        vcpus: impl ExactSizeIterator<Item = TaskIx>,
+        standing: Standing,
+        now: Ns,
+    ) {
         match &mut self.kind {
             Kind::Fair(_) => {
                 let quota = (standing == Standing::Over).then_some((Ns::ZERO, Permit::SLICE));

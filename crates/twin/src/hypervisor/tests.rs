@@ -9,6 +9,7 @@ use super::scheduler::Scheduler;
 use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
 use crate::hardware::topology::CpuPlace;
+use crate::index::{CpuIx, IxVec, TaskIx, first};
 use crate::scenario::Hypervisor;
 use homenode_units::{Chance, Ns};
 
@@ -17,15 +18,15 @@ const MS: u64 = 1_000_000;
 
 /// Nodes of cores with two hyperthreads each.
 fn topology(nodes: usize, cores: usize) -> Topology {
-    let place = |cpu: usize| CpuPlace {
-        node: cpu / (2 * cores),
-        llc: cpu / (2 * cores),
-        core: cpu / 2,
-        siblings: vec![cpu ^ 1],
+    let place = |cpu: CpuIx| CpuPlace {
+        node: cpu.0 / (2 * cores),
+        llc: cpu.0 / (2 * cores),
+        core: cpu.0 / 2,
+        siblings: vec![CpuIx(cpu.0 ^ 1)],
     };
-    let range = |size: usize| move |at: usize| (at * size..(at + 1) * size).collect();
+    let range = |size: usize| move |at: usize| (at * size..(at + 1) * size).map(CpuIx).collect();
     Topology {
-        cpus: (0..nodes * cores * 2).map(place).collect(),
+        cpus: first(nodes * cores * 2).map(place).collect(),
         node_cpus: (0..nodes).map(range(2 * cores)).collect(),
         core_cpus: (0..nodes * cores).map(range(2)).collect(),
         llc_cpus: (0..nodes).map(range(2 * cores)).collect(),
@@ -40,8 +41,8 @@ fn topology(nodes: usize, cores: usize) -> Topology {
 /// One CPU.
 fn single() -> Topology {
     let mut topology = topology(1, 1);
-    topology.cpus.truncate(1);
-    topology.cpus[0].siblings.clear();
+    topology.cpus = topology.cpus.iter().take(1).cloned().collect();
+    topology.cpus[CpuIx(0)].siblings.clear();
     topology.node_cpus[0].truncate(1);
     topology.core_cpus[0].truncate(1);
     topology
@@ -55,7 +56,7 @@ struct Habit {
 }
 
 /// What a vCPU does, and the CPUs that it may run on; all, where none is named.
-type Vcpu = (Habit, Vec<usize>);
+type Vcpu = (Habit, Vec<CpuIx>);
 
 const HOG: Habit = Habit {
     run_ns: f64::INFINITY,
@@ -65,13 +66,13 @@ const HOG: Habit = Habit {
 struct Driver {
     scheduler: Scheduler,
     now: Ns,
-    habits: Vec<Habit>,
+    habits: IxVec<TaskIx, Habit>,
     /// Work before the next sleep, by task.
-    left: Vec<u64>,
-    wakes: BTreeSet<(Ns, usize)>,
+    left: IxVec<TaskIx, u64>,
+    wakes: BTreeSet<(Ns, TaskIx)>,
     chance: Chance,
-    waits_since: Vec<Option<Ns>>,
-    wasted_since: Vec<Option<Ns>>,
+    waits_since: IxVec<TaskIx, Option<Ns>>,
+    wasted_since: IxVec<TaskIx, Option<Ns>>,
     /// Longest that a task waited, and waited while a CPU was idle that it might use.
     waited_max: u64,
     wasted_max: u64,
@@ -83,12 +84,12 @@ impl Driver {
         Driver {
             scheduler: Scheduler::new(topology, hypervisor),
             now: Ns::ZERO,
-            habits: Vec::new(),
-            left: Vec::new(),
+            habits: IxVec::new(),
+            left: IxVec::new(),
             wakes: BTreeSet::new(),
             chance: Chance::new(seed),
-            waits_since: Vec::new(),
-            wasted_since: Vec::new(),
+            waits_since: IxVec::new(),
+            wasted_since: IxVec::new(),
             waited_max: 0,
             wasted_max: 0,
             ran_ns: 0,
@@ -96,13 +97,13 @@ impl Driver {
     }
 
     /// Adds a VM; gives its tasks. They start at once.
-    fn vm(&mut self, weight: u32, cap_percent: Option<u32>, vcpus: &[Vcpu]) -> Vec<usize> {
+    fn vm(&mut self, weight: u32, cap_percent: Option<u32>, vcpus: &[Vcpu]) -> Vec<TaskIx> {
         let vm = self.scheduler.add_vm(weight, cap_percent);
         let cpus = self.scheduler.queues.cpus();
         let mut tasks = Vec::new();
         for (habit, allowed) in vcpus {
             let may = |cpu| allowed.is_empty() || allowed.contains(&cpu);
-            let task = self.scheduler.add((0..cpus).map(may).collect(), Some(vm));
+            let task = self.scheduler.add(first(cpus).map(may).collect(), Some(vm));
             self.habits.push(*habit);
             self.left.push(0);
             self.waits_since.push(None);
@@ -117,7 +118,7 @@ impl Driver {
         tasks
     }
 
-    fn renew(&mut self, task: usize) {
+    fn renew(&mut self, task: TaskIx) {
         let run_ns = self.habits[task].run_ns;
         self.left[task] = if run_ns.is_finite() {
             (self.chance.exponential(run_ns) as u64).max(1000)
@@ -130,7 +131,7 @@ impl Driver {
         let end = Ns(self.now.0 + ms * MS);
         while self.now < end {
             let mut next = end.min(self.scheduler.next_event().max(self.now));
-            for cpu in 0..self.scheduler.queues.cpus() {
+            for cpu in first(self.scheduler.queues.cpus()) {
                 if let Some(task) = self.scheduler.queues.current(cpu) {
                     next = next.min(Ns(self.now.0 + self.left[task]));
                 }
@@ -154,7 +155,7 @@ impl Driver {
     }
 
     fn settle(&mut self) {
-        for cpu in 0..self.scheduler.queues.cpus() {
+        for cpu in first(self.scheduler.queues.cpus()) {
             self.scheduler.settle(cpu, self.now);
         }
         self.drain();
@@ -168,7 +169,7 @@ impl Driver {
     }
 
     fn sleepers(&mut self) {
-        for cpu in 0..self.scheduler.queues.cpus() {
+        for cpu in first(self.scheduler.queues.cpus()) {
             let Some(task) = self
                 .scheduler
                 .queues
@@ -190,11 +191,11 @@ impl Driver {
         self.drain();
         self.scheduler.queues.check();
         let queues = &self.scheduler.queues;
-        for (at, task) in queues.tasks.iter().enumerate() {
+        for (at, task) in queues.tasks.placed() {
             let waits = task.run == Run::Waiting;
             let since = waits.then_some(self.waits_since[at].unwrap_or(self.now));
             self.waits_since[at] = since;
-            let wasted = waits && (0..queues.cpus()).any(|cpu| queues.idle(cpu) && task.allowed[cpu]);
+            let wasted = waits && first(queues.cpus()).any(|cpu| queues.idle(cpu) && task.allowed[cpu]);
             self.wasted_since[at] = wasted.then_some(self.wasted_since[at].unwrap_or(self.now));
             let length = |since: Option<Ns>| since.map_or(0, |since| self.now.0 - since.0);
             self.waited_max = self.waited_max.max(length(since));
@@ -202,13 +203,13 @@ impl Driver {
         }
     }
 
-    fn running_ns(&self, tasks: &[usize]) -> u64 {
+    fn running_ns(&self, tasks: &[TaskIx]) -> u64 {
         let tasks = tasks.iter().map(|task| &self.scheduler.queues.tasks[*task]);
         tasks.map(|task| task.running_ns).sum()
     }
 
     /// CPUs' worth of time that these tasks ran in the next so many milliseconds.
-    fn rates(&mut self, groups: &[&[usize]], ms: u64) -> Vec<f64> {
+    fn rates(&mut self, groups: &[&[TaskIx]], ms: u64) -> Vec<f64> {
         self.settle();
         let before: Vec<u64> = groups.iter().map(|tasks| self.running_ns(tasks)).collect();
         self.run_for(ms);
@@ -225,7 +226,8 @@ fn hogs(count: usize) -> Vec<Vcpu> {
 }
 
 fn hogs_on(count: usize, cpus: &[usize]) -> Vec<Vcpu> {
-    vec![(HOG, cpus.to_vec()); count]
+    let cpus = cpus.iter().copied().map(CpuIx).collect();
+    vec![(HOG, cpus); count]
 }
 
 fn assert_within(what: &str, got: f64, expected: f64, share: f64) {
@@ -260,12 +262,12 @@ fn run_time_follows_weight_on_one_cpu() {
     ];
     for (hypervisor, weights, share) in cases {
         let mut driver = Driver::new(hypervisor, &single(), 1);
-        let vms: Vec<Vec<usize>> = weights
+        let vms: Vec<Vec<TaskIx>> = weights
             .iter()
             .map(|weight| driver.vm(*weight, None, &hogs(1)))
             .collect();
         driver.run_for(3000);
-        let groups: Vec<&[usize]> = vms.iter().map(Vec::as_slice).collect();
+        let groups: Vec<&[TaskIx]> = vms.iter().map(Vec::as_slice).collect();
         let rates = driver.rates(&groups, 60_000);
         let all: u32 = weights.iter().sum();
         for (rate, weight) in rates.iter().zip(weights) {
@@ -287,7 +289,7 @@ fn balancing_finds_shares_from_any_start() {
     for vms in cases {
         for seed in 1..=5 {
             let mut driver = Driver::new(Hypervisor::Kvm, &topology(1, 4), seed);
-            let tasks: Vec<Vec<usize>> = vms
+            let tasks: Vec<Vec<TaskIx>> = vms
                 .iter()
                 .map(|(weight, vcpus)| driver.vm(*weight, None, &hogs(*vcpus)))
                 .collect();
@@ -300,7 +302,7 @@ fn balancing_finds_shares_from_any_start() {
                 driver.scheduler.set_affinity(*task, CpuMask::all(8), driver.now);
             }
             driver.run_for(20_000);
-            let groups: Vec<&[usize]> = tasks.iter().map(Vec::as_slice).collect();
+            let groups: Vec<&[TaskIx]> = tasks.iter().map(Vec::as_slice).collect();
             let rates = driver.rates(&groups, 60_000);
             let weights: u32 = vms.iter().map(|vm| vm.0).sum();
             for (rate, (weight, _)) in rates.iter().zip(vms) {
@@ -340,11 +342,9 @@ fn a_quota_set_while_vcpus_run_holds_each_of_them_until_it_is_lifted() {
             let held = driver.vm(2560, Some(350), &hogs(3));
             driver.vm(256, None, &hogs(others));
             driver.run_for(1000);
-            let vcpus = held[0]..held[2] + 1;
+            let vcpus = || held.iter().copied();
             let now = driver.now;
-            driver
-                .scheduler
-                .set_quota(vcpus.clone(), Some((run, period)), now);
+            driver.scheduler.set_quota(vcpus(), Some((run, period)), now);
             driver.look();
             driver.run_for(300);
             let rates = driver.rates(&[&held[..1], &held[1..2], &held[2..]], 60_000);
@@ -353,7 +353,7 @@ fn a_quota_set_while_vcpus_run_holds_each_of_them_until_it_is_lifted() {
                 assert_within(&what, rate, run.as_f64() / period.as_f64(), 0.02);
             }
             let now = driver.now;
-            driver.scheduler.set_quota(vcpus, None, now);
+            driver.scheduler.set_quota(vcpus(), None, now);
             driver.look();
             driver.run_for(1000);
             let rates = driver.rates(&[&held], 60_000);
@@ -370,10 +370,10 @@ fn xen_caps_a_vm_at_the_sum_of_its_vcpus_quotas() {
     let quota = Some((Ns::from_millis(3), Ns::from_millis(30)));
     driver
         .scheduler
-        .set_quota(held[0]..held[1] + 1, quota, driver.now);
+        .set_quota(held.iter().copied(), quota, driver.now);
     driver.run_for(1000);
     assert_within("capped", driver.rates(&[&held], 60_000)[0], 0.2, 0.01);
-    driver.scheduler.set_quota(held[0]..held[1] + 1, None, driver.now);
+    driver.scheduler.set_quota(held.iter().copied(), None, driver.now);
     driver.run_for(1000);
     assert_within("lifted", driver.rates(&[&held], 60_000)[0], 2.0, 0.01);
 }
@@ -438,12 +438,12 @@ fn who_yields_goes_behind_one_of_lower_priority() {
     let mut driver = Driver::new(Hypervisor::Xen, &topology(1, 1), 3);
     let tasks = driver.vm(256, None, &hogs_on(3, &[0]));
     driver.run_for(5);
-    let first = driver.scheduler.queues.current(0);
-    driver.scheduler.give_way(0, driver.now);
+    let before = driver.scheduler.queues.current(CpuIx(0));
+    driver.scheduler.give_way(CpuIx(0), driver.now);
     driver.look();
-    let waiting = driver.scheduler.queues.waiting(0).to_vec();
+    let waiting = driver.scheduler.queues.waiting(CpuIx(0)).to_vec();
     assert_eq!(waiting.len() + 1, tasks.len());
-    assert_eq!(waiting.last().copied(), first, "behind its equals");
+    assert_eq!(waiting.last().copied(), before, "behind its equals");
 }
 
 #[test]
@@ -482,7 +482,7 @@ fn habit() -> impl Strategy<Value = Habit> {
 
 fn vcpus(pinned: bool) -> impl Strategy<Value = Vec<Vcpu>> {
     let allowed = if pinned {
-        prop::collection::vec(0usize..8, 0..4).boxed()
+        prop::collection::vec((0usize..8).prop_map(CpuIx), 0..4).boxed()
     } else {
         Just(Vec::new()).boxed()
     };
@@ -510,7 +510,7 @@ proptest! {
             for step in 0..6 {
                 driver.run_for(500);
                 let tasks = driver.scheduler.queues.tasks.len();
-                let task = driver.chance.below(tasks as u64) as usize;
+                let task = TaskIx(driver.chance.below(tasks as u64) as usize);
                 let one = driver.chance.below(8) as usize;
                 let allowed = (0..8).map(|cpu| step % 2 == 1 || cpu == one).collect();
                 driver.scheduler.set_affinity(task, allowed, driver.now);

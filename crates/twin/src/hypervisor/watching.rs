@@ -18,6 +18,7 @@ use homenode_units::{Ns, Pages};
 
 use crate::guest::Vm;
 use crate::guest::memory::ClassUse;
+use crate::index::{IxVec, ThreadIx};
 
 /// Parts of a window.
 const LOOKS: usize = 4;
@@ -62,7 +63,7 @@ impl Watching {
     }
 
     fn observe(&self, vm: &Vm, now: Ns) -> Observed {
-        let since: Vec<f64> = accesses(vm)
+        let since: IxVec<ThreadIx, f64> = accesses(vm)
             .iter()
             .zip(&self.accesses)
             .map(|(now, before)| (now - before).max(0.0))
@@ -74,14 +75,16 @@ impl Watching {
             .filter(|(_, class)| class.pages() > 0)
             .collect();
         // A thread's accesses fall on the classes of which anything is there.
-        let whole = |thread: usize| -> f64 {
+        let whole = |thread: ThreadIx| -> f64 {
             let mine = there.iter().filter(|(_, class)| class.used_by(thread));
             mine.map(|(_, class)| class.share).sum()
         };
-        let wholes: Vec<f64> = (0..since.len()).map(whole).collect();
+        let wholes: IxVec<ThreadIx, f64> = since.places().map(whole).collect();
         let mut regions = Vec::new();
         for (number, class) in &there {
-            let mine = (0..since.len()).filter(|thread| class.used_by(*thread) && wholes[*thread] > 0.0);
+            let mine = since
+                .places()
+                .filter(|thread| class.used_by(*thread) && wholes[*thread] > 0.0);
             let hits: f64 = mine
                 .map(|thread| since[thread] * class.share / wholes[thread])
                 .sum();

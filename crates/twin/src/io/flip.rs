@@ -32,6 +32,7 @@
 use homenode_policy::flip_pool;
 use homenode_units::{Ns, PAGE_BYTES, Pages};
 
+use crate::index::VmIx;
 use crate::scenario::Transfer;
 
 /// Pages that a guest keeps posted in its receive ring: 256 entries of one page each (estimate: Linux's netfront, recalled).
@@ -66,7 +67,7 @@ pub(crate) struct Pool {
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
     /// Number of the driver domain among the VMs.
-    pub driver: usize,
+    pub driver: VmIx,
     pub transfer: Transfer,
     pub pool: Option<Pool>,
     /// Pages of the ring that passed since the last settling.
@@ -87,7 +88,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    pub fn new(driver: usize, transfer: Transfer, pool: Option<Pool>) -> Channel {
+    pub fn new(driver: VmIx, transfer: Transfer, pool: Option<Pool>) -> Channel {
         Channel {
             driver,
             transfer,

@@ -19,6 +19,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::cpu_mask::CpuMask;
+use crate::index::ThreadIx;
 use crate::schema;
 use crate::workload::{self, Waiting, Workload};
 
@@ -455,14 +456,14 @@ impl VmSpec {
     }
 
     /// Which CPUs a vCPU may run on, by position on a machine that the scenario was checked for.
-    pub(crate) fn allowed(&self, vcpu: usize, machine: &Machine) -> CpuMask {
+    pub(crate) fn allowed(&self, vcpu: ThreadIx, machine: &Machine) -> CpuMask {
         let allowed: CpuMask = machine
             .cpus
             .iter()
             .map(|cpu| self.cpus.as_ref().is_none_or(|cpus| cpus.contains(cpu.id)))
             .collect();
         if self.pinning == Pinning::OneToOne {
-            let own = allowed.iter().nth(vcpu);
+            let own = allowed.iter().nth(vcpu.0);
             return CpuMask::of(
                 machine.cpus.len(),
                 [own.expect("checked: there is a CPU for each")],

@@ -135,6 +135,7 @@ impl VmMemory {
 mod tests {
     use super::*;
     use crate::guest::View;
+    use crate::index::ThreadIx;
     use crate::io::flip::rounds;
     use homenode_units::Bytes;
     use proptest::prelude::*;
@@ -217,10 +218,15 @@ mod tests {
         let (mut memory, ..) = VmMemory::new(2, 1, Bytes(4096), None, View::Blind);
         memory.owns_frames = true;
         let starts = memory.add_program(&program);
-        let pages = starts[0][0].pages;
+        let pages = starts[ThreadIx(0)][0].pages;
         memory.free_list = vec![pages, pages];
         let mut placed = [0; 2];
-        let left = memory.touch_own(starts[0][0].region, pages, &mut placed, &mut Chance::new(1));
+        let left = memory.touch_own(
+            starts[ThreadIx(0)][0].region,
+            pages,
+            &mut placed,
+            &mut Chance::new(1),
+        );
         assert_eq!((left, placed[0] + placed[1]), (0, pages));
         let share = placed[1] as f64 / pages as f64;
         assert!((share - 0.5).abs() < 0.02, "{share}");

@@ -13,6 +13,8 @@
 use super::{Class, Needs, Region, Users, VmMemory, draw_evenly};
 use homenode_units::Chance;
 
+use crate::index::ThreadIx;
+
 impl VmMemory {
     /// Pages that programs have in swap.
     pub fn swapped(&self) -> u64 {
@@ -56,7 +58,7 @@ impl VmMemory {
     }
 
     /// Share of a thread's accesses whose page is in swap.
-    pub fn fault_share(&self, thread: usize) -> f64 {
+    pub fn fault_share(&self, thread: ThreadIx) -> f64 {
         if self.swapped == 0 {
             return 0.0;
         }
@@ -74,7 +76,7 @@ impl VmMemory {
 
     /// Takes up to `pages` of a thread's pages out of swap, the hottest first. Gives them by region and class, for the host to
     /// place.
-    pub fn swap_in(&mut self, thread: usize, pages: u64) -> Vec<(usize, usize, u64)> {
+    pub fn swap_in(&mut self, thread: ThreadIx, pages: u64) -> Vec<(usize, usize, u64)> {
         let mut found: Vec<(f64, usize, usize)> = Vec::new();
         for (at, region) in self.regions.iter().enumerate() {
             if region.users == Users::All || region.users == Users::One(thread) {
