@@ -10,12 +10,12 @@ use homenode_control::{Control, Line, Request as Ask, Status, VmStatus};
 use homenode_host::Setting;
 use homenode_machine::Machine;
 use homenode_policy::advisor;
-use homenode_units::VmId;
+use homenode_units::{Bytes, MemoryPolicy, VmId};
 
 use crate::answers::forecast::forecast;
 use crate::answers::report::report;
 use crate::answers::working_sets::{can_be_watched, working_sets};
-use crate::answers::{permits, placed};
+use crate::answers::{named, no_such_vm, permits, placed};
 
 /// Why nothing is thought of a VM's memory policy.
 const NOT_WATCHED: &str = "it was not watched yet: the agent has just begun, or runs no memory policies";
@@ -90,59 +90,13 @@ impl Handler {
                 let done = PermitSet { vm, permit, note }.into();
                 return Ok(Answered::Once(id, Setting::Permit(permit), done));
             }
-            Request::PolicySet { vm, policy } => {
-                let id = named(&control.status(machine), &vm)?.id;
-                if let Some((policy, why)) = policy.and_then(|p| Some((p, control.objection(id, p)?))) {
-                    let why = format!("VM {vm} cannot have memory policy {policy}: {why}");
-                    return Err(ApiError::Refused { why });
-                }
-                let idle = control.memory_policies_idle().map(str::to_owned);
-                let cautions = policy.map(|policy| control.cautions(id, policy));
-                let notes: Vec<String> = idle.into_iter().chain(cautions.unwrap_or_default()).collect();
-                let done = PolicySet { vm, policy, notes }.into();
-                return Ok(Answered::Once(id, Setting::MemoryPolicy(policy), done));
-            }
-            Request::FloorSet {
-                vm,
-                floor_bytes: floor,
-            } => {
-                let status = control.status(machine);
-                let found = named(&status, &vm)?;
-                let note = match (floor, found.memory.maximum_bytes) {
-                    (None, _) => None,
-                    (Some(_), None) => Some("it has no balloon, so nothing can be taken from it"),
-                    (Some(floor), Some(most)) if floor >= most => {
-                        Some("that is all it has, so nothing is taken from it")
-                    }
-                    (Some(_), Some(_)) => control.memory_floors_idle(),
-                };
-                let done = FloorSet {
-                    vm,
-                    floor_bytes: floor,
-                    note: note.map(str::to_owned),
-                };
-                return Ok(Answered::Once(found.id, Setting::MemoryFloor(floor), done.into()));
-            }
-            Request::PolicyAdvise { vm } => {
-                let status = control.status(machine);
-                let found = named(&status, &vm)?;
-                let advice = control.memory_advice(found.id);
-                PolicyAdvice {
-                    vm,
-                    memory_policy: found.memory_policy,
-                    advice: advice
-                        .cloned()
-                        .unwrap_or_else(|| advisor::Advice::none(NOT_WATCHED)),
-                }
-                .into()
-            }
+            Request::PolicySet { vm, policy } => return set_policy(&control, machine, vm, policy),
+            Request::FloorSet { vm, floor_bytes } => return set_floor(&control, machine, vm, floor_bytes),
+            Request::PolicyAdvise { vm } => advise(&control, machine, vm)?.into(),
             Request::Permits { vm } => {
                 let status = control.status(machine);
-                let chosen = match &vm {
-                    Some(name) => vec![named(&status, name)?],
-                    None => status.vms.iter().collect(),
-                };
-                let vms = chosen.into_iter().map(permits::permit).collect();
+                let vms = chosen(&status, vm.as_deref())?.into_iter();
+                let vms = vms.map(permits::permit).collect();
                 Permits { vms }.into()
             }
             Request::PermitSuggest { vm } => {
@@ -155,45 +109,90 @@ impl Handler {
             }
             Request::WorkingSets {
                 vm,
-                window_ns: window,
-                wait_ns: wait,
+                window_ns,
+                wait_ns,
             } => {
                 let status = control.status(machine);
-                let chosen = match &vm {
-                    Some(name) => {
-                        let found = named(&status, name)?;
-                        can_be_watched(&control, found).map_err(ApiError::refused)?;
-                        control.want_working_set(found.id, window, wait);
-                        vec![found]
-                    }
-                    None => status.vms.iter().collect(),
-                };
-                working_sets(&control, status.at_ns, &chosen).into()
+                if let Some(name) = &vm {
+                    let found = named(&status, name)?;
+                    can_be_watched(&control, found).map_err(ApiError::refused)?;
+                    control.want_working_set(found.id, window_ns, wait_ns);
+                }
+                working_sets(&control, status.at_ns, &chosen(&status, vm.as_deref())?).into()
             }
             Request::WhatIf { homes } => forecast(&control, machine, &homes)?.into(),
             Request::Report { since_ns } => report(&control, machine, since_ns)?.into(),
-            Request::PermitBill { vm } => {
-                let lines = control.bill().lines();
-                let of = |line: &Line| vm.as_ref().is_none_or(|name| line.name == *name);
-                let lines: Vec<Line> = lines.filter(of).collect();
-                if let Some(name) = vm.as_ref().filter(|_| lines.is_empty()) {
-                    named(&control.status(machine), name)?;
-                }
-                Bill { lines }.into()
-            }
+            Request::PermitBill { vm } => bill(&control, machine, vm.as_deref())?.into(),
         }))
     }
 }
 
-/// The VM of a name.
-pub(crate) fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, ApiError> {
-    let found = status.vms.iter().find(|vm| vm.name == name);
-    found.ok_or_else(|| no_such_vm(status, name))
+/// The VM of this name, or all.
+fn chosen<'a>(status: &'a Status, name: Option<&str>) -> Result<Vec<&'a VmStatus>, ApiError> {
+    match name {
+        Some(name) => Ok(vec![named(status, name)?]),
+        None => Ok(status.vms.iter().collect()),
+    }
 }
 
-fn no_such_vm(status: &Status, name: &str) -> ApiError {
-    ApiError::NoSuchVm {
-        vm: name.to_owned(),
-        running: status.vms.iter().map(|vm| vm.name.clone()).collect(),
+fn set_policy(
+    control: &Control,
+    machine: &Machine,
+    vm: String,
+    policy: Option<MemoryPolicy>,
+) -> Result<Answered, ApiError> {
+    let id = named(&control.status(machine), &vm)?.id;
+    if let Some((policy, why)) = policy.and_then(|p| Some((p, control.objection(id, p)?))) {
+        let why = format!("VM {vm} cannot have memory policy {policy}: {why}");
+        return Err(ApiError::Refused { why });
     }
+    let idle = control.memory_policies_idle().map(str::to_owned);
+    let cautions = policy.map(|policy| control.cautions(id, policy));
+    let notes: Vec<String> = idle.into_iter().chain(cautions.unwrap_or_default()).collect();
+    let done = PolicySet { vm, policy, notes }.into();
+    Ok(Answered::Once(id, Setting::MemoryPolicy(policy), done))
+}
+
+fn set_floor(
+    control: &Control,
+    machine: &Machine,
+    vm: String,
+    floor_bytes: Option<Bytes>,
+) -> Result<Answered, ApiError> {
+    let status = control.status(machine);
+    let found = named(&status, &vm)?;
+    let note = match (floor_bytes, found.memory.maximum_bytes) {
+        (None, _) => None,
+        (Some(_), None) => Some("it has no balloon, so nothing can be taken from it"),
+        (Some(floor), Some(most)) if floor >= most => Some("that is all it has, so nothing is taken from it"),
+        (Some(_), Some(_)) => control.memory_floors_idle(),
+    };
+    let note = note.map(str::to_owned);
+    let done = FloorSet {
+        vm,
+        floor_bytes,
+        note,
+    }
+    .into();
+    Ok(Answered::Once(found.id, Setting::MemoryFloor(floor_bytes), done))
+}
+
+fn advise(control: &Control, machine: &Machine, vm: String) -> Result<PolicyAdvice, ApiError> {
+    let status = control.status(machine);
+    let found = named(&status, &vm)?;
+    let advice = control.memory_advice(found.id).cloned();
+    Ok(PolicyAdvice {
+        vm,
+        memory_policy: found.memory_policy,
+        advice: advice.unwrap_or_else(|| advisor::Advice::none(NOT_WATCHED)),
+    })
+}
+
+fn bill(control: &Control, machine: &Machine, vm: Option<&str>) -> Result<Bill, ApiError> {
+    let of = |line: &Line| vm.is_none_or(|name| line.name == name);
+    let lines: Vec<Line> = control.bill().lines().filter(of).collect();
+    if let Some(name) = vm.filter(|_| lines.is_empty()) {
+        named(&control.status(machine), name)?;
+    }
+    Ok(Bill { lines })
 }

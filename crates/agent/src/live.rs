@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
-use homenode_host::Bell;
+use homenode_host::{Bell, Host as _};
 use homenode_linux::guard::{self, Guard};
 use homenode_linux::journal::Journal;
 use homenode_linux::{Acting, LibvirtHost, Options};
@@ -75,7 +75,6 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         ..Options::new(machine.clone())
     };
     let mut host = LibvirtHost::connect(uri, options)?;
-    let policies = config.policies;
     // A dry run leaves nothing there.
     let kept = (!is_dry).then_some(state.as_path());
     let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
@@ -106,6 +105,17 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     agent.announce(format!("{} at {uri}", machine.name), None, mode);
     agent.run(&mut host, LibvirtHost::take_notices, |_| false);
     drop(server);
+    give_back(run, host, guard, &control, output)
+}
+
+/// Ends a run: gives back what the VMs had, and says what is left.
+fn give_back(
+    run: &Run,
+    mut host: LibvirtHost,
+    guard: Option<Guard>,
+    control: &Mutex<Control>,
+    output: &mut dyn Show,
+) -> anyhow::Result<()> {
     let failures = if run.keep {
         host.lift_limits()
     } else {
@@ -122,8 +132,8 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let control = control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let summary = Summary {
         policies: vec![LivePolicy {
-            policy: policies.name(),
-            vms: control.status(&machine).vms,
+            policy: control.config().policies.name(),
+            vms: control.status(host.machine()).vms,
         }],
         agent_cpu_s: cpu_time().as_secs_f64(),
         kept: run.keep,

@@ -17,8 +17,8 @@ use homenode_units::{Bytes, CpuId, NodeId};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::ShownArgs;
 use crate::bad_input;
+use crate::options::ShownArgs;
 use crate::output::{or_dash, percent, print_json, table};
 
 /// Options of `calibrate`.
@@ -232,8 +232,8 @@ fn row(name: String, spread: &Spread, unit: &str, scale: f64) -> Vec<String> {
     ]
 }
 
-/// All figures as tables.
-fn figures(c: &Calibration, file: &MachineFile) -> String {
+/// What one thread and pairs of nodes gave.
+fn speeds(c: &Calibration) -> Vec<Vec<String>> {
     let ghz = c.clock_hz.median / 1e9;
     let mut rows = vec![
         row("core clock".into(), &c.clock_hz, "GHz", 1e-9),
@@ -313,6 +313,12 @@ fn figures(c: &Calibration, file: &MachineFile) -> String {
             .into_iter()
             .filter_map(|(name, spread, unit, scale)| Some(row(name.into(), &spread?, unit, scale))),
     );
+    rows
+}
+
+/// All figures as tables.
+fn figures(c: &Calibration, file: &MachineFile) -> String {
+    let rows = speeds(c);
     let header = ["", "median", "min", "q1", "q3", "max", "of", ""];
     let mut text = format!("{}\n", table(&header, rows));
     let stated = c.caches.llc_bytes.map(Bytes);

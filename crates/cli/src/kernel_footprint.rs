@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use homenode_calibrate::footprint::{Accelerator, FootprintError, Method, Options, footprint};
 use homenode_units::Ns;
 
-use crate::args::{ShownArgs, Size};
 use crate::bad_input;
+use crate::options::{ShownArgs, Size};
 use crate::output::{print_json, progress, table};
 
 /// Options of `kernel-footprint`.

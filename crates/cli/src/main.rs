@@ -16,6 +16,7 @@ mod documents;
 mod kernel_footprint;
 mod memory;
 mod numad;
+mod options;
 mod page_log;
 mod permit;
 mod policy;

@@ -2,7 +2,8 @@
 
 use homenode_units::Bytes;
 
-use crate::args::{FloorArgs, MemoryCommand, ShowArgs, Size};
+use crate::args::{FloorArgs, MemoryCommand, ShowArgs};
+use crate::options::Size;
 use crate::output::{or_dash, print_json, table};
 use crate::query::{ask_agent, vms};
 use homenode_api::Request;

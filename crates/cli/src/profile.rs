@@ -25,8 +25,8 @@ use serde::Serialize;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::args::ShownArgs;
 use crate::bad_input;
+use crate::options::ShownArgs;
 use crate::output::{self, Output};
 use crate::twin;
 

@@ -1,14 +1,12 @@
 //! What can be done to a VM, and the levers that it changes.
 
 use homenode_machine::Machine;
-use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
+use homenode_units::{CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::feed::GuestTopology;
-use crate::limit::{Limit, Percent};
-use crate::refusal::Impossible;
-use crate::sample::VmSample;
+use crate::limit::Limit;
 
 /// The shortest window of [`Act::Watch`].
 pub const WINDOW_MIN: Ns = Ns::from_millis(100);
@@ -216,110 +214,15 @@ impl Act {
             _ => None,
         }
     }
+}
 
-    /// Whether it could be done to this VM.
-    ///
-    /// # Errors
-    /// The first thing that is impossible.
-    pub fn check(&self, machine: &Machine, vm: &VmSample) -> Result<(), Impossible> {
-        let usable = |nodes: &NodeSet| {
-            let usable = machine.memory_nodes();
-            match !nodes.is_empty() && nodes.is_subset(&usable) {
-                true => Ok(()),
-                false => Err(Impossible::Nodes {
-                    nodes: nodes.clone(),
-                    usable,
-                }),
-            }
-        };
-        let apart = |from: &NodeSet, to: &NodeSet| match from.intersection(to).is_empty() {
-            true => Ok(()),
-            false => Err(Impossible::SameNodes {
-                from: from.clone(),
-                to: to.clone(),
-            }),
-        };
-        if self.lease() == Some(Ns::ZERO) {
-            return Err(Impossible::NoLease);
-        }
+impl Limit {
+    /// What it is set with.
+    pub fn lever(self) -> Lever {
         match self {
-            Act::PinVcpus { vcpus, cpus } => {
-                if let Some(&index) = vcpus.iter().find(|index| vm.vcpu(**index).is_none()) {
-                    return Err(Impossible::UnknownVcpu { index });
-                }
-                let usable = machine.cpu_set();
-                match !cpus.is_empty() && cpus.is_subset(&usable) {
-                    true => Ok(()),
-                    false => Err(Impossible::Cpus {
-                        cpus: cpus.clone(),
-                        usable,
-                    }),
-                }
-            }
-            Act::SetHome { nodes } => usable(nodes),
-            Act::MovePages { from, to, .. } => {
-                usable(to)?;
-                if !from.is_empty() {
-                    usable(from)?;
-                }
-                apart(from, to)
-            }
-            Act::MoveFrames { moves } => moves.iter().try_for_each(|&FrameMove { from, to, .. }| {
-                let (from, to) = (NodeSet::one(from), NodeSet::one(to));
-                usable(&from)?;
-                usable(&to)?;
-                apart(&from, &to)
-            }),
-            Act::MoveVirtualNode { virtual_node, to, .. } => {
-                usable(&NodeSet::one(*to))?;
-                let (virtual_node, count) = (*virtual_node, vm.virtual_nodes.len());
-                match usize::from(virtual_node) < count {
-                    true => Ok(()),
-                    false => Err(Impossible::UnknownVirtualNode { virtual_node, count }),
-                }
-            }
-            Act::TellTopology { topology } => {
-                let GuestTopology { vcpus, memory } = topology;
-                let count = vm.virtual_nodes.len();
-                let is_whole =
-                    memory.len() == count && !vcpus.is_empty() && memory.iter().any(Option::is_some);
-                let mut named = vcpus.iter().chain(memory).flatten();
-                match is_whole && named.all(|node| machine.nodes.get(*node).is_some()) {
-                    true => Ok(()),
-                    false => Err(Impossible::Topology {
-                        vcpus: vcpus.len(),
-                        memory: memory.len(),
-                        count,
-                    }),
-                }
-            }
-            Act::Limit { limit, .. } => match *limit {
-                Limit::CpuQuota(quota) if !quota.is_possible() => Err(Impossible::Quota { quota }),
-                Limit::CacheWays(Percent(percent)) | Limit::MemoryBandwidth(Percent(percent))
-                    if !(1..=100).contains(&percent) =>
-                {
-                    Err(Impossible::Part { percent })
-                }
-                Limit::Memory(memory) => {
-                    let maximum = vm.balloon.map(|balloon| balloon.maximum);
-                    match memory > Bytes::ZERO && maximum.is_some_and(|maximum| memory <= maximum) {
-                        true => Ok(()),
-                        false => Err(Impossible::Memory { memory, maximum }),
-                    }
-                }
-                _ => Ok(()),
-            },
-            Act::Watch { window_ns, .. } => match (WINDOW_MIN..=WINDOW_MAX).contains(window_ns) {
-                true => Ok(()),
-                false => Err(Impossible::Window {
-                    window_ns: *window_ns,
-                }),
-            },
-            Act::Lift { lever } => match lever.can_be_lifted() {
-                true => Ok(()),
-                false => Err(Impossible::NoLimit { lever: *lever }),
-            },
-            Act::SetMemoryPolicy { .. } => Ok(()),
+            Limit::CpuQuota(_) => Lever::CpuQuota,
+            Limit::CacheWays(_) | Limit::MemoryBandwidth(_) => Lever::Resctrl,
+            Limit::Memory(_) => Lever::Memory,
         }
     }
 }

@@ -16,6 +16,7 @@
 mod action;
 mod balloon;
 mod bell;
+mod check;
 pub mod conformance;
 mod feed;
 mod limit;

@@ -4,8 +4,6 @@ use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::action::Lever;
-
 /// How long each vCPU of a VM may run per period (libvirt's `vcpu_quota` and `vcpu_period`, a cgroup's `cpu.max`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct CpuQuota {
@@ -63,17 +61,6 @@ impl CpuQuota {
 impl std::fmt::Display for CpuQuota {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of every {}", self.run_ns, self.period_ns)
-    }
-}
-
-impl Limit {
-    /// What it is set with.
-    pub fn lever(self) -> Lever {
-        match self {
-            Limit::CpuQuota(_) => Lever::CpuQuota,
-            Limit::CacheWays(_) | Limit::MemoryBandwidth(_) => Lever::Resctrl,
-            Limit::Memory(_) => Lever::Memory,
-        }
     }
 }
 

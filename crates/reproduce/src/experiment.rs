@@ -5,10 +5,9 @@
 //! before anything is run, and what other choices would have given is a table of its decision.
 
 use crate::claims::Claim;
-use crate::experiments;
 use crate::figure::Figure;
 use crate::run::Run;
-use crate::verdict::{Judgement, Kind, Measured, Verdict, judge};
+use crate::verdict::{Judgement, Kind, Measured, Verdict};
 use crate::work::Outcomes;
 
 /// An experiment.
@@ -67,42 +66,8 @@ pub struct Reproduced {
     pub reason: Option<String>,
 }
 
-/// The experiment that decides a claim, if there is one.
-pub fn of(claim: &Claim) -> Option<&'static Experiment> {
-    experiments::ALL
-        .iter()
-        .find(|experiment| experiment.claim == claim.id)
-}
-
-/// Decides a claim.
-pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
-    let Some(experiment) = of(&claim) else {
-        let outside = experiments::NOT_MODELLED.iter().find(|(id, _)| *id == claim.id);
-        let verdict = outside.map_or(Verdict::Pending, |_| Verdict::NotModelled);
-        let reason = outside.map_or("there is no experiment for it yet", |(_, why)| why);
-        return undecided(claim, verdict, reason.to_owned());
-    };
-    match (experiment.decide)(outcomes) {
-        Ok(mut decision) => {
-            let judgement = judge(&claim, &decision.measured);
-            if judgement.verdict == Verdict::Holds {
-                decision.why.clear();
-            }
-            let shown = || kind(&claim, &decision.measured, &judgement, &(experiment.runs)());
-            let kind = decision.kind.unwrap_or_else(shown);
-            Reproduced {
-                claim,
-                decision: Some(decision),
-                judgement,
-                kind,
-                reason: None,
-            }
-        }
-        Err(missing) => undecided(claim, Verdict::Pending, missing),
-    }
-}
-
-fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Reproduced {
+/// What was not decided, and why.
+pub(crate) fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Reproduced {
     let kind = if claim.inputs.is_empty() {
         Kind::Predicted
     } else {
@@ -122,7 +87,7 @@ fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Reproduced {
 
 /// Calibrated is what has an input among its own values, or ran a profile that says it was calibrated to this claim. Where
 /// every value was an input the model cannot disagree.
-fn kind(claim: &Claim, measured: &Measured, judgement: &Judgement, runs: &[Run]) -> Kind {
+pub(crate) fn kind(claim: &Claim, measured: &Measured, judgement: &Judgement, runs: &[Run]) -> Kind {
     if !judgement.parts.is_empty() && judgement.parts.iter().all(|part| part.input) {
         return Kind::ByConstruction;
     }
@@ -147,40 +112,14 @@ fn kind(claim: &Claim, measured: &Measured, judgement: &Judgement, runs: &[Run])
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
+    use crate::verdict::judge;
 
     fn claim(id: &str) -> Claim {
         crate::claims::all()
             .into_iter()
             .find(|claim| claim.id == id)
             .unwrap()
-    }
-
-    #[test]
-    fn every_experiment_and_exclusion_names_one_claim() {
-        let known: BTreeSet<String> = crate::claims::all().into_iter().map(|claim| claim.id).collect();
-        let named: Vec<&str> = experiments::ALL
-            .iter()
-            .map(|experiment| experiment.claim)
-            .chain(experiments::NOT_MODELLED.iter().map(|(id, _)| *id))
-            .collect();
-        assert!(named.iter().all(|id| known.contains(*id)), "{named:?}");
-        assert_eq!(named.iter().collect::<BTreeSet<_>>().len(), named.len());
-    }
-
-    #[test]
-    fn claims_without_an_experiment_say_so() {
-        let new = Claim {
-            id: "nobody.decides-it".into(),
-            ..claim("xpv.internals")
-        };
-        let pending = decide(new, &Outcomes::default());
-        assert_eq!(pending.judgement.verdict, Verdict::Pending);
-        assert!(pending.reason.unwrap().contains("no experiment"));
-        let outside = decide(claim("xpv.internals"), &Outcomes::default());
-        assert_eq!(outside.judgement.verdict, Verdict::NotModelled);
     }
 
     #[test]

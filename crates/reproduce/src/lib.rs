@@ -14,6 +14,7 @@
 
 mod cache;
 pub mod claims;
+mod decide;
 mod document;
 mod experiment;
 mod experiments;
@@ -41,12 +42,12 @@ pub fn reproduce(
     cache: Option<&Cache>,
     watch: &dyn Watch,
 ) -> Vec<Reproduced> {
-    let experiments = claims.iter().filter_map(experiment::of);
+    let experiments = claims.iter().filter_map(decide::of);
     let runs = experiments.flat_map(|experiment| (experiment.runs)()).collect();
     let outcomes = work::execute(runs, jobs, cache, watch);
     claims
         .into_iter()
-        .map(|claim| experiment::decide(claim, &outcomes))
+        .map(|claim| decide::decide(claim, &outcomes))
         .collect()
 }
 

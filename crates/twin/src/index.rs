@@ -1,5 +1,5 @@
-//! Positions that must not be swapped: of VMs, of a VM's threads, of CPUs and of the scheduler's tasks. A thread of a VM is a vCPU,
-//! and each vCPU is a task; so is each daemon of the host.
+//! Positions that must not be swapped: of VMs, of a VM's threads, of CPUs and of the scheduler's tasks. A thread of a VM is a
+//! vCPU, and each vCPU is a task; so is each daemon of the host.
 
 use std::fmt;
 use std::marker::PhantomData;

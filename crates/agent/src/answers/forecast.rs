@@ -6,7 +6,7 @@ use homenode_control::Control;
 use homenode_machine::Machine;
 use homenode_policy::arrange::what_if::{NoForecast, Unknown, VmForecast};
 
-use crate::handler::named;
+use super::named;
 
 /// What the agent's loop predicts.
 ///

@@ -5,7 +5,9 @@ pub mod permits;
 pub mod report;
 pub mod working_sets;
 
+use homenode_api::ApiError;
 use homenode_api::answer::{Placed, PlacedFigures};
+use homenode_control::{Status, VmStatus};
 use homenode_policy::placement::{Placement, Unplaceable};
 
 /// Where a VM would go.
@@ -28,5 +30,19 @@ pub fn placed(found: &Result<Placement, Unplaceable>) -> Placed {
                 shortages: unplaceable.shortages.clone(),
             },
         },
+    }
+}
+
+/// The VM of a name.
+pub(crate) fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, ApiError> {
+    let found = status.vms.iter().find(|vm| vm.name == name);
+    found.ok_or_else(|| no_such_vm(status, name))
+}
+
+/// That there is none, and which there are.
+pub(crate) fn no_such_vm(status: &Status, name: &str) -> ApiError {
+    ApiError::NoSuchVm {
+        vm: name.to_owned(),
+        running: status.vms.iter().map(|vm| vm.name.clone()).collect(),
     }
 }
