@@ -27,12 +27,13 @@ use crate::cgroup::Hierarchy;
 use crate::connect::{Acting, ConnectError, Options};
 use crate::hands::Hands;
 use crate::journal::{self, Journal, Lock};
-use crate::levers::{self, Home, Moving, Pins, topology};
+use crate::levers::{self, Home, Moving, Pins};
 use crate::libvirt::{CallError, Libvirt};
 use crate::perf::Perf;
 use crate::resctrl::Resctrl;
+use crate::topology_pages::TopologyPages;
 use crate::uncore::{self, Uncore};
-use crate::vm::Vm;
+use crate::vm::{Vm, failed};
 use crate::{carriers, meminfo, memory_blocks, modelled_pmu, now, proc_stat, read, task};
 
 /// What the journal of an earlier agent says of a VM that still runs.
@@ -147,7 +148,7 @@ impl LibvirtHost {
             };
             Attribution::new(page, clock_hz, sampler)
         });
-        let pages = topology::Pages::open(topology_socket, acting);
+        let pages = TopologyPages::open(topology_socket, acting);
         notices.extend(pages.trouble(acting));
         let mut hands = Hands::new(libvirt, journal, root, machine, bell, pages);
         for notice in notices {
@@ -467,7 +468,7 @@ impl LibvirtHost {
         };
         if is_ignored {
             let cause = "its operator opted it out; the agent only watches it";
-            return Err(levers::failed(vm, vm.what(&action.act), cause));
+            return Err(failed(vm, vm.what(&action.act), cause));
         }
         let result = vm.act(&mut self.hands, &action.act);
         // Whatever went wrong: if the VM has ended, that is the reason.

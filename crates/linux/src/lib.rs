@@ -52,6 +52,7 @@ pub mod proc_stat;
 mod read;
 pub mod resctrl;
 pub mod task;
+mod topology_pages;
 pub mod topology_server;
 pub mod uncore;
 mod vm;

@@ -3,19 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use homenode_host::{Immovable, VirtualNode};
+use homenode_host::{ActionError, Failure, Immovable, VirtualNode};
 use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
 use crate::cgroup::CpuGroup;
 use crate::domain::{Cell, Domain};
-use crate::journal::{Before, Entry, Helper, Run};
-use crate::levers::Levers;
-use crate::levers::vcpus::Pinned;
+use crate::hands::Hands;
+use crate::journal::{Before, Entry, Helper, Journal, JournalError, Run, Written};
 use crate::numa_maps::Range;
 use crate::pages::Mover;
 use crate::read::ReadError;
 use crate::task::{Process, Role, Thread};
 use crate::{meminfo, now, numa_maps};
+
+mod grip;
+
+#[cfg(test)]
+pub(crate) use grip::CARRIED_LEASE;
+pub(crate) use grip::{After, Grip, Levers};
 
 /// Reading `numa_maps` may take this part of one CPU's time per VM: it stops the VM's page faults while it walks.
 const PAGES_COST_SHARE: u64 = 20;
@@ -41,6 +46,16 @@ pub(crate) struct Vm {
     pub immovable: Option<Immovable>,
     /// Why its memory is to be left where it is for now.
     pub standstill: Option<Immovable>,
+}
+
+/// Who pinned which vCPU of a VM.
+pub(crate) struct Pinned {
+    /// By hand.
+    pub operator: BTreeSet<u16>,
+    /// CPUs before an agent first touched the VM; restoring leaves them as pins in the XML.
+    pub restored: BTreeMap<u16, CpuSet>,
+    /// What the agent pinned last.
+    pub ours: BTreeMap<u16, CpuSet>,
 }
 
 /// Where a VM's memory lies.
@@ -321,4 +336,46 @@ pub(crate) fn vcpu_index(role: &Role) -> Option<u16> {
         Role::Vcpu(index) => Some(*index),
         _ => None,
     }
+}
+
+/// What hands do to a VM's lines in the journal.
+impl Hands {
+    /// What the journal says of a VM, whoever wrote it.
+    pub fn entry(&self, vm: &Vm) -> Option<&Entry> {
+        self.journal.as_ref()?.entry(vm.run.vm)
+    }
+
+    /// What it says of a lever of a VM.
+    pub fn journalled<T: Written>(&self, vm: &Vm) -> Option<T> {
+        self.entry(vm)?.get()
+    }
+
+    /// Writes down what will be in force on a lever.
+    pub fn set<T: Written>(&mut self, vm: &Vm, what: &str, entry: &T) -> Result<(), ActionError> {
+        self.write(vm, what, |journal| journal.set(vm.run.vm, entry))
+    }
+
+    /// Writes down that nothing is in force on a lever any more.
+    pub fn clear<T: Written>(&mut self, vm: &Vm, what: &str) -> Result<(), ActionError> {
+        self.write(vm, what, |journal| journal.clear(vm.run.vm, &[T::KEY]))
+    }
+
+    /// Writes to the journal, if there is one.
+    pub fn write(
+        &mut self,
+        vm: &Vm,
+        what: &str,
+        write: impl FnOnce(&mut Journal) -> Result<(), JournalError>,
+    ) -> Result<(), ActionError> {
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        write(journal).map_err(|e| failed(vm, what, &e.to_string()))
+    }
+}
+
+/// Something that the host did not do.
+pub(crate) fn failed(vm: &Vm, what: &str, cause: &str) -> ActionError {
+    let (what, cause) = (what.to_owned(), cause.to_owned());
+    Failure::Host { what, cause }.on(&vm.run.name)
 }

@@ -72,6 +72,10 @@ fn text(text: impl Into<String>) -> Item {
     toml_edit::value(text.into())
 }
 
+fn count(number: usize) -> Item {
+    toml_edit::value(i64::try_from(number).unwrap_or(i64::MAX))
+}
+
 /// A list with a line for each entry.
 fn lines(values: impl Iterator<Item = Value>) -> Item {
     let mut list: Array = values.collect();
@@ -91,7 +95,7 @@ fn node(machine: &Machine, id: NodeId, node: &Node, comments: &Comments) -> Tabl
     table.insert("cpus", text(node.cpus.to_string()));
     let (cpus, cores) = (node.cpus.len(), machine.core_count(id));
     if cores > 0 && cpus > cores && cpus.is_multiple_of(cores) {
-        table.insert("threads_per_core", toml_edit::value((cpus / cores) as i64));
+        table.insert("threads_per_core", count(cpus / cores));
     }
     table.insert("memory", text(size(node.memory_bytes)));
     if let Some(bandwidth) = node.memory_bandwidth {
@@ -114,7 +118,7 @@ fn llc(machine: &Machine, llc: &Llc, comments: &Comments) -> Table {
     let (shared_by, per_node) = sharing(machine);
     table.insert("shared_by", text(shared_by));
     if let Some(per_node) = per_node {
-        table.insert("per_node", toml_edit::value(per_node as i64));
+        table.insert("per_node", count(per_node));
     }
     table
 }

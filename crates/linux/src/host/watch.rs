@@ -11,12 +11,11 @@ use crate::attribution::Seen;
 use crate::cgroup::{CpuGroup, CpuMax};
 use crate::domain::{Domain, FreePages};
 use crate::journal::{Entry, Helper, Run};
-use crate::levers::vcpus::Pinned;
-use crate::levers::{Home, Levers};
+use crate::levers::{self, Home};
 use crate::now;
 use crate::read::{self, ReadError};
 use crate::task::{self, Process};
-use crate::vm::{Memory, Vm, vcpu_index};
+use crate::vm::{Memory, Pinned, Vm, vcpu_index};
 
 /// What a domain lacks whose guest keeps its free pages.
 const NO_RELEASES: &str = "its guest does not report the pages that it frees; put <memballoon model='virtio' freePageReporting='on'/> \
@@ -116,7 +115,7 @@ impl LibvirtHost {
         Ok(Some(Vm {
             pins: Pinned::of(entry),
             home: entry.and_then(Entry::get).map(|Home(nodes)| nodes),
-            levers: Levers::of(entry, journal.is_some()),
+            levers: levers::of_vm(entry, journal.is_some()),
             run,
             handle,
             xml,

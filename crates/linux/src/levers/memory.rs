@@ -239,7 +239,7 @@ impl OfVm {
                     before_s: device.stats_period_s,
                 };
                 self.asked = Some(asked);
-                let begun = hands.begin(vm);
+                let begun = vm.begin(hands);
                 begun.map_err(|e| failed(vm, QUESTION, &e.to_string()))?;
                 hands.set(vm, QUESTION, &asked)?;
                 set_stats_period(hands, vm, STATS_PERIOD_S)

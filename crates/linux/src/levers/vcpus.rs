@@ -1,6 +1,6 @@
 //! Where vCPUs may run: pinned through libvirt, read back from the kernel, respected where somebody else pins.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use homenode_host::{Act, ActionError, Failure, Lever, Outcome};
 use homenode_units::CpuSet;
@@ -11,7 +11,7 @@ use crate::hands::Hands;
 use crate::journal::{Entry, Written};
 use crate::libvirt::CallError;
 use crate::task;
-use crate::vm::Vm;
+use crate::vm::{Pinned, Vm};
 
 /// CPUs that vCPUs are pinned to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,16 +19,6 @@ pub struct Pins(pub BTreeMap<u16, CpuSet>);
 
 impl Written for Pins {
     const KEY: &'static str = "vcpus";
-}
-
-/// Who pinned which vCPU of a VM.
-pub(crate) struct Pinned {
-    /// By hand.
-    pub operator: BTreeSet<u16>,
-    /// CPUs before an agent first touched the VM; restoring leaves them as pins in the XML.
-    pub restored: BTreeMap<u16, CpuSet>,
-    /// What the agent pinned last.
-    pub ours: BTreeMap<u16, CpuSet>,
 }
 
 impl Pinned {
