@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::guest::Vm;
 use crate::hypervisor::page_uses::{self, Used};
 use crate::index::{ThreadIx, VmIx, first};
-use crate::{Looked, Twin};
+use crate::twin::{Looked, Twin};
 
 /// Why the agent tells no guest of the twin anything.
 pub(crate) const NO_FEED: &str = "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
@@ -75,18 +75,22 @@ impl Twin {
 
     /// What was seen of the use of a VM's pages since the last look.
     fn page_uses(&mut self, vm: &Vm, at: VmIx) -> Option<Vec<PageUse>> {
-        let sampling = vm.sampling.as_ref()?;
+        let sampling = vm.host.sampling.as_ref()?;
         let looked = &mut self.looked[at];
-        if looked.number != vm.samplings {
+        if looked.number != vm.host.samplings {
             *looked = Looked {
-                number: vm.samplings,
+                number: vm.host.samplings,
                 expected: vec![0.0; sampling.expected.len()],
             };
         }
         let since = sampling.expected.iter().zip(&looked.expected);
         let since: Vec<f64> = since.map(|(now, before)| now - before).collect();
         looked.expected.clone_from(&sampling.expected);
-        let write_share = vm.program.as_ref().map_or(0.0, |program| program.write_share);
+        let write_share = vm
+            .course
+            .program
+            .as_ref()
+            .map_or(0.0, |program| program.write_share);
         let used = page_uses::draw(&vm.memory, &since, write_share, &mut self.look_chance);
         let named = |used: Used| {
             let samples = self.machine.nodes.keys().zip(&used.samples);
@@ -179,8 +183,8 @@ impl Twin {
             memory_bytes: vm.memory_bytes,
             balloon: Some(Balloon {
                 current: vm.memory_bytes,
-                maximum: vm.limit.map_or(vm.memory_bytes, |limit| limit.before),
-                limit: vm.limit.map(|limit| limit.memory),
+                maximum: vm.limits.memory.map_or(vm.memory_bytes, |limit| limit.before),
+                limit: vm.limits.memory.map(|limit| limit.memory),
                 guest: Some(engine.guest_memory(vm)),
             }),
             pages: Some(pages),
@@ -188,13 +192,13 @@ impl Twin {
             no_feed: Some(NO_FEED.into()),
             told: None,
             accesses: Some(Accesses {
-                local: vm.accesses_local as u64,
-                remote: vm.accesses_remote as u64,
+                local: vm.counts.local as u64,
+                remote: vm.counts.remote as u64,
                 on: self
                     .machine
                     .nodes
                     .keys()
-                    .zip(vm.accesses.iter().map(|count| *count as u64))
+                    .zip(vm.counts.accesses.iter().map(|count| *count as u64))
                     .collect(),
             }),
             memory_policy: vm.memory_policy,
@@ -224,7 +228,7 @@ impl Twin {
             throttled_ns: Ns(throttled_ns),
             cpu: Some(self.machine.cpus[task.cpu.0].id),
             affinity,
-            quota: vm.quota.map(|lease| lease.quota),
+            quota: vm.limits.quota.map(|lease| lease.quota),
             counters: Some(Counters {
                 instructions: state.instructions as u64,
                 cycles: state.cycles as u64,

@@ -1,22 +1,16 @@
 //! What can be changed of a VM of the twin: the same levers that a real host has.
 
 use homenode_host::{Act, Action, Failure, FrameMove, Lever, Limit, Outcome};
-use homenode_units::{NodeSet, Ns, Pages};
+use homenode_units::{CpuSet, NodeSet, Ns, Pages};
 
 use crate::cpu_mask::CpuMask;
-use crate::engine::{Alike, Engine};
-use crate::guest::{Lease, Vm};
+use crate::engine::Engine;
+use crate::engine::moves::Alike;
+use crate::guest::Lease;
 use crate::host::NO_FEED;
 use crate::hypervisor::watching::Watching;
 use crate::index::{ThreadIx, VmIx};
-use crate::{Before, Twin};
-
-/// Limits of a VM that are in force, and the ends of their leases.
-pub(crate) fn limits(vm: &Vm) -> impl Iterator<Item = (Lever, Ns)> {
-    let quota = vm.quota.map(|lease| (Lever::CpuQuota, lease.until));
-    let memory = vm.limit.map(|lease| (Lever::Memory, lease.until));
-    quota.into_iter().chain(memory)
-}
+use crate::twin::{Before, Twin};
 
 impl Twin {
     /// Carries out one action.
@@ -36,24 +30,7 @@ impl Twin {
             .0
             .saturating_add(act.lease().unwrap_or_default().0));
         Ok(match act {
-            Act::PinVcpus { vcpus, cpus } => {
-                self.note_before(at);
-                let allowed: CpuMask = self
-                    .machine
-                    .cpus
-                    .iter()
-                    .map(|cpu| cpus.contains(cpu.id))
-                    .collect();
-                for index in vcpus {
-                    let task = self.engine.vms[at].task(ThreadIx(usize::from(*index)));
-                    self.engine
-                        .scheduler
-                        .set_affinity(task, allowed.clone(), self.engine.now);
-                    self.engine.after_scheduling();
-                }
-                self.engine.version += 1;
-                Outcome::Done
-            }
+            Act::PinVcpus { vcpus, cpus } => self.pin(at, vcpus, cpus),
             Act::SetHome { nodes } => {
                 self.note_before(at);
                 self.engine.vms[at].memory.home = Some(self.positions(nodes));
@@ -106,6 +83,25 @@ impl Twin {
                 Outcome::Done
             }
         })
+    }
+
+    fn pin(&mut self, at: VmIx, vcpus: &[u16], cpus: &CpuSet) -> Outcome {
+        self.note_before(at);
+        let allowed: CpuMask = self
+            .machine
+            .cpus
+            .iter()
+            .map(|cpu| cpus.contains(cpu.id))
+            .collect();
+        for index in vcpus {
+            let task = self.engine.vms[at].task(ThreadIx(usize::from(*index)));
+            self.engine
+                .scheduler
+                .set_affinity(task, allowed.clone(), self.engine.now);
+            self.engine.after_scheduling();
+        }
+        self.engine.version += 1;
+        Outcome::Done
     }
 
     fn watch(&mut self, at: VmIx, window: Ns, until: Ns) -> Outcome {

@@ -5,7 +5,8 @@ use homenode_machine::Machine;
 use homenode_units::Ns;
 
 use crate::scenario::Disturbance;
-use crate::{EPOCH_DEFAULT, Scenario, Twin, TwinError};
+use crate::scenario::{Scenario, TwinError};
+use crate::twin::{EPOCH_DEFAULT, Twin};
 
 /// What a twin simulates.
 #[derive(Clone, Debug)]

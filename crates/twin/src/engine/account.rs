@@ -13,16 +13,16 @@ impl Engine {
     pub fn settled(&self) -> Engine {
         let mut settled = self.clone();
         settled.settle_all();
-        settled.transfer((self.now.0 - self.epoch_began.0) as f64);
+        settled.transfer((self.now.0 - self.epochs.began.0) as f64);
         settled
     }
 
     /// Accounts all CPUs up to now.
     pub fn settle_all(&mut self) {
-        if self.settled == self.now {
+        if self.epochs.settled == self.now {
             return;
         }
-        self.settled = self.now;
+        self.epochs.settled = self.now;
         for cpu in self.topology.cpus.places() {
             self.scheduler.settle(cpu, self.now);
         }
@@ -33,7 +33,7 @@ impl Engine {
         let mut segments = std::mem::take(&mut self.scheduler.queues.segments);
         for segment in segments.drain(..) {
             match self.owners[segment.task] {
-                Owner::Daemon(daemon) => self.daemon_left[daemon] -= segment.ns as f64,
+                Owner::Daemon(daemon) => self.daemons.left[daemon] -= segment.ns as f64,
                 Owner::Vcpu { vm, thread } => self.apply(vm, thread, segment.cpu, segment.ns as f64),
             }
         }
@@ -42,9 +42,9 @@ impl Engine {
 
     /// What a vCPU did in a stretch of time on a CPU.
     pub(super) fn apply(&mut self, vm: VmIx, thread: ThreadIx, cpu: CpuIx, ns: f64) {
-        let speed = self.speeds[cpu];
+        let speed = self.pace.speeds[cpu];
         let state = &mut self.vms[vm].threads[thread];
-        state.cycles += ns * self.clock_ghz;
+        state.cycles += ns * self.figures.clock_ghz;
         let owed = ns.min(state.owed_ns);
         state.owed_ns -= owed;
         let units = if speed.ns_per_unit > 0.0 {
@@ -66,9 +66,14 @@ impl Engine {
                 if self.vms[vm].memory.swapped() > 0 {
                     self.fault(vm, thread, cpu, accesses);
                 }
-                if let Some(sampling) = &mut self.vms[vm].sampling {
+                if let Some(sampling) = &mut self.vms[vm].host.sampling {
                     let node = self.topology.cpus[cpu].node;
-                    sampling.ran(thread, node, (ns - owed) * self.clock_ghz, speed.cost.misses);
+                    sampling.ran(
+                        thread,
+                        node,
+                        (ns - owed) * self.figures.clock_ghz,
+                        speed.cost.misses,
+                    );
                 }
             }
             Doing::Touching { touch, .. } => {
@@ -122,21 +127,28 @@ impl Engine {
     pub(super) fn count_misses(&mut self, vm: VmIx, thread: ThreadIx, cpu: CpuIx, misses: f64) {
         let place = &self.topology.cpus[cpu];
         let owner = &mut self.vms[vm];
-        let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);
-        let (node, bytes) = (place.node, misses * self.line_bytes);
+        let write_share = owner
+            .course
+            .program
+            .as_ref()
+            .map_or(0.0, |program| program.write_share);
+        let (node, bytes) = (place.node, misses * self.figures.line_bytes);
         let weights = owner.memory.weights(thread);
         let row = node * weights.len()..(node + 1) * weights.len();
         let (read, written) = (&mut self.totals.read[row.clone()], &mut self.totals.written[row]);
-        for (((weight, accesses), read), written) in
-            weights.iter().zip(&mut owner.accesses).zip(read).zip(written)
+        for (((weight, accesses), read), written) in weights
+            .iter()
+            .zip(&mut owner.counts.accesses)
+            .zip(read)
+            .zip(written)
         {
             *accesses += misses * weight;
             *read += bytes * weight;
             *written += bytes * write_share * weight;
         }
         let local = misses * weights[node];
-        owner.accesses_local += local;
-        owner.accesses_remote += misses - local;
+        owner.counts.local += local;
+        owner.counts.remote += misses - local;
     }
 
     /// Bytes moved over each link.

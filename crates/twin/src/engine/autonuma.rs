@@ -3,9 +3,11 @@
 
 use homenode_units::{Chance, Migration, Ns};
 
+use super::agenda::Timer;
 use super::moves::copying;
-use super::{Engine, Owner, Timer};
-use crate::guest::autonuma::{Autonuma, By, SCAN_DELAY, Scene, one_process};
+use super::{Engine, Owner};
+use crate::guest::autonuma::{Autonuma, SCAN_DELAY, Scene, one_process};
+use crate::guest::view::By;
 use crate::guest::{Stage, Vm};
 use crate::hypervisor::{EXIT_CYCLES, Run, SHOOTDOWN_CYCLES};
 use crate::index::{IxVec, TaskIx, ThreadIx, VmIx};
@@ -27,7 +29,7 @@ impl Engine {
                 group,
                 number,
             };
-            self.set_timer(Ns(self.now.0 + SCAN_DELAY.0), scan);
+            self.agenda.set(Ns(self.now.0 + SCAN_DELAY.0), scan);
         }
     }
 
@@ -35,15 +37,15 @@ impl Engine {
     pub(super) fn set_host_autonuma(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         if owner.memory_policy.migration != Migration::AutoNuma {
-            self.dirty |= owner.host_autonuma.take().is_some();
-        } else if owner.host_autonuma.is_none() {
-            owner.host_scans += 1;
+            self.epochs.dirty |= owner.host.autonuma.take().is_some();
+        } else if owner.host.autonuma.is_none() {
+            owner.host.autonumas += 1;
             // To the host a VM is one process.
             let process = one_process(owner.threads.len());
             let chance = Chance::labelled(self.seed, "host autonuma", vm.0);
             let mut autonuma = Autonuma::new(process, &owner.memory, chance);
-            autonuma.number = owner.host_scans;
-            owner.host_autonuma = Some(autonuma);
+            autonuma.number = owner.host.autonumas;
+            owner.host.autonuma = Some(autonuma);
             if owner.stage == Stage::Program {
                 self.start_scanning(vm, By::Host);
             }
@@ -65,32 +67,32 @@ impl Engine {
             .collect();
         let Vm {
             autonuma,
-            host_autonuma,
+            host,
             memory,
             threads,
             stage,
-            pages_moved,
+            counts,
             ..
         } = &mut self.vms[vm];
         let autonuma = match by {
             By::Guest => autonuma,
-            By::Host => host_autonuma,
+            By::Host => &mut host.autonuma,
         };
         let Some(autonuma) = autonuma else { return };
         let number = autonuma.number;
         if *stage != Stage::Program {
             autonuma.groups[group].copying.clear();
-            self.dirty = true;
+            self.epochs.dirty = true;
             return;
         }
         let mut scene = Scene {
             by,
-            exit_ns: EXIT_CYCLES / self.clock_ghz,
+            exit_ns: EXIT_CYCLES / self.figures.clock_ghz,
             threads,
             node_of: &node_of,
-            clock_ghz: self.clock_ghz,
+            clock_ghz: self.figures.clock_ghz,
             page_ns: &page_ns,
-            shootdown_ns: SHOOTDOWN_CYCLES / self.clock_ghz,
+            shootdown_ns: SHOOTDOWN_CYCLES / self.figures.clock_ghz,
             free: &mut self.memory.free,
         };
         let scan = autonuma.groups[group].scan(memory, &mut scene, &mut autonuma.chance);
@@ -99,14 +101,14 @@ impl Engine {
         let moved: u64 = scan.moved.iter().map(|(_, _, pages)| pages).sum();
         autonuma.pages_moved += moved;
         if by == By::Host {
-            *pages_moved += moved;
+            counts.pages_moved += moved;
         }
         if self.vms[vm].memory.keeps_frames(by) {
             self.note_copies(&scan.moved);
         } else {
             self.count_moved(&scan.moved);
         }
-        self.set_timer(
+        self.agenda.set(
             Ns(self.now.0 + scan.after.0),
             Timer::Scan {
                 vm,
@@ -122,10 +124,10 @@ impl Engine {
                 self.set_speed(task.cpu);
             }
         }
-        if by == By::Host && self.vms[vm].host_autonuma.as_ref().is_some_and(Autonuma::prefers) {
+        if by == By::Host && self.vms[vm].host.autonuma.as_ref().is_some_and(Autonuma::prefers) {
             self.draw_to_memory(vm);
         }
-        self.solve_soon();
+        self.epochs.solve_soon(self.now);
     }
 
     /// The host's kernel moves running vCPUs to the nodes that hold most of what they use (`task_numa_migrate`): to an idle CPU
@@ -174,7 +176,7 @@ impl Engine {
                 (None, None) => continue,
             }
             self.after_scheduling();
-            self.vms[vm].vcpus_drawn += 1;
+            self.vms[vm].counts.vcpus_drawn += 1;
         }
     }
 
@@ -182,7 +184,7 @@ impl Engine {
     /// does not scan.
     fn use_of(&self, task: TaskIx, node: usize) -> f64 {
         match self.owners[task] {
-            Owner::Vcpu { vm, thread } if self.vms[vm].host_autonuma.is_some() => {
+            Owner::Vcpu { vm, thread } if self.vms[vm].host.autonuma.is_some() => {
                 self.vms[vm].memory.weights(thread)[node]
             }
             _ => 0.0,

@@ -40,9 +40,12 @@ impl Engine {
     /// Gives a VM this much memory until its lease is over; whether that is another limit than before.
     pub fn set_memory(&mut self, vm: VmIx, memory: Bytes, until: Ns) -> bool {
         let owner = &mut self.vms[vm];
-        let before = owner.limit.map_or(owner.memory_bytes, |limit| limit.before);
-        let is_new = owner.limit.is_none_or(|limit| limit.memory != memory);
-        owner.limit = Some(MemoryLease {
+        let before = owner
+            .limits
+            .memory
+            .map_or(owner.memory_bytes, |limit| limit.before);
+        let is_new = owner.limits.memory.is_none_or(|limit| limit.memory != memory);
+        owner.limits.memory = Some(MemoryLease {
             memory,
             before,
             until,
@@ -57,7 +60,7 @@ impl Engine {
 
     /// Gives a VM back what was taken from it: pages come when they are used.
     pub fn give_back_memory(&mut self, vm: VmIx) {
-        if let Some(limit) = self.vms[vm].limit.take() {
+        if let Some(limit) = self.vms[vm].limits.memory.take() {
             self.resize(vm, limit.before);
             self.version += 1;
         }
@@ -80,7 +83,7 @@ impl Engine {
     /// Takes from a VM under a limit what it has beyond it: what no program of its needs, then what its guest writes to swap.
     pub(super) fn hold_to_memory(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
-        if owner.limit.is_none() {
+        if owner.limits.memory.is_none() {
             return;
         }
         let over = |owner: &Vm| {
@@ -91,7 +94,7 @@ impl Engine {
         let spared = owner.memory.give_back_all(over(owner), needs, &mut self.chance);
         self.memory.release(&spared);
         let swapped = owner.memory.swap_out(over(owner), &mut self.chance);
-        owner.swapped_out += swapped.iter().sum::<u64>();
+        owner.swap.written += swapped.iter().sum::<u64>();
         self.memory.release(&swapped);
     }
 
@@ -107,10 +110,10 @@ impl Engine {
         if faults == 0.0 {
             return;
         }
-        owner.faults += faults;
-        owner.faults_carried += faults;
-        let back = (owner.faults_carried as u64).min(owner.room());
-        owner.faults_carried -= (owner.faults_carried as u64) as f64;
+        owner.swap.faults += faults;
+        owner.swap.carried += faults;
+        let back = (owner.swap.carried as u64).min(owner.room());
+        owner.swap.carried -= (owner.swap.carried as u64) as f64;
         let by = Toucher {
             vcpu,
             node: self.topology.cpus[cpu].node,
@@ -141,9 +144,9 @@ impl Engine {
             total: Some(vm.memory_bytes),
             usable: Some(usable),
             unused: Some(vm.memory_bytes.saturating_sub(of(Needs::Program))),
-            swapped_in: Some(Pages(vm.faults as u64).to_bytes()),
-            swapped_out: Some(Pages(vm.swapped_out).to_bytes()),
-            major_faults: Some(vm.faults as u64),
+            swapped_in: Some(Pages(vm.swap.faults as u64).to_bytes()),
+            swapped_out: Some(Pages(vm.swap.written).to_bytes()),
+            major_faults: Some(vm.swap.faults as u64),
         }
     }
 }

@@ -4,7 +4,8 @@ use homenode_units::Placing;
 
 use super::Engine;
 use crate::guest::View;
-use crate::hypervisor::memory::{Pieces, Turns};
+use crate::hypervisor::memory::Pieces;
+use crate::hypervisor::turns::Turns;
 use crate::index::{TaskIx, VmIx};
 use crate::scenario::Allocation;
 

@@ -3,7 +3,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Engine, Totals};
+use super::Engine;
+use super::totals::Totals;
 
 impl Engine {
     /// Panics where counts do not add up: pages, time, bytes, lines, run queues.
@@ -76,20 +77,20 @@ impl Engine {
     /// What every CPU is at, for the message of an engine that does not get on.
     pub fn dump(&self) -> String {
         let mut text = format!(
-            "at {} ns, epoch ends {}, scheduler {}, next timer {:?}",
+            "at {} ns, epoch ends {}, scheduler {}, next timer {}",
             self.now.0,
-            self.epoch_end.0,
+            self.epochs.end.0,
             self.scheduler.next_event().0,
-            self.timers.peek()
+            self.agenda.next().0
         );
-        for (cpu, end) in self.ends.placed() {
+        for (cpu, end) in self.pace.ends.placed() {
             let Some(task) = self.scheduler.queues.current(cpu) else {
                 continue;
             };
             let _ = write!(
                 text,
                 "\nCPU {cpu}: {:?} until {}, {} ns per unit",
-                self.owners[task], end.0, self.speeds[cpu].ns_per_unit
+                self.owners[task], end.0, self.pace.speeds[cpu].ns_per_unit
             );
         }
         for vm in &self.vms {

@@ -14,107 +14,21 @@
 //!
 //! The time that a guest takes to find pages for its balloon; swapping, which a balloon below the needed would cause.
 
-use std::collections::VecDeque;
+use homenode_units::{Bytes, Pages};
 
-use homenode_machine::Machine;
-use homenode_units::{Bytes, Ns, Pages};
-
-use super::{Engine, Mover, Moving, Timer};
-use crate::cpu_mask::CpuMask;
-use crate::guest::{Stage, Vm};
-use crate::index::{IxVec, ThreadIx, VmIx, first};
+use super::agenda::Timer;
+use super::script::{Event, Migration};
+use super::{Engine, Mover, Moving};
+use crate::guest::Stage;
+use crate::index::{ThreadIx, VmIx, first};
 use crate::report::{EventReport, EventResult};
-use crate::scenario::{EventAction, Scenario};
-
-/// The events of a scenario, and what came of them.
-#[derive(Clone, Debug)]
-pub(crate) struct Script {
-    events: Vec<Event>,
-    pub log: Vec<EventReport>,
-    /// VMs that events start, as they are before their first start, and their CPUs.
-    fresh: IxVec<VmIx, Option<Fresh>>,
-    starts_left: usize,
-    migrations: VecDeque<Migration>,
-}
-
-/// A VM before its first start, and the CPUs of its vCPUs.
-type Fresh = (Vm, IxVec<ThreadIx, CpuMask>);
-
-#[derive(Clone, Debug)]
-struct Event {
-    at: Ns,
-    vm: VmIx,
-    action: EventAction,
-    /// Positions of the nodes that a migration goes to.
-    to: Vec<usize>,
-    /// Whether each CPU is one that a pin allows.
-    allowed: CpuMask,
-}
-
-/// Memory on its way.
-#[derive(Clone, Debug)]
-struct Migration {
-    /// Its entry in the log.
-    entry: usize,
-    vm: VmIx,
-    to: Vec<usize>,
-    since: Ns,
-    left: u64,
-    moved: u64,
-    /// Part of a page that the last slice had time for.
-    carry: f64,
-    over: bool,
-}
-
-impl Script {
-    /// The events of a checked scenario.
-    pub fn new(scenario: &Scenario, machine: &Machine) -> Script {
-        let position = |vm: &str| scenario.vms.iter().position(|spec| spec.name == vm).map(VmIx);
-        let events = scenario.events.iter().map(|event| Event {
-            at: event.at,
-            vm: position(&event.vm).expect("checked"),
-            action: event.action.clone(),
-            to: match &event.action {
-                EventAction::Migrate { nodes, .. } => {
-                    let positions = nodes.iter().map(|node| machine.nodes.position(node));
-                    positions.map(|at| at.expect("checked")).collect()
-                }
-                _ => Vec::new(),
-            },
-            allowed: match &event.action {
-                EventAction::Pin { cpus } => machine.cpus.iter().map(|cpu| cpus.contains(cpu.id)).collect(),
-                _ => CpuMask::none(0),
-            },
-        });
-        let events: Vec<Event> = events.collect();
-        Script {
-            starts_left: events
-                .iter()
-                .filter(|event| event.action == EventAction::Start)
-                .count(),
-            events,
-            log: Vec::new(),
-            fresh: IxVec::new(),
-            migrations: VecDeque::new(),
-        }
-    }
-
-    /// Whether a VM is still to be started.
-    pub fn starts_something(&self) -> bool {
-        self.starts_left > 0
-    }
-
-    fn starts(&self, vm: VmIx) -> bool {
-        let starts = |event: &Event| event.vm == vm && event.action == EventAction::Start;
-        self.events.iter().any(starts)
-    }
-}
+use crate::scenario::EventAction;
 
 impl Engine {
     /// Sets the timers of a new engine's events.
     pub(super) fn set_events(&mut self) {
         for at in 0..self.script.events.len() {
-            self.set_timer(self.script.events[at].at, Timer::Event(at));
+            self.agenda.set(self.script.events[at].at, Timer::Event(at));
         }
         let fresh = self.vms.placed().map(|(at, vm)| {
             let allowed = |task| self.scheduler.queues.tasks[task].allowed.clone();
@@ -144,7 +58,7 @@ impl Engine {
             }
             EventAction::Balloon { memory } => self.balloon(vm, memory),
             EventAction::Migrate { memory_max, .. } => {
-                self.solve_soon();
+                self.epochs.solve_soon(self.now);
                 self.script.migrations.push_back(Migration {
                     entry,
                     vm,
@@ -175,7 +89,7 @@ impl Engine {
                     thread.shared_share = owner.memory.shared_share(at);
                 }
                 self.set_speeds_of(vm);
-                self.solve_soon();
+                self.epochs.solve_soon(self.now);
                 (EventResult::Done, None)
             }
             EventAction::Phase {
@@ -183,7 +97,7 @@ impl Engine {
                 cpi_factor,
             } => {
                 self.settle_all();
-                self.vms[vm].factors = (llc_access_factor, cpi_factor);
+                self.vms[vm].course.factors = (llc_access_factor, cpi_factor);
                 self.set_speeds_of(vm);
                 (EventResult::Done, None)
             }
@@ -215,7 +129,7 @@ impl Engine {
         let owner = &mut self.vms[vm];
         let needs = owner.needs();
         // It is the operator's now.
-        owner.limit = None;
+        owner.limits.memory = None;
         let asked = memory.to_pages().0;
         let left = asked.max(owner.memory.needed(needs));
         let back = owner.memory.pages().iter().sum::<u64>().saturating_sub(left);
@@ -240,7 +154,7 @@ impl Engine {
             return;
         }
         // What was copied in the last epoch is there now.
-        self.dirty |= self.moving.take().is_some();
+        self.epochs.dirty |= self.moving.take().is_some();
         while self.script.migrations.front().is_some_and(|front| front.over) {
             self.script.migrations.pop_front();
         }
@@ -253,7 +167,7 @@ impl Engine {
                 .collect();
             let page_ns = self.page_move_ns(work.vm, &from, &work.to);
             // What waited for another began with the epoch.
-            let slice = (self.now.0 - work.since.max(self.epoch_began).0) as f64;
+            let slice = (self.now.0 - work.since.max(self.epochs.began).0) as f64;
             work.carry += slice / page_ns;
             let budget = (work.carry as u64).min(work.left);
             work.carry -= budget as f64;

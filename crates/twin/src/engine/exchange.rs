@@ -5,13 +5,18 @@ use homenode_units::Ns;
 
 use crate::index::{CpuIx, TaskIx};
 
-use super::{Engine, Owner, Timer};
+use super::agenda::Timer;
+use super::{Engine, Owner};
 
 impl Engine {
     pub(super) fn set_exchange(&mut self) {
-        if self.exchange_every_ns > 0.0 {
-            let after = self.exchange_chance.exponential(self.exchange_every_ns).max(1.0) as u64;
-            self.set_timer(Ns(self.now.0 + after), Timer::Exchange);
+        if self.exchanges.every_ns > 0.0 {
+            let after = self
+                .exchanges
+                .chance
+                .exponential(self.exchanges.every_ns)
+                .max(1.0) as u64;
+            self.agenda.set(Ns(self.now.0 + after), Timer::Exchange);
         }
     }
 
@@ -30,7 +35,7 @@ impl Engine {
         if vcpus.is_empty() {
             return;
         }
-        let (cpu, task) = vcpus[self.exchange_chance.below(vcpus.len() as u64) as usize];
+        let (cpu, task) = vcpus[self.exchanges.chance.below(vcpus.len() as u64) as usize];
         let fits = |(other_cpu, other): &&(CpuIx, TaskIx)| {
             self.topology.cpus[*other_cpu].node != self.topology.cpus[cpu].node
                 && queues.tasks[task].allowed[*other_cpu]
@@ -40,7 +45,7 @@ impl Engine {
         if others.is_empty() {
             return;
         }
-        let other = others[self.exchange_chance.below(others.len() as u64) as usize];
+        let other = others[self.exchanges.chance.below(others.len() as u64) as usize];
         self.scheduler.exchange(cpu, other, self.now);
         self.after_scheduling();
     }

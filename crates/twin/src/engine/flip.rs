@@ -3,7 +3,8 @@
 
 use homenode_units::{Bytes, Ns, PAGE_BYTES};
 
-use super::{Engine, Timer};
+use super::Engine;
+use super::agenda::Timer;
 use crate::guest::{Doing, boot_footprint};
 use crate::hypervisor::SHOOTDOWN_CYCLES;
 use crate::index::{ThreadIx, VmIx};
@@ -39,7 +40,7 @@ impl Engine {
     pub(super) fn page_cost(&self, vm: VmIx, driver: VmIx) -> PageCost {
         let node_of = |vm: VmIx| self.vms[vm].memory.home.as_ref().map_or(0, |home| home[0]);
         let (from, to) = (node_of(driver), node_of(vm));
-        let cycles = |cycles: f64| cycles / self.clock_ghz;
+        let cycles = |cycles: f64| cycles / self.figures.clock_ghz;
         let transfer = self.vms[vm].channel.as_ref().map(|channel| channel.transfer);
         if transfer == Some(Transfer::Flip) {
             return PageCost {
@@ -62,7 +63,7 @@ impl Engine {
         };
         if !channel.timer_set && (channel.passed > 0 || channel.owed_ns > 0.0) {
             channel.timer_set = true;
-            self.set_timer(Ns(now.0 + SETTLE_PERIOD.0), Timer::Flips { vm });
+            self.agenda.set(Ns(now.0 + SETTLE_PERIOD.0), Timer::Flips { vm });
         }
     }
 

@@ -1,7 +1,8 @@
 //! I/O on the host: when threads ask devices, wait and go on, and what devices transfer. What devices do is in
 //! [`crate::io`].
 
-use super::{Engine, Timer};
+use super::Engine;
+use super::agenda::Timer;
 use crate::guest::vm::Next;
 use crate::guest::{Doing, Vm};
 use crate::index::{ThreadIx, VmIx};
@@ -32,7 +33,7 @@ impl Engine {
             if request.done > self.now {
                 let (done, life) = (request.done, *life);
                 state.doing = Doing::WaitingForIo;
-                self.set_timer(done, Timer::Served { vm, thread, life });
+                self.agenda.set(done, Timer::Served { vm, thread, life });
                 return Some(Next::Sleep);
             }
             let device = &mut self.devices[request.device];

@@ -71,7 +71,7 @@ impl Engine {
             }
             done
         });
-        if let Some(sampling) = &mut self.vms[vm].sampling {
+        if let Some(sampling) = &mut self.vms[vm].host.sampling {
             sampling.moved += moved;
         }
         moved
@@ -96,7 +96,8 @@ impl Engine {
         });
         while moved < pages && self.vms[vm].present() {
             let slice = self
-                .epoch
+                .epochs
+                .length
                 .as_f64()
                 .min((pages - moved) as f64 * page_ns)
                 .ceil()
@@ -114,14 +115,14 @@ impl Engine {
             }
         }
         self.moving = None;
-        self.dirty = true;
-        self.vms[vm].pages_moved += moved;
+        self.epochs.dirty = true;
+        self.vms[vm].counts.pages_moved += moved;
         moved
     }
 
     /// Share of time that the vCPUs of a VM lose while a page moves every `page_ns`.
     pub(super) fn move_stall(&self, page_ns: f64) -> f64 {
-        (SHOOTDOWN_CYCLES / self.clock_ghz / page_ns).min(0.9)
+        (SHOOTDOWN_CYCLES / self.figures.clock_ghz / page_ns).min(0.9)
     }
 
     /// What one page costs to move: the kernel's work, and copying its lines as fast as one core's misses allow.
@@ -143,7 +144,7 @@ impl Engine {
 
     /// What copying the lines of a page takes, as fast as one core's misses allow.
     pub(super) fn copy_ns(&self, line_ns: f64) -> f64 {
-        let lines = PAGE_BYTES as f64 / self.line_bytes;
+        let lines = PAGE_BYTES as f64 / self.figures.line_bytes;
         lines * line_ns / f64::from(self.hardware.misses_in_flight_max)
     }
 

@@ -4,7 +4,8 @@ use homenode_host::Counters;
 use homenode_policy::permits::meter::Reading;
 use homenode_units::Ns;
 
-use super::{Engine, Timer};
+use super::Engine;
+use super::agenda::Timer;
 use crate::guest::Thread;
 use crate::hypervisor::Task;
 use crate::hypervisor::permits::{Measure, PERIOD, TICK};
@@ -14,7 +15,7 @@ use crate::scenario::Attribution;
 impl Engine {
     pub(super) fn set_permit_tick(&mut self) {
         if self.permits.is_some() {
-            self.set_timer(Ns(self.now.0 + TICK.0), Timer::Permits);
+            self.agenda.set(Ns(self.now.0 + TICK.0), Timer::Permits);
         }
     }
 
@@ -59,10 +60,10 @@ impl Engine {
         let owner = &self.vms[vm];
         let tasks = owner.tasks().map(|task| &self.scheduler.queues.tasks[task]);
         let reading = |(thread, task): (&Thread, &Task)| {
-            let misses = match (self.attribution, &owner.program) {
+            let misses = match (self.attribution, &owner.course.program) {
                 (Attribution::Replay, Some(program)) => {
                     let llc = &self.llcs[self.topology.cpus[task.cpu].llc];
-                    thread.llc_references * program.miss_ratio.at(llc.lines() * self.line_bytes)
+                    thread.llc_references * program.miss_ratio.at(llc.lines() * self.figures.line_bytes)
                 }
                 _ => thread.llc_misses,
             };

@@ -10,10 +10,11 @@
 
 use homenode_units::{MemoryPolicy, Migration, Ns, Placing};
 
-use super::{Engine, Timer};
+use super::Engine;
+use super::agenda::Timer;
 use crate::guest::View;
-use crate::hypervisor::memory::{Turns, WhenFull};
-use crate::hypervisor::page_uses::Sampling;
+use crate::hypervisor::sampling::Sampling;
+use crate::hypervisor::turns::{Turns, WhenFull};
 use crate::index::VmIx;
 use crate::scenario::Allocation;
 
@@ -82,29 +83,31 @@ impl Engine {
     pub(super) fn set_sampling(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         if owner.memory_policy.migration != Migration::Carrefour {
-            owner.sampling = None;
-        } else if owner.sampling.is_none() {
-            owner.sampling = Some(Sampling::new(owner.threads.len(), self.topology.nodes()));
-            owner.samplings += 1;
-            let number = owner.samplings;
-            self.set_timer(Ns(self.now.0 + SAMPLING_PERIOD.0), Timer::Sampling { vm, number });
+            owner.host.sampling = None;
+        } else if owner.host.sampling.is_none() {
+            owner.host.sampling = Some(Sampling::new(owner.threads.len(), self.topology.nodes()));
+            owner.host.samplings += 1;
+            let number = owner.host.samplings;
+            self.agenda
+                .set(Ns(self.now.0 + SAMPLING_PERIOD.0), Timer::Sampling { vm, number });
         }
     }
 
     /// A second of sampling is over, if it was not ended since.
     pub(super) fn sampled(&mut self, vm: VmIx, number: u32) {
         let owner = &mut self.vms[vm];
-        if number != owner.samplings || !owner.present() {
+        if number != owner.host.samplings || !owner.present() {
             return;
         }
-        if owner.sampling.is_none() {
+        if owner.host.sampling.is_none() {
             return;
         }
         self.settle_all();
-        if let Some(sampling) = &mut self.vms[vm].sampling {
+        if let Some(sampling) = &mut self.vms[vm].host.sampling {
             sampling.second();
         }
         self.set_speeds_of(vm);
-        self.set_timer(Ns(self.now.0 + SAMPLING_PERIOD.0), Timer::Sampling { vm, number });
+        self.agenda
+            .set(Ns(self.now.0 + SAMPLING_PERIOD.0), Timer::Sampling { vm, number });
     }
 }

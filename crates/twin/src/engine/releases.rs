@@ -26,18 +26,18 @@
 //! That a queue's holder keeps others longer than exponential times say; a holder of a lock that loses its CPU; pages that
 //! another thread takes up; the guest's own work for either; other guests' use of the hypervisor's locks.
 
-use homenode_policy::page_queue::{self, Entry, Op, Outcome, PARTITIONS, Scratch};
-use homenode_units::{Chance, Ns, Placing};
+use homenode_policy::page_queue::{Entry, PARTITIONS};
+use homenode_units::{Ns, Placing};
 
-use super::{Engine, Timer};
+use super::Engine;
+use super::agenda::Timer;
+use crate::guest::releases::{QUEUE, Releases};
 use crate::guest::{Stage, View, Vm};
 use crate::hypervisor::EXIT_CYCLES;
 use crate::hypervisor::memory::Toucher;
-use crate::index::{IxVec, ThreadIx, VmIx};
+use crate::index::{ThreadIx, VmIx};
 use crate::scenario::ReleaseCalls;
 
-/// Entries of a queue that is sent (as in the paper's published guest).
-const QUEUE: usize = 32;
 /// Bytes of a queue that the hypervisor fetches line by line from where it was written.
 const QUEUE_BYTES: f64 = (QUEUE * size_of::<Entry>()) as f64;
 /// CPU cycles of making one entry of the hypervisor's page table invalid and giving back its page: a walk in the cache, and the
@@ -50,30 +50,6 @@ const ENQUEUE_CYCLES: f64 = 20.0;
 /// How often released pages are placed anew.
 const PERIOD: Ns = Ns::from_millis(10);
 
-/// Releases of one VM's program.
-#[derive(Clone, Debug)]
-pub(crate) struct Releases {
-    pub calls: ReleaseCalls,
-    per_instruction: f64,
-    /// Releases of each thread that have been dealt with.
-    done: IxVec<ThreadIx, f64>,
-    scratch: Scratch,
-    chance: Chance,
-    /// Share of a queue's entries that invalidate their page.
-    invalidating: f64,
-    pub counts: ReleaseCounts,
-}
-
-/// What came of releases so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ReleaseCounts {
-    pub released: u64,
-    pub invalidated: u64,
-    /// Time of sending queues or calling, and of invalidating.
-    pub sending_ns: f64,
-    pub invalidating_ns: f64,
-}
-
 /// What a release costs its thread.
 struct Cost {
     /// How often it takes a lock, of how many, and for how long.
@@ -82,49 +58,6 @@ struct Cost {
     held_ns: f64,
     /// Time without a lock.
     apart_ns: f64,
-}
-
-impl Releases {
-    pub fn new(calls: ReleaseCalls, per_instruction: f64, threads: usize, seed: u64, vm: VmIx) -> Releases {
-        let mut chance = Chance::labelled(seed, "releases", vm.0);
-        Releases {
-            calls,
-            per_instruction,
-            done: IxVec::filled(0.0, threads),
-            scratch: Scratch::new(QUEUE, chance.below(u64::MAX)),
-            chance,
-            invalidating: 0.5,
-            counts: ReleaseCounts::default(),
-        }
-    }
-
-    /// One queue as a guest fills it and the hypervisor reads it: of `used` frames every other entry releases one, the others
-    /// take frames that are free.
-    fn queue(&mut self, used: u64, frames: u64) -> Outcome {
-        let of = self.chance.below(PARTITIONS as u64);
-        let per_queue = |frames: u64| (frames / PARTITIONS as u64).max(1);
-        let (used, frames) = (per_queue(used), per_queue(frames));
-        let free = frames.saturating_sub(used);
-        let (mut queue, mut released) = (Vec::with_capacity(QUEUE), Vec::new());
-        for at in 0..QUEUE {
-            let number = if at % 2 == 0 {
-                let number = self.chance.below(used);
-                released.push(number);
-                number
-            } else {
-                let drawn = self.chance.below(free + released.len() as u64);
-                match drawn.checked_sub(free) {
-                    Some(again) => released.swap_remove(again as usize),
-                    None => used + drawn,
-                }
-            };
-            let op = if at % 2 == 0 { Op::Release } else { Op::Allocation };
-            queue.push(Entry::new(op, number * PARTITIONS as u64 + of));
-        }
-        let total = (used + free) * PARTITIONS as u64;
-        let outcome = page_queue::reconcile(&queue, of as usize, total, &mut self.scratch, |_| {});
-        outcome.expect("it is as long as agreed")
-    }
 }
 
 /// Whether a VM's hypervisor is told of releases and places pages when they are touched.
@@ -155,11 +88,11 @@ impl Engine {
     }
 
     fn release_cost(&self, releases: &Releases) -> Cost {
-        let ns = |cycles: f64| cycles / self.clock_ghz;
+        let ns = |cycles: f64| cycles / self.figures.clock_ghz;
         let single = |held_cycles: f64, apart_cycles: f64| Cost {
             visits: 1.0,
             locks: 1.0,
-            held_ns: self.handoff_ns + ns(held_cycles),
+            held_ns: self.figures.handoff_ns + ns(held_cycles),
             apart_ns: ns(apart_cycles),
         };
         match releases.calls {
@@ -172,7 +105,9 @@ impl Engine {
                     // The release, and the allocation that follows it some time.
                     visits: 2.0,
                     locks: PARTITIONS as f64,
-                    held_ns: self.handoff_ns + ns(ENQUEUE_CYCLES) + (sending + invalidating) / QUEUE as f64,
+                    held_ns: self.figures.handoff_ns
+                        + ns(ENQUEUE_CYCLES)
+                        + (sending + invalidating) / QUEUE as f64,
                     apart_ns: ns(FAULT_CYCLES) * 2.0 * releases.invalidating,
                 }
             }
@@ -181,8 +116,9 @@ impl Engine {
 
     /// Time of sending a queue, and of invalidating what it releases.
     fn queue_ns(&self, releases: &Releases) -> (f64, f64) {
-        let sending = EXIT_CYCLES / self.clock_ghz + QUEUE_BYTES / self.line_bytes * self.handoff_ns;
-        let invalidating = releases.invalidating * QUEUE as f64 * INVALIDATE_CYCLES / self.clock_ghz;
+        let sending = EXIT_CYCLES / self.figures.clock_ghz
+            + QUEUE_BYTES / self.figures.line_bytes * self.figures.handoff_ns;
+        let invalidating = releases.invalidating * QUEUE as f64 * INVALIDATE_CYCLES / self.figures.clock_ghz;
         (sending, invalidating)
     }
 
@@ -191,7 +127,8 @@ impl Engine {
         let owner = &self.vms[vm];
         if owner.releases.is_some() {
             let life = owner.life;
-            self.set_timer(Ns(self.now.0 + PERIOD.0), Timer::Releases { vm, life });
+            self.agenda
+                .set(Ns(self.now.0 + PERIOD.0), Timer::Releases { vm, life });
         }
     }
 
@@ -200,7 +137,8 @@ impl Engine {
             return;
         }
         self.settle_vm(vm);
-        self.set_timer(Ns(self.now.0 + PERIOD.0), Timer::Releases { vm, life });
+        self.agenda
+            .set(Ns(self.now.0 + PERIOD.0), Timer::Releases { vm, life });
         let told = active(&self.vms[vm]).is_some();
         let Some(mut releases) = self.vms[vm].releases.take() else {
             return;
@@ -224,7 +162,7 @@ impl Engine {
     }
 
     fn told_of(&mut self, vm: VmIx, thread: ThreadIx, released: u64, releases: &mut Releases) {
-        let ns = |cycles: f64| released as f64 * cycles / self.clock_ghz;
+        let ns = |cycles: f64| released as f64 * cycles / self.figures.clock_ghz;
         let invalidated = match releases.calls {
             ReleaseCalls::None => return,
             ReleaseCalls::Empty => {
@@ -269,19 +207,5 @@ mod tests {
         assert!((response_ns(48, 0.0, 10.0, 1.0) - 480.0).abs() < 1e-6);
         // Over four locks 48 turns, and the three others' work: (48 + 3) / 4 turns.
         assert!((response_ns(48, 0.0, 10.0, 4.0) - 10.0 * 51.0 / 4.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn a_page_is_rarely_taken_again_before_its_queue_is_sent() {
-        let mut releases = Releases::new(ReleaseCalls::Batched, 1e-5, 1, 1, VmIx(0));
-        let roomy: u32 = (0..100)
-            .map(|_| releases.queue(1 << 20, 1 << 22).invalidated)
-            .sum();
-        assert!(roomy > 1590, "{roomy} of 1600 releases");
-        // Where nothing else is free a guest takes up what it has just released.
-        let full: u32 = (0..100)
-            .map(|_| releases.queue(1 << 22, 1 << 22).invalidated)
-            .sum();
-        assert_eq!(full, 0);
     }
 }

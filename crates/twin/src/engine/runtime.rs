@@ -20,8 +20,10 @@
 
 use homenode_units::{Chance, Ns, PAGE_BYTES};
 
-use super::{Engine, Timer};
-use crate::guest::autonuma::By;
+use super::Engine;
+use super::agenda::Timer;
+use crate::guest::runtime::Runtime;
+use crate::guest::view::By;
 use crate::guest::{Stage, TOUCH_NS};
 use crate::hypervisor::Run;
 use crate::hypervisor::memory::Toucher;
@@ -32,18 +34,6 @@ use crate::workload::Reuse;
 /// How often what was allocated is placed.
 const PERIOD: Ns = Ns::from_millis(100);
 
-/// The runtime library of one VM's program.
-#[derive(Clone, Debug)]
-pub(crate) struct Runtime {
-    reuse: Reuse,
-    pages_per_instruction: f64,
-    /// Node of each vCPU when the program began.
-    began_on: IxVec<ThreadIx, usize>,
-    /// Instructions of each thread that have been dealt with.
-    done: Vec<f64>,
-    chance: Chance,
-}
-
 impl Engine {
     /// The program of a VM starts: what it allocates is placed from now on.
     pub(super) fn start_runtime(&mut self, vm: VmIx) {
@@ -52,7 +42,7 @@ impl Engine {
             .map(|thread| self.node_seen(vm, By::Guest, thread))
             .collect();
         let owner = &self.vms[vm];
-        let profile = owner.program.as_ref().and_then(|program| program.runtime);
+        let profile = owner.course.program.as_ref().and_then(|program| program.runtime);
         let runtime = profile.map(|profile| Runtime {
             reuse: profile.reuse,
             pages_per_instruction: profile.allocated_bytes_per_kilo_instruction / 1000.0 / PAGE_BYTES as f64,
@@ -63,7 +53,8 @@ impl Engine {
         let (starts, life) = (owner.runtime.is_none() && runtime.is_some(), owner.life);
         self.vms[vm].runtime = runtime;
         if starts {
-            self.set_timer(Ns(self.now.0 + PERIOD.0), Timer::Runtime { vm, life });
+            self.agenda
+                .set(Ns(self.now.0 + PERIOD.0), Timer::Runtime { vm, life });
         }
     }
 
@@ -80,7 +71,8 @@ impl Engine {
             return;
         };
         self.settle_vm(vm);
-        self.set_timer(Ns(self.now.0 + PERIOD.0), Timer::Runtime { vm, life });
+        self.agenda
+            .set(Ns(self.now.0 + PERIOD.0), Timer::Runtime { vm, life });
         let allocated: IxVec<ThreadIx, u64> = (self.vms[vm].threads.iter().zip(&mut runtime.done))
             .map(|(thread, done)| {
                 let pages = ((thread.instructions - *done) * runtime.pages_per_instruction) as u64;
@@ -92,7 +84,7 @@ impl Engine {
             (RuntimeNodes::None, Reuse::Thread) => {}
             (RuntimeNodes::None, Reuse::Program) => {
                 self.vms[vm].memory.mix(&allocated, &mut runtime.chance);
-                self.solve_soon();
+                self.epochs.solve_soon(self.now);
             }
             // Its kernel takes what it has for where it asked for it.
             _ if self.vms[vm].memory.owns_frames && !self.vms[vm].memory.finds_frames() => {}

@@ -2,11 +2,12 @@
 
 use homenode_units::Ns;
 
-use super::{Engine, Loading, Owner, Solved, Speed};
+use super::pace::{Loading, Solved, Speed};
+use super::{Engine, Owner};
 use crate::guest::Doing;
 use crate::hardware::core::{CoreCost, InLlc, Sibling};
 use crate::hardware::fabric::Copying;
-use crate::hypervisor::page_uses::Sampling;
+use crate::hypervisor::sampling::Sampling;
 use crate::index::{CpuIx, ThreadIx, VmIx};
 use crate::io::Device;
 use crate::workload::Waiting;
@@ -32,10 +33,10 @@ impl Engine {
     /// What a thread can use of a CPU's LLC.
     fn in_llc(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) -> InLlc {
         let number = self.vms[vm].task(thread);
-        let sharer = &self.sharers[number];
+        let sharer = &self.pace.sharers[number];
         let lines = self.llcs[self.topology.cpus[cpu].llc].usable(number.0, sharer);
         InLlc {
-            bytes: lines * self.line_bytes,
+            bytes: lines * self.figures.line_bytes,
             miss_ratio: sharer.miss_ratio(lines),
         }
     }
@@ -43,20 +44,20 @@ impl Engine {
     /// Sets how fast the current task of a CPU goes, from the latencies of the last solution.
     pub(super) fn set_speed(&mut self, cpu: CpuIx) {
         let Some(task) = self.scheduler.queues.current(cpu) else {
-            self.ends[cpu] = Ns(u64::MAX);
+            self.pace.ends[cpu] = Ns(u64::MAX);
             return;
         };
         let mut speed = Speed { ..Speed::default() };
         let (owed, left) = match self.owners[task] {
             Owner::Daemon(daemon) => {
                 speed.ns_per_unit = 1.0;
-                (0.0, self.daemon_left[daemon])
+                (0.0, self.daemons.left[daemon])
             }
             Owner::Vcpu { vm, thread } => {
                 let llc = self.in_llc(cpu, vm, thread);
                 speed.cost = self.cost(cpu, vm, thread, llc);
-                self.seen[cpu] = llc;
-                let solved = &self.solved[cpu];
+                self.pace.seen[cpu] = llc;
+                let solved = &self.pace.solved[cpu];
                 let granted = if solved.task == Some(task) {
                     solved.granted
                 } else {
@@ -67,8 +68,8 @@ impl Engine {
                 (state.owed_ns, state.left)
             }
         };
-        self.ends[cpu] = self.end_of(owed, left, speed.ns_per_unit);
-        self.speeds[cpu] = speed;
+        self.pace.ends[cpu] = self.end_of(owed, left, speed.ns_per_unit);
+        self.pace.speeds[cpu] = speed;
     }
 
     /// The same for all CPUs that run a VM, whose program has changed; everything must be settled.
@@ -89,20 +90,20 @@ impl Engine {
 
     fn cost(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx, llc: InLlc) -> CoreCost {
         let owner = &self.vms[vm];
-        match (&owner.program, owner.threads[thread].doing) {
+        match (&owner.course.program, owner.threads[thread].doing) {
             (Some(program), Doing::Computing) => {
                 let mut cost = CoreCost::of(
                     program,
                     owner.phase(thread),
                     &self.hardware,
-                    &self.paging[vm],
+                    &self.pace.paging[vm],
                     llc,
                     self.sibling_state(cpu),
                 );
-                cost.waits *= self.memory_waits;
+                cost.waits *= self.figures.memory_waits;
                 if program.waiting == Waiting::Sleep {
                     let wakeups = program.wakeups_per_m_instructions / 1e6;
-                    cost.busy_cycles += wakeups * self.ipi_ns * self.clock_ghz;
+                    cost.busy_cycles += wakeups * self.figures.ipi_ns * self.figures.clock_ghz;
                 }
                 cost
             }
@@ -117,13 +118,13 @@ impl Engine {
             .as_ref()
             .filter(|moving| moving.vm == vm)
             .map_or(0.0, |moving| moving.stall);
-        let sampled = owner.sampling.as_ref().map_or(0.0, Sampling::share_of_time);
+        let sampled = owner.host.sampling.as_ref().map_or(0.0, Sampling::share_of_time);
         let ns = match owner.threads[thread].doing {
             Doing::Computing => {
                 let latency = self
                     .fabric
                     .latency_ns(self.topology.cpus[cpu].node, owner.memory.weights(thread));
-                let ns = cost.ns_per_instruction(self.clock_ghz, latency);
+                let ns = cost.ns_per_instruction(self.figures.clock_ghz, latency);
                 ns + self.release_ns(vm, ns) + self.swap_ns(vm, thread, cost.accesses)
             }
             Doing::Touching { ns_per_page, .. } => ns_per_page,
@@ -137,12 +138,12 @@ impl Engine {
     /// The end of an epoch of some caches: they take in what was missed. If who runs, where memory lies or how often
     /// somebody misses has changed, latencies are found anew.
     pub(super) fn end_epoch(&mut self) {
-        let lasted = (self.now.0 - self.epoch_began.0) as f64;
-        if self.every_epoch {
+        let lasted = (self.now.0 - self.epochs.began.0) as f64;
+        if self.epochs.always_solve {
             self.settle_all();
         }
         for llc in 0..self.llcs.len() {
-            if self.cadences[llc].due <= self.now {
+            if self.epochs.cadences[llc].due <= self.now {
                 self.settle_llc(llc);
             }
         }
@@ -154,26 +155,26 @@ impl Engine {
                 .look(self.now, links, &self.topology.link_caps);
         }
         self.migrate_slice();
-        self.dirty |= self.transfer(lasted);
+        self.epochs.dirty |= self.transfer(lasted);
         let stale = self.vms.iter().any(|vm| vm.memory.stale());
-        let unsteady = stale || self.every_epoch || self.moving.is_some();
+        let unsteady = stale || self.epochs.always_solve || self.moving.is_some();
         if unsteady {
             self.settle_all();
             self.vms.iter_mut().for_each(|vm| vm.memory.refresh());
-            self.dirty = true;
+            self.epochs.dirty = true;
         }
         for llc in 0..self.llcs.len() {
-            if unsteady || self.cadences[llc].due <= self.now {
+            if unsteady || self.epochs.cadences[llc].due <= self.now {
                 self.step_llc(llc, unsteady);
             }
         }
-        if std::mem::take(&mut self.dirty) {
+        if std::mem::take(&mut self.epochs.dirty) {
             self.settle_all();
             self.solve();
         }
-        self.epoch_began = self.now;
-        let dues = self.cadences.iter().map(|cadence| cadence.due);
-        self.epoch_end = dues.min().expect("CPUs have caches");
+        self.epochs.began = self.now;
+        let dues = self.epochs.cadences.iter().map(|cadence| cadence.due);
+        self.epochs.end = dues.min().expect("CPUs have caches");
         if cfg!(debug_assertions) {
             self.check();
         }
@@ -181,7 +182,7 @@ impl Engine {
 
     /// Accounts the CPUs of a cache up to now.
     fn settle_llc(&mut self, llc: usize) {
-        if self.settled == self.now {
+        if self.epochs.settled == self.now {
             return;
         }
         for cpu in &self.topology.llc_cpus[llc] {
@@ -194,18 +195,18 @@ impl Engine {
     /// miss ratios will have drifted by half of what makes a new solution necessary, or occupancies by half of what an
     /// epoch may bring, at most after twice the time.
     fn step_llc(&mut self, llc: usize, unsteady: bool) {
-        self.llcs[llc].step(&self.sharers);
+        self.llcs[llc].step(&self.pace.sharers);
         // In units of what an epoch may bring.
         let mut drift = 0.0_f64;
-        let whole = self.llcs[llc].lines() * self.line_bytes;
+        let whole = self.llcs[llc].lines() * self.figures.line_bytes;
         for at in 0..self.topology.llc_cpus[llc].len() {
             let cpu = self.topology.llc_cpus[llc][at];
             let asks = match self.vcpu_on(cpu) {
                 Some((vm, thread)) => {
                     let now = self.in_llc(cpu, vm, thread);
                     let cost = self.cost(cpu, vm, thread, now);
-                    self.speeds[cpu].cost = cost;
-                    let before = std::mem::replace(&mut self.seen[cpu], now);
+                    self.pace.speeds[cpu].cost = cost;
+                    let before = std::mem::replace(&mut self.pace.seen[cpu], now);
                     if cost.accesses > 0.0 && now != before {
                         let filled = (now.bytes - before.bytes).abs() / (OCCUPANCY_CHANGE_MAX * whole);
                         let missed = (now.miss_ratio / before.miss_ratio - 1.0).abs() / CHANGE_MAX;
@@ -215,11 +216,11 @@ impl Engine {
                 }
                 None => CoreCost::default(),
             };
-            self.dirty |= self.solved[cpu].cost.differs(&asks, CHANGE_MAX)
-                || (asks.misses > 0.0 && self.solved[cpu].task != self.scheduler.queues.current(cpu));
+            self.epochs.dirty |= self.pace.solved[cpu].cost.differs(&asks, CHANGE_MAX)
+                || (asks.misses > 0.0 && self.pace.solved[cpu].task != self.scheduler.queues.current(cpu));
         }
-        let cadence = &mut self.cadences[llc];
-        let base = self.epoch.as_f64();
+        let cadence = &mut self.epochs.cadences[llc];
+        let base = self.epochs.length.as_f64();
         let lasted = (self.now.0 - cadence.began.0) as f64;
         let most = (2.0 * cadence.stride.as_f64()).min(STRIDE_MAX * base);
         let stride = if unsteady {
@@ -227,7 +228,7 @@ impl Engine {
         } else {
             (lasted * 0.5 / drift).clamp(base, most)
         };
-        cadence.stride = Ns(stride as u64 / self.epoch.0 * self.epoch.0);
+        cadence.stride = Ns(stride as u64 / self.epochs.length.0 * self.epochs.length.0);
         cadence.began = self.now;
         cadence.due = Ns(self.now.0 + cadence.stride.0);
     }
@@ -243,19 +244,23 @@ impl Engine {
     /// Finds latencies for the tasks that run now, and sets their speeds.
     pub(super) fn solve(&mut self) {
         self.fabric.clear();
-        let mut loading = std::mem::take(&mut self.loading);
+        let mut loading = std::mem::take(&mut self.pace.loading);
         loading.clear();
         for cpu in self.topology.cpus.places() {
-            self.solved[cpu] = Solved::default();
+            self.pace.solved[cpu] = Solved::default();
             let Some((vm, thread)) = self.vcpu_on(cpu) else {
                 continue;
             };
-            let (owner, cost) = (&self.vms[vm], self.speeds[cpu].cost);
-            self.solved[cpu].task = self.scheduler.queues.current(cpu);
-            self.solved[cpu].cost = cost;
+            let (owner, cost) = (&self.vms[vm], self.pace.speeds[cpu].cost);
+            self.pace.solved[cpu].task = self.scheduler.queues.current(cpu);
+            self.pace.solved[cpu].cost = cost;
             // Threads without misses load nothing.
             let flow = (cost.misses > 0.0).then(|| {
-                let write_share = owner.program.as_ref().map_or(0.0, |program| program.write_share);
+                let write_share = owner
+                    .course
+                    .program
+                    .as_ref()
+                    .map_or(0.0, |program| program.write_share);
                 let node = self.topology.cpus[cpu].node;
                 self.fabric
                     .add(node, &cost, write_share, owner.memory.weights(thread))
@@ -270,7 +275,7 @@ impl Engine {
         let by_kernels = self
             .vms
             .iter()
-            .flat_map(|vm| vm.autonuma.iter().chain(&vm.host_autonuma))
+            .flat_map(|vm| vm.autonuma.iter().chain(&vm.host.autonuma))
             .flat_map(|a| &a.groups);
         let by_host = self.moving.iter().flat_map(|moving| &moving.copying);
         let copying: Vec<Copying> = by_kernels
@@ -287,14 +292,14 @@ impl Engine {
             flow,
         } in loading.iter().copied()
         {
-            let cost = self.speeds[cpu].cost;
+            let cost = self.pace.speeds[cpu].cost;
             let granted = flow.map_or(1.0, |flow| self.fabric.granted(flow).max(1e-3));
-            self.solved[cpu].granted = granted;
+            self.pace.solved[cpu].granted = granted;
             let ns_per_unit = self.ns_per_unit(cpu, vm, thread, &cost) / granted;
             let state = &self.vms[vm].threads[thread];
-            self.ends[cpu] = self.end_of(state.owed_ns, state.left, ns_per_unit);
-            self.speeds[cpu].ns_per_unit = ns_per_unit;
+            self.pace.ends[cpu] = self.end_of(state.owed_ns, state.left, ns_per_unit);
+            self.pace.speeds[cpu].ns_per_unit = ns_per_unit;
         }
-        self.loading = loading;
+        self.pace.loading = loading;
     }
 }

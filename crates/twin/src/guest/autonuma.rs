@@ -42,6 +42,7 @@ use homenode_units::{Bytes, Chance, Ns};
 
 use super::memory::{ClassUse, VmMemory};
 use super::thread::Thread;
+use super::view::By;
 use crate::hardware::fabric::Copying;
 use crate::index::{IxVec, ThreadIx};
 
@@ -66,13 +67,6 @@ const ACTIVE_FRACTION: f64 = 3.0;
 const MARK_NS: f64 = 50.0;
 /// CPU time of a hinting fault without a move, beside the exit from the guest where it is the host's (estimate).
 const FAULT_NS: f64 = 1000.0;
-
-/// Whose kernel it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum By {
-    Guest,
-    Host,
-}
 
 /// AutoNUMA of one VM.
 #[derive(Clone, Debug)]

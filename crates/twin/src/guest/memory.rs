@@ -22,13 +22,13 @@
 //! another takes; what a program leaves the next takes.
 
 mod frames;
+mod hands;
 mod swap;
 
 use homenode_units::{Bytes, Chance, divide_proportionally};
 
-use super::autonuma::By;
-use super::view::{Told, View};
-use crate::hypervisor::memory::{Turns, WhenFull};
+use super::view::{By, Told, View};
+use crate::hypervisor::turns::{Turns, WhenFull};
 use crate::index::{IxVec, ThreadIx, first};
 use crate::workload::{Program, RegionKind, Threads};
 
@@ -296,104 +296,6 @@ impl VmMemory {
     /// Pages that the guest has touched.
     pub fn touched(&self) -> u64 {
         self.regions.iter().map(Region::touched).sum()
-    }
-
-    /// The guest has released pages of a thread, and the host takes back those that do not lie on `stay`: drawn evenly from
-    /// what is the thread's own, or from all that it uses where it has none. Gives (region, node, pages).
-    pub fn invalidate(
-        &mut self,
-        thread: ThreadIx,
-        stay: usize,
-        pages: u64,
-        chance: &mut Chance,
-    ) -> Vec<(usize, usize, u64)> {
-        let is_own = |region: &Region| region.users == Users::One(thread);
-        let has_own = self
-            .regions
-            .iter()
-            .any(|region| is_own(region) && region.touched() > 0);
-        let mine = |region: &Region| is_own(region) || !has_own && region.users == Users::All;
-        let mut rest: u64 = self
-            .regions
-            .iter()
-            .filter(|region| mine(region))
-            .map(Region::touched)
-            .sum();
-        let mut draws = pages.min(rest);
-        let mut taken = Vec::new();
-        for (at, region) in self
-            .regions
-            .iter_mut()
-            .enumerate()
-            .filter(|(_, region)| mine(region))
-        {
-            for class in &mut region.classes {
-                for (node, on) in class.on.iter_mut().enumerate() {
-                    let drawn = chance.hypergeometric(rest, *on, draws);
-                    rest -= *on;
-                    draws -= drawn;
-                    if node != stay && drawn > 0 {
-                        *on -= drawn;
-                        taken.push((at, node, drawn));
-                    }
-                }
-            }
-        }
-        for (_, node, pages) in &taken {
-            self.view.give_back(*node, *pages);
-        }
-        self.stale |= !taken.is_empty();
-        taken
-    }
-
-    /// So many pages of each thread's own change places: each is handed as many as it gave, of what all gave.
-    pub fn mix(&mut self, pages: &IxVec<ThreadIx, u64>, chance: &mut Chance) {
-        let mut pool = vec![0; self.nodes];
-        let mut given = Vec::new();
-        for (thread, &pages) in pages.placed() {
-            let own = || {
-                self.regions
-                    .iter()
-                    .filter(|region| region.users == Users::One(thread))
-            };
-            let mut rest = own().map(Region::touched).sum::<u64>();
-            let mut draws = pages.min(rest);
-            for (at, class) in (self.regions.iter_mut().enumerate())
-                .filter(|(_, region)| region.users == Users::One(thread))
-                .flat_map(|(at, region)| {
-                    region
-                        .classes
-                        .iter_mut()
-                        .enumerate()
-                        .map(move |(number, class)| ((at, number), class))
-                })
-            {
-                let before = draws;
-                draw_evenly(&mut class.on, &mut rest, &mut draws, &mut pool, chance);
-                given.push((at, before - draws));
-            }
-        }
-        let mut rest = pool.iter().sum::<u64>();
-        for ((region, class), pages) in given {
-            let mut draws = pages;
-            let mut left = rest;
-            let on = &mut self.regions[region].classes[class].on;
-            draw_evenly(&mut pool, &mut left, &mut draws, on, chance);
-            rest -= pages;
-        }
-        self.stale = true;
-    }
-
-    /// All threads use what was one thread's own from now on, and no longer theirs.
-    pub fn gather(&mut self, thread: ThreadIx) {
-        for region in &mut self.regions {
-            match region.owner {
-                Some(owner) if owner == thread => region.users = Users::All,
-                Some(_) => region.users = Users::Nobody,
-                None => {}
-            }
-        }
-        self.stale = true;
     }
 
     /// How pages of a region that are touched now fall on its classes: evenly, since threads touch parts of each.
@@ -722,90 +624,4 @@ pub(crate) fn spread(pages: u64, nodes: &[usize], next: &mut usize, room: &mut [
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn memory(on: &[u64]) -> VmMemory {
-        let pages: u64 = on.iter().sum();
-        let (mut memory, ..) = VmMemory::new(on.len(), 1, Bytes(pages * 4096), None, View::Blind);
-        for (node, pages) in on.iter().enumerate() {
-            memory.touch(0, 0, node, *pages);
-        }
-        memory
-    }
-
-    proptest! {
-        #[test]
-        fn pages_that_change_places_keep_their_number_in_each_class_and_on_each_node(
-            own in prop::collection::vec(prop::collection::vec(0u64..2000, 3..4), 2..5),
-            asked in prop::collection::vec(0u64..8000, 5..6),
-            seed: u64,
-        ) {
-            let mut program = crate::workload::builtin("soplex").unwrap().program.unwrap();
-            let heat = |page_share, access_share| crate::workload::HeatClass { page_share, access_share };
-            program.threads = Threads::OnePerVcpu;
-            program.regions = vec![crate::workload::RegionProfile {
-                kind: RegionKind::Private,
-                size: Bytes(12_000 * 4096),
-                access_share: 1.0,
-                heat: vec![heat(0.5, 0.9), heat(0.5, 0.1)],
-            }];
-            let (mut memory, ..) = VmMemory::new(3, own.len(), Bytes(4096), Some(&program), View::Blind);
-            for (thread, on) in own.iter().enumerate() {
-                for (node, pages) in on.iter().enumerate() {
-                    memory.touch(1 + thread, 0, node, *pages);
-                    memory.touch(1 + thread, 1, node, pages / 3);
-                }
-            }
-            let by_class = |memory: &VmMemory| -> Vec<u64> { memory.class_uses().iter().map(ClassUse::pages).collect() };
-            let before = (memory.pages(), by_class(&memory));
-            memory.mix(&asked[..own.len()].iter().copied().collect(), &mut Chance::new(seed));
-            prop_assert_eq!((memory.pages(), by_class(&memory)), before);
-        }
-
-        #[test]
-        fn moves_conserve_pages_and_respect_budget_and_room(
-            on in prop::collection::vec(0u64..5000, 4..5),
-            budget in 0u64..10_000,
-            room in prop::collection::vec(0u64..4000, 4..5),
-            seed: u64,
-        ) {
-            let mut memory = memory(&on);
-            let mut left = room.clone();
-            let moved = memory.migrate(&[0, 2], &[1, 3], budget, &mut left, &mut Chance::new(seed));
-            let moved: u64 = moved.iter().map(|(_, _, pages)| pages).sum();
-            let after = memory.pages();
-            prop_assert_eq!(after.iter().sum::<u64>(), on.iter().sum::<u64>());
-            prop_assert_eq!(moved, budget.min(on[0] + on[2]).min(room[1] + room[3]));
-            prop_assert_eq!(after[1] + after[3], on[1] + on[3] + moved);
-            prop_assert!(after[1] - on[1] == room[1] - left[1] && after[3] - on[3] == room[3] - left[3]);
-        }
-
-        #[test]
-        fn a_guest_gives_back_what_is_asked_and_never_what_it_needs(
-            on in prop::collection::vec(0u64..5000, 4..5),
-            asked in 0u64..30_000,
-            seed: u64,
-        ) {
-            let program = crate::workload::builtin("soplex").unwrap().program;
-            let (mut memory, ..) = VmMemory::new(4, 1, Bytes(100 * 4096), program.as_ref(), View::Blind);
-            memory.touch(0, 0, 2, 100);
-            for (node, pages) in on.iter().enumerate() {
-                memory.touch(1, 1, node, *pages);
-            }
-            let untouched = memory.needed(Needs::Program) - 100 - on.iter().sum::<u64>();
-            memory.free_list = vec![0, untouched + 50, 0, 0];
-            let whole = memory.pages();
-            // While the program runs: what is free and the program will not need.
-            let free = memory.give_back(asked, Needs::Program, &mut Chance::new(seed));
-            prop_assert_eq!(&free, &vec![0, asked.min(50), 0, 0]);
-            let taken = memory.give_back(asked, Needs::Kernel, &mut Chance::new(seed));
-            let spare = on.iter().sum::<u64>() + untouched + 50 - free[1];
-            prop_assert_eq!(taken.iter().sum::<u64>(), asked.min(spare));
-            for (node, pages) in memory.pages().into_iter().enumerate() {
-                prop_assert_eq!(pages + taken[node] + free[node], whole[node]);
-            }
-        }
-    }
-}
+mod tests;

@@ -1,37 +1,16 @@
 //! Guests: VMs, the threads in them, and their memory.
 
 pub(crate) mod autonuma;
+mod costs;
 pub(crate) mod memory;
+pub(crate) mod releases;
+pub(crate) mod runtime;
 pub(crate) mod thread;
 pub(crate) mod view;
 pub(crate) mod vm;
 
+pub(crate) use costs::{HOUSEKEEPING_PERIOD, TOUCH_NS, boot_footprint};
 pub(crate) use memory::VmMemory;
 pub(crate) use thread::{Doing, Thread};
 pub(crate) use view::View;
 pub(crate) use vm::{Lease, MemoryLease, Prepared, Stage, Vm};
-
-use homenode_units::{Bytes, Ns};
-
-/// CPU time that booting takes on vCPU 0: about a second for a small cloud image (estimate). Longer than the agent's
-/// period, so that an agent sees a new VM before its program allocates memory, as on a live host.
-pub(crate) const BOOT_CPU: Ns = Ns::from_millis(1200);
-/// CPU time that booting takes on every other vCPU (estimate).
-pub(crate) const BOOT_CPU_SECONDARY: Ns = Ns::from_millis(60);
-/// CPU time of touching a page for the first time: guest fault, EPT violation, host fault, two zeroings of 4 KiB,
-/// spread over huge pages where there are any (estimate).
-pub(crate) const TOUCH_NS: f64 = 1500.0;
-/// An idle vCPU wakes this often on average for its kernel's timers (estimate: a tickless guest wakes about ten times
-/// a second) …
-pub(crate) const HOUSEKEEPING_PERIOD: Ns = Ns::from_millis(100);
-/// … and runs so long.
-pub(crate) const HOUSEKEEPING_RUN: Ns = Ns(40_000);
-
-/// Where Linux's normal memory begins, which it gives out first.
-pub(crate) const HIGH_MEMORY: Bytes = Bytes::from_gib(4);
-
-/// Memory that a booted guest has touched before any program runs: a 64th of its memory, between 64 and 256 MiB
-/// (estimate from small Linux guests).
-pub(crate) fn boot_footprint(memory: Bytes) -> Bytes {
-    Bytes((memory.0 / 64).clamp(64 << 20, 256 << 20).min(memory.0))
-}

@@ -21,6 +21,13 @@ use homenode_units::divide_proportionally;
 use crate::index::ThreadIx;
 use crate::scenario::{Hypervisor, VmSpec, Vnuma};
 
+/// Whose kernel it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum By {
+    Guest,
+    Host,
+}
+
 /// What a guest's kernel knows of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum View {

@@ -23,17 +23,18 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use homenode_host::CpuQuota;
+use homenode_host::{CpuQuota, Lever};
 use homenode_units::{Bytes, Chance, MemoryPolicy, Ns, Placing, VmId};
 
-use super::autonuma::{Autonuma, By, one_process};
+use super::autonuma::{Autonuma, one_process};
+use super::costs::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
 use super::memory::{Touches, VmMemory};
+use super::releases::Releases;
+use super::runtime::Runtime;
 use super::thread::{Doing, Thread};
-use super::view::View;
-use super::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
-use crate::engine::{Releases, Runtime};
-use crate::hypervisor::memory::WhenFull;
-use crate::hypervisor::page_uses::Sampling;
+use super::view::{By, View};
+use crate::hypervisor::sampling::Sampling;
+use crate::hypervisor::turns::WhenFull;
 use crate::index::{IxVec, TaskIx, ThreadIx, VmIx, first};
 use crate::io::Request;
 use crate::io::flip::Channel;
@@ -90,12 +91,104 @@ pub(crate) struct MemoryLease {
     pub until: Ns,
 }
 
+/// Limits that a plan set, while they are in force, and how far they may go.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    pub quota: Option<Lease>,
+    pub memory: Option<MemoryLease>,
+    /// Memory that the scenario says it may be left with.
+    pub floor: Option<Bytes>,
+}
+
+impl Limits {
+    /// Those that are in force, and the ends of their leases.
+    pub fn in_force(&self) -> impl Iterator<Item = (Lever, Ns)> + use<> {
+        let quota = self.quota.map(|lease| (Lever::CpuQuota, lease.until));
+        let memory = self.memory.map(|lease| (Lever::Memory, lease.until));
+        quota.into_iter().chain(memory)
+    }
+}
+
+/// The guest's swap: faults on pages there, the part of one that is still to come, and pages written there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Swap {
+    pub faults: f64,
+    pub carried: f64,
+    pub written: u64,
+}
+
+/// What was counted of a VM since it was first started.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct VmCounts {
+    /// LLC misses by the node whose memory answers.
+    pub accesses: Vec<f64>,
+    pub local: f64,
+    pub remote: f64,
+    /// Pages that the host moved, and how often it moved a vCPU to them.
+    pub pages_moved: u64,
+    pub vcpus_drawn: u64,
+}
+
+/// What the host does to find out who uses a VM's pages, as its memory policy says.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HostCare {
+    /// The host kernel's page mover, and how often it was begun.
+    pub autonuma: Option<Autonuma>,
+    pub autonumas: u32,
+    /// Who uses its pages, while somebody wants to know, and how often that was begun.
+    pub sampling: Option<Sampling>,
+    pub samplings: u32,
+}
+
+/// The program that a VM runs, and how far it has come.
+#[derive(Clone, Debug)]
+pub(crate) struct Course {
+    pub workload: String,
+    pub program: Option<Program>,
+    /// When it was started, and when it ended.
+    pub started: Option<Ns>,
+    pub ended: Option<Ns>,
+    /// Programs that it runs after this one.
+    pub then: VecDeque<Prepared>,
+    /// Programs that have ended before this one.
+    pub ran: Vec<ProgramReport>,
+    /// Pages that the program took, and how many of them lay away from the VM's home.
+    pub touched: (u64, u64),
+    /// What an event has made of it: factors of LLC accesses and cycles.
+    pub factors: (f64, f64),
+    work_share: f64,
+    starts: Touches,
+    at_barrier: usize,
+    intervals: u64,
+    intervals_left: u64,
+}
+
+impl Course {
+    /// Of a program that has not begun, and what each thread will touch in it.
+    fn new(spec: &VmSpec, program: Option<Program>, starts: Touches) -> Course {
+        Course {
+            workload: spec.workload.clone(),
+            program,
+            started: None,
+            ended: None,
+            then: VecDeque::new(),
+            ran: Vec::new(),
+            touched: (0, 0),
+            factors: (1.0, 1.0),
+            work_share: spec.work_share,
+            starts,
+            at_barrier: 0,
+            intervals: 0,
+            intervals_left: 0,
+        }
+    }
+}
+
 /// One VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Vm {
     pub id: VmId,
     pub name: String,
-    pub workload: String,
     pub memory_bytes: Bytes,
     pub memory_policy: MemoryPolicy,
     pub page_size: Bytes,
@@ -103,67 +196,32 @@ pub(crate) struct Vm {
     /// Whether it drives devices itself.
     pub passthrough: bool,
     pub after: AfterProgram,
-    pub program: Option<Program>,
     pub stage: Stage,
     /// How often it has been started again.
     pub life: u32,
-    /// When it was started, when its program was, and when that ended.
+    /// When it was started.
     pub arrived: Option<Ns>,
-    pub started: Option<Ns>,
-    pub ended: Option<Ns>,
+    /// Number of its vCPU 0 among the vCPUs of the host.
+    pub first_vcpu: TaskIx,
     pub threads: IxVec<ThreadIx, Thread>,
     pub memory: VmMemory,
+    pub course: Course,
     /// Its kernel's own page mover, if it has one.
     pub autonuma: Option<Autonuma>,
-    /// The host's, if its memory policy says so, and how often that was begun.
-    pub host_autonuma: Option<Autonuma>,
-    pub host_scans: u32,
     /// What its program releases, where somebody is told.
     pub releases: Option<Releases>,
     /// What its program's runtime library does, while it has one and runs.
     pub runtime: Option<Runtime>,
     /// What that knows of nodes.
     pub runtime_nodes: RuntimeNodes,
-    /// Who uses its pages, while somebody wants to know.
-    pub sampling: Option<Sampling>,
-    /// How often that was begun.
-    pub samplings: u32,
-    /// Pages that the host moved, and how often it moved a vCPU to them.
-    pub pages_moved: u64,
-    pub vcpus_drawn: u64,
-    /// Programs that it runs after this one.
-    pub then: VecDeque<Prepared>,
-    /// Programs that have ended before this one.
-    pub ran: Vec<ProgramReport>,
-    /// Pages that the program took, and how many of them lay away from the VM's home.
-    pub touched: (u64, u64),
     /// The way of its I/O to a driver domain.
     pub channel: Option<Channel>,
-    /// LLC misses by the node whose memory answers.
-    pub accesses: Vec<f64>,
-    pub accesses_local: f64,
-    pub accesses_remote: f64,
-    /// What an event has made of its program: factors of LLC accesses and cycles.
-    pub factors: (f64, f64),
-    /// Number of its vCPU 0 among the vCPUs of the host.
-    pub first_vcpu: TaskIx,
-    /// CPU quota that a plan set, while it is in force.
-    pub quota: Option<Lease>,
-    /// Memory that a plan left it, while that is in force.
-    pub limit: Option<MemoryLease>,
-    /// What the scenario says that it may be left with.
-    pub memory_floor: Option<Bytes>,
-    /// Faults on pages in swap, the part of one that is still to come, and pages written there.
-    pub faults: f64,
-    pub faults_carried: f64,
-    pub swapped_out: u64,
-    work_share: f64,
-    starts: Touches,
+    pub host: HostCare,
+    pub limits: Limits,
+    pub swap: Swap,
+    pub counts: VmCounts,
     boots: Touches,
     booted: usize,
-    at_barrier: usize,
-    intervals: u64,
-    intervals_left: u64,
     chance: Chance,
 }
 
@@ -216,52 +274,35 @@ impl Vm {
             // "twin" and the position in the scenario: ascending, and the same in every run.
             id: VmId(0x7477_696e << 96 | (at.0 as u128 + 1)),
             name: spec.name.clone(),
-            workload: spec.workload.clone(),
             memory_bytes: spec.memory,
             memory_policy: spec.memory_policy,
             page_size: spec.page_size.bytes(),
             allocation: spec.allocation,
             passthrough: spec.passthrough,
             after: spec.after,
-            program: workload.program,
             stage: Stage::Absent,
             life: 0,
             arrived: None,
-            started: None,
-            ended: None,
+            first_vcpu,
             threads,
             memory,
+            course: Course::new(spec, workload.program, starts),
             releases: releases.filter(|_| spec.release_calls != ReleaseCalls::None),
             runtime: None,
             runtime_nodes: spec.runtime_nodes,
-            host_autonuma: None,
-            host_scans: 0,
-            sampling: None,
-            samplings: 0,
-            pages_moved: 0,
-            vcpus_drawn: 0,
-            then: VecDeque::new(),
-            ran: Vec::new(),
-            touched: (0, 0),
             channel: None,
-            accesses: vec![0.0; nodes],
-            accesses_local: 0.0,
-            accesses_remote: 0.0,
-            factors: (1.0, 1.0),
-            first_vcpu,
-            quota: None,
-            limit: None,
-            memory_floor: spec.memory_floor,
-            faults: 0.0,
-            faults_carried: 0.0,
-            swapped_out: 0,
-            work_share: spec.work_share,
-            starts,
+            host: HostCare::default(),
+            limits: Limits {
+                floor: spec.memory_floor,
+                ..Limits::default()
+            },
+            swap: Swap::default(),
+            counts: VmCounts {
+                accesses: vec![0.0; nodes],
+                ..VmCounts::default()
+            },
             boots,
             booted: 0,
-            at_barrier: 0,
-            intervals: 0,
-            intervals_left: 0,
             chance: Chance::labelled(seed, "guest", at.0),
         }
     }
@@ -281,7 +322,7 @@ impl Vm {
     pub fn autonuma_by(&self, by: By) -> Option<&Autonuma> {
         match by {
             By::Guest => self.autonuma.as_ref(),
-            By::Host => self.host_autonuma.as_ref(),
+            By::Host => self.host.autonuma.as_ref(),
         }
     }
 
@@ -292,7 +333,7 @@ impl Vm {
 
     /// Whether it has a program that has not ended.
     pub fn busy(&self) -> bool {
-        self.program.is_some() && self.ended.is_none() && self.stage != Stage::Gone
+        self.course.program.is_some() && self.course.ended.is_none() && self.stage != Stage::Gone
     }
 
     /// Goes on with the counts of an earlier life of this VM, and with its chance.
@@ -303,19 +344,15 @@ impl Vm {
             autonuma.pages_moved = earlier.pages_moved;
             autonuma.scan_ns = earlier.scan_ns;
         }
-        self.pages_moved = earlier.pages_moved;
-        self.vcpus_drawn = earlier.vcpus_drawn;
-        self.samplings = earlier.samplings;
+        self.counts.clone_from(&earlier.counts);
+        self.host.samplings = earlier.host.samplings;
         if let (Some(releases), Some(earlier)) = (&mut self.releases, &earlier.releases) {
             releases.clone_from(earlier);
         }
-        self.host_scans = earlier.host_scans;
+        self.host.autonumas = earlier.host.autonumas;
         if let (Some(channel), Some(earlier)) = (&mut self.channel, &earlier.channel) {
             channel.counts_on(earlier);
         }
-        self.accesses.clone_from(&earlier.accesses);
-        self.accesses_local = earlier.accesses_local;
-        self.accesses_remote = earlier.accesses_remote;
         self.chance = earlier.chance.clone();
         for (thread, earlier) in self.threads.iter_mut().zip(&earlier.threads) {
             thread.counts_on(earlier);
@@ -371,7 +408,7 @@ impl Vm {
         if self.booted < self.threads.len() {
             return Next::Sleep;
         }
-        if self.program.is_none() {
+        if self.course.program.is_none() {
             self.stage = Stage::Ended;
             return Next::Sleep;
         }
@@ -380,19 +417,19 @@ impl Vm {
 
     /// Its program begins.
     fn begin(&mut self, now: Ns) -> Next {
-        let Some(program) = &self.program else {
+        let Some(program) = &self.course.program else {
             return Next::Sleep;
         };
         self.stage = Stage::Program;
-        self.started = Some(now);
-        let instructions = program.instructions_g_per_thread * 1e9 * self.work_share;
+        self.course.started = Some(now);
+        let instructions = program.instructions_g_per_thread * 1e9 * self.course.work_share;
         if let Some(barrier) = program.barrier {
             let intervals = instructions / (barrier.interval_m_instructions * 1e6);
-            self.intervals = (libm::round(intervals) as u64).max(1);
-            self.intervals_left = self.intervals;
+            self.course.intervals = (libm::round(intervals) as u64).max(1);
+            self.course.intervals_left = self.course.intervals;
         }
         for at in first(self.program_threads()) {
-            self.threads[at].touches = std::mem::take(&mut self.starts[at]);
+            self.threads[at].touches = std::mem::take(&mut self.course.starts[at]);
             self.threads[at].touches.reverse();
             self.threads[at].instructions_left = instructions;
             if !self.threads[at].next_touch(TOUCH_NS) {
@@ -405,28 +442,32 @@ impl Vm {
 
     /// Its last program has ended: it frees that one's memory and begins the next, if there is one.
     pub fn begin_next(&mut self, now: Ns) -> Option<Next> {
-        let next = self.then.pop_front()?;
-        self.ran.extend(self.program_report());
+        let next = self.course.then.pop_front()?;
+        self.course.ran.extend(self.program_report());
         self.memory.end_program();
-        self.workload = next.workload.name;
-        self.program = next.workload.program;
-        self.work_share = next.work_share;
-        self.ended = None;
-        self.touched = (0, 0);
-        (self.intervals, self.intervals_left, self.at_barrier) = (0, 0, 0);
-        if let Some(program) = &self.program {
-            self.starts = self.memory.add_program(program);
+        self.course.workload = next.workload.name;
+        self.course.program = next.workload.program;
+        self.course.work_share = next.work_share;
+        self.course.ended = None;
+        self.course.touched = (0, 0);
+        (
+            self.course.intervals,
+            self.course.intervals_left,
+            self.course.at_barrier,
+        ) = (0, 0, 0);
+        if let Some(program) = &self.course.program {
+            self.course.starts = self.memory.add_program(program);
             self.memory
                 .lie_from(HIGH_MEMORY.to_pages().0, self.memory_bytes.to_pages().0);
         }
         let vcpus = self.threads.len();
         if let Some(autonuma) = &mut self.autonuma {
-            let processes = processes(self.program.as_ref(), vcpus);
+            let processes = processes(self.course.program.as_ref(), vcpus);
             autonuma.begin(autonuma.number + 1, processes, &self.memory);
         }
-        if let Some(autonuma) = &mut self.host_autonuma {
-            self.host_scans += 1;
-            autonuma.begin(self.host_scans, one_process(vcpus), &self.memory);
+        if let Some(autonuma) = &mut self.host.autonuma {
+            self.host.autonumas += 1;
+            autonuma.begin(self.host.autonumas, one_process(vcpus), &self.memory);
         }
         for (at, thread) in first(vcpus).zip(&mut self.threads) {
             thread.shared_share = self.memory.shared_share(at);
@@ -437,13 +478,13 @@ impl Vm {
 
     /// What came of its program so far; `None` before it began.
     pub fn program_report(&self) -> Option<ProgramReport> {
-        let began = self.started?;
+        let began = self.course.started?;
         Some(ProgramReport {
-            workload: self.workload.clone(),
+            workload: self.course.workload.clone(),
             began_s: began.as_secs_f64(),
-            runtime_s: self.ended.map(|ended| Ns(ended.0 - began.0).as_secs_f64()),
-            pages_touched: self.touched.0,
-            pages_touched_away: self.touched.1,
+            runtime_s: self.course.ended.map(|ended| Ns(ended.0 - began.0).as_secs_f64()),
+            pages_touched: self.course.touched.0,
+            pages_touched_away: self.course.touched.1,
         })
     }
 
@@ -451,9 +492,9 @@ impl Vm {
     pub fn count_touched(&mut self, placed: &[u64]) {
         let home = self.memory.home.as_deref();
         for (node, pages) in placed.iter().enumerate() {
-            self.touched.0 += pages;
+            self.course.touched.0 += pages;
             if home.is_some_and(|home| !home.contains(&node)) {
-                self.touched.1 += pages;
+                self.course.touched.1 += pages;
             }
         }
     }
@@ -469,12 +510,12 @@ impl Vm {
     pub fn is_last(&self) -> bool {
         match self.stage {
             Stage::Booting => self.booted + 1 == self.threads.len(),
-            _ => self.at_barrier + 1 == self.program_threads(),
+            _ => self.course.at_barrier + 1 == self.program_threads(),
         }
     }
 
     fn program_threads(&self) -> usize {
-        match self.program.as_ref().map(|program| program.threads) {
+        match self.course.program.as_ref().map(|program| program.threads) {
             None => 0,
             Some(Threads::Single) => 1,
             Some(_) => self.threads.len(),
@@ -483,6 +524,7 @@ impl Vm {
 
     fn end_of_touching(&mut self, thread: ThreadIx, now: Ns) -> Next {
         if self
+            .course
             .program
             .as_ref()
             .is_some_and(|program| program.barrier.is_some())
@@ -495,6 +537,7 @@ impl Vm {
 
     fn end_of_stretch(&mut self, thread: ThreadIx, now: Ns) -> Next {
         if self
+            .course
             .program
             .as_ref()
             .is_some_and(|program| program.barrier.is_some())
@@ -515,7 +558,7 @@ impl Vm {
 
     fn end(&mut self, now: Ns) -> Next {
         self.stage = Stage::Ended;
-        self.ended = Some(now);
+        self.course.ended = Some(now);
         Next::End
     }
 
@@ -530,10 +573,11 @@ impl Vm {
     }
 
     fn arrive(&mut self, thread: ThreadIx, now: Ns) -> Next {
-        self.at_barrier += 1;
+        self.course.at_barrier += 1;
         let threads = self.program_threads();
-        if self.at_barrier < threads {
+        if self.course.at_barrier < threads {
             let waiting = self
+                .course
                 .program
                 .as_ref()
                 .map_or(Waiting::Sleep, |program| program.waiting);
@@ -543,16 +587,17 @@ impl Vm {
             };
             return Next::Sleep;
         }
-        self.at_barrier = 0;
-        if self.intervals_left == 0 {
+        self.course.at_barrier = 0;
+        if self.course.intervals_left == 0 {
             self.threads
                 .iter_mut()
                 .for_each(|thread| thread.doing = Doing::Idle);
             return self.end(now);
         }
-        self.intervals_left -= 1;
-        let mean = self.instructions() / self.intervals as f64;
+        self.course.intervals_left -= 1;
+        let mean = self.instructions() / self.course.intervals as f64;
         let imbalance = self
+            .course
             .program
             .as_ref()
             .and_then(|p| p.barrier)
@@ -572,22 +617,24 @@ impl Vm {
 
     /// Instructions that each thread of the program runs in all.
     fn instructions(&self) -> f64 {
-        self.program.as_ref().map_or(0.0, |program| {
-            program.instructions_g_per_thread * 1e9 * self.work_share
+        self.course.program.as_ref().map_or(0.0, |program| {
+            program.instructions_g_per_thread * 1e9 * self.course.work_share
         })
     }
 
     /// Share of the program that a thread has behind it.
     fn progress(&self, thread: ThreadIx) -> f64 {
-        if self.intervals > 0 {
-            return 1.0 - (self.intervals_left + 1).min(self.intervals) as f64 / self.intervals as f64;
+        if self.course.intervals > 0 {
+            return 1.0
+                - (self.course.intervals_left + 1).min(self.course.intervals) as f64
+                    / self.course.intervals as f64;
         }
         1.0 - (self.threads[thread].instructions_left / self.instructions()).min(1.0)
     }
 
     fn phase_end(&self, progress: f64) -> f64 {
         let mut end = 0.0;
-        for phase in self.program.iter().flat_map(|program| &program.phases) {
+        for phase in self.course.program.iter().flat_map(|program| &program.phases) {
             end += phase.share;
             if progress < end - 1e-9 {
                 return end;
@@ -599,17 +646,21 @@ impl Vm {
     /// Factors (LLC accesses, cycles) of a thread's program now: of the phase that it is in, and of events.
     pub fn phase(&self, thread: ThreadIx) -> (f64, f64) {
         let (accesses, cycles) = self.profile_phase(thread);
-        (accesses * self.factors.0, cycles * self.factors.1)
+        (accesses * self.course.factors.0, cycles * self.course.factors.1)
     }
 
     fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {
-        let phases = self.program.as_ref().map_or(&[][..], |program| &program.phases);
+        let phases = self
+            .course
+            .program
+            .as_ref()
+            .map_or(&[][..], |program| &program.phases);
         if phases.is_empty() {
             return (1.0, 1.0);
         }
         // The running stretch is already taken off: its phase is the one that its end belongs to.
         let total = self.instructions();
-        let running = if self.intervals > 0 {
+        let running = if self.course.intervals > 0 {
             0.0
         } else {
             (self.threads[thread].left + self.threads[thread].requests.behind) / total

@@ -13,7 +13,7 @@
 
 use homenode_units::Ns;
 
-use super::scheduler::NEVER;
+use super::discipline::NEVER;
 use crate::index::{CpuIx, IxVec};
 
 /// Period of a limit that names none (`default_cfs_period`).

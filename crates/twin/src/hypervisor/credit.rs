@@ -49,13 +49,15 @@
 //! Pools, `smt_power_savings`, the migration delay (off by default), tasklets. Dom0 is the host's daemons, of usual
 //! weight.
 
-use homenode_policy::permits::Standing;
+mod accounting;
 
+use homenode_policy::permits::Standing;
+use homenode_units::{Chance, Ns};
+
+use super::discipline::{Discipline, NEVER};
 use super::queues::{Queues, Run};
-use super::scheduler::{Discipline, NEVER};
 use crate::cpu_mask::CpuMask;
 use crate::index::{CpuIx, IxVec, TaskIx, VmIx, first};
-use homenode_units::{Chance, Ns};
 
 const SLICE: Ns = Ns::from_millis(30);
 const TICK: Ns = Ns::from_millis(10);
@@ -453,123 +455,6 @@ impl Credit {
         }
     }
 
-    fn activate(&mut self, task: TaskIx) {
-        let vcpu = &mut self.vcpus[task];
-        vcpu.active = true;
-        let domain = &mut self.domains[vcpu.domain];
-        domain.active += 1;
-        self.weight += i64::from(domain.weight);
-        if domain.active == 1 {
-            self.active.insert(0, vcpu.domain);
-        }
-    }
-
-    fn deactivate(&mut self, task: TaskIx) {
-        let vcpu = &mut self.vcpus[task];
-        vcpu.active = false;
-        let number = vcpu.domain;
-        let domain = &mut self.domains[number];
-        domain.active -= 1;
-        self.weight -= i64::from(domain.weight);
-        if domain.active == 0 {
-            self.active.retain(|other| *other != number);
-        }
-    }
-
-    /// Hands out credits, parks and unparks.
-    fn account(&mut self, queues: &mut Queues, now: Ns) {
-        self.accountings += 1;
-        self.hand_out_all(queues.cpus());
-        for at in 0..self.to_park.len() {
-            self.park(queues, self.to_park[at], now);
-        }
-        for at in 0..self.to_unpark.len() {
-            self.unpark(queues, self.to_unpark[at], now);
-        }
-        self.to_park.clear();
-        self.to_unpark.clear();
-    }
-
-    /// Hands out what so many CPUs are worth to the active domains.
-    fn hand_out_all(&mut self, cpus: usize) {
-        // Converges towards 0 where it is negative.
-        let owed = (-self.balance).max(0);
-        let mut total = CREDITS_PER_SLICE * cpus.cast_signed() as i64 + owed;
-        let (weight_total, mut weight_left) = (self.weight, self.weight);
-        let mut others_took_less = false;
-        self.balance = 0;
-        self.order.clone_from(&self.active);
-        for at in 0..self.order.len() {
-            let number = self.order[at];
-            let domain = &self.domains[number];
-            let caps = domain.cap_percent.into_iter().chain(domain.cap_now_percent);
-            let (active, cap_percent) = (i64::from(domain.active), caps.min());
-            let weight = i64::from(domain.weight) * active;
-            weight_left -= weight;
-            let mut peak = active * CREDITS_PER_SLICE;
-            if owed > 0 {
-                peak += ceil_div(owed * weight, weight_total);
-            }
-            let cap = cap_percent.map(|percent| ceil_div(i64::from(percent) * CREDITS_PER_SLICE, 100));
-            peak = peak.min(cap.unwrap_or(peak));
-            let mut fair = ceil_div(total * weight, weight_total);
-            if fair < peak {
-                others_took_less = true;
-            } else {
-                if weight_left != 0 {
-                    total += ceil_div((fair - peak) * weight_total, weight_left);
-                }
-                if others_took_less {
-                    // Those with more than they can take come first: so others get it next time.
-                    self.active.retain(|other| *other != number);
-                    self.active.insert(0, number);
-                }
-                fair = peak;
-            }
-            let cap_each = cap.map(|cap| ceil_div(cap, active));
-            self.hand_out(number, ceil_div(fair, active), cap_each);
-        }
-    }
-
-    /// Gives each active vCPU of a domain these credits, and the priority that follows.
-    fn hand_out(&mut self, domain: usize, credits: i64, cap: Option<i64>) {
-        for at in 0..self.domains[domain].vcpus.len() {
-            let task = self.domains[domain].vcpus[at];
-            let vcpu = &mut self.vcpus[task];
-            if !vcpu.active {
-                continue;
-            }
-            vcpu.credit += credits;
-            if vcpu.credit < 0 {
-                vcpu.priority = Priority::Over;
-                if cap.is_some_and(|cap| vcpu.credit < -cap) && !vcpu.parked {
-                    vcpu.parked = true;
-                    self.to_park.push(task);
-                }
-                vcpu.credit = vcpu.credit.max(-CREDITS_PER_SLICE);
-            } else {
-                vcpu.priority = Priority::Under;
-                if vcpu.parked {
-                    self.to_unpark.push(task);
-                }
-                if vcpu.credit > CREDITS_PER_SLICE {
-                    vcpu.credit /= 2;
-                    self.balance += vcpu.credit;
-                    self.deactivate(task);
-                    continue;
-                }
-            }
-            self.balance += vcpu.credit;
-        }
-    }
-
-    fn burn(&mut self, task: TaskIx, ns: u64) {
-        let vcpu = &mut self.vcpus[task];
-        let burnt = ns * CREDITS_PER_MS + vcpu.residual;
-        vcpu.credit -= (burnt / 1_000_000).cast_signed();
-        vcpu.residual = burnt % 1_000_000;
-    }
-
     fn park(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         match queues.tasks[task].run {
@@ -711,46 +596,5 @@ impl Discipline for Credit {
     }
 }
 
-fn ceil_div(part: i64, whole: i64) -> i64 {
-    (part + whole - 1) / whole
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn credits_burnt_equal_time_run() {
-        let mut credit = Credit::new(2, 1);
-        credit.add_vm(256, None);
-        credit.added(Some(VmIx(0)));
-        let stretches = [1u64, 99_999, 100_000, 1_234_567, 7, 30_000_000, 333_333];
-        let mut ran = 0;
-        for ns in stretches.into_iter().cycle().take(10_000) {
-            credit.burn(TaskIx(0), ns);
-            ran += ns;
-            let vcpu = &credit.vcpus[TaskIx(0)];
-            let burnt = -vcpu.credit * 1_000_000 + vcpu.residual.cast_signed();
-            assert_eq!(burnt, (ran * CREDITS_PER_MS).cast_signed());
-        }
-    }
-
-    #[test]
-    fn no_more_credits_are_handed_out_than_cpus_are_worth() {
-        // Four domains of various weights on 8 CPUs: 2400 credits, and at most one per vCPU for rounding up.
-        let mut credit = Credit::new(8, 1);
-        for (weight, vcpus) in [(256, 4), (512, 1), (64, 9), (1024, 3)] {
-            credit.add_vm(weight, None);
-            let vm = VmIx(credit.domains.len() - 2);
-            for _ in 0..vcpus {
-                credit.added(Some(vm));
-                credit.activate(TaskIx(credit.vcpus.len() - 1));
-            }
-        }
-        credit.hand_out_all(8);
-        let handed: i64 = credit.vcpus.iter().map(|vcpu| vcpu.credit).sum();
-        assert!((2400..=2400 + 17 + 4).contains(&handed), "{handed} credits");
-        // The heavy single vCPU gets what one CPU is worth, no more.
-        assert_eq!(credit.vcpus[TaskIx(4)].credit, 300);
-    }
-}
+mod tests;

@@ -27,24 +27,16 @@
 //! The hierarchy of groups (each task competes with what it weighs in all), loads in wake-up placement (tasks are counted),
 //! real-time classes, AutoNUMA (3.8 has none).
 
-use super::balance::{Domains, TICK};
-use super::bandwidth::{self, Bandwidth};
-use super::queues::{Queues, Run};
-use super::scheduler::{Discipline, NEVER};
-use crate::hardware::Topology;
-use crate::index::{CpuIx, IxVec, TaskIx, VmIx, first};
 use homenode_units::{Chance, Ns};
 
-/// A task that stopped running less than this ago has a warm cache and is not moved (`sysctl_sched_migration_cost`).
-pub(super) const MIGRATION_COST: u64 = 500_000;
+use super::bandwidth::{self, Bandwidth};
+use super::discipline::{Discipline, NEVER};
+use super::domains::{Domains, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT};
+use super::queues::{Queues, Run};
+use crate::hardware::Topology;
+use crate::index::{CpuIx, IxVec, TaskIx, VmIx, first};
 
-/// `cpu.shares` of a VM of usual weight.
-const SHARES_USUAL: u64 = 1024;
 const SHARES_MIN: u64 = 2;
-/// Weights are fractions of shares: so many per share.
-const WEIGHT_UNIT: u64 = 1024;
-/// What a task of the host's own weighs.
-pub(super) const NICE_0_LOAD: u64 = SHARES_USUAL * WEIGHT_UNIT;
 
 /// A VM: a task group with shares, and perhaps a limit.
 #[derive(Clone, Debug)]

@@ -26,6 +26,7 @@
 //! the VM has already is cheaper; the host's own memory (node sizes in presets are what the machine has, not what a booted
 //! kernel leaves).
 
+use super::turns::{Stretch, Turns, WhenFull};
 use crate::guest::VmMemory;
 use crate::guest::memory::spread;
 use crate::hardware::Topology;
@@ -64,83 +65,12 @@ impl Pieces {
     }
 }
 
-/// Where a page goes whose node is full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum WhenFull {
-    /// To the nearest node with room: Linux.
-    #[default]
-    Nearest,
-    /// To the others in turn: a hypervisor's own first-touch, which also keeps a page that is touched on a home node there.
-    InTurn,
-}
-
 /// A page's first touch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Toucher {
     /// vCPU, and the node that its CPU is on.
     pub vcpu: ThreadIx,
     pub node: usize,
-}
-
-/// Which node each guest frame is dealt to: stretch after stretch, in each the nodes in turn.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Turns(Vec<Stretch>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stretch {
-    pages: u64,
-    /// Pages of one turn.
-    turn: u64,
-    nodes: Vec<usize>,
-}
-
-impl Turns {
-    /// Page by page over these nodes, for ever.
-    pub fn even(nodes: Vec<usize>) -> Turns {
-        Turns(vec![Stretch {
-            pages: u64::MAX,
-            turn: 1,
-            nodes,
-        }])
-    }
-
-    /// Adds `pages` frames from `frame` on to counts by node. Frames beyond the end go to the last stretch's nodes.
-    pub fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
-        for (at, stretch) in self.0.iter().enumerate() {
-            let last = at + 1 == self.0.len();
-            if frame >= stretch.pages && !last {
-                frame -= stretch.pages;
-                continue;
-            }
-            let here = if last {
-                pages
-            } else {
-                pages.min(stretch.pages - frame)
-            };
-            stretch.deal(frame, here, counts);
-            pages -= here;
-            if pages == 0 {
-                return;
-            }
-            frame = 0;
-        }
-    }
-}
-
-impl Stretch {
-    fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
-        let rounds = pages / (self.turn * self.nodes.len() as u64);
-        for node in &self.nodes {
-            counts[*node] += rounds * self.turn;
-        }
-        pages -= rounds * self.turn * self.nodes.len() as u64;
-        while pages > 0 {
-            let part = pages.min(self.turn - frame % self.turn);
-            counts[self.nodes[(frame / self.turn) as usize % self.nodes.len()]] += part;
-            frame += part;
-            pages -= part;
-        }
-    }
 }
 
 /// Free pages by node.

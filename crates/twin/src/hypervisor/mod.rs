@@ -4,14 +4,18 @@
 mod balance;
 mod bandwidth;
 mod credit;
+mod discipline;
+mod domains;
 mod fair;
 pub(crate) mod memory;
 pub(crate) mod page_uses;
 pub(crate) mod permits;
 mod queues;
+pub(crate) mod sampling;
 mod scheduler;
 #[cfg(test)]
 mod tests;
+pub(crate) mod turns;
 pub(crate) mod watching;
 
 pub(crate) use memory::HostMemory;

@@ -25,27 +25,6 @@ use crate::guest::VmMemory;
 use crate::index::{IxVec, ThreadIx, first};
 use homenode_units::Chance;
 
-/// CPU cycles between two marked instructions of a CPU …
-const PERIOD_CYCLES: f64 = 0xFFF8 as f64;
-/// … and where few of the last second's samples had pages moved.
-const PERIOD_SLOW_CYCLES: f64 = 0x3_FFE0 as f64;
-/// Fewer moved pages than this in a second are few.
-const MOVES_FEW: u64 = 10;
-/// CPU cycles of a mark's interrupt, and of noting the page (estimate: an interrupt and a hash table's entry that is rarely
-/// in the cache; 3 percent of the CPU at the usual period).
-const MARK_CYCLES: f64 = 2000.0;
-
-/// Sampling of one VM.
-#[derive(Clone, Debug)]
-pub(crate) struct Sampling {
-    nodes: usize,
-    period_cycles: f64,
-    /// Pages moved in this second by what was seen.
-    pub moved: u64,
-    /// Expected samples since the beginning, by `thread * nodes + node` of its CPU.
-    pub expected: Vec<f64>,
-}
-
 /// Pages of a class that lie on one node and were sampled alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Used {
@@ -55,36 +34,6 @@ pub(crate) struct Used {
     /// Samples of each page by the node of the CPU.
     pub samples: Vec<u32>,
     pub writes: u32,
-}
-
-impl Sampling {
-    pub fn new(threads: usize, nodes: usize) -> Sampling {
-        Sampling {
-            nodes,
-            period_cycles: PERIOD_CYCLES,
-            moved: 0,
-            expected: vec![0.0; threads * nodes],
-        }
-    }
-
-    /// A thread ran its program for some cycles on a node; this share of its instructions went to memory.
-    pub fn ran(&mut self, thread: ThreadIx, node: usize, cycles: f64, missing: f64) {
-        self.expected[thread.0 * self.nodes + node] += cycles / self.period_cycles * missing.min(1.0);
-    }
-
-    /// Share of a vCPU's time that it takes.
-    pub fn share_of_time(&self) -> f64 {
-        MARK_CYCLES / self.period_cycles
-    }
-
-    /// A second is over.
-    pub fn second(&mut self) {
-        self.period_cycles = if std::mem::take(&mut self.moved) < MOVES_FEW {
-            PERIOD_SLOW_CYCLES
-        } else {
-            PERIOD_CYCLES
-        };
-    }
 }
 
 /// Draws the samples of a look at a VM, in order of guest frames; `expected` is what [`Sampling::expected`] grew by since the
@@ -153,6 +102,7 @@ fn node_of(page: u64, on: &[u64]) -> usize {
 mod tests {
     use super::*;
     use crate::guest::View;
+    use crate::hypervisor::sampling::Sampling;
     use homenode_units::Bytes;
     use proptest::prelude::*;
 

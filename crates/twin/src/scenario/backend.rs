@@ -125,15 +125,7 @@ impl Scenario {
 
     /// A VM with a driver domain lives on one node; the driver domain is there before it, and serves nobody else's programs.
     pub(super) fn check_backend(&self, vm: &VmSpec) -> Result<(), (&'static str, TwinError)> {
-        let refuse = |key: &'static str, message: String| {
-            let (scenario, key_text) = (self.name.clone(), format!("vm {}: {key}", vm.name));
-            let error = TwinError::Key {
-                scenario,
-                key: key_text,
-                message,
-            };
-            Err((key, error))
-        };
+        let refuse = |key, message| self.refuse(vm, key, message);
         let (name, drives) = (&vm.name, self.drives(&vm.name));
         if self.owns_frames(vm) {
             let role = if drives {
@@ -171,9 +163,15 @@ impl Scenario {
                 format!("VM {name} keeps its pages, for a driver domain or `then`; leave out release_calls");
             return refuse("release_calls", message);
         }
-        let Some(backend) = &vm.driver_domain else {
-            return Ok(());
-        };
+        vm.driver_domain
+            .as_ref()
+            .map_or(Ok(()), |backend| self.check_way(vm, backend))
+    }
+
+    /// Whether a VM's I/O can go this way.
+    fn check_way(&self, vm: &VmSpec, backend: &Backend) -> Result<(), (&'static str, TwinError)> {
+        let refuse = |key, message| self.refuse(vm, key, message);
+        let name = &vm.name;
         let known = self.vms.iter().find(|other| other.name == backend.vm);
         let Some(driver) = known.filter(|driver| driver.name != *name) else {
             let message = format!("no other VM is named `{}`; add one that is idle", backend.vm);
@@ -207,5 +205,20 @@ impl Scenario {
             },
             None => Ok(()),
         }
+    }
+
+    fn refuse(
+        &self,
+        vm: &VmSpec,
+        key: &'static str,
+        message: String,
+    ) -> Result<(), (&'static str, TwinError)> {
+        let (scenario, key_text) = (self.name.clone(), format!("vm {}: {key}", vm.name));
+        let error = TwinError::Key {
+            scenario,
+            key: key_text,
+            message,
+        };
+        Err((key, error))
     }
 }

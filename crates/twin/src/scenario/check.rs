@@ -126,6 +126,14 @@ struct Wrong {
     error: Box<TwinError>,
 }
 
+impl Wrong {
+    /// Refuses what stands at this key.
+    fn at(key: &str, error: TwinError) -> Result<(), Wrong> {
+        let (key, error) = (key.to_owned(), Box::new(error));
+        Err(Wrong { key, error })
+    }
+}
+
 /// Puts the key of a table before the key in it.
 fn within(table: &str) -> impl Fn((&'static str, TwinError)) -> Wrong {
     move |(key, error)| Wrong {
@@ -156,17 +164,33 @@ impl Scenario {
 
     fn check_itself(&self) -> Result<(), Wrong> {
         let scenario = || self.name.clone();
-        let wrong = |key: &str, error| {
-            let (key, error) = (key.to_owned(), Box::new(error));
-            Err(Wrong { key, error })
-        };
         if self.vms.is_empty() {
-            return wrong("name", TwinError::NoVms { scenario: scenario() });
+            return Wrong::at("name", TwinError::NoVms { scenario: scenario() });
         }
+        self.check_times()?;
+        if let Some((key, message)) = self.disturbance.complaint() {
+            let key = format!("disturbance.{key}");
+            let error = TwinError::Key {
+                scenario: scenario(),
+                key: key.clone(),
+                message,
+            };
+            return Wrong::at(&key, error);
+        }
+        self.check_workloads()?;
+        self.check_vms()?;
+        self.check_enforcer()?;
+        for (at, event) in self.events.iter().enumerate() {
+            self.check_event(event).map_err(within(&format!("event[{at}]")))?;
+        }
+        Ok(())
+    }
+
+    fn check_times(&self) -> Result<(), Wrong> {
         if self.duration == Ns::ZERO {
             let (what, expected) = ("duration", "it must be above 0".to_owned());
-            let (scenario, value) = (scenario(), self.duration);
-            return wrong(
+            let (scenario, value) = (self.name.clone(), self.duration);
+            return Wrong::at(
                 "duration",
                 TwinError::Time {
                     scenario,
@@ -180,10 +204,10 @@ impl Scenario {
         if !(0.0..=60_000.0).contains(&exchanges) {
             let key = "vcpu_exchanges_per_minute";
             let message = format!("it is {exchanges}; it must lie between 0 and 60000");
-            return wrong(
+            return Wrong::at(
                 key,
                 TwinError::Key {
-                    scenario: scenario(),
+                    scenario: self.name.clone(),
                     key: key.to_owned(),
                     message,
                 },
@@ -194,8 +218,8 @@ impl Scenario {
                 "warm_up",
                 format!("it must be shorter than the run of {}", self.duration),
             );
-            let (scenario, value) = (scenario(), self.warm_up);
-            return wrong(
+            let (scenario, value) = (self.name.clone(), self.warm_up);
+            return Wrong::at(
                 "warm_up",
                 TwinError::Time {
                     scenario,
@@ -205,37 +229,36 @@ impl Scenario {
                 },
             );
         }
-        if let Some((key, message)) = self.disturbance.complaint() {
-            let key = format!("disturbance.{key}");
-            let error = TwinError::Key {
-                scenario: scenario(),
-                key: key.clone(),
-                message,
-            };
-            return wrong(&key, error);
-        }
+        Ok(())
+    }
+
+    fn check_workloads(&self) -> Result<(), Wrong> {
         for (at, workload) in self.workloads.iter().enumerate() {
             let key = format!("workload[{at}]");
             if self.workloads[..at]
                 .iter()
                 .any(|other| other.name == workload.name)
             {
-                let (scenario, workload) = (scenario(), workload.name.clone());
-                return wrong(
+                let (scenario, workload) = (self.name.clone(), workload.name.clone());
+                return Wrong::at(
                     &format!("{key}.name"),
                     TwinError::WorkloadTwice { scenario, workload },
                 );
             }
             if let Err(error) = workload.check() {
                 let key = error.key().map_or(key.clone(), |inner| format!("{key}.{inner}"));
-                return wrong(&key, error.into());
+                return Wrong::at(&key, error.into());
             }
         }
+        Ok(())
+    }
+
+    fn check_vms(&self) -> Result<(), Wrong> {
         for (at, vm) in self.vms.iter().enumerate() {
             let key = format!("vm[{at}]");
             if self.vms[..at].iter().any(|other| other.name == vm.name) {
-                let (scenario, vm) = (scenario(), vm.name.clone());
-                return wrong(&format!("{key}.name"), TwinError::VmTwice { scenario, vm });
+                let (scenario, vm) = (self.name.clone(), vm.name.clone());
+                return Wrong::at(&format!("{key}.name"), TwinError::VmTwice { scenario, vm });
             }
             vm.check_figures().map_err(within(&key))?;
             vm.check_guest(self.hypervisor).map_err(within(&key))?;
@@ -245,10 +268,6 @@ impl Scenario {
             for next in &vm.then {
                 next.check(self, vm).map_err(within(&key))?;
             }
-        }
-        self.check_enforcer()?;
-        for (at, event) in self.events.iter().enumerate() {
-            self.check_event(event).map_err(within(&format!("event[{at}]")))?;
         }
         Ok(())
     }
@@ -494,20 +513,10 @@ impl VmSpec {
 
     /// What its guest is told must fit what its host is.
     fn check_guest(&self, hypervisor: Hypervisor) -> Result<(), (&'static str, TwinError)> {
-        let refuse = |key, setting, problem, remedy| {
-            let vm = self.name.clone();
-            let error = TwinError::Contradiction {
-                vm,
-                setting,
-                problem,
-                remedy,
-            };
-            Err((key, error))
-        };
         let native = hypervisor == Hypervisor::Native;
         let rounds = self.memory_policy.placing != Placing::FirstTouch;
         if native && self.vnuma != Vnuma::None {
-            return refuse(
+            return self.refuse(
                 "vnuma",
                 "vnuma",
                 "contradicts hypervisor = \"native\", whose kernel knows the nodes itself",
@@ -515,7 +524,7 @@ impl VmSpec {
             );
         }
         if native && self.memory_policy.placing == Placing::Round1g {
-            return refuse(
+            return self.refuse(
                 "memory_policy",
                 "memory_policy = \"round-1g\"",
                 "is a hypervisor's, and the scenario has hypervisor = \"native\"",
@@ -523,7 +532,7 @@ impl VmSpec {
             );
         }
         if rounds && self.vnuma != Vnuma::None {
-            return refuse(
+            return self.refuse(
                 "memory_policy",
                 "memory_policy = \"round-...\"",
                 "spreads every virtual node of vnuma = \"static\" or \"live\" over the host",
@@ -531,7 +540,7 @@ impl VmSpec {
             );
         }
         if native && self.memory_policy.migration == Migration::AutoNuma {
-            return refuse(
+            return self.refuse(
                 "memory_policy",
                 "memory_policy = \"...+autonuma\"",
                 "is a hypervisor's, and the scenario has hypervisor = \"native\"",
@@ -539,8 +548,14 @@ impl VmSpec {
             );
         }
         let one_node = !native && self.vnuma == Vnuma::None;
+        self.check_sight(one_node)
+    }
+
+    /// What its guest does about nodes needs that it sees them; `one_node` says that it sees one.
+    fn check_sight(&self, one_node: bool) -> Result<(), (&'static str, TwinError)> {
+        let rounds = self.memory_policy.placing != Placing::FirstTouch;
         if one_node && self.passthrough && !rounds {
-            return refuse(
+            return self.refuse(
                 "passthrough",
                 "passthrough",
                 "lets a device write to pages by itself, which fails for those that memory_policy = \"first-touch\" has not \
@@ -549,7 +564,7 @@ impl VmSpec {
             );
         }
         if one_node && self.allocation == Allocation::Interleave {
-            return refuse(
+            return self.refuse(
                 "allocation",
                 "allocation = \"interleave\"",
                 "has no effect in a guest that sees one node",
@@ -557,7 +572,7 @@ impl VmSpec {
             );
         }
         if one_node && self.autonuma {
-            return refuse(
+            return self.refuse(
                 "autonuma",
                 "autonuma",
                 "has no effect in a guest that sees one node",
@@ -565,7 +580,7 @@ impl VmSpec {
             );
         }
         if one_node && self.runtime_nodes != RuntimeNodes::None {
-            return refuse(
+            return self.refuse(
                 "runtime_nodes",
                 "runtime_nodes",
                 "has no effect in a guest that sees one node",
@@ -573,7 +588,7 @@ impl VmSpec {
             );
         }
         if self.runtime_nodes == RuntimeNodes::Live && self.vnuma == Vnuma::Static {
-            return refuse(
+            return self.refuse(
                 "runtime_nodes",
                 "runtime_nodes = \"live\"",
                 "needs a kernel that says what changed, and vnuma = \"static\" is never told",
@@ -581,6 +596,23 @@ impl VmSpec {
             );
         }
         Ok(())
+    }
+
+    fn refuse(
+        &self,
+        key: &'static str,
+        setting: &'static str,
+        problem: &'static str,
+        remedy: &'static str,
+    ) -> Result<(), (&'static str, TwinError)> {
+        let vm = self.name.clone();
+        let error = TwinError::Contradiction {
+            vm,
+            setting,
+            problem,
+            remedy,
+        };
+        Err((key, error))
     }
 
     /// Whether it gets all of its memory when it is created.

@@ -1,0 +1,272 @@
+//! What a host has counted, and the report of what it did since a mark.
+
+use homenode_machine::Machine;
+use homenode_policy::permits::Account;
+use homenode_units::{BytesPerSec, Ns, Pages, Permit};
+
+use crate::engine::Engine;
+use crate::guest::Vm;
+use crate::index::{CpuIx, IxVec, VmIx, first};
+use crate::report::{
+    FlipReport, LinkReport, MemoryReport, NodeReport, PermitReport, ReleaseReport, TwinReport, VmReport,
+};
+
+/// Counts of a host at one point in time; the difference of two of them is what happened in between.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    at: Ns,
+    controllers: Vec<f64>,
+    links: Vec<f64>,
+    busy_ns: IxVec<CpuIx, u64>,
+    /// Summed load of the most loaded link, each counted for the seconds that it was measured over.
+    busiest: f64,
+    busiest_seconds: f64,
+    vms: Vec<VmCounts>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct VmCounts {
+    instructions: f64,
+    references: f64,
+    misses: f64,
+    local: f64,
+    by_node: Vec<f64>,
+    guest_pages_moved: u64,
+    vcpus_drawn: u64,
+    guest_scan_ns: f64,
+    host_pages_moved: u64,
+    node_changes: u64,
+    waiting_ns: u64,
+    io_bytes: f64,
+    throttled_ns: u64,
+    used_units: u64,
+    punished_count: u32,
+}
+
+impl Counts {
+    /// What a host has counted since its start; it must be settled.
+    pub fn of(engine: &Engine) -> Counts {
+        let now = engine.now;
+        Counts {
+            at: now,
+            controllers: engine.totals.controllers(),
+            links: engine.link_bytes(),
+            busy_ns: engine
+                .topology
+                .cpus
+                .places()
+                .map(|cpu| engine.scheduler.queues.busy_ns(cpu, now))
+                .collect(),
+            busiest: engine.totals.busiest.sum,
+            busiest_seconds: engine.totals.busiest.seconds,
+            vms: engine.vms.places().map(|vm| VmCounts::of(engine, vm)).collect(),
+        }
+    }
+
+    /// What was counted since an earlier point; nothing was counted before the default.
+    fn since(mut self, earlier: &Counts) -> Counts {
+        self.at = Ns(self.at.0 - earlier.at.0);
+        less(&mut self.controllers, &earlier.controllers);
+        less(&mut self.links, &earlier.links);
+        for (now, then) in self.busy_ns.iter_mut().zip(&earlier.busy_ns) {
+            *now -= then;
+        }
+        self.busiest -= earlier.busiest;
+        self.busiest_seconds -= earlier.busiest_seconds;
+        for (now, then) in self.vms.iter_mut().zip(&earlier.vms) {
+            now.instructions -= then.instructions;
+            now.references -= then.references;
+            now.misses -= then.misses;
+            now.local -= then.local;
+            less(&mut now.by_node, &then.by_node);
+            now.guest_pages_moved -= then.guest_pages_moved;
+            now.vcpus_drawn -= then.vcpus_drawn;
+            now.guest_scan_ns -= then.guest_scan_ns;
+            now.host_pages_moved -= then.host_pages_moved;
+            now.node_changes -= then.node_changes;
+            now.waiting_ns -= then.waiting_ns;
+            now.io_bytes -= then.io_bytes;
+            now.throttled_ns -= then.throttled_ns;
+            // A VM that was started again has a new account.
+            now.used_units = now.used_units.saturating_sub(then.used_units);
+            now.punished_count = now.punished_count.saturating_sub(then.punished_count);
+        }
+        self
+    }
+}
+
+impl VmCounts {
+    fn of(engine: &Engine, number: VmIx) -> VmCounts {
+        let vm = &engine.vms[number];
+        let account = engine
+            .permits
+            .as_ref()
+            .and_then(|permits| permits.account(number));
+        let tasks = vm.tasks();
+        VmCounts {
+            instructions: vm.threads.iter().map(|t| t.instructions).sum(),
+            references: vm.threads.iter().map(|t| t.llc_references).sum(),
+            misses: vm.threads.iter().map(|t| t.llc_misses).sum(),
+            local: vm.counts.local,
+            by_node: vm.counts.accesses.clone(),
+            guest_pages_moved: vm.autonuma.as_ref().map_or(0, |autonuma| autonuma.pages_moved),
+            vcpus_drawn: vm.counts.vcpus_drawn,
+            guest_scan_ns: vm.autonuma.as_ref().map_or(0.0, |autonuma| autonuma.scan_ns),
+            host_pages_moved: vm.counts.pages_moved,
+            node_changes: tasks
+                .clone()
+                .map(|task| engine.scheduler.queues.tasks[task].node_changes)
+                .sum(),
+            waiting_ns: tasks
+                .clone()
+                .map(|task| engine.scheduler.queues.tasks[task].waiting_ns(engine.now))
+                .sum(),
+            io_bytes: vm.threads.iter().map(|t| t.requests.bytes).sum(),
+            throttled_ns: tasks
+                .map(|task| engine.scheduler.queues.tasks[task].throttled_ns(engine.now))
+                .sum(),
+            used_units: account.map_or(0, Account::used_units),
+            punished_count: account.map_or(0, Account::punished_count),
+        }
+    }
+}
+
+fn less(counts: &mut [f64], earlier: &[f64]) {
+    for (now, then) in counts.iter_mut().zip(earlier) {
+        *now -= then;
+    }
+}
+
+/// Imbalance over the nodes with memory.
+fn imbalance(machine: &Machine, counts: &[f64]) -> Option<f64> {
+    let with_memory = machine.nodes.values().map(|node| node.memory_bytes.0 > 0);
+    let counts: Vec<f64> = counts
+        .iter()
+        .zip(with_memory)
+        .filter_map(|(count, has)| has.then_some(*count))
+        .collect();
+    homenode_host::imbalance(&counts)
+}
+
+/// The report's figures of what a host did since a mark; it must be settled.
+pub(crate) fn report(
+    machine: &Machine,
+    scenario: &str,
+    seed: u64,
+    engine: &Engine,
+    mark: &Counts,
+) -> TwinReport {
+    let counts = Counts::of(engine).since(mark);
+    let seconds = counts.at.as_secs_f64().max(1e-9);
+    let mut accesses = vec![0.0; machine.nodes.len()];
+    for vm in &counts.vms {
+        for (sum, count) in accesses.iter_mut().zip(&vm.by_node) {
+            *sum += count;
+        }
+    }
+    let nodes = machine.nodes.keys().enumerate().map(|(at, node)| {
+        let busy = |cpu: &CpuIx| counts.busy_ns[*cpu] as f64 / 1e9;
+        let report = NodeReport {
+            bandwidth_bytes_per_s: BytesPerSec((counts.controllers[at] / seconds) as u64),
+            cpus_busy: engine.topology.node_cpus[at].iter().map(busy).sum::<f64>() / seconds,
+            accesses: accesses[at] as u64,
+        };
+        (node, report)
+    });
+    let links = engine.topology.links.iter().zip(&engine.topology.link_caps);
+    let links = links.zip(&counts.links).map(|((link, cap), bytes)| LinkReport {
+        from: link.from,
+        to: link.to,
+        bytes: *bytes as u64,
+        load: cap.is_finite().then(|| bytes / (cap * 1e9 * seconds)),
+    });
+    let vms = engine.vms.iter().zip(&counts.vms);
+    TwinReport {
+        scenario: scenario.to_owned(),
+        machine: machine.name.clone(),
+        seed,
+        epoch_ns: engine.epochs.length,
+        at_ns: engine.now,
+        measured_from_ns: mark.at,
+        vms: first(engine.vms.len())
+            .zip(vms)
+            .map(|(at, (vm, counts))| VmReport {
+                permit: report_permit(engine, at, counts, seconds),
+                ..report_vm(machine, vm, counts)
+            })
+            .collect(),
+        nodes: nodes.collect(),
+        links: links.collect(),
+        imbalance: imbalance(machine, &accesses),
+        interconnect_load: ratio(counts.busiest, counts.busiest_seconds),
+        events: engine.script.log.clone(),
+        notes: engine.notes.clone(),
+    }
+}
+
+fn report_permit(engine: &Engine, vm: VmIx, counts: &VmCounts, seconds: f64) -> Option<PermitReport> {
+    let permits = engine.permits.as_ref()?;
+    let (booked, account) = (permits.permit(vm)?, permits.account(vm)?);
+    Some(PermitReport {
+        booked,
+        used_per_slice: counts.used_units as f64 * Permit::SLICE.as_secs_f64() / seconds,
+        punished_count: counts.punished_count,
+        balance_units: account.balance_units(),
+        throttled_s: counts.throttled_ns as f64 / 1e9,
+    })
+}
+
+fn ratio(part: f64, whole: f64) -> Option<f64> {
+    (whole > 0.0).then(|| part / whole)
+}
+
+fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
+    let by_node = machine.nodes.keys().zip(&counts.by_node);
+    VmReport {
+        name: vm.name.clone(),
+        workload: vm.course.workload.clone(),
+        arrival_s: vm.arrived.map(Ns::as_secs_f64),
+        runtime_s: vm
+            .course
+            .started
+            .zip(vm.course.ended)
+            .map(|(from, to)| Ns(to.0 - from.0).as_secs_f64()),
+        programs: if vm.course.ran.is_empty() && vm.course.then.is_empty() {
+            Vec::new()
+        } else {
+            vm.course.ran.iter().cloned().chain(vm.program_report()).collect()
+        },
+        driver_domain: vm.channel.as_ref().map(|channel| FlipReport {
+            pages_flipped: channel.flipped,
+            pages_copied: channel.copied,
+            backend_s: channel.backend_ns / 1e9,
+            pages_away: vm.memory.pages_away(),
+            pool_pages: vm.memory.pool_pages(),
+            pages_used_max: channel.used_max,
+        }),
+        instructions_g: counts.instructions / 1e9,
+        llc_miss_rate: ratio(counts.misses, counts.references),
+        local_access_ratio: ratio(counts.local, counts.by_node.iter().sum()),
+        accesses_by_node: by_node.map(|(node, count)| (node, *count as u64)).collect(),
+        imbalance: imbalance(machine, &counts.by_node),
+        guest_pages_moved: counts.guest_pages_moved,
+        vcpus_drawn: counts.vcpus_drawn,
+        guest_scan_s: counts.guest_scan_ns / 1e9,
+        host_pages_moved: counts.host_pages_moved,
+        releases: vm.releases.as_ref().map(|releases| ReleaseReport {
+            released: releases.counts.released,
+            invalidated: releases.counts.invalidated,
+            sending_s: releases.counts.sending_ns / 1e9,
+            invalidating_s: releases.counts.invalidating_ns / 1e9,
+        }),
+        node_changes: counts.node_changes,
+        waiting_s: counts.waiting_ns as f64 / 1e9,
+        io_bytes: counts.io_bytes as u64,
+        permit: None,
+        memory: vm.limits.floor.map(|_| MemoryReport {
+            given_bytes: vm.memory_bytes,
+            held_bytes: Pages(vm.memory.pages().iter().sum()).to_bytes(),
+            faults: vm.swap.faults as u64,
+        }),
+    }
+}

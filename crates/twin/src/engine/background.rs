@@ -1,0 +1,43 @@
+//! What goes on by itself: the host's own daemons, and exchanges of vCPUs that a scenario asks for.
+
+use homenode_units::Chance;
+
+use crate::index::TaskIx;
+
+/// The daemons, by number.
+#[derive(Clone, Debug)]
+pub(super) struct Daemons {
+    pub tasks: Vec<TaskIx>,
+    /// What each has still to run, in nanoseconds.
+    pub left: Vec<f64>,
+    pub chance: Chance,
+}
+
+impl Daemons {
+    /// None yet.
+    pub fn new(seed: u64) -> Daemons {
+        Daemons {
+            tasks: Vec::new(),
+            left: Vec::new(),
+            chance: Chance::labelled(seed, "daemons", 0),
+        }
+    }
+}
+
+/// Exchanges of vCPUs, which the scenario asks for.
+#[derive(Clone, Debug)]
+pub(super) struct Exchanges {
+    /// Mean time between two; 0 where there are none.
+    pub every_ns: f64,
+    pub chance: Chance,
+}
+
+impl Exchanges {
+    /// So many per minute.
+    pub fn new(per_minute: f64, seed: u64) -> Exchanges {
+        Exchanges {
+            every_ns: if per_minute > 0.0 { 60e9 / per_minute } else { 0.0 },
+            chance: Chance::labelled(seed, "exchanges", 0),
+        }
+    }
+}

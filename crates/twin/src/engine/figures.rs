@@ -1,0 +1,43 @@
+//! What things take on this host: figures that do not change while it runs.
+
+use homenode_machine::Hardware;
+
+use crate::hardware::Fabric;
+use crate::scenario::{Hypervisor, Scenario};
+
+/// What things take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    pub clock_ghz: f64,
+    pub line_bytes: f64,
+    /// How many times as long as the machine's figures say threads wait for memory.
+    pub memory_waits: f64,
+    /// What an interrupt to another CPU costs under this hypervisor.
+    pub ipi_ns: f64,
+    /// What a lock costs that changes hands: a line from another node, all alike.
+    pub handoff_ns: f64,
+}
+
+impl Figures {
+    /// Of a scenario on a machine with so many nodes.
+    pub fn new(
+        scenario: &Scenario,
+        hardware: &Hardware,
+        fabric: &Fabric,
+        nodes: usize,
+        line_bytes: f64,
+    ) -> Figures {
+        let pairs = (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to)));
+        let lines = pairs.map(|(from, to)| fabric.latency_between(from, to));
+        Figures {
+            clock_ghz: hardware.clock_hz as f64 / 1e9,
+            line_bytes,
+            memory_waits: scenario.disturbance.memory_waits,
+            ipi_ns: match scenario.hypervisor {
+                Hypervisor::Native => hardware.ipi.native_ns,
+                Hypervisor::Kvm | Hypervisor::Xen => hardware.ipi.virtual_ns,
+            },
+            handoff_ns: lines.sum::<f64>() / (nodes * nodes) as f64,
+        }
+    }
+}

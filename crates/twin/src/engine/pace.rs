@@ -1,0 +1,85 @@
+//! How fast CPUs' tasks go, and what that was found from.
+
+use homenode_units::Ns;
+
+use crate::hardware::Sharer;
+use crate::hardware::core::{CoreCost, InLlc, Paging};
+use crate::index::{CpuIx, IxVec, TaskIx, ThreadIx, VmIx};
+
+/// How fast the current task of a CPU goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Speed {
+    pub cost: CoreCost,
+    /// Nanoseconds per unit of the task's work.
+    pub ns_per_unit: f64,
+}
+
+/// What the present latencies were found for, on a CPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Solved {
+    /// The vCPU that ran, if one did.
+    pub task: Option<TaskIx>,
+    pub cost: CoreCost,
+    /// Share of its speed that throughput caps left it.
+    pub granted: f64,
+}
+
+/// A running vCPU in a solution.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loading {
+    pub cpu: CpuIx,
+    pub vm: VmIx,
+    pub thread: ThreadIx,
+    /// Its number in the fabric, if it misses at all.
+    pub flow: Option<usize>,
+}
+
+/// The speeds of all CPUs.
+#[derive(Clone, Debug)]
+pub(super) struct Pace {
+    pub speeds: IxVec<CpuIx, Speed>,
+    /// When the current task's work is done, by CPU: apart, since every event looks for the least.
+    pub ends: IxVec<CpuIx, Ns>,
+    /// What each CPU's task asked for at the last solution.
+    pub solved: IxVec<CpuIx, Solved>,
+    /// What each CPU's task could use of the cache when last looked at.
+    pub seen: IxVec<CpuIx, InLlc>,
+    /// What caches know of each vCPU.
+    pub sharers: IxVec<TaskIx, Sharer>,
+    /// What translating each VM's addresses takes.
+    pub paging: IxVec<VmIx, Paging>,
+    /// The running vCPUs of a solution, kept for its memory.
+    pub loading: Vec<Loading>,
+}
+
+impl Pace {
+    /// Of so many CPUs that run nothing yet.
+    pub fn new(cpus: usize, sharers: IxVec<TaskIx, Sharer>, paging: IxVec<VmIx, Paging>) -> Pace {
+        Pace {
+            speeds: IxVec::filled(Speed::default(), cpus),
+            ends: IxVec::filled(Ns(u64::MAX), cpus),
+            solved: IxVec::filled(Solved::default(), cpus),
+            seen: IxVec::filled(InLlc::default(), cpus),
+            sharers,
+            paging,
+            loading: Vec::new(),
+        }
+    }
+
+    /// The CPU whose task is done first, and when; of several the first.
+    pub fn first_end(&self) -> (CpuIx, Ns) {
+        let mut soonest = (CpuIx(0), Ns(u64::MAX));
+        for (cpu, end) in self.ends.placed() {
+            if *end < soonest.1 {
+                soonest = (cpu, *end);
+            }
+        }
+        soonest
+    }
+
+    /// Whether what a CPU ran when latencies were found, and runs now if it runs anything, accesses no cache.
+    pub fn asks_nothing(&self, cpu: CpuIx, runs: bool) -> bool {
+        let now = if runs { self.speeds[cpu].cost.accesses } else { 0.0 };
+        now == 0.0 && self.solved[cpu].cost.accesses == 0.0
+    }
+}

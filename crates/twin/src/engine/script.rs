@@ -1,0 +1,96 @@
+//! The events of a scenario, with positions in place of names, and what came of them.
+
+use std::collections::VecDeque;
+
+use homenode_machine::Machine;
+use homenode_units::Ns;
+
+use crate::cpu_mask::CpuMask;
+use crate::guest::Vm;
+use crate::index::{IxVec, ThreadIx, VmIx};
+use crate::report::EventReport;
+use crate::scenario::{EventAction, Scenario};
+
+/// The events of a scenario, and what came of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(super) events: Vec<Event>,
+    pub log: Vec<EventReport>,
+    /// VMs that events start, as they are before their first start, and their CPUs.
+    pub(super) fresh: IxVec<VmIx, Option<Fresh>>,
+    pub(super) starts_left: usize,
+    pub(super) migrations: VecDeque<Migration>,
+}
+
+/// A VM before its first start, and the CPUs of its vCPUs.
+pub(super) type Fresh = (Vm, IxVec<ThreadIx, CpuMask>);
+
+#[derive(Clone, Debug)]
+pub(super) struct Event {
+    pub(super) at: Ns,
+    pub(super) vm: VmIx,
+    pub(super) action: EventAction,
+    /// Positions of the nodes that a migration goes to.
+    pub(super) to: Vec<usize>,
+    /// Whether each CPU is one that a pin allows.
+    pub(super) allowed: CpuMask,
+}
+
+/// Memory on its way.
+#[derive(Clone, Debug)]
+pub(super) struct Migration {
+    /// Its entry in the log.
+    pub(super) entry: usize,
+    pub(super) vm: VmIx,
+    pub(super) to: Vec<usize>,
+    pub(super) since: Ns,
+    pub(super) left: u64,
+    pub(super) moved: u64,
+    /// Part of a page that the last slice had time for.
+    pub(super) carry: f64,
+    pub(super) over: bool,
+}
+
+impl Script {
+    /// The events of a checked scenario.
+    pub fn new(scenario: &Scenario, machine: &Machine) -> Script {
+        let position = |vm: &str| scenario.vms.iter().position(|spec| spec.name == vm).map(VmIx);
+        let events = scenario.events.iter().map(|event| Event {
+            at: event.at,
+            vm: position(&event.vm).expect("checked"),
+            action: event.action.clone(),
+            to: match &event.action {
+                EventAction::Migrate { nodes, .. } => {
+                    let positions = nodes.iter().map(|node| machine.nodes.position(node));
+                    positions.map(|at| at.expect("checked")).collect()
+                }
+                _ => Vec::new(),
+            },
+            allowed: match &event.action {
+                EventAction::Pin { cpus } => machine.cpus.iter().map(|cpu| cpus.contains(cpu.id)).collect(),
+                _ => CpuMask::none(0),
+            },
+        });
+        let events: Vec<Event> = events.collect();
+        Script {
+            starts_left: events
+                .iter()
+                .filter(|event| event.action == EventAction::Start)
+                .count(),
+            events,
+            log: Vec::new(),
+            fresh: IxVec::new(),
+            migrations: VecDeque::new(),
+        }
+    }
+
+    /// Whether a VM is still to be started.
+    pub fn starts_something(&self) -> bool {
+        self.starts_left > 0
+    }
+
+    pub(super) fn starts(&self, vm: VmIx) -> bool {
+        let starts = |event: &Event| event.vm == vm && event.action == EventAction::Start;
+        self.events.iter().any(starts)
+    }
+}

@@ -1,0 +1,238 @@
+//! Domains of CPUs between which load is balanced, and what one group should pull from another: [`super::balance`] says how.
+
+use std::cmp::Reverse;
+
+use homenode_units::{Ns, finalize};
+
+use super::discipline::NEVER;
+use crate::hardware::Topology;
+use crate::index::{CpuIx, IxVec};
+
+/// Scheduler tick: the grid on which balancing turns fall.
+pub(super) const TICK: Ns = Ns::from_millis(1);
+/// A busy CPU balances so many times more rarely (`busy_factor`).
+const BUSY_FACTOR: u64 = 32;
+/// Tasks that are pulled at once, at most (`sysctl_sched_nr_migrate`).
+const TASKS_MAX: u64 = 32;
+/// A task that stopped running less than this ago has a warm cache and is not moved (`sysctl_sched_migration_cost`).
+pub(super) const MIGRATION_COST: u64 = 500_000;
+/// `cpu.shares` of a VM of usual weight.
+pub(super) const SHARES_USUAL: u64 = 1024;
+/// Weights are fractions of shares: so many per share.
+pub(super) const WEIGHT_UNIT: u64 = 1024;
+/// What a task of the host's own weighs.
+pub(super) const NICE_0_LOAD: u64 = SHARES_USUAL * WEIGHT_UNIT;
+
+#[derive(Clone, Debug)]
+pub(super) struct Domain {
+    /// Groups of CPUs that are compared.
+    pub groups: Vec<Vec<CpuIx>>,
+    /// Ticks between two turns of an idle CPU.
+    pub interval: u64,
+    /// The busiest group must have this many percent of the local one's load.
+    pub imbalance_pct: u64,
+    /// Failed turns before cache-hot tasks are taken.
+    pub patience: u32,
+}
+
+/// What the CPUs of a group have to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub cpus: u64,
+    /// Tasks that run or wait.
+    pub tasks: u64,
+    pub idle_cpus: u64,
+    /// What the tasks weigh in all.
+    pub weight: u64,
+    /// Whether one of its CPUs has more than another by as much as a task weighs, and a task waits there (`group_imb`).
+    pub uneven: bool,
+}
+
+impl Load {
+    fn per_cpu(&self) -> u64 {
+        self.weight / self.cpus
+    }
+
+    pub fn per_task(&self) -> u64 {
+        self.weight / self.tasks.max(1)
+    }
+}
+
+/// What a CPU should pull from a group: at most so many tasks, which weigh so much together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pull {
+    pub group: usize,
+    pub tasks: u64,
+    pub weight: u64,
+}
+
+impl Domain {
+    /// Whether a CPU balances in a tick. Those that idle are staggered by their number. When a busy one comes depends in the
+    /// kernel on all that went before; here on chance, once in each interval, lest turns keep step with slices.
+    pub fn has_turn(&self, cpu: CpuIx, level: usize, idle: bool, tick: u64) -> bool {
+        if idle {
+            return (tick + cpu.0 as u64).is_multiple_of(self.interval);
+        }
+        let interval = self.interval * BUSY_FACTOR;
+        let turn = ((tick / interval) << 32) + ((cpu.0 as u64) << 8) + level as u64;
+        tick % interval == finalize(turn) % interval
+    }
+
+    /// What a group's balancing CPU should pull, given the loads of all groups.
+    pub fn pull_to(&self, local: usize, loads: &[Load]) -> Option<Pull> {
+        if loads[local].idle_cpus > 0 {
+            Domain::pull_to_idle(local, loads)
+        } else {
+            self.pull_to_busy(local, loads)
+        }
+    }
+
+    /// With an idle CPU, tasks count: half of the difference, or one that must wait there and could run here.
+    fn pull_to_idle(local: usize, loads: &[Load]) -> Option<Pull> {
+        let per_cpu = |at: usize| loads[at].tasks * 1024 / loads[at].cpus;
+        let others = (0..loads.len()).filter(|at| *at != local);
+        let group = others.max_by_key(|at| (per_cpu(*at), Reverse(*at)))?;
+        let (load, here) = (per_cpu(group), per_cpu(local));
+        let fewer = loads[local].cpus.min(loads[group].cpus);
+        let excess = load.saturating_sub(here) * fewer / 1024;
+        let excess = if load > here.max(1024) {
+            excess.max(2)
+        } else {
+            excess
+        };
+        (excess >= 2).then_some(Pull {
+            group,
+            tasks: excess / 2,
+            weight: u64::MAX,
+        })
+    }
+
+    /// Without, weights count (`find_busiest_group`, `calculate_imbalance`, `fix_small_imbalance`).
+    fn pull_to_busy(&self, local: usize, loads: &[Load]) -> Option<Pull> {
+        let crowded = |load: &Load| load.tasks > load.cpus || load.uneven;
+        let others = (0..loads.len()).filter(|at| *at != local && crowded(&loads[*at]));
+        let group = others.max_by_key(|at| (loads[*at].per_cpu(), Reverse(*at)))?;
+        let (busiest, here) = (loads[group], loads[local]);
+        let sum = |part: fn(&Load) -> u64| loads.iter().map(part).sum::<u64>();
+        let mean = sum(|load| load.weight) / sum(|load| load.cpus);
+        let (high, low) = (busiest.per_cpu(), here.per_cpu());
+        let even = low >= mean || 100 * high <= self.imbalance_pct * low;
+        if low >= high || (even && !busiest.uneven) {
+            return None;
+        }
+        let (mut per_task, mut above) = (busiest.per_task(), high.saturating_sub(mean));
+        if busiest.uneven {
+            per_task = per_task.min(mean);
+        } else {
+            above = above.min((busiest.tasks - busiest.cpus) * NICE_0_LOAD / busiest.cpus);
+        }
+        let mut weight = (above * busiest.cpus).min(mean.saturating_sub(low) * here.cpus);
+        if weight < per_task {
+            // Less than a task: one is moved nevertheless if loads are not worse then.
+            let share = per_task / busiest.cpus;
+            let factor = if per_task > here.per_task() { 1 } else { 2 };
+            if high - low + share >= share * factor {
+                weight = per_task;
+            }
+        }
+        (weight > 0).then_some(Pull {
+            group,
+            tasks: TASKS_MAX,
+            weight,
+        })
+    }
+}
+
+/// Domains of each CPU, smallest first, and how often its turns have failed there.
+#[derive(Clone, Debug)]
+pub(super) struct Domains {
+    pub domains: Vec<Domain>,
+    pub of_cpu: IxVec<CpuIx, Vec<usize>>,
+    pub failed: IxVec<CpuIx, Vec<u32>>,
+    /// Ticks up to the last that was handled.
+    pub tick: u64,
+    /// Whether loads are even, so that no tick can change anything until a queue changes.
+    pub even: bool,
+    /// Kept to save allocations.
+    pub loads: Vec<Load>,
+}
+
+impl Domains {
+    pub fn new(topology: &Topology) -> Domains {
+        let mut domains = Vec::new();
+        let mut of_cpu = IxVec::filled(Vec::new(), topology.cpus.len());
+        for cpus in topology.node_cpus.iter().filter(|cpus| !cpus.is_empty()) {
+            let mut cores: Vec<usize> = cpus.iter().map(|cpu| topology.cpus[*cpu].core).collect();
+            cores.sort_unstable();
+            cores.dedup();
+            for core in cores
+                .iter()
+                .map(|core| &topology.core_cpus[*core])
+                .filter(|core| core.len() > 1)
+            {
+                for cpu in core {
+                    of_cpu[*cpu].push(domains.len());
+                }
+                domains.push(Domain {
+                    groups: core.iter().map(|cpu| vec![*cpu]).collect(),
+                    interval: core.len() as u64,
+                    imbalance_pct: 110,
+                    patience: 0,
+                });
+            }
+            for cpu in cpus {
+                of_cpu[*cpu].push(domains.len());
+            }
+            domains.push(Domain {
+                groups: cores
+                    .iter()
+                    .map(|core| topology.core_cpus[*core].clone())
+                    .collect(),
+                interval: cpus.len() as u64,
+                imbalance_pct: 117,
+                patience: 1,
+            });
+        }
+        if domains.len() > 1 {
+            for list in &mut of_cpu {
+                list.push(domains.len());
+            }
+            domains.push(Domain {
+                groups: topology
+                    .node_cpus
+                    .iter()
+                    .filter(|cpus| !cpus.is_empty())
+                    .cloned()
+                    .collect(),
+                interval: topology.cpus.len() as u64,
+                imbalance_pct: 125,
+                patience: 2,
+            });
+        }
+        let failed = of_cpu.iter().map(|list| vec![0; list.len()]).collect();
+        Domains {
+            domains,
+            of_cpu,
+            failed,
+            tick: 0,
+            even: true,
+            loads: Vec::new(),
+        }
+    }
+
+    /// A run queue has changed: loads may be uneven.
+    pub fn changed(&mut self, now: Ns) {
+        if std::mem::take(&mut self.even) {
+            self.tick = now.0 / TICK.0;
+        }
+    }
+
+    /// When the next tick is due; never, while loads are even.
+    pub fn next_tick(&self) -> Ns {
+        if self.even {
+            NEVER
+        } else {
+            Ns((self.tick + 1) * TICK.0)
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The rate at which a VM's accesses are sampled, and what is expected of it: [`super::page_uses`] says how it is done.
+
+use crate::index::ThreadIx;
+
+/// CPU cycles between two marked instructions of a CPU …
+const PERIOD_CYCLES: f64 = 0xFFF8 as f64;
+/// … and where few of the last second's samples had pages moved.
+const PERIOD_SLOW_CYCLES: f64 = 0x3_FFE0 as f64;
+/// Fewer moved pages than this in a second are few.
+const MOVES_FEW: u64 = 10;
+/// CPU cycles of a mark's interrupt, and of noting the page (estimate: an interrupt and a hash table's entry that is rarely
+/// in the cache; 3 percent of the CPU at the usual period).
+const MARK_CYCLES: f64 = 2000.0;
+
+/// Sampling of one VM.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampling {
+    nodes: usize,
+    period_cycles: f64,
+    /// Pages moved in this second by what was seen.
+    pub moved: u64,
+    /// Expected samples since the beginning, by `thread * nodes + node` of its CPU.
+    pub expected: Vec<f64>,
+}
+
+impl Sampling {
+    pub fn new(threads: usize, nodes: usize) -> Sampling {
+        Sampling {
+            nodes,
+            period_cycles: PERIOD_CYCLES,
+            moved: 0,
+            expected: vec![0.0; threads * nodes],
+        }
+    }
+
+    /// A thread ran its program for some cycles on a node; this share of its instructions went to memory.
+    pub fn ran(&mut self, thread: ThreadIx, node: usize, cycles: f64, missing: f64) {
+        self.expected[thread.0 * self.nodes + node] += cycles / self.period_cycles * missing.min(1.0);
+    }
+
+    /// Share of a vCPU's time that it takes.
+    pub fn share_of_time(&self) -> f64 {
+        MARK_CYCLES / self.period_cycles
+    }
+
+    /// A second is over.
+    pub fn second(&mut self) {
+        self.period_cycles = if std::mem::take(&mut self.moved) < MOVES_FEW {
+            PERIOD_SLOW_CYCLES
+        } else {
+            PERIOD_CYCLES
+        };
+    }
+}

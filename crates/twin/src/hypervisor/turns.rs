@@ -1,0 +1,73 @@
+//! Nodes in turn: how pages are dealt out by guest frame, and where one goes whose node is full.
+
+/// Where a page goes whose node is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum WhenFull {
+    /// To the nearest node with room: Linux.
+    #[default]
+    Nearest,
+    /// To the others in turn: a hypervisor's own first-touch, which also keeps a page that is touched on a home node there.
+    InTurn,
+}
+
+/// Which node each guest frame is dealt to: stretch after stretch, in each the nodes in turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Turns(pub Vec<Stretch>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub pages: u64,
+    /// Pages of one turn.
+    pub turn: u64,
+    pub nodes: Vec<usize>,
+}
+
+impl Turns {
+    /// Page by page over these nodes, for ever.
+    pub fn even(nodes: Vec<usize>) -> Turns {
+        Turns(vec![Stretch {
+            pages: u64::MAX,
+            turn: 1,
+            nodes,
+        }])
+    }
+
+    /// Adds `pages` frames from `frame` on to counts by node. Frames beyond the end go to the last stretch's nodes.
+    pub fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
+        for (at, stretch) in self.0.iter().enumerate() {
+            let last = at + 1 == self.0.len();
+            if frame >= stretch.pages && !last {
+                frame -= stretch.pages;
+                continue;
+            }
+            let here = if last {
+                pages
+            } else {
+                pages.min(stretch.pages - frame)
+            };
+            stretch.deal(frame, here, counts);
+            pages -= here;
+            if pages == 0 {
+                return;
+            }
+            frame = 0;
+        }
+    }
+}
+
+impl Stretch {
+    /// Adds `pages` frames from `frame` on to counts by node.
+    pub fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
+        let rounds = pages / (self.turn * self.nodes.len() as u64);
+        for node in &self.nodes {
+            counts[*node] += rounds * self.turn;
+        }
+        pages -= rounds * self.turn * self.nodes.len() as u64;
+        while pages > 0 {
+            let part = pages.min(self.turn - frame % self.turn);
+            counts[self.nodes[(frame / self.turn) as usize % self.nodes.len()]] += part;
+            frame += part;
+            pages -= part;
+        }
+    }
+}

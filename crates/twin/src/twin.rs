@@ -1,0 +1,214 @@
+//! The simulated host: its engine, what it tells an agent, and what the agent has set.
+
+use homenode_host::{Lever, VmSettings};
+use homenode_machine::Machine;
+use homenode_units::{Chance, Migration, Ns, VmId};
+
+use crate::counts::{self, Counts};
+use crate::cpu_mask::CpuMask;
+use crate::engine::Engine;
+use crate::guest::Vm;
+use crate::hypervisor::watching::Watching;
+use crate::index::{IxVec, ThreadIx, VmIx};
+use crate::report::TwinReport;
+use crate::scenario::{Enforcer, Scenario, TwinError};
+use crate::told::Told;
+
+/// A simulated host that runs a scenario.
+#[derive(Clone, Debug)]
+pub struct Twin {
+    pub(crate) machine: Machine,
+    /// The machine and the counters as an agent is told of them.
+    pub(crate) told: Told,
+    pub(crate) scenario: String,
+    pub(crate) seed: u64,
+    pub(crate) engine: Engine,
+    /// What the scenario says the operator said of each VM.
+    pub(crate) settings: IxVec<VmIx, VmSettings>,
+    /// What reports leave out.
+    pub(crate) mark: Counts,
+    /// What each VM's sampling had counted when somebody looked last, and the chance of looks: apart from the engine's, so
+    /// that looking changes nothing.
+    pub(crate) looked: IxVec<VmIx, Looked>,
+    pub(crate) look_chance: Chance,
+    /// How each VM was that the agent has pinned or given a home.
+    pub(crate) before: IxVec<VmIx, Option<Before>>,
+    /// Watches on the memory of VMs; apart from the engine, as they change nothing in it.
+    pub(crate) watches: IxVec<VmIx, Option<Watching>>,
+    /// End of the warm-up, while that is still to come.
+    pub(crate) warm_up: Option<Ns>,
+}
+
+/// How a VM was before the agent's first pin or home.
+#[derive(Clone, Debug)]
+pub(crate) struct Before {
+    /// CPUs of each vCPU.
+    pub(crate) allowed: IxVec<ThreadIx, CpuMask>,
+    /// Nodes of its memory.
+    pub(crate) home: Option<Vec<usize>>,
+}
+
+/// A look at what was sampled of a VM.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Looked {
+    /// Which of its samplings.
+    pub(crate) number: u32,
+    pub(crate) expected: Vec<f64>,
+}
+
+/// What ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ends {
+    Limit(Lever),
+    Window,
+    Watch,
+}
+
+/// Epoch of the contention solver where none is given.
+pub const EPOCH_DEFAULT: Ns = Ns::from_millis(1);
+
+impl Twin {
+    /// A host at time 0, before its first VM arrives.
+    ///
+    /// # Errors
+    /// A machine without timing figures, or a scenario that the machine cannot run (see [`TwinError`]).
+    pub fn new(machine: Machine, scenario: &Scenario, seed: u64) -> Result<Twin, TwinError> {
+        Twin::with_epoch(machine, scenario, seed, EPOCH_DEFAULT)
+    }
+
+    /// The same with another epoch of the contention solver, at least 1 microsecond.
+    ///
+    /// # Errors
+    /// As [`Twin::new`].
+    pub fn with_epoch(
+        machine: Machine,
+        scenario: &Scenario,
+        seed: u64,
+        epoch: Ns,
+    ) -> Result<Twin, TwinError> {
+        let epoch = epoch.max(Ns(1000));
+        let disturbance = scenario.disturbance;
+        let engine = Engine::new(&disturbance.real(&machine), scenario, seed, epoch)?;
+        let settings = scenario
+            .vms
+            .iter()
+            .map(|vm| VmSettings {
+                home: vm.memory_nodes.clone(),
+                cpus_allowed: vm.cpus.clone(),
+                // Nobody is held to one permit twice.
+                permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),
+                memory_floor: vm.memory_floor,
+                // Where pages lie at first is the host's; that somebody moves them is the agent's to see to.
+                memory_policy: Some(vm.memory_policy).filter(|policy| policy.migration != Migration::None),
+                ..VmSettings::default()
+            })
+            .collect();
+        Ok(Twin {
+            told: Told::new(disturbance, &machine, seed),
+            machine,
+            scenario: scenario.name.clone(),
+            seed,
+            engine,
+            settings,
+            mark: Counts::default(),
+            looked: IxVec::filled(Looked::default(), scenario.vms.len()),
+            look_chance: Chance::labelled(seed, "looks", 0),
+            before: IxVec::filled(None, scenario.vms.len()),
+            watches: IxVec::filled(None, scenario.vms.len()),
+            warm_up: Some(scenario.warm_up).filter(|warm| *warm > Ns::ZERO),
+        })
+    }
+
+    /// The same host, solving for latencies in every epoch whether anything changed or not: slower, and a reference for
+    /// what skipping costs in accuracy.
+    #[must_use]
+    pub fn solving_every_epoch(mut self) -> Twin {
+        self.engine.solve_every_epoch();
+        self
+    }
+
+    /// Simulated time.
+    pub fn now(&self) -> Ns {
+        self.engine.now
+    }
+
+    /// Whether every VM's program has ended, and no event is to start another. VMs without a program do not count.
+    pub fn finished(&self) -> bool {
+        !self.engine.script.starts_something() && !self.engine.vms.iter().any(Vm::busy)
+    }
+
+    /// Simulates until every program has ended, or until this time; says which.
+    pub fn run_to_end(&mut self, until: Ns) -> bool {
+        const STEP: Ns = Ns::from_millis(100);
+        while !self.finished() && self.engine.now < until {
+            self.advance(Ns((self.engine.now.0 + STEP.0).min(until.0)));
+        }
+        self.finished()
+    }
+
+    /// Simulates up to a point in time. Figures count from the end of the scenario's warm-up on.
+    pub(crate) fn advance(&mut self, until: Ns) {
+        if let Some(warm) = self.warm_up.take_if(|warm| *warm <= until) {
+            self.engine.run_until(warm);
+            self.mark();
+        }
+        while let Some((end, what, vm)) = self.next_end().filter(|(end, ..)| *end <= until) {
+            self.engine.run_until(end);
+            match what {
+                Ends::Limit(lever) => {
+                    self.engine.settle_all();
+                    self.lift(vm, lever);
+                }
+                Ends::Window => self.turn_window(vm),
+                Ends::Watch => self.end_watch(vm),
+            }
+        }
+        self.engine.run_until(until);
+    }
+
+    /// What ends next by itself, and of which VM. Limits and watches end with their leases; of several at one time limits end
+    /// first, then windows, and the first VM's first.
+    fn next_end(&self) -> Option<(Ns, Ends, VmIx)> {
+        let vms = self.engine.vms.placed();
+        let limits = vms.flat_map(|(at, vm)| {
+            vm.limits
+                .in_force()
+                .map(move |(lever, until)| (until, Ends::Limit(lever), at))
+        });
+        let watches = self.watches.placed();
+        let watches = watches.filter_map(|(at, watch)| Some((at, watch.as_ref()?)));
+        let watches =
+            watches.flat_map(|(at, watch)| [(watch.ends, Ends::Window, at), (watch.until, Ends::Watch, at)]);
+        limits.chain(watches).min()
+    }
+
+    fn turn_window(&mut self, vm: VmIx) {
+        let engine = self.engine.settled();
+        let watch = self.watches[vm].take().filter(|_| engine.vms[vm].present());
+        self.watches[vm] = watch.map(|mut watch| {
+            watch.turn(&engine.vms[vm], engine.now);
+            watch
+        });
+    }
+
+    /// Id of the VM with this name, whether it has arrived or not.
+    pub fn vm_id(&self, name: &str) -> Option<VmId> {
+        self.engine.vms.iter().find(|vm| vm.name == name).map(|vm| vm.id)
+    }
+
+    /// What came of the run since the last [`Twin::mark`], which the end of a scenario's warm-up sets, or since its start.
+    pub fn report(&self) -> TwinReport {
+        counts::report(
+            &self.machine,
+            &self.scenario,
+            self.seed,
+            &self.engine.settled(),
+            &self.mark,
+        )
+    }
+
+    /// Lets reports count from now on: what came before was warm-up. Changes nothing that is simulated.
+    pub fn mark(&mut self) {
+        self.mark = Counts::of(&self.engine.settled());
+    }
+}
