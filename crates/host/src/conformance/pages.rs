@@ -23,8 +23,9 @@ pub(super) static OF_VIRTUAL_NODE: Check = Check {
 };
 
 const UNKNOWN: &str = "the host does not know where the VM's pages lie";
-/// Guest frames that are in use where a kernel runs: 16 MiB of its image and of what it allocated first.
-const KERNEL_FRAMES: (u64, Pages) = (4096, Pages(4096));
+/// Where nothing is known of single pages, so many of each MiB are named.
+const PROBED: Pages = Pages(16);
+const PAGES_PER_MIB: usize = 256;
 /// How many named pages are moved, and how long to wait for names.
 const NAMED_MAX: usize = 64;
 const LOOKS: usize = 10;
@@ -54,8 +55,8 @@ fn moves(
         format!("{moved} moved under a budget of {budget}")
     })?;
     let gained = on_target(host)?.0 as f64 - before.0 as f64;
-    // A running guest may touch new pages meanwhile: a tenth of the budget either way.
-    let tolerance = 0.1 * budget.as_f64() + 64.0;
+    // A running guest may touch new pages meanwhile: a tenth either way.
+    let tolerance = 0.1 * moved.as_f64() + 64.0;
     expect((gained - moved.as_f64()).abs() <= tolerance, || {
         format!("the receipt says {moved} moved to node {target}, the sample says {gained}")
     })?;
@@ -102,57 +103,78 @@ fn is_no_node(why: &Impossible) -> bool {
 }
 
 fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
-    let Some(pages) = sample_of(host, vm)?.pages else {
+    let seen = sample_of(host, vm)?;
+    let Some(pages) = &seen.pages else {
         return Ok(Verdict::Skipped(UNKNOWN.to_owned()));
     };
-    let (fullest, target) = fullest_and_other(host, &pages)?;
-    let (frame, pages) = KERNEL_FRAMES;
-    let step = |frame, pages, from, to| FrameMove {
-        frame,
-        pages,
+    let (from, to) = fullest_and_other(host, pages)?;
+    impossible_frames(host, vm, from, to)?;
+    let of = |vm: &VmSample| vm.pages.clone();
+    let Some(uses) = page_uses(host, vm)? else {
+        // The host does not say where a page lies: some of each MiB are moved from wherever they are to where fewest are.
+        let to = host
+            .machine()
+            .memory_nodes()
+            .iter()
+            .min_by_key(|node| pages.get(*node));
+        let to = to.ok_or("the host has no memory")?;
+        let moves_all = Act::MoveFrames {
+            moves: scattered(&seen, pages, to),
+        };
+        return some(moves(host, vm, moves_all, to, &of)?);
+    };
+    let from = uses.first().map_or(from, |first| first.on);
+    let to = host.machine().memory_nodes().iter().find(|node| *node != from);
+    let to = to.ok_or("the host has one node only")?;
+    let there = uses.iter().filter(|each| each.on == from).take(NAMED_MAX);
+    let named = there.map(|each| FrameMove {
+        frame: each.frame,
+        pages: each.pages,
         from,
         to,
+    });
+    let act = Act::MoveFrames {
+        moves: named.collect(),
     };
-    let act = |step| Act::MoveFrames { moves: vec![step] };
-    refused(host, vm, act(step(frame, Pages(1), target, target)), is_same)?;
-    let nowhere = act(step(frame, Pages(1), fullest, no_node(host)));
-    refused(host, vm, nowhere, is_no_node)?;
-    let of = |vm: &VmSample| vm.pages.clone();
-    // A frame that the guest lacks: there is nothing to move.
-    let beyond = act(step(u64::MAX / 2, Pages(1), fullest, target));
-    let outcome = commit_one(host, vm, beyond)?;
-    let is_nothing = matches!(
-        outcome,
-        Outcome::Moved {
-            moved: Pages::ZERO,
-            ..
-        }
-    );
+    some(moves(host, vm, act, to, &of)?)
+}
+
+/// What is impossible is refused, and a frame that the guest lacks is nothing to move.
+fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) -> Result<(), String> {
+    let act = |frame, from, to| Act::MoveFrames {
+        moves: vec![FrameMove {
+            frame,
+            pages: Pages(1),
+            from,
+            to,
+        }],
+    };
+    let nowhere = no_node(host);
+    refused(host, vm, act(0, to, to), is_same)?;
+    refused(host, vm, act(0, from, nowhere), is_no_node)?;
+    let outcome = commit_one(host, vm, act(u64::MAX / 2, from, to))?;
+    let is_nothing = matches!(&outcome, Outcome::Moved { moved, .. } if *moved == Pages::ZERO);
     expect(is_nothing, || {
         format!("a frame that is not there gave {outcome:?}")
-    })?;
-    let named = page_uses(host, vm)?;
-    let from = match &named {
-        Some(uses) => uses.first().map_or(fullest, |first| first.on),
-        None => fullest,
+    })
+}
+
+/// Some pages of each MiB of a VM's memory, from each node on which it has any but this.
+fn scattered(vm: &VmSample, pages: &NodeMap<Pages>, to: NodeId) -> Vec<FrameMove> {
+    let others = pages
+        .iter()
+        .filter(|(from, pages)| *from != to && **pages > Pages::ZERO);
+    let others: Vec<NodeId> = others.map(|(from, _)| from).collect();
+    let frames = (0..vm.memory_bytes.to_pages().0).step_by(PAGES_PER_MIB);
+    let of_all = |frame| {
+        others.iter().map(move |from| FrameMove {
+            frame,
+            pages: PROBED,
+            from: *from,
+            to,
+        })
     };
-    let target = if from == target { fullest } else { target };
-    let steps: Vec<FrameMove> = match &named {
-        Some(uses) => {
-            let there = uses.iter().filter(|each| each.on == from).take(NAMED_MAX);
-            there
-                .map(|each| step(each.frame, each.pages, from, target))
-                .collect()
-        }
-        None => vec![step(frame, pages, from, target)],
-    };
-    let moved = moves(host, vm, Act::MoveFrames { moves: steps }, target, &of)?;
-    match (moved, named) {
-        (Ok(Pages::ZERO), None) => Ok(Verdict::Skipped(
-            "the host does not say where a page lies, and none of the kernel's lay where most do".into(),
-        )),
-        (moved, _) => some(moved),
-    }
+    frames.flat_map(of_all).collect()
 }
 
 /// Pages of which the host knows where they lie, where it does: those that were sampled.
