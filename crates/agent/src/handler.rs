@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_api::answer::{
-    Bill, FloorSet, Noted, PermitSet, Permits, PolicyAdvice, PolicySet, Promised, Vms,
+    Bill, FloorSet, Noted, PermitSet, Permits, PolicyAdvice, PolicySet, Promised, Suggestion, Vms,
 };
 use homenode_api::{Answer, ApiError, Request};
 use homenode_control::{Control, Line, Request as Ask, Status, VmStatus};
@@ -99,14 +99,7 @@ impl Handler {
                 let vms = vms.map(permits::permit).collect();
                 Permits { vms }.into()
             }
-            Request::PermitSuggest { vm } => {
-                let status = control.status(machine);
-                let id = named(&status, &vm)?.id;
-                let advice = control
-                    .suggest(machine, id)
-                    .ok_or_else(|| no_such_vm(&status, &vm))?;
-                permits::suggestion(vm, &advice, control.config().period).into()
-            }
+            Request::PermitSuggest { vm } => suggest(&control, machine, vm)?.into(),
             Request::WorkingSets {
                 vm,
                 window_ns,
@@ -186,6 +179,14 @@ fn advise(control: &Control, machine: &Machine, vm: String) -> Result<PolicyAdvi
         memory_policy: found.memory_policy,
         advice: advice.unwrap_or_else(|| advisor::Advice::none(NOT_WATCHED)),
     })
+}
+
+fn suggest(control: &Control, machine: &Machine, vm: String) -> Result<Suggestion, ApiError> {
+    let status = control.status(machine);
+    let id = named(&status, &vm)?.id;
+    let advice = control.suggest(machine, id);
+    let advice = advice.ok_or_else(|| no_such_vm(&status, &vm))?;
+    Ok(permits::suggestion(vm, &advice, control.config().period))
 }
 
 fn bill(control: &Control, machine: &Machine, vm: Option<&str>) -> Result<Bill, ApiError> {

@@ -235,27 +235,11 @@ fn row(name: String, spread: &Spread, unit: &str, scale: f64) -> Vec<String> {
 /// What one thread and pairs of nodes gave.
 fn speeds(c: &Calibration) -> Vec<Vec<String>> {
     let ghz = c.clock_hz.median / 1e9;
-    let mut rows = vec![
-        row("core clock".into(), &c.clock_hz, "GHz", 1e-9),
-        row(
-            format!("L1 hit ({:.1} cycles)", c.l1_ns.median * ghz),
-            &c.l1_ns,
-            "ns",
-            1.0,
-        ),
-        row(
-            format!("L2 hit ({:.1} cycles)", c.l2_ns.median * ghz),
-            &c.l2_ns,
-            "ns",
-            1.0,
-        ),
-        row(
-            format!("LLC hit ({:.0} cycles)", c.llc_ns.median * ghz),
-            &c.llc_ns,
-            "ns",
-            1.0,
-        ),
-    ];
+    let mut rows = vec![row("core clock".into(), &c.clock_hz, "GHz", 1e-9)];
+    for (cache, hit_ns, decimals) in [("L1", &c.l1_ns, 1), ("L2", &c.l2_ns, 1), ("LLC", &c.llc_ns, 0)] {
+        let name = format!("{cache} hit ({:.decimals$} cycles)", hit_ns.median * ghz);
+        rows.push(row(name, hit_ns, "ns", 1.0));
+    }
     for pair in &c.pairs {
         let (from, to) = (pair.memory_node, pair.cpu_node);
         rows.push(row(

@@ -6,13 +6,35 @@ use homenode_units::{CpuSet, NodeSet, Ns, Pages};
 use crate::cpu_mask::CpuMask;
 use crate::engine::Engine;
 use crate::engine::moves::Alike;
-use crate::guest::Lease;
+use crate::guest::{Lease, Limits};
 use crate::host::NO_FEED;
 use crate::hypervisor::watching::Watching;
 use crate::index::{ThreadIx, VmIx};
-use crate::twin::{Before, Twin};
+use crate::twin::{Before, Ends, Twin};
+
+/// Limits that are in force, and the ends of their leases.
+fn in_force(limits: &Limits) -> impl Iterator<Item = (Lever, Ns)> + use<> {
+    let quota = limits.quota.map(|lease| (Lever::CpuQuota, lease.until));
+    let memory = limits.memory.map(|lease| (Lever::Memory, lease.until));
+    quota.into_iter().chain(memory)
+}
 
 impl Twin {
+    /// What ends next by itself, and of which VM. Limits and watches end with their leases; of several at one time limits end
+    /// first, then windows, and the first VM's first.
+    pub(crate) fn next_end(&self) -> Option<(Ns, Ends, VmIx)> {
+        let vms = self.engine.vms.placed();
+        let limits = vms.flat_map(|(at, vm)| {
+            let limits = in_force(&vm.limits);
+            limits.map(move |(lever, until)| (until, Ends::Limit(lever), at))
+        });
+        let watches = self.watches.placed();
+        let watches = watches.filter_map(|(at, watch)| Some((at, watch.as_ref()?)));
+        let watches =
+            watches.flat_map(|(at, watch)| [(watch.ends, Ends::Window, at), (watch.until, Ends::Watch, at)]);
+        limits.chain(watches).min()
+    }
+
     /// Carries out one action.
     pub(crate) fn act(&mut self, action: &Action) -> Outcome {
         let at = self.position(action.vm).expect("checked with the plan");

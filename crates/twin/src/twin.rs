@@ -58,7 +58,7 @@ pub(crate) struct Looked {
 
 /// What ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Ends {
+pub(crate) enum Ends {
     Limit(Lever),
     Window,
     Watch,
@@ -164,22 +164,6 @@ impl Twin {
             }
         }
         self.engine.run_until(until);
-    }
-
-    /// What ends next by itself, and of which VM. Limits and watches end with their leases; of several at one time limits end
-    /// first, then windows, and the first VM's first.
-    fn next_end(&self) -> Option<(Ns, Ends, VmIx)> {
-        let vms = self.engine.vms.placed();
-        let limits = vms.flat_map(|(at, vm)| {
-            vm.limits
-                .in_force()
-                .map(move |(lever, until)| (until, Ends::Limit(lever), at))
-        });
-        let watches = self.watches.placed();
-        let watches = watches.filter_map(|(at, watch)| Some((at, watch.as_ref()?)));
-        let watches =
-            watches.flat_map(|(at, watch)| [(watch.ends, Ends::Window, at), (watch.until, Ends::Watch, at)]);
-        limits.chain(watches).min()
     }
 
     fn turn_window(&mut self, vm: VmIx) {

@@ -116,6 +116,22 @@ fn watch(page: Page<'_>, tags: [u8; 2]) -> Seen {
     }
 }
 
+/// Waits until the agent knows what these guests miss.
+fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<()> {
+    wait_until("the agent to count both guests", SOON, || {
+        let shown = permit(inside, &["show"]).unwrap_or_default();
+        let is_counted = |name: &str| {
+            let vms = shown["vms"].as_array().into_iter().flatten();
+            vms.filter(|vm| vm["name"] == name)
+                .any(|vm| vm["units_per_slice"].as_u64() > Some(0) && vm["counted_by"] == "model")
+        };
+        Ok(match names.into_iter().all(is_counted) {
+            true => Look::Done(()),
+            false => Look::NotYet(shown.to_string()),
+        })
+    })
+}
+
 /// A thrasher is held to its permit, and its neighbour misses less; all is as it was when the agent has died.
 pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
@@ -125,19 +141,7 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     }
     // Only now does the model run, and all else a few times slower.
     let mut agent = start_agent(inside)?;
-    wait_until("the agent to count both guests", SOON, || {
-        let shown = permit(inside, &["show"]).unwrap_or_default();
-        let is_counted = |name: &str| {
-            let vms = shown["vms"].as_array().into_iter().flatten();
-            vms.filter(|vm| vm["name"] == name)
-                .any(|vm| vm["units_per_slice"].as_u64() > Some(0) && vm["counted_by"] == "model")
-        };
-        Ok(if is_counted("thrasher") && is_counted("victim") {
-            Look::Done(())
-        } else {
-            Look::NotYet(shown.to_string())
-        })
-    })?;
+    wait_counted(inside, ["thrasher", "victim"])?;
     let tag = |guest: &Guest| {
         tag(page, guest)?.with_context(|| format!("no frame of {} has a tag", guest.spec.name))
     };

@@ -23,7 +23,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use homenode_host::{CpuQuota, Lever};
+use homenode_host::CpuQuota;
 use homenode_units::{Bytes, Chance, MemoryPolicy, Ns, Placing, VmId};
 
 use super::autonuma::{Autonuma, one_process};
@@ -98,15 +98,6 @@ pub(crate) struct Limits {
     pub memory: Option<MemoryLease>,
     /// Memory that the scenario says it may be left with.
     pub floor: Option<Bytes>,
-}
-
-impl Limits {
-    /// Those that are in force, and the ends of their leases.
-    pub fn in_force(&self) -> impl Iterator<Item = (Lever, Ns)> + use<> {
-        let quota = self.quota.map(|lease| (Lever::CpuQuota, lease.until));
-        let memory = self.memory.map(|lease| (Lever::Memory, lease.until));
-        quota.into_iter().chain(memory)
-    }
 }
 
 /// The guest's swap: faults on pages there, the part of one that is still to come, and pages written there.
