@@ -79,14 +79,13 @@ impl Handler {
             Request::Vms => {
                 let mut vms = control.status(machine).vms;
                 for vm in &mut vms {
-                    let idle = || control.feed_idle().map(str::to_owned);
-                    vm.topology.why_not = vm.topology.why_not.take().or_else(idle);
+                    vm.topology.why_not = vm.topology.why_not.take().or_else(|| control.feed_idle());
                 }
                 Vms { vms }.into()
             }
             Request::PermitSet { vm, permit } => {
                 let id = named(&control.status(machine), &vm)?.id;
-                let note = control.permits_idle().map(str::to_owned);
+                let note = control.permits_idle();
                 let done = PermitSet { vm, permit, note }.into();
                 return Ok(Answered::Once(id, Setting::Permit(permit), done));
             }
@@ -139,7 +138,7 @@ fn set_policy(
         let why = format!("VM {vm} cannot have memory policy {policy}: {why}");
         return Err(ApiError::Refused { why });
     }
-    let idle = control.memory_policies_idle().map(str::to_owned);
+    let idle = control.memory_policies_idle();
     let cautions = policy.map(|policy| control.cautions(id, policy));
     let notes: Vec<String> = idle.into_iter().chain(cautions.unwrap_or_default()).collect();
     let done = PolicySet { vm, policy, notes }.into();
@@ -156,11 +155,12 @@ fn set_floor(
     let found = named(&status, &vm)?;
     let note = match (floor_bytes, found.memory.maximum_bytes) {
         (None, _) => None,
-        (Some(_), None) => Some("it has no balloon, so nothing can be taken from it"),
-        (Some(floor), Some(most)) if floor >= most => Some("that is all it has, so nothing is taken from it"),
+        (Some(_), None) => Some("it has no balloon, so nothing can be taken from it".to_owned()),
+        (Some(floor), Some(most)) if floor >= most => {
+            Some("that is all it has, so nothing is taken from it".to_owned())
+        }
         (Some(_), Some(_)) => control.memory_floors_idle(),
     };
-    let note = note.map(str::to_owned);
     let done = FloorSet {
         vm,
         floor_bytes,

@@ -34,6 +34,7 @@ fn step(c: &mut Criterion) {
     c.bench_function("policy time of one step, 32 VMs", |b| {
         b.iter(|| {
             let rates = Rates::between(&machine, &before, &now);
+            control.observe(&machine, &now, rates.as_ref());
             black_box(control.plan(&machine, &now, rates.as_ref()))
         });
     });

@@ -177,8 +177,8 @@ fn leaves<'a>(act: &'a mut Act, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pag
     }
 }
 
-/// The plans, with their moves held to what each VM bears.
-pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: Vec<Plan>) -> Vec<Plan> {
+/// Holds the moves of an epoch's plans to what each VM bears. Plans nothing itself, but says where moves are in vain.
+pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: &mut [Plan]) -> Plan {
     state.paces.retain(|id, _| view.sample.vm(*id).is_some());
     let mut said = Plan::new(view.version);
     for vm in &view.vms {
@@ -194,7 +194,7 @@ pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: Vec<Plan
             said.find(POLICY, Some(id), message);
         }
     }
-    let held = plans.into_iter().map(|mut plan| {
+    for plan in plans {
         let decisions = std::mem::take(&mut plan.decisions).into_iter();
         let decisions = decisions.filter_map(|decision| {
             if decision.action.act.pages_max() == Pages::ZERO {
@@ -205,15 +205,12 @@ pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: Vec<Plan
             state.paces.entry(id).or_default().hold(vm, decision)
         });
         plan.decisions = decisions.collect();
-        plan
-    });
-    let mut plans: Vec<Plan> = held.collect();
+    }
     // A VM that nobody moves still shows its usual speed.
     for vm in &view.vms {
         state.paces.entry(vm.sample.id).or_default();
     }
-    plans.push(said);
-    plans
+    said
 }
 
 #[cfg(test)]
@@ -237,15 +234,15 @@ mod tests {
     fn epoch(scene: &mut Scene, state: &mut State) -> (u64, usize) {
         scene.at = Ns(scene.at.0 + 1_000_000_000);
         scene.with_view(|view| {
-            let planned = repatriate::plan(
+            let mut planned = repatriate::plan(
                 view,
                 &repatriate::Config::default(),
                 &mut repatriate::State::default(),
             );
-            let held = hold(view, &Config::default(), state, vec![planned]);
-            let moved = held.iter().flat_map(|plan| &plan.decisions);
-            let said = held.iter().map(|plan| plan.findings.len()).sum();
-            (moved.map(|d| d.action.act.pages_max().0).sum(), said)
+            let held = std::slice::from_mut(&mut planned);
+            let said = hold(view, &Config::default(), state, held).findings.len() + planned.findings.len();
+            let moved = planned.decisions.iter().map(|d| d.action.act.pages_max().0);
+            (moved.sum(), said)
         })
     }
 
@@ -305,8 +302,9 @@ mod tests {
             }
             .on(vm_id(1));
             plan.decide("placement", home, "a test".into());
-            let held = hold(view, &Config::default(), &mut state, vec![plan.clone()]);
-            assert_eq!(held[0], plan);
+            let mut held = [plan.clone()];
+            hold(view, &Config::default(), &mut state, &mut held);
+            assert_eq!(held, [plan]);
         });
     }
 }

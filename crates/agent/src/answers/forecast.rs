@@ -55,7 +55,7 @@ pub fn forecast(control: &Control, machine: &Machine, homes: &Homes) -> Result<F
         } else {
             0
         },
-        notes: short.chain(idle.map(str::to_owned)).collect(),
+        notes: short.chain(idle).collect(),
     })
 }
 

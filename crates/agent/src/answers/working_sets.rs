@@ -76,7 +76,7 @@ fn figure(measured: &Measured, now: Ns) -> Figure {
 pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
     let of_vm = |why: &str| format!("the memory of VM {} cannot be watched: {why}", vm.name);
     if let Some(why) = control.watching_idle() {
-        return Err(of_vm(why));
+        return Err(of_vm(&why));
     }
     if control.is_opted_out(vm.id) {
         return Err(of_vm("its operator opted it out (manage='no' in its metadata)"));

@@ -37,7 +37,7 @@ pub mod carrefour;
 
 use std::collections::BTreeSet;
 
-use homenode_host::{Act, HandsOff, Lever, Plan, Sample, View, VmSample, VmView};
+use homenode_host::{Act, Action, HandsOff, Lever, Plan, Sample, View, VmSample, VmView};
 use homenode_units::{MemoryPolicy, Migration, NodeSet, Pages, Placing, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -123,20 +123,27 @@ pub fn caution(vm: &VmSample, policy: MemoryPolicy) -> Option<String> {
     ))
 }
 
-/// Lays out pages of VMs whose memory policy wants it, within what `strays`, the plan of [`repatriate`] for this epoch, leaves
+/// Lays out pages of VMs whose memory policy wants it, within what `earlier` plans of this epoch, those of [`repatriate`], leave
 /// of the budgets.
 pub fn plan(
     view: &View<'_>,
     config: &Config,
     budgets: &repatriate::Config,
-    strays: &Plan,
+    earlier: &[Plan],
     state: &mut State,
 ) -> Plan {
     let mut plan = Plan::new(view.version);
     advisor::observe(view, &config.advisor, &mut state.advisor);
     state.told.retain(|(id, _)| view.sample.vm(*id).is_some());
     state.spread.retain(|id| view.sample.vm(*id).is_some());
-    let spent: Pages = strays.decisions.iter().map(|d| d.action.act.pages_max()).sum();
+    let earlier = earlier
+        .iter()
+        .flat_map(|plan| &plan.decisions)
+        .map(|decision| &decision.action);
+    let strays: Vec<&Action> = earlier
+        .filter(|action| action.act.lever() == Lever::Pages)
+        .collect();
+    let spent: Pages = strays.iter().map(|stray| stray.act.pages_max()).sum();
     let mut host_left = budgets.host_pages_per_epoch - spent.min(budgets.host_pages_per_epoch);
     for vm in view.vms.iter().filter(|vm| vm.managed()) {
         let id = vm.sample.id;
@@ -144,7 +151,7 @@ pub fn plan(
         if policy.migration == Migration::None {
             state.spread.remove(&id);
         }
-        let has_strays = strays.decisions.iter().any(|d| d.action.vm == id);
+        let has_strays = strays.iter().any(|stray| stray.vm == id);
         let home = &advisor::lives_on(view, vm);
         if home.len() < 2 {
             continue;
@@ -167,8 +174,9 @@ pub fn plan(
     };
     let follow = carrefour::plan(view, &carrefour, &mut state.carrefour);
     let is_moved = |id: VmId| {
-        let mut decided = strays.decisions.iter().chain(&plan.decisions);
-        decided.any(|d| d.action.vm == id && d.action.act.lever() == Lever::Pages)
+        let decided = plan.decisions.iter().map(|decision| &decision.action);
+        let mut decided = strays.iter().copied().chain(decided);
+        decided.any(|action| action.vm == id && action.act.lever() == Lever::Pages)
     };
     let follow_decisions: Vec<_> = follow
         .decisions

@@ -21,7 +21,7 @@ fn decide(scene: &mut Scene, state: &mut State) -> Plan {
     let budgets = repatriate::Config::default();
     scene.with_view(|view| {
         let strays = repatriate::plan(view, &budgets, &mut repatriate::State::default());
-        plan(view, &Config::default(), &budgets, &strays, state)
+        plan(view, &Config::default(), &budgets, &[strays], state)
     })
 }
 
@@ -76,7 +76,13 @@ fn what_repatriation_leaves_of_the_budgets_is_used() {
     scene.add_vm(2, 1, Bytes::from_gib(4), 0).home(0).pages(3, 9_000);
     let plan = scene.with_view(|view| {
         let strays = repatriate::plan(view, &budgets, &mut repatriate::State::default());
-        plan(view, &Config::default(), &budgets, &strays, &mut State::default())
+        plan(
+            view,
+            &Config::default(),
+            &budgets,
+            &[strays],
+            &mut State::default(),
+        )
     });
     assert_eq!(moves(&plan), [("0".to_owned(), "1".to_owned(), 3_000)]);
 }

@@ -60,7 +60,7 @@ use homenode_host::{Act, Balloon, GuestMemory, Immovable, Lever, Limit, Plan, Vi
 use homenode_units::{Bytes, Ns, PAGE_BYTES, VmId};
 use serde::{Deserialize, Serialize};
 
-use crate::working_set::{Certainty, Estimate, Settled};
+use crate::working_set::{self, Certainty, Estimate, Settled};
 use nodes::Nodes;
 
 /// Name of this policy in plans.
@@ -206,12 +206,14 @@ struct Case<'a, 'v> {
     wish: Wish,
 }
 
-/// VMs whose working sets are to be known: those of which memory may be taken.
-pub fn watched(view: &View<'_>) -> impl Iterator<Item = VmId> {
+/// Asks for the working sets of the VMs of which memory may be taken. Comes before the working sets' own plan.
+pub fn want_working_sets(view: &View<'_>, config: &Config, working_sets: &mut working_set::State) {
     let may_be_shrunk = |vm: &&VmView<'_>| {
         vm.managed() && vm.sample.settings.memory_floor.is_some() && vm.sample.balloon.is_some()
     };
-    view.vms.iter().filter(may_be_shrunk).map(|vm| vm.sample.id)
+    for vm in view.vms.iter().filter(may_be_shrunk) {
+        working_sets.want(vm.sample.id, None, view.at + config.lease);
+    }
 }
 
 /// Decides how much memory each VM with a floor has.

@@ -39,7 +39,7 @@ pub use homenode_host::observed::{Carrier, Observation, Region, Seen, Sees};
 pub use logged::Logged;
 pub use sampling::Sampling;
 pub use scanned::Scanned;
-pub use watch::{Config, Measured, POLICY, State, Whom, plan};
+pub use watch::{Config, Measured, POLICY, State, Whom, observe, plan};
 
 use homenode_units::{Bytes, Ns};
 

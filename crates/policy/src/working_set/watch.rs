@@ -237,17 +237,24 @@ impl Watched {
     }
 }
 
-/// Takes in what hosts saw, and has VMs watched that somebody wants to know about.
-pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
-    let mut plan = Plan::new(view.version);
+/// Takes in what hosts saw. Comes before anything is planned for the epoch: other policies rely on the estimates.
+pub fn observe(view: &View<'_>, state: &mut State) {
     state.vms.retain(|id, _| view.sample.vm(*id).is_some());
-    let mut due: Vec<(&VmSample, Ns)> = Vec::new();
     for vm in &view.vms {
         let watched = state.vms.entry(vm.sample.id).or_default();
         if let Some(observed) = &vm.sample.observed {
             watched.take_in(observed);
         }
         watched.in_force = watched.in_force.filter(|(until, _)| *until > view.at);
+    }
+}
+
+/// Has VMs watched that somebody wants to know about, once [`observe`] has taken in this epoch.
+pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
+    let mut plan = Plan::new(view.version);
+    let mut due: Vec<(&VmSample, Ns)> = Vec::new();
+    for vm in &view.vms {
+        let watched = state.vms.entry(vm.sample.id).or_default();
         match watched.due(config, view.at) {
             // Whoever opted out is not asked for in vain.
             Some(window) if vm.managed() => due.push((vm.sample, window)),

@@ -151,11 +151,13 @@ impl Arranger {
             &view,
             &config.memory,
             &config.repatriate,
-            &strays,
+            std::slice::from_ref(&strays),
             &mut self.memory,
         );
-        let pages = pace::hold(&view, &config.pace, &mut self.pace, vec![strays, laid_out]);
-        levers::merge(&view, [places].into_iter().chain(pages).collect())
+        let mut plans = vec![places, strays, laid_out];
+        let said = pace::hold(&view, &config.pace, &mut self.pace, &mut plans);
+        plans.push(said);
+        levers::merge(&view, plans)
     }
 }
 

@@ -29,9 +29,14 @@ fn amount(at: Ns, window: Ns, used: u64) -> Observed {
     }
 }
 
+fn observed_and_planned(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
+    observe(view, state);
+    plan(view, config, state)
+}
+
 /// One epoch: what is planned is done by a host that always can.
 fn step(scene: &mut Scene, config: &Config, state: &mut State) -> Vec<Action> {
-    let (at, plan) = scene.with_view(|view| (view.at, plan(view, config, state)));
+    let (at, plan) = scene.with_view(|view| (view.at, observed_and_planned(view, config, state)));
     let actions = plan.decisions.into_iter().map(|Decision { action, .. }| action);
     let actions: Vec<Action> = actions.collect();
     for action in &actions {
@@ -217,7 +222,7 @@ fn what_cannot_be_watched_has_a_reason_and_is_tried_again() {
     let start = scene.at;
     for second in 0..70 {
         scene.at = start + Ns::from_secs(second);
-        let plan = scene.with_view(|view| plan(view, &config, &mut state));
+        let plan = scene.with_view(|view| observed_and_planned(view, &config, &mut state));
         for decision in &plan.decisions {
             let failed = Outcome::Failed(
                 Failure::NoCarrier {

@@ -1,0 +1,135 @@
+//! What the operator may set, and the sets of policies to choose from.
+
+use homenode_policy::{memory, overcommit, pace, permits, placement, repatriate, topology_feed, working_set};
+use homenode_units::{Candidates, Ns};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A lease outlasts at least so many periods.
+const LEASE_PERIODS_MIN: u64 = 3;
+
+/// Which policies act.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policies {
+    /// None: the host's own scheduler, watched.
+    Default,
+    /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of \[TAVO\].
+    FfPin,
+    /// numad's own: binds large VMs to nodes and moves their memory whole, to compare with ([`homenode_policy::numad`]).
+    Numad,
+    /// Memory policies and repatriation alone: homes are what operators chose.
+    Memory,
+    /// TAVO as published: placement by TAH at arrival, balance and re-homing, repatriation; beside it permits and memory
+    /// policies.
+    Tavo,
+    /// Arrangements predicted from counters and proven by trials ([`homenode_policy::arrange`]); beside it permits, lending,
+    /// repatriation, memory policies.
+    #[default]
+    Homenode,
+}
+
+impl Policies {
+    /// All of them.
+    pub const ALL: [Policies; 6] = [
+        Policies::Default,
+        Policies::FfPin,
+        Policies::Numad,
+        Policies::Memory,
+        Policies::Tavo,
+        Policies::Homenode,
+    ];
+
+    /// Name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policies::Default => "default",
+            Policies::FfPin => "ff-pin",
+            Policies::Numad => "numad",
+            Policies::Memory => "memory",
+            Policies::Tavo => "tavo",
+            Policies::Homenode => "homenode",
+        }
+    }
+}
+
+impl std::str::FromStr for Policies {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Policies, String> {
+        let named = Policies::ALL.into_iter().find(|policies| policies.name() == text);
+        named.ok_or_else(|| {
+            let valid = Candidates::of(text, Policies::ALL.map(Policies::name));
+            format!("no policies are named `{text}`{valid}")
+        })
+    }
+}
+
+/// Whether plans are carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Plans are committed.
+    #[default]
+    Act,
+    /// Plans are made and explained; nothing is touched.
+    DryRun,
+}
+
+/// What the operator may set, in one file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Time between samples.
+    #[serde(with = "homenode_units::text")]
+    pub period: Ns,
+    /// Which policies act.
+    pub policies: Policies,
+    /// Placement and CPU, memory and link limits.
+    pub placement: placement::Config,
+    /// Page budgets.
+    pub repatriate: repatriate::Config,
+    /// How memory policies are carried out.
+    pub memory: memory::Config,
+    /// When moves slow down.
+    pub pace: pace::Config,
+    /// How VMs are held to their permits.
+    pub permits: permits::Config,
+    /// Whose memory is watched, and how.
+    pub working_set: working_set::Config,
+    /// How memory is taken from VMs that have a floor.
+    pub overcommit: overcommit::Config,
+    /// How soon and how often guests are told where they are.
+    pub topology_feed: topology_feed::Config,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            period: Ns::from_secs(1),
+            policies: Policies::Homenode,
+            placement: placement::Config::default(),
+            repatriate: repatriate::Config::default(),
+            memory: memory::Config::default(),
+            pace: pace::Config::default(),
+            permits: permits::Config::default(),
+            working_set: working_set::Config::default(),
+            overcommit: overcommit::Config::default(),
+            topology_feed: topology_feed::Config::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The same with what follows from it: first fit where the policies are those, and leases that outlast periods.
+    pub(crate) fn completed(mut self) -> Config {
+        if self.policies == Policies::FfPin {
+            self.placement.algorithm = placement::Algorithm::FirstFit;
+        }
+        // A limit must not end before the next epoch can renew it, nor must a watch.
+        let lease_min = Ns(self.period.0.saturating_mul(LEASE_PERIODS_MIN));
+        self.permits.lease = self.permits.lease.max(lease_min);
+        self.working_set.lease = self.working_set.lease.max(lease_min);
+        self.overcommit.lease = self.overcommit.lease.max(lease_min);
+        self
+    }
+}

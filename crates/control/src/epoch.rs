@@ -1,0 +1,269 @@
+//! One epoch: what is observed, planned, carried out and remembered.
+
+use std::collections::BTreeMap;
+
+use homenode_host::{
+    Act, Action, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates, Receipt, Refusal,
+    Sample, View, VmSample, VmView,
+};
+use homenode_machine::Machine;
+use homenode_policy::{levers, topology_feed, working_set};
+use homenode_units::{NodeSet, Ns, VmId};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::status::Known;
+use crate::watch::Watch;
+use crate::{Control, Event, MemoryStatus, Mode, PermitStatus, Status, TopologyStatus, stages};
+
+/// What one step saw and did.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Epoch {
+    /// The host as it was before anything was done in this epoch; homes as they are after it.
+    #[serde(flatten)]
+    pub status: Status,
+    /// What changed, was decided, was done, in order.
+    pub events: Vec<Event>,
+}
+
+/// An epoch of which everything is known but what came of its plan.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    sample: Sample,
+    rates: Option<Rates>,
+    plan: Plan,
+    events: Vec<Event>,
+    mode: Mode,
+}
+
+impl Begun {
+    /// Has the plan carried out, unless there is nothing to do or nothing may be done.
+    ///
+    /// # Errors
+    /// The host's refusal.
+    pub fn commit<H: Host + ?Sized>(&self, host: &mut H) -> Result<Receipt, Refusal> {
+        let untouched = |outcomes| {
+            Ok(Receipt {
+                version: self.sample.version,
+                outcomes,
+            })
+        };
+        match self.mode {
+            _ if self.plan.decisions.is_empty() => untouched(vec![]),
+            Mode::DryRun => untouched(vec![Outcome::DryRun; self.plan.decisions.len()]),
+            Mode::Act => host.commit(&self.plan),
+        }
+    }
+}
+
+impl Control {
+    /// One epoch: sample, derive, plan, commit.
+    ///
+    /// # Errors
+    /// When the host cannot be read. Nothing was done then, and the next step may succeed.
+    pub fn step<H: Host + ?Sized>(&mut self, host: &mut H) -> Result<Epoch, HostError> {
+        let sample = host.sample()?;
+        let begun = self.begin(host.machine(), sample);
+        let answer = begun.commit(host);
+        Ok(self.finish(host.machine(), begun, answer))
+    }
+
+    /// The first half of an epoch: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop may be
+    /// shared: moving pages takes long, and a VM that starts meanwhile wants an answer.
+    pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
+        let events = self
+            .watch
+            .compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
+        let rates = self
+            .last
+            .as_ref()
+            .and_then(|(prev, _)| Rates::between(machine, prev, &sample));
+        self.observe(machine, &sample, rates.as_ref());
+        let plan = self.plan(machine, &sample, rates.as_ref());
+        self.last = Some((sample.clone(), rates.clone()));
+        Begun {
+            sample,
+            rates,
+            plan,
+            events,
+            mode: self.mode,
+        }
+    }
+
+    /// The second half: remembers what was done.
+    pub fn finish(&mut self, machine: &Machine, begun: Begun, answer: Result<Receipt, Refusal>) -> Epoch {
+        let Begun {
+            sample,
+            rates,
+            plan,
+            mut events,
+            ..
+        } = begun;
+        events.extend(
+            plan.findings
+                .into_iter()
+                .map(|finding| Event::found(finding, &sample)),
+        );
+        match answer {
+            Err(refusal) => events.push(Event::Refused { refusal }),
+            Ok(receipt) => {
+                for (decision, outcome) in plan.decisions.into_iter().zip(receipt.outcomes) {
+                    if outcome == Outcome::DryRun && !self.told.insert(what_is_told(&decision.action)) {
+                        continue;
+                    }
+                    self.remember(&decision.action, &outcome, sample.at);
+                    if outcome == Outcome::Renewed {
+                        continue;
+                    }
+                    events.push(Event::decided(decision, outcome, &sample));
+                }
+            }
+        }
+        Epoch {
+            status: self.status_of(machine, &sample, rates.as_ref()),
+            events,
+        }
+    }
+
+    /// Takes in what was seen, before anything is planned from it.
+    pub fn observe(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) {
+        self.homes.retain(|id, _| sample.vm(*id).is_some());
+        if stages::leave_homes_to_operators(self.config.policies) {
+            for vm in &sample.vms {
+                let home = self.homes.entry(vm.id);
+                home.or_insert_with(|| vm.settings.home.clone().unwrap_or_else(|| may_use(machine, vm)));
+            }
+        }
+        self.layouts.update(sample, &self.homes);
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.watch);
+        self.states.history.observe(&view);
+        working_set::observe(&view, &mut self.states.working_set);
+    }
+
+    /// The policies' merged plan from what [`Control::observe`] took in last. Changes nothing but the policies' own memory.
+    pub fn plan(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Plan {
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.watch);
+        levers::merge(
+            &view,
+            stages::plans(&view, &self.config, self.mode, &mut self.states),
+        )
+    }
+
+    /// What an action that was carried out leaves in force.
+    pub(crate) fn remember(&mut self, action: &Action, outcome: &Outcome, at: Ns) {
+        let vm = action.vm;
+        match (&action.act, outcome) {
+            (Act::SetHome { nodes }, Outcome::Done | Outcome::DryRun) => {
+                self.homes.insert(vm, nodes.clone());
+            }
+            (Act::Lift { lever: Lever::Home }, Outcome::Done | Outcome::DryRun) => {
+                self.homes.remove(&vm);
+                self.watch.forget_pins(vm);
+            }
+            (Act::PinVcpus { vcpus, cpus }, Outcome::Done) => {
+                for index in vcpus {
+                    self.watch.expect(vm, *index, cpus.clone());
+                }
+            }
+            // Some vCPUs may have been pinned: what is in force is nobody's mistake and nobody else's doing.
+            (Act::PinVcpus { vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(vm, vcpus),
+            (Act::SetHome { .. }, Outcome::Failed(_)) => self.states.placement.ledger.withdraw(vm),
+            (Act::Lift { lever: Lever::Home }, Outcome::Failed(_)) => self.watch.forget_pins(vm),
+            (
+                Act::Limit {
+                    limit: Limit::CpuQuota(quota),
+                    lease_ns,
+                },
+                Outcome::Done | Outcome::Renewed,
+            ) => self.watch.expect_quota(vm, *quota, at + *lease_ns),
+            (act, _) if act.lever() == Lever::CpuQuota => self.watch.forget_quota(vm),
+            _ if action.act.lever() == Lever::Watching => {
+                self.states.working_set.outcome(action, outcome, at);
+            }
+            _ => {}
+        }
+    }
+
+    /// The host as it was last seen; empty before the first epoch.
+    pub fn status(&self, machine: &Machine) -> Status {
+        let last = self.last.as_ref();
+        last.map_or_else(Status::default, |(sample, rates)| {
+            self.status_of(machine, sample, rates.as_ref())
+        })
+    }
+
+    fn status_of(&self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Status {
+        let known = |vm: &VmSample| Known {
+            home: self.homes.get(&vm.id).cloned(),
+            left_alone: hands_off(vm, &self.watch).map(|why| why.to_string()),
+            permit: PermitStatus::of(vm, &self.states.permits),
+            memory: MemoryStatus::of(vm, &self.states.overcommit),
+            topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
+        };
+        Status::new(machine, sample, rates, known)
+    }
+}
+
+pub(crate) fn view<'a>(
+    machine: &'a Machine,
+    sample: &'a Sample,
+    rates: Option<&'a Rates>,
+    homes: &'a BTreeMap<VmId, NodeSet>,
+    layouts: &'a topology_feed::Layouts,
+    watch: &Watch,
+) -> View<'a> {
+    let vms = sample.vms.iter().map(|vm| VmView {
+        sample: vm,
+        rates: rates.and_then(|rates| rates.vm(vm.id)),
+        home: homes.get(&vm.id),
+        layout: layouts.of(vm.id),
+        hands_off: hands_off(vm, watch),
+        quota_hands_off: watch
+            .quota_changed_by_other(vm.id)
+            .then_some(HandsOff::QuotaByHand),
+    });
+    View {
+        version: sample.version,
+        at: sample.at,
+        machine,
+        sample,
+        rates,
+        vms: vms.collect(),
+    }
+}
+
+/// Nodes with memory that a VM's vCPUs may run on; all with memory where those have none.
+fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
+    let cpus = vm.vcpus.iter().flat_map(|vcpu| vcpu.affinity.iter());
+    let nodes: NodeSet = cpus.filter_map(|cpu| machine.node_of(cpu)).collect();
+    let nodes = nodes.intersection(&machine.memory_nodes());
+    if nodes.is_empty() {
+        machine.memory_nodes()
+    } else {
+        nodes
+    }
+}
+
+/// What makes two decisions of a dry run the same: budgets change with every page that the guest touches.
+fn what_is_told(action: &Action) -> String {
+    let vm = action.vm;
+    match &action.act {
+        Act::MovePages { to, .. } => format!("pages of {vm} to {to}"),
+        Act::MoveVirtualNode { virtual_node, to, .. } => {
+            format!("virtual node {virtual_node} of {vm} to {to}")
+        }
+        Act::MoveFrames { .. } => format!("used pages of {vm}"),
+        Act::Limit { limit, .. } => format!("{:?} of {vm}", limit.lever()),
+        other => format!("{other:?} of {vm}"),
+    }
+}
+
+pub(crate) fn hands_off(vm: &VmSample, watch: &Watch) -> Option<HandsOff> {
+    if vm.settings.management == Management::Ignored {
+        Some(HandsOff::Ignored)
+    } else if watch.changed_by_other(vm.id) || !vm.settings.pinned_vcpus.is_empty() {
+        Some(HandsOff::PinnedByHand)
+    } else {
+        None
+    }
+}

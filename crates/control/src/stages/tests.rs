@@ -1,0 +1,146 @@
+use std::collections::BTreeSet;
+
+use homenode_host::{Act, Host, Setting, VirtualNode, VmSample};
+use homenode_twin::{Scenario, Twin, VmSpec};
+use homenode_units::{Bytes, Ns, Permit, Placing, VmId};
+
+use super::*;
+use crate::{Control, Event};
+
+#[test]
+fn every_set_has_its_stages_in_the_documented_order() {
+    for set in Policies::ALL {
+        let stages: Vec<&str> = of(set).map(|stage| stage.policy).collect();
+        let row = format!("//! | `{}` | {} |", set.name(), stages.join(", "));
+        let is_documented = include_str!("../stages.rs").lines().any(|line| line == row);
+        assert!(is_documented, "the module's text lacks this line:\n{row}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "stage test plans for Home, which its row")]
+fn a_stage_that_sets_a_lever_that_its_row_does_not_list_is_found() {
+    let stage = Stage {
+        policy: "test",
+        sets: &[Policies::Default],
+        levers: &[Lever::Pages],
+        plan: |view, _, _, _, _| Plan::new(view.version),
+    };
+    let mut plan = Plan::default();
+    let lever = Lever::Home;
+    plan.decide("test", Act::Lift { lever }.on(VmId(1)), String::new());
+    stage.check(&plan);
+}
+
+#[test]
+fn sets_that_give_no_homes_leave_them_to_operators() {
+    let left: Vec<&str> = Policies::ALL
+        .into_iter()
+        .filter(|set| leave_homes_to_operators(*set))
+        .map(Policies::name)
+        .collect();
+    assert_eq!(left, ["memory"]);
+}
+
+#[test]
+fn every_lever_of_a_row_is_set_by_its_stage() {
+    let mut seen = BTreeSet::new();
+    for set in Policies::ALL {
+        run(&various(), config(set), Mode::Act, &mut seen);
+    }
+    run(
+        &Scenario::tavo_mixed(),
+        config(Policies::Homenode),
+        Mode::Act,
+        &mut seen,
+    );
+    // What the twin cannot do is planned all the same: limits by resctrl, and what guests are told.
+    let mut by_resctrl = config(Policies::Homenode);
+    by_resctrl.permits.enforcer = permits::Enforcer::CacheWays;
+    run(&various(), by_resctrl, Mode::DryRun, &mut seen);
+    let rows = STAGES
+        .iter()
+        .flat_map(|stage| stage.levers.iter().map(|lever| (stage.policy, *lever)));
+    // Balance re-homes a VM whose home is crowded for long, as tests of its own show.
+    seen.insert((balance::POLICY, Lever::Home));
+    let missing: Vec<_> = rows.filter(|row| !seen.contains(row)).collect();
+    assert!(missing.is_empty(), "listed, and not set: {missing:?}");
+}
+
+fn config(policies: Policies) -> Config {
+    let mut config = Config {
+        policies,
+        ..Config::default()
+    };
+    config.overcommit.when = overcommit::When::Always;
+    config.working_set.window = Ns::from_secs(2);
+    config
+}
+
+type Levers = BTreeSet<(&'static str, Lever)>;
+
+/// VMs with work for each policy that acts on single VMs.
+fn various() -> Scenario {
+    let vm = |name: &str, workload: &str| VmSpec::new(name, 4, Bytes::from_gib(4), workload);
+    let on_node_0 = |name: &str| {
+        let nodes = "0".parse().expect("a node");
+        vm(name, "povray").with_memory_on(nodes)
+    };
+    let vms = vec![
+        vm("polluter", "stream"),
+        vm("spread", "mg.B"),
+        vm("guest", "cg.B"),
+        vm("floor", "povray").with_memory_floor(Bytes::from_mib(256)),
+        on_node_0("one"),
+        on_node_0("two"),
+        on_node_0("three"),
+    ];
+    Scenario::of("various", vms)
+}
+
+/// Notes which policy decided on which lever.
+fn run(scenario: &Scenario, config: Config, mode: Mode, seen: &mut Levers) {
+    let machine = homenode_machine_files::preset("r910").expect("a preset");
+    let mut twin = Twin::new(machine.clone(), scenario, 1).expect("it fits");
+    let mut control = Control::new(config, mode);
+    for epoch in 0..100 {
+        twin.wait(Ns::from_secs(1));
+        if epoch == 1 {
+            let permit = Permit::pollution(10_000).expect("a permit");
+            let round = Placing::Round4k.alone();
+            for (name, setting) in [
+                ("polluter", Setting::Permit(Some(permit))),
+                ("spread", Setting::MemoryPolicy(Some(round))),
+            ] {
+                if let Some(vm) = twin.vm_id(name) {
+                    twin.set(vm, setting).expect("it runs");
+                }
+            }
+        }
+        let mut sample = twin.sample().expect("it answers");
+        if mode == Mode::DryRun {
+            sample
+                .vms
+                .iter_mut()
+                .filter(|vm| vm.name == "guest")
+                .for_each(let_be_told);
+        }
+        let begun = control.begin(&machine, sample);
+        let answer = begun.commit(&mut twin);
+        for event in control.finish(&machine, begun, answer).events {
+            if let Event::Decided { decision, .. } = event {
+                seen.insert((decision.policy, decision.action.act.lever()));
+            }
+        }
+    }
+}
+
+/// Guests of the twin have no device that tells them. A dry run asks nothing of it.
+fn let_be_told(vm: &mut VmSample) {
+    vm.no_feed = None;
+    vm.virtual_nodes = vec![VirtualNode {
+        vcpus: (0..4).collect(),
+        memory_bytes: vm.memory_bytes,
+        pages: vm.pages.clone(),
+    }];
+}
