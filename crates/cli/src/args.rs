@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
-use homenode_control::Policies;
+use homenode_control::PolicySet;
 use homenode_twin::Disturbance;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
@@ -261,7 +261,7 @@ pub struct RunArgs {
     pub period: Option<Ns>,
     /// Which policies act: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode`
     #[arg(long)]
-    pub policies: Option<Policies>,
+    pub policies: Option<PolicySet>,
     /// The twin's seed: same seed, same run
     #[arg(long)]
     pub seed: Option<u64>,
@@ -290,7 +290,7 @@ pub struct SimArgs {
     pub machine: Option<String>,
     /// Run it under these policies (`default` is none) instead of the scenario's; may be given several times
     #[arg(long = "policy", value_name = "POLICY")]
-    pub policies: Vec<Policies>,
+    pub policies: Vec<PolicySet>,
     /// Let the host differ from what policies are told of it: some of memory-waits, replacement, noise, no-bandwidth and
     /// no-llc-counters, with commas between them; a scenario's `[disturbance]` is the same with figures
     #[arg(long, value_name = "NAMES")]

@@ -1,7 +1,7 @@
 //! `homenode sim`: a scenario's run, and what came of it.
 
 use homenode_agent::Show;
-use homenode_control::{Config, Policies};
+use homenode_control::{Config, PolicySet};
 use homenode_twin::Setup;
 use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
 use homenode_units::{Ns, Pages};
@@ -81,12 +81,12 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
 }
 
 /// Those asked for; else those that the scenario names; else none.
-fn policies(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Policies>> {
+fn policies(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<PolicySet>> {
     if !args.policies.is_empty() {
         return Ok(args.policies.clone());
     }
     if scenario.policies.is_empty() {
-        return Ok(vec![Policies::Default]);
+        return Ok(vec![PolicySet::Default]);
     }
     let named = scenario.policies.iter().enumerate().map(|(at, name)| {
         let unknown = |error: String| bad_input(scenario.complaint(&format!("policies[{at}]"), error));

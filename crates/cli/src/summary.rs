@@ -1,7 +1,7 @@
 //! What came of it: the same VMs and seed under the default scheduler, first-fit pinning and Homenode.
 
 use homenode_agent::Show;
-use homenode_control::{Config, Policies};
+use homenode_control::{Config, PolicySet};
 use homenode_twin::Setup;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -16,11 +16,11 @@ pub struct Summary {
 }
 
 /// What is compared: the host's own scheduler, two usual baselines and all of Homenode.
-const COMPARED: [Policies; 4] = [
-    Policies::Default,
-    Policies::FfPin,
-    Policies::Numad,
-    Policies::Homenode,
+const COMPARED: [PolicySet; 4] = [
+    PolicySet::Default,
+    PolicySet::FfPin,
+    PolicySet::Numad,
+    PolicySet::Homenode,
 ];
 
 /// Runs the scenario to its end under each set of policies and shows the runtimes side by side.

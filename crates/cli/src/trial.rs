@@ -1,7 +1,7 @@
 //! A scenario's run to its end under a set of policies: the one way of it, and how several compare.
 
 use comfy_table::Table;
-use homenode_control::{Config, Policies};
+use homenode_control::{Config, PolicySet};
 use homenode_search::run;
 use homenode_twin::Setup;
 use homenode_twin::{Twin, TwinError, TwinReport};
@@ -32,8 +32,8 @@ pub struct Trial {
 pub fn run_all(
     spec: &Setup,
     config: &Config,
-    sets: &[Policies],
-    mut look: impl FnMut(Policies, &Twin),
+    sets: &[PolicySet],
+    mut look: impl FnMut(PolicySet, &Twin),
 ) -> anyhow::Result<Vec<Trial>> {
     let mut trials: Vec<Trial> = Vec::new();
     for policies in sets {

@@ -11,7 +11,7 @@ const LEASE_PERIODS_MIN: u64 = 3;
 /// Which policies act.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Policies {
+pub enum PolicySet {
     /// None: the host's own scheduler, watched.
     Default,
     /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of \[TAVO\].
@@ -29,36 +29,38 @@ pub enum Policies {
     Homenode,
 }
 
-impl Policies {
+impl PolicySet {
     /// All of them.
-    pub const ALL: [Policies; 6] = [
-        Policies::Default,
-        Policies::FfPin,
-        Policies::Numad,
-        Policies::Memory,
-        Policies::Tavo,
-        Policies::Homenode,
+    pub const ALL: [PolicySet; 6] = [
+        PolicySet::Default,
+        PolicySet::FfPin,
+        PolicySet::Numad,
+        PolicySet::Memory,
+        PolicySet::Tavo,
+        PolicySet::Homenode,
     ];
 
     /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Policies::Default => "default",
-            Policies::FfPin => "ff-pin",
-            Policies::Numad => "numad",
-            Policies::Memory => "memory",
-            Policies::Tavo => "tavo",
-            Policies::Homenode => "homenode",
+            PolicySet::Default => "default",
+            PolicySet::FfPin => "ff-pin",
+            PolicySet::Numad => "numad",
+            PolicySet::Memory => "memory",
+            PolicySet::Tavo => "tavo",
+            PolicySet::Homenode => "homenode",
         }
     }
 }
 
-impl std::str::FromStr for Policies {
+impl std::str::FromStr for PolicySet {
     type Err = String;
-    fn from_str(text: &str) -> Result<Policies, String> {
-        let named = Policies::ALL.into_iter().find(|policies| policies.name() == text);
+    fn from_str(text: &str) -> Result<PolicySet, String> {
+        let named = PolicySet::ALL
+            .into_iter()
+            .find(|policies| policies.name() == text);
         named.ok_or_else(|| {
-            let valid = Candidates::of(text, Policies::ALL.map(Policies::name));
+            let valid = Candidates::of(text, PolicySet::ALL.map(PolicySet::name));
             format!("no policies are named `{text}`{valid}")
         })
     }
@@ -83,7 +85,7 @@ pub struct Config {
     #[serde(with = "homenode_units::text")]
     pub period: Ns,
     /// Which policies act.
-    pub policies: Policies,
+    pub policies: PolicySet,
     /// Placement and CPU, memory and link limits.
     pub placement: placement::Config,
     /// Page budgets.
@@ -106,7 +108,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             period: Ns::from_secs(1),
-            policies: Policies::Homenode,
+            policies: PolicySet::Homenode,
             placement: placement::Config::default(),
             repatriate: repatriate::Config::default(),
             memory: memory::Config::default(),
@@ -122,7 +124,7 @@ impl Default for Config {
 impl Config {
     /// The same with what follows from it: first fit where the policies are those, and leases that outlast periods.
     pub(crate) fn completed(mut self) -> Config {
-        if self.policies == Policies::FfPin {
+        if self.policies == PolicySet::FfPin {
             self.placement.algorithm = placement::Algorithm::FirstFit;
         }
         // A limit must not end before the next epoch can renew it, nor must a watch.

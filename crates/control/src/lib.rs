@@ -37,7 +37,7 @@ use homenode_units::{NodeSet, Ns, VmId};
 
 pub use answers::{Advice, Promise, Request};
 pub use bill::{Bill, Hour, Line};
-pub use config::{Config, Mode, Policies};
+pub use config::{Config, Mode, PolicySet};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;
 use stages::States;

@@ -17,14 +17,14 @@ use homenode_host::{Lever, Plan, View};
 // Rows name policies by their modules.
 use homenode_policy::*;
 
-use crate::{Config, Mode, Policies};
+use crate::{Config, Mode, PolicySet};
 
 /// A row of the table.
 pub(crate) struct Stage {
     /// As decisions name it.
     pub policy: &'static str,
     /// Sets that it plans in.
-    pub sets: &'static [Policies],
+    pub sets: &'static [PolicySet],
     /// Levers that it may set.
     pub levers: &'static [Lever],
     plan: fn(&View<'_>, &Config, Mode, &mut States, &mut [Plan]) -> Plan,
@@ -45,7 +45,7 @@ macro_rules! stages {
 
         pub(crate) const STAGES: &[Stage] = &[$(Stage {
             policy: $policy::POLICY,
-            sets: &[$(Policies::$set),*],
+            sets: &[$(PolicySet::$set),*],
             levers: &[$(Lever::$lever),*],
             // A row takes what it needs.
             #[allow(unused_variables)]
@@ -90,12 +90,12 @@ fn slow_down(view: &View<'_>, config: &Config, mode: Mode, of: &mut States, earl
 }
 
 /// The stages of a set, in order.
-pub(crate) fn of(set: Policies) -> impl Iterator<Item = &'static Stage> {
+pub(crate) fn of(set: PolicySet) -> impl Iterator<Item = &'static Stage> {
     STAGES.iter().filter(move |stage| stage.sets.contains(&set))
 }
 
 /// Whether a set moves pages home and gives no homes: then home is where the operator wants a VM, or all that it may use.
-pub(crate) fn leave_homes_to_operators(set: Policies) -> bool {
+pub(crate) fn leave_homes_to_operators(set: PolicySet) -> bool {
     let has = |lever| of(set).any(|stage| stage.levers.contains(&lever));
     has(Lever::Pages) && !has(Lever::Home)
 }

@@ -9,7 +9,7 @@
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use homenode_control::{Config, Control, Mode, Policies};
+use homenode_control::{Config, Control, Mode, PolicySet};
 use homenode_host::{Act, Action, Host, Plan, Refusal, Sample, VmSample};
 use homenode_machine::Machine;
 use homenode_twin::{Scenario, Twin, TwinReport};
@@ -202,7 +202,7 @@ fn run(seed: u64) -> Option<String> {
     let mut agent = match dice.below(4) {
         3 => Agent::Anything(Dice(Chance::new(!seed))),
         which => {
-            let policies = [Policies::Default, Policies::FfPin, Policies::Homenode][which as usize];
+            let policies = [PolicySet::Default, PolicySet::FfPin, PolicySet::Homenode][which as usize];
             let config = Config {
                 policies,
                 ..Config::default()

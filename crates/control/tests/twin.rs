@@ -1,6 +1,6 @@
 //! The whole loop on the twin: what an operator would see.
 
-use homenode_control::{Config, Control, Epoch, Event, Hour, Mode, Policies};
+use homenode_control::{Config, Control, Epoch, Event, Hour, Mode, PolicySet};
 use homenode_host::{Act, CpuQuota, Host, Limit, Outcome, Plan, Setting};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, Permit, VmId};
@@ -19,7 +19,7 @@ fn vm(name: &str, workload: &str) -> VmSpec {
 /// Settings under which VMs get a home when they arrive.
 fn placing() -> Config {
     Config {
-        policies: Policies::Tavo,
+        policies: PolicySet::Tavo,
         ..Config::default()
     }
 }
@@ -181,7 +181,7 @@ fn a_dry_run_tells_each_decision_once_and_does_nothing() {
 
 #[test]
 fn the_default_policies_do_nothing_and_first_fit_pins_one_to_one() {
-    for policies in [Policies::Default, Policies::FfPin] {
+    for policies in [PolicySet::Default, PolicySet::FfPin] {
         let mut twin = twin(vec![vm("a", "povray"), vm("b", "povray")]);
         let mut control = Control::new(
             Config {
@@ -199,7 +199,7 @@ fn the_default_policies_do_nothing_and_first_fit_pins_one_to_one() {
             .map(|vcpu| vcpu.affinity.clone());
         let affinities: Vec<CpuSet> = affinities.collect();
         match policies {
-            Policies::Default => assert!(affinities.iter().all(|cpus| *cpus == twin.machine().cpu_set())),
+            PolicySet::Default => assert!(affinities.iter().all(|cpus| *cpus == twin.machine().cpu_set())),
             _ => {
                 let all: CpuSet = affinities.iter().filter_map(CpuSet::first).collect();
                 assert!(
@@ -215,7 +215,7 @@ fn the_default_policies_do_nothing_and_first_fit_pins_one_to_one() {
 fn numad_binds_one_vm_at_a_time_and_moves_its_memory_in_one_go() {
     let mut twin = twin(vec![vm("a", "mg.B"), vm("b", "lbm"), vm("c", "povray")]);
     let config = Config {
-        policies: Policies::Numad,
+        policies: PolicySet::Numad,
         ..Config::default()
     };
     let mut control = Control::new(config, Mode::Act);

@@ -145,7 +145,7 @@ fn hash(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use homenode_control::Policies;
+    use homenode_control::PolicySet;
     use homenode_twin::{Scenario, VmSpec};
     use homenode_units::Bytes;
 
@@ -153,7 +153,7 @@ mod tests {
 
     fn run(seed: u64) -> Run {
         let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "povray").doing(0.0001);
-        Run::to_end("r910", Scenario::of("cached", vec![vm]), Policies::Default, seed)
+        Run::to_end("r910", Scenario::of("cached", vec![vm]), PolicySet::Default, seed)
     }
 
     fn outcome() -> Outcome {

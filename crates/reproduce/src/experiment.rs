@@ -130,7 +130,7 @@ mod tests {
         let run = |workload: &homenode_twin::Workload| {
             let vm = VmSpec::new("a", 1, homenode_units::Bytes::from_gib(1), "own");
             let scenario = Scenario::of("one", vec![vm]).with_workload(workload.clone());
-            Run::to_end("r910", scenario, homenode_control::Policies::Default, 1)
+            Run::to_end("r910", scenario, homenode_control::PolicySet::Default, 1)
         };
         let claim = claim("tavo.npb");
         let kind = |workload: &homenode_twin::Workload, measured: &Measured| {

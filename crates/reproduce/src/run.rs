@@ -1,6 +1,6 @@
 //! One run of the twin: what it is, and what is kept of it.
 
-use homenode_control::{Config, Control, Epoch, Event, Mode, Policies};
+use homenode_control::{Config, Control, Epoch, Event, Mode, PolicySet};
 use homenode_host::{Act, Counters, Host, Outcome as Done, Sample, VmSample};
 use homenode_twin::{ProgramReport, Scenario, Twin, TwinReport};
 use homenode_units::{BytesPerSec, MemoryPolicy, NodeId, Ns, Pages};
@@ -152,7 +152,7 @@ pub struct VcpuCounts {
 impl Run {
     /// A run of a scenario under policies, to the end of its programs; `until` is only there to end it should that not
     /// come.
-    pub fn to_end(machine: &'static str, scenario: Scenario, policies: Policies, seed: u64) -> Run {
+    pub fn to_end(machine: &'static str, scenario: Scenario, policies: PolicySet, seed: u64) -> Run {
         Run {
             machine,
             controllers: None,
@@ -170,7 +170,7 @@ impl Run {
         Run {
             warm_up,
             until,
-            ..Run::to_end(machine, scenario, Policies::Default, 1)
+            ..Run::to_end(machine, scenario, PolicySet::Default, 1)
         }
     }
 
@@ -193,7 +193,7 @@ impl Run {
         }
         let mut twin = Twin::new(machine, &self.scenario, self.seed).map_err(|error| error.to_string())?;
         let mut control = Control::new(self.config.clone(), Mode::Act);
-        let acts = self.config.policies != Policies::Default;
+        let acts = self.config.policies != PolicySet::Default;
         let (mut begin, mut moments) = (None, Vec::new());
         let mut policy_changes = vec![0; self.scenario.vms.len()];
         while !twin.finished() && twin.now() < self.until {
@@ -358,7 +358,7 @@ fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample
 }
 
 /// Settings under which published claims are judged: no policy acts that the publication does not have.
-fn published(policies: Policies) -> Config {
+fn published(policies: PolicySet) -> Config {
     let mut config = Config {
         policies,
         ..Config::default()

@@ -82,7 +82,7 @@ fn make(run: &Run, cache: Option<&Cache>, watch: &dyn Watch) -> Result<Outcome, 
 
 #[cfg(test)]
 mod tests {
-    use homenode_control::Policies;
+    use homenode_control::PolicySet;
     use homenode_twin::{Scenario, VmSpec};
     use homenode_units::Bytes;
 
@@ -113,7 +113,7 @@ mod tests {
         };
         let seeds = 1..4;
         seeds
-            .flat_map(|seed| [run(seed, Policies::Default), run(seed, Policies::Tavo)])
+            .flat_map(|seed| [run(seed, PolicySet::Default), run(seed, PolicySet::Tavo)])
             .collect()
     }
 
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_run_that_cannot_be_made_says_why() {
         let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "povrey");
-        let run = Run::to_end("r910", Scenario::of("one", vec![vm]), Policies::Default, 1);
+        let run = Run::to_end("r910", Scenario::of("one", vec![vm]), PolicySet::Default, 1);
         let outcomes = execute(vec![run.clone()], 1, None, &Notes::default());
         assert!(outcomes.of(&run).unwrap_err().contains("did you mean `povray`?"));
         assert!(Outcomes::default().of(&run).unwrap_err().contains("was not run"));

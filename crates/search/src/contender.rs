@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use homenode_control::{Config, Event, Policies};
+use homenode_control::{Config, Event, PolicySet};
 use homenode_twin::Twin;
 use homenode_units::Candidates;
 
@@ -14,7 +14,7 @@ use homenode_twin::Setup;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// A set of policies.
-    Policies(Policies),
+    PolicySet(PolicySet),
     /// No agent: the host's kernel moves pages and threads by itself (numa_balancing).
     AutoNuma,
 }
@@ -24,16 +24,16 @@ const AUTONUMA: &str = "autonuma";
 
 impl Contender {
     /// Nobody: the kernel's scheduler alone, beside which all others are.
-    pub const DEFAULT: Contender = Contender::Policies(Policies::Default);
+    pub const DEFAULT: Contender = Contender::PolicySet(PolicySet::Default);
     /// The product.
-    pub const OURS: Contender = Contender::Policies(Policies::Homenode);
+    pub const OURS: Contender = Contender::PolicySet(PolicySet::Homenode);
 
     /// All but `default`, and `memory`, which places nothing: homes are what operators chose.
     pub fn all() -> Vec<Contender> {
-        let mut all: Vec<Contender> = Policies::ALL
+        let mut all: Vec<Contender> = PolicySet::ALL
             .into_iter()
-            .filter(|policies| !matches!(policies, Policies::Default | Policies::Memory))
-            .map(Contender::Policies)
+            .filter(|policies| !matches!(policies, PolicySet::Default | PolicySet::Memory))
+            .map(Contender::PolicySet)
             .collect();
         all.insert(1, Contender::AutoNuma);
         all
@@ -42,7 +42,7 @@ impl Contender {
     /// Name in tables and files.
     pub fn name(self) -> &'static str {
         match self {
-            Contender::Policies(policies) => policies.name(),
+            Contender::PolicySet(policies) => policies.name(),
             Contender::AutoNuma => AUTONUMA,
         }
     }
@@ -63,13 +63,13 @@ impl Contender {
             ..config.clone()
         };
         match self {
-            Contender::Policies(policies) => run(setup, with(policies), look, told),
+            Contender::PolicySet(policies) => run(setup, with(policies), look, told),
             Contender::AutoNuma => {
                 let setup = Setup {
                     scenario: setup.scenario.clone().with_autonuma(),
                     ..setup.clone()
                 };
-                let run = run(&setup, with(Policies::Default), look, told)?;
+                let run = run(&setup, with(PolicySet::Default), look, told)?;
                 Ok(Run {
                     policy: AUTONUMA,
                     ..run
@@ -91,8 +91,8 @@ impl FromStr for Contender {
         if text == AUTONUMA {
             return Ok(Contender::AutoNuma);
         }
-        text.parse().map(Contender::Policies).map_err(|_: String| {
-            let known = Policies::ALL.map(Policies::name).into_iter().chain([AUTONUMA]);
+        text.parse().map(Contender::PolicySet).map_err(|_: String| {
+            let known = PolicySet::ALL.map(PolicySet::name).into_iter().chain([AUTONUMA]);
             format!("no policies are named `{text}`{}", Candidates::of(text, known))
         })
     }

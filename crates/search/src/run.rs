@@ -155,7 +155,7 @@ impl Starts {
 
 #[cfg(test)]
 mod tests {
-    use homenode_control::Policies;
+    use homenode_control::PolicySet;
     use homenode_machine_files::preset;
 
     use super::*;
@@ -209,7 +209,7 @@ action = "stop"
         let scenario = Scenario::from_toml("case.toml", CASE).unwrap();
         let setup = Setup::new(preset("r420").unwrap(), scenario, 1);
         let config = Config {
-            policies: Policies::Default,
+            policies: PolicySet::Default,
             ..Config::default()
         };
         let run = run(&setup, config, |_| (), |_| ()).unwrap();

@@ -9,7 +9,7 @@ use crate::{Control, Event};
 
 #[test]
 fn every_set_has_its_stages_in_the_documented_order() {
-    for set in Policies::ALL {
+    for set in PolicySet::ALL {
         let stages: Vec<&str> = of(set).map(|stage| stage.policy).collect();
         let row = format!("//! | `{}` | {} |", set.name(), stages.join(", "));
         let is_documented = include_str!("../stages.rs").lines().any(|line| line == row);
@@ -22,7 +22,7 @@ fn every_set_has_its_stages_in_the_documented_order() {
 fn a_stage_that_sets_a_lever_that_its_row_does_not_list_is_found() {
     let stage = Stage {
         policy: "test",
-        sets: &[Policies::Default],
+        sets: &[PolicySet::Default],
         levers: &[Lever::Pages],
         plan: |view, _, _, _, _| Plan::new(view.version),
     };
@@ -34,10 +34,10 @@ fn a_stage_that_sets_a_lever_that_its_row_does_not_list_is_found() {
 
 #[test]
 fn sets_that_give_no_homes_leave_them_to_operators() {
-    let left: Vec<&str> = Policies::ALL
+    let left: Vec<&str> = PolicySet::ALL
         .into_iter()
         .filter(|set| leave_homes_to_operators(*set))
-        .map(Policies::name)
+        .map(PolicySet::name)
         .collect();
     assert_eq!(left, ["memory"]);
 }
@@ -45,17 +45,17 @@ fn sets_that_give_no_homes_leave_them_to_operators() {
 #[test]
 fn every_lever_of_a_row_is_set_by_its_stage() {
     let mut seen = BTreeSet::new();
-    for set in Policies::ALL {
+    for set in PolicySet::ALL {
         run(&various(), config(set), Mode::Act, &mut seen);
     }
     run(
         &Scenario::tavo_mixed(),
-        config(Policies::Homenode),
+        config(PolicySet::Homenode),
         Mode::Act,
         &mut seen,
     );
     // What the twin cannot do is planned all the same: limits by resctrl, and what guests are told.
-    let mut by_resctrl = config(Policies::Homenode);
+    let mut by_resctrl = config(PolicySet::Homenode);
     by_resctrl.permits.enforcer = permits::Enforcer::CacheWays;
     run(&various(), by_resctrl, Mode::DryRun, &mut seen);
     let rows = STAGES
@@ -67,7 +67,7 @@ fn every_lever_of_a_row_is_set_by_its_stage() {
     assert!(missing.is_empty(), "listed, and not set: {missing:?}");
 }
 
-fn config(policies: Policies) -> Config {
+fn config(policies: PolicySet) -> Config {
     let mut config = Config {
         policies,
         ..Config::default()

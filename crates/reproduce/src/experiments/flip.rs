@@ -21,7 +21,7 @@
 //! - `flip.cured`: "stay zero" is none at all; "alike" is within 2 percent.
 //! - `flip.period-equals-threshold`: both benchmarks afterwards within 2 percent of each other.
 
-use homenode_control::Policies;
+use homenode_control::PolicySet;
 use homenode_policy::repatriate::Start;
 use homenode_twin::{
     Backend, Hypervisor, NextProgram, PoolSpec, Scenario, Transfer, VmSpec, Vnuma, Workload, workload,
@@ -225,9 +225,9 @@ fn one(program: &str, remedy: Remedy) -> Run {
     let name = format!("{program} before and after BigBench, {}", remedy.name());
     let start = remedy.start();
     let policies = if start.is_some() {
-        Policies::Tavo
+        PolicySet::Tavo
     } else {
-        Policies::Default
+        PolicySet::Default
     };
     let mut run = Run {
         until: Ns::from_secs(20_000),
@@ -247,7 +247,7 @@ fn at_full_rate(remedy: Remedy) -> Run {
     Run::to_end(
         "xeon26x2",
         on_xeon(&name, "bigbench", Vec::new(), remedy),
-        Policies::Default,
+        PolicySet::Default,
         1,
     )
 }
@@ -273,7 +273,7 @@ fn repeated(length: f64) -> Run {
     let mut run = Run {
         until: Ns::from_secs(400_000),
         watch: Some(WATCH),
-        ..Run::to_end("amd6344x8", scenario, Policies::Default, 1)
+        ..Run::to_end("amd6344x8", scenario, PolicySet::Default, 1)
     };
     run.config.period = STEP;
     run

@@ -7,7 +7,7 @@
 //! - Data-intensive programs suffer more: over all programs, Kendall's tau of memory traffic in the base case and the mean
 //!   degradation under the four sources is at least 0.7.
 
-use homenode_control::Policies;
+use homenode_control::PolicySet;
 use homenode_twin::{Scenario, VmSpec};
 use homenode_units::{Bytes, NodeId, NodeSet};
 
@@ -108,7 +108,7 @@ fn run(mapping: &Mapping, program: &str) -> Run {
             .with_memory_on(NodeSet::one(NodeId(*memory)))
     });
     let scenario = Scenario::of(&format!("{} {program}", mapping.name), vms.collect());
-    Run::to_end(MACHINE, scenario, Policies::Default, 1)
+    Run::to_end(MACHINE, scenario, PolicySet::Default, 1)
 }
 
 fn mappings() -> impl Iterator<Item = &'static Mapping> {

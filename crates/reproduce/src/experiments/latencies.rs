@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_control::Policies;
+use homenode_control::PolicySet;
 use homenode_machine::Machine;
 use homenode_twin::{Hypervisor, Scenario, VmSpec, Workload};
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns};
@@ -125,7 +125,7 @@ fn run(in_flight: u32, threads: Threads) -> Run {
     Run {
         warm_up: Ns::from_secs(5),
         until: Ns::from_secs(6),
-        ..Run::to_end(MACHINE, scenario, Policies::Default, 1)
+        ..Run::to_end(MACHINE, scenario, PolicySet::Default, 1)
     }
 }
 

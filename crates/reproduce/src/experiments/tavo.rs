@@ -17,7 +17,7 @@
 //! - The default's spread is far the highest: on average over the programs of each suite at least twice either other's.
 //! - First-fit pinning's spread over NPB is at most 4 percent on average, is.B left out.
 
-use homenode_control::Policies;
+use homenode_control::PolicySet;
 use homenode_twin::{ArrivalOrder, Scenario, VmSpec};
 use homenode_units::{Bytes, Ns, Placing};
 
@@ -59,7 +59,7 @@ const MACHINE: &str = "r910";
 const SEEDS: &[u64] = &[1, 2, 3, 4, 5];
 /// Of what was not chosen, fewer.
 const SEEDS_OF_ALTERNATIVES: &[u64] = &[1, 2];
-const POLICIES: [Policies; 3] = [Policies::Default, Policies::FfPin, Policies::Tavo];
+const POLICIES: [PolicySet; 3] = [PolicySet::Default, PolicySet::FfPin, PolicySet::Tavo];
 
 /// What runs beside a program.
 #[derive(Clone, Copy, PartialEq)]
@@ -90,7 +90,7 @@ impl Beside {
     }
 }
 
-fn run(suite: &[&str], beside: Beside, program: &str, policies: Policies, seed: u64) -> Run {
+fn run(suite: &[&str], beside: Beside, program: &str, policies: PolicySet, seed: u64) -> Run {
     let programs: Vec<&str> = match beside {
         Beside::Same(count) => vec![program; count],
         Beside::Suite => suite.to_vec(),
@@ -126,7 +126,7 @@ fn runs_of(suite: &[&str], beside: Beside, seeds: &[u64]) -> Vec<Run> {
 
 /// The chosen set-up under the default scheduler with each VM's pages dealt out over all nodes: what scattered memory costs.
 fn scattered(suite: &[&str], program: &str, seed: u64) -> Run {
-    let mut run = run(suite, Beside::CHOSEN, program, Policies::Default, seed);
+    let mut run = run(suite, Beside::CHOSEN, program, PolicySet::Default, seed);
     for vm in &mut run.scenario.vms {
         vm.memory_policy = Placing::Round4k.alone();
     }
@@ -147,7 +147,7 @@ fn runtimes(
     suite: &[&str],
     beside: Beside,
     program: &str,
-    policies: Policies,
+    policies: PolicySet,
 ) -> Result<Vec<Vec<f64>>, String> {
     let of_seed = |seed: &u64| {
         let outcome = outcomes.of(&run(suite, beside, program, policies, *seed))?;
@@ -163,7 +163,7 @@ fn mean_runtime(
     suite: &[&str],
     beside: Beside,
     program: &str,
-    policies: Policies,
+    policies: PolicySet,
 ) -> Result<f64, String> {
     let all = runtimes(outcomes, suite, beside, program, policies)?;
     mean(&all.concat()).ok_or_else(|| format!("{program} did not run"))
@@ -292,7 +292,7 @@ fn locality(outcomes: &Outcomes, suite: &[&str], chosen: &[[f64; 3]]) -> Result<
 fn local_by_default(outcomes: &Outcomes, suite: &[&str], program: &str) -> Result<f64, String> {
     let mut local = Vec::new();
     for seed in SEEDS {
-        let outcome = outcomes.of(&run(suite, Beside::CHOSEN, program, Policies::Default, *seed))?;
+        let outcome = outcomes.of(&run(suite, Beside::CHOSEN, program, PolicySet::Default, *seed))?;
         local.extend(outcome.vms.iter().filter_map(|vm| vm.local_access_ratio));
     }
     Ok(100.0 * mean(&local).unwrap_or(f64::NAN))
@@ -424,7 +424,7 @@ fn spec(outcomes: &Outcomes) -> Result<Decision, String> {
 }
 
 /// Spread of a program's runtime: over the runs for each VM, then the mean over VMs. It is what one VM's program shows.
-fn spread(outcomes: &Outcomes, suite: &[&str], program: &str, policies: Policies) -> Result<f64, String> {
+fn spread(outcomes: &Outcomes, suite: &[&str], program: &str, policies: PolicySet) -> Result<f64, String> {
     let runs = runtimes(outcomes, suite, Beside::CHOSEN, program, policies)?;
     let vms = runs.first().map_or(0, Vec::len);
     let of_vm = |vm: usize| rsd_percent(&runs.iter().map(|run| run[vm]).collect::<Vec<f64>>());

@@ -1,4 +1,4 @@
-use homenode_control::Policies;
+use homenode_control::PolicySet;
 use homenode_host::Host as _;
 use homenode_machine_files::preset;
 use homenode_twin::{Scenario, VmSpec};
@@ -26,7 +26,7 @@ fn setup() -> Setup {
 
 fn base(setup: &Setup) -> Run {
     let config = Config {
-        policies: Policies::Default,
+        policies: PolicySet::Default,
         ..Config::default()
     };
     run(setup, config, |_| (), |_| ()).unwrap()

@@ -70,7 +70,7 @@ const ALTERNATING: Ns = Ns::from_secs(150);
 
 /// The agent chooses, of memory policies alone.
 fn acting(mut run: Run) -> Run {
-    run.config.policies = homenode_control::Policies::Memory;
+    run.config.policies = homenode_control::PolicySet::Memory;
     run.config.memory.advisor.acts = true;
     run
 }
@@ -216,7 +216,7 @@ fn changing(pair: [&'static str; 2], kept: Option<MemoryPolicy>) -> Run {
     let mut run = Run::to_end(
         MACHINE,
         System::Linux.scenario(&name, vec![vm]),
-        homenode_control::Policies::Memory,
+        homenode_control::PolicySet::Memory,
         1,
     );
     if kept.is_none() {

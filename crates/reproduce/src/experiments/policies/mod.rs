@@ -43,7 +43,7 @@ pub use virtualisation::{FIRST_TOUCH_DISK, IPI};
 
 use std::collections::BTreeMap;
 
-use homenode_control::Policies;
+use homenode_control::PolicySet;
 use homenode_twin::workload::{self, DeviceKind};
 use homenode_twin::{Hypervisor, ReleaseCalls, Scenario, VmSpec, Waiting};
 use homenode_units::{Bytes, MemoryPolicy, Migration, Ns, Placing};
@@ -140,9 +140,9 @@ fn uses_disk(program: &str) -> bool {
 fn between(scenario: Scenario) -> Run {
     let follows = |vm: &VmSpec| vm.memory_policy.migration == Migration::Carrefour;
     let (policies, warm_up) = if scenario.vms.iter().any(follows) {
-        (Policies::Memory, WARM_UP_CARREFOUR)
+        (PolicySet::Memory, WARM_UP_CARREFOUR)
     } else {
-        (Policies::Default, WARM_UP)
+        (PolicySet::Default, WARM_UP)
     };
     let mut run = Run::between(MACHINE, scenario, warm_up, Ns(warm_up.0 + COUNTED.0));
     run.config.policies = policies;

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use homenode_control::{Config, Policies};
+use homenode_control::{Config, PolicySet};
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
 use homenode_search::board::{Board, Disturbed};
@@ -170,7 +170,7 @@ fn load_sweep(
         .iter()
         .flat_map(|machine| sweep::sweep(machine, &programs, sweep::SOLO_S));
     let cells = cells.map(|cell| Cell { disturbance, ..cell }).collect();
-    let contenders = [Contender::OURS, Contender::Policies(Policies::FfPin)];
+    let contenders = [Contender::OURS, Contender::PolicySet(PolicySet::FfPin)];
     swept::run(cells, &contenders, seeds, jobs)
 }
 
