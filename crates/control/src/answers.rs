@@ -54,7 +54,7 @@ impl Control {
     pub fn objection(&self, vm: VmId, policy: MemoryPolicy) -> Option<String> {
         let (sample, _) = self.last.as_ref()?;
         let vm = sample.vm(vm)?;
-        memory::objection(sample, vm, hands_off(vm, &self.watch), policy)
+        memory::objection(sample, vm, hands_off(vm, &self.foreign), policy)
     }
 
     /// What the operator should know of a memory policy that a VM can have, each a sentence.
@@ -114,7 +114,7 @@ impl Control {
             .last
             .as_ref()
             .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.watch);
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
         arrange::what_if(&view, &self.config.placement, &self.states.arrange, wanted)
     }
 
@@ -153,7 +153,7 @@ impl Control {
             .last
             .as_ref()
             .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.watch);
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
         let supply = Supply::new(
             &view,
             &self.states.history,

@@ -12,8 +12,8 @@ use homenode_units::{NodeSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::foreign_changes::ForeignChanges;
 use crate::status::Known;
-use crate::watch::Watch;
 use crate::{Control, Event, MemoryStatus, Mode, PermitStatus, Status, TopologyStatus, stages};
 
 /// What one step saw and did.
@@ -72,7 +72,7 @@ impl Control {
     /// shared: moving pages takes long, and a VM that starts meanwhile wants an answer.
     pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
         let events = self
-            .watch
+            .foreign
             .compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
         let rates = self
             .last
@@ -135,14 +135,14 @@ impl Control {
             }
         }
         self.layouts.update(sample, &self.homes);
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.watch);
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
         self.states.history.observe(&view);
         working_set::observe(&view, &mut self.states.working_set);
     }
 
     /// The policies' merged plan from what [`Control::observe`] took in last. Changes nothing but the policies' own memory.
     pub fn plan(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Plan {
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.watch);
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
         levers::merge(
             &view,
             stages::plans(&view, &self.config, self.mode, &mut self.states),
@@ -158,25 +158,25 @@ impl Control {
             }
             (Act::Lift { lever: Lever::Home }, Outcome::Done | Outcome::DryRun) => {
                 self.homes.remove(&vm);
-                self.watch.forget_pins(vm);
+                self.foreign.forget_pins(vm);
             }
             (Act::PinVcpus { vcpus, cpus }, Outcome::Done) => {
                 for index in vcpus {
-                    self.watch.expect(vm, *index, cpus.clone());
+                    self.foreign.expect(vm, *index, cpus.clone());
                 }
             }
             // Some vCPUs may have been pinned: what is in force is nobody's mistake and nobody else's doing.
-            (Act::PinVcpus { vcpus, .. }, Outcome::Failed(_)) => self.watch.forget(vm, vcpus),
+            (Act::PinVcpus { vcpus, .. }, Outcome::Failed(_)) => self.foreign.forget(vm, vcpus),
             (Act::SetHome { .. }, Outcome::Failed(_)) => self.states.placement.ledger.withdraw(vm),
-            (Act::Lift { lever: Lever::Home }, Outcome::Failed(_)) => self.watch.forget_pins(vm),
+            (Act::Lift { lever: Lever::Home }, Outcome::Failed(_)) => self.foreign.forget_pins(vm),
             (
                 Act::Limit {
                     limit: Limit::CpuQuota(quota),
                     lease_ns,
                 },
                 Outcome::Done | Outcome::Renewed,
-            ) => self.watch.expect_quota(vm, *quota, at + *lease_ns),
-            (act, _) if act.lever() == Lever::CpuQuota => self.watch.forget_quota(vm),
+            ) => self.foreign.expect_quota(vm, *quota, at + *lease_ns),
+            (act, _) if act.lever() == Lever::CpuQuota => self.foreign.forget_quota(vm),
             _ if action.act.lever() == Lever::Watching => {
                 self.states.working_set.outcome(action, outcome, at);
             }
@@ -195,7 +195,7 @@ impl Control {
     fn status_of(&self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Status {
         let known = |vm: &VmSample| Known {
             home: self.homes.get(&vm.id).cloned(),
-            left_alone: hands_off(vm, &self.watch).map(|why| why.to_string()),
+            left_alone: hands_off(vm, &self.foreign).map(|why| why.to_string()),
             permit: PermitStatus::of(vm, &self.states.permits),
             memory: MemoryStatus::of(vm, &self.states.overcommit),
             topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
@@ -210,15 +210,15 @@ pub(crate) fn view<'a>(
     rates: Option<&'a Rates>,
     homes: &'a BTreeMap<VmId, NodeSet>,
     layouts: &'a topology_feed::Layouts,
-    watch: &Watch,
+    foreign: &ForeignChanges,
 ) -> View<'a> {
     let vms = sample.vms.iter().map(|vm| VmView {
         sample: vm,
         rates: rates.and_then(|rates| rates.vm(vm.id)),
         home: homes.get(&vm.id),
         layout: layouts.of(vm.id),
-        hands_off: hands_off(vm, watch),
-        quota_hands_off: watch
+        hands_off: hands_off(vm, foreign),
+        quota_hands_off: foreign
             .quota_changed_by_other(vm.id)
             .then_some(HandsOff::QuotaByHand),
     });
@@ -258,10 +258,10 @@ fn what_is_told(action: &Action) -> String {
     }
 }
 
-pub(crate) fn hands_off(vm: &VmSample, watch: &Watch) -> Option<HandsOff> {
+pub(crate) fn hands_off(vm: &VmSample, foreign: &ForeignChanges) -> Option<HandsOff> {
     if vm.settings.management == Management::Ignored {
         Some(HandsOff::Ignored)
-    } else if watch.changed_by_other(vm.id) || !vm.settings.pinned_vcpus.is_empty() {
+    } else if foreign.changed_by_other(vm.id) || !vm.settings.pinned_vcpus.is_empty() {
         Some(HandsOff::PinnedByHand)
     } else {
         None

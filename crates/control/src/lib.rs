@@ -12,7 +12,7 @@
 //! | `epoch` | the loop: observe, plan, commit, remember |
 //! | `answers`, `idle` | what the loop is asked: where a VM would go, what is known of it, why nothing is done |
 //! | `config` | what the operator may set |
-//! | `watch` | what somebody else changed |
+//! | `foreign_changes` | what somebody else changed |
 //! | `status`, `event`, `bill` | what the loop shows and tells |
 //!
 //! [`Control`] is a plain struct without threads or clock; whoever owns it calls [`Control::step`] once per period and shows
@@ -23,10 +23,10 @@ mod bill;
 mod config;
 mod epoch;
 mod event;
+mod foreign_changes;
 mod idle;
 mod stages;
 mod status;
-mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,12 +40,12 @@ pub use bill::{Bill, Hour, Line};
 pub use config::{Config, Mode, PolicySet};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;
+use foreign_changes::ForeignChanges;
 use stages::States;
 pub use status::{
     LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeVcpus, PermitStatus, Status, TopologyStatus,
     VirtualNodeStatus, VmStatus,
 };
-use watch::Watch;
 
 /// The control loop's state.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ pub struct Control {
     bill: Bill,
     homes: BTreeMap<VmId, NodeSet>,
     layouts: topology_feed::Layouts,
-    watch: Watch,
+    foreign: ForeignChanges,
     /// In a dry run the same plan comes every epoch; it is told once.
     told: BTreeSet<String>,
     last: Option<(Sample, Option<Rates>)>,
@@ -117,7 +117,7 @@ impl Control {
     /// The operator set something of a VM. Who sets a permit wants the agent to decide on its CPU quota, whoever changed that.
     pub fn was_set(&mut self, vm: VmId, setting: Setting) {
         if let Setting::Permit(_) = setting {
-            self.watch.give_back_quota(vm);
+            self.foreign.give_back_quota(vm);
         }
     }
 

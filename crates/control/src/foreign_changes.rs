@@ -10,16 +10,16 @@ use crate::Event;
 
 /// Affinities and CPU quotas that the agent set, and VMs of which somebody else then changed them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct ForeignChanges {
     expected: BTreeMap<VcpuId, CpuSet>,
-    foreign: BTreeSet<VmId>,
+    vms: BTreeSet<VmId>,
     /// With the end of its lease: later it is nobody's doing that it is gone.
     quotas: BTreeMap<VmId, (CpuQuota, Ns)>,
     /// What was found in the place of the agent's quota.
     foreign_quotas: BTreeMap<VmId, Option<CpuQuota>>,
 }
 
-impl Watch {
+impl ForeignChanges {
     /// The agent gave a vCPU this affinity.
     pub fn expect(&mut self, vm: VmId, index: u16, cpus: CpuSet) {
         self.expected.insert(VcpuId { vm, index }, cpus);
@@ -38,7 +38,7 @@ impl Watch {
 
     /// Whether somebody else pinned vCPUs of the VM while the agent managed it.
     pub fn changed_by_other(&self, vm: VmId) -> bool {
-        self.foreign.contains(&vm)
+        self.vms.contains(&vm)
     }
 
     /// The agent holds a VM to this quota, until its lease is over.
@@ -62,7 +62,7 @@ impl Watch {
     }
 
     /// Quotas that are not what the agent set. A VM is the agent's again when the quota that was found is removed. Where none
-    /// was found somebody wants the VM to have none: then only [`Watch::give_back_quota`] helps.
+    /// was found somebody wants the VM to have none: then only [`ForeignChanges::give_back_quota`] helps.
     fn compare_quotas(&mut self, now: &Sample, events: &mut Vec<Event>) {
         self.quotas
             .retain(|id, (_, until)| *until > now.at && now.vm(*id).is_some());
@@ -115,14 +115,14 @@ impl Watch {
         }
         self.expected
             .retain(|vcpu, _| now.vm(vcpu.vm).is_some_and(|vm| vm.vcpu(vcpu.index).is_some()));
-        self.foreign.retain(|id| now.vm(*id).is_some());
+        self.vms.retain(|id| now.vm(*id).is_some());
 
         self.compare_quotas(now, &mut events);
         let all: CpuSet = now.cpus.iter().map(|cpu| cpu.id).collect();
         for vm in &now.vms {
             let anywhere = vm.settings.cpus_allowed.as_ref().unwrap_or(&all);
             let given_back = vm.vcpus.iter().all(|vcpu| vcpu.affinity == *anywhere);
-            if given_back && self.foreign.remove(&vm.id) {
+            if given_back && self.vms.remove(&vm.id) {
                 self.expected.retain(|vcpu, _| vcpu.vm != vm.id);
                 events.push(Event::GivenBack {
                     vm: vm.id,
@@ -145,7 +145,7 @@ impl Watch {
                         expected: std::mem::replace(expected, vcpu.affinity.clone()),
                         found: vcpu.affinity.clone(),
                     });
-                    self.foreign.insert(vm.id);
+                    self.vms.insert(vm.id);
                 }
             }
         }
@@ -183,41 +183,41 @@ mod tests {
         }
     }
 
-    fn events(watch: &mut Watch, now: &Sample) -> Vec<Event> {
-        watch.compare(Some(now), now)
+    fn events(foreign: &mut ForeignChanges, now: &Sample) -> Vec<Event> {
+        foreign.compare(Some(now), now)
     }
 
     #[test]
     fn a_quota_that_somebody_else_changed_is_said_once_and_theirs_until_they_remove_it() {
-        let mut watch = Watch::default();
-        watch.expect_quota(VM, quota(0.1), Ns::from_secs(100));
-        assert_eq!(events(&mut watch, &sample(1, Some(quota(0.1)))), []);
+        let mut foreign = ForeignChanges::default();
+        foreign.expect_quota(VM, quota(0.1), Ns::from_secs(100));
+        assert_eq!(events(&mut foreign, &sample(1, Some(quota(0.1)))), []);
         let theirs = sample(2, Some(quota(0.7)));
-        let said = events(&mut watch, &theirs);
+        let said = events(&mut foreign, &theirs);
         assert!(
             matches!(&said[..], [Event::QuotaChangedByOther { found: Some(found), .. }] if *found == quota(0.7)),
             "{said:?}"
         );
-        assert!(watch.quota_changed_by_other(VM));
-        assert_eq!(events(&mut watch, &theirs), []);
-        let said = events(&mut watch, &sample(3, None));
+        assert!(foreign.quota_changed_by_other(VM));
+        assert_eq!(events(&mut foreign, &theirs), []);
+        let said = events(&mut foreign, &sample(3, None));
         assert!(matches!(&said[..], [Event::QuotaGivenBack { .. }]), "{said:?}");
-        assert!(!watch.quota_changed_by_other(VM));
+        assert!(!foreign.quota_changed_by_other(VM));
     }
 
     #[test]
     fn a_quota_that_somebody_else_removed_stays_removed_until_asked_for() {
-        let mut watch = Watch::default();
-        watch.expect_quota(VM, quota(0.1), Ns::from_secs(100));
-        let said = events(&mut watch, &sample(1, None));
+        let mut foreign = ForeignChanges::default();
+        foreign.expect_quota(VM, quota(0.1), Ns::from_secs(100));
+        let said = events(&mut foreign, &sample(1, None));
         assert!(matches!(
             &said[..],
             [Event::QuotaChangedByOther { found: None, .. }]
         ));
-        assert_eq!(events(&mut watch, &sample(2, None)), []);
-        assert!(watch.quota_changed_by_other(VM));
-        watch.give_back_quota(VM);
-        assert!(!watch.quota_changed_by_other(VM));
+        assert_eq!(events(&mut foreign, &sample(2, None)), []);
+        assert!(foreign.quota_changed_by_other(VM));
+        foreign.give_back_quota(VM);
+        assert!(!foreign.quota_changed_by_other(VM));
     }
 
     #[test]
@@ -241,10 +241,10 @@ mod tests {
             for action in [set_home, pin] {
                 control.remember(&action, &Outcome::Done, Ns::ZERO);
             }
-            assert_eq!(events(&mut control.watch.clone(), &on("0-7")).len(), 1);
+            assert_eq!(events(&mut control.foreign.clone(), &on("0-7")).len(), 1);
             let lever = Lever::Home;
             control.remember(&Act::Lift { lever }.on(VM), &outcome, Ns::ZERO);
-            assert_eq!(events(&mut control.watch, &on("0-7")), []);
+            assert_eq!(events(&mut control.foreign, &on("0-7")), []);
             assert_eq!(control.homes.contains_key(&VM), is_homed, "{outcome:?}");
         }
     }
@@ -255,11 +255,11 @@ mod tests {
 
     #[test]
     fn a_quota_that_ends_with_its_lease_is_nobodys_doing() {
-        let mut watch = Watch::default();
-        watch.expect_quota(VM, quota(0.1), Ns::from_secs(5));
-        assert_eq!(events(&mut watch, &sample(5, None)), []);
-        watch.expect_quota(VM, quota(0.1), Ns::from_secs(50));
-        watch.forget_quota(VM);
-        assert_eq!(events(&mut watch, &sample(6, None)), []);
+        let mut foreign = ForeignChanges::default();
+        foreign.expect_quota(VM, quota(0.1), Ns::from_secs(5));
+        assert_eq!(events(&mut foreign, &sample(5, None)), []);
+        foreign.expect_quota(VM, quota(0.1), Ns::from_secs(50));
+        foreign.forget_quota(VM);
+        assert_eq!(events(&mut foreign, &sample(6, None)), []);
     }
 }
