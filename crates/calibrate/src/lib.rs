@@ -1,5 +1,6 @@
 //! Measures the very host that it runs on, writes what it found as a machine file, and holds the twin against it; measures how
-//! much memory a guest kernel takes ([`footprint`]), and makes programs into workloads ([`profile`]).
+//! much memory a guest kernel takes ([`footprint`]), makes programs into workloads ([`profile`]), and estimates working sets
+//! from logs ([`page_log`]).
 //!
 //! ```text
 //!   host ──▶ measure ──▶ Calibration ──▶ write ──▶ machine file ──▶ twin
@@ -27,6 +28,7 @@ mod host;
 pub mod kernels;
 mod measure;
 mod noise;
+pub mod page_log;
 pub mod profile;
 mod stats;
 mod streams;

@@ -1,0 +1,533 @@
+//! What estimators make of a log of a guest's pages.
+//!
+//! Each estimator that can read the log makes an estimate of the program's pages and one of the kernel's, which together are the
+//! working set [PRL, equation 1]. Where the log has all frames that were used, an estimate stands beside what was. A log
+//! that is being written is followed: the same estimators are shown one window after the other ([`Watching`]).
+
+use std::path::Path;
+
+use homenode_formats::page_log::{Header, Log, Logs, Marks, Window};
+use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
+use homenode_policy::working_set::{
+    Carrier, Certainty, Estimate, Estimator, Logged, Observation, Sampling, Seen, Settled, Unfit, sampling,
+};
+use homenode_units::{Bytes, Chance, Ns, Pages};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// What is said of a log.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// What it is.
+    pub log: About,
+    /// What each estimator that can read the log says: when its stop rule was first met, or else in the end.
+    pub estimates: Vec<Said>,
+    /// What was used in all windows, if the log has that.
+    pub truth: Option<Truth>,
+}
+
+/// A log.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct About {
+    /// Its path.
+    pub file: String,
+    /// The modelled core.
+    pub core: String,
+    /// What is logged: `nothing`, `writes`, `walks`.
+    pub logs: &'static str,
+    /// vCPUs of the guest.
+    pub vcpus: u32,
+    /// Memory of the guest.
+    pub memory_bytes: Bytes,
+    /// How many windows were read.
+    pub windows: usize,
+    /// How long they are together.
+    pub seconds: f64,
+    /// Page walks in them.
+    pub walks: u64,
+    /// Frames logged.
+    pub logged: u64,
+    /// Of them, lost.
+    pub lost: u64,
+    /// Buffers that were filled.
+    pub buffers_filled: u64,
+    /// What is missing of the file, if anything is.
+    pub missing: Option<String>,
+}
+
+/// What an estimator says.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Said {
+    /// The estimator's name.
+    pub estimator: &'static str,
+    /// What carried what it saw.
+    pub carrier: Carrier,
+    /// Whether more windows would hardly change it.
+    pub settled: Settled,
+    /// Over which time.
+    pub window_s: f64,
+    /// The program's hot pages and the kernel's.
+    pub size_bytes: Bytes,
+    /// The lower end of the interval.
+    pub least_bytes: Bytes,
+    /// The upper end.
+    pub most_bytes: Bytes,
+    /// What the two ends mean.
+    pub certainty: Certainty,
+    /// The program's hot pages; none of a poll, which does not know whose they are.
+    pub program_bytes: Option<Bytes>,
+    /// The kernel's: epsilon.
+    pub kernel_bytes: Option<Bytes>,
+    /// Used in some windows.
+    pub warm_bytes: Bytes,
+    /// Used in the same time.
+    pub truth_bytes: Option<Bytes>,
+    /// Of that, pages that a program read or wrote.
+    pub truth_program_bytes: Option<Bytes>,
+    /// What it does not see.
+    pub blind_spot: &'static str,
+}
+
+/// What was really used.
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
+pub struct Truth {
+    /// Pages that a program read or wrote.
+    pub program_data_bytes: Bytes,
+    /// Of those, pages that it wrote.
+    pub program_written_bytes: Bytes,
+    /// Pages that it only executed.
+    pub program_code_bytes: Bytes,
+    /// Pages that only the kernel used.
+    pub kernel_bytes: Bytes,
+}
+
+/// What is known of a log after a mu.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Known {
+    /// The last window's number.
+    pub window: u64,
+    /// Its end, since the log was begun.
+    pub at_s: f64,
+    /// Windows that were given up before they could be read.
+    pub given_up: u64,
+    /// What each estimator says.
+    pub estimates: Vec<Said>,
+    /// What was used since the log is followed, if the log has that.
+    pub truth: Option<Truth>,
+}
+
+/// An estimator that is shown one window after the other, the program's pages and the kernel's apart.
+struct Eye {
+    name: &'static str,
+    carrier: Carrier,
+    program: Logged,
+    kernel: Logged,
+    frames: Vec<u64>,
+}
+
+/// The program's pages, and the kernel's.
+struct Estimates {
+    program: Estimate,
+    kernel: Estimate,
+}
+
+impl Eye {
+    /// Those that can read such a log.
+    fn all(header: &Header, mu: Ns, tau: u8) -> Vec<Eye> {
+        let heat = HeatBy::Logs {
+            tau,
+            ageing: Ageing::Never,
+        };
+        let plain = Config {
+            heat,
+            mu,
+            ..Config::published()
+        };
+        let repaired = Config {
+            mu,
+            flush: if header.flush {
+                Flush::EachWindow
+            } else {
+                Flush::Never
+            },
+            ..Config::repaired()
+        };
+        let pml = Config { mu, ..Config::pml() };
+        let mut estimators = match header.logs {
+            Logs::Walks => vec![
+                ("prl", Carrier::Prl, plain),
+                ("prl-repaired", Carrier::Prl, repaired),
+            ],
+            Logs::Writes => vec![("pml", Carrier::Pml, pml)],
+            Logs::Nothing => vec![],
+        };
+        if header.exact {
+            estimators.push(("exact", Carrier::Exact, repaired));
+        }
+        let eye = |(name, carrier, config): (_, _, Config)| Eye {
+            name,
+            carrier,
+            program: Logged::new(config),
+            kernel: Logged::new(config),
+            frames: Vec::new(),
+        };
+        estimators.into_iter().map(eye).collect()
+    }
+
+    /// Takes in a window; after each mu there are estimates.
+    fn observe(&mut self, header: &Header, window: &Window) -> Result<Option<Estimates>, Unfit> {
+        let program = self.observe_part(header, window, true)?;
+        let kernel = self.observe_part(header, window, false)?;
+        Ok(program
+            .zip(kernel)
+            .map(|(program, kernel)| Estimates { program, kernel }))
+    }
+
+    fn observe_part(
+        &mut self,
+        header: &Header,
+        window: &Window,
+        of_program: bool,
+    ) -> Result<Option<Estimate>, Unfit> {
+        self.frames.clear();
+        for row in window.rows.iter().filter(|row| row.marks.program() == of_program) {
+            let count = match self.carrier {
+                Carrier::Exact => u32::from(row.marks.used()),
+                // Counts end at 255.
+                _ => row.count.min(255),
+            };
+            self.frames.extend((0..count).map(|_| u64::from(row.frame)));
+        }
+        let estimator = if of_program {
+            &mut self.program
+        } else {
+            &mut self.kernel
+        };
+        let seen = observation(header, window, self.carrier, Seen::Frames(&self.frames));
+        Ok(estimator.observe(&seen)?)
+    }
+
+    fn said(&self, estimates: &Estimates, truth: Option<Truth>) -> Said {
+        let Estimates { program, kernel } = estimates;
+        Said {
+            estimator: self.name,
+            carrier: self.carrier,
+            settled: program.settled,
+            window_s: program.window.as_secs_f64(),
+            size_bytes: program.hot + kernel.hot,
+            least_bytes: program.least + kernel.hot,
+            most_bytes: program.most + kernel.hot,
+            certainty: program.certainty,
+            program_bytes: Some(program.hot),
+            kernel_bytes: Some(kernel.hot),
+            warm_bytes: program.warm,
+            truth_bytes: truth.map(|truth| truth.all()),
+            truth_program_bytes: truth.map(|truth| truth.program_data_bytes),
+            blind_spot: self.carrier.blind_spot(),
+        }
+    }
+}
+
+fn observation<'a>(header: &Header, window: &Window, carrier: Carrier, seen: Seen<'a>) -> Observation<'a> {
+    let exact = carrier == Carrier::Exact;
+    Observation {
+        carrier,
+        at: Ns(window.end_ns),
+        interval: Ns(window.end_ns - window.begin_ns),
+        memory: Pages(header.frames),
+        frames: header.frames + header.table_frames,
+        seen,
+        lost: if exact { 0 } else { window.lost },
+        blind: Pages(if carrier == Carrier::Prl { header.blind } else { 0 }),
+    }
+}
+
+/// Estimators that are shown one window of a log after the other.
+pub struct Watching {
+    eyes: Vec<Eye>,
+    used: Used,
+}
+
+impl Watching {
+    /// Those that can read such a log; see [`report`] for `mu` and `tau`.
+    pub fn begin(header: &Header, mu: Ns, tau: u8) -> Watching {
+        Watching {
+            eyes: Eye::all(header, mu, tau),
+            used: Used::new(header),
+        }
+    }
+
+    /// Takes in a window; after each mu there is something to say. `given_up` windows were missed so far.
+    ///
+    /// # Errors
+    /// A window that is not the next.
+    pub fn look(&mut self, header: &Header, window: &Window, given_up: u64) -> Result<Option<Known>, Unfit> {
+        self.used.add(window);
+        let truth = header.exact.then(|| self.used.truth());
+        let mut estimates = Vec::new();
+        for eye in &mut self.eyes {
+            if let Some(of_mu) = eye.observe(header, window)? {
+                estimates.push(eye.said(&of_mu, truth));
+            }
+        }
+        Ok((!estimates.is_empty()).then(|| Known {
+            window: window.number,
+            at_s: Ns(window.end_ns).as_secs_f64(),
+            given_up,
+            estimates,
+            truth,
+        }))
+    }
+}
+
+/// What was done to each frame, in all windows together.
+struct Used(Vec<u8>);
+
+impl Used {
+    fn new(header: &Header) -> Used {
+        Used(vec![0; header.frames as usize])
+    }
+
+    fn add(&mut self, window: &Window) {
+        for row in &window.rows {
+            if let Some(marks) = self.0.get_mut(row.frame as usize) {
+                *marks |= row.marks.0;
+            }
+        }
+    }
+
+    fn truth(&self) -> Truth {
+        let count = |holds: &dyn Fn(u8) -> bool| {
+            Pages(self.0.iter().filter(|marks| holds(**marks)).count() as u64).to_bytes()
+        };
+        let kernels = Marks::KERNEL_USED | Marks::KERNEL_WRITTEN | Marks::KERNEL_FETCHED;
+        Truth {
+            program_data_bytes: count(&|marks| marks & Marks::USED != 0),
+            program_written_bytes: count(&|marks| marks & Marks::WRITTEN != 0),
+            program_code_bytes: count(&|marks| marks & Marks::PROGRAM == Marks::FETCHED),
+            kernel_bytes: count(&|marks| marks & Marks::PROGRAM == 0 && marks & kernels != 0),
+        }
+    }
+}
+
+/// A log's windows.
+struct Reading<'a> {
+    header: &'a Header,
+    windows: &'a [&'a Window],
+}
+
+impl Reading<'_> {
+    /// What was used in windows that end no later than this.
+    fn truth(&self, until: Ns) -> Truth {
+        let mut used = Used::new(self.header);
+        let within = self.windows.iter().filter(|window| window.end_ns <= until.0);
+        within.for_each(|window| used.add(window));
+        used.truth()
+    }
+
+    /// ESX's poll: every mu, 100 frames drawn anew.
+    fn poll(&self, mu: Ns) -> Result<Option<Estimate>, Unfit> {
+        let mut estimator = Sampling::new(sampling::Averages::Three, Bytes::ZERO);
+        let mut chance = Chance::new(1);
+        let (mut last, mut begun) = (None, 0);
+        for (at, window) in self.windows.iter().enumerate() {
+            let since = self.windows[begun].begin_ns;
+            if window.end_ns - since < mu.0 {
+                continue;
+            }
+            let used = |frame: u32| {
+                self.windows[begun..=at].iter().any(|window| {
+                    let row = window.rows.binary_search_by_key(&frame, |row| row.frame);
+                    row.is_ok_and(|row| window.rows[row].marks.used())
+                })
+            };
+            let drawn = 100;
+            let found = (0..drawn)
+                .filter(|_| used((chance.bits() % self.header.frames) as u32))
+                .count();
+            let seen = Seen::Sample {
+                used: found as u32,
+                drawn,
+                complete: true,
+            };
+            let seen = Observation {
+                interval: Ns(window.end_ns - since),
+                ..observation(self.header, window, Carrier::Sampling, seen)
+            };
+            last = estimator.observe(&seen)?;
+            begun = at + 1;
+        }
+        Ok(last)
+    }
+}
+
+/// The estimate with which the estimator's loop ends for the first time with something hot, or else its last.
+fn chosen(estimates: &[Estimates]) -> Option<&Estimates> {
+    let settled = |of: &&Estimates| of.program.settled == Settled::Yes && of.program.hot > Bytes::ZERO;
+    estimates.iter().find(settled).or(estimates.last())
+}
+
+/// What all estimators say of these windows of a log; `mu` is after how long frames are judged, `tau` how often a frame is logged
+/// that PRL calls hot.
+///
+/// # Errors
+/// Windows that are not in order.
+pub fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> Result<Report, Unfit> {
+    let header = &log.header;
+    let reading = Reading { header, windows };
+    let mut estimates = Vec::new();
+    for mut eye in Eye::all(header, mu, tau) {
+        let mut all = Vec::new();
+        for window in windows {
+            all.extend(eye.observe(header, window)?);
+        }
+        if let Some(estimate) = chosen(&all) {
+            let truth = header.exact.then(|| reading.truth(estimate.program.at));
+            estimates.push(eye.said(estimate, truth));
+        }
+    }
+    if header.exact
+        && let Some(poll) = reading.poll(mu)?
+    {
+        let truth = reading.truth(poll.at);
+        estimates.push(Said {
+            estimator: "poll",
+            carrier: poll.carrier,
+            settled: poll.settled,
+            window_s: poll.window.as_secs_f64(),
+            size_bytes: poll.size,
+            least_bytes: poll.least,
+            most_bytes: poll.most,
+            certainty: poll.certainty,
+            program_bytes: None,
+            kernel_bytes: None,
+            warm_bytes: poll.warm,
+            truth_bytes: Some(truth.all()),
+            truth_program_bytes: Some(truth.program_data_bytes),
+            blind_spot: poll.carrier.blind_spot(),
+        });
+    }
+    let sum = |figure: fn(&Window) -> u64| windows.iter().map(|window| figure(window)).sum();
+    let length: u64 = sum(|window| window.end_ns - window.begin_ns);
+    Ok(Report {
+        log: About {
+            file: file.display().to_string(),
+            core: header.core.clone(),
+            logs: match header.logs {
+                Logs::Nothing => "nothing",
+                Logs::Writes => "writes",
+                Logs::Walks => "walks",
+            },
+            vcpus: header.vcpus,
+            memory_bytes: Pages(header.frames).to_bytes(),
+            windows: windows.len(),
+            seconds: Ns(length).as_secs_f64(),
+            walks: sum(|window| window.walks),
+            logged: sum(|window| window.logged),
+            lost: sum(|window| window.lost),
+            buffers_filled: sum(|window| window.filled),
+            missing: log.missing.map(|missing| missing.to_string()),
+        },
+        estimates,
+        truth: header.exact.then(|| reading.truth(Ns(u64::MAX))),
+    })
+}
+
+impl Truth {
+    /// All of it.
+    pub fn all(&self) -> Bytes {
+        self.program_data_bytes + self.program_code_bytes + self.kernel_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_formats::page_log::{Kept, Row, Tables};
+
+    /// A log of ten windows of a second: frames 0 to 99 are a program's and logged 20 times in each, 100 to 109 the kernel's
+    /// and logged 30 times, 110 to 119 are used by the program and never logged.
+    fn log(exact: bool) -> Log {
+        let header = Header {
+            logs: Logs::Walks,
+            tables: Tables::Silent,
+            exact,
+            fetches: false,
+            flush: false,
+            core: "i7_pml".to_owned(),
+            frames: 1000,
+            table_frames: 10,
+            vcpus: 1,
+            blind: 50,
+            begun_unix_ns: 0,
+            begun_ns: 0,
+            entries: 512,
+            kept: Kept::ALL,
+        };
+        let row = |frame| {
+            let (count, marks) = match frame {
+                0..100 => (20, Marks::USED | Marks::WRITTEN),
+                100..110 => (30, Marks::KERNEL_USED),
+                _ => (0, Marks::USED),
+            };
+            let marks = Marks(marks);
+            Row { frame, count, marks }
+        };
+        let window = |number| Window {
+            number,
+            begin_ns: number * 1_000_000_000,
+            end_ns: (number + 1) * 1_000_000_000,
+            rows: (0..if exact { 120 } else { 110 }).map(row).collect(),
+            ..Window::default()
+        };
+        Log {
+            header,
+            windows: (0..10).map(window).collect(),
+            missing: None,
+        }
+    }
+
+    fn of(log: &Log) -> Report {
+        let windows: Vec<&Window> = log.windows.iter().collect();
+        report(Path::new("x"), log, &windows, Ns::from_secs(1), 50).expect("windows in order")
+    }
+
+    fn pages(bytes: Bytes) -> u64 {
+        bytes.to_pages().0
+    }
+
+    #[test]
+    fn an_estimate_is_the_programs_hot_pages_and_the_kernels_apart() {
+        let report = of(&log(true));
+        let names: Vec<&str> = report.estimates.iter().map(|said| said.estimator).collect();
+        assert_eq!(names, ["prl", "prl-repaired", "exact", "poll"]);
+        let prl = &report.estimates[0];
+        // 50 times are reached in the third second, and the loop ends four later.
+        assert_eq!((prl.settled, prl.window_s), (Settled::Yes, 7.0));
+        assert_eq!(prl.program_bytes.map(pages), Some(100));
+        assert_eq!(prl.kernel_bytes.map(pages), Some(10));
+        assert_eq!(
+            [prl.size_bytes, prl.least_bytes, prl.most_bytes].map(pages),
+            [110, 110, 160]
+        );
+        assert_eq!(prl.truth_bytes.map(pages), Some(120));
+        assert_eq!(prl.truth_program_bytes.map(pages), Some(110));
+        assert_eq!(report.estimates[2].program_bytes.map(pages), Some(110));
+        let truth = report.truth.expect("it is exact");
+        let parts = [
+            truth.program_data_bytes,
+            truth.program_written_bytes,
+            truth.program_code_bytes,
+            truth.kernel_bytes,
+        ];
+        assert_eq!(parts.map(pages), [110, 100, 0, 10]);
+    }
+
+    #[test]
+    fn a_log_without_what_was_used_is_not_compared_with_it() {
+        let report = of(&log(false));
+        assert!(report.truth.is_none() && report.estimates.iter().all(|said| said.truth_bytes.is_none()));
+        assert_eq!(report.estimates.len(), 2);
+        assert_eq!(report.estimates[1].estimator, "prl-repaired");
+    }
+}
