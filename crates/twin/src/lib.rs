@@ -30,6 +30,7 @@ mod index;
 mod io;
 mod levers;
 pub mod models;
+mod notation;
 mod report;
 pub mod scenario;
 pub mod schema;

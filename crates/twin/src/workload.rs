@@ -21,7 +21,7 @@ use homenode_units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::schema;
+use crate::notation;
 
 mod fit;
 
@@ -113,7 +113,7 @@ pub struct MissRatioCurve {
     pub m_inf: f64,
     /// Capacity at which the reuse part has fallen to 1/e.
     #[serde(with = "homenode_units::text")]
-    #[schemars(with = "schema::Size")]
+    #[schemars(with = "notation::Size")]
     pub c0: Bytes,
     /// Steepness: below 1 a long tail, above 2 a cliff.
     pub k: f64,
@@ -180,7 +180,7 @@ pub struct IoProfile {
     pub bytes_per_kilo_instruction: f64,
     /// Bytes of one request.
     #[serde(with = "homenode_units::text")]
-    #[schemars(with = "schema::Size")]
+    #[schemars(with = "notation::Size")]
     pub request: Bytes,
 }
 
@@ -220,7 +220,7 @@ pub struct RegionProfile {
     pub kind: RegionKind,
     /// Its size: per thread for a private region, in all for the others.
     #[serde(with = "homenode_units::text")]
-    #[schemars(with = "schema::Size")]
+    #[schemars(with = "notation::Size")]
     pub size: Bytes,
     /// Share of a thread's accesses that go here; over all regions they add up to 1.
     pub access_share: f64,

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{EventAction, Hypervisor, ReleaseCalls, Scenario, TwinError, VmSpec};
-use crate::schema;
+use crate::notation;
 
 /// The driver domain that a VM's I/O goes through [Flip, section II.B]. Pages change hands by Algorithm 1
 /// (`policy::flip_pool`).
@@ -42,7 +42,7 @@ pub struct PoolSpec {
     pub fixed: bool,
     /// Size at the start.
     #[serde(with = "homenode_units::text")]
-    #[schemars(with = "schema::Size")]
+    #[schemars(with = "notation::Size")]
     pub initial: Bytes,
     /// It grows at a flip that finds more of it used, percent …
     pub grow_above_percent: u32,

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Hypervisor, Scenario};
-use crate::schema;
+use crate::notation;
 
 /// How a simulated host differs from what its machine file says and from what an agent is told.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,7 +21,7 @@ pub struct Disturbance {
     /// How many times as long as the machine's figures say threads wait for memory, from 0.1 to 10.
     pub memory_waits: f64,
     /// How all last-level caches choose the line to evict; absent where that is as the machine's file says.
-    #[schemars(with = "Option<schema::Replacement>")]
+    #[schemars(with = "Option<notation::Replacement>")]
     pub replacement: Option<Replacement>,
     /// By how much every increment of a counter (instructions, cycles, LLC references and misses, accesses) is told
     /// wrongly: standard deviation over the increment, from 0 to 0.5. Cut off at three deviations, so that counters never

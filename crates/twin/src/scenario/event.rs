@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Scenario;
-use crate::schema;
+use crate::notation;
 
 /// Something that happens to a VM at a time, whatever policy acts. What came of it is in the report: an event that
 /// meets a VM which is not there is left out and said so.
@@ -14,7 +14,7 @@ use crate::schema;
 pub struct EventSpec {
     /// When. Events of one time happen in the order of the file, after arrivals.
     #[serde(with = "homenode_units::text")]
-    #[schemars(with = "schema::Time")]
+    #[schemars(with = "notation::Time")]
     pub at: Ns,
     /// Name of the VM.
     pub vm: String,
@@ -36,25 +36,25 @@ pub enum EventAction {
     Balloon {
         /// Memory of the guest from now on.
         #[serde(with = "homenode_units::text")]
-        #[schemars(with = "schema::Size")]
+        #[schemars(with = "notation::Size")]
         memory: Bytes,
     },
     /// Its pages are moved onto nodes, one after the other, as `move_pages` does.
     Migrate {
         /// Nodes, in list format.
         #[serde(deserialize_with = "super::some_list")]
-        #[schemars(with = "schema::List")]
+        #[schemars(with = "notation::List")]
         nodes: NodeSet,
         /// Most to move; everything where absent.
         #[serde(default, with = "homenode_units::text::option")]
-        #[schemars(with = "Option<schema::Size>")]
+        #[schemars(with = "Option<notation::Size>")]
         memory_max: Option<Bytes>,
     },
     /// Its vCPUs run on these CPUs only from now on.
     Pin {
         /// CPUs, in list format.
         #[serde(deserialize_with = "super::some_list")]
-        #[schemars(with = "schema::List")]
+        #[schemars(with = "notation::List")]
         cpus: CpuSet,
     },
     /// All of its program's threads use what was one thread's own memory from now on, and no longer theirs: where their accesses

@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 use crate::cpu_mask::CpuMask;
 use crate::index::ThreadIx;
-use crate::schema;
+use crate::notation;
 use crate::workload::{self, Waiting, Workload};
 
 pub use backend::{Backend, NextProgram, PoolSpec, Transfer};
@@ -58,11 +58,11 @@ pub struct Scenario {
     pub vcpu_exchanges_per_minute: f64,
     /// How long to simulate where the caller does not say; a run may end before, when every program is done.
     #[serde(default = "long_enough", with = "homenode_units::text")]
-    #[schemars(with = "schema::Time")]
+    #[schemars(with = "notation::Time")]
     pub duration: Ns,
     /// Figures count from this time on; before it caches and memory fill. Runtimes of programs are always whole.
     #[serde(default, with = "homenode_units::text")]
-    #[schemars(with = "schema::Time")]
+    #[schemars(with = "notation::Time")]
     pub warm_up: Ns,
     /// Names of the policies to run it under, one after the other; empty for the hypervisor alone.
     #[serde(default)]
@@ -72,7 +72,7 @@ pub struct Scenario {
     pub arrival_order: ArrivalOrder,
     /// The seed delays each arrival by up to this much: the phase of VMs to each other.
     #[serde(default, with = "homenode_units::text")]
-    #[schemars(with = "schema::Time")]
+    #[schemars(with = "notation::Time")]
     pub arrival_jitter: Ns,
     /// How the host differs from what an agent is told of it; absent where it does not.
     #[serde(default)]
@@ -111,13 +111,13 @@ pub struct VmSpec {
     pub vcpus: u16,
     /// How much memory it is given.
     #[serde(with = "homenode_units::text")]
-    #[schemars(with = "schema::Size")]
+    #[schemars(with = "notation::Size")]
     pub memory: Bytes,
     /// Which workload runs in it.
     pub workload: String,
     /// When it is started; not given for a VM whose first event starts it.
     #[serde(default, with = "homenode_units::text")]
-    #[schemars(with = "schema::Time")]
+    #[schemars(with = "notation::Time")]
     pub arrival: Ns,
     /// Share of the program's work to do, above 0: shortens a long program, 2 runs it twice.
     #[serde(default = "whole")]
@@ -130,19 +130,19 @@ pub struct VmSpec {
     pub after: AfterProgram,
     /// CPUs that the operator allows it, in list format; absent where there is no limit.
     #[serde(default, deserialize_with = "list")]
-    #[schemars(with = "Option<schema::List>")]
+    #[schemars(with = "Option<notation::List>")]
     pub cpus: Option<CpuSet>,
     /// Which of these each of its vCPUs may use.
     #[serde(default)]
     pub pinning: Pinning,
     /// Nodes that the operator binds its memory to, in list format; absent where the kernel decides.
     #[serde(default, deserialize_with = "list")]
-    #[schemars(with = "Option<schema::List>")]
+    #[schemars(with = "Option<notation::List>")]
     pub memory_nodes: Option<NodeSet>,
     /// Where the hypervisor places its pages, and who moves them later: `first-touch`, `round-4k` or `round-1g`, and
     /// `+carrefour` or `+autonuma` after it.
     #[serde(default)]
-    #[schemars(with = "schema::MemoryPolicy")]
+    #[schemars(with = "notation::MemoryPolicy")]
     pub memory_policy: MemoryPolicy,
     /// Size of the pages by which guest and hypervisor map its memory: what the TLB holds.
     #[serde(default)]
@@ -180,11 +180,11 @@ pub struct VmSpec {
     pub driver_domain: Option<Backend>,
     /// What it booked: LLC misses per slice of 30 ms, or memory bandwidth; absent where it booked nothing.
     #[serde(default)]
-    #[schemars(with = "Option<schema::Permit>")]
+    #[schemars(with = "Option<notation::Permit>")]
     pub permit: Option<Permit>,
     /// Memory below which its balloon never takes it; absent where it keeps all.
     #[serde(default, with = "homenode_units::text::option")]
-    #[schemars(with = "Option<schema::Size>")]
+    #[schemars(with = "Option<notation::Size>")]
     pub memory_floor: Option<Bytes>,
 }
 
