@@ -79,7 +79,7 @@ impl Handler {
             Request::Vms => {
                 let mut vms = control.status(machine).vms;
                 for vm in &mut vms {
-                    vm.topology.why_not = vm.topology.why_not.take().or_else(|| control.feed_idle());
+                    vm.topology.why_not = vm.topology.why_not.take().or_else(|| control.topology_idle());
                 }
                 Vms { vms }.into()
             }

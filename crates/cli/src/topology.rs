@@ -9,7 +9,7 @@ use crate::query::vms;
 
 /// Why a VM's guest is told nothing, or when it was told last.
 fn standing(vm: &VmStatus) -> String {
-    match (&vm.topology.why_not, vm.topology.told_age_ns) {
+    match (&vm.topology.why_not, vm.topology.published_age_ns) {
         (Some(why), None) => format!("told nothing: {why}"),
         (Some(why), Some(age)) => {
             format!("told {:.0} s ago, and nothing since: {why}", age.as_secs_f64())
@@ -48,12 +48,12 @@ fn show(vm: &VmStatus) {
     say!("{}: {}", vm.name, standing(vm));
     let TopologyStatus {
         virtual_nodes,
-        told,
+        published,
         vcpus_believed_on,
         ..
     } = &vm.topology;
-    if let Some(told) = told {
-        let vcpus = told.topology.vcpus.iter().zip(vcpus_believed_on).enumerate();
+    if let Some(published) = published {
+        let vcpus = published.topology.vcpus.iter().zip(vcpus_believed_on).enumerate();
         let rows =
             vcpus.map(|(vcpu, (node, believed))| vec![vcpu.to_string(), on(*node), believed.to_string()]);
         say!(
@@ -63,8 +63,9 @@ fn show(vm: &VmStatus) {
     }
     if !virtual_nodes.is_empty() {
         let told_on = |at: usize| {
-            told.as_ref()
-                .and_then(|told| told.topology.memory.get(at).copied().flatten())
+            published
+                .as_ref()
+                .and_then(|published| published.topology.memory.get(at).copied().flatten())
         };
         let rows = virtual_nodes.iter().enumerate();
         let rows = rows.map(|(at, node)| memory_row(at, node, told_on(at)));

@@ -27,7 +27,7 @@ impl Control {
     }
 
     /// Why no guest is told where it is, if so.
-    pub fn feed_idle(&self) -> Option<String> {
+    pub fn topology_idle(&self) -> Option<String> {
         self.idle(topology_feed::POLICY, "tell guests nothing")
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{CountedBy, CpuQuota, Rates, Sample, Told, VirtualNode, VmSample};
+use homenode_host::{CountedBy, CpuQuota, Published, Rates, Sample, VirtualNode, VmSample};
 use homenode_machine::Machine;
 use homenode_policy::memory::caution;
 use homenode_policy::overcommit;
@@ -197,9 +197,11 @@ pub struct TopologyStatus {
     /// The nodes that it sees, by number; none where it sees one.
     pub virtual_nodes: Vec<VirtualNodeStatus>,
     /// What it was told last.
-    pub told: Option<Told>,
+    #[serde(rename = "told")]
+    pub published: Option<Published>,
     /// How long ago.
-    pub told_age_ns: Option<Ns>,
+    #[serde(rename = "told_age_ns")]
+    pub published_age_ns: Option<Ns>,
     /// Virtual node that it takes each vCPU to be on since, by index.
     pub vcpus_believed_on: Vec<usize>,
     /// Why it is told nothing, if so.
@@ -229,22 +231,22 @@ impl TopologyStatus {
             home: layout.and_then(|nodes| nodes.get(at).copied()),
             pages_by_node: seen.pages.as_ref().map(pages_by_node),
         });
-        let told = vm.told.as_ref();
-        let believed = |told: &Told| {
+        let published = vm.published.as_ref();
+        let believed = |published: &Published| {
             let at_boot = |vcpu: usize| {
                 let has = |seen: &VirtualNode| seen.vcpus.iter().any(|own| usize::from(*own) == vcpu);
                 vm.virtual_nodes.iter().position(has).unwrap_or(0)
             };
-            let vcpus = 0..told.topology.vcpus.len();
+            let vcpus = 0..published.topology.vcpus.len();
             vcpus
-                .map(|vcpu| told.topology.virtual_node(machine, vcpu, at_boot(vcpu)))
+                .map(|vcpu| published.topology.virtual_node(machine, vcpu, at_boot(vcpu)))
                 .collect()
         };
         TopologyStatus {
             virtual_nodes: virtual_nodes.collect(),
-            told: told.cloned(),
-            told_age_ns: told.map(|told| now.saturating_sub(told.at)),
-            vcpus_believed_on: told.map(believed).unwrap_or_default(),
+            published: published.cloned(),
+            published_age_ns: published.map(|published| now.saturating_sub(published.at)),
+            vcpus_believed_on: published.map(believed).unwrap_or_default(),
             why_not: topology_feed::why_not(vm),
         }
     }

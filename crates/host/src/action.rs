@@ -5,8 +5,8 @@ use homenode_units::{CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::feed::GuestTopology;
 use crate::limit::Limit;
+use crate::topology::GuestTopology;
 
 /// The shortest window of [`Act::Watch`].
 pub const WINDOW_MIN: Ns = Ns::from_millis(100);
@@ -88,7 +88,8 @@ pub enum Act {
     },
     /// Tell the guest where its vCPUs and its virtual nodes' memory are. It stays told until it is told otherwise: where it
     /// is not so any more the guest is as badly off as one that never learns anything, and no worse.
-    TellTopology {
+    #[serde(rename = "tell-topology")]
+    PublishTopology {
         /// What is so.
         topology: GuestTopology,
     },
@@ -199,7 +200,7 @@ impl Act {
             Act::PinVcpus { .. } => Lever::VcpuPlacement,
             Act::SetHome { .. } => Lever::Home,
             Act::MovePages { .. } | Act::MoveVirtualNode { .. } | Act::MoveFrames { .. } => Lever::Pages,
-            Act::TellTopology { .. } => Lever::Topology,
+            Act::PublishTopology { .. } => Lever::Topology,
             Act::SetMemoryPolicy { .. } => Lever::MemoryPolicy,
             Act::Limit { limit, .. } => limit.lever(),
             Act::Watch { .. } => Lever::Watching,

@@ -4,10 +4,10 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
 
 use crate::action::{Act, FrameMove, WINDOW_MAX, WINDOW_MIN};
-use crate::feed::GuestTopology;
 use crate::limit::{Limit, Percent};
 use crate::refusal::Impossible;
 use crate::sample::VmSample;
+use crate::topology::GuestTopology;
 
 impl Act {
     /// Whether it could be done to this VM.
@@ -41,7 +41,7 @@ impl Act {
                 let why = Impossible::UnknownVirtualNode { virtual_node, count };
                 possible(usize::from(virtual_node) < count, why)
             }
-            Act::TellTopology { topology } => told(topology, machine, vm),
+            Act::PublishTopology { topology } => published(topology, machine, vm),
             Act::Limit { limit, .. } => within(limit, vm),
             Act::Watch { window_ns, .. } => {
                 let window_ns = *window_ns;
@@ -82,7 +82,7 @@ fn pins(vcpus: &[u16], cpus: &CpuSet, machine: &Machine, vm: &VmSample) -> Resul
     possible(is_so, Impossible::Cpus { cpus, usable })
 }
 
-fn told(topology: &GuestTopology, machine: &Machine, vm: &VmSample) -> Result<(), Impossible> {
+fn published(topology: &GuestTopology, machine: &Machine, vm: &VmSample) -> Result<(), Impossible> {
     let GuestTopology { vcpus, memory } = topology;
     let count = vm.virtual_nodes.len();
     let is_whole = memory.len() == count && !vcpus.is_empty() && memory.iter().any(Option::is_some);

@@ -18,19 +18,18 @@ mod balloon;
 mod bell;
 mod check;
 pub mod conformance;
-mod feed;
 mod limit;
 pub mod observed;
 mod plan;
 mod rates;
 mod refusal;
 mod sample;
+mod topology;
 mod view;
 
 pub use action::{Act, Action, FrameMove, Lever, WINDOW_MAX, WINDOW_MIN};
 pub use balloon::{Balloon, GuestMemory};
 pub use bell::Bell;
-pub use feed::{GuestTopology, Told, VirtualNode};
 pub use limit::{CpuQuota, Limit, Percent};
 pub use plan::{Decision, Finding, Outcome, Plan, Receipt};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates, imbalance};
@@ -39,6 +38,7 @@ pub use sample::{
     Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, PageUse, Sample,
     Setting, VcpuSample, Version, VmSample, VmSettings,
 };
+pub use topology::{GuestTopology, Published, VirtualNode};
 pub use view::{HandsOff, View, VmView};
 
 use homenode_machine::Machine;

@@ -43,7 +43,8 @@ pub enum Failure {
         why: String,
     },
     /// The guest cannot be told where it is.
-    NoFeed {
+    #[serde(rename = "no-feed")]
+    NoTopologyDevice {
         /// Why, with the remedy.
         why: String,
     },
@@ -78,7 +79,9 @@ impl Failure {
             Failure::MemoryPolicy { policy, why } => {
                 format!("VM {name} cannot have memory policy {policy}: {why}")
             }
-            Failure::NoFeed { why } => format!("the guest of VM {name} cannot be told where it is: {why}"),
+            Failure::NoTopologyDevice { why } => {
+                format!("the guest of VM {name} cannot be told where it is: {why}")
+            }
             Failure::NoCarrier { why } => format!("nobody can watch which memory VM {name} uses: {why}"),
             Failure::Host { what, cause } => format!("{what} of VM {name} failed: {cause}"),
         }

@@ -8,9 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::balloon::Balloon;
-use crate::feed::{Told, VirtualNode};
 use crate::limit::{CpuQuota, Limit};
 use crate::observed::{CarrierChoice, Observed};
+use crate::topology::{Published, VirtualNode};
 
 /// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities, quotas and settings. It
 /// grows when one of these changes, by a commit or by somebody else.
@@ -89,10 +89,12 @@ pub struct VmSample {
     pub pages: Option<NodeMap<Pages>>,
     /// The nodes that its guest sees; none where it sees a single one.
     pub virtual_nodes: Vec<VirtualNode>,
-    /// Why its guest cannot be told where it is, with the remedy; `None` where it can ([`crate::Act::TellTopology`]).
-    pub no_feed: Option<String>,
+    /// Why its guest cannot be told where it is, with the remedy; `None` where it can ([`crate::Act::PublishTopology`]).
+    #[serde(rename = "no_feed")]
+    pub no_topology_device: Option<String>,
     /// What this agent told its guest last.
-    pub told: Option<Told>,
+    #[serde(rename = "told")]
+    pub published: Option<Published>,
     /// Memory accesses that missed the LLC, by where they went, where counted.
     pub accesses: Option<Accesses>,
     /// How its pages are placed and sampled now.
@@ -126,8 +128,8 @@ impl VmSample {
             balloon: None,
             pages: None,
             virtual_nodes: Vec::new(),
-            no_feed: None,
-            told: None,
+            no_topology_device: None,
+            published: None,
             accesses: None,
             memory_policy: MemoryPolicy::default(),
             page_uses: None,

@@ -4,9 +4,9 @@ use homenode_machine::Machine;
 use homenode_units::{NodeId, NodeSet, Ns};
 use serde::Serialize;
 
-use crate::feed::VirtualNode;
 use crate::rates::{Rates, VmRates};
 use crate::sample::{Immovable, Management, Sample, Version, VmSample};
+use crate::topology::VirtualNode;
 
 /// What a policy decides from. Made anew each epoch; holds references only.
 #[derive(Clone, Debug)]

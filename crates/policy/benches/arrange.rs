@@ -112,7 +112,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
             vcpus: (0..VCPUS).map(vcpu).collect(),
             memory_bytes: Bytes::from_mib(256),
             pages: Some([(node, Pages(2000))].into_iter().collect()),
-            no_feed: Some("it has no feed".to_owned()),
+            no_topology_device: Some("it has no topology device".to_owned()),
             accesses: Some(Accesses {
                 local: if lives == Lives::Free { 1_000 } else { 9_900 } * seconds,
                 remote: if lives == Lives::Free { 9_000 } else { 100 } * seconds,

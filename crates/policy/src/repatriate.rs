@@ -258,7 +258,7 @@ mod tests {
         let vm = scene.add_vm(1, 2, Bytes::from_gib(4), 0).homes("0-1");
         // All of it is at home, and a part of it on the wrong side.
         vm.pages(0, 6_000).pages(1, 6_000);
-        vm.fed(&[
+        vm.follows(&[
             (&[0], &[(0, 5_000), (1, 1_000)]),
             (&[1], &[(0, 1_000), (1, 2_000), (3, 3_000)]),
         ]);

@@ -4,7 +4,7 @@ use crate::predict::{Character, NodeShape, Shape};
 use homenode_host::observed::Observed;
 use homenode_host::{
     Accesses, Balloon, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse,
-    Rates, Sample, Told, VcpuSample, Version, View, VirtualNode, VmSample, VmSettings, VmView,
+    Published, Rates, Sample, VcpuSample, Version, View, VirtualNode, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -56,8 +56,8 @@ pub struct SceneVm {
     device_nodes: NodeSet,
     balloon: Option<Balloon>,
     virtual_nodes: Vec<VirtualNode>,
-    is_fed: bool,
-    told: Option<Told>,
+    follows: bool,
+    published: Option<Published>,
     layout: Option<Vec<NodeId>>,
 }
 
@@ -184,8 +184,8 @@ impl Scene {
             device_nodes: NodeSet::new(),
             balloon: None,
             virtual_nodes: Vec::new(),
-            is_fed: false,
-            told: None,
+            follows: false,
+            published: None,
             layout: None,
         });
         self.vms.sort_by_key(|vm| vm.n);
@@ -404,7 +404,7 @@ impl SceneVm {
     }
 
     /// Its guest can be told, and sees nodes with these vCPUs and with these pages on each node.
-    pub fn fed(&mut self, virtual_nodes: &[SeenNode<'_>]) -> &mut Self {
+    pub fn follows(&mut self, virtual_nodes: &[SeenNode<'_>]) -> &mut Self {
         let virtual_node = |(vcpus, pages): &SeenNode<'_>| VirtualNode {
             vcpus: vcpus.to_vec(),
             memory_bytes: Bytes::from_gib(1),
@@ -416,13 +416,13 @@ impl SceneVm {
             ),
         };
         self.virtual_nodes = virtual_nodes.iter().map(virtual_node).collect();
-        self.is_fed = true;
+        self.follows = true;
         self
     }
 
     /// What its guest was told last.
-    pub fn told(&mut self, told: Option<Told>) -> &mut Self {
-        self.told = told;
+    pub fn published(&mut self, published: Option<Published>) -> &mut Self {
+        self.published = published;
         self
     }
 
@@ -456,8 +456,8 @@ impl SceneVm {
             balloon: self.balloon,
             pages: Some(self.pages.clone()),
             virtual_nodes: self.virtual_nodes.clone(),
-            no_feed: (!self.is_fed).then(|| "it has no feed".to_owned()),
-            told: self.told.clone(),
+            no_topology_device: (!self.follows).then(|| "it has no topology device".to_owned()),
+            published: self.published.clone(),
             accesses: self.local.map(|share| Accesses {
                 local: (share * periods * 1e6) as u64,
                 remote: ((1.0 - share) * periods * 1e6) as u64,

@@ -15,7 +15,8 @@ use crate::index::{ThreadIx, VmIx, first};
 use crate::twin::{Looked, Twin};
 
 /// Why the agent tells no guest of the twin anything.
-pub(crate) const NO_FEED: &str = "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
+pub(crate) const NO_TOPOLOGY_DEVICE: &str =
+    "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
 
 impl Host for Twin {
     fn machine(&self) -> &Machine {
@@ -189,8 +190,8 @@ impl Twin {
             }),
             pages: Some(pages),
             virtual_nodes: Vec::new(),
-            no_feed: Some(NO_FEED.into()),
-            told: None,
+            no_topology_device: Some(NO_TOPOLOGY_DEVICE.into()),
+            published: None,
             accesses: Some(Accesses {
                 local: vm.counts.local as u64,
                 remote: vm.counts.remote as u64,

@@ -7,7 +7,7 @@ use crate::cpu_mask::CpuMask;
 use crate::engine::Engine;
 use crate::engine::moves::Alike;
 use crate::guest::{Lease, Limits};
-use crate::host::NO_FEED;
+use crate::host::NO_TOPOLOGY_DEVICE;
 use crate::hypervisor::watching::Watching;
 use crate::index::{ThreadIx, VmIx};
 use crate::twin::{Before, Ends, Twin};
@@ -86,8 +86,10 @@ impl Twin {
                 });
             }
             // No VM of the twin has virtual nodes that a plan could name: the hypervisor tells live guests itself.
-            Act::MoveVirtualNode { .. } | Act::TellTopology { .. } => {
-                return Err(Failure::NoFeed { why: NO_FEED.into() });
+            Act::MoveVirtualNode { .. } | Act::PublishTopology { .. } => {
+                return Err(Failure::NoTopologyDevice {
+                    why: NO_TOPOLOGY_DEVICE.into(),
+                });
             }
             Act::MoveFrames { moves } => self.move_frames(at, moves)?,
             Act::SetMemoryPolicy { policy } => match self.engine.set_memory_policy(at, *policy) {

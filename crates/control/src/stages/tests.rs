@@ -137,7 +137,7 @@ fn run(scenario: &Scenario, config: Config, mode: Mode, seen: &mut Levers) {
 
 /// Guests of the twin have no device that tells them. A dry run asks nothing of it.
 fn let_be_told(vm: &mut VmSample) {
-    vm.no_feed = None;
+    vm.no_topology_device = None;
     vm.virtual_nodes = vec![VirtualNode {
         vcpus: (0..4).collect(),
         memory_bytes: vm.memory_bytes,

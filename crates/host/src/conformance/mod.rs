@@ -63,7 +63,7 @@ pub static CHECKS: &[&Check] = &[
     &resctrl::CONFINED,
     &watching::WATCHED,
     &memory::LIMITED,
-    &topology::TOLD,
+    &topology::PUBLISHED,
     &settings::KEPT,
 ];
 
@@ -82,7 +82,7 @@ pub fn of(act: &Act) -> &'static Check {
             Limit::Memory(_) => &memory::LIMITED,
         },
         Act::Watch { .. } => &watching::WATCHED,
-        Act::TellTopology { .. } => &topology::TOLD,
+        Act::PublishTopology { .. } => &topology::PUBLISHED,
         Act::Lift { lever } => match lever {
             Lever::Home => &home::LIFTED,
             Lever::CpuQuota => &quota::HELD,
@@ -228,7 +228,7 @@ mod tests {
                 window_ns: PERIOD,
                 lease_ns: LEASE,
             },
-            Act::TellTopology {
+            Act::PublishTopology {
                 topology: GuestTopology::default(),
             },
         ];

@@ -5,7 +5,7 @@ use homenode_units::{NodeId, VmId};
 use super::{Check, PERIOD, Verdict, commit_one, expect, refused, sample_of};
 use crate::{Act, Failure, GuestTopology, Host, Impossible, Outcome, VmSample};
 
-pub(super) static TOLD: Check = Check {
+pub(super) static PUBLISHED: Check = Check {
     name: "what a guest is told is seen, with a new sequence each time, and stays until it is told otherwise",
     run: guest_is_told,
 };
@@ -20,32 +20,33 @@ fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     };
     let count = first.virtual_nodes.len();
     for topology in [all_on(nodes[0], count + 1), GuestTopology::default()] {
-        refused(host, vm, Act::TellTopology { topology }, |why| {
+        refused(host, vm, Act::PublishTopology { topology }, |why| {
             matches!(why, Impossible::Topology { .. })
         })?;
     }
-    if let Some(why) = &first.no_feed {
+    if let Some(why) = &first.no_topology_device {
         return cannot_be_told(host, vm, &first, all_on(nodes[0], count))
             .map(|()| Verdict::Skipped(why.clone()));
     }
-    let mut sequence = first.told.map_or(0, |told| told.sequence);
+    let mut sequence = first.published.map_or(0, |published| published.sequence);
     for node in nodes {
         let topology = all_on(node, count);
-        let act = Act::TellTopology {
+        let act = Act::PublishTopology {
             topology: topology.clone(),
         };
         let outcome = commit_one(host, vm, act)?;
         expect(outcome == Outcome::Done, || format!("telling gave {outcome:?}"))?;
-        let told = sample_of(host, vm)?.told.ok_or("nothing was told")?;
-        expect(told.topology == topology && told.sequence > sequence, || {
-            format!("told {topology:?} after sequence {sequence}, seen is {told:?}")
-        })?;
+        let published = sample_of(host, vm)?.published.ok_or("nothing was told")?;
+        expect(
+            published.topology == topology && published.sequence > sequence,
+            || format!("told {topology:?} after sequence {sequence}, seen is {published:?}"),
+        )?;
         host.wait(PERIOD);
-        let later = sample_of(host, vm)?.told;
-        expect(later.as_ref() == Some(&told), || {
-            format!("told {told:?}, later seen is {later:?}")
+        let later = sample_of(host, vm)?.published;
+        expect(later.as_ref() == Some(&published), || {
+            format!("told {published:?}, later seen is {later:?}")
         })?;
-        sequence = told.sequence;
+        sequence = published.sequence;
     }
     Ok(Verdict::Passed)
 }
@@ -58,15 +59,14 @@ fn cannot_be_told(
     topology: GuestTopology,
 ) -> Result<(), String> {
     if !first.virtual_nodes.is_empty() {
-        let outcome = commit_one(host, vm, Act::TellTopology { topology })?;
-        let is_said =
-            matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoFeed { .. }));
+        let outcome = commit_one(host, vm, Act::PublishTopology { topology })?;
+        let is_said = matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoTopologyDevice { .. }));
         expect(is_said, || {
             format!("it cannot be told, and telling gave {outcome:?}")
         })?;
     }
-    let told = sample_of(host, vm)?.told;
-    expect(told == first.told, || {
-        format!("nothing was told, and seen is {told:?}")
+    let published = sample_of(host, vm)?.published;
+    expect(published == first.published, || {
+        format!("nothing was told, and seen is {published:?}")
     })
 }

@@ -3,10 +3,10 @@ use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeId, NodeSet, Ns};
 use super::*;
 use crate::action::{Act, FrameMove, Lever, WINDOW_MAX};
 use crate::balloon::Balloon;
-use crate::feed::{GuestTopology, VirtualNode};
 use crate::limit::{CpuQuota, Limit, Percent};
 use crate::refusal::Impossible;
 use crate::sample::{VcpuSample, VmSample};
+use crate::topology::{GuestTopology, VirtualNode};
 
 const VM: VmId = VmId(1);
 const LEASE: Ns = Ns::from_secs(1);
@@ -97,7 +97,7 @@ fn topology(vcpus: &[Option<NodeId>], memory: &[Option<NodeId>]) -> Act {
         vcpus: vcpus.to_vec(),
         memory: memory.to_vec(),
     };
-    Act::TellTopology { topology }
+    Act::PublishTopology { topology }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What guests are told of where they are, through their topology pages. A guest stays told: where it is not so any more it is as
 //! badly off as one that never learns anything, and no worse.
 
-use homenode_host::{Act, ActionError, Failure, Lever, Outcome, Told, VmSample};
+use homenode_host::{Act, ActionError, Failure, Lever, Outcome, Published, VmSample};
 use homenode_machine::Machine;
 use homenode_topology_page::{Facts, LOCAL_DISTANCE, Topology};
 use homenode_units::NodeId;
@@ -19,7 +19,7 @@ const FARTHEST: u8 = 255;
 #[derive(Default)]
 struct OfVm {
     /// What its guest was told last.
-    told: Option<Told>,
+    published: Option<Published>,
 }
 
 pub(super) fn grip(_entry: Option<&Entry>) -> Box<dyn Grip> {
@@ -37,11 +37,11 @@ impl Grip for OfVm {
 
     /// Publishes a version of a guest's page.
     fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
-        let Act::TellTopology { topology } = act else {
+        let Act::PublishTopology { topology } = act else {
             return Ok(Outcome::Done);
         };
-        let no_feed = |why: String| Failure::NoFeed { why }.on(&vm.run.name);
-        let server = hands.topology.server().map_err(|why| no_feed(why.to_owned()))?;
+        let no_device = |why: String| Failure::NoTopologyDevice { why }.on(&vm.run.name);
+        let server = hands.topology.server().map_err(|why| no_device(why.to_owned()))?;
         let facts = Facts {
             vcpu_pnode: topology.vcpus.clone(),
             vnode_pnode: topology.memory.clone(),
@@ -49,17 +49,17 @@ impl Grip for OfVm {
         };
         let page = Topology::new(facts).map_err(|e| failed(vm, TELL, &e.to_string()))?;
         let published = server.publish(vm.run.pid, &page);
-        self.told = Some(Told {
+        self.published = Some(Published {
             topology: topology.clone(),
             at: now(),
-            sequence: published.map_err(|e| no_feed(e.to_string()))?,
+            sequence: published.map_err(|e| no_device(e.to_string()))?,
         });
         Ok(Outcome::Done)
     }
 
     fn tell(&mut self, hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
-        sample.no_feed = hands.topology.why_not(&vm.domain, vm.run.pid);
-        sample.told.clone_from(&self.told);
+        sample.no_topology_device = hands.topology.why_not(&vm.domain, vm.run.pid);
+        sample.published.clone_from(&self.published);
     }
 }
 

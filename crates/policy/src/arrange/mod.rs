@@ -192,7 +192,7 @@ fn has_a_place(vm: &VmView<'_>) -> bool {
     let settings = &vm.sample.settings;
     settings.home.is_some()
         || settings.memory_policy.is_some()
-        || (vm.sample.no_feed.is_none() && !vm.sample.virtual_nodes.is_empty())
+        || (vm.sample.no_topology_device.is_none() && !vm.sample.virtual_nodes.is_empty())
 }
 
 impl<'a> Scene<'a> {

@@ -123,7 +123,7 @@ fn a_vcpu_of_a_guest_that_follows_sits_on_one_home_node_and_moves_between_them()
     let mut scene = Scene::four_nodes(2);
     let everywhere = scene.machine.cpu_set();
     let vm = scene.add_vm(1, 2, GIB, 0).homes("0-1").vcpus_busy(0.5);
-    vm.fed(&[(&[0], &[]), (&[1], &[])]);
+    vm.follows(&[(&[0], &[]), (&[1], &[])]);
     vm.layout(Some(&[NodeId(1), NodeId(0)])).affinity(&everywhere);
     assert_eq!(
         pins(&run(&mut scene, &mut State::default())),

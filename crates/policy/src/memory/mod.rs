@@ -194,7 +194,7 @@ fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan
     let (id, name) = (vm.sample.id, &vm.sample.name);
     let (by, chosen) = match vm.sample.settings.memory_policy {
         Some(chosen) => ("the operator", Some(chosen)),
-        // A guest that follows is fed whole virtual nodes: no policy of the agent's own choice scatters them.
+        // A guest that follows is told of whole virtual nodes: no policy of the agent's own choice scatters them.
         None => (
             "the advisor",
             state.advisor.choice(id).filter(|_| vm.layout.is_none()),

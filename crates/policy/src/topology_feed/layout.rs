@@ -19,7 +19,7 @@ struct Layout {
 }
 
 impl Layouts {
-    /// Lays out VMs that are new or have another home, and forgets those that are gone or are not fed any more.
+    /// Lays out VMs that are new or have another home, and forgets those that are gone or do not follow any more.
     pub fn update(&mut self, sample: &Sample, homes: &BTreeMap<VmId, NodeSet>) {
         let mut before = std::mem::take(&mut self.vms);
         for vm in sample.vms.iter().filter(|vm| super::why_not(vm).is_none()) {

@@ -8,14 +8,15 @@
 //! # Terms
 //! - *Virtual node*: a node as the guest sees it. A page of a stock guest belongs to one for ever.
 //! - *Fact*: the node of one vCPU, or of one virtual node's memory.
-//! - *Fed*: a VM whose guest can be told ([`homenode_host::VmSample::no_feed`]), whose operator did not opt it out, and whose
-//!   memory policy moves no single pages.
+//! - *Follows*: a VM whose guest can be told ([`homenode_host::VmSample::no_topology_device`]), whose operator did not opt it
+//!   out, and whose memory policy moves no single pages.
 //! - *Layout*: the home node that shall hold each virtual node's memory, whole ([`Layouts`]).
 //!
 //! # Algorithm
-//! 1. Each fed VM with a home has a layout: virtual nodes are dealt out evenly over the home nodes, each where most of it lies if
-//!    there is room. It holds until the home changes. [`crate::balance`] confines each vCPU to one home node, at first the one of
-//!    its virtual node's memory; [`crate::repatriate`] moves each virtual node's memory there, and what strays back.
+//! 1. Each VM that follows and has a home has a layout: virtual nodes are dealt out evenly over the home nodes, each where most
+//!    of it lies if there is room. It holds until the home changes. [`crate::balance`] confines each vCPU to one home node, at
+//!    first the one of its virtual node's memory; [`crate::repatriate`] moves each virtual node's memory there, and what strays
+//!    back.
 //! 2. The node of a vCPU is the one that its affinity is confined to, otherwise the one that it ran on last. The node of a
 //!    virtual node's memory is the one with over half of what was touched of it; without one the one told, the layout's, or the
 //!    one with most.
@@ -28,7 +29,7 @@
 //! - `at_most_one_version_in_an_interval`
 //! - `virtual_nodes_are_dealt_out_evenly_and_stay_where_they_lie`
 //! - `a_layout_holds_until_the_home_changes`
-//! - `a_vm_whose_pages_follow_their_users_is_not_fed_and_that_is_said_once`
+//! - `a_vm_whose_pages_follow_their_users_does_not_follow_and_that_is_said_once`
 //!
 //! # Departures from the source, and why
 //! - The paper tells a guest at each context switch (section 4.3.2), as a handler of 368 cycles takes it in. A stock kernel takes
@@ -112,29 +113,30 @@ impl Facts {
     }
 
     /// What was told, with what has settled since in the place of what is not so any more.
-    fn settled(&self, told: &GuestTopology, settle: Ns, now: Ns) -> GuestTopology {
-        let merge = |facts: &[Fact], told: &[Option<NodeId>]| {
-            let told = told.iter().copied().chain(std::iter::repeat(None));
-            let of = |(fact, told): (&Fact, Option<NodeId>)| match now.saturating_sub(fact.since) >= settle {
-                true => fact.node,
-                false => told,
-            };
-            facts.iter().zip(told).map(of).collect()
+    fn settled(&self, published: &GuestTopology, settle: Ns, now: Ns) -> GuestTopology {
+        let merge = |facts: &[Fact], published: &[Option<NodeId>]| {
+            let published = published.iter().copied().chain(std::iter::repeat(None));
+            let of =
+                |(fact, published): (&Fact, Option<NodeId>)| match now.saturating_sub(fact.since) >= settle {
+                    true => fact.node,
+                    false => published,
+                };
+            facts.iter().zip(published).map(of).collect()
         };
         GuestTopology {
-            vcpus: merge(&self.vcpus, &told.vcpus),
-            memory: merge(&self.memory, &told.memory),
+            vcpus: merge(&self.vcpus, &published.vcpus),
+            memory: merge(&self.memory, &published.memory),
         }
     }
 }
 
-/// Why a VM's guest is told nothing; `None` for one that is fed.
+/// Why a VM's guest is told nothing; `None` for one that follows.
 pub fn why_not(vm: &VmSample) -> Option<String> {
     if vm.settings.management == Management::Ignored {
         return Some("its operator opted it out (manage='no' in its metadata)".to_owned());
     }
-    if vm.no_feed.is_some() {
-        return vm.no_feed.clone();
+    if vm.no_topology_device.is_some() {
+        return vm.no_topology_device.clone();
     }
     let policy = vm.settings.memory_policy.unwrap_or(vm.memory_policy);
     moves_pages_singly(policy).then(|| {
@@ -160,7 +162,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         let (id, sample) = (vm.sample.id, vm.sample);
         if let Some(why) = why_not(sample) {
             state.vms.remove(&id);
-            if sample.no_feed.is_none() && vm.managed() && state.said.insert(id) {
+            if sample.no_topology_device.is_none() && vm.managed() && state.said.insert(id) {
                 plan.find(
                     POLICY,
                     Some(id),
@@ -170,22 +172,22 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             continue;
         }
         state.said.remove(&id);
-        let told = sample.told.as_ref();
+        let published = sample.published.as_ref();
         let seen = seen(view, vm);
         let facts = state.vms.entry(id).or_default();
         facts.observe(&seen, view.at);
-        let (topology, reason) = match told {
+        let (topology, reason) = match published {
             None => (seen, "its guest was told nothing yet".to_owned()),
-            Some(told) if view.at.saturating_sub(told.at) < config.interval => continue,
-            Some(told) => {
-                let topology = facts.settled(&told.topology, config.settle, view.at);
-                let reason = what_changed(&told.topology, &topology);
+            Some(published) if view.at.saturating_sub(published.at) < config.interval => continue,
+            Some(published) => {
+                let topology = facts.settled(&published.topology, config.settle, view.at);
+                let reason = what_changed(&published.topology, &topology);
                 (topology, reason)
             }
         };
-        let is_news = told.is_none_or(|told| told.topology != topology);
+        let is_news = published.is_none_or(|published| published.topology != topology);
         if is_news && topology.memory.iter().any(Option::is_some) {
-            plan.decide(POLICY, Act::TellTopology { topology }.on(id), reason);
+            plan.decide(POLICY, Act::PublishTopology { topology }.on(id), reason);
         }
     }
     plan
@@ -203,11 +205,11 @@ fn seen(view: &View<'_>, vm: &VmView<'_>) -> GuestTopology {
         let ran_on = || vcpu.cpu.and_then(|cpu| view.machine.node_of(cpu));
         vcpus[usize::from(vcpu.index)] = confined.or_else(ran_on);
     }
-    let told = sample.told.as_ref().map(|told| &told.topology);
+    let published = sample.published.as_ref().map(|published| &published.topology);
     let memory = sample.virtual_nodes.iter().enumerate().map(|(at, virtual_node)| {
         let laid_out = vm.layout.and_then(|nodes| nodes.get(at).copied());
-        let told = told.and_then(|told| told.memory.get(at).copied().flatten());
-        memory_node(virtual_node, told.or(laid_out))
+        let published = published.and_then(|published| published.memory.get(at).copied().flatten());
+        memory_node(virtual_node, published.or(laid_out))
     });
     GuestTopology {
         memory: memory.collect(),
@@ -233,21 +235,26 @@ fn memory_node(virtual_node: &VirtualNode, otherwise: Option<NodeId>) -> Option<
 }
 
 /// In words: which facts differ.
-fn what_changed(told: &GuestTopology, now: &GuestTopology) -> String {
-    let differ = |what: &str, told: &[Option<NodeId>], now: &[Option<NodeId>]| {
-        let told = told.iter().copied().chain(std::iter::repeat(None));
-        let words = |(at, (now, told)): (usize, (&Option<NodeId>, Option<NodeId>))| {
+fn what_changed(published: &GuestTopology, now: &GuestTopology) -> String {
+    let differ = |what: &str, published: &[Option<NodeId>], now: &[Option<NodeId>]| {
+        let published = published.iter().copied().chain(std::iter::repeat(None));
+        let words = |(at, (now, published)): (usize, (&Option<NodeId>, Option<NodeId>))| {
             let where_ =
                 |node: Option<NodeId>| node.map_or("nowhere known".to_owned(), |node| format!("node {node}"));
-            (*now != told).then(|| format!("{what} {at} is on {}, not {}", where_(*now), where_(told)))
+            (*now != published)
+                .then(|| format!("{what} {at} is on {}, not {}", where_(*now), where_(published)))
         };
         now.iter()
-            .zip(told)
+            .zip(published)
             .enumerate()
             .filter_map(words)
             .collect::<Vec<_>>()
     };
-    let mut changes = differ("vCPU", &told.vcpus, &now.vcpus);
-    changes.extend(differ("the memory of virtual node", &told.memory, &now.memory));
+    let mut changes = differ("vCPU", &published.vcpus, &now.vcpus);
+    changes.extend(differ(
+        "the memory of virtual node",
+        &published.memory,
+        &now.memory,
+    ));
     changes.join("; ")
 }

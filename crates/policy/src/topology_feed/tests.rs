@@ -1,6 +1,6 @@
 use super::*;
 use crate::testing::{Scene, SeenNode, vm_id};
-use homenode_host::Told;
+use homenode_host::Published;
 use homenode_units::{Bytes, CpuSet, NodeSet};
 use proptest::prelude::*;
 
@@ -8,7 +8,8 @@ use proptest::prelude::*;
 fn scene() -> Scene {
     let mut scene = Scene::four_nodes(4);
     let vm = scene.add_vm(1, 2, Bytes::from_gib(2), 0);
-    vm.homes("0-1").fed(&[(&[0], &[(0, 1000)]), (&[1], &[(1, 1000)])]);
+    vm.homes("0-1")
+        .follows(&[(&[0], &[(0, 1000)]), (&[1], &[(1, 1000)])]);
     on(&mut scene, &[0, 1]);
     scene
 }
@@ -71,13 +72,13 @@ impl Run {
             .scene
             .with_view(|view| (plan(view, &Config::default(), state), view.at));
         for decision in &plan.decisions {
-            let Act::TellTopology { topology, .. } = &decision.action.act else {
+            let Act::PublishTopology { topology, .. } = &decision.action.act else {
                 panic!("{decision:?}");
             };
             let sequence = 2 * self.versions.len() as u64;
             self.versions.push((at.0 / 1_000_000_000, topology.clone()));
             let topology = topology.clone();
-            self.scene.vm(1).told(Some(Told {
+            self.scene.vm(1).published(Some(Published {
                 topology,
                 at,
                 sequence,
@@ -90,7 +91,7 @@ impl Run {
         (0..count).for_each(|_| drop(self.epoch()));
     }
 
-    fn told(&self) -> &GuestTopology {
+    fn published(&self) -> &GuestTopology {
         &self.versions.last().expect("something was told").1
     }
 }
@@ -100,7 +101,7 @@ fn what_is_told_is_what_is_so_once_it_has_settled() {
     let mut run = Run::new(scene());
     run.epoch();
     assert_eq!(
-        *run.told(),
+        *run.published(),
         topology(&[0, 1], &[0, 1]),
         "at once, as nothing was told before"
     );
@@ -110,17 +111,17 @@ fn what_is_told_is_what_is_so_once_it_has_settled() {
     run.epochs(2);
     assert_eq!(run.versions.len(), 1, "it is so for a second only");
     let plan = run.epoch();
-    assert_eq!(*run.told(), topology(&[2, 1], &[0, 1]));
+    assert_eq!(*run.published(), topology(&[2, 1], &[0, 1]));
     assert_eq!(plan.decisions[0].reason, "vCPU 0 is on node 2, not node 0");
     // Memory that is half way is where it was told to be.
     let vm = run.scene.vm(1);
-    vm.fed(&[(&[0], &[(0, 500), (3, 500)]), (&[1], &[(1, 1000)])]);
+    vm.follows(&[(&[0], &[(0, 500), (3, 500)]), (&[1], &[(1, 1000)])]);
     run.epochs(10);
     assert_eq!(run.versions.len(), 2);
     let vm = run.scene.vm(1);
-    vm.fed(&[(&[0], &[(0, 499), (3, 501)]), (&[1], &[(1, 1000)])]);
+    vm.follows(&[(&[0], &[(0, 499), (3, 501)]), (&[1], &[(1, 1000)])]);
     run.epochs(10);
-    assert_eq!(*run.told(), topology(&[2, 1], &[3, 1]));
+    assert_eq!(*run.published(), topology(&[2, 1], &[3, 1]));
     assert_eq!(run.versions.len(), 3);
 }
 
@@ -133,7 +134,7 @@ fn a_fact_that_flickers_is_not_told_and_keeps_no_other_back() {
         run.epoch();
     }
     assert_eq!(run.versions.len(), 2, "{:?}", run.versions);
-    assert_eq!(*run.told(), topology(&[0, 3], &[0, 1]));
+    assert_eq!(*run.published(), topology(&[0, 3], &[0, 1]));
 }
 
 #[test]
@@ -157,11 +158,11 @@ fn a_vcpu_that_may_run_anywhere_is_where_it_ran() {
     scene.vm(1).affinity(&all).vcpu(1).cpu = 9;
     let mut run = Run::new(scene);
     run.epoch();
-    assert_eq!(*run.told(), topology(&[0, 2], &[0, 1]));
+    assert_eq!(*run.published(), topology(&[0, 2], &[0, 1]));
 }
 
 #[test]
-fn a_vm_whose_pages_follow_their_users_is_not_fed_and_that_is_said_once() {
+fn a_vm_whose_pages_follow_their_users_does_not_follow_and_that_is_said_once() {
     let mut scene = scene();
     scene
         .vm(1)
@@ -185,7 +186,9 @@ fn a_layout_holds_until_the_home_changes() {
     let nodes = |run: &Run| run.layouts.of(vm_id(1)).map(<[NodeId]>::to_vec);
     assert_eq!(nodes(&run), Some(vec![NodeId(0), NodeId(1)]));
     // As pages lie now it would be the other way round.
-    run.scene.vm(1).fed(&[(&[0], &[(1, 1000)]), (&[1], &[(0, 1000)])]);
+    run.scene
+        .vm(1)
+        .follows(&[(&[0], &[(1, 1000)]), (&[1], &[(0, 1000)])]);
     run.epoch();
     assert_eq!(nodes(&run), Some(vec![NodeId(0), NodeId(1)]));
     run.scene.vm(1).homes("1-2");
@@ -207,10 +210,10 @@ proptest! {
         let virtual_nodes: Vec<SeenNode<'_>> = lying.iter().map(|on| (&[][..], on.as_slice())).collect();
         let mut scene = Scene::four_nodes(4);
         let list: Vec<String> = home.iter().map(u16::to_string).collect();
-        scene.add_vm(1, 1, Bytes::from_gib(1), 0).homes(&list.join(",")).fed(&virtual_nodes);
+        scene.add_vm(1, 1, Bytes::from_gib(1), 0).homes(&list.join(",")).follows(&virtual_nodes);
         let mut layouts = Layouts::default();
         update(&mut layouts, &mut scene);
-        let nodes = layouts.of(vm_id(1)).expect("it is fed and has a home").to_vec();
+        let nodes = layouts.of(vm_id(1)).expect("it follows and has a home").to_vec();
         let on = |node: NodeId| nodes.iter().filter(|at| **at == node).count();
         let counts: Vec<usize> = home_set.iter().map(on).collect();
         prop_assert_eq!(counts.iter().sum::<usize>(), pages.len());
@@ -218,7 +221,7 @@ proptest! {
         // Laid out as it lies, nothing is to be moved.
         let settled: Vec<Vec<(u16, u64)>> = nodes.iter().map(|node| vec![(node.0, 1)]).collect();
         let settled: Vec<SeenNode<'_>> = settled.iter().map(|on| (&[][..], on.as_slice())).collect();
-        scene.vm(1).fed(&settled);
+        scene.vm(1).follows(&settled);
         let mut again = Layouts::default();
         update(&mut again, &mut scene);
         prop_assert_eq!(again.of(vm_id(1)), Some(nodes.as_slice()));

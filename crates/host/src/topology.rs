@@ -27,7 +27,7 @@ pub struct GuestTopology {
 
 /// What a guest was told last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Told {
+pub struct Published {
     /// What.
     pub topology: GuestTopology,
     /// When, by the host's clock.
