@@ -204,7 +204,7 @@ impl Eye {
             &mut self.kernel
         };
         let seen = observation(header, window, self.carrier, Seen::Frames(&self.frames));
-        Ok(estimator.observe(&seen)?)
+        estimator.observe(&seen)
     }
 
     fn said(&self, estimates: &Estimates, truth: Option<Truth>) -> Said {

@@ -159,7 +159,7 @@ fn section(text: &mut String, one: &Reproduced) {
     let claimed = if one.claim.is_own() {
         format!("Our own, {}", one.claim.at)
     } else {
-        format!("[{}], {}", one.claim.source, one.claim.at)
+        format!("[{}, {}]", one.claim.source, one.claim.at)
     };
     *text += &format!("{claimed}. {}: **{verdict}**.\n", one.kind.name());
     for paragraph in &decision.set_up {
