@@ -12,7 +12,7 @@
 //! - A key ends in the unit of its number: `_bytes`, `_bytes_per_s`, `_ns`, `_hz`, `_count`. Shares are numbers from 0 to 1.
 //! - What is not known is `null`.
 //! - What belongs to a node is an object that names it: `{"node":0,"pages":512}`.
-//! - Keys of before stay beside their successors for one version ([`former`]).
+//! - Keys of before stay beside their successors for one version (`document/former.rs`).
 
 mod former;
 

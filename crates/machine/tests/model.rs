@@ -14,7 +14,7 @@ fn the_json_is_what_programs_want() {
         json["nodes"][3],
         serde_json::json!({
             "id": 3, "cpus": [18, 19, 20, 21, 22, 23], "memory_bytes": 16_u64 << 30, "memory_allowed": true,
-            "memory_bandwidth_bytes_per_sec": 13_u64 << 30, "socket": 1, "llcs": [3],
+            "memory_bandwidth_bytes_per_s": 13_u64 << 30, "socket": 1, "llcs": [3],
         })
     );
     assert_eq!(
@@ -27,7 +27,7 @@ fn the_json_is_what_programs_want() {
     );
     assert_eq!(
         json["links"][0],
-        serde_json::json!({"from": 0, "to": 1, "bandwidth_bytes_per_sec": 12_u64 << 30})
+        serde_json::json!({"from": 0, "to": 1, "bandwidth_bytes_per_s": 12_u64 << 30})
     );
     assert_eq!(json["llcs"][7]["size_bytes"], 5 << 20);
     assert_eq!(json["devices"][1]["node"], 6);
