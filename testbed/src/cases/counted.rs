@@ -252,7 +252,7 @@ pub fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
         "expected to be told who samples, saw {answer}"
     );
     wait_until("pages to be sampled", SOON, || {
-        let shown = policy(inside, &["show", "follower"])?.map_err(|why| anyhow!(why))?[0].clone();
+        let shown = policy(inside, &["show", "follower"])?.map_err(|why| anyhow!(why))?["vms"][0].clone();
         let is_sampled =
             shown["memory_policy"] == "first-touch+carrefour" && shown["pages_sampled_by"] == "model";
         Ok(match is_sampled {
