@@ -105,12 +105,13 @@ impl Handler {
                 wait_ns,
             } => {
                 let status = control.status(machine);
-                if let Some(name) = &vm {
-                    let found = named(&status, name)?;
+                let chosen = chosen(&status, vm.as_deref())?;
+                // Only who is named is watched from now on.
+                for found in chosen.iter().filter(|_| vm.is_some()) {
                     can_be_watched(&control, found).map_err(ApiError::refused)?;
                     control.want_working_set(found.id, window_ns, wait_ns);
                 }
-                working_sets(&control, status.at_ns, &chosen(&status, vm.as_deref())?).into()
+                working_sets(&control, status.at_ns, &chosen).into()
             }
             Request::WhatIf { homes } => forecast(&control, machine, &homes)?.into(),
             Request::Report { since_ns } => report(&control, machine, since_ns)?.into(),

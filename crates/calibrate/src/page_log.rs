@@ -263,18 +263,21 @@ impl Watching {
     /// A window that is not the next.
     pub fn look(&mut self, header: &Header, window: &Window, given_up: u64) -> Result<Option<Known>, Unfit> {
         self.used.add(window);
-        let truth = header.exact.then(|| self.used.truth());
-        let mut estimates = Vec::new();
-        for eye in &mut self.eyes {
-            if let Some(of_mu) = eye.observe(header, window)? {
-                estimates.push(eye.said(&of_mu, truth));
-            }
+        let mut found = Vec::new();
+        for (at, eye) in self.eyes.iter_mut().enumerate() {
+            found.extend(eye.observe(header, window)?.map(|of_mu| (at, of_mu)));
         }
-        Ok((!estimates.is_empty()).then(|| Known {
+        if found.is_empty() {
+            return Ok(None);
+        }
+        // All frames are counted for it: only where there is something to say.
+        let truth = header.exact.then(|| self.used.truth());
+        let said = found.iter().map(|(at, of_mu)| self.eyes[*at].said(of_mu, truth));
+        Ok(Some(Known {
             window: window.number,
             at_s: Ns(window.end_ns).as_secs_f64(),
             given_up,
-            estimates,
+            estimates: said.collect(),
             truth,
         }))
     }

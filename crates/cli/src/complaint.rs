@@ -1,4 +1,4 @@
-//! What went wrong, for programs: with `--json` a document on standard error, on a line.
+//! What went wrong: a sentence on standard error, or with `--json` a document there, on a line.
 
 use std::process::ExitCode;
 
@@ -53,24 +53,25 @@ impl<'a> Complaint<'a> {
             Some(AskError::Agent(said)) => Some(said),
             _ => None,
         });
+        let is_input = is_about_input(error);
         let kind = match agent {
             Some(_) => Kind::Agent,
-            None if is_about_input(error) => Kind::BadInput,
+            None if is_input => Kind::BadInput,
             None => Kind::Failed,
         };
         Complaint {
             kind,
             message: format!("{error:#}"),
-            exit_status: if is_about_input(error) { 2 } else { 1 },
+            exit_status: if is_input { 2 } else { 1 },
             agent,
         }
     }
 
-    /// Prints it; gives the command's exit status.
-    pub fn print(&self) -> ExitCode {
+    /// Prints it, for programs or for people; gives the command's exit status.
+    pub fn print(&self, json: bool) -> ExitCode {
         match serde_json::to_value(self) {
-            Ok(object) => eprintln!("{}", document("error", object)),
-            Err(_) => eprintln!("homenode: {}", self.message),
+            Ok(object) if json => eprintln!("{}", document("error", object)),
+            _ => eprintln!("homenode: {}", self.message),
         }
         ExitCode::from(self.exit_status)
     }

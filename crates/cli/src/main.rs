@@ -43,6 +43,7 @@ use homenode_linux::ConnectError;
 use homenode_twin::TwinError;
 
 use args::{Args, Command};
+use complaint::Complaint;
 
 /// A complaint about what the user gave: exit status 2. Everything else that goes wrong is a failure: 1.
 #[derive(Debug)]
@@ -85,17 +86,13 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) if json && error.use_stderr() => {
             let message = error.render().to_string();
-            return complaint::Complaint::usage(message.trim_end()).print();
+            return Complaint::usage(message.trim_end()).print(json);
         }
         Err(error) => error.exit(),
     };
     match dispatch(args) {
         Ok(code) => output::flushed(code),
-        Err(error) if json => complaint::Complaint::of(&error).print(),
-        Err(error) => {
-            eprintln!("homenode: {error:#}");
-            ExitCode::from(if is_about_input(&error) { 2 } else { 1 })
-        }
+        Err(error) => Complaint::of(&error).print(json),
     }
 }
 

@@ -77,7 +77,7 @@ impl Control {
         self.states.memory.advisor.advice(vm)
     }
 
-    /// Somebody wants to know how much memory a VM uses, for so long, in windows of this length where it matters to him.
+    /// A client asks how much memory a VM uses: it is watched for `wait`, in windows of this length if the client names one.
     pub fn want_working_set(&mut self, vm: VmId, window: Option<Ns>, wait: Ns) {
         let until = Ns(self.now().0.saturating_add(wait.0));
         self.states.working_set.want(vm, window, until);

@@ -165,7 +165,7 @@ impl Control {
                     self.foreign.expect(vm, *index, cpus.clone());
                 }
             }
-            // Some vCPUs may have been pinned: what is in force is nobody's mistake and nobody else's doing.
+            // Some vCPUs may have been pinned: what is in force is the agent's own doing, and it expects nothing of it.
             (Act::PinVcpus { vcpus, .. }, Outcome::Failed(_)) => self.foreign.forget(vm, vcpus),
             (Act::SetHome { .. }, Outcome::Failed(_)) => self.states.placement.ledger.withdraw(vm),
             (Act::Lift { lever: Lever::Home }, Outcome::Failed(_)) => self.foreign.forget_pins(vm),

@@ -1,5 +1,5 @@
-//! Sees what somebody else changed. What the agent set and what is in force are compared in every epoch; where they differ
-//! the operator (or another tool) wants something else, and the agent steps back until it is undone.
+//! Sees what operators and other programs changed. What the agent set and what is in force are compared in every epoch; where they
+//! differ the operator (or another tool) wants something else, and the agent steps back until it is undone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +62,7 @@ impl ForeignChanges {
     }
 
     /// Quotas that are not what the agent set. A VM is the agent's again when the quota that was found is removed. Where none
-    /// was found somebody wants the VM to have none: then only [`ForeignChanges::give_back_quota`] helps.
+    /// was found an operator wants the VM to have none: then only [`ForeignChanges::give_back_quota`] helps.
     fn compare_quotas(&mut self, now: &Sample, events: &mut Vec<Event>) {
         self.quotas
             .retain(|id, (_, until)| *until > now.at && now.vm(*id).is_some());

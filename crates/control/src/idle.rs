@@ -20,7 +20,7 @@ impl Control {
         self.idle(overcommit::POLICY, "take nobody's memory")
     }
 
-    /// Why nobody is watched now, if so.
+    /// Why no VM's memory is watched now, if so.
     pub fn watching_idle(&self) -> Option<String> {
         let not = "watch nobody's memory, since that takes clearing what tells of its use";
         self.idle(working_set::POLICY, not)

@@ -12,7 +12,7 @@
 //! | `epoch` | the loop: observe, plan, commit, remember |
 //! | `answers`, `idle` | what the loop is asked: where a VM would go, what is known of it, why nothing is done |
 //! | `config` | what the operator may set |
-//! | `foreign_changes` | what somebody else changed |
+//! | `foreign_changes` | what operators and other programs changed |
 //! | `status`, `event`, `bill` | what the loop shows and tells |
 //!
 //! [`Control`] is a plain struct without threads or clock; whoever owns it calls [`Control::step`] once per period and shows

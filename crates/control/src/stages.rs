@@ -1,7 +1,7 @@
 //! The table of stages: which policies plan, in which order, and what each may set.
 //!
-//! A row is a policy's place in the order, the sets that it acts in, the levers that it may set, and how it plans. Whoever adds a
-//! policy adds a row; nothing else lists them. The order is that of precedence (see [`homenode_policy::levers`]), and that
+//! A row is a policy's place in the order, the sets that it acts in, the levers that it may set, and how it plans. To add a
+//! policy, add a row; nothing else lists them. The order is that of precedence (see [`homenode_policy::levers`]), and that
 //! in which the host carries plans out:
 //!
 //! | set | stages |
@@ -38,7 +38,7 @@ macro_rules! stages {
         /// What the policies remember.
         #[derive(Debug, Default)]
         pub(crate) struct States {
-            /// What VMs needed so far, for whoever asks.
+            /// What VMs needed so far, which several policies ask.
             pub history: demand::History,
             $($(pub $policy: $policy::$state,)?)*
         }
@@ -105,18 +105,20 @@ pub(crate) fn plans(view: &View<'_>, config: &Config, mode: Mode, states: &mut S
     let mut plans = Vec::new();
     for stage in of(config.policies) {
         let plan = (stage.plan)(view, config, mode, states, &mut plans);
-        stage.check(&plan);
+        if cfg!(debug_assertions) {
+            stage.check(&plan);
+        }
         plans.push(plan);
     }
     plans
 }
 
 impl Stage {
-    /// In debug builds, whether the plan keeps to the levers of the row.
+    /// Panics where a plan does not keep to the levers of the row: a mistake in the table. For debug builds.
     fn check(&self, plan: &Plan) {
         for decision in &plan.decisions {
             let lever = decision.action.act.lever();
-            debug_assert!(
+            assert!(
                 self.levers.contains(&lever),
                 "stage {} plans for {lever:?}, which its row in `control::stages` does not list",
                 self.policy

@@ -38,7 +38,7 @@ impl Act {
             Act::MoveVirtualNode { virtual_node, to, .. } => {
                 usable(&NodeSet::one(*to))?;
                 let (virtual_node, count) = (*virtual_node, vm.virtual_nodes.len());
-                let why = Impossible::UnknownVirtualNode { virtual_node, count };
+                let why = || Impossible::UnknownVirtualNode { virtual_node, count };
                 possible(usize::from(virtual_node) < count, why)
             }
             Act::PublishTopology { topology } => published(topology, machine, vm),
@@ -46,30 +46,34 @@ impl Act {
             Act::Watch { window_ns, .. } => {
                 let window_ns = *window_ns;
                 let is_so = (WINDOW_MIN..=WINDOW_MAX).contains(&window_ns);
-                possible(is_so, Impossible::Window { window_ns })
+                possible(is_so, || Impossible::Window { window_ns })
             }
-            Act::Lift { lever } => possible(lever.can_be_lifted(), Impossible::NoLimit { lever: *lever }),
+            Act::Lift { lever } => possible(lever.can_be_lifted(), || Impossible::NoLimit { lever: *lever }),
             // The others can be tried on any VM; what a host cannot do it says itself.
             _ => Ok(()),
         }
     }
 }
 
-fn possible(is_so: bool, why: Impossible) -> Result<(), Impossible> {
-    if is_so { Ok(()) } else { Err(why) }
+fn possible(is_so: bool, why: impl FnOnce() -> Impossible) -> Result<(), Impossible> {
+    if is_so { Ok(()) } else { Err(why()) }
 }
 
 fn usable(nodes: &NodeSet, machine: &Machine) -> Result<(), Impossible> {
     let usable = machine.memory_nodes();
     let is_so = !nodes.is_empty() && nodes.is_subset(&usable);
-    let nodes = nodes.clone();
-    possible(is_so, Impossible::Nodes { nodes, usable })
+    possible(is_so, || Impossible::Nodes {
+        nodes: nodes.clone(),
+        usable,
+    })
 }
 
 fn apart(from: &NodeSet, to: &NodeSet) -> Result<(), Impossible> {
     let is_so = from.intersection(to).is_empty();
-    let (from, to) = (from.clone(), to.clone());
-    possible(is_so, Impossible::SameNodes { from, to })
+    possible(is_so, || Impossible::SameNodes {
+        from: from.clone(),
+        to: to.clone(),
+    })
 }
 
 fn pins(vcpus: &[u16], cpus: &CpuSet, machine: &Machine, vm: &VmSample) -> Result<(), Impossible> {
@@ -78,8 +82,10 @@ fn pins(vcpus: &[u16], cpus: &CpuSet, machine: &Machine, vm: &VmSample) -> Resul
     }
     let usable = machine.cpu_set();
     let is_so = !cpus.is_empty() && cpus.is_subset(&usable);
-    let cpus = cpus.clone();
-    possible(is_so, Impossible::Cpus { cpus, usable })
+    possible(is_so, || Impossible::Cpus {
+        cpus: cpus.clone(),
+        usable,
+    })
 }
 
 fn published(topology: &GuestTopology, machine: &Machine, vm: &VmSample) -> Result<(), Impossible> {
@@ -89,20 +95,23 @@ fn published(topology: &GuestTopology, machine: &Machine, vm: &VmSample) -> Resu
     let mut named = vcpus.iter().chain(memory).flatten();
     let are_nodes = named.all(|node| machine.nodes.get(*node).is_some());
     let (vcpus, memory) = (vcpus.len(), memory.len());
-    let why = Impossible::Topology { vcpus, memory, count };
-    possible(is_whole && are_nodes, why)
+    possible(is_whole && are_nodes, || Impossible::Topology {
+        vcpus,
+        memory,
+        count,
+    })
 }
 
 fn within(limit: &Limit, vm: &VmSample) -> Result<(), Impossible> {
     match *limit {
-        Limit::CpuQuota(quota) => possible(quota.is_possible(), Impossible::Quota { quota }),
+        Limit::CpuQuota(quota) => possible(quota.is_possible(), || Impossible::Quota { quota }),
         Limit::CacheWays(Percent(percent)) | Limit::MemoryBandwidth(Percent(percent)) => {
-            possible((1..=100).contains(&percent), Impossible::Part { percent })
+            possible((1..=100).contains(&percent), || Impossible::Part { percent })
         }
         Limit::Memory(memory) => {
             let maximum = vm.balloon.map(|balloon| balloon.maximum);
             let is_so = memory > Bytes::ZERO && maximum.is_some_and(|maximum| memory <= maximum);
-            possible(is_so, Impossible::Memory { memory, maximum })
+            possible(is_so, || Impossible::Memory { memory, maximum })
         }
     }
 }

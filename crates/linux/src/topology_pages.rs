@@ -6,7 +6,7 @@ use crate::connect::Acting;
 use crate::domain::{Domain, TOPOLOGY_DEVICE};
 use crate::topology_server::TopologyServer;
 
-/// Who serves topology pages, or why nobody does.
+/// What serves topology pages, or why nothing does.
 pub(crate) struct TopologyPages {
     socket: PathBuf,
     server: Result<TopologyServer, String>,

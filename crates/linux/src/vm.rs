@@ -340,7 +340,7 @@ pub(crate) fn vcpu_index(role: &Role) -> Option<u16> {
 
 /// What hands do to a VM's lines in the journal.
 impl Hands {
-    /// What the journal says of a VM, whoever wrote it.
+    /// What the journal says of a VM, written by this agent or an earlier one.
     pub fn entry(&self, vm: &Vm) -> Option<&Entry> {
         self.journal.as_ref()?.entry(vm.run.vm)
     }

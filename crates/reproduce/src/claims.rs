@@ -143,9 +143,14 @@ pub fn all() -> Vec<Claim> {
     published.into_iter().chain(own).collect()
 }
 
+/// The claim of this id.
+pub fn named(id: &str) -> Option<Claim> {
+    all().into_iter().find(|claim| claim.id == id)
+}
+
 /// A published number of a claim: what an experiment draws beside its own.
 pub fn published(id: &str, name: &str) -> Option<f64> {
-    let claim = all().into_iter().find(|claim| claim.id == id)?;
+    let claim = named(id)?;
     let number = claim
         .value
         .iter()

@@ -46,13 +46,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-
-    fn claim(id: &str) -> Claim {
-        crate::claims::all()
-            .into_iter()
-            .find(|claim| claim.id == id)
-            .unwrap()
-    }
+    use crate::claims::named;
 
     #[test]
     fn every_experiment_and_exclusion_names_one_claim() {
@@ -70,12 +64,12 @@ mod tests {
     fn claims_without_an_experiment_say_so() {
         let new = Claim {
             id: "nobody.decides-it".into(),
-            ..claim("xpv.internals")
+            ..named("xpv.internals").unwrap()
         };
         let pending = decide(new, &Outcomes::default());
         assert_eq!(pending.judgement.verdict, Verdict::Pending);
         assert!(pending.reason.unwrap().contains("no experiment"));
-        let outside = decide(claim("xpv.internals"), &Outcomes::default());
+        let outside = decide(named("xpv.internals").unwrap(), &Outcomes::default());
         assert_eq!(outside.judgement.verdict, Verdict::NotModelled);
     }
 }

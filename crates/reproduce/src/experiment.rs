@@ -115,13 +115,6 @@ mod tests {
     use super::*;
     use crate::verdict::judge;
 
-    fn claim(id: &str) -> Claim {
-        crate::claims::all()
-            .into_iter()
-            .find(|claim| claim.id == id)
-            .unwrap()
-    }
-
     #[test]
     fn a_result_is_calibrated_if_a_profile_of_its_runs_says_so() {
         use homenode_twin::{Scenario, VmSpec};
@@ -132,7 +125,7 @@ mod tests {
             let scenario = Scenario::of("one", vec![vm]).with_workload(workload.clone());
             Run::to_end("r910", scenario, homenode_control::PolicySet::Default, 1)
         };
-        let claim = claim("tavo.npb");
+        let claim = crate::claims::named("tavo.npb").unwrap();
         let kind = |workload: &homenode_twin::Workload, measured: &Measured| {
             super::kind(&claim, measured, &judge(&claim, measured), &[run(workload)])
         };

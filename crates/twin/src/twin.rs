@@ -98,7 +98,7 @@ impl Twin {
                 // Nobody is held to one permit twice.
                 permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),
                 memory_floor: vm.memory_floor,
-                // Where pages lie at first is the host's; that somebody moves them is the agent's to see to.
+                // The host decides where pages lie at first; the agent moves them.
                 memory_policy: Some(vm.memory_policy).filter(|policy| policy.migration != Migration::None),
                 ..VmSettings::default()
             })

@@ -7,7 +7,7 @@ use super::crates::{in_manifest, shipped_dependencies};
 use super::syntax::{Named, paths, shipped};
 use super::tree::Workspace;
 
-/// Crates that are pure whoever depends on them. What they depend on in the workspace is held to the same.
+/// Crates that are pure. What they depend on in the workspace is held to the same.
 const PURE: [&str; 4] = [
     "homenode-policy",
     "homenode-host",

@@ -2,7 +2,7 @@
 //! testbed on a real kernel. A file per lever, and one for what holds of all of them.
 //!
 //! Every [`Act`] has a check ([`of`]). Where a host cannot do an act, its check holds it to saying so and to leaving the VM as
-//! it was, and the verdict is [`Verdict::Skipped`] with the host's reason: whoever runs the suite shows it.
+//! it was, and the verdict is [`Verdict::Skipped`] with the host's reason: the suite's caller shows it.
 //!
 //! Not verified here: that a policy's decisions are wise, and anything about timing but that a quota holds. Of a home, where
 //! emulator and I/O threads run: no sample has them.
@@ -28,7 +28,7 @@ use crate::{Act, Host, Impossible, Lever, Limit, Outcome, Plan, Refusal, Sample,
 pub struct Check {
     /// Says the property.
     pub name: &'static str,
-    /// Runs it against a host on which `vm` runs, with one or more vCPUs, memory touched, and nobody else acting.
+    /// Runs it against a host on which `vm` runs, with one or more vCPUs, memory touched, and no agent beside.
     pub run: fn(&mut dyn Host, VmId) -> Result<Verdict, String>,
 }
 

@@ -42,7 +42,7 @@ pub(crate) trait Grip {
         Ok(())
     }
 
-    /// Takes in what somebody else did since the last look.
+    /// Takes in what others did since the last look.
     fn reconcile(&mut self, _hands: &mut Hands, _vm: &mut Vm, _is_first: bool) {}
 
     /// Tells a sample what is in force.
@@ -133,7 +133,7 @@ impl Vm {
     }
 
     /// Writes down how it is before it is touched: for the first time, or again where nothing of the agent's is in force and
-    /// somebody changed it since.
+    /// another program changed it since.
     pub fn begin(&self, hands: &mut Hands) -> Result<(), JournalError> {
         let Some(journal) = &mut hands.journal else {
             return Ok(());
@@ -175,7 +175,7 @@ impl Vm {
             .map_or("changing something", |leased| leased.grip.what(act))
     }
 
-    /// Takes in what somebody else did since the last look.
+    /// Takes in what others did since the last look.
     pub fn reconcile(&mut self, hands: &mut Hands, is_first: bool) {
         self.with_levers(|vm, levers| {
             for leased in levers {

@@ -249,7 +249,7 @@ pub fn observe(view: &View<'_>, state: &mut State) {
     }
 }
 
-/// Has VMs watched that somebody wants to know about, once [`observe`] has taken in this epoch.
+/// Has the VMs watched that clients ask about, once [`observe`] has taken in this epoch.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     let mut due: Vec<(&VmSample, Ns)> = Vec::new();

@@ -89,7 +89,7 @@ impl Engine {
             self.set_speed(cpu);
         } else {
             self.set_housekeeping(vm, thread);
-            // Whoever it woke may have taken its CPU.
+            // A thread that it woke may have taken its CPU.
             self.scheduler.stop(self.vms[vm].task(thread), self.now);
         }
         self.after_scheduling();

@@ -126,7 +126,7 @@ pub(crate) struct HostCare {
     /// The host kernel's page mover, and how often it was begun.
     pub autonuma: Option<Autonuma>,
     pub autonumas: u32,
-    /// Who uses its pages, while somebody wants to know, and how often that was begun.
+    /// Samples of which nodes use its pages, while a policy wants them, and how often sampling was begun.
     pub sampling: Option<Sampling>,
     pub samplings: u32,
 }
