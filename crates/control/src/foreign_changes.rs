@@ -1,5 +1,5 @@
-//! Sees what operators and other programs changed. What the agent set and what is in force are compared in every epoch; where they
-//! differ the operator (or another tool) wants something else, and the agent steps back until it is undone.
+//! Sees what operators and other programs changed. What the agent set and what is in force are compared each epoch. Where they
+//! differ, the operator (or another tool) wants something else, and the agent steps back until it is undone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
