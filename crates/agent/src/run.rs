@@ -1,9 +1,11 @@
 //! The loop over one host, whichever it is, and how it is shown.
 
+use std::convert::Infallible;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use homenode_control::{Config, Control, Epoch, Mode};
+use homenode_control::{Around, Config, Control, Epoch, Mode};
 use homenode_host::{Bell, Host, HostError};
 use homenode_units::Ns;
 use schemars::JsonSchema;
@@ -86,50 +88,18 @@ impl Agent<'_> {
     pub fn run<H: Host>(
         &mut self,
         host: &mut H,
-        mut notices: impl FnMut(&mut H) -> Vec<String>,
+        notices: impl FnMut(&mut H) -> Vec<String>,
         done: impl Fn(&H) -> bool,
     ) {
-        let mut started = None;
-        let mut trouble: Option<HostError> = None;
-        while !self.bell.is_stopping() && !self.output.is_closed() {
-            match host.sample() {
-                Err(error) => {
-                    // Said once, not in every period that it lasts.
-                    if trouble.as_ref() != Some(&error) {
-                        self.output.line(&format!("{error}"));
-                        let message = error.to_string();
-                        self.output.object("trouble", json!(Notice { message: &message }));
-                        trouble = Some(error);
-                    }
-                }
-                Ok(sample) => {
-                    if trouble.take().is_some() {
-                        self.output.line("the host answers again");
-                    }
-                    let at = sample.at;
-                    let lock = || {
-                        self.control
-                            .lock()
-                            .unwrap_or_else(std::sync::PoisonError::into_inner)
-                    };
-                    let begun = lock().begin(host.machine(), sample);
-                    let answer = begun.commit(host);
-                    let epoch = lock().finish(host.machine(), begun, answer);
-                    self.output.epoch(&epoch);
-                    if let Some(trouble) = self.bill.settle(at, &self.control) {
-                        self.notice(&trouble);
-                    }
-                    let since = at.saturating_sub(*started.get_or_insert(at));
-                    if self.duration.is_some_and(|duration| since >= duration) || done(host) {
-                        break;
-                    }
-                }
-            }
-            for notice in notices(host) {
-                self.notice(&notice);
-            }
-            self.wait(host);
-        }
+        let control = Arc::clone(&self.control);
+        let mut shown = Shown {
+            agent: self,
+            notices,
+            done,
+            started: None,
+            trouble: None,
+        };
+        let Ok(()) = homenode_control::run(host, &control, &mut shown);
         if let Some(trouble) = self.bill.close(&self.control) {
             self.notice(&trouble);
         }
@@ -138,22 +108,6 @@ impl Agent<'_> {
     fn notice(&mut self, text: &str) {
         self.output.line(text);
         self.output.object("notice", json!(Notice { message: text }));
-    }
-
-    fn wait<H: Host>(&self, host: &mut H) {
-        let mut left = self.period;
-        while left > Ns::ZERO && !self.bell.is_stopping() {
-            self.settings.carry_out(host, &self.control);
-            let part = match self.pace {
-                Pace::Real => left,
-                Pace::Fast | Pace::Watched => left.min(LOOK_EVERY),
-            };
-            let waited = host.wait(part);
-            if self.pace == Pace::Watched {
-                self.bell.wait(Duration::from_nanos(part.0));
-            }
-            left = left.saturating_sub(waited);
-        }
     }
 
     /// Says what is about to run.
@@ -184,5 +138,81 @@ impl Agent<'_> {
             start.config.policies.name(),
             self.period
         ));
+    }
+}
+
+/// A run that is shown: it goes on when the host cannot be read, and says so once.
+struct Shown<'a, 'b, N, D> {
+    agent: &'a mut Agent<'b>,
+    notices: N,
+    done: D,
+    started: Option<Ns>,
+    trouble: Option<HostError>,
+}
+
+impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for Shown<'_, '_, N, D> {
+    type Error = Infallible;
+
+    fn before(&mut self, _: &mut H) -> Result<ControlFlow<()>, Infallible> {
+        let over = self.agent.bell.is_stopping() || self.agent.output.is_closed();
+        Ok(if over {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        })
+    }
+
+    fn after(
+        &mut self,
+        host: &mut H,
+        epoch: Result<Epoch, HostError>,
+    ) -> Result<ControlFlow<()>, Infallible> {
+        match epoch {
+            // Said once, not in every period that it lasts.
+            Err(error) if self.trouble.as_ref() == Some(&error) => {}
+            Err(error) => {
+                let message = error.to_string();
+                self.agent.output.line(&message);
+                self.agent
+                    .output
+                    .object("trouble", json!(Notice { message: &message }));
+                self.trouble = Some(error);
+            }
+            Ok(epoch) => {
+                if self.trouble.take().is_some() {
+                    self.agent.output.line("the host answers again");
+                }
+                self.agent.output.epoch(&epoch);
+                let at = epoch.status.at_ns;
+                if let Some(trouble) = self.agent.bill.settle(at, &self.agent.control) {
+                    self.agent.notice(&trouble);
+                }
+                let since = at.saturating_sub(*self.started.get_or_insert(at));
+                if self.agent.duration.is_some_and(|duration| since >= duration) || (self.done)(host) {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        }
+        for notice in (self.notices)(host) {
+            self.agent.notice(&notice);
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn wait(&mut self, host: &mut H) {
+        let agent = &*self.agent;
+        let mut left = agent.period;
+        while left > Ns::ZERO && !agent.bell.is_stopping() {
+            agent.settings.carry_out(host, &agent.control);
+            let part = match agent.pace {
+                Pace::Real => left,
+                Pace::Fast | Pace::Watched => left.min(LOOK_EVERY),
+            };
+            let waited = host.wait(part);
+            if agent.pace == Pace::Watched {
+                agent.bell.wait(Duration::from_nanos(part.0));
+            }
+            left = left.saturating_sub(waited);
+        }
     }
 }

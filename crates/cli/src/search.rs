@@ -106,9 +106,9 @@ pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
 }
 
 fn of_vms(base: &Run, run: &Run) -> Vec<OfVm> {
-    let pairs = base.vms.iter().zip(&run.vms).zip(&base.report.vms);
-    let of_vm = |((base, vm), named): ((_, _), &homenode_twin::VmReport)| OfVm {
-        name: named.name.clone(),
+    let pairs = base.report.vms.iter().zip(&run.report.vms);
+    let of_vm = |(base, vm): (&homenode_twin::VmReport, _)| OfVm {
+        name: base.name.clone(),
         ratio: ratio(base, vm).filter(|ratio| ratio.is_finite()),
     };
     pairs.map(of_vm).collect()

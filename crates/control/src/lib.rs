@@ -9,14 +9,15 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `stages` | which policies plan, in which order, and what each may set: a table |
-//! | `epoch` | the loop: observe, plan, commit, remember |
+//! | `run` | the loop, and what each kind of run does around it |
+//! | `epoch` | one round of it: observe, plan, commit, remember |
 //! | `answers`, `idle` | what the loop is asked: where a VM would go, what is known of it, why nothing is done |
 //! | `config` | what the operator may set |
 //! | `foreign_changes` | what operators and other programs changed |
 //! | `status`, `event`, `bill` | what the loop shows and tells |
 //!
-//! [`Control`] is a plain struct without threads or clock; whoever owns it calls [`Control::step`] once per period and shows
-//! or records the [`Epoch`] that comes back.
+//! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the twin or a real one, and hands each
+//! [`Epoch`] to whoever runs it.
 
 mod answers;
 mod bill;
@@ -25,6 +26,7 @@ mod epoch;
 mod event;
 mod foreign_changes;
 mod idle;
+mod run;
 mod stages;
 mod status;
 
@@ -41,6 +43,7 @@ pub use config::{Config, Mode, PolicySet};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;
 use foreign_changes::ForeignChanges;
+pub use run::{Around, run};
 use stages::States;
 pub use status::{
     LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeVcpus, PermitStatus, Status, TopologyStatus,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::{Outcome, Run};
 
-/// A run of 200 VMs is about 100 kilobytes.
+/// A run of 200 VMs is about 300 kilobytes.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// A directory of finished runs.

@@ -1,9 +1,12 @@
 //! One run of the twin: what it is, and what is kept of it.
 
-use homenode_control::{Config, Control, Epoch, Event, Mode, PolicySet};
-use homenode_host::{Act, Counters, Host, Outcome as Done, Sample, VmSample};
-use homenode_twin::{ProgramReport, Scenario, Twin, TwinReport};
-use homenode_units::{BytesPerSec, MemoryPolicy, NodeId, Ns, Pages};
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+
+use homenode_control::{Around, Config, Control, Epoch, Mode, PolicySet};
+use homenode_host::{Counters, Host, HostError, Sample, VmSample};
+use homenode_twin::{Scenario, Twin, TwinReport, VmReport};
+use homenode_units::{BytesPerSec, NodeId, Ns, Pages};
 use serde::{Deserialize, Serialize};
 
 /// Everything that decides what comes of a run.
@@ -35,60 +38,11 @@ pub struct Outcome {
     /// Simulated time at the end.
     pub at_s: f64,
     /// The VMs, in the scenario's order.
-    pub vms: Vec<VmOutcome>,
+    pub vms: Vec<VmReport>,
     /// What was counted between the end of the warm-up and the end of the run.
     pub window: Window,
     /// What counters said each time that somebody looked; empty where nobody was to.
     pub moments: Vec<Moment>,
-}
-
-/// One VM of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct VmOutcome {
-    /// Its program.
-    pub workload: String,
-    /// How long that ran; `None` where it did not end.
-    pub runtime_s: Option<f64>,
-    /// Share of memory accesses to the vCPU's own node.
-    pub local_access_ratio: Option<f64>,
-    /// LLC misses over references.
-    pub llc_miss_rate: Option<f64>,
-    /// Its programs, where it runs several one after the other.
-    pub programs: Vec<ProgramOutcome>,
-    /// CPU time that its driver domain owed for its I/O, in seconds; 0 where it has none.
-    pub backend_s: f64,
-    /// Most pages that its I/O used at once; 0 where it has no driver domain.
-    pub pages_used_max: u64,
-    /// Its memory policy at the end.
-    pub memory_policy: MemoryPolicy,
-    /// How often policies changed that.
-    pub policy_changes: u32,
-    /// How often its vCPUs changed nodes, after the warm-up.
-    pub node_changes: u64,
-    /// How often the host's AutoNUMA moved a vCPU of it to its memory, after the warm-up.
-    pub vcpus_drawn: u64,
-    /// How often it was punished for going OVER its permit, after the warm-up; 0 where it has none.
-    pub punished_count: u32,
-    /// What it was debited per slice after the warm-up; `None` where it has no permit.
-    pub used_per_slice: Option<f64>,
-    /// Share of the time of its guest's calls about released pages that went into making them invalid; `None` where it makes no
-    /// such calls.
-    pub invalidating_share: Option<f64>,
-}
-
-/// One of several programs of a VM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ProgramOutcome {
-    /// When it began.
-    pub began_s: f64,
-    /// How long it ran; `None` where it did not end.
-    pub runtime_s: Option<f64>,
-    /// Pages that it took.
-    pub pages_touched: u64,
-    /// Those of them that lay outside the VM's home.
-    pub pages_touched_away: u64,
 }
 
 /// Counters of all VMs at one time, cumulative, summed over vCPUs.
@@ -192,95 +146,71 @@ impl Run {
             }
         }
         let mut twin = Twin::new(machine, &self.scenario, self.seed).map_err(|error| error.to_string())?;
-        let mut control = Control::new(self.config.clone(), Mode::Act);
-        let acts = self.config.policies != PolicySet::Default;
-        let (mut begin, mut moments) = (None, Vec::new());
-        let mut policy_changes = vec![0; self.scenario.vms.len()];
-        while !twin.finished() && twin.now() < self.until {
-            if begin.is_none() && twin.now() >= self.warm_up {
-                begin = Some(sample(&mut twin)?);
-                twin.mark();
-            }
-            if acts {
-                let epoch = control.step(&mut twin).map_err(|error| error.to_string())?;
-                self.count_policy_changes(&epoch, &mut policy_changes);
-            }
-            let now = twin.now();
-            let mut period = self.config.period;
-            if let (Some(watch), true) = (self.watch, begin.is_some()) {
-                let due = |last: &Moment| now.0 >= last.at_ns + watch.0;
-                if moments.last().is_none_or(due) {
-                    moments.push(moment(&mut twin)?);
-                }
-                period = period.min(watch);
-            }
-            let mark = if begin.is_none() { self.warm_up } else { self.until };
-            twin.wait(period.min(Ns(mark.0.saturating_sub(now.0).max(1))));
-        }
+        let control = Mutex::new(Control::new(self.config.clone(), Mode::Act));
+        let mut measured = MeasuredRun {
+            run: self,
+            begin: None,
+            moments: Vec::new(),
+        };
+        homenode_control::run(&mut twin, &control, &mut measured)?;
+        let MeasuredRun { begin, moments, .. } = measured;
         let end = sample(&mut twin)?;
         let report = twin.report();
-        let window = window(&twin, &report, begin.as_ref(), &end);
         Ok(Outcome {
             at_s: twin.now().as_secs_f64(),
-            vms: report
-                .vms
-                .into_iter()
-                .zip(&self.scenario.vms)
-                .zip(policy_changes)
-                .map(|((vm, spec), policy_changes)| VmOutcome {
-                    memory_policy: memory_policy(&end, &vm.name).unwrap_or(spec.memory_policy),
-                    policy_changes,
-                    workload: vm.workload,
-                    runtime_s: vm.runtime_s,
-                    local_access_ratio: vm.local_access_ratio,
-                    llc_miss_rate: vm.llc_miss_rate,
-                    programs: vm.programs.iter().map(program).collect(),
-                    backend_s: vm.driver_domain.map_or(0.0, |domain| domain.backend_s),
-                    pages_used_max: vm.driver_domain.map_or(0, |domain| domain.pages_used_max),
-                    node_changes: vm.node_changes,
-                    vcpus_drawn: vm.vcpus_drawn,
-                    punished_count: vm.permit.map_or(0, |permit| permit.punished_count),
-                    used_per_slice: vm.permit.map(|permit| permit.used_per_slice),
-                    invalidating_share: vm.releases.map(|releases| {
-                        releases.invalidating_s / (releases.sending_s + releases.invalidating_s)
-                    }),
-                })
-                .collect(),
-            window,
+            window: window(&twin, &report, begin.as_ref(), &end),
+            vms: report.vms,
             moments,
         })
     }
+}
 
-    fn count_policy_changes(&self, epoch: &Epoch, changes: &mut [u32]) {
-        for event in &epoch.events {
-            let Event::Decided {
-                name,
-                decision,
-                result,
-            } = event
-            else {
-                continue;
-            };
-            if matches!(decision.action.act, Act::SetMemoryPolicy { .. }) && matches!(result, Done::Done) {
-                let vms = self.scenario.vms.iter().zip(&mut *changes);
-                vms.filter(|(vm, _)| vm.name == *name)
-                    .for_each(|(_, count)| *count += 1);
+/// A run of which counts what happens after its warm-up.
+struct MeasuredRun<'a> {
+    run: &'a Run,
+    /// What was counted when the warm-up ended.
+    begin: Option<Sample>,
+    moments: Vec<Moment>,
+}
+
+impl Around<Twin> for MeasuredRun<'_> {
+    type Error = String;
+
+    fn before(&mut self, twin: &mut Twin) -> Result<ControlFlow<()>, String> {
+        if twin.finished() || twin.now() >= self.run.until {
+            return Ok(ControlFlow::Break(()));
+        }
+        if self.begin.is_none() && twin.now() >= self.run.warm_up {
+            self.begin = Some(sample(twin)?);
+            twin.mark();
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn after(&mut self, twin: &mut Twin, epoch: Result<Epoch, HostError>) -> Result<ControlFlow<()>, String> {
+        epoch.map_err(|error| error.to_string())?;
+        if let (Some(watch), Some(_)) = (self.run.watch, &self.begin) {
+            let due = |last: &Moment| twin.now().0 >= last.at_ns + watch.0;
+            if self.moments.last().is_none_or(due) {
+                self.moments.push(moment(twin)?);
             }
         }
+        Ok(ControlFlow::Continue(()))
     }
-}
 
-fn memory_policy(sample: &Sample, name: &str) -> Option<MemoryPolicy> {
-    let vm = sample.vms.iter().find(|vm| vm.name == name)?;
-    Some(vm.memory_policy)
-}
-
-fn program(report: &ProgramReport) -> ProgramOutcome {
-    ProgramOutcome {
-        began_s: report.began_s,
-        runtime_s: report.runtime_s,
-        pages_touched: report.pages_touched,
-        pages_touched_away: report.pages_touched_away,
+    fn wait(&mut self, twin: &mut Twin) {
+        let Run {
+            config,
+            watch,
+            warm_up,
+            until,
+            ..
+        } = self.run;
+        let measures = self.begin.is_some();
+        let look = watch.filter(|_| measures).unwrap_or(config.period);
+        let mark = if measures { until } else { warm_up };
+        let left = Ns(mark.0.saturating_sub(twin.now().0).max(1));
+        twin.wait(config.period.min(look).min(left));
     }
 }
 

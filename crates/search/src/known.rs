@@ -164,7 +164,7 @@ impl Known {
 
     /// Takes in what was found, unless better is known; says whether it was better. Evaluations add up either way.
     pub fn add(&mut self, setup: &Setup, best: &Best, commit: &str) -> bool {
-        let pairs = best.base.vms.iter().zip(&best.run().vms);
+        let pairs = best.base.report.vms.iter().zip(&best.run().report.vms);
         let rounded = |value: f64| (value * 1e4).round() / 1e4;
         let new = OfSeed {
             seed: setup.seed,

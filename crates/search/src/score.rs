@@ -13,7 +13,9 @@
 //! 3. A VM that made no instructions in the base run (it has no program, or never arrived) has no ratio; one that made some
 //!    there and none here is infinitely slow.
 
-use crate::run::{Run, VmRun};
+use homenode_twin::VmReport;
+
+use crate::run::Run;
 
 /// A VM that takes more than so many times as long is hurt.
 pub const HURT: f64 = 1.03;
@@ -21,7 +23,7 @@ pub const HURT: f64 = 1.03;
 pub const MUCH_WORSE: f64 = 1.10;
 
 /// The ratio of a VM: at least 0, below 1 where it is faster than in the base run; `None` where it did nothing there.
-pub fn ratio(base: &VmRun, other: &VmRun) -> Option<f64> {
+pub fn ratio(base: &VmReport, other: &VmReport) -> Option<f64> {
     let (base_s, other_s) = times(base, other)?;
     Some(other_s / base_s)
 }
@@ -29,9 +31,10 @@ pub fn ratio(base: &VmRun, other: &VmRun) -> Option<f64> {
 /// The value of a run: mean over VMs of their ratios; infinite where there are none, or a VM did nothing.
 pub fn value(base: &Run, other: &Run) -> f64 {
     let ratios = base
+        .report
         .vms
         .iter()
-        .zip(&other.vms)
+        .zip(&other.report.vms)
         .filter_map(|(base, vm)| ratio(base, vm));
     mean(ratios)
         .filter(|mean| mean.is_finite())
@@ -39,15 +42,16 @@ pub fn value(base: &Run, other: &Run) -> f64 {
 }
 
 /// Time of the VM's work in both runs, in seconds, or in seconds per thousand million instructions.
-fn times(base: &VmRun, other: &VmRun) -> Option<(f64, f64)> {
-    if base.programs.len() == other.programs.len()
+fn times(base: &VmReport, other: &VmReport) -> Option<(f64, f64)> {
+    if base.runtimes_s().count() == other.runtimes_s().count()
         && let (Some(base_s), Some(other_s)) = (base.whole_s(), other.whole_s())
         && base_s > 0.0
     {
         return Some((base_s, other_s));
     }
-    let per_instruction = |vm: &VmRun| vm.busy_s / vm.instructions_g;
-    (base.instructions_g > 0.0 && base.busy_s > 0.0).then(|| (per_instruction(base), per_instruction(other)))
+    let per_instruction = |vm: &VmReport| vm.busy_s() / vm.instructions_g;
+    (base.instructions_g > 0.0 && base.busy_s() > 0.0)
+        .then(|| (per_instruction(base), per_instruction(other)))
 }
 
 /// A case under one set of policies, over seeds.
@@ -83,14 +87,15 @@ impl CaseScore {
     pub fn of(case: &str, base: &[&Run], other: &[&Run]) -> CaseScore {
         let pairs = || base.iter().zip(other);
         let ratios = pairs().map(|(base, other)| {
-            let vms = base.vms.iter().zip(&other.vms);
+            let vms = base.report.vms.iter().zip(&other.report.vms);
             vms.map(|(base, other)| ratio(base, other)).collect()
         });
         let named = base.first().map_or(&[][..], |run| &run.report.vms);
         let vms = named.iter().enumerate().map(|(at, vm)| {
-            let times = pairs().filter_map(|(base, other)| times(&base.vms[at], &other.vms[at]));
+            let times =
+                pairs().filter_map(|(base, other)| times(&base.report.vms[at], &other.report.vms[at]));
             let (base_s, other_s) = times.fold((0.0, 0.0), |sum, (a, b)| (sum.0 + a, sum.1 + b));
-            let whole: Option<Vec<f64>> = base.iter().map(|run| run.vms[at].whole_s()).collect();
+            let whole: Option<Vec<f64>> = base.iter().map(|run| run.report.vms[at].whole_s()).collect();
             VmScore {
                 name: vm.name.clone(),
                 workload: vm.workload.clone(),
@@ -194,17 +199,20 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use homenode_machine_files::preset;
-    use homenode_twin::{Scenario, Twin, VmSpec};
+    use homenode_twin::{Scenario, StartReport, Twin, VmSpec};
     use homenode_units::Bytes;
 
     use super::*;
 
-    fn vm(programs: &[Option<f64>], instructions_g: f64, busy_s: f64) -> VmRun {
-        VmRun {
-            arrival_s: Some(0.0),
-            programs: programs.to_vec(),
+    fn vm(runtimes_s: &[Option<f64>], instructions_g: f64, busy_s: f64) -> VmReport {
+        VmReport {
+            starts: vec![StartReport {
+                arrival_s: 0.0,
+                runtimes_s: runtimes_s.to_vec(),
+                busy_s,
+            }],
             instructions_g,
-            busy_s,
+            ..VmReport::default()
         }
     }
 
@@ -242,11 +250,14 @@ mod tests {
         let scenario = Scenario::of("some", vms.collect());
         let twin = Twin::new(preset("r420").unwrap(), &scenario, 1).unwrap();
         let mut report = twin.report();
+        for (report, time) in report.vms.iter_mut().zip(times) {
+            report.starts = vm(&[Some(*time)], 1.0, *time).starts;
+            report.instructions_g = 1.0;
+        }
         report.vms[0].host_pages_moved = 131_072;
         Run {
             policy: "some",
             decisions,
-            vms: times.iter().map(|time| vm(&[Some(*time)], 1.0, *time)).collect(),
             report,
         }
     }

@@ -5,10 +5,11 @@ use homenode_policy::permits::Account;
 use homenode_units::{BytesPerSec, Ns, Pages, Permit};
 
 use crate::engine::Engine;
-use crate::guest::Vm;
+use crate::guest::{Life, Vm};
 use crate::index::{CpuIx, IxVec, VmIx, first};
 use crate::report::{
-    FlipReport, LinkReport, MemoryReport, NodeReport, PermitReport, ReleaseReport, TwinReport, VmReport,
+    FlipReport, LinkReport, MemoryReport, NodeReport, PermitReport, ReleaseReport, StartReport, TwinReport,
+    VmReport,
 };
 
 /// Counts of a host at one point in time; the difference of two of them is what happened in between.
@@ -192,7 +193,7 @@ pub(crate) fn report(
             .zip(vms)
             .map(|(at, (vm, counts))| VmReport {
                 permit: report_permit(engine, at, counts, seconds),
-                ..report_vm(machine, vm, counts)
+                ..report_vm(machine, vm, counts, (mark.at, engine.now))
             })
             .collect(),
         nodes: nodes.collect(),
@@ -220,21 +221,33 @@ fn ratio(part: f64, whole: f64) -> Option<f64> {
     (whole > 0.0).then(|| part / whole)
 }
 
-fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts) -> VmReport {
+fn report_start(life: &Life, (mark, now): (Ns, Ns)) -> StartReport {
+    let ran_s: Option<f64> = life.runtimes_s.iter().copied().sum();
+    let arrival_s = life.arrived.as_secs_f64();
+    let end_s = life.left.unwrap_or(now).as_secs_f64();
+    let until_s = ran_s.map_or(end_s, |ran_s| (arrival_s + ran_s).min(end_s));
+    StartReport {
+        arrival_s,
+        runtimes_s: life.runtimes_s.clone(),
+        busy_s: (until_s - arrival_s.max(mark.as_secs_f64())).max(0.0),
+    }
+}
+
+/// `since`: the mark, and now.
+fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts, since: (Ns, Ns)) -> VmReport {
     let by_node = machine.nodes.keys().zip(&counts.by_node);
     VmReport {
         name: vm.name.clone(),
         workload: vm.course.workload.clone(),
         arrival_s: vm.arrived.map(Ns::as_secs_f64),
-        runtime_s: vm
-            .course
-            .started
-            .zip(vm.course.ended)
-            .map(|(from, to)| Ns(to.0 - from.0).as_secs_f64()),
-        programs: if vm.course.ran.is_empty() && vm.course.then.is_empty() {
+        runtime_s: vm.course.runtime_s(),
+        starts: vm.lives().map(|life| report_start(&life, since)).collect(),
+        memory_policy: vm.memory_policy,
+        policy_changes: vm.counts.policy_changes,
+        programs: if vm.course.is_only() {
             Vec::new()
         } else {
-            vm.course.ran.iter().cloned().chain(vm.program_report()).collect()
+            vm.programs().collect()
         },
         driver_domain: vm.channel.as_ref().map(|channel| FlipReport {
             pages_flipped: channel.flipped,

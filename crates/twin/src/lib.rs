@@ -41,7 +41,7 @@ pub mod workload;
 
 pub use report::{
     EventReport, EventResult, FlipReport, LinkReport, NodeReport, PermitReport, ProgramReport, ReleaseReport,
-    TwinReport, VmReport,
+    StartReport, TwinReport, VmReport,
 };
 pub use scenario::{
     AfterProgram, Allocation, ArrivalOrder, Attribution, Backend, Disturbance, Enforcer, EventAction,

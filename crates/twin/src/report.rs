@@ -12,9 +12,9 @@
 //!
 //! Rates and counts are those since the mark ([`crate::Twin::mark`]), or since the start.
 
-use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, Ns, Permit};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeMap, Ns, Permit};
 use schemars::JsonSchema;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// What came of a run so far.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -52,14 +52,14 @@ pub struct TwinReport {
 }
 
 /// What belongs to a node, as an object that names it.
-#[derive(Serialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 struct OnNode<T> {
     node: NodeId,
     #[serde(flatten)]
     of: T,
 }
 
-#[derive(Serialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 struct Accesses {
     accesses: u64,
 }
@@ -74,6 +74,11 @@ fn accesses_on_nodes<S: Serializer>(nodes: &NodeMap<u64>, s: S) -> Result<S::Ok,
         of: Accesses { accesses: *accesses },
     });
     s.collect_seq(named)
+}
+
+fn accesses_from_nodes<'de, D: Deserializer<'de>>(d: D) -> Result<NodeMap<u64>, D::Error> {
+    let named = Vec::<OnNode<Accesses>>::deserialize(d)?;
+    Ok(named.into_iter().map(|on| (on.node, on.of.accesses)).collect())
 }
 
 /// What came of an event.
@@ -107,7 +112,7 @@ pub enum EventResult {
 }
 
 /// One VM.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VmReport {
     /// Name.
     pub name: String,
@@ -119,8 +124,14 @@ pub struct VmReport {
     /// for idle VMs.
     pub runtime_s: Option<f64>,
     /// Its programs so far, where it runs several, whatever the mark.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub programs: Vec<ProgramReport>,
+    /// Each time that it was started, and what came of it: the figures above are those of the last.
+    pub starts: Vec<StartReport>,
+    /// Its memory policy now, and how often the host was told another, whatever the mark.
+    pub memory_policy: MemoryPolicy,
+    /// See [`VmReport::memory_policy`].
+    pub policy_changes: u32,
     /// Instructions of its program, in thousand millions, over all vCPUs.
     pub instructions_g: f64,
     /// LLC misses over references, in [0, 1].
@@ -128,7 +139,11 @@ pub struct VmReport {
     /// Share of memory accesses that went to the node of the vCPU, in [0, 1].
     pub local_access_ratio: Option<f64>,
     /// Memory accesses by the node that answered them.
-    #[serde(rename = "node_accesses", serialize_with = "accesses_on_nodes")]
+    #[serde(
+        rename = "node_accesses",
+        serialize_with = "accesses_on_nodes",
+        deserialize_with = "accesses_from_nodes"
+    )]
     #[schemars(with = "Vec<OnNode<Accesses>>")]
     pub accesses_by_node: NodeMap<u64>,
     /// Imbalance of these; `None` where there are none.
@@ -160,8 +175,43 @@ pub struct VmReport {
     pub memory: Option<MemoryReport>,
 }
 
+impl VmReport {
+    /// How long each program ran that was begun, over all starts, in seconds; `None` for one that did not end.
+    pub fn runtimes_s(&self) -> impl Iterator<Item = Option<f64>> {
+        self.starts
+            .iter()
+            .flat_map(|start| start.runtimes_s.iter().copied())
+    }
+
+    /// Time of all programs together, over all starts, in seconds; `None` where one did not end.
+    pub fn whole_s(&self) -> Option<f64> {
+        self.runtimes_s().sum()
+    }
+
+    /// Time in which [`VmReport::instructions_g`] were made, in seconds.
+    pub fn busy_s(&self) -> f64 {
+        self.starts.iter().map(|start| start.busy_s).sum()
+    }
+
+    /// When it was started first, in seconds; `None` where it never was.
+    pub fn first_arrival_s(&self) -> Option<f64> {
+        self.starts.first().map(|start| start.arrival_s)
+    }
+}
+
+/// One start of a VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StartReport {
+    /// When it was.
+    pub arrival_s: f64,
+    /// How long each program ran that was begun, in seconds; `None` for one that did not end, and before the first.
+    pub runtimes_s: Vec<Option<f64>>,
+    /// From the arrival, or the mark, to the end of its programs, its stop or now; in seconds.
+    pub busy_s: f64,
+}
+
 /// Pages that a guest released, since the start.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReleaseReport {
     /// How many.
     pub released: u64,
@@ -174,8 +224,16 @@ pub struct ReleaseReport {
     pub invalidating_s: f64,
 }
 
+impl ReleaseReport {
+    /// Share of the time of its guest's calls that went into making pages invalid, in [0, 1]; `None` before the first.
+    pub fn invalidating_share(&self) -> Option<f64> {
+        let all_s = self.sending_s + self.invalidating_s;
+        (all_s > 0.0).then(|| self.invalidating_s / all_s)
+    }
+}
+
 /// One of several programs of a VM.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProgramReport {
     /// Workload.
     pub workload: String,
@@ -190,7 +248,7 @@ pub struct ProgramReport {
 }
 
 /// A VM's I/O through a driver domain.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FlipReport {
     /// Pages that were exchanged.
     pub pages_flipped: u64,
@@ -207,7 +265,7 @@ pub struct FlipReport {
 }
 
 /// The memory of a VM with a floor.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryReport {
     /// What its guest has now.
     pub given_bytes: Bytes,
@@ -218,7 +276,7 @@ pub struct MemoryReport {
 }
 
 /// A VM's permit.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PermitReport {
     /// What it booked.
     pub booked: Permit,

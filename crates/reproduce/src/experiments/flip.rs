@@ -24,14 +24,15 @@
 use homenode_control::PolicySet;
 use homenode_policy::repatriate::Start;
 use homenode_twin::{
-    Backend, Hypervisor, NextProgram, PoolSpec, Scenario, Transfer, VmSpec, Vnuma, Workload, workload,
+    Backend, Hypervisor, NextProgram, PoolSpec, ProgramReport, Scenario, Transfer, VmReport, VmSpec, Vnuma,
+    Workload, workload,
 };
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns};
 
 use super::{shape, slowdown_percent, table, work_share};
 use crate::experiment::{Decision, Experiment, Table};
 use crate::figure::{Figure, Line, PUBLISHED_SERIES, Shape as Drawing};
-use crate::run::{Outcome, ProgramOutcome, Run, VmOutcome};
+use crate::run::{Outcome, Run};
 use crate::verdict::{Measured, Shape, show};
 use crate::work::Outcomes;
 
@@ -279,14 +280,19 @@ fn repeated(length: f64) -> Run {
     run
 }
 
-fn guest(outcome: &Outcome) -> Result<&VmOutcome, String> {
+/// CPU time that a VM's driver domain owed for its I/O, in seconds; 0 where it has none.
+fn backend_s(vm: &VmReport) -> f64 {
+    vm.driver_domain.map_or(0.0, |channel| channel.backend_s)
+}
+
+fn guest(outcome: &Outcome) -> Result<&VmReport, String> {
     outcome
         .vms
         .get(1)
         .ok_or_else(|| "a run has no second VM".to_owned())
 }
 
-fn program(outcome: &Outcome, at: usize) -> Result<&ProgramOutcome, String> {
+fn program(outcome: &Outcome, at: usize) -> Result<&ProgramReport, String> {
     let program = guest(outcome)?.programs.get(at);
     program.ok_or_else(|| format!("program {} of a run did not begin", at + 1))
 }
@@ -366,7 +372,7 @@ fn drift(outcomes: &Outcomes) -> Result<Decision, String> {
     let full = |remedy| -> Result<(f64, f64), String> {
         let vm = guest(outcomes.of(&at_full_rate(remedy))?)?;
         let runtime = vm.runtime_s.ok_or("BigBench at its profile's rate did not end")?;
-        Ok((runtime, vm.backend_s))
+        Ok((runtime, backend_s(vm)))
     };
     let (full_flip, full_copy) = (full(Remedy::None)?, full(Remedy::Copy)?);
     let halves: Vec<f64> = (0..=6)
@@ -377,9 +383,9 @@ fn drift(outcomes: &Outcomes) -> Result<Decision, String> {
         (
             "at the fitted rate",
             runtime(flip, 1)?,
-            guest(flip)?.backend_s,
+            backend_s(guest(flip)?),
             runtime(copy, 1)?,
-            guest(copy)?.backend_s,
+            backend_s(guest(copy)?),
         ),
         (
             "a minute at the profile's rate",
@@ -589,7 +595,8 @@ fn short(cure: Remedy) -> &'static str {
 }
 
 fn cured_set_up(outcomes: &Outcomes) -> Result<String, String> {
-    let used = guest(outcomes.of(&one("stream", POOL))?)?.pages_used_max;
+    let channel = guest(outcomes.of(&one("stream", POOL))?)?.driver_domain;
+    let used = channel.map_or(0, |channel| channel.pages_used_max);
     Ok(format!(
         "Of the pool at most {used} pages were used at once, the ring's 256 and those under way. By Algorithm 1, at each flip, the pool \
          shrinks from 500 MB until that is a fifth of it, within the first tens of flips; what it gives back is at home still, so \

@@ -11,6 +11,8 @@ use homenode_policy::{levers, memory, pace, placement, repatriate};
 use homenode_twin::Twin;
 use homenode_units::{MemoryPolicy, NodeSet, VmId};
 
+use crate::run::Run;
+
 use super::schedule::{Goal, Place, Schedule};
 
 /// Name of what decides here, in plans.
@@ -36,8 +38,7 @@ pub struct Arranger {
     memory: memory::State,
     pace: pace::State,
     last: Option<(Sample, Option<Rates>)>,
-    /// Decisions carried out.
-    pub decisions: usize,
+    decisions: usize,
 }
 
 impl Arranger {
@@ -99,6 +100,15 @@ impl Arranger {
             .filter(|outcome| **outcome == Outcome::Renewed);
         self.decisions += plan.decisions.len() - renewed.count();
         Ok(())
+    }
+
+    /// What a run came to.
+    pub fn came_to(&self, twin: &Twin) -> Run {
+        Run {
+            policy: POLICY,
+            decisions: self.decisions,
+            report: twin.report(),
+        }
     }
 
     fn goals(&self, sample: &Sample) -> BTreeMap<VmId, Goal> {

@@ -138,7 +138,7 @@ pub fn search(
         elites: Vec::new(),
         evaluations: 0,
         static_mean: f64::INFINITY,
-        least: vec![1.0; base.vms.len()],
+        least: vec![1.0; base.report.vms.len()],
     };
     let all = effort.evaluations.max(EVALUATIONS_MIN);
     let first = (starts.len() + Choices::STARTS)
@@ -232,10 +232,10 @@ impl State<'_> {
 
     /// VMs by their first arrival, which no policy changes.
     fn by_arrival(&self) -> Vec<usize> {
-        let mut vms: Vec<usize> = (0..self.base.vms.len()).collect();
-        vms.retain(|vm| self.base.vms[*vm].arrival_s.is_some());
+        let mut vms: Vec<usize> = (0..self.base.report.vms.len()).collect();
+        vms.retain(|vm| self.base.report.vms[*vm].first_arrival_s().is_some());
         vms.sort_by(|a, b| {
-            let arrival = |vm: usize| self.base.vms[vm].arrival_s.unwrap_or(0.0);
+            let arrival = |vm: usize| self.base.report.vms[vm].first_arrival_s().unwrap_or(0.0);
             arrival(*a).total_cmp(&arrival(*b))
         });
         vms
@@ -246,7 +246,7 @@ impl State<'_> {
         let Some(best) = self.elites.first() else {
             return Vec::new();
         };
-        let arrival_s = self.base.vms[vm].arrival_s.unwrap_or(0.0);
+        let arrival_s = self.base.report.vms[vm].first_arrival_s().unwrap_or(0.0);
         let before = best
             .points
             .partition_point(|point| point.at().as_secs_f64() < arrival_s);
@@ -322,7 +322,11 @@ impl State<'_> {
         for (candidate, rollout) in batch.into_iter().zip(rollouts) {
             self.evaluations += 1;
             let Some(rollout) = rollout? else { continue };
-            for (least, (base, vm)) in self.least.iter_mut().zip(base.vms.iter().zip(&rollout.run.vms)) {
+            for (least, (base, vm)) in self
+                .least
+                .iter_mut()
+                .zip(base.report.vms.iter().zip(&rollout.run.report.vms))
+            {
                 *least = ratio(base, vm).map_or(*least, |ratio| ratio.min(*least));
             }
             if candidate.schedule.is_static() {

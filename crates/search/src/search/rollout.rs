@@ -6,9 +6,9 @@ use homenode_control::Config;
 use homenode_twin::{Twin, TwinReport, VmReport};
 use homenode_units::{Ns, VmId};
 
-use super::arranger::{Arranger, POLICY};
+use super::arranger::Arranger;
 use super::schedule::Schedule;
-use crate::run::{Run, Starts, VmRun};
+use crate::run::Run;
 use crate::score::{mean, value};
 use homenode_twin::Setup;
 
@@ -20,7 +20,6 @@ const POINTS_MAX: usize = 24;
 pub struct Point {
     twin: Twin,
     arranger: Arranger,
-    starts: Starts,
 }
 
 impl Point {
@@ -36,7 +35,6 @@ impl Point {
             .collect();
         Ok(Point {
             arranger: Arranger::new(config.clone(), places),
-            starts: Starts::new(&setup.scenario),
             twin,
         })
     }
@@ -78,10 +76,13 @@ const LOOK_EPOCHS: u32 = 5;
 
 impl Cut {
     fn is_hopeless(&self, base: &Run, report: &TwinReport) -> bool {
-        let vms = base.vms.iter().zip(&report.vms).zip(&self.least);
-        let least = |((base, vm), least): ((&VmRun, &VmReport), &f64)| {
+        let vms = base.report.vms.iter().zip(&report.vms).zip(&self.least);
+        let least = |((base, vm), least): ((&VmReport, &VmReport), &f64)| {
             let least = least * SLACK;
-            let ([Some(base_s)], [] | [_]) = (base.programs.as_slice(), vm.programs.as_slice()) else {
+            // Of several starts or programs nothing is known before the end.
+            let (Some(base_s), 1, [] | [_]) =
+                (base.whole_s(), base.runtimes_s().count(), vm.programs.as_slice())
+            else {
                 return least;
             };
             let Some(arrival_s) = vm.arrival_s else {
@@ -104,18 +105,13 @@ impl Cut {
 /// # Errors
 /// A scenario that the machine cannot run; when the host refuses a plan.
 pub fn replay(setup: &Setup, config: &Config, schedule: &Schedule) -> anyhow::Result<Run> {
-    let Point {
-        mut twin,
-        arranger,
-        mut starts,
-    } = Point::beginning(setup, config)?;
+    let Point { mut twin, arranger } = Point::beginning(setup, config)?;
     let mut arranger = arranger.following(schedule.clone());
     while !setup.is_over(&twin) {
-        starts.look(&twin);
         arranger.step(&mut twin)?;
         setup.wait(&mut twin, config.period);
     }
-    Ok(Run::of(setup, &twin, &starts, POLICY, arranger.decisions))
+    Ok(arranger.came_to(&twin))
 }
 
 /// Goes on from a point to the end of the run; `None` where it was cut.
@@ -130,11 +126,7 @@ pub fn rollout(
     schedule: &Schedule,
     cut: Option<&Cut>,
 ) -> anyhow::Result<Option<Rollout>> {
-    let Point {
-        mut twin,
-        arranger,
-        mut starts,
-    } = from.clone();
+    let Point { mut twin, arranger } = from.clone();
     let mut arranger = arranger.following(schedule.clone());
     let often = Ns(base.report.at_ns.0 / POINTS_MAX as u64);
     let (mut points, mut active, mut last) = (Vec::new(), arranger.active(), twin.now());
@@ -151,14 +143,12 @@ pub fn rollout(
             points.push(Point {
                 twin: twin.clone(),
                 arranger: arranger.clone(),
-                starts: starts.clone(),
             });
         }
-        starts.look(&twin);
         arranger.step(&mut twin)?;
         setup.wait(&mut twin, config.period);
     }
-    let run = Run::of(setup, &twin, &starts, POLICY, arranger.decisions);
+    let run = arranger.came_to(&twin);
     let all = points.len().max(1);
     // Of too many, evenly spread ones.
     let kept = POINTS_MAX.min(all);

@@ -190,7 +190,7 @@ fn a_rollout_is_cut_only_where_it_cannot_win() {
     let whole = rollout(&setup, &config, &base, &beginning, &schedule, None)
         .unwrap()
         .unwrap();
-    let ratios = base.vms.iter().zip(&whole.run.vms);
+    let ratios = base.report.vms.iter().zip(&whole.run.report.vms);
     let mut cut = Cut {
         least: ratios.map(|(base, vm)| ratio(base, vm).unwrap()).collect(),
         bound: whole.mean,

@@ -58,6 +58,7 @@ impl Engine {
         if policy != self.vms[vm].memory_policy {
             self.settle_all();
             self.vms[vm].memory_policy = policy;
+            self.vms[vm].counts.policy_changes += 1;
             self.set_sampling(vm);
             self.set_host_autonuma(vm);
             self.set_speeds_of(vm);

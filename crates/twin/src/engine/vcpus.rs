@@ -200,6 +200,7 @@ impl Engine {
 
     pub(super) fn leave(&mut self, vm: VmIx) {
         self.vms[vm].stage = Stage::Gone;
+        self.vms[vm].left = Some(self.now);
         self.version += 1;
         let Vm { autonuma, host, .. } = &mut self.vms[vm];
         for group in autonuma

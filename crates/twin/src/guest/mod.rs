@@ -13,4 +13,4 @@ pub(crate) use costs::{HOUSEKEEPING_PERIOD, TOUCH_NS, boot_footprint};
 pub(crate) use memory::VmMemory;
 pub(crate) use thread::{Doing, Thread};
 pub(crate) use view::View;
-pub(crate) use vm::{Lease, Limits, MemoryLease, Prepared, Stage, Vm};
+pub(crate) use vm::{Lease, Life, Limits, MemoryLease, Prepared, Stage, Vm};

@@ -118,6 +118,7 @@ pub(crate) struct VmCounts {
     /// Pages that the host moved, and how often it moved a vCPU to them.
     pub pages_moved: u64,
     pub vcpus_drawn: u64,
+    pub policy_changes: u32,
 }
 
 /// What the host does to find out who uses a VM's pages, as its memory policy says.
@@ -154,7 +155,28 @@ pub(crate) struct Course {
     intervals_left: u64,
 }
 
+/// One start of a VM, and what came of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    pub arrived: Ns,
+    /// When it left; `None` while it is there.
+    pub left: Option<Ns>,
+    /// How long each program ran that was begun, in seconds; one `None` before the first.
+    pub runtimes_s: Vec<Option<f64>>,
+}
+
 impl Course {
+    /// How long the program ran, in seconds; `None` where it has not ended.
+    pub fn runtime_s(&self) -> Option<f64> {
+        let (started, ended) = (self.started?, self.ended?);
+        Some(Ns(ended.0 - started.0).as_secs_f64())
+    }
+
+    /// Whether the program is the only one.
+    pub fn is_only(&self) -> bool {
+        self.ran.is_empty() && self.then.is_empty()
+    }
+
     /// Of a program that has not begun, and what each thread will touch in it.
     fn new(spec: &VmSpec, program: Option<Program>, starts: Touches) -> Course {
         Course {
@@ -192,6 +214,10 @@ pub(crate) struct Vm {
     pub life: u32,
     /// When it was started.
     pub arrived: Option<Ns>,
+    /// When it left.
+    pub left: Option<Ns>,
+    /// What came of it each time that it was started before.
+    earlier: Vec<Life>,
     /// Number of its vCPU 0 among the vCPUs of the host.
     pub first_vcpu: TaskIx,
     pub threads: IxVec<ThreadIx, Thread>,
@@ -274,6 +300,8 @@ impl Vm {
             stage: Stage::Absent,
             life: 0,
             arrived: None,
+            left: None,
+            earlier: Vec::new(),
             first_vcpu,
             threads,
             memory,
@@ -330,6 +358,7 @@ impl Vm {
     /// Goes on with the counts of an earlier life of this VM, and with its chance.
     pub fn counts_on(&mut self, earlier: &Vm) {
         self.life = earlier.life + 1;
+        self.earlier = earlier.lives().collect();
         if let (Some(autonuma), Some(earlier)) = (&mut self.autonuma, &earlier.autonuma) {
             autonuma.number = earlier.number + 1;
             autonuma.pages_moved = earlier.pages_moved;
@@ -467,13 +496,35 @@ impl Vm {
         Some(self.begin(now))
     }
 
+    /// Its starts so far, the present one last.
+    pub fn lives(&self) -> impl Iterator<Item = Life> {
+        let now = self.arrived.map(|arrived| Life {
+            arrived,
+            left: self.left,
+            runtimes_s: match self
+                .programs()
+                .map(|program| program.runtime_s)
+                .collect::<Vec<_>>()
+            {
+                none if none.is_empty() => vec![None],
+                begun => begun,
+            },
+        });
+        self.earlier.iter().cloned().chain(now)
+    }
+
+    /// The programs that it has begun since its start.
+    pub fn programs(&self) -> impl Iterator<Item = ProgramReport> {
+        self.course.ran.iter().cloned().chain(self.program_report())
+    }
+
     /// What came of its program so far; `None` before it began.
-    pub fn program_report(&self) -> Option<ProgramReport> {
+    fn program_report(&self) -> Option<ProgramReport> {
         let began = self.course.started?;
         Some(ProgramReport {
             workload: self.course.workload.clone(),
             began_s: began.as_secs_f64(),
-            runtime_s: self.course.ended.map(|ended| Ns(ended.0 - began.0).as_secs_f64()),
+            runtime_s: self.course.runtime_s(),
             pages_touched: self.course.touched.0,
             pages_touched_away: self.course.touched.1,
         })

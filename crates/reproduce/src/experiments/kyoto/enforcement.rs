@@ -145,9 +145,9 @@ fn protect(outcomes: &Outcomes) -> Result<Decision, String> {
         let counts: Vec<f64> = outcome
             .vms
             .iter()
-            .map(|vm| f64::from(vm.punished_count))
+            .map(|vm| vm.permit.map_or(0.0, |permit| f64::from(permit.punished_count)))
             .collect();
-        let used = |at: usize| outcome.vms[at].used_per_slice.unwrap_or(f64::NAN) / 1000.0;
+        let used = |at: usize| used_per_slice(outcome, at) / 1000.0;
         punished_more &= counts[1] > counts[0];
         rows.push((
             other.to_owned(),
@@ -280,7 +280,7 @@ fn harm(outcomes: &Outcomes, base: &Outcome) -> Result<Table, String> {
     for other in DISRUPTORS {
         for cap in SHARES {
             let outcome = outcomes.of(&capped(other, cap))?;
-            let used = outcome.vms[1].used_per_slice.unwrap_or(f64::NAN) / 1000.0;
+            let used = used_per_slice(outcome, 1) / 1000.0;
             let loss = loss_percent(base, outcome)?;
             let per_100k = 100.0 * loss / used;
             rows.push((format!("{other}, {cap} percent"), vec![used, loss, per_100k]));
@@ -458,6 +458,13 @@ const SET_UP_SCALES: &str = "gcc has CPU 0, disruptors CPUs 1, 2, 3, 0, 1, … i
      within their permits.";
 const SET_UP_PARTITION: &str = "Each VM owns one CPU. Pisces: the CPU of a VM that is OVER stands still until the slice in which it is \
      UNDER again. Linux: the VM has a quota of `cpu.max` in each period of 100 ms, of the time that its permit pays for.";
+
+/// What a VM was debited per slice; not a number where it has no permit.
+fn used_per_slice(outcome: &Outcome, at: usize) -> f64 {
+    outcome.vms[at]
+        .permit
+        .map_or(f64::NAN, |permit| permit.used_per_slice)
+}
 
 #[cfg(test)]
 mod tests {

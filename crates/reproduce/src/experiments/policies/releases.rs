@@ -40,7 +40,8 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         let run = run(calls);
         let factor = time_of(outcomes, &run, 0)? / base;
         let share = outcomes.of(&run)?.vms[0]
-            .invalidating_share
+            .releases
+            .and_then(|releases| releases.invalidating_share())
             .map(|share| 100.0 * share);
         match calls {
             ReleaseCalls::Empty => {

@@ -86,7 +86,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         let outcome = outcomes.of(&run)?;
         let minutes = outcome.window.seconds / 60.0;
         let sum =
-            |count: fn(&crate::run::VmOutcome) -> u64| outcome.vms.iter().map(count).sum::<u64>() as f64;
+            |count: fn(&homenode_twin::VmReport) -> u64| outcome.vms.iter().map(count).sum::<u64>() as f64;
         let moves = sum(|vm| vm.vcpus_drawn) / minutes;
         let changes = sum(|vm| vm.node_changes) / minutes;
         rows.push((name.to_owned(), vec![moves, changes, speed(outcomes, &run)?]));

@@ -1,0 +1,59 @@
+//! The one loop over a host: sample, plan, commit, wait, until it is over. What a run is beside that, whoever runs it says.
+
+use std::ops::ControlFlow;
+use std::sync::{Mutex, PoisonError};
+
+use homenode_host::{Host, HostError};
+
+use crate::{Control, Epoch};
+
+/// What happens around the epochs of a run: how it is shown, how time passes, when it ends.
+pub trait Around<H: Host> {
+    /// What ends a run that is not over.
+    type Error;
+
+    /// Before the host is sampled; the run ends where it says so.
+    ///
+    /// # Errors
+    /// What ends the run.
+    fn before(&mut self, host: &mut H) -> Result<ControlFlow<()>, Self::Error>;
+
+    /// Takes what an epoch saw and did, or why the host could not be read: nothing was done then, and the next sample may
+    /// succeed. The run ends where it says so.
+    ///
+    /// # Errors
+    /// What ends the run.
+    fn after(
+        &mut self,
+        host: &mut H,
+        epoch: Result<Epoch, HostError>,
+    ) -> Result<ControlFlow<()>, Self::Error>;
+
+    /// Lets the time to the next epoch pass.
+    fn wait(&mut self, host: &mut H);
+}
+
+/// Runs until what is around it ends it. The control loop's state is locked in two short stretches of each epoch and not while
+/// a plan is carried out: others ask it meanwhile.
+///
+/// # Errors
+/// What ended the run before it was over.
+pub fn run<H: Host, A: Around<H>>(
+    host: &mut H,
+    control: &Mutex<Control>,
+    around: &mut A,
+) -> Result<(), A::Error> {
+    let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
+    while around.before(host)?.is_continue() {
+        let epoch = host.sample().map(|sample| {
+            let begun = lock().begin(host.machine(), sample);
+            let answer = begun.commit(host);
+            lock().finish(host.machine(), begun, answer)
+        });
+        if around.after(host, epoch)?.is_break() {
+            break;
+        }
+        around.wait(host);
+    }
+    Ok(())
+}
