@@ -2,7 +2,7 @@
 
 use homenode_control::{Line, PermitStatus, VmStatus};
 use homenode_host::CountedBy;
-use homenode_host::observed::{CarrierChoice, Sees};
+use homenode_host::observation::{Sees, TrackerChoice};
 use homenode_policy::advisor;
 use homenode_policy::demand::BandwidthFrom;
 use homenode_policy::placement::{Match, Shortage};
@@ -342,9 +342,9 @@ pub struct Figure {
     /// Length of the window.
     pub window_ns: Ns,
     /// Who saw it.
-    pub carrier: String,
+    pub tracker: String,
     /// What it is good at.
-    pub carrier_merit: String,
+    pub tracker_merit: String,
     /// Which accesses it sees: `all`, `writes`.
     pub sees: Sees,
     /// What it does not see.
@@ -375,7 +375,7 @@ pub struct WorkingSets {
     /// The host's clock now.
     pub at_ns: Ns,
     /// Who can tell, and why others cannot.
-    pub carriers: Vec<CarrierChoice>,
+    pub trackers: Vec<TrackerChoice>,
     /// The VMs.
     pub vms: Vec<WorkingSet>,
 }

@@ -9,7 +9,8 @@ use std::path::Path;
 use homenode_formats::page_log::{Header, Log, Logs, Marks, Window};
 use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
 use homenode_policy::working_set::{
-    Carrier, Certainty, Estimate, Estimator, Logged, Observation, Sampling, Seen, Settled, Unfit, sampling,
+    Certainty, Estimate, Estimator, Logged, ObservationRef, Sampling, Settled, Tracker, Unfit, UsedRef,
+    sampling,
 };
 use homenode_units::{Bytes, Chance, Ns, Pages};
 use schemars::JsonSchema;
@@ -61,7 +62,7 @@ pub struct Said {
     /// The estimator's name.
     pub estimator: &'static str,
     /// What carried what it saw.
-    pub carrier: Carrier,
+    pub tracker: Tracker,
     /// Whether more windows would hardly change it.
     pub settled: Settled,
     /// Over which time.
@@ -119,7 +120,7 @@ pub struct Known {
 /// An estimator that is shown one window after the other, the program's pages and the kernel's apart.
 struct Eye {
     name: &'static str,
-    carrier: Carrier,
+    tracker: Tracker,
     program: Logged,
     kernel: Logged,
     frames: Vec<u64>,
@@ -155,18 +156,18 @@ impl Eye {
         let pml = Config { mu, ..Config::pml() };
         let mut estimators = match header.logs {
             Logs::Walks => vec![
-                ("prl", Carrier::Prl, plain),
-                ("prl-repaired", Carrier::Prl, repaired),
+                ("prl", Tracker::Prl, plain),
+                ("prl-repaired", Tracker::Prl, repaired),
             ],
-            Logs::Writes => vec![("pml", Carrier::Pml, pml)],
+            Logs::Writes => vec![("pml", Tracker::Pml, pml)],
             Logs::Nothing => vec![],
         };
         if header.exact {
-            estimators.push(("exact", Carrier::Exact, repaired));
+            estimators.push(("exact", Tracker::Exact, repaired));
         }
-        let eye = |(name, carrier, config): (_, _, Config)| Eye {
+        let eye = |(name, tracker, config): (_, _, Config)| Eye {
             name,
-            carrier,
+            tracker,
             program: Logged::new(config),
             kernel: Logged::new(config),
             frames: Vec::new(),
@@ -191,8 +192,8 @@ impl Eye {
     ) -> Result<Option<Estimate>, Unfit> {
         self.frames.clear();
         for row in window.rows.iter().filter(|row| row.marks.program() == of_program) {
-            let count = match self.carrier {
-                Carrier::Exact => u32::from(row.marks.used()),
+            let count = match self.tracker {
+                Tracker::Exact => u32::from(row.marks.used()),
                 // Counts end at 255.
                 _ => row.count.min(255),
             };
@@ -203,7 +204,7 @@ impl Eye {
         } else {
             &mut self.kernel
         };
-        let seen = observation(header, window, self.carrier, Seen::Frames(&self.frames));
+        let seen = observation(header, window, self.tracker, UsedRef::Frames(&self.frames));
         estimator.observe(&seen)
     }
 
@@ -211,7 +212,7 @@ impl Eye {
         let Estimates { program, kernel } = estimates;
         Said {
             estimator: self.name,
-            carrier: self.carrier,
+            tracker: self.tracker,
             settled: program.settled,
             window_s: program.window.as_secs_f64(),
             size_bytes: program.hot + kernel.hot,
@@ -223,22 +224,27 @@ impl Eye {
             warm_bytes: program.warm,
             truth_bytes: truth.map(|truth| truth.all()),
             truth_program_bytes: truth.map(|truth| truth.program_data_bytes),
-            blind_spot: self.carrier.blind_spot(),
+            blind_spot: self.tracker.blind_spot(),
         }
     }
 }
 
-fn observation<'a>(header: &Header, window: &Window, carrier: Carrier, seen: Seen<'a>) -> Observation<'a> {
-    let exact = carrier == Carrier::Exact;
-    Observation {
-        carrier,
+fn observation<'a>(
+    header: &Header,
+    window: &Window,
+    tracker: Tracker,
+    seen: UsedRef<'a>,
+) -> ObservationRef<'a> {
+    let exact = tracker == Tracker::Exact;
+    ObservationRef {
+        tracker,
         at: Ns(window.end_ns),
         interval: Ns(window.end_ns - window.begin_ns),
         memory: Pages(header.frames),
         frames: header.frames + header.table_frames,
         seen,
         lost: if exact { 0 } else { window.lost },
-        blind: Pages(if carrier == Carrier::Prl { header.blind } else { 0 }),
+        blind: Pages(if tracker == Tracker::Prl { header.blind } else { 0 }),
     }
 }
 
@@ -348,14 +354,14 @@ impl Reading<'_> {
             let found = (0..drawn)
                 .filter(|_| used((chance.bits() % self.header.frames) as u32))
                 .count();
-            let seen = Seen::Sample {
+            let seen = UsedRef::Sample {
                 used: found as u32,
                 drawn,
                 complete: true,
             };
-            let seen = Observation {
+            let seen = ObservationRef {
                 interval: Ns(window.end_ns - since),
-                ..observation(self.header, window, Carrier::Sampling, seen)
+                ..observation(self.header, window, Tracker::Sampling, seen)
             };
             last = estimator.observe(&seen)?;
             begun = at + 1;
@@ -395,7 +401,7 @@ pub fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> R
         let truth = reading.truth(poll.at);
         estimates.push(Said {
             estimator: "poll",
-            carrier: poll.carrier,
+            tracker: poll.tracker,
             settled: poll.settled,
             window_s: poll.window.as_secs_f64(),
             size_bytes: poll.size,
@@ -407,7 +413,7 @@ pub fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> R
             warm_bytes: poll.warm,
             truth_bytes: Some(truth.all()),
             truth_program_bytes: Some(truth.program_data_bytes),
-            blind_spot: poll.carrier.blind_spot(),
+            blind_spot: poll.tracker.blind_spot(),
         });
     }
     let sum = |figure: fn(&Window) -> u64| windows.iter().map(|window| figure(window)).sum();

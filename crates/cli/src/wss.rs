@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use homenode_api::Request;
 use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
-use homenode_host::observed::CarrierChoice;
+use homenode_host::observation::TrackerChoice;
 use homenode_host::{WINDOW_MAX, WINDOW_MIN};
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
@@ -76,7 +76,7 @@ fn all(args: &WssArgs) -> anyhow::Result<()> {
                 format!("{} to {}", in_mib(figure.least_bytes), in_mib(figure.most_bytes))
             }),
             or_dash(figure, |figure| figure.window_ns.to_string()),
-            or_dash(figure, |figure| figure.carrier.clone()),
+            or_dash(figure, |figure| figure.tracker.clone()),
             or_dash(figure, |figure| format!("{} ago", seconds(figure.age_ns))),
             vm.why_not.clone().unwrap_or_default(),
         ]
@@ -87,7 +87,7 @@ fn all(args: &WssArgs) -> anyhow::Result<()> {
         "working set",
         "interval",
         "window",
-        "carrier",
+        "tracker",
         "",
         "",
     ];
@@ -110,7 +110,7 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
         // A window that was running for somebody else may be shorter than the one wanted.
         let is_fresh = |figure: &&Figure| figure.at_ns > asked_at && 3 * figure.window_ns.0 >= 2 * wanted.0;
         if let Some(figure) = vm.working_set.as_ref().filter(is_fresh) {
-            return show(args, &vm, figure, &answer.carriers);
+            return show(args, &vm, figure, &answer.trackers);
         }
         if let Some(why) = &vm.why_not {
             bail!("the working set of VM {name} is not known: {why}");
@@ -137,12 +137,12 @@ pub struct Answered<'a> {
     #[serde(flatten)]
     figure: &'a Figure,
     /// Who can tell how much memory VMs use on this host.
-    carriers: &'a [CarrierChoice],
+    trackers: &'a [TrackerChoice],
     /// What a working set is not.
     not: &'static str,
 }
 
-fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, carriers: &[CarrierChoice]) -> anyhow::Result<()> {
+fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, trackers: &[TrackerChoice]) -> anyhow::Result<()> {
     if args.agent.json() {
         return print_json(
             "working-set",
@@ -150,7 +150,7 @@ fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, carriers: &[CarrierCho
                 vm: &vm.vm,
                 memory_bytes: vm.memory_bytes,
                 figure,
-                carriers,
+                trackers,
                 not: NOT,
             },
         );
@@ -192,7 +192,7 @@ fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, carriers: &[CarrierCho
             ),
         ),
         ("settled", settled.to_owned()),
-        ("carrier", format!("{}: {}", figure.carrier, figure.carrier_merit)),
+        ("tracker", format!("{}: {}", figure.tracker, figure.tracker_merit)),
         (
             "blind to",
             format!("{}; at most {}", figure.blind_spot, in_mib(figure.blind_bytes)),
@@ -209,12 +209,12 @@ fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, carriers: &[CarrierCho
     for (what, text) in lines {
         say!("  {what:<9} {text}");
     }
-    let others = carriers
+    let others = trackers
         .iter()
-        .filter(|choice| choice.carrier.name() != figure.carrier);
+        .filter(|choice| choice.tracker.name() != figure.tracker);
     for choice in others {
         let why = choice.why_not.as_deref().unwrap_or("there, and less exact");
-        say!("  {:<9} {}: {why}", "not", choice.carrier.name());
+        say!("  {:<9} {}: {why}", "not", choice.tracker.name());
     }
     Ok(())
 }

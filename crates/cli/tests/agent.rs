@@ -198,7 +198,7 @@ fn a_working_set_is_waited_for_and_listed_afterwards() {
     );
     assert_eq!(bytes("error_bytes"), (most - size).max(size - least));
     assert_eq!(
-        (bytes("window_ns"), &figure["carrier"]),
+        (bytes("window_ns"), &figure["tracker"]),
         (1_000_000_000, &"exact".into())
     );
     assert!(figure["not"].as_str().is_some_and(|not| not.contains("swaps")));

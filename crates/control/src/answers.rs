@@ -1,6 +1,6 @@
 //! What the loop is asked, and answers from what it knows.
 
-use homenode_host::observed::CarrierChoice;
+use homenode_host::observation::TrackerChoice;
 use homenode_host::{CountedBy, Management, Sample};
 use homenode_machine::Machine;
 use homenode_policy::arrange::what_if::{Forecast, NoForecast, Wanted};
@@ -95,8 +95,8 @@ impl Control {
     }
 
     /// Who can tell which memory VMs use on this host, best first.
-    pub fn carriers(&self) -> &[CarrierChoice] {
-        self.last.as_ref().map_or(&[], |(sample, _)| &sample.carriers)
+    pub fn trackers(&self) -> &[TrackerChoice] {
+        self.last.as_ref().map_or(&[], |(sample, _)| &sample.trackers)
     }
 
     /// What came of changes, predicted against seen.

@@ -10,7 +10,7 @@
 //!
 //! A host says what it sees ([`Sample`]: cumulative counters and states, nothing derived) and carries out
 //! what a [`Plan`] asks for. Rates are derived in one pure place ([`Rates::between`]). A policy reads a
-//! [`View`]. The twin and the live host both pass [`conformance`]. What of a VM's memory is in use comes from *carriers*, in
+//! [`View`]. The twin and the live host both pass [`conformance`]. What of a VM's memory is in use comes from *trackers*, in
 //! observations of their own ([`observed`]).
 
 mod action;
@@ -19,7 +19,7 @@ mod bell;
 mod check;
 pub mod conformance;
 mod limit;
-pub mod observed;
+pub mod observation;
 mod plan;
 mod rates;
 mod refusal;

@@ -49,8 +49,8 @@ pub enum Failure {
         why: String,
     },
     /// Nobody can tell which memory the VM uses.
-    NoCarrier {
-        /// What each carrier lacks, with the remedy.
+    NoTracker {
+        /// What each tracker lacks, with the remedy.
         why: String,
     },
     /// The host said no, or did something else than asked.
@@ -82,7 +82,7 @@ impl Failure {
             Failure::NoTopologyDevice { why } => {
                 format!("the guest of VM {name} cannot be told where it is: {why}")
             }
-            Failure::NoCarrier { why } => format!("nobody can watch which memory VM {name} uses: {why}"),
+            Failure::NoTracker { why } => format!("nobody can watch which memory VM {name} uses: {why}"),
             Failure::Host { what, cause } => format!("{what} of VM {name} failed: {cause}"),
         }
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::balloon::Balloon;
 use crate::limit::{CpuQuota, Limit};
-use crate::observed::{CarrierChoice, Observed};
+use crate::observation::{Observation, TrackerChoice};
 use crate::topology::{Published, VirtualNode};
 
 /// Generation of everything a plan relies on: which VMs there are, their vCPUs, affinities, quotas and settings. It
@@ -36,7 +36,7 @@ pub struct Sample {
     /// Why the host cannot say which node uses which page, if it cannot: then no VM has [`VmSample::page_uses`].
     pub no_page_uses: Option<String>,
     /// Who can tell which memory VMs use, best first: the first that can is asked by [`crate::Act::Watch`].
-    pub carriers: Vec<CarrierChoice>,
+    pub trackers: Vec<TrackerChoice>,
     /// VMs that run, ascending by id.
     pub vms: Vec<VmSample>,
 }
@@ -103,8 +103,8 @@ pub struct VmSample {
     /// here that is not cumulative: events, not counts.
     pub page_uses: Option<Vec<PageUse>>,
     /// What was seen of the use of its memory in the last complete window while it is watched ([`crate::Act::Watch`]): fresh
-    /// once per window, as [`Observed::at`] tells. `None` before the first window's end, and where nobody watches.
-    pub observed: Option<Observed>,
+    /// once per window, as [`Observation::at`] tells. `None` before the first window's end, and where nobody watches.
+    pub observed: Option<Observation>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
     /// Why the host never learns which pages the guest releases, with the remedy; `None` where it does.

@@ -34,7 +34,7 @@ use crate::resctrl::Resctrl;
 use crate::topology_pages::TopologyPages;
 use crate::uncore::{self, Uncore};
 use crate::vm::{Vm, failed};
-use crate::{carriers, meminfo, memory_blocks, modelled_pmu, now, proc_stat, read, task};
+use crate::{meminfo, memory_blocks, modelled_pmu, now, proc_stat, read, task, trackers};
 
 /// What the journal of an earlier agent says of a VM that still runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -540,7 +540,7 @@ impl Host for LibvirtHost {
             nodes,
             links,
             no_page_uses: self.hands.no_page_uses.clone(),
-            carriers: carriers::choices(&self.hands.root, carriers::Runs::Kvm),
+            trackers: trackers::choices(&self.hands.root, trackers::Runs::Kvm),
             vms,
         };
         Ok(self.last.clone())

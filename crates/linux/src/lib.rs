@@ -20,7 +20,7 @@
 //! | [`pagemap`] | `/proc/PID/pagemap`: in which machine frames guest memory lies |
 //! | [`memory_blocks`] | `/sys/devices/system/node/nodeN/memoryM`: on which node a machine frame lies |
 //! | [`attribution`] | none of its own: deals what the modelled PMU counts and samples to VMs, by their frames |
-//! | [`carriers`] | `/proc/PID/{clear_refs,smaps}`, DAMON: which of its memory a VM uses |
+//! | [`trackers`] | `/proc/PID/{clear_refs,smaps}`, DAMON: which of its memory a VM uses |
 //! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
@@ -28,7 +28,6 @@
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
 pub mod attribution;
-pub mod carriers;
 pub mod cgroup;
 mod clock;
 pub mod confine;
@@ -54,6 +53,7 @@ pub mod resctrl;
 pub mod task;
 mod topology_pages;
 pub mod topology_server;
+pub mod trackers;
 pub mod uncore;
 mod vm;
 mod xml;

@@ -140,7 +140,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
         }),
         links: vec![],
         no_page_uses: None,
-        carriers: Vec::new(),
+        trackers: Vec::new(),
         vms: (0..vms).map(vm).collect(),
     }
 }

@@ -13,7 +13,7 @@ use homenode_policy::demand::{BandwidthFrom, Demand, History};
 use homenode_policy::page_queue::{Entry, Op, Scratch, reconcile};
 use homenode_policy::permits::{Ledger as Permits, Permit, Terms};
 use homenode_policy::placement::{Config, Ledger, Supply, place};
-use homenode_policy::working_set::{Carrier, Estimator, Logged, Observation, Seen, logged};
+use homenode_policy::working_set::{Estimator, Logged, ObservationRef, Tracker, UsedRef, logged};
 use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 use std::hint::black_box;
 
@@ -60,7 +60,7 @@ fn sample(machine: &Machine, seconds: u64) -> Sample {
         }),
         links: vec![],
         no_page_uses: None,
-        carriers: Vec::new(),
+        trackers: Vec::new(),
         vms: (0..VMS).map(vm).collect(),
     }
 }
@@ -195,13 +195,13 @@ fn working_set(c: &mut Criterion) {
                 b.iter(|| {
                     for buffer in black_box(log).chunks(511) {
                         at += Ns::from_millis(10);
-                        let seen = Observation {
-                            carrier: Carrier::Prl,
+                        let seen = ObservationRef {
+                            tracker: Tracker::Prl,
                             at,
                             interval: Ns::from_millis(10),
                             memory: Pages(FRAMES),
                             frames: FRAMES,
-                            seen: Seen::Frames(buffer),
+                            seen: UsedRef::Frames(buffer),
                             lost: 0,
                             blind: Pages::ZERO,
                         };

@@ -28,7 +28,7 @@ use homenode_units::{Bytes, BytesPerSec, Ewma, NodeId, NodeSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Observed running for this long, a VM counts with what it was measured to use.
+/// Observation running for this long, a VM counts with what it was measured to use.
 pub const SETTLE: Ns = Ns::from_secs(30);
 /// Weight of the newest epoch in the moving averages: half of the memory is gone after about four epochs.
 const AVERAGE_WEIGHT: f64 = 0.16;

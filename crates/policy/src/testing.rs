@@ -1,7 +1,7 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
 use crate::predict::{Character, NodeShape, Shape};
-use homenode_host::observed::Observed;
+use homenode_host::observation::Observation;
 use homenode_host::{
     Accesses, Balloon, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse,
     Published, Rates, Sample, VcpuSample, Version, View, VirtualNode, VmSample, VmSettings, VmView,
@@ -43,7 +43,7 @@ pub struct SceneVm {
     misses_per_s: Option<u64>,
     memory_policy: MemoryPolicy,
     page_uses: Option<Vec<PageUse>>,
-    observed: Option<Observed>,
+    observed: Option<Observation>,
     local: Option<f64>,
     accesses_on: Vec<u64>,
     instructions_per_s: u64,
@@ -277,7 +277,7 @@ impl Scene {
             nodes,
             links,
             no_page_uses: self.no_page_uses.clone(),
-            carriers: Vec::new(),
+            trackers: Vec::new(),
             vms,
         }
     }
@@ -342,7 +342,7 @@ impl SceneVm {
     }
 
     /// Accesses per second to the memory of each node, a quarter of them local where nothing else is said.
-    pub fn observed(&mut self, observed: Option<Observed>) -> &mut Self {
+    pub fn observed(&mut self, observed: Option<Observation>) -> &mut Self {
         self.observed = observed;
         self
     }

@@ -1,6 +1,6 @@
 //! The twin as a [`Host`]: samples, and plans carried out.
 
-use homenode_host::observed::{Carrier, CarrierChoice};
+use homenode_host::observation::{Tracker, TrackerChoice};
 use homenode_host::{
     Accesses, ActionError, Balloon, CountedBy, Counters, CpuSample, Failure, Host, HostError, LinkSample,
     NodeSample, PageUse, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
@@ -149,8 +149,8 @@ impl Twin {
                 })
                 .collect(),
             no_page_uses: None,
-            carriers: vec![CarrierChoice {
-                carrier: Carrier::Exact,
+            trackers: vec![TrackerChoice {
+                tracker: Tracker::Exact,
                 why_not: None,
             }],
             // Scenario order is id order.

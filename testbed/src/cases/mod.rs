@@ -35,7 +35,7 @@ pub enum Group {
     Counted,
     /// What the agent decides by counters: run by name only, as a run takes a quarter of an hour.
     Arrange,
-    /// Carriers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
+    /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
     Damon,
     /// Guests of a plain QEMU, under the plugin that logs pages: no emulated host.
     Pages,
@@ -411,7 +411,7 @@ pub static ALL: &[Case] = &[
         Group::Damon,
         600,
         "DAMON and invalidation side by side against known hot sets; another owner's DAMON is left alone",
-        working_set::carriers,
+        working_set::trackers,
     ),
     case(
         "move-speed",

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use homenode_host::observed::{Carrier, Found};
-use homenode_linux::carriers::{self, Runs, Target};
+use homenode_host::observation::{Tracker, Used};
 use homenode_linux::numa_maps;
+use homenode_linux::trackers::{self, Runs, Target};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::{Bytes, Ns, Pages};
 use serde_json::Value;
@@ -67,9 +67,9 @@ fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
             .with_context(|| format!("no {key} in {figure}"))
     };
     let ends = [bytes("least_bytes")?, bytes("size_bytes")?, bytes("most_bytes")?];
-    let carrier = figure["carrier"].as_str().unwrap_or("nobody").to_owned();
+    let tracker = figure["tracker"].as_str().unwrap_or("nobody").to_owned();
     inside.note(format!(
-        "{carrier}: {:.2} MiB, {:.2} to {:.2}, window {:.1} s, cost {:.0} ms, after {:.1} s",
+        "{tracker}: {:.2} MiB, {:.2} to {:.2}, window {:.1} s, cost {:.0} ms, after {:.1} s",
         mib(ends[1]),
         mib(ends[0]),
         mib(ends[2]),
@@ -84,12 +84,12 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// A carrier of this host's on a guest, for some windows; of the last what was used in half of the looks, and at all.
+/// A tracker of this host's on a guest, for some windows; of the last what was used in half of the looks, and at all.
 fn watch(
     inside: &Inside,
     guest: &Guest,
     what: &str,
-    carrier: Carrier,
+    tracker: Tracker,
     windows: u32,
 ) -> anyhow::Result<[u64; 3]> {
     let root = Path::new("/");
@@ -103,24 +103,24 @@ fn watch(
         runs: Runs::Kvm,
     };
     let window = Ns::from_secs(4);
-    let mut look = carriers::look(root, carrier, &target, window)?;
+    let mut look = trackers::look(root, tracker, &target, window)?;
     let mut last = [0; 3];
     for number in 1..=windows {
         look.begin()?;
         std::thread::sleep(Duration::from_nanos((window - look.early()).0));
         let pages = match look.end()?.found {
-            Found::Amount { used, .. } => [used.0; 3],
-            Found::Regions { regions, looks } => {
+            Used::Amount { used, .. } => [used.0; 3],
+            Used::Regions { regions, looks } => {
                 let in_least = |least: u32| regions.iter().filter(move |region| region.found >= least);
                 let sum = |least| in_least(least).map(|region| region.pages.0).sum();
                 [sum(looks / 2), sum(1), sum(1)]
             }
-            Found::Frames { frames } => [frames.len() as u64; 3],
+            Used::Frames { frames } => [frames.len() as u64; 3],
         };
         last = pages.map(|pages| Pages(pages).to_bytes().0);
         inside.note(format!(
             "{what}, {}, window {number}: hot {:.2} MiB, used {:.2}",
-            carrier.name(),
+            tracker.name(),
             mib(last[0]),
             mib(last[2])
         ));
@@ -145,9 +145,9 @@ fn damon_files() -> BTreeMap<PathBuf, String> {
     files
 }
 
-/// On a kernel with DAMON: both carriers against what a guest is known to use; and a context of somebody else's, which the agent
-/// and the carrier leave as it is.
-pub fn carriers(inside: &mut Inside) -> anyhow::Result<()> {
+/// On a kernel with DAMON: both trackers against what a guest is known to use; and a context of somebody else's, which the agent
+/// and the tracker leave as it is.
+pub fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = worker(inside)?;
     let known = u64::from(HOT_MIB) << 20;
     for (what, behaviour) in [
@@ -157,8 +157,8 @@ pub fn carriers(inside: &mut Inside) -> anyhow::Result<()> {
     ] {
         guest.switch_to(behaviour)?;
         std::thread::sleep(Duration::from_secs(2));
-        let exact = watch(inside, &guest, what, Carrier::Invalidation, 2)?;
-        let sampled = watch(inside, &guest, what, Carrier::Damon, 8)?;
+        let exact = watch(inside, &guest, what, Tracker::Invalidation, 2)?;
+        let sampled = watch(inside, &guest, what, Tracker::Damon, 8)?;
         ensure!(
             fs::read_to_string(format!("{DAMON}/nr_kdamonds"))?.trim() == "0",
             "expected DAMON taken down with the watch"
@@ -166,10 +166,10 @@ pub fn carriers(inside: &mut Inside) -> anyhow::Result<()> {
         if behaviour == idle() {
             continue;
         }
-        for (carrier, [least, _, most]) in [("invalidation", exact), ("damon", sampled)] {
+        for (tracker, [least, _, most]) in [("invalidation", exact), ("damon", sampled)] {
             ensure!(
                 least <= known + 2 * KERNEL_MORE_BYTES && most >= known,
-                "expected {HOT_MIB} MiB {what} within what {carrier} says, saw {:.2} to {:.2} MiB",
+                "expected {HOT_MIB} MiB {what} within what {tracker} says, saw {:.2} to {:.2} MiB",
                 mib(least),
                 mib(most)
             );
@@ -186,12 +186,12 @@ pub fn carriers(inside: &mut Inside) -> anyhow::Result<()> {
     let theirs = damon_files();
     let agent = start_agent_with(inside, &["--policies", "default"])?;
     let (said, _) = figure(inside, "worker")?;
-    let why = said["carriers"].to_string();
+    let why = said["trackers"].to_string();
     ensure!(
-        said["carrier"] == "invalidation" && why.contains("another owner"),
+        said["tracker"] == "invalidation" && why.contains("another owner"),
         "expected DAMON in use by another owner, saw {why}"
     );
-    let refused = watch(inside, &guest, "taken", Carrier::Damon, 1);
+    let refused = watch(inside, &guest, "taken", Tracker::Damon, 1);
     ensure!(refused.is_err(), "expected DAMON refused, saw {refused:?}");
     stop(agent)?;
     ensure!(damon_files() == theirs, "another owner's DAMON was changed");
@@ -237,7 +237,7 @@ pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
         mib(alone[1])
     );
     ensure!(
-        said["carrier"] == "invalidation" && said["window_ns"].as_u64() >= Some(4_000_000_000),
+        said["tracker"] == "invalidation" && said["window_ns"].as_u64() >= Some(4_000_000_000),
         "expected invalidation on this kernel, in windows of 4 s, saw {said}"
     );
     let nobody = inside.ask("wss", &["nobody"])?;

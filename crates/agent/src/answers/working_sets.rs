@@ -2,14 +2,14 @@
 
 use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
 use homenode_control::{Control, VmStatus};
-use homenode_policy::working_set::{Carrier, Certainty, Measured, Settled};
+use homenode_policy::working_set::{Certainty, Measured, Settled, Tracker};
 use homenode_units::Ns;
 
 /// What the agent's loop knows of these VMs.
 pub fn working_sets(control: &Control, now: Ns, vms: &[&VmStatus]) -> WorkingSets {
     WorkingSets {
         at_ns: now,
-        carriers: control.carriers().to_vec(),
+        trackers: control.trackers().to_vec(),
         vms: vms.iter().map(|vm| working_set(control, now, vm)).collect(),
     }
 }
@@ -32,16 +32,16 @@ fn figure(measured: &Measured, now: Ns) -> Figure {
         cost,
         ..
     } = measured;
-    let carrier: Carrier = estimate.carrier;
+    let tracker: Tracker = estimate.tracker;
     let (certainty, certainty_means) = match estimate.certainty {
         Certainty::Bounds => (
             "bounds",
-            "the true size lies between them, if the carrier works as it says",
+            "the true size lies between them, if the tracker works as it says",
         ),
         Certainty::Percent95 => ("percent95", "the true size lies between them in 95 of 100 cases"),
         Certainty::Spread => (
             "spread",
-            "the least and the most of recent windows; the most with what the carrier may not have seen",
+            "the least and the most of recent windows; the most with what the tracker may not have seen",
         ),
     };
     let above = estimate.most.saturating_sub(estimate.size);
@@ -53,10 +53,10 @@ fn figure(measured: &Measured, now: Ns) -> Figure {
         certainty_means: certainty_means.to_owned(),
         error_bytes: above.max(estimate.size.saturating_sub(estimate.least)),
         window_ns: estimate.window,
-        carrier: carrier.name().to_owned(),
-        carrier_merit: carrier.merit().to_owned(),
-        sees: carrier.sees(),
-        blind_spot: carrier.blind_spot().to_owned(),
+        tracker: tracker.name().to_owned(),
+        tracker_merit: tracker.merit().to_owned(),
+        sees: tracker.sees(),
+        blind_spot: tracker.blind_spot().to_owned(),
         blind_bytes: blind.to_bytes(),
         hot_bytes: estimate.hot,
         warm_bytes: estimate.warm,
@@ -81,11 +81,11 @@ pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
     if control.is_opted_out(vm.id) {
         return Err(of_vm("its operator opted it out (manage='no' in its metadata)"));
     }
-    let carriers = control.carriers();
-    if carriers.iter().all(|choice| choice.why_not.is_some()) {
-        let each = carriers.iter().map(|choice| {
+    let trackers = control.trackers();
+    if trackers.iter().all(|choice| choice.why_not.is_some()) {
+        let each = trackers.iter().map(|choice| {
             let why = choice.why_not.as_deref().unwrap_or_default();
-            format!("{}: {why}", choice.carrier.name())
+            format!("{}: {why}", choice.tracker.name())
         });
         let all: Vec<String> = each.collect();
         return Err(of_vm(&format!(

@@ -49,6 +49,9 @@ const KEYS: &[(&str, &str, &str, Was)] = &[
         Was::Pairs(&["node", "accesses"]),
     ),
     ("", "node_loads", "nodes", Was::Keyed("node")),
+    ("", "tracker", "carrier", Was::Same),
+    ("", "tracker_merit", "carrier_merit", Was::Same),
+    ("", "trackers", "carriers", Was::Same),
 ];
 
 /// Adds what the keys of a document were called before.

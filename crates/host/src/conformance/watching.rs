@@ -13,16 +13,16 @@ pub(super) static WATCHED: Check = Check {
 fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, String> {
     let window_ns = PERIOD;
     let watch = |lease_ns| Act::Watch { window_ns, lease_ns };
-    let carriers = sample(host)?.carriers;
-    let has_carrier = carriers.iter().any(|choice| choice.why_not.is_none());
+    let trackers = sample(host)?.trackers;
+    let has_tracker = trackers.iter().any(|choice| choice.why_not.is_none());
     let outcome = commit_one(host, vm, watch(LEASE))?;
-    if !has_carrier {
+    if !has_tracker {
         let is_told =
-            matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoCarrier { .. }));
+            matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoTracker { .. }));
         expect(is_told, || {
-            format!("there is no carrier, and watching gave {outcome:?}")
+            format!("there is no tracker, and watching gave {outcome:?}")
         })?;
-        let why_not = carriers.into_iter().filter_map(|choice| choice.why_not);
+        let why_not = trackers.into_iter().filter_map(|choice| choice.why_not);
         return Ok(Verdict::Skipped(why_not.collect::<Vec<_>>().join("; ")));
     }
     expect(outcome == Outcome::Done, || format!("watching gave {outcome:?}"))?;

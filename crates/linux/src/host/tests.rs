@@ -1,7 +1,7 @@
 //! With libvirt's in-process test driver and a handmade `/proc`. The driver remembers pins; nobody applies them
 //! to the handmade threads, which is just what a host that does not do as asked looks like.
 
-use homenode_host::observed::{Carrier, Found, Observed};
+use homenode_host::observation::{Observation, Tracker, Used};
 use homenode_host::{Act, Action, Lever, Limit, Management, Percent};
 use homenode_units::{NodeId, Pages, Permit};
 
@@ -492,7 +492,7 @@ fn watch(lease_ns: Ns) -> Action {
     .on(vm())
 }
 
-fn observed(host: &mut LibvirtHost) -> Option<Observed> {
+fn observed(host: &mut LibvirtHost) -> Option<Observation> {
     host.sample().unwrap().vms[0].observed.clone()
 }
 
@@ -505,7 +505,7 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
     let mut host = connect(&tree, Acting::Live);
     let outcome = commit(&mut host, watch(LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::NoCarrier { why, .. }, .. })
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::NoTracker { why, .. }, .. })
             if why.contains("clear_refs") && why.contains("damon")),
         "{outcome:?}"
     );
@@ -520,11 +520,11 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
     assert_eq!(observed(&mut host), None, "no window is over");
     host.wait(Ns::from_millis(300));
     let first = observed(&mut host).unwrap();
-    assert_eq!(first.carrier, Carrier::Invalidation);
+    assert_eq!(first.tracker, Tracker::Invalidation);
     let (used, coarse) = (Pages(10), Pages::ZERO);
     assert_eq!(
         (&first.found, first.memory),
-        (&Found::Amount { used, coarse }, Pages(256))
+        (&Used::Amount { used, coarse }, Pages(256))
     );
     assert!(first.interval >= Ns::from_millis(100) && first.blind == Pages::ZERO);
     // First what KVM has mapped, then the marks that its letting go leaves.
@@ -551,7 +551,7 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
 
 #[test]
 fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
-    use crate::carriers::damon::tests::{contents, mount};
+    use crate::trackers::damon::tests::{contents, mount};
     let tree = host("");
     let nr = tree.root().join("sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
     let is_on = || std::fs::read_to_string(&nr).unwrap().starts_with('1');
@@ -565,7 +565,7 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
     let mut host = connect(&tree, Acting::Live);
     let outcome = commit(&mut host, watch(LONG));
     assert!(
-        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::NoCarrier { why, .. }, .. }) if why.contains("another owner")),
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::NoTracker { why, .. }, .. }) if why.contains("another owner")),
         "{outcome:?}"
     );
     assert!(contents(&tree) == theirs && !is_journalled(vm()));

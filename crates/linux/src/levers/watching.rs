@@ -5,17 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use homenode_host::observed::{Carrier, Found, Observed};
+use homenode_host::observation::{Observation, Tracker, Used};
 use homenode_host::{Act, ActionError, Failure, Lever, Outcome, VmSample};
 use homenode_units::{Ns, Pages};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::{After, Grip, failed};
-use crate::carriers::damon::Damon;
-use crate::carriers::{self, CarrierError, Look, Runs, Sight, Target};
 use crate::hands::Hands;
 use crate::journal::{Entry, Written};
+use crate::trackers::damon::Damon;
+use crate::trackers::{self, Runs, Target, Track, Tracked, TrackerError};
 use crate::vm::Vm;
 use crate::{now, task};
 
@@ -32,7 +32,7 @@ const WATCH: &str = "watching its memory";
 /// A watch in force. It ends when dropped.
 struct Watching {
     window: Ns,
-    carrier: Carrier,
+    tracker: Tracker,
     target: Target,
     latest: Arc<Mutex<Latest>>,
     /// Dropped to end the thread.
@@ -43,9 +43,9 @@ struct Watching {
 /// What the thread has to tell.
 #[derive(Debug, Default)]
 struct Latest {
-    seen: Option<(Ns, Ns, Sight, Ns)>,
+    seen: Option<(Ns, Ns, Tracked, Ns)>,
     /// Why it has ended by itself.
-    failed: Option<CarrierError>,
+    failed: Option<TrackerError>,
 }
 
 impl Drop for Watching {
@@ -58,10 +58,10 @@ impl Drop for Watching {
 }
 
 impl Watching {
-    fn begin(look: Box<dyn Look>, target: Target, window: Ns) -> Watching {
+    fn begin(look: Box<dyn Track>, target: Target, window: Ns) -> Watching {
         let latest = Arc::new(Mutex::new(Latest::default()));
         let (go_on, stop) = channel();
-        let carrier = look.carrier();
+        let tracker = look.tracker();
         let there = Arc::clone(&latest);
         let thread = std::thread::spawn(move || {
             if let Err(error) = watch(look, window, &stop, &there) {
@@ -70,7 +70,7 @@ impl Watching {
         });
         Watching {
             window,
-            carrier,
+            tracker,
             target,
             latest,
             go_on: Some(go_on),
@@ -78,7 +78,7 @@ impl Watching {
         }
     }
 
-    fn failed(&self) -> Option<CarrierError> {
+    fn failed(&self) -> Option<TrackerError> {
         self.latest
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -87,17 +87,17 @@ impl Watching {
     }
 
     /// What the last complete window showed of a VM that has so much memory now.
-    fn observed(&self, memory: Pages) -> Option<Observed> {
+    fn observed(&self, memory: Pages) -> Option<Observation> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, interval, sight, cost) = latest.seen.as_ref()?;
         let used = match &sight.found {
-            Found::Amount { used, .. } => *used,
+            Used::Amount { used, .. } => *used,
             _ => Pages::ZERO,
         };
         // What was used and then given back within the window counts as the VM's.
         let memory = memory.max(used);
-        Some(Observed {
-            carrier: self.carrier,
+        Some(Observation {
+            tracker: self.tracker,
             at: *at,
             interval: *interval,
             memory,
@@ -112,11 +112,11 @@ impl Watching {
 
 /// Looks once a window until nobody wants it any more.
 fn watch(
-    mut look: Box<dyn Look>,
+    mut look: Box<dyn Track>,
     window: Ns,
     stop: &Receiver<()>,
     latest: &Mutex<Latest>,
-) -> Result<(), CarrierError> {
+) -> Result<(), TrackerError> {
     let wait = |until: Ns| {
         let rest = Duration::from_nanos(until.saturating_sub(now()).0);
         stop.recv_timeout(rest) == Err(RecvTimeoutError::Timeout)
@@ -181,10 +181,10 @@ impl Grip for OfVm {
         let target = target(hands, vm)?;
         self.lift(hands, vm)?;
         let mut reasons = Vec::new();
-        for choice in carriers::choices(&hands.root, target.runs) {
+        for choice in trackers::choices(&hands.root, target.runs) {
             let why = match choice.why_not {
                 Some(why) => why,
-                None => match self.look(hands, vm, choice.carrier, &target, window_ns)? {
+                None => match self.look(hands, vm, choice.tracker, &target, window_ns)? {
                     Ok(look) => {
                         self.watching = Some(Watching::begin(look, target, window_ns));
                         return Ok(Outcome::Done);
@@ -192,10 +192,10 @@ impl Grip for OfVm {
                     Err(error) => error.to_string(),
                 },
             };
-            reasons.push(format!("{}: {why}", choice.carrier.name()));
+            reasons.push(format!("{}: {why}", choice.tracker.name()));
         }
         let why = reasons.join("; ");
-        Err(Failure::NoCarrier { why }.on(&vm.run.name))
+        Err(Failure::NoTracker { why }.on(&vm.run.name))
     }
 
     /// Ends a watch, also one that an agent before this left.
@@ -213,7 +213,7 @@ impl Grip for OfVm {
     fn tell(&mut self, hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
         if let Some(error) = self.watching.as_ref().and_then(Watching::failed) {
             let ended = self.lift(hands, vm).err();
-            if error != CarrierError::Gone {
+            if error != TrackerError::Gone {
                 let name = &vm.run.name;
                 hands.notice(format!(
                     "the memory of VM {name} is not watched any more: {error}"
@@ -242,21 +242,21 @@ impl Grip for OfVm {
 }
 
 impl OfVm {
-    /// Puts a carrier to work; one that could outlive the agent is written down before.
+    /// Puts a tracker to work; one that could outlive the agent is written down before.
     fn look(
         &mut self,
         hands: &mut Hands,
         vm: &Vm,
-        carrier: Carrier,
+        tracker: Tracker,
         target: &Target,
         window: Ns,
-    ) -> Result<Result<Box<dyn Look>, CarrierError>, ActionError> {
-        let outlives = carrier == Carrier::Damon;
+    ) -> Result<Result<Box<dyn Track>, TrackerError>, ActionError> {
+        let outlives = tracker == Tracker::Damon;
         if outlives {
             hands.set(vm, WATCH, &Watched {})?;
             self.has_damon = true;
         }
-        let look = carriers::look(&hands.root, carrier, target, window);
+        let look = trackers::look(&hands.root, tracker, target, window);
         if outlives && look.is_err() {
             self.has_damon = false;
             hands.clear::<Watched>(vm, WATCH)?;

@@ -395,7 +395,7 @@ impl Known {
             format!(
                 "its working set is at most {} ({} over {}), with its reserve and its floor of {floor} it needs {}",
                 estimate.most,
-                estimate.carrier.name(),
+                estimate.tracker.name(),
                 estimate.window,
                 need.unwrap_or(estimate.most)
             )

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testing::{Scene, vm_id};
-use crate::working_set::Carrier;
+use crate::working_set::Tracker;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -118,7 +118,7 @@ impl World {
     fn estimate(&self, guest: &Guest) -> Option<Estimate> {
         let most = guest.uses?;
         Some(Estimate {
-            carrier: Carrier::AccessedBits,
+            tracker: Tracker::AccessedBits,
             at: self.at,
             window: Ns::from_secs(30),
             size: most,

@@ -1,6 +1,6 @@
 //! What an estimator says, and what it does not.
 
-use homenode_host::observed::{Carrier, Seen};
+use homenode_host::observation::{Tracker, UsedRef};
 use homenode_units::{Bytes, Ns, Pages};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Estimate {
     /// Whose word it is.
-    pub carrier: Carrier,
+    pub tracker: Tracker,
     /// When it was made: the end of the last interval in it.
     pub at: Ns,
     /// Over which time memory was looked at: a longer window gives a larger working set.
@@ -30,11 +30,11 @@ pub struct Estimate {
     pub kernel: Bytes,
     /// Whether more of the same would change it.
     pub settled: Settled,
-    /// What less memory would cost, where the carrier knows how often pages are used.
+    /// What less memory would cost, where the tracker knows how often pages are used.
     pub curve: Option<Curve>,
     /// Entries of the last interval that were left out: frames that the VM does not have.
     pub outside: u64,
-    /// Accesses of the last interval that the carrier lost.
+    /// Accesses of the last interval that the tracker lost.
     pub lost: u64,
 }
 
@@ -42,11 +42,11 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Certainty {
-    /// The true value lies between them, if the carrier works as it says.
+    /// The true value lies between them, if the tracker works as it says.
     Bounds,
     /// It does so in 95 of 100 cases.
     Percent95,
-    /// They are the least and the most of recent windows, the most with what the carrier may not have seen, and promise nothing.
+    /// They are the least and the most of recent windows, the most with what the tracker may not have seen, and promise nothing.
     Spread,
 }
 
@@ -64,22 +64,22 @@ pub enum Settled {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// An estimator was given what it cannot read.
-    #[error("this estimator reads {reads}, and {} gives {given}: choose the estimator by the carrier", carrier.name())]
+    #[error("this estimator reads {reads}, and {} gives {given}: choose the estimator by the tracker", tracker.name())]
     Kind {
         /// What it reads.
         reads: &'static str,
         /// Who gave something else.
-        carrier: Carrier,
+        tracker: Tracker,
         /// What that was.
         given: &'static str,
     },
-    /// Observations of two carriers do not add up.
-    #[error("observations of {} came among those of {}: give each carrier its own estimator", now.name(), before.name())]
-    Carrier {
+    /// Observations of two trackers do not add up.
+    #[error("observations of {} came among those of {}: give each tracker its own estimator", now.name(), before.name())]
+    Tracker {
         /// Whose observations it had.
-        before: Carrier,
+        before: Tracker,
         /// Whose came.
-        now: Carrier,
+        now: Tracker,
     },
     /// Time went backwards or stood still.
     #[error(
@@ -101,20 +101,20 @@ pub enum Unfit {
     },
 }
 
-/// What `Seen` is, for messages.
-pub(super) fn kind(seen: &Seen<'_>) -> &'static str {
+/// What `UsedRef` is, for messages.
+pub(super) fn kind(seen: &UsedRef<'_>) -> &'static str {
     match seen {
-        Seen::Frames(_) => "frames",
-        Seen::Regions { .. } => "regions",
-        Seen::Amount { .. } => "an amount",
-        Seen::Sample { .. } => "a sample",
+        UsedRef::Frames(_) => "frames",
+        UsedRef::Regions { .. } => "regions",
+        UsedRef::Amount { .. } => "an amount",
+        UsedRef::Sample { .. } => "a sample",
     }
 }
 
 /// What less memory would cost: uses per second that would find their page gone, if the pages used least went first.
 ///
 /// It is a lower bound on what a real guest pays, which does not know its coldest pages, and an upper bound on faults, since
-/// of several uses of a page only the first would fault while it stays. A carrier that sees only TLB misses counts those.
+/// of several uses of a page only the first would fault while it stays. A tracker that sees only TLB misses counts those.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Curve {
     /// Memory left and uses per second lost, memory ascending, losses not.
@@ -185,12 +185,12 @@ mod tests {
     fn refusals_name_what_came_and_what_to_do() {
         let unfit = Unfit::Kind {
             reads: "samples",
-            carrier: Carrier::Prl,
+            tracker: Tracker::Prl,
             given: "frames",
         };
         assert_eq!(
             unfit.to_string(),
-            "this estimator reads samples, and prl gives frames: choose the estimator by the carrier"
+            "this estimator reads samples, and prl gives frames: choose the estimator by the tracker"
         );
     }
 }

@@ -10,7 +10,7 @@
 //!   interval, [`Ageing::Restart`] begins anew whenever the rule is met.
 //! - *Logs are TLB misses, not uses.* A page hot enough to stay in the TLB is logged once and never again, while a scan of cold
 //!   pages is logged tau times in tau passes: [`HeatBy::Windows`] asks in how many of the last intervals a page was seen at
-//!   all, and [`Flush::EachWindow`] has the carrier flush the TLBs between two, so that each use shows once in each.
+//!   all, and [`Flush::EachWindow`] has the tracker flush the TLBs between two, so that each use shows once in each.
 //!
 //! [`Config::published`] has none of them and the paper's figures, [`Config::repaired`] has them all.
 //! They are measured against each other in the tests here and by `homenode reproduce prl`.
@@ -29,7 +29,7 @@
 
 use std::collections::VecDeque;
 
-use homenode_host::observed::{Carrier, Observation, Seen, Sees};
+use homenode_host::observation::{ObservationRef, Sees, Tracker, UsedRef};
 use homenode_units::{Bytes, Ns, Pages};
 
 use super::estimate::kind;
@@ -66,7 +66,7 @@ pub enum Ageing {
     Restart,
 }
 
-/// What the carrier is to do with the TLBs.
+/// What the tracker is to do with the TLBs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// Nothing (the paper).
@@ -86,7 +86,7 @@ pub struct Config {
     pub mu: Ns,
     /// Share of the hot pages by which they may differ over omega intervals, at least 0.
     pub tolerance: f64,
-    /// What the carrier is to do with the TLBs.
+    /// What the tracker is to do with the TLBs.
     pub flush: Flush,
     /// The guest kernel's footprint (epsilon).
     pub epsilon: Bytes,
@@ -120,7 +120,7 @@ impl Config {
     }
 
     /// With everything that repairs it: hot is a page seen in two of the last four intervals, 1 percent may come and go, and
-    /// the TLBs are flushed. Also what suits carriers that name each page once per interval.
+    /// the TLBs are flushed. Also what suits trackers that name each page once per interval.
     pub const fn repaired() -> Config {
         Config {
             heat: HeatBy::Windows { tau: 2, of: 4 },
@@ -262,7 +262,7 @@ impl Logged {
         }
     }
 
-    fn close(&mut self, seen: &Observation<'_>) -> Estimate {
+    fn close(&mut self, seen: &ObservationRef<'_>) -> Estimate {
         let config = self.config;
         let histogram = self.heat.histogram();
         let (hot, warm) = self.split(&histogram);
@@ -273,7 +273,7 @@ impl Logged {
         let settled = self.settled();
         let (window, curve) = match config.heat {
             HeatBy::Logs { .. } => {
-                let often = matches!(seen.carrier, Carrier::Prl | Carrier::Exact);
+                let often = matches!(seen.tracker, Tracker::Prl | Tracker::Exact);
                 let seconds = self.counted.as_secs_f64();
                 let curve = often.then(|| Curve::of_counts(&histogram, config.epsilon, seconds));
                 (self.counted, curve)
@@ -284,12 +284,12 @@ impl Logged {
             ),
         };
         let size = hot.to_bytes() + config.epsilon;
-        let unseen = match seen.carrier.sees() {
+        let unseen = match seen.tracker.sees() {
             Sees::All => size + (warm + seen.blind.min(seen.memory)).to_bytes(),
             Sees::Writes => (size + warm.to_bytes()).max(seen.memory.to_bytes()),
         };
         let estimate = Estimate {
-            carrier: seen.carrier,
+            tracker: seen.tracker,
             at: seen.at,
             window,
             size,
@@ -348,11 +348,11 @@ impl Logged {
 }
 
 impl Estimator for Logged {
-    fn observe(&mut self, seen: &Observation<'_>) -> Result<Option<Estimate>, Unfit> {
-        let Seen::Frames(log) = seen.seen else {
+    fn observe(&mut self, seen: &ObservationRef<'_>) -> Result<Option<Estimate>, Unfit> {
+        let UsedRef::Frames(log) = seen.seen else {
             return Err(Unfit::Kind {
                 reads: "frames",
-                carrier: seen.carrier,
+                tracker: seen.tracker,
                 given: kind(&seen.seen),
             });
         };
@@ -389,7 +389,7 @@ mod tests {
     fn run(config: Config, logs: &[Vec<u64>]) -> Vec<Estimate> {
         let mut estimator = Logged::new(config);
         let estimate = |(at, log): (usize, &Vec<u64>)| {
-            let seen = observation(Carrier::Prl, at as u64 + 1, Seen::Frames(log));
+            let seen = observation(Tracker::Prl, at as u64 + 1, UsedRef::Frames(log));
             estimator.observe(&seen).unwrap().unwrap()
         };
         logs.iter().enumerate().map(estimate).collect()
@@ -490,21 +490,21 @@ mod tests {
     #[test]
     fn what_the_tlbs_hold_and_what_is_only_read_widen_the_interval() {
         let frames: Vec<u64> = (0..30).collect();
-        let of = |carrier| {
-            let seen = Observation {
+        let of = |tracker| {
+            let seen = ObservationRef {
                 blind: Pages(7),
                 lost: 3,
-                ..observation(carrier, 1, Seen::Frames(&frames))
+                ..observation(tracker, 1, UsedRef::Frames(&frames))
             };
             Logged::new(plain(1)).observe(&seen).unwrap().unwrap()
         };
-        let prl = of(Carrier::Prl);
+        let prl = of(Tracker::Prl);
         assert_eq!(
             (prl.least, prl.most, prl.lost),
             (Pages(30).to_bytes(), Pages(37).to_bytes(), 3)
         );
-        assert_eq!(of(Carrier::Pml).most, Pages(100).to_bytes());
-        assert_eq!(of(Carrier::Pml).curve, None);
+        assert_eq!(of(Tracker::Pml).most, Pages(100).to_bytes());
+        assert_eq!(of(Tracker::Pml).curve, None);
     }
 
     #[test]
@@ -514,7 +514,7 @@ mod tests {
             ..plain(1)
         });
         let mut due = |second| {
-            let seen = observation(Carrier::Prl, second, Seen::Frames(&[1]));
+            let seen = observation(Tracker::Prl, second, UsedRef::Frames(&[1]));
             estimator.observe(&seen).unwrap().is_some()
         };
         assert_eq!(
@@ -527,12 +527,12 @@ mod tests {
     fn memory_that_is_unplugged_is_no_longer_hot() {
         let frames: Vec<u64> = (0..100).collect();
         let mut estimator = Logged::new(plain(1));
-        let whole = observation(Carrier::Prl, 1, Seen::Frames(&frames));
+        let whole = observation(Tracker::Prl, 1, UsedRef::Frames(&frames));
         estimator.observe(&whole).unwrap();
-        let half = Observation {
+        let half = ObservationRef {
             memory: Pages(50),
             frames: 50,
-            ..observation(Carrier::Prl, 2, Seen::Frames(&frames))
+            ..observation(Tracker::Prl, 2, UsedRef::Frames(&frames))
         };
         let estimate = estimator.observe(&half).unwrap().unwrap();
         assert_eq!((estimate.hot, estimate.outside), (Pages(50).to_bytes(), 50));
@@ -556,7 +556,7 @@ mod tests {
         fn a_page_seen_costs_at_most_16_bytes(frames in prop::collection::btree_set(0_u64..100, 1..100)) {
             let frames: Vec<u64> = frames.into_iter().collect();
             let mut estimator = Logged::new(plain(1));
-            estimator.observe(&observation(Carrier::Prl, 1, Seen::Frames(&frames))).unwrap();
+            estimator.observe(&observation(Tracker::Prl, 1, UsedRef::Frames(&frames))).unwrap();
             prop_assert!(estimator.heat_bytes() <= 16 * frames.len());
         }
     }

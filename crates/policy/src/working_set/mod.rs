@@ -3,10 +3,10 @@
 //! # Problem
 //! Operators ask how much memory a VM needs. What is allocated says nothing, "active memory" figures are one poll of unrelated
 //! pages, and each mechanism that watches pages is blind to something. Here every figure comes with its window, an interval,
-//! what the interval means, and its carrier's blind spot.
+//! what the interval means, and its tracker's blind spot.
 //!
 //! # Terms
-//! - *Carrier*, *observation*: who saw which guest memory used, and what it saw ([`homenode_host::observed`]).
+//! - *Tracker*, *observation*: who saw which guest memory used, and what it saw ([`homenode_host::observation`]).
 //! - *Hot*: used again and again; *warm*: used, but less often. What that means is each estimator's to say.
 //! - *Working set*: hot pages and the guest kernel's footprint *epsilon* (equation 1: `M = wss * page size + epsilon`).
 //! - *Window*: the time that the estimate speaks of. A longer one gives a larger working set.
@@ -20,7 +20,7 @@
 //! | [`Sampling`] | a sample | of a poll of 100 pages: ESX's, with its moving averages |
 //! | [`Scanned`] | regions, an amount | found used in at least half of the looks |
 //!
-//! [`suited`] chooses one for what a carrier gives, and [`plan`] says whose memory is watched ([`watch`]). All of them refuse
+//! [`suited`] chooses one for what a tracker gives, and [`plan`] says whose memory is watched ([`watch`]). All of them refuse
 //! what they cannot read ([`Unfit`]), and leave out, and count, frames that the VM does not have.
 //!
 //! # What an estimate is not
@@ -35,7 +35,7 @@ pub mod scanned;
 pub mod watch;
 
 pub use estimate::{Certainty, Curve, Estimate, Settled, Unfit};
-pub use homenode_host::observed::{Carrier, Observation, Region, Seen, Sees};
+pub use homenode_host::observation::{ObservationRef, Region, Sees, Tracker, UsedRef};
 pub use logged::Logged;
 pub use sampling::Sampling;
 pub use scanned::Scanned;
@@ -43,51 +43,51 @@ pub use watch::{Config, Measured, POLICY, State, Whom, observe, plan};
 
 use homenode_units::{Bytes, Ns};
 
-/// Makes estimates out of one carrier's observations of one VM.
+/// Makes estimates out of one tracker's observations of one VM.
 pub trait Estimator: std::fmt::Debug {
     /// Takes in what was seen. Gives an estimate when one is due.
     ///
     /// # Errors
     /// [`Unfit`], with nothing taken in.
-    fn observe(&mut self, seen: &Observation<'_>) -> Result<Option<Estimate>, Unfit>;
+    fn observe(&mut self, seen: &ObservationRef<'_>) -> Result<Option<Estimate>, Unfit>;
 }
 
-/// The estimator for what a carrier gives; epsilon is the guest kernel's footprint, zero where it is not known, and mu the
+/// The estimator for what a tracker gives; epsilon is the guest kernel's footprint, zero where it is not known, and mu the
 /// interval after which frames are judged.
 ///
 /// Frames have the paper's algorithm in its repaired form ([`logged::Config::repaired`]), but for PML, which names each once
 /// until its dirty flag is cleared.
-pub fn suited(carrier: Carrier, seen: &Seen<'_>, epsilon: Bytes, mu: Ns) -> Box<dyn Estimator + Send> {
+pub fn suited(tracker: Tracker, seen: &UsedRef<'_>, epsilon: Bytes, mu: Ns) -> Box<dyn Estimator + Send> {
     match seen {
-        Seen::Frames(_) if carrier == Carrier::Pml => Box::new(Logged::new(logged::Config {
+        UsedRef::Frames(_) if tracker == Tracker::Pml => Box::new(Logged::new(logged::Config {
             mu,
             epsilon,
             ..logged::Config::pml()
         })),
-        Seen::Frames(_) => Box::new(Logged::new(logged::Config {
+        UsedRef::Frames(_) => Box::new(Logged::new(logged::Config {
             mu,
             epsilon,
             ..logged::Config::repaired()
         })),
-        Seen::Sample { .. } => Box::new(Sampling::new(sampling::Averages::Three, epsilon)),
-        Seen::Regions { .. } | Seen::Amount { .. } => Box::new(Scanned::new(epsilon)),
+        UsedRef::Sample { .. } => Box::new(Sampling::new(sampling::Averages::Three, epsilon)),
+        UsedRef::Regions { .. } | UsedRef::Amount { .. } => Box::new(Scanned::new(epsilon)),
     }
 }
 
-/// What every estimator checks first: order, one carrier, and figures that can be.
+/// What every estimator checks first: order, one tracker, and figures that can be.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sequence(Option<(Carrier, Ns)>);
+struct Sequence(Option<(Tracker, Ns)>);
 
 /// Most guest frames that an estimator keeps account of: 16 TiB.
 pub const FRAMES_MAX: u64 = 1 << 32;
 
 impl Sequence {
-    fn next(&mut self, seen: &Observation<'_>) -> Result<(), Unfit> {
+    fn next(&mut self, seen: &ObservationRef<'_>) -> Result<(), Unfit> {
         if let Some((before, at)) = self.0 {
-            if before != seen.carrier {
-                return Err(Unfit::Carrier {
+            if before != seen.tracker {
+                return Err(Unfit::Tracker {
                     before,
-                    now: seen.carrier,
+                    now: seen.tracker,
                 });
             }
             if seen.at <= at {
@@ -108,23 +108,23 @@ impl Sequence {
             return wrong("the VM has more memory than guest frames");
         }
         match seen.seen {
-            Seen::Amount { used, .. } if used > seen.memory => {
+            UsedRef::Amount { used, .. } if used > seen.memory => {
                 return wrong("more pages were used than the VM has");
             }
-            Seen::Amount { used, coarse } if coarse > used => {
+            UsedRef::Amount { used, coarse } if coarse > used => {
                 return wrong("more of the pages used are part of larger ones than were used");
             }
-            Seen::Sample { used, drawn, .. } if drawn == 0 || used > drawn => {
+            UsedRef::Sample { used, drawn, .. } if drawn == 0 || used > drawn => {
                 return wrong("a sample has more used pages than pages");
             }
-            Seen::Regions { regions, looks }
+            UsedRef::Regions { regions, looks }
                 if looks == 0 || regions.iter().any(|region| region.found > looks) =>
             {
                 return wrong("a region was found used more often than it was looked at");
             }
             _ => {}
         }
-        self.0 = Some((seen.carrier, seen.at));
+        self.0 = Some((seen.tracker, seen.at));
         Ok(())
     }
 }
@@ -136,9 +136,9 @@ mod tests {
     use proptest::prelude::*;
 
     /// An observation of a VM of 100 frames, 1 s after the one before.
-    pub(super) fn observation<'a>(carrier: Carrier, second: u64, seen: Seen<'a>) -> Observation<'a> {
-        Observation {
-            carrier,
+    pub(super) fn observation<'a>(tracker: Tracker, second: u64, seen: UsedRef<'a>) -> ObservationRef<'a> {
+        ObservationRef {
+            tracker,
             at: Ns::from_secs(second),
             interval: Ns::from_secs(1),
             memory: Pages(100),
@@ -151,37 +151,37 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_and_nothing_is_taken_in() {
-        let frames = Seen::Frames(&[1, 2, 3]);
-        let mut estimator = suited(Carrier::Prl, &frames, Bytes::ZERO, Ns::from_secs(1));
-        let first = observation(Carrier::Prl, 5, frames);
+        let frames = UsedRef::Frames(&[1, 2, 3]);
+        let mut estimator = suited(Tracker::Prl, &frames, Bytes::ZERO, Ns::from_secs(1));
+        let first = observation(Tracker::Prl, 5, frames);
         assert!(estimator.observe(&first).is_ok());
         let before = Ns::from_secs(5).0;
         assert_eq!(
             estimator.observe(&first),
             Err(Unfit::Order { before, at: before })
         );
-        let pml = observation(Carrier::Pml, 6, frames);
-        assert!(matches!(estimator.observe(&pml), Err(Unfit::Carrier { .. })));
-        let amount = Seen::Amount {
+        let pml = observation(Tracker::Pml, 6, frames);
+        assert!(matches!(estimator.observe(&pml), Err(Unfit::Tracker { .. })));
+        let amount = UsedRef::Amount {
             used: Pages(3),
             coarse: Pages::ZERO,
         };
-        let amount = observation(Carrier::Prl, 6, amount);
+        let amount = observation(Tracker::Prl, 6, amount);
         assert!(matches!(estimator.observe(&amount), Err(Unfit::Kind { .. })));
-        let endless = Observation {
+        let endless = ObservationRef {
             frames: u64::MAX,
-            ..observation(Carrier::Prl, 6, frames)
+            ..observation(Tracker::Prl, 6, frames)
         };
-        let crowded = Observation {
+        let crowded = ObservationRef {
             memory: Pages(101),
-            ..observation(Carrier::Prl, 6, frames)
+            ..observation(Tracker::Prl, 6, frames)
         };
         for impossible in [endless, crowded] {
             let refused = estimator.observe(&impossible);
             assert!(matches!(refused, Err(Unfit::Contradiction { .. })), "{refused:?}");
         }
         // The refused ones left no trace: second 6 is still free.
-        assert!(estimator.observe(&observation(Carrier::Prl, 6, frames)).is_ok());
+        assert!(estimator.observe(&observation(Tracker::Prl, 6, frames)).is_ok());
     }
 
     proptest! {
@@ -198,15 +198,15 @@ mod tests {
                     .map(|pair| Region { first: pair[0], pages: Pages(pair[1]), found: pair[0] as u32 % 21 })
                     .collect();
                 let seen = match kind {
-                    0 => Seen::Frames(&frames),
-                    1 => Seen::Regions { regions: &regions, looks: 20 },
-                    2 => Seen::Amount { used: Pages(memory.min(bound)), coarse: Pages(frames.len() as u64) },
-                    _ => Seen::Sample { used: frames.len() as u32, drawn: 60, complete: pause != 2 },
+                    0 => UsedRef::Frames(&frames),
+                    1 => UsedRef::Regions { regions: &regions, looks: 20 },
+                    2 => UsedRef::Amount { used: Pages(memory.min(bound)), coarse: Pages(frames.len() as u64) },
+                    _ => UsedRef::Sample { used: frames.len() as u32, drawn: 60, complete: pause != 2 },
                 };
-                let observation = Observation {
-                    memory: Pages(memory.min(bound)), frames: bound, ..observation(Carrier::Exact, at, seen)
+                let observation = ObservationRef {
+                    memory: Pages(memory.min(bound)), frames: bound, ..observation(Tracker::Exact, at, seen)
                 };
-                let estimator = estimator.get_or_insert_with(|| suited(Carrier::Exact, &seen, Bytes(4096), Ns::from_secs(2)));
+                let estimator = estimator.get_or_insert_with(|| suited(Tracker::Exact, &seen, Bytes(4096), Ns::from_secs(2)));
                 if let Ok(Some(estimate)) = estimator.observe(&observation) {
                     prop_assert!(estimate.least <= estimate.size && estimate.size <= estimate.most, "{:?}", estimate);
                     prop_assert!(estimate.window > Ns::ZERO);

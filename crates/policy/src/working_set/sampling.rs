@@ -20,7 +20,7 @@
 //! The weights of the averages are not published: 1/5 and 1/2 are ours. [`Averages::Last`] is the paper's account of the method,
 //! which has none.
 
-use homenode_host::observed::{Observation, Seen};
+use homenode_host::observation::{ObservationRef, UsedRef};
 use homenode_units::{Bytes, Ewma, Pages};
 
 use super::estimate::kind;
@@ -89,8 +89,8 @@ fn wilson(share: f64, drawn: f64) -> (f64, f64) {
 }
 
 impl Estimator for Sampling {
-    fn observe(&mut self, seen: &Observation<'_>) -> Result<Option<Estimate>, Unfit> {
-        let Seen::Sample {
+    fn observe(&mut self, seen: &ObservationRef<'_>) -> Result<Option<Estimate>, Unfit> {
+        let UsedRef::Sample {
             used,
             drawn,
             complete,
@@ -98,7 +98,7 @@ impl Estimator for Sampling {
         else {
             return Err(Unfit::Kind {
                 reads: "samples",
-                carrier: seen.carrier,
+                tracker: seen.tracker,
                 given: kind(&seen.seen),
             });
         };
@@ -108,7 +108,7 @@ impl Estimator for Sampling {
         let of_memory = |share: f64| Pages((share * seen.memory.as_f64()).round() as u64).to_bytes();
         let size = of_memory(share).max(self.epsilon);
         Ok(Some(Estimate {
-            carrier: seen.carrier,
+            tracker: seen.tracker,
             at: seen.at,
             window: seen.interval,
             size,
@@ -128,7 +128,7 @@ impl Estimator for Sampling {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Carrier;
+    use super::super::Tracker;
     use super::super::tests::observation;
     use super::*;
 
@@ -137,12 +137,12 @@ mod tests {
         let mut sampling = Sampling::new(Averages::Three, Bytes::ZERO);
         let of = |(at, (used, complete)): (usize, &(u32, bool))| {
             let (used, complete) = (*used, *complete);
-            let seen = Seen::Sample {
+            let seen = UsedRef::Sample {
                 used,
                 drawn: 100,
                 complete,
             };
-            let seen = observation(Carrier::Sampling, at as u64 + 1, seen);
+            let seen = observation(Tracker::Sampling, at as u64 + 1, seen);
             let estimate = sampling.observe(&seen).unwrap().unwrap();
             estimate.size.to_pages().0 // of 100
         };

@@ -1,4 +1,4 @@
-//! Estimates from what does not name pages: regions that a carrier samples, or an amount alone.
+//! Estimates from what does not name pages: regions that a tracker samples, or an amount alone.
 //!
 //! # Algorithm
 //! Hot is a region that was found used in at least half of the interval's looks, warm one that was found used at all; the
@@ -6,7 +6,7 @@
 //! one page in use among many that are not, so the least is what is hot.
 //!
 //! For an amount, least and most are those of the last eight windows; but of a larger page (2 MiB) that counts as a whole
-//! perhaps one page is in use, so the least counts only that, and the most includes what the carrier is blind to.
+//! perhaps one page is in use, so the least counts only that, and the most includes what the tracker is blind to.
 //!
 //! Both have settled when the last three windows differ by less than an eighth.
 //!
@@ -18,7 +18,7 @@
 
 use std::collections::VecDeque;
 
-use homenode_host::observed::{Observation, Seen};
+use homenode_host::observation::{ObservationRef, UsedRef};
 use homenode_units::{Bytes, Pages};
 
 use super::estimate::kind;
@@ -35,12 +35,12 @@ const PAGES_PER_LARGE: u64 = 512;
 pub struct Scanned {
     epsilon: Bytes,
     sequence: Sequence,
-    /// Of each recent window the least and the most, what the carrier is blind to left out.
+    /// Of each recent window the least and the most, what the tracker is blind to left out.
     recent: VecDeque<(Pages, Pages)>,
 }
 
 impl Scanned {
-    /// An estimator that has seen nothing. Carriers see the kernel's pages as others, so epsilon is only what remains in use
+    /// An estimator that has seen nothing. Trackers see the kernel's pages as others, so epsilon is only what remains in use
     /// however little is found.
     pub fn new(epsilon: Bytes) -> Scanned {
         Scanned {
@@ -63,16 +63,16 @@ impl Scanned {
 }
 
 impl Estimator for Scanned {
-    fn observe(&mut self, seen: &Observation<'_>) -> Result<Option<Estimate>, Unfit> {
+    fn observe(&mut self, seen: &ObservationRef<'_>) -> Result<Option<Estimate>, Unfit> {
         let unfit = Unfit::Kind {
             reads: "regions or amounts",
-            carrier: seen.carrier,
+            tracker: seen.tracker,
             given: kind(&seen.seen),
         };
         let mut outside = 0_u64;
         let (hot, warm, least, certainty) = match seen.seen {
-            Seen::Frames(_) | Seen::Sample { .. } => return Err(unfit),
-            Seen::Regions { regions, looks } => {
+            UsedRef::Frames(_) | UsedRef::Sample { .. } => return Err(unfit),
+            UsedRef::Regions { regions, looks } => {
                 self.sequence.next(seen)?;
                 let (mut hot, mut warm) = (0_u64, 0_u64); // regions that overlap must not overflow them
                 for region in regions.iter().filter(|region| region.found > 0) {
@@ -87,7 +87,7 @@ impl Estimator for Scanned {
                 }
                 (Pages(hot), Pages(warm), Pages(hot), Certainty::Bounds)
             }
-            Seen::Amount { used, coarse } => {
+            UsedRef::Amount { used, coarse } => {
                 self.sequence.next(seen)?;
                 let least = used.saturating_sub(coarse) + Pages(coarse.0.div_ceil(PAGES_PER_LARGE));
                 (used, Pages::ZERO, least, Certainty::Spread)
@@ -108,7 +108,7 @@ impl Estimator for Scanned {
             Certainty::Bounds | Certainty::Percent95 => (at_least_kernel(least), size + blind),
         };
         Ok(Some(Estimate {
-            carrier: seen.carrier,
+            tracker: seen.tracker,
             at: seen.at,
             window: seen.interval,
             size,
@@ -129,7 +129,7 @@ impl Estimator for Scanned {
 #[cfg(test)]
 mod tests {
     use super::super::tests::observation;
-    use super::super::{Carrier, Region};
+    use super::super::{Region, Tracker};
     use super::*;
 
     #[test]
@@ -146,11 +146,11 @@ mod tests {
             region(50, 20, 0),
             region(90, 30, 20),
         ];
-        let seen = Seen::Regions {
+        let seen = UsedRef::Regions {
             regions: &regions,
             looks: 20,
         };
-        let seen = observation(Carrier::Damon, 1, seen);
+        let seen = observation(Tracker::Damon, 1, seen);
         let estimate = Scanned::new(Bytes::ZERO).observe(&seen).unwrap().unwrap();
         assert_eq!(
             [estimate.hot, estimate.warm, estimate.least, estimate.size].map(|bytes| bytes.to_pages().0),
@@ -165,11 +165,11 @@ mod tests {
         let mut last = None;
         for (second, used) in [90, 50, 40, 30, 20, 10, 20, 30, 40].into_iter().enumerate() {
             let coarse = Pages::ZERO;
-            let seen = Seen::Amount {
+            let seen = UsedRef::Amount {
                 used: Pages(used),
                 coarse,
             };
-            let seen = observation(Carrier::AccessedBits, second as u64 + 1, seen);
+            let seen = observation(Tracker::AccessedBits, second as u64 + 1, seen);
             last = scanned.observe(&seen).unwrap();
         }
         // The 90 is nine windows old, and the kernel needs 15.
@@ -183,15 +183,15 @@ mod tests {
 
     #[test]
     fn of_a_larger_page_perhaps_one_page_is_used() {
-        let seen = Seen::Amount {
+        let seen = UsedRef::Amount {
             used: Pages(1124),
             coarse: Pages(1024),
         };
-        let seen = Observation {
+        let seen = ObservationRef {
             memory: Pages(2000),
             frames: 2000,
             blind: Pages(1000),
-            ..observation(Carrier::AccessedBits, 1, seen)
+            ..observation(Tracker::AccessedBits, 1, seen)
         };
         let estimate = Scanned::new(Bytes::ZERO).observe(&seen).unwrap().unwrap();
         // Two large pages are two pages at least; and no more can be in use than there is.
@@ -208,11 +208,11 @@ mod tests {
             .into_iter()
             .enumerate()
             .map(|(second, used)| {
-                let seen = Seen::Amount {
+                let seen = UsedRef::Amount {
                     used: Pages(used),
                     coarse: Pages::ZERO,
                 };
-                let seen = observation(Carrier::AccessedBits, second as u64 + 1, seen);
+                let seen = observation(Tracker::AccessedBits, second as u64 + 1, seen);
                 scanned.observe(&seen).unwrap().unwrap().settled == Settled::Yes
             });
         assert_eq!(settled.collect::<Vec<_>>(), [false, false, false, true, false]);

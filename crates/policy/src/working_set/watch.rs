@@ -10,7 +10,7 @@
 //! - *Load*: CPU time of the host that looking takes, over all watched VMs, as a share of one CPU.
 //!
 //! # Algorithm
-//! 1. What hosts saw since the last plan goes to each VM's estimator, which [`suited`] chose. Another carrier, and windows of
+//! 1. What hosts saw since the last plan goes to each VM's estimator, which [`suited`] chose. Another tracker, and windows of
 //!    another length, begin a new one: their figures do not add up.
 //! 2. A VM is watched while it is wanted. Under [`Whom::All`] every VM is, but one whose figure has settled and that nobody
 //!    wants rests for [`REST_WINDOWS`].
@@ -22,14 +22,14 @@
 //! - `a_vm_is_watched_while_wanted_and_then_let_go`
 //! - `all_are_watched_and_rest_once_settled`
 //! - `windows_grow_until_looking_is_cheap_enough`
-//! - `another_carrier_begins_anew_and_so_do_other_windows`
+//! - `another_tracker_begins_anew_and_so_do_other_windows`
 //! - `memory_that_comes_and_goes_in_mid_window_gives_an_estimate_or_a_reason`
 //! - `a_vm_that_vanishes_is_forgotten`
 //! - `what_cannot_be_watched_has_a_reason_and_is_tried_again`
 
 use std::collections::BTreeMap;
 
-use homenode_host::observed::{Carrier, Observed};
+use homenode_host::observation::{Observation, Tracker};
 use homenode_host::{Act, Action, Lever, Outcome, Plan, View, VmSample, WINDOW_MAX, WINDOW_MIN};
 use homenode_units::{Bytes, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
@@ -86,7 +86,7 @@ pub struct Measured {
     pub estimate: Estimate,
     /// Memory that the VM had.
     pub memory: Pages,
-    /// Most memory that may be in use although the carrier does not see it.
+    /// Most memory that may be in use although the tracker does not see it.
     pub blind: Pages,
     /// CPU time of the host that looking took.
     pub cost: Ns,
@@ -107,7 +107,7 @@ struct Watched {
     in_force: Option<(Ns, Ns)>,
     /// Why it does not, and when to try again.
     why_not: Option<(String, Ns)>,
-    estimator: Option<(Carrier, Ns, Box<dyn Estimator + Send>)>,
+    estimator: Option<(Tracker, Ns, Box<dyn Estimator + Send>)>,
     measured: Option<Measured>,
     /// End of the last window that was taken in.
     seen: Ns,
@@ -177,29 +177,29 @@ impl State {
 
 impl Watched {
     /// Takes in what the host saw, if it is new.
-    fn take_in(&mut self, observed: &Observed) {
+    fn take_in(&mut self, observed: &Observation) {
         if observed.at <= self.seen {
             return;
         }
         self.seen = observed.at;
-        let (carrier, interval) = (observed.carrier, observed.interval);
-        let adds_up = |(before, window): (Carrier, Ns)| {
+        let (tracker, interval) = (observed.tracker, observed.interval);
+        let adds_up = |(before, window): (Tracker, Ns)| {
             let (short, long) = (window.min(interval), window.max(interval));
-            before == carrier && 2 * long.0 <= 3 * short.0
+            before == tracker && 2 * long.0 <= 3 * short.0
         };
         let known = self
             .estimator
             .as_ref()
-            .map(|(carrier, window, _)| (*carrier, *window));
+            .map(|(tracker, window, _)| (*tracker, *window));
         if !known.is_some_and(adds_up) {
             self.estimator = None;
         }
         let seen = observed.as_observation();
         let (_, _, estimator) = self.estimator.get_or_insert_with(|| {
             (
-                carrier,
+                tracker,
                 interval,
-                suited(carrier, &seen.seen, Bytes::ZERO, interval),
+                suited(tracker, &seen.seen, Bytes::ZERO, interval),
             )
         });
         match estimator.observe(&seen) {

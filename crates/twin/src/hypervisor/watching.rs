@@ -11,9 +11,9 @@
 //! # Left out
 //!
 //! Accesses that a core's own caches answer (a page of which no line leaves them in a whole window is not seen), accesses of the
-//! guest's kernel (an idle guest uses nothing), and what a real carrier misses or costs.
+//! guest's kernel (an idle guest uses nothing), and what a real tracker misses or costs.
 
-use homenode_host::observed::{Carrier, Found, Observed, Region};
+use homenode_host::observation::{Observation, Region, Tracker, Used};
 use homenode_units::{Ns, Pages};
 
 use crate::guest::Vm;
@@ -33,7 +33,7 @@ pub(crate) struct Watching {
     /// End of the running window.
     pub ends: Ns,
     /// What the last complete one showed.
-    pub last: Option<Observed>,
+    pub last: Option<Observation>,
     began: Ns,
     /// When it began: accesses by thread and pages by class.
     accesses: Vec<f64>,
@@ -62,7 +62,7 @@ impl Watching {
         };
     }
 
-    fn observe(&self, vm: &Vm, now: Ns) -> Observed {
+    fn observe(&self, vm: &Vm, now: Ns) -> Observation {
         let since: IxVec<ThreadIx, f64> = accesses(vm)
             .iter()
             .zip(&self.accesses)
@@ -104,13 +104,13 @@ impl Watching {
         }
         let memory = vm.memory_bytes.to_pages();
         let ends = classes.iter().map(|class| class.first_frame + class.pages());
-        Observed {
-            carrier: Carrier::Exact,
+        Observation {
+            tracker: Tracker::Exact,
             at: now,
             interval: now.saturating_sub(self.began),
             memory,
             frames: ends.max().unwrap_or(0).max(memory.0),
-            found: Found::Regions {
+            found: Used::Regions {
                 regions,
                 looks: LOOKS as u32,
             },

@@ -1,4 +1,4 @@
-use homenode_host::observed::{Found, Region};
+use homenode_host::observation::{Region, Used};
 use homenode_host::{Decision, Failure, Management};
 use proptest::prelude::*;
 
@@ -12,14 +12,14 @@ fn scene() -> Scene {
     scene
 }
 
-fn amount(at: Ns, window: Ns, used: u64) -> Observed {
-    Observed {
-        carrier: Carrier::AccessedBits,
+fn amount(at: Ns, window: Ns, used: u64) -> Observation {
+    Observation {
+        tracker: Tracker::AccessedBits,
         at,
         interval: window,
         memory: Bytes::from_gib(1).to_pages(),
         frames: Bytes::from_gib(1).to_pages().0,
-        found: Found::Amount {
+        found: Used::Amount {
             used: Pages(used),
             coarse: Pages::ZERO,
         },
@@ -140,7 +140,7 @@ fn windows_grow_until_looking_is_cheap_enough() {
     // Looking takes 0.6 s of each 10 s: three times what it may.
     let at = scene.at + Ns::from_secs(10);
     scene.at = at;
-    let costly = |n: u64| Observed {
+    let costly = |n: u64| Observation {
         cost: Ns::from_millis(300),
         ..amount(at, config.window, 100 * n)
     };
@@ -151,7 +151,7 @@ fn windows_grow_until_looking_is_cheap_enough() {
         [(vm_id(1), 40), (vm_id(2), 40)]
     );
     // A cost that varies a little changes nothing.
-    scene.vm(1).observed(Some(Observed {
+    scene.vm(1).observed(Some(Observation {
         cost: Ns::from_millis(340),
         ..amount(at + Ns::from_secs(40), Ns::from_secs(40), 100)
     }));
@@ -162,10 +162,10 @@ fn windows_grow_until_looking_is_cheap_enough() {
 }
 
 #[test]
-fn another_carrier_begins_anew_and_so_do_other_windows() {
+fn another_tracker_begins_anew_and_so_do_other_windows() {
     let (mut scene, mut state, config) = (scene(), State::default(), Config::default());
     let window = Ns::from_secs(10);
-    let mut most = |observed: Observed| {
+    let mut most = |observed: Observation| {
         scene.at = observed.at;
         scene.vm(1).observed(Some(observed));
         step(&mut scene, &config, &mut state);
@@ -179,11 +179,11 @@ fn another_carrier_begins_anew_and_so_do_other_windows() {
         900,
         "the spread of recent windows"
     );
-    let other = |at, used| Observed {
-        carrier: Carrier::Mglru,
+    let other = |at, used| Observation {
+        tracker: Tracker::Mglru,
         ..amount(at, window, used)
     };
-    assert_eq!(most(other(at(30), 400)), 400, "another carrier");
+    assert_eq!(most(other(at(30), 400)), 400, "another tracker");
     assert_eq!(most(other(at(40), 300)), 400);
     assert_eq!(
         most(amount(at(50), Ns::from_secs(5), 200)),
@@ -225,7 +225,7 @@ fn what_cannot_be_watched_has_a_reason_and_is_tried_again() {
         let plan = scene.with_view(|view| observed_and_planned(view, &config, &mut state));
         for decision in &plan.decisions {
             let failed = Outcome::Failed(
-                Failure::NoCarrier {
+                Failure::NoTracker {
                     why: "not root".into(),
                 }
                 .on("vm1"),
@@ -253,10 +253,10 @@ proptest! {
             at += Ns::from_secs(pause);
             let regions = vec![Region { first, pages: Pages(used), found }];
             let (found, before) = match used % 2 {
-                0 => (Found::Amount { used: Pages(used), coarse: Pages(first) }, state.estimate(vm_id(1)).cloned()),
-                _ => (Found::Regions { regions, looks: 4 }, state.estimate(vm_id(1)).cloned()),
+                0 => (Used::Amount { used: Pages(used), coarse: Pages(first) }, state.estimate(vm_id(1)).cloned()),
+                _ => (Used::Regions { regions, looks: 4 }, state.estimate(vm_id(1)).cloned()),
             };
-            let seen = Observed { memory: Pages(memory), frames: memory, found, ..amount(at, Ns::from_secs(pause), 0) };
+            let seen = Observation { memory: Pages(memory), frames: memory, found, ..amount(at, Ns::from_secs(pause), 0) };
             scene.vm(1).observed(Some(seen));
             step(&mut scene, &config, &mut state);
             match (state.why_not(vm_id(1)), state.measured(vm_id(1))) {

@@ -13,7 +13,7 @@
 
 use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
 use homenode_policy::working_set::{
-    Carrier, Estimator, Logged, Observation, Sampling, Seen, Settled, sampling,
+    Estimator, Logged, ObservationRef, Sampling, Settled, Tracker, UsedRef, sampling,
 };
 use homenode_tracking::paging::{Mode, Options, Start};
 use homenode_tracking::tlb::Access;
@@ -106,13 +106,13 @@ fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
     let squares = (0..SAMPLES).map(|seed| {
         let mut chance = Chance::new(seed);
         let used = (0..100).filter(|_| model.used(chance.bits() % FRAMES)).count();
-        let seen = Observation {
-            carrier: Carrier::Sampling,
+        let seen = ObservationRef {
+            tracker: Tracker::Sampling,
             at: MU,
             interval: MU,
             memory: Pages(FRAMES),
             frames: FRAMES,
-            seen: Seen::Sample {
+            seen: UsedRef::Sample {
                 used: used as u32,
                 drawn: 100,
                 complete: true,

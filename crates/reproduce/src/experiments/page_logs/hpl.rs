@@ -159,7 +159,7 @@ fn decide() -> Decision {
         set_up: vec![SET_UP.to_owned()],
         tables: vec![table(
             "Working set of HPL, MB.",
-            &["carrier", "estimate"],
+            &["tracker", "estimate"],
             [
                 ("PRL".to_owned(), vec![prl]),
                 ("PML".to_owned(), vec![pml]),

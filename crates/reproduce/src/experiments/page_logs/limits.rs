@@ -54,7 +54,7 @@ fn one_pass(write_percent: u64) -> (f64, f64) {
     (mb(written), mb(estimate.hot.to_pages().0))
 }
 
-/// What a carrier makes of cold pages that were written once.
+/// What a tracker makes of cold pages that were written once.
 fn cold_first(mode: Mode, config: logged::Config) -> f64 {
     let mut model = Model::new(ARRAY, mode, 512, Options::PUBLISHED);
     (0..ARRAY).for_each(|page| model.access(page, Access::Write, GEM5_NS));
@@ -111,7 +111,7 @@ fn decide() -> Decision {
             ),
             table(
                 "L2: 400 MB written once, then 100 MB in use, MB.",
-                &["carrier", "estimate"],
+                &["tracker", "estimate"],
                 [("PML".to_owned(), vec![pml]), ("PRL".to_owned(), vec![prl])],
             ),
         ],

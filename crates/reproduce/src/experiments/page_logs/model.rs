@@ -1,6 +1,6 @@
 //! A guest of one vCPU on the access-level model, and what its log of pages gives to an estimator.
 
-use homenode_policy::working_set::{Carrier, Estimate, Estimator, Logged, Observation, Seen};
+use homenode_policy::working_set::{Estimate, Estimator, Logged, ObservationRef, Tracker, UsedRef};
 use homenode_tracking::paging::{Buffer, Costs, Exit, Flags, Guest, Handler, Mode, Options, Step, Vcpu};
 use homenode_tracking::tlb::{Access, PageSize, core};
 use homenode_units::{Ns, Pages};
@@ -94,11 +94,11 @@ impl Model {
 
     /// The end of an interval of the estimator.
     pub fn close(&mut self, estimator: &mut Logged, interval: Ns) -> Estimate {
-        let carrier = match self.vcpu[0].log.mode() {
-            Mode::Pml => Carrier::Pml,
-            Mode::Paml | Mode::Off => Carrier::Prl,
+        let tracker = match self.vcpu[0].log.mode() {
+            Mode::Pml => Tracker::Pml,
+            Mode::Paml | Mode::Off => Tracker::Prl,
         };
-        if carrier == Carrier::Pml {
+        if tracker == Tracker::Pml {
             self.empty();
         }
         self.window_ns += interval.as_f64();
@@ -107,13 +107,13 @@ impl Model {
         self.frames.retain(|frame| *frame < FRAMES);
         self.kernel += (all - self.frames.len()) as u64;
         let lost = self.lost();
-        let seen = Observation {
-            carrier,
+        let seen = ObservationRef {
+            tracker,
             at: Ns(self.window_ns as u64),
             interval,
             memory: Pages(FRAMES),
             frames: FRAMES,
-            seen: Seen::Frames(&self.frames),
+            seen: UsedRef::Frames(&self.frames),
             lost: lost - self.lost,
             blind: Pages(self.vcpu[0].tlb().reach(PageSize::Small)),
         };

@@ -1,10 +1,10 @@
-//! Who can tell which of its memory a VM uses, behind one interface: [`Look`], window after window.
+//! Who can tell which of its memory a VM uses, behind one interface: [`Track`], window after window.
 //!
-//! | carrier | takes | sees |
+//! | tracker | takes | sees |
 //! |---|---|---|
-//! | [`Carrier::Invalidation`] | root | every page used, exactly; each costs the VM a fault per window |
-//! | [`Carrier::AccessedBits`] | root, and a guest that QEMU emulates | every page used but for what TLBs hold |
-//! | [`Carrier::Damon`] | a kernel with DAMON that nobody uses | regions, by samples |
+//! | [`Tracker::Invalidation`] | root | every page used, exactly; each costs the VM a fault per window |
+//! | [`Tracker::AccessedBits`] | root, and a guest that QEMU emulates | every page used but for what TLBs hold |
+//! | [`Tracker::Damon`] | a kernel with DAMON that nobody uses | regions, by samples |
 //!
 //! Which there are is looked up anew each time ([`choices`]), best first: exact before cheap, as a window is long and watching is
 //! asked for. `docs/WORKING_SET.md` says of other mechanisms why they are not here.
@@ -14,7 +14,7 @@ pub mod damon;
 
 use std::path::{Path, PathBuf};
 
-use homenode_host::observed::{Carrier, CarrierChoice, Found};
+use homenode_host::observation::{Tracker, TrackerChoice, Used};
 use homenode_units::{Ns, Pages};
 
 use crate::numa_maps::Range;
@@ -22,15 +22,15 @@ use crate::read::{self, ReadError};
 use clear_refs::Clear;
 use damon::Damon;
 
-/// Entries of a second-level TLB, where what it holds escapes the carrier: of all processors since Broadwell and Zen 2 no less
+/// Entries of a second-level TLB, where what it holds escapes the tracker: of all processors since Broadwell and Zen 2 no less
 /// than 1536 and few more than 2048.
 const TLB_ENTRIES: u64 = 2048;
 /// Pages of a huge page, which an entry may hold where there are any.
 const PAGES_PER_LARGE: u64 = 512;
 
-/// Why a carrier does not serve.
+/// Why a tracker does not serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CarrierError {
+pub enum TrackerError {
     /// The process ended.
     #[error("its QEMU has ended")]
     Gone,
@@ -50,9 +50,9 @@ pub enum CarrierError {
     Read(#[from] ReadError),
 }
 
-impl CarrierError {
-    fn refused(path: &Path, error: &std::io::Error) -> CarrierError {
-        CarrierError::Refused {
+impl TrackerError {
+    fn refused(path: &Path, error: &std::io::Error) -> TrackerError {
+        TrackerError::Refused {
             path: path.display().to_string(),
             cause: error.to_string(),
         }
@@ -88,11 +88,11 @@ impl Target {
     }
 }
 
-/// Which carriers this host has for VMs that run in this way, best first.
-pub fn choices(root: &Path, runs: Runs) -> Vec<CarrierChoice> {
+/// Which trackers this host has for VMs that run in this way, best first.
+pub fn choices(root: &Path, runs: Runs) -> Vec<TrackerChoice> {
     let clear = match runs {
-        Runs::Kvm => Carrier::Invalidation,
-        Runs::Emulated => Carrier::AccessedBits,
+        Runs::Kvm => Tracker::Invalidation,
+        Runs::Emulated => Tracker::AccessedBits,
     };
     let no_clear = || {
         if !root.join("proc/self/clear_refs").exists() {
@@ -106,36 +106,36 @@ pub fn choices(root: &Path, runs: Runs) -> Vec<CarrierChoice> {
             "there is nothing to invalidate: QEMU emulates the VM, whose accessed bits are QEMU's own"
         }
     };
-    let out = [Carrier::Invalidation, Carrier::AccessedBits]
+    let out = [Tracker::Invalidation, Tracker::AccessedBits]
         .into_iter()
-        .filter(|carrier| *carrier != clear);
-    let of = |carrier, why_not| CarrierChoice { carrier, why_not };
+        .filter(|tracker| *tracker != clear);
+    let of = |tracker, why_not| TrackerChoice { tracker, why_not };
     [
         of(clear, no_clear()),
-        of(Carrier::Damon, Damon::new(root).why_not()),
+        of(Tracker::Damon, Damon::new(root).why_not()),
     ]
     .into_iter()
-    .chain(out.map(|carrier| of(carrier, Some(other.to_owned()))))
+    .chain(out.map(|tracker| of(tracker, Some(other.to_owned()))))
     .collect()
 }
 
 /// What was seen in a window.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sight {
+pub struct Tracked {
     /// Which memory.
-    pub found: Found,
+    pub found: Used,
     /// Most that may be in use unseen.
     pub blind: Pages,
     /// CPU time of others that looked for us.
     pub cost_elsewhere: Ns,
 }
 
-/// A carrier at work on one VM.
-pub trait Look: Send {
+/// A tracker at work on one VM.
+pub trait Track: Send {
     /// Whose word it is.
-    fn carrier(&self) -> Carrier;
+    fn tracker(&self) -> Tracker;
 
-    /// How long before the window's end [`Look::end`] is to be called, because it waits for it.
+    /// How long before the window's end [`Track::end`] is to be called, because it waits for it.
     fn early(&self) -> Ns {
         Ns::ZERO
     }
@@ -144,76 +144,76 @@ pub trait Look: Send {
     ///
     /// # Errors
     /// When the VM is gone or the kernel refuses.
-    fn begin(&mut self) -> Result<(), CarrierError>;
+    fn begin(&mut self) -> Result<(), TrackerError>;
 
     /// It is over.
     ///
     /// # Errors
     /// As at the beginning.
-    fn end(&mut self) -> Result<Sight, CarrierError>;
+    fn end(&mut self) -> Result<Tracked, TrackerError>;
 }
 
-/// Puts a carrier to work.
+/// Puts a tracker to work.
 ///
 /// # Errors
 /// When it does not serve this VM.
 pub fn look(
     root: &Path,
-    carrier: Carrier,
+    tracker: Tracker,
     target: &Target,
     window: Ns,
-) -> Result<Box<dyn Look>, CarrierError> {
+) -> Result<Box<dyn Track>, TrackerError> {
     let (root, target) = (root.to_owned(), target.clone());
-    match carrier {
-        Carrier::Invalidation | Carrier::AccessedBits => match clear_refs::unfit(&target.ranges) {
-            Some(why) => Err(CarrierError::Unfit(why)),
+    match tracker {
+        Tracker::Invalidation | Tracker::AccessedBits => match clear_refs::unfit(&target.ranges) {
+            Some(why) => Err(TrackerError::Unfit(why)),
             None => Ok(Box::new(Cleared {
                 root,
-                carrier,
+                tracker,
                 target,
             })),
         },
-        Carrier::Damon => Ok(Box::new(Sampled::begin(&root, target, window)?)),
-        other => Err(CarrierError::Unfit(format!("{} is not read here", other.name()))),
+        Tracker::Damon => Ok(Box::new(Sampled::begin(&root, target, window)?)),
+        other => Err(TrackerError::Unfit(format!("{} is not read here", other.name()))),
     }
 }
 
 /// By what is cleared and set again.
 struct Cleared {
     root: PathBuf,
-    carrier: Carrier,
+    tracker: Tracker,
     target: Target,
 }
 
-impl Look for Cleared {
-    fn carrier(&self) -> Carrier {
-        self.carrier
+impl Track for Cleared {
+    fn tracker(&self) -> Tracker {
+        self.tracker
     }
 
-    fn begin(&mut self) -> Result<(), CarrierError> {
-        if self.carrier == Carrier::Invalidation {
+    fn begin(&mut self) -> Result<(), TrackerError> {
+        if self.tracker == Tracker::Invalidation {
             // KVM marks what it lets go of as used: first that, then the marks.
             clear_refs::clear(&self.root, self.target.pid, Clear::Mappings)?;
         }
         clear_refs::clear(&self.root, self.target.pid, Clear::References)
     }
 
-    fn end(&mut self) -> Result<Sight, CarrierError> {
+    fn end(&mut self) -> Result<Tracked, TrackerError> {
         let Target {
             pid, ranges, vcpus, ..
         } = &self.target;
-        let seen = clear_refs::referenced(&self.root, *pid, ranges)?.ok_or(CarrierError::Gone)?;
+        let seen = clear_refs::referenced(&self.root, *pid, ranges)?.ok_or(TrackerError::Gone)?;
         let entry_pages = if seen.coarse > Pages::ZERO {
             PAGES_PER_LARGE
         } else {
             1
         };
-        let blind = match self.carrier {
-            Carrier::AccessedBits => Pages(TLB_ENTRIES * entry_pages * vcpus),
+        let blind = match self.tracker {
+            Tracker::AccessedBits => Pages(TLB_ENTRIES * entry_pages * vcpus),
             _ => Pages::ZERO,
         };
-        Ok(Sight {
-            found: Found::Amount {
+        Ok(Tracked {
+            found: Used::Amount {
                 used: seen.used,
                 coarse: seen.coarse,
             },
@@ -233,7 +233,7 @@ struct Sampled {
 }
 
 impl Sampled {
-    fn begin(root: &Path, target: Target, window: Ns) -> Result<Sampled, CarrierError> {
+    fn begin(root: &Path, target: Target, window: Ns) -> Result<Sampled, TrackerError> {
         let damon = Damon::new(root);
         damon.begin(target.pid, &target.ranges, window)?;
         Ok(Sampled {
@@ -255,28 +255,28 @@ impl Sampled {
     }
 }
 
-impl Look for Sampled {
-    fn carrier(&self) -> Carrier {
-        Carrier::Damon
+impl Track for Sampled {
+    fn tracker(&self) -> Tracker {
+        Tracker::Damon
     }
 
     fn early(&self) -> Ns {
         Ns(2 * self.window.0 / u64::from(damon::LOOKS))
     }
 
-    fn begin(&mut self) -> Result<(), CarrierError> {
+    fn begin(&mut self) -> Result<(), TrackerError> {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<Sight, CarrierError> {
+    fn end(&mut self) -> Result<Tracked, TrackerError> {
         let regions = self.damon.regions(&self.target.ranges)?;
         if regions.is_empty() {
-            return Err(CarrierError::Unfit("DAMON told of no region".into()));
+            return Err(TrackerError::Unfit("DAMON told of no region".into()));
         }
         let spent = self.spent().unwrap_or(self.spent);
         let cost_elsewhere = spent.saturating_sub(std::mem::replace(&mut self.spent, spent));
-        Ok(Sight {
-            found: Found::Regions {
+        Ok(Tracked {
+            found: Used::Regions {
                 regions,
                 looks: damon::LOOKS,
             },

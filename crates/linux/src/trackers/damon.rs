@@ -11,10 +11,10 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use homenode_host::observed::Region;
+use homenode_host::observation::Region;
 use homenode_units::{Ns, PAGE_BYTES, Pages};
 
-use super::CarrierError;
+use super::TrackerError;
 use crate::numa_maps::Range;
 use crate::read::{self, ReadError};
 
@@ -57,9 +57,9 @@ impl Damon {
     ///
     /// # Errors
     /// When it is in use, or the kernel refuses; nothing is left then.
-    pub fn begin(&self, pid: i32, ranges: &[Range], window: Ns) -> Result<(), CarrierError> {
+    pub fn begin(&self, pid: i32, ranges: &[Range], window: Ns) -> Result<(), TrackerError> {
         if let Some(why) = self.why_not() {
-            return Err(CarrierError::Unfit(why));
+            return Err(TrackerError::Unfit(why));
         }
         self.set("nr_kdamonds", "1")?;
         // From here on it is ours.
@@ -70,13 +70,13 @@ impl Damon {
         begun
     }
 
-    fn configure(&self, pid: i32, ranges: &[Range], window: Ns) -> Result<(), CarrierError> {
+    fn configure(&self, pid: i32, ranges: &[Range], window: Ns) -> Result<(), TrackerError> {
         self.set("0/contexts/nr_contexts", "1")?;
         let operations = self.base.join("0/contexts/0/avail_operations");
         let available = read::text(&operations, read::SMALL_BYTES)?;
         // With ranges of our own DAMON does not look at QEMU's other memory.
         if !available.split_whitespace().any(|word| word == "fvaddr") {
-            return Err(CarrierError::Unfit(
+            return Err(TrackerError::Unfit(
                 "this kernel's DAMON cannot watch ranges of a process (no fvaddr: CONFIG_DAMON_VADDR)".into(),
             ));
         }
@@ -126,11 +126,11 @@ impl Damon {
     ///
     /// # Errors
     /// When the target is gone, or somebody else took DAMON over.
-    pub fn regions(&self, ranges: &[Range]) -> Result<Vec<Region>, CarrierError> {
+    pub fn regions(&self, ranges: &[Range]) -> Result<Vec<Region>, TrackerError> {
         self.set("0/state", "update_schemes_tried_regions")?;
         let dir = self.base.join("0/contexts/0/schemes/0/tried_regions");
         let mut regions = Vec::new();
-        let entries = std::fs::read_dir(&dir).map_err(|error| CarrierError::refused(&dir, &error))?;
+        let entries = std::fs::read_dir(&dir).map_err(|error| TrackerError::refused(&dir, &error))?;
         for entry in entries.flatten() {
             let path = entry.path();
             if !path.is_dir() {
@@ -179,7 +179,7 @@ impl Damon {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn end(&self, pid: i32) -> Result<(), CarrierError> {
+    pub fn end(&self, pid: i32) -> Result<(), TrackerError> {
         let target = self.base.join("0/contexts/0/targets/0/pid_target");
         let text = read::text_if_there(&target, read::SMALL_BYTES)?.unwrap_or_default();
         if text.trim() != pid.to_string() {
@@ -190,13 +190,13 @@ impl Damon {
         self.set("nr_kdamonds", "0")
     }
 
-    fn set(&self, file: &str, value: &str) -> Result<(), CarrierError> {
+    fn set(&self, file: &str, value: &str) -> Result<(), TrackerError> {
         let path = self.base.join(file);
         let written = std::fs::OpenOptions::new()
             .write(true)
             .open(&path)
             .and_then(|mut file| file.write_all(value.as_bytes()));
-        written.map_err(|error| CarrierError::refused(&path, &error))
+        written.map_err(|error| TrackerError::refused(&path, &error))
     }
 }
 
@@ -317,7 +317,7 @@ pub(crate) mod tests {
         let before = contents(&tree);
         let damon = Damon::new(tree.root());
         let refused = damon.begin(4711, &[range()], Ns::from_secs(10));
-        assert!(matches!(refused, Err(CarrierError::Unfit(why)) if why.contains("another owner")));
+        assert!(matches!(refused, Err(TrackerError::Unfit(why)) if why.contains("another owner")));
         damon.end(4711).unwrap();
         assert_eq!(contents(&tree), before);
     }
@@ -329,7 +329,7 @@ pub(crate) mod tests {
         tree.write(&format!("{KDAMONDS}/0/contexts/0/avail_operations"), "paddr\n");
         let damon = Damon::new(tree.root());
         let refused = damon.begin(4711, &[range()], Ns::from_secs(10));
-        assert!(matches!(refused, Err(CarrierError::Unfit(why)) if why.contains("CONFIG_DAMON_VADDR")));
+        assert!(matches!(refused, Err(TrackerError::Unfit(why)) if why.contains("CONFIG_DAMON_VADDR")));
         assert_eq!(damon.why_not(), None);
     }
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use homenode_units::{Bytes, PAGE_BYTES, Pages};
 
-use super::CarrierError;
+use super::TrackerError;
 use crate::numa_maps::Range;
 use crate::read::{self, ReadError};
 
@@ -34,7 +34,7 @@ pub enum Clear {
 ///
 /// # Errors
 /// When the process is gone, or this is not root.
-pub fn clear(root: &Path, pid: i32, what: Clear) -> Result<(), CarrierError> {
+pub fn clear(root: &Path, pid: i32, what: Clear) -> Result<(), TrackerError> {
     let path = root.join(format!("proc/{pid}/clear_refs"));
     let word = match what {
         Clear::References => "1",
@@ -45,9 +45,9 @@ pub fn clear(root: &Path, pid: i32, what: Clear) -> Result<(), CarrierError> {
         .open(&path)
         .and_then(|mut file| file.write_all(word.as_bytes()));
     written.map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => CarrierError::Gone,
-        _ if error.raw_os_error() == Some(libc::ESRCH) => CarrierError::Gone,
-        _ => CarrierError::refused(&path, &error),
+        std::io::ErrorKind::NotFound => TrackerError::Gone,
+        _ if error.raw_os_error() == Some(libc::ESRCH) => TrackerError::Gone,
+        _ => TrackerError::refused(&path, &error),
     })
 }
 
