@@ -5,6 +5,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
+use homenode_units::{Id, IdSet};
+
 /// A position in lists of one kind.
 pub(crate) trait Ix: Copy {
     /// The position with this number, from 0.
@@ -48,6 +50,30 @@ positions! {
     CpuIx;
     /// A task of the host's scheduler.
     TaskIx;
+}
+
+/// CPUs of the host, by place.
+pub(crate) type CpuIxSet = IdSet<CpuIx>;
+
+impl Id for CpuIx {
+    #[inline]
+    fn number(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline]
+    fn from_number(number: u32) -> Self {
+        CpuIx(number as usize)
+    }
+}
+
+/// The places of what is marked.
+pub(crate) fn marked<I: Ix, S: FromIterator<I>>(marks: impl IntoIterator<Item = bool>) -> S {
+    let marks = marks.into_iter().enumerate();
+    marks
+        .filter(|(_, is_in)| *is_in)
+        .map(|(at, _)| I::new(at))
+        .collect()
 }
 
 /// The first so many positions.

@@ -3,13 +3,12 @@
 use homenode_host::{Act, Action, Failure, FrameMove, Lever, Limit, Outcome};
 use homenode_units::{CpuSet, NodeSet, Ns, Pages};
 
-use crate::cpu_mask::CpuMask;
 use crate::engine::Engine;
 use crate::engine::moves::Alike;
 use crate::guest::{Lease, Limits};
 use crate::host::NO_TOPOLOGY_DEVICE;
 use crate::hypervisor::watching::Watching;
-use crate::index::{ThreadIx, VmIx};
+use crate::index::{CpuIxSet, ThreadIx, VmIx, marked};
 use crate::twin::{Before, Ends, Twin};
 
 /// Limits that are in force, and the ends of their leases.
@@ -111,12 +110,7 @@ impl Twin {
 
     fn pin(&mut self, at: VmIx, vcpus: &[u16], cpus: &CpuSet) -> Outcome {
         self.note_before(at);
-        let allowed: CpuMask = self
-            .machine
-            .cpus
-            .iter()
-            .map(|cpu| cpus.contains(cpu.id))
-            .collect();
+        let allowed: CpuIxSet = marked(self.machine.cpus.iter().map(|cpu| cpus.contains(cpu.id)));
         for index in vcpus {
             let task = self.engine.vms[at].task(ThreadIx(usize::from(*index)));
             self.engine

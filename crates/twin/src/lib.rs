@@ -20,7 +20,6 @@
 //! - A workload's profile comes from its solo behaviour only; what co-running does is predicted.
 
 mod counts;
-mod cpu_mask;
 mod engine;
 mod guest;
 mod hardware;

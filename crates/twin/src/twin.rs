@@ -5,11 +5,10 @@ use homenode_machine::Machine;
 use homenode_units::{Chance, Migration, Ns, VmId};
 
 use crate::counts::{self, Counts};
-use crate::cpu_mask::CpuMask;
 use crate::engine::Engine;
 use crate::guest::Vm;
 use crate::hypervisor::watching::Watching;
-use crate::index::{IxVec, ThreadIx, VmIx};
+use crate::index::{CpuIxSet, IxVec, ThreadIx, VmIx};
 use crate::report::TwinReport;
 use crate::scenario::{Enforcer, Scenario, TwinError};
 use crate::told::Told;
@@ -43,7 +42,7 @@ pub struct Twin {
 #[derive(Clone, Debug)]
 pub(crate) struct Before {
     /// CPUs of each vCPU.
-    pub(crate) allowed: IxVec<ThreadIx, CpuMask>,
+    pub(crate) allowed: IxVec<ThreadIx, CpuIxSet>,
     /// Nodes of its memory.
     pub(crate) home: Option<Vec<usize>>,
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Index;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -86,9 +87,38 @@ impl<T: Id> IdSet<T> {
         let n = id.number() as usize;
         if let Some(word) = self.words.get_mut(n / 64) {
             *word &= !(1 << (n % 64));
-            while self.words.last() == Some(&0) {
-                self.words.pop();
-            }
+            self.trim();
+        }
+    }
+
+    /// Adds a member, or takes it out.
+    pub fn set(&mut self, id: T, is_in: bool) {
+        if is_in { self.insert(id) } else { self.remove(id) }
+    }
+
+    /// Takes over another set's members, into the memory that there is.
+    pub fn copy_from(&mut self, other: &Self) {
+        self.words.clone_from(&other.words);
+    }
+
+    /// Keeps those that the other has too.
+    pub fn keep(&mut self, other: &Self) {
+        self.words.truncate(other.words.len());
+        let pairs = self.words.iter_mut().zip(&other.words);
+        pairs.for_each(|(own, other)| *own &= other);
+        self.trim();
+    }
+
+    /// Takes out those that the other has.
+    pub fn remove_all(&mut self, other: &Self) {
+        let pairs = self.words.iter_mut().zip(&other.words);
+        pairs.for_each(|(own, other)| *own &= !other);
+        self.trim();
+    }
+
+    fn trim(&mut self) {
+        while self.words.last() == Some(&0) {
+            self.words.pop();
         }
     }
 
@@ -119,6 +149,28 @@ impl<T: Id> IdSet<T> {
             })
             .map(move |rest| T::from_number(w as u32 * 64 + rest.trailing_zeros()))
         })
+    }
+
+    /// How many both have.
+    pub fn count_common(&self, other: &Self) -> usize {
+        let pairs = self.words.iter().zip(&other.words);
+        pairs
+            .map(|(own, other)| (own & other).count_ones() as usize)
+            .sum()
+    }
+
+    /// The next member after an id in a circle, the id itself being the last; `None` of the empty set.
+    pub fn next_after(&self, id: T) -> Option<T> {
+        let (at, bit) = (id.number() as usize / 64, id.number() % 64);
+        let above = !(u64::MAX >> (63 - bit));
+        let word = |w: usize, of: u64| {
+            let word = self.words.get(w).map_or(0, |word| word & of);
+            (word != 0).then(|| T::from_number(w as u32 * 64 + word.trailing_zeros()))
+        };
+        word(at, above)
+            .or_else(|| (at + 1..self.words.len()).find_map(|w| word(w, u64::MAX)))
+            .or_else(|| (0..at.min(self.words.len())).find_map(|w| word(w, u64::MAX)))
+            .or_else(|| word(at, !above))
     }
 
     /// The smallest member.
@@ -164,6 +216,14 @@ impl<T: Id> IdSet<T> {
             words,
             id: PhantomData,
         }
+    }
+}
+
+impl<T: Id> Index<T> for IdSet<T> {
+    type Output = bool;
+
+    fn index(&self, id: T) -> &bool {
+        if self.contains(id) { &true } else { &false }
     }
 }
 
@@ -301,6 +361,19 @@ mod tests {
             prop_assert_eq!(x.intersection(&y), of(&a.intersection(&b).copied().collect()));
             prop_assert_eq!(x.difference(&y), of(&a.difference(&b).copied().collect()));
             prop_assert_eq!(x.is_subset(&y), a.is_subset(&b));
+            let mut z = CpuSet::one(CpuId(1000));
+            z.copy_from(&x);
+            z.keep(&y);
+            prop_assert_eq!(&z, &x.intersection(&y));
+            prop_assert_eq!(z.len(), x.count_common(&y));
+            z.copy_from(&x);
+            z.remove_all(&y);
+            prop_assert_eq!(z, x.difference(&y));
+            for id in 0..310 {
+                prop_assert_eq!(x[CpuId(id)], a.contains(&id));
+                let next = a.range(id + 1..).chain(a.range(..=id)).next();
+                prop_assert_eq!(x.next_after(CpuId(id)), next.map(|id| CpuId(*id)));
+            }
         }
     }
 }

@@ -4,8 +4,8 @@ use homenode_units::Ns;
 
 use super::agenda::Timer;
 use super::{Engine, Owner};
-use crate::cpu_mask::CpuMask;
 use crate::hypervisor::{DAEMON_PERIOD, DAEMON_RUN, Run};
+use crate::index::first;
 
 impl Engine {
     pub(super) fn start_daemons(&mut self) {
@@ -16,7 +16,9 @@ impl Engine {
             .iter()
             .filter(|cpus| !cpus.is_empty())
         {
-            let task = self.scheduler.add(CpuMask::all(self.topology.cpus.len()), None);
+            let task = self
+                .scheduler
+                .add(first(self.topology.cpus.len()).collect(), None);
             self.scheduler.queues.tasks[task].cpu = cpus[0];
             let daemon = self.daemons.left.len();
             self.owners.push(Owner::Daemon(daemon));

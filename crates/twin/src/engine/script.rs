@@ -5,9 +5,8 @@ use std::collections::VecDeque;
 use homenode_machine::Machine;
 use homenode_units::Ns;
 
-use crate::cpu_mask::CpuMask;
 use crate::guest::Vm;
-use crate::index::{IxVec, ThreadIx, VmIx};
+use crate::index::{CpuIxSet, IxVec, ThreadIx, VmIx, marked};
 use crate::report::EventReport;
 use crate::scenario::{EventAction, Scenario};
 
@@ -23,7 +22,7 @@ pub(crate) struct Script {
 }
 
 /// A VM before its first start, and the CPUs of its vCPUs.
-pub(super) type Fresh = (Vm, IxVec<ThreadIx, CpuMask>);
+pub(super) type Fresh = (Vm, IxVec<ThreadIx, CpuIxSet>);
 
 #[derive(Clone, Debug)]
 pub(super) struct Event {
@@ -33,7 +32,7 @@ pub(super) struct Event {
     /// Positions of the nodes that a migration goes to.
     pub(super) to: Vec<usize>,
     /// Whether each CPU is one that a pin allows.
-    pub(super) allowed: CpuMask,
+    pub(super) allowed: CpuIxSet,
 }
 
 /// Memory on its way.
@@ -67,8 +66,8 @@ impl Script {
                 _ => Vec::new(),
             },
             allowed: match &event.action {
-                EventAction::Pin { cpus } => machine.cpus.iter().map(|cpu| cpus.contains(cpu.id)).collect(),
-                _ => CpuMask::none(0),
+                EventAction::Pin { cpus } => marked(machine.cpus.iter().map(|cpu| cpus.contains(cpu.id))),
+                _ => CpuIxSet::new(),
             },
         });
         let events: Vec<Event> = events.collect();

@@ -56,8 +56,7 @@ use homenode_units::{Chance, Ns};
 
 use super::discipline::{Discipline, NEVER};
 use super::queues::{Queues, Run};
-use crate::cpu_mask::CpuMask;
-use crate::index::{CpuIx, IxVec, TaskIx, VmIx, first};
+use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx, first};
 
 const SLICE: Ns = Ns::from_millis(30);
 const TICK: Ns = Ns::from_millis(10);
@@ -93,7 +92,7 @@ struct Vcpu {
     /// Whether its VM is OVER its permit.
     over: bool,
     /// Soft affinity; absent where it prefers nothing.
-    preferred: Option<CpuMask>,
+    preferred: Option<CpuIxSet>,
 }
 
 impl Vcpu {
@@ -156,9 +155,9 @@ pub(crate) struct Credit {
     at_rest: bool,
     accountings: u64,
     /// Kept to save allocations.
-    candidates: CpuMask,
-    idlers: CpuMask,
-    fitting: CpuMask,
+    candidates: CpuIxSet,
+    idlers: CpuIxSet,
+    fitting: CpuIxSet,
     order: Vec<usize>,
     to_park: Vec<TaskIx>,
     to_unpark: Vec<TaskIx>,
@@ -185,9 +184,9 @@ impl Credit {
             ticks: 0,
             at_rest: true,
             accountings: 0,
-            candidates: CpuMask::none(cpus),
-            idlers: CpuMask::none(cpus),
-            fitting: CpuMask::none(cpus),
+            candidates: CpuIxSet::new(),
+            idlers: CpuIxSet::new(),
+            fitting: CpuIxSet::new(),
             order: Vec::new(),
             to_park: Vec::new(),
             to_unpark: Vec::new(),
@@ -198,7 +197,7 @@ impl Credit {
 
     /// Gives a vCPU a soft affinity: CPUs that it prefers among those that it may run on.
     #[cfg(test)]
-    pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuMask) {
+    pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
         self.vcpus[task].preferred = Some(preferred);
     }
 
@@ -221,7 +220,7 @@ impl Credit {
         self.vcpus[task].preferred.as_ref().is_some_and(|preferred| {
             let allowed = &queues.tasks[task].allowed;
             let liked = allowed.count_common(preferred);
-            0 < liked && liked < allowed.count()
+            0 < liked && liked < allowed.len()
         })
     }
 
@@ -233,7 +232,7 @@ impl Credit {
 
     /// Makes the candidates those CPUs that a vCPU may run on.
     fn set_candidates(&mut self, queues: &Queues, affinity: Affinity, task: TaskIx) {
-        self.candidates.copy(&queues.tasks[task].allowed);
+        self.candidates.copy_from(&queues.tasks[task].allowed);
         if let (Affinity::Soft, Some(preferred)) = (affinity, &self.vcpus[task].preferred) {
             self.candidates.keep(preferred);
         }
@@ -393,7 +392,7 @@ impl Credit {
                 }
                 continue;
             }
-            self.idlers.copy(&queues.idle);
+            self.idlers.copy_from(&queues.idle);
             if leaves_idle {
                 self.idlers.set(own, true);
                 self.candidates.set(own, may_own);
@@ -415,13 +414,14 @@ impl Credit {
                 let factor = if near { 1 } else { 2 };
                 if idle(best) * factor < idle(next) {
                     let bias = self.cpus[next].idle_bias;
-                    self.fitting.copy(&self.candidates);
+                    self.fitting.copy_from(&self.candidates);
                     self.fitting.keep(neighbours(next));
                     best = self.fitting.next_after(bias).unwrap_or(next);
                     through = Some(next);
-                    self.candidates.remove(&places.core_masks[places.core_of[best]]);
+                    self.candidates
+                        .remove_all(&places.core_masks[places.core_of[best]]);
                 } else {
-                    self.candidates.remove(neighbours(next));
+                    self.candidates.remove_all(neighbours(next));
                 }
             }
             if self.idlers[best] {

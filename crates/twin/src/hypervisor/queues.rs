@@ -13,9 +13,8 @@
 
 use homenode_units::Ns;
 
-use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
-use crate::index::{CpuIx, IxVec, TaskIx, VmIx};
+use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx, first};
 
 /// State of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +35,7 @@ pub(crate) struct Task {
     /// VM that it is a vCPU of; none for the host's own.
     pub(super) vm: Option<VmIx>,
     /// CPUs that it may run on.
-    pub allowed: CpuMask,
+    pub allowed: CpuIxSet,
     pub running_ns: u64,
     /// How often it began to run on another node than before.
     pub node_changes: u64,
@@ -89,8 +88,8 @@ pub(super) struct Places {
     pub llc_of: IxVec<CpuIx, usize>,
     pub node_cpus: Vec<Vec<CpuIx>>,
     pub core_cpus: Vec<Vec<CpuIx>>,
-    pub node_masks: Vec<CpuMask>,
-    pub core_masks: Vec<CpuMask>,
+    pub node_masks: Vec<CpuIxSet>,
+    pub core_masks: Vec<CpuIxSet>,
     pub llc_cores: Vec<Vec<usize>>,
 }
 
@@ -101,7 +100,7 @@ pub(crate) struct Queues {
     pub(super) places: Places,
     queues: IxVec<CpuIx, Queue>,
     /// CPUs that nothing runs on or waits for.
-    pub(super) idle: CpuMask,
+    pub(super) idle: CpuIxSet,
     /// vCPUs of each VM that run or wait.
     runnable_of_vm: IxVec<VmIx, usize>,
     /// Time that ran since the engine last asked.
@@ -118,8 +117,8 @@ impl Queues {
             llc_cores[topology.cpus[members[0]].llc].push(core);
         }
         let cpus = topology.cpus.len();
-        let masks = |groups: &[Vec<CpuIx>]| -> Vec<CpuMask> {
-            let mask = |members: &Vec<CpuIx>| CpuMask::of(cpus, members.iter().copied());
+        let masks = |groups: &[Vec<CpuIx>]| -> Vec<CpuIxSet> {
+            let mask = |members: &Vec<CpuIx>| members.iter().copied().collect();
             groups.iter().map(mask).collect()
         };
         let queue = Queue {
@@ -141,7 +140,7 @@ impl Queues {
                 llc_cores,
             },
             queues: IxVec::filled(queue, cpus),
-            idle: CpuMask::all(cpus),
+            idle: first(cpus).collect(),
             runnable_of_vm: IxVec::new(),
             segments: Vec::new(),
             switched: Vec::new(),
@@ -154,7 +153,7 @@ impl Queues {
     }
 
     /// Adds a sleeping task that may run on these CPUs.
-    pub fn add(&mut self, allowed: CpuMask, vm: Option<VmIx>) -> TaskIx {
+    pub fn add(&mut self, allowed: CpuIxSet, vm: Option<VmIx>) -> TaskIx {
         let cpu = allowed.iter().next().expect("a task may run somewhere");
         self.tasks.push(Task {
             run: Run::Sleeping,

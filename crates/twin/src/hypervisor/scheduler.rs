@@ -15,9 +15,8 @@ use super::credit::Credit;
 use super::discipline::Discipline;
 use super::fair::Fair;
 use super::queues::{Queues, Run};
-use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
-use crate::index::{CpuIx, TaskIx, VmIx};
+use crate::index::{CpuIx, CpuIxSet, TaskIx, VmIx};
 use crate::scenario::Hypervisor;
 
 #[derive(Clone, Debug)]
@@ -73,7 +72,7 @@ impl Scheduler {
 
     /// Gives a vCPU a soft affinity.
     #[cfg(test)]
-    pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuMask) {
+    pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
         match &mut self.kind {
             Kind::Fair(_) => unreachable!("Linux has no soft affinity"),
             Kind::Credit(credit) => credit.set_preferred(task, preferred),
@@ -81,7 +80,7 @@ impl Scheduler {
     }
 
     /// Adds a sleeping task that may run on these CPUs: a vCPU of a VM, or the host's own.
-    pub fn add(&mut self, allowed: CpuMask, vm: Option<VmIx>) -> TaskIx {
+    pub fn add(&mut self, allowed: CpuIxSet, vm: Option<VmIx>) -> TaskIx {
         let (discipline, queues) = self.parts();
         let task = queues.add(allowed, vm);
         discipline.added(vm);
@@ -155,7 +154,7 @@ impl Scheduler {
     }
 
     /// Confines a task to CPUs; if it is elsewhere it goes to one of them.
-    pub fn set_affinity(&mut self, task: TaskIx, allowed: CpuMask, now: Ns) {
+    pub fn set_affinity(&mut self, task: TaskIx, allowed: CpuIxSet, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         let stays = allowed[cpu];
         self.queues.tasks[task].allowed = allowed;

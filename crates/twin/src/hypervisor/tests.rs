@@ -6,10 +6,9 @@ use proptest::prelude::*;
 
 use super::queues::Run;
 use super::scheduler::Scheduler;
-use crate::cpu_mask::CpuMask;
 use crate::hardware::Topology;
 use crate::hardware::topology::CpuPlace;
-use crate::index::{CpuIx, IxVec, TaskIx, first};
+use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, first, marked};
 use crate::scenario::Hypervisor;
 use homenode_units::{Chance, Ns};
 
@@ -103,7 +102,9 @@ impl Driver {
         let mut tasks = Vec::new();
         for (habit, allowed) in vcpus {
             let may = |cpu| allowed.is_empty() || allowed.contains(&cpu);
-            let task = self.scheduler.add(first(cpus).map(may).collect(), Some(vm));
+            let task = self
+                .scheduler
+                .add(first(cpus).filter(|cpu| may(*cpu)).collect(), Some(vm));
             self.habits.push(*habit);
             self.left.push(0);
             self.waits_since.push(None);
@@ -295,11 +296,13 @@ fn balancing_finds_shares_from_any_start() {
                 .collect();
             for task in tasks.iter().flatten() {
                 let one = driver.chance.below(8) as usize;
-                let only = (0..8).map(|cpu| cpu == one).collect();
+                let only = marked((0..8).map(|cpu| cpu == one));
                 driver.scheduler.set_affinity(*task, only, driver.now);
             }
             for task in tasks.iter().flatten() {
-                driver.scheduler.set_affinity(*task, CpuMask::all(8), driver.now);
+                driver
+                    .scheduler
+                    .set_affinity(*task, first(8).collect(), driver.now);
             }
             driver.run_for(20_000);
             let groups: Vec<&[TaskIx]> = tasks.iter().map(Vec::as_slice).collect();
@@ -455,7 +458,7 @@ fn soft_affinity_draws_and_hard_affinity_binds() {
     };
     let tasks = driver.vm(256, None, &vec![(habit, Vec::new()); 3]);
     driver.vm(256, None, &hogs_on(2, &[0, 1]));
-    let preferred: CpuMask = (0..8).map(|cpu| cpu >= 4).collect();
+    let preferred: CpuIxSet = (4..8).map(CpuIx).collect();
     for task in &tasks {
         driver.scheduler.set_preferred(*task, preferred.clone());
     }
@@ -512,7 +515,7 @@ proptest! {
                 let tasks = driver.scheduler.queues.tasks.len();
                 let task = TaskIx(driver.chance.below(tasks as u64) as usize);
                 let one = driver.chance.below(8) as usize;
-                let allowed = (0..8).map(|cpu| step % 2 == 1 || cpu == one).collect();
+                let allowed = marked((0..8).map(|cpu| step % 2 == 1 || cpu == one));
                 driver.scheduler.set_affinity(task, allowed, driver.now);
                 driver.look();
             }

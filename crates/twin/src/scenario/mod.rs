@@ -18,8 +18,7 @@ use homenode_units::{Bytes, Candidates, Chance, CpuSet, MemoryPolicy, NodeSet, N
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::cpu_mask::CpuMask;
-use crate::index::ThreadIx;
+use crate::index::{CpuIxSet, ThreadIx, marked};
 use crate::notation;
 use crate::workload::{self, Waiting, Workload};
 
@@ -456,18 +455,12 @@ impl VmSpec {
     }
 
     /// Which CPUs a vCPU may run on, by position on a machine that the scenario was checked for.
-    pub(crate) fn allowed(&self, vcpu: ThreadIx, machine: &Machine) -> CpuMask {
-        let allowed: CpuMask = machine
-            .cpus
-            .iter()
-            .map(|cpu| self.cpus.as_ref().is_none_or(|cpus| cpus.contains(cpu.id)))
-            .collect();
+    pub(crate) fn allowed(&self, vcpu: ThreadIx, machine: &Machine) -> CpuIxSet {
+        let may = |id| self.cpus.as_ref().is_none_or(|cpus| cpus.contains(id));
+        let allowed: CpuIxSet = marked(machine.cpus.iter().map(|cpu| may(cpu.id)));
         if self.pinning == Pinning::OneToOne {
             let own = allowed.iter().nth(vcpu.0);
-            return CpuMask::of(
-                machine.cpus.len(),
-                [own.expect("checked: there is a CPU for each")],
-            );
+            return CpuIxSet::one(own.expect("checked: there is a CPU for each"));
         }
         allowed
     }
