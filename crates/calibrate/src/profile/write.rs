@@ -1,12 +1,12 @@
 //! The profile as a workload file, each figure with its source.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use homenode_formats::profile_log::Log;
 use homenode_machine::Machine;
 use homenode_twin::workload::FittedCurve;
 use homenode_units::Bytes;
+use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, Value, value};
 
 use super::emulator::escaped;
 
@@ -73,7 +73,7 @@ pub fn fit(log: &Log) -> FittedCurve {
     FittedCurve::of(&points, half.map_or(1e6, |point| point.0))
 }
 
-/// The file's text. `name` has no character that TOML would take for anything else.
+/// The file's text.
 pub fn profile(
     log: &Log,
     fit: &FittedCurve,
@@ -82,83 +82,114 @@ pub fn profile(
     command: &str,
     notes: &[String],
 ) -> String {
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = compose(&mut text, log, fit, facts, name, command, notes);
-    text
-}
-
-fn compose(
-    text: &mut String,
-    log: &Log,
-    fit: &FittedCurve,
-    facts: &Facts,
-    name: &str,
-    command: &str,
-    notes: &[String],
-) -> std::fmt::Result {
     let threads = log.vcpus.max(1);
     let single = threads == 1;
+    let kilo = |count: u64| count as f64 / log.instructions as f64 * 1000.0;
+    let write_share = log.written_back as f64 / log.llc_accesses.max(1) as f64;
+    let of_threads = if single { "thread" } else { "threads" };
+    let mut document = DocumentMut::new();
+    document.insert("name", value(name));
+    document.insert("about", value(format!("{name}, measured under emulation")));
+    let head = head(log, fit, facts, command, notes);
+    if let Some(mut first) = document.key_mut("name") {
+        first.leaf_decor_mut().set_prefix(head);
+    }
+    let mut program = Table::new();
+    program.insert(
+        "threads",
+        value(if single {
+            "one-copy-per-vcpu"
+        } else {
+            "one-per-vcpu"
+        }),
+    );
+    program.insert(
+        "instructions_g_per_thread",
+        noted(
+            rounded((log.instructions as f64 / threads as f64 / 1e9).max(1e-9), 9),
+            &format!(
+                "measured: {} instructions of {threads} {of_threads}",
+                log.instructions
+            ),
+        ),
+    );
+    program.insert("cpi_core", noted(0.8, "estimate"));
+    program.insert(
+        "llc_accesses_per_kilo_instruction",
+        noted(
+            rounded(kilo(log.llc_accesses), 6),
+            &format!(
+                "measured: {} accesses, of {:.1} loads and {:.1} stores per thousand instructions",
+                log.llc_accesses,
+                kilo(log.reads),
+                kilo(log.writes)
+            ),
+        ),
+    );
+    program.insert("misses_in_flight", noted(4.0, "estimate"));
+    program.insert(
+        "hits_in_flight",
+        noted(6.0, "estimate: an out-of-order core hides most of a hit"),
+    );
+    program.insert(
+        "write_share",
+        noted(
+            rounded(write_share, 4),
+            "measured: lines that private caches gave up written, of those that they got",
+        ),
+    );
+    let mut miss_ratio = Table::new();
+    miss_ratio.insert("m_inf", noted(rounded(fit.curve.m_inf, 6), "fitted"));
+    miss_ratio.insert("c0", noted(size(fit.curve.c0), "fitted"));
+    miss_ratio.insert("k", noted(rounded(fit.curve.k, 4), "fitted"));
+    let mut region = Table::new();
+    region.insert("kind", value(if single { "private" } else { "shared" }));
+    let used = Bytes(log.footprint_bytes.next_multiple_of(4096).max(4096));
+    region.insert("size", noted(size(used), "measured: lines used, to whole pages"));
+    region.insert(
+        "access_share",
+        noted(1.0, "computed: emulation does not tell regions apart"),
+    );
+    let mut regions = ArrayOfTables::new();
+    regions.push(region);
+    program.insert("miss_ratio", Item::Table(miss_ratio));
+    program.insert("regions", Item::ArrayOfTables(regions));
+    document.insert("program", Item::Table(program));
+    document.to_string()
+}
+
+/// What stands above the first key, as comments.
+fn head(log: &Log, fit: &FittedCurve, facts: &Facts, command: &str, notes: &[String]) -> String {
     // A command line can hold anything; a comment ends with its line.
     let printable = |c: char| if c.is_control() { ' ' } else { c };
     let command: String = command.chars().map(printable).collect();
-    writeln!(text, "{FIRST_WORDS}: {command}")?;
-    writeln!(
-        text,
-        "# Modelled: a private cache of {} ({PRIVATE_WAYS} ways, L1 within it) for each thread, as machine {} has; {:.2} percent of the lines\n\
+    let notes: String = notes.iter().map(|note| format!("# Note: {note}.\n")).collect();
+    format!(
+        "{FIRST_WORDS}: {command}\n\
+         # Modelled: a private cache of {} ({PRIVATE_WAYS} ways, L1 within it) for each thread, as machine {} has; {:.2} percent of the lines\n\
          # that got past it were followed. Not modelled: instruction fetches, prefetches, address translation.\n\
          # measured: by the emulator's plugin; fitted: the nearest curve of the twin's family, {:.3} off on average from {} to 256 MiB,\n\
-         # {:.3} at most; estimate: emulation cannot tell, put in what you know.",
+         # {:.3} at most; estimate: emulation cannot tell, put in what you know.\n{notes}",
         size(facts.l2),
         facts.machine,
         log.rate * 100.0,
         fit.error_mean,
         size(facts.l2),
         fit.error_max,
-    )?;
-    for note in notes {
-        writeln!(text, "# Note: {note}.")?;
-    }
-    let kilo = |count: u64| count as f64 / log.instructions as f64 * 1000.0;
-    let write_share = log.written_back as f64 / log.llc_accesses.max(1) as f64;
-    writeln!(
-        text,
-        "name = \"{name}\"\n\
-         about = \"{name}, measured under emulation\"\n\n\
-         [program]\n\
-         threads = \"{}\"\n\
-         instructions_g_per_thread = {:.9} # measured: {} instructions of {threads} {}\n\
-         cpi_core = 0.8 # estimate\n\
-         llc_accesses_per_kilo_instruction = {:.6} # measured: {} accesses, of {:.1} loads and {:.1} stores per thousand instructions\n\
-         misses_in_flight = 4.0 # estimate\n\
-         hits_in_flight = 6.0 # estimate: an out-of-order core hides most of a hit\n\
-         write_share = {write_share:.4} # measured: lines that private caches gave up written, of those that they got\n\n\
-         [program.miss_ratio]\n\
-         m_inf = {:.6} # fitted\n\
-         c0 = \"{}\" # fitted\n\
-         k = {:.4} # fitted\n\n\
-         [[program.regions]]\n\
-         kind = \"{}\"\n\
-         size = \"{}\" # measured: lines used, to whole pages\n\
-         access_share = 1.0 # computed: emulation does not tell regions apart",
-        if single {
-            "one-copy-per-vcpu"
-        } else {
-            "one-per-vcpu"
-        },
-        (log.instructions as f64 / threads as f64 / 1e9).max(1e-9),
-        log.instructions,
-        if single { "thread" } else { "threads" },
-        kilo(log.llc_accesses),
-        log.llc_accesses,
-        kilo(log.reads),
-        kilo(log.writes),
-        fit.curve.m_inf,
-        size(fit.curve.c0),
-        fit.curve.k,
-        if single { "private" } else { "shared" },
-        size(Bytes(log.footprint_bytes.next_multiple_of(4096).max(4096))),
     )
+}
+
+/// A value, and where it comes from.
+fn noted(of: impl Into<Value>, source: &str) -> Item {
+    let mut of = of.into();
+    of.decor_mut().set_suffix(format!(" # {source}"));
+    Item::Value(of)
+}
+
+/// A figure to so many places.
+fn rounded(figure: f64, places: i32) -> f64 {
+    let scale = 10_f64.powi(places);
+    (figure * scale).round() / scale
 }
 
 /// A size as files state it: in the largest unit that it is a whole number of.
