@@ -36,7 +36,7 @@ reproduction: ## Make docs/REPRODUCTION.md anew and compare it (10 minutes on 2 
 	@echo '== making all published claims anew'
 	@$(SETUP) cargo xtask reproduction
 
-testbed: ## Run the testbed: real guests on an emulated 4-node host (20 minutes on 2 cores); CASE=name for one case or group
+testbed: ## Run the testbed: real guests on an emulated 4-node host (25 minutes on 2 cores); CASE=name for one case or group
 	@echo '== installing what the testbed needs, if anything is missing'
 	@scripts/testbed-setup.sh
 	@echo '== running the testbed: $(or $(CASE),all cases)'

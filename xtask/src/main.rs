@@ -1,8 +1,8 @@
 //! `cargo xtask`: what a developer and CI run, the same for both.
 //!
-//! `cargo xtask check` is what `make test` runs: formatting, clippy, house rules, tests and documentation. It goes on after a
-//! failure, so that one run shows all there is to repair, and ends with a line `N passed, N failed`. Each step is also a
-//! command of its own; the long ones, which are no part of the check, CI runs beside it (`.ci/run`).
+//! `cargo xtask check` is what `make test` runs: formatting, clippy, house rules, tests, documentation and Miri. It goes on
+//! after a failure, so that one run shows all there is to repair, and ends with a line `N passed, N failed`. Each step is also
+//! a command of its own; the long ones, which are no part of the check, CI runs beside it (`.ci/run`).
 
 #![allow(
     clippy::print_stdout,
@@ -11,6 +11,7 @@
 )]
 
 mod cargo;
+mod nightly;
 mod rules;
 mod steps;
 mod tally;
@@ -33,7 +34,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the next five, whose answers come within minutes
+    /// Run the next six, whose answers come within minutes
     Check,
     /// Check that the code is formatted ('cargo fmt' repairs it)
     Fmt,
@@ -46,6 +47,8 @@ enum Command {
     Test,
     /// Build the documentation, warnings denied
     Doc,
+    /// Run tests of shared memory under Miri, with a pinned nightly that is installed if it is missing
+    Miri,
     /// Write the schemas of scenario and workload files anew
     Schema,
     /// Compare the twin with the access-level reference, and write docs/VALIDATION.md (about 2 minutes on an idle core)
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Rules => Step::Rules,
         Command::Test => Step::Test,
         Command::Doc => Step::Doc,
+        Command::Miri => Step::Miri,
         Command::Schema => Step::Schema,
         Command::Validate => Step::Validate,
         Command::Reproduction => Step::Reproduction,
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_is_the_first_five_commands() {
+    fn the_check_is_the_first_six_commands() {
         let cli = Cli::command();
         let mut names = cli.get_subcommands().map(clap::Command::get_name);
         assert_eq!(names.next(), Some("check"));
@@ -144,10 +148,13 @@ mod tests {
     }
 
     /// What `.ci/run` prints last, and whether it succeeds, where `make SUITE` ends with these lines.
-    fn ci(test: &str, testbed: &str) -> (String, bool) {
+    fn ci(test: &str, testbed: &str, reproduction: &str) -> (String, bool) {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
         let folder = tempfile::tempdir().expect("a folder");
-        let text = format!("#!/bin/sh\ncase $1 in test) echo '{test}';; *) echo '{testbed}';; esac\n");
+        let text = format!(
+            "#!/bin/sh\n\
+             case $1 in test) echo '{test}';; testbed) echo '{testbed}';; *) echo '{reproduction}';; esac\n"
+        );
         let make = folder.path().join("make");
         fs::write(&make, text).expect("a program");
         fs::set_permissions(&make, fs::Permissions::from_mode(0o755)).expect("a program");
@@ -169,15 +176,19 @@ mod tests {
 
     #[test]
     fn ci_counts_all_suites() {
-        let good = ci("10 passed, 0 failed", "5 passed, 0 failed, 2 skipped");
-        assert_eq!(good, ("15 passed, 0 failed, 2 skipped".to_owned(), true));
-        let bad = ci("9 passed, 1 failed", "7 passed, 0 failed");
-        assert_eq!(bad, ("16 passed, 1 failed".to_owned(), false));
+        let good = ci(
+            "10 passed, 0 failed",
+            "5 passed, 0 failed, 2 skipped",
+            "1 passed, 0 failed",
+        );
+        assert_eq!(good, ("16 passed, 0 failed, 2 skipped".to_owned(), true));
+        let bad = ci("9 passed, 1 failed", "7 passed, 0 failed", "0 passed, 1 failed");
+        assert_eq!(bad, ("16 passed, 2 failed".to_owned(), false));
     }
 
     #[test]
     fn a_suite_without_an_end_has_failed() {
-        let broken = ci("8 passed, 0 failed", "make: Error 2");
+        let broken = ci("8 passed, 0 failed", "make: Error 2", "1 passed, 0 failed");
         assert!(!broken.1, "{}", broken.0);
         assert!(broken.0.ends_with("1 failed"), "{}", broken.0);
     }

@@ -8,6 +8,7 @@ use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use crate::cargo::{cargo, metadata};
+use crate::nightly;
 use crate::rules;
 use crate::tally::{Tally, TestOutput};
 
@@ -38,6 +39,8 @@ pub enum Step {
     Test,
     /// Documentation.
     Doc,
+    /// Shared memory under Miri.
+    Miri,
     /// The schemas in `data/schema`, written anew.
     Schema,
     /// The twin against the access-level reference.
@@ -52,7 +55,14 @@ pub enum Step {
 
 impl Step {
     /// What `cargo xtask check` runs: what is fast and often wrong before the rest.
-    pub const CHECK: [Self; 5] = [Self::Fmt, Self::Rules, Self::Clippy, Self::Test, Self::Doc];
+    pub const CHECK: [Self; 6] = [
+        Self::Fmt,
+        Self::Rules,
+        Self::Clippy,
+        Self::Test,
+        Self::Doc,
+        Self::Miri,
+    ];
 
     /// Its name on the command line.
     pub fn name(&self) -> &'static str {
@@ -62,6 +72,7 @@ impl Step {
             Self::Rules => "rules",
             Self::Test => "test",
             Self::Doc => "doc",
+            Self::Miri => "miri",
             Self::Schema => "schema",
             Self::Validate => "validate",
             Self::Reproduction => "reproduction",
@@ -78,6 +89,7 @@ impl Step {
             Self::Rules => "house rules, which clippy cannot see",
             Self::Test => "unit, property, integration and documentation tests of all crates",
             Self::Doc => "documentation of all crates, warnings denied",
+            Self::Miri => "memory shared with guests and emulators, under other orders of threads and memory",
             Self::Schema => "schemas of the files that people write, written anew",
             Self::Validate => "the twin against the access-level reference, into docs/VALIDATION.md",
             Self::Reproduction => {
@@ -85,7 +97,7 @@ impl Step {
             }
             Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
             Self::Testbed(_) => {
-                "real guests on an emulated 4-node host (all cases: some 20 minutes on 2 cores)"
+                "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
             }
         }
     }
@@ -107,6 +119,7 @@ impl Step {
             Self::Doc => {
                 succeeds(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
             }
+            Self::Miri => miri(),
             Self::Schema => succeeds(&mut cargo(&[
                 "run",
                 "--quiet",
@@ -157,6 +170,38 @@ fn test() -> anyhow::Result<Tally> {
         output.line(&line);
     }
     Ok(output.end(child.wait()?.success()))
+}
+
+/// What Miri runs: package, tests, and the part of their names that says which. They share memory between threads.
+const SHARED_MEMORY: [(&str, &[&str], &str); 2] = [
+    (
+        "homenode-formats",
+        &["--lib"],
+        "what_is_taken_while_it_is_written",
+    ),
+    (
+        "homenode-topology-page",
+        &["--test", "page"],
+        "nobody_reads_parts_of_two_versions",
+    ),
+];
+
+/// Runs tests on Miri, each in several orders of its threads, with the pinned nightly, which is installed if it is missing.
+fn miri() -> anyhow::Result<Tally> {
+    let target = metadata()?.target_directory.join("miri");
+    nightly::install(&["miri", "rust-src"])?;
+    let mut all = Tally::default();
+    for (package, tests, name) in SHARED_MEMORY {
+        let mut command = nightly::cargo(&["miri", "test", "--package", package]);
+        command
+            .args(tests)
+            .arg("--")
+            .arg(name)
+            .env("CARGO_TARGET_DIR", &target)
+            .env("MIRIFLAGS", "-Zmiri-many-seeds=0..8");
+        all = all + succeeds(&mut command)?;
+    }
+    Ok(all)
 }
 
 /// Which programs to build.

@@ -511,6 +511,30 @@ mod tests {
         assert_eq!((taken.samples, taken.lost), (last, 13));
     }
 
+    /// Miri runs it too, in other orders of threads and memory.
+    #[test]
+    fn what_is_taken_while_it_is_written_is_true_and_comes_once() {
+        const ALL: u64 = if cfg!(miri) { 30 } else { 1000 };
+        let (words, tags) = memory();
+        let page = Page::new(LAYOUT, &words, &tags);
+        let (mut since, mut last, mut count) = (0, None, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..ALL).for_each(|frame| page.sampled(0, read_of(frame))));
+            while count < ALL {
+                let taken = page.take_samples(0, &mut since);
+                for sample in &taken.samples {
+                    assert!(last < Some(sample.frame), "{last:?} then {sample:?}");
+                    last = Some(sample.frame);
+                }
+                count += taken.samples.len() as u64 + taken.lost;
+                // What was lost stood before what came.
+                assert!(taken.samples.is_empty() || last == Some(count - 1));
+                std::hint::spin_loop();
+            }
+        });
+        assert_eq!(count, ALL);
+    }
+
     #[test]
     fn samples_that_cannot_be_are_left_out() {
         let (words, tags) = memory();
