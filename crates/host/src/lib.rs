@@ -11,7 +11,7 @@
 //! A host says what it sees ([`Sample`]: cumulative counters and states, nothing derived) and carries out
 //! what a [`Plan`] asks for. Rates are derived in one pure place ([`Rates::between`]). A policy reads a
 //! [`View`]. The twin and the live host both pass [`conformance`]. What of a VM's memory is in use comes from *trackers*, in
-//! observations of their own ([`observed`]).
+//! observations of their own ([`observation`]).
 
 mod action;
 mod balloon;
