@@ -1,11 +1,10 @@
 //! The bill on disk, beside the journal: it survives the agent, and `kill -9` costs it a minute at most.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use homenode_control::{Bill, Control, Hour, Line};
+use homenode_linux::state_dir::StateDir;
 use homenode_units::Ns;
 use serde::{Deserialize, Serialize};
 
@@ -101,36 +100,29 @@ impl BillFile {
             && let Err(error) = replace(dir, bill)
         {
             self.trouble = Some(format!(
-                "the bill cannot be written to {}: {error}; usage is kept in memory",
-                dir.join(FILE).display()
+                "the bill in {} cannot be written: {error:#}; usage is kept in memory",
+                dir.display()
             ));
         }
     }
 }
 
-fn read(dir: &Path) -> Result<Option<Bill>, String> {
-    let path = dir.join(FILE);
-    let length = match std::fs::metadata(&path) {
-        Ok(meta) => meta.len(),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
-    };
-    let parsed = if length > LIMIT_BYTES {
-        Err(format!("it is larger than {LIMIT_BYTES} bytes"))
-    } else {
-        let bytes =
-            std::fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        serde_json::from_slice::<Saved>(&bytes).map_err(|error| error.to_string())
+fn read(state: &Path) -> Result<Option<Bill>, String> {
+    let dir = StateDir::open(state).map_err(|error| error.to_string())?;
+    let path = dir.path_of(FILE);
+    let parsed = match dir.read(FILE, LIMIT_BYTES) {
+        Ok(None) => return Ok(None),
+        Ok(Some(bytes)) => serde_json::from_slice::<Saved>(&bytes).map_err(|error| error.to_string()),
+        Err(error) => Err(error.cause),
     };
     let why = match parsed {
         Ok(saved) if saved.version == VERSION => return Ok(Some(saved.lines.into_iter().collect())),
         Ok(saved) => format!("it is of version {}, this program knows {VERSION}", saved.version),
         Err(why) => why,
     };
-    let aside = dir.join(DAMAGED);
-    let moved = match std::fs::rename(&path, &aside) {
-        Ok(()) => format!("it is set aside as {}", aside.display()),
-        Err(error) => format!("it cannot be set aside either ({error})"),
+    let moved = match dir.rename(FILE, DAMAGED) {
+        Ok(()) => format!("it is set aside as {}", dir.path_of(DAMAGED).display()),
+        Err(error) => format!("it cannot be set aside either ({})", error.cause),
     };
     Err(format!(
         "{} is no bill ({why}): {moved}, a new one begins",
@@ -139,17 +131,13 @@ fn read(dir: &Path) -> Result<Option<Bill>, String> {
 }
 
 /// Writes a new file, and puts it in the place of the old one.
-fn replace(dir: &Path, bill: &Bill) -> std::io::Result<()> {
+fn replace(state: &Path, bill: &Bill) -> anyhow::Result<()> {
     let saved = Saved {
         version: VERSION,
         lines: bill.lines().collect(),
     };
-    let new = dir.join("bill.json.new");
-    let mut file = File::create(&new)?;
-    file.write_all(&serde_json::to_vec(&saved).map_err(std::io::Error::other)?)?;
-    file.sync_all()?;
-    std::fs::rename(&new, dir.join(FILE))?;
-    File::open(dir)?.sync_all()
+    StateDir::open(state)?.replace(FILE, &serde_json::to_vec(&saved)?)?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -181,7 +169,7 @@ mod tests {
         let (_, again) = BillFile::open(Some(dir.path()), Clock::Host);
         assert_eq!(again, bill());
         // A crash while writing leaves the old one.
-        std::fs::write(dir.path().join("bill.json.new"), "{\"ver").unwrap();
+        std::fs::write(dir.path().join("private/bill.json.new"), "{\"ver").unwrap();
         assert_eq!(BillFile::open(Some(dir.path()), Clock::Host).1, bill());
     }
 
@@ -202,7 +190,8 @@ mod tests {
             let said = file.settle(Ns::from_secs(1), &control).unwrap();
             assert!(said.contains("set aside"), "{said}");
             assert_eq!(file.settle(Ns::from_secs(2), &control), None);
-            assert_eq!(std::fs::read(dir.path().join(DAMAGED)).unwrap(), bad.as_bytes());
+            let aside = dir.path().join("private").join(DAMAGED);
+            assert_eq!(std::fs::read(aside).unwrap(), bad.as_bytes());
         }
     }
 
@@ -210,6 +199,7 @@ mod tests {
     fn a_bill_that_cannot_be_written_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let gone = dir.path().join("gone");
+        std::fs::write(&gone, "a file in the place of the directory").unwrap();
         let (mut file, _) = BillFile::open(Some(&gone), Clock::Host);
         let control = Mutex::new(Control::new(Config::default(), Mode::Act));
         let said = file.close(&control).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode};
 use homenode_host::{Bell, Host as _};
-use homenode_linux::guard::{self, Guard};
+use homenode_linux::guard::{self, Beat, Guard, Patience, SILENCE_MAX};
 use homenode_linux::journal::Journal;
 use homenode_linux::{Acting, LibvirtHost, Options};
 use homenode_units::Ns;
@@ -63,6 +63,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let Run { uri, state, mode, .. } = run;
     let mode = *mode;
     let is_dry = mode == Mode::DryRun;
+    let beat = Beat::default();
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     anyhow::ensure!(
         machine.memory_nodes().len() > 1,
@@ -72,6 +73,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         state_dir: state.clone(),
         acting: if is_dry { Acting::DryRun } else { Acting::Live },
         bell: bell.clone(),
+        beat: beat.clone(),
         ..Options::new(machine.clone())
     };
     let mut host = LibvirtHost::connect(uri, options)?;
@@ -83,7 +85,8 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         control.adopt(vm.vm, vm.home);
     }
     let control = Arc::new(Mutex::new(control));
-    let guard = kept.map(|state| start_guard(state, uri)).transpose()?;
+    let guard = kept.map(|state| Watched::start(state, uri, &beat)).transpose()?;
+    let mut guard = guard;
     let settings = SettingQueue::new(bell);
     let handler = Handler {
         machine: Arc::new(machine.clone()),
@@ -103,9 +106,13 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         pace: Pace::Real,
     };
     agent.announce(format!("{} at {uri}", machine.name), None, mode);
-    agent.run(&mut host, LibvirtHost::take_notices, |_| false);
+    let notices = |host: &mut LibvirtHost| {
+        let lost = guard.as_mut().and_then(Watched::look);
+        host.take_notices().into_iter().chain(lost).collect()
+    };
+    agent.run(&mut host, notices, |_| false);
     drop(server);
-    give_back(run, host, guard, &control, output)
+    give_back(run, host, guard.and_then(|guard| guard.guard), &control, output)
 }
 
 /// Ends a run: gives back what the VMs had, and says what is left.
@@ -161,22 +168,72 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-fn start_guard(state: &Path, uri: &str) -> anyhow::Result<Guard> {
+/// The agent's guard, which the agent watches as it is watched.
+struct Watched<'a> {
+    state: &'a Path,
+    uri: &'a str,
+    beat: &'a Beat,
+    guard: Option<Guard>,
+}
+
+impl<'a> Watched<'a> {
+    fn start(state: &'a Path, uri: &'a str, beat: &'a Beat) -> anyhow::Result<Watched<'a>> {
+        let guard = Some(start_guard(state, uri, beat)?);
+        Ok(Watched {
+            state,
+            uri,
+            beat,
+            guard,
+        })
+    }
+
+    /// Looks whether it is there, and starts another where it is not; what there is to say of it.
+    fn look(&mut self) -> Option<String> {
+        if self.guard.as_mut().is_some_and(Guard::is_there) {
+            return None;
+        }
+        if let Some(lost) = self.guard.take() {
+            lost.end();
+        }
+        let again = start_guard(self.state, self.uri, self.beat);
+        let said = match &again {
+            Ok(_) => "the guard process ended or hung; another one watches now".to_owned(),
+            Err(error) => {
+                format!("the guard process ended or hung, and there is no other: {error:#}; tried again")
+            }
+        };
+        self.guard = again.ok();
+        Some(said)
+    }
+}
+
+fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<Guard> {
     let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
+    // An upgrade replaces the file of a running agent; the kernel still has the program.
+    let exe = if exe.exists() {
+        exe
+    } else {
+        "/proc/self/exe".into()
+    };
     let state = state.display().to_string();
     let arguments = ["guard", "--uri", uri, "--state", &state, "--grace", GRACE].map(str::to_owned);
-    Ok(guard::spawn(&exe, &arguments)?)
+    Ok(guard::spawn(&exe, &arguments, beat)?)
 }
 
 /// The guard's life: waits for the agent's end, and undoes after it if nobody follows within `grace`. Its standard input is the
-/// agent's pipe.
+/// agent's pipe. `say` tells the operator what could not be undone yet.
 ///
 /// # Errors
-/// When the journal cannot be read.
-pub fn guard(uri: &str, state: &Path, grace: Ns) -> anyhow::Result<()> {
-    let (pipe, mut ready) = (std::io::stdin().lock(), std::io::stdout());
-    let undo = |journal: &mut Journal, vm| homenode_linux::undo(uri, Path::new("/"), journal, vm);
-    guard::run(pipe, &mut ready, state, Duration::from_nanos(grace.0), undo)?;
+/// When it cannot share the right to act on this host.
+pub fn guard(uri: &str, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyhow::Result<()> {
+    let (pipe, mut answers) = (std::io::stdin(), std::io::stdout());
+    let root = Path::new("/");
+    let patience = Patience {
+        silence: SILENCE_MAX,
+        grace: Duration::from_nanos(grace.0),
+    };
+    let undo = |journal: &mut Journal, vm| homenode_linux::undo(uri, root, journal, vm);
+    guard::run(pipe, &mut answers, (root, state), patience, undo, say)?;
     Ok(())
 }
 

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +17,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use homenode_api::{Answer, ApiError, LINE_BYTES_MAX, Reply, Request, remedy, socket_path};
 use homenode_host::ActionError;
+use homenode_linux::state_dir::StateDir;
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handler::{Answered, Handler};
 use crate::setting_queue::SettingQueue;
@@ -38,6 +40,10 @@ const WOKEN: usize = 1;
 const CLIENTS: usize = 2;
 /// Events that are taken at one time.
 const EVENTS: usize = 256;
+/// Rights of the socket.
+const SOCKET_MODE: u32 = 0o660;
+/// Clients that may wait to be taken in.
+const BACKLOG: i32 = 1024;
 const BUSY: &str = "the agent is busy or stopping; look with `homenode vm` whether it was done";
 
 /// The open server. Closing it removes the socket.
@@ -60,14 +66,12 @@ impl Server {
             "an agent is listening at {} already",
             path.display()
         );
-        std::fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
+        StateDir::open(state)?;
         let _ = std::fs::remove_file(&path);
-        let listener = net::UnixListener::bind(&path).map_err(|e| {
+        let listener = listen(&path).map_err(|e| {
             let what = format!("cannot listen at {}{}", path.display(), remedy(&e));
             anyhow::Error::new(e).context(what)
         })?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o660))?;
-        listener.set_nonblocking(true)?;
         let mut listener = UnixListener::from_std(listener);
         let poll = Poll::new().context("cannot wait for clients")?;
         let registry = poll.registry();
@@ -94,6 +98,16 @@ impl Server {
             thread: Some(thread),
         })
     }
+}
+
+/// A socket that only its owner and group may connect to, from the beginning: it takes its rights from what it is bound from.
+fn listen(path: &Path) -> std::io::Result<net::UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(SOCKET_MODE))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 impl Drop for Server {

@@ -1,14 +1,15 @@
 //! Answers without an agent: the host is looked at directly, and promises are kept in a small locked file, so that VMs that
 //! start together still get different nodes.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use homenode_control::{Config, Control, Mode, Request as Ask};
 use homenode_host::{CpuSample, NodeSample, Sample};
+use homenode_linux::state_dir::StateDir;
 use homenode_linux::{meminfo, now, proc_stat};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Announcement, Ledger, Placement, Shape, Unplaceable};
@@ -16,6 +17,10 @@ use homenode_units::{NodeId, NodeSet};
 
 /// Time between the two looks that tell how busy CPUs are: ten of the kernel's ticks.
 const LOOK: Duration = Duration::from_millis(100);
+const LEDGER: &str = "ledger.json";
+/// How long others may take to answer: a look at the host takes [`LOOK`].
+const LOCK_MAX: Duration = Duration::from_millis(800);
+const LOCK_AGAIN: Duration = Duration::from_millis(10);
 /// The ledger of a host's worth of VMs is a few hundred kilobytes.
 const LEDGER_BYTES_MAX: u64 = 16 << 20;
 
@@ -101,17 +106,9 @@ fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
 
 /// The ledger's file, locked until it is dropped. One that is damaged counts as empty: promises are short-lived.
 fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
-    let path = state.join("ledger.json");
-    std::fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .with_context(|| format!("cannot open {}", path.display()))?;
-    file.lock()
-        .with_context(|| format!("cannot lock {}", path.display()))?;
+    let dir = StateDir::open(state)?;
+    let mut file = dir.open_to_write(LEDGER)?;
+    lock(&file).with_context(|| format!("cannot lock {}", dir.path_of(LEDGER).display()))?;
     let mut text = String::new();
     let readable = (&mut file)
         .take(LEDGER_BYTES_MAX)
@@ -124,6 +121,22 @@ fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
     Ok((file, ledger))
 }
 
+/// Waits for others who answer just now, and not for ever: a VM is about to start.
+fn lock(file: &File) -> std::io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) if begun.elapsed() >= LOCK_MAX => {
+                return Err(std::io::Error::other("another process holds it for too long"));
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_AGAIN),
+        }
+    }
+}
+
+/// Puts a new ledger in the place of the old one, in the file that is locked.
 fn save(file: &mut File, ledger: &Ledger) -> anyhow::Result<()> {
     let text = serde_json::to_vec(ledger)?;
     file.set_len(0)
@@ -159,9 +172,30 @@ mod tests {
     #[test]
     fn a_damaged_ledger_counts_as_empty() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("ledger.json"), b"{\"announced\": [\xff\xff").unwrap();
+        let mut file = StateDir::open(dir.path()).unwrap().open_to_write(LEDGER).unwrap();
+        file.write_all(b"{\"announced\": [\xff\xff").unwrap();
         let (_, ledger) = open_ledger(dir.path()).unwrap();
         assert_eq!(ledger, Ledger::default());
+    }
+
+    #[test]
+    fn a_vm_starts_though_somebody_holds_the_ledger() {
+        let dir = tempfile::tempdir().unwrap();
+        let (held, _) = open_ledger(dir.path()).unwrap();
+        let shape = Shape {
+            vcpus: 2,
+            memory_mib: 128,
+        };
+        let begun = Instant::now();
+        let (nodes, trouble) = promise(dir.path(), shape);
+        assert!(begun.elapsed() < Duration::from_secs(5) && !nodes.is_empty());
+        let said = format!("{:#}", trouble.unwrap());
+        assert!(
+            said.contains("ledger.json") && said.contains("holds it"),
+            "{said}"
+        );
+        drop(held);
+        assert!(promise(dir.path(), shape).1.is_none());
     }
 
     #[test]

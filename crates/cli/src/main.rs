@@ -34,6 +34,7 @@ mod twin;
 mod whatif;
 mod wss;
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -145,7 +146,11 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
             say!("{count} VMs are as they were before homenode touched them");
         }
         Command::Hook(args) => numad::hook(&args),
-        Command::Guard(args) => homenode_agent::live::guard(&args.uri, &args.state, args.grace)?,
+        Command::Guard(args) => {
+            // Whoever read it may be gone, and what is to be undone is not.
+            let say = |text: &str| drop(writeln!(std::io::stderr(), "homenode guard: {text}"));
+            homenode_agent::live::guard(&args.uri, &args.state, args.grace, say)?;
+        }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "homenode", &mut script);

@@ -7,7 +7,7 @@ use homenode_agent::{Show, live, twin};
 use homenode_control::{Config, Mode};
 use homenode_host::Bell;
 use homenode_linux::LibvirtHost;
-use homenode_linux::journal::STATE_DIR;
+use homenode_linux::state_dir::STATE_DIR;
 use homenode_units::Ns;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

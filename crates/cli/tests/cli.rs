@@ -464,7 +464,7 @@ fn a_hook_never_keeps_a_vm_from_starting() {
     let domain = "<domain type='kvm'><name>guest</name><uuid>01234567-89ab-cdef-0011-223344556677</uuid>\
         <memory unit='KiB'>131073</memory><vcpu placement='auto'>2</vcpu></domain>";
     assert_eq!(hook(&["prepare", "begin", "-"], domain.as_bytes()), Some(0));
-    let ledger = std::fs::read_to_string(state.path().join("ledger.json")).unwrap();
+    let ledger = std::fs::read_to_string(state.path().join("private/ledger.json")).unwrap();
     assert!(
         ledger.contains("01234567-89ab-cdef-0011-223344556677") && ledger.contains("129"),
         "{ledger}"

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use homenode_host::Bell;
 use homenode_machine::Machine;
 
-use crate::journal::{self, JournalError};
+use crate::guard::Beat;
+use crate::journal::JournalError;
 use crate::read::ReadError;
+use crate::state_dir::{STATE_DIR, StateError};
 
 /// Where an agent serves topology pages.
 pub const TOPOLOGY_SOCKET: &str = "/run/homenode/topology.sock";
@@ -35,6 +37,8 @@ pub struct Options {
     pub acting: Acting,
     /// Ends waiting and moving early: something is to be done, or a signal came.
     pub bell: Bell,
+    /// Tells the guard that the agent goes on.
+    pub beat: Beat,
 }
 
 impl Options {
@@ -43,10 +47,11 @@ impl Options {
         Options {
             machine,
             root: PathBuf::from("/"),
-            state_dir: PathBuf::from(journal::STATE_DIR),
+            state_dir: PathBuf::from(STATE_DIR),
             topology_socket: PathBuf::from(TOPOLOGY_SOCKET),
             acting: Acting::Live,
             bell: Bell::default(),
+            beat: Beat::default(),
         }
     }
 }
@@ -80,9 +85,12 @@ pub enum ConnectError {
         /// What libvirt's library said.
         cause: String,
     },
-    /// The journal or its lock cannot be had.
+    /// The journal cannot be had.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// Another agent acts, or the state directory cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// A kernel file that every host has is missing or malformed.
     #[error(transparent)]
     Read(#[from] ReadError),

@@ -1,37 +1,50 @@
-//! The guard: a small process that outlives the agent and restores what the agent changed if the agent dies.
+//! The guard: a small process that outlives the agent and restores what the agent changed if the agent dies or hangs.
 //!
 //! ```text
-//!   agent ── starts ──▶ guard (own session, SIGINT/SIGTERM/SIGHUP ignored)
-//!     │                   │ waits for the pipe from the agent
+//!   agent ── starts ──▶ guard (own session, SIGINT/SIGTERM/SIGHUP ignored; shares the right to act on this host)
+//!     │                   │ waits for beats on the pipe from the agent
 //!     ├─ goodbye ────────▶│ exits at once
+//!     │◀────────── answer ─┤
+//!     ├─ no beat ────────▶│ ends the agent: one that woke up later would act on what it believed before
 //!     └─ pipe closes ────▶│ waits `grace`: ── a new agent takes the lock ──▶ exits, that agent continues
-//!                         └─ nobody came ──▶ takes the lock, undoes the journal, exits
+//!                         └─ nobody came ──▶ undoes the journal, again and again until nothing is in force, exits
 //! ```
 //!
 //! The guard is the agent's own binary under a hidden subcommand, so there is nothing more to install. Its end of the
-//! pipe is its standard input.
+//! pipe is its standard input. It restarts nobody; the agent in turn looks whether its guard is there ([`Guard::is_there`]).
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use homenode_units::VmId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal};
 
-use crate::journal::{Journal, JournalError, Lock};
+use crate::journal::Journal;
 use crate::levers::in_force;
+use crate::lock::{ActingLock, Lock};
+use crate::state_dir::StateError;
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
+const BEAT: u8 = b'.';
+/// How often an agent says that it goes on, at most.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+/// How long an agent may say nothing: twice as long as a call of libvirt's may take.
+pub const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// How often the guard looks whether a new agent has taken over.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a dying agent may take to let go of everything; one that lives on holds the lock and goes on.
+/// How long a dying agent may take to let go of everything.
 const DYING_MAX: Duration = Duration::from_secs(5);
-/// How often an undo that fails is tried again, a second apart: libvirt may be restarting as well.
-const TRIES: u32 = 60;
+/// Times between two attempts to undo what could not be undone: libvirt may be restarting as well, or be away for long.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// Why there is no guard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,10 +67,54 @@ pub enum GuardError {
     },
 }
 
+/// How an agent says to its guard that it goes on. Whatever takes long beats in between.
+#[derive(Clone, Debug, Default)]
+pub struct Beat(Arc<Mutex<Option<Line>>>);
+
+/// What connects an agent to its guard. Neither end ever waits.
+#[derive(Debug)]
+struct Line {
+    beats: OwnedFd,
+    answers: OwnedFd,
+    /// When the agent beat last.
+    said: Instant,
+    /// When the guard answered last.
+    heard: Instant,
+    /// It reads no more.
+    is_broken: bool,
+}
+
+impl Line {
+    fn beat(&mut self, now: Instant) {
+        if now - self.said < BEAT_EVERY {
+            return;
+        }
+        self.said = now;
+        self.is_broken |= rustix::io::write(&self.beats, &[BEAT]).is_err();
+        let mut answers = [0u8; 64];
+        while rustix::io::read(&self.answers, &mut answers).is_ok_and(|count| count > 0) {
+            self.heard = now;
+        }
+    }
+}
+
+impl Beat {
+    /// The agent goes on. Costs nothing where it was said within the last second.
+    pub fn beat(&self) {
+        if let Some(line) = &mut *self.line() {
+            line.beat(Instant::now());
+        }
+    }
+
+    fn line(&self) -> std::sync::MutexGuard<'_, Option<Line>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The agent's end. Dropped without [`Guard::goodbye`] it is as if the agent had died: the guard restores.
 #[derive(Debug)]
 pub struct Guard {
-    pipe: Option<OwnedFd>,
+    beat: Beat,
     child: Child,
 }
 
@@ -66,7 +123,7 @@ pub struct Guard {
 ///
 /// # Errors
 /// When it cannot be started, or ends before it is ready.
-pub fn spawn(exe: &Path, args: &[String]) -> Result<Guard, GuardError> {
+pub fn spawn(exe: &Path, args: &[String], beat: &Beat) -> Result<Guard, GuardError> {
     let name = || exe.display().to_string();
     let start = |cause: std::io::Error| GuardError::Start {
         exe: name(),
@@ -82,34 +139,71 @@ pub fn spawn(exe: &Path, args: &[String]) -> Result<Guard, GuardError> {
         .spawn()
         .map_err(start)?;
     let mut ready = [0u8; 1];
-    let is_ready = child
-        .stdout
-        .take()
-        .is_some_and(|mut out| out.read_exact(&mut ready).is_ok() && ready[0] == READY);
-    if !is_ready {
+    let answers = child.stdout.take().and_then(|mut out| {
+        let is_ready = out.read_exact(&mut ready).is_ok() && ready[0] == READY;
+        is_ready.then_some(out)
+    });
+    let Some(answers) = answers else {
         drop(ours);
         let _ = child.wait();
         return Err(GuardError::NotReady { exe: name() });
+    };
+    // A guard that hangs must not have the agent wait.
+    let answers = OwnedFd::from(answers);
+    for end in [&ours, &answers] {
+        rustix::io::ioctl_fionbio(end, true).map_err(|e| start(e.into()))?;
     }
+    let now = Instant::now();
+    *beat.line() = Some(Line {
+        beats: ours,
+        answers,
+        said: now,
+        heard: now,
+        is_broken: false,
+    });
     Ok(Guard {
-        pipe: Some(ours),
+        beat: beat.clone(),
         child,
     })
 }
 
 impl Guard {
+    /// Whether it is there and listens. Where it is not, what the agent does now would stay if it died: another guard is to be
+    /// started.
+    pub fn is_there(&mut self) -> bool {
+        let line = self.beat.line();
+        // What it said after the agent's last beat: an agent that was busy for long is not to blame its guard.
+        let is_heard =
+            |line: &Line| !line.is_broken && line.said.saturating_duration_since(line.heard) < SILENCE_MAX;
+        line.as_ref().is_some_and(is_heard) && matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Ends the guard: the agent stops in good order, having restored or deliberately left what it changed.
     pub fn goodbye(mut self) {
-        if let Some(pipe) = self.pipe.take() {
-            let _ = rustix::io::write(&pipe, &[GOODBYE]);
+        let line = self.beat.line().take();
+        let said = line.map(|line| rustix::io::write(&line.beats, &[GOODBYE]));
+        if !matches!(said, Some(Ok(1))) {
+            let _ = self.child.kill();
         }
         let _ = self.child.wait();
+    }
+
+    /// Ends one that is not there any more as far as the agent can tell: stopped, it would wake up and undo what a living agent does.
+    pub fn end(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.beat.line().take();
     }
 }
 
 /// A dying process closes its files one by one: its end of the pipe may be gone while it still holds the lock, and must not
 /// be mistaken for a successor. Its children get another parent only after all of its files are closed.
-fn wait_for_end_of(agent: Option<rustix::process::Pid>) {
+fn wait_for_end_of(agent: Option<Pid>) {
     let mut waited = Duration::ZERO;
     while rustix::process::getppid() == agent && waited < DYING_MAX {
         std::thread::sleep(Duration::from_millis(5));
@@ -126,23 +220,32 @@ pub enum Ending {
     TakenOver,
     /// It restored what the journal listed; how many VMs.
     Undone(usize),
-    /// It could not restore these many VMs; they stay in the journal for the next agent.
-    Left(usize),
 }
 
-/// The guard's whole life; see the module. `pipe` is the read end, `dir` the journal's directory. `ready` gets
-/// one byte once the guard is on its own (standard output, where the agent waits for it). `undo` restores one VM and clears it in
-/// the journal; it answers `Ok` also when that run of the VM is over.
+/// What a guard waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How long the agent may say nothing.
+    pub silence: Duration,
+    /// How long a new agent has to take over.
+    pub grace: Duration,
+}
+
+/// The guard's whole life; see the module. `pipe` is the read end, `state` the agent's state directory, `root` where the host's
+/// own files lie. `ready` gets one byte once the guard is on its own (standard output, where the agent waits for it). `undo`
+/// restores one VM and strikes it out in the journal; it answers `Ok` also when that run of the VM is over. `say` tells the operator
+/// what could not be undone, once.
 ///
 /// # Errors
-/// When the journal cannot be locked or opened.
+/// When it cannot share the right to act on this host: then it is not ready.
 pub fn run(
-    mut pipe: impl Read,
+    pipe: impl AsFd,
     ready: &mut dyn Write,
-    dir: &Path,
-    grace: Duration,
+    (root, state): (&Path, &Path),
+    patience: Patience,
     mut undo: impl FnMut(&mut Journal, VmId) -> Result<(), String>,
-) -> Result<Ending, JournalError> {
+    mut say: impl FnMut(&str),
+) -> Result<Ending, StateError> {
     // Fails only for a process group's leader, which has no group of the agent's to leave.
     let _ = rustix::process::setsid();
     let ignored = Arc::new(AtomicBool::new(false));
@@ -150,54 +253,108 @@ pub fn run(
         // Refused for signals that cannot be caught only, which these are not.
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
-    let _ = ready.write_all(&[READY]).and_then(|()| ready.flush());
+    let _acting = ActingLock::share(root)?;
     let agent = rustix::process::getppid();
-    if said_goodbye(&mut pipe) {
-        return Ok(Ending::Goodbye);
+    let _ = ready.write_all(&[READY]).and_then(|()| ready.flush());
+    match last_word(&pipe, ready, patience.silence) {
+        LastWord::Goodbye => return Ok(Ending::Goodbye),
+        LastWord::None => {}
+        LastWord::Silence => {
+            say("the agent has said nothing for long: its guard ends it and undoes what it changed");
+            if let Some(agent) = agent.filter(|agent| rustix::process::getppid() == Some(*agent)) {
+                let _ = rustix::process::kill_process(agent, Signal::KILL);
+            }
+        }
     }
     wait_for_end_of(agent);
     let mut waited = Duration::ZERO;
-    while waited < grace {
-        match Lock::try_take(dir)? {
-            None => return Ok(Ending::TakenOver),
-            Some(lock) => drop(lock),
+    while waited < patience.grace {
+        if is_followed(state) {
+            return Ok(Ending::TakenOver);
         }
-        let step = LOOK_EVERY.min(grace - waited);
+        let step = LOOK_EVERY.min(patience.grace - waited);
         std::thread::sleep(step);
         waited += step;
     }
-    // Held while undoing: an agent that starts now waits.
-    let Some(_lock) = Lock::try_take(dir)? else {
-        return Ok(Ending::TakenOver);
-    };
-    let mut journal = Journal::open(dir)?;
-    let mut done = 0;
-    for attempt in 0..TRIES {
-        for vm in in_force(&journal) {
-            if undo(&mut journal, vm).is_ok() {
-                done += 1;
+    let mut done = BTreeSet::new();
+    let (mut retry, mut said) = (RETRY_FIRST, BTreeSet::new());
+    while !is_followed(state) {
+        let failures = undo_all(state, &mut undo, &mut done);
+        if failures.is_empty() {
+            return Ok(Ending::Undone(done.len()));
+        }
+        for failure in failures {
+            if said.insert(failure.clone()) {
+                say(&format!("{failure}; tried again"));
             }
         }
-        if in_force(&journal).is_empty() {
-            return Ok(Ending::Undone(done));
-        }
-        if attempt + 1 < TRIES {
-            std::thread::sleep(Duration::from_secs(1));
-        }
+        std::thread::sleep(retry);
+        retry = (retry * 2).min(RETRY_MAX);
     }
-    Ok(Ending::Left(in_force(&journal).len()))
+    Ok(Ending::TakenOver)
 }
 
-/// Waits for the agent's end of the pipe to close; whether it said goodbye before.
-fn said_goodbye(pipe: &mut impl Read) -> bool {
-    let mut byte = [0u8; 1];
+/// Whether a new agent goes on where the old one ended. Somebody who merely holds its lock does not.
+fn is_followed(state: &Path) -> bool {
+    Lock::is_held_by_an_agent(state).unwrap_or(false)
+}
+
+/// Undoes what the journal says is in force; what could not be undone.
+fn undo_all(
+    state: &Path,
+    undo: &mut impl FnMut(&mut Journal, VmId) -> Result<(), String>,
+    done: &mut BTreeSet<VmId>,
+) -> Vec<String> {
+    // Held while undoing: an agent that starts now waits. Whoever else holds it is no reason to leave VMs as they are.
+    let _lock = Lock::try_take(state);
+    let mut journal = match Journal::open(state) {
+        Ok(journal) => journal,
+        Err(error) => return vec![error.to_string()],
+    };
+    // Warnings that its files cannot be written keep nothing from being undone.
+    let mut failures = Vec::new();
+    for vm in in_force(&journal) {
+        match undo(&mut journal, vm) {
+            Ok(()) => drop(done.insert(vm)),
+            Err(cause) => {
+                let name = journal
+                    .entry(vm)
+                    .map_or_else(|| vm.to_string(), |entry| entry.run.name.clone());
+                failures.push(format!("VM {name} could not be restored: {cause}"));
+            }
+        }
+    }
+    failures
+}
+
+/// The last that was heard of an agent.
+enum LastWord {
+    Goodbye,
+    /// Its end of the pipe is closed.
+    None,
+    /// Its end is open, and no beat comes.
+    Silence,
+}
+
+/// Waits for the agent's end.
+fn last_word(pipe: &impl AsFd, answers: &mut dyn Write, silence_max: Duration) -> LastWord {
+    let limit = Timespec::try_from(silence_max).ok();
+    let mut bytes = [0u8; 64];
     loop {
-        match pipe.read(&mut byte) {
-            Ok(0) => return false,
-            Ok(_) if byte[0] == GOODBYE => return true,
+        let polled = poll(&mut [PollFd::new(pipe, PollFlags::IN)], limit.as_ref());
+        match polled {
+            Ok(0) => return LastWord::Silence,
             Ok(_) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return false,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return LastWord::None,
+        }
+        match rustix::io::read(pipe, &mut bytes) {
+            Ok(0) => return LastWord::None,
+            Ok(count) if bytes[..count].contains(&GOODBYE) => return LastWord::Goodbye,
+            // An agent that reads no answers is about to be found out.
+            Ok(_) => drop(answers.write_all(&[BEAT]).and_then(|()| answers.flush())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return LastWord::None,
         }
     }
 }

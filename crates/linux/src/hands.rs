@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use homenode_host::Bell;
 use homenode_machine::Machine;
 
+use crate::guard::Beat;
 use crate::journal::Journal;
 use crate::libvirt::Libvirt;
 use crate::task::{self, Process};
@@ -24,6 +25,8 @@ pub(crate) struct Hands {
     pub machine: Machine,
     /// Ends moving early.
     pub bell: Bell,
+    /// Tells the guard that the agent goes on.
+    pub beat: Beat,
     /// Where guests are told where they are.
     pub topology: TopologyPages,
     /// Why nobody is known to use a page, as of the last sample.
@@ -38,7 +41,7 @@ impl Hands {
         journal: Option<Journal>,
         root: PathBuf,
         machine: Machine,
-        bell: Bell,
+        (bell, beat): (Bell, Beat),
         topology: TopologyPages,
     ) -> Hands {
         Hands {
@@ -47,6 +50,7 @@ impl Hands {
             root,
             machine,
             bell,
+            beat,
             topology,
             no_page_uses: None,
             said: BTreeSet::new(),
@@ -68,6 +72,7 @@ impl Hands {
 
     /// Whether work on a VM is still worth going on with.
     pub fn goes_on(&self, process: Process) -> bool {
+        self.beat.beat();
         !self.bell.is_stopping() && task::is_alive(&self.root, process)
     }
 }

@@ -25,10 +25,12 @@ use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
 use crate::attribution::{Attribution, Sampler};
 use crate::cgroup::Hierarchy;
 use crate::connect::{Acting, ConnectError, Options};
+use crate::guard::Beat;
 use crate::hands::Hands;
-use crate::journal::{self, Journal, Lock};
+use crate::journal::{self, Journal};
 use crate::levers::{self, Home, Moving, Pins};
 use crate::libvirt::{CallError, Libvirt};
+use crate::lock::{ActingLock, Lock};
 use crate::perf::Perf;
 use crate::resctrl::Resctrl;
 use crate::topology_pages::TopologyPages;
@@ -63,8 +65,8 @@ type Fingerprint = BTreeMap<
 /// A host whose VMs libvirt runs under KVM.
 pub struct LibvirtHost {
     hands: Hands,
-    /// Held as long as the journal is this agent's.
-    _lock: Option<Lock>,
+    /// Held as long as the journal is this agent's, and the host.
+    _locks: Option<(Lock, ActingLock)>,
     /// What was in force when this agent started.
     carried: BTreeMap<VmId, journal::Entry>,
     cgroups: Hierarchy,
@@ -79,6 +81,9 @@ pub struct LibvirtHost {
     last: Sample,
 }
 
+/// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
+const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
+
 /// How long a new agent waits for a guard that is just undoing.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -91,7 +96,7 @@ impl LibvirtHost {
     /// # Errors
     /// As [`LibvirtHost::connect`], without looking at journal or kernel.
     pub fn probe(uri: &str) -> Result<(), ConnectError> {
-        Libvirt::open(uri).map(drop)
+        Libvirt::open(uri, Beat::default()).map(drop)
     }
 
     /// Connects to libvirt at `uri` (`qemu:///system`), and takes over the journal.
@@ -106,18 +111,21 @@ impl LibvirtHost {
             topology_socket,
             acting,
             bell,
+            beat,
         } = options;
-        let libvirt = Libvirt::open(uri)?;
+        let libvirt = Libvirt::open(uri, beat.clone())?;
         let cgroups = Hierarchy::read(&root)?;
         let mut notices = Vec::new();
-        let (journal, lock, carried) = match acting {
+        let (journal, locks, carried) = match acting {
             Acting::DryRun => (None, None, journal::peek(&state_dir)),
             Acting::Live => {
+                // In this order: the guard of an agent that died lets go of the host once it sees who follows.
                 let lock = Lock::take(&state_dir, LOCK_PATIENCE)?;
+                let acting = ActingLock::take(&root, &state_dir, LOCK_PATIENCE)?;
                 let mut journal = Journal::open(&state_dir)?;
                 notices.append(&mut journal.warnings);
                 let carried = journal.entries().clone();
-                (Some(journal), Some(lock), carried)
+                (Some(journal), Some((lock, acting)), carried)
             }
         };
         raise_file_limit();
@@ -150,13 +158,13 @@ impl LibvirtHost {
         });
         let pages = TopologyPages::open(topology_socket, acting);
         notices.extend(pages.trouble(acting));
-        let mut hands = Hands::new(libvirt, journal, root, machine, bell, pages);
+        let mut hands = Hands::new(libvirt, journal, root, machine, (bell, beat), pages);
         for notice in notices {
             hands.notice(notice);
         }
         Ok(LibvirtHost {
             hands,
-            _lock: lock,
+            _locks: locks,
             carried,
             cgroups,
             perf: Perf::new(&cpuinfo),
@@ -306,7 +314,7 @@ impl LibvirtHost {
             self.carried.remove(&vm);
             // What outlives a VM.
             notices.extend(levers::undo(libvirt, root, journal, vm).err());
-            notices.extend(journal.forget(vm).err().map(|e| e.to_string()));
+            journal.forget(vm);
         }
         for notice in notices {
             self.hands.notice(notice);
@@ -490,7 +498,8 @@ impl Host for LibvirtHost {
         let mut at = begun;
         while at < end && !self.hands.bell.is_stopping() {
             let lease = self.vms.values().filter_map(Vm::next_lease_end).min();
-            let until = lease.map_or(end, |lease| lease.min(end));
+            self.hands.beat.beat();
+            let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
             let has_rung = self
                 .hands
                 .bell
@@ -551,6 +560,7 @@ impl Host for LibvirtHost {
         self.refuse_changed(plan)?;
         let mut outcomes = Vec::with_capacity(plan.decisions.len());
         for decision in &plan.decisions {
+            self.hands.beat.beat();
             outcomes.push(match self.hands.journal {
                 Some(_) => self.act(&decision.action).unwrap_or_else(Outcome::Failed),
                 None => Outcome::DryRun,
@@ -598,7 +608,7 @@ impl Host for LibvirtHost {
 /// # Errors
 /// When libvirt does not answer or refuses; worth another try.
 pub fn undo(uri: &str, root: &Path, journal: &mut Journal, vm: VmId) -> Result<(), String> {
-    let mut libvirt = Libvirt::open(uri).map_err(|e| e.to_string())?;
+    let mut libvirt = Libvirt::unconnected(uri, Beat::default());
     levers::undo(&mut libvirt, root, journal, vm)
 }
 

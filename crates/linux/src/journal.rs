@@ -2,10 +2,14 @@
 //!
 //! One line per key, `{vm, lever, entry}` behind a checksum, written and synced before the agent acts. The last line of a key
 //! wins: `entry` is what is in force there and how it was, `null` once nothing is. The journal knows no lever; each brings
-//! the type of its entry ([`Written`]). Opening puts the lines into a map and writes that anew (new file, sync, rename), so
-//! the file stays small. A torn last line is what a crash leaves and is dropped in silence; any other line that does not
-//! check is kept aside in `journal.damaged` and reported, and the rest still counts: a VM is never lost because a
-//! neighbour's line is broken.
+//! the type of its entry ([`Written`]). Each line is numbered and stands in two files: one that a bit has turned in, or that is
+//! lost, takes nothing with it. A torn last line is what a crash leaves and is dropped in silence; any other line that does
+//! not check is kept aside in `journal.damaged` and reported.
+//!
+//! Reading needs no room and no right to write: the guard undoes what a full disk lists. Only what is to be set must be on
+//! disk before it is done. What is no longer in force is struck out when there is room: undoing it twice does no harm, since
+//! only what still reads as the agent's is undone. The files are rewritten once they are several times what they say, with a
+//! spare file that is given up for it.
 //!
 //! The key `run` of a VM says which process it is and how it was when it was first touched; lines of a VM without it tell
 //! nothing. A restored VM keeps it until it ends, and so does one whose home was lifted: restoring leaves pins in
@@ -13,37 +17,35 @@
 //! the VM was changed by others, it is written again before the VM is touched again.
 
 mod former;
+mod line;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use homenode_units::{CpuSet, NodeSet, VmId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::read;
+use crate::state_dir::{StateDir, StateError};
+use line::{Line, Replay, replay};
 
-/// Where the journal lies unless the operator says otherwise: gone after a reboot, as the VMs are.
-pub const STATE_DIR: &str = "/run/homenode";
-const FILE: &str = "journal";
+const COPIES: [&str; 2] = ["journal", "journal.copy"];
 const DAMAGED: &str = "journal.damaged";
+/// Room for a rewriting where the disk is full.
+const SPARE: &str = "journal.spare";
+const SPARE_BYTES: usize = 16 << 10;
+/// Files are let grow to this, or to several times what they say.
+const REWRITE_BYTES: u64 = 256 << 10;
 /// 10,000 VMs of 256 vCPUs fit.
 const LIMIT_BYTES: u64 = 256 << 20;
 
 /// Why the journal could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot {what} {path}: {cause}; without a journal the agent changes nothing")]
-pub struct JournalError {
-    /// What was tried.
-    pub what: &'static str,
-    /// The file.
-    pub path: String,
-    /// What the system said.
-    pub cause: String,
-}
+#[error("{0}; without a journal the agent changes nothing")]
+pub struct JournalError(#[from] pub StateError);
 
 /// One run of one VM: a VM that was restarted has another start time and nothing to restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,61 +116,74 @@ pub struct Entry {
     levers: BTreeMap<String, Value>,
 }
 
-/// The journal of one agent. Only the holder of the agent's lock may open it.
+/// The journal of one agent. Only the holder of the agent's lock may write to it.
 #[derive(Debug)]
 pub struct Journal {
-    path: PathBuf,
-    file: File,
+    dir: StateDir,
+    /// Open to add to; `None` where it is to be written anew first.
+    copies: [Option<File>; 2],
     entries: BTreeMap<VmId, Entry>,
-    /// What was wrong with the file, for the operator.
+    /// The number of the next line.
+    next: u64,
+    /// Lines that are to be written before any other: what is struck out and could not be said yet.
+    owed: Vec<Line>,
+    /// Bytes in a file at which both are rewritten.
+    rewrite_at: u64,
+    /// What was wrong with the files, for the operator.
     pub warnings: Vec<String>,
 }
 
 impl Journal {
-    /// Opens the journal in this directory, creating both where they are not there.
+    /// Opens the journal in this state directory, and makes what is missing. Where the files cannot be written what they say is
+    /// there all the same, with a warning.
     ///
     /// # Errors
-    /// When directory or file cannot be created, read or written.
-    pub fn open(dir: &Path) -> Result<Journal, JournalError> {
-        let path = dir.join(FILE);
-        std::fs::create_dir_all(dir).map_err(|e| failed("create", dir, &e))?;
-        let bytes = match std::fs::metadata(&path) {
-            Ok(meta) if meta.len() > LIMIT_BYTES => {
-                let cause = std::io::Error::other(format!("larger than {LIMIT_BYTES} bytes"));
-                return Err(failed("read", &path, &cause));
-            }
-            Ok(_) => std::fs::read(&path).map_err(|e| failed("read", &path, &e))?,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            Err(e) => return Err(failed("read", &path, &e)),
-        };
-        let Replay { entries, damaged } = replay(&bytes);
-        let mut warnings = Vec::new();
+    /// When the directory cannot be used, or a file is too large.
+    pub fn open(state: &Path) -> Result<Journal, JournalError> {
+        let dir = StateDir::open(state)?;
+        let (replay, mut warnings) = read(&dir)?;
+        let Replay {
+            entries,
+            damaged,
+            lost,
+            next,
+        } = replay;
         if !damaged.is_empty() {
-            let aside = dir.join(DAMAGED);
-            let mut file = File::options()
-                .append(true)
-                .create(true)
-                .open(&aside)
-                .map_err(|e| failed("open", &aside, &e))?;
-            for line in &damaged {
-                file.write_all(line)
-                    .and_then(|()| file.write_all(b"\n"))
-                    .map_err(|e| failed("write", &aside, &e))?;
-            }
-            let count = damaged.len();
+            let aside = dir.open_to_append(DAMAGED).and_then(|mut file| {
+                let all: Vec<u8> = damaged
+                    .iter()
+                    .flat_map(|line| [line, &b"\n"[..]].concat())
+                    .collect();
+                file.write_all(&all)
+                    .map_err(|e| StateError::of("write", &dir.path_of(DAMAGED), &e))
+            });
+            let what_of_it = match lost {
+                0 => "the other copy has them".to_owned(),
+                _ => format!("{lost} of them in both copies; what they said is not undone"),
+            };
+            let where_to = match aside {
+                Ok(()) => format!("set aside in {}", dir.path_of(DAMAGED).display()),
+                Err(error) => error.to_string(),
+            };
             warnings.push(format!(
-                "{}: {count} damaged lines set aside in {}",
-                path.display(),
-                aside.display()
+                "{}: {} damaged lines, {what_of_it}; {where_to}",
+                dir.path_of(COPIES[0]).display(),
+                damaged.len()
             ));
         }
-        let file = compact(dir, &path, &entries)?;
-        Ok(Journal {
-            path,
-            file,
+        let mut journal = Journal {
+            dir,
+            copies: [None, None],
             entries,
+            next,
+            owed: Vec::new(),
+            rewrite_at: 0,
             warnings,
-        })
+        };
+        if let Err(error) = journal.rewrite() {
+            journal.warnings.push(error.to_string());
+        }
+        Ok(journal)
     }
 
     /// What is in force, per VM.
@@ -195,62 +210,151 @@ impl Journal {
     }
 
     /// Writes down what will be in force on a lever of a VM.
+    ///
+    /// # Errors
+    /// When it could not be written; then the agent must not act.
     pub fn set<T: Written>(&mut self, vm: VmId, entry: &T) -> Result<(), JournalError> {
         self.write(vec![Line::new(vm, T::KEY, entry)])
     }
 
     /// Under these keys nothing is in force for a VM any more.
-    pub fn clear(&mut self, vm: VmId, keys: &[&str]) -> Result<(), JournalError> {
-        let entry = self.entry(vm);
-        self.write(
-            entry
-                .map(|entry| entry.none(|key| keys.contains(&key)))
-                .unwrap_or_default(),
-        )
+    pub fn clear(&mut self, vm: VmId, keys: &[&str]) {
+        let lines = self.entry(vm).map(|entry| entry.none(|key| keys.contains(&key)));
+        self.strike(lines.unwrap_or_default());
     }
 
     /// Everything of a VM was restored.
-    pub fn clear_all(&mut self, vm: VmId) -> Result<(), JournalError> {
-        self.write(
-            self.entry(vm)
-                .map(|entry| entry.none(|_| true))
-                .unwrap_or_default(),
-        )
+    pub fn clear_all(&mut self, vm: VmId) {
+        let lines = self.entry(vm).map(|entry| entry.none(|_| true));
+        self.strike(lines.unwrap_or_default());
     }
 
     /// The VM ended.
-    pub fn forget(&mut self, vm: VmId) -> Result<(), JournalError> {
-        self.write(vec![Line::none(vm, RUN)])
+    pub fn forget(&mut self, vm: VmId) {
+        self.strike(vec![Line::none(vm, RUN)]);
     }
 
-    /// Returns once the lines are on disk.
-    fn write(&mut self, lines: Vec<Line>) -> Result<(), JournalError> {
-        let length = self
-            .file
-            .metadata()
-            .map_err(|e| failed("write", &self.path, &e))?
-            .len();
-        let text: String = lines.iter().map(Line::encode).collect();
-        let written = self
-            .file
-            .write_all(text.as_bytes())
-            .and_then(|()| self.file.sync_data());
-        if let Err(e) = written {
-            // Half a line would spoil the next one.
-            let _ = self.file.set_len(length);
-            return Err(failed("write", &self.path, &e));
+    /// Strikes out what is no longer in force: at once, or with the next line that can be written.
+    fn strike(&mut self, lines: Vec<Line>) {
+        for line in &lines {
+            line.clone().apply(&mut self.entries);
         }
+        self.owed.extend(lines);
+        let _ = self.write(Vec::new());
+    }
+
+    /// Returns once the lines are on disk, and all that were owed.
+    fn write(&mut self, lines: Vec<Line>) -> Result<(), JournalError> {
+        if self.copies[0].is_none() {
+            self.rewrite()?;
+        }
+        let all = self.owed.iter().chain(&lines);
+        let text: String = (self.next..)
+            .zip(all)
+            .map(|(n, line)| line.clone().numbered(n).encode())
+            .collect();
+        if text.is_empty() {
+            return Ok(());
+        }
+        let mut written = self.append(0, &text);
+        if written.is_err() {
+            // There may be room once the spare file is gone.
+            let _ = self.dir.remove(SPARE);
+            written = self.append(0, &text);
+        }
+        let length = written?;
+        // The second is there for when the first is damaged: the agent may act without it.
+        if self.append(1, &text).is_err() {
+            self.copies[1] = None;
+        }
+        self.next += (self.owed.len() + lines.len()) as u64;
+        self.owed.clear();
         for line in lines {
             line.apply(&mut self.entries);
         }
+        if length >= self.rewrite_at && self.rewrite().is_err() {
+            // Tried again when it has doubled.
+            self.rewrite_at = length * 2;
+        }
+        Ok(())
+    }
+
+    /// Adds text to a copy; how long that is then.
+    fn append(&mut self, copy: usize, text: &str) -> Result<u64, JournalError> {
+        let path = self.dir.path_of(COPIES[copy]);
+        let failed = |e: &std::io::Error| JournalError::from(StateError::of("write", &path, e));
+        let Some(file) = &mut self.copies[copy] else {
+            return Err(failed(&std::io::ErrorKind::NotFound.into()));
+        };
+        let length = file.metadata().map_err(|e| failed(&e))?.len();
+        let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
+        if let Err(e) = written {
+            // Half a line would spoil the next one.
+            let _ = file.set_len(length);
+            return Err(failed(&e));
+        }
+        Ok(length + text.len() as u64)
+    }
+
+    /// Writes what is in force as new files and puts them in the place of the old ones. The spare file makes room for it.
+    fn rewrite(&mut self) -> Result<(), JournalError> {
+        let mut lines = vec![Line::reset()];
+        for (&vm, entry) in &self.entries {
+            let (run, before) = (entry.run.clone(), entry.before.clone());
+            lines.push(Line::new(vm, RUN, &Start { run, before }));
+            lines.extend(
+                entry
+                    .levers
+                    .iter()
+                    .map(|(lever, entry)| Line::new(vm, lever, entry)),
+            );
+        }
+        let count = lines.len() as u64;
+        let text: String = (self.next..)
+            .zip(lines)
+            .map(|(n, line)| line.numbered(n).encode())
+            .collect();
+        self.dir.remove(SPARE)?;
+        // One after the other: of each line there is always one that is whole.
+        self.copies[0] = Some(self.dir.replace(COPIES[0], text.as_bytes())?);
+        self.next += count;
+        self.owed.clear();
+        self.copies[1] = self.dir.replace(COPIES[1], text.as_bytes()).ok();
+        let length = text.len() as u64;
+        self.rewrite_at = REWRITE_BYTES.max(4 * length);
+        // Without it a full disk is noticed a little earlier.
+        let _ = self.dir.replace(SPARE, &vec![b' '; 2 * text.len() + SPARE_BYTES]);
         Ok(())
     }
 }
 
+/// What the files say, and what is wrong with one that the other makes up for.
+fn read(dir: &StateDir) -> Result<(Replay, Vec<String>), JournalError> {
+    let [first, second] = COPIES.map(|name| dir.read(name, LIMIT_BYTES));
+    match (first, second) {
+        (Err(error), Ok(None)) | (Err(error), Err(_)) => Err(error.into()),
+        (first, second) => {
+            let warnings = [&first, &second]
+                .into_iter()
+                .filter_map(|read| read.as_ref().err());
+            let warnings = warnings
+                .map(|error| format!("{error}; the other copy is read"))
+                .collect();
+            let bytes = [first, second].map(|read| read.ok().flatten().unwrap_or_default());
+            Ok((replay(&[&bytes[0], &bytes[1]]), warnings))
+        }
+    }
+}
+
 impl Entry {
-    /// What is in force on a lever.
+    /// What is in force on a lever. What cannot be read as such is none, and [`Entry::keys`] still has it.
     pub fn get<T: Written>(&self) -> Option<T> {
         T::deserialize(self.levers.get(T::KEY)?).ok()
+    }
+
+    /// The keys under which something stands.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.levers.keys().map(String::as_str)
     }
 
     /// Whether something stands under any of these keys.
@@ -265,194 +369,11 @@ impl Entry {
     }
 }
 
-fn failed(what: &'static str, path: &Path, cause: &std::io::Error) -> JournalError {
-    JournalError {
-        what,
-        path: path.display().to_string(),
-        cause: cause.to_string(),
-    }
-}
-
-/// One line of the file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Line {
-    vm: VmId,
-    lever: String,
-    entry: Option<Value>,
-}
-
-impl Line {
-    fn new(vm: VmId, lever: &str, entry: &impl Serialize) -> Line {
-        let entry = serde_json::to_value(entry).expect("entries hold nothing that JSON cannot");
-        Line {
-            vm,
-            lever: lever.to_owned(),
-            entry: Some(entry),
-        }
-    }
-
-    fn none(vm: VmId, lever: &str) -> Line {
-        Line {
-            vm,
-            lever: lever.to_owned(),
-            entry: None,
-        }
-    }
-
-    fn encode(&self) -> String {
-        let json = serde_json::to_string(self).expect("lines hold nothing that JSON cannot");
-        format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes()))
-    }
-
-    fn decode(line: &[u8]) -> Option<Line> {
-        let line = std::str::from_utf8(line).ok()?;
-        let (sum, json) = line.split_once(' ')?;
-        let is_whole =
-            sum.len() == 8 && u32::from_str_radix(sum, 16).ok()? == crc32fast::hash(json.as_bytes());
-        let line: Line = serde_json::from_str(json).ok().filter(|_| is_whole)?;
-        // A run that cannot be read would make a VM of which it is the start disappear in silence.
-        let starts = |entry: &Value| line.lever != RUN || Start::deserialize(entry).is_ok();
-        line.entry.as_ref().is_none_or(starts).then_some(line)
-    }
-
-    fn apply(self, entries: &mut BTreeMap<VmId, Entry>) {
-        match (self.lever.as_str(), self.entry) {
-            (RUN, None) => {
-                entries.remove(&self.vm);
-            }
-            (RUN, Some(start)) => {
-                let Ok(Start { run, before }) = Start::deserialize(start) else {
-                    return;
-                };
-                let levers = entries
-                    .remove(&self.vm)
-                    .map(|entry| entry.levers)
-                    .unwrap_or_default();
-                entries.insert(self.vm, Entry { run, before, levers });
-            }
-            (_, entry) => {
-                let Some(of) = entries.get_mut(&self.vm) else {
-                    return;
-                };
-                match entry {
-                    Some(entry) => of.levers.insert(self.lever, entry),
-                    None => of.levers.remove(&self.lever),
-                };
-            }
-        }
-    }
-}
-
-struct Replay {
-    entries: BTreeMap<VmId, Entry>,
-    damaged: Vec<Vec<u8>>,
-}
-
-fn replay(bytes: &[u8]) -> Replay {
-    let mut replay = Replay {
-        entries: BTreeMap::new(),
-        damaged: Vec::new(),
-    };
-    let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').peekable();
-    while let Some(line) = lines.next() {
-        let is_torn = lines.peek().is_none() && !line.ends_with(b"\n");
-        let line = line.strip_suffix(b"\n").unwrap_or(line);
-        if let Some(line) = Line::decode(line) {
-            line.apply(&mut replay.entries);
-        } else if let Some(lines) = former::lines(line, &replay.entries) {
-            lines.into_iter().for_each(|line| line.apply(&mut replay.entries));
-        } else if !is_torn {
-            replay.damaged.push(line.to_vec());
-        }
-    }
-    replay
-}
-
-/// Writes what is in force as a new file and puts it in the place of the old one.
-fn compact(dir: &Path, path: &Path, entries: &BTreeMap<VmId, Entry>) -> Result<File, JournalError> {
-    let new = dir.join("journal.new");
-    let mut text = String::new();
-    for (&vm, entry) in entries {
-        let (run, before) = (entry.run.clone(), entry.before.clone());
-        text.push_str(&Line::new(vm, RUN, &Start { run, before }).encode());
-        for (lever, entry) in &entry.levers {
-            text.push_str(&Line::new(vm, lever, entry).encode());
-        }
-    }
-    let mut file = File::options()
-        .append(true)
-        .create_new(true)
-        .open(&new)
-        .or_else(|_| {
-            // Left over from a crash in just this place, or not ours to write through.
-            std::fs::remove_file(&new)?;
-            File::options().append(true).create_new(true).open(&new)
-        })
-        .map_err(|e| failed("create", &new, &e))?;
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-    written.map_err(|e| failed("write", &new, &e))?;
-    std::fs::rename(&new, path).map_err(|e| failed("replace", path, &e))?;
-    let synced = File::open(dir).and_then(|dir| dir.sync_all());
-    synced.map_err(|e| failed("sync", dir, &e))?;
-    Ok(file)
-}
-
-/// The lock that one agent (or the guard that undoes for it) holds while it owns the journal.
-#[derive(Debug)]
-pub struct Lock {
-    _file: File,
-}
-
-impl Lock {
-    /// Takes the lock; `None` while somebody else holds it.
-    ///
-    /// # Errors
-    /// When the lock file cannot be created.
-    pub fn try_take(dir: &Path) -> Result<Option<Lock>, JournalError> {
-        let path = dir.join("agent.lock");
-        std::fs::create_dir_all(dir).map_err(|e| failed("create", dir, &e))?;
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path);
-        let file = file.map_err(|e| failed("open", &path, &e))?;
-        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Lock { _file: file })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(e) => Err(failed("lock", &path, &e.into())),
-        }
-    }
-
-    /// Takes the lock, waiting for at most so long: a guard may be about to finish.
-    ///
-    /// # Errors
-    /// When the lock file cannot be created, or another agent holds it all that time.
-    pub fn take(dir: &Path, patience: std::time::Duration) -> Result<Lock, JournalError> {
-        let step = std::time::Duration::from_millis(50);
-        let mut waited = std::time::Duration::ZERO;
-        loop {
-            if let Some(lock) = Lock::try_take(dir)? {
-                return Ok(lock);
-            }
-            if waited >= patience {
-                let cause = std::io::Error::other("another agent holds it; stop that one first");
-                return Err(failed("lock", &dir.join("agent.lock"), &cause));
-            }
-            std::thread::sleep(step);
-            waited += step;
-        }
-    }
-}
-
 /// What a journal holds, without touching it; nothing where it is absent or unreadable.
-pub fn peek(dir: &Path) -> BTreeMap<VmId, Entry> {
-    let text = read::text_if_there(&dir.join(FILE), LIMIT_BYTES);
-    text.ok()
-        .flatten()
-        .map(|text| replay(text.as_bytes()).entries)
-        .unwrap_or_default()
+pub fn peek(state: &Path) -> BTreeMap<VmId, Entry> {
+    let dir = StateDir::open_existing(state).ok().flatten();
+    let read = dir.and_then(|dir| read(&dir).ok());
+    read.map(|(replay, _)| replay.entries).unwrap_or_default()
 }
 
 #[cfg(test)]

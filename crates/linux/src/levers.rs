@@ -69,7 +69,7 @@ pub(crate) fn is_placed(entry: &Entry) -> bool {
 
 /// Whether anything is to be undone. Where pages were moving to is nothing.
 pub(crate) fn is_in_force(entry: &Entry) -> bool {
-    all(Some(entry)).iter().any(|grip| !grip.journalled().is_empty())
+    all(Some(entry)).iter().any(|grip| !grip.journalled().is_empty()) || !unread(entry).is_empty()
 }
 
 /// VMs on which something is to be undone.
@@ -107,15 +107,31 @@ pub(crate) fn undo(
             Err(cause) => failures.push(cause),
         }
     }
-    let cleared = match failures.is_empty() {
-        true => journal.clear_all(vm),
-        false => journal.clear(vm, &undone),
-    };
-    failures.extend(cleared.err().map(|e| e.to_string()));
+    failures.extend(unread(&entry).into_iter().map(|key| {
+        format!("what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged")
+    }));
     match failures.is_empty() {
-        true => Ok(()),
-        false => Err(failures.join("; ")),
+        true => {
+            journal.clear_all(vm);
+            Ok(())
+        }
+        false => {
+            journal.clear(vm, &undone);
+            Err(failures.join("; "))
+        }
     }
+}
+
+/// Keys of an entry that no lever can read: something is in force there, and nobody knows what.
+fn unread(entry: &Entry) -> Vec<String> {
+    let read: Vec<&str> = all(Some(entry))
+        .iter()
+        .flat_map(|grip| grip.journalled())
+        .collect();
+    let keys = entry
+        .keys()
+        .filter(|key| *key != Moving::KEY && !read.contains(key));
+    keys.map(str::to_owned).collect()
 }
 
 /// Collects what failed of an undo that has several steps.
@@ -126,6 +142,11 @@ impl Steps {
     fn note(&mut self, what: &str, result: Result<(), CallError>) {
         self.0
             .extend(result.err().map(|e| format!("{what}: {}", e.cause())));
+    }
+
+    /// What is in force cannot be told: it may be the agent's or somebody else's, and is looked at again.
+    fn unknown(&mut self, what: &str, cause: &str) {
+        self.0.push(format!("{what} cannot be read: {cause}"));
     }
 
     fn done(self) -> Result<(), String> {

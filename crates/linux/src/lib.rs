@@ -23,7 +23,8 @@
 //! | [`trackers`] | `/proc/PID/{clear_refs,smaps}`, DAMON: which of its memory a VM uses |
 //! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
 //! | [`domain`] | libvirt's domain XML |
-//! | [`journal`], [`guard`] | crash safety: what was changed, and who undoes it when the agent dies |
+//! | [`journal`], [`guard`], [`lock`] | crash safety: what was changed, who undoes it when the agent dies, who may act |
+//! | [`state_dir`] | files that are the agent's alone |
 //! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
@@ -39,6 +40,7 @@ mod host;
 pub mod journal;
 mod levers;
 mod libvirt;
+pub mod lock;
 pub mod meminfo;
 pub mod memory_blocks;
 pub mod modelled_pmu;
@@ -50,6 +52,7 @@ pub mod perf;
 pub mod proc_stat;
 mod read;
 pub mod resctrl;
+pub mod state_dir;
 pub mod task;
 mod topology_pages;
 pub mod topology_server;

@@ -1,5 +1,8 @@
 //! The libvirt calls that the host makes, with their errors sorted into the three that matter.
 
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
+use std::time::{Duration, Instant};
+
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
 use virt::connect::Connect;
@@ -13,6 +16,7 @@ use virt::sys;
 use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
 use crate::connect::ConnectError;
 use crate::domain::NAMESPACE;
+use crate::guard::Beat;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,10 +35,19 @@ impl CallError {
     }
 }
 
-/// A connection that is made anew after libvirt was away.
+/// How long a call may take. libvirt itself waits 30 s for a domain that is busy; whoever calls for many cannot.
+const CALL_MAX: Duration = Duration::from_secs(8);
+/// How long nothing is asked of a libvirt that did not answer.
+const REST: Duration = Duration::from_secs(2);
+
+/// A connection that is made anew after libvirt was away, or did not answer: each call is made by a thread that may hang.
 #[derive(Debug)]
 pub(crate) struct Libvirt {
     uri: String,
+    /// Makes the calls; `None` until the first, and after one that hung: that thread ends when its call does.
+    caller: Option<Sender<Call>>,
+    rests_until: Option<Instant>,
+    beat: Beat,
     /// Flags of calls that change a running domain and nothing else.
     live: u32,
     connect: Option<Connect>,
@@ -45,6 +58,8 @@ pub(crate) struct Libvirt {
     #[cfg(test)]
     pub obedient: Option<Obedient>,
 }
+
+type Call = Box<dyn FnOnce() + Send>;
 
 /// Handmade threads that do as they are told for so many calls; then libvirt refuses.
 #[cfg(test)]
@@ -74,24 +89,74 @@ impl Obedient {
 
 impl Libvirt {
     /// Connects.
-    pub fn open(uri: &str) -> Result<Libvirt, ConnectError> {
+    pub fn open(uri: &str, beat: Beat) -> Result<Libvirt, ConnectError> {
+        let mut libvirt = Libvirt::unconnected(uri, beat);
+        let connect = libvirt.connect().map_err(|cause| connect_error(uri, &cause))?;
+        libvirt.connect = Some(connect);
+        Ok(libvirt)
+    }
+
+    /// Connects with the first call, for what may be done without libvirt.
+    pub fn unconnected(uri: &str, beat: Beat) -> Libvirt {
         virt::error::clear_error_callback(); // else libvirt writes to standard error
-        let connect = Connect::open(Some(uri)).map_err(|e| connect_error(uri, e.message()))?;
         // libvirt's test driver, which our tests use, knows no flag there.
         let live = if uri.starts_with("test:") {
             sys::VIR_DOMAIN_AFFECT_CURRENT
         } else {
             sys::VIR_DOMAIN_AFFECT_LIVE
         };
-        Ok(Libvirt {
+        Libvirt {
             uri: uri.to_owned(),
+            caller: None,
+            rests_until: None,
+            beat,
             live,
-            connect: Some(connect),
+            connect: None,
             #[cfg(test)]
             quota_groups: Vec::new(),
             #[cfg(test)]
             obedient: None,
-        })
+        }
+    }
+
+    fn connect(&mut self) -> Result<Connect, String> {
+        let uri = self.uri.clone();
+        let connected = self.limited(move || Connect::open(Some(&uri)))?;
+        connected.map_err(|e| e.message().to_owned())
+    }
+
+    /// Has a call made, and waits for it no longer than it may take; why there is no answer, if so.
+    fn limited<T: Send + 'static>(&mut self, call: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+        self.beat.beat();
+        let now = Instant::now();
+        if self.rests_until.is_some_and(|until| now < until) {
+            return Err(SILENT.to_owned());
+        }
+        let (done, answer) = sync_channel(1);
+        let call: Call = Box::new(move || drop(done.send(call())));
+        let caller = self.caller.take().unwrap_or_else(caller);
+        // A caller lives as long as it is kept, and panics with the call that it makes.
+        let answered = caller.send(call).map_err(|_| RecvTimeoutError::Disconnected);
+        let answered = answered.and_then(|()| answer.recv_timeout(CALL_MAX));
+        self.beat.beat();
+        if let Ok(answer) = answered {
+            self.caller = Some(caller);
+            return Ok(answer);
+        }
+        self.connect = None;
+        self.rests_until = Some(Instant::now() + REST);
+        Err(SILENT.to_owned())
+    }
+
+    /// Has something asked of a domain.
+    fn ask<T: Send + 'static>(
+        &mut self,
+        domain: &Domain,
+        call: impl FnOnce(&Domain) -> Result<T, virt::error::Error> + Send + 'static,
+    ) -> Result<T, CallError> {
+        let domain = domain.clone();
+        let asked = self.limited(move || call(&domain)).map_err(CallError::Lost)?;
+        asked.map_err(|e| self.sort(&e))
     }
 
     /// The error of a host whose libvirt is away.
@@ -106,26 +171,28 @@ impl Libvirt {
     pub fn list(&mut self) -> Result<Vec<Domain>, CallError> {
         let connect = match self.connect.take() {
             Some(connect) => connect,
-            None => Connect::open(Some(&self.uri)).map_err(|e| CallError::Lost(e.message().to_owned()))?,
+            None => self.connect().map_err(CallError::Lost)?,
         };
-        let listed = connect.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE);
-        self.connect = Some(connect);
-        listed.map_err(|e| self.sort(&e))
+        self.connect = Some(connect.clone());
+        let listed = self.limited(move || connect.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE));
+        listed.map_err(CallError::Lost)?.map_err(|e| self.sort(&e))
     }
 
     /// A domain's live XML.
     pub fn xml(&mut self, domain: &Domain) -> Result<String, CallError> {
-        domain.xml_desc(0).map_err(|e| self.sort(&e))
+        self.ask(domain, |domain| domain.xml_desc(0))
     }
 
     /// Why a domain's memory should be left where it is for now, if so: it is paused, or between two hosts.
     pub fn standstill(&mut self, domain: &Domain) -> Result<Option<Immovable>, CallError> {
         // Where libvirt knows of no job there is none, but on the host that a domain comes to: that has no figures of the job,
         // and its state says it. A domain that has ended is seen elsewhere.
-        if job_operation(domain) == Ok(sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT) {
-            return Ok(Some(Immovable::Migrating));
+        match self.ask(domain, job_operation) {
+            Ok(sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT) => return Ok(Some(Immovable::Migrating)),
+            Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
+            Ok(_) | Err(CallError::Refused(_)) => {}
         }
-        let (state, reason) = domain.state().map_err(|e| self.sort(&e))?;
+        let (state, reason) = self.ask(domain, Domain::state)?;
         Ok(match (state, reason) {
             (
                 _,
@@ -147,10 +214,8 @@ impl Libvirt {
 
     /// The running domain with this UUID.
     pub fn find(&mut self, uuid: &str) -> Result<Option<Domain>, CallError> {
-        let domains = self.list()?;
-        Ok(domains
-            .into_iter()
-            .find(|domain| domain.uuid_string().as_deref() == Ok(uuid)))
+        let mut domains = self.list()?.into_iter();
+        Ok(domains.find(|domain| domain.uuid_string().as_deref() == Ok(uuid)))
     }
 
     pub fn pin_vcpu(&mut self, domain: &Domain, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
@@ -158,9 +223,10 @@ impl Libvirt {
         if let Some(obedient) = &mut self.obedient {
             obedient.obey(1 + i32::from(index), Some(cpus))?;
         }
-        domain
-            .pin_vcpu_flags(u32::from(index), &cpu_map(cpus), self.live)
-            .map_err(|e| self.sort(&e))
+        let (map, live) = (cpu_map(cpus), self.live);
+        self.ask(domain, move |domain| {
+            domain.pin_vcpu_flags(u32::from(index), &map, live)
+        })
     }
 
     pub fn pin_emulator(&mut self, domain: &Domain, cpus: &CpuSet) -> Result<(), CallError> {
@@ -168,13 +234,13 @@ impl Libvirt {
         if let Some(obedient) = &mut self.obedient {
             obedient.obey(0, Some(cpus))?;
         }
-        domain
-            .pin_emulator(&cpu_map(cpus), self.live)
-            .map_err(|e| self.sort(&e))
+        let (map, live) = (cpu_map(cpus), self.live);
+        self.ask(domain, move |domain| domain.pin_emulator(&map, live))
     }
 
     pub fn pin_iothread(&mut self, domain: &Domain, id: u32, cpus: &CpuSet) -> Result<(), CallError> {
-        pin_iothread(domain, id, &cpu_map(cpus), self.live).map_err(|e| self.sort(&e))
+        let (map, live) = (cpu_map(cpus), self.live);
+        self.ask(domain, move |domain| pin_iothread(domain, id, &map, live))
     }
 
     pub fn set_memory_nodes(&mut self, domain: &Domain, nodes: &NodeSet) -> Result<(), CallError> {
@@ -186,23 +252,22 @@ impl Libvirt {
             node_set: Some(nodes.to_string()),
             mode: None,
         };
-        domain
-            .set_numa_parameters(params, self.live)
-            .map_err(|e| self.sort(&e))
+        let live = self.live;
+        self.ask(domain, move |domain| domain.set_numa_parameters(params, live))
     }
 
     /// Replaces the domain's metadata element, or takes it away; for good where the domain is defined.
     pub fn set_metadata(&mut self, domain: &Domain, element: Option<&str>) -> Result<(), CallError> {
-        let defined = match domain.is_persistent() {
-            Ok(true) => sys::VIR_DOMAIN_AFFECT_CONFIG,
-            Ok(false) => 0,
-            Err(error) => return Err(self.sort(&error)),
+        let defined = match self.ask(domain, Domain::is_persistent)? {
+            true => sys::VIR_DOMAIN_AFFECT_CONFIG,
+            false => 0,
         };
         let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
         let flags = sys::VIR_DOMAIN_AFFECT_LIVE | defined;
-        domain
-            .set_metadata(kind, element, Some("homenode"), Some(NAMESPACE), flags)
-            .map_err(|e| self.sort(&e))
+        let element = element.map(str::to_owned);
+        self.ask(domain, move |domain| {
+            domain.set_metadata(kind, element.as_deref(), Some("homenode"), Some(NAMESPACE), flags)
+        })
     }
 
     /// Holds every vCPU to a quota.
@@ -247,32 +312,32 @@ impl Libvirt {
             vcpu_bw: SchedBandwidth { period, quota },
             ..SchedulerInfo::default()
         };
-        domain
-            .set_scheduler_parameters_flags(&info, self.live)
-            .map(drop)
-            .map_err(|e| self.sort(&e))
+        let live = self.live;
+        self.ask(domain, move |domain| {
+            domain.set_scheduler_parameters_flags(&info, live).map(drop)
+        })
     }
 
     /// Has a domain's balloon leave its guest this much memory. It comes to that in its own time.
     pub fn set_memory(&mut self, domain: &Domain, memory: Bytes) -> Result<(), CallError> {
-        domain
-            .set_memory_flags(memory.0 / 1024, self.live)
-            .map(drop)
-            .map_err(|e| self.sort(&e))
+        let live = self.live;
+        self.ask(domain, move |domain| {
+            domain.set_memory_flags(memory.0 / 1024, live).map(drop)
+        })
     }
 
     /// How often a guest is asked for memory statistics; 0 for never.
     pub fn set_stats_period(&mut self, domain: &Domain, seconds: u32) -> Result<(), CallError> {
         let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
-        domain
-            .set_memory_stats_period(seconds, self.live)
-            .map(drop)
-            .map_err(|e| self.sort(&e))
+        let live = self.live;
+        self.ask(domain, move |domain| {
+            domain.set_memory_stats_period(seconds, live).map(drop)
+        })
     }
 
     /// What the guest's driver said last; `None` where it never did.
     pub fn guest_memory(&mut self, domain: &Domain) -> Result<Option<GuestMemory>, CallError> {
-        let stats = domain.memory_stats(0).map_err(|e| self.sort(&e))?;
+        let stats = self.ask(domain, |domain| domain.memory_stats(0))?;
         let value = |tag| stats.iter().find(|stat| stat.tag == tag).map(|stat| stat.val);
         let kib = |tag| value(tag).map(|kib| Bytes(kib.saturating_mul(1024)));
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
@@ -302,6 +367,16 @@ impl Libvirt {
             CallError::Lost(cause)
         }
     }
+}
+
+/// Why a call has no answer.
+const SILENT: &str = "libvirt does not answer within 8 s";
+
+/// A thread that makes calls, one after the other, for as long as somebody has them made.
+fn caller() -> Sender<Call> {
+    let (calls, received) = channel::<Call>();
+    std::thread::spawn(move || received.into_iter().for_each(|call| call()));
+    calls
 }
 
 /// `virDomainPinIOThread`, which the `virt` crate lacks.
@@ -416,10 +491,25 @@ mod tests {
     }
 
     #[test]
+    fn a_call_that_hangs_is_given_up_and_the_next_is_made_by_another_thread() {
+        let mut libvirt = Libvirt::unconnected("test:///default", Beat::default());
+        let (release, hangs) = channel::<()>();
+        let begun = Instant::now();
+        let hung = libvirt.limited(move || hangs.recv().is_ok());
+        assert_eq!(hung, Err(SILENT.to_owned()));
+        assert!(begun.elapsed() < CALL_MAX + Duration::from_secs(5));
+        // Many calls must not wait as long as each may take.
+        assert_eq!(libvirt.limited(|| 1), Err(SILENT.to_owned()));
+        std::thread::sleep(REST);
+        assert_eq!(libvirt.limited(|| 1), Ok(1));
+        drop(release);
+    }
+
+    #[test]
     fn why_libvirt_cannot_be_used_is_a_sentence_with_a_remedy() {
         let seen = connect_error("x", "no connection driver available for x:///");
         assert!(matches!(seen, ConnectError::BadUri { .. }), "{seen:?}");
-        let seen = Libvirt::open("qemu+unix:///system?socket=/does/not/exist").unwrap_err();
+        let seen = Libvirt::open("qemu+unix:///system?socket=/does/not/exist", Beat::default()).unwrap_err();
         assert!(matches!(seen, ConnectError::NoLibvirt { .. }), "{seen:?}");
         assert!(seen.to_string().contains("install"), "{seen}");
         let seen = connect_error(

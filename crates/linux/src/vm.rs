@@ -356,8 +356,10 @@ impl Hands {
     }
 
     /// Writes down that nothing is in force on a lever any more.
-    pub fn clear<T: Written>(&mut self, vm: &Vm, what: &str) -> Result<(), ActionError> {
-        self.write(vm, what, |journal| journal.clear(vm.run.vm, &[T::KEY]))
+    pub fn clear<T: Written>(&mut self, vm: &Vm) {
+        if let Some(journal) = &mut self.journal {
+            journal.clear(vm.run.vm, &[T::KEY]);
+        }
     }
 
     /// Writes to the journal, if there is one.

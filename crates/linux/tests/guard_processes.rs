@@ -1,18 +1,26 @@
 //! The guard with real processes: this binary plays the test, the agent and the guard, by its arguments.
 
+#![allow(clippy::print_stderr, reason = "a test of its own says itself what it skips")]
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use homenode_host::CpuQuota;
-use homenode_linux::guard;
-use homenode_linux::journal::{Before, Journal, Lock, Run};
+use homenode_linux::guard::{self, Beat, Patience};
+use homenode_linux::journal::{Before, Journal, Run};
+use homenode_linux::lock::{ActingLock, Lock};
 use homenode_linux::{Pins, Quotas, in_force};
 use homenode_units::{CpuId, CpuSet, Ns, VmId};
 
-const GRACE: Duration = Duration::from_millis(1500);
+const PATIENCE: Patience = Patience {
+    silence: Duration::from_secs(3),
+    grace: Duration::from_millis(1500),
+};
+const GRACE: Duration = PATIENCE.grace;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
@@ -26,6 +34,10 @@ fn main() {
             an_agent_that_restarts_within_the_grace_is_not_undone();
             an_agent_that_says_goodbye_is_not_undone();
             a_signal_to_the_agents_group_does_not_end_the_guard();
+            an_agent_that_hangs_is_ended_and_undone();
+            a_guard_that_dies_or_hangs_is_followed_by_another();
+            somebody_who_holds_the_lock_is_no_successor();
+            a_full_disk_keeps_nothing_from_being_undone();
             a_guard_that_cannot_start_is_an_error();
         }
     }
@@ -34,8 +46,13 @@ fn main() {
 /// An agent: takes the lock, journals one pinned VM, starts its guard, says so, and waits for the word to leave.
 fn play_agent(dir: &Path, how: &str) {
     let _lock = Lock::take(dir, Duration::from_secs(5)).expect("the lock");
-    let exe = std::env::current_exe().expect("this binary");
-    let guard = guard::spawn(&exe, &["play-guard".into(), dir.display().to_string()]).expect("a guard");
+    let _acting = ActingLock::take(dir, dir, Duration::from_secs(5)).expect("the host");
+    let beat = Beat::default();
+    let start = || {
+        let exe = std::env::current_exe().expect("this binary");
+        guard::spawn(&exe, &["play-guard".into(), dir.display().to_string()], &beat).expect("a guard")
+    };
+    let mut guard = start();
     let mut journal = Journal::open(dir).expect("a journal");
     if journal.entries().is_empty() {
         let run = Run {
@@ -60,14 +77,24 @@ fn play_agent(dir: &Path, how: &str) {
         };
         journal.set(VmId(7), &quotas).expect("a line");
     }
-    std::fs::write(dir.join(format!("up-{how}")), "").expect("a marker");
-    let mut word = [0u8; 1];
-    let _ = std::io::stdin().read(&mut word);
+    std::fs::write(markers().join(format!("up-{how}")), "").expect("a marker");
+    let (told, word) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read(&mut [0u8; 1]);
+        drop(told);
+    });
+    while word.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout) {
+        beat.beat();
+        if !guard.is_there() {
+            guard.end();
+            guard = start();
+        }
+    }
     guard.goodbye();
 }
 
 fn play_guard(dir: &Path) {
-    let undone = dir.join("undone");
+    let undone = markers().join("undone");
     let undo = |journal: &mut Journal, vm: VmId| {
         let before = std::fs::read_to_string(&undone).unwrap_or_default();
         let entry = journal.entry(vm).expect("what is to be undone");
@@ -82,25 +109,46 @@ fn play_guard(dir: &Path) {
         let vcpus: BTreeMap<_, _> = given_back.collect();
         let line = format!("{} {vcpus:?} {quota}\n", entry.run.name);
         std::fs::write(&undone, before + &line).map_err(|e| e.to_string())?;
-        journal.clear_all(vm).map_err(|e| e.to_string())
+        journal.clear_all(vm);
+        Ok(())
     };
-    let ending =
-        guard::run(std::io::stdin(), &mut std::io::stdout(), dir, GRACE, undo).expect("a guard's life");
+    std::fs::write(markers().join("guard"), std::process::id().to_string()).expect("a marker");
+    let ending = guard::run(
+        std::io::stdin(),
+        &mut std::io::stdout(),
+        (dir, dir),
+        PATIENCE,
+        undo,
+        |_| (),
+    )
+    .expect("a guard's life");
     let pid = std::process::id();
-    std::fs::write(dir.join(format!("ended-{pid}")), format!("{ending:?}")).expect("a marker");
+    std::fs::write(markers().join(format!("ended-{pid}")), format!("{ending:?}")).expect("a marker");
 }
 
 fn agent(dir: &Path, how: &str) -> Child {
+    agent_with(dir, dir, how)
+}
+
+/// Where processes of a test say what they did.
+const MARKERS: &str = "HOMENODE_TEST_MARKERS";
+
+fn markers() -> PathBuf {
+    std::env::var_os(MARKERS).expect("set by the test").into()
+}
+
+fn agent_with(dir: &Path, markers: &Path, how: &str) -> Child {
     let exe = std::env::current_exe().expect("this binary");
     let mut command = Command::new(exe);
     command
         .args(["play-agent", &dir.display().to_string(), how])
+        .env(MARKERS, markers)
         .stdin(Stdio::piped());
     // A group of its own, as a shell gives to a job.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let child = command.spawn().expect("an agent");
     eventually(&format!("agent {how} is up"), || {
-        dir.join(format!("up-{how}")).exists()
+        markers.join(format!("up-{how}")).exists()
     });
     child
 }
@@ -109,8 +157,8 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "{what}: not within 20 s"
+            start.elapsed() < Duration::from_secs(40),
+            "{what}: not within 40 s"
         );
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -193,9 +241,88 @@ fn a_signal_to_the_agents_group_does_not_end_the_guard() {
     assert_eq!(endings(dir.path()), ["Undone(1)"]);
 }
 
+fn an_agent_that_hangs_is_ended_and_undone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut agent = agent(dir.path(), "first");
+    let pid = rustix::process::Pid::from_child(&agent);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("a stopped agent");
+    eventually("the guard ends", || !endings(dir.path()).is_empty());
+    assert_eq!(endings(dir.path()), ["Undone(1)"]);
+    let end = agent.wait().expect("the agent's end");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&end),
+        Some(9),
+        "it must not wake up and act on"
+    );
+}
+
+fn a_guard_that_dies_or_hangs_is_followed_by_another() {
+    for how in [rustix::process::Signal::KILL, rustix::process::Signal::STOP] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut agent = agent(dir.path(), "first");
+        let guard = || {
+            std::fs::read_to_string(dir.path().join("guard"))
+                .ok()?
+                .parse()
+                .ok()
+        };
+        let mut first = None;
+        eventually("the guard is there", || {
+            first = guard();
+            first.is_some()
+        });
+        let pid = first.and_then(rustix::process::Pid::from_raw).expect("a guard");
+        rustix::process::kill_process(pid, how).expect("a signal to the guard");
+        eventually("there is another guard", || {
+            guard().is_some_and(|now| Some(now) != first)
+        });
+        agent.kill().expect("SIGKILL");
+        agent.wait().expect("the agent's end");
+        eventually("the second guard ends", || !endings(dir.path()).is_empty());
+        assert_eq!(endings(dir.path()), ["Undone(1)"]);
+    }
+}
+
+fn somebody_who_holds_the_lock_is_no_successor() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut agent = agent(dir.path(), "first");
+    agent.kill().expect("SIGKILL");
+    agent.wait().expect("the agent's end");
+    let lock = std::fs::File::open(dir.path().join("private/agent.lock")).expect("the lock's file");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("the lock");
+    eventually("the guard ends", || !endings(dir.path()).is_empty());
+    assert_eq!(endings(dir.path()), ["Undone(1)"]);
+}
+
+/// A small tmpfs is full while the agent dies: as `/run` may be.
+fn a_full_disk_keeps_nothing_from_being_undone() {
+    let outside = tempfile::tempdir().expect("a directory");
+    let small = outside.path().join("small");
+    std::fs::create_dir(&small).expect("a directory");
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"])
+        .arg(&small)
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: a full disk (mounting takes root)");
+        return;
+    }
+    let mut agent = agent_with(&small, outside.path(), "first");
+    let filled = std::fs::write(small.join("filler"), vec![0u8; 2 << 20]);
+    assert!(filled.is_err(), "the disk is full");
+    agent.kill().expect("SIGKILL");
+    agent.wait().expect("the agent's end");
+    eventually("the guard ends", || !endings(outside.path()).is_empty());
+    assert_eq!(endings(outside.path()), ["Undone(1)"]);
+    assert_eq!(undone(outside.path()), "seven {0: {3}} 15ms of every 30ms\n");
+    let unmounted = Command::new("umount").arg(&small).status();
+    assert!(unmounted.is_ok_and(|status| status.success()));
+}
+
 fn a_guard_that_cannot_start_is_an_error() {
-    let error = guard::spawn(Path::new("/does/not/exist"), &[]).expect_err("no such binary");
+    let error =
+        guard::spawn(Path::new("/does/not/exist"), &[], &Beat::default()).expect_err("no such binary");
     assert!(error.to_string().contains("/does/not/exist"), "{error}");
-    let error = guard::spawn(Path::new("/bin/true"), &[]).expect_err("not a guard");
+    let error = guard::spawn(Path::new("/bin/true"), &[], &Beat::default()).expect_err("not a guard");
     assert!(matches!(error, guard::GuardError::NotReady { .. }), "{error}");
 }

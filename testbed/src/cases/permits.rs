@@ -65,8 +65,10 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&thrasher("throttled"))?;
     let state = inside.dir().join("state");
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
+    let beat = guard::Beat::default();
     let options = Options {
         state_dir: state.clone(),
+        beat: beat.clone(),
         ..Options::new(machine)
     };
     let mut host = LibvirtHost::connect(LibvirtHost::DEFAULT_URI, options)?;
@@ -80,7 +82,7 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
         "--grace",
         GRACE,
     ];
-    let guard = guard::spawn(&inside.homenode()?, &arguments.map(str::to_owned))?;
+    let guard = guard::spawn(&inside.homenode()?, &arguments.map(str::to_owned), &beat)?;
     let sample = host.sample()?;
     let named = sample.vms.iter().find(|vm| vm.name == guest.spec.name);
     let vm = named.context("the guest is not in the sample")?.id;

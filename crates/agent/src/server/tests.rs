@@ -55,6 +55,15 @@ fn a_misbehaving_client_gets_an_error_and_the_next_is_served() {
 }
 
 #[test]
+fn only_owner_and_group_may_connect_and_all_else_is_the_owners_alone() {
+    use std::os::unix::fs::MetadataExt as _;
+    let (dir, _open) = server();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+    assert_eq!(mode(&socket_path(dir.path())) & 0o117, 0);
+    assert_eq!(mode(&dir.path().join("private")), 0o700);
+}
+
+#[test]
 fn a_thousand_clients_that_say_nothing_delay_nobody() {
     let (dir, _open) = server();
     let silent: Vec<net::UnixStream> = (0..1000).map(|_| connect(&dir)).collect();

@@ -17,6 +17,9 @@ use crate::task::tests::{stat, write_thread};
 const UUID: &str = "6695eb01-f6a4-8304-79aa-97f2502e193f";
 const PID: i32 = 40;
 
+/// Both copies of the journal.
+const JOURNAL: [&str; 2] = ["state/private/journal", "state/private/journal.copy"];
+
 fn vm() -> VmId {
     VmId::parse(UUID).unwrap()
 }
@@ -82,7 +85,7 @@ fn plan(version: Version, action: Action) -> Plan {
 /// What the guard does after an agent whose journal is this host's; the host's own stays as it is.
 fn guard_undoes(host: &mut LibvirtHost, tree: &Tree) {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::copy(tree.root().join("state/journal"), dir.path().join("journal")).unwrap();
+    std::fs::copy(tree.root().join(JOURNAL[0]), dir.path().join("journal")).unwrap();
     let mut journal = Journal::open(dir.path()).unwrap();
     levers::undo(&mut host.hands.libvirt, tree.root(), &mut journal, vm()).unwrap();
     assert_eq!(levers::in_force(&journal), []);
@@ -582,7 +585,7 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
     let left = |tree: &Tree, host: &mut LibvirtHost| {
         assert_eq!(commit(host, watch(LONG)), Outcome::Done);
         let files = contents(tree);
-        let journal = std::fs::read(tree.root().join("state/journal")).unwrap();
+        let journal = JOURNAL.map(|copy| std::fs::read(tree.root().join(copy)).unwrap());
         (files, journal)
     };
     let (files, journal_bytes) = left(&tree, &mut host);
@@ -590,7 +593,9 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
     for (path, text) in &files {
         std::fs::write(path, text).unwrap();
     }
-    std::fs::write(tree.root().join("state/journal"), &journal_bytes).unwrap();
+    for (copy, bytes) in JOURNAL.iter().zip(&journal_bytes) {
+        std::fs::write(tree.root().join(copy), bytes).unwrap();
+    }
     let mut successor = connect(&tree, Acting::Live);
     guard_undoes(&mut successor, &tree);
     assert!(!is_on(), "as the guard does");

@@ -2,6 +2,7 @@ use homenode_host::{CpuQuota, Limit, Percent};
 use homenode_units::{Bytes, CpuId, NodeId};
 use proptest::prelude::*;
 
+use super::line::{Line, Replay, replay};
 use super::*;
 use crate::levers::{
     Confined, Home, MemoryNodes, Moving, Pins, Quotas, Shrink, StatsPeriod, Watched, in_force,
@@ -46,6 +47,16 @@ fn before() -> Before {
     }
 }
 
+/// The first copy.
+fn file(dir: &Path) -> std::path::PathBuf {
+    dir.join("private").join(COPIES[0])
+}
+
+/// There is only the first copy.
+fn lose_second(dir: &Path) {
+    std::fs::remove_file(dir.join("private").join(COPIES[1])).unwrap();
+}
+
 fn filled(dir: &Path) -> Journal {
     let mut journal = Journal::open(dir).unwrap();
     let vm = VmId(1);
@@ -58,7 +69,7 @@ fn filled(dir: &Path) -> Journal {
     journal.set(vm, &quotas()).unwrap();
     journal.set(vm, &Confined(Limit::CacheWays(Percent(10)))).unwrap();
     journal.begin(run(3), before()).unwrap();
-    journal.forget(VmId(3)).unwrap();
+    journal.forget(VmId(3));
     journal
 }
 
@@ -71,10 +82,11 @@ fn what_is_in_force_survives_and_the_file_is_compacted() {
     let again = Journal::open(dir.path()).unwrap();
     assert_eq!(again.entries(), &entries);
     assert_eq!(again.warnings, Vec::<String>::new());
-    let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
+    let text = std::fs::read_to_string(file(dir.path())).unwrap();
+    let struck = text.matches("\"entry\":null").count();
     assert!(
-        !text.contains("\"entry\":null") && !text.contains("vm3"),
-        "{text}"
+        struck == 1 && !text.contains("vm3"),
+        "nothing but the reset: {text}"
     );
 }
 
@@ -98,7 +110,7 @@ fn what_was_set_and_not_lifted_is_in_force() {
 fn a_lifted_quota_is_not_lifted_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = filled(dir.path());
-    journal.clear(VmId(1), &[Quotas::KEY, Confined::KEY]).unwrap();
+    journal.clear(VmId(1), &[Quotas::KEY, Confined::KEY]);
     let entry = journal.entry(VmId(1)).unwrap();
     assert_eq!((entry.get::<Quotas>(), entry.get::<Confined>()), (None, None));
     drop(journal);
@@ -109,7 +121,7 @@ fn a_lifted_quota_is_not_lifted_again() {
 fn a_restored_vm_keeps_how_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = filled(dir.path());
-    journal.clear_all(VmId(1)).unwrap();
+    journal.clear_all(VmId(1));
     drop(journal);
     let journal = Journal::open(dir.path()).unwrap();
     assert_eq!(in_force(&journal), []);
@@ -121,7 +133,7 @@ fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = filled(dir.path());
     let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, Moving::KEY];
-    journal.clear(VmId(1), &keys).unwrap();
+    journal.clear(VmId(1), &keys);
     drop(journal);
     let mut journal = Journal::open(dir.path()).unwrap();
     let entry = journal.entry(VmId(1)).unwrap();
@@ -157,7 +169,7 @@ fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
 fn a_torn_last_line_is_dropped_at_every_length() {
     let dir = tempfile::tempdir().unwrap();
     drop(filled(dir.path()));
-    let whole = std::fs::read(dir.path().join(FILE)).unwrap();
+    let whole = std::fs::read(file(dir.path())).unwrap();
     let lines = whole.iter().filter(|b| **b == b'\n').count();
     let last = whole[..whole.len() - 1]
         .iter()
@@ -165,21 +177,25 @@ fn a_torn_last_line_is_dropped_at_every_length() {
         .unwrap()
         + 1;
     for cut in last..whole.len() - 1 {
-        let Replay { damaged, .. } = replay(&whole[..cut]);
+        let Replay { damaged, .. } = replay(&[&whole[..cut]]);
         assert!(damaged.is_empty());
     }
-    std::fs::write(dir.path().join(FILE), &whole[..whole.len() - 5]).unwrap();
+    let entries = peek(dir.path());
+    std::fs::write(file(dir.path()), &whole[..whole.len() - 5]).unwrap();
+    assert_eq!(peek(dir.path()), entries, "the other copy has it");
+    lose_second(dir.path());
     let journal = Journal::open(dir.path()).unwrap();
     assert_eq!(journal.warnings, Vec::<String>::new());
-    let after = std::fs::read(dir.path().join(FILE)).unwrap();
-    assert_eq!(after.iter().filter(|b| **b == b'\n').count(), lines - 1);
+    let after = std::fs::read(file(dir.path())).unwrap();
+    let reset = 1;
+    assert!(after.iter().filter(|b| **b == b'\n').count() < reset + lines);
 }
 
 #[test]
 fn a_damaged_line_is_set_aside_and_loses_no_other_vm() {
     let dir = tempfile::tempdir().unwrap();
     drop(filled(dir.path()));
-    let path = dir.path().join(FILE);
+    let path = file(dir.path());
     let mut bytes = std::fs::read(&path).unwrap();
     let second = bytes.iter().position(|b| *b == b'\n').unwrap() + 30;
     bytes[second] ^= 0x55;
@@ -193,7 +209,7 @@ fn a_damaged_line_is_set_aside_and_loses_no_other_vm() {
         journal.warnings
     );
     assert!(
-        std::fs::read(dir.path().join(DAMAGED))
+        std::fs::read(dir.path().join("private").join(DAMAGED))
             .unwrap()
             .ends_with(b" garbage\n")
     );
@@ -207,7 +223,7 @@ fn a_damaged_line_is_set_aside_and_loses_no_other_vm() {
 fn a_crash_while_compacting_leaves_the_old_file() {
     let dir = tempfile::tempdir().unwrap();
     let entries = filled(dir.path()).entries().clone();
-    std::fs::write(dir.path().join("journal.new"), "half").unwrap();
+    std::fs::write(dir.path().join("private/journal.new"), "half").unwrap();
     assert_eq!(Journal::open(dir.path()).unwrap().entries(), &entries);
 }
 
@@ -216,25 +232,138 @@ fn a_directory_that_cannot_be_made_is_named() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("file"), "").unwrap();
     let error = Journal::open(&dir.path().join("file/below")).unwrap_err();
-    assert!(error.to_string().contains("file/below"), "{error}");
+    assert!(error.to_string().contains("/file"), "{error}");
     assert!(peek(&dir.path().join("none")).is_empty());
 }
 
 #[test]
-fn one_agent_at_a_time() {
+fn any_bit_may_turn_in_a_copy() {
     let dir = tempfile::tempdir().unwrap();
-    let lock = Lock::try_take(dir.path()).unwrap().unwrap();
-    assert!(Lock::try_take(dir.path()).unwrap().is_none());
-    let error = Lock::take(dir.path(), std::time::Duration::ZERO).unwrap_err();
-    assert!(error.to_string().contains("another agent"), "{error}");
-    drop(lock);
-    assert!(Lock::try_take(dir.path()).unwrap().is_some());
+    let entries = filled(dir.path()).entries().clone();
+    let whole = std::fs::read(file(dir.path())).unwrap();
+    for bit in 0..8 * whole.len() {
+        let mut flipped = whole.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        for copies in [[&flipped[..], &whole], [&whole, &flipped]] {
+            let replay = replay(&copies);
+            assert_eq!((&replay.entries, replay.lost), (&entries, 0), "bit {bit}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_copy_is_made_anew() {
+    for lost in COPIES {
+        let dir = tempfile::tempdir().unwrap();
+        let entries = filled(dir.path()).entries().clone();
+        std::fs::remove_file(dir.path().join("private").join(lost)).unwrap();
+        let journal = Journal::open(dir.path()).unwrap();
+        assert_eq!((journal.entries(), &journal.warnings[..]), (&entries, &[][..]));
+        assert_eq!(peek(dir.path()), entries);
+        assert!(dir.path().join("private").join(lost).exists());
+    }
+}
+
+#[test]
+fn what_was_struck_out_before_a_rewriting_stays_so_whichever_copy_is_older() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = filled(dir.path());
+    let second = dir.path().join("private").join(COPIES[1]);
+    let old = std::fs::read(&second).unwrap();
+    journal.forget(VmId(1));
+    drop(journal);
+    drop(Journal::open(dir.path()).unwrap());
+    // As a crash between the two files leaves them.
+    std::fs::write(&second, old).unwrap();
+    assert_eq!(peek(dir.path()).keys().copied().collect::<Vec<_>>(), [VmId(2)]);
+}
+
+#[test]
+fn the_files_stay_small_however_long_the_agent_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = filled(dir.path());
+    let mut longest = 0;
+    let pins = Pins((0..200).map(|vcpu| (vcpu, cpus("0-3"))).collect());
+    for _ in 0..500 {
+        journal.set(VmId(1), &pins).unwrap();
+        journal.clear(VmId(1), &[Pins::KEY]);
+        longest = longest.max(std::fs::metadata(file(dir.path())).unwrap().len());
+    }
+    assert!(longest < 2 * REWRITE_BYTES, "{longest}");
+    assert_eq!(Journal::open(dir.path()).unwrap().entries(), journal.entries());
+}
+
+/// Bytes that a file may have here; what is written beyond fails as on a full disk.
+fn limit_files_to(bytes: u64) {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let limit = Rlimit {
+        current: Some(bytes),
+        maximum: None,
+    };
+    setrlimit(Resource::Fsize, limit).unwrap();
+}
+
+/// In a process of its own: the limit is the whole process's.
+#[test]
+fn where_nothing_can_be_written_nothing_is_begun_and_what_ended_is_struck_out_later() {
+    const CHILD: &str = "HOMENODE_TEST_FULL_DISK";
+    let Some(dir) = std::env::var_os(CHILD) else {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "journal::tests::where_nothing_can_be_written_nothing_is_begun_and_what_ended_is_struck_out_later";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, dir.path())
+            .output()
+            .unwrap();
+        let said =
+            String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    };
+    // The signal that comes with the limit would end the process.
+    signal_hook::flag::register(libc::SIGXFSZ, std::sync::Arc::default()).unwrap();
+    let dir = Path::new(&dir);
+    let mut journal = filled(dir);
+    let entries = journal.entries().clone();
+    limit_files_to(1);
+    let error = journal.set(VmId(2), &Home(nodes("1"))).unwrap_err();
+    assert!(error.to_string().contains("the agent changes nothing"), "{error}");
+    assert_eq!(journal.entries(), &entries, "what is not on disk is not in force");
+    journal.clear_all(VmId(1));
+    assert_eq!(in_force(&journal), []);
+    assert_eq!(peek(dir), entries, "nothing is half written");
+    let read = Journal::open(dir).unwrap();
+    assert_eq!(
+        read.entries(),
+        &entries,
+        "what cannot be written can be read, and undone"
+    );
+    assert!(!read.warnings.is_empty());
+    limit_files_to(u64::MAX);
+    journal.set(VmId(2), &Home(nodes("1"))).unwrap();
+    let read = Journal::open(dir).unwrap();
+    assert_eq!(in_force(&read), [VmId(2)]);
+}
+
+#[test]
+fn an_entry_that_no_lever_can_read_is_in_force_and_said() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(filled(dir.path()));
+    let mut journal = Journal::open(dir.path()).unwrap();
+    journal.clear_all(VmId(1));
+    journal
+        .write(vec![
+            Line::new(VmId(1), Quotas::KEY, &"what is this"),
+            Line::new(VmId(2), "of-0.9", &7),
+        ])
+        .unwrap();
+    assert_eq!(in_force(&journal), [VmId(1), VmId(2)]);
 }
 
 proptest! {
     #[test]
     fn any_bytes_replay(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = replay(&bytes);
+        let _ = replay(&[&bytes]);
     }
 
     #[test]
@@ -262,9 +391,11 @@ proptest! {
                 (0, Some(at)) => journal.set(VmId(vm), &Home(at)),
                 (1, Some(at)) => journal.set(VmId(vm), &MemoryNodes(at)),
                 (_, Some(at)) => journal.set(VmId(vm), &Moving(at)),
-                (0, None) => journal.clear(VmId(vm), &[Home::KEY]),
-                (1, None) => journal.clear(VmId(vm), &[MemoryNodes::KEY]),
-                (_, None) => journal.clear(VmId(vm), &[Moving::KEY]),
+                (lever, None) => {
+                    let key = [Home::KEY, MemoryNodes::KEY, Moving::KEY][lever];
+                    journal.clear(VmId(vm), &[key]);
+                    Ok(())
+                }
             }
             .unwrap();
             last.insert((vm, lever), at);
@@ -289,7 +420,7 @@ const OF_0_1_0: &[u8] = include_bytes!("of-0.1.0.journal");
 #[test]
 fn a_journal_of_0_1_0_is_read_once_and_rewritten() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join(FILE);
+    let path = dir.path().join("journal");
     std::fs::write(&path, OF_0_1_0).unwrap();
     let journal = Journal::open(dir.path()).unwrap();
     assert_eq!(journal.warnings, Vec::<String>::new());
@@ -314,7 +445,8 @@ fn a_journal_of_0_1_0_is_read_once_and_rewritten() {
     assert!(!is_in_force(entry(2)) && !is_in_force(entry(5)));
     assert!(!is_placed(entry(4)), "its home was lifted");
     assert_eq!(entry(4).get(), Some(quotas()), "and its limit was not");
-    let rewritten = std::fs::read(&path).unwrap();
+    assert!(!path.exists());
+    let rewritten = std::fs::read(file(dir.path())).unwrap();
     let as_new = rewritten
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty());
@@ -324,7 +456,7 @@ fn a_journal_of_0_1_0_is_read_once_and_rewritten() {
 
 #[test]
 fn a_torn_last_line_of_0_1_0_is_dropped_in_silence() {
-    let Replay { entries, damaged } = replay(&OF_0_1_0[..OF_0_1_0.len() - 9]);
+    let Replay { entries, damaged, .. } = replay(&[&OF_0_1_0[..OF_0_1_0.len() - 9]]);
     assert_eq!(damaged, Vec::<Vec<u8>>::new());
     assert!(is_in_force(&entries[&VmId(5)]), "the torn line restored it");
 }

@@ -106,7 +106,9 @@ impl Grip for OfVm {
         let threads = task::threads(&hands.root, vm.run.pid);
         vm.threads = threads.map_err(|e| failed(vm, LEAVE, &e.to_string()))?;
         let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, super::Moving::KEY];
-        hands.write(vm, LEAVE, |journal| journal.clear(vm.run.vm, &keys))?;
+        if let Some(journal) = &mut hands.journal {
+            journal.clear(vm.run.vm, &keys);
+        }
         vm.home = None;
         Ok(())
     }

@@ -122,14 +122,16 @@ impl Grip for OfVm {
             .set_memory(&vm.handle, shrink.before)
             .map_err(call)?;
         self.shrunk = None;
-        hands.clear::<Shrink>(vm, GIVE_BACK)
+        hands.clear::<Shrink>(vm);
+        Ok(())
     }
 
     /// Asks the guest as often as the operator had it asked.
     fn leave(&mut self, hands: &mut Hands, vm: &mut Vm) -> Result<(), ActionError> {
-        if let Some(StatsPeriod { before_s }) = self.asked.take() {
+        if let Some(StatsPeriod { before_s }) = self.asked {
             set_stats_period(hands, vm, before_s)?;
-            hands.clear::<StatsPeriod>(vm, QUESTION)?;
+            self.asked = None;
+            hands.clear::<StatsPeriod>(vm);
         }
         Ok(())
     }
@@ -177,11 +179,14 @@ impl Grip for OfVm {
         };
         let mut steps = Steps::default();
         if let Some(Shrunk { shrink, .. }) = self.shrunk {
-            // Somebody who gave it more meanwhile wants it so.
-            let xml = after.libvirt.xml(&domain).ok();
-            let current = xml.and_then(|xml| Domain::parse(&xml).ok());
-            if current.is_none_or(|domain| domain.memory_current_bytes < shrink.before) {
-                steps.note("memory", after.libvirt.set_memory(&domain, shrink.before));
+            let xml = after.libvirt.xml(&domain).map_err(|e| e.cause().to_owned());
+            let current = xml.and_then(|xml| Domain::parse(&xml).map_err(|e| e.to_string()));
+            match current {
+                // Somebody who gave it more meanwhile wants it so.
+                Ok(domain) if domain.memory_current_bytes > shrink.before => {}
+                // As much as before may be a balloon that has not moved yet, and will.
+                Ok(_) => steps.note("memory", after.libvirt.set_memory(&domain, shrink.before)),
+                Err(cause) => steps.unknown("its memory", &cause),
             }
         }
         if let Some(StatsPeriod { before_s }) = self.asked {
@@ -222,7 +227,8 @@ impl OfVm {
                 "VM {name} now has {current}, the agent had set {ours}: somebody else changed it, or its guest took it back"
             ));
             self.shrunk = None;
-            hands.clear::<Shrink>(vm, SHRINK)
+            hands.clear::<Shrink>(vm);
+            Ok(())
         } else {
             Ok(())
         }

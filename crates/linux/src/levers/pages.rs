@@ -122,7 +122,7 @@ fn move_pages(
         return Err(fixed(vm, why));
     }
     if left == Pages::ZERO {
-        hands.clear::<Moving>(vm, MOVE)?;
+        hands.clear::<Moving>(vm);
     }
     narrow_if_little_is_left(hands, vm)?;
     // Still to be looked at with the next sample: the guest goes on touching memory.

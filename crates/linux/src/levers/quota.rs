@@ -193,12 +193,14 @@ impl Grip for OfVm {
         };
         let call = |e: CallError| failed(vm, LIFT, e.cause());
         hands.libvirt.lift(&vm.handle, before).map_err(call)?;
-        self.quotas = None;
-        hands.clear::<Quotas>(vm, LIFT)?;
-        match seen(vm, LIFT)? {
-            seen if seen.quota() == before => Ok(()),
-            seen => Err(failed(vm, LIFT, &format!("in force is {seen}"))),
+        // What cannot be read, or is still the agent's, stays to be lifted.
+        let seen = seen(vm, LIFT)?;
+        if seen.quota() != before && self.quotas.is_some_and(|quotas| quotas.is_in(seen)) {
+            return Err(failed(vm, LIFT, &format!("in force is {seen}")));
         }
+        self.quotas = None;
+        hands.clear::<Quotas>(vm);
+        Ok(())
     }
 
     fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
@@ -215,9 +217,7 @@ impl Grip for OfVm {
             ));
         }
         self.quotas = None;
-        if let Err(error) = hands.clear::<Quotas>(vm, LIFT) {
-            hands.notice(error.to_string());
-        }
+        hands.clear::<Quotas>(vm);
     }
 
     fn tell(&mut self, _hands: &mut Hands, _vm: &mut Vm, sample: &mut VmSample) {
@@ -240,10 +240,13 @@ impl Grip for OfVm {
             return Ok(());
         };
         let mut steps = Steps::default();
-        // What somebody else set meanwhile is left alone.
-        let seen = of_process(after.root, after.run.process());
-        if seen.is_ok_and(|seen| quotas.is_left_in(seen)) {
-            steps.note("CPU quota", after.libvirt.lift(&domain, quotas.before));
+        match of_process(after.root, after.run.process()) {
+            Ok(seen) if quotas.is_left_in(seen) => {
+                steps.note("CPU quota", after.libvirt.lift(&domain, quotas.before));
+            }
+            // What somebody else set meanwhile is left alone.
+            Ok(_) => {}
+            Err(cause) => steps.unknown("its CPU quota", &cause.to_string()),
         }
         steps.done()
     }

@@ -69,7 +69,7 @@ impl Grip for OfVm {
             let released = Confiner::new(&hands.root).release(vm.run.vm);
             released.map_err(|e| failed(vm, FREE, &e.to_string()))?;
             self.confined = None;
-            hands.clear::<Confined>(vm, FREE)?;
+            hands.clear::<Confined>(vm);
         }
         Ok(())
     }

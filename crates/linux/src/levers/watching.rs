@@ -205,7 +205,7 @@ impl Grip for OfVm {
             let ended = Damon::new(&hands.root).end(vm.run.pid);
             ended.map_err(|e| failed(vm, WATCH, &e.to_string()))?;
             self.has_damon = false;
-            hands.clear::<Watched>(vm, WATCH)?;
+            hands.clear::<Watched>(vm);
         }
         Ok(())
     }
@@ -259,7 +259,7 @@ impl OfVm {
         let look = trackers::look(&hands.root, tracker, target, window);
         if outlives && look.is_err() {
             self.has_damon = false;
-            hands.clear::<Watched>(vm, WATCH)?;
+            hands.clear::<Watched>(vm);
         }
         Ok(look)
     }

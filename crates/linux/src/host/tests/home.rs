@@ -67,13 +67,13 @@ fn a_vm_whose_home_was_lifted_runs_as_before_and_nobody_takes_it_for_homed() {
     assert!(seen.version > version);
     assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
     assert!(!levers::is_in_force(&entry(&tree)));
-    let journal = std::fs::read(tree.root().join("state/journal")).unwrap();
+    let journal = std::fs::read(tree.root().join(JOURNAL[0])).unwrap();
     assert_eq!(
         commit(&mut host, lift_home()),
         Outcome::Done,
         "nothing is in force"
     );
-    assert_eq!(std::fs::read(tree.root().join("state/journal")).unwrap(), journal);
+    assert_eq!(std::fs::read(tree.root().join(JOURNAL[0])).unwrap(), journal);
     let notices = host.take_notices();
     assert!(!notices.iter().any(|n| n.contains("someone else")), "{notices:?}");
     kill(host, &tree);

@@ -1,0 +1,320 @@
+//! Who may act: one agent for a state directory, and one on a host, wherever its state lies.
+//!
+//! ```text
+//!   agent.lock    in the state directory: its agent, or whoever undoes for it
+//!   acting.lock   in the host's own place: taken alone by an agent that begins, then shared with its guard, so that no other
+//!                 agent begins before everything of this one is undone
+//! ```
+//!
+//! Both lie where other users cannot lock them. They say who acts, and not whether it does: that is for the guard's beat.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::state_dir::{STATE_DIR, StateDir, StateError};
+use crate::task::{self, Process};
+
+const AGENT: &str = "agent.lock";
+const ACTING: &str = "acting.lock";
+/// A path and two numbers.
+const HOLDER_BYTES_MAX: u64 = 16 << 10;
+/// How often a lock that another holds is tried again.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Who took a lock last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Holder {
+    pid: i32,
+    start_ticks: u64,
+    /// Its state directory.
+    state: PathBuf,
+}
+
+impl Holder {
+    fn own(state: &Path) -> Holder {
+        let pid = std::process::id().cast_signed();
+        let own = task::process(Path::new("/"), pid).ok().flatten();
+        Holder {
+            pid,
+            start_ticks: own.map_or(0, |own| own.start_ticks),
+            state: std::path::absolute(state).unwrap_or_else(|_| state.to_owned()),
+        }
+    }
+
+    fn read(file: &mut File) -> Option<Holder> {
+        let mut text = String::new();
+        file.rewind().ok()?;
+        file.take(HOLDER_BYTES_MAX).read_to_string(&mut text).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
+    /// Says who holds the file's lock. A full disk leaves it empty, and then nobody is known to hold it.
+    fn write(&self, file: &mut File) {
+        let text = serde_json::to_string(self).expect("a holder is JSON");
+        let _ = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| file.write_all(text.as_bytes()));
+    }
+
+    fn is_alive(&self) -> bool {
+        let process = Process {
+            pid: self.pid,
+            start_ticks: self.start_ticks,
+        };
+        task::is_alive(Path::new("/"), process)
+    }
+}
+
+/// The lock that one agent (or the guard that undoes for it) holds while it owns a journal.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock; `None` while somebody else holds it.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had.
+    pub fn try_take(state: &Path) -> Result<Option<Lock>, StateError> {
+        let dir = StateDir::open(state)?;
+        let mut file = dir.open_to_write(AGENT)?;
+        if !flock(
+            &file,
+            FlockOperation::NonBlockingLockExclusive,
+            &dir.path_of(AGENT),
+        )? {
+            return Ok(None);
+        }
+        Holder::own(state).write(&mut file);
+        Ok(Some(Lock { _file: file }))
+    }
+
+    /// Takes the lock, waiting for at most so long: a guard may be about to finish.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had, or another agent holds it all that time.
+    pub fn take(state: &Path, patience: Duration) -> Result<Lock, StateError> {
+        let taken = wait_for(patience, || Lock::try_take(state))?;
+        taken.ok_or_else(|| StateError {
+            what: "lock",
+            path: state.join("private").join(AGENT).display().to_string(),
+            cause: "another agent holds it; stop that one first".into(),
+        })
+    }
+
+    /// Whether an agent that can be named holds the lock: not only somebody.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had.
+    pub fn is_held_by_an_agent(state: &Path) -> Result<bool, StateError> {
+        let Some(dir) = StateDir::open_existing(state)? else {
+            return Ok(false);
+        };
+        let Some(mut file) = dir.open_to_read(AGENT)? else {
+            return Ok(false);
+        };
+        let is_free = flock(&file, FlockOperation::NonBlockingLockShared, &dir.path_of(AGENT))?;
+        Ok(!is_free && Holder::read(&mut file).is_some_and(|holder| holder.is_alive()))
+    }
+}
+
+/// The right to act on a host, as an agent or as its guard.
+#[derive(Debug)]
+pub struct ActingLock {
+    _file: File,
+}
+
+impl ActingLock {
+    /// Takes it for an agent: alone at first, so that nobody else acts, then so that its guard can share it. The host's own
+    /// place lies below `root`.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had; while another agent acts, or a guard undoes for one; and when one that is gone left
+    /// something in force, which only its own state directory tells.
+    pub fn take(root: &Path, state: &Path, patience: Duration) -> Result<ActingLock, StateError> {
+        let dir = StateDir::open(&place(root))?;
+        let path = dir.path_of(ACTING);
+        let mut file = dir.open_to_write(ACTING)?;
+        let alone = || {
+            flock(&file, FlockOperation::NonBlockingLockExclusive, &path).map(|is_ours| is_ours.then_some(()))
+        };
+        let taken = wait_for(patience, alone)?;
+        let holder = Holder::read(&mut file);
+        let failed = |cause: String| StateError {
+            what: "lock",
+            path: path.display().to_string(),
+            cause,
+        };
+        let own = Holder::own(state);
+        if taken.is_none() {
+            let who = holder.map_or_else(
+                || "another agent".to_owned(),
+                |holder| {
+                    format!(
+                        "the agent with state in {} (process {})",
+                        holder.state.display(),
+                        holder.pid
+                    )
+                },
+            );
+            return Err(failed(format!(
+                "{who} acts on this host, or its guard undoes for it; stop that one first, or watch with --dry-run"
+            )));
+        }
+        if let Some(left) =
+            holder.filter(|holder| holder.state != own.state && leaves_something(&holder.state))
+        {
+            let state = left.state.display();
+            return Err(failed(format!(
+                "an agent with state in {state} ended and left VMs changed; run `homenode release --state {state}` first"
+            )));
+        }
+        own.write(&mut file);
+        if !flock(&file, FlockOperation::NonBlockingLockShared, &path)? {
+            return Err(failed(
+                "another agent has just begun to act; stop that one first".into(),
+            ));
+        }
+        Ok(ActingLock { _file: file })
+    }
+
+    /// Shares it with the agent that has it, for the agent's guard.
+    ///
+    /// # Errors
+    /// When the lock file cannot be had, or an agent is just beginning.
+    pub fn share(root: &Path) -> Result<ActingLock, StateError> {
+        let dir = StateDir::open(&place(root))?;
+        let path = dir.path_of(ACTING);
+        let file = dir.open_to_write(ACTING)?;
+        match flock(&file, FlockOperation::NonBlockingLockShared, &path)? {
+            true => Ok(ActingLock { _file: file }),
+            false => Err(StateError {
+                what: "lock",
+                path: path.display().to_string(),
+                cause: "another agent has just begun to act".into(),
+            }),
+        }
+    }
+}
+
+fn place(root: &Path) -> PathBuf {
+    root.join(STATE_DIR.trim_start_matches('/'))
+}
+
+fn leaves_something(state: &Path) -> bool {
+    crate::journal::peek(state)
+        .values()
+        .any(crate::levers::is_in_force)
+}
+
+/// Whether the lock is ours now.
+fn flock(file: &File, how: FlockOperation, path: &Path) -> Result<bool, StateError> {
+    match rustix::fs::flock(file, how) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(StateError::of("lock", path, &e.into())),
+    }
+}
+
+fn wait_for<T>(
+    patience: Duration,
+    mut take: impl FnMut() -> Result<Option<T>, StateError>,
+) -> Result<Option<T>, StateError> {
+    let mut waited = Duration::ZERO;
+    loop {
+        let taken = take()?;
+        if taken.is_some() || waited >= patience {
+            return Ok(taken);
+        }
+        std::thread::sleep(LOOK_EVERY);
+        waited += LOOK_EVERY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_agent_at_a_time_owns_a_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!Lock::is_held_by_an_agent(dir.path()).unwrap());
+        let lock = Lock::try_take(dir.path()).unwrap().unwrap();
+        assert!(Lock::try_take(dir.path()).unwrap().is_none());
+        assert!(Lock::is_held_by_an_agent(dir.path()).unwrap());
+        let error = Lock::take(dir.path(), Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains("another agent"), "{error}");
+        drop(lock);
+        assert!(
+            !Lock::is_held_by_an_agent(dir.path()).unwrap(),
+            "who held it is not who holds it"
+        );
+        assert!(Lock::try_take(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn who_merely_locks_the_file_is_no_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let private = StateDir::open(dir.path()).unwrap();
+        let file = private.open_to_write(AGENT).unwrap();
+        assert!(flock(&file, FlockOperation::NonBlockingLockExclusive, dir.path()).unwrap());
+        assert!(Lock::try_take(dir.path()).unwrap().is_none());
+        assert!(!Lock::is_held_by_an_agent(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn one_agent_at_a_time_acts_on_a_host_wherever_its_state_lies() {
+        let root = tempfile::tempdir().unwrap();
+        let (one, other) = (root.path().join("one"), root.path().join("other"));
+        let take = |state: &Path| ActingLock::take(root.path(), state, Duration::ZERO);
+        let agent = take(&one).unwrap();
+        let guard = ActingLock::share(root.path()).unwrap();
+        let said = take(&other).unwrap_err().to_string();
+        assert!(said.contains("/one") && said.contains("--dry-run"), "{said}");
+        drop(agent);
+        assert!(take(&other).is_err(), "its guard may have something to undo");
+        drop(guard);
+        drop(take(&other).unwrap());
+    }
+
+    #[test]
+    fn nobody_acts_before_what_another_left_is_undone() {
+        let root = tempfile::tempdir().unwrap();
+        let (one, other) = (root.path().join("one"), root.path().join("other"));
+        drop(ActingLock::take(root.path(), &one, Duration::ZERO).unwrap());
+        let mut journal = crate::journal::Journal::open(&one).unwrap();
+        let vm = homenode_units::VmId(1);
+        let run = crate::journal::Run {
+            vm,
+            name: "one".into(),
+            runtime_id: 1,
+            pid: 1,
+            start_ticks: 1,
+        };
+        journal.begin(run, crate::journal::Before::default()).unwrap();
+        journal
+            .set(
+                vm,
+                &crate::levers::Home(homenode_units::NodeSet::one(homenode_units::NodeId(0))),
+            )
+            .unwrap();
+        let said = ActingLock::take(root.path(), &other, Duration::ZERO)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("homenode release --state") && said.contains("/one"),
+            "{said}"
+        );
+        drop(ActingLock::take(root.path(), &one, Duration::ZERO).unwrap());
+        journal.clear_all(vm);
+        assert!(ActingLock::take(root.path(), &other, Duration::ZERO).is_ok());
+    }
+}
