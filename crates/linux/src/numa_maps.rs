@@ -7,6 +7,12 @@
 //! `madvise(2)` or `mbind(2)` treated parts differently, so neighbours over the same object are joined first. Where a
 //! memory object has no mapping of its size, nothing is guessed: there is no answer.
 //!
+//! # Trust
+//! A hostile QEMU has as many mappings as the kernel lets it, cut as it likes. Files are read up to [`LIMIT_BYTES`] and
+//! [`MAPPINGS_MAX`], in time linear in their length for each memory object, and must ascend. A mapping that would hold more
+//! pages than fit in it is refused, and so is one that comes twice: mappings changed while they were read, and what is counted
+//! twice is nowhere.
+//!
 //! `numa_maps` walks every page table entry and holds the process's `mmap_lock` while it does: milliseconds per GiB.
 //! Read it rarely.
 
@@ -19,6 +25,8 @@ use crate::read::{self, ReadError};
 
 /// `vm.max_map_count` is 65530 by default; lines are short but for file names.
 const LIMIT_BYTES: u64 = 64 << 20;
+/// More than `vm.max_map_count` is set to anywhere.
+const MAPPINGS_MAX: usize = 1 << 20;
 /// libvirt rounds memory up to whole MiB (and QEMU to its huge page), so a mapping may exceed what the XML says
 /// by this.
 const ROUNDING_BYTES: u64 = 2 << 20;
@@ -52,46 +60,48 @@ impl Range {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Mapping {
+/// A line of `maps`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mapping<'a> {
     start: u64,
     end: u64,
-    perms: String,
+    perms: &'a str,
     offset: u64,
-    device: String,
+    device: &'a str,
     inode: u64,
-    path: String,
+    path: &'a str,
 }
 
-impl Mapping {
+impl Mapping<'_> {
     /// Whether guest RAM could look like this.
     fn may_be_ram(&self) -> bool {
-        self.perms.starts_with("rw-") && !matches!(self.path.as_str(), "[heap]" | "[stack]")
+        self.perms.starts_with("rw-") && !matches!(self.path, "[heap]" | "[stack]")
     }
 
     /// Whether `next` goes on where this one ends, over the same object.
-    fn continues(&self, next: &Mapping) -> bool {
+    fn continues(&self, next: &Mapping<'_>) -> bool {
         let bytes = self.end - self.start;
         self.end == next.start
             && self.perms == next.perms
-            && (&self.device, self.inode) == (&next.device, next.inode)
+            && (self.device, self.inode) == (next.device, next.inode)
             && (self.inode == 0 || self.offset.checked_add(bytes) == Some(next.offset))
     }
 }
 
-fn parse_mapping(line: &str) -> Option<Mapping> {
+fn parse_mapping(line: &str) -> Option<Mapping<'_>> {
     let mut words = line.splitn(6, ' ');
     let (start, end) = words.next()?.split_once('-')?;
     let (start, end) = (
         u64::from_str_radix(start, 16).ok()?,
         u64::from_str_radix(end, 16).ok()?,
     );
-    let perms = words.next().filter(|p| p.len() == 4)?.to_owned();
+    let perms = words.next().filter(|p| p.len() == 4)?;
     let offset = u64::from_str_radix(words.next()?, 16).ok()?;
-    let device = words.next()?.to_owned();
+    let device = words.next()?;
     let inode = words.next()?.parse().ok()?;
-    let path = words.next().unwrap_or("").trim().to_owned();
-    (start < end).then_some(Mapping {
+    let path = words.next().unwrap_or("").trim();
+    let is_whole = start < end && start.is_multiple_of(PAGE_BYTES) && end.is_multiple_of(PAGE_BYTES);
+    is_whole.then_some(Mapping {
         start,
         end,
         perms,
@@ -100,6 +110,33 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
         inode,
         path,
     })
+}
+
+/// The mappings that could be guest RAM, ascending.
+fn mappings<'a>(path: &Path, text: &'a str) -> Result<Vec<Mapping<'a>>, ReadError> {
+    let mut mappings: Vec<Mapping<'_>> = Vec::new();
+    let mut end = 0;
+    for line in bounded_lines(path, text)? {
+        let mapping = parse_mapping(line).ok_or_else(|| {
+            ReadError::malformed(path, "a line `start-end perms offset device inode name`", line)
+        })?;
+        if mapping.start < end {
+            return Err(ReadError::malformed(path, "mappings one after the other", line));
+        }
+        end = mapping.end;
+        if mapping.may_be_ram() {
+            mappings.push(mapping);
+        }
+    }
+    Ok(mappings)
+}
+
+/// The lines of a file that has one for each mapping.
+fn bounded_lines<'a>(path: &Path, text: &'a str) -> Result<std::str::Lines<'a>, ReadError> {
+    match text.lines().nth(MAPPINGS_MAX) {
+        None => Ok(text.lines()),
+        Some(line) => Err(ReadError::malformed(path, "at most 1048576 mappings", line)),
+    }
 }
 
 /// The ranges that are guest RAM, ascending; `None` where the process is gone, or a memory object of one of these
@@ -112,15 +149,7 @@ pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Ra
     let Some(text) = read::text_if_there(&path, LIMIT_BYTES)? else {
         return Ok(None);
     };
-    let mut mappings: Vec<Mapping> = Vec::new();
-    for line in text.lines() {
-        let mapping = parse_mapping(line).ok_or_else(|| {
-            ReadError::malformed(&path, "a line `start-end perms offset device inode name`", line)
-        })?;
-        if mapping.may_be_ram() {
-            mappings.push(mapping);
-        }
-    }
+    let mut mappings = mappings(&path, &text)?;
     let mut ranges = Vec::with_capacity(sizes.len());
     let mut sizes: Vec<u64> = sizes.iter().map(|bytes| bytes.0).collect();
     sizes.sort_unstable();
@@ -129,10 +158,8 @@ pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Ra
             return Ok(None);
         };
         let end = mappings[to].end;
-        let mut ram = mappings
-            .drain(from..=to)
-            .next()
-            .expect("a run has a first mapping");
+        let mut ram = mappings[from];
+        mappings.drain(from..=to);
         ram.end = end;
         ranges.push(ram);
     }
@@ -166,42 +193,48 @@ pub fn objects(ranges: &[Range], sizes: &[Bytes]) -> Vec<usize> {
     of_object
 }
 
-/// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit. RAM is
-/// several mappings where parts of it were bound to nodes, and unrelated memory may lie right beside it.
-fn tightest_run(mappings: &[Mapping], want: u64) -> Option<(usize, usize)> {
+/// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit, the lowest
+/// of those as tight. RAM is several mappings where parts of it were bound to nodes, and unrelated memory may lie right beside it.
+///
+/// Both ends only ever go up: a run that begins later and is large enough does not end earlier.
+fn tightest_run(mappings: &[Mapping<'_>], want: u64) -> Option<(usize, usize)> {
     let mut best: Option<(u64, usize, usize)> = None;
+    let mut to = 0;
     for from in 0..mappings.len() {
-        for to in from..mappings.len() {
-            if to > from && !mappings[to - 1].continues(&mappings[to]) {
-                break;
-            }
-            let bytes = mappings[to].end - mappings[from].start;
-            if bytes > want.saturating_add(ROUNDING_BYTES) {
-                break;
-            }
-            if bytes >= want && best.is_none_or(|(least, ..)| bytes < least) {
-                best = Some((bytes, from, to));
-            }
+        to = to.max(from);
+        let bytes = |to: usize| mappings[to].end - mappings[from].start;
+        while bytes(to) < want
+            && mappings
+                .get(to + 1)
+                .is_some_and(|next| mappings[to].continues(next))
+        {
+            to += 1;
+        }
+        let bytes = bytes(to);
+        let fits = want <= bytes && bytes <= want.saturating_add(ROUNDING_BYTES);
+        if fits && best.is_none_or(|(least, ..)| bytes < least) {
+            best = Some((bytes, from, to));
         }
     }
     best.map(|(_, from, to)| (from, to))
 }
 
 /// Page size of each range. Only file mappings can be of hugetlbfs, and only then is the costly file read.
-fn page_sizes(root: &Path, pid: i32, ranges: &[Mapping]) -> Result<Vec<Bytes>, ReadError> {
+fn page_sizes(root: &Path, pid: i32, ranges: &[Mapping<'_>]) -> Result<Vec<Bytes>, ReadError> {
     let mut sizes = vec![Bytes(PAGE_BYTES); ranges.len()];
     if ranges.iter().all(|m| m.inode == 0) {
         return Ok(sizes);
     }
-    for line in lines(root, pid)?.unwrap_or_default() {
-        let at = ranges.iter().position(|m| (m.start..m.end).contains(&line.start));
-        if let Some(at) = at.filter(|_| line.is_huge) {
+    let bounds: Vec<(u64, u64)> = ranges.iter().map(|m| (m.start, m.end)).collect();
+    for_each_line(root, pid, &bounds, |at, line| {
+        if line.is_huge {
             sizes[at] = Bytes(line.page_bytes);
         }
-    }
+    })?;
     Ok(sizes)
 }
 
+/// A line of `numa_maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
     start: u64,
@@ -211,31 +244,38 @@ struct Line {
     counts: Vec<(NodeId, u64)>,
 }
 
-/// Pages per node of each of these ranges, in base pages whatever the mapping's page size; nodes without a page are left out.
-/// `None` where the process is gone, or has no `numa_maps` (kernel without NUMA).
+impl Line {
+    /// Base pages on all nodes.
+    fn pages(&self) -> u64 {
+        let counts = self.counts.iter().map(|(_, count)| *count);
+        let count = counts.fold(0, u64::saturating_add);
+        count.saturating_mul(self.page_bytes / PAGE_BYTES)
+    }
+}
+
+/// Pages per node of each of these ranges (ascending), in base pages whatever the mapping's page size; nodes without a page are
+/// left out. `None` where the process is gone, or has no `numa_maps` (kernel without NUMA).
 ///
 /// # Errors
-/// When `numa_maps` is malformed or may not be read.
+/// When `numa_maps` is malformed, may not be read, or has more pages than fit.
 pub fn pages_per_node(
     root: &Path,
     pid: i32,
     ranges: &[Range],
 ) -> Result<Option<Vec<NodeMap<Pages>>>, ReadError> {
-    let Some(lines) = lines(root, pid)? else {
-        return Ok(None);
-    };
+    let bounds: Vec<(u64, u64)> = ranges.iter().map(|range| (range.start, range.end)).collect();
     let mut pages: Vec<NodeMap<Pages>> = vec![NodeMap::new(); ranges.len()];
-    for line in lines {
-        let within = |range: &Range| (range.start..range.end).contains(&line.start);
-        let Some(at) = ranges.iter().position(within) else {
-            continue;
-        };
-        for (node, count) in line.counts {
-            let more = Pages(count.saturating_mul(line.page_bytes / PAGE_BYTES));
-            add(&mut pages[at], node, more);
+    let found = for_each_line(root, pid, &bounds, |at, line| {
+        for &(node, count) in &line.counts {
+            // Within the range, as the sum was checked.
+            add(
+                &mut pages[at],
+                node,
+                Pages(count * (line.page_bytes / PAGE_BYTES)),
+            );
         }
-    }
-    Ok(Some(pages))
+    })?;
+    Ok(found.map(|()| pages))
 }
 
 /// What several ranges hold together.
@@ -252,17 +292,56 @@ fn add(pages: &mut NodeMap<Pages>, node: NodeId, more: Pages) {
     pages.insert(node, Pages(before.0.saturating_add(more.0)));
 }
 
-fn lines(root: &Path, pid: i32) -> Result<Option<Vec<Line>>, ReadError> {
+/// Calls this for each line of `numa_maps` whose mapping begins in one of these ranges (start and end, ascending), with the
+/// range's position: a merge of two ascending sequences. `None` where there is no such file.
+fn for_each_line(
+    root: &Path,
+    pid: i32,
+    ranges: &[(u64, u64)],
+    mut take: impl FnMut(usize, &Line),
+) -> Result<Option<()>, ReadError> {
     let path = root.join(format!("proc/{pid}/numa_maps"));
     let Some(text) = read::text_if_there(&path, LIMIT_BYTES)? else {
         return Ok(None);
     };
     // A process that ends while being read leaves an empty or shortened file; only whole lines count.
-    let lines = text.lines().map(|line| {
-        parse_line(line)
-            .ok_or_else(|| ReadError::malformed(&path, "a line `address policy key=value …`", line))
-    });
-    lines.collect::<Result<Vec<_>, _>>().map(Some)
+    let mut lines = bounded_lines(&path, &text)?;
+    let mut read = || {
+        let Some(text) = lines.next() else { return Ok(None) };
+        let line = parse_line(text)
+            .ok_or_else(|| ReadError::malformed(&path, "a line `address policy key=value …`", text))?;
+        Ok(Some((text, line)))
+    };
+    let mut next = read()?;
+    let mut at = 0;
+    while let Some((text, line)) = next {
+        next = read()?;
+        // The file does not say where a mapping ends: before the next at the latest.
+        let until = next.as_ref().map_or(u64::MAX, |(_, next)| next.start);
+        if until <= line.start {
+            return Err(ReadError::malformed(&path, "mappings one after the other", text));
+        }
+        while ranges.get(at).is_some_and(|(_, end)| *end <= line.start) {
+            at += 1;
+        }
+        let Some(&(start, end)) = ranges.get(at).filter(|(start, _)| *start <= line.start) else {
+            continue;
+        };
+        let room = (end.min(until) - line.start) / PAGE_BYTES;
+        if line.pages() > room {
+            let expected = "no more pages than lie between a mapping and the next, or its range's end";
+            return Err(ReadError::malformed(&path, expected, text));
+        }
+        if line.is_huge && line.page_bytes > end - start {
+            return Err(ReadError::malformed(
+                &path,
+                "huge pages that fit in their range",
+                text,
+            ));
+        }
+        take(at, &line);
+    }
+    Ok(Some(()))
 }
 
 /// Reads one line. Between address and the known keys stands the memory policy, which may hold spaces.
@@ -436,6 +515,76 @@ mod tests {
         ] {
             let error = pages_per_node(tree("", bad).root(), 7, &[]).unwrap_err();
             assert!(error.to_string().contains("proc/7/numa_maps"), "{error}");
+        }
+    }
+
+    /// RAM of one page to a mapping, all joined, and `numa_maps` that agrees.
+    fn shredded(mappings: u64) -> (String, String) {
+        let start = |at: u64| 0x7f00_0000_0000 + at * PAGE_BYTES;
+        let maps = |at| format!("{:x}-{:x} rw-p 00000000 00:00 0 \n", start(at), start(at + 1));
+        let numa = |at| {
+            format!(
+                "{:x} default anon=1 N{}=1 kernelpagesize_kB=4\n",
+                start(at),
+                at % 2
+            )
+        };
+        (
+            (0..mappings).map(maps).collect(),
+            (0..mappings).map(numa).collect(),
+        )
+    }
+
+    #[test]
+    fn time_grows_no_faster_than_mappings() {
+        let time_of = |mappings: u64| {
+            let (maps, numa) = shredded(mappings);
+            let tree = tree(&maps, &numa);
+            let size = Bytes(mappings * PAGE_BYTES);
+            let look = || {
+                let begun = crate::now();
+                let ram = guest_ram(tree.root(), 7, &[size]).unwrap().unwrap();
+                let pages = pages_per_node(tree.root(), 7, &ram).unwrap().unwrap();
+                assert_eq!(counts(&pages), [(0, mappings / 2), (1, mappings / 2)]);
+                crate::now() - begun
+            };
+            (0..3).map(|_| look()).min().unwrap()
+        };
+        let (few, many) = (time_of(4000), time_of(64_000));
+        assert!(many.0 < 64 * few.0, "16 times the mappings took {few} and {many}");
+    }
+
+    #[test]
+    fn a_range_never_has_more_pages_than_lie_in_it() {
+        let maps = "7f0000000000-7f0008000000 rw-p 00000000 00:00 0 \n";
+        for bad in [
+            // More than the range, on one node or on several.
+            "7f0000000000 default anon=32769 N0=32769 kernelpagesize_kB=4\n",
+            "7f0000000000 default anon=9 N0=20000 N1=20000 kernelpagesize_kB=4\n",
+            "7f0000000000 default anon=9 N0=18446744073709551615 N1=1 kernelpagesize_kB=4\n",
+            "7f0000000000 default huge N0=65 kernelpagesize_kB=2048\n",
+            // More than lie before the next mapping.
+            "7f0000000000 default anon=2 N0=2 kernelpagesize_kB=4\n7f0000001000 default N0=1 kernelpagesize_kB=4\n",
+            // One mapping twice, as when mappings change while they are read.
+            "7f0000000000 default anon=1 N0=1 kernelpagesize_kB=4\n7f0000000000 default N0=1 kernelpagesize_kB=4\n",
+            "7f0000001000 default anon=1 N0=1 kernelpagesize_kB=4\n7f0000000000 default N0=1 kernelpagesize_kB=4\n",
+        ] {
+            let tree = tree(maps, bad);
+            let ram = guest_ram(tree.root(), 7, &[Bytes(128 * MIB)]).unwrap().unwrap();
+            let error = pages_per_node(tree.root(), 7, &ram).expect_err(bad);
+            assert!(error.to_string().contains("proc/7/numa_maps"), "{error}");
+        }
+    }
+
+    #[test]
+    fn mappings_that_overlap_or_split_pages_are_refused() {
+        for bad in [
+            "7f0000000000-7f0008000000 rw-p 00000000 00:00 0 \n7f0004000000-7f000c000000 rw-p 00000000 00:00 0 \n",
+            "7f0010000000-7f0018000000 rw-p 00000000 00:00 0 \n7f0000000000-7f0008000000 rw-p 00000000 00:00 0 \n",
+            "7f0000000001-7f0008000001 rw-p 00000000 00:00 0 \n",
+        ] {
+            let error = guest_ram(tree(bad, "").root(), 7, &[Bytes(128 * MIB)]).expect_err(bad);
+            assert!(error.to_string().contains("proc/7/maps"), "{error}");
         }
     }
 

@@ -38,6 +38,10 @@ pub fn read(root: &Path) -> Result<Vec<(CpuId, Ns)>, ReadError> {
         return Err(ReadError::malformed(&path, "a line `cpuN …` per CPU", &text));
     }
     cpus.sort_unstable();
+    if let Some(twice) = cpus.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let found = format!("cpu{} twice", twice[0].0);
+        return Err(ReadError::malformed(&path, "each CPU once", &found));
+    }
     Ok(cpus)
 }
 
@@ -85,6 +89,7 @@ mod tests {
             "cpu0 1 2 3 4 5 6 7 x",
             "cpux 1 2 3 4 5 6 7 8",
             "cpu0 18446744073709551615 1 1 1 1 1 1 1",
+            "cpu0 1 1 1 1 1 1 1 1\ncpu0 2 1 1 1 1 1 1 1",
         ] {
             let error = read(Tree::new(&[("proc/stat", bad)]).root()).unwrap_err();
             assert!(matches!(error, ReadError::Malformed { .. }), "{bad}: {error}");

@@ -36,6 +36,28 @@ pub enum ReadError {
         /// What is there, shortened.
         found: String,
     },
+    /// Several threads would be the same.
+    #[error(
+        "{path}: which thread is {what} is not known: {count} threads bear its name and no cgroup of libvirt's tells them apart: {tids}"
+    )]
+    Ambiguous {
+        /// The folder of the threads.
+        path: String,
+        /// What one of them is.
+        what: String,
+        /// How many there are.
+        count: usize,
+        /// The first of them.
+        tids: String,
+    },
+    /// More than can be looked at.
+    #[error("{path} has more than {limit} entries; refused")]
+    TooMany {
+        /// The folder.
+        path: String,
+        /// Most that are read.
+        limit: usize,
+    },
 }
 
 impl ReadError {
@@ -51,7 +73,15 @@ impl ReadError {
 
 impl From<ReadError> for HostError {
     fn from(error: ReadError) -> HostError {
+        let said = error.to_string();
         match error {
+            ReadError::Ambiguous { path, .. } | ReadError::TooMany { path, .. } => {
+                let cause = said
+                    .trim_start_matches(&path)
+                    .trim_start_matches([':', ' '])
+                    .to_owned();
+                HostError::Unreadable { path, cause }
+            }
             ReadError::Io { path, cause } => HostError::Unreadable { path, cause },
             ReadError::TooLarge { path, limit_bytes } => HostError::Unreadable {
                 path,

@@ -1,8 +1,16 @@
-//! `/proc/PID/task/TID/{comm,stat,schedstat,status}`: the threads of a QEMU process, told apart by their names.
+//! `/proc/PID/task/TID/{cgroup,comm,stat,schedstat,status}`: the threads of a QEMU process, told apart.
 //!
-//! QEMU names its threads when libvirt starts it (`debug-threads=on`, always): `CPU n/KVM` or `CPU n/TCG` is vCPU n,
-//! `IO name` an I/O thread, the first thread is the emulator's main loop, all else helps the emulator.
+//! libvirt puts each vCPU's thread into a cgroup `vcpuN` and each I/O thread into `iothreadN`, which only root can leave. Where a
+//! process has such groups they alone say what a thread does. What a thread in there starts is in there too (io_uring's
+//! workers), and younger: of several the oldest is the one that libvirt put there.
+//!
+//! Where libvirt made no groups (no cgroups, a session's libvirt) names must do. QEMU names its threads when libvirt starts
+//! it (`debug-threads=on`, always): `CPU n/KVM` or `CPU n/TCG` is vCPU n, `IO iothreadN` an I/O thread. Names are QEMU's to
+//! change, so that a VM is refused where two threads bear one.
+//!
+//! The first thread is the emulator's main loop, whatever its name, and all else helps it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use homenode_units::{CpuId, CpuSet, NodeSet, Ns};
@@ -13,16 +21,27 @@ use crate::read::{self, ReadError};
 const THREADS_MAX: usize = 8192;
 
 /// What a thread of a QEMU process does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Runs the vCPU with this index.
     Vcpu(u16),
     /// The process's first thread: QEMU's main loop.
     Emulator,
-    /// An I/O thread; its object's name in QEMU (`iothread1`).
-    IoThread(String),
+    /// The I/O thread that libvirt gave this number (`iothread1` in QEMU).
+    IoThread(u32),
     /// Anything else; belongs to the emulator's cgroup.
     Other,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Role::Vcpu(index) => write!(f, "vCPU {index}"),
+            Role::Emulator => f.write_str("the emulator"),
+            Role::IoThread(id) => write!(f, "I/O thread {id}"),
+            Role::Other => f.write_str("a helper"),
+        }
+    }
 }
 
 /// One thread at one moment.
@@ -107,22 +126,83 @@ pub fn find_qemu(root: &Path, uuid: &str) -> Result<Option<Process>, ReadError> 
 }
 
 /// All threads of a process, ascending by id; threads that end while being read are left out. Empty where the
-/// process is gone.
+/// process is gone. No two are the same vCPU or I/O thread.
 ///
 /// # Errors
-/// When a file is malformed, or may not be read.
+/// When a file is malformed, or may not be read; when there are more than any QEMU has, or several of a name with nothing else to
+/// tell them apart.
 pub fn threads(root: &Path, pid: i32) -> Result<Vec<Thread>, ReadError> {
     let dir = process_dir(root, pid).join("task");
-    let mut tids: Vec<i32> = read::names(&dir, THREADS_MAX)?
-        .iter()
-        .filter_map(|n| n.parse().ok())
-        .collect();
-    tids.sort_unstable();
-    let mut threads = Vec::with_capacity(tids.len());
-    for tid in tids {
-        threads.extend(thread(&dir.join(tid.to_string()), pid, tid)?);
+    let names = read::names(&dir, THREADS_MAX + 1)?;
+    if names.len() > THREADS_MAX {
+        return Err(ReadError::TooMany {
+            path: dir.display().to_string(),
+            limit: THREADS_MAX,
+        });
     }
-    Ok(threads)
+    let mut tids: Vec<i32> = names.iter().filter_map(|n| n.parse().ok()).collect();
+    tids.sort_unstable();
+    let mut seen = Vec::with_capacity(tids.len());
+    for tid in tids {
+        seen.extend(thread(&dir.join(tid.to_string()), tid)?);
+    }
+    let roles = roles(&dir, pid, &seen)?;
+    let with_role = |(seen, role): (Seen, Role)| Thread { role, ..seen.thread };
+    Ok(seen.into_iter().zip(roles).map(with_role).collect())
+}
+
+/// A thread, and what says what it does.
+struct Seen {
+    /// Of no role yet.
+    thread: Thread,
+    start_ticks: u64,
+    by_name: Role,
+    /// Where it is in a group that libvirt makes for one thread.
+    by_group: Option<Role>,
+}
+
+/// What each thread does.
+fn roles(dir: &Path, pid: i32, seen: &[Seen]) -> Result<Vec<Role>, ReadError> {
+    let has_groups = seen.iter().any(|each| each.by_group.is_some());
+    let mut claims: BTreeMap<Role, Vec<usize>> = BTreeMap::new();
+    for (at, each) in seen.iter().enumerate().filter(|(_, each)| each.thread.tid != pid) {
+        let role = match has_groups {
+            true => each.by_group.unwrap_or(Role::Other),
+            false => each.by_name,
+        };
+        claims.entry(role).or_default().push(at);
+    }
+    let mut roles: Vec<Role> = seen
+        .iter()
+        .map(|each| {
+            if each.thread.tid == pid {
+                Role::Emulator
+            } else {
+                Role::Other
+            }
+        })
+        .collect();
+    claims.remove(&Role::Other);
+    for (role, claimed) in claims {
+        if !has_groups && claimed.len() > 1 {
+            let tids: Vec<String> = claimed
+                .iter()
+                .take(8)
+                .map(|&at| seen[at].thread.tid.to_string())
+                .collect();
+            return Err(ReadError::Ambiguous {
+                path: dir.display().to_string(),
+                what: role.to_string(),
+                count: claimed.len(),
+                tids: tids.join(", ") + if claimed.len() > 8 { ", …" } else { "" },
+            });
+        }
+        // Threads ascend by id, so of those that are as old the lowest is taken.
+        if let Some(oldest) = claimed.into_iter().min_by_key(|&at| seen[at].start_ticks) {
+            roles[oldest] = role;
+        }
+    }
+    Ok(roles)
 }
 
 /// Whether QEMU emulates the vCPU of this thread, instead of having KVM run it; no for a thread that has ended.
@@ -151,7 +231,7 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
 const STAT: &str = "`TID (name) state …` with at least 39 fields";
 const STATUS: &str = "lines `Cpus_allowed_list:` and `Mems_allowed_list:`";
 
-fn thread(dir: &Path, pid: i32, tid: i32) -> Result<Option<Thread>, ReadError> {
+fn thread(dir: &Path, tid: i32) -> Result<Option<Seen>, ReadError> {
     let file = |name: &str| read::text_if_there(&dir.join(name), read::SMALL_BYTES);
     let (Some(comm), Some(stat), Some(status)) = (file("comm")?, file("stat")?, file("status")?) else {
         return Ok(None);
@@ -170,31 +250,47 @@ fn thread(dir: &Path, pid: i32, tid: i32) -> Result<Option<Thread>, ReadError> {
         })?,
         None => (parsed.cpu_time, Ns::ZERO),
     };
-    let role = role(comm.trim_end_matches('\n'), pid, tid);
-    Ok(Some(Thread {
+    // A kernel without cgroups has no such file.
+    let by_group = file("cgroup")?.and_then(|text| grouped(&text));
+    let thread = Thread {
         tid,
-        role,
+        role: Role::Other,
         running_ns,
         waiting_ns,
         cpu: parsed.cpu,
         affinity,
         memory_nodes,
+    };
+    Ok(Some(Seen {
+        thread,
+        start_ticks: parsed.start_ticks,
+        by_name: named(comm.trim_end_matches('\n')),
+        by_group,
     }))
 }
 
+/// A number as programs write it: no sign, no leading zeros.
+fn plain<T: std::str::FromStr + ToString>(text: &str) -> Option<T> {
+    let number: T = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
 /// What a thread does, by its name.
-fn role(comm: &str, pid: i32, tid: i32) -> Role {
-    let vcpu = comm.strip_prefix("CPU ").and_then(|rest| rest.split_once('/'));
-    if let Some((index, "KVM" | "TCG")) = vcpu
-        && let Ok(index) = index.parse()
-    {
-        return Role::Vcpu(index);
+fn named(comm: &str) -> Role {
+    if let Some((index, "KVM" | "TCG")) = comm.strip_prefix("CPU ").and_then(|rest| rest.split_once('/')) {
+        return plain(index).map_or(Role::Other, Role::Vcpu);
     }
-    match comm.strip_prefix("IO ") {
-        _ if tid == pid => Role::Emulator,
-        Some(name) => Role::IoThread(name.to_owned()),
-        None => Role::Other,
-    }
+    let iothread = comm.strip_prefix("IO iothread");
+    iothread.and_then(plain).map_or(Role::Other, Role::IoThread)
+}
+
+/// What a thread does, by the last part of one of its cgroups (one for each hierarchy; libvirt uses them alike).
+fn grouped(text: &str) -> Option<Role> {
+    text.lines().find_map(|line| {
+        let group = line.splitn(3, ':').nth(2)?.rsplit('/').next()?;
+        let vcpu = group.strip_prefix("vcpu").and_then(plain).map(Role::Vcpu);
+        vcpu.or_else(|| group.strip_prefix("iothread").and_then(plain).map(Role::IoThread))
+    })
 }
 
 struct Stat {
@@ -277,10 +373,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn threads_are_told_apart_by_name() {
+    fn threads_are_told_apart_by_name_where_there_are_no_groups() {
         let seen = threads(qemu().root(), 40).unwrap();
-        let roles: Vec<_> = seen.iter().map(|t| (t.tid, t.role.clone())).collect();
-        let io = Role::IoThread("iothread1".into());
+        let roles: Vec<_> = seen.iter().map(|t| (t.tid, t.role)).collect();
+        let io = Role::IoThread(1);
         assert_eq!(
             roles,
             [
@@ -300,6 +396,123 @@ pub(crate) mod tests {
             (seen[2].affinity.to_string(), seen[2].memory_nodes.to_string()),
             ("0-3".into(), "0-1".into())
         );
+    }
+
+    /// Has these threads in these cgroups, as libvirt puts them there.
+    fn put_in_groups(tree: &Tree, groups: &[(i32, &str)]) {
+        for (tid, group) in groups {
+            let text = format!("0::/machine.slice/machine-qemu.scope/libvirt/{group}\n");
+            tree.write(&format!("proc/40/task/{tid}/cgroup"), &text);
+        }
+    }
+
+    fn roles_in(tree: &Tree) -> Vec<(i32, Role)> {
+        let seen = threads(tree.root(), 40).unwrap();
+        seen.into_iter().map(|t| (t.tid, t.role)).collect()
+    }
+
+    #[test]
+    fn a_name_never_chooses_the_thread_of_a_vcpu_where_libvirt_made_groups() {
+        let tree = qemu();
+        // QEMU may name its threads as it likes; it may not leave the groups in which libvirt put them.
+        for tid in 100..200 {
+            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
+            put_in_groups(&tree, &[(tid, "emulator")]);
+        }
+        write_thread(&tree, 40, 44, "harmless", "0-3");
+        write_thread(&tree, 40, 45, "CPU 0/KVM", "0-3");
+        write_thread(&tree, 40, 40, "CPU 5/KVM", "0-3");
+        let groups = [(40, "emulator"), (41, "emulator"), (46, "emulator")];
+        put_in_groups(&tree, &groups);
+        put_in_groups(&tree, &[(43, "vcpu0"), (44, "vcpu12"), (45, "iothread1")]);
+        let named: Vec<_> = roles_in(&tree)
+            .into_iter()
+            .filter(|(_, role)| *role != Role::Other)
+            .collect();
+        let expected = [
+            (40, Role::Emulator),
+            (43, Role::Vcpu(0)),
+            (44, Role::Vcpu(12)),
+            (45, Role::IoThread(1)),
+        ];
+        assert_eq!(named, expected);
+    }
+
+    #[test]
+    fn of_the_threads_in_a_vcpus_group_the_oldest_is_the_vcpus() {
+        let tree = qemu();
+        put_in_groups(
+            &tree,
+            &[
+                (40, "emulator"),
+                (41, "emulator"),
+                (45, "emulator"),
+                (46, "emulator"),
+                (44, "vcpu12"),
+            ],
+        );
+        // What a vCPU's thread starts (a worker of io_uring, a thread under its name) is in its group, and younger.
+        for (tid, start) in [(42, 90), (47, 77)] {
+            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
+            tree.write(
+                &format!("proc/40/task/{tid}/stat"),
+                &stat(tid, "CPU 0/KVM", 'S', start, 1),
+            );
+            put_in_groups(&tree, &[(tid, "vcpu0")]);
+        }
+        put_in_groups(&tree, &[(43, "vcpu0")]);
+        tree.write("proc/40/task/43/comm", "worker\n");
+        let vcpus: Vec<_> = roles_in(&tree)
+            .into_iter()
+            .filter(|(_, role)| *role == Role::Vcpu(0))
+            .collect();
+        assert_eq!(vcpus, [(43, Role::Vcpu(0))]);
+    }
+
+    #[test]
+    fn threads_of_one_name_are_refused_where_nothing_else_tells_them_apart() {
+        let tree = qemu();
+        for tid in 100..140 {
+            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
+        }
+        let error = threads(tree.root(), 40).expect_err("41 of vCPU 0").to_string();
+        assert!(
+            error.contains("proc/40/task") && error.contains("vCPU 0"),
+            "{error}"
+        );
+        assert!(
+            error.contains("43, 100, 101") && error.contains("41 threads"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn more_threads_than_any_qemu_has_are_refused_and_not_cut_off() {
+        let tree = qemu();
+        for tid in 100..100 + THREADS_MAX {
+            std::fs::create_dir(tree.root().join(format!("proc/40/task/{tid}"))).unwrap();
+        }
+        let error = threads(tree.root(), 40).expect_err("too many").to_string();
+        assert!(
+            error.contains("proc/40/task") && error.contains("8192"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn numbers_in_names_are_read_as_qemu_writes_them() {
+        for name in [
+            "CPU +1/KVM",
+            "CPU 01/KVM",
+            "CPU /KVM",
+            "CPU 65536/KVM",
+            "IO iothread01",
+            "IO other",
+        ] {
+            assert_eq!(named(name), Role::Other, "{name}");
+        }
+        assert_eq!(named("CPU 10/TCG"), Role::Vcpu(10));
+        assert_eq!(named("IO iothread2"), Role::IoThread(2));
     }
 
     #[test]

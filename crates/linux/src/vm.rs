@@ -75,6 +75,15 @@ pub(crate) struct Part {
     pub pages: Option<NodeMap<Pages>>,
 }
 
+/// What a look for a VM's memory found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Memory,
+    None,
+    /// It was not due.
+    NotLooked,
+}
+
 /// Which part of a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
@@ -160,7 +169,7 @@ impl Vm {
             .domain
             .iothreads
             .iter()
-            .filter_map(|id| Some((*id, affinity(&Role::IoThread(format!("iothread{id}")))?)));
+            .filter_map(|id| Some((*id, affinity(&Role::IoThread(*id))?)));
         Before {
             vcpus: vcpus.collect(),
             operator_pins: self.pins.operator.iter().copied().collect(),
@@ -273,8 +282,7 @@ impl Vm {
     }
 
     /// Reads where its pages lie, if that is due.
-    pub fn refresh_pages(&mut self, root: &Path, at: Ns) -> Result<(), ReadError> {
-        let pid = self.run.pid;
+    pub fn refresh_pages(&mut self, root: &Path, at: Ns) -> Result<Found, ReadError> {
         if self.memory.sizes != self.domain.ram_sizes {
             self.memory = Memory {
                 sizes: self.domain.ram_sizes.clone(),
@@ -282,9 +290,23 @@ impl Vm {
             }; // a DIMM came or went
         }
         if at < self.memory.next_read {
-            return Ok(());
+            return Ok(Found::NotLooked);
         }
         let start = now();
+        let read = self.read_pages(root);
+        // What cannot be read is no cheaper to read again.
+        let cost = now().saturating_sub(start);
+        let patience = match read {
+            Ok(Found::None) => RAM_RETRY,
+            Ok(_) | Err(_) => Ns::ZERO,
+        };
+        self.memory.next_read = at + patience.max(Ns(cost.0.saturating_mul(PAGES_COST_SHARE)));
+        read
+    }
+
+    /// Reads where its pages lie.
+    fn read_pages(&mut self, root: &Path) -> Result<Found, ReadError> {
+        let pid = self.run.pid;
         if self.memory.whole.is_none()
             && let Some(ranges) = numa_maps::guest_ram(root, pid, &self.memory.sizes)?
         {
@@ -292,8 +314,7 @@ impl Vm {
             self.memory = Memory::found(pid, sizes, ranges, &self.domain.cells);
         }
         let Some(mover) = self.memory.mover() else {
-            self.memory.next_read = at + RAM_RETRY;
-            return Ok(());
+            return Ok(Found::None);
         };
         let ranges = mover.ranges().to_vec();
         let pages = numa_maps::pages_per_node(root, pid, &ranges)?;
@@ -304,9 +325,7 @@ impl Vm {
                 numa_maps::sum(own.map(|(_, pages)| pages))
             });
         }
-        let cost = now().saturating_sub(start);
-        self.memory.next_read = at + Ns(cost.0.saturating_mul(PAGES_COST_SHARE));
-        Ok(())
+        Ok(Found::Memory)
     }
 
     /// The nodes that its guest sees, if they are several.

@@ -15,7 +15,7 @@ use crate::levers::{self, Home};
 use crate::now;
 use crate::read::{self, ReadError};
 use crate::task::{self, Process};
-use crate::vm::{Memory, Pinned, Vm, vcpu_index};
+use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
 
 /// What a domain lacks whose guest keeps its free pages.
 const NO_RELEASES: &str = "its guest does not report the pages that it frees; put <memballoon model='virtio' freePageReporting='on'/> \
@@ -56,12 +56,14 @@ impl LibvirtHost {
         // Where libvirt does not say, acting will.
         vm.standstill = self.hands.libvirt.standstill(&vm.handle).unwrap_or_default();
         let usable = self.hands.machine.cpu_set();
-        if let Err(error) = vm.refresh_pages(&self.hands.root, at) {
-            vm.memory.parts().for_each(|part| part.pages = None);
-            self.hands
-                .notice(format!("where the memory of VM {name} lies is unknown: {error}"));
-        } else if vm.memory.mover().is_none() {
-            self.hands.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory"));
+        match vm.refresh_pages(&self.hands.root, at) {
+            Ok(Found::Memory | Found::NotLooked) => {}
+            Ok(Found::None) => self.hands.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory")),
+            Err(error) => {
+                vm.memory.parts().for_each(|part| part.pages = None);
+                self.hands
+                    .notice(format!("where the memory of VM {name} lies is unknown: {error}"));
+            }
         }
         self.find_groups(&mut vm).map_err(failed)?;
         vm.reconcile(&mut self.hands, is_first);

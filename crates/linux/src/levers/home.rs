@@ -169,7 +169,7 @@ fn pin_helper(hands: &mut Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> Resu
             ("pinning the emulator".to_owned(), Some(vm.run.pid), pinned)
         }
         Helper::IoThread(id) => {
-            let role = Role::IoThread(format!("iothread{id}"));
+            let role = Role::IoThread(id);
             let thread = vm.threads.iter().find(|t| t.role == role);
             let pinned = hands.libvirt.pin_iothread(&vm.handle, id, cpus);
             (format!("pinning I/O thread {id}"), thread.map(|t| t.tid), pinned)

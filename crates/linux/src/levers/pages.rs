@@ -138,7 +138,7 @@ fn move_pages(
 fn look_again(hands: &Hands, vm: &mut Vm) -> Result<(), ActionError> {
     vm.forget_pages();
     let looked = vm.refresh_pages(&hands.root, now());
-    looked.map_err(|e| failed(vm, MOVE, &e.to_string()))
+    looked.map(drop).map_err(|e| failed(vm, MOVE, &e.to_string()))
 }
 
 /// Moves single pages. They are where an instruction of the guest wants them for now; nothing is written down, as nothing
