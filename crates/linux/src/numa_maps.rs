@@ -193,8 +193,9 @@ pub fn objects(ranges: &[Range], sizes: &[Bytes]) -> Vec<usize> {
     of_object
 }
 
-/// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit, the lowest
-/// of those as tight. RAM is several mappings where parts of it were bound to nodes, and unrelated memory may lie right beside it.
+/// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit, the
+/// lowest of those as tight. RAM is several mappings where parts of it were bound to nodes, and unrelated memory may lie right
+/// beside it.
 ///
 /// Both ends only ever go up: a run that begins later and is large enough does not end earlier.
 fn tightest_run(mappings: &[Mapping<'_>], want: u64) -> Option<(usize, usize)> {

@@ -8,6 +8,7 @@ use homenode_units::{NodeId, Pages, Permit};
 mod balloon;
 mod home;
 mod quota;
+mod threads;
 
 use super::*;
 use crate::fake::{Tree, machine};
@@ -376,34 +377,6 @@ fn unreadable_parts_of_a_vm_are_said_and_do_not_fail_the_sample() {
             .iter()
             .any(|n| n.contains("left out") && n.contains("schedstat"))
     );
-}
-
-#[test]
-fn threads_that_take_a_vcpus_name_leave_the_vm_alone_and_are_said() {
-    let tree = host("");
-    let mut host = connect(&tree, Acting::Live);
-    write_thread(&tree, PID, 90, "CPU 1/KVM", "0");
-    assert!(host.sample().unwrap().vms.is_empty());
-    let notices = host.take_notices().concat();
-    assert!(notices.contains("VM one is left out"), "{notices}");
-    assert!(
-        notices.contains("vCPU 1") && notices.contains("42, 90"),
-        "{notices}"
-    );
-    // Where libvirt's groups tell, the name says nothing.
-    for (tid, group) in [(PID, "emulator"), (41, "vcpu0"), (42, "vcpu1"), (90, "emulator")] {
-        tree.write(
-            &format!("proc/{PID}/task/{tid}/cgroup"),
-            &format!("0::/machine/one/{group}\n"),
-        );
-    }
-    let seen = host.sample().unwrap();
-    let affinities: Vec<_> = seen.vms[0]
-        .vcpus
-        .iter()
-        .map(|vcpu| (vcpu.index, vcpu.affinity.clone()))
-        .collect();
-    assert_eq!(affinities, [(0, cpus("0-1")), (1, cpus("0-1"))]);
 }
 
 /// The same host with a cgroup per vCPU, all with this `cpu.max`.

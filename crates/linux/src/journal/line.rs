@@ -66,8 +66,10 @@ impl Line {
         let is_whole =
             sum.len() == 8 && u32::from_str_radix(sum, 16).ok()? == crc32fast::hash(json.as_bytes());
         let line: Line = serde_json::from_str(json).ok().filter(|_| is_whole)?;
-        // A run that cannot be read would make a VM of which it is the start disappear in silence.
-        let starts = |entry: &Value| line.lever != RUN || Start::deserialize(entry).is_ok();
+        // A run that cannot be read would make a VM of which it is the start disappear in silence; with another VM's run the
+        // guard would undo on that one.
+        let is_own = |start: Start| start.run.vm == line.vm;
+        let starts = |entry: &Value| line.lever != RUN || Start::deserialize(entry).is_ok_and(is_own);
         line.entry.as_ref().is_none_or(starts).then_some(line)
     }
 

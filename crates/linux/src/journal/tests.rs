@@ -460,3 +460,19 @@ fn a_torn_last_line_of_0_1_0_is_dropped_in_silence() {
     assert_eq!(damaged, Vec::<Vec<u8>>::new());
     assert!(is_in_force(&entries[&VmId(5)]), "the torn line restored it");
 }
+
+#[test]
+fn a_run_of_another_vm_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = Start {
+        run: run(2),
+        before: before(),
+    };
+    let line = Line::new(VmId(1), RUN, &start).encode();
+    drop(Journal::open(dir.path()).unwrap());
+    std::fs::write(file(dir.path()), line.repeat(2)).unwrap();
+    lose_second(dir.path());
+    let journal = Journal::open(dir.path()).unwrap();
+    assert!(journal.entries().is_empty());
+    assert_eq!(journal.warnings.len(), 1);
+}
