@@ -5,6 +5,8 @@ use homenode_units::{Candidates, Ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// What an operator sets to last longer lasts so long: points in time still add up, and nobody waits for it.
+const CENTURY: Ns = Ns::from_secs(100 * 365 * 86_400);
 /// A lease outlasts at least so many periods.
 const LEASE_PERIODS_MIN: u64 = 3;
 
@@ -127,11 +129,57 @@ impl Config {
         if self.policies == PolicySet::FfPin {
             self.placement.algorithm = placement::Algorithm::FirstFit;
         }
+        for time in [
+            &mut self.period,
+            &mut self.permits.lease,
+            &mut self.working_set.lease,
+            &mut self.working_set.window,
+            &mut self.overcommit.lease,
+            &mut self.overcommit.step_wait,
+            &mut self.overcommit.backoff,
+        ] {
+            *time = CENTURY.min(*time);
+        }
         // A limit must not end before the next epoch can renew it, nor must a watch.
         let lease_min = Ns(self.period.0.saturating_mul(LEASE_PERIODS_MIN));
         self.permits.lease = self.permits.lease.max(lease_min);
         self.working_set.lease = self.working_set.lease.max(lease_min);
         self.overcommit.lease = self.overcommit.lease.max(lease_min);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_settings_still_add_up() {
+        let mut config = Config {
+            period: Ns(u64::MAX),
+            ..Config::default()
+        };
+        config.permits.lease = Ns(u64::MAX);
+        config.working_set.lease = Ns(u64::MAX);
+        config.working_set.window = Ns(u64::MAX);
+        config.overcommit.lease = Ns(u64::MAX);
+        config.overcommit.step_wait = Ns(u64::MAX);
+        config.overcommit.backoff = Ns(u64::MAX);
+        let config = config.completed();
+        let leases = [
+            config.permits.lease,
+            config.working_set.lease,
+            config.overcommit.lease,
+        ];
+        for time in leases {
+            assert!(time >= config.period);
+            assert!(CENTURY.0.checked_add(time.0).is_some(), "{time}");
+        }
+        let others = [
+            config.working_set.window,
+            config.overcommit.step_wait,
+            config.overcommit.backoff,
+        ];
+        assert_eq!(others, [CENTURY; 3]);
     }
 }

@@ -494,7 +494,7 @@ impl Host for LibvirtHost {
 
     fn wait(&mut self, period: Ns) -> Ns {
         let begun = now();
-        let end = begun + period;
+        let end = Ns(begun.0.saturating_add(period.0));
         let mut at = begun;
         while at < end && !self.hands.bell.is_stopping() {
             let lease = self.vms.values().filter_map(Vm::next_lease_end).min();

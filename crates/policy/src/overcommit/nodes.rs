@@ -31,7 +31,7 @@ impl Nodes {
             Account {
                 room: (free - part(free, KEPT_FREE)).0,
                 lack: kept.saturating_sub(free).0,
-                plenty: free.saturating_sub(Bytes(2 * kept.0)).0,
+                plenty: free.saturating_sub(Bytes(kept.0.saturating_mul(2))).0,
             }
         });
         let memory_nodes = view.machine.memory_nodes();

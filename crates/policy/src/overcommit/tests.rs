@@ -360,6 +360,16 @@ fn without_a_floor_or_an_estimate_nothing_is_taken() {
 }
 
 #[test]
+fn a_headroom_beyond_all_memory_leaves_nothing_to_give_back() {
+    for headroom in [1.5, 1e30, f64::INFINITY] {
+        let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(100))], When::Scarce);
+        world.config.headroom = headroom;
+        world.steps(10);
+        assert!(world.guests[0].given() < mib(4096), "{headroom}");
+    }
+}
+
+#[test]
 fn memory_is_taken_only_where_a_node_lacks_it() {
     // Node 0 has 16 GiB, and 15 of them are touched: 1 GiB free where 1.6 are to be. Node 1 has plenty.
     let guests = vec![
