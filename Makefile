@@ -9,11 +9,15 @@ ARGS :=
 # 'make testbed CASE=name' runs one case or group, without it all.
 CASE :=
 
+# 'make fuzz TARGETS=units' fuzzes these, without it all; SECONDS is for each.
+TARGETS :=
+SECONDS := 60
+
 # Every recipe gets its toolchain from here: installed if it is missing, never silently.
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test reproduction testbed bench install
+.PHONY: help build run test reproduction testbed fuzz bench install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -41,6 +45,10 @@ testbed: ## Run the testbed: real guests on an emulated 4-node host (25 minutes 
 	@scripts/testbed-setup.sh
 	@echo '== running the testbed: $(or $(CASE),all cases)'
 	@$(SETUP) cargo xtask testbed $(CASE)
+
+fuzz: ## Fuzz all that reads what others wrote (a minute for each of 16 targets); TARGETS=names, SECONDS=n
+	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'
+	@$(SETUP) cargo xtask fuzz --seconds $(SECONDS) $(TARGETS)
 
 bench: ## Run the benchmarks
 	@echo '== running the benchmarks'

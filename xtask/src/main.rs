@@ -11,6 +11,7 @@
 )]
 
 mod cargo;
+mod fuzz;
 mod nightly;
 mod rules;
 mod steps;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 
+use crate::fuzz::FuzzArgs;
 use crate::steps::{DecisionsArgs, Step};
 use crate::tally::Tally;
 
@@ -57,6 +59,8 @@ enum Command {
     Reproduction,
     /// Score the decisions of all policies, and write docs/DECISIONS.md (about half an hour on two idle cores)
     Decisions(DecisionsArgs),
+    /// Fuzz everything that reads what others wrote, with a pinned nightly and cargo-fuzz that are installed if they are missing
+    Fuzz(FuzzArgs),
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
@@ -78,6 +82,7 @@ fn main() -> ExitCode {
         Command::Validate => Step::Validate,
         Command::Reproduction => Step::Reproduction,
         Command::Decisions(args) => Step::Decisions(args),
+        Command::Fuzz(args) => Step::Fuzz(args),
         Command::Testbed { names } => Step::Testbed(names),
     };
     end(&[run(&step)])

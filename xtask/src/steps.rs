@@ -8,6 +8,7 @@ use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use crate::cargo::{cargo, metadata};
+use crate::fuzz::{self, FuzzArgs};
 use crate::nightly;
 use crate::rules;
 use crate::tally::{Tally, TestOutput};
@@ -49,6 +50,8 @@ pub enum Step {
     Reproduction,
     /// The scoreboard of decisions.
     Decisions(DecisionsArgs),
+    /// What reads what others wrote, with whatever can be thought of.
+    Fuzz(FuzzArgs),
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -77,6 +80,7 @@ impl Step {
             Self::Validate => "validate",
             Self::Reproduction => "reproduction",
             Self::Decisions(_) => "decisions",
+            Self::Fuzz(_) => "fuzz",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -96,6 +100,7 @@ impl Step {
                 "is docs/REPRODUCTION.md what `homenode reproduce` writes? (10 minutes on 2 cores)"
             }
             Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
+            Self::Fuzz(_) => "everything that reads what others wrote, fuzzed (a minute for each target)",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
             }
@@ -105,7 +110,7 @@ impl Step {
     /// Runs it.
     pub fn run(&self) -> anyhow::Result<Tally> {
         match self {
-            Self::Fmt => succeeds(&mut cargo(&["fmt", "--all", "--", "--check"])),
+            Self::Fmt => fmt(),
             Self::Clippy => succeeds(&mut cargo(&[
                 "clippy",
                 "--workspace",
@@ -137,6 +142,7 @@ impl Step {
             ])),
             Self::Reproduction => reproduction(),
             Self::Decisions(args) => decisions(args),
+            Self::Fuzz(args) => fuzz::run(args),
             Self::Testbed(names) => testbed(names),
         }
     }
@@ -148,6 +154,13 @@ fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
         .status()
         .with_context(|| format!("cannot start {}", command.get_program().display()))?;
     Ok(Tally::of(status.success()))
+}
+
+/// The workspace, and the fuzz targets, which are one of their own.
+fn fmt() -> anyhow::Result<Tally> {
+    let workspace = succeeds(&mut cargo(&["fmt", "--all", "--", "--check"]))?;
+    let targets = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"];
+    Ok(workspace + succeeds(&mut cargo(&targets))?)
 }
 
 /// Shows what `cargo test` prints while it runs, and counts the tests in it.

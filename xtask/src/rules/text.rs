@@ -119,11 +119,12 @@ pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
             "names the package registry '{found}': leave that to the package manager's configuration"
         ))
     });
-    // Cargo writes it into its lock file.
-    findings
-        .into_iter()
-        .filter(|finding| !finding.place.starts_with("Cargo.lock:"))
-        .collect()
+    // Cargo writes it into its lock files.
+    let is_lock = |finding: &Finding| {
+        let (path, _) = finding.place.rsplit_once(':').unwrap_or_default();
+        path.rsplit('/').next() == Some("Cargo.lock")
+    };
+    findings.into_iter().filter(|finding| !is_lock(finding)).collect()
 }
 
 /// A policy that has seen the best decisions of the cases that it is judged by says nothing: who decides must not find them.
@@ -297,6 +298,7 @@ mod tests {
         let text = concat!("see https://static.crates", ".io/x\n");
         assert_eq!(places(registry_hosts, "a.md", text), ["a.md:1"]);
         assert!(places(registry_hosts, "Cargo.lock", text).is_empty());
+        assert!(places(registry_hosts, "fuzz/Cargo.lock", text).is_empty());
     }
 
     #[test]

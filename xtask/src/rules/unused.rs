@@ -40,7 +40,8 @@ pub(super) fn unused_files(workspace: &Workspace) -> Vec<Finding> {
                 .is_some_and(|files| files.iter().any(|file| *file != index))
         };
         let is_hidden = path.split('/').any(|folder| folder.starts_with('.'));
-        is_hidden || KNOWN.contains(&name) || is_named(name) || is_named(stem) || is_snapshot(workspace, path)
+        let is_read = is_snapshot(workspace, path) || is_seed(workspace, path);
+        is_hidden || KNOWN.contains(&name) || is_named(name) || is_named(stem) || is_read
     };
     let files = workspace.files.iter().enumerate();
     let unused = files.filter(|(index, file)| match file.ends_with(&[".rs"]) {
@@ -58,6 +59,18 @@ fn is_snapshot(workspace: &Workspace, path: &str) -> bool {
         Some(format!("{folder}/{test}.rs"))
     });
     test.is_some_and(|test| workspace.file(&test).is_some())
+}
+
+/// Whether a fuzz target begins with it: `fuzz/corpus/units/00` is one of `fuzz/fuzz_targets/units.rs`.
+fn is_seed(workspace: &Workspace, path: &str) -> bool {
+    let target = path
+        .strip_prefix("fuzz/corpus/")
+        .and_then(|rest| rest.split_once('/'));
+    target.is_some_and(|(target, _)| {
+        workspace
+            .file(&format!("fuzz/fuzz_targets/{target}.rs"))
+            .is_some()
+    })
 }
 
 fn is_in_a_crate(workspace: &Workspace, path: &str) -> bool {
@@ -203,6 +216,9 @@ mod tests {
             ("crates/a/shared/y.rs", ""),
             ("crates/a/tests/snapshots/t__help.snap", ""),
             ("crates/a/tests/snapshots/gone__help.snap", ""),
+            ("fuzz/fuzz_targets/t.rs", ""),
+            ("fuzz/corpus/t/00", ""),
+            ("fuzz/corpus/gone/00", ""),
             ("data/by-stem.tree", ""),
             ("data/dead.toml", "name = \"dead\""),
             ("data/used.toml", ""),
@@ -213,6 +229,7 @@ mod tests {
                 "crates/a/src/c.rs",
                 "crates/a/src/e.rs",
                 "crates/a/tests/snapshots/gone__help.snap",
+                "fuzz/corpus/gone/00",
                 "data/dead.toml"
             ]
         );

@@ -1,0 +1,67 @@
+//! What the fuzz targets share: a tree of files as a kernel shows it, made from one text.
+//!
+//! Targets go through the functions that the agent calls, files included: on a memory file system that costs little, and nothing
+//! has to be made public for them.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use tempfile::TempDir;
+
+/// More files than any input needs.
+const FILES_MAX: usize = 400;
+
+/// A directory that vanishes with the value.
+pub struct Tree(TempDir);
+
+impl Default for Tree {
+    fn default() -> Tree {
+        Tree::new()
+    }
+}
+
+impl Tree {
+    /// An empty one, in memory where the host has such a file system.
+    pub fn new() -> Tree {
+        let memory = Path::new("/dev/shm");
+        let dir = match memory.is_dir() {
+            true => tempfile::tempdir_in(memory),
+            false => tempfile::tempdir(),
+        };
+        Tree(dir.expect("a temporary directory"))
+    }
+
+    /// Unpacks lines `=== path`, each followed by that file's contents, as the saved trees of `machine-files` are. Paths that
+    /// lead out of the tree, or cannot be made, are left out.
+    pub fn unpack(text: &str) -> Tree {
+        let tree = Tree::new();
+        for section in text.split("=== ").skip(1).take(FILES_MAX) {
+            let (path, contents) = section.split_once('\n').unwrap_or((section, ""));
+            tree.write(path, contents.as_bytes());
+        }
+        tree
+    }
+
+    /// Writes a file, if its path can be.
+    pub fn write(&self, path: &str, contents: &[u8]) {
+        let is_inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+        let path = Path::new(path);
+        if !is_inside(path) {
+            return;
+        }
+        let full: PathBuf = self.0.path().join(path);
+        if full.parent().is_some_and(|dir| fs::create_dir_all(dir).is_ok()) {
+            let _ = fs::write(full, contents);
+        }
+    }
+
+    /// A file's text; empty where it is not there.
+    pub fn text(&self, path: &str) -> String {
+        fs::read_to_string(self.0.path().join(path)).unwrap_or_default()
+    }
+
+    /// Where it lies.
+    pub fn root(&self) -> &Path {
+        self.0.path()
+    }
+}
