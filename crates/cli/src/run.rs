@@ -8,7 +8,7 @@ use homenode_control::{Config, Mode};
 use homenode_host::Bell;
 use homenode_linux::LibvirtHost;
 use homenode_linux::state_dir::STATE_DIR;
-use homenode_units::Ns;
+use homenode_units::Settings as _;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -78,30 +78,10 @@ fn config(args: &RunArgs) -> anyhow::Result<Config> {
     };
     config.period = args.period.unwrap_or(config.period);
     config.policies = args.policies.unwrap_or(config.policies);
-    if config.period < Ns::from_millis(10) {
-        return Err(bad_input(format!(
-            "a period of {} is too short: at least 10ms",
-            config.period
-        )));
-    }
-    let share_min = config.permits.share_min;
-    if !(share_min > 0.0 && share_min <= 1.0) {
-        return Err(bad_input(format!(
-            "permits.share_min is {share_min}; it lies above 0 and at most at 1"
-        )));
-    }
-    let confined = config.permits.confined_percent.0;
-    if !(1..=100).contains(&confined) {
-        return Err(bad_input(format!(
-            "permits.confined_percent is {confined}; it is 1 to 100"
-        )));
-    }
-    let busy_max = config.placement.link_busy_max;
-    if !(busy_max > 0.0 && busy_max <= 1.0) {
-        return Err(bad_input(format!(
-            "placement.link_busy_max is {busy_max}; it lies above 0 and at most at 1"
-        )));
-    }
+    // A file's settings were checked as they were read; what the command line puts in their place is of the same kind.
+    config
+        .check()
+        .map_err(|bad| bad_input(format!("--{}: {bad}", bad.key)))?;
     Ok(config)
 }
 

@@ -1,12 +1,14 @@
 //! What the operator may set, and the sets of policies to choose from.
 
 use homenode_policy::{memory, overcommit, pace, permits, placement, repatriate, topology_feed, working_set};
-use homenode_units::{Candidates, Ns};
+use homenode_units::{Any, BadSetting, Candidates, Ns, Section, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What an operator sets to last longer lasts so long: points in time still add up, and nobody waits for it.
-const CENTURY: Ns = Ns::from_secs(100 * 365 * 86_400);
+/// The shortest time between samples: a sample of a large host takes some milliseconds.
+pub const PERIOD_MIN: Ns = Ns::from_millis(10);
+/// The longest: half of what the ledger of permits takes for a time that somebody watched.
+pub const PERIOD_MAX: Ns = Ns(permits::PERIOD_MAX.0 / 2);
 /// A lease outlasts at least so many periods.
 const LEASE_PERIODS_MIN: u64 = 3;
 
@@ -80,10 +82,12 @@ pub enum Mode {
 }
 
 /// What the operator may set, in one file.
+///
+/// Who deserializes one gets one that was checked: [`Config::check`](Settings::check) is part of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(try_from = "Unchecked")]
 pub struct Config {
-    /// Time between samples.
+    /// Time between samples, from [`PERIOD_MIN`] to [`PERIOD_MAX`].
     #[serde(with = "homenode_units::text")]
     pub period: Ns,
     /// Which policies act.
@@ -123,22 +127,105 @@ impl Default for Config {
     }
 }
 
+homenode_units::settings! {
+    Config {
+        period: PERIOD_MIN..=PERIOD_MAX,
+        policies: Any,
+        placement: Section,
+        repatriate: Section,
+        memory: Section,
+        pace: Section,
+        permits: Section,
+        working_set: Section,
+        overcommit: Section,
+        topology_feed: Section,
+    }
+}
+
+/// A [`Config`] as it is written, before it is one.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Unchecked {
+    #[serde(with = "homenode_units::text")]
+    period: Ns,
+    policies: PolicySet,
+    placement: placement::Config,
+    repatriate: repatriate::Config,
+    memory: memory::Config,
+    pace: pace::Config,
+    permits: permits::Config,
+    working_set: working_set::Config,
+    overcommit: overcommit::Config,
+    topology_feed: topology_feed::Config,
+}
+
+impl Default for Unchecked {
+    fn default() -> Unchecked {
+        let Config {
+            period,
+            policies,
+            placement,
+            repatriate,
+            memory,
+            pace,
+            permits,
+            working_set,
+            overcommit,
+            topology_feed,
+        } = Config::default();
+        Unchecked {
+            period,
+            policies,
+            placement,
+            repatriate,
+            memory,
+            pace,
+            permits,
+            working_set,
+            overcommit,
+            topology_feed,
+        }
+    }
+}
+
+impl TryFrom<Unchecked> for Config {
+    type Error = BadSetting;
+
+    fn try_from(written: Unchecked) -> Result<Config, BadSetting> {
+        let Unchecked {
+            period,
+            policies,
+            placement,
+            repatriate,
+            memory,
+            pace,
+            permits,
+            working_set,
+            overcommit,
+            topology_feed,
+        } = written;
+        let config = Config {
+            period,
+            policies,
+            placement,
+            repatriate,
+            memory,
+            pace,
+            permits,
+            working_set,
+            overcommit,
+            topology_feed,
+        };
+        config.check()?;
+        Ok(config)
+    }
+}
+
 impl Config {
     /// The same with what follows from it: first fit where the policies are those, and leases that outlast periods.
     pub(crate) fn completed(mut self) -> Config {
         if self.policies == PolicySet::FfPin {
             self.placement.algorithm = placement::Algorithm::FirstFit;
-        }
-        for time in [
-            &mut self.period,
-            &mut self.permits.lease,
-            &mut self.working_set.lease,
-            &mut self.working_set.window,
-            &mut self.overcommit.lease,
-            &mut self.overcommit.step_wait,
-            &mut self.overcommit.backoff,
-        ] {
-            *time = CENTURY.min(*time);
         }
         // A limit must not end before the next epoch can renew it, nor must a watch.
         let lease_min = Ns(self.period.0.saturating_mul(LEASE_PERIODS_MIN));
@@ -146,40 +233,5 @@ impl Config {
         self.working_set.lease = self.working_set.lease.max(lease_min);
         self.overcommit.lease = self.overcommit.lease.max(lease_min);
         self
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_longest_settings_still_add_up() {
-        let mut config = Config {
-            period: Ns(u64::MAX),
-            ..Config::default()
-        };
-        config.permits.lease = Ns(u64::MAX);
-        config.working_set.lease = Ns(u64::MAX);
-        config.working_set.window = Ns(u64::MAX);
-        config.overcommit.lease = Ns(u64::MAX);
-        config.overcommit.step_wait = Ns(u64::MAX);
-        config.overcommit.backoff = Ns(u64::MAX);
-        let config = config.completed();
-        let leases = [
-            config.permits.lease,
-            config.working_set.lease,
-            config.overcommit.lease,
-        ];
-        for time in leases {
-            assert!(time >= config.period);
-            assert!(CENTURY.0.checked_add(time.0).is_some(), "{time}");
-        }
-        let others = [
-            config.working_set.window,
-            config.overcommit.step_wait,
-            config.overcommit.backoff,
-        ];
-        assert_eq!(others, [CENTURY; 3]);
     }
 }

@@ -39,7 +39,7 @@ use homenode_units::{NodeSet, Ns, VmId};
 
 pub use answers::{Advice, Promise, Request};
 pub use bill::{Bill, Hour, Line};
-pub use config::{Config, Mode, PolicySet};
+pub use config::{Config, Mode, PERIOD_MAX, PERIOD_MIN, PolicySet};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;
 use foreign_changes::ForeignChanges;

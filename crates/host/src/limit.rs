@@ -32,6 +32,12 @@ pub enum Limit {
 #[serde(transparent)]
 pub struct Percent(pub u8);
 
+impl std::fmt::Display for Percent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 impl CpuQuota {
     /// The least that the kernel grants and takes as a period (`min_cfs_quota_period`).
     pub const MIN: Ns = Ns::from_millis(1);

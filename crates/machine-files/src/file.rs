@@ -8,7 +8,7 @@ use std::fmt::{self, Write as _};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use homenode_units::Candidates;
+use homenode_units::{BadSetting, Candidates};
 use serde::de::DeserializeOwned;
 
 mod source;
@@ -72,6 +72,8 @@ pub enum Problem {
     },
     /// A value that its type refuses, in that type's words.
     Value(String),
+    /// A setting that may not be what it is, in a sentence that names its key ([`homenode_units::BadSetting`]).
+    Setting(String),
     /// Not TOML.
     Syntax(String),
     /// The file could not be read.
@@ -89,7 +91,7 @@ impl fmt::Display for Problem {
             Problem::UnknownWord { word, valid } => write!(f, "unknown value `{word}`{valid}"),
             Problem::MissingKey { key } => write!(f, "key `{key}` is missing"),
             Problem::WrongType { found, expected } => write!(f, "{expected} is expected, not {found}"),
-            Problem::Value(message) => f.write_str(message),
+            Problem::Value(message) | Problem::Setting(message) => f.write_str(message),
             Problem::Syntax(message) => write!(f, "not valid TOML: {message}"),
             Problem::Unreadable(kind) => write!(f, "cannot be read: {}", in_words(*kind)),
             Problem::TooLarge => write!(f, "is larger than {} KiB", FILE_BYTES_MAX >> 10),
@@ -140,6 +142,7 @@ impl fmt::Display for FileError {
                 Some((table, _)) => write!(f, " (in `{table}`)"),
                 None => Ok(()),
             },
+            Problem::Setting(_) => Ok(()),
             _ if self.key.is_empty() => Ok(()),
             _ => write!(f, " (key `{}`)", self.key),
         }
@@ -208,6 +211,12 @@ pub fn read_text_file(path: impl AsRef<Path>) -> Result<String, FileError> {
 /// Turns the TOML crate's error into ours. Its message is all it tells, so the words are taken apart here; the tests
 /// below hold them.
 fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
+    if let Some(key) = BadSetting::key_of(error.message()) {
+        // Settings are checked together, when all were read.
+        let mut found = Source::new(path, text).complaint(key, "");
+        *found.problem = Problem::Setting(error.message().to_owned());
+        return found;
+    }
     let problem = problem(error.message());
     let mut key = key_path(error);
     if let Problem::UnknownKey { key: last, .. } | Problem::MissingKey { key: last } = &problem {

@@ -40,10 +40,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use homenode_host::{View, VmRates, VmView};
-use homenode_units::{MemoryPolicy, Migration, NodeId, NodeSet, Ns, Placing, VmId};
+use homenode_units::{Any, BadSetting, MemoryPolicy, Migration, NodeId, NodeSet, Ns, Placing, VmId};
 
+use crate::bounds::{PAUSE, SHARE, SPAN};
 use crate::placement;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -103,6 +105,30 @@ impl Default for Config {
             hold_max: Ns::from_secs(3600),
         }
     }
+}
+
+homenode_units::settings! {
+    Config {
+        acts: Any,
+        imbalance_low: IMBALANCE,
+        imbalance_moderate: IMBALANCE,
+        local_max: SHARE,
+        link_busy: SHARE,
+        watch: SPAN,
+        settle: PAUSE,
+        gain_min: SHARE,
+        hold: PAUSE,
+        hold_max: PAUSE,
+    } ordered
+}
+
+/// Percent: of n nodes all accesses on one are an imbalance of 100 times the root of n - 1.
+const IMBALANCE: RangeInclusive<f64> = 0.0..=10_000.0;
+
+fn ordered(config: &Config) -> Result<(), BadSetting> {
+    let low = ("imbalance_low", config.imbalance_low);
+    BadSetting::unless_ordered(low, ("imbalance_moderate", config.imbalance_moderate))?;
+    BadSetting::unless_ordered(("hold", config.hold), ("hold_max", config.hold_max))
 }
 
 /// How unevenly a VM's accesses fall on its home nodes.

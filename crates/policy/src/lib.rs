@@ -27,6 +27,7 @@
 pub mod advisor;
 pub mod arrange;
 pub mod balance;
+mod bounds;
 pub mod demand;
 pub mod flip_pool;
 pub mod levers;

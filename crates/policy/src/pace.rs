@@ -27,6 +27,8 @@ use homenode_host::{Act, Decision, Plan, View, VmView};
 use homenode_units::{Ewma, NodeSet, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::SHARE;
+
 /// Name of this policy in plans.
 pub const POLICY: &str = "pace";
 
@@ -54,6 +56,8 @@ impl Default for Config {
         }
     }
 }
+
+homenode_units::settings! { Config { slowdown_max: SHARE, wait_max_epochs: 0..=65_536 } }
 
 /// What is remembered of a VM.
 #[derive(Clone, Debug)]

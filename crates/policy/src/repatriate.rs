@@ -35,11 +35,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Act, Action, Plan, View, VmView};
 use homenode_machine::Machine;
-use homenode_units::{Bytes, NodeId, NodeSet, Ns, Pages, VmId};
+use homenode_units::{Allowed as _, BadSetting, Bytes, NodeId, NodeSet, Ns, Pages, Section, Settings, VmId};
 use serde::{Deserialize, Serialize};
+
+use crate::bounds::{MEMORY, PAGES, SPAN};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "repatriate";
+
+const START_AMOUNT: Bytes = Bytes::from_mib(1);
+/// \[Flip\] moves at such intervals.
+const START_PERIOD: Ns = Ns::from_secs(900);
 
 /// When a VM's memory sets out for home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,9 +77,28 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             outside_pages_max: Pages(256),
-            start: Start::Amount(Bytes::from_mib(1)),
+            start: Start::Amount(START_AMOUNT),
             vm_pages_per_epoch: Pages(131_072),
             host_pages_per_epoch: Pages(262_144),
+        }
+    }
+}
+
+homenode_units::settings! {
+    Config { outside_pages_max: PAGES, start: Section, vm_pages_per_epoch: PAGES, host_pages_per_epoch: PAGES } budgets
+}
+
+/// What a VM may move, the host may.
+fn budgets(config: &Config) -> Result<(), BadSetting> {
+    let vm = ("vm_pages_per_epoch", config.vm_pages_per_epoch);
+    BadSetting::unless_ordered(vm, ("host_pages_per_epoch", config.host_pages_per_epoch))
+}
+
+impl Settings for Start {
+    fn check(&self) -> Result<(), BadSetting> {
+        match self {
+            Start::Amount(amount) => MEMORY.check("amount", amount, &START_AMOUNT),
+            Start::Period(period) => SPAN.check("period", period, &START_PERIOD),
         }
     }
 }

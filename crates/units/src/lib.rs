@@ -1,5 +1,5 @@
 //! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per
-//! NUMA node, the nearest names to a misspelt one, one seeded generator, and the arithmetic every crate shares. Nothing does I/O.
+//! NUMA node, the nearest names to a misspelt one, what settings may be, one seeded generator, and the arithmetic every crate shares. Nothing does I/O.
 
 mod candidates;
 mod chance;
@@ -11,6 +11,7 @@ mod permit;
 mod quantity;
 mod schema;
 mod set;
+mod setting;
 
 pub use candidates::Candidates;
 pub use chance::{Chance, SplitMix, finalize, mix};
@@ -21,3 +22,4 @@ pub use node_map::NodeMap;
 pub use permit::{Permit, PermitError, Resource};
 pub use quantity::{Bytes, BytesPerSec, Cycles, Ns, PAGE_BYTES, Pages, ParseQuantityError, text};
 pub use set::{CpuSet, Id, IdSet, NodeSet, ParseSetError};
+pub use setting::{Allowed, Any, BadSetting, Section, Settings, Wrong};

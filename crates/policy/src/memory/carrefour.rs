@@ -43,8 +43,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Act, FrameMove, PageUse, Plan, Rates, View, VmView};
-use homenode_units::{Migration, NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages, SplitMix, VmId};
+use homenode_units::{BadSetting, Migration, NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages, SplitMix, VmId};
 use serde::{Deserialize, Serialize};
+
+use crate::bounds::{PAGES, SHARE};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "carrefour";
@@ -85,6 +87,24 @@ impl Default for Config {
             host_pages_per_epoch: Pages(131_072),
         }
     }
+}
+
+homenode_units::settings! {
+    Config {
+        accesses_per_us_min: 0.0..=1_000_000.0,
+        imbalance_max: 0.0..=100.0,
+        local_max: SHARE,
+        replication_memory_max: SHARE,
+        replication_reads_min: SHARE,
+        vm_pages_per_epoch: PAGES,
+        host_pages_per_epoch: PAGES,
+    } budgets
+}
+
+/// What a VM may move, the host may.
+fn budgets(config: &Config) -> Result<(), BadSetting> {
+    let vm = ("vm_pages_per_epoch", config.vm_pages_per_epoch);
+    BadSetting::unless_ordered(vm, ("host_pages_per_epoch", config.host_pages_per_epoch))
 }
 
 /// What the policy remembers between epochs.

@@ -38,9 +38,10 @@ pub mod carrefour;
 use std::collections::BTreeSet;
 
 use homenode_host::{Act, Action, HandsOff, Lever, Plan, Sample, View, VmSample, VmView};
-use homenode_units::{MemoryPolicy, Migration, NodeSet, Pages, Placing, VmId};
+use homenode_units::{MemoryPolicy, Migration, NodeSet, Pages, Placing, Section, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::SHARE;
 use crate::{advisor, repatriate};
 
 /// Name of this policy in plans.
@@ -71,6 +72,8 @@ impl Default for Config {
         }
     }
 }
+
+homenode_units::settings! { Config { advisor: Section, carrefour: Section, spread_excess: SHARE } }
 
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]

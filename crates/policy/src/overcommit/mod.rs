@@ -57,9 +57,10 @@ mod nodes;
 use std::collections::BTreeMap;
 
 use homenode_host::{Act, Balloon, GuestMemory, Immovable, Lever, Limit, Plan, View, VmView};
-use homenode_units::{Bytes, Ns, PAGE_BYTES, VmId};
+use homenode_units::{Any, Bytes, Ns, PAGE_BYTES, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::{MEMORY, PAUSE, SPAN};
 use crate::working_set::{self, Certainty, Estimate, Settled};
 use nodes::Nodes;
 
@@ -140,6 +141,19 @@ impl Default for Config {
             backoff: Ns::from_secs(60),
             lease: Ns::from_secs(30),
         }
+    }
+}
+
+homenode_units::settings! {
+    Config {
+        when: Any,
+        headroom: 0.0..=0.9,
+        reserve: 0.0..=10.0,
+        reserve_min: MEMORY,
+        step: 0.001..=0.9,
+        step_wait: PAUSE,
+        backoff: PAUSE,
+        lease: SPAN,
     }
 }
 

@@ -30,6 +30,8 @@ impl Default for Terms {
     }
 }
 
+homenode_units::settings! { Terms { burst_slices: 1..=1_000_000, debt_slices_max: 1..=1_000_000 } }
+
 /// Whether a VM may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]

@@ -54,7 +54,7 @@ pub mod quota;
 pub mod suggest;
 
 pub use homenode_units::{Permit, PermitError, Resource};
-pub use ledger::{Account, Ledger, Standing, Terms};
+pub use ledger::{Account, Ledger, PERIOD_MAX, Standing, Terms};
 pub use meter::{Indicator, Meter, Pollution, Unmetered, Watched};
 pub use plan::{Config, Enforcer, State, Usage, plan};
 

@@ -46,9 +46,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use homenode_host::{Act, Action, CpuQuota, Lever, Limit, Percent, Plan, VcpuSample, View, VmView};
 use homenode_machine::Machine;
-use homenode_units::{Ns, Permit, Resource, VmId};
+use homenode_units::{Any, Ns, Permit, Resource, Section, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::bounds::{SOME_SHARE, SPAN};
 
 use super::POLICY;
 use super::ledger::{Account, Ledger, Standing, Terms};
@@ -115,6 +117,19 @@ impl Default for Config {
             share_min: 0.05,
             lease: Ns::from_secs(10),
         }
+    }
+}
+
+homenode_units::settings! {
+    Config {
+        enforcer: Any,
+        confined_percent: Percent(1)..=Percent(100),
+        indicator: Any,
+        watched: Any,
+        terms: Section,
+        repay: SPAN,
+        share_min: SOME_SHARE,
+        lease: SPAN,
     }
 }
 

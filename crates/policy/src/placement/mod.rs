@@ -54,7 +54,7 @@ mod tests;
 use std::borrow::Cow;
 
 use homenode_host::{Act, Plan, View, VmView};
-use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId};
+use homenode_units::{Any, Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +62,7 @@ pub use ledger::{Announcement, Ledger, RESERVATION_LIFE, Reservation, Shape};
 pub use supply::Supply;
 use supply::{BANDWIDTH, Bin, CPU, MEMORY, Vector};
 
+use crate::bounds::{self, SOME_SHARE};
 use crate::demand::{BandwidthFrom, Demand, History};
 
 /// Name of this policy in plans.
@@ -104,6 +105,10 @@ impl Default for Config {
             reserved_memory: Bytes::ZERO,
         }
     }
+}
+
+homenode_units::settings! {
+    Config { algorithm: Any, link_busy_max: SOME_SHARE, reserved_cpus: Any, reserved_memory: bounds::MEMORY }
 }
 
 /// Where a VM goes, and why.

@@ -47,6 +47,8 @@ use homenode_host::{Act, GuestTopology, Management, Plan, View, VirtualNode, VmS
 use homenode_units::{MemoryPolicy, Migration, NodeId, NodeMap, Ns, Pages, Placing, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::{PAUSE, SPAN};
+
 pub use layout::Layouts;
 
 /// Name of this policy in plans.
@@ -73,6 +75,8 @@ impl Default for Config {
         }
     }
 }
+
+homenode_units::settings! { Config { settle: PAUSE, interval: SPAN } }
 
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]

@@ -31,8 +31,10 @@ use std::collections::BTreeMap;
 
 use homenode_host::observation::{Observation, Tracker};
 use homenode_host::{Act, Action, Lever, Outcome, Plan, View, VmSample, WINDOW_MAX, WINDOW_MIN};
-use homenode_units::{Bytes, Ns, Pages, VmId};
+use homenode_units::{Any, Bytes, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
+
+use crate::bounds::SPAN;
 
 use super::{Estimate, Estimator, Settled, suited};
 
@@ -77,6 +79,10 @@ impl Default for Config {
             lease: Ns::from_secs(60),
         }
     }
+}
+
+homenode_units::settings! {
+    Config { watch: Any, window: WINDOW_MIN..=WINDOW_MAX, cpu_share_max: 0.0001..=1.0, lease: SPAN }
 }
 
 /// What is known of a VM's working set.

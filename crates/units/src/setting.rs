@@ -1,0 +1,256 @@
+//! What settings may be. Each `Config` that an operator writes has a table of them, made by [`settings!`](crate::settings): a
+//! setting without a row does not compile, so none can be added and left unchecked.
+
+use std::fmt::{self, Display};
+use std::ops::RangeInclusive;
+
+/// A setting that no run may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadSetting {
+    /// Which, with the tables that it lies in: `overcommit.headroom`.
+    pub key: String,
+    /// What it is.
+    pub value: String,
+    /// What is wrong with that.
+    pub wrong: Wrong,
+}
+
+/// What is wrong with a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// It is out of its range.
+    Range {
+        /// The least and the most that it may be.
+        from_to: [String; 2],
+        /// What it is where it is left out.
+        default: String,
+    },
+    /// It is more than another, which bounds it.
+    MoreThan {
+        /// The other, with the tables that it lies in.
+        key: String,
+        /// What the other is.
+        value: String,
+    },
+}
+
+impl Display for BadSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "setting `{}` is {}, ", self.key, self.value)?;
+        match &self.wrong {
+            Wrong::Range {
+                from_to: [from, to],
+                default,
+            } => write!(
+                f,
+                "and may be from {from} to {to}; write one of these, or leave it out for its default, {default}"
+            ),
+            Wrong::MoreThan { key, value } => {
+                write!(
+                    f,
+                    "more than `{key}`, which is {value}; lower the one or raise the other"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for BadSetting {}
+
+impl BadSetting {
+    /// Holds a setting to another that it may be equal to at most; each with its key.
+    ///
+    /// # Errors
+    /// One that is more.
+    pub fn unless_ordered<T: PartialOrd + Display>(
+        (key, value): (&str, T),
+        (bound_key, bound): (&str, T),
+    ) -> Result<(), BadSetting> {
+        if value <= bound {
+            return Ok(());
+        }
+        Err(BadSetting {
+            key: key.to_owned(),
+            value: value.to_string(),
+            wrong: Wrong::MoreThan {
+                key: bound_key.to_owned(),
+                value: bound.to_string(),
+            },
+        })
+    }
+
+    /// The same of a setting in a section.
+    #[must_use]
+    pub fn of(mut self, section: &str) -> BadSetting {
+        let inside = |key: &str| format!("{section}.{key}");
+        self.key = inside(&self.key);
+        if let Wrong::MoreThan { key, .. } = &mut self.wrong {
+            *key = inside(key);
+        }
+        self
+    }
+
+    /// The key that a message is about, where it is one of a bad setting: readers of files learn of it as a text only.
+    pub fn key_of(message: &str) -> Option<&str> {
+        let rest = message.strip_prefix("setting `")?;
+        rest.split_once("` is ").map(|(key, _)| key)
+    }
+}
+
+/// What an operator may set, and may get wrong.
+pub trait Settings {
+    /// Looks at all of it.
+    ///
+    /// # Errors
+    /// The first setting that is out of its range, or contradicts another.
+    fn check(&self) -> Result<(), BadSetting>;
+}
+
+/// What a setting may be.
+pub trait Allowed<T> {
+    /// Looks at a setting; `default` is what it would be if the file left it out.
+    ///
+    /// # Errors
+    /// A setting that is out of its range.
+    fn check(&self, key: &str, value: &T, default: &T) -> Result<(), BadSetting>;
+}
+
+/// Whatever its type allows is allowed: words, sets, yes or no.
+#[derive(Clone, Copy, Debug)]
+pub struct Any;
+
+impl<T> Allowed<T> for Any {
+    fn check(&self, _: &str, _: &T, _: &T) -> Result<(), BadSetting> {
+        Ok(())
+    }
+}
+
+/// It has settings of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Section;
+
+impl<T: Settings> Allowed<T> for Section {
+    fn check(&self, key: &str, value: &T, _: &T) -> Result<(), BadSetting> {
+        value.check().map_err(|bad| bad.of(key))
+    }
+}
+
+/// From the one to the other, both allowed. NaN is in no range.
+impl<T: PartialOrd + Display> Allowed<T> for RangeInclusive<T> {
+    fn check(&self, key: &str, value: &T, default: &T) -> Result<(), BadSetting> {
+        if self.contains(value) {
+            return Ok(());
+        }
+        // As TOML writes it.
+        let value = value.to_string().replace("NaN", "nan");
+        Err(BadSetting {
+            key: key.to_owned(),
+            value,
+            wrong: Wrong::Range {
+                from_to: [self.start().to_string(), self.end().to_string()],
+                default: default.to_string(),
+            },
+        })
+    }
+}
+
+/// Makes [`Settings`](crate::Settings) of a `Config` that has a default from a table: `key: what it may be`, a row for each
+/// setting. After the rows may stand a function that looks at relations between them.
+#[macro_export]
+macro_rules! settings {
+    ($config:ty { $($key:ident: $allowed:expr),* $(,)? } $($relations:path)?) => {
+        impl $crate::Settings for $config {
+            fn check(&self) -> Result<(), $crate::BadSetting> {
+                let default = <$config>::default();
+                // All of them by name, so that one without a row is an error here.
+                let Self { $($key),* } = self;
+                $($crate::Allowed::check(&$allowed, stringify!($key), $key, &default.$key)?;)*
+                $($relations(self)?;)?
+                Ok(())
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Bytes, Ns};
+
+    #[derive(Debug)]
+    struct Inner {
+        share: f64,
+        lease: Ns,
+    }
+
+    impl Default for Inner {
+        fn default() -> Inner {
+            Inner {
+                share: 0.5,
+                lease: Ns::from_secs(10),
+            }
+        }
+    }
+
+    crate::settings! { Inner { share: 0.0..=0.9, lease: Ns::from_millis(100)..=Ns::from_secs(60) } }
+
+    #[derive(Debug, Default)]
+    struct Outer {
+        inner: Inner,
+        least: Bytes,
+        most: Bytes,
+    }
+
+    crate::settings! {
+        Outer { inner: Section, least: Bytes::ZERO..=Bytes::from_gib(1), most: Any } ordered
+    }
+
+    fn ordered(outer: &Outer) -> Result<(), BadSetting> {
+        BadSetting::unless_ordered(("least", outer.least), ("most", outer.most))
+    }
+
+    #[test]
+    fn a_setting_out_of_range_is_refused_with_key_value_range_and_default() {
+        assert_eq!(Outer::default().check(), Ok(()));
+        for share in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.1, 0.91] {
+            let inner = Inner {
+                share,
+                ..Inner::default()
+            };
+            let outer = Outer {
+                inner,
+                ..Outer::default()
+            };
+            assert_eq!(outer.check().expect_err("out of range").key, "inner.share");
+        }
+        let inner = Inner {
+            lease: Ns::ZERO,
+            ..Inner::default()
+        };
+        let said = Outer {
+            inner,
+            ..Outer::default()
+        }
+        .check()
+        .expect_err("no lease")
+        .to_string();
+        assert_eq!(
+            said,
+            "setting `inner.lease` is 0s, and may be from 100ms to 60s; write one of these, or leave it out for its default, 10s"
+        );
+        assert_eq!(BadSetting::key_of(&said), Some("inner.lease"));
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        let outer = Outer {
+            least: Bytes(2),
+            most: Bytes(1),
+            ..Outer::default()
+        };
+        assert_eq!(
+            outer.check().expect_err("a contradiction").to_string(),
+            "setting `least` is 2B, more than `most`, which is 1B; lower the one or raise the other"
+        );
+    }
+}
