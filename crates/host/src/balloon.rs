@@ -23,8 +23,8 @@ pub struct Balloon {
 /// What a guest says of its memory. Counters are cumulative since it booted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct GuestMemory {
-    /// How old this is.
-    pub age: Ns,
+    /// How old this is at most, by the host's monotonic clock; `None` where that is not known: nobody saw it come.
+    pub age: Option<Ns>,
     /// Memory that the guest's kernel manages: what it has less what its kernel image and page tables of boot take.
     pub total: Option<Bytes>,
     /// Memory that programs could still get without swapping (`MemAvailable`).

@@ -4,7 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
-use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
+use homenode_units::{Bytes, CpuSet, NodeSet};
 use virt::connect::Connect;
 use virt::domain::{
     Domain, DomainPausedReason, DomainRunningReason, DomainState, DomainStateReason, NUMAParameters,
@@ -335,22 +335,23 @@ impl Libvirt {
         })
     }
 
-    /// What the guest's driver said last; `None` where it never did.
-    pub fn guest_memory(&mut self, domain: &Domain) -> Result<Option<GuestMemory>, CallError> {
+    /// What the guest's driver said last, and when by the wall clock of that time, in seconds; `None` where it never did. That
+    /// tells one report from another, and not how old it is: that clock may have been set since.
+    pub fn guest_memory(&mut self, domain: &Domain) -> Result<Option<(u64, GuestMemory)>, CallError> {
         let stats = self.ask(domain, |domain| domain.memory_stats(0))?;
         let value = |tag| stats.iter().find(|stat| stat.tag == tag).map(|stat| stat.val);
         let kib = |tag| value(tag).map(|kib| Bytes(kib.saturating_mul(1024)));
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let spoke = value(sys::VIR_DOMAIN_MEMORY_STAT_LAST_UPDATE).filter(|seconds| *seconds > 0);
-        Ok(spoke.map(|seconds| GuestMemory {
-            age: Ns::from_secs((time.tv_sec as u64).saturating_sub(seconds)),
+        let said = GuestMemory {
+            age: None,
             total: kib(sys::VIR_DOMAIN_MEMORY_STAT_AVAILABLE),
             usable: kib(sys::VIR_DOMAIN_MEMORY_STAT_USABLE),
             unused: kib(sys::VIR_DOMAIN_MEMORY_STAT_UNUSED),
             swapped_in: kib(sys::VIR_DOMAIN_MEMORY_STAT_SWAP_IN),
             swapped_out: kib(sys::VIR_DOMAIN_MEMORY_STAT_SWAP_OUT),
             major_faults: value(sys::VIR_DOMAIN_MEMORY_STAT_MAJOR_FAULT),
-        }))
+        };
+        Ok(spoke.map(|stamp_s| (stamp_s, said)))
     }
 
     /// Whether an error is libvirt's own end or its answer; a dead connection is dropped.

@@ -6,10 +6,11 @@
 //! is plugged in meanwhile makes both the agent's amount and the operator's grow.
 
 use homenode_host::{Act, ActionError, Balloon, GuestMemory, Lever, Limit, Outcome, VmSample};
-use homenode_units::Bytes;
+use homenode_units::{Bytes, Ns};
 use serde::{Deserialize, Serialize};
 
 use super::{After, Grip, Steps, failed};
+use crate::clock::now;
 use crate::domain::Domain;
 use crate::hands::Hands;
 use crate::journal::{Entry, Written};
@@ -57,8 +58,33 @@ struct Shrunk {
     memory_kib: Option<u64>,
 }
 
+/// When the guest's reports came. They are stamped by the wall clock, whose steps make old ones look fresh and fresh ones old;
+/// that a stamp is another than at the last look tells that a report came in between, and the monotonic clock tells when that
+/// was.
+#[derive(Clone, Copy, Debug, Default)]
+struct Heard {
+    /// The last stamp, and when it was looked at last.
+    last: Option<(u64, Ns)>,
+    /// The look before the one that first saw that stamp. The report came after it.
+    before: Option<Ns>,
+}
+
+impl Heard {
+    /// How old a report of this stamp is at most, looked at now. `None` for the first one seen, which may have waited for any
+    /// time.
+    fn age(&mut self, stamp_s: u64, now: Ns) -> Option<Ns> {
+        if let Some((last_s, looked)) = self.last.replace((stamp_s, now))
+            && last_s != stamp_s
+        {
+            self.before = Some(looked);
+        }
+        self.before.map(|before| now.saturating_sub(before))
+    }
+}
+
 struct OfVm {
     shrunk: Option<Shrunk>,
+    heard: Heard,
     /// How often the guest was asked for statistics before an agent changed that.
     asked: Option<StatsPeriod>,
 }
@@ -70,7 +96,11 @@ pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
         memory_kib: None,
     });
     let asked = entry.and_then(Entry::get);
-    Box::new(OfVm { shrunk, asked })
+    Box::new(OfVm {
+        shrunk,
+        heard: Heard::default(),
+        asked,
+    })
 }
 
 impl Grip for OfVm {
@@ -151,10 +181,14 @@ impl Grip for OfVm {
         let current = vm.domain.memory_current_bytes;
         let shrink = self.shrunk.map(|shrunk| shrunk.shrink);
         let is_asked = vm.domain.may_be_shrunk() || shrink.is_some();
-        let guest: Option<GuestMemory> = match is_asked {
+        let said = match is_asked {
             true => hands.libvirt.guest_memory(&vm.handle).unwrap_or_default(),
             false => None,
         };
+        let guest = said.map(|(stamp_s, said)| GuestMemory {
+            age: self.heard.age(stamp_s, now()),
+            ..said
+        });
         sample.balloon = Some(Balloon {
             current,
             maximum: shrink.map_or(current, |shrink| shrink.before),
@@ -259,4 +293,37 @@ impl OfVm {
 fn set_stats_period(hands: &mut Hands, vm: &Vm, seconds: u32) -> Result<(), ActionError> {
     let call = |e: CallError| failed(vm, QUESTION, e.cause());
     hands.libvirt.set_stats_period(&vm.handle, seconds).map_err(call)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s(seconds: u64) -> Ns {
+        Ns::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_report_that_nobody_saw_come_is_of_unknown_age() {
+        let mut heard = Heard::default();
+        for at in [1, 2, 100] {
+            assert_eq!(heard.age(5_000, s(at)), None);
+        }
+        // Nor does one from the future count as new.
+        assert_eq!(Heard::default().age(u64::MAX, s(1)), None);
+    }
+
+    #[test]
+    fn reports_age_by_the_monotonic_clock_and_no_step_of_the_wall_clock_changes_that() {
+        let mut heard = Heard::default();
+        assert_eq!(heard.age(5_000, s(10)), None);
+        assert_eq!(heard.age(5_002, s(12)), Some(s(2)), "came after the look before");
+        assert_eq!(heard.age(5_002, s(14)), Some(s(4)), "and no other since");
+        // The wall clock is set back by an hour: the guest still speaks.
+        assert_eq!(heard.age(1_400, s(16)), Some(s(2)));
+        // It falls silent: no step makes that fresh.
+        assert_eq!(heard.age(1_400, s(116)), Some(s(102)));
+        // The clock is set forward, and it speaks again.
+        assert_eq!(heard.age(90_000, s(118)), Some(s(2)));
+    }
 }

@@ -363,7 +363,7 @@ impl Known {
         let was_undone = self.limit.is_some() && balloon.limit.is_none() && !self.lifting;
         let moved = self.track(at, balloon);
         let report = balloon.guest.map(|guest| guest.bounded(balloon.current));
-        let report = report.filter(|guest| guest.age <= REPORT_AGE_MAX);
+        let report = report.filter(|guest| guest.age.is_some_and(|age| age <= REPORT_AGE_MAX));
         let pressure = self.pressure(at, report, balloon);
         if at < self.alone_until {
             return (all("its balloon is left alone for a while"), self.said.clone());

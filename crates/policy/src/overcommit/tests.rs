@@ -70,7 +70,7 @@ impl Guest {
             Manner::Boasts => (Bytes(u64::MAX), Bytes::ZERO),
         };
         Some(GuestMemory {
-            age: Ns::from_secs(1),
+            age: Some(Ns::from_secs(1)),
             usable: Some(usable),
             swapped_in: Some(swapped_in),
             major_faults: Some(0),

@@ -62,8 +62,16 @@ pub struct Reservation {
 
 impl Reservation {
     fn is_open(&self, now: Ns) -> bool {
-        now.saturating_sub(self.made_at) <= RESERVATION_LIFE
+        is_young(self.made_at, now)
     }
+}
+
+/// Whether something that was written down then still holds. What is of the future was written before a reboot, after which the
+/// host's clock began anew: how old it is nobody knows.
+fn is_young(made_at: Ns, now: Ns) -> bool {
+    now.0
+        .checked_sub(made_at.0)
+        .is_some_and(|age| age <= RESERVATION_LIFE.0)
 }
 
 /// All promises.
@@ -155,7 +163,6 @@ impl Ledger {
 
     fn expire(&mut self, now: Ns) {
         self.reservations.retain(|r| r.is_open(now));
-        self.announced
-            .retain(|(_, at)| now.saturating_sub(*at) <= RESERVATION_LIFE);
+        self.announced.retain(|(_, at)| is_young(*at, now));
     }
 }

@@ -234,6 +234,33 @@ fn homes(scene: &mut Scene, config: &Config) -> Vec<(u128, String)> {
 }
 
 #[test]
+fn a_promise_of_the_future_is_one_of_before_a_reboot_and_does_not_hold() {
+    let shape = Shape::new(2, GIB);
+    let announcement = Announcement {
+        vm: vm_id(9),
+        name: "nine".into(),
+        shape,
+        bandwidth: None,
+        home: None,
+    };
+    let mut ledger = Ledger::default();
+    // Made after five days, read a minute after a reboot.
+    ledger.announce(announcement, Ns::from_secs(432_000));
+    let made_at = Ns::from_secs(432_000);
+    let (vm, demand, nodes) = (Some(vm_id(1)), demand(1.0, 1, 1.0), set("2"));
+    ledger.reserve(Reservation {
+        vm,
+        shape,
+        demand,
+        nodes,
+        made_at,
+    });
+    let mut scene = Scene::four_nodes(8);
+    scene.with_view(|view| assert!(view.at < made_at && ledger.pending(view).next().is_none()));
+    assert_eq!(ledger.announced(shape, Ns::from_secs(60)), None);
+}
+
+#[test]
 fn vms_that_appear_together_get_different_nodes() {
     let mut scene = Scene::four_nodes(4);
     for n in 1..=4 {

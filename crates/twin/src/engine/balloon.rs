@@ -140,7 +140,7 @@ impl Engine {
         let of = |needs| Pages(vm.memory.resident(needs)).to_bytes();
         let usable = vm.memory_bytes.saturating_sub(of(vm.needs()));
         homenode_host::GuestMemory {
-            age: Ns::ZERO,
+            age: Some(Ns::ZERO),
             total: Some(vm.memory_bytes),
             usable: Some(usable),
             unused: Some(vm.memory_bytes.saturating_sub(of(Needs::Program))),
