@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use homenode_api::{Answer, ApiError, LINE_BYTES_MAX, Reply, Request, remedy, socket_path};
+use homenode_api::{Answer, ApiError, REQUEST_BYTES_MAX, Reply, Request, remedy, socket_path};
 use homenode_host::ActionError;
 use homenode_linux::state_dir::StateDir;
 use mio::net::{UnixListener, UnixStream};
@@ -28,6 +28,10 @@ use crate::setting_queue::SettingQueue;
 
 /// How long a client may take to say its request, and to take its answer, however it trickles.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// And so much more for each mebibyte of a long answer.
+const PATIENCE_PER_MIB: Duration = Duration::from_millis(100);
+/// Answers on their way, in bytes; where more are wanted, those that were asked for first make room.
+const ANSWERS_BYTES_MAX: usize = 512 << 20;
 /// How long a client waits for the loop: moving pages may keep it busy for a while.
 const PATIENCE_LOOP: Duration = Duration::from_secs(30);
 /// Clients at one time; the one that came first makes room.
@@ -151,8 +155,22 @@ enum Stage {
     Asking(Vec<u8>),
     /// The answer that holds once the loop has carried out what it asked for.
     Waiting(Answer),
-    /// What is left to be written.
-    Answered(Vec<u8>),
+    /// What is written of its answer.
+    Answered(Left),
+}
+
+/// An answer on its way.
+struct Left {
+    bytes: Vec<u8>,
+    /// So many of them are written.
+    written_count: usize,
+}
+
+impl Left {
+    /// How long a client may take for it.
+    fn patience(&self) -> Duration {
+        PATIENCE + PATIENCE_PER_MIB * (self.bytes.len() >> 20) as u32
+    }
 }
 
 /// Whether a connection goes on.
@@ -250,8 +268,8 @@ impl Serving {
             why: malformed.to_string(),
         });
         let (at, patience) = match request.and_then(|request| self.handler.answer(request)) {
-            Err(error) => (Stage::Answered(written(Err(error))), PATIENCE),
-            Ok(Answered::Now(answer)) => (Stage::Answered(written(Ok(answer))), PATIENCE),
+            Err(error) => return self.send(key, Err(error)),
+            Ok(Answered::Now(answer)) => return self.send(key, Ok(answer)),
             Ok(Answered::Once(vm, setting, answer)) => {
                 let carried_out = Arc::clone(&self.carried_out);
                 let waker = Arc::clone(&self.waker);
@@ -269,6 +287,35 @@ impl Serving {
         }
     }
 
+    /// Has a client get its answer.
+    fn send(&mut self, key: usize, result: Result<Answer, ApiError>) {
+        let left = written(result);
+        self.make_room_for(left.bytes.len());
+        if let Some(client) = self.clients.get_mut(&key) {
+            client.until = Instant::now() + left.patience();
+            client.at = Stage::Answered(left);
+        }
+    }
+
+    /// Drops clients that do not take their answers, the oldest first, until so many bytes more may wait.
+    fn make_room_for(&mut self, count: usize) {
+        let on_its_way = |client: &Client| match &client.at {
+            Stage::Answered(left) => left.bytes.len(),
+            Stage::Asking(_) | Stage::Waiting(_) => 0,
+        };
+        let mut all: usize = self.clients.values().map(on_its_way).sum();
+        while all + count > ANSWERS_BYTES_MAX
+            && let Some((key, bytes)) = self
+                .clients
+                .iter()
+                .map(|(key, client)| (*key, on_its_way(client)))
+                .find(|(_, bytes)| *bytes > 0)
+        {
+            self.clients.remove(&key);
+            all -= bytes;
+        }
+    }
+
     /// Answers those whose settings the loop has carried out.
     fn answer_carried_out(&mut self) {
         let carried_out =
@@ -283,7 +330,7 @@ impl Serving {
                 let reply = done
                     .map(|()| answer)
                     .map_err(|error| ApiError::refused(error.to_string()));
-                (client.at, client.until) = (Stage::Answered(written(reply)), Instant::now() + PATIENCE);
+                self.send(key, reply);
                 self.go_on(key);
             }
         }
@@ -297,8 +344,7 @@ impl Serving {
         for key in over {
             match self.clients.get_mut(&key) {
                 Some(client) if matches!(client.at, Stage::Waiting(_)) => {
-                    let reply = written(Err(ApiError::refused(BUSY)));
-                    (client.at, client.until) = (Stage::Answered(reply), now + PATIENCE);
+                    self.send(key, Err(ApiError::refused(BUSY)));
                     self.go_on(key);
                 }
                 _ => drop(self.clients.remove(&key)),
@@ -308,9 +354,12 @@ impl Serving {
 }
 
 /// A reply as it is sent.
-fn written(result: Result<Answer, ApiError>) -> Vec<u8> {
+fn written(result: Result<Answer, ApiError>) -> Left {
     let text = serde_json::to_string(&Reply::from(result)).expect("replies hold nothing that JSON cannot");
-    (text + "\n").into_bytes()
+    Left {
+        bytes: (text + "\n").into_bytes(),
+        written_count: 0,
+    }
 }
 
 /// Reads on; the line once all of it is there, or nobody will say more.
@@ -326,7 +375,7 @@ fn read_line(stream: &mut UnixStream, read: &mut Vec<u8>) -> std::io::Result<Opt
                     read.truncate(end);
                     return Ok(Some(std::mem::take(read)));
                 }
-                if read.len() as u64 > LINE_BYTES_MAX {
+                if read.len() as u64 > REQUEST_BYTES_MAX {
                     return Err(ErrorKind::FileTooLarge.into());
                 }
             }
@@ -338,10 +387,12 @@ fn read_line(stream: &mut UnixStream, read: &mut Vec<u8>) -> std::io::Result<Opt
 }
 
 /// Writes on, until all is written or the other side must read first.
-fn write_some(stream: &mut UnixStream, left: &mut Vec<u8>) -> std::io::Result<Goes> {
-    while !left.is_empty() {
-        match stream.write(left) {
-            Ok(count) => drop(left.drain(..count)),
+fn write_some(stream: &mut UnixStream, left: &mut Left) -> std::io::Result<Goes> {
+    while let rest = &left.bytes[left.written_count..]
+        && !rest.is_empty()
+    {
+        match stream.write(rest) {
+            Ok(count) => left.written_count += count,
             Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Goes::On),
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e),

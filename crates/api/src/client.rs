@@ -5,12 +5,15 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::{Answer, ApiError, LINE_BYTES_MAX, Reply, Request};
+use crate::{Answer, ApiError, REPLY_BYTES_MAX, Reply, Request};
 
 /// How long an agent may take to answer from what it knows.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait for what its loop must carry out: longer than the agent itself does.
 const PATIENCE_DONE: Duration = Duration::from_secs(40);
+
+/// What is read at a time.
+const PART_BYTES: usize = 256 << 10;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -84,8 +87,14 @@ pub fn ask<A: TryFrom<Answer, Error = Answer>>(
         .write_all(format!("{text}\n").as_bytes())
         .map_err(unreachable)?;
     let mut line = String::new();
-    let read = BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line);
-    read.map_err(|e| no_answer(e.to_string()))?;
+    let read = BufReader::with_capacity(PART_BYTES, stream.take(REPLY_BYTES_MAX)).read_line(&mut line);
+    let count = read.map_err(|e| no_answer(e.to_string()))? as u64;
+    if count == REPLY_BYTES_MAX && !line.ends_with('\n') {
+        return Err(no_answer(format!(
+            "it is longer than {} MiB",
+            REPLY_BYTES_MAX >> 20
+        )));
+    }
     let reply = serde_json::from_str(&line).map_err(|e| no_answer(e.to_string()))?;
     match reply {
         Reply::Error(error) => Err(error.into()),

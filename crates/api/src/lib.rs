@@ -15,5 +15,7 @@ pub use answer::{Answer, ApiError, Reply};
 pub use client::{AskError, ask, remedy, socket_path};
 pub use request::{Homes, Request};
 
-/// A request or a reply is one line of at most so many bytes.
-pub const LINE_BYTES_MAX: u64 = 1 << 20;
+/// A request is one line of at most so many bytes.
+pub const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// A reply is one line of at most so many bytes: 10,000 VMs take some 20 MB, on hosts of many nodes more.
+pub const REPLY_BYTES_MAX: u64 = 256 << 20;

@@ -7,7 +7,7 @@ use homenode_api::{ApiError, AskError};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::is_about_input;
+use crate::{is_about_input, printable};
 
 /// A failed command.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -70,8 +70,8 @@ impl<'a> Complaint<'a> {
     /// Prints it, for programs or for people; gives the command's exit status.
     pub fn print(&self, json: bool) -> ExitCode {
         match serde_json::to_value(self) {
-            Ok(object) if json => eprintln!("{}", document("error", object)),
-            _ => eprintln!("homenode: {}", self.message),
+            Ok(object) if json => eprintln!("{}", printable::json(&document("error", object).to_string())),
+            _ => complain!("homenode: {}", self.message),
         }
         ExitCode::from(self.exit_status)
     }

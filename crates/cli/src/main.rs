@@ -20,6 +20,7 @@ mod options;
 mod page_log;
 mod permit;
 mod policy;
+mod printable;
 mod profile;
 mod query;
 mod report;

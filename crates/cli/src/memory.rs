@@ -5,6 +5,7 @@ use homenode_units::Bytes;
 use crate::args::{FloorArgs, MemoryCommand, ShowArgs};
 use crate::options::Size;
 use crate::output::{or_dash, print_json, table};
+use crate::printable::OneLine;
 use crate::query::{ask_agent, vms};
 use homenode_api::Request;
 use homenode_api::answer::FloorSet;
@@ -34,11 +35,11 @@ fn set(args: &FloorArgs) -> anyhow::Result<()> {
         return print_json("floor-set", &answer);
     }
     match floor {
-        Some(floor) => say!("{} may be left with {floor}", args.vm),
-        None => say!("{} keeps all of its memory", args.vm),
+        Some(floor) => say!("{} may be left with {floor}", OneLine(&args.vm)),
+        None => say!("{} keeps all of its memory", OneLine(&args.vm)),
     }
     if let Some(note) = &answer.note {
-        say!("note: {note}");
+        say!("note: {}", OneLine(note));
     }
     Ok(())
 }

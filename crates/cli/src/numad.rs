@@ -30,7 +30,7 @@ pub fn main() -> ExitCode {
     };
     match parse(&request) {
         None => {
-            eprintln!("Can't parse arg value(s): {request}");
+            complain!("Can't parse arg value(s): {request}");
             ExitCode::FAILURE
         }
         Some(shape) => {
@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
             let state = state.unwrap_or_else(|| homenode_linux::state_dir::STATE_DIR.into());
             let (nodes, trouble) = nodes_for(Path::new(&state), shape);
             if let Some(trouble) = trouble {
-                eprintln!("homenode: {trouble:#}");
+                complain!("homenode: {trouble:#}");
             }
             say!("{nodes}");
             ExitCode::SUCCESS
@@ -58,7 +58,7 @@ pub fn hook(args: &HookArgs) {
         .map_err(anyhow::Error::from)
         .and_then(|_| starting(&args.state.dir, &xml));
     if let Err(error) = noted {
-        eprintln!(
+        complain!(
             "homenode: hook for {}: {error:#}; the VM starts all the same",
             args.guest
         );

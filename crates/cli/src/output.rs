@@ -15,16 +15,25 @@ use homenode_units::{Bytes, NodeSet};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Prints a line. As `println!`, but a reader that has gone (`| head`) ends the command in silence, and a full disk with a
-/// sentence, where that panics.
+use crate::printable::{self, Lines, OneLine};
+
+/// Prints a line, or several, with nothing in it that a terminal obeys. As `println!`, but a reader that has gone (`| head`) ends
+/// the command in silence, and a full disk with a sentence, where that panics.
 macro_rules! say {
-    ($($arg:tt)*) => { $crate::output::print(format_args!("{}\n", format_args!($($arg)*))) };
+    ($($arg:tt)*) => {
+        $crate::output::print(format_args!("{}\n", $crate::printable::Lines(format_args!($($arg)*))))
+    };
+}
+
+/// Says on standard error what is wrong. As `eprintln!`, with nothing in it that a terminal obeys.
+macro_rules! complain {
+    ($($arg:tt)*) => { eprintln!("{}", $crate::printable::Sentence(&format!($($arg)*))) };
 }
 
 /// Whether something could not be written, other than for want of a reader.
 static IS_CUT_SHORT: AtomicBool = AtomicBool::new(false);
 
-/// Prints what a command answers. Ends the process where it cannot.
+/// Prints text as it is. Ends the process where it cannot.
 pub fn print(text: fmt::Arguments<'_>) {
     if let Err(error) = std::io::stdout().write_fmt(text) {
         unwritable(&error);
@@ -59,7 +68,8 @@ fn unwritable(error: &std::io::Error) {
 /// What cannot be JSON.
 pub fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
     let document = document(kind, serde_json::to_value(value)?);
-    say!("{}", serde_json::to_string_pretty(&document)?);
+    let text = serde_json::to_string_pretty(&document)?;
+    print(format_args!("{}\n", printable::json(&text)));
     Ok(())
 }
 
@@ -110,6 +120,14 @@ impl Output {
         }
     }
 
+    /// Says lines to people: tables, and what stands around them.
+    pub fn text(&mut self, text: fmt::Arguments<'_>) {
+        if self.style != Style::Json {
+            let erase = self.erase();
+            self.write(&format!("{erase}{}\n", Lines(text)));
+        }
+    }
+
     fn write(&mut self, text: &str) {
         let mut out = std::io::stdout().lock();
         if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -127,18 +145,12 @@ impl Show for Output {
         if let Some(map) = object.as_object_mut() {
             map.insert("type".into(), kind.into());
         }
-        self.write(&format!("{}\n", document(kind, object)));
+        let text = document(kind, object).to_string();
+        self.write(&format!("{}\n", printable::json(&text)));
     }
 
     fn line(&mut self, text: &str) {
-        match self.style {
-            Style::Json => {}
-            Style::Lines => self.write(&format!("{text}\n")),
-            Style::Terminal => {
-                let erase = self.erase();
-                self.write(&format!("{erase}{text}\n"));
-            }
-        }
+        self.text(format_args!("{}", OneLine(text)));
     }
 
     fn epoch(&mut self, epoch: &Epoch) {
@@ -149,7 +161,7 @@ impl Show for Output {
         let events: String = epoch
             .events
             .iter()
-            .map(|event| format!("[{at:8.1}s] {event}\n"))
+            .map(|event| format!("[{at:8.1}s] {}\n", OneLine(&event.to_string())))
             .collect();
         match self.style {
             Style::Lines => self.write(&events),
@@ -172,17 +184,17 @@ pub fn progress(text: &str) {
     let mut err = std::io::stderr();
     if err.is_terminal() {
         // Whether it can be seen changes nothing.
-        let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
+        let _ = write!(err, "\r\x1b[K{}", OneLine(text)).and_then(|()| err.flush());
     }
 }
 
-/// A table in the project's look: right-aligned but for the first column.
+/// A table in the project's look: right-aligned but for the first column. Whatever a cell holds is on one line of it.
 pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(header.to_vec());
     for row in rows {
-        table.add_row(row);
+        table.add_row(row.iter().map(|cell| OneLine(cell).to_string()));
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

@@ -66,11 +66,11 @@ pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     }
     let log = Log::read(path).map_err(refused)?;
     if let Some(missing) = &log.missing {
-        eprintln!("homenode: {}: {missing}", path.display());
+        complain!("homenode: {}: {missing}", path.display());
     }
     let given_up = log.header.kept.number;
     if given_up > 0 {
-        eprintln!(
+        complain!(
             "homenode: {}: {given_up} windows before these were given up",
             path.display()
         );

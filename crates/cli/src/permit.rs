@@ -9,6 +9,7 @@ use homenode_units::{Permit, Resource};
 
 use crate::args::{BillArgs, PermitCommand, SetArgs, ShowArgs, SuggestArgs};
 use crate::output::{counted, or_dash, percent, print_json, table};
+use crate::printable::OneLine;
 use crate::query::ask_agent;
 
 /// `homenode permit`.
@@ -32,11 +33,11 @@ fn set(args: &SetArgs) -> anyhow::Result<()> {
         return print_json("permit-set", &answer);
     }
     match permit {
-        Some(permit) => say!("{} has a permit of {}", args.vm, in_words(permit)),
-        None => say!("{} has no permit", args.vm),
+        Some(permit) => say!("{} has a permit of {}", OneLine(&args.vm), in_words(permit)),
+        None => say!("{} has no permit", OneLine(&args.vm)),
     }
     if let Some(note) = &answer.note {
-        say!("{note}");
+        say!("{}", OneLine(note));
     }
     Ok(())
 }
@@ -116,7 +117,10 @@ fn suggest(args: &SuggestArgs) -> anyhow::Result<()> {
         say!("{:<8} {why}", or_dash(permit, |permit| permit.to_string()));
     }
     if let Some(permit) = answer.from_behaviour.or(answer.from_memory) {
-        say!("\nbook it with: homenode permit set {} {permit}", args.vm);
+        say!(
+            "\nbook it with: homenode permit set {} {permit}",
+            OneLine(&args.vm)
+        );
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use homenode_control::NodePages;
 
 use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
 use crate::output::{counted, or_dash, or_free, percent, print_json, table};
+use crate::printable::OneLine;
 use crate::query::{ask_agent, vms};
 
 /// `homenode memory-policy`.
@@ -28,10 +29,13 @@ fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
         return print_json("policy-set", &answer);
     }
     match policy {
-        Some(policy) => say!("{} has memory policy {policy}", args.vm),
-        None => say!("the memory policy of {} is the agent's choice", args.vm),
+        Some(policy) => say!("{} has memory policy {policy}", OneLine(&args.vm)),
+        None => say!("the memory policy of {} is the agent's choice", OneLine(&args.vm)),
     }
-    answer.notes.iter().for_each(|note| say!("note: {note}"));
+    answer
+        .notes
+        .iter()
+        .for_each(|note| say!("note: {}", OneLine(note)));
     Ok(())
 }
 
@@ -49,7 +53,7 @@ fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
             say!("{policy}: {why}");
             say!(
                 "\nchoose it with: homenode memory-policy set {} {policy}",
-                args.vm
+                OneLine(&args.vm)
             );
         }
     }
@@ -74,9 +78,9 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
     let header = ["VM", "policy", "chosen", "home", "MiB on nodes", "local"];
     say!("{}", table(&header, rows));
     for vm in &answer.vms {
-        let name = &vm.name;
+        let name = OneLine(&vm.name);
         if let Some(caution) = &vm.memory_policy_caution {
-            say!("{name}: {caution}");
+            say!("{name}: {}", OneLine(caution));
         }
         if let Some(why) = &vm.memory_fixed {
             say!("{name}: its pages cannot move: {why}");

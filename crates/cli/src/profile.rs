@@ -131,7 +131,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         (Ok(log), _) => log,
         (Err(LogError::Io { .. }), Some(signal)) => {
             let name = &program.name;
-            eprintln!("homenode: {name} was ended by signal {signal} before anything could be written");
+            complain!("homenode: {name} was ended by signal {signal} before anything could be written");
             return Ok(ExitCode::from(exit_status(status)));
         }
         (Err(error), _) => return Err(unwritten(error, status, &program.name)),
@@ -184,12 +184,12 @@ fn finish(
     if !args.shown.json {
         // Standard output is the program's.
         for sentence in profile::summary(log, &fit, facts, seconds) {
-            eprintln!("homenode: {sentence}");
+            complain!("homenode: {sentence}");
         }
         for note in &notes {
-            eprintln!("homenode: note: {note}");
+            complain!("homenode: note: {note}");
         }
-        eprintln!(
+        complain!(
             "homenode: written to {shown}; 'homenode sim {shown} --machine {}' runs it",
             args.machine
         );

@@ -144,7 +144,7 @@ fn of_best(setup: &Setup, best: &Best) -> OfBest {
 fn show(search: &Search<'_>, best: &Best, output: &mut Output) {
     let figure = |value: Option<f64>| or_dash(value, |value| format!("{value:.3}"));
     let percent = |gap: Option<f64>| or_dash(gap, |gap| format!("{:.1}%", gap * 100.0));
-    output.line(&format!(
+    output.text(format_args!(
         "{} on {}, seed {}: runtime over that under default, which is 1; {} evaluations\n",
         search.scenario, search.machine, search.seed, search.evaluations
     ));
@@ -169,7 +169,10 @@ fn show(search: &Search<'_>, best: &Best, output: &mut Output) {
         percent(Some(0.0)),
     ];
     let rows = [of_default].into_iter().chain(policies).chain([known]);
-    output.line(&table(&["", "mean", "worst VM", "over best known"], rows).to_string());
+    output.text(format_args!(
+        "{}",
+        table(&["", "mean", "worst VM", "over best known"], rows)
+    ));
     let mut header = vec!["VM".to_owned(), "workload".to_owned()];
     header.extend(search.policies.iter().map(|policy| policy.policy.to_owned()));
     header.push("best known".to_owned());
@@ -180,8 +183,8 @@ fn show(search: &Search<'_>, best: &Best, output: &mut Output) {
         row
     });
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
-    output.line(&format!("\n{}", table(&header, rows)));
-    output.line("\nThe decisions of the best known, each from the agent's first sample at or after its time that has the VM:\n");
+    output.text(format_args!("\n{}", table(&header, rows)));
+    output.text(format_args!("\nThe decisions of the best known, each from the agent's first sample at or after its time that has the VM:\n"));
     if search.best.decisions.is_empty() {
         output.line("    none: every VM is where the kernel puts it");
     }

@@ -137,7 +137,7 @@ fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {
     }
     for trial in trials {
         let report = &trial.report;
-        output.line(&format!(
+        output.text(format_args!(
             "\nUnder {}: {} decisions, ended at {:.1}s\n\n{}\n\n{}",
             trial.policy,
             trial.decisions,
@@ -152,7 +152,7 @@ fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {
             driver_domains(report),
         ];
         for table in more.into_iter().flatten() {
-            output.line(&format!("\n{table}"));
+            output.text(format_args!("\n{table}"));
         }
         if !report.events.is_empty() {
             output.line("");
@@ -165,7 +165,10 @@ fn show(spec: &Setup, trials: &[Trial], output: &mut Output) {
         }
     }
     if trials.len() > 1 {
-        output.line(&format!("\nSide by side:\n\n{}\n", trial::side_by_side(trials)));
+        output.text(format_args!(
+            "\nSide by side:\n\n{}\n",
+            trial::side_by_side(trials)
+        ));
         for sentence in trial::sentences(trials) {
             output.line(&sentence);
         }

@@ -28,14 +28,14 @@ const COMPARED: [PolicySet; 4] = [
 /// # Errors
 /// When the twin cannot start.
 pub fn compare(spec: &Setup, config: &Config, output: &mut Output) -> anyhow::Result<()> {
-    output.line("\nThe same VMs and seed, each program run to its end, under:");
+    output.text(format_args!("\nThe same VMs and seed, each program run to its end, under:"));
     let mut shown = None;
     let policies = trial::run_all(spec, config, &COMPARED, |policies, _| {
         if shown.replace(policies) != Some(policies) && output.style() == Style::Terminal {
             output.line(&format!("  … {}", policies.name()));
         }
     })?;
-    output.line(&trial::side_by_side(&policies).to_string());
+    output.text(format_args!("{}", trial::side_by_side(&policies)));
     for sentence in trial::sentences(&policies) {
         output.line(&sentence);
     }

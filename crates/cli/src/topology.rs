@@ -5,6 +5,7 @@ use homenode_units::{NodeId, Pages};
 
 use crate::args::ShowArgs;
 use crate::output::{or_dash, print_json, table};
+use crate::printable::OneLine;
 use crate::query::vms;
 
 /// Why a VM's guest is told nothing, or when it was told last.
@@ -45,7 +46,7 @@ fn row(vm: &VmStatus) -> Vec<String> {
 }
 
 fn show(vm: &VmStatus) {
-    say!("{}: {}", vm.name, standing(vm));
+    say!("{}: {}", OneLine(&vm.name), OneLine(&standing(vm)));
     let TopologyStatus {
         virtual_nodes,
         published,

@@ -10,6 +10,7 @@ use homenode_units::NodeSet;
 
 use crate::args::WhatIfArgs;
 use crate::output::{or_dash, or_free, percent, print_json, progress, table};
+use crate::printable::OneLine;
 use crate::query::ask_agent;
 use crate::{bad_input, twin};
 
@@ -114,8 +115,8 @@ fn show(answer: &Forecast, homes: &Homes) {
     if let Some(of) = &answer.simulated {
         say!(
             "{} on {}, seed {}, at {}\n",
-            of.scenario,
-            of.machine,
+            OneLine(&of.scenario),
+            OneLine(&of.machine),
             of.seed,
             answer.at_ns
         );
@@ -138,7 +139,7 @@ fn show(answer: &Forecast, homes: &Homes) {
     for vm in &answer.vms {
         let said = [&vm.why_unknown, &vm.obstacle];
         for why in said.into_iter().flatten() {
-            say!("{}: {why}", vm.name);
+            say!("{}: {}", OneLine(&vm.name), OneLine(why));
         }
     }
     say!("time is what work takes, as predicted: 1.00 as without an agent, less is faster");
@@ -150,7 +151,10 @@ fn show(answer: &Forecast, homes: &Homes) {
         ),
         (None, _) => say!("no trial yet: nothing tells how far predictions are off on this host"),
     }
-    answer.notes.iter().for_each(|note| say!("note: {note}"));
+    answer
+        .notes
+        .iter()
+        .for_each(|note| say!("note: {}", OneLine(note)));
 }
 
 #[cfg(test)]

@@ -82,3 +82,54 @@ fn every_page_that_the_manual_names_is_there() {
         "{complaint}"
     );
 }
+
+/// A VM whose name clears the screen, turns text around, and pretends to be two lines.
+const HOSTILE: &str = "web\u{1b}[2J\u{9b}31m\u{202e}\nroot: all is well\u{2066}";
+
+#[test]
+fn names_that_others_chose_are_shown_and_not_obeyed_and_json_stays_exact() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("hostile.toml");
+    let name = "web\\u001b[2J\\u009b31m\\u202e\\nroot: all is well\\u2066";
+    let vm = "vcpus = 1\nmemory = \"1GiB\"\nworkload = \"cg.B\"\nwork_share = 0.01\n";
+    let scenario = format!("name = \"hostile\"\nmachine = \"r420\"\n[[vm]]\nname = \"{name}\"\n{vm}");
+    std::fs::write(&path, scenario).expect("written");
+    let path = path.display().to_string();
+    let host = format!("twin:{path}");
+    let unprintable = |text: &str| {
+        text.chars().find(|c| {
+            c.is_control() && *c != '\n'
+                || ('\u{202a}'..='\u{202e}').contains(c)
+                || ('\u{2066}'..='\u{2069}').contains(c)
+        })
+    };
+    for args in [
+        &["sim", &path, "--policy", "homenode"][..],
+        &["run", "--host", &host, "--fast"],
+    ] {
+        let text = common::text(&common::run(args));
+        assert_eq!(unprintable(&text), None, "{args:?}");
+        let shown = "web\\u{1b}[2J\\u{9b}31m\\u{202e}\\nroot: all is well\\u{2066}";
+        assert!(text.contains(shown), "{args:?}: {text}");
+        assert!(
+            !text.lines().any(|line| line.starts_with("root:")),
+            "{args:?}: {text}"
+        );
+        let exact = common::text(&common::run(&[args, &["--json"]].concat()));
+        assert_eq!(unprintable(&exact), None, "{args:?}");
+        let last: serde_json::Value =
+            serde_json::from_str(exact.lines().last().expect("lines")).expect("JSON");
+        assert_eq!(last["policies"][0]["vms"][0]["name"], HOSTILE, "{args:?}");
+    }
+    // What cannot be done is said of a name as it is, too.
+    let (status, said) = common::refused(&common::run(&[
+        "whatif",
+        &format!("{HOSTILE}=9"),
+        "--scenario",
+        &path,
+    ]));
+    assert!(
+        status != 0 && unprintable(&said).is_none() && !said.contains("\nroot:"),
+        "{said}"
+    );
+}

@@ -1,5 +1,6 @@
 //! Newtypes wherever two numbers could be swapped, sets of ids in the kernel's list format, one value per
-//! NUMA node, the nearest names to a misspelt one, what settings may be, one seeded generator, and the arithmetic every crate shares. Nothing does I/O.
+//! NUMA node, the nearest names to a misspelt one, what settings may be, one seeded generator, and the arithmetic every crate
+//! shares. Nothing does I/O.
 
 mod candidates;
 mod chance;

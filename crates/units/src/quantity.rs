@@ -193,10 +193,14 @@ fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)], s
         return write!(f, "{value}B{suffix}");
     };
     if value.is_multiple_of(*factor) {
-        write!(f, "{}{unit}{suffix}", value / factor)
-    } else {
-        write!(f, "{:.2}{unit}{suffix}", value as f64 / *factor as f64)
+        return write!(f, "{}{unit}{suffix}", value / factor);
     }
+    // Whole numbers, since floating-point ones round the largest amounts up to what nothing holds.
+    let factor = u128::from(*factor);
+    let rounded = (u128::from(value) * 100 + factor / 2) / factor;
+    let most = u128::from(u64::MAX) * 100 / factor;
+    let hundredths = rounded.min(most);
+    write!(f, "{}.{:02}{unit}{suffix}", hundredths / 100, hundredths % 100)
 }
 
 impl Bytes {
@@ -386,6 +390,58 @@ mod tests {
             "12q".parse::<Bytes>().unwrap_err().to_string(),
             "`12q` is not a size such as `16GiB` or `500MB`"
         );
+    }
+
+    /// What is written of an amount reads back as that, or differs by less than the last digit that is shown.
+    fn reads_back<T: FromStr + fmt::Display>(
+        value: u64,
+        wrap: fn(u64) -> T,
+        bare: fn(&T) -> u64,
+        units: &[(&str, u64)],
+    ) {
+        let text = wrap(value).to_string();
+        let read = text
+            .parse::<T>()
+            .unwrap_or_else(|_| panic!("{value} is written as {text}, which nothing reads"));
+        let unit = units
+            .iter()
+            .find(|(_, factor)| value >= *factor)
+            .map_or(1, |(_, factor)| *factor);
+        let off = bare(&read).abs_diff(value);
+        assert!(
+            off == 0 || off <= unit / 100,
+            "{value} is written as {text}, which is {off} off"
+        );
+        if value.is_multiple_of(unit) {
+            assert_eq!(off, 0, "{text}");
+        }
+    }
+
+    fn all_read_back(value: u64) {
+        reads_back(value, Bytes, |bytes| bytes.0, &BINARY);
+        reads_back(value, BytesPerSec, |rate| rate.0, &DECIMAL);
+        // A tenth of a second is the last digit of long times.
+        let ns = Ns(value).to_string().parse::<Ns>().expect("reads back");
+        assert!(ns.0.abs_diff(value) <= if value >= 1_000_000_000 { 100_000_000 } else { 0 });
+    }
+
+    #[test]
+    fn the_largest_amounts_read_back() {
+        for power in 0..64 {
+            for near in [-1_i64, 0, 1] {
+                all_read_back((1_u64 << power).wrapping_add_signed(near));
+            }
+        }
+        for from_most in [0, 1, 511, 1 << 20, 1 << 32, 1 << 40, 5 << 39] {
+            all_read_back(u64::MAX - from_most);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_amount_reads_back(value: u64, shift in 0_u32..64) {
+            all_read_back(value >> shift);
+        }
     }
 
     #[test]

@@ -6,10 +6,14 @@ use homenode_host::{Bell, Setting};
 use homenode_units::VmId;
 
 fn server() -> (tempfile::TempDir, Server) {
+    serving(Control::new(Config::default(), Mode::Act))
+}
+
+fn serving(control: Control) -> (tempfile::TempDir, Server) {
     let dir = tempfile::tempdir().unwrap();
     let handler = Handler {
         machine: Arc::new(homenode_machine_files::preset("r910").unwrap()),
-        control: Arc::new(Mutex::new(Control::new(Config::default(), Mode::Act))),
+        control: Arc::new(Mutex::new(control)),
     };
     let server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).unwrap();
     (dir, server)
@@ -99,7 +103,7 @@ fn a_request_that_trickles_in_is_answered_or_dropped_in_the_end() {
 fn more_than_a_line_of_a_request_is_not_kept() {
     let (dir, _open) = server();
     let mut stream = connect(&dir);
-    let flood = vec![b'x'; LINE_BYTES_MAX as usize + (1 << 20)];
+    let flood = vec![b'x'; REQUEST_BYTES_MAX as usize + (1 << 20)];
     assert!(stream.write_all(&flood).is_err());
     assert!(is_answered(&dir));
 }
@@ -126,4 +130,37 @@ fn whoever_asks_for_a_setting_waits_for_the_loop_and_keeps_nobody() {
         matches!(told.as_slice(), [(CLIENTS, Err(_))]),
         "no such VM: {told:?}"
     );
+}
+
+#[test]
+fn ten_thousand_vms_are_one_answer_and_a_client_that_takes_none_of_it_delays_nobody() {
+    let machine = homenode_machine_files::preset("r910").unwrap();
+    let scenario = homenode_twin::Scenario::tavo_mixed();
+    let mut twin = homenode_twin::Twin::new(machine.clone(), &scenario, 1).unwrap();
+    homenode_host::Host::wait(&mut twin, homenode_units::Ns::from_secs(2));
+    let mut sample = homenode_host::Host::sample(&mut twin).unwrap();
+    let model = sample.vms.remove(0);
+    sample.vms = (0..10_000)
+        .map(|number| homenode_host::VmSample {
+            id: VmId(number),
+            // As long as libvirt's longest that anybody uses.
+            name: format!("a-project-of-somebody/a-machine-with-a-long-name-{number}"),
+            ..model.clone()
+        })
+        .collect();
+    // What arranging so many takes is no question here.
+    let config = Config {
+        policies: homenode_control::PolicySet::Default,
+        ..Config::default()
+    };
+    let mut control = Control::new(config, Mode::Act);
+    control.begin(&machine, sample);
+    let (dir, _open) = serving(control);
+    let mut idle = connect(&dir);
+    idle.write_all(b"{\"request\":\"vms\"}\n").unwrap();
+    for _ in 0..2 {
+        let answer = ask::<Vms>(dir.path(), &Request::Vms).unwrap().expect("an agent");
+        assert_eq!(answer.vms.len(), 10_000);
+        assert!(answer.vms[9_999].name.ends_with("-9999"));
+    }
 }
