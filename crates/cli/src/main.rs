@@ -1,6 +1,6 @@
 //! The `homenode` command; called as `numad` it is a drop-in for libvirt's `placement='auto'`.
 //!
-//! Exit status: 0 done, 1 failure, 2 bad input.
+//! Exit status: 0 done, 1 failure, 2 bad input, 130 or 143 cut short by SIGINT or SIGTERM.
 
 // A command's complaints go to standard error; its output goes through `output`.
 #![allow(clippy::print_stderr)]
@@ -124,7 +124,7 @@ fn manual(name: Option<&str>) -> anyhow::Result<String> {
 
 fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
-        Command::Run(args) => run::run(&args)?,
+        Command::Run(args) => return run::run(&args),
         Command::Sim(args) => sim::sim(&args)?,
         Command::Search(args) => search::run(&args)?,
         Command::Machine(args) => query::machine(&args)?,

@@ -1,6 +1,8 @@
 //! `homenode run`: which host, with which configuration.
 
 use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
@@ -15,18 +17,23 @@ use signal_hook::iterator::Signals;
 use crate::args::{HostArg, RunArgs};
 use crate::bad_input;
 use crate::output::Output;
+use crate::summary::{self, Ended};
 
 /// Of which commit the program is.
 const COMMIT: &str = env!("HOMENODE_COMMIT");
 
-/// Runs the agent until it is stopped, its time is up, or the twin's scenario is done.
+/// The status of a command that a signal cut short, as shells have it; 0 while none came.
+static SIGNALLED: AtomicU8 = AtomicU8::new(0);
+
+/// Runs the agent until it is stopped, its time is up, or the twin's scenario is done. One that is stopped ends in good order,
+/// with status 0; a comparison after it that is cut short with 128 and the signal.
 ///
 /// # Errors
 /// Bad input, or a host that cannot be managed.
-pub fn run(args: &RunArgs) -> anyhow::Result<()> {
+pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let config = config(args)?;
     let mut output = Output::new(args.shown.json);
-    let bell = stop_on_signals()?;
+    let bell = Bell::default();
     let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
     match choose_host(args, &mut output)? {
         HostArg::Twin(what) => {
@@ -38,8 +45,21 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
                 duration: args.duration,
                 commit: COMMIT,
             };
+            let comparison = Bell::default();
+            stop_on_signals(&bell, Some(&comparison))?;
             twin::run(&run, &config, &spec, &mut output, &bell)?;
-            crate::summary::compare(&spec, &config, &mut output)
+            if comparison.is_stopping() {
+                output.line("stopped: other policies are not compared");
+                return Ok(ExitCode::SUCCESS);
+            }
+            // From now on there is one thing to end.
+            bell.stop();
+            return Ok(
+                match summary::compare(&spec, &config, &mut output, &comparison)? {
+                    Ended::Whole => ExitCode::SUCCESS,
+                    Ended::CutShort => ExitCode::from(SIGNALLED.load(Ordering::Relaxed)),
+                },
+            );
         }
         HostArg::Libvirt(uri) => {
             let run = live::Run {
@@ -50,25 +70,33 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
                 duration: args.duration,
                 commit: COMMIT,
             };
-            live::run(&run, &config, &mut output, &bell)
+            stop_on_signals(&bell, None)?;
+            live::run(&run, &config, &mut output, &bell)?;
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Has SIGINT and SIGTERM end the run in good order; a second one ends the process at once.
-fn stop_on_signals() -> anyhow::Result<Bell> {
-    let bell = Bell::default();
-    let there = bell.clone();
+/// Has signals end the run in good order; SIGINT leads on to the comparison after it, if there is one, which any signal ends, and
+/// SIGTERM ends both. One more ends the process at once.
+fn stop_on_signals(run: &Bell, comparison: Option<&Bell>) -> anyhow::Result<()> {
+    let (run, comparison) = (run.clone(), comparison.cloned());
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
-        for _ in signals.forever() {
-            if there.is_stopping() {
-                std::process::exit(130);
+        for signal in signals.forever() {
+            let last = comparison.as_ref().unwrap_or(&run);
+            if last.is_stopping() {
+                std::process::exit(128 + signal);
             }
-            there.stop();
+            // Both numbers are small.
+            SIGNALLED.store(128 + signal as u8, Ordering::Relaxed);
+            if signal == SIGTERM || run.is_stopping() {
+                last.stop();
+            }
+            run.stop();
         }
     });
-    Ok(bell)
+    Ok(())
 }
 
 fn config(args: &RunArgs) -> anyhow::Result<Config> {

@@ -1,7 +1,11 @@
 //! What came of it: the same VMs and seed under the default scheduler, first-fit pinning and Homenode.
 
+use std::sync::mpsc::{self, TryRecvError};
+use std::time::Duration;
+
 use homenode_agent::Show;
 use homenode_control::{Config, PolicySet};
+use homenode_host::Bell;
 use homenode_twin::Setup;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -13,7 +17,23 @@ use crate::trial::{self, Trial};
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Summary {
     policies: Vec<Trial>,
+    /// A signal ended it before all policies had run.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(default)]
+    cut_short: bool,
 }
+
+/// Whether the comparison came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All policies were compared.
+    Whole,
+    /// A signal came first.
+    CutShort,
+}
+
+/// How long to wait for the next result before looking whether there is one: the bell rings at each, and at a signal.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is compared: the host's own scheduler, two usual baselines and all of Homenode.
 const COMPARED: [PolicySet; 4] = [
@@ -23,22 +43,74 @@ const COMPARED: [PolicySet; 4] = [
     PolicySet::Homenode,
 ];
 
-/// Runs the scenario to its end under each set of policies and shows the runtimes side by side.
+/// Runs the scenario to its end under each set of policies and shows the runtimes side by side. It ends at once where the bell
+/// says stop, with what came of those that had ended.
+///
+/// The runs have a thread of their own, since a step of a large twin may take longer than who sends a signal waits. It is left
+/// behind then, and ends with the process.
 ///
 /// # Errors
 /// When the twin cannot start.
-pub fn compare(spec: &Setup, config: &Config, output: &mut Output) -> anyhow::Result<()> {
-    output.text(format_args!("\nThe same VMs and seed, each program run to its end, under:"));
-    let mut shown = None;
-    let policies = trial::run_all(spec, config, &COMPARED, |policies, _| {
-        if shown.replace(policies) != Some(policies) && output.style() == Style::Terminal {
-            output.line(&format!("  … {}", policies.name()));
+pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) -> anyhow::Result<Ended> {
+    output.text(format_args!(
+        "\nThe same VMs and seed, each program run to its end, under:"
+    ));
+    let (to_us, results) = mpsc::channel();
+    let (spec, config, worker) = (spec.clone(), config.clone(), bell.clone());
+    std::thread::spawn(move || {
+        let mut first = None;
+        for policies in COMPARED {
+            let trial = trial::run(&spec, &config, policies, first.as_ref(), |_| ());
+            if first.is_none() {
+                first = trial.as_ref().ok().map(|trial| trial.report.clone());
+            }
+            let goes_on = trial.is_ok() && !worker.is_stopping();
+            if to_us.send(trial).is_err() || !goes_on {
+                break;
+            }
+            worker.ring();
         }
-    })?;
-    output.text(format_args!("{}", trial::side_by_side(&policies)));
+        drop(to_us);
+        worker.ring();
+    });
+    let mut policies: Vec<Trial> = Vec::new();
+    let mut shown_count = 0;
+    let is_whole = loop {
+        if output.style() == Style::Terminal
+            && shown_count <= policies.len()
+            && let Some(now) = COMPARED.get(policies.len())
+        {
+            output.line(&format!("  … {}", now.name()));
+            shown_count += 1;
+        }
+        match results.try_recv() {
+            Ok(trial) => policies.push(trial?),
+            Err(TryRecvError::Disconnected) => break policies.len() == COMPARED.len(),
+            Err(TryRecvError::Empty) if bell.is_stopping() => break false,
+            Err(TryRecvError::Empty) => drop(bell.wait(LOOK_EVERY)),
+        }
+    };
+    if !policies.is_empty() {
+        output.text(format_args!("{}", trial::side_by_side(&policies)));
+    }
     for sentence in trial::sentences(&policies) {
         output.line(&sentence);
     }
-    output.object("summary", json!(Summary { policies }));
-    Ok(())
+    if !is_whole {
+        output.line(&cut_short(policies.len()));
+    }
+    let cut_short = !is_whole;
+    output.object("summary", json!(Summary { policies, cut_short }));
+    Ok(match is_whole {
+        true => Ended::Whole,
+        false => Ended::CutShort,
+    })
+}
+
+fn cut_short(compared: usize) -> String {
+    let left: Vec<&str> = COMPARED[compared..]
+        .iter()
+        .map(|policies| policies.name())
+        .collect();
+    format!("cut short by a signal: nothing is known of {}", left.join(", "))
 }

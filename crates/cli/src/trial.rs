@@ -37,23 +37,32 @@ pub fn run_all(
 ) -> anyhow::Result<Vec<Trial>> {
     let mut trials: Vec<Trial> = Vec::new();
     for policies in sets {
-        let config = Config {
-            policies: *policies,
-            ..config.clone()
-        };
-        let mut trial = run(spec, config, |twin| look(*policies, twin))?;
-        let first = trials.first().map_or(&trial.report, |first| &first.report);
-        trial.relative_runtime_mean = relative_runtime(first, &trial.report);
+        let first = trials.first().map(|first| &first.report);
+        let trial = run(spec, config, *policies, first, |twin| look(*policies, twin))?;
         trials.push(trial);
     }
     Ok(trials)
 }
 
-fn run(spec: &Setup, config: Config, look: impl FnMut(&Twin)) -> anyhow::Result<Trial> {
+/// Runs a scenario under one set of policies, to compare with what came of it under the `first`, where there was one.
+///
+/// # Errors
+/// When the twin cannot start.
+pub fn run(
+    spec: &Setup,
+    config: &Config,
+    policies: PolicySet,
+    first: Option<&TwinReport>,
+    look: impl FnMut(&Twin),
+) -> anyhow::Result<Trial> {
+    let config = Config {
+        policies,
+        ..config.clone()
+    };
     let run = run::run(spec, config, look, |_| ()).map_err(about_input)?;
     Ok(Trial {
         policy: run.policy,
-        relative_runtime_mean: None,
+        relative_runtime_mean: relative_runtime(first.unwrap_or(&run.report), &run.report),
         decisions: run.decisions,
         report: run.report,
     })
