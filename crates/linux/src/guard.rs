@@ -188,7 +188,8 @@ impl Guard {
         let _ = self.child.wait();
     }
 
-    /// Ends one that is not there any more as far as the agent can tell: stopped, it would wake up and undo what a living agent does.
+    /// Ends one that is not there any more as far as the agent can tell: stopped, it would wake up and undo what a living agent
+    /// does.
     pub fn end(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -233,8 +234,8 @@ pub struct Patience {
 
 /// The guard's whole life; see the module. `pipe` is the read end, `state` the agent's state directory, `root` where the host's
 /// own files lie. `ready` gets one byte once the guard is on its own (standard output, where the agent waits for it). `undo`
-/// restores one VM and strikes it out in the journal; it answers `Ok` also when that run of the VM is over. `say` tells the operator
-/// what could not be undone, once.
+/// restores one VM and strikes it out in the journal; it answers `Ok` also when that run of the VM is over. `say` tells the
+/// operator what could not be undone, once.
 ///
 /// # Errors
 /// When it cannot share the right to act on this host: then it is not ready.

@@ -7,8 +7,8 @@
 //!   └── private              0700: journal, locks, ledger, bill, each 0600
 //! ```
 //!
-//! Everything in `private` is opened by its name below a descriptor of that directory, never through a link. Only a regular file of
-//! our own with one name is taken for ours: root must not be made to overwrite another file.
+//! Everything in `private` is opened by its name below a descriptor of that directory, never through a link. Only a regular
+//! file of our own with one name is taken for ours: root must not be made to overwrite another file.
 
 use std::fs::File;
 use std::io::{Read, Write};
