@@ -71,7 +71,13 @@ impl StateDir {
         let path = state.join(PRIVATE);
         make(&public, Path::new(PRIVATE), &path, PRIVATE_MODE)?;
         let dir = directory(&public, Path::new(PRIVATE), &path)?;
-        rustix::fs::fchmod(&dir, PRIVATE_MODE).map_err(|e| failed("protect", &path, &e.to_string()))?;
+        let mode = rustix::fs::fstat(&dir)
+            .map_err(|e| failed("open", &path, &e.to_string()))?
+            .st_mode;
+        // Where it is as it should be it may also be on a disk that cannot be written any more.
+        if Mode::from_raw_mode(mode) != PRIVATE_MODE {
+            rustix::fs::fchmod(&dir, PRIVATE_MODE).map_err(|e| failed("protect", &path, &e.to_string()))?;
+        }
         let private = StateDir { path, dir };
         private.take_in(&public, state);
         Ok(private)

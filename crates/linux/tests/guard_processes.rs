@@ -37,7 +37,7 @@ fn main() {
             an_agent_that_hangs_is_ended_and_undone();
             a_guard_that_dies_or_hangs_is_followed_by_another();
             somebody_who_holds_the_lock_is_no_successor();
-            a_full_disk_keeps_nothing_from_being_undone();
+            a_full_or_read_only_disk_keeps_nothing_from_being_undone();
             a_guard_that_cannot_start_is_an_error();
         }
     }
@@ -294,29 +294,40 @@ fn somebody_who_holds_the_lock_is_no_successor() {
     assert_eq!(endings(dir.path()), ["Undone(1)"]);
 }
 
-/// A small tmpfs is full while the agent dies: as `/run` may be.
-fn a_full_disk_keeps_nothing_from_being_undone() {
-    let outside = tempfile::tempdir().expect("a directory");
-    let small = outside.path().join("small");
-    std::fs::create_dir(&small).expect("a directory");
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"])
-        .arg(&small)
-        .status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: a full disk (mounting takes root)");
-        return;
+/// A tmpfs that is full, or read-only, while the agent dies: as `/run` may be.
+fn a_full_or_read_only_disk_keeps_nothing_from_being_undone() {
+    for is_full in [true, false] {
+        let outside = tempfile::tempdir().expect("a directory");
+        let small = outside.path().join("small");
+        std::fs::create_dir(&small).expect("a directory");
+        if !mount(&["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"], &small) {
+            eprintln!("skipped: a full disk (mounting takes root)");
+            return;
+        }
+        let mut agent = agent_with(&small, outside.path(), "first");
+        if is_full {
+            let filled = std::fs::write(small.join("filler"), vec![0u8; 2 << 20]);
+            assert!(filled.is_err(), "the disk is full");
+        } else {
+            // Files that are open to be written keep a mount from being read-only, but not a second one of the same disk.
+            assert!(mount(&["--bind", &small.display().to_string()], &small));
+            assert!(mount(&["-o", "remount,bind,ro"], &small));
+        }
+        agent.kill().expect("SIGKILL");
+        agent.wait().expect("the agent's end");
+        eventually("the guard ends", || !endings(outside.path()).is_empty());
+        assert_eq!(endings(outside.path()), ["Undone(1)"]);
+        assert_eq!(undone(outside.path()), "seven {0: {3}} 15ms of every 30ms\n");
+        for _ in 0..if is_full { 1 } else { 2 } {
+            let unmounted = Command::new("umount").arg(&small).status();
+            assert!(unmounted.is_ok_and(|status| status.success()));
+        }
     }
-    let mut agent = agent_with(&small, outside.path(), "first");
-    let filled = std::fs::write(small.join("filler"), vec![0u8; 2 << 20]);
-    assert!(filled.is_err(), "the disk is full");
-    agent.kill().expect("SIGKILL");
-    agent.wait().expect("the agent's end");
-    eventually("the guard ends", || !endings(outside.path()).is_empty());
-    assert_eq!(endings(outside.path()), ["Undone(1)"]);
-    assert_eq!(undone(outside.path()), "seven {0: {3}} 15ms of every 30ms\n");
-    let unmounted = Command::new("umount").arg(&small).status();
-    assert!(unmounted.is_ok_and(|status| status.success()));
+}
+
+fn mount(arguments: &[&str], on: &Path) -> bool {
+    let mounted = Command::new("mount").args(arguments).arg(on).status();
+    mounted.is_ok_and(|status| status.success())
 }
 
 fn a_guard_that_cannot_start_is_an_error() {
