@@ -46,7 +46,7 @@ enum Limit {
     AtMost(usize),
 }
 
-const RULES: [Rule; 17] = [
+const RULES: [Rule; 18] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
@@ -99,6 +99,12 @@ const RULES: [Rule; 17] = [
         name: "readme-crates",
         about: "README.md lists the crates that there are",
         check: crates::readme_crates,
+        limit: Limit::None,
+    },
+    Rule {
+        name: "promised-tests",
+        about: "the tests that docs/SECURITY.md names are there",
+        check: text::promised_tests,
         limit: Limit::None,
     },
     Rule {

@@ -82,6 +82,34 @@ fn titles_but_one(file: &SourceFile) -> Vec<Finding> {
         .collect()
 }
 
+/// A promise of the threat model is worth what the test is that holds it. A test's name has at least four words.
+pub(super) fn promised_tests(workspace: &Workspace) -> Vec<Finding> {
+    let Some(promises) = workspace.file("docs/SECURITY.md") else {
+        return Vec::new();
+    };
+    let is_name = |word: &str| {
+        word.matches('_').count() >= 3
+            && word
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    let rust = || workspace.files.iter().filter(|file| file.ends_with(&[".rs"]));
+    let is_there = |name: &str| rust().any(|file| file.text.contains(&format!("fn {name}(")));
+    let named = promises.text.lines().enumerate().flat_map(|(index, line)| {
+        let words = line.split('`').skip(1).step_by(2);
+        words.map(move |word| (index, word))
+    });
+    named
+        .filter(|(_, word)| is_name(word) && !is_there(word))
+        .map(|(index, name)| {
+            promises.at_line(
+                index,
+                format!("there is no test `{name}`: name the one that holds this"),
+            )
+        })
+        .collect()
+}
+
 /// Home directories and work trees of those who write this, which nobody else has.
 pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
     // Written in two parts so that this file keeps the rule.
@@ -265,6 +293,22 @@ mod tests {
         assert_eq!(places(markdown_title, "a.md", "# A\n## B\n# C\n"), ["a.md:3"]);
         assert_eq!(places(markdown_title, "a.md", "text\n"), ["a.md"]);
         assert!(places(markdown_title, "a.md", "# A\n```sh\n# comment\n```\n").is_empty());
+    }
+
+    #[test]
+    fn promised_tests_finds_names_of_tests_that_are_not_there() {
+        let promises = "# A\n`a_b` `gone_is_the_test`,\n`here_is_the_test`.\n";
+        let mut workspace = Workspace::default();
+        workspace
+            .files
+            .push(SourceFile::new("docs/SECURITY.md", promises));
+        workspace
+            .files
+            .push(SourceFile::new("a.rs", "fn here_is_the_test() {}\n"));
+        let found = promised_tests(&workspace);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].place == "docs/SECURITY.md:2" && found[0].message.contains("gone_is_the_test"));
+        assert!(promised_tests(&Workspace::default()).is_empty());
     }
 
     #[test]
