@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use homenode_host::Bell;
 use homenode_machine::Machine;
 
-use crate::guard::Beat;
+use crate::beat::Beat;
 use crate::journal::JournalError;
 use crate::read::ReadError;
 use crate::state_dir::{STATE_DIR, StateError};

@@ -18,14 +18,15 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use homenode_units::VmId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal};
 
+use crate::beat::{BEAT, Beat, Line};
 use crate::journal::Journal;
 use crate::levers::in_force;
 use crate::lock::{ActingLock, Lock};
@@ -33,9 +34,6 @@ use crate::state_dir::StateError;
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
-const BEAT: u8 = b'.';
-/// How often an agent says that it goes on, at most.
-const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// How long an agent may say nothing: twice as long as a call of libvirt's may take.
 pub const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// How often the guard looks whether a new agent has taken over.
@@ -65,50 +63,6 @@ pub enum GuardError {
         /// The binary.
         exe: String,
     },
-}
-
-/// How an agent says to its guard that it goes on. Whatever takes long beats in between.
-#[derive(Clone, Debug, Default)]
-pub struct Beat(Arc<Mutex<Option<Line>>>);
-
-/// What connects an agent to its guard. Neither end ever waits.
-#[derive(Debug)]
-struct Line {
-    beats: OwnedFd,
-    answers: OwnedFd,
-    /// When the agent beat last.
-    said: Instant,
-    /// When the guard answered last.
-    heard: Instant,
-    /// It reads no more.
-    is_broken: bool,
-}
-
-impl Line {
-    fn beat(&mut self, now: Instant) {
-        if now - self.said < BEAT_EVERY {
-            return;
-        }
-        self.said = now;
-        self.is_broken |= rustix::io::write(&self.beats, &[BEAT]).is_err();
-        let mut answers = [0u8; 64];
-        while rustix::io::read(&self.answers, &mut answers).is_ok_and(|count| count > 0) {
-            self.heard = now;
-        }
-    }
-}
-
-impl Beat {
-    /// The agent goes on. Costs nothing where it was said within the last second.
-    pub fn beat(&self) {
-        if let Some(line) = &mut *self.line() {
-            line.beat(Instant::now());
-        }
-    }
-
-    fn line(&self) -> std::sync::MutexGuard<'_, Option<Line>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The agent's end. Dropped without [`Guard::goodbye`] it is as if the agent had died: the guard restores.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use homenode_host::Bell;
 use homenode_machine::Machine;
 
-use crate::guard::Beat;
+use crate::beat::Beat;
 use crate::journal::Journal;
 use crate::libvirt::Libvirt;
 use crate::task::{self, Process};

@@ -23,9 +23,9 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
 
 use crate::attribution::{Attribution, Sampler};
+use crate::beat::Beat;
 use crate::cgroup::Hierarchy;
 use crate::connect::{Acting, ConnectError, Options};
-use crate::guard::Beat;
 use crate::hands::Hands;
 use crate::journal::{self, Journal};
 use crate::levers::{self, Home, Moving, Pins};

@@ -29,6 +29,7 @@
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
 
 pub mod attribution;
+mod beat;
 pub mod cgroup;
 mod clock;
 pub mod confine;
@@ -61,6 +62,7 @@ pub mod uncore;
 mod vm;
 mod xml;
 
+pub use beat::Beat;
 pub use clock::now;
 pub use connect::{Acting, ConnectError, Options, TOPOLOGY_SOCKET};
 pub use host::{CarriedOver, LibvirtHost, undo};

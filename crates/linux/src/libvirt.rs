@@ -13,10 +13,10 @@ use virt::domain::{
 use virt::enumutil::Enum;
 use virt::sys;
 
+use crate::beat::Beat;
 use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
 use crate::connect::ConnectError;
 use crate::domain::NAMESPACE;
-use crate::guard::Beat;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,10 +10,10 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use homenode_host::CpuQuota;
-use homenode_linux::guard::{self, Beat, Patience};
+use homenode_linux::guard::{self, Patience};
 use homenode_linux::journal::{Before, Journal, Run};
 use homenode_linux::lock::{ActingLock, Lock};
-use homenode_linux::{Pins, Quotas, in_force};
+use homenode_linux::{Beat, Pins, Quotas, in_force};
 use homenode_units::{CpuId, CpuSet, Ns, VmId};
 
 const PATIENCE: Patience = Patience {

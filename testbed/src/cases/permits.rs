@@ -65,7 +65,7 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&thrasher("throttled"))?;
     let state = inside.dir().join("state");
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
-    let beat = guard::Beat::default();
+    let beat = homenode_linux::Beat::default();
     let options = Options {
         state_dir: state.clone(),
         beat: beat.clone(),
