@@ -8,8 +8,8 @@
 //! memory object has no mapping of its size, nothing is guessed: there is no answer.
 //!
 //! # Trust
-//! A hostile QEMU has as many mappings as the kernel lets it, cut as it likes. Files are read up to [`LIMIT_BYTES`] and
-//! [`MAPPINGS_MAX`], in time linear in their length for each memory object, and must ascend. A mapping that would hold more
+//! A hostile QEMU has as many mappings as the kernel lets it, cut as it likes. Files are read up to `LIMIT_BYTES` and
+//! `MAPPINGS_MAX`, in time linear in their length for each memory object, and must ascend. A mapping that would hold more
 //! pages than fit in it is refused, and so is one that comes twice: mappings changed while they were read, and what is counted
 //! twice is nowhere.
 //!
