@@ -16,7 +16,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     for bytes in [bytes, &with_sums] {
         let tree = Tree::new();
-        tree.write("journal", bytes);
+        tree.write("private/journal", bytes);
         let peeked = peek(tree.root());
         let first = Journal::open(tree.root()).expect("files can be made");
         assert_eq!(first.entries(), &peeked);

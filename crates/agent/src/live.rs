@@ -1,5 +1,6 @@
 //! The agent on a real host: crash safety around the same loop.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -85,8 +86,8 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         control.adopt(vm.vm, vm.home);
     }
     let control = Arc::new(Mutex::new(control));
-    let guard = kept.map(|state| Watched::start(state, uri, &beat)).transpose()?;
-    let mut guard = guard;
+    let mut guard = kept.map(|state| Watched::start(state, uri, &beat)).transpose()?;
+    host.set_guarded(guard.is_some());
     let settings = SettingQueue::new(bell);
     let handler = Handler {
         machine: Arc::new(machine.clone()),
@@ -108,6 +109,9 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     agent.announce(format!("{} at {uri}", machine.name), None, mode);
     let notices = |host: &mut LibvirtHost| {
         let lost = guard.as_mut().and_then(Watched::look);
+        if let Some(guard) = &guard {
+            host.set_guarded(guard.guard.is_some());
+        }
         host.take_notices().into_iter().chain(lost).collect()
     };
     agent.run(&mut host, notices, |_| false);
@@ -133,6 +137,9 @@ fn give_back(
         Some(guard) if failures.is_empty() => guard.goodbye(),
         guard => drop(guard),
     }
+    let machine = host.machine().clone();
+    // Its locks go with it: whoever reads what is said now may take its time.
+    drop(host);
     for failure in &failures {
         output.line(failure);
     }
@@ -140,7 +147,7 @@ fn give_back(
     let summary = Summary {
         policies: vec![LivePolicy {
             policy: control.config().policies.name(),
-            vms: control.status(host.machine()).vms,
+            vms: control.status(&machine).vms,
         }],
         agent_cpu_s: cpu_time().as_secs_f64(),
         kept: run.keep,
@@ -174,6 +181,8 @@ struct Watched<'a> {
     uri: &'a str,
     beat: &'a Beat,
     guard: Option<Guard>,
+    /// What was said last: once, not in every period.
+    said: Option<String>,
 }
 
 impl<'a> Watched<'a> {
@@ -184,6 +193,7 @@ impl<'a> Watched<'a> {
             uri,
             beat,
             guard,
+            said: None,
         })
     }
 
@@ -197,12 +207,16 @@ impl<'a> Watched<'a> {
         }
         let again = start_guard(self.state, self.uri, self.beat);
         let said = match &again {
-            Ok(_) => "the guard process ended or hung; another one watches now".to_owned(),
-            Err(error) => {
-                format!("the guard process ended or hung, and there is no other: {error:#}; tried again")
-            }
+            Ok(_) => "the guard process had ended or hung; another one watches now".to_owned(),
+            Err(error) => format!(
+                "the guard process ended or hung, and there is no other: {error:#}; until there is, no VM is changed"
+            ),
         };
         self.guard = again.ok();
+        if self.said.as_ref() == Some(&said) {
+            return None;
+        }
+        self.said = Some(said.clone());
         Some(said)
     }
 }
@@ -215,9 +229,18 @@ fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<Guard> {
     } else {
         "/proc/self/exe".into()
     };
-    let state = state.display().to_string();
-    let arguments = ["guard", "--uri", uri, "--state", &state, "--grace", GRACE].map(str::to_owned);
-    Ok(guard::spawn(&exe, &arguments, beat)?)
+    let state = state.as_os_str();
+    let [guard, of_uri, of_state, of_grace] = ["guard", "--uri", "--state", "--grace"].map(OsStr::new);
+    let arguments = [
+        guard,
+        of_uri,
+        OsStr::new(uri),
+        of_state,
+        state,
+        of_grace,
+        OsStr::new(GRACE),
+    ];
+    Ok(guard::spawn(&exe, &arguments.map(OsStr::to_owned), beat)?)
 }
 
 /// The guard's life: waits for the agent's end, and undoes after it if nobody follows within `grace`. Its standard input is the

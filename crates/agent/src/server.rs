@@ -6,7 +6,9 @@
 //! queued for the loop; whoever asked for it waits without keeping the server.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +22,6 @@ use homenode_host::ActionError;
 use homenode_linux::state_dir::StateDir;
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
-use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handler::{Answered, Handler};
 use crate::setting_queue::SettingQueue;
@@ -46,8 +46,6 @@ const CLIENTS: usize = 2;
 const EVENTS: usize = 256;
 /// Rights of the socket.
 const SOCKET_MODE: u32 = 0o660;
-/// Clients that may wait to be taken in.
-const BACKLOG: i32 = 1024;
 const BUSY: &str = "the agent is busy or stopping; look with `homenode vm` whether it was done";
 
 /// The open server. Closing it removes the socket.
@@ -70,11 +68,9 @@ impl Server {
             "an agent is listening at {} already",
             path.display()
         );
-        StateDir::open(state)?;
-        let _ = std::fs::remove_file(&path);
-        let listener = listen(&path).map_err(|e| {
-            let what = format!("cannot listen at {}{}", path.display(), remedy(&e));
-            anyhow::Error::new(e).context(what)
+        let listener = listen(state, &path).map_err(|e| {
+            let remedy = e.downcast_ref::<std::io::Error>().map_or("", remedy);
+            e.context(format!("cannot listen at {}{remedy}", path.display()))
         })?;
         let mut listener = UnixListener::from_std(listener);
         let poll = Poll::new().context("cannot wait for clients")?;
@@ -104,14 +100,16 @@ impl Server {
     }
 }
 
-/// A socket that only its owner and group may connect to, from the beginning: it takes its rights from what it is bound from.
-fn listen(path: &Path) -> std::io::Result<net::UnixListener> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::fs::fchmod(&socket, Mode::from_raw_mode(SOCKET_MODE))?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
+/// A socket that only its owner and group may connect to: it has its rights before it comes to where it is looked for.
+fn listen(state: &Path, path: &Path) -> anyhow::Result<net::UnixListener> {
+    let hidden = StateDir::open(state)?.path_of("agent.sock");
+    let _ = std::fs::remove_file(&hidden);
+    let bound = net::UnixListener::bind(&hidden);
+    let listener = bound.with_context(|| format!("cannot make {}", hidden.display()))?;
+    std::fs::set_permissions(&hidden, Permissions::from_mode(SOCKET_MODE))?;
+    std::fs::rename(&hidden, path).with_context(|| format!("cannot put it at {}", path.display()))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 impl Drop for Server {

@@ -45,12 +45,10 @@ impl SettingQueue {
         self.bell.ring();
     }
 
-    /// Carries out what waits.
+    /// Carries out what waits now. What comes meanwhile waits for the next time: whoever asks without end must not keep the loop.
     pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>) {
-        loop {
-            let Some(Pending { vm, setting, told }) = self.lock().pop_front() else {
-                return;
-            };
+        let waits = std::mem::take(&mut *self.lock());
+        for Pending { vm, setting, told } in waits {
             let done = host.set(vm, setting);
             if done.is_ok() {
                 let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);

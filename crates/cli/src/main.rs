@@ -148,8 +148,14 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         }
         Command::Hook(args) => numad::hook(&args),
         Command::Guard(args) => {
-            // Whoever read it may be gone, and what is to be undone is not.
-            let say = |text: &str| drop(writeln!(std::io::stderr(), "homenode guard: {text}"));
+            // Whoever reads it may be gone or take its time, and what is to be undone must not wait for that.
+            let (said, lines) = std::sync::mpsc::sync_channel::<String>(64);
+            std::thread::spawn(move || {
+                for line in lines {
+                    let _ = writeln!(std::io::stderr(), "homenode guard: {line}");
+                }
+            });
+            let say = |text: &str| drop(said.try_send(text.to_owned()));
             homenode_agent::live::guard(&args.uri, &args.state, args.grace, say)?;
         }
         Command::Completions { shell } => {

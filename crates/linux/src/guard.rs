@@ -14,6 +14,7 @@
 //! pipe is its standard input. It restarts nobody; the agent in turn looks whether its guard is there ([`Guard::is_there`]).
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -31,11 +32,16 @@ use crate::journal::Journal;
 use crate::levers::in_force;
 use crate::lock::{ActingLock, Lock};
 use crate::state_dir::StateError;
+use crate::task;
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
 /// How long an agent may say nothing: twice as long as a call of libvirt's may take.
 pub const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// How long a guard may take to begin, or to end.
+const START_MAX: Duration = Duration::from_secs(5);
+/// How long a guard that was itself stopped waits for the beat of an agent that was stopped with it.
+const THAW: Duration = Duration::from_secs(7);
 /// How often the guard looks whether a new agent has taken over.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long a dying agent may take to let go of everything.
@@ -77,7 +83,7 @@ pub struct Guard {
 ///
 /// # Errors
 /// When it cannot be started, or ends before it is ready.
-pub fn spawn(exe: &Path, args: &[String], beat: &Beat) -> Result<Guard, GuardError> {
+pub fn spawn(exe: &Path, args: &[OsString], beat: &Beat) -> Result<Guard, GuardError> {
     let name = || exe.display().to_string();
     let start = |cause: std::io::Error| GuardError::Start {
         exe: name(),
@@ -94,12 +100,13 @@ pub fn spawn(exe: &Path, args: &[String], beat: &Beat) -> Result<Guard, GuardErr
         .map_err(start)?;
     let mut ready = [0u8; 1];
     let answers = child.stdout.take().and_then(|mut out| {
-        let is_ready = out.read_exact(&mut ready).is_ok() && ready[0] == READY;
+        let is_ready =
+            is_readable(&out, START_MAX) && out.read_exact(&mut ready).is_ok() && ready[0] == READY;
         is_ready.then_some(out)
     });
     let Some(answers) = answers else {
         drop(ours);
-        let _ = child.wait();
+        end(&mut child);
         return Err(GuardError::NotReady { exe: name() });
     };
     // A guard that hangs must not have the agent wait.
@@ -139,15 +146,26 @@ impl Guard {
         if !matches!(said, Some(Ok(1))) {
             let _ = self.child.kill();
         }
-        let _ = self.child.wait();
+        end(&mut self.child);
     }
 
     /// Ends one that is not there any more as far as the agent can tell: stopped, it would wake up and undo what a living agent
     /// does.
     pub fn end(mut self) {
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        end(&mut self.child);
     }
+}
+
+/// Waits for a guard's end, and not for ever: a stopped one is killed.
+fn end(child: &mut Child) {
+    let mut waited = Duration::ZERO;
+    while waited < START_MAX && matches!(child.try_wait(), Ok(None)) {
+        std::thread::sleep(LOOK_EVERY / 10);
+        waited += LOOK_EVERY / 10;
+    }
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 impl Drop for Guard {
@@ -208,50 +226,56 @@ pub fn run(
         // Refused for signals that cannot be caught only, which these are not.
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
-    let _acting = ActingLock::share(root)?;
+    let mut acting = Some(ActingLock::share(root)?);
     let agent = rustix::process::getppid();
+    // Its lock may outlast it for a while: it is not its own successor.
+    let own = agent.and_then(|agent| task::process(Path::new("/"), agent.as_raw_nonzero().get()).ok()?);
     let _ = ready.write_all(&[READY]).and_then(|()| ready.flush());
     match last_word(&pipe, ready, patience.silence) {
         LastWord::Goodbye => return Ok(Ending::Goodbye),
-        LastWord::None => {}
+        LastWord::Closed => {}
         LastWord::Silence => {
-            say("the agent has said nothing for long: its guard ends it and undoes what it changed");
             if let Some(agent) = agent.filter(|agent| rustix::process::getppid() == Some(*agent)) {
                 let _ = rustix::process::kill_process(agent, Signal::KILL);
             }
+            say("the agent had said nothing for long: its guard ended it, and undoes what it changed");
         }
     }
     wait_for_end_of(agent);
-    let mut waited = Duration::ZERO;
-    while waited < patience.grace {
-        if is_followed(state) {
-            return Ok(Ending::TakenOver);
-        }
-        let step = LOOK_EVERY.min(patience.grace - waited);
-        std::thread::sleep(step);
-        waited += step;
-    }
-    let mut done = BTreeSet::new();
-    let (mut retry, mut said) = (RETRY_FIRST, BTreeSet::new());
-    while !is_followed(state) {
-        let failures = undo_all(state, &mut undo, &mut done);
-        if failures.is_empty() {
-            return Ok(Ending::Undone(done.len()));
-        }
-        for failure in failures {
-            if said.insert(failure.clone()) {
-                say(&format!("{failure}; tried again"));
+    let (mut waited, mut retry) = (Duration::ZERO, RETRY_FIRST);
+    let (mut done, mut said) = (BTreeSet::new(), BTreeSet::new());
+    loop {
+        let owner = Lock::owner(state).ok().flatten();
+        let pause = match owner.filter(|owner| Some(owner.process) != own) {
+            Some(owner) if owner.is_guarded => return Ok(Ending::TakenOver),
+            // It is about to have a guard, or it undoes; if it ends before, this one goes on.
+            Some(_) => {
+                acting = None;
+                LOOK_EVERY
             }
-        }
-        std::thread::sleep(retry);
-        retry = (retry * 2).min(RETRY_MAX);
+            None => {
+                acting = acting.or_else(|| ActingLock::share(root).ok());
+                if waited < patience.grace {
+                    LOOK_EVERY.min(patience.grace - waited)
+                } else {
+                    let failures = undo_all(state, &mut undo, &mut done);
+                    if failures.is_empty() {
+                        return Ok(Ending::Undone(done.len()));
+                    }
+                    for failure in failures {
+                        if said.insert(failure.clone()) {
+                            say(&format!("{failure}; tried again"));
+                        }
+                    }
+                    let pause = retry;
+                    retry = (retry * 2).min(RETRY_MAX);
+                    pause
+                }
+            }
+        };
+        std::thread::sleep(pause);
+        waited += pause;
     }
-    Ok(Ending::TakenOver)
-}
-
-/// Whether a new agent goes on where the old one ended. Somebody who merely holds its lock does not.
-fn is_followed(state: &Path) -> bool {
-    Lock::is_held_by_an_agent(state).unwrap_or(false)
 }
 
 /// Undoes what the journal says is in force; what could not be undone.
@@ -286,30 +310,38 @@ fn undo_all(
 enum LastWord {
     Goodbye,
     /// Its end of the pipe is closed.
-    None,
+    Closed,
     /// Its end is open, and no beat comes.
     Silence,
 }
 
 /// Waits for the agent's end.
 fn last_word(pipe: &impl AsFd, answers: &mut dyn Write, silence_max: Duration) -> LastWord {
-    let limit = Timespec::try_from(silence_max).ok();
     let mut bytes = [0u8; 64];
     loop {
-        let polled = poll(&mut [PollFd::new(pipe, PollFlags::IN)], limit.as_ref());
-        match polled {
-            Ok(0) => return LastWord::Silence,
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return LastWord::None,
+        // Both may have been stopped, and the guard may be the first to wake up.
+        if !is_readable(pipe, silence_max) && !is_readable(pipe, THAW.min(silence_max)) {
+            return LastWord::Silence;
         }
         match rustix::io::read(pipe, &mut bytes) {
-            Ok(0) => return LastWord::None,
+            Ok(0) => return LastWord::Closed,
             Ok(count) if bytes[..count].contains(&GOODBYE) => return LastWord::Goodbye,
             // An agent that reads no answers is about to be found out.
             Ok(_) => drop(answers.write_all(&[BEAT]).and_then(|()| answers.flush())),
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return LastWord::None,
+            Err(_) => return LastWord::Closed,
+        }
+    }
+}
+
+/// Waits until something can be read, the end of it included; not for longer than this.
+fn is_readable(pipe: &impl AsFd, most: Duration) -> bool {
+    let limit = Timespec::try_from(most).ok();
+    loop {
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], limit.as_ref()) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(0) => return false,
+            Ok(_) | Err(_) => return true,
         }
     }
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use homenode_host::{
-    Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Limit, Management,
+    Act, Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Limit, Management,
     NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
@@ -66,7 +66,9 @@ type Fingerprint = BTreeMap<
 pub struct LibvirtHost {
     hands: Hands,
     /// Held as long as the journal is this agent's, and the host.
-    _locks: Option<(Lock, ActingLock)>,
+    locks: Option<(Lock, ActingLock)>,
+    /// Whether a guard would undo what is done now.
+    is_guarded: bool,
     /// What was in force when this agent started.
     carried: BTreeMap<VmId, journal::Entry>,
     cgroups: Hierarchy,
@@ -164,7 +166,9 @@ impl LibvirtHost {
         }
         Ok(LibvirtHost {
             hands,
-            _locks: locks,
+            locks,
+            // Until it is said otherwise: not all who act have a guard, the conformance suite has none.
+            is_guarded: true,
             carried,
             cgroups,
             perf: Perf::new(&cpuinfo),
@@ -182,6 +186,14 @@ impl LibvirtHost {
     /// someone else. Each is given once.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.hands.take_notices()
+    }
+
+    /// Says whether there is a guard that undoes if this process ends. While there is none nothing is changed but given back.
+    pub fn set_guarded(&mut self, is_guarded: bool) {
+        if let Some((lock, _)) = &mut self.locks {
+            lock.set_guarded(is_guarded);
+            self.is_guarded = is_guarded;
+        }
     }
 
     /// Homes, pins and unfinished moves that an earlier agent left, of VMs that still run.
@@ -282,7 +294,11 @@ impl LibvirtHost {
             }
         }
         samples.sort_by_key(|vm| vm.id);
-        let gone: Vec<VmId> = self.vms.keys().filter(|vm| !seen.contains(vm)).copied().collect();
+        // One that could not be looked at this time is known as long as it runs: its leases go on to end.
+        let is_gone = |(id, vm): &(&VmId, &Vm)| {
+            !seen.contains(id) && !task::is_alive(&self.hands.root, vm.run.process())
+        };
+        let gone: Vec<VmId> = self.vms.iter().filter(is_gone).map(|(id, _)| *id).collect();
         for vm in gone {
             self.vms.remove(&vm);
         }
@@ -312,9 +328,11 @@ impl LibvirtHost {
         let mut notices = Vec::new();
         for vm in over {
             self.carried.remove(&vm);
-            // What outlives a VM.
-            notices.extend(levers::undo(libvirt, root, journal, vm).err());
-            journal.forget(vm);
+            // What outlives a VM is tried again with the next sample.
+            match levers::undo(libvirt, root, journal, vm) {
+                Ok(()) => journal.forget(vm),
+                Err(cause) => notices.push(cause),
+            }
         }
         for notice in notices {
             self.hands.notice(notice);
@@ -476,6 +494,10 @@ impl LibvirtHost {
         };
         if is_ignored {
             let cause = "its operator opted it out; the agent only watches it";
+            return Err(failed(vm, vm.what(&action.act), cause));
+        }
+        if !self.is_guarded && !matches!(action.act, Act::Lift { .. }) {
+            let cause = "there is no guard process, which would undo it if the agent died";
             return Err(failed(vm, vm.what(&action.act), cause));
         }
         let result = vm.act(&mut self.hands, &action.act);

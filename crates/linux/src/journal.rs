@@ -22,6 +22,7 @@ mod line;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use homenode_units::{CpuSet, NodeSet, VmId};
@@ -286,7 +287,12 @@ impl Journal {
         let Some(file) = &mut self.copies[copy] else {
             return Err(failed(&std::io::ErrorKind::NotFound.into()));
         };
-        let length = file.metadata().map_err(|e| failed(&e))?.len();
+        let stat = file.metadata().map_err(|e| failed(&e))?;
+        if stat.nlink() == 0 {
+            self.copies[copy] = None;
+            return Err(failed(&std::io::Error::other("somebody removed it")));
+        }
+        let length = stat.len();
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
         if let Err(e) = written {
             // Half a line would spoil the next one.
@@ -315,9 +321,11 @@ impl Journal {
             .map(|(n, line)| line.numbered(n).encode())
             .collect();
         self.dir.remove(SPARE)?;
+        // Whatever comes of it: no number is given twice, and nothing is added to a file that may have been replaced.
+        self.next += count;
+        self.copies[0] = None;
         // One after the other: of each line there is always one that is whole.
         self.copies[0] = Some(self.dir.replace(COPIES[0], text.as_bytes())?);
-        self.next += count;
         self.owed.clear();
         self.copies[1] = self.dir.replace(COPIES[1], text.as_bytes()).ok();
         let length = text.len() as u64;
@@ -371,9 +379,15 @@ impl Entry {
 
 /// What a journal holds, without touching it; nothing where it is absent or unreadable.
 pub fn peek(state: &Path) -> BTreeMap<VmId, Entry> {
-    let dir = StateDir::open_existing(state).ok().flatten();
-    let read = dir.and_then(|dir| read(&dir).ok());
-    read.map(|(replay, _)| replay.entries).unwrap_or_default()
+    try_peek(state).unwrap_or_default()
+}
+
+/// The same; `None` where it is there and cannot be read.
+pub(crate) fn try_peek(state: &Path) -> Option<BTreeMap<VmId, Entry>> {
+    let Some(dir) = StateDir::open_existing(state).ok()? else {
+        return Some(BTreeMap::new());
+    };
+    read(&dir).ok().map(|(replay, _)| replay.entries)
 }
 
 #[cfg(test)]

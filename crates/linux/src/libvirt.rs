@@ -1,6 +1,7 @@
 //! The libvirt calls that the host makes, with their errors sorted into the three that matter.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
@@ -46,7 +47,11 @@ pub(crate) struct Libvirt {
     uri: String,
     /// Makes the calls; `None` until the first, and after one that hung: that thread ends when its call does.
     caller: Option<Sender<Call>>,
+    /// Until when nothing is asked, since libvirt itself did not answer.
     rests_until: Option<Instant>,
+    /// Calls that were given up and may still be carried out, by domain: nothing else is asked of a domain before that is over,
+    /// or it could undo what comes after it.
+    under_way: BTreeMap<String, Receiver<()>>,
     beat: Beat,
     /// Flags of calls that change a running domain and nothing else.
     live: u32,
@@ -109,6 +114,7 @@ impl Libvirt {
             uri: uri.to_owned(),
             caller: None,
             rests_until: None,
+            under_way: BTreeMap::new(),
             beat,
             live,
             connect: None,
@@ -121,42 +127,78 @@ impl Libvirt {
 
     fn connect(&mut self) -> Result<Connect, String> {
         let uri = self.uri.clone();
-        let connected = self.limited(move || Connect::open(Some(&uri)))?;
+        let connected = self.limited(move || Connect::open(Some(&uri)));
+        let connected = connected.map_err(|_| self.rest())?;
         connected.map_err(|e| e.message().to_owned())
     }
 
-    /// Has a call made, and waits for it no longer than it may take; why there is no answer, if so.
-    fn limited<T: Send + 'static>(&mut self, call: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
-        self.beat.beat();
-        let now = Instant::now();
-        if self.rests_until.is_some_and(|until| now < until) {
-            return Err(SILENT.to_owned());
-        }
-        let (done, answer) = sync_channel(1);
-        let call: Call = Box::new(move || drop(done.send(call())));
-        let caller = self.caller.take().unwrap_or_else(caller);
-        // A caller lives as long as it is kept, and panics with the call that it makes.
-        let answered = caller.send(call).map_err(|_| RecvTimeoutError::Disconnected);
-        let answered = answered.and_then(|()| answer.recv_timeout(CALL_MAX));
-        self.beat.beat();
-        if let Ok(answer) = answered {
-            self.caller = Some(caller);
-            return Ok(answer);
-        }
+    /// libvirt itself does not answer: it is left in peace for a while, since many calls must not wait as long as each may take.
+    fn rest(&mut self) -> String {
         self.connect = None;
-        self.rests_until = Some(Instant::now() + REST);
-        Err(SILENT.to_owned())
+        self.rests_until.get_or_insert_with(|| Instant::now() + REST);
+        SILENT.to_owned()
     }
 
-    /// Has something asked of a domain.
+    /// Has a call made, and waits for it no longer than it may take. One that is given up says later that it is over.
+    fn limited<T: Send + 'static>(
+        &mut self,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Receiver<()>> {
+        self.beat.beat();
+        let (over, is_over) = sync_channel(1);
+        if self.rests_until.is_some_and(|until| Instant::now() < until) {
+            return Err(is_over);
+        }
+        self.rests_until = None;
+        let (done, answer) = sync_channel(1);
+        let call: Call = Box::new(move || {
+            let _ = done.send(call());
+            drop(over);
+        });
+        let caller = self.caller.take().unwrap_or_else(caller);
+        // A caller lives as long as it is kept, and panics with the call that it makes.
+        let sent = caller.send(call).map_err(|_| RecvTimeoutError::Disconnected);
+        let answered = sent.and_then(|()| answer.recv_timeout(CALL_MAX));
+        self.beat.beat();
+        match answered {
+            Ok(answer) => {
+                self.caller = Some(caller);
+                Ok(answer)
+            }
+            Err(_) => Err(is_over),
+        }
+    }
+
+    /// Has something asked of a domain. One that does not answer keeps no other from being asked.
     fn ask<T: Send + 'static>(
         &mut self,
         domain: &Domain,
         call: impl FnOnce(&Domain) -> Result<T, virt::error::Error> + Send + 'static,
     ) -> Result<T, CallError> {
-        let domain = domain.clone();
-        let asked = self.limited(move || call(&domain)).map_err(CallError::Lost)?;
-        asked.map_err(|e| self.sort(&e))
+        let uuid = domain.uuid_string().unwrap_or_default();
+        if let Some(earlier) = self.under_way.get(&uuid) {
+            if earlier.try_recv() == Err(TryRecvError::Empty) {
+                return Err(CallError::Refused(BUSY.to_owned()));
+            }
+            self.under_way.remove(&uuid);
+        }
+        if self.rests_until.is_some_and(|until| Instant::now() < until) {
+            return Err(CallError::Lost(SILENT.to_owned()));
+        }
+        let asked = domain.clone();
+        match self.limited(move || call(&asked)) {
+            Ok(answer) => answer.map_err(|e| self.sort(&e)),
+            Err(is_over) => {
+                self.under_way.insert(uuid, is_over);
+                // Is it this domain, or libvirt?
+                let connect = self.connect.clone();
+                let version = self.limited(move || connect.map(|connect| connect.lib_version()));
+                Err(match version {
+                    Ok(Some(Ok(_))) => CallError::Refused(BUSY.to_owned()),
+                    _ => CallError::Lost(self.rest()),
+                })
+            }
+        }
     }
 
     /// The error of a host whose libvirt is away.
@@ -175,7 +217,10 @@ impl Libvirt {
         };
         self.connect = Some(connect.clone());
         let listed = self.limited(move || connect.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE));
-        listed.map_err(CallError::Lost)?.map_err(|e| self.sort(&e))
+        match listed {
+            Ok(listed) => listed.map_err(|e| self.sort(&e)),
+            Err(_) => Err(CallError::Lost(self.rest())),
+        }
     }
 
     /// A domain's live XML.
@@ -371,7 +416,8 @@ impl Libvirt {
 }
 
 /// Why a call has no answer.
-const SILENT: &str = "libvirt does not answer within 8 s";
+const SILENT: &str = "libvirt does not answer (a call had no answer in 8 s); it is asked again in a moment";
+const BUSY: &str = "libvirt does not answer for this VM (a call had no answer in 8 s); it is asked again once that call is over";
 
 /// A thread that makes calls, one after the other, for as long as somebody has them made.
 fn caller() -> Sender<Call> {
@@ -493,17 +539,35 @@ mod tests {
 
     #[test]
     fn a_call_that_hangs_is_given_up_and_the_next_is_made_by_another_thread() {
-        let mut libvirt = Libvirt::unconnected("test:///default", Beat::default());
+        let mut libvirt = Libvirt::open("test:///default", Beat::default()).unwrap();
+        let domain = libvirt.list().unwrap().remove(0);
         let (release, hangs) = channel::<()>();
         let begun = Instant::now();
-        let hung = libvirt.limited(move || hangs.recv().is_ok());
-        assert_eq!(hung, Err(SILENT.to_owned()));
+        let hung = libvirt.ask(&domain, move |_| {
+            let _ = hangs.recv();
+            Ok(())
+        });
+        let busy = CallError::Refused(BUSY.to_owned());
+        assert_eq!(hung, Err(busy.clone()));
         assert!(begun.elapsed() < CALL_MAX + Duration::from_secs(5));
-        // Many calls must not wait as long as each may take.
-        assert_eq!(libvirt.limited(|| 1), Err(SILENT.to_owned()));
-        std::thread::sleep(REST);
-        assert_eq!(libvirt.limited(|| 1), Ok(1));
+        assert!(libvirt.list().is_ok(), "other calls are made");
+        // What may still be carried out must not come after what is asked now.
+        assert_eq!(libvirt.xml(&domain), Err(busy));
         drop(release);
+        let is_over = |libvirt: &mut Libvirt| libvirt.xml(&domain).is_ok();
+        assert!((0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            is_over(&mut libvirt)
+        }));
+    }
+
+    #[test]
+    fn a_libvirt_that_does_not_answer_is_left_in_peace_for_a_while() {
+        let mut libvirt = Libvirt::unconnected("test:///default", Beat::default());
+        libvirt.rest();
+        assert_eq!(libvirt.list().unwrap_err(), CallError::Lost(SILENT.to_owned()));
+        std::thread::sleep(REST);
+        assert!(libvirt.list().is_ok());
     }
 
     #[test]

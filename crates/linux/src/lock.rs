@@ -34,6 +34,9 @@ struct Holder {
     start_ticks: u64,
     /// Its state directory.
     state: PathBuf,
+    /// Whether it has a guard, which undoes if it ends.
+    #[serde(default)]
+    is_guarded: bool,
 }
 
 impl Holder {
@@ -44,6 +47,7 @@ impl Holder {
             pid,
             start_ticks: own.map_or(0, |own| own.start_ticks),
             state: std::path::absolute(state).unwrap_or_else(|_| state.to_owned()),
+            is_guarded: false,
         }
     }
 
@@ -63,19 +67,30 @@ impl Holder {
             .and_then(|()| file.write_all(text.as_bytes()));
     }
 
-    fn is_alive(&self) -> bool {
-        let process = Process {
+    fn process(&self) -> Process {
+        Process {
             pid: self.pid,
             start_ticks: self.start_ticks,
-        };
-        task::is_alive(Path::new("/"), process)
+        }
     }
 }
 
 /// The lock that one agent (or the guard that undoes for it) holds while it owns a journal.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+    holder: Holder,
+    /// That of version 0.1, which lay in the open.
+    _former: Option<File>,
+}
+
+/// A living process that holds a lock and says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Which.
+    pub process: Process,
+    /// Whether it has a guard of its own.
+    pub is_guarded: bool,
 }
 
 impl Lock {
@@ -86,15 +101,35 @@ impl Lock {
     pub fn try_take(state: &Path) -> Result<Option<Lock>, StateError> {
         let dir = StateDir::open(state)?;
         let mut file = dir.open_to_write(AGENT)?;
-        if !flock(
-            &file,
-            FlockOperation::NonBlockingLockExclusive,
-            &dir.path_of(AGENT),
-        )? {
+        let take = |file: &File| {
+            flock(
+                file,
+                FlockOperation::NonBlockingLockExclusive,
+                &dir.path_of(AGENT),
+            )
+        };
+        if !take(&file)? {
             return Ok(None);
         }
-        Holder::own(state).write(&mut file);
-        Ok(Some(Lock { _file: file }))
+        // An agent of version 0.1 may still run, and its journal is its own.
+        let former = dir.open_former(state, AGENT);
+        if former.as_ref().map(take).transpose()? == Some(false) {
+            return Ok(None);
+        }
+        dir.take_in(state);
+        let holder = Holder::own(state);
+        holder.write(&mut file);
+        Ok(Some(Lock {
+            file,
+            holder,
+            _former: former,
+        }))
+    }
+
+    /// Says whether its holder has a guard: the guard of an agent that ended stays until then.
+    pub fn set_guarded(&mut self, is_guarded: bool) {
+        self.holder.is_guarded = is_guarded;
+        self.holder.write(&mut self.file);
     }
 
     /// Takes the lock, waiting for at most so long: a guard may be about to finish.
@@ -106,23 +141,35 @@ impl Lock {
         taken.ok_or_else(|| StateError {
             what: "lock",
             path: state.join("private").join(AGENT).display().to_string(),
-            cause: "another agent holds it; stop that one first".into(),
+            cause: match Lock::owner(state) {
+                Ok(Some(owner)) => format!(
+                    "process {} holds it, an agent or a guard that undoes for one; stop that agent, or wait for its guard",
+                    owner.process.pid
+                ),
+                _ => "another process holds it; end that one first (`fuser` says which)".into(),
+            },
         })
     }
 
-    /// Whether an agent that can be named holds the lock: not only somebody.
+    /// The living process that holds the lock and says so; `None` where nobody does, or only somebody.
     ///
     /// # Errors
     /// When the lock file cannot be had.
-    pub fn is_held_by_an_agent(state: &Path) -> Result<bool, StateError> {
+    pub fn owner(state: &Path) -> Result<Option<Owner>, StateError> {
         let Some(dir) = StateDir::open_existing(state)? else {
-            return Ok(false);
+            return Ok(None);
         };
         let Some(mut file) = dir.open_to_read(AGENT)? else {
-            return Ok(false);
+            return Ok(None);
         };
-        let is_free = flock(&file, FlockOperation::NonBlockingLockShared, &dir.path_of(AGENT))?;
-        Ok(!is_free && Holder::read(&mut file).is_some_and(|holder| holder.is_alive()))
+        if flock(&file, FlockOperation::NonBlockingLockShared, &dir.path_of(AGENT))? {
+            return Ok(None);
+        }
+        let owner = Holder::read(&mut file).map(|holder| Owner {
+            process: holder.process(),
+            is_guarded: holder.is_guarded,
+        });
+        Ok(owner.filter(|owner| task::is_alive(Path::new("/"), owner.process)))
     }
 }
 
@@ -174,7 +221,7 @@ impl ActingLock {
         {
             let state = left.state.display();
             return Err(failed(format!(
-                "an agent with state in {state} ended and left VMs changed; run `homenode release --state {state}` first"
+                "an agent with state in {state} ended and left VMs changed, or its journal cannot be read; run `homenode release --state {state}` first"
             )));
         }
         own.write(&mut file);
@@ -209,10 +256,10 @@ fn place(root: &Path) -> PathBuf {
     root.join(STATE_DIR.trim_start_matches('/'))
 }
 
+/// Whether an agent's journal says that something is in force, or cannot be read.
 fn leaves_something(state: &Path) -> bool {
-    crate::journal::peek(state)
-        .values()
-        .any(crate::levers::is_in_force)
+    let entries = crate::journal::try_peek(state);
+    entries.is_none_or(|entries| entries.values().any(crate::levers::is_in_force))
 }
 
 /// Whether the lock is ours now.
@@ -246,18 +293,42 @@ mod tests {
     #[test]
     fn one_agent_at_a_time_owns_a_journal() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(!Lock::is_held_by_an_agent(dir.path()).unwrap());
+        assert!(!Lock::owner(dir.path()).unwrap().is_some());
         let lock = Lock::try_take(dir.path()).unwrap().unwrap();
         assert!(Lock::try_take(dir.path()).unwrap().is_none());
-        assert!(Lock::is_held_by_an_agent(dir.path()).unwrap());
+        assert!(Lock::owner(dir.path()).unwrap().is_some());
         let error = Lock::take(dir.path(), Duration::ZERO).unwrap_err();
-        assert!(error.to_string().contains("another agent"), "{error}");
+        let own = std::process::id().to_string();
+        assert!(error.to_string().contains(&own), "{error}");
         drop(lock);
         assert!(
-            !Lock::is_held_by_an_agent(dir.path()).unwrap(),
+            !Lock::owner(dir.path()).unwrap().is_some(),
             "who held it is not who holds it"
         );
         assert!(Lock::try_take(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_lock_says_whether_its_holder_is_guarded() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut lock = Lock::try_take(dir.path()).unwrap().unwrap();
+        let is_guarded = || Lock::owner(dir.path()).unwrap().unwrap().is_guarded;
+        assert!(!is_guarded());
+        lock.set_guarded(true);
+        assert!(is_guarded());
+    }
+
+    #[test]
+    fn an_agent_of_version_0_1_that_still_runs_keeps_its_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("journal"), "its own").unwrap();
+        let theirs = File::create(dir.path().join(AGENT)).unwrap();
+        assert!(flock(&theirs, FlockOperation::NonBlockingLockExclusive, dir.path()).unwrap());
+        assert!(Lock::try_take(dir.path()).unwrap().is_none());
+        assert!(dir.path().join("journal").exists());
+        drop(theirs);
+        assert!(Lock::try_take(dir.path()).unwrap().is_some());
+        assert!(dir.path().join("private/journal").exists());
     }
 
     #[test]
@@ -267,7 +338,7 @@ mod tests {
         let file = private.open_to_write(AGENT).unwrap();
         assert!(flock(&file, FlockOperation::NonBlockingLockExclusive, dir.path()).unwrap());
         assert!(Lock::try_take(dir.path()).unwrap().is_none());
-        assert!(!Lock::is_held_by_an_agent(dir.path()).unwrap());
+        assert!(!Lock::owner(dir.path()).unwrap().is_some());
     }
 
     #[test]

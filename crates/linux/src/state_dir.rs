@@ -57,8 +57,7 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Opens the private part of a state directory, and makes what is missing of both. What version 0.1 kept beside it is taken
-    /// in.
+    /// Opens the private part of a state directory, and makes what is missing of both.
     ///
     /// # Errors
     /// When it cannot be made, or belongs to or can be changed by another user.
@@ -78,9 +77,7 @@ impl StateDir {
         if Mode::from_raw_mode(mode) != PRIVATE_MODE {
             rustix::fs::fchmod(&dir, PRIVATE_MODE).map_err(|e| failed("protect", &path, &e.to_string()))?;
         }
-        let private = StateDir { path, dir };
-        private.take_in(&public, state);
-        Ok(private)
+        Ok(StateDir { path, dir })
     }
 
     /// The same, but makes and changes nothing; `None` where there is none.
@@ -217,22 +214,34 @@ impl StateDir {
         Ok(Some(file))
     }
 
-    /// Moves in what an agent of version 0.1 left beside it, if it is ours: what cannot be moved stays where nobody reads it.
-    fn take_in(&self, public: &OwnedFd, state: &Path) {
-        let open = StateDir {
-            path: state.to_owned(),
-            dir: match public.try_clone() {
-                Ok(dir) => dir,
-                Err(_) => return,
-            },
+    /// A file that version 0.1 kept beside this directory, if it is ours.
+    pub(crate) fn open_former(&self, state: &Path, name: &str) -> Option<File> {
+        StateDir::in_the_open(state)?
+            .open_file(name, OFlags::RDONLY)
+            .ok()?
+    }
+
+    /// Moves in what an agent of version 0.1 left beside it, if it is ours: what cannot be moved stays where nobody reads it. The
+    /// caller holds that agent's lock.
+    pub(crate) fn take_in(&self, state: &Path) {
+        let Some(open) = StateDir::in_the_open(state) else {
+            return;
         };
         for name in FORMER {
             let is_ours = matches!(open.open_file(name, OFlags::RDONLY), Ok(Some(_)));
             let is_new = matches!(self.open_file(name, OFlags::RDONLY), Ok(None));
             if is_ours && is_new {
-                let _ = rustix::fs::renameat(public, name, &self.dir, name);
+                let _ = rustix::fs::renameat(&open.dir, name, &self.dir, name);
             }
         }
+    }
+
+    fn in_the_open(state: &Path) -> Option<StateDir> {
+        let dir = directory(CWD, state, state).ok()?;
+        Some(StateDir {
+            path: state.to_owned(),
+            dir,
+        })
     }
 
     fn failed(&self, what: &'static str, name: &str, cause: &str) -> StateError {
@@ -391,10 +400,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("journal"), "old").unwrap();
         let private = StateDir::open(dir.path()).unwrap();
+        private.take_in(dir.path());
         assert_eq!(private.read("journal", 10).unwrap(), Some(b"old".to_vec()));
         assert!(!dir.path().join("journal").exists());
         std::fs::write(dir.path().join("journal"), "older").unwrap();
-        StateDir::open(dir.path()).unwrap();
+        private.take_in(dir.path());
         assert_eq!(private.read("journal", 10).unwrap(), Some(b"old".to_vec()));
     }
 }

@@ -45,14 +45,15 @@ fn main() {
 
 /// An agent: takes the lock, journals one pinned VM, starts its guard, says so, and waits for the word to leave.
 fn play_agent(dir: &Path, how: &str) {
-    let _lock = Lock::take(dir, Duration::from_secs(5)).expect("the lock");
-    let _acting = ActingLock::take(dir, dir, Duration::from_secs(5)).expect("the host");
+    let mut lock = Lock::take(dir, Duration::from_secs(15)).expect("the lock");
+    let _acting = ActingLock::take(dir, dir, Duration::from_secs(15)).expect("the host");
     let beat = Beat::default();
     let start = || {
         let exe = std::env::current_exe().expect("this binary");
-        guard::spawn(&exe, &["play-guard".into(), dir.display().to_string()], &beat).expect("a guard")
+        guard::spawn(&exe, &["play-guard".into(), dir.into()], &beat).expect("a guard")
     };
     let mut guard = start();
+    lock.set_guarded(true);
     let mut journal = Journal::open(dir).expect("a journal");
     if journal.entries().is_empty() {
         let run = Run {

@@ -82,7 +82,7 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
         "--grace",
         GRACE,
     ];
-    let guard = guard::spawn(&inside.homenode()?, &arguments.map(str::to_owned), &beat)?;
+    let guard = guard::spawn(&inside.homenode()?, &arguments.map(Into::into), &beat)?;
     let sample = host.sample()?;
     let named = sample.vms.iter().find(|vm| vm.name == guest.spec.name);
     let vm = named.context("the guest is not in the sample")?.id;

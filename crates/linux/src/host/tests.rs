@@ -86,7 +86,8 @@ fn plan(version: Version, action: Action) -> Plan {
 /// What the guard does after an agent whose journal is this host's; the host's own stays as it is.
 fn guard_undoes(host: &mut LibvirtHost, tree: &Tree) {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::copy(tree.root().join(JOURNAL[0]), dir.path().join("journal")).unwrap();
+    std::fs::create_dir(dir.path().join("private")).unwrap();
+    std::fs::copy(tree.root().join(JOURNAL[0]), dir.path().join("private/journal")).unwrap();
     let mut journal = Journal::open(dir.path()).unwrap();
     levers::undo(&mut host.hands.libvirt, tree.root(), &mut journal, vm()).unwrap();
     assert_eq!(levers::in_force(&journal), []);

@@ -36,7 +36,7 @@ impl LibvirtHost {
             Some(vm.run.runtime_id) == domain.runtime_id && task::is_alive(&self.hands.root, vm.run.process())
         });
         let is_first = known.is_none();
-        let mut vm = match known {
+        let vm = match known {
             Some(vm) if vm.xml == xml => Vm { handle, ..vm },
             Some(vm) => Vm {
                 handle,
@@ -49,7 +49,19 @@ impl LibvirtHost {
                 None => return Ok(None),
             },
         };
-        vm.threads = task::threads(&self.hands.root, vm.run.pid).map_err(failed)?;
+        let mut vm = vm;
+        let seen = self.look(&mut vm, at, is_first).map_err(failed);
+        // Whatever could not be read of it: what is in force on it is known, and its leases end.
+        if !is_first || matches!(seen, Ok(Some(_))) {
+            self.vms.insert(id, vm);
+        }
+        seen
+    }
+
+    /// Looks at what a VM does; `None` where it has no vCPUs.
+    fn look(&mut self, vm: &mut Vm, at: Ns, is_first: bool) -> Result<Option<VmSample>, ReadError> {
+        let name = vm.run.name.clone();
+        vm.threads = task::threads(&self.hands.root, vm.run.pid)?;
         if vm.vcpu_tids().next().is_none() {
             return Ok(None);
         }
@@ -65,11 +77,9 @@ impl LibvirtHost {
                     .notice(format!("where the memory of VM {name} lies is unknown: {error}"));
             }
         }
-        self.find_groups(&mut vm).map_err(failed)?;
+        self.find_groups(vm)?;
         vm.reconcile(&mut self.hands, is_first);
-        let sample = self.vm_sample(&mut vm, &usable).map_err(failed)?;
-        self.vms.insert(id, vm);
-        Ok(Some(sample))
+        self.vm_sample(vm, &usable).map(Some)
     }
 
     /// Gets to know a VM: its process, and what its operator wants, which later cannot be told from our own pins.

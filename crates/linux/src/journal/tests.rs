@@ -445,6 +445,7 @@ fn a_journal_of_0_1_0_is_read_once_and_rewritten() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     std::fs::write(&path, OF_0_1_0).unwrap();
+    let _lock = crate::lock::Lock::try_take(dir.path()).unwrap().unwrap();
     let journal = Journal::open(dir.path()).unwrap();
     assert_eq!(journal.warnings, Vec::<String>::new());
     let ids: Vec<u128> = journal.entries().keys().map(|vm| vm.0).collect();

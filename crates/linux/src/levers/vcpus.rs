@@ -84,6 +84,7 @@ impl Grip for Vcpus {
     fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
         let usable = hands.machine.cpu_set();
         let name = vm.run.name.clone();
+        let mut others = Vec::new();
         for index in vm.vcpu_indices() {
             let written = vm.domain.vcpu_pins.get(&index);
             let written = written.map(|pin| pin.intersection(&usable));
@@ -102,6 +103,7 @@ impl Grip for Vcpus {
                     continue;
                 }
                 pins.ours.remove(&index);
+                others.push(index);
                 // An agent that died between journal and pin leaves a pin that never came into force.
                 if is_first && (written.is_none() || written == restored) {
                     continue;
@@ -122,6 +124,9 @@ impl Grip for Vcpus {
                     "vCPU {index} of VM {name} is no longer pinned by hand; the agent manages it"
                 ));
             }
+        }
+        if let Err(error) = leave_to_others(hands, vm, &others) {
+            hands.notice(error.to_string());
         }
     }
 
@@ -145,6 +150,19 @@ impl Grip for Vcpus {
         }
         steps.done()
     }
+}
+
+/// What somebody else pinned is not undone when the agent ends.
+fn leave_to_others(hands: &mut Hands, vm: &Vm, vcpus: &[u16]) -> Result<(), ActionError> {
+    let Some(Pins(mut pins)) = hands.journalled::<Pins>(vm).filter(|_| !vcpus.is_empty()) else {
+        return Ok(());
+    };
+    pins.retain(|index, _| !vcpus.contains(index));
+    if pins.is_empty() {
+        hands.clear::<Pins>(vm);
+        return Ok(());
+    }
+    hands.set(vm, PIN, &Pins(pins))
 }
 
 /// Gives vCPUs the CPUs back that they had before the agent's first pin. Those that somebody else pinned meanwhile are not the

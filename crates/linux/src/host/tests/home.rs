@@ -101,6 +101,18 @@ fn memory_nodes_of_before_are_allowed_again_and_none_that_memory_lies_on_is_take
 }
 
 #[test]
+fn pins_of_somebody_else_outlast_the_agent() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    host.sample().unwrap();
+    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
+    host.sample().unwrap();
+    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(runs_on(&tree)[1..], ["0-3", "0"]);
+}
+
+#[test]
 fn pins_of_somebody_else_outlast_the_home() {
     let tree = host("");
     let mut host = homed(&tree);

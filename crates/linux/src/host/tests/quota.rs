@@ -51,6 +51,38 @@ fn a_quota_ends_with_its_lease_and_when_the_host_is_restored() {
 }
 
 #[test]
+fn a_vm_that_cannot_be_looked_at_keeps_its_leases_and_they_end() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, Ns::from_millis(300))), Outcome::Done);
+    let stat = tree.root().join(format!("proc/{PID}/task/41/stat"));
+    let whole = std::fs::read(&stat).unwrap();
+    std::fs::write(&stat, "41 (torn").unwrap();
+    assert!(host.sample().unwrap().vms.is_empty());
+    assert_eq!(cpu_max(&tree)[0], "3000 30000");
+    host.wait(Ns::from_millis(600));
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+    std::fs::write(&stat, whole).unwrap();
+    assert_eq!(host.sample().unwrap().vms.len(), 1);
+}
+
+#[test]
+fn without_a_guard_nothing_is_changed_but_given_back() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    host.set_guarded(false);
+    let Outcome::Failed(error) = commit(&mut host, hold(6, LONG)) else {
+        panic!("it was changed");
+    };
+    assert!(error.to_string().contains("no guard"), "{error}");
+    assert_eq!(commit(&mut host, lift()), Outcome::Done);
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+    host.set_guarded(true);
+    assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
+}
+
+#[test]
 fn a_quota_that_somebody_else_changed_is_theirs() {
     let tree = host_with_groups("max 100000");
     let mut host = connect_with_quotas(&tree);
