@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn one_agent_at_a_time_owns_a_journal() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(!Lock::owner(dir.path()).unwrap().is_some());
+        assert!(Lock::owner(dir.path()).unwrap().is_none());
         let lock = Lock::try_take(dir.path()).unwrap().unwrap();
         assert!(Lock::try_take(dir.path()).unwrap().is_none());
         assert!(Lock::owner(dir.path()).unwrap().is_some());
@@ -302,7 +302,7 @@ mod tests {
         assert!(error.to_string().contains(&own), "{error}");
         drop(lock);
         assert!(
-            !Lock::owner(dir.path()).unwrap().is_some(),
+            Lock::owner(dir.path()).unwrap().is_none(),
             "who held it is not who holds it"
         );
         assert!(Lock::try_take(dir.path()).unwrap().is_some());
@@ -338,7 +338,7 @@ mod tests {
         let file = private.open_to_write(AGENT).unwrap();
         assert!(flock(&file, FlockOperation::NonBlockingLockExclusive, dir.path()).unwrap());
         assert!(Lock::try_take(dir.path()).unwrap().is_none());
-        assert!(!Lock::owner(dir.path()).unwrap().is_some());
+        assert!(Lock::owner(dir.path()).unwrap().is_none());
     }
 
     #[test]
