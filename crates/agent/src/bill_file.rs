@@ -183,7 +183,8 @@ mod tests {
             "[]",
         ] {
             let dir = tempfile::tempdir().unwrap();
-            std::fs::write(dir.path().join(FILE), bad).unwrap();
+            std::fs::create_dir(dir.path().join("private")).unwrap();
+            std::fs::write(dir.path().join("private").join(FILE), bad).unwrap();
             let (mut file, empty) = BillFile::open(Some(dir.path()), Clock::Host);
             assert_eq!(empty, Bill::default());
             let control = Mutex::new(Control::new(Config::default(), Mode::Act));

@@ -81,6 +81,9 @@ pub const BAND: f64 = 0.02;
 pub const BACKOFF_MAX: Ns = Ns::from_secs(1800);
 /// A report of a guest that is older counts as none.
 pub const REPORT_AGE_MAX: Ns = Ns::from_secs(60);
+/// How long a guest may take for its first report: it is asked every two seconds, and the first that is found counts only once
+/// another follows.
+pub const FIRST_REPORT_MAX: Ns = Ns::from_secs(10);
 /// A balloon that within this time has not come a quarter of its way does not follow.
 pub const FOLLOW_MAX: Ns = Ns::from_secs(60);
 /// How long a VM is left alone whose balloon is of no use.
@@ -189,6 +192,8 @@ struct Known {
     from: Bytes,
     /// The guest's last report, and when it was seen.
     report: Option<(GuestMemory, Ns)>,
+    /// Since when a first one is waited for; 0 once there was one.
+    waits_since: Option<Ns>,
     /// Not shrunk before, and for how long that was.
     wait_until: Ns,
     backoff: Ns,
@@ -363,6 +368,11 @@ impl Known {
         let was_undone = self.limit.is_some() && balloon.limit.is_none() && !self.lifting;
         let moved = self.track(at, balloon);
         let report = balloon.guest.map(|guest| guest.bounded(balloon.current));
+        let is_first_awaited = report.is_none_or(|guest| guest.age.is_none());
+        let waits_since = *self.waits_since.get_or_insert(at);
+        if !is_first_awaited {
+            self.waits_since = Some(Ns::ZERO);
+        }
         let report = report.filter(|guest| guest.age.is_some_and(|age| age <= REPORT_AGE_MAX));
         let pressure = self.pressure(at, report, balloon);
         if at < self.alone_until {
@@ -372,6 +382,9 @@ impl Known {
         {
             self.since = at;
             return (Wish::Same("the VM stands still".into()), None);
+        }
+        if is_first_awaited && at.saturating_sub(waits_since) < FIRST_REPORT_MAX {
+            return (Wish::Same("its guest has not reported yet".into()), None);
         }
         let trouble = if was_undone {
             Some(format!(
