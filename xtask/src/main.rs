@@ -158,7 +158,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let text = format!(
             "#!/bin/sh\n\
-             case $1 in test) echo '{test}';; testbed) echo '{testbed}';; *) echo '{reproduction}';; esac\n"
+             case $1 in test) echo '{test}';; testbed) echo '{testbed}';; *) echo '{reproduction}';; esac\n\
+             case $1,'{test}' in test,*' 0 failed') exit 0;; test,*) echo 'make: Error 1'; exit 2;; esac\n"
         );
         let make = folder.path().join("make");
         fs::write(&make, text).expect("a program");
@@ -189,6 +190,16 @@ mod tests {
         assert_eq!(good, ("16 passed, 0 failed, 2 skipped".to_owned(), true));
         let bad = ci("9 passed, 1 failed", "7 passed, 0 failed", "0 passed, 1 failed");
         assert_eq!(bad, ("16 passed, 2 failed".to_owned(), false));
+    }
+
+    #[test]
+    fn a_suite_that_ends_badly_has_failed_whatever_it_counted() {
+        let broken = ci(
+            "8 passed, 0 failed, 0 skipped",
+            "2 passed, 0 failed",
+            "1 passed, 0 failed",
+        );
+        assert_eq!(broken, ("11 passed, 1 failed".to_owned(), false));
     }
 
     #[test]
