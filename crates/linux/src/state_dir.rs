@@ -255,7 +255,7 @@ const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBL
 fn make(below: impl std::os::fd::AsFd, name: &Path, path: &Path, mode: Mode) -> Result<(), StateError> {
     match rustix::fs::mkdirat(below, name, mode) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(e) => Err(failed("create", path, &e.to_string())),
+        Err(e) => Err(failed("create", path, &with_remedy(e))),
     }
 }
 
@@ -271,7 +271,7 @@ fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<
                 "it is no directory but a link or a file; remove it",
             ));
         }
-        Err(e) => return Err(failed("open", path, &e.to_string())),
+        Err(e) => return Err(failed("open", path, &with_remedy(e))),
     };
     let stat = rustix::fs::fstat(&dir).map_err(|e| failed("open", path, &e.to_string()))?;
     let own = rustix::process::geteuid().as_raw();
@@ -288,6 +288,15 @@ fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<
         return Err(failed("use", path, cause));
     }
     Ok(dir)
+}
+
+fn with_remedy(error: Errno) -> String {
+    match error {
+        Errno::ACCESS | Errno::PERM => {
+            format!("{error}; run as root, or choose another directory with --state")
+        }
+        error => error.to_string(),
+    }
 }
 
 fn failed(what: &'static str, path: &Path, cause: &str) -> StateError {
