@@ -13,11 +13,14 @@ CASE :=
 TARGETS :=
 SECONDS := 60
 
+# 'make soak RUNS="32x1d 100x1h"' runs these, without it 32 VMs for a week and 1000 for an hour.
+RUNS :=
+
 # Every recipe gets its toolchain from here: installed if it is missing, never silently.
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test reproduction testbed fuzz bench install
+.PHONY: help build run test reproduction testbed http fuzz soak bench install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -46,9 +49,19 @@ testbed: ## Run the testbed: real guests on an emulated 4-node host (25 minutes 
 	@echo '== running the testbed: $(or $(CASE),all cases)'
 	@$(SETUP) cargo xtask testbed $(CASE)
 
+http: ## Have Prometheus and schemathesis ask an agent on the twin over HTTP (a minute, building aside)
+	@echo '== fetching Prometheus and schemathesis into $(TARGET), if they are missing'
+	@scripts/http-setup.sh
+	@echo '== asking an agent on the twin over HTTP'
+	@$(SETUP) cargo xtask http
+
 fuzz: ## Fuzz all that reads what others wrote (a minute for each of 16 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'
 	@$(SETUP) cargo xtask fuzz --seconds $(SECONDS) $(TARGETS)
+
+soak: ## Run the agent on the twin for a week with 32 VMs and an hour with 1000 (40 minutes); RUNS=32x1d for others
+	@echo '== deciding for days of simulated time: $(or $(RUNS),32x7d 1000x1h)'
+	@$(SETUP) cargo run --release --package homenode-control --example soak -- $(RUNS)
 
 bench: ## Run the benchmarks
 	@echo '== running the benchmarks'

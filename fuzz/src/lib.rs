@@ -1,4 +1,4 @@
-//! What the fuzz targets share: a tree of files as a kernel shows it, made from one text.
+//! What the fuzz targets share: a tree of files as a kernel shows it, made from one text, and what holds of any machine.
 //!
 //! Targets go through the functions that the agent calls, files included: on a memory file system that costs little, and nothing
 //! has to be made public for them.
@@ -6,10 +6,26 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use homenode_machine::Machine;
+use homenode_machine_files::{Comments, from_toml, render_text, to_toml};
 use tempfile::TempDir;
 
 /// More files than any input needs.
 const FILES_MAX: usize = 400;
+
+/// A machine that was read is whole, can be drawn, and can be written and read again.
+///
+/// # Panics
+/// Where one of these does not hold.
+pub fn reads_as_written(machine: Machine) {
+    let _ = render_text(&machine);
+    let machine = machine.checked().expect("what was read is whole");
+    let written = to_toml(&machine, &Comments::default());
+    let again = from_toml("machine.toml", &written).unwrap_or_else(|error| panic!("{error}\n{written}"));
+    assert_eq!(again.cpu_set(), machine.cpu_set());
+    assert_eq!(again.node_set(), machine.node_set());
+    assert_eq!(again.distances, machine.distances);
+}
 
 /// A directory that vanishes with the value.
 pub struct Tree(TempDir);

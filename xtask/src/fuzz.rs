@@ -28,6 +28,9 @@ pub struct FuzzArgs {
     /// How long each target runs
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
+    /// How many inputs each target is given instead, however long that takes
+    #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u32).range(1..))]
+    inputs: Option<u32>,
     /// Targets; all without any
     #[arg(value_name = "TARGET")]
     targets: Vec<String>,
@@ -52,7 +55,15 @@ pub fn run(args: &FuzzArgs) -> anyhow::Result<Tally> {
     }
     let mut tally = Tally::default();
     for name in chosen {
-        tally = tally + fuzz(&place, name, args.seconds)?;
+        let (limit, said) = match args.inputs {
+            Some(inputs) => (format!("-runs={inputs}"), format!("{inputs} inputs")),
+            None => (
+                format!("-max_total_time={}", args.seconds),
+                format!("{} s", args.seconds),
+            ),
+        };
+        println!("\n-- {name}: {said}");
+        tally = tally + fuzz(&place, name, &limit)?;
     }
     Ok(tally)
 }
@@ -115,8 +126,7 @@ fn build(place: &Path, tools: &Path, name: &str) -> anyhow::Result<()> {
 const TRIES: u32 = 3;
 
 /// Runs one target; what it found lies in the target directory.
-fn fuzz(place: &Path, name: &str, seconds: u32) -> anyhow::Result<Tally> {
-    println!("\n-- {name}: {seconds} s");
+fn fuzz(place: &Path, name: &str, limit: &str) -> anyhow::Result<Tally> {
     let found = place.join("corpus").join(name);
     let broken = place.join("artifacts").join(name);
     for folder in [&found, &broken] {
@@ -129,7 +139,7 @@ fn fuzz(place: &Path, name: &str, seconds: u32) -> anyhow::Result<Tally> {
         let status = command
             .args([&found, &root().join("fuzz/corpus").join(name)])
             .arg(format!("-artifact_prefix={}/", broken.display()))
-            .arg(format!("-max_total_time={seconds}"))
+            .arg(limit)
             .arg(format!("-max_len={INPUT_BYTES}"))
             .args(["-print_final_stats=1", "-verbosity=0"])
             .status()

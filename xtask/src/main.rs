@@ -61,6 +61,8 @@ enum Command {
     Decisions(DecisionsArgs),
     /// Fuzz everything that reads what others wrote, with a pinned nightly and cargo-fuzz that are installed if they are missing
     Fuzz(FuzzArgs),
+    /// Have Prometheus and schemathesis ask an agent on the twin; scripts/http-setup.sh fetches both
+    Http,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Command::Reproduction => Step::Reproduction,
         Command::Decisions(args) => Step::Decisions(args),
         Command::Fuzz(args) => Step::Fuzz(args),
+        Command::Http => Step::Http,
         Command::Testbed { names } => Step::Testbed(names),
     };
     end(&[run(&step)])

@@ -52,6 +52,8 @@ pub enum Step {
     Decisions(DecisionsArgs),
     /// What reads what others wrote, with whatever can be thought of.
     Fuzz(FuzzArgs),
+    /// HTTP, asked by the programs of others.
+    Http,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -81,6 +83,7 @@ impl Step {
             Self::Reproduction => "reproduction",
             Self::Decisions(_) => "decisions",
             Self::Fuzz(_) => "fuzz",
+            Self::Http => "http",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -101,6 +104,7 @@ impl Step {
             }
             Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
             Self::Fuzz(_) => "everything that reads what others wrote, fuzzed (a minute for each target)",
+            Self::Http => "an agent's HTTP, asked by Prometheus and schemathesis (a minute)",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
             }
@@ -120,7 +124,7 @@ impl Step {
                 "warnings",
             ])),
             Self::Rules => rules::run(),
-            Self::Test => test(),
+            Self::Test => test(&["--workspace"]),
             Self::Doc => {
                 succeeds(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
             }
@@ -143,6 +147,7 @@ impl Step {
             Self::Reproduction => reproduction(),
             Self::Decisions(args) => decisions(args),
             Self::Fuzz(args) => fuzz::run(args),
+            Self::Http => test(&["--package", "homenode-cli", "--test", "http_peers"]),
             Self::Testbed(names) => testbed(names),
         }
     }
@@ -164,10 +169,11 @@ fn fmt() -> anyhow::Result<Tally> {
 }
 
 /// Shows what `cargo test` prints while it runs, and counts the tests in it.
-fn test() -> anyhow::Result<Tally> {
+fn test(which: &[&str]) -> anyhow::Result<Tally> {
     // One pipe for both: cargo names the test program on standard error before its result comes on standard output.
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-    let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    let mut command = cargo(&["test", "--no-fail-fast"]);
+    command.args(which);
     command.stderr(writer.try_clone()?).stdout(writer);
     if stdout().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");

@@ -66,22 +66,30 @@ impl BillFile {
 
     /// Settles the bill up to now, and writes it if that is due. Says what went wrong, once.
     pub fn settle(&mut self, at: Ns, control: &Mutex<Control>) -> Option<String> {
-        let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
-        control.settle_bill(self.hour(at));
         let is_due = self
             .written_at
             .is_none_or(|written| at.saturating_sub(written) >= EVERY);
-        if is_due {
+        let hour = self.hour(at);
+        let due = {
+            let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
+            control.settle_bill(hour);
+            is_due.then(|| control.bill().clone())
+        };
+        if let Some(bill) = due {
             self.written_at = Some(at);
-            self.write(control.bill());
+            self.write(&bill);
         }
         self.trouble.take()
     }
 
     /// Writes the bill for the last time.
     pub fn close(&mut self, control: &Mutex<Control>) -> Option<String> {
-        let control = control.lock().unwrap_or_else(PoisonError::into_inner);
-        self.write(control.bill());
+        let bill = control
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .bill()
+            .clone();
+        self.write(&bill);
         self.trouble.take()
     }
 
@@ -95,6 +103,7 @@ impl BillFile {
         }
     }
 
+    /// Takes a copy: a disk may take seconds, and whoever asks the agent would wait for the lock meanwhile.
     fn write(&mut self, bill: &Bill) {
         if let Some(dir) = &self.dir
             && let Err(error) = replace(dir, bill)

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_api::answer::{
-    Bill, FloorSet, Noted, PermitSet, Permits, PolicyAdvice, PolicySet, Promised, Suggestion, Vms,
+    Bill, FloorSet, Happened, Noted, Overview, PermitSet, Permits, PolicyAdvice, PolicySet, Promised,
+    Suggestion, Vms,
 };
 use homenode_api::{Answer, ApiError, Request};
-use homenode_control::{Control, Line, Request as Ask, Status, VmStatus};
+use homenode_control::{Control, Line, Remembered, Request as Ask, Status, VmStatus};
 use homenode_host::Setting;
 use homenode_machine::Machine;
 use homenode_policy::advisor;
@@ -77,12 +78,10 @@ impl Handler {
                 placed(&control.place(machine, &ask)).into()
             }
             Request::Vms => {
-                let mut vms = control.status(machine).vms;
-                for vm in &mut vms {
-                    vm.topology.why_not = vm.topology.why_not.take().or_else(|| control.topology_idle());
-                }
+                let vms = told(&control, machine).vms;
                 Vms { vms }.into()
             }
+            Request::Overview => overview(&control, machine).into(),
             Request::PermitSet { vm, permit } => {
                 let id = named(&control.status(machine), &vm)?.id;
                 let note = control.permits_idle();
@@ -118,6 +117,31 @@ impl Handler {
             Request::PermitBill { vm } => bill(&control, machine, vm.as_deref())?.into(),
         }))
     }
+}
+
+/// The host, with the reason where the agent tells no guest anything.
+fn told(control: &Control, machine: &Machine) -> Status {
+    let mut status = control.status(machine);
+    for vm in &mut status.vms {
+        vm.topology.why_not = vm.topology.why_not.take().or_else(|| control.topology_idle());
+    }
+    status
+}
+
+fn overview(control: &Control, machine: &Machine) -> Overview {
+    let status = told(control, machine);
+    let happened = |event: &Remembered| Happened {
+        at_ns: event.at,
+        age_ns: status.at_ns.saturating_sub(event.at),
+        kind: event.kind.to_owned(),
+        vm: event.name.clone(),
+        policy: event.policy.map(str::to_owned),
+        outcome: event.outcome.map(str::to_owned),
+        count: 1,
+        text: event.text.clone(),
+    };
+    let events = control.recent().map(happened).collect();
+    Overview { status, events }
 }
 
 /// The VM of this name, or all.

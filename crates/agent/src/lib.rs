@@ -10,19 +10,27 @@
 //! |---|---|
 //! | the caller's | [`run`]: samples, plans, commits, carries out settings, keeps the bill |
 //! | server | waits in epoll for clients, and answers from the state of the loop, which the loop does not hold while it acts |
+//! | http | answers programs and browsers from what the loop publishes ([`feed`]), and asks the history on threads of its own |
 
 mod answers;
 pub mod bill_file;
+pub mod feed;
 mod handler;
+pub mod history;
+pub mod http;
 pub mod live;
 pub mod numad;
+pub mod replay;
 pub mod run;
 pub mod server;
 pub mod setting_queue;
 pub mod standalone;
+pub mod trace;
 pub mod twin;
+pub mod wall_clock;
+pub mod why;
 
 pub use answers::forecast::forecast;
 pub use answers::placed;
 pub use handler::Handler;
-pub use run::{Notice, Show, Start};
+pub use run::{Listening, Notice, Show, Start};

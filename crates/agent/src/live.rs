@@ -6,21 +6,29 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
+use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode};
 use homenode_host::{Bell, Host as _};
 use homenode_linux::guard::{self, Guard, Patience, SILENCE_MAX};
 use homenode_linux::journal::Journal;
-use homenode_linux::{Acting, Beat, LibvirtHost, Options};
+use homenode_linux::{Acting, Beat, Legacy, LibvirtHost, Options};
+use homenode_machine::Machine;
+use homenode_recorder::WhenFull;
 use homenode_units::Ns;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::bill_file::{BillFile, Clock};
+use crate::feed::Feed;
 use crate::handler::Handler;
+use crate::history::{self, History};
+use crate::http::{About, HttpServer, Site};
 use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
 use crate::setting_queue::SettingQueue;
+use crate::trace::Tracer;
+use crate::wall_clock::WallClock;
 
 /// How long a restarted agent has to take over before the guard restores what the dead one had set.
 const GRACE: &str = "10s";
@@ -46,6 +54,12 @@ pub struct Run {
     pub uri: String,
     /// Where journal, bill and socket lie.
     pub state: PathBuf,
+    /// Where the history lies; default: beside the state, and none for a dry run.
+    pub history: Option<PathBuf>,
+    /// Where HTTP is answered, beside a socket in the state directory.
+    pub listen: Option<Listen>,
+    /// Where a trace of the run is written, if one is.
+    pub trace: Option<PathBuf>,
     /// Whether plans are carried out.
     pub mode: Mode,
     /// Whether homes and pins are left as they are at the end.
@@ -66,18 +80,14 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let is_dry = mode == Mode::DryRun;
     let beat = Beat::default();
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
+    // Before anything is changed: a file that cannot be made is a mistake on the command line.
+    let begin = |path: &PathBuf| Tracer::begin(path, &machine.name, &machine, WhenFull::LeaveOut);
+    let trace = run.trace.as_ref().map(begin).transpose()?;
     anyhow::ensure!(
         machine.memory_nodes().len() > 1,
         "this host has one NUMA node, so there is nothing to place or move; try `homenode run --host twin`"
     );
-    let options = Options {
-        state_dir: state.clone(),
-        acting: if is_dry { Acting::DryRun } else { Acting::Live },
-        bell: bell.clone(),
-        beat: beat.clone(),
-        ..Options::new(machine.clone())
-    };
-    let mut host = LibvirtHost::connect(uri, options)?;
+    let mut host = connect(run, &machine, bell, &beat)?;
     // A dry run leaves nothing there.
     let kept = (!is_dry).then_some(state.as_path());
     let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
@@ -93,12 +103,26 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         machine: Arc::new(machine.clone()),
         control: Arc::clone(&control),
     };
-    let server = kept.map(|state| Server::open(state, handler, settings.clone()));
+    let server = kept.map(|state| Server::open(state, handler.clone(), settings.clone()));
     let server = server.transpose()?;
+    // A dry run leaves nothing there either.
+    let named = format!("{} at {uri}", machine.name);
+    let clock = WallClock::start(Clock::Wall);
+    let (path, history) = begin_history(run, config, clock, (&named, &machine));
+    let site = Site::new(
+        Feed::new(clock),
+        About::new(named.clone(), config, mode, run.commit),
+        path.as_deref().filter(|_| history.is_kept()),
+        handler,
+    );
+    let http = HttpServer::open_where_asked(run.listen, kept, site)?;
     let mut agent = Agent {
         control: Arc::clone(&control),
         settings,
         bill: bill_file,
+        history,
+        feed: http.as_ref().map(|http| http.feed().clone()),
+        trace,
         output,
         commit: run.commit,
         bell: bell.clone(),
@@ -106,7 +130,8 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         period: config.period,
         pace: Pace::Real,
     };
-    agent.announce(format!("{} at {uri}", machine.name), None, mode);
+    agent.announce(named, None, mode);
+    agent.announce_address(http.as_ref().and_then(HttpServer::bound));
     let notices = |host: &mut LibvirtHost| {
         let lost = guard.as_mut().and_then(Watched::look);
         if let Some(guard) = &guard {
@@ -114,9 +139,48 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         }
         host.take_notices().into_iter().chain(lost).collect()
     };
-    agent.run(&mut host, notices, |_| false);
-    drop(server);
-    give_back(run, host, guard.and_then(|guard| guard.guard), &control, output)
+    agent.run(&mut host, notices, |host| !host.owns_its_state());
+    drop((server, http));
+    let was_robbed = !host.owns_its_state();
+    give_back(run, host, guard.and_then(|guard| guard.guard), &control, output)?;
+    anyhow::ensure!(
+        !was_robbed,
+        "the files in {} were removed while the agent ran, so it gave everything back and ended; start it again",
+        state.display()
+    );
+    Ok(())
+}
+
+/// The host, with its libvirt at hand.
+fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Result<LibvirtHost> {
+    let options = Options {
+        state_dir: run.state.clone(),
+        acting: match run.mode {
+            Mode::DryRun => Acting::DryRun,
+            Mode::Act => Acting::Live,
+        },
+        bell: bell.clone(),
+        beat: beat.clone(),
+        ..Options::new(machine.clone())
+    };
+    Ok(LibvirtHost::connect(&run.uri, options)?)
+}
+
+/// The history of a run; a dry run leaves one only where it is told to.
+fn begin_history(
+    run: &Run,
+    config: &Config,
+    clock: WallClock,
+    (named, machine): (&str, &Machine),
+) -> (Option<PathBuf>, History) {
+    let usual = || (run.mode != Mode::DryRun).then(|| history::beside(&run.state));
+    let path = run.history.clone().or_else(usual);
+    let begin = |path: &PathBuf| {
+        let what = (named.to_owned(), machine);
+        History::begin(path, (config, run.mode), clock, what, run.commit)
+    };
+    let history = path.as_ref().map_or_else(History::none, begin);
+    (path, history)
 }
 
 /// Ends a run: gives back what the VMs had, and says what is left.
@@ -130,7 +194,7 @@ fn give_back(
     let failures = if run.keep {
         host.lift_limits()
     } else {
-        host.restore()
+        host.restore().failures
     };
     // What could not be given back is left to the guard, which tries again once the agent is gone.
     match guard {
@@ -138,7 +202,7 @@ fn give_back(
         guard => drop(guard),
     }
     let machine = host.machine().clone();
-    // Its locks go with it: whoever reads what is said now may take its time.
+    // Its locks go with it: printing what follows may wait for a slow reader.
     drop(host);
     for failure in &failures {
         output.line(failure);
@@ -255,7 +319,8 @@ pub fn guard(uri: &str, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyho
         silence: SILENCE_MAX,
         grace: Duration::from_nanos(grace.0),
     };
-    let undo = |journal: &mut Journal, vm| homenode_linux::undo(uri, root, journal, vm);
+    let mut legacy = Legacy::new(uri, root);
+    let undo = |journal: &mut Journal| legacy.undo(journal);
     guard::run(pipe, &mut answers, (root, state), patience, undo, say)?;
     Ok(())
 }
@@ -271,8 +336,7 @@ pub fn release(uri: &str, state: &Path) -> anyhow::Result<usize> {
         ..Options::new(machine)
     };
     let mut host = LibvirtHost::connect(uri, options)?;
-    let count = host.carried_over().len();
-    let failures = host.restore();
-    anyhow::ensure!(failures.is_empty(), "{}", failures.join("\n"));
-    Ok(count)
+    let undone = host.restore();
+    anyhow::ensure!(undone.failures.is_empty(), "{}", undone.failures.join("\n"));
+    Ok(undone.vms.len())
 }

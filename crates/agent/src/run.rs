@@ -1,11 +1,12 @@
 //! The loop over one host, whichever it is, and how it is shown.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use homenode_control::{Around, Config, Control, Epoch, Mode};
+use homenode_control::{Around, Config, Control, Epoch, Mode, Phase};
 use homenode_host::{Bell, Host, HostError};
 use homenode_units::Ns;
 use schemars::JsonSchema;
@@ -13,7 +14,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::bill_file::BillFile;
+use crate::feed::Feed;
+use crate::history::History;
 use crate::setting_queue::SettingQueue;
+use crate::trace::Tracer;
 
 /// The longest simulated time before looking whether something is to be done.
 const LOOK_EVERY: Ns = Ns::from_millis(100);
@@ -22,6 +26,19 @@ const LOOK_EVERY: Ns = Ns::from_millis(100);
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Notice<'a> {
     message: &'a str,
+}
+
+impl<'a> Notice<'a> {
+    /// In one sentence.
+    pub fn new(message: &'a str) -> Notice<'a> {
+        Notice { message }
+    }
+}
+
+/// Where programs and browsers may ask.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Listening {
+    url: String,
 }
 
 /// What a run was, said first: version, commit, host and every option, so that it can be repeated.
@@ -38,7 +55,7 @@ pub struct Start<'a> {
     config: &'a Config,
 }
 
-/// Where a run is shown.
+/// Where a run is shown. On a real host nothing here may wait for a reader: the guard takes a loop that stands still for hung.
 pub trait Show {
     /// Says a line to people.
     fn line(&mut self, text: &str);
@@ -58,6 +75,12 @@ pub struct Agent<'a> {
     pub settings: SettingQueue,
     /// Where usage is written down.
     pub bill: BillFile,
+    /// Where everything is.
+    pub history: History,
+    /// Where it is published for those who only look, if anybody may.
+    pub feed: Option<Feed>,
+    /// A trace of it, if one is written.
+    pub trace: Option<Tracer>,
     /// Where it is shown.
     pub output: &'a mut dyn Show,
     /// What was built: shown first, so that a run can be repeated.
@@ -98,8 +121,13 @@ impl Agent<'_> {
             done,
             started: None,
             trouble: None,
+            phases: Vec::new(),
         };
         let Ok(()) = homenode_control::run(host, &control, &mut shown);
+        let of_trace = self.trace.take().map(Tracer::finish);
+        for notice in of_trace.into_iter().flatten() {
+            self.notice(&notice);
+        }
         if let Some(trouble) = self.bill.close(&self.control) {
             self.notice(&trouble);
         }
@@ -107,7 +135,15 @@ impl Agent<'_> {
 
     fn notice(&mut self, text: &str) {
         self.output.line(text);
-        self.output.object("notice", json!(Notice { message: text }));
+        self.output.object("notice", json!(Notice::new(text)));
+    }
+
+    /// Says where it is listened on, if it is.
+    pub fn announce_address(&mut self, bound: Option<SocketAddr>) {
+        let Some(bound) = bound else { return };
+        let url = format!("http://{bound}");
+        self.output.line(&format!("listening at {url}"));
+        self.output.object("listening", json!(Listening { url }));
     }
 
     /// Says what is about to run.
@@ -148,6 +184,23 @@ struct Shown<'a, 'b, N, D> {
     done: D,
     started: Option<Ns>,
     trouble: Option<HostError>,
+    /// When the parts of this epoch began.
+    phases: Vec<(Phase, Instant)>,
+}
+
+impl<N, D> Shown<'_, '_, N, D> {
+    /// How long the parts of an epoch that is over just now took.
+    fn took(&mut self) -> Vec<(Phase, Duration)> {
+        let mut end = Instant::now();
+        let begun = self.phases.drain(..).rev();
+        let took = begun.map(|(phase, at)| {
+            (
+                phase,
+                std::mem::replace(&mut end, at).saturating_duration_since(at),
+            )
+        });
+        took.collect()
+    }
 }
 
 impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for Shown<'_, '_, N, D> {
@@ -162,27 +215,40 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
         })
     }
 
+    fn begins(&mut self, phase: Phase) {
+        self.phases.push((phase, Instant::now()));
+    }
+
     fn after(
         &mut self,
         host: &mut H,
         epoch: Result<Epoch, HostError>,
     ) -> Result<ControlFlow<()>, Infallible> {
+        let took = self.took();
+        if let (Some(feed), Err(error)) = (&self.agent.feed, &epoch) {
+            feed.trouble(&error.to_string());
+        }
         match epoch {
             // Said once, not in every period that it lasts.
             Err(error) if self.trouble.as_ref() == Some(&error) => {}
             Err(error) => {
                 let message = error.to_string();
                 self.agent.output.line(&message);
-                self.agent
-                    .output
-                    .object("trouble", json!(Notice { message: &message }));
+                self.agent.output.object("trouble", json!(Notice::new(&message)));
                 self.trouble = Some(error);
             }
             Ok(epoch) => {
                 if self.trouble.take().is_some() {
                     self.agent.output.line("the host answers again");
                 }
+                if let Some(feed) = &self.agent.feed {
+                    feed.publish(&epoch, &self.agent.control, &took);
+                }
                 self.agent.output.epoch(&epoch);
+                self.agent.history.keep(&epoch, &self.agent.control);
+                if let Some(trace) = &mut self.agent.trace {
+                    trace.keep(&epoch, &self.agent.control);
+                }
                 let at = epoch.status.at_ns;
                 if let Some(trouble) = self.agent.bill.settle(at, &self.agent.control) {
                     self.agent.notice(&trouble);
@@ -193,7 +259,8 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
                 }
             }
         }
-        for notice in (self.notices)(host) {
+        let of_history = self.agent.history.take_notices();
+        for notice in (self.notices)(host).into_iter().chain(of_history) {
             self.agent.notice(&notice);
         }
         Ok(ControlFlow::Continue(()))

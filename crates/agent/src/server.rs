@@ -22,6 +22,7 @@ use homenode_host::ActionError;
 use homenode_linux::state_dir::StateDir;
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::process::{Resource, getrlimit};
 
 use crate::handler::{Answered, Handler};
 use crate::setting_queue::SettingQueue;
@@ -34,8 +35,13 @@ const PATIENCE_PER_MIB: Duration = Duration::from_millis(100);
 const ANSWERS_BYTES_MAX: usize = 512 << 20;
 /// How long a client waits for the loop: moving pages may keep it busy for a while.
 const PATIENCE_LOOP: Duration = Duration::from_secs(30);
-/// Clients at one time; the one that came first makes room.
+/// Clients at one time; the one that came first makes room. Fewer where the process may open less than twice as many files:
+/// clients must not take what the loop reads the host with.
 const CLIENTS_MAX: usize = 4096;
+/// Clients that are taken in before those that are there have their turn.
+const TURN: usize = 64;
+/// When to look again for clients that knocked while no more files could be opened.
+const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 /// The listening socket's key.
 const LISTENER: usize = 0;
 /// The key of being woken: the loop has carried something out, or the server is to close.
@@ -68,10 +74,7 @@ impl Server {
             "an agent is listening at {} already",
             path.display()
         );
-        let listener = listen(state, &path).map_err(|e| {
-            let remedy = e.downcast_ref::<std::io::Error>().map_or("", remedy);
-            e.context(format!("cannot listen at {}{remedy}", path.display()))
-        })?;
+        let listener = listen(state, &path, SOCKET_MODE)?;
         let mut listener = UnixListener::from_std(listener);
         let poll = Poll::new().context("cannot wait for clients")?;
         let registry = poll.registry();
@@ -86,11 +89,15 @@ impl Server {
             poll,
             waker: Arc::clone(&waker),
             clients: BTreeMap::new(),
+            clients_max: clients_max(),
+            accept_at: None,
             next_key: CLIENTS,
             carried_out: Arc::default(),
         };
         let is_closing = Arc::clone(&closing);
-        let thread = std::thread::spawn(move || serving.run(&is_closing));
+        let named = std::thread::Builder::new().name("server".into());
+        let thread = named.spawn(move || serving.run(&is_closing));
+        let thread = thread.context("cannot start the thread that answers clients")?;
         Ok(Server {
             path,
             closing,
@@ -100,13 +107,31 @@ impl Server {
     }
 }
 
-/// A socket that only its owner and group may connect to: it has its rights before it comes to where it is looked for.
-fn listen(state: &Path, path: &Path) -> anyhow::Result<net::UnixListener> {
-    let hidden = StateDir::open(state)?.path_of("agent.sock");
+/// Half of what the process may open.
+fn clients_max() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    let half = limit.map_or(usize::MAX, |limit| limit as usize / 2);
+    half.clamp(1, CLIENTS_MAX)
+}
+
+/// A socket with these rights: it has them before it comes to where it is looked for. What was there is replaced.
+pub(crate) fn listen(state: &Path, path: &Path, mode: u32) -> anyhow::Result<net::UnixListener> {
+    bind(state, path, mode).map_err(|e| {
+        let remedy = e.downcast_ref::<std::io::Error>().map_or("", remedy);
+        e.context(format!("cannot listen at {}{remedy}", path.display()))
+    })
+}
+
+fn bind(state: &Path, path: &Path, mode: u32) -> anyhow::Result<net::UnixListener> {
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let hidden = StateDir::open(state)?.path_of(name);
     let _ = std::fs::remove_file(&hidden);
     let bound = net::UnixListener::bind(&hidden);
     let listener = bound.with_context(|| format!("cannot make {}", hidden.display()))?;
-    std::fs::set_permissions(&hidden, Permissions::from_mode(SOCKET_MODE))?;
+    std::fs::set_permissions(&hidden, Permissions::from_mode(mode))?;
     std::fs::rename(&hidden, path).with_context(|| format!("cannot put it at {}", path.display()))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -135,6 +160,9 @@ struct Serving {
     waker: Arc<Waker>,
     /// By key, so the oldest first.
     clients: BTreeMap<usize, Client>,
+    clients_max: usize,
+    /// When to look for clients whom the kernel told of before: it tells of each but once.
+    accept_at: Option<Instant>,
     next_key: usize,
     carried_out: CarriedOut,
 }
@@ -182,7 +210,8 @@ impl Serving {
     fn run(mut self, is_closing: &AtomicBool) {
         let mut events = Events::with_capacity(EVENTS);
         while !is_closing.load(Ordering::Relaxed) {
-            let next = self.clients.values().map(|client| client.until).min();
+            let ends = self.clients.values().map(|client| client.until);
+            let next = ends.chain(self.accept_at).min();
             let timeout = next.map(|until| until.saturating_duration_since(Instant::now()));
             match self.poll.poll(&mut events, timeout) {
                 Ok(()) => {}
@@ -192,42 +221,53 @@ impl Serving {
             }
             for event in &events {
                 match event.token() {
-                    Token(LISTENER) => self.accept(),
+                    Token(LISTENER) => self.accept_at = Some(Instant::now()),
                     Token(WOKEN) => {}
                     Token(key) => self.go_on(key),
                 }
+            }
+            if self.accept_at.is_some_and(|at| at <= Instant::now()) {
+                self.accept_at = self.accept();
             }
             self.answer_carried_out();
             self.end_patience();
         }
     }
 
-    /// Takes in everybody who came.
-    fn accept(&mut self) {
-        while let Ok((mut stream, _)) = self.listener.accept() {
-            if self.clients.len() >= CLIENTS_MAX {
-                self.make_room();
+    /// Takes in who came; when to look again, if some may be left.
+    fn accept(&mut self) -> Option<Instant> {
+        for _ in 0..TURN {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.take_in(stream),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
+                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                // No more can be opened: one less, and whoever knocks has a place.
+                Err(_) if !self.clients.is_empty() => self.make_room(),
+                Err(_) => return Some(Instant::now() + KNOCK_AGAIN),
             }
-            let key = self.next_key;
-            self.next_key += 1;
-            let interest = Interest::READABLE | Interest::WRITABLE;
-            if self
-                .poll
-                .registry()
-                .register(&mut stream, Token(key), interest)
-                .is_err()
-            {
-                continue;
-            }
-            let client = Client {
-                stream,
-                until: Instant::now() + PATIENCE,
-                at: Stage::Asking(Vec::new()),
-            };
-            self.clients.insert(key, client);
-            // What it says may be there already.
-            self.go_on(key);
         }
+        Some(Instant::now())
+    }
+
+    fn take_in(&mut self, mut stream: UnixStream) {
+        if self.clients.len() >= self.clients_max {
+            self.make_room();
+        }
+        let key = self.next_key;
+        self.next_key += 1;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let registered = self.poll.registry().register(&mut stream, Token(key), interest);
+        if registered.is_err() {
+            return;
+        }
+        let client = Client {
+            stream,
+            until: Instant::now() + PATIENCE,
+            at: Stage::Asking(Vec::new()),
+        };
+        self.clients.insert(key, client);
+        // What it says may be there already.
+        self.go_on(key);
     }
 
     /// Drops the oldest of those who have not said their request, or else the oldest.

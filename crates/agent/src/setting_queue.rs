@@ -45,7 +45,8 @@ impl SettingQueue {
         self.bell.ring();
     }
 
-    /// Carries out what waits now. What comes meanwhile waits for the next time: whoever asks without end must not keep the loop.
+    /// Carries out what waits now. What comes meanwhile waits for the next time: a client that asks without end must not keep
+    /// the loop.
     pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>) {
         let waits = std::mem::take(&mut *self.lock());
         for Pending { vm, setting, told } in waits {

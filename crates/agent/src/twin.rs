@@ -4,17 +4,24 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
+use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode};
 use homenode_host::Bell;
+use homenode_recorder::WhenFull;
 use homenode_twin::Setup;
 use homenode_twin::Twin;
 use homenode_units::Ns;
 
 use crate::bill_file::{BillFile, Clock};
+use crate::feed::Feed;
 use crate::handler::Handler;
+use crate::history::History;
+use crate::http::{About, HttpServer, Site};
 use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
 use crate::setting_queue::SettingQueue;
+use crate::trace::Tracer;
+use crate::wall_clock::WallClock;
 
 /// How to run.
 #[derive(Clone, Debug)]
@@ -22,6 +29,12 @@ pub struct Run {
     /// Where bill and socket lie, if anybody is to ask: a VM that really starts must not be answered from a simulation by
     /// accident.
     pub state: Option<PathBuf>,
+    /// Where the history lies, if one is kept.
+    pub history: Option<PathBuf>,
+    /// Where HTTP is answered, beside a socket in the state directory.
+    pub listen: Option<Listen>,
+    /// Where a trace of the run is written, if one is.
+    pub trace: Option<PathBuf>,
     /// Whether plans are carried out.
     pub mode: Mode,
     /// Whether a simulated second takes a second.
@@ -53,12 +66,40 @@ pub fn run(
         machine: Arc::new(spec.machine.clone()),
         control: Arc::clone(&control),
     };
-    let server = state.map(|state| Server::open(state, handler, settings.clone()));
+    let server = state.map(|state| Server::open(state, handler.clone(), settings.clone()));
     let server = server.transpose()?;
+    let (machine, scenario) = (&spec.machine.name, &spec.scenario.name);
+    let name = format!("the twin of {machine} with scenario {scenario}");
+    let clock = WallClock::start(Clock::Host);
+    let begin = |path: &PathBuf| {
+        History::begin(
+            path,
+            (config, run.mode),
+            clock,
+            (name.clone(), &spec.machine),
+            run.commit,
+        )
+    };
+    let history = run.history.as_ref().map_or_else(History::none, begin);
+    let site = Site::new(
+        Feed::new(clock),
+        About::new(name.clone(), config, run.mode, run.commit),
+        run.history.as_deref().filter(|_| history.is_kept()),
+        handler,
+    );
+    let http = HttpServer::open_where_asked(run.listen, state, site)?;
+    let trace = run
+        .trace
+        .as_deref()
+        .map(|path| Tracer::begin(path, &name, &spec.machine, WhenFull::Wait));
+    let trace = trace.transpose()?;
     let mut agent = Agent {
         control,
         settings,
         bill: bill_file,
+        history,
+        feed: http.as_ref().map(|http| http.feed().clone()),
+        trace,
         output,
         commit: run.commit,
         bell: bell.clone(),
@@ -66,10 +107,9 @@ pub fn run(
         period: config.period,
         pace: run.pace,
     };
-    let (machine, scenario) = (&spec.machine.name, &spec.scenario.name);
-    let name = format!("the twin of {machine} with scenario {scenario}");
     agent.announce(name, Some(spec.seed), run.mode);
+    agent.announce_address(http.as_ref().and_then(HttpServer::bound));
     agent.run(&mut twin, |_| Vec::new(), Twin::finished);
-    drop(server);
+    drop((server, http));
     Ok(())
 }

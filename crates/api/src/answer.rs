@@ -1,6 +1,6 @@
 //! What is answered.
 
-use homenode_control::{Line, PermitStatus, VmStatus};
+use homenode_control::{Line, PermitStatus, Status, VmStatus};
 use homenode_host::CountedBy;
 use homenode_host::observation::{Sees, TrackerChoice};
 use homenode_policy::advisor;
@@ -119,6 +119,8 @@ answers! {
     Placed,
     /// Of [`crate::Request::Vms`].
     Vms,
+    /// Of [`crate::Request::Overview`].
+    Overview,
     /// Of [`crate::Request::PermitSet`].
     PermitSet,
     /// Of [`crate::Request::PolicySet`].
@@ -219,6 +221,37 @@ pub enum PlacedFigures {
 pub struct Vms {
     /// Every VM, by name.
     pub vms: Vec<VmStatus>,
+}
+
+/// Nodes, links and VMs as they are, and what happened lately.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Overview {
+    /// The host.
+    #[serde(flatten)]
+    pub status: Status,
+    /// What happened, the first first; some hundreds at most.
+    pub events: Vec<Happened>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Happened {
+    /// The host's clock then.
+    pub at_ns: Ns,
+    /// How long ago.
+    pub age_ns: Ns,
+    /// What: `decided`, `found`, `refused`, `appeared` and so on.
+    pub kind: String,
+    /// The VM's name, where it is about one.
+    pub vm: Option<String>,
+    /// Who decided or found it.
+    pub policy: Option<String>,
+    /// What came of it.
+    pub outcome: Option<String>,
+    /// How often in a row.
+    pub count: u64,
+    /// For people.
+    pub text: String,
 }
 
 /// A permit was booked, or given up.

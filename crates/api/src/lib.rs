@@ -9,7 +9,9 @@
 pub mod answer;
 mod client;
 pub mod document;
+pub mod http;
 mod request;
+pub mod why;
 
 pub use answer::{Answer, ApiError, Reply};
 pub use client::{AskError, ask, remedy, socket_path};

@@ -29,6 +29,8 @@ pub enum Request {
     },
     /// What the agent manages.
     Vms,
+    /// Nodes, links and VMs as they are, and what happened lately.
+    Overview,
     /// Book a permit for a VM, or none.
     PermitSet {
         /// Its name.

@@ -94,7 +94,7 @@ fn measured(spread: &Spread, unit: &str) -> String {
     format!("measured: {}{noisy}", spread.in_words(unit))
 }
 
-fn round(value: f64, digits: i32) -> f64 {
+pub(crate) fn round(value: f64, digits: i32) -> f64 {
     let scale = 10_f64.powi(digits);
     (value * scale).round() / scale
 }

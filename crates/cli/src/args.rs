@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use homenode_api::http::Listen;
 use homenode_control::PolicySet;
 use homenode_twin::Disturbance;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
@@ -12,6 +13,10 @@ use crate::kernel_footprint::FootprintArgs;
 use crate::options::{AgentArgs, OrNone, ShownArgs, Size, StateArgs};
 use crate::page_log::LogArgs;
 use crate::profile::ProfileArgs;
+use crate::record::RecordCommand;
+use crate::replay::ReplayArgs;
+use crate::top::TopArgs;
+use crate::why::WhyArgs;
 
 /// Keeps virtual machines fast and predictable on NUMA hosts.
 #[derive(Debug, Parser)]
@@ -84,6 +89,9 @@ Examples:
   homenode kernel-footprint --kernel vmlinuz --as-published --step 5%      the paper's procedure, some sixty guests"
     )]
     KernelFootprint(FootprintArgs),
+    /// Show nodes, links and VMs on one page, as they are or as they were
+    #[command(after_help = crate::top::help())]
+    Top(TopArgs),
     /// Ask where a VM would go, and why
     Place(PlaceArgs),
     /// Show the VMs that the running agent manages
@@ -183,6 +191,46 @@ Examples:
   homenode report --json               the same for programs"
     )]
     Report(ReportArgs),
+    /// What the agent saw and decided, as it is kept on disk
+    #[command(subcommand)]
+    #[command(
+        after_help = "A running agent writes every period, decision and finding to a history, an SQLite database that other programs open as well
+(docs/HISTORY.md). The settings `[record]` say how much is kept.
+
+Examples:
+  homenode record show                          the last decisions and findings
+  homenode record show web --from 03:00 --to 03:30
+  homenode record show --kind decided --json
+  homenode record export --csv --from 1h > vms.csv
+  homenode record export --parquet vms.parquet  the same rows, typed
+  homenode record export --trace night.pftrace  lanes for Perfetto's viewer
+  homenode record prune --older 7               drop what is older than a week"
+    )]
+    Record(RecordCommand),
+    /// Decide a recorded run anew, and see where other settings decide otherwise
+    #[command(
+        after_help = "What a host said is in the history for a day (docs/HISTORY.md). It is put through the agent's loop once more: under the
+settings of then the same is decided to the last letter, and what is missing of the recording is said. Under other settings
+differences are shown; what follows the first of them is decided of the host as it was, not as it would have been.
+
+Examples:
+  homenode replay                                     the last run in this host's history
+  homenode replay history.sqlite --policies tavo      what other policies would have decided
+  homenode replay history.sqlite --config new.toml --json"
+    )]
+    Replay(ReplayArgs),
+    /// Say why a VM was slow: what changed, by how much, and who changed it
+    #[command(
+        after_help = "The stretch around --at is compared with four times as long before it, from samples in the history, which are kept
+for a day (docs/HISTORY.md). The speed that was lost is divided among causes, the largest first, each with figures, with who
+brought it about and with what was decided then. What was so all the time is no cause.
+
+Examples:
+  homenode why web                            the last five minutes
+  homenode why web --at 03:12                 last night
+  homenode why web --at 20m --window 10m --json"
+    )]
+    Why(WhyArgs),
     /// Compare published results, and claims of our own, with what the twin gives
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
@@ -271,6 +319,16 @@ pub struct RunArgs {
     /// Where the journal and the agent's socket are; default: /run/homenode, and no socket for a twin
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
+    /// Where what happens is recorded; default: /var/lib/homenode/history.sqlite, or in --state's directory, and nowhere for a
+    /// twin or with --dry-run
+    #[arg(long, value_name = "FILE")]
+    pub history: Option<PathBuf>,
+    /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any that is free): metrics, and JSON below /v1. Loopback only
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<Listen>,
+    /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Leave pins and homes as they are when the agent stops in good order, for the next agent to continue; limits are lifted
     #[arg(long)]
     pub keep: bool,
@@ -298,6 +356,9 @@ pub struct SimArgs {
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,
+    /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub shown: ShownArgs,
     /// List the scenarios that come with the program

@@ -30,6 +30,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "working-set": crate::wss::Answered<'_>,
         "working-sets": answer::WorkingSets,
         // What `run` tells, an object per line.
+        "listening": homenode_agent::Listening,
         "start": homenode_agent::Start<'_>,
         "epoch": homenode_control::Epoch,
         "notice": homenode_agent::Notice<'_>,
@@ -47,6 +48,10 @@ fn schemas() -> Vec<(&'static str, String)> {
         "scenarios": crate::sim::Scenarios,
         "search": crate::search::Search<'_>,
         "simulation": crate::sim::Simulation<'_>,
+        "record": crate::record::RecordShow,
+        "replay": homenode_agent::replay::Report,
+        "why": homenode_api::why::Answer,
+        "overview": crate::top::Shown<'_>,
         "error": Complaint<'_>,
         // The agent's socket, a line each way.
         "request": Request,

@@ -9,6 +9,7 @@
 mod output;
 
 mod args;
+mod backlog;
 mod calibrate;
 mod complaint;
 #[cfg(test)]
@@ -23,16 +24,21 @@ mod policy;
 mod printable;
 mod profile;
 mod query;
+mod record;
+mod replay;
 mod report;
 mod reproduce;
 mod run;
 mod search;
 mod sim;
 mod summary;
+mod top;
 mod topology;
 mod trial;
 mod twin;
+mod wall;
 mod whatif;
+mod why;
 mod wss;
 
 use std::io::Write as _;
@@ -122,6 +128,23 @@ fn manual(name: Option<&str>) -> anyhow::Result<String> {
     Ok(String::from_utf8(page)?)
 }
 
+/// The guard's life. What it says goes through a thread: a reader that takes its time must not hold up what is to be undone.
+fn guard(args: &args::GuardArgs) -> anyhow::Result<()> {
+    let (said, sentences) = std::sync::mpsc::sync_channel::<String>(64);
+    std::thread::spawn(move || {
+        for sentence in sentences {
+            // The reader may be gone.
+            let _ = writeln!(
+                std::io::stderr(),
+                "homenode guard: {}",
+                printable::Sentence(&sentence)
+            );
+        }
+    });
+    let say = |text: &str| drop(said.try_send(text.to_owned()));
+    homenode_agent::live::guard(&args.uri, &args.state, args.grace, say)
+}
+
 fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
         Command::Run(args) => return run::run(&args),
@@ -132,6 +155,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::CalibrateKernel(args) => calibrate::kernel(&args)?,
         Command::Profile(args) => return profile::run(&args),
         Command::KernelFootprint(args) => kernel_footprint::run(&args)?,
+        Command::Top(args) => return top::run(&args),
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
         Command::Permit(command) => permit::run(&command)?,
@@ -141,23 +165,16 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Topology(args) => topology::run(&args)?,
         Command::WhatIf(args) => whatif::run(&args)?,
         Command::Report(args) => report::run(&args)?,
+        Command::Record(command) => record::run(&command)?,
+        Command::Replay(args) => replay::run(&args)?,
+        Command::Why(args) => why::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Release(args) => {
             let count = homenode_agent::live::release(&args.uri, &args.state.dir)?;
             say!("{count} VMs are as they were before homenode touched them");
         }
         Command::Hook(args) => numad::hook(&args),
-        Command::Guard(args) => {
-            // Whoever reads it may be gone or take its time, and what is to be undone must not wait for that.
-            let (said, lines) = std::sync::mpsc::sync_channel::<String>(64);
-            std::thread::spawn(move || {
-                for line in lines {
-                    let _ = writeln!(std::io::stderr(), "homenode guard: {line}");
-                }
-            });
-            let say = |text: &str| drop(said.try_send(text.to_owned()));
-            homenode_agent::live::guard(&args.uri, &args.state, args.grace, say)?;
-        }
+        Command::Guard(args) => guard(&args)?,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "homenode", &mut script);

@@ -2,19 +2,23 @@
 //! `--json` one object per line.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::{ExitCode, exit};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
-use homenode_agent::Show;
+use homenode_agent::{Notice, Show};
 use homenode_api::document::document;
-use homenode_control::{Epoch, Status};
+use homenode_control::{Epoch, Event};
 use homenode_host::CountedBy;
-use homenode_units::{Bytes, NodeSet};
+use homenode_units::NodeSet;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::backlog::{Backlog, Dropped, Entry};
 use crate::printable::{self, Lines, OneLine};
 
 /// Prints a line, or several, with nothing in it that a terminal obeys. As `println!`, but a reader that has gone (`| head`) ends
@@ -87,9 +91,15 @@ pub enum Style {
 /// Where a run is shown.
 pub struct Output {
     style: Style,
-    /// Height of the picture that is on the terminal now.
-    drawn_lines: usize,
-    closed: bool,
+    to: To,
+}
+
+/// How what is shown comes to standard output.
+enum To {
+    /// At once, however long that takes: nothing is lost.
+    Here { screen: Screen, closed: bool },
+    /// By a thread, from a backlog that drops what is too much.
+    Thread(Backlog),
 }
 
 impl Output {
@@ -100,10 +110,37 @@ impl Output {
             (false, true) => Style::Terminal,
             (false, false) => Style::Lines,
         };
+        let screen = Screen::new(style);
         Output {
             style,
-            drawn_lines: 0,
-            closed: false,
+            to: To::Here {
+                screen,
+                closed: false,
+            },
+        }
+    }
+
+    /// The same, but it never waits for its reader.
+    ///
+    /// # Errors
+    /// When there can be no thread that does.
+    pub fn unwaiting(self) -> anyhow::Result<Output> {
+        // Not the library's own: whoever holds its lock while the reader sleeps keeps the process from ending.
+        let mut file = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 0)?);
+        let mut screen = Screen::new(self.style);
+        let backlog = Backlog::start(move |dropped, entry| {
+            let written = file.write_all(screen.render(dropped, entry).as_bytes());
+            written.inspect_err(unwritable)
+        });
+        let to = To::Thread(backlog.context("cannot start the thread that writes what is shown")?);
+        Ok(Output { to, ..self })
+    }
+
+    /// Gives a reader so long to take what is left; whether all was taken, or cannot be.
+    pub fn drain(&self, patience: Duration) -> bool {
+        match &self.to {
+            To::Here { .. } => true,
+            To::Thread(backlog) => backlog.drain(patience),
         }
     }
 
@@ -112,41 +149,33 @@ impl Output {
         self.style
     }
 
-    /// The control sequence that takes the picture off the terminal.
-    fn erase(&mut self) -> String {
-        match std::mem::take(&mut self.drawn_lines) {
-            0 => String::new(),
-            lines => format!("\x1b[{lines}A\x1b[J"),
-        }
-    }
-
     /// Says lines to people: tables, and what stands around them.
     pub fn text(&mut self, text: fmt::Arguments<'_>) {
         if self.style != Style::Json {
-            let erase = self.erase();
-            self.write(&format!("{erase}{}\n", Lines(text)));
+            self.write(Entry::Lines(format!("{}\n", Lines(text))));
         }
     }
 
-    fn write(&mut self, text: &str) {
-        let mut out = std::io::stdout().lock();
-        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            self.closed = true;
-            unwritable(&error);
+    fn write(&mut self, entry: Entry) {
+        match &mut self.to {
+            To::Thread(backlog) => backlog.push(entry),
+            To::Here { screen, closed } => {
+                let text = screen.render(Dropped::default(), &entry);
+                let mut out = std::io::stdout().lock();
+                if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+                    *closed = true;
+                    unwritable(&error);
+                }
+            }
         }
     }
 }
 
 impl Show for Output {
-    fn object(&mut self, kind: &str, mut object: Value) {
-        if self.style != Style::Json {
-            return;
+    fn object(&mut self, kind: &str, object: Value) {
+        if self.style == Style::Json {
+            self.write(Entry::Lines(object_line(kind, object)));
         }
-        if let Some(map) = object.as_object_mut() {
-            map.insert("type".into(), kind.into());
-        }
-        let text = document(kind, object).to_string();
-        self.write(&format!("{}\n", printable::json(&text)));
     }
 
     fn line(&mut self, text: &str) {
@@ -154,28 +183,82 @@ impl Show for Output {
     }
 
     fn epoch(&mut self, epoch: &Epoch) {
-        if self.style == Style::Json {
-            return self.object("epoch", json!(epoch));
-        }
         let at = epoch.status.at_ns.as_secs_f64();
-        let events: String = epoch
-            .events
-            .iter()
-            .map(|event| format!("[{at:8.1}s] {}\n", OneLine(&event.to_string())))
-            .collect();
-        match self.style {
-            Style::Lines => self.write(&events),
-            _ => {
-                let picture = picture(&epoch.status);
-                let erase = self.erase();
-                self.drawn_lines = picture.lines().count();
-                self.write(&format!("{erase}{events}{picture}"));
+        let of_event = |event: &Event| format!("[{at:8.1}s] {}\n", OneLine(&event.to_string()));
+        let events = match self.style {
+            Style::Json => object_line("epoch", json!(epoch)),
+            Style::Terminal | Style::Lines => epoch.events.iter().map(of_event).collect(),
+        };
+        let picture = match self.style {
+            Style::Terminal => {
+                let (width, height) = crate::top::terminal_size();
+                crate::top::screen::glance(&epoch.status, width, height)
             }
+            Style::Json | Style::Lines => String::new(),
+        };
+        if !(events.is_empty() && picture.is_empty()) {
+            self.write(Entry::Epoch { events, picture });
         }
     }
 
     fn is_closed(&self) -> bool {
-        self.closed
+        match &self.to {
+            To::Here { closed, .. } => *closed,
+            To::Thread(backlog) => backlog.is_closed(),
+        }
+    }
+}
+
+/// A document of a run, on a line of its own.
+fn object_line(kind: &str, mut object: Value) -> String {
+    if let Some(map) = object.as_object_mut() {
+        map.insert("type".into(), kind.into());
+    }
+    format!("{}\n", printable::json(&document(kind, object).to_string()))
+}
+
+/// What is on the terminal, and what comes to it next.
+struct Screen {
+    style: Style,
+    /// Widths of the lines of the picture that is on the terminal now.
+    drawn: Vec<usize>,
+}
+
+impl Screen {
+    fn new(style: Style) -> Screen {
+        Screen {
+            style,
+            drawn: Vec::new(),
+        }
+    }
+
+    /// What to write to show an entry, after saying what was dropped before it.
+    fn render(&mut self, dropped: Dropped, entry: &Entry) -> String {
+        let erase = erase(&std::mem::take(&mut self.drawn), crate::top::terminal_size().0);
+        let missing = match (dropped == Dropped::default(), self.style) {
+            (true, _) => String::new(),
+            (false, Style::Json) => object_line("notice", json!(Notice::new(&dropped.sentence()))),
+            (false, _) => format!("{}\n", dropped.sentence()),
+        };
+        match entry {
+            Entry::Lines(lines) => format!("{erase}{missing}{lines}"),
+            Entry::Epoch { events, picture } => {
+                self.drawn = picture.lines().map(crate::top::width_of).collect();
+                format!("{erase}{missing}{events}{picture}")
+            }
+        }
+    }
+}
+
+/// What takes lines of these widths off a terminal of this one, which may have become narrower since.
+fn erase(drawn: &[usize], width: usize) -> String {
+    match drawn
+        .iter()
+        .map(|line| line.div_ceil(width.max(1)).max(1))
+        .sum::<usize>()
+    {
+        0 => String::new(),
+        lines => format!("\x1b[{lines}A\x1b[J"),
     }
 }
 
@@ -225,74 +308,47 @@ pub fn counted(figure: String, by: Option<CountedBy>) -> String {
     }
 }
 
-fn used_of(free: Bytes, total: Bytes) -> String {
-    let gib = |bytes: Bytes| bytes.as_f64() / Bytes::from_gib(1).as_f64();
-    format!("{:.1}/{:.0}GiB", gib(total.saturating_sub(free)), gib(total))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Nodes and VMs as two tables.
-pub fn picture(status: &Status) -> String {
-    let nodes = status.nodes.iter().map(|node| {
-        let links = status.links.iter().filter(|link| link.from == node.node);
-        let busiest = links.max_by(|a, b| a.bandwidth_bytes_per_s.cmp(&b.bandwidth_bytes_per_s));
-        vec![
-            node.node.to_string(),
-            or_dash(node.cpus_busy, |busy| format!("{busy:.1}/{}", node.cpus)),
-            or_dash(node.vcpus_waiting, |waiting| format!("{waiting:.1}")),
-            used_of(node.memory_free_bytes, node.memory_bytes),
-            or_dash(node.bandwidth_bytes_per_s, |used| {
-                match node.bandwidth_max_bytes_per_s {
-                    Some(max) => format!("{:.1}/{:.1}GB/s", used.as_f64() / 1e9, max.as_f64() / 1e9),
-                    None => format!("{:.1}GB/s", used.as_f64() / 1e9),
-                }
-            }),
-            or_dash(busiest, |link| {
-                let busy = or_dash(link.busy, percent);
-                format!(
-                    "{:.1}GB/s to {} ({busy})",
-                    link.bandwidth_bytes_per_s.as_f64() / 1e9,
-                    link.to
-                )
-            }),
-        ]
-    });
-    let nodes = table(
-        &[
-            "node",
-            "CPUs busy",
-            "waiting",
-            "memory",
-            "bandwidth",
-            "busiest link out",
-        ],
-        nodes,
-    );
-    let vms = status.vms.iter().map(|vm| {
-        let vcpus = vm.vcpus_by_node.iter();
-        let vcpus: Vec<String> = vcpus.map(|on| format!("{}:{}", on.node, on.vcpus)).collect();
-        let pages = vm.pages_by_node.as_ref().map(|on| {
-            let total: u64 = on.iter().map(|on| on.pages.0).sum();
-            let share = |pages: u64| percent(pages as f64 / total.max(1) as f64);
-            let on = on.iter().filter(|on| on.pages.0 > 0);
-            on.map(|on| format!("{}:{}", on.node, share(on.pages.0)))
-                .collect::<Vec<_>>()
-                .join(" ")
-        });
-        vec![
-            vm.name.clone(),
-            or_free(vm.home.as_ref()),
-            vcpus.join(" "),
-            or_dash(pages, |pages| pages),
-            or_dash(vm.cpus_used, |used| format!("{used:.1}")),
-            or_dash(vm.vcpus_waiting, |waiting| format!("{waiting:.1}")),
-            or_dash(vm.llc_miss_rate, |rate| counted(percent(rate), vm.counted_by)),
-            or_dash(vm.local_access_ratio, percent),
-            vm.left_alone.clone().unwrap_or_default(),
-        ]
-    });
-    let header = [
-        "VM", "home", "vCPUs on", "pages on", "CPUs", "waiting", "LLC miss", "local", "",
-    ];
-    let vms = table(&header, vms);
-    format!("\n{nodes}\n\n{vms}\n")
+    fn drawn(events: &str) -> Entry {
+        Entry::Epoch {
+            events: events.into(),
+            picture: "one\ntwo\n".into(),
+        }
+    }
+
+    #[test]
+    fn a_picture_is_taken_off_whole_where_the_terminal_became_narrower() {
+        assert_eq!(erase(&[], 80), "");
+        assert_eq!(erase(&[0, 80, 3], 80), "\x1b[3A\x1b[J");
+        assert_eq!(erase(&[0, 80, 81], 40), "\x1b[6A\x1b[J");
+    }
+
+    #[test]
+    fn what_was_dropped_is_said_in_its_place_and_no_picture_stays_behind() {
+        let none = Dropped::default();
+        let some = Dropped { epochs: 7, others: 0 };
+        let mut terminal = Screen::new(Style::Terminal);
+        assert_eq!(terminal.render(none, &drawn("a\n")), "a\none\ntwo\n");
+        let second = terminal.render(some, &drawn("b\n"));
+        let said = second
+            .strip_prefix("\x1b[2A\x1b[J7 epochs are not shown")
+            .expect(&second);
+        assert!(said.ends_with("\nb\none\ntwo\n"), "{second}");
+        assert_eq!(
+            terminal.render(none, &Entry::Lines("end\n".into())),
+            "\x1b[2A\x1b[Jend\n"
+        );
+        let json = Screen::new(Style::Json).render(some, &Entry::Lines("{}\n".into()));
+        let notice: Value = serde_json::from_str(json.lines().next().expect("a line")).expect("JSON");
+        assert!(
+            notice["message"]
+                .as_str()
+                .is_some_and(|said| said.starts_with("7 epochs")),
+            "{json}"
+        );
+        assert_eq!(json.lines().last(), Some("{}"));
+    }
 }

@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
 use homenode_control::{Config, Mode};
@@ -16,11 +19,15 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{HostArg, RunArgs};
 use crate::bad_input;
+use crate::complaint::Complaint;
 use crate::output::Output;
 use crate::summary::{self, Ended};
 
 /// Of which commit the program is.
 const COMMIT: &str = env!("HOMENODE_COMMIT");
+
+/// How long a reader may take for what is left once a run on a real host has given everything back.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The status of a command that a signal cut short, as shells have it; 0 while none came.
 static SIGNALLED: AtomicU8 = AtomicU8::new(0);
@@ -40,6 +47,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             let spec = crate::twin::spec(what.as_deref(), args.seed)?;
             let run = twin::Run {
                 state: args.state.clone(),
+                history: args.history.clone(),
+                listen: args.listen,
+                trace: args.trace.clone(),
                 mode,
                 pace: if args.fast { Pace::Fast } else { Pace::Watched },
                 duration: args.duration,
@@ -54,27 +64,45 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             }
             // From now on there is one thing to end.
             bell.stop();
-            return Ok(
+            Ok(
                 match summary::compare(&spec, &config, &mut output, &comparison)? {
                     Ended::Whole => ExitCode::SUCCESS,
                     Ended::CutShort => ExitCode::from(SIGNALLED.load(Ordering::Relaxed)),
                 },
-            );
+            )
         }
         HostArg::Libvirt(uri) => {
             let run = live::Run {
                 uri: uri.unwrap_or_else(|| LibvirtHost::DEFAULT_URI.to_owned()),
                 state: args.state.clone().unwrap_or_else(|| STATE_DIR.into()),
+                history: args.history.clone(),
+                listen: args.listen,
+                trace: args.trace.clone(),
                 mode,
                 keep: args.keep,
                 duration: args.duration,
                 commit: COMMIT,
             };
             stop_on_signals(&bell, None)?;
-            live::run(&run, &config, &mut output, &bell)?;
+            let mut output = output.unwaiting()?;
+            let ended = live::run(&run, &config, &mut output, &bell);
+            let is_read = output.drain(PATIENCE);
+            match ended {
+                // The reader of complaints may be the same one, and all is given back: nothing is left to wait for.
+                Err(error) if !is_read => Ok(complained(error, args.shown.json)),
+                ended => ended.map(|()| ExitCode::SUCCESS),
+            }
         }
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+/// Says what went wrong to a reader that may not read; the exit status.
+fn complained(error: anyhow::Error, json: bool) -> ExitCode {
+    let (done, said) = mpsc::channel();
+    let complaint = move || done.send(Complaint::of(&error).print(json));
+    // Without a thread nobody is told, and the status says it.
+    let _ = std::thread::Builder::new().spawn(complaint);
+    said.recv_timeout(PATIENCE).unwrap_or(ExitCode::FAILURE)
 }
 
 /// Has signals end the run in good order; SIGINT leads on to the comparison after it, if there is one, which any signal ends, and
@@ -82,7 +110,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 fn stop_on_signals(run: &Bell, comparison: Option<&Bell>) -> anyhow::Result<()> {
     let (run, comparison) = (run.clone(), comparison.cloned());
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    std::thread::spawn(move || {
+    let named = std::thread::Builder::new().name("signals".into());
+    let thread = named.spawn(move || {
         for signal in signals.forever() {
             let last = comparison.as_ref().unwrap_or(&run);
             if last.is_stopping() {
@@ -96,6 +125,7 @@ fn stop_on_signals(run: &Bell, comparison: Option<&Bell>) -> anyhow::Result<()> 
             run.stop();
         }
     });
+    thread.context("cannot start the thread that waits for signals")?;
     Ok(())
 }
 

@@ -1,9 +1,10 @@
 //! `homenode sim`: a scenario's run, and what came of it.
 
 use homenode_agent::Show;
-use homenode_control::{Config, PolicySet};
+use homenode_agent::trace::TraceFile;
+use homenode_control::{Config, Control, Epoch, PolicySet};
 use homenode_twin::Setup;
-use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, TwinReport};
+use homenode_twin::{Disturbance, EPOCH_DEFAULT, EventReport, Scenario, Twin, TwinReport};
 use homenode_units::{Ns, Pages};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -52,7 +53,21 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
     };
     let config = Config::default();
     let sets = policies(args, &spec.scenario)?;
-    let trials = trial::run_all(&spec, &config, &sets, |policies, twin| {
+    let mut trace = args
+        .trace
+        .as_deref()
+        .map(TraceFile::create)
+        .transpose()
+        .map_err(bad_input)?;
+    let mut traced = None;
+    let watch = |policies: PolicySet, epoch: &Epoch, control: &Control| {
+        let Some(trace) = &mut trace else { return };
+        if traced.replace(policies) != Some(policies) {
+            trace.run(policies.name(), &spec.machine);
+        }
+        trace.epoch(epoch, control.sample());
+    };
+    let look = |policies: PolicySet, twin: &Twin| {
         progress(&format!(
             "{} under {}: {} of at most {}",
             spec.scenario.name,
@@ -60,8 +75,12 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
             twin.now(),
             spec.scenario.duration
         ));
-    })?;
+    };
+    let trials = trial::run_all(&spec, &config, &sets, look, watch)?;
     progress("");
+    if let Some(trace) = trace {
+        trace.finish()?;
+    }
     show(&spec, &trials, &mut output);
     let simulation = Simulation {
         version: env!("CARGO_PKG_VERSION"),

@@ -3,6 +3,7 @@
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use homenode_agent::Show;
 use homenode_control::{Config, PolicySet};
 use homenode_host::Bell;
@@ -57,10 +58,11 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) 
     ));
     let (to_us, results) = mpsc::channel();
     let (spec, config, worker) = (spec.clone(), config.clone(), bell.clone());
-    std::thread::spawn(move || {
+    let named = std::thread::Builder::new().name("comparison".into());
+    let thread = named.spawn(move || {
         let mut first = None;
         for policies in COMPARED {
-            let trial = trial::run(&spec, &config, policies, first.as_ref(), |_| ());
+            let trial = trial::run(&spec, &config, policies, first.as_ref());
             if first.is_none() {
                 first = trial.as_ref().ok().map(|trial| trial.report.clone());
             }
@@ -73,6 +75,7 @@ pub fn compare(spec: &Setup, config: &Config, output: &mut Output, bell: &Bell) 
         drop(to_us);
         worker.ring();
     });
+    thread.context("cannot start the thread that compares")?;
     let mut policies: Vec<Trial> = Vec::new();
     let mut shown_count = 0;
     let is_whole = loop {

@@ -1,7 +1,7 @@
 //! A scenario's run to its end under a set of policies: the one way of it, and how several compare.
 
 use comfy_table::Table;
-use homenode_control::{Config, PolicySet};
+use homenode_control::{Config, Control, Epoch, PolicySet};
 use homenode_search::run;
 use homenode_twin::Setup;
 use homenode_twin::{Twin, TwinError, TwinReport};
@@ -25,7 +25,8 @@ pub struct Trial {
     pub report: TwinReport,
 }
 
-/// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called now and then.
+/// Runs a scenario to its end, or for its duration, under each set of policies; `look` is called now and then, `watch` with each
+/// epoch of the agent's and the loop after it.
 ///
 /// # Errors
 /// When the twin cannot start.
@@ -34,11 +35,18 @@ pub fn run_all(
     config: &Config,
     sets: &[PolicySet],
     mut look: impl FnMut(PolicySet, &Twin),
+    mut watch: impl FnMut(PolicySet, &Epoch, &Control),
 ) -> anyhow::Result<Vec<Trial>> {
     let mut trials: Vec<Trial> = Vec::new();
     for policies in sets {
         let first = trials.first().map(|first| &first.report);
-        let trial = run(spec, config, *policies, first, |twin| look(*policies, twin))?;
+        let (look, watch) = (
+            |twin: &Twin| look(*policies, twin),
+            |epoch: &_, control: &_| {
+                watch(*policies, epoch, control);
+            },
+        );
+        let trial = run_watched(spec, config, *policies, first, (look, watch))?;
         trials.push(trial);
     }
     Ok(trials)
@@ -53,13 +61,22 @@ pub fn run(
     config: &Config,
     policies: PolicySet,
     first: Option<&TwinReport>,
-    look: impl FnMut(&Twin),
+) -> anyhow::Result<Trial> {
+    run_watched(spec, config, policies, first, (|_: &_| (), |_: &_, _: &_| ()))
+}
+
+fn run_watched(
+    spec: &Setup,
+    config: &Config,
+    policies: PolicySet,
+    first: Option<&TwinReport>,
+    (look, watch): (impl FnMut(&Twin), impl FnMut(&Epoch, &Control)),
 ) -> anyhow::Result<Trial> {
     let config = Config {
         policies,
         ..config.clone()
     };
-    let run = run::run(spec, config, look, |_| ()).map_err(about_input)?;
+    let run = run::run_watched(spec, config, look, watch).map_err(about_input)?;
     Ok(Trial {
         policy: run.policy,
         relative_runtime_mean: relative_runtime(first.unwrap_or(&run.report), &run.report),

@@ -125,6 +125,66 @@ fn permits_are_booked_kept_suggested_and_billed_over_a_restart() {
     );
 }
 
+/// An agent on the twin that the kernel gives no more than these limits, by a user whom they bind.
+fn limited(dir: &tempfile::TempDir, limits: &[&str]) -> std::process::Command {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt as _;
+    let program = dir.path().join("homenode");
+    std::fs::copy(env!("CARGO_BIN_EXE_homenode"), &program).unwrap();
+    let scenario = dir.path().join("scenario.toml");
+    std::fs::write(&scenario, POLLUTER).unwrap();
+    let mut command = std::process::Command::new("prlimit");
+    command
+        .args(limits)
+        .arg(&program)
+        .args(["run", "--period", "100ms"]);
+    command.args(["--host", &format!("twin:{}", scenario.display())]);
+    command.arg("--state").arg(dir.path().join("state"));
+    if rustix::process::geteuid().is_root() {
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        // Nobody: a limit of processes does not bind root.
+        command.uid(65534).gid(65534);
+    }
+    command
+}
+
+#[test]
+fn clients_that_take_all_files_that_the_agent_may_open_delay_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = limited(&dir, &["--nofile=40:40"])
+        .stdout(std::process::Stdio::null())
+        .spawn();
+    let agent = Agent {
+        child: child.unwrap(),
+        dir,
+    };
+    agent.eventually("the agent answers", || {
+        agent.ask(&["vm"]).status.success().then_some(())
+    });
+    let socket = agent.dir.path().join("state/agent.sock");
+    // Those that came first are dropped for those that come last.
+    let connect = |_| std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let began = std::time::Instant::now();
+    for _ in 0..20 {
+        let silent: Vec<_> = (0..100).map(connect).collect();
+        stdout(&agent.permit(&["show", "web"]));
+        drop(silent);
+    }
+    // Seconds where nobody is overheard, minutes where somebody is.
+    assert!(began.elapsed() < std::time::Duration::from_secs(40));
+}
+
+#[test]
+fn where_there_can_be_no_threads_the_agent_says_so_and_does_not_begin() {
+    let dir = tempfile::tempdir().unwrap();
+    let (status, said) = common::refused(&limited(&dir, &["--nproc=1:1"]).output().unwrap());
+    assert!(
+        status == 1 && said.starts_with("homenode: cannot start the thread"),
+        "{status} {said}"
+    );
+    assert!(!dir.path().join("state/agent.sock").exists());
+}
+
 #[test]
 fn memory_policies_are_chosen_shown_and_taken_back() {
     let agent = Agent::start(tempfile::tempdir().unwrap());

@@ -64,6 +64,37 @@ fn a_full_disk_is_said_and_a_failure() {
 }
 
 #[test]
+fn a_simulation_waits_for_its_reader_and_loses_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("small.toml");
+    let vm = "[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"cg.B\"\nwork_share = 3.0\n";
+    std::fs::write(&path, format!("name = \"small\"\nmachine = \"r420\"\n{vm}")).expect("written");
+    let host = format!("twin:{}", path.display());
+    // Each epoch is some kilobytes: a pipe holds a few of them.
+    let args = ["run", "--host", &host, "--fast", "--json", "--duration", "200s"];
+    let prompt = text(&run(&args));
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    let mut command = homenode();
+    let mut child = command
+        .args(args)
+        .stdout(writer)
+        .spawn()
+        .expect("the program can be started");
+    drop(command);
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert_eq!(child.try_wait().expect("its status"), None, "it waits");
+    let mut late = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut late).expect("text");
+    assert!(child.wait().expect("its status").success());
+    assert!(
+        late == prompt && prompt.matches("\"epoch/").count() > 100,
+        "{} of {} bytes",
+        late.len(),
+        prompt.len()
+    );
+}
+
+#[test]
 fn every_page_that_the_manual_names_is_there() {
     let page = text(&run(&["man"]));
     let names: Vec<&str> = page

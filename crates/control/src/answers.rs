@@ -11,8 +11,8 @@ use homenode_policy::{advisor, arrange, memory, permits, placement, trial, worki
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::Serialize;
 
-use crate::Control;
 use crate::epoch::{hands_off, view};
+use crate::{Control, Input};
 
 /// A question about a VM that does not run yet.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,6 +79,7 @@ impl Control {
 
     /// A client asks how much memory a VM uses: it is watched for `wait`, in windows of this length if the client names one.
     pub fn want_working_set(&mut self, vm: VmId, window: Option<Ns>, wait: Ns) {
+        self.inputs.push(Input::WorkingSetWanted { vm, window, wait });
         let until = Ns(self.now().0.saturating_add(wait.0));
         self.states.working_set.want(vm, window, until);
     }
@@ -179,6 +180,7 @@ impl Control {
     /// Where a VM that is about to start goes, promised to it. There is always an answer: a VM that fits nowhere gets all
     /// nodes, and the second part says why.
     pub fn promise(&mut self, machine: &Machine, shape: Shape) -> Promise {
+        self.inputs.push(Input::Promised(shape));
         let now = self.now();
         let announced = self.states.placement.ledger.announced(shape, now);
         let vm = announced.as_ref().map(|a| a.vm);

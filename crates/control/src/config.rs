@@ -1,13 +1,16 @@
 //! What the operator may set, and the sets of policies to choose from.
 
 use homenode_policy::{memory, overcommit, pace, permits, placement, repatriate, topology_feed, working_set};
-use homenode_units::{Any, BadSetting, Candidates, Ns, Section, Settings};
+use homenode_units::{Any, Candidates, Ns, Section, Settings};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::record;
 
 /// The shortest time between samples: a sample of a large host takes some milliseconds.
 pub const PERIOD_MIN: Ns = Ns::from_millis(10);
-/// The longest: half of what the ledger of permits takes for a time that somebody watched.
+/// The longest: half of the longest time that the ledger of permits takes for watched.
 pub const PERIOD_MAX: Ns = Ns(permits::PERIOD_MAX.0 / 2);
 /// A lease outlasts at least so many periods.
 const LEASE_PERIODS_MIN: u64 = 3;
@@ -71,7 +74,7 @@ impl std::str::FromStr for PolicySet {
 }
 
 /// Whether plans are carried out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// Plans are committed.
@@ -85,7 +88,7 @@ pub enum Mode {
 ///
 /// Who deserializes one gets one that was checked: [`Config::check`](Settings::check) is part of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
+#[serde(remote = "Self", deny_unknown_fields, default)]
 pub struct Config {
     /// Time between samples, from [`PERIOD_MIN`] to [`PERIOD_MAX`].
     #[serde(with = "homenode_units::text")]
@@ -108,6 +111,8 @@ pub struct Config {
     pub overcommit: overcommit::Config,
     /// How soon and how often guests are told where they are.
     pub topology_feed: topology_feed::Config,
+    /// How much of what happens is kept on disk.
+    pub record: record::Config,
 }
 
 impl Default for Config {
@@ -123,6 +128,7 @@ impl Default for Config {
             working_set: working_set::Config::default(),
             overcommit: overcommit::Config::default(),
             topology_feed: topology_feed::Config::default(),
+            record: record::Config::default(),
         }
     }
 }
@@ -139,85 +145,22 @@ homenode_units::settings! {
         working_set: Section,
         overcommit: Section,
         topology_feed: Section,
+        record: Section,
     }
 }
 
-/// A [`Config`] as it is written, before it is one.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Unchecked {
-    #[serde(with = "homenode_units::text")]
-    period: Ns,
-    policies: PolicySet,
-    placement: placement::Config,
-    repatriate: repatriate::Config,
-    memory: memory::Config,
-    pace: pace::Config,
-    permits: permits::Config,
-    working_set: working_set::Config,
-    overcommit: overcommit::Config,
-    topology_feed: topology_feed::Config,
-}
-
-impl Default for Unchecked {
-    fn default() -> Unchecked {
-        let Config {
-            period,
-            policies,
-            placement,
-            repatriate,
-            memory,
-            pace,
-            permits,
-            working_set,
-            overcommit,
-            topology_feed,
-        } = Config::default();
-        Unchecked {
-            period,
-            policies,
-            placement,
-            repatriate,
-            memory,
-            pace,
-            permits,
-            working_set,
-            overcommit,
-            topology_feed,
-        }
-    }
-}
-
-impl TryFrom<Unchecked> for Config {
-    type Error = BadSetting;
-
-    fn try_from(written: Unchecked) -> Result<Config, BadSetting> {
-        let Unchecked {
-            period,
-            policies,
-            placement,
-            repatriate,
-            memory,
-            pace,
-            permits,
-            working_set,
-            overcommit,
-            topology_feed,
-        } = written;
-        let config = Config {
-            period,
-            policies,
-            placement,
-            repatriate,
-            memory,
-            pace,
-            permits,
-            working_set,
-            overcommit,
-            topology_feed,
-        };
-        config.check()?;
+impl<'de> Deserialize<'de> for Config {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Config, D::Error> {
+        // What is derived, which reads without looking.
+        let config = Config::deserialize(d)?;
+        config.check().map_err(D::Error::custom)?;
         Ok(config)
+    }
+}
+
+impl Serialize for Config {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        Config::serialize(self, s)
     }
 }
 

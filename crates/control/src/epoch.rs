@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use homenode_host::{
-    Act, Action, HandsOff, Host, HostError, Lever, Limit, Management, Outcome, Plan, Rates, Receipt, Refusal,
-    Sample, View, VmSample, VmView,
+    Act, Action, Decision, HandsOff, Host, HostError, Immovable, Lever, Limit, Management, Outcome, Plan,
+    Rates, Receipt, Refusal, Sample, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::{levers, topology_feed, working_set};
@@ -14,7 +14,9 @@ use serde::Serialize;
 
 use crate::foreign_changes::ForeignChanges;
 use crate::status::Known;
-use crate::{Control, Event, MemoryStatus, Mode, PermitStatus, Status, TopologyStatus, stages};
+use crate::{
+    Control, Decided, Event, MemoryStatus, Mode, PermitStatus, Status, TopologyStatus, Turn, stages,
+};
 
 /// What one step saw and did.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -37,6 +39,11 @@ pub struct Begun {
 }
 
 impl Begun {
+    /// What is to be done.
+    pub fn decisions(&self) -> &[Decision] {
+        &self.plan.decisions
+    }
+
     /// Has the plan carried out, unless there is nothing to do or nothing may be done.
     ///
     /// # Errors
@@ -71,6 +78,7 @@ impl Control {
     /// The first half of an epoch: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop may be
     /// shared: moving pages takes long, and a VM that starts meanwhile wants an answer.
     pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
+        self.let_go_of_opted_out(&sample);
         let events = self
             .foreign
             .compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
@@ -80,6 +88,13 @@ impl Control {
             .and_then(|(prev, _)| Rates::between(machine, prev, &sample));
         self.observe(machine, &sample, rates.as_ref());
         let plan = self.plan(machine, &sample, rates.as_ref());
+        self.turn = Turn {
+            number: self.begun_count,
+            before: std::mem::take(&mut self.inputs),
+            decided: plan.decisions.iter().map(Decided::from).collect(),
+            ..Turn::default()
+        };
+        self.begun_count += 1;
         self.last = Some((sample.clone(), rates.clone()));
         Begun {
             sample,
@@ -87,6 +102,16 @@ impl Control {
             plan,
             events,
             mode: self.mode,
+        }
+    }
+
+    /// What was in force on a VM that its operator opts out is given back by the host: nothing of it is expected any more.
+    fn let_go_of_opted_out(&mut self, sample: &Sample) {
+        let opted_out = |vm: &&VmSample| vm.settings.management == Management::Ignored;
+        for vm in sample.vms.iter().filter(opted_out) {
+            self.homes.remove(&vm.id);
+            self.foreign.forget_pins(vm.id);
+            self.foreign.forget_quota(vm.id);
         }
     }
 
@@ -104,6 +129,8 @@ impl Control {
                 .into_iter()
                 .map(|finding| Event::found(finding, &sample)),
         );
+        self.turn.during = std::mem::take(&mut self.inputs);
+        self.turn.answered(&answer);
         match answer {
             Err(refusal) => events.push(Event::Refused { refusal }),
             Ok(receipt) => {
@@ -119,6 +146,7 @@ impl Control {
                 }
             }
         }
+        self.recent.extend(sample.at, &events);
         Epoch {
             status: self.status_of(machine, &sample, rates.as_ref()),
             events,
@@ -245,7 +273,7 @@ fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
 }
 
 /// What makes two decisions of a dry run the same: budgets change with every page that the guest touches.
-fn what_is_told(action: &Action) -> String {
+pub(crate) fn what_is_told(action: &Action) -> String {
     let vm = action.vm;
     match &action.act {
         Act::MovePages { to, .. } => format!("pages of {vm} to {to}"),
@@ -261,6 +289,8 @@ fn what_is_told(action: &Action) -> String {
 pub(crate) fn hands_off(vm: &VmSample, foreign: &ForeignChanges) -> Option<HandsOff> {
     if vm.settings.management == Management::Ignored {
         Some(HandsOff::Ignored)
+    } else if vm.immovable == Some(Immovable::Migrating) {
+        Some(HandsOff::Migrating)
     } else if foreign.changed_by_other(vm.id) || !vm.settings.pinned_vcpus.is_empty() {
         Some(HandsOff::PinnedByHand)
     } else {

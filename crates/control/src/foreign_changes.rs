@@ -249,6 +249,33 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_a_host_gives_back_of_a_vm_that_is_opted_out_is_nobody_elses_doing() {
+        use homenode_host::{Act, Management, Outcome};
+        let machine = homenode_machine_files::preset("r910").expect("a preset");
+        let mut control = crate::Control::default();
+        let cpus = |list: &str| list.parse::<CpuSet>().expect("CPUs");
+        let pin = Act::PinVcpus {
+            vcpus: vec![0],
+            cpus: cpus("2-3"),
+        };
+        let nodes = NodeSet::one(homenode_units::NodeId(1));
+        for act in [Act::SetHome { nodes }, pin] {
+            control.remember(&act.on(VM), &Outcome::Done, Ns::ZERO);
+        }
+        control.foreign.expect_quota(VM, quota(0.1), Ns::from_secs(100));
+        let at = |seconds, management| {
+            let mut sample = sample(seconds, None);
+            sample.vms[0].vcpus[0].affinity = cpus("0-3");
+            sample.vms[0].settings.management = management;
+            sample
+        };
+        for (seconds, management) in [(1, Management::Ignored), (2, Management::Managed)] {
+            control.begin(&machine, at(seconds, management));
+        }
+        assert!(!control.foreign.changed_by_other(VM) && !control.foreign.quota_changed_by_other(VM));
+    }
+
     fn failed() -> homenode_host::Outcome {
         homenode_host::Outcome::Failed(homenode_host::Failure::VmGone.on("seven"))
     }

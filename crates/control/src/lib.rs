@@ -14,10 +14,11 @@
 //! | `answers`, `idle` | what the loop is asked: where a VM would go, what is known of it, why nothing is done |
 //! | `config` | what the operator may set |
 //! | `foreign_changes` | what operators and other programs changed |
-//! | `status`, `event`, `bill` | what the loop shows and tells |
+//! | `turn`, `replay` | what it took in beside samples, and how a recorded run is repeated |
+//! | `status`, `event`, `recent`, `bill` | what the loop shows and tells |
 //!
 //! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the twin or a real one, and hands each
-//! [`Epoch`] to whoever runs it.
+//! [`Epoch`] to its caller.
 
 mod answers;
 mod bill;
@@ -26,9 +27,13 @@ mod epoch;
 mod event;
 mod foreign_changes;
 mod idle;
+mod recent;
+pub mod record;
+pub mod replay;
 mod run;
 mod stages;
 mod status;
+mod turn;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,12 +48,15 @@ pub use config::{Config, Mode, PERIOD_MAX, PERIOD_MIN, PolicySet};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;
 use foreign_changes::ForeignChanges;
-pub use run::{Around, run};
+use recent::Recent;
+pub use recent::Remembered;
+pub use run::{Around, Phase, run};
 use stages::States;
 pub use status::{
     LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeVcpus, PermitStatus, Status, TopologyStatus,
     VirtualNodeStatus, VmStatus,
 };
+pub use turn::{Decided, Input, Inputs, Turn};
 
 /// The control loop's state.
 #[derive(Debug, Default)]
@@ -64,6 +72,13 @@ pub struct Control {
     /// In a dry run the same plan comes every epoch; it is told once.
     told: BTreeSet<String>,
     last: Option<(Sample, Option<Rates>)>,
+    /// What it was told since the last half of an epoch.
+    inputs: Inputs,
+    /// The last epoch but for its sample.
+    turn: Turn,
+    /// Epochs that were begun.
+    begun_count: u64,
+    recent: Recent,
 }
 
 impl Control {
@@ -120,6 +135,7 @@ impl Control {
     /// The operator set something of a VM. Who sets a permit wants the agent to decide on its CPU quota, whoever changed that.
     pub fn was_set(&mut self, vm: VmId, setting: Setting) {
         if let Setting::Permit(_) = setting {
+            self.inputs.push(Input::PermitSet { vm });
             self.foreign.give_back_quota(vm);
         }
     }
@@ -131,7 +147,17 @@ impl Control {
 
     /// Takes over the home that an earlier agent gave a VM. Which of its pins are that agent's the host knows better.
     pub fn adopt(&mut self, vm: VmId, home: Option<NodeSet>) {
+        let input = Input::Adopted {
+            vm,
+            home: home.clone(),
+        };
+        self.inputs.push(input);
         self.homes.extend(home.map(|home| (vm, home)));
+    }
+
+    /// The last epoch but for its sample, once it is finished.
+    pub fn turn(&self) -> &Turn {
+        &self.turn
     }
 
     /// Whether there was an epoch: before that nothing is known of the host.
@@ -142,7 +168,18 @@ impl Control {
     /// Notes that a VM is about to start (libvirt's hook says it).
     pub fn announce(&mut self, announcement: Announcement) {
         let now = self.now();
+        self.inputs.push(Input::Announced(announcement.clone()));
         self.states.placement.ledger.announce(announcement, now);
+    }
+
+    /// What happened lately, the first first.
+    pub fn recent(&self) -> impl Iterator<Item = &Remembered> {
+        self.recent.iter()
+    }
+
+    /// What the host said last.
+    pub fn sample(&self) -> Option<&Sample> {
+        self.last.as_ref().map(|(sample, _)| sample)
     }
 
     fn now(&self) -> Ns {

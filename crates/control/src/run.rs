@@ -1,4 +1,4 @@
-//! The one loop over a host: sample, plan, commit, wait, until it is over. What a run is beside that, whoever runs it says.
+//! The one loop over a host: sample, plan, commit, wait, until it is over. What a run is beside that, its caller says.
 
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
@@ -6,6 +6,19 @@ use std::sync::{Mutex, PoisonError};
 use homenode_host::{Host, HostError};
 
 use crate::{Control, Epoch};
+
+/// A part of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Reading the host.
+    Sample,
+    /// Deriving rates and planning.
+    Plan,
+    /// Carrying the plan out.
+    Act,
+    /// Remembering what came of it.
+    Remember,
+}
 
 /// What happens around the epochs of a run: how it is shown, how time passes, when it ends.
 pub trait Around<H: Host> {
@@ -17,6 +30,9 @@ pub trait Around<H: Host> {
     /// # Errors
     /// What ends the run.
     fn before(&mut self, host: &mut H) -> Result<ControlFlow<()>, Self::Error>;
+
+    /// A part of an epoch begins, and the one before it is over: for those who time them.
+    fn begins(&mut self, _: Phase) {}
 
     /// Takes what an epoch saw and did, or why the host could not be read: nothing was done then, and the next sample may
     /// succeed. The run ends where it says so.
@@ -45,9 +61,13 @@ pub fn run<H: Host, A: Around<H>>(
 ) -> Result<(), A::Error> {
     let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
     while around.before(host)?.is_continue() {
+        around.begins(Phase::Sample);
         let epoch = host.sample().map(|sample| {
+            around.begins(Phase::Plan);
             let begun = lock().begin(host.machine(), sample);
+            around.begins(Phase::Act);
             let answer = begun.commit(host);
+            around.begins(Phase::Remember);
             lock().finish(host.machine(), begun, answer)
         });
         if around.after(host, epoch)?.is_break() {

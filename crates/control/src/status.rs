@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The host at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// The host's monotonic clock.
     pub at_ns: Ns,
@@ -26,7 +26,7 @@ pub struct Status {
 }
 
 /// One node.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeStatus {
     /// Which.
     pub node: NodeId,
@@ -47,7 +47,7 @@ pub struct NodeStatus {
 }
 
 /// Traffic from one node to another.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkStatus {
     /// Where data comes from.
     pub from: NodeId,

@@ -3,7 +3,7 @@
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, MemoryPolicy, NodeId, NodeSet, Ns, Pages, VmId};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::limit::Limit;
 use crate::topology::GuestTopology;
@@ -14,7 +14,7 @@ pub const WINDOW_MIN: Ns = Ns::from_millis(100);
 pub const WINDOW_MAX: Ns = Ns::from_secs(3600);
 
 /// One thing to do to a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Action {
     /// Whose.
     pub vm: VmId,
@@ -24,7 +24,7 @@ pub struct Action {
 }
 
 /// What can be done to a VM. Amounts are upper bounds; the [`crate::Receipt`] says what was really done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Act {
     /// Let these vCPUs run on these CPUs only.
@@ -66,6 +66,8 @@ pub enum Act {
     /// From now on place and sample the VM's pages by this policy. Pages that are touched already stay where they are.
     SetMemoryPolicy {
         /// How.
+        // `policy` is whose decision it is, in the same object.
+        #[serde(rename = "memory_policy")]
         policy: MemoryPolicy,
     },
     /// Hold the VM to a limit in the place of the one that this agent may have set before. The host lifts it once the lease
@@ -104,7 +106,7 @@ pub enum Act {
 }
 
 /// A move of pages that are used alike, as [`crate::PageUse`] named them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FrameMove {
     /// Guest frame of the first of them.
     pub frame: u64,
@@ -117,7 +119,7 @@ pub struct FrameMove {
 }
 
 /// What an action changes. Of all policies one owns a lever of a VM at a time (DESIGN, section 2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lever {
     /// Where the VM's vCPUs may run.
@@ -183,6 +185,22 @@ impl Act {
     /// Done to this VM.
     pub fn on(self, vm: VmId) -> Action {
         Action { vm, act: self }
+    }
+
+    /// What it is called in JSON.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Act::PinVcpus { .. } => "pin-vcpus",
+            Act::SetHome { .. } => "set-home",
+            Act::MovePages { .. } => "move-pages",
+            Act::MoveVirtualNode { .. } => "move-virtual-node",
+            Act::MoveFrames { .. } => "move-frames",
+            Act::SetMemoryPolicy { .. } => "set-memory-policy",
+            Act::Limit { .. } => "limit",
+            Act::Watch { .. } => "watch",
+            Act::PublishTopology { .. } => "tell-topology",
+            Act::Lift { .. } => "lift",
+        }
     }
 
     /// How many pages it may move.

@@ -5,10 +5,10 @@
 
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The balloon of a VM that has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Balloon {
     /// Memory that the guest has now, as the hypervisor counts it. It follows what was asked for as fast as the guest likes.
     pub current: Bytes,
@@ -21,9 +21,9 @@ pub struct Balloon {
 }
 
 /// What a guest says of its memory. Counters are cumulative since it booted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GuestMemory {
-    /// How old this is at most, by the host's monotonic clock; `None` where that is not known: nobody saw it come.
+    /// How old this is at most, by the host's monotonic clock; `None` where that is not known: it was there at the first look.
     pub age: Option<Ns>,
     /// Memory that the guest's kernel manages: what it has less what its kernel image and page tables of boot take.
     pub total: Option<Bytes>,

@@ -119,7 +119,7 @@ impl Tracker {
 }
 
 /// A stretch of guest memory that a tracker treats as one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Region {
     /// Its first guest frame.
     pub first: u64,
@@ -183,7 +183,7 @@ pub struct ObservationRef<'a> {
 }
 
 /// An [`ObservationRef`] with storage of its own, as a [`crate::VmSample`] carries it.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Observation {
     /// Who saw it.
     pub tracker: Tracker,
@@ -206,7 +206,7 @@ pub struct Observation {
 }
 
 /// [`UsedRef`], owned.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Used {
     /// [`UsedRef::Frames`].

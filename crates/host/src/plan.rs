@@ -3,7 +3,7 @@
 use homenode_machine::Machine;
 use homenode_units::{Pages, VmId};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
 use crate::refusal::{ActionError, Refusal};
@@ -44,7 +44,7 @@ pub struct Plan {
 }
 
 /// What a host did about a plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
     /// Version of the host after it.
     pub version: Version,
@@ -53,7 +53,7 @@ pub struct Receipt {
 }
 
 /// What became of one decision.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
     /// Done, and read back.
@@ -73,6 +73,19 @@ pub enum Outcome {
     DryRun,
     /// Tried and failed; the VM is as it was.
     Failed(ActionError),
+}
+
+impl Outcome {
+    /// What it is called in JSON.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Outcome::Done => "done",
+            Outcome::Renewed => "renewed",
+            Outcome::Moved { .. } => "moved",
+            Outcome::DryRun => "dry-run",
+            Outcome::Failed(_) => "failed",
+        }
+    }
 }
 
 impl Plan {

@@ -2,14 +2,14 @@
 
 use homenode_units::{Bytes, CpuSet, MemoryPolicy, NodeSet, Ns, VmId};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::action::{Lever, WINDOW_MAX, WINDOW_MIN};
 use crate::limit::CpuQuota;
 use crate::sample::Version;
 
 /// Why an action failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[error("{}", .why.of(.name))]
 pub struct ActionError {
     /// The VM's name.
@@ -20,7 +20,7 @@ pub struct ActionError {
 }
 
 /// Why an action on a VM failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "error", rename_all = "kebab-case")]
 pub enum Failure {
     /// The VM ended between sample and commit, or in mid-move.
@@ -89,7 +89,7 @@ impl Failure {
 }
 
 /// Why a whole plan is refused. Nothing of it was done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "refusal", rename_all = "kebab-case")]
 pub enum Refusal {
     /// Something changed since the view was made.
@@ -118,7 +118,7 @@ pub enum Refusal {
 }
 
 /// Why an action is impossible for a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Impossible {
     /// No such vCPU is online.

@@ -19,7 +19,7 @@ use crate::topology::{Published, VirtualNode};
 pub struct Version(pub u64);
 
 /// What a host said at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The host's monotonic clock.
     pub at: Ns,
@@ -42,7 +42,7 @@ pub struct Sample {
 }
 
 /// One logical CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuSample {
     /// Which.
     pub id: CpuId,
@@ -51,7 +51,7 @@ pub struct CpuSample {
 }
 
 /// One node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSample {
     /// Memory that the kernel manages on the node.
     pub memory_total_bytes: Bytes,
@@ -62,7 +62,7 @@ pub struct NodeSample {
 }
 
 /// Directed traffic from one node to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkSample {
     /// Where data came from.
     pub from: NodeId,
@@ -73,7 +73,7 @@ pub struct LinkSample {
 }
 
 /// One running VM.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmSample {
     /// UUID.
     pub id: VmId,
@@ -103,7 +103,7 @@ pub struct VmSample {
     /// here that is not cumulative: events, not counts.
     pub page_uses: Option<Vec<PageUse>>,
     /// What was seen of the use of its memory in the last complete window while it is watched ([`crate::Act::Watch`]): fresh
-    /// once per window, as [`Observation::at`] tells. `None` before the first window's end, and where nobody watches.
+    /// once per window, as [`Observation::at`] tells. `None` before the first window's end, and while its memory is not watched.
     pub observed: Option<Observation>,
     /// Why the VM's memory cannot move, if it cannot.
     pub immovable: Option<Immovable>,
@@ -144,7 +144,7 @@ impl VmSample {
 }
 
 /// One online vCPU.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VcpuSample {
     /// Position in the VM, from 0.
     pub index: u16,
@@ -176,7 +176,7 @@ pub enum CountedBy {
 }
 
 /// Hardware counters of one vCPU, corrected for multiplexing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Instructions retired.
     pub instructions: u64,
@@ -189,7 +189,7 @@ pub struct Counters {
 }
 
 /// Memory accesses of a VM, counted as the node of the accessing vCPU at the time relates to the page's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accesses {
     /// To the node that the vCPU ran on.
     pub local: u64,
@@ -201,7 +201,7 @@ pub struct Accesses {
 
 /// Which nodes use some pages, as memory sampling saw it (IBS, PEBS). A real host says so of single pages; the twin at once of
 /// all pages of one kind that lie on one node and were sampled alike. A page that no sample hit is not among them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageUse {
     /// Guest frame of the first of them.
     pub frame: u64,
@@ -277,7 +277,7 @@ pub enum Management {
 }
 
 /// What the operator said of a VM. Lives with the VM (libvirt metadata), so it survives restarts and migration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSettings {
     /// Whether the agent may act on it.
     pub management: Management,

@@ -52,6 +52,8 @@ pub enum HandsOff {
     PinnedByHand,
     /// Somebody else changed the CPU quota that the agent had set.
     QuotaByHand,
+    /// It is between two hosts: libvirt changes nothing of it meanwhile, and what it has on its way there it has there.
+    Migrating,
 }
 
 impl std::fmt::Display for HandsOff {
@@ -60,6 +62,7 @@ impl std::fmt::Display for HandsOff {
             HandsOff::Ignored => "the operator opted it out",
             HandsOff::PinnedByHand => "the operator pinned its vCPUs by hand",
             HandsOff::QuotaByHand => "somebody else set its CPU quota",
+            HandsOff::Migrating => "it is being migrated between hosts",
         })
     }
 }

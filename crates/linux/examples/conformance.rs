@@ -60,7 +60,7 @@ fn run(uri: &str, name: &str, state: Option<&String>) -> Result<usize, Box<dyn s
             }
         }
     }
-    for notice in host.take_notices().into_iter().chain(host.restore()) {
+    for notice in host.take_notices().into_iter().chain(host.restore().failures) {
         println!("note  {notice}");
     }
     Ok(failed)

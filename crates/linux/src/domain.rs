@@ -17,6 +17,7 @@ use std::path::Path;
 use homenode_host::{Management, Setting, VmSettings};
 use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, NodeId, NodeSet, Permit, VmId};
 
+use crate::mark::Mark;
 use crate::read;
 use crate::xml::{self, Element, XmlError};
 
@@ -102,6 +103,8 @@ pub struct Domain {
     pub assigned_devices: Vec<String>,
     /// The metadata element, or what is wrong with it.
     pub settings: Result<MetadataSettings, String>,
+    /// What an agent says there that it changed.
+    pub mark: Option<Mark>,
 }
 
 /// Marks a domain whose memory lies in huge pages.
@@ -259,6 +262,7 @@ impl Domain {
             cells,
             assigned_devices: assigned_devices(&root),
             settings: settings(&root),
+            mark: Mark::of(&root),
             name,
         })
     }

@@ -7,11 +7,11 @@
 //!     │◀────────── answer ─┤
 //!     ├─ no beat ────────▶│ ends the agent: one that woke up later would act on what it believed before
 //!     └─ pipe closes ────▶│ waits `grace`: ── a new agent takes the lock ──▶ exits, that agent continues
-//!                         └─ nobody came ──▶ undoes the journal, again and again until nothing is in force, exits
+//!                         └─ none came ────▶ undoes the journal, again and again until nothing is in force, exits
 //! ```
 //!
 //! The guard is the agent's own binary under a hidden subcommand, so there is nothing more to install. Its end of the
-//! pipe is its standard input. It restarts nobody; the agent in turn looks whether its guard is there ([`Guard::is_there`]).
+//! pipe is its standard input. It restarts no agent; the agent in turn looks whether its guard is there ([`Guard::is_there`]).
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::beat::{BEAT, Beat, Line};
 use crate::journal::Journal;
-use crate::levers::in_force;
+use crate::legacy::Undone;
 use crate::lock::{ActingLock, Lock};
 use crate::state_dir::StateError;
 use crate::task;
@@ -106,7 +106,7 @@ pub fn spawn(exe: &Path, args: &[OsString], beat: &Beat) -> Result<Guard, GuardE
     });
     let Some(answers) = answers else {
         drop(ours);
-        end(&mut child);
+        wait_for_guard(&mut child);
         return Err(GuardError::NotReady { exe: name() });
     };
     // A guard that hangs must not have the agent wait.
@@ -146,19 +146,19 @@ impl Guard {
         if !matches!(said, Some(Ok(1))) {
             let _ = self.child.kill();
         }
-        end(&mut self.child);
+        wait_for_guard(&mut self.child);
     }
 
     /// Ends one that is not there any more as far as the agent can tell: stopped, it would wake up and undo what a living agent
     /// does.
     pub fn end(mut self) {
         let _ = self.child.kill();
-        end(&mut self.child);
+        wait_for_guard(&mut self.child);
     }
 }
 
 /// Waits for a guard's end, and not for ever: a stopped one is killed.
-fn end(child: &mut Child) {
+fn wait_for_guard(child: &mut Child) {
     let mut waited = Duration::ZERO;
     while waited < START_MAX && matches!(child.try_wait(), Ok(None)) {
         std::thread::sleep(LOOK_EVERY / 10);
@@ -206,8 +206,7 @@ pub struct Patience {
 
 /// The guard's whole life; see the module. `pipe` is the read end, `state` the agent's state directory, `root` where the host's
 /// own files lie. `ready` gets one byte once the guard is on its own (standard output, where the agent waits for it). `undo`
-/// restores one VM and strikes it out in the journal; it answers `Ok` also when that run of the VM is over. `say` tells the
-/// operator what could not be undone, once.
+/// restores what is in force and strikes it out in the journal. `say` tells the operator what could not be undone, once.
 ///
 /// # Errors
 /// When it cannot share the right to act on this host: then it is not ready.
@@ -216,7 +215,7 @@ pub fn run(
     ready: &mut dyn Write,
     (root, state): (&Path, &Path),
     patience: Patience,
-    mut undo: impl FnMut(&mut Journal, VmId) -> Result<(), String>,
+    mut undo: impl FnMut(&mut Journal) -> Undone,
     mut say: impl FnMut(&str),
 ) -> Result<Ending, StateError> {
     // Fails only for a process group's leader, which has no group of the agent's to leave.
@@ -278,32 +277,23 @@ pub fn run(
     }
 }
 
-/// Undoes what the journal says is in force; what could not be undone.
+/// Undoes what is in force; what could not be undone.
 fn undo_all(
     state: &Path,
-    undo: &mut impl FnMut(&mut Journal, VmId) -> Result<(), String>,
+    undo: &mut impl FnMut(&mut Journal) -> Undone,
     done: &mut BTreeSet<VmId>,
 ) -> Vec<String> {
-    // Held while undoing: an agent that starts now waits. Whoever else holds it is no reason to leave VMs as they are.
+    // Held while undoing: an agent that starts now waits. A process that merely holds it does not keep VMs as they are.
     let _lock = Lock::try_take(state);
-    let mut journal = match Journal::open(state) {
-        Ok(journal) => journal,
-        Err(error) => return vec![error.to_string()],
-    };
     // Warnings that its files cannot be written keep nothing from being undone.
-    let mut failures = Vec::new();
-    for vm in in_force(&journal) {
-        match undo(&mut journal, vm) {
-            Ok(()) => drop(done.insert(vm)),
-            Err(cause) => {
-                let name = journal
-                    .entry(vm)
-                    .map_or_else(|| vm.to_string(), |entry| entry.run.name.clone());
-                failures.push(format!("VM {name} could not be restored: {cause}"));
-            }
+    match Journal::open(state) {
+        Ok(mut journal) => {
+            let Undone { vms, failures } = undo(&mut journal);
+            done.extend(vms);
+            failures
         }
+        Err(error) => vec![error.to_string()],
     }
-    failures
 }
 
 /// The last that was heard of an agent.

@@ -9,6 +9,7 @@ use homenode_machine::Machine;
 use crate::beat::Beat;
 use crate::journal::Journal;
 use crate::libvirt::Libvirt;
+use crate::mark::Marks;
 use crate::task::{self, Process};
 use crate::topology_pages::TopologyPages;
 
@@ -64,6 +65,8 @@ pub(crate) struct Hands {
     pub libvirt: Libvirt,
     /// Absent in a dry run.
     pub journal: Option<Journal>,
+    /// What VMs' own metadata says.
+    pub marks: Marks,
     /// Root of `/proc`, `/sys` and `/run`.
     pub root: PathBuf,
     pub machine: Machine,
@@ -90,6 +93,7 @@ impl Hands {
         Hands {
             libvirt,
             journal,
+            marks: Marks::new(&root),
             root,
             machine,
             bell,

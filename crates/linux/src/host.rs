@@ -12,12 +12,11 @@
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::time::Duration;
 
 use homenode_host::{
-    Act, Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, Host, HostError, Limit, Management,
-    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
+    Act, Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, HandsOff, Host, HostError, Limit,
+    Management, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
@@ -28,6 +27,7 @@ use crate::cgroup::Hierarchy;
 use crate::connect::{Acting, ConnectError, Options};
 use crate::hands::Hands;
 use crate::journal::{self, Journal};
+use crate::legacy::{self, Undone};
 use crate::levers::{self, Home, Moving, Pins};
 use crate::libvirt::{CallError, Libvirt};
 use crate::lock::{ActingLock, Lock};
@@ -45,7 +45,7 @@ pub struct CarriedOver {
     pub vm: VmId,
     /// Its home.
     pub home: Option<NodeSet>,
-    /// CPUs that it gave vCPUs.
+    /// CPUs that it gave vCPUs last.
     pub pins: BTreeMap<u16, CpuSet>,
     /// Where its pages were moving to when that agent ended.
     pub moving: Option<NodeSet>,
@@ -206,14 +206,21 @@ impl LibvirtHost {
         let carried = alive.map(|(&vm, e)| CarriedOver {
             vm,
             home: e.get().map(|Home(nodes)| nodes),
-            pins: e.get::<Pins>().unwrap_or_default().0,
+            pins: e
+                .get()
+                .map(|Pins(pins)| {
+                    pins.into_iter()
+                        .filter_map(|(index, sets)| Some((index, sets.first()?.clone())))
+                        .collect()
+                })
+                .unwrap_or_default(),
             moving: e.get().map(|Moving(to)| to),
         });
         carried.collect()
     }
 
     /// Restores every VM that was touched, as the guard would; what cannot be restored is said and stays journalled.
-    pub fn restore(&mut self) -> Vec<String> {
+    pub fn restore(&mut self) -> Undone {
         // Threads that watch end before what they watch with is taken down.
         self.vms.clear();
         let Hands {
@@ -223,20 +230,13 @@ impl LibvirtHost {
             ..
         } = &mut self.hands
         else {
-            return Vec::new();
+            return Undone::default();
         };
-        let mut failures = Vec::new();
-        for vm in levers::in_force(journal) {
-            let name = journal
-                .entry(vm)
-                .map(|entry| entry.run.name.clone())
-                .unwrap_or_default();
-            match levers::undo(libvirt, root, journal, vm) {
-                Ok(()) => drop(self.carried.remove(&vm)),
-                Err(cause) => failures.push(format!("VM {name} could not be restored: {cause}")),
-            }
+        let undone = legacy::undo_all(libvirt, root, journal, &mut false);
+        for vm in &undone.vms {
+            self.carried.remove(vm);
         }
-        failures
+        undone
     }
 
     /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. What cannot be lifted is
@@ -246,7 +246,32 @@ impl LibvirtHost {
             .vms
             .values_mut()
             .flat_map(|vm| vm.lift_limits(&mut self.hands));
-        failures.map(|error| error.to_string()).collect()
+        let mut failures: Vec<String> = failures.map(|error| error.to_string()).collect();
+        // Those of an earlier agent, of VMs that this one could not look at.
+        let Hands {
+            libvirt,
+            journal: Some(journal),
+            root,
+            ..
+        } = &mut self.hands
+        else {
+            return failures;
+        };
+        for vm in levers::in_force(journal)
+            .into_iter()
+            .filter(|vm| !self.vms.contains_key(vm))
+        {
+            failures.extend(levers::undo_limits(libvirt, root, journal, vm).err());
+        }
+        failures
+    }
+
+    /// Whether its locks are where another agent would look for them. Where its state directory was removed they are not: another
+    /// agent may act, and nothing more can be written down.
+    pub fn owns_its_state(&self) -> bool {
+        self.locks
+            .as_ref()
+            .is_none_or(|(lock, acting)| lock.is_there() && acting.is_there())
     }
 
     /// Lifts the limits whose leases are over.
@@ -303,6 +328,7 @@ impl LibvirtHost {
             self.vms.remove(&vm);
         }
         self.forget_ended();
+        self.hands.marks.keep_only(|vm| self.vms.contains_key(&vm));
         let tids: BTreeSet<i32> = self.vms.values().flat_map(Vm::vcpu_tids).collect();
         self.perf.keep_only(&tids);
         if let Some(modelled) = &mut self.modelled {
@@ -610,6 +636,9 @@ impl Host for LibvirtHost {
                 "this agent runs with --dry-run and touches nothing".into(),
             ));
         }
+        if known.is_migrating() {
+            return Err(failed(HandsOff::Migrating.to_string()));
+        }
         if let Setting::MemoryPolicy(Some(policy)) = setting {
             levers::memory_policy_is_possible(&self.hands, &name, policy)?;
         }
@@ -623,15 +652,6 @@ impl Host for LibvirtHost {
             .set_metadata(&handle, element.as_deref())
             .map_err(|e| failed(e.cause().to_owned()))
     }
-}
-
-/// Restores one VM for the guard, and clears it in the journal. `Ok` also when that run of the VM is over.
-///
-/// # Errors
-/// When libvirt does not answer or refuses; worth another try.
-pub fn undo(uri: &str, root: &Path, journal: &mut Journal, vm: VmId) -> Result<(), String> {
-    let mut libvirt = Libvirt::unconnected(uri, Beat::default());
-    levers::undo(&mut libvirt, root, journal, vm)
 }
 
 /// Why nobody is known to use a page on hosts of hardware: what was never run is not written.

@@ -30,6 +30,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+#[cfg(test)]
+use crate::fault::Point;
 use crate::state_dir::{StateDir, StateError};
 use line::{Line, Replay, replay};
 
@@ -107,7 +109,7 @@ struct Start {
 }
 
 /// What is in force for one VM.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Which run of it.
     pub run: Run,
@@ -130,6 +132,8 @@ pub struct Journal {
     owed: Vec<Line>,
     /// Bytes in a file at which both are rewritten.
     rewrite_at: u64,
+    /// Whether the files had all that was written to them; else VMs' own marks may know more.
+    is_whole: bool,
     /// What was wrong with the files, for the operator.
     pub warnings: Vec<String>,
 }
@@ -142,13 +146,14 @@ impl Journal {
     /// When the directory cannot be used, or a file is too large.
     pub fn open(state: &Path) -> Result<Journal, JournalError> {
         let dir = StateDir::open(state)?;
-        let (replay, mut warnings) = read(&dir)?;
+        let (replay, is_there, mut warnings) = read(&dir)?;
         let Replay {
             entries,
             damaged,
             lost,
             next,
         } = replay;
+        let is_whole = is_there && lost == 0 && damaged.is_empty();
         if !damaged.is_empty() {
             let aside = dir.open_to_append(DAMAGED).and_then(|mut file| {
                 let all: Vec<u8> = damaged
@@ -156,7 +161,7 @@ impl Journal {
                     .flat_map(|line| [line, &b"\n"[..]].concat())
                     .collect();
                 file.write_all(&all)
-                    .map_err(|e| StateError::of("write", &dir.path_of(DAMAGED), &e))
+                    .map_err(|e| StateError::new("write", &dir.path_of(DAMAGED), e))
             });
             let what_of_it = match lost {
                 0 => "the other copy has them".to_owned(),
@@ -179,12 +184,18 @@ impl Journal {
             next,
             owed: Vec::new(),
             rewrite_at: 0,
+            is_whole,
             warnings,
         };
         if let Err(error) = journal.rewrite() {
             journal.warnings.push(error.to_string());
         }
         Ok(journal)
+    }
+
+    /// Whether its files were there with all that had been written to them.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// What is in force, per VM.
@@ -202,12 +213,38 @@ impl Journal {
     /// # Errors
     /// When it could not be written, here and below; then the agent must not act.
     pub fn begin(&mut self, run: Run, before: Before) -> Result<(), JournalError> {
-        let vm = run.vm;
-        let former = self.entry(vm).filter(|entry| entry.run != run);
+        self.write(self.start(run, before))
+    }
+
+    /// Lines after which this run of a VM is the one that was touched.
+    fn start(&self, run: Run, before: Before) -> Vec<Line> {
+        let former = self.entry(run.vm).filter(|entry| entry.run != run);
         // In this order: a crash in between leaves a run that is over, of which nothing is known to be in force.
         let mut lines: Vec<Line> = former.map(|entry| entry.none(|_| true)).unwrap_or_default();
-        lines.push(Line::new(vm, RUN, &Start { run, before }));
-        self.write(lines)
+        lines.push(Line::new(run.vm, RUN, &Start { run, before }));
+        lines
+    }
+
+    /// Takes in what another witness says is in force on a run of a VM. What is written here of a lever is believed before that.
+    ///
+    /// # Errors
+    /// When it could not be written.
+    pub fn take_in(&mut self, seen: &Entry) -> Result<(), JournalError> {
+        let vm = seen.run.vm;
+        let known = self.entry(vm).filter(|known| known.run == seen.run);
+        let new = seen
+            .levers
+            .iter()
+            .filter(|(lever, _)| !known.is_some_and(|known| known.has(&[lever])));
+        let new: Vec<Line> = new.map(|(lever, entry)| Line::new(vm, lever, entry)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let start = match known {
+            Some(_) => Vec::new(),
+            None => self.start(seen.run.clone(), seen.before.clone()),
+        };
+        self.write(start.into_iter().chain(new).collect())
     }
 
     /// Writes down what will be in force on a lever of a VM.
@@ -283,21 +320,25 @@ impl Journal {
     /// Adds text to a copy; how long that is then.
     fn append(&mut self, copy: usize, text: &str) -> Result<u64, JournalError> {
         let path = self.dir.path_of(COPIES[copy]);
-        let failed = |e: &std::io::Error| JournalError::from(StateError::of("write", &path, e));
+        let failed = |e: std::io::Error| JournalError::from(StateError::new("write", &path, e));
         let Some(file) = &mut self.copies[copy] else {
-            return Err(failed(&std::io::ErrorKind::NotFound.into()));
+            return Err(failed(std::io::ErrorKind::NotFound.into()));
         };
-        let stat = file.metadata().map_err(|e| failed(&e))?;
+        let stat = file.metadata().map_err(failed)?;
         if stat.nlink() == 0 {
             self.copies[copy] = None;
-            return Err(failed(&std::io::Error::other("somebody removed it")));
+            return Err(failed(std::io::Error::other("another process removed it")));
         }
         let length = stat.len();
+        #[cfg(test)]
+        crate::fault::of_file(Point::Write).map_err(failed)?;
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
+        #[cfg(test)]
+        let written = written.and_then(|()| crate::fault::of_file(Point::Written));
         if let Err(e) = written {
             // Half a line would spoil the next one.
             let _ = file.set_len(length);
-            return Err(failed(&e));
+            return Err(failed(e));
         }
         Ok(length + text.len() as u64)
     }
@@ -305,16 +346,7 @@ impl Journal {
     /// Writes what is in force as new files and puts them in the place of the old ones. The spare file makes room for it.
     fn rewrite(&mut self) -> Result<(), JournalError> {
         let mut lines = vec![Line::reset()];
-        for (&vm, entry) in &self.entries {
-            let (run, before) = (entry.run.clone(), entry.before.clone());
-            lines.push(Line::new(vm, RUN, &Start { run, before }));
-            lines.extend(
-                entry
-                    .levers
-                    .iter()
-                    .map(|(lever, entry)| Line::new(vm, lever, entry)),
-            );
-        }
+        lines.extend(self.entries.values().flat_map(|entry| entry.lines(|_| true)));
         let count = lines.len() as u64;
         let text: String = (self.next..)
             .zip(lines)
@@ -336,8 +368,8 @@ impl Journal {
     }
 }
 
-/// What the files say, and what is wrong with one that the other makes up for.
-fn read(dir: &StateDir) -> Result<(Replay, Vec<String>), JournalError> {
+/// What the files say, whether there are any, and what is wrong with one that the other makes up for.
+fn read(dir: &StateDir) -> Result<(Replay, bool, Vec<String>), JournalError> {
     let [first, second] = COPIES.map(|name| dir.read(name, LIMIT_BYTES));
     match (first, second) {
         (Err(error), Ok(None)) | (Err(error), Err(_)) => Err(error.into()),
@@ -348,8 +380,10 @@ fn read(dir: &StateDir) -> Result<(Replay, Vec<String>), JournalError> {
             let warnings = warnings
                 .map(|error| format!("{error}; the other copy is read"))
                 .collect();
-            let bytes = [first, second].map(|read| read.ok().flatten().unwrap_or_default());
-            Ok((replay(&[&bytes[0], &bytes[1]]), warnings))
+            let copies = [first, second].map(|read| read.ok().flatten());
+            let is_there = copies.iter().any(Option::is_some);
+            let bytes = copies.map(Option::unwrap_or_default);
+            Ok((replay(&[&bytes[0], &bytes[1]]), is_there, warnings))
         }
     }
 }
@@ -365,9 +399,41 @@ impl Entry {
         self.levers.keys().map(String::as_str)
     }
 
+    /// The same without what stands under other keys.
+    #[must_use]
+    pub fn only(mut self, is_meant: impl Fn(&str) -> bool) -> Entry {
+        self.levers.retain(|key, _| is_meant(key));
+        self
+    }
+
+    /// Its lines as they stand in a file, without numbers and what stands under other keys.
+    pub fn written(&self, is_meant: impl Fn(&str) -> bool) -> String {
+        self.lines(is_meant).iter().map(Line::encode).collect()
+    }
+
+    /// What such lines say. One that does not check takes the others with it: what is half known is not undone.
+    pub fn from_written(text: &str) -> Option<Entry> {
+        let mut entries = BTreeMap::new();
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            Line::decode(line.as_bytes())?.apply(&mut entries);
+        }
+        let (_, entry) = entries.pop_first()?;
+        entries.is_empty().then_some(entry)
+    }
+
     /// Whether something stands under any of these keys.
     pub fn has(&self, keys: &[&str]) -> bool {
         keys.iter().any(|key| self.levers.contains_key(*key))
+    }
+
+    /// Lines that say it, of these of its levers.
+    fn lines(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Line> {
+        let (vm, run, before) = (self.run.vm, self.run.clone(), self.before.clone());
+        let levers = self.levers.iter().filter(|(lever, _)| is_meant(lever));
+        let levers = levers.map(|(lever, entry)| Line::new(vm, lever, entry));
+        std::iter::once(Line::new(vm, RUN, &Start { run, before }))
+            .chain(levers)
+            .collect()
     }
 
     /// Lines after which nothing is in force on these of its levers.
@@ -387,7 +453,7 @@ pub(crate) fn try_peek(state: &Path) -> Option<BTreeMap<VmId, Entry>> {
     let Some(dir) = StateDir::open_existing(state).ok()? else {
         return Some(BTreeMap::new());
     };
-    read(&dir).ok().map(|(replay, _)| replay.entries)
+    read(&dir).ok().map(|(replay, ..)| replay.entries)
 }
 
 #[cfg(test)]

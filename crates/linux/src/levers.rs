@@ -24,10 +24,12 @@ mod watching;
 
 use std::path::Path;
 
+use homenode_host::Lever;
 use homenode_units::VmId;
 
 use crate::journal::{Entry, Journal, Written};
 use crate::libvirt::{CallError, Libvirt};
+use crate::mark;
 use crate::vm::{After, Grip, Levers, failed};
 
 pub use home::{Home, MemoryNodes};
@@ -69,7 +71,23 @@ pub(crate) fn is_placed(entry: &Entry) -> bool {
 
 /// Whether anything is to be undone. Where pages were moving to is nothing.
 pub(crate) fn is_in_force(entry: &Entry) -> bool {
-    all(Some(entry)).iter().any(|grip| !grip.journalled().is_empty()) || !unread(entry).is_empty()
+    to_undo(entry).next().is_some()
+}
+
+/// Keys under which something is to be undone, whether a lever can read it or not.
+fn to_undo(entry: &Entry) -> impl Iterator<Item = &str> {
+    entry.keys().filter(|key| is_undone(key))
+}
+
+/// Whether what stands under a key is undone after the agent.
+pub(crate) fn is_undone(key: &str) -> bool {
+    key != Moving::KEY
+}
+
+/// Whether what stands under a key is part of libvirt's definition of a running VM, which goes with the VM to a file or another
+/// host.
+pub(crate) fn is_carried_by_libvirt(key: &str) -> bool {
+    PLACING.contains(&key) || [Quotas::KEY, Shrink::KEY, StatsPeriod::KEY].contains(&key)
 }
 
 /// VMs on which something is to be undone.
@@ -86,14 +104,38 @@ pub(crate) fn undo(
     journal: &mut Journal,
     vm: VmId,
 ) -> Result<(), String> {
+    undo_some(libvirt, root, journal, vm, |_| true)
+}
+
+/// The same for the limits alone, which must not outlast an agent that leaves homes and pins as they are.
+pub(crate) fn undo_limits(
+    libvirt: &mut Libvirt,
+    root: &Path,
+    journal: &mut Journal,
+    vm: VmId,
+) -> Result<(), String> {
+    undo_some(libvirt, root, journal, vm, Lever::is_leased)
+}
+
+fn undo_some(
+    libvirt: &mut Libvirt,
+    root: &Path,
+    journal: &mut Journal,
+    vm: VmId,
+    is_meant: impl Fn(Lever) -> bool,
+) -> Result<(), String> {
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };
     let mut after = After::new(libvirt, root, &entry.run, &entry.before);
-    let (mut undone, mut failures) = (Vec::new(), Vec::<String>::new());
+    let (mut read, mut undone, mut failures) = (Vec::new(), Vec::new(), Vec::<String>::new());
     for grip in all(Some(&entry)) {
         let keys = grip.journalled();
         if keys.is_empty() {
+            continue;
+        }
+        read.extend(&keys);
+        if !is_meant(grip.lever()) {
             continue;
         }
         let result = match grip.undo(&mut after) {
@@ -107,31 +149,26 @@ pub(crate) fn undo(
             Err(cause) => failures.push(cause),
         }
     }
-    failures.extend(unread(&entry).into_iter().map(|key| {
+    let unread = to_undo(&entry).filter(|key| !read.contains(key));
+    failures.extend(unread.map(|key| {
         format!("what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged")
     }));
-    match failures.is_empty() {
-        true => {
-            journal.clear_all(vm);
-            Ok(())
-        }
-        false => {
-            journal.clear(vm, &undone);
-            Err(failures.join("; "))
+    if let Ok(Some(domain)) = after.domain() {
+        let left = entry.only(|key| !undone.contains(&key));
+        if let Err(cause) = mark::leave(libvirt, root, &domain, Some(&left)) {
+            failures.push(format!("its mark: {cause}"));
+            // A mark that is left would have it undone again, whatever the operator has set by then.
+            undone.clear();
         }
     }
-}
-
-/// Keys of an entry that no lever can read: something is in force there, and nobody knows what.
-fn unread(entry: &Entry) -> Vec<String> {
-    let read: Vec<&str> = all(Some(entry))
-        .iter()
-        .flat_map(|grip| grip.journalled())
-        .collect();
-    let keys = entry
-        .keys()
-        .filter(|key| *key != Moving::KEY && !read.contains(key));
-    keys.map(str::to_owned).collect()
+    journal.clear(vm, &undone);
+    if journal.entry(vm).is_some_and(|entry| !is_in_force(entry)) {
+        journal.clear_all(vm); // where pages were moving to
+    }
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(failures.join("; ")),
+    }
 }
 
 /// Collects what failed of an undo that has several steps.
@@ -144,7 +181,7 @@ impl Steps {
             .extend(result.err().map(|e| format!("{what}: {}", e.cause())));
     }
 
-    /// What is in force cannot be told: it may be the agent's or somebody else's, and is looked at again.
+    /// What is in force cannot be told: it may be the agent's or the operator's, and is looked at again.
     fn unknown(&mut self, what: &str, cause: &str) {
         self.0.push(format!("{what} cannot be read: {cause}"));
     }

@@ -24,6 +24,7 @@
 //! | [`confine`] | control groups of resctrl: a VM's part of cache ways or memory bandwidth |
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`], [`lock`] | crash safety: what was changed, who undoes it when the agent dies, who may act |
+//! | [`mark`] | none of its own: what a VM's own metadata says was changed, where the journal is lost or elsewhere |
 //! | [`state_dir`] | files that are the agent's alone |
 //! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
@@ -39,9 +40,11 @@ pub mod guard;
 mod hands;
 mod host;
 pub mod journal;
+mod legacy;
 mod levers;
 mod libvirt;
 pub mod lock;
+pub mod mark;
 pub mod meminfo;
 pub mod memory_blocks;
 pub mod modelled_pmu;
@@ -65,9 +68,12 @@ mod xml;
 pub use beat::Beat;
 pub use clock::now;
 pub use connect::{Acting, ConnectError, Options, TOPOLOGY_SOCKET};
-pub use host::{CarriedOver, LibvirtHost, undo};
+pub use host::{CarriedOver, LibvirtHost};
+pub use legacy::{Legacy, Undone};
 pub use levers::{Pins, Quotas, in_force};
 pub use read::ReadError;
 
 #[cfg(test)]
 mod fake;
+#[cfg(test)]
+mod fault;

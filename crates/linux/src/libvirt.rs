@@ -18,6 +18,12 @@ use crate::beat::Beat;
 use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
 use crate::connect::ConnectError;
 use crate::domain::NAMESPACE;
+use crate::mark;
+
+#[cfg(test)]
+mod stand_in;
+#[cfg(test)]
+pub(crate) use stand_in::StandIn;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +42,7 @@ impl CallError {
     }
 }
 
-/// How long a call may take. libvirt itself waits 30 s for a domain that is busy; whoever calls for many cannot.
+/// How long a call may take. libvirt itself waits 30 s for a domain that is busy; an agent with many domains cannot.
 const CALL_MAX: Duration = Duration::from_secs(8);
 /// How long nothing is asked of a libvirt that did not answer.
 const REST: Duration = Duration::from_secs(2);
@@ -56,41 +62,12 @@ pub(crate) struct Libvirt {
     /// Flags of calls that change a running domain and nothing else.
     live: u32,
     connect: Option<Connect>,
-    /// Cgroups to which quotas are written in the place of libvirt, whose test driver has none.
+    /// What a real libvirt does and the test driver does not, and calls that are carried out late.
     #[cfg(test)]
-    pub quota_groups: Vec<std::path::PathBuf>,
-    /// Threads that run where they are pinned, which those of libvirt's test driver do not.
-    #[cfg(test)]
-    pub obedient: Option<Obedient>,
+    pub stand_in: StandIn,
 }
 
 type Call = Box<dyn FnOnce() + Send>;
-
-/// Handmade threads that do as they are told for so many calls; then libvirt refuses.
-#[cfg(test)]
-#[derive(Debug)]
-pub(crate) struct Obedient {
-    /// Their folder.
-    pub task: std::path::PathBuf,
-    /// Main thread; the vCPUs follow.
-    pub pid: i32,
-    /// Calls that are left.
-    pub calls: usize,
-}
-
-#[cfg(test)]
-impl Obedient {
-    fn obey(&mut self, thread: i32, cpus: Option<&CpuSet>) -> Result<(), CallError> {
-        let left = self.calls.checked_sub(1);
-        self.calls = left.ok_or_else(|| CallError::Refused("no more calls".into()))?;
-        if let Some(cpus) = cpus {
-            let status = format!("Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t0-1\n");
-            std::fs::write(self.task.join(format!("{}/status", self.pid + thread)), status)
-                .expect("writable");
-        }
-        Ok(())
-    }
-}
 
 impl Libvirt {
     /// Connects.
@@ -119,9 +96,7 @@ impl Libvirt {
             live,
             connect: None,
             #[cfg(test)]
-            quota_groups: Vec::new(),
-            #[cfg(test)]
-            obedient: None,
+            stand_in: StandIn::default(),
         }
     }
 
@@ -135,8 +110,16 @@ impl Libvirt {
     /// libvirt itself does not answer: it is left in peace for a while, since many calls must not wait as long as each may take.
     fn rest(&mut self) -> String {
         self.connect = None;
-        self.rests_until.get_or_insert_with(|| Instant::now() + REST);
+        self.rests_until = Some(Instant::now() + REST);
         SILENT.to_owned()
+    }
+
+    /// Fails while it is left in peace.
+    fn not_resting(&self) -> Result<(), CallError> {
+        match self.rests_until.is_some_and(|until| Instant::now() < until) {
+            true => Err(CallError::Lost(SILENT.to_owned())),
+            false => Ok(()),
+        }
     }
 
     /// Has a call made, and waits for it no longer than it may take. One that is given up says later that it is over.
@@ -146,10 +129,6 @@ impl Libvirt {
     ) -> Result<T, Receiver<()>> {
         self.beat.beat();
         let (over, is_over) = sync_channel(1);
-        if self.rests_until.is_some_and(|until| Instant::now() < until) {
-            return Err(is_over);
-        }
-        self.rests_until = None;
         let (done, answer) = sync_channel(1);
         let call: Call = Box::new(move || {
             let _ = done.send(call());
@@ -182,11 +161,21 @@ impl Libvirt {
             }
             self.under_way.remove(&uuid);
         }
-        if self.rests_until.is_some_and(|until| Instant::now() < until) {
-            return Err(CallError::Lost(SILENT.to_owned()));
-        }
+        self.not_resting()?;
         let asked = domain.clone();
+        #[cfg(test)]
+        let call = match self.stand_in.before(domain, call)? {
+            stand_in::Call::Now(call) => call,
+            stand_in::Call::Later(is_over) => {
+                self.under_way.insert(uuid, is_over);
+                return Err(CallError::Refused(BUSY.to_owned()));
+            }
+        };
         match self.limited(move || call(&asked)) {
+            #[cfg(test)]
+            Ok(_) if crate::fault::at(crate::fault::Point::Answer).is_some() => {
+                Err(CallError::Lost(SILENT.to_owned()))
+            }
             Ok(answer) => answer.map_err(|e| self.sort(&e)),
             Err(is_over) => {
                 self.under_way.insert(uuid, is_over);
@@ -211,6 +200,7 @@ impl Libvirt {
 
     /// Domains that run now.
     pub fn list(&mut self) -> Result<Vec<Domain>, CallError> {
+        self.not_resting()?;
         let connect = match self.connect.take() {
             Some(connect) => connect,
             None => self.connect().map_err(CallError::Lost)?,
@@ -225,7 +215,10 @@ impl Libvirt {
 
     /// A domain's live XML.
     pub fn xml(&mut self, domain: &Domain) -> Result<String, CallError> {
-        self.ask(domain, |domain| domain.xml_desc(0))
+        let xml = self.ask(domain, |domain| domain.xml_desc(0));
+        #[cfg(test)]
+        let xml = xml.map(|xml| self.stand_in.lag(domain, xml));
+        xml
     }
 
     /// Why a domain's memory should be left where it is for now, if so: it is paused, or between two hosts.
@@ -263,24 +256,31 @@ impl Libvirt {
         Ok(domains.find(|domain| domain.uuid_string().as_deref() == Ok(uuid)))
     }
 
+    /// Whether a domain is known to run no more.
+    pub fn is_gone(&mut self, domain: &Domain) -> bool {
+        self.ask(domain, Domain::is_active) == Ok(false)
+    }
+
     pub fn pin_vcpu(&mut self, domain: &Domain, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
-        #[cfg(test)]
-        if let Some(obedient) = &mut self.obedient {
-            obedient.obey(1 + i32::from(index), Some(cpus))?;
-        }
         let (map, live) = (cpu_map(cpus), self.live);
+        #[cfg(test)]
+        let obey = self.stand_in.pin(1 + i32::from(index), cpus);
         self.ask(domain, move |domain| {
+            #[cfg(test)]
+            obey();
             domain.pin_vcpu_flags(u32::from(index), &map, live)
         })
     }
 
     pub fn pin_emulator(&mut self, domain: &Domain, cpus: &CpuSet) -> Result<(), CallError> {
-        #[cfg(test)]
-        if let Some(obedient) = &mut self.obedient {
-            obedient.obey(0, Some(cpus))?;
-        }
         let (map, live) = (cpu_map(cpus), self.live);
-        self.ask(domain, move |domain| domain.pin_emulator(&map, live))
+        #[cfg(test)]
+        let obey = self.stand_in.pin(0, cpus);
+        self.ask(domain, move |domain| {
+            #[cfg(test)]
+            obey();
+            domain.pin_emulator(&map, live)
+        })
     }
 
     pub fn pin_iothread(&mut self, domain: &Domain, id: u32, cpus: &CpuSet) -> Result<(), CallError> {
@@ -290,8 +290,8 @@ impl Libvirt {
 
     pub fn set_memory_nodes(&mut self, domain: &Domain, nodes: &NodeSet) -> Result<(), CallError> {
         #[cfg(test)]
-        if let Some(obedient) = &mut self.obedient {
-            return obedient.obey(0, None);
+        if self.stand_in.threads.is_some() {
+            return self.ask(domain, |_| Ok(()));
         }
         let params = NUMAParameters {
             node_set: Some(nodes.to_string()),
@@ -307,11 +307,26 @@ impl Libvirt {
             true => sys::VIR_DOMAIN_AFFECT_CONFIG,
             false => 0,
         };
+        self.set_element(domain, element, ("homenode", NAMESPACE), defined)
+    }
+
+    /// Replaces the running domain's mark, or takes it away.
+    pub fn set_mark(&mut self, domain: &Domain, element: Option<&str>) -> Result<(), CallError> {
+        self.set_element(domain, element, (mark::PREFIX, mark::NAMESPACE), 0)
+    }
+
+    fn set_element(
+        &mut self,
+        domain: &Domain,
+        element: Option<&str>,
+        (prefix, namespace): (&'static str, &'static str),
+        also: u32,
+    ) -> Result<(), CallError> {
         let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
-        let flags = sys::VIR_DOMAIN_AFFECT_LIVE | defined;
+        let flags = sys::VIR_DOMAIN_AFFECT_LIVE | also;
         let element = element.map(str::to_owned);
         self.ask(domain, move |domain| {
-            domain.set_metadata(kind, element.as_deref(), Some("homenode"), Some(NAMESPACE), flags)
+            domain.set_metadata(kind, element.as_deref(), Some(prefix), Some(namespace), flags)
         })
     }
 
@@ -347,11 +362,11 @@ impl Libvirt {
         quota: Option<i64>,
     ) -> Result<(), CallError> {
         #[cfg(test)]
-        if !self.quota_groups.is_empty() {
-            self.quota_groups
-                .iter()
-                .for_each(|group| write_cpu_max(group, period, quota));
-            return Ok(());
+        if let Some(set) = self.stand_in.bandwidth(period, quota) {
+            return self.ask(domain, move |_| {
+                set();
+                Ok(())
+            });
         }
         let info = SchedulerInfo {
             vcpu_bw: SchedBandwidth { period, quota },
@@ -419,10 +434,12 @@ impl Libvirt {
 const SILENT: &str = "libvirt does not answer (a call had no answer in 8 s); it is asked again in a moment";
 const BUSY: &str = "libvirt does not answer for this VM (a call had no answer in 8 s); it is asked again once that call is over";
 
-/// A thread that makes calls, one after the other, for as long as somebody has them made.
+/// A thread that makes calls, one after the other, until the agent drops its end.
 fn caller() -> Sender<Call> {
     let (calls, received) = channel::<Call>();
-    std::thread::spawn(move || received.into_iter().for_each(|call| call()));
+    // Where there can be no thread the receiver is gone, and calls have no answer.
+    let named = std::thread::Builder::new().name("libvirt".into());
+    let _ = named.spawn(move || received.into_iter().for_each(|call| call()));
     calls
 }
 
@@ -510,20 +527,6 @@ fn connect_error(uri: &str, cause: &str) -> ConnectError {
     } else {
         ConnectError::NoLibvirt { uri, cause }
     }
-}
-
-/// As libvirt does on cgroup v2.
-#[cfg(test)]
-fn write_cpu_max(group: &std::path::Path, period: Option<u64>, quota: Option<i64>) {
-    let path = group.join("cpu.max");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|_| "max 100000".into());
-    let (run, of) = text.trim().split_once(' ').expect("two numbers");
-    let run = quota.map_or(
-        run.to_owned(),
-        |us| if us < 0 { "max".into() } else { us.to_string() },
-    );
-    let of = period.map_or(of.to_owned(), |us| us.to_string());
-    std::fs::write(&path, format!("{run} {of}\n")).expect("a file");
 }
 
 #[cfg(test)]

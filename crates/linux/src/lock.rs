@@ -1,7 +1,7 @@
 //! Who may act: one agent for a state directory, and one on a host, wherever its state lies.
 //!
 //! ```text
-//!   agent.lock    in the state directory: its agent, or whoever undoes for it
+//!   agent.lock    in the state directory: its agent, or the process that undoes for it
 //!   acting.lock   in the host's own place: taken alone by an agent that begins, then shared with its guard, so that no other
 //!                 agent begins before everything of this one is undone
 //! ```
@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ impl Holder {
         serde_json::from_str(&text).ok()
     }
 
-    /// Says who holds the file's lock. A full disk leaves it empty, and then nobody is known to hold it.
+    /// Says who holds the file's lock. A full disk leaves it empty, and then its holder is unknown.
     fn write(&self, file: &mut File) {
         let text = serde_json::to_string(self).expect("a holder is JSON");
         let _ = file
@@ -94,7 +95,7 @@ pub struct Owner {
 }
 
 impl Lock {
-    /// Takes the lock; `None` while somebody else holds it.
+    /// Takes the lock; `None` while another process holds it.
     ///
     /// # Errors
     /// When the lock file cannot be had.
@@ -132,26 +133,30 @@ impl Lock {
         self.holder.write(&mut self.file);
     }
 
+    /// Whether its file is still there: not removed with its directory.
+    pub fn is_there(&self) -> bool {
+        is_there(&self.file)
+    }
+
     /// Takes the lock, waiting for at most so long: a guard may be about to finish.
     ///
     /// # Errors
     /// When the lock file cannot be had, or another agent holds it all that time.
     pub fn take(state: &Path, patience: Duration) -> Result<Lock, StateError> {
         let taken = wait_for(patience, || Lock::try_take(state))?;
-        taken.ok_or_else(|| StateError {
-            what: "lock",
-            path: state.join("private").join(AGENT).display().to_string(),
-            cause: match Lock::owner(state) {
+        taken.ok_or_else(|| {
+            let cause = match Lock::owner(state) {
                 Ok(Some(owner)) => format!(
                     "process {} holds it, an agent or a guard that undoes for one; stop that agent, or wait for its guard",
                     owner.process.pid
                 ),
                 _ => "another process holds it; end that one first (`fuser` says which)".into(),
-            },
+            };
+            StateError::new("lock", &state.join("private").join(AGENT), cause)
         })
     }
 
-    /// The living process that holds the lock and says so; `None` where nobody does, or only somebody.
+    /// The living process that holds the lock and says so; `None` where the lock is free, or its holder does not say who it is.
     ///
     /// # Errors
     /// When the lock file cannot be had.
@@ -176,11 +181,11 @@ impl Lock {
 /// The right to act on a host, as an agent or as its guard.
 #[derive(Debug)]
 pub struct ActingLock {
-    _file: File,
+    file: File,
 }
 
 impl ActingLock {
-    /// Takes it for an agent: alone at first, so that nobody else acts, then so that its guard can share it. The host's own
+    /// Takes it for an agent: alone at first, so that no other agent acts, then so that its guard can share it. The host's own
     /// place lies below `root`.
     ///
     /// # Errors
@@ -195,11 +200,7 @@ impl ActingLock {
         };
         let taken = wait_for(patience, alone)?;
         let holder = Holder::read(&mut file);
-        let failed = |cause: String| StateError {
-            what: "lock",
-            path: path.display().to_string(),
-            cause,
-        };
+        let failed = |cause: String| StateError::new("lock", &path, cause);
         let own = Holder::own(state);
         if taken.is_none() {
             let who = holder.map_or_else(
@@ -230,7 +231,12 @@ impl ActingLock {
                 "another agent has just begun to act; stop that one first".into(),
             ));
         }
-        Ok(ActingLock { _file: file })
+        Ok(ActingLock { file })
+    }
+
+    /// Whether its file is still there.
+    pub fn is_there(&self) -> bool {
+        is_there(&self.file)
     }
 
     /// Shares it with the agent that has it, for the agent's guard.
@@ -242,14 +248,18 @@ impl ActingLock {
         let path = dir.path_of(ACTING);
         let file = dir.open_to_write(ACTING)?;
         match flock(&file, FlockOperation::NonBlockingLockShared, &path)? {
-            true => Ok(ActingLock { _file: file }),
-            false => Err(StateError {
-                what: "lock",
-                path: path.display().to_string(),
-                cause: "another agent has just begun to act".into(),
-            }),
+            true => Ok(ActingLock { file }),
+            false => Err(StateError::new(
+                "lock",
+                &path,
+                "another agent has just begun to act",
+            )),
         }
     }
+}
+
+fn is_there(file: &File) -> bool {
+    file.metadata().is_ok_and(|file| file.nlink() > 0)
 }
 
 fn place(root: &Path) -> PathBuf {
@@ -267,7 +277,7 @@ fn flock(file: &File, how: FlockOperation, path: &Path) -> Result<bool, StateErr
     match rustix::fs::flock(file, how) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(e) => Err(StateError::of("lock", path, &e.into())),
+        Err(e) => Err(StateError::new("lock", path, e)),
     }
 }
 

@@ -247,6 +247,10 @@ impl Perf {
                 Ok(group) => vacant.insert(group),
                 Err(error) => {
                     self.absence = absence(&error);
+                    if self.absence.is_some() {
+                        // Where there are too many open files, others need theirs.
+                        self.groups.clear();
+                    }
                     return None;
                 }
             },

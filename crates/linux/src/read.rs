@@ -108,6 +108,8 @@ pub(crate) fn text_if_there(path: &Path, limit_bytes: u64) -> Result<Option<Stri
         path: path.display().to_string(),
         cause: e.to_string(),
     };
+    #[cfg(test)]
+    crate::fault::of_file(crate::fault::Point::Read).map_err(io)?;
     let file = match File::open(path) {
         Ok(file) => file,
         Err(e) if is_absence(&e) => return Ok(None),

@@ -1,4 +1,4 @@
-//! The agent's own files: a directory that nobody else can read, write or lock, whatever another user put in its place.
+//! The agent's own files: a directory that no other user can read, write or lock, whatever such a user put in its place.
 //!
 //! ```text
 //!   /run/homenode            anybody may pass: the sockets lie here, each with rights of its own
@@ -10,6 +10,7 @@
 //! Everything in `private` is opened by its name below a descriptor of that directory, never through a link. Only a regular
 //! file of our own with one name is taken for ours: root must not be made to overwrite another file.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -25,7 +26,7 @@ const PRIVATE: &str = "private";
 const PRIVATE_MODE: Mode = Mode::RWXU;
 const PUBLIC_MODE: Mode = Mode::from_raw_mode(0o755);
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
-/// Rights that make a directory somebody else's too.
+/// Rights by which other users can change a directory.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Files that version 0.1 kept in the open.
 const FORMER: [&str; 3] = ["journal", "bill.json", "ledger.json"];
@@ -44,8 +45,12 @@ pub struct StateError {
 
 impl StateError {
     /// What came of trying this with a file.
-    pub(crate) fn of(what: &'static str, path: &Path, error: &std::io::Error) -> StateError {
-        failed(what, path, &error.to_string())
+    pub(crate) fn new(what: &'static str, path: &Path, cause: impl Display) -> StateError {
+        StateError {
+            what,
+            path: path.display().to_string(),
+            cause: cause.to_string(),
+        }
     }
 }
 
@@ -63,19 +68,22 @@ impl StateDir {
     /// When it cannot be made, or belongs to or can be changed by another user.
     pub fn open(state: &Path) -> Result<StateDir, StateError> {
         if let Some(above) = state.parent() {
-            std::fs::create_dir_all(above).map_err(|e| failed("create", above, &e.to_string()))?;
+            std::fs::create_dir_all(above).map_err(|e| StateError::new("create", above, e))?;
         }
         make(CWD, state, state, PUBLIC_MODE)?;
-        let public = directory(CWD, state, state)?;
+        let there = |dir: Option<OwnedFd>, path: &Path| {
+            dir.ok_or_else(|| StateError::new("open", path, "it went away"))
+        };
+        let public = there(directory(CWD, state, state)?, state)?;
         let path = state.join(PRIVATE);
         make(&public, Path::new(PRIVATE), &path, PRIVATE_MODE)?;
-        let dir = directory(&public, Path::new(PRIVATE), &path)?;
+        let dir = there(directory(&public, Path::new(PRIVATE), &path)?, &path)?;
         let mode = rustix::fs::fstat(&dir)
-            .map_err(|e| failed("open", &path, &e.to_string()))?
+            .map_err(|e| StateError::new("open", &path, e))?
             .st_mode;
         // Where it is as it should be it may also be on a disk that cannot be written any more.
         if Mode::from_raw_mode(mode) != PRIVATE_MODE {
-            rustix::fs::fchmod(&dir, PRIVATE_MODE).map_err(|e| failed("protect", &path, &e.to_string()))?;
+            rustix::fs::fchmod(&dir, PRIVATE_MODE).map_err(|e| StateError::new("protect", &path, e))?;
         }
         Ok(StateDir { path, dir })
     }
@@ -85,20 +93,11 @@ impl StateDir {
     /// # Errors
     /// When it cannot be opened, or belongs to or can be changed by another user.
     pub fn open_existing(state: &Path) -> Result<Option<StateDir>, StateError> {
-        let path = state.join(PRIVATE);
-        let there = |result: Result<OwnedFd, StateError>, path: &Path| match result {
-            Err(_)
-                if std::fs::symlink_metadata(path)
-                    .is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) =>
-            {
-                Ok(None)
-            }
-            result => result.map(Some),
-        };
-        let Some(public) = there(directory(CWD, state, state), state)? else {
+        let Some(public) = directory(CWD, state, state)? else {
             return Ok(None);
         };
-        let private = there(directory(&public, Path::new(PRIVATE), &path), &path)?;
+        let path = state.join(PRIVATE);
+        let private = directory(&public, Path::new(PRIVATE), &path)?;
         Ok(private.map(|dir| StateDir { path, dir }))
     }
 
@@ -117,9 +116,9 @@ impl StateDir {
         };
         let mut bytes = Vec::new();
         let read = file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes);
-        read.map_err(|e| self.failed("read", name, &e.to_string()))?;
+        read.map_err(|e| self.failed("read", name, e))?;
         if bytes.len() as u64 > bytes_max {
-            return Err(self.failed("read", name, &format!("it is larger than {bytes_max} bytes")));
+            return Err(self.failed("read", name, format!("it is larger than {bytes_max} bytes")));
         }
         Ok(Some(bytes))
     }
@@ -163,16 +162,20 @@ impl StateDir {
         self.remove(&new)?;
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | SAFE;
         let file = rustix::fs::openat(&self.dir, &new, flags, FILE_MODE);
-        let mut file = File::from(file.map_err(|e| self.failed("create", &new, &e.to_string()))?);
+        let mut file = File::from(file.map_err(|e| self.failed("create", &new, e))?);
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        #[cfg(test)]
+        let written = written.and_then(|()| crate::fault::of_file(crate::fault::Point::Write));
         if let Err(e) = written {
             // What is half written takes the room that others may need.
             let _ = self.remove(&new);
-            return Err(self.failed("write", &new, &e.to_string()));
+            return Err(self.failed("write", &new, e));
         }
         rustix::fs::renameat(&self.dir, &new, &self.dir, name)
-            .map_err(|e| self.failed("replace", name, &e.to_string()))?;
-        rustix::fs::fsync(&self.dir).map_err(|e| self.failed("sync", name, &e.to_string()))?;
+            .map_err(|e| self.failed("replace", name, e))?;
+        rustix::fs::fsync(&self.dir).map_err(|e| self.failed("sync", name, e))?;
+        #[cfg(test)]
+        crate::fault::of_file(crate::fault::Point::Written).map_err(|e| self.failed("sync", name, e))?;
         Ok(file)
     }
 
@@ -181,8 +184,7 @@ impl StateDir {
     /// # Errors
     /// When it cannot be renamed.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
-        rustix::fs::renameat(&self.dir, from, &self.dir, to)
-            .map_err(|e| self.failed("rename", from, &e.to_string()))
+        rustix::fs::renameat(&self.dir, from, &self.dir, to).map_err(|e| self.failed("rename", from, e))
     }
 
     /// Removes a file, where there is one.
@@ -192,7 +194,7 @@ impl StateDir {
     pub fn remove(&self, name: &str) -> Result<(), StateError> {
         match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(e) => Err(self.failed("remove", name, &e.to_string())),
+            Err(e) => Err(self.failed("remove", name, e)),
         }
     }
 
@@ -201,15 +203,15 @@ impl StateDir {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::LOOP) => return Err(self.failed("open", name, "it is a link; remove it")),
-            Err(e) => return Err(self.failed("open", name, &e.to_string())),
+            Err(e) => return Err(self.failed("open", name, e)),
         };
-        let stat = rustix::fs::fstat(&file).map_err(|e| self.failed("open", name, &e.to_string()))?;
+        let stat = rustix::fs::fstat(&file).map_err(|e| self.failed("open", name, e))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 1 {
             return Err(self.failed("open", name, "it is no file of the agent's; remove it"));
         }
         if stat.st_uid != rustix::process::geteuid().as_raw() {
             let cause = format!("it belongs to user {}; remove it", stat.st_uid);
-            return Err(self.failed("open", name, &cause));
+            return Err(self.failed("open", name, cause));
         }
         Ok(Some(file))
     }
@@ -221,7 +223,7 @@ impl StateDir {
             .ok()?
     }
 
-    /// Moves in what an agent of version 0.1 left beside it, if it is ours: what cannot be moved stays where nobody reads it. The
+    /// Moves in what an agent of version 0.1 left beside it, if it is ours: what cannot be moved stays, and is not read. The
     /// caller holds that agent's lock.
     pub(crate) fn take_in(&self, state: &Path) {
         let Some(open) = StateDir::in_the_open(state) else {
@@ -237,57 +239,58 @@ impl StateDir {
     }
 
     fn in_the_open(state: &Path) -> Option<StateDir> {
-        let dir = directory(CWD, state, state).ok()?;
+        let dir = directory(CWD, state, state).ok()??;
         Some(StateDir {
             path: state.to_owned(),
             dir,
         })
     }
 
-    fn failed(&self, what: &'static str, name: &str, cause: &str) -> StateError {
-        failed(what, &self.path.join(name), cause)
+    fn failed(&self, what: &'static str, name: &str, cause: impl Display) -> StateError {
+        StateError::new(what, &self.path.join(name), cause)
     }
 }
 
-/// Neither a link nor a pipe that nobody writes to is waited for or followed.
+/// Links are not followed, and a pipe without a writer is not waited for.
 const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
 fn make(below: impl std::os::fd::AsFd, name: &Path, path: &Path, mode: Mode) -> Result<(), StateError> {
     match rustix::fs::mkdirat(below, name, mode) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(e) => Err(failed("create", path, &with_remedy(e))),
+        Err(e) => Err(StateError::new("create", path, with_remedy(e))),
     }
 }
 
-/// Opens a directory that nobody but us (and root) can change.
-fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<OwnedFd, StateError> {
+/// Opens a directory that only its owner, this user or root, can change; `None` where there is none.
+fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<Option<OwnedFd>, StateError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFE;
     let dir = match rustix::fs::openat(below, name, flags, Mode::empty()) {
         Ok(dir) => dir,
+        Err(Errno::NOENT) => return Ok(None),
         Err(Errno::LOOP | Errno::NOTDIR) => {
-            return Err(failed(
+            return Err(StateError::new(
                 "open",
                 path,
                 "it is no directory but a link or a file; remove it",
             ));
         }
-        Err(e) => return Err(failed("open", path, &with_remedy(e))),
+        Err(e) => return Err(StateError::new("open", path, with_remedy(e))),
     };
-    let stat = rustix::fs::fstat(&dir).map_err(|e| failed("open", path, &e.to_string()))?;
+    let stat = rustix::fs::fstat(&dir).map_err(|e| StateError::new("open", path, e))?;
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != own && stat.st_uid != 0 {
         let cause = format!(
             "it belongs to user {}, who could change what the agent relies on; remove it, or choose another with --state",
             stat.st_uid
         );
-        return Err(failed("use", path, &cause));
+        return Err(StateError::new("use", path, cause));
     }
     if stat.st_mode & WRITABLE_BY_OTHERS != 0 {
         let cause =
             "other users can write to it; take that right away (chmod go-w), or choose another with --state";
-        return Err(failed("use", path, cause));
+        return Err(StateError::new("use", path, cause));
     }
-    Ok(dir)
+    Ok(Some(dir))
 }
 
 fn with_remedy(error: Errno) -> String {
@@ -296,14 +299,6 @@ fn with_remedy(error: Errno) -> String {
             format!("{error}; run as root, or choose another directory with --state")
         }
         error => error.to_string(),
-    }
-}
-
-fn failed(what: &'static str, path: &Path, cause: &str) -> StateError {
-    StateError {
-        what,
-        path: path.display().to_string(),
-        cause: cause.to_owned(),
     }
 }
 
@@ -334,7 +329,7 @@ mod tests {
         assert_eq!(private.read("one", 1).unwrap(), Some(b"1".to_vec()));
         assert_eq!(private.read("three", 1).unwrap(), None);
         assert!(private.read("one", 0).unwrap_err().cause.contains("larger"));
-        // Somebody opened it meanwhile.
+        // Root gave others the right meanwhile.
         chmod(&state.join("private"), 0o755);
         StateDir::open(&state).unwrap();
         assert_eq!(mode(&state.join("private")), 0o700);

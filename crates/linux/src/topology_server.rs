@@ -154,14 +154,16 @@ impl TopologyServer {
         let regions = Arc::new(Mutex::new(regions));
         let (rings, doorbells) = sync_channel::<Arc<OwnedFd>>(RINGS_MAX);
         // It may have to wait for whom it rings, so nobody waits for it: it ends when no server is left that rings.
-        thread::spawn(move || {
+        let ringing = thread::Builder::new().name("doorbells".into()).spawn(move || {
             for doorbell in doorbells {
                 // A doorbell that is full is about to be heard.
                 let _ = rustix::io::write(&*doorbell, &1u64.to_ne_bytes());
             }
         });
+        ringing.map_err(system)?;
         let shared = Arc::clone(&regions);
-        let thread = thread::spawn(move || serve(&listener, &shared));
+        let named = thread::Builder::new().name("topology".into());
+        let thread = named.spawn(move || serve(&listener, &shared)).map_err(system)?;
         Ok(TopologyServer {
             socket: socket.to_owned(),
             regions,

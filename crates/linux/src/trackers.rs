@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Tracker::Invalidation`] | root | every page used, exactly; each costs the VM a fault per window |
 //! | [`Tracker::AccessedBits`] | root, and a guest that QEMU emulates | every page used but for what TLBs hold |
-//! | [`Tracker::Damon`] | a kernel with DAMON that nobody uses | regions, by samples |
+//! | [`Tracker::Damon`] | a kernel whose DAMON no other program uses | regions, by samples |
 //!
 //! Which there are is looked up anew each time ([`choices`]), best first: exact before cheap, as a window is long and watching is
 //! asked for. `docs/WORKING_SET.md` says of other mechanisms why they are not here.

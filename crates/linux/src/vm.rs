@@ -9,7 +9,7 @@ use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 use crate::cgroup::CpuGroup;
 use crate::domain::{Cell, Domain};
 use crate::hands::Hands;
-use crate::journal::{Before, Entry, Helper, Journal, JournalError, Run, Written};
+use crate::journal::{Before, Entry, Helper, Run, Written};
 use crate::numa_maps::Range;
 use crate::pages::Mover;
 use crate::read::ReadError;
@@ -54,8 +54,8 @@ pub(crate) struct Pinned {
     pub operator: BTreeSet<u16>,
     /// CPUs before an agent first touched the VM; restoring leaves them as pins in the XML.
     pub restored: BTreeMap<u16, CpuSet>,
-    /// What the agent pinned last.
-    pub ours: BTreeMap<u16, CpuSet>,
+    /// What the agent pinned: the newest first, and alone once it was read back.
+    pub ours: BTreeMap<u16, Vec<CpuSet>>,
 }
 
 /// Where a VM's memory lies.
@@ -178,6 +178,11 @@ impl Vm {
             operator_helpers: self.operator_helpers.iter().copied().collect(),
             nodes: self.restrictive_nodes().cloned(),
         }
+    }
+
+    /// Whether it is between two hosts: libvirt then refuses every change, and only after a long wait.
+    pub fn is_migrating(&self) -> bool {
+        self.standstill == Some(Immovable::Migrating)
     }
 
     /// Threads that run vCPUs.
@@ -371,27 +376,44 @@ impl Hands {
 
     /// Writes down what will be in force on a lever.
     pub fn set<T: Written>(&mut self, vm: &Vm, what: &str, entry: &T) -> Result<(), ActionError> {
-        self.write(vm, what, |journal| journal.set(vm.run.vm, entry))
+        let written = self.journal.as_mut().map(|journal| journal.set(vm.run.vm, entry));
+        written
+            .unwrap_or(Ok(()))
+            .map_err(|e| failed(vm, what, &e.to_string()))?;
+        self.mark(vm);
+        Ok(())
     }
 
     /// Writes down that nothing is in force on a lever any more.
     pub fn clear<T: Written>(&mut self, vm: &Vm) {
+        self.clear_keys(vm, &[T::KEY]);
+    }
+
+    /// The same of several levers.
+    pub fn clear_keys(&mut self, vm: &Vm, keys: &[&str]) {
         if let Some(journal) = &mut self.journal {
-            journal.clear(vm.run.vm, &[T::KEY]);
+            journal.clear(vm.run.vm, keys);
+        }
+        self.mark(vm);
+    }
+
+    /// The same, where the mark is not known to say that.
+    pub fn keep_marked(&mut self, vm: &Vm) {
+        if self.marks.is_to_be_compared(vm.run.vm) {
+            self.mark(vm);
         }
     }
 
-    /// Writes to the journal, if there is one.
-    pub fn write(
-        &mut self,
-        vm: &Vm,
-        what: &str,
-        write: impl FnOnce(&mut Journal) -> Result<(), JournalError>,
-    ) -> Result<(), ActionError> {
-        let Some(journal) = &mut self.journal else {
-            return Ok(());
-        };
-        write(journal).map_err(|e| failed(vm, what, &e.to_string()))
+    /// Has the VM's own mark say what the journal says. Where that cannot be, the journal is the only witness.
+    pub fn mark(&mut self, vm: &Vm) {
+        let Some(journal) = &self.journal else { return };
+        let (id, entry) = (vm.run.vm, journal.entry(vm.run.vm));
+        if let Err(error) = self.marks.write(&mut self.libvirt, (id, &vm.handle), entry) {
+            let (name, cause) = (&vm.run.name, error.cause());
+            self.notice(format!(
+                "VM {name} does not carry a mark of what the agent changed: {cause}; it is tried again"
+            ));
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use homenode_host::CpuQuota;
 use homenode_linux::guard::{self, Patience};
 use homenode_linux::journal::{Before, Journal, Run};
 use homenode_linux::lock::{ActingLock, Lock};
-use homenode_linux::{Beat, Pins, Quotas, in_force};
+use homenode_linux::{Beat, Pins, Quotas, Undone, in_force};
 use homenode_units::{CpuId, CpuSet, Ns, VmId};
 
 const PATIENCE: Patience = Patience {
@@ -68,7 +68,7 @@ fn play_agent(dir: &Path, how: &str) {
             ..Before::default()
         };
         journal.begin(run, before).expect("a line");
-        let pins = Pins([(0, CpuSet::one(CpuId(1)))].into());
+        let pins = Pins([(0, vec![CpuSet::one(CpuId(1))])].into());
         journal.set(VmId(7), &pins).expect("a line");
         let slice = Ns::from_millis(30);
         let quotas = Quotas {
@@ -96,7 +96,7 @@ fn play_agent(dir: &Path, how: &str) {
 
 fn play_guard(dir: &Path) {
     let undone = markers().join("undone");
-    let undo = |journal: &mut Journal, vm: VmId| {
+    let undo_one = |journal: &mut Journal, vm: VmId| -> Result<(), String> {
         let before = std::fs::read_to_string(&undone).unwrap_or_default();
         let entry = journal.entry(vm).expect("what is to be undone");
         let quotas: Quotas = entry.get().expect("a quota");
@@ -112,6 +112,16 @@ fn play_guard(dir: &Path) {
         std::fs::write(&undone, before + &line).map_err(|e| e.to_string())?;
         journal.clear_all(vm);
         Ok(())
+    };
+    let undo = |journal: &mut Journal| {
+        let mut undone = Undone::default();
+        for vm in in_force(journal) {
+            match undo_one(journal, vm) {
+                Ok(()) => undone.vms.push(vm),
+                Err(cause) => undone.failures.push(cause),
+            }
+        }
+        undone
     };
     std::fs::write(markers().join("guard"), std::process::id().to_string()).expect("a marker");
     let ending = guard::run(

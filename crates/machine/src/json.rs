@@ -12,14 +12,14 @@ use std::borrow::Cow;
 
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::model::{Cpu, Device, Hardware, Machine, Replacement};
+use crate::model::{Cpu, Device, Distances, Hardware, Link, Llc, Machine, Node, Replacement};
 
-#[derive(Serialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 struct NodeJson<'a> {
     id: NodeId,
-    cpus: &'a CpuSet,
+    cpus: Cow<'a, CpuSet>,
     memory_bytes: Bytes,
     memory_allowed: bool,
     memory_bandwidth_bytes_per_s: Option<BytesPerSec>,
@@ -27,43 +27,43 @@ struct NodeJson<'a> {
     llcs: Vec<u32>,
 }
 
-#[derive(Serialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 struct LlcJson<'a> {
     id: usize,
-    cpus: &'a CpuSet,
+    cpus: Cow<'a, CpuSet>,
     size_bytes: Bytes,
     ways: Option<u32>,
     line_bytes: u32,
     replacement: Option<Replacement>,
 }
 
-#[derive(Serialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 struct LinkJson {
     from: NodeId,
     to: NodeId,
     bandwidth_bytes_per_s: Option<BytesPerSec>,
 }
 
-#[derive(Serialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Machine")]
 struct MachineJson<'a> {
-    name: &'a str,
+    name: Cow<'a, str>,
     nodes: Vec<NodeJson<'a>>,
-    cpus: &'a [Cpu],
+    cpus: Cow<'a, [Cpu]>,
     llcs: Vec<LlcJson<'a>>,
-    distances: &'a [Vec<u32>],
+    distances: Cow<'a, [Vec<u32>]>,
     links: Vec<LinkJson>,
-    devices: &'a [Device],
-    notes: &'a [String],
+    devices: Cow<'a, [Device]>,
+    notes: Cow<'a, [String]>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    hardware: Option<&'a Hardware>,
+    hardware: Option<Cow<'a, Hardware>>,
 }
 
 impl Serialize for Machine {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         let nodes = self.nodes.iter().map(|(id, node)| NodeJson {
             id,
-            cpus: &node.cpus,
+            cpus: Cow::Borrowed(&node.cpus),
             memory_bytes: node.memory_bytes,
             memory_allowed: self.memory_allowed.contains(id),
             memory_bandwidth_bytes_per_s: node.memory_bandwidth,
@@ -72,7 +72,7 @@ impl Serialize for Machine {
         });
         let llcs = self.llcs.iter().enumerate().map(|(id, llc)| LlcJson {
             id,
-            cpus: &llc.cpus,
+            cpus: Cow::Borrowed(&llc.cpus),
             size_bytes: llc.size_bytes,
             ways: llc.ways,
             line_bytes: llc.line_bytes,
@@ -84,17 +84,62 @@ impl Serialize for Machine {
             bandwidth_bytes_per_s: link.bandwidth,
         });
         let machine = MachineJson {
-            name: &self.name,
+            name: Cow::Borrowed(&self.name),
             nodes: nodes.collect(),
-            cpus: &self.cpus,
+            cpus: Cow::Borrowed(&self.cpus),
             llcs: llcs.collect(),
-            distances: &self.distances.rows,
+            distances: Cow::Borrowed(&self.distances.rows),
             links: links.collect(),
-            devices: &self.devices,
-            notes: &self.notes,
-            hardware: self.hardware.as_ref(),
+            devices: Cow::Borrowed(&self.devices),
+            notes: Cow::Borrowed(&self.notes),
+            hardware: self.hardware.as_ref().map(Cow::Borrowed),
         };
         machine.serialize(s)
+    }
+}
+
+impl<'de> Deserialize<'de> for Machine {
+    /// What was written comes back equal; what breaks a rule of machines is refused.
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Machine, D::Error> {
+        let json = MachineJson::deserialize(d)?;
+        let allowed = json.nodes.iter().filter(|node| node.memory_allowed);
+        let memory_allowed = allowed.map(|node| node.id).collect();
+        let node = |node: NodeJson<'_>| {
+            let described = Node {
+                cpus: node.cpus.into_owned(),
+                memory_bytes: node.memory_bytes,
+                memory_bandwidth: node.memory_bandwidth_bytes_per_s,
+                socket: node.socket,
+            };
+            (node.id, described)
+        };
+        let llc = |llc: LlcJson<'_>| Llc {
+            cpus: llc.cpus.into_owned(),
+            size_bytes: llc.size_bytes,
+            ways: llc.ways,
+            line_bytes: llc.line_bytes,
+            replacement: llc.replacement,
+        };
+        let link = |link: LinkJson| Link {
+            from: link.from,
+            to: link.to,
+            bandwidth: link.bandwidth_bytes_per_s,
+        };
+        let machine = Machine {
+            name: json.name.into_owned(),
+            nodes: json.nodes.into_iter().map(node).collect(),
+            memory_allowed,
+            cpus: json.cpus.into_owned(),
+            llcs: json.llcs.into_iter().map(llc).collect(),
+            distances: Distances {
+                rows: json.distances.into_owned(),
+            },
+            links: json.links.into_iter().map(link).collect(),
+            devices: json.devices.into_owned(),
+            notes: json.notes.into_owned(),
+            hardware: json.hardware.map(Cow::into_owned),
+        };
+        machine.checked().map_err(serde::de::Error::custom)
     }
 }
 

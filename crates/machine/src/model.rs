@@ -45,7 +45,7 @@ pub struct Node {
 }
 
 /// One logical CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Cpu {
     /// Kernel's number.
     pub id: CpuId,
@@ -126,7 +126,7 @@ pub struct Link {
 }
 
 /// A PCI device on a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
     /// PCI address, `0000:3b:00.0`.
     pub address: String,
@@ -157,7 +157,7 @@ pub struct Distances {
 }
 
 /// Timing figures of a machine, all from its preset; the twin is the only reader.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Hardware {
     /// Core clock in Hz.
     pub clock_hz: u64,
@@ -187,7 +187,7 @@ pub struct Hardware {
 
 /// References to page tables that a TLB miss makes beyond what page-walk caches hold. Without such caches they were 4
 /// of a native walk and 24 of a nested one.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PageWalk {
     /// On the bare machine.
     pub native_refs: f64,
@@ -196,7 +196,7 @@ pub struct PageWalk {
 }
 
 /// Cost of an inter-processor interrupt, nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Ipi {
     /// On the bare machine.
     pub native_ns: f64,
@@ -205,7 +205,7 @@ pub struct Ipi {
 }
 
 /// Latencies without load.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Latency {
     /// L1 hit, cycles.
     pub l1_cycles: f64,
@@ -218,7 +218,7 @@ pub struct Latency {
 }
 
 /// Latency under load, `g(u) = 1 + alpha·u + beta·u^1.5 / (1 − u)`, with `u` the share of the sustained bandwidth in use.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LoadCurve {
     /// Linear part.
     pub alpha: f64,
@@ -227,7 +227,7 @@ pub struct LoadCurve {
 }
 
 /// Timing of a link. The curve multiplies [`LinkTiming::hop_ns`] alone, not the whole latency of a remote access.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkTiming {
     /// Latency that one hop adds, nanoseconds.
     pub hop_ns: f64,

@@ -44,3 +44,21 @@ fn memory_that_a_cpuset_forbids_is_no_home() {
         [0, 1, 3].map(NodeId).into_iter().collect::<NodeSet>()
     );
 }
+
+#[test]
+fn the_json_of_a_machine_reads_back_as_it() {
+    for name in homenode_machine_files::preset_names() {
+        let machine = preset(name).unwrap();
+        let text = serde_json::to_string(&machine).unwrap();
+        let read: homenode_machine::Machine = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, machine);
+        let broken = text.replacen("\"memory_bytes\":", "\"memory_bytes\":-", 1);
+        assert!(serde_json::from_str::<homenode_machine::Machine>(&broken).is_err());
+        let mut broken: serde_json::Value = serde_json::from_str(&text).unwrap();
+        broken["distances"] = serde_json::json!([[20]]);
+        assert!(
+            serde_json::from_value::<homenode_machine::Machine>(broken).is_err(),
+            "{name}"
+        );
+    }
+}

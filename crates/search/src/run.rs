@@ -1,7 +1,7 @@
 //! A scenario's run under a set of policies, and what came of it.
 
 use std::ops::ControlFlow;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use homenode_control::{Around, Config, Control, Epoch, Event, Mode};
 use homenode_host::HostError;
@@ -28,16 +28,32 @@ pub fn run(
     setup: &Setup,
     config: Config,
     look: impl FnMut(&Twin),
-    told: impl FnMut(&Event),
+    mut told: impl FnMut(&Event),
+) -> anyhow::Result<Run> {
+    run_watched(setup, config, look, |epoch, _| {
+        epoch.events.iter().for_each(&mut told);
+    })
+}
+
+/// The same; `watch` is called with each epoch, and with the loop after it.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_watched(
+    setup: &Setup,
+    config: Config,
+    look: impl FnMut(&Twin),
+    watch: impl FnMut(&Epoch, &Control),
 ) -> anyhow::Result<Run> {
     let mut twin = setup.start()?;
     let (policy, period) = (config.policies.name(), config.period);
     let control = Mutex::new(Control::new(config, Mode::Act));
     let mut to_end = ToEnd {
         setup,
+        control: &control,
         period,
         look,
-        told,
+        watch,
         decisions: 0,
     };
     homenode_control::run(&mut twin, &control, &mut to_end)?;
@@ -49,15 +65,16 @@ pub fn run(
 }
 
 /// A run to the end of its programs, or of its scenario's time.
-struct ToEnd<'a, L, T> {
+struct ToEnd<'a, L, W> {
     setup: &'a Setup,
+    control: &'a Mutex<Control>,
     period: Ns,
     look: L,
-    told: T,
+    watch: W,
     decisions: usize,
 }
 
-impl<L: FnMut(&Twin), T: FnMut(&Event)> Around<Twin> for ToEnd<'_, L, T> {
+impl<L: FnMut(&Twin), W: FnMut(&Epoch, &Control)> Around<Twin> for ToEnd<'_, L, W> {
     type Error = HostError;
 
     fn before(&mut self, twin: &mut Twin) -> Result<ControlFlow<()>, HostError> {
@@ -69,10 +86,13 @@ impl<L: FnMut(&Twin), T: FnMut(&Event)> Around<Twin> for ToEnd<'_, L, T> {
     }
 
     fn after(&mut self, _: &mut Twin, epoch: Result<Epoch, HostError>) -> Result<ControlFlow<()>, HostError> {
-        for event in &epoch?.events {
-            self.decisions += usize::from(matches!(event, Event::Decided { .. }));
-            (self.told)(event);
-        }
+        let epoch = epoch?;
+        let decided = |event: &&Event| matches!(event, Event::Decided { .. });
+        self.decisions += epoch.events.iter().filter(decided).count();
+        (self.watch)(
+            &epoch,
+            &self.control.lock().unwrap_or_else(PoisonError::into_inner),
+        );
         Ok(ControlFlow::Continue(()))
     }
 

@@ -31,7 +31,7 @@ written!(
 written!(
     /// A time span.
     Time,
-    r"^\s*(\d+\.?\d{0,9}|\.\d{1,9})\s*(ns|us|ms|s|min|h)\s*$",
+    r"^\s*(\d+\.?\d{0,9}|\.\d{1,9})\s*(ns|us|ms|s|min|m|h|d)\s*$",
     "1500ms"
 );
 written!(

@@ -117,11 +117,13 @@ const DECIMAL: [(&str, u64); 5] = [
 ];
 /// As QEMU and virsh take them.
 const SHORT: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
-const TIME: [(&str, u64); 6] = [
+const TIME: [(&str, u64); 8] = [
     ("ns", 1),
     ("us", 1_000),
     ("ms", 1_000_000),
     ("min", 60_000_000_000),
+    ("m", 60_000_000_000),
+    ("d", 86_400_000_000_000),
     ("h", 3_600_000_000_000),
     ("s", 1_000_000_000),
 ];
@@ -270,7 +272,7 @@ impl FromStr for BytesPerSec {
 impl FromStr for Ns {
     type Err = ParseQuantityError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse(text, &TIME, "a duration such as `900s`, `30ms` or `2min`").map(Ns)
+        parse(text, &TIME, "a duration such as `900s`, `30ms` or `2m`").map(Ns)
     }
 }
 
@@ -314,14 +316,31 @@ pub mod text {
     use std::str::FromStr;
 
     /// A quantity that files and flags write with its unit.
-    pub trait Text: FromStr<Err = super::ParseQuantityError> + Display {}
-    impl Text for Bytes {}
-    impl Text for BytesPerSec {}
-    impl Text for Ns {}
+    pub trait Text: FromStr<Err = super::ParseQuantityError> + Display + PartialEq {
+        /// In its smallest unit.
+        fn exact(&self) -> String;
+    }
+    impl Text for Bytes {
+        fn exact(&self) -> String {
+            format!("{}B", self.0)
+        }
+    }
+    impl Text for BytesPerSec {
+        fn exact(&self) -> String {
+            format!("{}B/s", self.0)
+        }
+    }
+    impl Text for Ns {
+        fn exact(&self) -> String {
+            format!("{}ns", self.0)
+        }
+    }
 
-    /// Writes the human form.
+    /// Writes the human form, in the smallest unit where a larger one would round: what is written reads back.
     pub fn serialize<T: Text, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(value)
+        let shown = value.to_string();
+        let is_exact = shown.parse().is_ok_and(|read: T| read == *value);
+        s.serialize_str(&if is_exact { shown } else { value.exact() })
     }
 
     /// Reads the human form.
@@ -336,7 +355,7 @@ pub mod text {
         /// Writes the human form, or nothing.
         pub fn serialize<T: Text, S: Serializer>(value: &Option<T>, s: S) -> Result<S::Ok, S::Error> {
             match value {
-                Some(value) => s.collect_str(value),
+                Some(value) => super::serialize(value, s),
                 None => s.serialize_none(),
             }
         }
@@ -366,7 +385,39 @@ mod tests {
         assert_eq!("2gb/s".parse(), Ok(BytesPerSec(2_000_000_000)));
         assert_eq!("900s".parse(), Ok(Ns::from_secs(900)));
         assert_eq!("2min".parse(), Ok(Ns::from_secs(120)));
+        assert_eq!("2m".parse(), Ok(Ns::from_secs(120)));
+        assert_eq!("1d".parse(), Ok(Ns::from_secs(86400)));
         assert_eq!("17.1GB/s".parse(), Ok(BytesPerSec(17_100_000_000)));
+    }
+
+    #[test]
+    fn what_files_are_written_with_reads_back_exactly() {
+        #[derive(serde::Serialize)]
+        struct Row<T: text::Text>(#[serde(with = "text")] T);
+        fn back<T: text::Text>(value: T) -> (String, T) {
+            let text: String = serde_json::from_value(serde_json::json!(Row(value))).unwrap();
+            let read = text.parse().unwrap();
+            (text, read)
+        }
+        for ns in [
+            0,
+            1,
+            1_000,
+            1_500_000,
+            1_250_000_001,
+            90_000_000_000,
+            1_250_000_000,
+            u64::MAX,
+        ] {
+            assert_eq!(back(Ns(ns)).1, Ns(ns));
+        }
+        for bytes in [0, 1, 1023, 4097, 3 << 29, (1 << 30) + 1, u64::MAX] {
+            assert_eq!(back(Bytes(bytes)).1, Bytes(bytes));
+            assert_eq!(back(BytesPerSec(bytes)).1, BytesPerSec(bytes));
+        }
+        assert_eq!(back(Ns::from_secs(5)).0, "5s");
+        assert_eq!(back(Ns::from_millis(1250)).0, "1250000000ns");
+        assert_eq!(back(Bytes::from_gib(16)).0, "16GiB");
     }
 
     #[test]

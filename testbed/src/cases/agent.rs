@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, ensure};
+use homenode_linux::guard::SILENCE_MAX;
 use homenode_testbed_guest::Behaviour;
+use rustix::process::{Pid, Signal};
 
 use super::basics::in_mib;
 use crate::inside::Inside;
@@ -346,4 +348,47 @@ pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let home = wait_home(inside, &guest, SOON)?;
     wait_memory(inside, &guest, home, Duration::from_secs(240))?;
     stop(successor)
+}
+
+/// Nobody reads what the agent says: it goes on, and its guard does not take it for hung.
+pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = inside.create(&ordinary("watched"))?;
+    let (reader, writer) = std::io::pipe()?;
+    // The first epochs fill it.
+    rustix::pipe::fcntl_setpipe_size(&writer, 4096)?;
+    let mut command = std::process::Command::new(inside.homenode()?);
+    command.args(["run", "--host", "libvirt", "--json", "--policies", "tavo"]);
+    let mut agent = command.stdout(writer).spawn()?;
+    // With it goes this process's end of the pipe.
+    drop(command);
+    wait_home(inside, &guest, SOON)?;
+    let settled = Instant::now();
+    while settled.elapsed() < 3 * SILENCE_MAX {
+        thread::sleep(Duration::from_secs(5));
+        if let Some(ended) = agent.try_wait()? {
+            bail!("expected the agent to go on unread, it ended with {ended}");
+        }
+    }
+    let full = rustix::io::ioctl_fionread(&reader)?;
+    ensure!(
+        full >= 2048,
+        "expected a pipe that is full, saw {full} bytes in it"
+    );
+    inside.told("vm", &[])?;
+    rustix::process::kill_process(Pid::from_child(&agent), Signal::TERM)?;
+    let ended = wait_until("the unread agent to end", Duration::from_secs(60), || {
+        Ok(agent
+            .try_wait()?
+            .map_or_else(|| Look::NotYet("it runs".to_owned()), Look::Done))
+    })?;
+    ensure!(
+        ended.success(),
+        "expected the unread agent to end with status 0, saw {ended}"
+    );
+    let affinity = guest.process.vcpu_affinity()?;
+    ensure!(
+        node_of_vcpus(&affinity).is_none(),
+        "expected the guest's vCPUs to be free again, saw {affinity:?}"
+    );
+    Ok(())
 }

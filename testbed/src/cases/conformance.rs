@@ -43,7 +43,7 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
         skipped == NOT_HERE,
         "expected these checks to be skipped: {NOT_HERE:?}, saw {skipped:?}"
     );
-    let failures = host.restore();
+    let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
         "expected everything given back, saw {failures:?}"

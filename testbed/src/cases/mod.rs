@@ -9,6 +9,7 @@ mod balloon;
 mod basics;
 mod conformance;
 mod counted;
+mod crash;
 mod dropin;
 mod live_topology;
 mod memory;
@@ -265,6 +266,27 @@ pub static ALL: &[Case] = &[
         600,
         "the agent killed in mid-move leaves no limits, and its successor finishes",
         agent::agent_killed,
+    ),
+    case(
+        "kill-points",
+        Group::Agent,
+        1500,
+        "agent, guard and libvirtd killed, stopped and robbed of their files in ten ways: everything is given back",
+        crash::kill_points,
+    ),
+    case(
+        "saved",
+        Group::Agent,
+        600,
+        "a guest that was saved while an agent held it is given back once it is restored",
+        crash::saved,
+    ),
+    case(
+        "output-not-read",
+        Group::Agent,
+        480,
+        "an agent whose output is not read goes on, and ends in good order when asked to",
+        agent::output_not_read,
     ),
     case(
         "quota",

@@ -39,7 +39,7 @@ fn status_field(text: &str, key: &str) -> Option<String> {
 }
 
 /// A process by its number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process(pub u32);
 
 impl Process {

@@ -11,7 +11,7 @@ use crate::cargo::DependencyKind;
 /// Dependencies point one way: units ← machine ← host ← {policy, linux}; policy ← {twin, control}; control ← api ← agent ← cli;
 /// beside them machine ← machine-files, for those that read files or `/sys`.
 /// The testbed knows the product by its commands, and its live host by the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 23] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 26] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -127,11 +127,26 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 23] = [
             "homenode-tracking",
         ],
     ),
+    ("homenode-recorder", &["homenode-units"]),
+    (
+        "homenode-why",
+        &["homenode-host", "homenode-machine", "homenode-units"],
+    ),
     (
         "homenode-api",
         &[
             "homenode-control",
             "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+            "homenode-why",
+        ],
+    ),
+    (
+        "homenode-trace",
+        &[
+            "homenode-control",
             "homenode-host",
             "homenode-machine",
             "homenode-units",
@@ -142,6 +157,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 23] = [
         &[
             "homenode-api",
             "homenode-control",
+            "homenode-recorder",
+            "homenode-trace",
             "homenode-linux",
             "homenode-twin",
             "homenode-policy",
@@ -149,6 +166,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 23] = [
             "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
+            "homenode-why",
         ],
     ),
     (
@@ -156,6 +174,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 23] = [
         &[
             "homenode-agent",
             "homenode-api",
+            "homenode-recorder",
+            "homenode-trace",
             "homenode-reproduce",
             "homenode-search",
             "homenode-calibrate",
@@ -169,6 +189,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 23] = [
             "homenode-machine-files",
             "homenode-machine",
             "homenode-units",
+            "homenode-why",
         ],
     ),
     (

@@ -8,11 +8,12 @@ use super::syntax::{Named, paths, shipped};
 use super::tree::Workspace;
 
 /// Crates that are pure. What they depend on in the workspace is held to the same.
-const PURE: [&str; 4] = [
+const PURE: [&str; 5] = [
     "homenode-policy",
     "homenode-host",
     "homenode-machine",
     "homenode-units",
+    "homenode-why",
 ];
 
 /// What pure crates may use beside the workspace: none of these does I/O.

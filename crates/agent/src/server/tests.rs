@@ -81,6 +81,44 @@ fn a_thousand_clients_that_say_nothing_delay_nobody() {
 }
 
 #[test]
+fn a_thousand_half_open_connections_that_drip_delay_nobody() {
+    let (dir, _open) = server();
+    let path = socket_path(dir.path());
+    let stopping = Arc::new(AtomicBool::new(false));
+    let stop = Arc::clone(&stopping);
+    // Each says a request byte by byte, and who is dropped for that begins again.
+    let dripping = std::thread::spawn(move || {
+        let begin = || {
+            let stream = net::UnixStream::connect(&path).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        };
+        let mut all: Vec<net::UnixStream> = (0..1000).map(|_| begin()).collect();
+        let mut dropped_count = 0;
+        while !stop.load(Ordering::Relaxed) {
+            for stream in &mut all {
+                if stream.write(b"{").is_err() {
+                    dropped_count += 1;
+                    *stream = begin();
+                }
+            }
+        }
+        dropped_count
+    });
+    let began = Instant::now();
+    while began.elapsed() < 2 * PATIENCE {
+        let asked = Instant::now();
+        assert!(is_answered(&dir));
+        assert!(asked.elapsed() < Duration::from_secs(10));
+    }
+    stopping.store(true, Ordering::Relaxed);
+    assert!(
+        dripping.join().unwrap() > 0,
+        "none was dropped: they did not drip"
+    );
+}
+
+#[test]
 fn a_request_that_trickles_in_is_answered_or_dropped_in_the_end() {
     let (dir, _open) = server();
     let mut stream = connect(&dir);

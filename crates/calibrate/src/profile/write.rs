@@ -9,6 +9,7 @@ use homenode_units::Bytes;
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, Value, value};
 
 use super::emulator::escaped;
+use crate::write::round;
 
 /// How each such file begins.
 pub const FIRST_WORDS: &str = "# Measured by homenode profile";
@@ -106,7 +107,7 @@ pub fn profile(
     program.insert(
         "instructions_g_per_thread",
         noted(
-            rounded((log.instructions as f64 / threads as f64 / 1e9).max(1e-9), 9),
+            round((log.instructions as f64 / threads as f64 / 1e9).max(1e-9), 9),
             &format!(
                 "measured: {} instructions of {threads} {of_threads}",
                 log.instructions
@@ -117,7 +118,7 @@ pub fn profile(
     program.insert(
         "llc_accesses_per_kilo_instruction",
         noted(
-            rounded(kilo(log.llc_accesses), 6),
+            round(kilo(log.llc_accesses), 6),
             &format!(
                 "measured: {} accesses, of {:.1} loads and {:.1} stores per thousand instructions",
                 log.llc_accesses,
@@ -134,14 +135,14 @@ pub fn profile(
     program.insert(
         "write_share",
         noted(
-            rounded(write_share, 4),
+            round(write_share, 4),
             "measured: lines that private caches gave up written, of those that they got",
         ),
     );
     let mut miss_ratio = Table::new();
-    miss_ratio.insert("m_inf", noted(rounded(fit.curve.m_inf, 6), "fitted"));
+    miss_ratio.insert("m_inf", noted(round(fit.curve.m_inf, 6), "fitted"));
     miss_ratio.insert("c0", noted(size(fit.curve.c0), "fitted"));
-    miss_ratio.insert("k", noted(rounded(fit.curve.k, 4), "fitted"));
+    miss_ratio.insert("k", noted(round(fit.curve.k, 4), "fitted"));
     let mut region = Table::new();
     region.insert("kind", value(if single { "private" } else { "shared" }));
     let used = Bytes(log.footprint_bytes.next_multiple_of(4096).max(4096));
@@ -184,12 +185,6 @@ fn noted(of: impl Into<Value>, source: &str) -> Item {
     let mut of = of.into();
     of.decor_mut().set_suffix(format!(" # {source}"));
     Item::Value(of)
-}
-
-/// A figure to so many places.
-fn rounded(figure: f64, places: i32) -> f64 {
-    let scale = 10_f64.powi(places);
-    (figure * scale).round() / scale
 }
 
 /// A size as files state it: in the largest unit that it is a whole number of.

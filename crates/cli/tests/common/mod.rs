@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test file uses its part
 
+pub mod http;
+
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 

@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map;
 
-use homenode_host::{VcpuSample, VmSample};
+use homenode_host::{Immovable, Management, VcpuSample, VmSample};
 use homenode_units::{CpuSet, Migration, Ns};
 
 use super::LibvirtHost;
 use crate::attribution::Seen;
 use crate::cgroup::{CpuGroup, CpuMax};
 use crate::domain::{Domain, FreePages};
+use crate::hands::Hands;
 use crate::journal::{Entry, Helper, Run};
 use crate::levers::{self, Home};
+use crate::mark::{self, TakenIn};
 use crate::now;
-use crate::read::{self, ReadError};
-use crate::task::{self, Process};
+use crate::read::ReadError;
+use crate::task;
 use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
 
 /// What a domain lacks whose guest keeps its free pages.
@@ -36,20 +38,27 @@ impl LibvirtHost {
             Some(vm.run.runtime_id) == domain.runtime_id && task::is_alive(&self.hands.root, vm.run.process())
         });
         let is_first = known.is_none();
-        let vm = match known {
+        // Where libvirt does not say, acting will.
+        let standstill = self.hands.libvirt.standstill(&handle).unwrap_or_default();
+        let mut vm = match known {
             Some(vm) if vm.xml == xml => Vm { handle, ..vm },
-            Some(vm) => Vm {
-                handle,
-                xml,
-                domain,
-                ..vm
-            },
+            Some(vm) => {
+                self.hands.marks.saw(id, domain.mark.clone());
+                Vm {
+                    handle,
+                    xml,
+                    domain,
+                    ..vm
+                }
+            }
+            // Nothing of it can be changed, and it is not all here yet.
+            None if standstill == Some(Immovable::Migrating) => return Ok(None),
             None => match self.first_sight(handle, xml, domain).map_err(failed)? {
                 Some(vm) => vm,
                 None => return Ok(None),
             },
         };
-        let mut vm = vm;
+        vm.standstill = standstill;
         let seen = self.look(&mut vm, at, is_first).map_err(failed);
         // Whatever could not be read of it: what is in force on it is known, and its leases end.
         if !is_first || matches!(seen, Ok(Some(_))) {
@@ -65,8 +74,6 @@ impl LibvirtHost {
         if vm.vcpu_tids().next().is_none() {
             return Ok(None);
         }
-        // Where libvirt does not say, acting will.
-        vm.standstill = self.hands.libvirt.standstill(&vm.handle).unwrap_or_default();
         let usable = self.hands.machine.cpu_set();
         match vm.refresh_pages(&self.hands.root, at) {
             Ok(Found::Memory | Found::NotLooked) => {}
@@ -78,31 +85,36 @@ impl LibvirtHost {
             }
         }
         self.find_groups(vm)?;
-        vm.reconcile(&mut self.hands, is_first);
-        self.vm_sample(vm, &usable).map(Some)
+        if !vm.is_migrating() {
+            vm.reconcile(&mut self.hands, is_first);
+            self.hands.keep_marked(vm);
+        }
+        let sample = self.vm_sample(vm, &usable)?;
+        if sample.settings.management == Management::Ignored && !vm.is_migrating() {
+            for error in vm.give_back(&mut self.hands) {
+                self.hands.notice(error.to_string());
+            }
+        }
+        Ok(Some(sample))
     }
 
     /// Gets to know a VM: its process, and what its operator wants, which later cannot be told from our own pins.
     fn first_sight(
         &mut self,
         handle: virt::domain::Domain,
-        xml: String,
-        domain: Domain,
+        mut xml: String,
+        mut domain: Domain,
     ) -> Result<Option<Vm>, ReadError> {
-        let Some(runtime_id) = domain.runtime_id else {
+        let Some(run) = mark::run_of(&self.hands.root, &domain)? else {
             return Ok(None);
         };
-        let Some(process) = self.qemu_of(&domain)? else {
-            return Ok(None);
-        };
-        let Process { pid, start_ticks } = process;
-        let run = Run {
-            vm: domain.id,
-            name: domain.name.clone(),
-            runtime_id,
-            pid,
-            start_ticks,
-        };
+        if self.take_in(&domain, &run)
+            && let Ok(now) = self.hands.libvirt.xml(&handle)
+            && let Ok(again) = Domain::parse(&now)
+        {
+            (xml, domain) = (now, again);
+        }
+        self.hands.marks.saw(run.vm, domain.mark.clone());
         if let Err(why) = &domain.settings {
             let text = format!(
                 "VM {} is watched only: its homenode metadata is wrong: {why}",
@@ -142,20 +154,45 @@ impl LibvirtHost {
         }))
     }
 
-    /// The QEMU process of a domain: from libvirt's pid file, else by its command line.
-    fn qemu_of(&self, domain: &Domain) -> Result<Option<Process>, ReadError> {
-        let uuid = domain.id.to_string();
-        let path = self
-            .hands
-            .root
-            .join("run/libvirt/qemu")
-            .join(format!("{}.pid", domain.name));
-        if let Some(pid) = read::value_if_there(&path, "a process id")?
-            && task::is_qemu_of(&self.hands.root, pid, &uuid)
-        {
-            return task::process(&self.hands.root, pid);
-        }
-        task::find_qemu(&self.hands.root, &uuid)
+    /// Takes in what a VM's mark says; whether something was undone by that, and libvirt's XML is another now.
+    fn take_in(&mut self, domain: &Domain, run: &Run) -> bool {
+        let Hands {
+            libvirt,
+            journal: Some(journal),
+            marks,
+            root,
+            ..
+        } = &mut self.hands
+        else {
+            return false;
+        };
+        let name = &domain.name;
+        let (said, is_undone) = match mark::take_in(marks.here(), journal, root, (domain, run)) {
+            Ok(TakenIn::Known) => return false,
+            Ok(TakenIn::New) => (
+                format!(
+                    "what was changed of VM {name} is known by the mark that it carries: the journal had lost it"
+                ),
+                false,
+            ),
+            Ok(TakenIn::Carried) => match levers::undo(libvirt, root, journal, run.vm) {
+                Ok(()) => (
+                    format!(
+                        "VM {name} came with what an agent had changed where it ran before; it was given back"
+                    ),
+                    true,
+                ),
+                Err(cause) => (
+                    format!(
+                        "VM {name} came with what an agent had changed where it ran before; that could not be undone: {cause}"
+                    ),
+                    true,
+                ),
+            },
+            Err(cause) => (cause, false),
+        };
+        self.hands.notice(said);
+        is_undone
     }
 
     /// Finds the cgroups of vCPUs that are new.
@@ -230,7 +267,7 @@ impl LibvirtHost {
             .clone()
             .filter(|home| !home.is_subset(&memory_nodes))
         {
-            settings.management = homenode_host::Management::Ignored;
+            settings.management = Management::Ignored;
             settings.home = None;
             let name = &vm.domain.name;
             self.hands.notice(format!("VM {name} is watched only: its home {home} is not among this host's nodes with memory {memory_nodes}"));

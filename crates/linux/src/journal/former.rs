@@ -62,7 +62,7 @@ pub(super) fn lines(line: &[u8], entries: &BTreeMap<VmId, Entry>) -> Option<Vec<
         Record::Pinned { vm, vcpus, cpus } => {
             let mut pins: Pins = entries.get(&vm).and_then(Entry::get).unwrap_or_default();
             pins.0
-                .extend(vcpus.into_iter().map(|index| (index, cpus.clone())));
+                .extend(vcpus.into_iter().map(|index| (index, vec![cpus.clone()])));
             vec![Line::new(vm, Pins::KEY, &pins)]
         }
         Record::Home { vm, nodes } => vec![Line::new(vm, Home::KEY, &nodes)],

@@ -61,7 +61,7 @@ fn filled(dir: &Path) -> Journal {
     let mut journal = Journal::open(dir).unwrap();
     let vm = VmId(1);
     journal.begin(run(1), before()).unwrap();
-    journal.set(vm, &Pins([(0, cpus("2"))].into())).unwrap();
+    journal.set(vm, &Pins([(0, vec![cpus("2")])].into())).unwrap();
     journal.begin(run(2), Before::default()).unwrap();
     journal.set(vm, &Home(nodes("2"))).unwrap();
     journal.set(vm, &MemoryNodes(nodes("0,2"))).unwrap();
@@ -98,7 +98,7 @@ fn what_was_set_and_not_lifted_is_in_force() {
     let entry = journal.entry(VmId(1)).unwrap();
     assert_eq!(
         entry.get(),
-        Some(Pins([(0, cpus("2"))].into())),
+        Some(Pins([(0, vec![cpus("2")])].into())),
         "vCPU 1 was not touched"
     );
     assert_eq!(entry.get(), Some(MemoryNodes(nodes("0,2"))));
@@ -145,7 +145,9 @@ fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
         ..before()
     };
     journal.begin(run(1), changed).unwrap();
-    journal.set(VmId(1), &Pins([(0, cpus("3"))].into())).unwrap();
+    journal
+        .set(VmId(1), &Pins([(0, vec![cpus("3")])].into()))
+        .unwrap();
     drop(journal);
     let journal = Journal::open(dir.path()).unwrap();
     let entry = journal.entry(VmId(1)).unwrap();
@@ -283,7 +285,7 @@ fn the_files_stay_small_however_long_the_agent_runs() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = filled(dir.path());
     let mut longest = 0;
-    let pins = Pins((0..200).map(|vcpu| (vcpu, cpus("0-3"))).collect());
+    let pins = Pins((0..200).map(|vcpu| (vcpu, vec![cpus("0-3")])).collect());
     for _ in 0..500 {
         journal.set(VmId(1), &pins).unwrap();
         journal.clear(VmId(1), &[Pins::KEY]);
@@ -391,7 +393,7 @@ proptest! {
 
     #[test]
     fn a_flipped_bit_is_found(at in 0usize..400, bit in 0u8..8) {
-        let whole = Line::new(VmId(7), Pins::KEY, &Pins([(1, CpuSet::one(CpuId(3)))].into()));
+        let whole = Line::new(VmId(7), Pins::KEY, &Pins([(1, vec![CpuSet::one(CpuId(3))])].into()));
         let mut line = whole.encode().into_bytes();
         line.pop();
         let at = at % line.len();
@@ -453,7 +455,7 @@ fn a_journal_of_0_1_0_is_read_once_and_rewritten() {
     let entry = |vm| journal.entry(VmId(vm)).unwrap();
     let first = entry(1);
     assert_eq!((&first.run, &first.before), (&run(1), &before()));
-    assert_eq!(first.get(), Some(Pins([(0, cpus("2"))].into())));
+    assert_eq!(first.get(), Some(Pins([(0, vec![cpus("2")])].into())));
     assert_eq!(first.get(), Some(Home(nodes("2"))));
     assert_eq!(first.get(), Some(MemoryNodes(nodes("0,2"))));
     assert_eq!(first.get(), Some(Moving(nodes("2"))));

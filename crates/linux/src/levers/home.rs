@@ -106,9 +106,7 @@ impl Grip for OfVm {
         let threads = task::threads(&hands.root, vm.run.pid);
         vm.threads = threads.map_err(|e| failed(vm, LEAVE, &e.to_string()))?;
         let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, super::Moving::KEY];
-        if let Some(journal) = &mut hands.journal {
-            journal.clear(vm.run.vm, &keys);
-        }
+        hands.clear_keys(vm, &keys);
         vm.home = None;
         Ok(())
     }

@@ -216,7 +216,7 @@ impl Grip for OfVm {
             let xml = after.libvirt.xml(&domain).map_err(|e| e.cause().to_owned());
             let current = xml.and_then(|xml| Domain::parse(&xml).map_err(|e| e.to_string()));
             match current {
-                // Somebody who gave it more meanwhile wants it so.
+                // Its operator gave it more meanwhile.
                 Ok(domain) if domain.memory_current_bytes > shrink.before => {}
                 // As much as before may be a balloon that has not moved yet, and will.
                 Ok(_) => steps.note("memory", after.libvirt.set_memory(&domain, shrink.before)),

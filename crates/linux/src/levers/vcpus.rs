@@ -7,15 +7,17 @@ use homenode_units::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use super::{After, Grip, Steps, failed};
+use crate::domain::Domain;
 use crate::hands::Hands;
 use crate::journal::{Entry, Written};
 use crate::libvirt::CallError;
 use crate::task;
 use crate::vm::{Pinned, Vm};
 
-/// CPUs that vCPUs are pinned to.
+/// CPUs that each vCPU may have been left pinned to, the newest first: several where an agent ended, or had no answer, while it
+/// changed them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pins(pub BTreeMap<u16, CpuSet>);
+pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
 
 impl Written for Pins {
     const KEY: &'static str = "vcpus";
@@ -40,6 +42,8 @@ impl Pinned {
 }
 
 const PIN: &str = "pinning vCPU";
+/// More changes in a row without an answer are not told apart.
+const PINS_KEPT: usize = 8;
 
 struct Vcpus {
     journalled: Pins,
@@ -63,20 +67,19 @@ impl Grip for Vcpus {
         let Act::PinVcpus { vcpus, cpus } = act else {
             return Ok(Outcome::Done);
         };
-        let mut pins: Pins = hands.journalled(vm).unwrap_or_default();
-        pins.0.extend(vcpus.iter().map(|index| (*index, cpus.clone())));
-        hands.set(vm, PIN, &pins)?;
+        let mut may_be = vm.pins.ours.clone();
+        for index in vcpus {
+            let of_vcpu = may_be.entry(*index).or_default();
+            of_vcpu.retain(|set| set != cpus);
+            of_vcpu.insert(0, cpus.clone());
+            of_vcpu.truncate(PINS_KEPT);
+        }
+        hands.set(vm, PIN, &Pins(may_be.clone()))?;
+        // Whether libvirt does it or not, it is the agent's doing.
+        vm.pins.ours = may_be;
         for &index in vcpus {
-            let before = vm.pins.ours.insert(index, cpus.clone());
-            let result = pin(hands, vm, index, cpus);
-            if result.is_err() {
-                // What libvirt did not do must not look like someone else's doing.
-                match before {
-                    Some(before) => vm.pins.ours.insert(index, before),
-                    None => vm.pins.ours.remove(&index),
-                };
-            }
-            result?;
+            pin(hands, vm, index, cpus)?;
+            vm.pins.ours.insert(index, vec![cpus.clone()]);
         }
         Ok(Outcome::Done)
     }
@@ -84,6 +87,10 @@ impl Grip for Vcpus {
     fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
         let usable = hands.machine.cpu_set();
         let name = vm.run.name.clone();
+        let before = hands
+            .entry(vm)
+            .map(|entry| entry.before.vcpus.clone())
+            .unwrap_or_default();
         let mut others = Vec::new();
         for index in vm.vcpu_indices() {
             let written = vm.domain.vcpu_pins.get(&index);
@@ -97,15 +104,20 @@ impl Grip for Vcpus {
             );
             let restored = vm.pins.restored(index, &usable);
             let pins = &mut vm.pins;
-            if let Some(ours) = pins.ours.get(&index) {
-                let differs = written.as_ref().is_some_and(|w| w != ours) || in_force != *ours;
-                if !differs {
+            if let Some(ours) = pins.ours.get_mut(&index) {
+                let is_ours = |set: &CpuSet| ours.contains(set);
+                if is_ours(&in_force) && written.as_ref().is_none_or(is_ours) {
+                    if written.is_none_or(|written| written == in_force) {
+                        *ours = vec![in_force];
+                    }
                     continue;
                 }
                 pins.ours.remove(&index);
                 others.push(index);
-                // An agent that died between journal and pin leaves a pin that never came into force.
-                if is_first && (written.is_none() || written == restored) {
+                // An agent that died, or had no answer, between journal and pin leaves a pin that never came into force.
+                let was = before.get(&index).map(|cpus| cpus.intersection(&usable));
+                if (is_first && (written.is_none() || written == restored)) || was.as_ref() == Some(&in_force)
+                {
                     continue;
                 }
                 if in_force != usable {
@@ -140,11 +152,22 @@ impl Grip for Vcpus {
             return Ok(());
         };
         let mut steps = Steps::default();
-        for (&index, cpus) in &after.before.vcpus {
-            if self.journalled.0.contains_key(&index) && !cpus.is_empty() {
+        let xml = after.libvirt.xml(&domain).map_err(|e| e.cause().to_owned());
+        let written = match xml.and_then(|xml| Domain::parse(&xml).map_err(|e| e.to_string())) {
+            Ok(domain) => domain.vcpu_pins,
+            Err(cause) => {
+                steps.unknown("its vCPUs' pins", &cause);
+                return steps.done();
+            }
+        };
+        for (index, ours) in &self.journalled.0 {
+            // What somebody else pinned meanwhile is left alone.
+            let is_ours = written.get(index).is_some_and(|pin| ours.contains(pin));
+            let before = after.before.vcpus.get(index).filter(|cpus| !cpus.is_empty());
+            if let Some(cpus) = before.filter(|_| is_ours) {
                 steps.note(
                     &format!("vCPU {index}"),
-                    after.libvirt.pin_vcpu(&domain, index, cpus),
+                    after.libvirt.pin_vcpu(&domain, *index, cpus),
                 );
             }
         }
@@ -152,7 +175,7 @@ impl Grip for Vcpus {
     }
 }
 
-/// What somebody else pinned is not undone when the agent ends.
+/// Pins that an operator set meanwhile are not undone when the agent ends.
 fn leave_to_others(hands: &mut Hands, vm: &Vm, vcpus: &[u16]) -> Result<(), ActionError> {
     let Some(Pins(mut pins)) = hands.journalled::<Pins>(vm).filter(|_| !vcpus.is_empty()) else {
         return Ok(());

@@ -63,18 +63,28 @@ impl Watching {
         let (go_on, stop) = channel();
         let tracker = look.tracker();
         let there = Arc::clone(&latest);
-        let thread = std::thread::spawn(move || {
+        let fail = |there: &Mutex<Latest>, error| {
+            there.lock().unwrap_or_else(PoisonError::into_inner).failed = Some(error);
+        };
+        let named = std::thread::Builder::new().name("watching".into());
+        let thread = named.spawn(move || {
             if let Err(error) = watch(look, window, &stop, &there) {
-                there.lock().unwrap_or_else(PoisonError::into_inner).failed = Some(error);
+                fail(&there, error);
             }
         });
+        if let Err(error) = &thread {
+            fail(
+                &latest,
+                TrackerError::Unfit(format!("no thread can be started to watch with: {error}")),
+            );
+        }
         Watching {
             window,
             tracker,
             target,
             latest,
             go_on: Some(go_on),
-            thread: Some(thread),
+            thread: thread.ok(),
         }
     }
 
@@ -236,7 +246,7 @@ impl Grip for OfVm {
 
     fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
         Damon::new(after.root)
-            .end(after.run.pid)
+            .end_left(after.run.pid)
             .map_err(|e| e.to_string())
     }
 }

@@ -180,9 +180,7 @@ impl Damon {
     /// # Errors
     /// When the kernel refuses.
     pub fn end(&self, pid: i32) -> Result<(), TrackerError> {
-        let target = self.base.join("0/contexts/0/targets/0/pid_target");
-        let text = read::text_if_there(&target, read::SMALL_BYTES)?.unwrap_or_default();
-        if text.trim() != pid.to_string() {
+        if self.text("0/contexts/0/targets/0/pid_target")? != pid.to_string() {
             return Ok(());
         }
         // Refused where its target ended before it, as the kernel thread did with that.
@@ -190,8 +188,28 @@ impl Damon {
         self.set("nr_kdamonds", "0")
     }
 
+    /// The same for an agent that ended while it watched, or was about to: what has no target and does not run is what it left
+    /// half set up.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn end_left(&self, pid: i32) -> Result<(), TrackerError> {
+        let has_target = !matches!(self.text("0/contexts/0/targets/0/pid_target")?.as_str(), "" | "0");
+        if !has_target && self.text("nr_kdamonds")? == "1" && self.text("0/state")? != "on" {
+            return self.set("nr_kdamonds", "0");
+        }
+        self.end(pid)
+    }
+
+    fn text(&self, file: &str) -> Result<String, ReadError> {
+        let text = read::text_if_there(&self.base.join(file), read::SMALL_BYTES)?;
+        Ok(text.unwrap_or_default().trim().to_owned())
+    }
+
     fn set(&self, file: &str, value: &str) -> Result<(), TrackerError> {
         let path = self.base.join(file);
+        #[cfg(test)]
+        crate::fault::at(crate::fault::Point::Write);
         let written = std::fs::OpenOptions::new()
             .write(true)
             .open(&path)
@@ -331,5 +349,45 @@ pub(crate) mod tests {
         let refused = damon.begin(4711, &[range()], Ns::from_secs(10));
         assert!(matches!(refused, Err(TrackerError::Unfit(why)) if why.contains("CONFIG_DAMON_VADDR")));
         assert_eq!(damon.why_not(), None);
+    }
+
+    #[test]
+    fn what_an_agent_left_half_set_up_is_taken_down_and_what_others_run_is_not() {
+        use crate::fault;
+        let ranges = [range()];
+        let mut points = 0;
+        loop {
+            let tree = Tree::new(&[]);
+            mount(&tree, "0\n");
+            let damon = Damon::new(tree.root());
+            let mut passed = 0;
+            fault::plan(move |_| {
+                if passed == points {
+                    std::panic::resume_unwind(Box::new(()));
+                }
+                passed += 1;
+                None
+            });
+            let begun = std::panic::catch_unwind(|| damon.begin(42, &ranges, Ns::from_millis(100)));
+            fault::end();
+            damon.end_left(42).unwrap();
+            let nr = tree.root().join(KDAMONDS).join("nr_kdamonds");
+            assert_eq!(
+                std::fs::read_to_string(nr).unwrap().trim(),
+                "0",
+                "killed at {points}"
+            );
+            if begun.is_ok() {
+                break;
+            }
+            points += 1;
+        }
+        assert!(points > 15, "{points} points");
+        let tree = Tree::new(&[]);
+        mount(&tree, "1\n");
+        tree.write(&format!("{KDAMONDS}/0/contexts/0/targets/0/pid_target"), "43\n");
+        let theirs = contents(&tree);
+        Damon::new(tree.root()).end_left(42).unwrap();
+        assert!(contents(&tree) == theirs);
     }
 }

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use homenode_host::{Act, ActionError, Lever, Limit, Outcome, VmSample};
+use homenode_host::{Act, ActionError, HandsOff, Lever, Limit, Outcome, VmSample};
 use homenode_units::Ns;
 
 use super::{Vm, failed};
 use crate::hands::Hands;
 use crate::journal::{Before, JournalError, Run};
+use crate::levers::is_in_force;
 use crate::libvirt::Libvirt;
 use crate::{now, task};
 
@@ -159,6 +160,9 @@ impl Vm {
             let Some(lever) = lever else {
                 return Err(failed(vm, "pulling a lever", "this host has none of this kind"));
             };
+            if vm.is_migrating() {
+                return Err(failed(vm, lever.grip.what(act), &HandsOff::Migrating.to_string()));
+            }
             begun.map_err(|e| failed(vm, lever.grip.what(act), &e.to_string()))?;
             lever.act(hands, vm, act)
         })
@@ -212,17 +216,32 @@ impl Vm {
         })
     }
 
-    /// When the next lease is over.
+    /// Gives back everything that is in force; what could not be is said and stays journalled.
+    pub fn give_back(&mut self, hands: &mut Hands) -> Vec<ActionError> {
+        if !hands.entry(self).is_some_and(is_in_force) {
+            return Vec::new();
+        }
+        self.with_levers(|vm, levers| {
+            let mut failures = Vec::new();
+            for leased in levers {
+                failures.extend(leased.lift(hands, vm).err());
+                failures.extend(leased.grip.leave(hands, vm).err());
+            }
+            failures
+        })
+    }
+
+    /// When the next lease is over that can be ended.
     pub fn next_lease_end(&self) -> Option<Ns> {
+        if self.is_migrating() {
+            return None;
+        }
         self.levers.all.iter().filter_map(|leased| leased.until).min()
     }
 
     /// Whether a lease is over.
     pub fn has_leases_over(&self, at: Ns) -> bool {
-        self.levers
-            .all
-            .iter()
-            .any(|leased| leased.until.is_some_and(|until| until <= at))
+        self.next_lease_end().is_some_and(|until| until <= at)
     }
 
     /// Lifts what is held by leases that are over.

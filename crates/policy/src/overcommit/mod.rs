@@ -192,8 +192,8 @@ struct Known {
     from: Bytes,
     /// The guest's last report, and when it was seen.
     report: Option<(GuestMemory, Ns)>,
-    /// Since when a first one is waited for; 0 once there was one.
-    waits_since: Option<Ns>,
+    /// Until when a first one is waited for.
+    first_until: Option<Ns>,
     /// Not shrunk before, and for how long that was.
     wait_until: Ns,
     backoff: Ns,
@@ -369,9 +369,9 @@ impl Known {
         let moved = self.track(at, balloon);
         let report = balloon.guest.map(|guest| guest.bounded(balloon.current));
         let is_first_awaited = report.is_none_or(|guest| guest.age.is_none());
-        let waits_since = *self.waits_since.get_or_insert(at);
+        let first_until = *self.first_until.get_or_insert(at + FIRST_REPORT_MAX);
         if !is_first_awaited {
-            self.waits_since = Some(Ns::ZERO);
+            self.first_until = Some(at);
         }
         let report = report.filter(|guest| guest.age.is_some_and(|age| age <= REPORT_AGE_MAX));
         let pressure = self.pressure(at, report, balloon);
@@ -383,7 +383,7 @@ impl Known {
             self.since = at;
             return (Wish::Same("the VM stands still".into()), None);
         }
-        if is_first_awaited && at.saturating_sub(waits_since) < FIRST_REPORT_MAX {
+        if is_first_awaited && at < first_until {
             return (Wish::Same("its guest has not reported yet".into()), None);
         }
         let trouble = if was_undone {

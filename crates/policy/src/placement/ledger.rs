@@ -67,7 +67,7 @@ impl Reservation {
 }
 
 /// Whether something that was written down then still holds. What is of the future was written before a reboot, after which the
-/// host's clock began anew: how old it is nobody knows.
+/// host's clock began anew: its age is unknown.
 fn is_young(made_at: Ns, now: Ns) -> bool {
     now.0
         .checked_sub(made_at.0)

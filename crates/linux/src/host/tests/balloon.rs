@@ -4,9 +4,9 @@ use super::*;
 use crate::levers::Shrink;
 use homenode_host::Impossible;
 
-const BALLOON: &str = "<devices><memballoon model='virtio'/></devices>";
+pub(super) const BALLOON: &str = "<devices><memballoon model='virtio'/></devices>";
 
-fn give(kib: u64, lease_ns: Ns) -> Action {
+pub(super) fn give(kib: u64, lease_ns: Ns) -> Action {
     Act::Limit {
         limit: Limit::Memory(Bytes(kib << 10)),
         lease_ns,
@@ -16,9 +16,7 @@ fn give(kib: u64, lease_ns: Ns) -> Action {
 
 /// What libvirt's driver, whose balloons follow at once, says that the VM has, in KiB.
 fn memory_kib(host: &mut LibvirtHost) -> u64 {
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    let xml = host.hands.libvirt.xml(&handle).unwrap();
-    crate::domain::Domain::parse(&xml).unwrap().memory_current_bytes.0 >> 10
+    parsed(&mut host.hands.libvirt).memory_current_bytes.0 >> 10
 }
 
 /// A host whose VM has 64 MiB, of which its operator left it 48.
@@ -104,6 +102,7 @@ fn memory_that_somebody_else_set_is_theirs_and_memory_plugged_in_is_added() {
         20 << 10,
         "nothing of the agent's is in force"
     );
+    host.sample().unwrap();
     // As QEMU has it before 16 MiB are plugged in.
     host.vms.get_mut(&vm()).unwrap().domain.memory_kib -= 16 << 10;
     assert_eq!(commit(&mut host, give(16 << 10, LONG)), Outcome::Done);

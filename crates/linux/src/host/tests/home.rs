@@ -1,35 +1,26 @@
 //! Homes that are lifted: whatever happens on the way, a VM ends as it was before the agent first pinned it.
 
 use super::*;
-use crate::libvirt::Obedient;
 
 /// A VM whose memory nodes libvirt can change.
-const RESTRICTIVE: &str = "<numatune><memory mode='restrictive' nodeset='0'/></numatune>";
+pub(super) const RESTRICTIVE: &str = "<numatune><memory mode='restrictive' nodeset='0'/></numatune>";
 
-fn set_home(node: u16) -> Action {
+pub(super) fn set_home(node: u16) -> Action {
     Act::SetHome {
         nodes: NodeSet::one(NodeId(node)),
     }
     .on(vm())
 }
 
-fn lift_home() -> Action {
+pub(super) fn lift_home() -> Action {
     Act::Lift { lever: Lever::Home }.on(vm())
-}
-
-/// Has libvirt carry out so many calls from now on, and its threads follow.
-fn carry_out(host: &mut LibvirtHost, tree: &Tree, calls: usize) {
-    host.hands.libvirt.obedient = Some(Obedient {
-        task: tree.root().join(format!("proc/{PID}/task")),
-        pid: PID,
-        calls,
-    });
 }
 
 /// A host whose VM has node 1 for its home, both vCPUs on it.
 fn homed(tree: &Tree) -> LibvirtHost {
     let mut host = connect(tree, Acting::Live);
-    carry_out(&mut host, tree, usize::MAX);
+    let tasks = tree.root().join(format!("proc/{PID}/task"));
+    host.hands.libvirt.stand_in.threads = Some((tasks, PID));
     for action in [pin(&[0, 1], "1"), set_home(1)] {
         assert_eq!(commit(&mut host, action), Outcome::Done);
     }
@@ -41,7 +32,7 @@ fn entry(tree: &Tree) -> journal::Entry {
 }
 
 /// CPUs of emulator and vCPUs.
-fn runs_on(tree: &Tree) -> [String; 3] {
+pub(super) fn runs_on(tree: &Tree) -> [String; 3] {
     [PID, 41, 42].map(|tid| {
         let affinity = task::affinity(tree.root(), PID, tid).unwrap();
         affinity.unwrap().to_string()
@@ -108,7 +99,7 @@ fn pins_of_somebody_else_outlast_the_agent() {
     let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
     host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
     host.sample().unwrap();
-    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(runs_on(&tree)[1..], ["0-3", "0"]);
 }
 
@@ -143,43 +134,6 @@ fn what_is_set_after_a_lift_is_journalled_anew() {
         plan.decide("test", action, "a test".into());
     }
     assert_eq!(host.commit(&plan).unwrap().outcomes, [const { Outcome::Done }; 3]);
-    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(runs_on(&tree), ["0-1", "0-3", "0"]);
-}
-
-#[test]
-fn an_agent_that_dies_while_it_lifts_a_home_leaves_a_vm_that_is_restored() {
-    // Killed before each of the pins of two vCPUs and the emulator and the memory nodes, by the guard or the next agent.
-    for calls in 0..4 {
-        for next in ["guard", "agent"] {
-            let tree = host(RESTRICTIVE);
-            let mut host = homed(&tree);
-            carry_out(&mut host, &tree, calls);
-            let outcome = host
-                .commit(&plan(host.last.version, lift_home()))
-                .unwrap()
-                .outcomes
-                .remove(0);
-            assert!(matches!(&outcome, Outcome::Failed(_)), "{calls}: {outcome:?}");
-            assert!(entry(&tree).get::<Home>().is_some());
-            kill(host, &tree);
-            let mut successor = connect(&tree, Acting::Live);
-            carry_out(&mut successor, &tree, usize::MAX);
-            if next == "guard" {
-                guard_undoes(&mut successor, &tree);
-            } else {
-                assert!(successor.carried_over()[0].home.is_some());
-                let seen = successor.sample().unwrap();
-                let notices = successor.take_notices();
-                assert!(
-                    !notices.iter().any(|n| n.contains("someone else")),
-                    "{calls}: {notices:?}"
-                );
-                assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
-                assert_eq!(commit(&mut successor, lift_home()), Outcome::Done);
-                assert!(!levers::is_in_force(&entry(&tree)));
-            }
-            assert_eq!(runs_on(&tree), ["0-3", "0-3", "0-3"], "{calls}, {next}");
-        }
-    }
 }

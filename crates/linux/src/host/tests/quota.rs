@@ -38,7 +38,7 @@ fn a_quota_ends_with_its_lease_and_when_the_host_is_restored() {
     host.wait(Ns::from_millis(60));
     assert_eq!(cpu_max(&tree)[0], "max 100000", "without another sample");
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
-    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
     // Nor does it outlast an agent that leaves pins and homes to its successor.
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
@@ -88,14 +88,7 @@ fn a_quota_that_somebody_else_changed_is_theirs() {
     let mut host = connect_with_quotas(&tree);
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     let version = host.sample().unwrap().version;
-    let theirs = |tree: &Tree| {
-        for index in 0..2 {
-            tree.write(
-                &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
-                "70000 100000\n",
-            );
-        }
-    };
+    let theirs = |tree: &Tree| hold_groups(tree, "70000 100000\n");
     theirs(&tree);
     assert!(matches!(
         host.commit(&plan(version, hold(3, LONG))),
@@ -106,7 +99,7 @@ fn a_quota_that_somebody_else_changed_is_theirs() {
     assert_eq!(seen.vms[0].settings.quota, Some(quota(70, 100)));
     let notices = host.take_notices();
     assert!(notices.iter().any(|n| n.contains("somebody else")), "{notices:?}");
-    assert_eq!(host.restore(), Vec::<String>::new());
+    assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(
         cpu_max(&tree)[0],
         "70000 100000",
@@ -148,22 +141,12 @@ fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
             assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
             let journalled = journal::peek(&tree.root().join("state"))[&vm()].get::<Quotas>();
             assert_eq!(journalled.unwrap().before, quota_before);
-            for index in 0..2 {
-                tree.write(
-                    &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
-                    &format!("{found}\n"),
-                );
-            }
+            hold_groups(&tree, &format!("{found}\n"));
             guard_undoes(&mut host, &tree);
             assert_eq!(cpu_max(&tree)[0], before, "found {found}");
             drop(host);
             // Nor does a successor take it for somebody else's.
-            for index in 0..2 {
-                tree.write(
-                    &format!("sys/fs/cgroup/machine/one/vcpu{index}/cpu.max"),
-                    &format!("{found}\n"),
-                );
-            }
+            hold_groups(&tree, &format!("{found}\n"));
             let mut successor = connect_with_quotas(&tree);
             successor.sample().unwrap();
             assert!(
@@ -221,4 +204,44 @@ fn a_quota_that_does_not_come_into_force_is_undone_and_said() {
         "{outcome:?}"
     );
     assert_eq!(cpu_max(&tree)[1], "9000 10000");
+}
+
+#[test]
+fn a_dry_run_ends_nothing_that_an_agent_left_in_force() {
+    let tree = host_with_groups("max 100000");
+    let mut first = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut first, hold(3, LONG)), Outcome::Done);
+    let mut dry = connect(&tree, Acting::DryRun);
+    dry.sample().unwrap();
+    let vm = &dry.vms[&vm()];
+    assert_eq!(vm.limits().count(), 1, "it is seen");
+    assert_eq!(vm.next_lease_end(), None, "and not ended");
+}
+
+#[test]
+fn a_limit_that_an_earlier_agent_left_on_a_vm_not_seen_since_is_lifted_with_the_others() {
+    let tree = host_with_groups("max 100000");
+    let mut first = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut first, hold(3, LONG)), Outcome::Done);
+    let libvirt = ended(first);
+    let mut second = connect(&tree, Acting::Live);
+    second.hands.libvirt = libvirt;
+    assert_eq!(second.lift_limits(), Vec::<String>::new());
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
+}
+
+#[test]
+fn an_agent_whose_files_were_removed_knows_it_and_gives_back() {
+    let tree = host_with_groups("max 100000");
+    let mut host = connect_with_quotas(&tree);
+    assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
+    assert!(host.owns_its_state());
+    std::fs::remove_dir_all(tree.root().join("state")).unwrap();
+    assert!(!host.owns_its_state());
+    assert!(
+        matches!(commit(&mut host, hold(6, LONG)), Outcome::Failed(_)),
+        "it cannot be written down"
+    );
+    assert_eq!(host.restore().failures, Vec::<String>::new());
+    assert_eq!(cpu_max(&tree)[0], "max 100000");
 }

@@ -1,0 +1,93 @@
+//! What recording takes: of a CPU, and of the disk.
+//!
+//! 32 VMs on four nodes, a period of one second, as the twin gives them: what a recorded hour costs, all threads included, above
+//! the same hour without. Reached on two CPUs of an EPYC server, shared with others:
+//!
+//! | | |
+//! |---|---|
+//! | of a CPU | .15 percent; missed: .10 was the aim |
+//! | status | 207 bytes per VM and minute |
+//! | samples | 711 bytes per VM and minute |
+
+#![allow(clippy::print_stdout)] // figures
+
+use std::path::Path;
+use std::time::Duration;
+
+use homenode_agent::run::Pace;
+use homenode_agent::{Show, twin};
+use homenode_control::{Config, Epoch, Mode};
+use homenode_host::Bell;
+use homenode_recorder::{Archive, Kind};
+use homenode_twin::{Scenario, Setup, VmSpec};
+use homenode_units::{Bytes, Ns};
+use serde_json::Value;
+
+const VMS: u64 = 32;
+const HOUR: Ns = Ns::from_secs(3600);
+const PROGRAMS: [&str; 8] = [
+    "idle", "povray", "soplex", "ep.B", "milc", "idle", "cg.B", "astar",
+];
+
+/// Nobody looks.
+struct Unseen;
+
+impl Show for Unseen {
+    fn line(&mut self, _: &str) {}
+    fn object(&mut self, _: &str, _: Value) {}
+    fn epoch(&mut self, _: &Epoch) {}
+    fn is_closed(&self) -> bool {
+        false
+    }
+}
+
+/// Processor time of all threads that a simulated hour takes.
+fn hour(history: Option<&Path>) -> Duration {
+    let machine = homenode_machine_files::preset("r910").expect("a preset");
+    let vm = |n: u64| {
+        let program = PROGRAMS[n as usize % PROGRAMS.len()];
+        VmSpec::new(&format!("vm{n}"), 1, Bytes::from_gib(1), program).doing(1e6)
+    };
+    let mut scenario = Scenario::of("recorded", (0..VMS).map(vm).collect());
+    scenario.duration = HOUR;
+    let run = twin::Run {
+        state: None,
+        history: history.map(Path::to_owned),
+        listen: None,
+        trace: None,
+        mode: Mode::Act,
+        pace: Pace::Fast,
+        duration: Some(HOUR),
+        commit: "bench",
+    };
+    let setup = Setup::new(machine, scenario, 1);
+    let begin = cpu_time();
+    twin::run(&run, &Config::default(), &setup, &mut Unseen, &Bell::default()).expect("a run");
+    cpu_time() - begin
+}
+
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn main() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("history.sqlite");
+    // In turns, so that what else the machine does falls on both.
+    let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
+    let rounds = 3;
+    for _ in 0..rounds {
+        without += hour(None);
+        let _ = std::fs::remove_file(&path);
+        with += hour(Some(&path));
+    }
+    let share = with.saturating_sub(without).as_secs_f64() / f64::from(rounds) / HOUR.as_secs_f64();
+    println!("recording takes {:.3} percent of a CPU", 100.0 * share);
+    let archive = Archive::open(&path).expect("a history");
+    for kind in Kind::ALL {
+        let (bytes, periods) = archive.size(kind).expect("a history");
+        let per = bytes.0 as f64 / (periods as f64 / 60.0) / VMS as f64;
+        println!("{kind:?}: {per:.0} bytes per VM and minute");
+    }
+}

@@ -1,0 +1,406 @@
+//! What the loop publishes for those who only look: the host as it was last seen, what happened, and sums over the run. One lock,
+//! held for as long as it takes to swap pointers; whoever reads turns it into text by itself.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use homenode_control::{Control, Epoch, Event, Phase, Status};
+use homenode_host::{Act, FrameMove, LinkSample, Outcome};
+use homenode_units::{NodeId, NodeSet, VmId};
+use tokio::sync::watch;
+
+use crate::wall_clock::WallClock;
+
+/// Events that are kept for those who come late; a list of moved frames counts for more than one.
+const KEPT_MAX: usize = 4096;
+/// Moves that weigh as much as an event.
+const MOVES_PER_EVENT: usize = 64;
+/// Upper ends of the classes of durations, in seconds.
+pub const DURATIONS_S: [f64; 12] = [
+    0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0,
+];
+
+/// The host as it was last seen.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// By the wall clock, in nanoseconds since 1970.
+    pub wall_ns: i64,
+    /// How often the host has been looked at.
+    pub epoch_count: u64,
+    /// What the agent makes of it.
+    pub status: Status,
+    /// Bytes that went from node to node, where counted.
+    pub links: Vec<LinkSample>,
+    /// Bytes that controllers have moved, where counted.
+    pub node_traffic: Vec<(NodeId, u64)>,
+}
+
+/// Something that is told to those who listen.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Counts from 0 within the run.
+    pub number: u64,
+    /// The host as it was seen then.
+    pub seen_ns: (i64, homenode_units::Ns),
+    /// What happened; without it, a look at the host is over.
+    pub event: Option<Event>,
+    /// How often the host has been looked at.
+    pub epoch_count: u64,
+}
+
+/// What pages of a VM moved: VM, from, to, policy. `from` is not known of every move.
+pub type Route = (VmId, String, Option<NodeSet>, NodeSet, &'static str);
+
+/// How long something took, how often.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Durations {
+    /// By class, of [`DURATIONS_S`], each without those before it; the last is of what is longer than all.
+    pub counts: [u64; DURATIONS_S.len() + 1],
+    /// All together.
+    pub sum: Duration,
+}
+
+impl Durations {
+    fn add(&mut self, took: Duration) {
+        let class = DURATIONS_S.iter().position(|end| took.as_secs_f64() <= *end);
+        self.counts[class.unwrap_or(DURATIONS_S.len())] += 1;
+        self.sum += took;
+    }
+}
+
+/// Sums over the run.
+#[derive(Clone, Debug, Default)]
+pub struct Sums {
+    /// Looks at the host.
+    pub epochs: u64,
+    /// Looks that failed.
+    pub failed_looks: u64,
+    /// Plans that the host refused.
+    pub refused_plans: u64,
+    /// By policy, action and outcome.
+    pub decisions: BTreeMap<(&'static str, &'static str, &'static str), u64>,
+    /// By policy.
+    pub findings: BTreeMap<&'static str, u64>,
+    /// Bytes, of VMs that run.
+    pub moved: BTreeMap<Route, u64>,
+    /// How long parts of epochs took.
+    pub phases: BTreeMap<Phase, Durations>,
+}
+
+impl Sums {
+    fn add(&mut self, event: &Event) {
+        match event {
+            Event::Decided {
+                name,
+                decision,
+                result,
+            } => {
+                let (policy, act) = (decision.policy, &decision.action.act);
+                *self
+                    .decisions
+                    .entry((policy, act.kind(), result.kind()))
+                    .or_default() += 1;
+                if let Outcome::Moved { moved, .. } = result
+                    && let Some((from, to)) = ends(act)
+                {
+                    let route = (decision.action.vm, name.clone(), from, to, policy);
+                    *self.moved.entry(route).or_default() += moved.to_bytes().0;
+                }
+            }
+            Event::Found { finding, .. } => *self.findings.entry(finding.policy).or_default() += 1,
+            Event::Refused { .. } => self.refused_plans += 1,
+            Event::Vanished { vm, .. } => self.moved.retain(|(id, ..), _| id != vm),
+            _ => {}
+        }
+    }
+}
+
+/// From where to where an action moves pages.
+fn ends(act: &Act) -> Option<(Option<NodeSet>, NodeSet)> {
+    match act {
+        Act::MovePages { from, to, .. } => Some((Some(from.clone()), to.clone())),
+        Act::MoveVirtualNode { to, .. } => Some((None, [*to].into_iter().collect())),
+        Act::MoveFrames { moves } => {
+            let set = |end: fn(&FrameMove) -> NodeId| moves.iter().map(end).collect();
+            Some((Some(set(|each| each.from)), set(|each| each.to)))
+        }
+        _ => None,
+    }
+}
+
+/// What is published, shared by the loop and those who look.
+#[derive(Clone, Debug)]
+pub struct Feed {
+    state: Arc<Mutex<State>>,
+    /// Wakes those who listen.
+    news: watch::Sender<u64>,
+    clock: WallClock,
+    begun: Instant,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    seen: Option<Arc<Seen>>,
+    sums: Arc<Sums>,
+    trouble: Option<Arc<str>>,
+    looked: Option<Instant>,
+    kept: VecDeque<Arc<Message>>,
+    kept_weight: usize,
+    /// The number of the next message.
+    next: u64,
+}
+
+impl Feed {
+    /// One that nothing was published in yet.
+    pub fn new(clock: WallClock) -> Feed {
+        Feed {
+            state: Arc::default(),
+            news: watch::Sender::new(0),
+            clock,
+            begun: Instant::now(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here can fail between two statements that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// By which clock it is told.
+    pub fn clock(&self) -> WallClock {
+        self.clock
+    }
+
+    /// Publishes an epoch, and how long its parts took.
+    pub(crate) fn publish(&self, epoch: &Epoch, control: &Mutex<Control>, took: &[(Phase, Duration)]) {
+        let at = epoch.status.at_ns;
+        let wall_ns = self.clock.at(at);
+        let (links, node_traffic) = counters(control);
+        let events: Vec<Event> = epoch.events.clone();
+        let status = epoch.status.clone();
+        let mut state = self.lock();
+        // Copied only where somebody reads it just now.
+        let sums = Arc::make_mut(&mut state.sums);
+        sums.epochs += 1;
+        for event in &events {
+            sums.add(event);
+        }
+        for (phase, took) in took {
+            sums.phases.entry(*phase).or_default().add(*took);
+        }
+        let epoch_count = sums.epochs;
+        state.trouble = None;
+        state.looked = Some(Instant::now());
+        state.seen = Some(Arc::new(Seen {
+            wall_ns,
+            epoch_count,
+            status,
+            links,
+            node_traffic,
+        }));
+        for event in events.into_iter().map(Some).chain([None]) {
+            state.keep((wall_ns, at), epoch_count, event);
+        }
+        let next = state.next;
+        drop(state);
+        self.news.send_replace(next);
+    }
+
+    /// The host cannot be read.
+    pub(crate) fn trouble(&self, message: &str) {
+        let mut state = self.lock();
+        Arc::make_mut(&mut state.sums).failed_looks += 1;
+        state.trouble = Some(message.into());
+        state.looked = Some(Instant::now());
+    }
+
+    /// The host as it was last seen, and why not later, if so.
+    pub fn seen(&self) -> (Option<Arc<Seen>>, Option<Arc<str>>) {
+        let state = self.lock();
+        (state.seen.clone(), state.trouble.clone())
+    }
+
+    /// When the loop looked at the host, or tried to; at first when the run began.
+    pub fn looked(&self) -> Instant {
+        self.lock().looked.unwrap_or(self.begun)
+    }
+
+    /// Sums over the run.
+    pub fn sums(&self) -> Arc<Sums> {
+        Arc::clone(&self.lock().sums)
+    }
+
+    /// Tells of each publication: the number of the message that will come next.
+    pub fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+
+    /// The number of the message that will come next.
+    pub fn next(&self) -> u64 {
+        self.lock().next
+    }
+
+    /// The message of this number, or the first that is kept after it.
+    pub fn from(&self, number: u64) -> Option<Arc<Message>> {
+        let state = self.lock();
+        let first = state.kept.front()?.number;
+        let at = usize::try_from(number.saturating_sub(first)).ok()?;
+        state.kept.get(at).cloned()
+    }
+}
+
+impl State {
+    fn keep(&mut self, seen_ns: (i64, homenode_units::Ns), epoch_count: u64, event: Option<Event>) {
+        let number = self.next;
+        self.next += 1;
+        let message = Message {
+            number,
+            seen_ns,
+            event,
+            epoch_count,
+        };
+        self.kept_weight += weight(&message);
+        self.kept.push_back(Arc::new(message));
+        while self.kept_weight > KEPT_MAX
+            && let Some(oldest) = self.kept.pop_front()
+        {
+            self.kept_weight -= weight(&oldest);
+        }
+    }
+}
+
+fn weight(message: &Message) -> usize {
+    match &message.event {
+        Some(Event::Decided { decision, .. }) => match &decision.action.act {
+            Act::MoveFrames { moves } => 1 + moves.len() / MOVES_PER_EVENT,
+            _ => 1,
+        },
+        _ => 1,
+    }
+}
+
+/// What the host counts of nodes and what is between them.
+fn counters(control: &Mutex<Control>) -> (Vec<LinkSample>, Vec<(NodeId, u64)>) {
+    let control = control.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(sample) = control.sample() else {
+        return Default::default();
+    };
+    let nodes = sample.nodes.iter();
+    let traffic = nodes.filter_map(|(node, of)| Some((node, of.memory_traffic_bytes?)));
+    (sample.links.clone(), traffic.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_host::{Decision, Lever};
+    use homenode_units::{Ns, Pages};
+    use serde_json::json;
+
+    use super::*;
+
+    const VM: VmId = VmId(1);
+
+    fn nodes(number: u16) -> NodeSet {
+        [NodeId(number)].into_iter().collect()
+    }
+
+    fn moves(count: u64) -> Act {
+        let (pages, from, to) = (Pages(1), NodeId(0), NodeId(1));
+        let each = |frame| FrameMove {
+            frame,
+            pages,
+            from,
+            to,
+        };
+        Act::MoveFrames {
+            moves: (0..count).map(each).collect(),
+        }
+    }
+
+    fn moved(pages: u64) -> Outcome {
+        let (left, busy) = (Pages::ZERO, Pages::ZERO);
+        Outcome::Moved {
+            moved: Pages(pages),
+            left,
+            busy,
+        }
+    }
+
+    fn decided(act: Act, result: Outcome) -> Event {
+        let decision = Decision {
+            policy: "repatriate",
+            action: act.on(VM),
+            reason: String::new(),
+        };
+        let name = "web".into();
+        Event::Decided {
+            name,
+            decision,
+            result,
+        }
+    }
+
+    #[test]
+    fn what_is_called_by_its_kind_is_called_so_in_json() {
+        let (window_ns, lease_ns, pages_max) = (Ns(1), Ns(1), Pages(1));
+        let (from, to) = (nodes(0), nodes(1));
+        let acts = [
+            Act::SetHome { nodes: nodes(1) },
+            Act::MovePages { from, to, pages_max },
+            moves(1),
+            Act::Lift { lever: Lever::Home },
+            Act::Watch { window_ns, lease_ns },
+        ];
+        for act in acts {
+            assert_eq!(json!(act)["action"], act.kind());
+        }
+        for outcome in [Outcome::Done, Outcome::Renewed, Outcome::DryRun, moved(1)] {
+            assert_eq!(json!(outcome)["outcome"], outcome.kind());
+        }
+    }
+
+    #[test]
+    fn sums_are_of_what_was_really_moved_and_forget_vms_that_are_gone() {
+        let mut sums = Sums::default();
+        let page_moves = || Act::MovePages {
+            from: nodes(0),
+            to: nodes(1),
+            pages_max: Pages(99),
+        };
+        sums.add(&decided(page_moves(), moved(3)));
+        sums.add(&decided(page_moves(), moved(4)));
+        sums.add(&decided(page_moves(), Outcome::DryRun));
+        let route = (VM, "web".to_owned(), Some(nodes(0)), nodes(1), "repatriate");
+        assert_eq!(sums.moved, BTreeMap::from([(route, 7 * 4096)]));
+        assert_eq!(sums.decisions[&("repatriate", "move-pages", "moved")], 2);
+        assert_eq!(sums.decisions[&("repatriate", "move-pages", "dry-run")], 1);
+        let name = "web".into();
+        sums.add(&Event::Vanished { vm: VM, name });
+        assert!(sums.moved.is_empty());
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_also_where_events_are_large() {
+        let mut state = State::default();
+        for _ in 0..2 * KEPT_MAX {
+            state.keep((0, Ns::ZERO), 1, None);
+        }
+        assert_eq!((state.kept.len(), state.next), (KEPT_MAX, 2 * KEPT_MAX as u64));
+        for _ in 0..100 {
+            state.keep((0, Ns::ZERO), 1, Some(decided(moves(64_000), moved(1))));
+        }
+        assert_eq!(state.kept.len(), 4);
+        assert_eq!(state.kept_weight, 4 * 1001);
+    }
+
+    #[test]
+    fn a_duration_is_in_the_first_class_that_holds_it() {
+        let mut durations = Durations::default();
+        for took in [0, 100, 101, 60_000_000] {
+            durations.add(Duration::from_micros(took));
+        }
+        assert_eq!((durations.counts[0], durations.counts[1]), (2, 1));
+        assert_eq!(durations.counts[DURATIONS_S.len()], 1);
+    }
+}

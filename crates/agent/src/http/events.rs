@@ -1,0 +1,128 @@
+//! The stream of events. Each listener reads the loop's ring at its own pace and has no queue of its own: one that is so slow
+//! that the ring passes it is told how many it missed.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::IntoResponse;
+use axum::response::sse::{Event as Sse, KeepAlive};
+use futures_util::stream;
+use homenode_api::http::{Looked, Missed, Told, WallTime};
+use homenode_units::VmId;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::Site;
+use super::problem::Failed;
+use crate::feed::Message;
+
+/// How often a stream that is silent is written to, so that both ends notice where the other is gone.
+const ALIVE: Duration = Duration::from_secs(15);
+
+/// A stream's place.
+struct Listening {
+    site: Site,
+    news: watch::Receiver<u64>,
+    /// The number of the message that comes next.
+    next: u64,
+    /// What it was told last is of another run, or of none that is known.
+    is_of_another_run: bool,
+}
+
+pub(super) async fn events(
+    State(site): State<Site>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Failed> {
+    let last = match headers.get("last-event-id").map(|id| id.to_str()) {
+        None => None,
+        Some(Ok(id)) => Some(id),
+        Some(Err(_)) => return Err(Failed::bad_parameter("the header Last-Event-ID is not text")),
+    };
+    let news = site.feed.news();
+    let (next, is_of_another_run) = match last.filter(|id| !id.is_empty()) {
+        None => (site.feed.next(), false),
+        Some(id) => match number_of(&site, id) {
+            Some(last) => (last + 1, false),
+            None => (0, true),
+        },
+    };
+    let listening = Listening {
+        site,
+        news,
+        next,
+        is_of_another_run,
+    };
+    let stream = stream::unfold(listening, |mut at| async {
+        let event = at.next().await?;
+        Some((Ok::<Sse, Infallible>(event), at))
+    });
+    let sse = axum::response::Sse::new(stream);
+    Ok(sse.keep_alive(KeepAlive::new().interval(ALIVE)))
+}
+
+/// The number in an id of this run that was told already.
+fn number_of(site: &Site, id: &str) -> Option<u64> {
+    let (run, number) = id.split_once('-')?;
+    let number = number.parse().ok()?;
+    (run == site.run() && number < site.feed.next()).then_some(number)
+}
+
+impl Listening {
+    /// What comes next; `None` where the agent ends.
+    async fn next(&mut self) -> Option<Sse> {
+        loop {
+            if std::mem::take(&mut self.is_of_another_run) {
+                return Some(missed(None));
+            }
+            match self.site.feed.from(self.next) {
+                Some(message) if message.number > self.next => {
+                    let count = message.number - self.next;
+                    self.next = message.number;
+                    return Some(missed(Some(count)));
+                }
+                Some(message) => {
+                    self.next = message.number + 1;
+                    return Some(told(&message, &self.site.run()));
+                }
+                None => self.news.changed().await.ok()?,
+            }
+        }
+    }
+}
+
+fn missed(missed_count: Option<u64>) -> Sse {
+    let data = json!(Missed { missed_count });
+    Sse::default().event("gap").data(data.to_string())
+}
+
+fn told(message: &Message, run: &str) -> Sse {
+    let (wall_ns, at_ns) = message.seen_ns;
+    let time = WallTime(wall_ns);
+    let (kind, data) = match &message.event {
+        None => {
+            let epoch_count = message.epoch_count;
+            let looked = Looked {
+                time,
+                at_ns,
+                epoch_count,
+            };
+            ("epoch".to_owned(), json!(looked))
+        }
+        Some(event) => {
+            let detail = json!(event);
+            let told = Told {
+                time,
+                at_ns,
+                vm: detail["vm"].as_str().and_then(VmId::parse),
+                text: event.to_string(),
+                detail,
+            };
+            let kind = told.detail["event"].as_str().unwrap_or("told").to_owned();
+            (kind, json!(told))
+        }
+    };
+    let id = format!("{run}-{}", message.number);
+    Sse::default().id(id).event(kind).data(data.to_string())
+}

@@ -1,0 +1,257 @@
+//! What Prometheus is told: each metric is declared here and nowhere else. What is not measured is absent.
+
+use std::collections::BTreeMap;
+
+use homenode_control::{Phase, VmStatus};
+use homenode_host::CountedBy;
+use homenode_units::NodeSet;
+
+use super::About;
+use super::exposition::{Exposition, Family, Format, Kind};
+use crate::feed::{DURATIONS_S, Feed, Seen, Sums};
+
+const PAGE_BYTES: f64 = 4096.0;
+
+macro_rules! families {
+    ($($id:ident: $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(const $id: Family = Family { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };)*
+        /// All there are.
+        #[cfg(test)]
+        const FAMILIES: &[Family] = &[$($id),*];
+    };
+}
+
+families! {
+    BUILD: Info "homenode_build_info" ["version", "revision"] "The agent that runs.";
+    EPOCHS: Counter "homenode_epochs_total" [] "Looks at the host.";
+    FAILED: Counter "homenode_epochs_failed_total" [] "Looks at the host that failed: nothing was done then.";
+    REFUSED: Counter "homenode_plans_refused_total" [] "Plans that the host refused as a whole.";
+    DURATION: Histogram "homenode_epoch_duration_seconds" ["phase"] "How long a part of an epoch took.";
+    SEEN: Gauge "homenode_last_epoch_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
+    PERIOD: Gauge "homenode_period_seconds" [] "Time between looks at the host.";
+    VMS: Gauge "homenode_vms" [] "VMs that run.";
+    DROPPED: Gauge "homenode_series_dropped" [] "Series that this answer has no room for.";
+    DECISIONS: Counter "homenode_decisions_total" ["policy", "action", "outcome"] "Decisions, by what came of them.";
+    FINDINGS: Counter "homenode_findings_total" ["policy"] "What a policy found that nobody acts on, once for each period it lasts.";
+    NODE_MEMORY: Gauge "homenode_node_memory_bytes" ["node"] "Memory of a node.";
+    NODE_FREE: Gauge "homenode_node_memory_free_bytes" ["node"] "Of it, free or reclaimable.";
+    NODE_CPUS: Gauge "homenode_node_cpus" ["node"] "Usable CPUs of a node.";
+    NODE_BUSY: Gauge "homenode_node_cpus_busy" ["node"] "CPUs of a node that were busy over the last period.";
+    NODE_WAITING: Gauge "homenode_node_vcpus_waiting" ["node"] "vCPUs that waited for a CPU of a node over the last period.";
+    NODE_TRAFFIC: Counter "homenode_node_memory_traffic_bytes_total" ["node"] "Bytes that the memory controllers of a node moved.";
+    NODE_BANDWIDTH_MAX: Gauge "homenode_node_memory_bandwidth_max_bytes_per_second" ["node"] "What they can sustain.";
+    LINK: Counter "homenode_link_bytes_total" ["from", "to"] "Bytes that went from node to node.";
+    LINK_BUSY: Gauge "homenode_link_busy_ratio" ["from", "to"] "Share of what a link can sustain, over the last period.";
+    VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is free.";
+    VM_MEMORY: Gauge "homenode_vm_memory_bytes" ["domain", "node"] "Touched memory of a VM on a node.";
+    VM_LOCAL: Gauge "homenode_vm_local_access_ratio" ["domain", "counted_by"] "Share of a VM's memory accesses that were local.";
+    VM_MISSES: Gauge "homenode_vm_llc_miss_ratio" ["domain", "counted_by"] "LLC misses of a VM over its references.";
+    VM_CPUS: Gauge "homenode_vm_cpus_used" ["domain"] "CPUs that a VM used over the last period.";
+    VM_WAITING: Gauge "homenode_vm_vcpus_waiting" ["domain"] "vCPUs of a VM that waited for a CPU over the last period.";
+    VM_PUNISHED: Counter "homenode_vm_permit_overdrawn_total" ["domain"] "How often a VM that booked a permit went OVER.";
+    VM_LIMIT: Gauge "homenode_vm_memory_limit_bytes" ["domain"] "What the agent left a VM of its memory, while that is less than all.";
+    VM_MOVED: Counter "homenode_vm_pages_moved_bytes_total" ["domain", "from", "to", "policy"] "Memory of a VM that was moved between nodes.";
+}
+
+/// Everything, in a format.
+pub(super) fn exposition(about: &About, feed: &Feed, format: Format) -> String {
+    let (seen, _) = feed.seen();
+    let sums = feed.sums();
+    let mut out = Exposition::new(format);
+    of_agent(&mut out, about, seen.as_deref(), &sums);
+    if let Some(seen) = &seen {
+        of_nodes(&mut out, seen);
+        of_vms(&mut out, &seen.status.vms);
+        let name_of: BTreeMap<_, _> = seen.status.vms.iter().map(|vm| (vm.id, &vm.name)).collect();
+        // A VM that was renamed counts on under its new name.
+        let moved = sums.moved.iter().map(|((vm, name, from, to, policy), bytes)| {
+            let domain = name_of
+                .get(vm)
+                .map_or_else(|| name.clone(), |name| (*name).clone());
+            let from = from.as_ref().map(NodeSet::to_string).unwrap_or_default();
+            (
+                [domain, from, to.to_string(), (*policy).to_owned()],
+                *bytes as f64,
+            )
+        });
+        out.family(&VM_MOVED, moved);
+    }
+    let dropped = out.dropped_count() as f64;
+    out.always(&DROPPED, dropped);
+    out.finish()
+}
+
+fn of_agent(out: &mut Exposition, about: &About, seen: Option<&Seen>, sums: &Sums) {
+    out.family(
+        &BUILD,
+        [([about.version.to_owned(), about.commit.to_owned()], 1.0)],
+    );
+    out.always(&EPOCHS, sums.epochs as f64);
+    out.always(&FAILED, sums.failed_looks as f64);
+    out.always(&REFUSED, sums.refused_plans as f64);
+    out.always(&PERIOD, about.period.0 as f64 / 1e9);
+    let phases = sums.phases.iter();
+    let phases = phases.map(|(phase, took)| (name(*phase), &took.counts[..], took.sum.as_secs_f64()));
+    out.histograms(&DURATION, &DURATIONS_S, phases);
+    let decisions = sums.decisions.iter();
+    let decisions = decisions.map(|((policy, action, outcome), count)| {
+        (
+            [policy, action, outcome].map(|label| (*label).to_owned()),
+            *count as f64,
+        )
+    });
+    out.family(&DECISIONS, decisions);
+    let findings = sums.findings.iter();
+    out.family(
+        &FINDINGS,
+        findings.map(|(policy, count)| ([(*policy).to_owned()], *count as f64)),
+    );
+    if let Some(seen) = seen {
+        out.always(&SEEN, seen.wall_ns as f64 / 1e9);
+        out.always(&VMS, seen.status.vms.len() as f64);
+    }
+}
+
+fn of_nodes(out: &mut Exposition, seen: &Seen) {
+    let nodes = &seen.status.nodes;
+    let mut each = |family, figure: fn(&homenode_control::NodeStatus) -> Option<f64>| {
+        let series = nodes
+            .iter()
+            .filter_map(|node| Some(([node.node.to_string()], figure(node)?)));
+        out.family(family, series);
+    };
+    each(&NODE_MEMORY, |node| Some(node.memory_bytes.0 as f64));
+    each(&NODE_FREE, |node| Some(node.memory_free_bytes.0 as f64));
+    each(&NODE_CPUS, |node| Some(node.cpus as f64));
+    each(&NODE_BUSY, |node| node.cpus_busy);
+    each(&NODE_WAITING, |node| node.vcpus_waiting);
+    each(&NODE_BANDWIDTH_MAX, |node| {
+        Some(node.bandwidth_max_bytes_per_s?.0 as f64)
+    });
+    let traffic = seen.node_traffic.iter();
+    out.family(
+        &NODE_TRAFFIC,
+        traffic.map(|(node, bytes)| ([node.to_string()], *bytes as f64)),
+    );
+    let links = seen.links.iter();
+    out.family(
+        &LINK,
+        links.map(|link| ([link.from.to_string(), link.to.to_string()], link.bytes as f64)),
+    );
+    let links = seen.status.links.iter();
+    out.family(
+        &LINK_BUSY,
+        links.filter_map(|link| Some(([link.from.to_string(), link.to.to_string()], link.busy?))),
+    );
+}
+
+fn of_vms(out: &mut Exposition, vms: &[VmStatus]) {
+    let about = vms.iter().map(|vm| {
+        let home = vm.home.as_ref().map(NodeSet::to_string).unwrap_or_default();
+        (
+            [
+                vm.name.clone(),
+                vm.id.to_string(),
+                home,
+                vm.memory_policy.to_string(),
+            ],
+            1.0,
+        )
+    });
+    out.family(&VM, about);
+    let memory = vms.iter().flat_map(|vm| {
+        let pages = vm.pages_by_node.iter().flatten();
+        pages.map(|on| {
+            (
+                [vm.name.clone(), on.node.to_string()],
+                on.pages.0 as f64 * PAGE_BYTES,
+            )
+        })
+    });
+    out.family(&VM_MEMORY, memory);
+    let mut each = |family, figure: fn(&VmStatus) -> Option<f64>| {
+        out.family(
+            family,
+            vms.iter().filter_map(|vm| Some(([vm.name.clone()], figure(vm)?))),
+        );
+    };
+    each(&VM_CPUS, |vm| vm.cpus_used);
+    each(&VM_WAITING, |vm| vm.vcpus_waiting);
+    each(&VM_PUNISHED, |vm| {
+        vm.permit.permit.map(|_| f64::from(vm.permit.punished_count))
+    });
+    each(&VM_LIMIT, |vm| Some(vm.memory.limit_bytes?.0 as f64));
+    let mut counted = |family, figure: fn(&VmStatus) -> Option<f64>| {
+        let labels = |vm: &VmStatus| [vm.name.clone(), vm.counted_by.map_or("", counter).to_owned()];
+        out.family(
+            family,
+            vms.iter().filter_map(|vm| Some((labels(vm), figure(vm)?))),
+        );
+    };
+    counted(&VM_LOCAL, |vm| vm.local_access_ratio);
+    counted(&VM_MISSES, |vm| vm.llc_miss_rate);
+}
+
+fn counter(by: CountedBy) -> &'static str {
+    match by {
+        CountedBy::Hardware => "hardware",
+        CountedBy::Model => "model",
+    }
+}
+
+fn name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Sample => "sample",
+        Phase::Plan => "plan",
+        Phase::Act => "act",
+        Phase::Remember => "remember",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_has_every_metric_with_its_labels_and_help() {
+        let text = include_str!("../../../../docs/API.md");
+        for Family {
+            name,
+            kind,
+            labels,
+            help,
+        } in FAMILIES
+        {
+            let labels = labels
+                .iter()
+                .map(|label| format!("`{label}`"))
+                .collect::<Vec<_>>()
+                .join(", ");
+            let row = format!("| `{name}` | {} | {labels} | {help} |", kind.name());
+            assert!(text.contains(&row), "docs/API.md lacks this row:\n{row}");
+        }
+    }
+
+    #[test]
+    fn names_end_as_their_kind_asks_for() {
+        for family in FAMILIES {
+            assert_eq!(
+                family.name.ends_with("_total"),
+                family.kind == Kind::Counter,
+                "{}",
+                family.name
+            );
+            assert_eq!(
+                family.name.ends_with("_info"),
+                family.kind == Kind::Info,
+                "{}",
+                family.name
+            );
+            assert!(
+                family.name.starts_with("homenode_") && family.help.ends_with('.'),
+                "{}",
+                family.name
+            );
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! HTTP: what the agent knows, for dashboards, schedulers and scripts. Metrics at `/metrics`, JSON below `/v1`.
+//!
+//! ```text
+//!   loop ── publishes each epoch ──▶ Feed ◀── looks ── routes, metrics, events ◀── TCP (loopback), http.sock (peer credentials)
+//!                                 Archive ◀── asks ── past, on threads that may wait for the disk
+//! ```
+//!
+//! One thread runs all of it, on an asynchronous runtime of its own: the loop publishes and knows no client. Only
+//! `placements/evaluate` asks the loop's own state, on a thread that may wait for it.
+
+mod events;
+mod exposition;
+mod metrics;
+mod origin;
+mod past;
+mod problem;
+mod serve;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::rejection::{JsonRejection, PathRejection};
+use axum::extract::{DefaultBodyLimit, Path as InPath, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use homenode_api::Request as Ask;
+use homenode_api::answer::{Placed, Vms};
+use homenode_api::http::{Evaluate, Evaluated, HostStatus, Links, Nodes, WallTime, openapi};
+use homenode_control::{Config, Mode, VmStatus};
+use homenode_units::Ns;
+use tokio::sync::Semaphore;
+
+use crate::feed::{Feed, Seen};
+use crate::handler::{Answered, Handler};
+use exposition::Format;
+use problem::Failed;
+
+pub use serve::HttpServer;
+
+/// Bytes of a request's body.
+const BODY_MAX: usize = 64 << 10;
+/// How long an answer may take to begin.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a question waits for one of the threads that may wait.
+const PATIENCE_THREAD: Duration = Duration::from_secs(5);
+/// Such threads.
+const THREADS: usize = 2;
+/// A loop that has not looked at the host for so long, or for three periods, is not well.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// What runs here.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// The program's version.
+    pub version: &'static str,
+    /// Of which commit it is.
+    pub commit: &'static str,
+    /// On what it runs.
+    pub host: String,
+    /// Whether it acts.
+    pub mode: Mode,
+    /// Which policies decide.
+    pub policies: &'static str,
+    /// Time between looks at the host.
+    pub period: Ns,
+}
+
+impl About {
+    /// This program, on this host and with these settings.
+    pub fn new(host: String, config: &Config, mode: Mode, commit: &'static str) -> About {
+        About {
+            version: env!("CARGO_PKG_VERSION"),
+            commit,
+            host,
+            mode,
+            policies: config.policies.name(),
+            period: config.period,
+        }
+    }
+}
+
+/// Everything that answers are made from.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// What the loop publishes.
+    pub feed: Feed,
+    /// What runs here.
+    pub about: Arc<About>,
+    /// Where the history lies, if one is kept.
+    pub history: Option<Arc<Path>>,
+    /// Asks the loop's own state.
+    pub handler: Handler,
+    threads: Arc<Semaphore>,
+}
+
+impl Site {
+    /// Of a run.
+    pub fn new(feed: Feed, about: About, history: Option<&Path>, handler: Handler) -> Site {
+        Site {
+            feed,
+            about: Arc::new(about),
+            history: history.map(Arc::from),
+            handler,
+            threads: Arc::new(Semaphore::new(THREADS)),
+        }
+    }
+
+    /// What tells events of this run from those of others.
+    fn run(&self) -> String {
+        format!("{:x}", self.feed.clock().begun_ns())
+    }
+
+    fn seen(&self) -> Result<Arc<Seen>, Failed> {
+        let (seen, _) = self.feed.seen();
+        seen.ok_or_else(|| Failed::not_now("the agent has not looked at the host yet"))
+    }
+
+    /// Works on a thread that may wait.
+    async fn on_a_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failed> {
+        let threads = Arc::clone(&self.threads);
+        let turn = tokio::time::timeout(PATIENCE_THREAD, threads.acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            return Err(Failed::not_now("too many ask at once: ask again in a moment"));
+        };
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(turn);
+            done
+        });
+        done.await.map_err(|_| Failed::gone())
+    }
+}
+
+/// Whether a VM is called that: by its name or its UUID.
+fn is_called(vm: &VmStatus, id: &str) -> bool {
+    vm.name == id || vm.id.to_string().eq_ignore_ascii_case(id)
+}
+
+/// All routes; over TCP, `bound`, only for programs of this host and its own pages.
+fn router(site: Site, bound: Option<SocketAddr>) -> Router {
+    let routes = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/-/healthy", get(healthy))
+        .route("/-/ready", get(ready))
+        .route("/v1/status", get(status))
+        .route("/v1/vms", get(vms))
+        .route("/v1/vms/{id}", get(vm))
+        .route("/v1/vms/{id}/why", get(past::why))
+        .route("/v1/nodes", get(nodes))
+        .route("/v1/links", get(links))
+        .route("/v1/decisions", get(past::decisions))
+        .route("/v1/history", get(past::history))
+        .route("/v1/events", get(events::events))
+        .route("/v1/placements/evaluate", post(evaluate))
+        .route("/v1/openapi.json", get(async || Json(openapi())))
+        .fallback(async || Failed::no_such_path())
+        .method_not_allowed_fallback(async || Failed::wrong_method())
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .layer(from_fn(in_time))
+        .with_state(site);
+    match bound {
+        Some(bound) => routes.layer(from_fn_with_state(bound, from_here)),
+        None => routes,
+    }
+}
+
+async fn from_here(State(bound): State<SocketAddr>, request: Request, next: Next) -> Response {
+    match origin::check(&request, bound) {
+        Ok(()) => next.run(request).await,
+        Err(failed) => failed.into_response(),
+    }
+}
+
+async fn in_time(request: Request, next: Next) -> Response {
+    let answered = tokio::time::timeout(PATIENCE, next.run(request)).await;
+    answered.unwrap_or_else(|_| Failed::not_now("that took too long").into_response())
+}
+
+async fn metrics(State(site): State<Site>, headers: HeaderMap) -> impl IntoResponse {
+    let accept = headers.get_all(header::ACCEPT).iter();
+    let accept: Vec<&str> = accept.filter_map(|value| value.to_str().ok()).collect();
+    let format = Format::wanted(&accept.join(","));
+    let text = metrics::exposition(&site.about, &site.feed, format);
+    ([(header::CONTENT_TYPE, format.content_type())], text)
+}
+
+/// Whether the loop goes on.
+async fn healthy(State(site): State<Site>) -> (StatusCode, String) {
+    let period = Duration::from_nanos(site.about.period.0);
+    let silence = Instant::now().saturating_duration_since(site.feed.looked());
+    if silence <= SILENCE_MAX.max(3 * period) {
+        (StatusCode::OK, "healthy\n".into())
+    } else {
+        let said = format!(
+            "the loop has not looked at the host for {} s\n",
+            silence.as_secs()
+        );
+        (StatusCode::SERVICE_UNAVAILABLE, said)
+    }
+}
+
+/// Whether questions are answered from a host that can be read.
+async fn ready(State(site): State<Site>) -> (StatusCode, String) {
+    match site.feed.seen() {
+        (Some(_), None) => (StatusCode::OK, "ready\n".into()),
+        (_, Some(trouble)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
+        (None, None) => {
+            let said = "the agent has not looked at the host yet\n".into();
+            (StatusCode::SERVICE_UNAVAILABLE, said)
+        }
+    }
+}
+
+async fn status(State(site): State<Site>) -> Result<Json<HostStatus>, Failed> {
+    let seen = site.seen()?;
+    let (_, trouble) = site.feed.seen();
+    let about = &site.about;
+    Ok(Json(HostStatus {
+        time: WallTime(seen.wall_ns),
+        started: WallTime(site.feed.clock().begun_ns()),
+        version: about.version.to_owned(),
+        commit: about.commit.to_owned(),
+        host: about.host.clone(),
+        mode: about.mode,
+        policies: about.policies.to_owned(),
+        period_ns: about.period,
+        epoch_count: seen.epoch_count,
+        trouble: trouble.map(|trouble| trouble.to_string()),
+        status: seen.status.clone(),
+    }))
+}
+
+async fn vms(State(site): State<Site>) -> Result<Json<Vms>, Failed> {
+    let vms = site.seen()?.status.vms.clone();
+    Ok(Json(Vms { vms }))
+}
+
+async fn vm(
+    State(site): State<Site>,
+    id: Result<InPath<String>, PathRejection>,
+) -> Result<Json<VmStatus>, Failed> {
+    let InPath(id) = id?;
+    let seen = site.seen()?;
+    let vms = &seen.status.vms;
+    let found = vms.iter().find(|vm| is_called(vm, &id)).cloned();
+    let none = || Failed::no_such_vm(&id, vms.iter().map(|vm| vm.name.clone()));
+    found.map(Json).ok_or_else(none)
+}
+
+async fn nodes(State(site): State<Site>) -> Result<Json<Nodes>, Failed> {
+    let nodes = site.seen()?.status.nodes.clone();
+    Ok(Json(Nodes { nodes }))
+}
+
+async fn links(State(site): State<Site>) -> Result<Json<Links>, Failed> {
+    let links = site.seen()?.status.links.clone();
+    Ok(Json(Links { links }))
+}
+
+async fn evaluate(
+    State(site): State<Site>,
+    body: Result<Json<Evaluate>, JsonRejection>,
+) -> Result<Json<Evaluated>, Failed> {
+    let Json(wanted) = body?;
+    let handler = site.handler.clone();
+    let question = Ask::Place {
+        vcpus: wanted.vcpus,
+        memory_bytes: wanted.memory_bytes,
+        bandwidth_bytes_per_s: wanted.bandwidth_bytes_per_s,
+    };
+    let answered = site.on_a_thread(move || handler.answer(question)).await??;
+    match answered {
+        Answered::Now(answer) => {
+            let placed = Placed::try_from(answer).map_err(|_| Failed::gone())?;
+            Ok(Json(Evaluated::of(placed)))
+        }
+        Answered::Once(..) => Err(Failed::gone()),
+    }
+}

@@ -1,0 +1,124 @@
+//! Who may ask over TCP: programs of this host, and pages of this agent.
+//!
+//! Another page that a browser of this host shows can send requests here. It names itself in `Origin`, or, where a name of its
+//! own leads to this address (DNS rebinding), that name is in `Host`.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::extract::Request;
+use axum::http::{HeaderMap, uri::Authority};
+
+use super::problem::Failed;
+
+/// Refuses what another page sends.
+///
+/// # Errors
+/// With what is wrong, and what to write instead.
+pub(super) fn check(request: &Request, bound: SocketAddr) -> Result<(), Failed> {
+    let host = one(request.headers(), "host")?;
+    // Where the line says it too, that is what counts.
+    let host = request.uri().authority().map(Authority::as_str).or(host);
+    let host = host.ok_or_else(|| Failed::bad_parameter("the header Host is missing"))?;
+    if !is_ours(host, bound.ip()) {
+        let detail = format!("`{host}` is no name of this agent: ask for {bound}, or for localhost");
+        return Err(Failed::forbidden(detail));
+    }
+    match one(request.headers(), "origin")? {
+        Some(origin) if origin.strip_prefix("http://") != Some(host) => {
+            let detail = format!("a page of `{origin}` may not ask http://{host}");
+            Err(Failed::forbidden(detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The one value of a header that is text.
+fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Failed> {
+    let mut all = headers.get_all(name).iter();
+    let (first, second) = (all.next(), all.next());
+    let wrong = || Failed::bad_parameter(format!("the header {name} is not text, or is there twice"));
+    if second.is_some() {
+        return Err(wrong());
+    }
+    first.map(|value| value.to_str().map_err(|_| wrong())).transpose()
+}
+
+/// Whether a host, with or without a port, is the loopback or what is listened on. Any port: a tunnel may have another.
+fn is_ours(host: &str, bound: IpAddr) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    if authority.as_str().contains('@') {
+        return false;
+    }
+    let name = authority.host();
+    let address = name
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|ip| ip.is_loopback() || ip == bound)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::response::IntoResponse as _;
+
+    use super::*;
+
+    fn status(line: &str, headers: &[(&str, &str)]) -> u16 {
+        let mut request = Request::builder().uri(line);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let checked = check(&request, "127.0.0.1:9464".parse().unwrap());
+        checked.map_or_else(|failed| failed.into_response().status().as_u16(), |()| 200)
+    }
+
+    #[test]
+    fn only_our_own_names_are_answered() {
+        for good in [
+            "localhost",
+            "localhost:80",
+            "LOCALHOST:9464",
+            "127.0.0.1:9464",
+            "127.9.9.9",
+            "[::1]:1",
+        ] {
+            assert_eq!(status("/", &[("host", good)]), 200, "{good}");
+        }
+        for bad in [
+            "evil.example:9464",
+            "127.0.0.1.evil.example",
+            "192.0.2.1",
+            "a@localhost",
+            "localhost.",
+            "",
+        ] {
+            assert_eq!(status("/", &[("host", bad)]), 403, "{bad}");
+        }
+        assert_eq!(status("/", &[]), 400);
+        assert_eq!(
+            status("/", &[("host", "localhost"), ("host", "evil.example")]),
+            400
+        );
+        assert_eq!(status("http://evil.example/", &[("host", "localhost")]), 403);
+    }
+
+    #[test]
+    fn only_our_own_pages_are_answered() {
+        let from = |origin| status("/", &[("host", "localhost:9464"), ("origin", origin)]);
+        assert_eq!(from("http://localhost:9464"), 200);
+        for bad in [
+            "null",
+            "http://localhost",
+            "https://localhost:9464",
+            "http://evil.example",
+            "http://127.0.0.1:9464",
+            "",
+        ] {
+            assert_eq!(from(bad), 403, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! What is asked of the history: on threads that may wait for the disk, a few at a time.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use homenode_api::http::{
+    DECISIONS, DecisionRow, Decisions, DecisionsQuery, HISTORY_MAX, HistoryPoint, HistoryQuery, NodeMemory,
+    POINTS_MAX, VmHistory, WallTime, WhyQuery,
+};
+use homenode_api::why::{Answer, WINDOW};
+use homenode_recorder::{Archive, EventRow, Kind, RecordError, Wanted};
+use homenode_units::{Bytes, Ns, PAGE_BYTES};
+use serde_json::Value;
+
+use super::Site;
+use super::problem::Failed;
+use crate::why::AskError;
+
+/// Points of a history of which the step is not said.
+const POINTS: u64 = 300;
+const HOUR_NS: i64 = 3_600_000_000_000;
+/// How long one question may read: others wait.
+const READING_MAX: Duration = Duration::from_secs(5);
+/// The shortest step where it is not said.
+const STEP_SHORTEST: Ns = Ns::from_secs(1);
+
+/// Asks the history, which is opened for this alone.
+///
+/// # Errors
+/// Where there is none, it cannot be read, or too many ask it.
+pub(super) async fn ask<T: Send + 'static>(
+    site: Site,
+    question: impl FnOnce(&Archive) -> Result<T, Failed> + Send + 'static,
+) -> Result<T, Failed> {
+    let path = site.history.clone().ok_or_else(Failed::no_history)?;
+    let answer = site.on_a_thread(move || question(&Archive::open(&path)?));
+    answer.await?
+}
+
+pub(super) async fn decisions(
+    State(site): State<Site>,
+    query: Result<Query<DecisionsQuery>, QueryRejection>,
+) -> Result<Json<Decisions>, Failed> {
+    let Query(query) = query?;
+    let limit = query.limit.unwrap_or(DECISIONS.0);
+    if !(1..=DECISIONS.1).contains(&limit) {
+        return Err(Failed::bad_parameter(format!("limit is 1 to {}", DECISIONS.1)));
+    }
+    let before_id = query.cursor.as_deref().map(str::parse::<i64>).transpose();
+    let before_id = before_id.map_err(|_| Failed::bad_parameter("cursor is what a page said is `next`"))?;
+    let wanted = Wanted {
+        from_ns: query.from.map(|time| time.0),
+        to_ns: query.to.map(|time| time.0),
+        vm: query.vm,
+        policy: query.policy,
+        kind: Some("decided".into()),
+        before_id,
+        // One more says whether there are more.
+        limit: Some(limit + 1),
+    };
+    let mut rows = ask(site, move |archive| Ok(archive.events(&wanted)?)).await?;
+    rows.reverse();
+    let has_more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let next = rows.last().filter(|_| has_more).map(|row| row.id.to_string());
+    let decisions = rows.into_iter().map(decision).collect();
+    Ok(Json(Decisions { decisions, next }))
+}
+
+pub(super) async fn why(
+    State(site): State<Site>,
+    id: Result<Path<String>, PathRejection>,
+    query: Result<Query<WhyQuery>, QueryRejection>,
+) -> Result<Json<Answer>, Failed> {
+    let (Path(id), Query(query)) = (id?, query?);
+    let window = query.window.as_deref().map(str::parse::<Ns>).transpose();
+    let window = window.map_err(|e| Failed::bad_parameter(format!("window: {e}")))?;
+    let window = window.unwrap_or(WINDOW.usual);
+    if !(WINDOW.least..=WINDOW.most).contains(&window) {
+        return Err(Failed::bad_parameter(format!(
+            "window: a stretch of {} to {} can be told",
+            WINDOW.least, WINDOW.most
+        )));
+    }
+    let at = query.at.map(|time| time.0);
+    let until = Instant::now() + READING_MAX;
+    let answer = ask(site, move |archive| {
+        crate::why::ask(archive, &id, (at, window), Some(until)).map_err(|error| match error {
+            AskError::Record(error) => error.into(),
+            AskError::Nothing(_) | AskError::Why(_) => Failed::nothing_known(error.to_string()),
+        })
+    });
+    Ok(Json(answer.await?))
+}
+
+fn decision(row: EventRow) -> DecisionRow {
+    DecisionRow {
+        id: row.id,
+        time: WallTime(row.wall_ns),
+        vm: row.vm,
+        name: row.name,
+        policy: row.policy,
+        action: row.action,
+        outcome: row.outcome,
+        text: row.text,
+        detail: row.detail,
+    }
+}
+
+/// A stretch of time, and the steps in it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stretch {
+    from_ns: i64,
+    to_ns: i64,
+    step_ns: i64,
+}
+
+/// What is asked for, completed, and cut to what one answer may have: the answer says what was left of it.
+fn stretch(query: &HistoryQuery, now_ns: i64) -> Result<Stretch, Failed> {
+    let to_ns = query.to.map_or(now_ns, |to| to.0);
+    let from_ns = query.from.map_or(to_ns.saturating_sub(HOUR_NS), |from| from.0);
+    let to_ns = to_ns
+        .min(from_ns.saturating_add_unsigned(HISTORY_MAX.0))
+        .max(from_ns);
+    let length = to_ns.abs_diff(from_ns);
+    let step: Option<Ns> = query
+        .step
+        .as_deref()
+        .map(str::parse)
+        .transpose()
+        .map_err(|e| Failed::bad_parameter(format!("step: {e}")))?;
+    let step = step.map_or((length / POINTS).max(STEP_SHORTEST.0), |step| step.0);
+    let step = step.max(length / POINTS_MAX + 1);
+    Ok(Stretch {
+        from_ns,
+        to_ns,
+        step_ns: i64::try_from(step).unwrap_or(i64::MAX),
+    })
+}
+
+pub(super) async fn history(
+    State(site): State<Site>,
+    query: Result<Query<HistoryQuery>, QueryRejection>,
+) -> Result<Json<VmHistory>, Failed> {
+    let Query(query) = query?;
+    let (seen, _) = site.feed.seen();
+    let now_ns = seen
+        .as_ref()
+        .map_or_else(|| site.feed.clock().begun_ns(), |seen| seen.wall_ns);
+    let stretch = stretch(&query, now_ns)?;
+    let name = query.vm.clone();
+    let read = move |archive: &Archive| points(archive, &name, stretch, Instant::now() + READING_MAX);
+    let (points, to_ns) = ask(site, read).await?;
+    if points.is_empty()
+        && !seen
+            .as_ref()
+            .is_some_and(|seen| seen.status.vms.iter().any(|vm| super::is_called(vm, &query.vm)))
+    {
+        let running = seen
+            .iter()
+            .flat_map(|seen| seen.status.vms.iter().map(|vm| vm.name.clone()));
+        return Err(Failed::no_such_vm(&query.vm, running));
+    }
+    Ok(Json(VmHistory {
+        vm: query.vm,
+        from: WallTime(stretch.from_ns),
+        to: WallTime(to_ns),
+        step_ns: Ns(stretch.step_ns.unsigned_abs()),
+        points,
+    }))
+}
+
+/// Sums over the periods of a step.
+#[derive(Default)]
+struct Sum {
+    periods: u64,
+    /// Of each figure, and how often it was known.
+    figures: [(f64, u64); FIGURES.len()],
+    last: Value,
+}
+
+/// Keys of a VM's status that are told as means.
+const FIGURES: [&str; 4] = [
+    "cpus_used",
+    "vcpus_waiting",
+    "llc_miss_rate",
+    "local_access_ratio",
+];
+
+/// The points, and the time up to which there was time to read.
+fn points(
+    archive: &Archive,
+    name: &str,
+    stretch: Stretch,
+    until: Instant,
+) -> Result<(Vec<HistoryPoint>, i64), Failed> {
+    let mut to_ns = stretch.to_ns;
+    let mut steps: BTreeMap<i64, Sum> = BTreeMap::new();
+    let within = (stretch.from_ns, stretch.to_ns);
+    let read = archive.frames(Kind::Status, within, |mut frame| {
+        let vms = frame.value.get_mut("vms").and_then(Value::as_array_mut);
+        let vm = vms.and_then(|vms| {
+            vms.iter_mut().find(|vm| {
+                vm["name"] == *name || vm["id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(name))
+            })
+        });
+        if let Some(vm) = vm {
+            let step = frame.wall_ns.saturating_sub(stretch.from_ns) / stretch.step_ns;
+            let sum = steps.entry(step).or_default();
+            sum.periods += 1;
+            for ((total, count), key) in sum.figures.iter_mut().zip(FIGURES) {
+                if let Some(figure) = vm[key].as_f64() {
+                    *total += figure;
+                    *count += 1;
+                }
+            }
+            sum.last = vm.take();
+        }
+        let is_in_time = Instant::now() < until;
+        if !is_in_time {
+            to_ns = frame.wall_ns;
+        }
+        is_in_time
+    });
+    match read {
+        // What can be read was given.
+        Ok(()) | Err(RecordError::Damaged { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let points = steps.iter();
+    let points = points.map(|(step, sum)| point(stretch.from_ns + step * stretch.step_ns, sum));
+    Ok((points.collect(), to_ns))
+}
+
+fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
+    let mean = |(total, count): (f64, u64)| (count > 0).then(|| total / count as f64);
+    let [cpus_used, vcpus_waiting, llc_miss_rate, local_access_ratio] = sum.figures.map(mean);
+    let pages = sum.last["pages_by_node"].as_array();
+    let memory = |on: &Value| {
+        Some(NodeMemory {
+            node: on["node"].as_u64()?,
+            memory_bytes: on["pages"]
+                .as_u64()
+                .map(|pages| Bytes(pages.saturating_mul(PAGE_BYTES)))
+                .unwrap_or(Bytes(0)),
+        })
+    };
+    HistoryPoint {
+        time: WallTime(begin_ns),
+        periods_count: sum.periods,
+        cpus_used,
+        vcpus_waiting,
+        llc_miss_rate,
+        local_access_ratio,
+        memory_by_node: pages.map(|pages| pages.iter().filter_map(memory).collect()),
+        home: serde_json::from_value(sum.last["home"].clone()).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(from: Option<i64>, to: Option<i64>, step: Option<&str>) -> (i64, i64, i64) {
+        let query = HistoryQuery {
+            vm: "web".into(),
+            from: from.map(WallTime),
+            to: to.map(WallTime),
+            step: step.map(str::to_owned),
+        };
+        let stretch = stretch(&query, 10 * HOUR_NS).unwrap();
+        (stretch.from_ns, stretch.to_ns, stretch.step_ns)
+    }
+
+    #[test]
+    fn a_stretch_is_the_last_hour_unless_it_is_said_and_six_hours_at_most() {
+        assert_eq!(of(None, None, None), (9 * HOUR_NS, 10 * HOUR_NS, HOUR_NS / 300));
+        assert_eq!(of(Some(0), None, Some("1h")), (0, 6 * HOUR_NS, HOUR_NS));
+        assert_eq!(of(Some(i64::MIN), Some(i64::MAX), None).1, i64::MIN + 6 * HOUR_NS);
+        // What ends before it begins is empty.
+        let (from, to, step) = of(Some(HOUR_NS), Some(0), None);
+        assert_eq!((from, to), (HOUR_NS, HOUR_NS));
+        assert!(step > 0);
+    }
+
+    #[test]
+    fn there_are_no_more_steps_than_an_answer_may_have() {
+        let (from, to, step) = of(Some(0), Some(HOUR_NS), Some("1ms"));
+        assert!(((to - from) / step).unsigned_abs() < POINTS_MAX);
+    }
+}

@@ -1,0 +1,163 @@
+//! Why there is no answer, as RFC 9457 has it.
+
+use axum::Json;
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use homenode_api::ApiError;
+use homenode_api::http::Problem;
+use homenode_recorder::RecordError;
+
+/// A problem on its way to the client.
+#[derive(Clone, Debug)]
+pub(super) struct Failed {
+    status: StatusCode,
+    kind: &'static str,
+    title: &'static str,
+    detail: String,
+}
+
+impl Failed {
+    fn new(status: StatusCode, kind: &'static str, title: &'static str, detail: impl Into<String>) -> Failed {
+        Failed {
+            status,
+            kind,
+            title,
+            detail: detail.into(),
+        }
+    }
+
+    /// A parameter is wrong.
+    pub(super) fn bad_parameter(detail: impl Into<String>) -> Failed {
+        Failed::new(
+            StatusCode::BAD_REQUEST,
+            "bad-parameter",
+            "A parameter is wrong",
+            detail,
+        )
+    }
+
+    /// Somebody asks who may not.
+    pub(super) fn forbidden(detail: impl Into<String>) -> Failed {
+        Failed::new(StatusCode::FORBIDDEN, "forbidden", "Not from there", detail)
+    }
+
+    pub(super) fn no_such_vm(name: &str, running: impl Iterator<Item = String>) -> Failed {
+        let running: Vec<String> = running.take(32).collect();
+        let detail = format!("no VM `{name}` runs here; there are: {}", running.join(", "));
+        Failed::new(StatusCode::NOT_FOUND, "no-such-vm", "There is no such VM", detail)
+    }
+
+    pub(super) fn no_such_path() -> Failed {
+        let detail =
+            "what there is says /v1/openapi.json; beside it there are /metrics, /-/healthy and /-/ready";
+        Failed::new(
+            StatusCode::NOT_FOUND,
+            "no-such-path",
+            "There is nothing here",
+            detail,
+        )
+    }
+
+    pub(super) fn no_history() -> Failed {
+        let detail =
+            "this agent keeps no history: start it with `--history FILE`, and with `record.days` above 0";
+        Failed::new(StatusCode::NOT_FOUND, "no-history", "There is no history", detail)
+    }
+
+    /// The history does not reach there, or says too little.
+    pub(super) fn nothing_known(detail: impl Into<String>) -> Failed {
+        Failed::new(
+            StatusCode::NOT_FOUND,
+            "nothing-known",
+            "Too little was recorded",
+            detail,
+        )
+    }
+
+    pub(super) fn wrong_method() -> Failed {
+        let detail = "the header Allow says what can be done here";
+        Failed::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "wrong-method",
+            "That cannot be done here",
+            detail,
+        )
+    }
+
+    /// Now is too early, or too much is asked at once.
+    pub(super) fn not_now(detail: impl Into<String>) -> Failed {
+        Failed::new(StatusCode::SERVICE_UNAVAILABLE, "not-now", "Not now", detail)
+    }
+
+    fn broken(detail: impl Into<String>) -> Failed {
+        let (status, title) = (StatusCode::INTERNAL_SERVER_ERROR, "Something is broken");
+        Failed::new(status, "broken", title, detail)
+    }
+
+    /// The thread that worked at it is gone.
+    pub(super) fn gone() -> Failed {
+        Failed::broken("the work was cut short; the agent's log may say why")
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        let problem = Problem {
+            kind: format!("urn:homenode:problem:{}", self.kind),
+            title: self.title.to_owned(),
+            status: self.status.as_u16(),
+            detail: self.detail,
+        };
+        let mut response = (self.status, Json(problem)).into_response();
+        let headers = response.headers_mut();
+        let kind = HeaderValue::from_static("application/problem+json");
+        headers.insert(header::CONTENT_TYPE, kind);
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<ApiError> for Failed {
+    fn from(error: ApiError) -> Failed {
+        let detail = error.to_string();
+        match error {
+            ApiError::NoSuchVm { vm, running } => Failed::no_such_vm(&vm, running.into_iter()),
+            ApiError::NotYet { .. } => Failed::not_now(detail),
+            ApiError::BadInput { .. } | ApiError::Malformed { .. } | ApiError::Refused { .. } => {
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                Failed::new(status, "refused", "The agent cannot do or say that", detail)
+            }
+        }
+    }
+}
+
+impl From<RecordError> for Failed {
+    fn from(error: RecordError) -> Failed {
+        match error {
+            RecordError::Missing { .. } => Failed::no_history(),
+            error => Failed::broken(error.to_string()),
+        }
+    }
+}
+
+impl From<QueryRejection> for Failed {
+    fn from(rejection: QueryRejection) -> Failed {
+        Failed::bad_parameter(rejection.body_text())
+    }
+}
+
+impl From<PathRejection> for Failed {
+    fn from(rejection: PathRejection) -> Failed {
+        Failed::bad_parameter(rejection.body_text())
+    }
+}
+
+impl From<JsonRejection> for Failed {
+    fn from(rejection: JsonRejection) -> Failed {
+        let (kind, title) = ("bad-body", "The body is wrong");
+        Failed::new(rejection.status(), kind, title, rejection.body_text())
+    }
+}

@@ -1,0 +1,169 @@
+//! Why a VM was slow, asked of the history.
+
+use std::time::Instant;
+
+use homenode_api::http::WallTime;
+use homenode_api::why::{Answer, WallSpan};
+use homenode_host::Sample;
+use homenode_machine::Machine;
+use homenode_recorder::{Archive, EventRow, Frame, Kind, RecordError, Wanted};
+use homenode_units::{Ns, VmId};
+use homenode_why::{Happening, WhyError};
+use serde::Deserialize;
+
+use crate::history::read_recorded;
+
+/// What was decided so long before a step may have made its change.
+const DECIDED_EARLIER: i64 = 5_000_000_000;
+/// Most events that are looked at, the last ones.
+const EVENTS_MAX: u32 = 10_000;
+/// How long after a window what is decided may still be about it.
+const DECIDED_LATER: i64 = 60_000_000_000;
+
+/// Why the question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// The history cannot be read.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// It does not go there.
+    #[error("{0}")]
+    Nothing(String),
+    /// Too little is known.
+    #[error(transparent)]
+    Why(#[from] WhyError),
+}
+
+/// What is read of a run's detail.
+#[derive(Debug, Deserialize)]
+struct Detail {
+    machine: Machine,
+}
+
+/// Why the VM of this name or id was slow around a time, by the wall clock; default: in the last window that was recorded. Given
+/// up at `until`, where others wait for the reader.
+///
+/// # Errors
+/// When nothing was recorded then, or the VM did not run.
+pub fn ask(
+    archive: &Archive,
+    vm: &str,
+    (at, window): (Option<i64>, Ns),
+    until: Option<Instant>,
+) -> Result<Answer, AskError> {
+    let (first, last) = archive.span(Kind::Sample)?.ok_or_else(|| {
+        AskError::Nothing(
+            "no samples are recorded: set samples_hours of [record] in the settings above 0".to_owned(),
+        )
+    })?;
+    let long = i64::try_from(window.0).unwrap_or(i64::MAX / 16);
+    let to = at.map_or(last, |at| at.saturating_add(long / 2).min(last));
+    let from = to.saturating_sub(long);
+    if to < first || at.is_some_and(|at| at > last.saturating_add(long)) {
+        return Err(AskError::Nothing(format!(
+            "samples are recorded from {} to {} only",
+            WallTime(first),
+            WallTime(last)
+        )));
+    }
+    let (_, apart) = homenode_why::wanted(Ns(0), window);
+    let begin = from.saturating_sub(long.saturating_mul(homenode_why::BASELINE.cast_signed()));
+    let frames = sparse(archive, (begin, to), apart, until)?;
+    // Of two runs that meet there, the one that is asked about.
+    let about = at.and_then(|at| frames.iter().rev().find(|frame| frame.wall_ns <= at));
+    let Some(end) = about.or(frames.last()) else {
+        return Err(AskError::Nothing("nothing was recorded at that time".to_owned()));
+    };
+    // What happened before the agent was started anew was another run: its clock may be another, too.
+    let (run, offset) = (end.run, end.wall_ns.saturating_sub(end.at.0.cast_signed()));
+    let detail = archive.runs()?.into_iter().find(|known| known.id == run);
+    let detail = detail.and_then(|run| serde_json::from_value::<Detail>(run.detail).ok());
+    let machine = detail
+        .ok_or_else(|| AskError::Nothing(format!("run {run} does not say on which machine it ran")))?
+        .machine;
+    let samples: Vec<Sample> = frames
+        .into_iter()
+        .filter(|frame| frame.run == run)
+        .filter_map(|frame| Some(read_recorded(frame.value).ok()?.0))
+        .collect();
+    let id = find(&samples, vm).ok_or_else(|| {
+        AskError::Nothing(format!(
+            "there was no VM {vm} then: `homenode record show` lists those that came and went"
+        ))
+    })?;
+    let events = archive.events(&Wanted {
+        from_ns: Some(from.saturating_sub(long / 6).saturating_sub(DECIDED_EARLIER)),
+        limit: Some(EVENTS_MAX),
+        to_ns: Some(to.saturating_add(DECIDED_LATER)),
+        ..Wanted::default()
+    })?;
+    let happenings: Vec<Happening> = events
+        .into_iter()
+        .filter(|event| event.run == run)
+        .filter_map(happening)
+        .collect();
+    let host = |wall: i64| Ns(wall.saturating_sub(offset).max(0).unsigned_abs());
+    let explanation = homenode_why::explain(&machine, &samples, id, (host(from), host(to)), &happenings)?;
+    let wall = |at: Ns| WallTime(at.0.cast_signed().saturating_add(offset));
+    Ok(Answer {
+        run,
+        asked: WallSpan {
+            from: WallTime(from),
+            to: WallTime(to),
+        },
+        slow: WallSpan {
+            from: wall(explanation.from_ns),
+            to: wall(explanation.to_ns),
+        },
+        compared_from: wall(explanation.baseline_from_ns),
+        explanation,
+    })
+}
+
+/// Samples between two times that are at least so far apart: turning one into figures takes longer than reading it.
+fn sparse(
+    archive: &Archive,
+    span: (i64, i64),
+    apart: Ns,
+    until: Option<Instant>,
+) -> Result<Vec<Frame>, AskError> {
+    let mut frames: Vec<Frame> = Vec::new();
+    let mut is_late = false;
+    let read = archive.frames(Kind::Sample, span, |frame| {
+        let is_near = frames
+            .last()
+            .is_some_and(|last| last.run == frame.run && frame.at.saturating_sub(last.at) < apart);
+        if !is_near {
+            frames.push(frame);
+        }
+        is_late = until.is_some_and(|until| Instant::now() >= until);
+        !is_late
+    });
+    match read {
+        _ if is_late => Err(AskError::Nothing(
+            "that takes too long to read here: ask for a shorter window, or use `homenode why`".to_owned(),
+        )),
+        // What can be read was given.
+        Ok(()) | Err(RecordError::Damaged { .. }) => Ok(frames),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn find(samples: &[Sample], vm: &str) -> Option<VmId> {
+    let id = VmId::parse(vm);
+    let all = || samples.iter().rev().flat_map(|sample| &sample.vms);
+    let named = all().find(|seen| seen.name == vm || Some(seen.id) == id);
+    named.map(|seen| seen.id)
+}
+
+fn happening(event: EventRow) -> Option<Happening> {
+    Some(Happening {
+        id: event.id,
+        at: Ns(event.at_ns.unsigned_abs()),
+        is_decision: event.kind == "decided" && matches!(event.outcome.as_deref(), Some("done" | "moved")),
+        vm: Some(VmId::parse(&event.vm?)?),
+        policy: event.policy.unwrap_or_default(),
+        action: event.action.unwrap_or_default(),
+        text: event.text,
+    })
+}

@@ -1,0 +1,440 @@
+//! What is asked and answered over HTTP, below `/v1`. Types that commands print too are the same; [`openapi`] describes all.
+
+mod openapi;
+mod time;
+
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::str::FromStr;
+
+use homenode_control::{LinkStatus, Mode, NodeStatus, Status};
+use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::answer::PlacedFigures;
+
+pub use openapi::openapi;
+pub use time::WallTime;
+
+/// What a page of decisions holds unless it is said otherwise, and at most.
+pub const DECISIONS: (u32, u32) = (100, 1000);
+/// Most points of a history.
+pub const POINTS_MAX: u64 = 2000;
+/// The longest stretch that one request reads.
+pub const HISTORY_MAX: Ns = Ns::from_secs(6 * 3600);
+
+/// Where to listen: an address of this host's loopback alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen(SocketAddr);
+
+impl Listen {
+    /// The address; port 0 takes one that is free.
+    pub fn address(self) -> SocketAddr {
+        self.0
+    }
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Listen, String> {
+        let resolved = match text.strip_prefix("localhost:") {
+            // Not asked of a resolver, which may be told anything.
+            Some(port) => format!("127.0.0.1:{port}").to_socket_addrs().ok(),
+            None => text
+                .parse::<SocketAddr>()
+                .ok()
+                .map(|address| vec![address].into_iter()),
+        };
+        let address = resolved.and_then(|mut all| all.next());
+        let address = address.ok_or_else(|| {
+            format!("`{text}` is no address and port: write `127.0.0.1:9464` or `[::1]:9464`")
+        })?;
+        if !address.ip().is_loopback() {
+            return Err(format!(
+                "{} can be reached from elsewhere, and this version has neither TLS nor passwords: listen on 127.0.0.1, \
+                 and let a proxy that has both pass on what may be seen",
+                address.ip()
+            ));
+        }
+        Ok(Listen(address))
+    }
+}
+
+/// The agent, and the host as it was last seen.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct HostStatus {
+    /// When the host was last seen.
+    pub time: WallTime,
+    /// Since when the agent runs.
+    pub started: WallTime,
+    /// Its version.
+    pub version: String,
+    /// Of which commit it is.
+    pub commit: String,
+    /// What it runs on.
+    pub host: String,
+    /// Whether it acts.
+    pub mode: Mode,
+    /// Which policies decide.
+    pub policies: String,
+    /// Time between looks at the host.
+    pub period_ns: Ns,
+    /// How often it has looked.
+    pub epoch_count: u64,
+    /// Why the host could not be read the last time, if so: what follows is older then.
+    pub trouble: Option<String>,
+    /// Nodes, links and VMs.
+    #[serde(flatten)]
+    pub status: Status,
+}
+
+/// The host's nodes.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Nodes {
+    /// Ascending.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// Traffic between nodes.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Links {
+    /// Where counted.
+    pub links: Vec<LinkStatus>,
+}
+
+/// Which decisions.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecisionsQuery {
+    /// About the VM of this name or UUID.
+    pub vm: Option<String>,
+    /// Of this policy.
+    pub policy: Option<String>,
+    /// Not before this.
+    pub from: Option<WallTime>,
+    /// Not after this.
+    pub to: Option<WallTime>,
+    /// Before these: what the last page said is next.
+    #[schemars(extend("pattern" = "^[0-9]{1,18}$"))]
+    pub cursor: Option<String>,
+    /// At most so many.
+    #[schemars(range(min = 1, max = 1000))]
+    pub limit: Option<u32>,
+}
+
+/// What was decided, the newest first.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Decisions {
+    /// Up to as many as were asked for.
+    pub decisions: Vec<DecisionRow>,
+    /// The cursor of those before these; `null` where there are none.
+    pub next: Option<String>,
+}
+
+/// A decision, and what became of it.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct DecisionRow {
+    /// Its number in this history.
+    pub id: i64,
+    /// When.
+    pub time: WallTime,
+    /// The VM's UUID.
+    pub vm: Option<String>,
+    /// Its name then.
+    pub name: Option<String>,
+    /// Who decided.
+    pub policy: Option<String>,
+    /// What was to be done.
+    pub action: Option<String>,
+    /// What came of it.
+    pub outcome: Option<String>,
+    /// In a sentence.
+    pub text: String,
+    /// All of it, as `homenode run --json` tells it.
+    #[schemars(with = "serde_json::Map<String, Value>")]
+    pub detail: Value,
+}
+
+/// Which stretch of a VM's history.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HistoryQuery {
+    /// The VM's name or UUID.
+    #[schemars(length(min = 1))]
+    pub vm: String,
+    /// From when; an hour before the end unless it is said.
+    pub from: Option<WallTime>,
+    /// To when; now unless it is said. What is more than six hours after the start is left out, and what cannot be read in 5
+    /// seconds: `to` of the answer says so, and is where to ask from next.
+    pub to: Option<WallTime>,
+    /// Time that a point stands for, such as `10s` or `5min`; unless it is said, so that there are 300 points or less. It is
+    /// longer where there would be more than 2000, and `step_ns` of the answer says so.
+    #[schemars(extend("pattern" = "^[1-9][0-9]{0,5}(ms|s|min|h)$"))]
+    pub step: Option<String>,
+}
+
+/// About which time it is asked why a VM was slow.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WhyQuery {
+    /// When it was slow; unless it is said, the last that was recorded.
+    pub at: Option<WallTime>,
+    /// How long a stretch around that, such as `60s` or `10m`, from ten seconds to six hours; five minutes unless it is said.
+    #[schemars(extend("pattern" = "^[1-9][0-9]{0,5}(ms|s|min|m|h)$"))]
+    pub window: Option<String>,
+}
+
+/// What a VM did.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct VmHistory {
+    /// Which, as it was asked for.
+    pub vm: String,
+    /// From when.
+    pub from: WallTime,
+    /// To when.
+    pub to: WallTime,
+    /// Time that a point stands for.
+    pub step_ns: Ns,
+    /// Stretches in which the VM was seen, the first first.
+    pub points: Vec<HistoryPoint>,
+}
+
+/// A stretch of a VM's history: means over the periods in it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub struct HistoryPoint {
+    /// When it begins.
+    pub time: WallTime,
+    /// Periods in it that saw the VM.
+    pub periods_count: u64,
+    /// CPUs used.
+    pub cpus_used: Option<f64>,
+    /// vCPUs that waited.
+    pub vcpus_waiting: Option<f64>,
+    /// LLC misses over references.
+    pub llc_miss_rate: Option<f64>,
+    /// Share of memory accesses that were local.
+    pub local_access_ratio: Option<f64>,
+    /// Touched memory on each node, at the end of the stretch.
+    pub memory_by_node: Option<Vec<NodeMemory>>,
+    /// Home nodes, at the end of the stretch.
+    pub home: Option<NodeSet>,
+}
+
+/// Memory on a node.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct NodeMemory {
+    /// Which.
+    pub node: u64,
+    /// How much.
+    pub memory_bytes: Bytes,
+}
+
+/// A VM that is to start somewhere.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Evaluate {
+    /// Its vCPUs.
+    #[schemars(range(min = 1, max = 65536))]
+    #[serde(deserialize_with = "whole::vcpus")]
+    pub vcpus: u32,
+    /// Its memory.
+    #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
+    #[serde(deserialize_with = "whole::bytes")]
+    pub memory_bytes: Bytes,
+    /// The bandwidth it needs, where known.
+    #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
+    #[serde(default, deserialize_with = "whole::bandwidth")]
+    pub bandwidth_bytes_per_s: Option<BytesPerSec>,
+}
+
+/// Whole numbers as JSON has them: `4.0` is one.
+mod whole {
+    use homenode_units::{Bytes, BytesPerSec};
+    use serde::{Deserialize, Deserializer, de::Error};
+    use serde_json::Number;
+
+    /// The largest that is exact in every program.
+    pub(super) const MAX: u64 = 1 << 53;
+
+    fn whole<E: Error>(number: &Number, (least, most): (u64, u64)) -> Result<u64, E> {
+        let exact = number.as_u64();
+        let float = number
+            .as_f64()
+            .filter(|float| float.fract() == 0.0 && (0.0..=MAX as f64).contains(float));
+        let whole = exact.or(float.map(|float| float as u64));
+        let within = whole.filter(|whole| (least..=most).contains(whole));
+        within.ok_or_else(|| E::custom(format!("{number} is no whole number from {least} to {most}")))
+    }
+
+    pub(super) fn vcpus<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
+        let whole = whole::<D::Error>(&Number::deserialize(d)?, (1, 65536))?;
+        u32::try_from(whole).map_err(D::Error::custom)
+    }
+
+    pub(super) fn bytes<'de, D: Deserializer<'de>>(d: D) -> Result<Bytes, D::Error> {
+        whole(&Number::deserialize(d)?, (0, MAX)).map(Bytes)
+    }
+
+    pub(super) fn bandwidth<'de, D: Deserializer<'de>>(d: D) -> Result<Option<BytesPerSec>, D::Error> {
+        let number = Option::<Number>::deserialize(d)?;
+        number
+            .map(|number| whole(&number, (0, MAX)).map(BytesPerSec))
+            .transpose()
+    }
+}
+
+/// Whether and where it fits; nothing is promised.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Evaluated {
+    /// Whether it fits.
+    pub fits: bool,
+    /// The share of the scarcest resource of its home that it leaves, from 0 to 1; 0 where it does not fit.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub score: f64,
+    /// Where.
+    pub nodes: Option<NodeSet>,
+    /// Why, in sentences.
+    pub reasons: Vec<String>,
+    /// The same in figures.
+    pub figures: PlacedFigures,
+}
+
+impl Evaluated {
+    /// What is thought of where a VM would go.
+    pub fn of(placed: crate::answer::Placed) -> Evaluated {
+        let score = match &placed.figures {
+            PlacedFigures::Fits { needs, left, .. } => {
+                let pairs = [
+                    (needs.cpu_share, left.cpu_share),
+                    (needs.memory_share, left.memory_share),
+                    (needs.bandwidth_share, left.bandwidth_share),
+                ];
+                // What is not counted is needed by nothing.
+                let counted = pairs.iter().filter(|(needs, _)| *needs > 0.0);
+                let stay = counted.map(|(needs, left)| 1.0 - needs / left);
+                stay.fold(1.0, f64::min).clamp(0.0, 1.0)
+            }
+            PlacedFigures::Short { .. } => 0.0,
+        };
+        Evaluated {
+            fits: placed.nodes.is_some(),
+            score: if score.is_finite() { score } else { 0.0 },
+            nodes: placed.nodes,
+            reasons: placed.reasons,
+            figures: placed.figures,
+        }
+    }
+}
+
+/// Why there is no answer, as RFC 9457 has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Problem {
+    /// What kind of problem: `urn:homenode:problem:` and a word.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The same for people.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What is wrong here, and what to do about it.
+    pub detail: String,
+}
+
+/// What an event of the stream carries.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Told {
+    /// When.
+    pub time: WallTime,
+    /// The host's monotonic clock.
+    pub at_ns: Ns,
+    /// The VM's UUID, where it is about one.
+    pub vm: Option<VmId>,
+    /// In a sentence.
+    pub text: String,
+    /// All of it, as `homenode run --json` tells it.
+    #[schemars(with = "serde_json::Map<String, Value>")]
+    pub detail: Value,
+}
+
+/// A look at the host is over: what is asked from now on is newer.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Looked {
+    /// When.
+    pub time: WallTime,
+    /// The host's monotonic clock.
+    pub at_ns: Ns,
+    /// How often it has looked.
+    pub epoch_count: u64,
+}
+
+/// Events are missing here.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Missed {
+    /// How many; `null` where that is not known, since another run told them.
+    pub missed_count: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_policy::demand::BandwidthFrom;
+    use homenode_policy::placement::Match;
+
+    use super::*;
+    use crate::answer::{Placed, Shares};
+
+    #[test]
+    fn only_loopback_is_listened_on() {
+        let listen = |text: &str| text.parse::<Listen>();
+        for good in ["127.0.0.1:0", "127.0.0.5:9464", "[::1]:9464", "localhost:80"] {
+            assert!(listen(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "9464",
+            "127.0.0.1",
+            "example.org:80",
+            "localhost:x",
+            "127.0.0.1:99999",
+        ] {
+            assert!(listen(bad).unwrap_err().contains("no address"), "{bad}");
+        }
+        for open in ["0.0.0.0:80", "[::]:80", "192.0.2.1:80", "[::ffff:127.0.0.1]:80"] {
+            assert!(listen(open).unwrap_err().contains("TLS"), "{open}");
+        }
+    }
+
+    #[test]
+    fn a_score_is_what_is_left_of_the_scarcest_resource() {
+        let shares = |[cpu, memory, bandwidth]: [f64; 3]| Shares::from([cpu, memory, bandwidth]);
+        let score = |needs, left| {
+            let figures = PlacedFigures::Fits {
+                matched: Match::Room,
+                needs: shares(needs),
+                left: shares(left),
+                bandwidth_from: BandwidthFrom::Unknown,
+            };
+            let (nodes, reasons) = (Some(NodeSet::default()), vec![]);
+            Evaluated::of(Placed {
+                nodes,
+                reasons,
+                figures,
+            })
+            .score
+        };
+        // 1 - .1/.2 of CPUs is less than 1 - .1/.4 of memory.
+        assert!((score([0.1, 0.1, 0.0], [0.2, 0.4, 0.0]) - 0.5).abs() < 1e-9);
+        assert_eq!(score([0.2, 0.0, 0.0], [0.2, 1.0, 1.0]), 0.0);
+        let figures = PlacedFigures::Short { shortages: vec![] };
+        let short = Placed {
+            nodes: None,
+            reasons: vec![],
+            figures,
+        };
+        assert_eq!(
+            (Evaluated::of(short.clone()).score, Evaluated::of(short).fits),
+            (0.0, false)
+        );
+    }
+}

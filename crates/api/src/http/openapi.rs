@@ -1,0 +1,244 @@
+//! The description of the HTTP interface: OpenAPI 3.1, from the types that are sent.
+
+use schemars::generate::{SchemaGenerator, SchemaSettings};
+use schemars::{JsonSchema, Schema};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Decisions, DecisionsQuery, Evaluate, Evaluated, HistoryQuery, HostStatus, Links, Looked, Missed, Nodes,
+    Problem, Told, VmHistory, WhyQuery,
+};
+use crate::answer::Vms;
+use crate::why::Answer;
+use homenode_control::VmStatus;
+
+/// The whole description.
+pub fn openapi() -> Value {
+    let mut made = Maker::new();
+    let paths = paths(&mut made);
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Homenode",
+            "version": "1",
+            "summary": "What an agent knows of its host, what it decides, and what it did.",
+            "description": "Times are RFC 3339. A key ends in the unit of its number; what is not known is null.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": made.schemas()},
+    })
+}
+
+fn paths(made: &mut Maker) -> Value {
+    let by_name = json!({
+        "name": "id", "in": "path", "required": true, "description": "The VM's name or UUID.",
+        "schema": {"type": "string", "minLength": 1},
+    });
+    let get = |what: Value| json!({ "get": what });
+    json!({
+        "/v1/status": get(made.operation::<HostStatus>("status", "The agent, and the host as it was last seen", &[503])),
+        "/v1/vms": get(made.operation::<Vms>("vms", "Every VM", &[503])),
+        "/v1/vms/{id}": get(with(made.operation::<VmStatus>("vm", "One VM", &[404, 503]), "parameters", json!([by_name.clone()]))),
+        "/v1/vms/{id}/why": get(made.about::<WhyQuery, Answer>(
+            &by_name, "why", "Why a VM was slow: what changed, by how much, and who changed it", &[400, 404, 503]
+        )),
+        "/v1/nodes": get(made.operation::<Nodes>("nodes", "Every node", &[503])),
+        "/v1/links": get(made.operation::<Links>("links", "Traffic between nodes, where counted", &[503])),
+        "/v1/decisions": get(made.query::<DecisionsQuery, Decisions>(
+            "decisions", "What was decided, and what came of it, the newest first", &[400, 404, 503]
+        )),
+        "/v1/history": get(made.query::<HistoryQuery, VmHistory>("history", "What a VM did", &[400, 404, 503])),
+        "/v1/placements/evaluate": {"post": made.posted::<Evaluate, Evaluated>(
+            "evaluate", "Whether and where a VM would fit; nothing is promised", &[400, 413, 415, 422, 503]
+        )},
+        "/v1/events": get(events(made)),
+        "/v1/openapi.json": get(json!({
+            "operationId": "openapi",
+            "summary": "This description",
+            "responses": {"200": {
+                "description": "OpenAPI 3.1", "content": {"application/json": {"schema": {"type": "object"}}}
+            }},
+        })),
+    })
+}
+
+/// The stream of events, which OpenAPI can only describe in words.
+fn events(made: &mut Maker) -> Value {
+    let carried = json!({"oneOf": [made.schema::<Told>(), made.schema::<Looked>(), made.schema::<Missed>()]});
+    json!({
+        "operationId": "events",
+        "summary": "What happens, as it happens",
+        "description": "Server-sent events. `event` is `epoch` where a look at the host is over, `gap` where events are missing, \
+            else what happened: `decided`, `found`, `appeared` and so on. `data` is JSON.",
+        "parameters": [{
+            "name": "Last-Event-ID", "in": "header", "required": false,
+            "description": "What was heard last: the stream goes on after it.",
+            "schema": {"type": "string"},
+        }],
+        "responses": {
+            "200": {"description": "Goes on until it is closed", "content": {"text/event-stream": {
+                "schema": {"type": "string", "contentMediaType": "application/json", "contentSchema": carried}
+            }}},
+        },
+    })
+}
+
+fn with(mut object: Value, key: &str, value: Value) -> Value {
+    object[key] = value;
+    object
+}
+
+/// Makes operations, and collects the schemas that they name.
+struct Maker(SchemaGenerator);
+
+impl Maker {
+    fn new() -> Maker {
+        let settings = SchemaSettings::draft2020_12().for_serialize();
+        let settings = settings.with(|s| s.definitions_path = "/components/schemas".into());
+        Maker(settings.into_generator())
+    }
+
+    fn schema<T: JsonSchema>(&mut self) -> Schema {
+        self.0.subschema_for::<T>()
+    }
+
+    fn schemas(&mut self) -> Map<String, Value> {
+        self.0.take_definitions(true)
+    }
+
+    /// What is answered with `T`, or with these statuses and a problem.
+    fn operation<T: JsonSchema>(&mut self, id: &str, summary: &str, problems: &[u16]) -> Value {
+        let answer = self.schema::<T>();
+        let mut responses = json!({
+            "200": {"description": summary, "content": {"application/json": {"schema": answer}}}
+        });
+        for status in problems {
+            let problem = self.schema::<Problem>();
+            responses[status.to_string()] = json!({
+                "description": what_is_wrong(*status),
+                "content": {"application/problem+json": {"schema": problem}},
+            });
+        }
+        json!({"operationId": id, "summary": summary, "responses": responses})
+    }
+
+    fn query<Q: JsonSchema, T: JsonSchema>(&mut self, id: &str, summary: &str, problems: &[u16]) -> Value {
+        let query = asked::<Q>();
+        let required = query["required"].as_array().cloned().unwrap_or_default();
+        let fields = query["properties"].as_object().cloned().unwrap_or_default();
+        let parameters = fields.into_iter().map(|(name, schema)| {
+            let mut schema = if_there(schema);
+            let about = schema.as_object_mut().and_then(|fields| fields.remove("description"));
+            json!({
+                "name": name, "in": "query", "required": required.contains(&json!(name)), "description": about,
+                "schema": schema,
+            })
+        });
+        let parameters = parameters.collect();
+        with(
+            self.operation::<T>(id, summary, problems),
+            "parameters",
+            parameters,
+        )
+    }
+
+    /// The same of one VM.
+    fn about<Q: JsonSchema, T: JsonSchema>(
+        &mut self,
+        which: &Value,
+        id: &str,
+        summary: &str,
+        problems: &[u16],
+    ) -> Value {
+        let mut operation = self.query::<Q, T>(id, summary, problems);
+        let parameters = operation["parameters"].as_array_mut();
+        parameters
+            .into_iter()
+            .for_each(|all| all.insert(0, which.clone()));
+        operation
+    }
+
+    fn posted<B: JsonSchema, T: JsonSchema>(&mut self, id: &str, summary: &str, problems: &[u16]) -> Value {
+        let body = json!({"required": true, "content": {"application/json": {"schema": asked::<B>()}}});
+        with(self.operation::<T>(id, summary, problems), "requestBody", body)
+    }
+}
+
+/// The schema of what clients say, in one piece.
+fn asked<T: JsonSchema>() -> Value {
+    let mut settings = SchemaSettings::draft2020_12();
+    settings.inline_subschemas = true;
+    settings.meta_schema = None;
+    settings.into_generator().into_root_schema_for::<T>().to_value()
+}
+
+/// A parameter that may be left out is never `null`.
+fn if_there(mut schema: Value) -> Value {
+    if let Some(kinds) = schema["type"].as_array() {
+        let kind = kinds.iter().find(|kind| **kind != "null").cloned();
+        schema["type"] = json!(kind);
+    }
+    let without_null = schema["anyOf"]
+        .as_array()
+        .and_then(|all| all.iter().find(|one| one["type"] != "null"));
+    if let Some(Value::Object(one)) = without_null.cloned()
+        && let Some(fields) = schema.as_object_mut()
+    {
+        fields.remove("anyOf");
+        fields.extend(one);
+    }
+    schema
+}
+
+fn what_is_wrong(status: u16) -> &'static str {
+    match status {
+        400 => "A parameter, or the body, is wrong",
+        404 => "There is no such thing",
+        413 => "The body is too long",
+        415 => "The body is not said to be JSON",
+        422 => "The body is not what is asked for",
+        _ => "Not now: the agent has not looked at the host yet, or too many ask",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-api openapi` writes it anew; the diff is then read.
+    #[test]
+    fn the_description_is_as_committed() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/schema/openapi.json");
+        let text = format!("{:#}\n", openapi());
+        if std::env::var_os("HOMENODE_WRITE_SCHEMAS").is_some() {
+            std::fs::write(path, &text).unwrap();
+        }
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            committed == text,
+            "the HTTP interface is another than the committed one"
+        );
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+            match value {
+                Value::Object(fields) => {
+                    found.extend(fields.get("$ref").and_then(Value::as_str));
+                    fields.values().for_each(|value| references(value, found));
+                }
+                Value::Array(values) => values.iter().for_each(|value| references(value, found)),
+                _ => {}
+            }
+        }
+        let (whole, mut found) = (openapi(), Vec::new());
+        references(&whole, &mut found);
+        assert!(found.len() > 20);
+        for reference in found {
+            let path = reference.strip_prefix('#').expect("inside the document");
+            assert!(whole.pointer(path).is_some(), "{reference}");
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! `homenode record`: what the history has, for people and for other programs.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use homenode_agent::history::{HISTORY, beside};
+use homenode_agent::trace;
+use homenode_recorder::table::{self, COLUMNS, Parquet};
+use homenode_recorder::{Archive, EventRow, Frame, Kind, RecordError, Wanted, prune};
+use homenode_units::{Bytes, Ns};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::bad_input;
+use crate::options::{ShownArgs, Size};
+use crate::output::{print, print_json};
+use crate::printable;
+use crate::wall::{self, Time, Wall};
+
+/// What is done with the history.
+#[derive(Debug, Subcommand)]
+pub enum RecordCommand {
+    /// Show runs of the agent, decisions and findings
+    Show(ShowArgs),
+    /// Write every period as CSV or JSON
+    Export(ExportArgs),
+    /// Drop what is old, or too much
+    Prune(PruneArgs),
+}
+
+/// Where the history lies.
+#[derive(Debug, clap::Args)]
+pub struct HistoryArgs {
+    /// The history [default: /var/lib/homenode/history.sqlite, or in the directory of --state]
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+    /// The directory of the agent that wrote it
+    #[arg(long, value_name = "DIR", conflicts_with = "history")]
+    state: Option<PathBuf>,
+}
+
+/// Between which times.
+#[derive(Debug, clap::Args)]
+pub struct SpanArgs {
+    /// Not before this: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
+    #[arg(long, value_name = "TIME")]
+    from: Option<Time>,
+    /// Not after this
+    #[arg(long, value_name = "TIME")]
+    to: Option<Time>,
+}
+
+/// Options of `record show`.
+#[derive(Debug, clap::Args)]
+pub struct ShowArgs {
+    /// What happened to this VM only
+    vm: Option<String>,
+    #[command(flatten)]
+    span: SpanArgs,
+    /// What this policy decided or found
+    #[arg(long)]
+    policy: Option<String>,
+    /// Events of this kind: decided, found, refused, appeared, vanished, changed-by-other and so on
+    #[arg(long)]
+    kind: Option<String>,
+    /// So many, the last ones; 0 for all
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    last: u32,
+    #[command(flatten)]
+    history: HistoryArgs,
+    #[command(flatten)]
+    shown: ShownArgs,
+}
+
+/// Options of `record export`.
+#[derive(Debug, clap::Args)]
+pub struct ExportArgs {
+    /// This VM only, where rows are of VMs
+    vm: Option<String>,
+    #[command(flatten)]
+    span: SpanArgs,
+    #[command(flatten)]
+    form: FormArgs,
+    #[command(flatten)]
+    history: HistoryArgs,
+}
+
+/// In which form.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+pub struct FormArgs {
+    /// A row for each VM and period
+    #[arg(long)]
+    csv: bool,
+    /// The same as a Parquet file, typed, which pandas, polars, DuckDB and others read
+    #[arg(long, value_name = "FILE")]
+    parquet: Option<PathBuf>,
+    /// An object for each period, a line each: all that was known of the host
+    #[arg(long)]
+    json: bool,
+    /// An object for each period, a line each: what the host said, as it said it
+    #[arg(long)]
+    samples: bool,
+    /// A trace for Perfetto's viewer, in this file: VMs, vCPUs, nodes, links, decisions and what they led to
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+/// Options of `record prune`.
+#[derive(Debug, clap::Args)]
+pub struct PruneArgs {
+    /// What is older than so many days
+    #[arg(long, value_name = "DAYS", required_unless_present = "most")]
+    older: Option<u32>,
+    /// The oldest, until this is left, such as 500MiB
+    #[arg(long, value_name = "SIZE")]
+    most: Option<Size>,
+    #[command(flatten)]
+    history: HistoryArgs,
+}
+
+/// Carries out `homenode record`.
+///
+/// # Errors
+/// No history, or one that cannot be read.
+pub fn run(command: &RecordCommand) -> anyhow::Result<()> {
+    match command {
+        RecordCommand::Show(args) => show(args),
+        RecordCommand::Export(args) => export(args),
+        RecordCommand::Prune(args) => prune_now(args),
+    }
+}
+
+impl HistoryArgs {
+    /// The file.
+    pub fn place(&self) -> PathBuf {
+        match (&self.history, &self.state) {
+            (Some(file), _) => file.clone(),
+            (None, Some(state)) => beside(state),
+            (None, None) => PathBuf::from(HISTORY),
+        }
+    }
+}
+
+/// Opens a history to read.
+///
+/// # Errors
+/// As [`Archive::open`]; where there is none it is the user's input.
+pub fn open(path: &Path) -> anyhow::Result<Archive> {
+    Archive::open(path).map_err(|error| match error {
+        RecordError::Missing { .. } | RecordError::Foreign { .. } => bad_input(error.to_string()),
+        other => other.into(),
+    })
+}
+
+/// What `homenode record show` says.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RecordShow {
+    /// The file.
+    history: String,
+    /// The first and the last time that are told, by the wall clock.
+    from: Option<String>,
+    /// The same.
+    to: Option<String>,
+    /// Room that periods take.
+    status_bytes: Bytes,
+    /// Room that samples take.
+    samples_bytes: Bytes,
+    /// Runs of the agent.
+    runs: Vec<RecordRun>,
+    /// What happened.
+    events: Vec<RecordEvent>,
+}
+
+/// A run of the agent.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RecordRun {
+    /// Its number in this history.
+    run: i64,
+    /// When it began.
+    begun: String,
+    /// Version and commit.
+    version: String,
+    /// What it ran on.
+    host: String,
+}
+
+/// Something that happened.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RecordEvent {
+    /// Its number, by which it is named.
+    id: i64,
+    /// Of which run.
+    run: i64,
+    /// When, by the wall clock.
+    at: String,
+    /// When last.
+    last: String,
+    /// How often in a row.
+    count: i64,
+    /// What: `decided`, `found`, `refused`, `appeared` and so on.
+    kind: String,
+    /// The VM's name.
+    vm: Option<String>,
+    /// Who decided or found it.
+    policy: Option<String>,
+    /// What was to be done.
+    action: Option<String>,
+    /// What came of it.
+    outcome: Option<String>,
+    /// For people.
+    text: String,
+    /// The event as `homenode run --json` told it.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    detail: Value,
+}
+
+impl From<EventRow> for RecordEvent {
+    fn from(row: EventRow) -> RecordEvent {
+        RecordEvent {
+            id: row.id,
+            run: row.run,
+            at: Wall(row.wall_ns).to_string(),
+            last: Wall(row.last_wall_ns).to_string(),
+            count: row.count,
+            kind: row.kind,
+            vm: row.name.or(row.vm),
+            policy: row.policy,
+            action: row.action,
+            outcome: row.outcome,
+            text: row.text,
+            detail: row.detail,
+        }
+    }
+}
+
+fn show(args: &ShowArgs) -> anyhow::Result<()> {
+    let path = args.history.place();
+    let archive = open(&path)?;
+    let (from, to) = wall::range(args.span.from.as_ref(), args.span.to.as_ref())?;
+    let wanted = Wanted {
+        from_ns: from,
+        to_ns: to,
+        vm: args.vm.clone(),
+        policy: args.policy.clone(),
+        kind: args.kind.clone(),
+        before_id: None,
+        limit: (args.last > 0).then_some(args.last),
+    };
+    let span = archive.span(Kind::Status)?;
+    let run = |run: homenode_recorder::Run| RecordRun {
+        run: run.id,
+        begun: Wall(run.wall_ns).to_string(),
+        version: run.version,
+        host: run.host,
+    };
+    let shown = RecordShow {
+        history: path.display().to_string(),
+        from: span.map(|(from, _)| Wall(from).to_string()),
+        to: span.map(|(_, to)| Wall(to).to_string()),
+        status_bytes: archive.size(Kind::Status)?.0,
+        samples_bytes: archive.size(Kind::Sample)?.0,
+        runs: archive.runs()?.into_iter().map(run).collect(),
+        events: archive
+            .events(&wanted)?
+            .into_iter()
+            .map(RecordEvent::from)
+            .collect(),
+    };
+    if args.shown.json {
+        return print_json("record", &shown);
+    }
+    let times = match (&shown.from, &shown.to) {
+        (Some(from), Some(to)) => format!("from {from} to {to}"),
+        _ => "nothing yet".to_owned(),
+    };
+    let runs = match shown.runs.len() {
+        1 => "1 run".to_owned(),
+        count => format!("{count} runs"),
+    };
+    let (status, samples) = (shown.status_bytes, shown.samples_bytes);
+    say!(
+        "{}: {times}, {runs}, {status} of status, {samples} of samples",
+        shown.history
+    );
+    for event in &shown.events {
+        let again = match event.count {
+            1 => String::new(),
+            count => format!(" ({count} times until {})", event.last),
+        };
+        say!("{}  {:>6}  {}{again}", event.at, event.id, event.text);
+    }
+    if shown.events.is_empty() {
+        say!("no event of these; without VM, --policy, --kind, --from and --to all are shown");
+    }
+    Ok(())
+}
+
+fn export(args: &ExportArgs) -> anyhow::Result<()> {
+    let archive = open(&args.history.place())?;
+    let (from, to) = wall::range(args.span.from.as_ref(), args.span.to.as_ref())?;
+    let span = (from.unwrap_or(i64::MIN), to.unwrap_or(i64::MAX));
+    if let Some(path) = &args.form.trace {
+        return export_trace(&archive, span, path);
+    }
+    if let Some(path) = &args.form.parquet {
+        return export_parquet(&archive, span, args.vm.as_deref(), path);
+    }
+    if args.form.csv {
+        print(format_args!("{}\n", COLUMNS.map(|column| column.name).join(",")));
+        archive.frames(Kind::Status, span, |frame| {
+            csv(&frame, args.vm.as_deref());
+            true
+        })?;
+        return Ok(());
+    }
+    let (kind, key) = match args.form.samples {
+        true => (Kind::Sample, "sample"),
+        false => (Kind::Status, "status"),
+    };
+    archive.frames(kind, span, |frame| {
+        let Frame {
+            run,
+            at,
+            wall_ns,
+            value,
+        } = frame;
+        let line =
+            json!({"at": Wall(wall_ns).to_string(), "wall_ns": wall_ns, "at_ns": at, "run": run, key: value});
+        print(format_args!("{}\n", printable::json(&line.to_string())));
+        true
+    })?;
+    Ok(())
+}
+
+fn export_trace(archive: &Archive, span: (i64, i64), path: &Path) -> anyhow::Result<()> {
+    let traced = trace::export(archive, span, path)?;
+    let (periods, without, unreadable) = (
+        traced.periods_count,
+        traced.without_sample_count,
+        traced.unreadable_count,
+    );
+    say!("{}: {periods} periods", path.display());
+    if without > 0 {
+        say!("samples of {without} of them are not kept any more: where vCPUs were then is not known");
+    }
+    if unreadable > 0 {
+        say!("{unreadable} periods of another version cannot be read, and are left out");
+    }
+    Ok(())
+}
+
+fn export_parquet(archive: &Archive, span: (i64, i64), vm: Option<&str>, path: &Path) -> anyhow::Result<()> {
+    let mut parquet = Parquet::create(path)?;
+    let failed = || format!("cannot write {}", path.display());
+    let mut frames = archive.iter(None, Kind::Status, span)?;
+    for frame in frames.by_ref() {
+        parquet.frame(&frame?, vm).with_context(failed)?;
+    }
+    parquet.finish().with_context(failed)?;
+    frames.whole()?;
+    Ok(())
+}
+
+/// A row for each VM of a period.
+fn csv(frame: &Frame, vm: Option<&str>) {
+    for status in table::vms(frame, vm) {
+        let cell = |column: table::Column| match column.from {
+            table::From::Time => Wall(frame.wall_ns).to_string(),
+            table::From::WallNs => frame.wall_ns.to_string(),
+            table::From::Run => frame.run.to_string(),
+            table::From::AtNs => frame.at.0.to_string(),
+            table::From::Status(pointer) => quoted(status.pointer(pointer).unwrap_or(&Value::Null)),
+        };
+        print(format_args!("{}\n", COLUMNS.map(cell).join(",")));
+    }
+}
+
+/// A cell as RFC 4180 has it; nothing where nothing is known.
+fn quoted(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) if text.contains([',', '"', '\n', '\r']) => {
+            format!("\"{}\"", text.replace('"', "\"\""))
+        }
+        Value::String(text) => text.clone(),
+        Value::Array(_) | Value::Object(_) => quoted(&Value::String(value.to_string())),
+        other => other.to_string(),
+    }
+}
+
+fn prune_now(args: &PruneArgs) -> anyhow::Result<()> {
+    let path = args.history.place();
+    let before = open(&path)?.span(Kind::Status)?;
+    let size = |path: &Path| std::fs::metadata(path).map_or(Bytes::ZERO, |file| Bytes(file.len()));
+    let was = size(&path);
+    let age = args.older.map(|days| Ns::from_secs(u64::from(days) * 24 * 3600));
+    prune(&path, age, args.most.map(|size| size.0))
+        .with_context(|| format!("cannot prune {}", path.display()))?;
+    let after = open(&path)?.span(Kind::Status)?;
+    let since = |span: Option<(i64, i64)>| {
+        span.map_or("empty".to_owned(), |(from, _)| format!("since {}", Wall(from)))
+    };
+    say!(
+        "{}: {was} before, {}; {} now, {}",
+        path.display(),
+        since(before),
+        size(&path),
+        since(after)
+    );
+    Ok(())
+}
+
+/// The wall clock now.
+pub fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}

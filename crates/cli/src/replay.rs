@@ -1,0 +1,136 @@
+//! `homenode replay`: a recorded run, decided anew.
+
+use std::path::PathBuf;
+
+use homenode_agent::replay::{Difference, Only, ReplayError, Report, Wanted, replay};
+use homenode_control::PolicySet;
+
+use crate::bad_input;
+use crate::options::ShownArgs;
+use crate::output::print_json;
+use crate::record::{HistoryArgs, open};
+use crate::wall::Wall;
+
+/// Differences that are shown to people; programs get all.
+const SHOWN_MAX: usize = 100;
+
+/// Options of `replay`.
+#[derive(Debug, clap::Args)]
+pub struct ReplayArgs {
+    /// The history [default: that of this host's agent]
+    #[arg(conflicts_with_all = ["history", "state"])]
+    recording: Option<PathBuf>,
+    /// Which of its runs, by number (`record show --json`) [default: the last with samples]
+    #[arg(long, value_name = "N")]
+    run: Option<i64>,
+    /// Decide by these policies: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode` [default: those of then]
+    #[arg(long)]
+    policies: Option<PolicySet>,
+    /// Decide by this configuration file (TOML) [default: the settings of then]; its period does not matter
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    history: HistoryArgs,
+    #[command(flatten)]
+    shown: ShownArgs,
+}
+
+/// Carries out `homenode replay`.
+///
+/// # Errors
+/// No history, or nothing in it to decide anew.
+pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let path = args.recording.clone().unwrap_or_else(|| args.history.place());
+    let config = args.config.as_ref();
+    let config = config.map(|path| homenode_machine_files::file::read_toml_file(path).map_err(bad_input));
+    let wanted = Wanted {
+        run: args.run,
+        config: config.transpose()?,
+        policies: args.policies,
+    };
+    let report = replay(&open(&path)?, &wanted).map_err(|error| match error {
+        ReplayError::Nothing(why) => bad_input(format!("{}: {why}", path.display())),
+        ReplayError::Record(error) => error.into(),
+    })?;
+    if args.shown.json {
+        return print_json("replay", &report);
+    }
+    show(&report);
+    Ok(())
+}
+
+fn show(report: &Report) {
+    let settings = match (report.same_settings, report.policies == report.policies_recorded) {
+        (true, _) => format!("policies {} and settings of then", report.policies.name()),
+        (false, true) => format!("policies {} with other settings", report.policies.name()),
+        (false, false) => format!(
+            "policies {} in the place of {}",
+            report.policies.name(),
+            report.policies_recorded.name()
+        ),
+    };
+    say!(
+        "run {} on {}, recorded by {}",
+        report.run,
+        report.host,
+        report.version
+    );
+    say!(
+        "{} periods from {} to {}, {settings}",
+        report.periods_count,
+        Wall(report.wall_ns),
+        Wall(report.last_wall_ns)
+    );
+    for sentence in &report.inexact {
+        say!("not exact: {sentence}");
+    }
+    say!(
+        "{} decisions then, {} now, {} the same",
+        report.recorded_count,
+        report.replayed_count,
+        report.same_count
+    );
+    let Some(first) = report.first_difference_wall_ns else {
+        say!("every plan is the same, to the last letter");
+        return;
+    };
+    say!(
+        "the first difference is at {}; later ones are decided of the host as it was, not as it would have been",
+        Wall(first)
+    );
+    if report.other_reason_count > 0 {
+        say!(
+            "{} of the same decisions give another reason",
+            report.other_reason_count
+        );
+    }
+    for difference in report.differences.iter().take(SHOWN_MAX) {
+        say!("{}", line(difference));
+    }
+    let more = report.differences.len().saturating_sub(SHOWN_MAX);
+    if more > 0 {
+        say!("and {more} more; --json has all");
+    }
+}
+
+fn line(difference: &Difference) -> String {
+    let Difference {
+        only,
+        name,
+        policy,
+        reason,
+        wall_ns,
+        last_wall_ns,
+        count,
+        ..
+    } = difference;
+    let only = match only {
+        Only::Recorded => "then only",
+        Only::Replayed => "now only ",
+    };
+    let again = match count {
+        1 => String::new(),
+        count => format!(" ({count} times until {})", Wall(*last_wall_ns)),
+    };
+    format!("{}  {only}  {policy}: VM {name}: {reason}{again}", Wall(*wall_ns))
+}

@@ -1,0 +1,249 @@
+//! `homenode top`: the host on one page, as it is or as it was.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | `view` | what the page shows, and what keys change of that |
+//! | `screen`, `host`, `vms`, `vm_page` | the page as lines of styled text, from a view alone |
+//! | `table`, `limits` | columns that fit into a width; when a figure is marked |
+//! | `live`, `past` | where pictures come from: the agent, or a history |
+//! | `interactive` | keys and time on a terminal |
+
+mod host;
+mod interactive;
+mod limits;
+mod live;
+mod past;
+pub mod screen;
+mod table;
+#[cfg(test)]
+mod tests;
+mod view;
+mod vm_page;
+mod vms;
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use homenode_agent::history::beside;
+use homenode_api::answer::{Happened, Overview};
+use homenode_api::document::document;
+use homenode_recorder::Which;
+use homenode_units::Ns;
+use ratatui::crossterm::terminal;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::options::StateArgs;
+use crate::output::print;
+use crate::printable;
+use crate::wall::{self, Time, Wall};
+use interactive::Session;
+use past::Past;
+use table::Colours;
+pub use table::width_of;
+use view::{Picture, View, When};
+use vms::{Choice, Sort};
+
+/// Events that `--once` prints.
+const EVENTS_PRINTED: usize = 20;
+
+/// Options of `top`.
+#[derive(Debug, clap::Args)]
+pub struct TopArgs {
+    /// Begin at this time of the history: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
+    #[arg(long, value_name = "TIME")]
+    at: Option<Time>,
+    /// Show this history instead of the agent, from its first period on
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+    /// Print one picture as text, with all columns, and end
+    #[arg(long)]
+    once: bool,
+    /// Print so many pictures as text, and end
+    #[arg(long, value_name = "N", conflicts_with = "once", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
+    /// The same as JSON, an object a line; with neither of both one
+    #[arg(long)]
+    json: bool,
+    /// Time between pictures
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    every: Ns,
+    /// Sort VMs by: worst, name, home, cpus, wait, local, llc, used, memory
+    #[arg(long, value_name = "COLUMN", default_value = "worst")]
+    sort: Sort,
+    /// Only VMs with this in their name
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    filter: String,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+/// A time between pictures.
+fn interval(text: &str) -> Result<Ns, String> {
+    let every: Ns = text.parse().map_err(|error| format!("{error}"))?;
+    let range = Ns::from_millis(100)..=Ns::from_secs(3600);
+    match range.contains(&every) {
+        true => Ok(every),
+        false => Err(format!("{every} is out of range: 100ms to 1h")),
+    }
+}
+
+/// What `homenode top --json` says.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Shown<'a> {
+    /// When, by the wall clock.
+    at: String,
+    #[serde(flatten)]
+    overview: &'a Overview,
+}
+
+/// Carries out `homenode top`.
+///
+/// # Errors
+/// No agent, no history, no such time, no terminal.
+pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
+    let history = args.replay.clone().unwrap_or_else(|| beside(&args.state.dir));
+    let mut message = None;
+    let past = match (&args.at, &args.replay) {
+        (None, None) => None,
+        (at, _) => {
+            let mut past = Past::open(&history, Which::First)?;
+            if let Some(time) = at {
+                message = past.go_to_time(time)?;
+            }
+            Some(past)
+        }
+    };
+    let choice = Choice {
+        sort: args.sort,
+        filter: args.filter.clone(),
+        is_reversed: false,
+    };
+    // As https://no-color.org has it: set, and not empty.
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colours = if is_plain { Colours::Off } else { Colours::On };
+    let when = match &past {
+        None => When::Now,
+        Some(past) => When::Then {
+            span: past.span()?,
+            is_playing: false,
+        },
+    };
+    let mut view = View::new(when, choice, colours, wall::local);
+    let every = Duration::from_nanos(args.every.0);
+    let count = match (args.batch, args.once || args.json) {
+        (Some(count), _) => count,
+        (None, true) => 1,
+        (None, false) => {
+            view.message = message;
+            return interactive::run(Session {
+                // No agent is an error at first; later it may come back.
+                view: first(view, args, past.is_some())?,
+                state: args.state.dir.clone(),
+                history,
+                every,
+                past,
+            });
+        }
+    };
+    if let Some(message) = message {
+        complain!("{message}");
+    }
+    print_pictures(args, view, past, count, every)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The view with its first picture, where the agent is asked for it.
+fn first(mut view: View, args: &TopArgs, is_past: bool) -> anyhow::Result<View> {
+    if !is_past && std::io::stdout().is_terminal() {
+        view.picture = Some(live::ask_patiently(&args.state.dir)?);
+    }
+    Ok(view)
+}
+
+/// Prints pictures one after another: of the agent with time between them, of a history period by period.
+fn print_pictures(
+    args: &TopArgs,
+    mut view: View,
+    mut past: Option<Past>,
+    count: u32,
+    every: Duration,
+) -> anyhow::Result<()> {
+    // In a pipe every column is wanted.
+    let width = match std::io::stdout().is_terminal() {
+        true => terminal::size().ok().map(|(width, _)| usize::from(width)),
+        false => None,
+    };
+    let mut last_at: Option<Ns> = None;
+    for number in 0..count {
+        let picture = match &mut past {
+            Some(past) => {
+                if number > 0 && !past.step(1)? {
+                    break;
+                }
+                past.picture()?
+            }
+            None => {
+                if number > 0 {
+                    std::thread::sleep(every);
+                }
+                live::ask_patiently(&args.state.dir)?
+            }
+        };
+        if args.json {
+            let shown = Shown {
+                at: Wall(picture.wall_ns).to_string(),
+                overview: &picture.overview,
+            };
+            let document = document("overview", serde_json::to_value(&shown)?);
+            print(format_args!("{}\n", printable::json(&document.to_string())));
+            continue;
+        }
+        let at = picture.overview.status.at_ns;
+        view.picture = Some(picture.clone());
+        let text = screen::plain(&view, &picture, new_events(&picture, last_at), width);
+        let between = if number > 0 { "\n" } else { "" };
+        print(format_args!("{between}{text}"));
+        last_at = Some(at);
+    }
+    Ok(())
+}
+
+/// What happened since the last picture, or lately where there was none.
+fn new_events(picture: &Picture, last_at: Option<Ns>) -> &[Happened] {
+    let events = &picture.overview.events;
+    let from = match last_at {
+        Some(last) => events
+            .iter()
+            .position(|event| event.at_ns > last)
+            .unwrap_or(events.len()),
+        None => events.len().saturating_sub(EVENTS_PRINTED),
+    };
+    &events[from..]
+}
+
+/// The size of the terminal that standard output is, or what is usual.
+pub fn terminal_size() -> (usize, usize) {
+    let (width, height) = terminal::size().unwrap_or((80, 24));
+    (usize::from(width.max(20)), usize::from(height.max(5)))
+}
+
+/// What `homenode top --help` says after its options.
+pub fn help() -> String {
+    format!(
+        "\
+Nodes, links and VMs of the running agent on one page, with what it decides; or of any time that it recorded, with the same
+keys. Before 03:12 lies 03:11: ← goes back in time from now, too.
+
+{}
+Examples:
+  homenode top                                   what is now
+  homenode top --at 03:12                        what was then
+  homenode top --replay web7.sqlite              a history from elsewhere
+  homenode top --once --sort local | head        for scripts
+  homenode top --at 03:12 --batch 60 --json      a minute, a period a line",
+        screen::help_text()
+    )
+}

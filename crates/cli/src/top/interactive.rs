@@ -1,0 +1,234 @@
+//! The page on a terminal: keys, time, and a terminal that is as it was afterwards.
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use homenode_recorder::Which;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::bad_input;
+use crate::top::live::Live;
+use crate::top::past::Past;
+use crate::top::screen;
+use crate::top::view::{View, When, Wish};
+
+/// How long a signal may wait for the page.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Where pictures come from, and where they are shown.
+pub struct Session {
+    /// What is shown.
+    pub view: View,
+    /// The agent's directory.
+    pub state: PathBuf,
+    /// The history of what was.
+    pub history: PathBuf,
+    /// Time between pictures.
+    pub every: Duration,
+    /// A place in the history, where that is shown.
+    pub past: Option<Past>,
+}
+
+/// Shows the page until it is quit, or a signal comes: the status is then 128 and its number.
+///
+/// # Errors
+/// No terminal, or one that cannot be used.
+pub fn run(session: Session) -> anyhow::Result<ExitCode> {
+    if !std::io::stdout().is_terminal() {
+        return Err(bad_input(
+            "standard output is no terminal: `homenode top --once` prints one picture as text, `--batch N` several",
+        ));
+    }
+    let signalled = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let number = usize::try_from(signal).unwrap_or_default();
+        signal_hook::flag::register_usize(signal, Arc::clone(&signalled), number)?;
+    }
+    // A panic gives the terminal back too: its hook does that.
+    let mut terminal =
+        ratatui::try_init().context("cannot use this terminal; `homenode top --once` needs none")?;
+    let ended = Running::new(session).and_then(|mut running| running.run(&mut terminal, &signalled));
+    let restored = ratatui::try_restore();
+    let signal = signalled.load(Ordering::Relaxed);
+    if signal != 0 {
+        return Ok(ExitCode::from(128 + u8::try_from(signal).unwrap_or_default()));
+    }
+    ended?;
+    restored.context("cannot give the terminal back")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Running {
+    session: Session,
+    live: Option<Live>,
+    /// When the next period is played.
+    next_at: Instant,
+    /// Since when the agent gives no answer.
+    silent_since: Option<Instant>,
+}
+
+impl Running {
+    fn new(session: Session) -> anyhow::Result<Running> {
+        let live = match session.past {
+            None => Some(Live::start(&session.state, session.every)?),
+            Some(_) => None,
+        };
+        let mut running = Running {
+            session,
+            live,
+            next_at: Instant::now(),
+            silent_since: None,
+        };
+        let message = running.session.view.message.take();
+        running.show_past();
+        running.session.view.message = message.or(running.session.view.message.take());
+        Ok(running)
+    }
+
+    fn run(&mut self, terminal: &mut DefaultTerminal, signalled: &AtomicUsize) -> anyhow::Result<()> {
+        loop {
+            terminal.draw(|frame| screen::draw(frame, &self.session.view))?;
+            let mut is_new = false;
+            while !is_new {
+                if signalled.load(Ordering::Relaxed) != 0 {
+                    return Ok(());
+                }
+                if event::poll(LOOK_EVERY)? {
+                    match event::read()? {
+                        Event::Key(key) if key.kind != KeyEventKind::Release => {
+                            let wish = self.session.view.key(key);
+                            if wish == Wish::Quit {
+                                return Ok(());
+                            }
+                            self.grant(wish);
+                            is_new = true;
+                        }
+                        Event::Resize(..) => is_new = true,
+                        _ => {}
+                    }
+                }
+                is_new |= self.tick();
+            }
+        }
+    }
+
+    /// Takes in what time brought; whether that changes the page.
+    fn tick(&mut self) -> bool {
+        let view = &mut self.session.view;
+        if let Some(asked) = self.live.as_ref().and_then(Live::newest) {
+            match asked {
+                Ok(picture) => {
+                    (view.picture, view.message) = (Some(picture), None);
+                    self.silent_since = None;
+                }
+                Err(error) => {
+                    let since = self
+                        .silent_since
+                        .get_or_insert_with(Instant::now)
+                        .elapsed()
+                        .as_secs();
+                    view.message = Some(format!("no answer for {since} s, asking again: {error}"));
+                }
+            }
+            return true;
+        }
+        let is_playing = matches!(view.when, When::Then { is_playing: true, .. });
+        if is_playing && Instant::now() >= self.next_at {
+            self.next_at = Instant::now() + self.session.every;
+            self.grant(Wish::Step(1));
+            if self.session.view.message.is_some() {
+                self.session.view.pause();
+            }
+            return true;
+        }
+        false
+    }
+
+    /// Does what a key asked for; what speaks against it is said on the page.
+    fn grant(&mut self, wish: Wish) {
+        if wish == Wish::Nothing {
+            return;
+        }
+        match self.go(wish) {
+            Ok(message) => {
+                self.show_past();
+                if self.session.past.is_some() {
+                    self.session.view.message = message.or(self.session.view.message.take());
+                }
+            }
+            Err(error) => self.session.view.message = Some(format!("{error:#}")),
+        }
+    }
+
+    /// Goes to another time; what is to be said of it.
+    fn go(&mut self, wish: Wish) -> anyhow::Result<Option<String>> {
+        self.session.view.message = None;
+        if wish == Wish::Now {
+            let live = Live::start(&self.session.state, self.session.every)?;
+            self.live = Some(live);
+            self.session.past = None;
+            self.session.view.when = When::Now;
+            // What was is not what is, also where no agent says so.
+            self.session.view.picture = None;
+            return Ok(None);
+        }
+        let was_now = self.session.past.is_none();
+        if was_now && wish == Wish::Play {
+            return Ok(None);
+        }
+        let past = open(&mut self.session.past, &self.session.history)?;
+        // From now on the history is shown, and the agent is not asked.
+        self.live = None;
+        match wish {
+            Wish::Step(_) | Wish::Minutes(_) if was_now => {}
+            Wish::Step(by) if !past.step(by)? => {
+                let end = if by > 0 { "last" } else { "first" };
+                return Ok(Some(format!("this is the {end} period that was recorded")));
+            }
+            Wish::Minutes(by) => past.minutes(by)?,
+            Wish::First => past.go_to_end(Which::First)?,
+            Wish::Last => past.go_to_end(Which::Last)?,
+            Wish::Jump(text) => return past.go_to_time(&text.parse().map_err(bad_input)?),
+            Wish::Play => {
+                if let When::Then { is_playing, .. } = &mut self.session.view.when {
+                    *is_playing = !*is_playing;
+                }
+            }
+            Wish::Step(_) | Wish::Nothing | Wish::Quit | Wish::Now => {}
+        }
+        Ok(None)
+    }
+
+    /// Puts the place in the history on the page, if that is what is shown.
+    fn show_past(&mut self) {
+        let Some(past) = &self.session.past else { return };
+        let view = &mut self.session.view;
+        let was_playing = matches!(view.when, When::Then { is_playing: true, .. });
+        let shown = past.span().and_then(|span| Ok((span, past.picture()?)));
+        match shown {
+            Ok((span, picture)) => {
+                view.when = When::Then {
+                    span,
+                    is_playing: was_playing,
+                };
+                view.picture = Some(picture);
+            }
+            Err(error) => view.message = Some(format!("{error:#}")),
+        }
+    }
+}
+
+/// The place in the history, at its end where none was open.
+fn open<'a>(past: &'a mut Option<Past>, history: &Path) -> anyhow::Result<&'a mut Past> {
+    if past.is_none() {
+        *past = Some(Past::open(history, Which::Last)?);
+    }
+    past.as_mut().context("a history")
+}

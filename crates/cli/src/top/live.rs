@@ -1,0 +1,89 @@
+//! Where what is now comes from: the running agent, asked from a thread of its own, so that one that takes its time keeps no key
+//! waiting.
+
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use homenode_api::answer::Overview;
+use homenode_api::{ApiError, AskError, Request};
+
+use crate::query::ask_agent;
+use crate::record;
+use crate::top::view::Picture;
+
+/// How often an agent that has just begun is asked again before that is an error.
+const TRIES: u32 = 50;
+const BETWEEN_TRIES: Duration = Duration::from_millis(100);
+
+/// Asks once.
+///
+/// # Errors
+/// No agent, or its complaint.
+pub fn ask_once(state: &Path) -> anyhow::Result<Picture> {
+    let overview: Overview = ask_agent(state, &Request::Overview)?;
+    Ok(Picture {
+        wall_ns: record::now_ns(),
+        overview,
+    })
+}
+
+/// Asks, and again while the agent has not looked at its host yet.
+///
+/// # Errors
+/// As [`ask_once`].
+pub fn ask_patiently(state: &Path) -> anyhow::Result<Picture> {
+    for _ in 0..TRIES {
+        match ask_once(state) {
+            Err(error) if is_not_yet(&error) => std::thread::sleep(BETWEEN_TRIES),
+            asked => return asked,
+        }
+    }
+    ask_once(state)
+}
+
+fn is_not_yet(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(AskError::Agent(ApiError::NotYet { .. }))
+    )
+}
+
+/// An agent that is asked again and again, until this is dropped.
+pub struct Live {
+    answers: Receiver<Result<Picture, String>>,
+    /// Dropped, it ends the thread.
+    _stop: Sender<()>,
+}
+
+impl Live {
+    /// Begins to ask, as often as this.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(state: &Path, every: Duration) -> anyhow::Result<Live> {
+        let state = state.to_owned();
+        let (answer, answers) = mpsc::channel();
+        let (stop, is_stopped) = mpsc::channel::<()>();
+        let named = std::thread::Builder::new().name("asker".into());
+        let asking = move || {
+            loop {
+                let asked = ask_once(&state).map_err(|error| format!("{error:#}"));
+                let is_over = answer.send(asked).is_err();
+                if is_over || is_stopped.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
+        };
+        named
+            .spawn(asking)
+            .context("cannot start the thread that asks the agent")?;
+        Ok(Live { answers, _stop: stop })
+    }
+
+    /// The newest answer since the last call, if there is one.
+    pub fn newest(&self) -> Option<Result<Picture, String>> {
+        self.answers.try_iter().last()
+    }
+}

@@ -1,0 +1,110 @@
+//! `homenode why`: why a VM was slow.
+
+use std::fmt::{self, Write as _};
+
+use homenode_agent::why::AskError;
+use homenode_api::why::{Answer, WINDOW};
+use homenode_units::Ns;
+use homenode_why::Cause;
+
+use crate::bad_input;
+use crate::options::ShownArgs;
+use crate::output::{print, print_json};
+use crate::printable::Lines;
+use crate::record::{HistoryArgs, now_ns, open};
+use crate::wall::{Time, Wall};
+
+/// Options of `homenode why`.
+#[derive(Debug, clap::Args)]
+pub struct WhyArgs {
+    /// The VM's name or UUID
+    vm: String,
+    /// When it was slow: 03:12, '2026-11-23 03:12', or how long ago, such as 15m [default: the last that was recorded]
+    #[arg(long, value_name = "TIME")]
+    at: Option<Time>,
+    /// How long a stretch around that; it is compared with four times as long before
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    window: Ns,
+    #[command(flatten)]
+    history: HistoryArgs,
+    #[command(flatten)]
+    shown: ShownArgs,
+}
+
+/// Carries out `homenode why`.
+///
+/// # Errors
+/// No history, a time that it does not reach, or a VM that was not there.
+pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
+    if !(WINDOW.least..=WINDOW.most).contains(&args.window) {
+        return Err(bad_input(format!(
+            "--window {}: a stretch of {} to {} can be told",
+            args.window, WINDOW.least, WINDOW.most
+        )));
+    }
+    let no_time = || bad_input("--at: there is no such time here");
+    let at = args
+        .at
+        .map(|at| at.ns(now_ns()).ok_or_else(no_time))
+        .transpose()?;
+    let archive = open(&args.history.place())?;
+    let answer = homenode_agent::why::ask(&archive, &args.vm, (at, args.window), None);
+    let answer = answer.map_err(|error| match error {
+        AskError::Nothing(_) | AskError::Why(_) => bad_input(error.to_string()),
+        AskError::Record(error) => error.into(),
+    })?;
+    if args.shown.json {
+        return print_json("why", &answer);
+    }
+    let mut text = String::new();
+    tell(&answer, &mut text)?;
+    print(format_args!("{}", Lines(format_args!("{text}"))));
+    Ok(())
+}
+
+fn tell(answer: &Answer, out: &mut String) -> fmt::Result {
+    let told = &answer.explanation;
+    let (from, to) = (Wall(answer.slow.from.0), Wall(answer.slow.to.0));
+    let before = Wall(answer.compared_from.0);
+    if told.lost == 0.0 {
+        writeln!(
+            out,
+            "VM {} was no slower from {from} to {to} than since {before}",
+            told.name
+        )?;
+    } else {
+        let percent = 100.0 * told.lost;
+        writeln!(
+            out,
+            "VM {} lost {percent:.0} percent of its speed from {from} to {to}, against the time since {before}",
+            told.name
+        )?;
+    }
+    for (rank, cause) in (1..).zip(&told.causes) {
+        tell_cause(rank, cause, out)?;
+    }
+    told.notes
+        .iter()
+        .try_for_each(|note| writeln!(out, "\nnote: {note}"))
+}
+
+fn tell_cause(rank: usize, cause: &Cause, out: &mut String) -> fmt::Result {
+    let (code, percent) = (cause.code.text(), 100.0 * cause.lost);
+    writeln!(
+        out,
+        "\n{rank}. {code}: {percent:.0} percent, by {}",
+        cause.culprit
+    )?;
+    let short = |value: f64| match value.abs() < 10.0 {
+        true => format!("{value:.2}"),
+        false => format!("{value:.0}"),
+    };
+    for figure in &cause.figures {
+        let (before, during) = (short(figure.before), short(figure.during));
+        writeln!(out, "   {}: {before} before, {during} then", figure.what)?;
+    }
+    match cause.followed.id {
+        Some(id) => writeln!(out, "   then: {} (event {id})", cause.followed.text),
+        None => writeln!(out, "   then: {}", cause.followed.text),
+    }
+}

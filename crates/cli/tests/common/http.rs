@@ -1,0 +1,172 @@
+//! A client of the agent's HTTP that says what it is told to say, however wrong.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// A running agent on the twin that answers HTTP, which is stopped with the value.
+pub struct Site {
+    child: Child,
+    pub dir: tempfile::TempDir,
+    pub address: SocketAddr,
+}
+
+impl Site {
+    /// Starts one on a scenario, with its state and history in `dir`, and waits until it is ready.
+    pub fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        std::fs::write(path("scenario.toml"), scenario).unwrap();
+        let out = std::fs::File::create(path("out")).unwrap();
+        let host = format!("twin:{}", path("scenario.toml"));
+        let child = super::homenode()
+            .args(["run", "--json", "--listen", "127.0.0.1:0", "--host", &host])
+            .args(["--state", &path("state"), "--history", &path("history.sqlite")])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .spawn()
+            .expect("the program can be started");
+        let mut site = Site {
+            child,
+            dir,
+            address: ([127, 0, 0, 1], 0).into(),
+        };
+        site.address = site.eventually("it says where it listens", |site| {
+            let said = std::fs::read_to_string(site.dir.path().join("out")).ok()?;
+            let lines = said
+                .lines()
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let mut urls =
+                lines.filter_map(|line| Some(line["url"].as_str()?.strip_prefix("http://")?.to_owned()));
+            urls.next()?.parse().ok()
+        });
+        site.eventually("it is ready", |site| {
+            (site.get("/-/ready").status == 200).then_some(())
+        });
+        site
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn eventually<T>(&self, what: &str, mut look: impl FnMut(&Site) -> Option<T>) -> T {
+        for _ in 0..600 {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("{what}: not within a minute");
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    }
+
+    /// Says these bytes, and takes what comes until the end.
+    pub fn say(&self, bytes: &[u8]) -> Answer {
+        exchange(self.connect(), bytes)
+    }
+
+    /// A request of a well-behaved client, with more headers: lines with their ends.
+    pub fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        self.say(request(method, path, &self.address.to_string(), headers, body).as_bytes())
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, "", "")
+    }
+
+    /// What must be answered, with JSON.
+    pub fn json(&self, path: &str) -> Value {
+        let answer = self.get(path);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        answer.json()
+    }
+
+    /// What is answered on the socket beside the state.
+    pub fn over_socket(&self, path: &str) -> Answer {
+        let socket = UnixStream::connect(self.dir.path().join("state/http.sock")).expect("it listens");
+        exchange(socket, request("GET", path, "anything", "", "").as_bytes())
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The body of what another server answers; nothing where it is not there.
+pub fn get_from(address: SocketAddr, path: &str) -> Option<String> {
+    let stream = TcpStream::connect(address).ok()?;
+    // Of this version, answers come in one piece.
+    let answer = exchange(
+        stream,
+        format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes(),
+    );
+    (answer.status == 200).then_some(answer.body)
+}
+
+fn request(method: &str, path: &str, host: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+    )
+}
+
+fn exchange(mut stream: impl Read + Write, bytes: &[u8]) -> Answer {
+    // A server that refuses early may have closed already.
+    let _ = stream.write_all(bytes);
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text);
+    let text = String::from_utf8(text).expect("answers are text");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Answer {
+        status: status.unwrap_or(0),
+        head: head.to_ascii_lowercase(),
+        body: body.to_owned(),
+    }
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    /// 0 where there was none.
+    pub status: u16,
+    /// In lower case.
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// The kind of a problem, of which everything must be there.
+    pub fn problem(&self) -> String {
+        assert!(
+            self.head.contains("content-type: application/problem+json"),
+            "{self:?}"
+        );
+        let problem = self.json();
+        assert_eq!(problem["status"], self.status, "{self:?}");
+        assert!(
+            problem["title"].is_string() && problem["detail"].is_string(),
+            "{self:?}"
+        );
+        let kind = problem["type"]
+            .as_str()
+            .and_then(|kind| kind.strip_prefix("urn:homenode:problem:"));
+        kind.expect("a kind of ours").to_owned()
+    }
+}

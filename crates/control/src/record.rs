@@ -1,0 +1,55 @@
+//! How much of what happens is kept on disk. Whoever runs the loop writes it; the loop itself does no I/O.
+
+use homenode_units::{Bytes, Ns};
+use serde::{Deserialize, Serialize};
+
+/// What the history keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Days that status, decisions and findings are kept; 0 to keep no history.
+    pub days: u32,
+    /// Hours that what the host said is kept as it said it; 0 for none.
+    pub samples_hours: u32,
+    /// Room for that.
+    #[serde(with = "homenode_units::text")]
+    pub samples_max: Bytes,
+    /// Room for everything together.
+    #[serde(with = "homenode_units::text")]
+    pub max: Bytes,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            days: 30,
+            samples_hours: 24,
+            samples_max: Bytes::from_gib(1),
+            max: Bytes::from_gib(2),
+        }
+    }
+}
+
+/// Room in which something can be kept at all.
+const ROOM: std::ops::RangeInclusive<Bytes> = Bytes::from_mib(1)..=Bytes::from_gib(1 << 20);
+
+homenode_units::settings! {
+    Config {
+        days: 0..=36_500,
+        samples_hours: 0..=876_000,
+        samples_max: ROOM,
+        max: ROOM,
+    }
+}
+
+impl Config {
+    /// How long status and events are kept.
+    pub fn status_age(&self) -> Ns {
+        Ns::from_secs(u64::from(self.days) * 24 * 3600)
+    }
+
+    /// How long samples are.
+    pub fn samples_age(&self) -> Ns {
+        Ns::from_secs(u64::from(self.samples_hours) * 3600)
+    }
+}

@@ -1,0 +1,156 @@
+//! Repeats a run from what was recorded of it: the same loop takes in the same samples and inputs, and gets the answers that the
+//! host gave.
+//!
+//! # Problem
+//!
+//! Under the settings of then it must decide what was decided then, bit for bit; under others it shows what it would have
+//! decided otherwise.
+//!
+//! # Approach
+//!
+//! Each recorded epoch is stepped through [`Control::begin`] and [`Control::finish`]. A decision that was recorded too gets
+//! the outcome that was recorded. One that was not is taken as in a dry run: nothing of it was done on the host, as the samples
+//! that follow show.
+//!
+//! # Properties
+//!
+//! - *A run that is repeated from its beginning under its own settings decides the same*: the loop has no clock, no chance and
+//!   no other input than [`Turn`]s and samples.
+//! - Once a decision differs, samples are those of what was done, not of what would have been done: later differences say
+//!   what the policies thought of that host, not how the other one would have been.
+
+use homenode_host::{Action, Outcome, Receipt, Sample};
+use homenode_machine::Machine;
+use homenode_units::{NodeSet, VmId};
+
+use crate::epoch::what_is_told;
+use crate::turn::{Decided, Input, Inputs, Turn};
+use crate::{Config, Control, Mode};
+
+/// A run that is repeated.
+#[derive(Debug)]
+pub struct Replay {
+    machine: Machine,
+    control: Control,
+    next: u64,
+}
+
+/// What an epoch decided, then and now. Decisions are matched by policy and action.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Compared {
+    /// Decided both times.
+    pub same: Vec<Decided>,
+    /// Decided then only.
+    pub then_only: Vec<Decided>,
+    /// Decided now only.
+    pub now_only: Vec<Decided>,
+    /// Of `same`, those that give another reason now.
+    pub other_reason_count: usize,
+    /// Whether what is in `same` was decided in the same order.
+    pub same_order: bool,
+    /// Epochs between the one before and this one that are not there.
+    pub missing_count: u64,
+    /// Inputs before or in this epoch that are not there.
+    pub inputs_missing_count: u64,
+}
+
+impl Compared {
+    /// Whether the plan is the same to the last letter.
+    pub fn is_same(&self) -> bool {
+        self.then_only.is_empty()
+            && self.now_only.is_empty()
+            && self.other_reason_count == 0
+            && self.same_order
+    }
+}
+
+impl Replay {
+    /// Before the first epoch.
+    pub fn new(machine: Machine, config: Config, mode: Mode) -> Replay {
+        Replay {
+            machine,
+            control: Control::new(config, mode),
+            next: 0,
+        }
+    }
+
+    /// For a run whose beginning is not there: begins with this epoch, and with these homes.
+    pub fn begin_in_the_middle(&mut self, number: u64, homes: impl IntoIterator<Item = (VmId, NodeSet)>) {
+        self.next = number;
+        for (vm, home) in homes {
+            self.control.adopt(vm, Some(home));
+        }
+    }
+
+    /// The next epoch.
+    pub fn step(&mut self, sample: Sample, turn: Turn) -> Compared {
+        let control = &mut self.control;
+        if control.mode == Mode::Act {
+            // Taken as a dry run's is what was not decided then: in each epoch anew.
+            control.told.clear();
+        }
+        take_in(control, &self.machine, &turn.before);
+        let begun = control.begin(&self.machine, sample);
+        let now: Vec<Decided> = begun.decisions().iter().map(Decided::from).collect();
+        let (mut compared, outcomes) = compare(&turn, now);
+        compared.missing_count = turn.number.saturating_sub(self.next);
+        compared.inputs_missing_count = turn.before.missed_count + turn.during.missed_count;
+        self.next = turn.number.saturating_add(1);
+        take_in(control, &self.machine, &turn.during);
+        let answer = match turn.refused {
+            Some(refusal) => Err(refusal),
+            None => Ok(Receipt {
+                outcomes,
+                ..Receipt::default()
+            }),
+        };
+        control.finish(&self.machine, begun, answer);
+        compared
+    }
+}
+
+/// What makes two actions the same but for amounts that change with every sample.
+pub fn kind_of(action: &Action) -> String {
+    what_is_told(action)
+}
+
+/// Has the loop told what it was told then.
+fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs) {
+    for input in inputs.list.iter().cloned() {
+        match input {
+            Input::Adopted { vm, home } => control.adopt(vm, home),
+            Input::PermitSet { vm } => control.was_set(vm, homenode_host::Setting::Permit(None)),
+            Input::Announced(announcement) => control.announce(announcement),
+            Input::Promised(shape) => drop(control.promise(machine, shape)),
+            Input::WorkingSetWanted { vm, window, wait } => control.want_working_set(vm, window, wait),
+        }
+    }
+}
+
+/// What was decided then and now, and what becomes of each that was decided now.
+fn compare(turn: &Turn, now: Vec<Decided>) -> (Compared, Vec<Outcome>) {
+    let mut compared = Compared {
+        same_order: true,
+        ..Compared::default()
+    };
+    let mut left: Vec<Option<&Decided>> = turn.decided.iter().map(Some).collect();
+    let (mut outcomes, mut last) = (Vec::new(), None);
+    for decided in now {
+        let is_it = |then: &Option<&Decided>| {
+            then.is_some_and(|then| then.policy == decided.policy && then.action == decided.action)
+        };
+        let Some(at) = left.iter().position(is_it) else {
+            outcomes.push(Outcome::DryRun);
+            compared.now_only.push(decided);
+            continue;
+        };
+        let then = left[at].take();
+        compared.other_reason_count += usize::from(then.is_some_and(|then| then.reason != decided.reason));
+        compared.same_order &= last.is_none_or(|last| last < at);
+        last = Some(at);
+        outcomes.push(turn.outcomes.get(at).cloned().unwrap_or(Outcome::DryRun));
+        compared.same.push(decided);
+    }
+    compared.then_only = left.into_iter().flatten().cloned().collect();
+    (compared, outcomes)
+}

@@ -1,0 +1,316 @@
+//! Many values of one shape, turned into columns: what stays the same is written once, and counters as what they grew by. A
+//! general compressor then makes little of it. Nothing is lost but the order of keys.
+//!
+//! ```text
+//!   ["=", value]                     all are this
+//!   ["+", first, more, more, …]      whole numbers: the first, then by how much each is above the one before
+//!   ["{", {key: column, …}]          objects with the same keys
+//!   ["?", [which, …], column]        in those places this column, elsewhere the key is missing
+//!   ["[", [column, …]]               lists of the same length
+//!   ["@", {id: column, …}, column]   lists of objects with an "id"; then which ids, in which order
+//!   ["*", value, value, …]           anything else
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+/// Deeper nesting is written as it is.
+const DEPTH_MAX: usize = 32;
+/// Values and bytes of text that a block may hold: ten times those of a minute of a thousand VMs.
+const WEIGHT_MAX: usize = 128 << 20;
+
+/// The column of these values.
+pub fn pack(values: &[Value]) -> Value {
+    let all: Vec<&Value> = values.iter().collect();
+    pack_at(&all, 0)
+}
+
+fn pack_at(values: &[&Value], depth: usize) -> Value {
+    let Some(first) = values.first() else {
+        return json!(["*"]);
+    };
+    if values.iter().all(|value| value == first) {
+        return json!(["=", first]);
+    }
+    let packed = match first {
+        _ if depth >= DEPTH_MAX => None,
+        Value::Number(_) => numbers(values),
+        Value::Object(_) => objects(values, depth),
+        Value::Array(_) => lists(values, depth),
+        _ => None,
+    };
+    packed.unwrap_or_else(|| tagged("*", values.iter().map(|value| (*value).clone())))
+}
+
+fn tagged(tag: &str, rest: impl Iterator<Item = Value>) -> Value {
+    std::iter::once(json!(tag)).chain(rest).collect()
+}
+
+fn numbers(values: &[&Value]) -> Option<Value> {
+    let whole: Option<Vec<i64>> = values.iter().map(|value| value.as_i64()).collect();
+    let whole = whole?;
+    let first = *whole.first()?;
+    let more = whole.windows(2).map(|pair| pair[1].checked_sub(pair[0]));
+    let more: Option<Vec<i64>> = more.collect();
+    Some(tagged("+", std::iter::once(first).chain(more?).map(Value::from)))
+}
+
+fn objects(values: &[&Value], depth: usize) -> Option<Value> {
+    let objects: Option<Vec<&Map<String, Value>>> = values.iter().map(|value| value.as_object()).collect();
+    let objects = objects?;
+    let keys = objects.iter().flat_map(|object| object.keys());
+    let keys: BTreeSet<&str> = keys.map(String::as_str).collect();
+    Some(json!([
+        "{",
+        fields(objects.len(), keys, depth, |at, key| objects[at].get(key))
+    ]))
+}
+
+/// A column for each of these keys.
+fn fields<'a>(
+    count: usize,
+    keys: BTreeSet<&'a str>,
+    depth: usize,
+    get: impl Fn(usize, &str) -> Option<&'a Value>,
+) -> Value {
+    let column = |key: &str| {
+        let there: Vec<&Value> = (0..count).filter_map(|at| get(at, key)).collect();
+        let column = pack_at(&there, depth + 1);
+        if there.len() == count {
+            return column;
+        }
+        let which: Vec<usize> = (0..count).filter(|at| get(*at, key).is_some()).collect();
+        json!(["?", which, column])
+    };
+    let columns = keys.into_iter().map(|key| (key.to_owned(), column(key)));
+    columns.collect::<Map<_, _>>().into()
+}
+
+fn lists(values: &[&Value], depth: usize) -> Option<Value> {
+    let lists: Option<Vec<&Vec<Value>>> = values.iter().map(|value| value.as_array()).collect();
+    let lists = lists?;
+    if let Some(by_id) = lists.iter().map(|list| by_id(list)).collect::<Option<Vec<_>>>() {
+        let ids: BTreeSet<&str> = by_id.iter().flat_map(|objects| objects.keys().copied()).collect();
+        let columns = fields(by_id.len(), ids, depth, |at, id| by_id[at].get(id).copied());
+        let order = |list: &&Vec<Value>| list.iter().map(|item| item["id"].clone()).collect::<Value>();
+        let first = lists.first()?;
+        let is_same = |list: &&Vec<Value>| {
+            list.len() == first.len()
+                && list
+                    .iter()
+                    .zip(*first)
+                    .all(|(one, other)| one["id"] == other["id"])
+        };
+        let orders = if lists.iter().all(is_same) {
+            json!(["=", order(first)])
+        } else {
+            let orders: Vec<Value> = lists.iter().map(order).collect();
+            pack_at(&orders.iter().collect::<Vec<_>>(), depth + 1)
+        };
+        return Some(json!(["@", columns, orders]));
+    }
+    let length = lists.first()?.len();
+    if lists.iter().any(|list| list.len() != length) {
+        return None;
+    }
+    let column = |at: usize| {
+        let items: Vec<&Value> = lists.iter().filter_map(|list| list.get(at)).collect();
+        pack_at(&items, depth + 1)
+    };
+    Some(json!(["[", (0..length).map(column).collect::<Vec<_>>()]))
+}
+
+/// The objects of a list by their ids, where each has another.
+fn by_id(list: &[Value]) -> Option<BTreeMap<&str, &Value>> {
+    let mut by_id = BTreeMap::new();
+    for item in list {
+        let id = item.as_object()?.get("id")?.as_str()?;
+        if by_id.insert(id, item).is_some() {
+            return None;
+        }
+    }
+    Some(by_id)
+}
+
+/// The values of a column of so many; `None` where it is none, or is more than any minute of a host.
+pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
+    unpack_within(column, count, &mut { WEIGHT_MAX })
+}
+
+/// What a value takes, in values and bytes of text.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => 1 + text.len(),
+        Value::Array(all) => 1 + all.iter().map(weight).sum::<usize>(),
+        Value::Object(fields) => {
+            1 + fields
+                .iter()
+                .map(|(key, of)| key.len() + weight(of))
+                .sum::<usize>()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
+    }
+}
+
+/// A few bytes can say that something large is there a thousand times: `left` is what may still be made of them.
+fn unpack_within(column: &Value, count: usize, left: &mut usize) -> Option<Vec<Value>> {
+    let mut take = |weight: usize| {
+        *left = left.checked_sub(weight.checked_mul(count)?)?;
+        Some(())
+    };
+    let parts = column.as_array()?;
+    let rest = parts.get(1..)?;
+    let values = match (parts.first()?.as_str()?, rest) {
+        ("=", [value]) => {
+            take(weight(value))?;
+            vec![value.clone(); count]
+        }
+        ("+", rest) => {
+            let mut sum = 0i64;
+            let add = |more: &Value| {
+                sum = sum.checked_add(more.as_i64()?)?;
+                Some(Value::from(sum))
+            };
+            rest.iter().map(add).collect::<Option<_>>()?
+        }
+        ("{", [columns]) => fields_of(columns.as_object()?, count, left)?
+            .into_iter()
+            .map(Value::Object)
+            .collect(),
+        ("[", [columns]) => {
+            take(columns.as_array()?.len())?;
+            let columns = columns.as_array()?.iter();
+            let columns = columns.map(|column| unpack_within(column, count, left));
+            let columns: Vec<Vec<Value>> = columns.collect::<Option<_>>()?;
+            let list = |at: usize| columns.iter().map(|column| column[at].clone()).collect();
+            (0..count).map(list).collect()
+        }
+        ("@", [columns, orders]) => {
+            let objects = fields_of(columns.as_object()?, count, left)?;
+            let list = |(mut object, order): (Map<String, Value>, Value)| {
+                let items = order.as_array()?.iter().map(|id| object.remove(id.as_str()?));
+                items.collect::<Option<Value>>()
+            };
+            objects
+                .into_iter()
+                .zip(unpack_within(orders, count, left)?)
+                .map(list)
+                .collect::<Option<_>>()?
+        }
+        ("*", rest) => rest.to_vec(),
+        _ => return None,
+    };
+    (values.len() == count).then_some(values)
+}
+
+/// As many objects, from a column for each of their keys.
+fn fields_of(
+    columns: &Map<String, Value>,
+    count: usize,
+    left: &mut usize,
+) -> Option<Vec<Map<String, Value>>> {
+    let mut objects = vec![Map::new(); count];
+    for (key, column) in columns {
+        let parts = column.as_array()?;
+        let (which, column) = match (parts.first()?.as_str()?, parts.get(1..)?) {
+            ("?", [which, column]) => {
+                let which = which
+                    .as_array()?
+                    .iter()
+                    .map(|at| usize::try_from(at.as_u64()?).ok());
+                (which.collect::<Option<Vec<usize>>>()?, column)
+            }
+            _ => ((0..count).collect(), column),
+        };
+        // Places are ascending, so there are no more of them than objects.
+        let places: BTreeMap<usize, Value> = which
+            .iter()
+            .copied()
+            .zip(unpack_within(column, which.len().min(count), left)?)
+            .collect();
+        for (at, value) in places {
+            objects.get_mut(at)?.insert(key.clone(), value);
+        }
+    }
+    Some(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_stays_is_written_once_and_counters_as_what_they_grew_by() {
+        let at = |n: u64| json!({"at": 1000 + 10 * n, "name": "a", "vms": [{"id": "x", "ran": n}, {"id": "y", "ran": 7}]});
+        let values: Vec<Value> = (0..3).map(at).collect();
+        let packed = pack(&values);
+        assert_eq!(
+            packed,
+            json!(["{", {
+                "at": ["+", 1000, 10, 10],
+                "name": ["=", "a"],
+                "vms": ["@", {"x": ["{", {"id": ["=", "x"], "ran": ["+", 0, 1, 1]}], "y": ["=", {"id": "y", "ran": 7}]}, ["=", ["x", "y"]]]
+            }])
+        );
+        assert_eq!(unpack(&packed, 3), Some(values));
+    }
+
+    #[test]
+    fn a_small_column_does_not_become_a_large_one() {
+        let large = json!(["=", "x".repeat(1 << 20)]);
+        assert!(unpack(&large, 2).is_some());
+        assert_eq!(unpack(&large, 1 << 16), None);
+        let wide = json!(["[", vec![json!(["=", 0]); 1 << 16]]);
+        assert_eq!(unpack(&wide, 1 << 16), None);
+    }
+
+    #[test]
+    fn vms_come_and_go() {
+        let values = [
+            json!([{"id": "a", "n": 1}]),
+            json!([{"id": "b", "n": 1}, {"id": "a", "n": 2}]),
+            json!([{"id": "b"}]),
+            json!([]),
+        ];
+        assert_eq!(unpack(&pack(&values), 4).as_deref(), Some(&values[..]));
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            (0..9i64).prop_map(Value::from),
+            (-1e9..1e9f64).prop_map(Value::from),
+            "[a-c=+?@*]{0,2}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 40, 5, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map("[a-b]|id", inner.clone(), 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+                prop::collection::vec(("[a-c]", inner), 0..3).prop_map(|items| {
+                    let item = |(id, n): (String, Value)| json!({"id": id, "n": n});
+                    items.into_iter().map(item).collect()
+                }),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_packed_comes_back(values in prop::collection::vec(value(), 0..6)) {
+            prop_assert_eq!(unpack(&pack(&values), values.len()), Some(values));
+        }
+
+        #[test]
+        fn any_value_is_a_column_or_none(column in value(), count in 0..4usize) {
+            if let Some(values) = unpack(&column, count) {
+                prop_assert_eq!(values.len(), count);
+            }
+        }
+    }
+}

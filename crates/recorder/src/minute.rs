@@ -1,0 +1,136 @@
+//! Going to and fro in a history: a minute at a time.
+//!
+//! Minutes are ordered by the wall clock at their ends, and by their numbers where that is the same. Where the clock was set
+//! back, minutes of before and after alternate: each is there once, and none is left out.
+
+use homenode_units::Ns;
+use rusqlite::ToSql;
+
+use crate::archive::{Archive, Frame, unpacked};
+use crate::schema::{Kind, RecordError};
+use crate::store::decompress;
+
+/// A minute that is not over comes after all others.
+const OPEN: (i64, i64) = (i64::MAX, i64::MAX);
+
+/// The periods of about a minute, all of one run, the first first; never none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Minute {
+    key: (i64, i64),
+    /// The periods.
+    pub frames: Vec<Frame>,
+}
+
+/// Which minute.
+#[derive(Clone, Copy, Debug)]
+pub enum Which<'a> {
+    /// The first that ends at this time or later, in nanoseconds since 1970.
+    At(i64),
+    /// The first of all.
+    First,
+    /// The last of all.
+    Last,
+    /// The next one.
+    After(&'a Minute),
+    /// The one before.
+    Before(&'a Minute),
+}
+
+impl Archive {
+    /// A minute of periods; `None` where there is none. One that is damaged is passed over.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub fn minute(&self, kind: Kind, which: Which<'_>) -> Result<Option<Minute>, RecordError> {
+        let (mut from, is_forward) = match which {
+            Which::At(wall_ns) => ((wall_ns, i64::MIN), true),
+            Which::First => ((i64::MIN, i64::MIN), true),
+            Which::After(minute) if minute.key == OPEN => return self.newer(kind, minute),
+            Which::After(minute) => (minute.key, true),
+            Which::Before(minute) => (minute.key, false),
+            Which::Last => match self.open_minute(kind)? {
+                Some(minute) => return Ok(Some(minute)),
+                None => (OPEN, false),
+            },
+        };
+        loop {
+            let Some((key, found)) = self.next(kind, from, is_forward)? else {
+                let open = if is_forward { self.open_minute(kind)? } else { None };
+                return Ok(open.filter(|open| match which {
+                    Which::At(wall_ns) => open.frames.last().is_some_and(|last| last.wall_ns >= wall_ns),
+                    _ => true,
+                }));
+            };
+            match found {
+                Some(minute) => return Ok(Some(minute)),
+                None => from = key,
+            }
+        }
+    }
+
+    /// The next block in one direction: its key, and what is in it if it can be read.
+    #[allow(clippy::type_complexity)]
+    fn next(
+        &self,
+        kind: Kind,
+        (wall_ns, id): (i64, i64),
+        is_forward: bool,
+    ) -> Result<Option<((i64, i64), Option<Minute>)>, RecordError> {
+        // The first column alone can be found by the index.
+        let sql = if is_forward {
+            "SELECT last_wall_ns, id, run, count, frames FROM block
+             WHERE kind = ?1 AND last_wall_ns >= ?2 AND (last_wall_ns > ?2 OR id > ?3) ORDER BY last_wall_ns, id LIMIT 1"
+        } else {
+            "SELECT last_wall_ns, id, run, count, frames FROM block
+             WHERE kind = ?1 AND last_wall_ns <= ?2 AND (last_wall_ns < ?2 OR id < ?3) ORDER BY last_wall_ns DESC, id DESC LIMIT 1"
+        };
+        let values: [&dyn ToSql; 3] = [&kind.number(), &wall_ns, &id];
+        let found = self.rows(sql, &values, |row| {
+            let key = (row.get(0)?, row.get(1)?);
+            Ok((
+                key,
+                row.get::<_, i64>(2)?,
+                row.get::<_, i64>(3)?,
+                row.get::<_, Vec<u8>>(4)?,
+            ))
+        })?;
+        Ok(found.into_iter().next().map(|(key, run, count, bytes)| {
+            let frames = unpacked(&bytes, count).unwrap_or_default();
+            let frame = |(at, wall_ns, value)| Frame {
+                run,
+                at,
+                wall_ns,
+                value,
+            };
+            let frames: Vec<Frame> = frames.into_iter().map(frame).collect();
+            (key, (!frames.is_empty()).then_some(Minute { key, frames }))
+        }))
+    }
+
+    /// The minute that is not over.
+    fn open_minute(&self, kind: Kind) -> Result<Option<Minute>, RecordError> {
+        let frames = self.rows(
+            "SELECT run, at_ns, wall_ns, frame FROM tail WHERE kind = ?1 ORDER BY id",
+            &[&kind.number()],
+            |row| {
+                let bytes: Vec<u8> = row.get(3)?;
+                let (run, at, wall_ns) = (row.get(0)?, row.get::<_, i64>(1)?, row.get(2)?);
+                Ok(decompress(&bytes).map(|value| Frame {
+                    run,
+                    at: Ns(at.unsigned_abs()),
+                    wall_ns,
+                    value,
+                }))
+            },
+        )?;
+        let frames: Vec<Frame> = frames.into_iter().flatten().collect();
+        Ok((!frames.is_empty()).then_some(Minute { key: OPEN, frames }))
+    }
+
+    /// What was written since the minute was read that was not over then, itself included where it became a block.
+    fn newer(&self, kind: Kind, minute: &Minute) -> Result<Option<Minute>, RecordError> {
+        let last = minute.frames.last().map_or(i64::MIN, |last| last.wall_ns);
+        let newer = self.minute(kind, Which::At(last.saturating_add(1)))?;
+        Ok(newer.filter(|newer| newer.frames != minute.frames))
+    }
+}

@@ -1,0 +1,146 @@
+//! Writing from a thread of its own: the loop hands over what there is to keep, and goes on.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+use homenode_units::Ns;
+use serde_json::json;
+
+use crate::schema::RecordError;
+use crate::store::{Begin, Event, Limits, Period, Store};
+
+/// Periods that may wait for the disk.
+const WAITING_MAX: usize = 64;
+
+/// Makes the period that is to be kept: on the recorder's thread, since turning figures into JSON takes a while.
+type Make = Box<dyn FnOnce() -> Period + Send>;
+
+/// What becomes of a period for which there is no room, since the disk is slower than the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It is left out, and that is written down later: a host does not wait.
+    LeaveOut,
+    /// The run waits: a simulated one may.
+    Wait,
+}
+
+/// A run that is written down.
+#[derive(Debug)]
+pub struct Recorder {
+    when_full: WhenFull,
+    /// `None` once it is closed.
+    periods: Option<SyncSender<Make>>,
+    notices: Receiver<String>,
+    writer: Option<JoinHandle<()>>,
+    /// Periods that found no room since the last that did.
+    missed_count: u64,
+}
+
+impl Recorder {
+    /// Begins a run in the history at `path`, which is made where there is none.
+    ///
+    /// # Errors
+    /// When it cannot be written, or belongs to another program or a newer version.
+    pub fn begin(
+        path: &Path,
+        begin: &Begin,
+        limits: Limits,
+        when_full: WhenFull,
+    ) -> Result<Recorder, RecordError> {
+        let (store, opening) = Store::open(path, begin, limits)?;
+        let (periods, waiting) = sync_channel::<Make>(WAITING_MAX);
+        let (notice, notices) = channel();
+        for text in opening {
+            let _ = notice.send(text);
+        }
+        let writer = std::thread::Builder::new().name("recorder".into());
+        let writer = writer.spawn(move || write(store, &waiting, &|text| drop(notice.send(text))));
+        Ok(Recorder {
+            when_full,
+            periods: Some(periods),
+            notices,
+            writer: Some(writer.map_err(|e| RecordError::new(path, e))?),
+            missed_count: 0,
+        })
+    }
+
+    /// Hands over a period.
+    pub fn keep(&mut self, at: Ns, make: impl FnOnce() -> Period + Send + 'static) {
+        let Some(periods) = &self.periods else { return };
+        let missed = self.missed_count;
+        let make: Make = Box::new(move || {
+            let mut period = make();
+            period.events.extend((missed > 0).then(|| left_out(missed, at)));
+            period
+        });
+        let kept = match self.when_full {
+            WhenFull::LeaveOut => periods.try_send(make).is_ok(),
+            WhenFull::Wait => periods.send(make).is_ok(),
+        };
+        self.missed_count = if kept { 0 } else { missed + 1 };
+    }
+
+    /// What the operator should know, each once.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        self.notices.try_iter().collect()
+    }
+
+    /// Ends the run, once everything is written.
+    pub fn close(&mut self) {
+        self.periods = None;
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn left_out(count: u64, at: Ns) -> Event {
+    Event {
+        kind: "gap".into(),
+        vm: None,
+        name: None,
+        policy: None,
+        action: None,
+        outcome: None,
+        text: format!("{count} periods before this one were not recorded: the disk was too slow, or full"),
+        detail: json!({"missed_count": count, "until_ns": at}),
+    }
+}
+
+/// Writes until the run ends. What cannot be written is left out, and told where it can be again.
+fn write(mut store: Store, waiting: &Receiver<Make>, notice: &dyn Fn(String)) {
+    let (mut lost_count, mut said) = (0, None);
+    for make in waiting {
+        let mut period = make();
+        let at = period.at;
+        period
+            .events
+            .extend((lost_count > 0).then(|| left_out(lost_count, at)));
+        match store.append(period) {
+            Ok(()) => {
+                if said.take().is_some() {
+                    notice("the history is written again".into());
+                }
+                lost_count = 0;
+            }
+            Err(error) => {
+                lost_count += 1;
+                let text = error.to_string();
+                if said.as_ref() != Some(&text) {
+                    notice(format!("{text}; what happens meanwhile is not recorded"));
+                    said = Some(text);
+                }
+            }
+        }
+    }
+    if let Err(error) = store.close() {
+        notice(error.to_string());
+    }
+}

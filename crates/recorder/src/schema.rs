@@ -1,0 +1,221 @@
+//! The database's form, and how it is opened.
+
+use std::io::Read as _;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags};
+
+/// "HNod": what tells our databases from others.
+const APPLICATION_ID: i32 = 0x484e_6f64;
+/// Versions that can be read are 1 to this one.
+const FORMAT: i32 = 1;
+/// How long a reader that has the database for itself is waited for.
+const BUSY: Duration = Duration::from_secs(5);
+/// Most bytes that a block is unpacked to.
+pub(crate) const BLOCK_BYTES_MAX: usize = 256 << 20;
+
+const TABLES: &str = "
+    CREATE TABLE run (
+        id INTEGER PRIMARY KEY, wall_ns INTEGER NOT NULL, version TEXT NOT NULL, host TEXT NOT NULL, detail TEXT NOT NULL
+    );
+    CREATE TABLE tail (
+        id INTEGER PRIMARY KEY, run INTEGER NOT NULL, kind INTEGER NOT NULL, at_ns INTEGER NOT NULL, wall_ns INTEGER NOT NULL,
+        frame BLOB NOT NULL
+    );
+    CREATE TABLE block (
+        id INTEGER PRIMARY KEY, run INTEGER NOT NULL, kind INTEGER NOT NULL,
+        first_at_ns INTEGER NOT NULL, last_at_ns INTEGER NOT NULL,
+        first_wall_ns INTEGER NOT NULL, last_wall_ns INTEGER NOT NULL,
+        count INTEGER NOT NULL, frames BLOB NOT NULL
+    );
+    CREATE INDEX block_by_time ON block (kind, last_wall_ns);
+    CREATE TABLE event (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, run INTEGER NOT NULL, at_ns INTEGER NOT NULL, wall_ns INTEGER NOT NULL,
+        last_wall_ns INTEGER NOT NULL, count INTEGER NOT NULL, kind TEXT NOT NULL, vm TEXT, name TEXT, policy TEXT,
+        action TEXT, outcome TEXT, text TEXT NOT NULL, detail TEXT NOT NULL
+    );
+    CREATE INDEX event_by_time ON event (last_wall_ns);
+    CREATE INDEX event_by_vm ON event (vm, last_wall_ns);
+";
+
+/// Why a history cannot be written or read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// SQLite, or the disk below it.
+    #[error("the history {path}: {cause}")]
+    Database {
+        /// The file.
+        path: String,
+        /// What SQLite said.
+        cause: String,
+    },
+    /// It belongs to another program.
+    #[error("{path} is no history of homenode's: choose another file")]
+    Foreign {
+        /// The file.
+        path: String,
+    },
+    /// A newer version wrote it.
+    #[error(
+        "the history {path} has format {format}, and this version of homenode reads formats up to {FORMAT}: use a newer one"
+    )]
+    Newer {
+        /// The file.
+        path: String,
+        /// Its format.
+        format: i32,
+    },
+    /// There is none.
+    #[error("there is no history at {path}: an agent writes one while it runs; name another with --history")]
+    Missing {
+        /// Where it was looked for.
+        path: String,
+    },
+    /// What is made of it cannot be written.
+    #[error("{path} cannot be written: {cause}")]
+    Export {
+        /// The file that was to be made.
+        path: String,
+        /// Why.
+        cause: String,
+    },
+    /// Part of it cannot be read.
+    #[error("the history {path} is damaged: {what}")]
+    Damaged {
+        /// The file.
+        path: String,
+        /// Which part.
+        what: String,
+    },
+}
+
+impl RecordError {
+    pub(crate) fn new(path: &Path, cause: impl std::fmt::Display) -> RecordError {
+        RecordError::Database {
+            path: path.display().to_string(),
+            cause: cause.to_string(),
+        }
+    }
+
+    /// What SQLite says of a file. Contents that are at fault are damage where the file has our header, and another program's
+    /// where it has not.
+    pub(crate) fn of_sqlite(path: &Path, error: rusqlite::Error) -> RecordError {
+        use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+        let name = || path.display().to_string();
+        match error.sqlite_error_code() {
+            Some(DatabaseCorrupt | NotADatabase) if has_our_header(path) => RecordError::Damaged {
+                path: name(),
+                what: error.to_string(),
+            },
+            Some(DatabaseCorrupt | NotADatabase) => RecordError::Foreign { path: name() },
+            _ => RecordError::new(path, error),
+        }
+    }
+}
+
+/// What a block or a row of the tail holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The agent's status.
+    Status,
+    /// What the host said.
+    Sample,
+}
+
+impl Kind {
+    /// Both.
+    pub const ALL: [Kind; 2] = [Kind::Status, Kind::Sample];
+
+    pub(crate) fn number(self) -> i64 {
+        match self {
+            Kind::Status => 0,
+            Kind::Sample => 1,
+        }
+    }
+}
+
+/// Opens a history to write to, and makes what is missing.
+pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
+    let failed = |e: rusqlite::Error| RecordError::of_sqlite(path, e);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_CREATE
+        | OpenFlags::SQLITE_OPEN_NOFOLLOW
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+    connection.busy_timeout(BUSY).map_err(failed)?;
+    let is_new = match form(&connection).map_err(failed)? {
+        (0, 0) if table_count(&connection).map_err(failed)? == 0 => true,
+        form => {
+            check(path, form)?;
+            false
+        }
+    };
+    if is_new {
+        // Before there are tables, or it has no effect: pages of what was pruned are given back.
+        connection
+            .pragma_update(None, "auto_vacuum", "INCREMENTAL")
+            .map_err(failed)?;
+    }
+    // Readers do not wait for the writer, nor it for them; a power cut loses the last seconds and nothing else.
+    connection
+        .pragma_update(None, "journal_mode", "WAL")
+        .map_err(failed)?;
+    connection
+        .pragma_update(None, "synchronous", "NORMAL")
+        .map_err(failed)?;
+    connection
+        .pragma_update(None, "journal_size_limit", 4 << 20)
+        .map_err(failed)?;
+    if is_new {
+        let make = connection.transaction().map_err(failed)?;
+        make.execute_batch(TABLES).map_err(failed)?;
+        make.pragma_update(None, "application_id", APPLICATION_ID)
+            .map_err(failed)?;
+        make.pragma_update(None, "user_version", FORMAT).map_err(failed)?;
+        make.commit().map_err(failed)?;
+    }
+    Ok(connection)
+}
+
+/// Opens a history to read, also while an agent writes to it.
+pub(crate) fn open_to_read(path: &Path) -> Result<Connection, RecordError> {
+    if !path.exists() {
+        return Err(RecordError::Missing {
+            path: path.display().to_string(),
+        });
+    }
+    let failed = |e: rusqlite::Error| RecordError::of_sqlite(path, e);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+    connection.busy_timeout(BUSY).map_err(failed)?;
+    check(path, form(&connection).map_err(failed)?)?;
+    Ok(connection)
+}
+
+/// Where SQLite keeps the application's number in a file.
+const APPLICATION_ID_AT: usize = 68;
+
+fn has_our_header(path: &Path) -> bool {
+    let mut header = [0; APPLICATION_ID_AT + 4];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    read.is_ok() && header[APPLICATION_ID_AT..] == APPLICATION_ID.to_be_bytes()
+}
+
+fn form(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
+    let number = |name| connection.pragma_query_value(None, name, |row| row.get(0));
+    Ok((number("application_id")?, number("user_version")?))
+}
+
+fn table_count(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))
+}
+
+fn check(path: &Path, (application, format): (i32, i32)) -> Result<(), RecordError> {
+    let path = path.display().to_string();
+    match (application, format) {
+        (APPLICATION_ID, 1..=FORMAT) => Ok(()),
+        (APPLICATION_ID, format) => Err(RecordError::Newer { path, format }),
+        _ => Err(RecordError::Foreign { path }),
+    }
+}

@@ -1,0 +1,411 @@
+//! A row for each VM and period, as CSV and Parquet have it.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::basic::Compression;
+use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int32Type, Int64Type};
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use parquet::schema::parser::parse_message_type;
+use serde_json::Value;
+
+use crate::{Frame, RecordError};
+
+/// Where a cell comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// The wall clock, for people.
+    Time,
+    /// The wall clock, in nanoseconds since 1970.
+    WallNs,
+    /// The run's number.
+    Run,
+    /// The host's monotonic clock.
+    AtNs,
+    /// Of the VM's status, what this JSON pointer leads to.
+    Status(&'static str),
+}
+
+/// What a cell is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// Whole number.
+    Whole,
+    /// Nanoseconds since 1970, as a time.
+    Time,
+    /// Figure.
+    Figure,
+    /// Text.
+    Text,
+    /// List of whole numbers.
+    Wholes,
+}
+
+/// A column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it comes from.
+    pub from: From,
+    /// What its cells are; any may be missing.
+    pub cell: Cell,
+}
+
+const fn column(name: &'static str, from: From, cell: Cell) -> Column {
+    Column { name, from, cell }
+}
+
+const fn status(name: &'static str, pointer: &'static str, cell: Cell) -> Column {
+    column(name, From::Status(pointer), cell)
+}
+
+/// All columns.
+pub const COLUMNS: [Column; 20] = [
+    column("time", From::Time, Cell::Time),
+    column("wall_ns", From::WallNs, Cell::Whole),
+    column("run", From::Run, Cell::Whole),
+    column("at_ns", From::AtNs, Cell::Whole),
+    status("vm", "/name", Cell::Text),
+    status("id", "/id", Cell::Text),
+    status("home", "/home", Cell::Wholes),
+    status("memory_policy", "/memory_policy", Cell::Text),
+    status("cpus_used", "/cpus_used", Cell::Figure),
+    status("vcpus_waiting", "/vcpus_waiting", Cell::Figure),
+    status("llc_miss_rate", "/llc_miss_rate", Cell::Figure),
+    status("local_access_ratio", "/local_access_ratio", Cell::Figure),
+    status("memory_bytes", "/memory_bytes", Cell::Whole),
+    status("memory_limit_bytes", "/memory/limit_bytes", Cell::Whole),
+    status("memory_need_bytes", "/memory/need_bytes", Cell::Whole),
+    status("permit_units_per_slice", "/permit/units_per_slice", Cell::Whole),
+    status("permit_standing", "/permit/standing", Cell::Text),
+    status("quota_run_ns", "/permit/quota/run_ns", Cell::Whole),
+    status("quota_period_ns", "/permit/quota/period_ns", Cell::Whole),
+    status("left_alone", "/left_alone", Cell::Text),
+];
+
+/// The statuses of a period's VMs, or of the one of this name or id.
+pub fn vms<'a>(frame: &'a Frame, vm: Option<&'a str>) -> impl Iterator<Item = &'a Value> {
+    let vms = frame.value["vms"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    vms.iter()
+        .filter(move |status| vm.is_none_or(|vm| status["name"] == vm || status["id"] == vm))
+}
+
+/// Rows that are written at once: what is kept of them in memory is some MiB.
+const ROWS_AT_ONCE: usize = 1 << 16;
+
+/// Cells of a column that are not written yet. A level says of each what of it is there.
+#[derive(Debug)]
+enum Cells {
+    Whole(Vec<i64>),
+    Figure(Vec<f64>),
+    Text(Vec<ByteArray>),
+    /// With, for each level, whether it goes on with the list of the row before.
+    Wholes(Vec<i32>, Vec<i16>),
+}
+
+#[derive(Debug)]
+struct Waiting {
+    column: Column,
+    cells: Cells,
+    levels: Vec<i16>,
+}
+
+/// Writes rows to a Parquet file, typed, under zstd.
+pub struct Parquet<W: Write + Send> {
+    to: SerializedFileWriter<W>,
+    waiting: Vec<Waiting>,
+    rows: usize,
+}
+
+impl Parquet<File> {
+    /// A file of no rows yet.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn create(path: &Path) -> Result<Parquet<File>, RecordError> {
+        let failed = |cause: &dyn std::fmt::Display| RecordError::Export {
+            path: path.display().to_string(),
+            cause: cause.to_string(),
+        };
+        let file = File::create(path).map_err(|error| failed(&error))?;
+        Parquet::new(file).map_err(|error| failed(&error))
+    }
+}
+
+impl<W: Write + Send> Parquet<W> {
+    /// No rows yet.
+    ///
+    /// # Errors
+    /// When it cannot be written; here and below.
+    pub fn new(to: W) -> Result<Parquet<W>, ParquetError> {
+        let schema = Arc::new(parse_message_type(&schema())?);
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(Default::default()))
+            .set_created_by(concat!("homenode ", env!("CARGO_PKG_VERSION")).to_owned());
+        Ok(Parquet {
+            to: SerializedFileWriter::new(to, schema, Arc::new(properties.build()))?,
+            waiting: COLUMNS.map(Waiting::new).into(),
+            rows: 0,
+        })
+    }
+
+    /// The rows of a period, of all VMs or of the one of this name or id.
+    ///
+    /// # Errors
+    /// As [`Parquet::new`].
+    pub fn frame(&mut self, frame: &Frame, vm: Option<&str>) -> Result<(), ParquetError> {
+        for status in vms(frame, vm) {
+            for waiting in &mut self.waiting {
+                waiting.push(frame, status);
+            }
+            self.rows += 1;
+            if self.rows >= ROWS_AT_ONCE {
+                self.write()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), ParquetError> {
+        if self.rows == 0 {
+            return Ok(());
+        }
+        let mut group = self.to.next_row_group()?;
+        for waiting in &mut self.waiting {
+            waiting.write(&mut group)?;
+        }
+        group.close()?;
+        self.rows = 0;
+        Ok(())
+    }
+
+    /// Ends the file.
+    ///
+    /// # Errors
+    /// As [`Parquet::new`].
+    pub fn finish(mut self) -> Result<(), ParquetError> {
+        self.write()?;
+        self.to.close().map(drop)
+    }
+}
+
+/// The file's schema: every cell may be missing.
+fn schema() -> String {
+    let mut text = "message vm_periods {\n".to_owned();
+    for Column { name, cell, .. } in COLUMNS {
+        text += &match cell {
+            Cell::Whole => format!("  optional int64 {name};\n"),
+            Cell::Time => format!("  optional int64 {name} (TIMESTAMP(NANOS,true));\n"),
+            Cell::Figure => format!("  optional double {name};\n"),
+            Cell::Text => format!("  optional binary {name} (STRING);\n"),
+            Cell::Wholes => {
+                format!(
+                    "  optional group {name} (LIST) {{ repeated group list {{ required int32 element; }} }}\n"
+                )
+            }
+        };
+    }
+    text + "}\n"
+}
+
+impl Waiting {
+    fn new(column: Column) -> Waiting {
+        let cells = match column.cell {
+            Cell::Whole | Cell::Time => Cells::Whole(Vec::new()),
+            Cell::Figure => Cells::Figure(Vec::new()),
+            Cell::Text => Cells::Text(Vec::new()),
+            Cell::Wholes => Cells::Wholes(Vec::new(), Vec::new()),
+        };
+        Waiting {
+            column,
+            cells,
+            levels: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, frame: &Frame, status: &Value) {
+        let number = match self.column.from {
+            From::Time | From::WallNs => frame.wall_ns.into(),
+            From::Run => frame.run.into(),
+            From::AtNs => frame.at.0.into(),
+            From::Status(_) => Value::Null,
+        };
+        let value = match self.column.from {
+            From::Status(pointer) => status.pointer(pointer).unwrap_or(&Value::Null),
+            _ => &number,
+        };
+        let levels = &mut self.levels;
+        match &mut self.cells {
+            Cells::Whole(cells) => put(cells, levels, value.as_i64()),
+            Cells::Figure(cells) => put(cells, levels, value.as_f64()),
+            Cells::Text(cells) => put(cells, levels, value.as_str().map(ByteArray::from)),
+            Cells::Wholes(cells, goes_on) => {
+                let list = value.as_array();
+                let numbers = list
+                    .into_iter()
+                    .flatten()
+                    .map(|item| item.as_i64().and_then(|n| i32::try_from(n).ok()));
+                let before = goes_on.len();
+                for number in numbers.flatten() {
+                    goes_on.push(i16::from(goes_on.len() > before));
+                    levels.push(2);
+                    cells.push(number);
+                }
+                if goes_on.len() == before {
+                    goes_on.push(0);
+                    levels.push(i16::from(list.is_some()));
+                }
+            }
+        }
+    }
+
+    /// Writes what waits as the next column of a group.
+    fn write<W: Write + Send>(
+        &mut self,
+        group: &mut SerializedRowGroupWriter<'_, W>,
+    ) -> Result<(), ParquetError> {
+        let mut column = group
+            .next_column()?
+            .ok_or(ParquetError::EOF("no column is left".to_owned()))?;
+        let levels = Some(&self.levels[..]);
+        match &mut self.cells {
+            Cells::Whole(cells) => {
+                column.typed::<Int64Type>().write_batch(cells, levels, None)?;
+                cells.clear();
+            }
+            Cells::Figure(cells) => {
+                column.typed::<DoubleType>().write_batch(cells, levels, None)?;
+                cells.clear();
+            }
+            Cells::Text(cells) => {
+                column.typed::<ByteArrayType>().write_batch(cells, levels, None)?;
+                cells.clear();
+            }
+            Cells::Wholes(cells, goes_on) => {
+                column
+                    .typed::<Int32Type>()
+                    .write_batch(cells, levels, Some(goes_on))?;
+                cells.clear();
+                goes_on.clear();
+            }
+        }
+        self.levels.clear();
+        column.close()
+    }
+}
+
+fn put<T>(cells: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
+    levels.push(i16::from(value.is_some()));
+    cells.extend(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_units::Ns;
+    use parquet::file::reader::{FileReader as _, SerializedFileReader};
+    use serde_json::json;
+
+    use super::*;
+
+    /// Reads rows as JSON, by the crate's own reader.
+    fn read(file: Vec<u8>) -> Vec<Value> {
+        let reader = SerializedFileReader::new(bytes::Bytes::from(file)).unwrap();
+        reader
+            .get_row_iter(None)
+            .unwrap()
+            .map(|row| row.unwrap().to_json_value())
+            .collect()
+    }
+
+    fn written(frames: &[Frame], vm: Option<&str>) -> Vec<u8> {
+        let mut file = Vec::new();
+        let mut parquet = Parquet::new(&mut file).unwrap();
+        frames.iter().for_each(|frame| parquet.frame(frame, vm).unwrap());
+        parquet.finish().unwrap();
+        file
+    }
+
+    fn frame(n: i64, vms: &Value) -> Frame {
+        Frame {
+            run: 3,
+            at: Ns(n.unsigned_abs() * 1000),
+            wall_ns: 1_700_000_000_000_000_000 + n,
+            value: json!({"vms": vms}),
+        }
+    }
+
+    #[test]
+    fn what_is_written_to_parquet_reads_back_typed() {
+        let web = json!({
+            "name": "web, \"the\" first", "id": "a", "home": [0, 3], "memory_policy": "first-touch", "cpus_used": 1.25,
+            "memory_bytes": 1_u64 << 40, "permit": {"standing": "OVER", "quota": {"run_ns": 5, "period_ns": 30}},
+            "memory": {"limit_bytes": null},
+        });
+        let db = json!({"name": "db", "id": "b", "home": null, "cpus_used": 0, "left_alone": "by hand"});
+        let odd = json!({"name": "odd", "home": [], "cpus_used": null, "memory_bytes": "many"});
+        let frames = [
+            frame(1, &json!([web, db])),
+            frame(2, &json!([])),
+            frame(3, &json!([odd])),
+        ];
+        let rows = read(written(&frames, None));
+        assert_eq!(rows.len(), 3);
+        let of = |row: usize, name: &str| rows[row][name].clone();
+        assert_eq!(of(0, "vm"), "web, \"the\" first");
+        assert_eq!(
+            (of(0, "home"), of(1, "home"), of(2, "home")),
+            (json!([0, 3]), Value::Null, json!([]))
+        );
+        assert_eq!(
+            (of(0, "cpus_used"), of(1, "cpus_used"), of(2, "cpus_used")),
+            (json!(1.25), json!(0.0), Value::Null)
+        );
+        assert_eq!(
+            (of(0, "memory_bytes"), of(2, "memory_bytes")),
+            (json!(1_u64 << 40), Value::Null)
+        );
+        assert_eq!(
+            (of(0, "permit_standing"), of(0, "quota_period_ns")),
+            (json!("OVER"), json!(30))
+        );
+        assert_eq!(
+            (of(1, "left_alone"), of(1, "quota_run_ns")),
+            (json!("by hand"), Value::Null)
+        );
+        assert_eq!(
+            (of(2, "wall_ns"), of(2, "run"), of(2, "at_ns")),
+            (json!(1_700_000_000_000_000_003_i64), json!(3), json!(3000))
+        );
+        assert_eq!(rows[0].as_object().unwrap().len(), COLUMNS.len());
+        assert_eq!(read(written(&frames, Some("db"))).len(), 1);
+        assert_eq!(read(written(&[], None)).len(), 0);
+    }
+
+    #[test]
+    fn rows_are_written_in_groups_so_that_memory_does_not_grow_with_them() {
+        let vms: Vec<Value> = (0..1000)
+            .map(|n| json!({"name": format!("vm{n}"), "home": [n % 4]}))
+            .collect();
+        let frames: Vec<Frame> = (0..70).map(|n| frame(n, &json!(vms))).collect();
+        let file = bytes::Bytes::from(written(&frames, None));
+        let reader = SerializedFileReader::new(file).unwrap();
+        assert_eq!(reader.metadata().num_row_groups(), 2);
+        assert_eq!(reader.metadata().file_metadata().num_rows(), 70_000);
+        let last = reader
+            .get_row_iter(None)
+            .unwrap()
+            .last()
+            .unwrap()
+            .unwrap()
+            .to_json_value();
+        assert_eq!((&last["vm"], &last["home"]), (&json!("vm999"), &json!([3])));
+    }
+}

@@ -1,0 +1,604 @@
+//! What was written is there, whatever happens to the writer, the disk and the clock; nothing else is.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use homenode_recorder::{
+    Archive, Begin, Event, Frame, Kind, Limits, Minute, Period, RecordError, Recorder, Wanted, WhenFull,
+    Which, prune,
+};
+use homenode_units::{Bytes, Ns};
+use serde_json::{Value, json};
+
+const SECOND: i64 = 1_000_000_000;
+/// Some day in 2026.
+const NOON: i64 = 1_795_000_000 * SECOND;
+
+fn begin() -> Begin {
+    Begin {
+        wall_ns: NOON,
+        version: "0.1.0 (abc)".into(),
+        host: "twin".into(),
+        detail: json!({"machine": "r910"}),
+    }
+}
+
+fn plenty() -> Limits {
+    Limits {
+        status: Ns::from_secs(86400 * 30),
+        samples: Ns::from_secs(86400),
+        samples_bytes: Bytes::from_gib(1),
+        bytes: Bytes::from_gib(1),
+    }
+}
+
+fn event(kind: &str, text: &str) -> Event {
+    Event {
+        kind: kind.into(),
+        vm: Some("id-of-a".into()),
+        name: Some("a".into()),
+        policy: Some("arrange".into()),
+        action: None,
+        outcome: Some("done".into()),
+        text: text.into(),
+        detail: json!({"n": 1}),
+    }
+}
+
+/// The period of this second, on a clock that is off by so much.
+fn period(second: u64, off: i64) -> Period {
+    let vm =
+        |id: &str| json!({"id": id, "ran_ns": second * 700_000_000, "share": 0.125 * (second % 7) as f64});
+    Period {
+        at: Ns::from_secs(second),
+        wall_ns: NOON + second.cast_signed() * SECOND + off,
+        status: json!({"vms": [vm("a"), vm("b")], "second": second}),
+        sample: Some(json!({"cpus": [second, 2 * second]})),
+        events: Vec::new(),
+    }
+}
+
+fn record(path: &Path, periods: impl Iterator<Item = Period>) {
+    let mut recorder = Recorder::begin(path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    for period in periods {
+        // As slow as a loop is, so that none is left out.
+        keep(&mut recorder, period);
+    }
+    recorder.close();
+    assert_eq!(recorder.take_notices(), Vec::<String>::new());
+}
+
+fn keep(recorder: &mut Recorder, period: Period) {
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    recorder.keep(period.at, move || {
+        drop(done);
+        period
+    });
+    let _ = is_done.recv();
+}
+
+fn frames(path: &Path, kind: Kind) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    let every = (i64::MIN, i64::MAX);
+    let archive = Archive::open(path).unwrap();
+    archive
+        .frames(kind, every, |frame| {
+            frames.push(frame);
+            true
+        })
+        .unwrap();
+    frames
+}
+
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("below/history.sqlite");
+    (dir, path)
+}
+
+#[test]
+fn every_period_comes_back_as_it_was() {
+    let (_dir, path) = place();
+    record(&path, (0..200).map(|second| period(second, 0)));
+    for kind in Kind::ALL {
+        let back = frames(&path, kind);
+        assert_eq!(back.len(), 200);
+        for (second, frame) in (0..).zip(back) {
+            let was = period(second, 0);
+            let value = match kind {
+                Kind::Status => was.status,
+                Kind::Sample => was.sample.unwrap(),
+            };
+            assert_eq!(
+                (frame.at, frame.wall_ns, frame.value),
+                (was.at, was.wall_ns, value)
+            );
+        }
+    }
+    let archive = Archive::open(&path).unwrap();
+    assert_eq!(
+        archive.span(Kind::Status).unwrap(),
+        Some((NOON, NOON + 199 * SECOND))
+    );
+    let run = &archive.runs().unwrap()[0];
+    assert_eq!((run.host.as_str(), &run.detail), ("twin", &begin().detail));
+    // Between two times, across blocks.
+    let mut seen = Vec::new();
+    archive
+        .frames(Kind::Status, (NOON + 58 * SECOND, NOON + 61 * SECOND), |frame| {
+            seen.push(frame.at);
+            true
+        })
+        .unwrap();
+    assert_eq!(seen, [58, 59, 60, 61].map(Ns::from_secs));
+}
+
+#[test]
+fn what_happens_again_is_one_row_and_decisions_are_each_their_own() {
+    let (_dir, path) = place();
+    let with = |second, kind, text: &str| Period {
+        events: vec![event(kind, text)],
+        ..period(second, 0)
+    };
+    let periods = (0..5).map(|second| with(second, "found", "node 0 is full"));
+    let more = [
+        with(5, "decided", "to node 1"),
+        with(6, "decided", "to node 1"),
+        with(500, "found", "node 0 is full"),
+    ];
+    record(&path, periods.chain(more));
+    let archive = Archive::open(&path).unwrap();
+    let events = archive.events(&Wanted::default()).unwrap();
+    let told: Vec<(&str, i64)> = events
+        .iter()
+        .map(|event| (event.kind.as_str(), event.count))
+        .collect();
+    assert_eq!(told, [("found", 5), ("decided", 1), ("decided", 1), ("found", 1)]);
+    assert_eq!(events[0].last_wall_ns - events[0].wall_ns, 4 * SECOND);
+    let ids: BTreeSet<i64> = events.iter().map(|event| event.id).collect();
+    assert_eq!(ids.len(), 4);
+    let wanted = Wanted {
+        vm: Some("a".into()),
+        kind: Some("decided".into()),
+        limit: Some(1),
+        ..Wanted::default()
+    };
+    assert_eq!(archive.events(&wanted).unwrap(), events[2..3]);
+    let none = Wanted {
+        vm: Some("b".into()),
+        ..Wanted::default()
+    };
+    assert_eq!(archive.events(&none).unwrap(), []);
+}
+
+#[test]
+fn a_clock_that_is_set_back_loses_no_period_and_mixes_up_none() {
+    let (_dir, path) = place();
+    let clock = |second| if second < 100 { 0 } else { -3600 * SECOND };
+    record(&path, (0..200).map(|second| period(second, clock(second))));
+    let back = frames(&path, Kind::Status);
+    let at: Vec<Ns> = back.iter().map(|frame| frame.at).collect();
+    assert_eq!(at, (0..200).map(Ns::from_secs).collect::<Vec<_>>());
+    // Asked by the wall clock, the hour that was there twice is told once from each time.
+    let archive = Archive::open(&path).unwrap();
+    let mut seen = Vec::new();
+    archive
+        .frames(Kind::Status, (NOON - 3600 * SECOND, NOON), |frame| {
+            seen.push(frame.at);
+            true
+        })
+        .unwrap();
+    assert_eq!(
+        seen,
+        std::iter::once(0)
+            .chain(100..200)
+            .map(Ns::from_secs)
+            .collect::<Vec<_>>()
+    );
+}
+
+/// Plays the agent in a process of its own, which the test below starts and kills: writes until then.
+#[test]
+fn write_until_killed() {
+    let Some(path) = std::env::var_os("HOMENODE_TEST_HISTORY").map(PathBuf::from) else {
+        return;
+    };
+    let first: u64 = std::env::var("HOMENODE_TEST_FIRST")
+        .expect("set by the test")
+        .parse()
+        .unwrap();
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    for second in first.. {
+        keep(&mut recorder, period(second, 0));
+    }
+}
+
+#[test]
+fn an_agent_that_is_killed_while_it_writes_leaves_whole_periods() {
+    let (_dir, path) = place();
+    let mut first = 0;
+    for round in 0..5u32 {
+        let mut writer = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "write_until_killed"])
+            .env("HOMENODE_TEST_HISTORY", &path)
+            .env("HOMENODE_TEST_FIRST", first.to_string())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let written = || {
+            if path.exists() {
+                Archive::open(&path).map_or(0, |_| frames(&path, Kind::Status).len() as u64)
+            } else {
+                0
+            }
+        };
+        // At another place in its work each time.
+        while written() < first + 70 {
+            assert!(writer.try_wait().unwrap().is_none(), "it ended by itself");
+            std::thread::sleep(Duration::from_millis(7 + u64::from(round)));
+        }
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        let back = frames(&path, Kind::Status);
+        for (second, frame) in (0..).zip(&back) {
+            assert_eq!(frame.value, period(second, 0).status, "round {round}");
+        }
+        assert_eq!(frames(&path, Kind::Sample).len(), back.len(), "round {round}");
+        first = back.len() as u64;
+    }
+    // The next run makes blocks of what the last minute left.
+    record(&path, (first..first + 3).map(|second| period(second, 0)));
+    assert_eq!(frames(&path, Kind::Status).len() as u64, first + 3);
+    assert_eq!(Archive::open(&path).unwrap().runs().unwrap().len(), 6);
+}
+
+#[test]
+fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
+    let (dir, path) = place();
+    record(&path, (0..130).map(|second| period(second, 0)));
+    let whole = std::fs::read(&path).unwrap();
+    let torn = dir.path().join("torn.sqlite");
+    for length in (0..whole.len())
+        .step_by(whole.len() / 40)
+        .chain([whole.len() - 1])
+    {
+        std::fs::write(&torn, &whole[..length]).unwrap();
+        // What can be read of it is true.
+        if let Ok(archive) = Archive::open(&torn) {
+            let _ = archive.frames(Kind::Status, (i64::MIN, i64::MAX), |frame| {
+                let second = frame.at.0 / 1_000_000_000;
+                assert_eq!(frame.value, period(second, 0).status, "torn at {length}");
+                true
+            });
+        }
+        // And the agent goes on recording, or says that this is no history.
+        match Recorder::begin(&torn, &begin(), plenty(), WhenFull::LeaveOut) {
+            Ok(mut recorder) => {
+                keep(&mut recorder, period(500, 0));
+                recorder.close();
+                assert_eq!(
+                    frames(&torn, Kind::Status).last().unwrap().at,
+                    Ns::from_secs(500),
+                    "torn at {length}"
+                );
+            }
+            Err(error) => assert!(
+                matches!(error, RecordError::Foreign { .. }),
+                "torn at {length}: {error}"
+            ),
+        }
+        for entry in std::fs::read_dir(dir.path()).unwrap().flatten() {
+            if entry.file_name().to_string_lossy().starts_with("torn") {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_damaged_block_takes_no_other_with_it() {
+    let (_dir, path) = place();
+    record(&path, (0..200).map(|second| period(second, 0)));
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    connection
+        .execute(
+            "UPDATE block SET frames = substr(frames, 2) WHERE id = (SELECT min(id) + 2 FROM block)",
+            [],
+        )
+        .unwrap();
+    drop(connection);
+    let mut seen = 0;
+    let archive = Archive::open(&path).unwrap();
+    let every = (i64::MIN, i64::MAX);
+    let error = archive
+        .frames(Kind::Status, every, |_| {
+            seen += 1;
+            true
+        })
+        .unwrap_err();
+    assert!(matches!(error, RecordError::Damaged { .. }), "{error}");
+    assert_eq!(seen, 140);
+}
+
+#[test]
+fn what_is_too_old_or_too_much_goes_first_and_the_file_stays_small() {
+    let (_dir, path) = place();
+    let limits = Limits {
+        status: Ns::from_secs(1800),
+        samples: Ns::from_secs(600),
+        ..plenty()
+    };
+    let mut recorder = Recorder::begin(&path, &begin(), limits, WhenFull::LeaveOut).unwrap();
+    for second in 0..3600 {
+        keep(
+            &mut recorder,
+            Period {
+                events: vec![event("decided", "x")],
+                ..period(second, 0)
+            },
+        );
+    }
+    recorder.close();
+    let oldest = |kind| frames(&path, kind)[0].at;
+    assert!(
+        (1680..=1800).contains(&(oldest(Kind::Status).0 / 1_000_000_000)),
+        "{:?}",
+        oldest(Kind::Status)
+    );
+    assert!(oldest(Kind::Sample) >= Ns::from_secs(2880));
+    let archive = Archive::open(&path).unwrap();
+    assert!(archive.events(&Wanted::default()).unwrap()[0].wall_ns >= NOON + 1680 * SECOND);
+    let before = std::fs::metadata(&path).unwrap().len();
+    prune(&path, None, Some(Bytes(200_000))).unwrap();
+    let after = std::fs::metadata(&path).unwrap().len();
+    assert!(
+        after < before && after <= 300_000,
+        "{before} bytes before, {after} after"
+    );
+    assert!(!frames(&path, Kind::Status).is_empty(), "the newest stay");
+}
+
+#[test]
+fn other_programs_and_newer_versions_files_are_left_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    let refused = |path: &Path| Recorder::begin(path, &begin(), plenty(), WhenFull::LeaveOut).unwrap_err();
+    std::fs::write(
+        &path,
+        "precious words, more than a hundred bytes of them, ".repeat(100),
+    )
+    .unwrap();
+    assert!(matches!(refused(&path), RecordError::Foreign { .. }));
+    assert!(std::fs::read_to_string(&path).unwrap().starts_with("precious"));
+    let path = dir.path().join("b");
+    rusqlite::Connection::open(&path)
+        .unwrap()
+        .execute_batch("CREATE TABLE theirs (x)")
+        .unwrap();
+    assert!(matches!(refused(&path), RecordError::Foreign { .. }));
+    let path = dir.path().join("c");
+    record(&path, (0..3).map(|second| period(second, 0)));
+    rusqlite::Connection::open(&path)
+        .unwrap()
+        .pragma_update(None, "user_version", 2)
+        .unwrap();
+    let error = refused(&path);
+    assert!(matches!(error, RecordError::Newer { format: 2, .. }), "{error}");
+    assert!(matches!(Archive::open(&path), Err(RecordError::Newer { .. })));
+    assert!(matches!(
+        Archive::open(&dir.path().join("none")),
+        Err(RecordError::Missing { .. })
+    ));
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(dir.path().join("b"), &link).unwrap();
+    assert!(matches!(refused(&link), RecordError::Database { .. }));
+}
+
+#[test]
+fn only_its_owner_may_read_it() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (_dir, path) = place();
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    keep(&mut recorder, period(0, 0));
+    keep(&mut recorder, period(1, 0));
+    for file in std::fs::read_dir(path.parent().unwrap()).unwrap().flatten() {
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", file.path());
+    }
+    assert_eq!(
+        std::fs::metadata(path.parent().unwrap())
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o700
+    );
+}
+
+#[test]
+fn a_disk_that_fills_up_costs_periods_that_are_counted_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let mount = |arguments: &[&str]| {
+        Command::new("mount")
+            .args(arguments)
+            .arg(dir.path())
+            .status()
+            .is_ok_and(|s| s.success())
+    };
+    if !mount(&["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"]) {
+        return; // as the tests of the guard: mounting takes root
+    }
+    let path = dir.path().join("history.sqlite");
+    let filler = dir.path().join("filler");
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    let mut notices = Vec::new();
+    for second in 0..60 {
+        match second {
+            20 => drop(std::fs::write(&filler, vec![0; 1 << 20])),
+            40 => std::fs::remove_file(&filler).unwrap(),
+            _ => {}
+        }
+        keep(
+            &mut recorder,
+            Period {
+                status: noise(second),
+                ..period(second, 0)
+            },
+        );
+        notices.extend(recorder.take_notices());
+    }
+    recorder.close();
+    let back = frames(&path, Kind::Status);
+    let gaps = Wanted {
+        kind: Some("gap".into()),
+        ..Wanted::default()
+    };
+    let gaps = Archive::open(&path).unwrap().events(&gaps).unwrap();
+    let umount = Command::new("umount").arg(dir.path()).status().unwrap();
+    assert!(umount.success());
+    for frame in &back {
+        assert_eq!(frame.value, noise(frame.at.0 / 1_000_000_000));
+    }
+    let missed = gaps
+        .iter()
+        .map(|gap| gap.detail["missed_count"].as_u64().unwrap())
+        .sum::<u64>();
+    assert!(
+        missed > 0 && back.len() as u64 + missed == 60,
+        "{} there, {missed} said to be missing",
+        back.len()
+    );
+    assert_eq!(back.last().unwrap().at, Ns::from_secs(59));
+    assert!(
+        notices[0].contains("not recorded") && notices[1].contains("again"),
+        "{notices:?}"
+    );
+}
+
+/// What no compressor makes smaller.
+fn noise(second: u64) -> Value {
+    let mut state = second + 1;
+    let number = |_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        state >> 20
+    };
+    (0..500).map(number).collect::<Vec<_>>().into()
+}
+
+#[test]
+fn a_host_never_waits_for_the_disk_and_a_simulated_one_loses_nothing() {
+    let (_dir, path) = place();
+    let stuck = |when_full| {
+        let mut recorder = Recorder::begin(&path, &begin(), plenty(), when_full).unwrap();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        recorder.keep(Ns(0), move || {
+            let _ = released.recv();
+            period(0, 0)
+        });
+        (recorder, release)
+    };
+    let (mut recorder, release) = stuck(WhenFull::LeaveOut);
+    for second in 1..200 {
+        recorder.keep(Ns::from_secs(second), move || period(second, 0));
+    }
+    drop(release);
+    recorder.close();
+    let of_host = frames(&path, Kind::Status).len();
+    assert!((1..100).contains(&of_host), "{of_host}");
+
+    let (mut recorder, release) = stuck(WhenFull::Wait);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(release);
+        });
+        for second in 1..200 {
+            recorder.keep(Ns::from_secs(second), move || period(second, 0));
+        }
+    });
+    recorder.close();
+    assert_eq!(frames(&path, Kind::Status).len(), of_host + 200);
+}
+
+/// The seconds of all periods, to the end or to the beginning.
+fn walk(archive: &Archive, from: Which<'_>, on: fn(&Minute) -> Which<'_>) -> Vec<u64> {
+    let mut seconds = Vec::new();
+    let mut now = archive.minute(Kind::Status, from).unwrap();
+    while let Some(minute) = now {
+        seconds.extend(
+            minute
+                .frames
+                .iter()
+                .map(|frame| frame.value["second"].as_u64().unwrap()),
+        );
+        now = archive.minute(Kind::Status, on(&minute)).unwrap();
+    }
+    seconds.sort_unstable();
+    seconds
+}
+
+#[test]
+fn going_to_and_fro_passes_every_period_once_also_where_the_clock_was_set_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.sqlite");
+    record(
+        &path,
+        (0..400).map(|s| period(s, if s < 200 { 0 } else { -150 * SECOND })),
+    );
+    let archive = Archive::open(&path).unwrap();
+    let all: Vec<u64> = (0..400).collect();
+    assert_eq!(walk(&archive, Which::First, |minute| Which::After(minute)), all);
+    assert_eq!(walk(&archive, Which::Last, |minute| Which::Before(minute)), all);
+    let found = archive
+        .minute(Kind::Status, Which::At(NOON + 20 * SECOND))
+        .unwrap()
+        .unwrap();
+    assert!(
+        found
+            .frames
+            .iter()
+            .any(|frame| frame.wall_ns == NOON + 20 * SECOND)
+    );
+    assert_eq!(
+        archive
+            .minute(Kind::Status, Which::At(NOON + 900 * SECOND))
+            .unwrap(),
+        None
+    );
+}
+
+#[test]
+fn the_minute_that_is_being_written_is_the_last_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.sqlite");
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    (0..70).for_each(|second| keep(&mut recorder, period(second, 0)));
+    // One more is on its way when this one is written.
+    keep(&mut recorder, period(70, 0));
+    let archive = Archive::open(&path).unwrap();
+    let last = archive.minute(Kind::Status, Which::Last).unwrap().unwrap();
+    assert_eq!(last.frames[0].value["second"], 60);
+    (71..130).for_each(|second| keep(&mut recorder, period(second, 0)));
+    recorder.close();
+    let next = archive
+        .minute(Kind::Status, Which::After(&last))
+        .unwrap()
+        .unwrap();
+    assert!(
+        next.frames.iter().any(|frame| frame.value["second"] == 71),
+        "{next:?}"
+    );
+    assert_eq!(
+        archive
+            .minute(Kind::Status, Which::After(&next))
+            .unwrap()
+            .unwrap()
+            .frames[0]
+            .value["second"],
+        120
+    );
+}

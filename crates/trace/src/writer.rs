@@ -1,0 +1,168 @@
+//! Packets, one after the other: what is written is forgotten.
+
+use std::io::{self, Write};
+
+use homenode_units::Ns;
+use prost::Message;
+
+use crate::proto::{
+    CLEARED, CounterDescriptor, DebugAnnotation, Ordering, Trace, TracePacket, TrackDescriptor, TrackEvent,
+    Type,
+};
+
+/// A lane, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Track(pub u64);
+
+/// An arrow between two events, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Flow(pub u64);
+
+/// What is said of an event beside its name.
+#[derive(Debug, Default)]
+pub(crate) struct More<'a> {
+    /// Arrows that begin there.
+    pub begins: Option<Flow>,
+    /// Arrows that end there.
+    pub ends: Vec<Flow>,
+    /// Text.
+    pub notes: Vec<(&'a str, String)>,
+}
+
+/// All packets are one writer's.
+const SEQUENCE: u32 = 1;
+
+/// Writes packets.
+#[derive(Debug)]
+pub(crate) struct Packets<W> {
+    to: W,
+    last_number: u64,
+    buffer: Vec<u8>,
+    is_first: bool,
+}
+
+impl<W: Write> Packets<W> {
+    pub fn new(to: W) -> Packets<W> {
+        Packets {
+            to,
+            last_number: 0,
+            buffer: Vec::new(),
+            is_first: true,
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    pub fn flow(&mut self) -> Flow {
+        Flow(self.number())
+    }
+
+    fn write(&mut self, packet: TracePacket) -> io::Result<()> {
+        let first = std::mem::take(&mut self.is_first);
+        let packet = TracePacket {
+            trusted_packet_sequence_id: Some(SEQUENCE),
+            sequence_flags: first.then_some(CLEARED),
+            ..packet
+        };
+        self.buffer.clear();
+        let trace = Trace { packet: vec![packet] };
+        trace.encode(&mut self.buffer).map_err(io::Error::other)?;
+        self.to.write_all(&self.buffer)
+    }
+
+    /// A lane with this place among those of its parent.
+    pub fn track(&mut self, name: &str, parent: Option<Track>, rank: i32) -> io::Result<Track> {
+        self.described(name, parent, rank, None)
+    }
+
+    /// A lane of values.
+    pub fn counter(&mut self, name: &str, parent: Track, rank: i32, unit: &str) -> io::Result<Track> {
+        let counter = CounterDescriptor {
+            unit_name: Some(unit.to_owned()),
+        };
+        self.described(name, Some(parent), rank, Some(counter))
+    }
+
+    fn described(
+        &mut self,
+        name: &str,
+        parent: Option<Track>,
+        rank: i32,
+        counter: Option<CounterDescriptor>,
+    ) -> io::Result<Track> {
+        let track = Track(self.number());
+        let descriptor = TrackDescriptor {
+            uuid: Some(track.0),
+            name: Some(name.to_owned()),
+            parent_uuid: parent.map(|parent| parent.0),
+            counter,
+            child_ordering: Some(Ordering::Explicit.into()),
+            sibling_order_rank: Some(rank),
+        };
+        self.write(TracePacket {
+            track_descriptor: Some(descriptor),
+            ..TracePacket::default()
+        })?;
+        Ok(track)
+    }
+
+    fn event(&mut self, at: Ns, track: Track, kind: Type, event: TrackEvent) -> io::Result<()> {
+        let event = TrackEvent {
+            r#type: Some(kind.into()),
+            track_uuid: Some(track.0),
+            ..event
+        };
+        self.write(TracePacket {
+            timestamp: Some(at.0),
+            track_event: Some(event),
+            ..TracePacket::default()
+        })
+    }
+
+    fn named(&mut self, at: Ns, track: Track, kind: Type, name: &str, more: More<'_>) -> io::Result<()> {
+        let note = |(name, text): (&str, String)| DebugAnnotation {
+            name: Some(name.to_owned()),
+            string_value: Some(text),
+        };
+        let event = TrackEvent {
+            name: Some(name.to_owned()),
+            categories: vec!["homenode".to_owned()],
+            debug_annotations: more.notes.into_iter().map(note).collect(),
+            flow_ids: more.begins.into_iter().map(|flow| flow.0).collect(),
+            terminating_flow_ids: more.ends.into_iter().map(|flow| flow.0).collect(),
+            ..TrackEvent::default()
+        };
+        self.event(at, track, kind, event)
+    }
+
+    /// Something begins that lasts.
+    pub fn begin(&mut self, at: Ns, track: Track, name: &str, more: More<'_>) -> io::Result<()> {
+        self.named(at, track, Type::SliceBegin, name, more)
+    }
+
+    /// What began last on a track ends.
+    pub fn end(&mut self, at: Ns, track: Track) -> io::Result<()> {
+        self.event(at, track, Type::SliceEnd, TrackEvent::default())
+    }
+
+    /// Something happens.
+    pub fn instant(&mut self, at: Ns, track: Track, name: &str, more: More<'_>) -> io::Result<()> {
+        self.named(at, track, Type::Instant, name, more)
+    }
+
+    /// A value from now on.
+    pub fn value(&mut self, at: Ns, track: Track, value: f64) -> io::Result<()> {
+        let event = TrackEvent {
+            double_counter_value: Some(value),
+            ..TrackEvent::default()
+        };
+        self.event(at, track, Type::Counter, event)
+    }
+
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}

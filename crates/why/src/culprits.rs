@@ -1,0 +1,266 @@
+//! Who brought a cause about: of all that use the same thing those whose demand grew, or who changed the VM itself.
+
+use homenode_units::Ns;
+
+use crate::facts::{Change, Facts, Of, OfOther, Step};
+use crate::{Code, Culprit, DECIDED_BEFORE, Figure, Happening};
+
+/// Growth below this share of what is used tells nothing.
+const GROWN_MIN: f64 = 0.02;
+/// A change this long before a VM is slow, or this much into it, may have made it slow: steps are that coarse.
+const CHANGE_NEAR: u64 = 3;
+
+/// A cause to be blamed on somebody.
+pub(crate) struct Look<'a> {
+    pub facts: &'a Facts,
+    pub base: &'a Step,
+    pub slow: &'a Step,
+    /// Since when the VM was slow.
+    pub since: Ns,
+    pub happenings: &'a [Happening],
+}
+
+impl Look<'_> {
+    /// The cause by its exact name, and who brought it about.
+    pub fn blame(&self, code: Code) -> (Code, Culprit) {
+        let culprit = match code {
+            Code::Waiting => self.changed(Change::Pins).filter(|_| self.is_narrower()),
+            Code::Quota => return self.quota(),
+            Code::RemoteMemory => self
+                .changed(Change::Pins)
+                .or_else(|| self.changed(Change::Pages))
+                .or(Some(Culprit::Unknown)),
+            Code::PageMoves => self.changed(Change::Pages).or(Some(Culprit::Unknown)),
+            Code::Balloon => self.changed(Change::Memory).or(Some(Culprit::Itself)),
+            Code::Clock => Some(Culprit::Unknown),
+            Code::OwnPhase | Code::Permit => Some(Culprit::Itself),
+            Code::LlcPollution | Code::SmtSibling | Code::Controller | Code::Link => None,
+        };
+        (code, culprit.unwrap_or_else(|| self.most_grown(code)))
+    }
+
+    fn quota(&self) -> (Code, Culprit) {
+        let by = self.changed(Change::Quota).unwrap_or(Culprit::Unknown);
+        let is_permit = |happening: &&Happening| {
+            happening.is_decision && happening.vm == Some(self.facts.vm) && happening.policy == "permits"
+        };
+        let by_permit = self.happenings.iter().filter(is_permit);
+        let near = by_permit.filter(|happening| self.is_near(happening.at)).count();
+        if self.facts.has_permit && (near > 0 || matches!(by, Culprit::Agent { .. })) {
+            return (Code::Permit, Culprit::Itself);
+        }
+        (Code::Quota, by)
+    }
+
+    fn is_narrower(&self) -> bool {
+        self.slow.get(Of::Allowed) < self.base.get(Of::Allowed) - 0.5
+    }
+
+    fn is_near(&self, at: Ns) -> bool {
+        let step = self.step();
+        at.0.saturating_add(CHANGE_NEAR.saturating_mul(step.0)) >= self.since.0 && at.0 <= self.slow.at.0
+    }
+
+    /// How long a step is.
+    fn step(&self) -> Ns {
+        self.facts.steps.last().map_or(Ns(0), |step| step.lasted)
+    }
+
+    /// Who changed this about the VM when it became slow; `None` where nobody did.
+    fn changed(&self, change: Change) -> Option<Culprit> {
+        let when = self
+            .facts
+            .changes
+            .iter()
+            .filter(|(at, what)| *what == change && self.is_near(*at));
+        let (at, _) = when.min_by_key(|(at, _)| *at)?;
+        let acts: &[&str] = match change {
+            Change::Pins => &["pin-vcpus", "set-home", "lift"],
+            Change::Quota | Change::Memory => &["limit", "lift"],
+            Change::Pages => &["move-pages", "move-virtual-node", "move-frames"],
+        };
+        let earliest = at.saturating_sub(Ns(DECIDED_BEFORE.0.saturating_add(self.step().0)));
+        let decided = self.happenings.iter().find(|happening| {
+            happening.is_decision
+                && happening.vm == Some(self.facts.vm)
+                && acts.contains(&happening.action.as_str())
+                && (earliest..=*at).contains(&happening.at)
+        });
+        Some(decided.map_or(Culprit::Somebody, |happening| Culprit::Agent {
+            decision: happening.id,
+        }))
+    }
+
+    /// Of those that use the same thing, the one whose demand grew most.
+    fn most_grown(&self, code: Code) -> Culprit {
+        let others = 0..self.facts.others.len();
+        let most = others
+            .map(|other| (other, self.growth(code, other)))
+            .max_by(|a, b| a.1.total_cmp(&b.1));
+        let outside = self.growth_outside(code);
+        let own = self.growth_own(code);
+        let least = GROWN_MIN * self.used(code);
+        match most {
+            Some((other, growth)) if growth > least && growth >= outside && growth >= own => {
+                let (id, name) = &self.facts.others[other];
+                Culprit::Vm {
+                    id: *id,
+                    name: name.clone(),
+                }
+            }
+            _ if outside > least && outside >= own => Culprit::Host,
+            _ if own > least => Culprit::Itself,
+            _ => Culprit::Unknown,
+        }
+    }
+
+    fn growth(&self, code: Code, other: usize) -> f64 {
+        let grew = |of: OfOther| self.slow.of_other(other, of) - self.base.of_other(other, of);
+        match code {
+            Code::Waiting => grew(OfOther::Ran),
+            Code::SmtSibling => grew(OfOther::Beside),
+            // What it asks for grew; by how much it misses more is worth nothing: victims do, too.
+            Code::LlcPollution => grew(OfOther::References) * self.miss_ratio(other),
+            _ => self
+                .weights(code)
+                .iter()
+                .zip(
+                    self.slow
+                        .traffic_of(other)
+                        .iter()
+                        .zip(self.base.traffic_of(other)),
+                )
+                .map(|(weight, (now, before))| weight * (now - before))
+                .sum(),
+        }
+    }
+
+    fn miss_ratio(&self, other: usize) -> f64 {
+        let references = self.slow.of_other(other, OfOther::References);
+        self.slow.of_other(other, OfOther::Misses) / references.max(1.0)
+    }
+
+    fn growth_outside(&self, code: Code) -> f64 {
+        let grew = |of: Of| self.slow.get(of) - self.base.get(of);
+        match code {
+            Code::Waiting => grew(Of::HostRan),
+            Code::SmtSibling => grew(Of::HostBeside),
+            Code::Controller => self
+                .weights(code)
+                .iter()
+                .zip(self.slow.outside().iter().zip(self.base.outside()))
+                .map(|(weight, (now, before))| weight * (now - before))
+                .sum(),
+            _ => 0.0,
+        }
+    }
+
+    fn growth_own(&self, code: Code) -> f64 {
+        match code {
+            Code::Waiting => self.slow.get(Of::Wanted) - self.base.get(Of::Wanted),
+            Code::Controller | Code::Link => self
+                .weights(code)
+                .iter()
+                .zip(self.slow.own_traffic().iter().zip(self.base.own_traffic()))
+                .map(|(weight, (now, before))| weight * (now - before))
+                .sum(),
+            _ => 0.0,
+        }
+    }
+
+    /// How much of the thing is used, in the unit of growth.
+    fn used(&self, code: Code) -> f64 {
+        match code {
+            Code::Waiting | Code::SmtSibling => self.slow.get(Of::Wanted),
+            Code::LlcPollution => self.slow.get(Of::Misses),
+            _ => self.slow.own_traffic().iter().sum::<f64>() / 10.0,
+        }
+    }
+
+    /// What a byte to each node, then over each link, means to the VM.
+    fn weights(&self, code: Code) -> Vec<f64> {
+        let (nodes, links) = (self.slow.node_use(), self.slow.link_use());
+        let none = |of: &[f64]| vec![0.0; of.len()];
+        // A busier thing makes its users wait; what was never busy makes nobody.
+        let hotter = |now: &[f64], before: &[f64]| -> Vec<f64> {
+            let grew = |(now, before): (&f64, &f64)| (now - before).max(0.0);
+            now.iter().zip(before).map(grew).collect()
+        };
+        match code {
+            Code::Controller => {
+                let hotter = hotter(nodes, self.base.node_use());
+                let own = hotter.iter().zip(self.slow.accesses()).map(|(a, b)| a * b);
+                own.chain(none(links)).collect()
+            }
+            _ => {
+                let own = &self.slow.own_traffic()[nodes.len()..];
+                let all: f64 = own.iter().sum();
+                let hotter = hotter(links, self.base.link_use());
+                let of_links = hotter.iter().zip(own).map(|(a, b)| a * b / all.max(1.0));
+                none(nodes).into_iter().chain(of_links).collect()
+            }
+        }
+    }
+}
+
+/// What tells of a cause.
+pub(crate) fn figures(code: Code, base: &Step, slow: &Step) -> Vec<Figure> {
+    let of = |what: &'static str, figure: &dyn Fn(&Step) -> f64| Figure {
+        what,
+        before: figure(base),
+        during: figure(slow),
+    };
+    let percent_of_wanted = |of: Of| move |step: &Step| 100.0 * step.get(of) / step.get(Of::Wanted).max(1e-9);
+    let per_kilo = |of: Of| move |step: &Step| 1000.0 * step.get(of) / step.get(Of::Instructions).max(1.0);
+    let miss_ratio = |step: &Step| 100.0 * step.get(Of::Misses) / step.get(Of::References).max(1.0);
+    let busiest = |shares: &[f64], weights: &[f64]| {
+        let used = shares.iter().zip(weights).filter(|(_, weight)| **weight > 0.05);
+        100.0 * used.map(|(share, _)| *share).fold(0.0, f64::max)
+    };
+    let cycles = |step: &Step| step.get(Of::Ran) * 1e9 / step.get(Of::Instructions).max(1.0);
+    match code {
+        Code::Waiting => vec![
+            of(
+                "of the CPU time that it wanted it waited, percent",
+                &percent_of_wanted(Of::Waited),
+            ),
+            of("CPUs that it may run on", &|step| step.get(Of::Allowed)),
+        ],
+        Code::Quota | Code::Permit => vec![of(
+            "of the CPU time that it wanted it was throttled, percent",
+            &percent_of_wanted(Of::Throttled),
+        )],
+        Code::RemoteMemory => vec![of("local accesses, percent", &|step| 100.0 * step.get(Of::Local))],
+        Code::LlcPollution => vec![
+            of("LLC misses of references, percent", &miss_ratio),
+            of("LLC references per 1000 instructions", &per_kilo(Of::References)),
+        ],
+        Code::Controller => vec![of(
+            "bandwidth of its busiest controller in use, percent",
+            &|step| busiest(step.node_use(), step.accesses()),
+        )],
+        Code::Link => vec![of("busiest link that it uses, percent", &|step| {
+            let own = &step.own_traffic()[step.node_use().len()..];
+            busiest(step.link_use(), own)
+        })],
+        Code::SmtSibling => vec![of("hyperthreads beside it busy, percent", &|step| {
+            100.0 * step.get(Of::Siblings)
+        })],
+        Code::PageMoves => vec![of("pages moved per second", &|step| step.get(Of::Moved))],
+        Code::Balloon => vec![
+            of("faults that needed a disk per second", &|step| {
+                step.get(Of::Faults)
+            }),
+            of("memory of the guest, MiB", &|step| {
+                step.get(Of::Memory) / 1_048_576.0
+            }),
+        ],
+        Code::Clock => vec![of("clock, GHz", &|step| {
+            step.get(Of::Cycles) / step.get(Of::Ran).max(1e-9) / 1e9
+        })],
+        Code::OwnPhase => vec![
+            of("nanoseconds per instruction", &cycles),
+            of("LLC references per 1000 instructions", &per_kilo(Of::References)),
+        ],
+    }
+}

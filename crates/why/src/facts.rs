@@ -1,0 +1,614 @@
+//! Samples as rows of figures, one row a step, so that a mean over a stretch is a mean of each.
+
+use std::collections::BTreeMap;
+
+use homenode_host::{Rates, Sample, VmRates, VmSample};
+use homenode_machine::Machine;
+use homenode_units::{BytesPerSec, CpuSet, NodeMap, Ns, Pages, VmId};
+
+/// Bytes of a cache line, which a miss moves.
+const LINE_BYTES: f64 = 64.0;
+/// Share of what firmware says of a distance that measured latencies confirm, as in `policy::predict`.
+const DISTANCE_REAL: f64 = 0.6;
+/// Weight of the queue in the latency of a controller or a link: `1 + q u / (1 - u)`, as in `policy::predict`.
+const QUEUE: f64 = 0.12;
+/// Nothing is taken to be busier than this.
+const BUSY_MAX: f64 = 0.97;
+/// A VM that wants less of a CPU than this in a step tells nothing there.
+const WANTED_MIN: f64 = 0.02;
+
+/// A figure of the VM in a step, per second unless said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// CPUs that its vCPUs wanted: ran, waited for or were kept from.
+    Wanted,
+    /// CPUs that they ran on.
+    Ran,
+    /// CPUs that they waited for.
+    Waited,
+    /// CPUs that a quota kept from them.
+    Throttled,
+    /// Instructions.
+    Instructions,
+    /// Cycles.
+    Cycles,
+    /// LLC references.
+    References,
+    /// LLC misses.
+    Misses,
+    /// Latency of a mean access on an idle host, local = 1.
+    Latency,
+    /// What busy controllers add to it.
+    ControllerWait,
+    /// What busy links add to it.
+    LinkWait,
+    /// Share of its accesses that are local; of its pages where accesses are not counted.
+    Local,
+    /// Busy share of the hyperthreads beside its vCPUs.
+    Siblings,
+    /// Faults of the guest that needed a disk.
+    Faults,
+    /// Pages that came to or left a node.
+    Moved,
+    /// CPUs that it may run on.
+    Allowed,
+    /// Memory of the guest, bytes.
+    Memory,
+    /// CPUs used by processes outside VMs where it may run.
+    HostRan,
+    /// The same beside its vCPUs.
+    HostBeside,
+}
+
+const SCALARS: usize = Of::HostBeside as usize + 1;
+
+/// Where rows of one kind begin.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub nodes: usize,
+    pub links: usize,
+}
+
+/// A figure of another VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OfOther {
+    /// CPUs that it used where the VM may run.
+    Ran,
+    /// CPUs that it used beside the VM's vCPUs.
+    Beside,
+    /// LLC references in caches that the VM uses.
+    References,
+    /// LLC misses there.
+    Misses,
+}
+
+const OTHER_SCALARS: usize = OfOther::Misses as usize + 1;
+
+impl Layout {
+    fn node_use(self) -> usize {
+        SCALARS
+    }
+    fn accesses(self) -> usize {
+        SCALARS + self.nodes
+    }
+    fn outside(self) -> usize {
+        SCALARS + 2 * self.nodes
+    }
+    fn link_use(self) -> usize {
+        SCALARS + 3 * self.nodes
+    }
+    fn own_traffic(self) -> usize {
+        self.link_use() + self.links
+    }
+    fn others(self) -> usize {
+        self.own_traffic() + self.nodes + self.links
+    }
+    fn other(self, at: usize) -> usize {
+        self.others() + at * (OTHER_SCALARS + self.nodes + self.links)
+    }
+}
+
+/// What was so in a stretch, on average.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// Its end.
+    pub at: Ns,
+    /// How long it was.
+    pub lasted: Ns,
+    /// Whether its instructions were counted.
+    is_counted: bool,
+    layout: Layout,
+    row: Vec<f64>,
+}
+
+impl Step {
+    pub fn get(&self, of: Of) -> f64 {
+        self.row[of as usize]
+    }
+
+    /// CPU time wanted per instruction, in any unit; where instructions are not counted per time that it ran.
+    pub fn cost(&self) -> f64 {
+        let instructions = self.get(Of::Instructions);
+        let done = if instructions > 0.0 {
+            instructions
+        } else {
+            self.get(Of::Ran)
+        };
+        self.get(Of::Wanted) / done
+    }
+
+    /// Share of the controllers' bandwidth in use, by node.
+    pub fn node_use(&self) -> &[f64] {
+        &self.row[self.layout.node_use()..][..self.layout.nodes]
+    }
+
+    /// Share of its accesses that go to each node.
+    pub fn accesses(&self) -> &[f64] {
+        &self.row[self.layout.accesses()..][..self.layout.nodes]
+    }
+
+    /// Traffic of each node that no VM accounts for, bytes per second.
+    pub fn outside(&self) -> &[f64] {
+        &self.row[self.layout.outside()..][..self.layout.nodes]
+    }
+
+    /// Share of each link in use.
+    pub fn link_use(&self) -> &[f64] {
+        &self.row[self.layout.link_use()..][..self.layout.links]
+    }
+
+    /// Its traffic to each node, then over each link, bytes per second.
+    pub fn own_traffic(&self) -> &[f64] {
+        &self.row[self.layout.own_traffic()..][..self.layout.nodes + self.layout.links]
+    }
+
+    pub fn of_other(&self, other: usize, of: OfOther) -> f64 {
+        self.row[self.layout.other(other) + of as usize]
+    }
+
+    /// Another VM's traffic to each node, then over each link, bytes per second.
+    pub fn traffic_of(&self, other: usize) -> &[f64] {
+        &self.row[self.layout.other(other) + OTHER_SCALARS..][..self.layout.nodes + self.layout.links]
+    }
+
+    /// The mean of a stretch, each step by its length.
+    pub fn mean(steps: &[Step]) -> Step {
+        Step::mean_of(&steps.iter().collect::<Vec<_>>())
+    }
+
+    pub fn mean_of(steps: &[&Step]) -> Step {
+        let last = steps[steps.len() - 1];
+        let all: f64 = steps.iter().map(|step| step.lasted.as_f64()).sum();
+        let mut row = vec![0.0; last.row.len()];
+        for step in steps {
+            let weight = step.lasted.as_f64() / all;
+            for (mean, value) in row.iter_mut().zip(&step.row) {
+                *mean += weight * value;
+            }
+        }
+        Step {
+            at: last.at,
+            lasted: Ns(all as u64),
+            is_counted: last.is_counted,
+            layout: last.layout,
+            row,
+        }
+    }
+}
+
+/// Everything that is known of the VM's time.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub vm: VmId,
+    /// Its name; `None` where it was never seen.
+    pub name: Option<String>,
+    /// All others, in the order of a step's.
+    pub others: Vec<(VmId, String)>,
+    pub steps: Vec<Step>,
+    /// When the CPUs that it may run on changed, its quota, its memory's place or its size, and which of these.
+    pub changes: Vec<(Ns, Change)>,
+    /// Whether it booked a permit.
+    pub has_permit: bool,
+    has_counters: bool,
+    has_traffic: bool,
+}
+
+/// What of a VM can be changed from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// CPUs that its vCPUs may run on.
+    Pins,
+    /// Its quota.
+    Quota,
+    /// Where many of its pages lie.
+    Pages,
+    /// Its balloon.
+    Memory,
+}
+
+/// What does not change between steps.
+struct Host<'a> {
+    machine: &'a Machine,
+    layout: Layout,
+    /// Latency of an access from one node to another, local = 1.
+    ratio: Vec<f64>,
+    /// Links from the second node to the first.
+    routes: Vec<Vec<usize>>,
+    bandwidth: Vec<f64>,
+}
+
+impl Host<'_> {
+    fn of(machine: &Machine) -> Host<'_> {
+        let ids: Vec<_> = machine.nodes.iter().map(|(id, _)| id).collect();
+        let pairs = || ids.iter().flat_map(|to| ids.iter().map(move |from| (*to, *from)));
+        let ratio = |(to, from)| {
+            let distance = machine.distance(to, from).unwrap_or(10).max(10);
+            1.0 + DISTANCE_REAL * (f64::from(distance) / 10.0 - 1.0)
+        };
+        let bandwidth = machine.nodes.values();
+        Host {
+            machine,
+            layout: Layout {
+                nodes: ids.len(),
+                links: machine.links.len(),
+            },
+            ratio: pairs().map(ratio).collect(),
+            routes: pairs()
+                .map(|(to, from)| machine.route(from, to).unwrap_or_default())
+                .collect(),
+            bandwidth: bandwidth
+                .map(|node| node.memory_bandwidth.map_or(0.0, BytesPerSec::as_f64))
+                .collect(),
+        }
+    }
+
+    fn shares(&self, of: &NodeMap<f64>) -> Vec<f64> {
+        let all: f64 = of.values().sum();
+        let share = |(id, _)| of.get(id).copied().unwrap_or(0.0) / all.max(1e-9);
+        self.machine.nodes.iter().map(share).collect()
+    }
+}
+
+/// Where a VM's accesses go.
+struct Place {
+    accesses: Vec<f64>,
+    local: f64,
+    /// Share of accesses from each node to each other, row by row.
+    remote: Vec<f64>,
+}
+
+impl Place {
+    fn of(host: &Host<'_>, vm: &VmSample, rates: Option<&VmRates>) -> Place {
+        let nodes = host.layout.nodes;
+        let mut cpus: NodeMap<f64> = host.machine.nodes.map(|_, _| 0.0);
+        for vcpu in &vm.vcpus {
+            let ran = rates.and_then(|rates| rates.vcpus.iter().find(|own| own.index == vcpu.index));
+            if let Some(node) = vcpu.cpu.and_then(|cpu| host.machine.node_of(cpu)) {
+                cpus[node] += ran.map_or(0.0, |own| own.running) + 1e-6;
+            }
+        }
+        let cpus = host.shares(&cpus);
+        let counted = rates.and_then(|rates| rates.accesses_on.as_ref());
+        let counted = counted.filter(|on| on.values().any(|count| *count > 0));
+        let accesses = match (counted, &vm.pages) {
+            (Some(on), _) => host.shares(&on.map(|_, count| *count as f64)),
+            (None, Some(pages)) => host.shares(&pages.map(|_, pages| pages.0 as f64)),
+            (None, None) => cpus.clone(),
+        };
+        let met: f64 = cpus.iter().zip(&accesses).map(|(a, b)| a * b).sum();
+        let is_seen = cpus.iter().any(|share| *share > 0.0);
+        let local = rates.and_then(|rates| rates.local_access_ratio);
+        let local = local.unwrap_or(if is_seen { met } else { 1.0 });
+        let mut remote: Vec<f64> = (0..nodes * nodes)
+            .map(|at| match at / nodes == at % nodes {
+                true => 0.0,
+                false => cpus[at / nodes] * accesses[at % nodes],
+            })
+            .collect();
+        let all: f64 = remote.iter().sum();
+        if all > 0.0 {
+            remote.iter_mut().for_each(|share| *share *= (1.0 - local) / all);
+        } else if nodes > 1 {
+            // Where vCPUs last ran they met local memory only: the counted rest was met from anywhere.
+            let elsewhere = remote.iter_mut().enumerate();
+            for (at, share) in elsewhere.filter(|(at, _)| at / nodes != at % nodes) {
+                *share = accesses[at % nodes] * (1.0 - local) / (nodes - 1) as f64;
+            }
+        }
+        Place {
+            accesses,
+            local,
+            remote,
+        }
+    }
+
+    /// Traffic to each node, then over each link, of so many bytes per second.
+    fn traffic(&self, host: &Host<'_>, bytes: f64) -> Vec<f64> {
+        let mut traffic: Vec<f64> = self.accesses.iter().map(|share| share * bytes).collect();
+        traffic.resize(host.layout.nodes + host.layout.links, 0.0);
+        for (route, share) in host.routes.iter().zip(&self.remote) {
+            for link in route {
+                traffic[host.layout.nodes + link] += share * bytes;
+            }
+        }
+        traffic
+    }
+}
+
+fn queue(busy: f64) -> f64 {
+    let busy = busy.clamp(0.0, BUSY_MAX);
+    QUEUE * busy / (1.0 - busy)
+}
+
+impl Facts {
+    /// The VM's steps from `begin` on, each at least so long.
+    pub fn of(machine: &Machine, samples: &[Sample], vm: VmId, (begin, apart): (Ns, Ns)) -> Facts {
+        let host = Host::of(machine);
+        let mut others: BTreeMap<VmId, String> = BTreeMap::new();
+        let mut facts = Facts {
+            vm,
+            name: None,
+            others: Vec::new(),
+            steps: Vec::new(),
+            changes: Vec::new(),
+            has_permit: false,
+            has_counters: false,
+            has_traffic: false,
+        };
+        for seen in samples.iter().flat_map(|sample| &sample.vms) {
+            if seen.id == vm {
+                facts.name.get_or_insert_with(|| seen.name.clone());
+                facts.has_permit |= seen.settings.permit.is_some();
+            } else {
+                others.entry(seen.id).or_insert_with(|| seen.name.clone());
+            }
+        }
+        facts.others = others.into_iter().collect();
+        let mut before: Option<&Sample> = None;
+        for sample in samples.iter().filter(|sample| sample.at >= begin) {
+            let Some(last) = before else {
+                before = Some(sample);
+                continue;
+            };
+            if sample.at.saturating_sub(last.at) < apart {
+                continue;
+            }
+            before = Some(sample);
+            let (Some(was), Some(is)) = (last.vm(vm), sample.vm(vm)) else {
+                continue;
+            };
+            facts.note_changes(sample.at, was, is);
+            if let Some(rates) = Rates::between(machine, last, sample) {
+                let step = facts.step(&host, (last, sample), &rates, (was, is));
+                facts.steps.extend(step);
+            }
+        }
+        // A step in which a vCPU came counts nothing, and is no measure beside those that do.
+        if facts.has_counters {
+            facts.steps.retain(|step| step.is_counted);
+        }
+        facts
+    }
+
+    /// What limits what can be said.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !self.has_counters {
+            notes.push("no hardware counters: only waiting and throttling can be told".to_owned());
+        } else if !self.has_traffic {
+            notes.push("traffic of memory controllers is not counted: they are never blamed".to_owned());
+        }
+        notes
+    }
+
+    fn note_changes(&mut self, at: Ns, was: &VmSample, is: &VmSample) {
+        let allowed = |vm: &VmSample| {
+            vm.vcpus
+                .iter()
+                .map(|vcpu| vcpu.affinity.clone())
+                .collect::<Vec<_>>()
+        };
+        let quota = |vm: &VmSample| vm.vcpus.iter().map(|vcpu| vcpu.quota).collect::<Vec<_>>();
+        let mut note = |is_so: bool, change: Change| self.changes.extend(is_so.then_some((at, change)));
+        note(allowed(was) != allowed(is), Change::Pins);
+        note(quota(was) != quota(is), Change::Quota);
+        note(was.memory_bytes != is.memory_bytes, Change::Memory);
+        note(moved(was, is) * 100.0 > total(is), Change::Pages);
+    }
+
+    fn step(
+        &mut self,
+        host: &Host<'_>,
+        (last, sample): (&Sample, &Sample),
+        rates: &Rates,
+        (was, is): (&VmSample, &VmSample),
+    ) -> Option<Step> {
+        let own = rates.vm(self.vm)?;
+        let sum = |of: fn(&homenode_host::VcpuRates) -> f64| own.vcpus.iter().map(of).sum::<f64>();
+        let (ran, waited, throttled) = (sum(|v| v.running), sum(|v| v.waiting), sum(|v| v.throttled));
+        if ran + waited + throttled < WANTED_MIN {
+            return None;
+        }
+        let seconds = rates.period_ns.as_secs_f64();
+        let place = Place::of(host, is, Some(own));
+        let layout = host.layout;
+        let mut row = vec![0.0; layout.other(self.others.len())];
+        let mut set = |of: Of, value: f64| row[of as usize] = value;
+        set(Of::Wanted, ran + waited + throttled);
+        set(Of::Ran, ran);
+        set(Of::Waited, waited);
+        set(Of::Throttled, throttled);
+        self.has_counters |= own.instructions_per_s.is_some();
+        set(Of::Instructions, own.instructions_per_s.unwrap_or(0.0));
+        set(Of::Cycles, own.cycles_per_s.unwrap_or(0.0));
+        set(Of::References, own.llc_references_per_s.unwrap_or(0.0));
+        set(Of::Misses, own.llc_misses_per_s.unwrap_or(0.0));
+        set(Of::Local, place.local);
+        let far = host.ratio.iter().zip(&place.remote);
+        set(
+            Of::Latency,
+            place.local + far.map(|(ratio, share)| ratio * share).sum::<f64>(),
+        );
+        set(Of::Faults, faults(was, is) / seconds);
+        set(Of::Moved, moved(was, is) / seconds);
+        set(Of::Memory, is.memory_bytes.as_f64());
+        let mut allowed = CpuSet::new();
+        is.vcpus
+            .iter()
+            .for_each(|vcpu| allowed = allowed.union(&vcpu.affinity));
+        set(Of::Allowed, allowed.len() as f64);
+        let beside = siblings(host.machine, is);
+        let busy_on = |cpus: &CpuSet| {
+            let on = rates.cpus_busy.iter().filter(|(id, _)| cpus.contains(*id));
+            on.map(|(_, busy)| *busy).sum::<f64>()
+        };
+        let beside_busy = busy_on(&beside);
+        set(Of::Siblings, beside_busy / (beside.len() as f64).max(1.0));
+        let mut host_ran = busy_on(&allowed) - ran_on(is, own, &allowed);
+        let mut host_beside = beside_busy - ran_on(is, own, &beside);
+
+        let nodes = rates.nodes.values();
+        let traffic: Vec<Option<f64>> = nodes
+            .map(|node| node.bandwidth.map(BytesPerSec::as_f64))
+            .collect();
+        self.has_traffic |= traffic.iter().any(Option::is_some);
+        let mut outside: Vec<f64> = traffic.iter().map(|bytes| bytes.unwrap_or(0.0)).collect();
+        let own_traffic = place.traffic(host, own.llc_misses_per_s.unwrap_or(0.0) * LINE_BYTES);
+        let llcs = llc_shares(host.machine, is, own);
+        for (at, (id, _)) in self.others.iter().enumerate() {
+            let (Some(other), Some(theirs)) = (sample.vm(*id), rates.vm(*id)) else {
+                continue;
+            };
+            if last.vm(*id).is_none() {
+                continue;
+            }
+            let begin = layout.other(at);
+            let (here, next) = (ran_on(other, theirs, &allowed), ran_on(other, theirs, &beside));
+            host_ran -= here;
+            host_beside -= next;
+            let shared: f64 = llc_shares(host.machine, other, theirs)
+                .iter()
+                .zip(&llcs)
+                .map(|(a, b)| a * b)
+                .sum();
+            let misses = theirs.llc_misses_per_s.unwrap_or(0.0);
+            row[begin + OfOther::Ran as usize] = here;
+            row[begin + OfOther::Beside as usize] = next;
+            row[begin + OfOther::References as usize] = shared * theirs.llc_references_per_s.unwrap_or(0.0);
+            row[begin + OfOther::Misses as usize] = shared * misses;
+            let traffic = Place::of(host, other, Some(theirs)).traffic(host, misses * LINE_BYTES);
+            for (left, bytes) in outside.iter_mut().zip(&traffic) {
+                *left -= bytes;
+            }
+            row[begin + OTHER_SCALARS..][..traffic.len()].copy_from_slice(&traffic);
+        }
+        for (left, bytes) in outside.iter_mut().zip(&own_traffic) {
+            *left -= bytes;
+        }
+        row[Of::HostRan as usize] = host_ran.max(0.0);
+        row[Of::HostBeside as usize] = host_beside.max(0.0);
+
+        let node_use: Vec<f64> = traffic
+            .iter()
+            .zip(&host.bandwidth)
+            .map(|(bytes, max)| bytes.unwrap_or(0.0) / max.max(1.0) * f64::from(u8::from(*max > 0.0)))
+            .collect();
+        let link_use = |link: &homenode_machine::Link| {
+            let busy = rates.link_use(host.machine, link.from, link.to);
+            busy.unwrap_or(0.0)
+        };
+        let link_use: Vec<f64> = host.machine.links.iter().map(link_use).collect();
+        let wait = place.accesses.iter().zip(&node_use);
+        row[Of::ControllerWait as usize] = wait.map(|(share, busy)| share * queue(*busy)).sum();
+        row[Of::LinkWait as usize] = host
+            .routes
+            .iter()
+            .zip(&place.remote)
+            .map(|(route, share)| share * route.iter().map(|link| queue(link_use[*link])).sum::<f64>())
+            .sum();
+        let mut put = |begin: usize, values: &[f64]| row[begin..][..values.len()].copy_from_slice(values);
+        put(layout.node_use(), &node_use);
+        put(layout.accesses(), &place.accesses);
+        put(layout.outside(), &outside);
+        put(layout.link_use(), &link_use);
+        put(layout.own_traffic(), &own_traffic);
+        Some(Step {
+            at: sample.at,
+            lasted: rates.period_ns,
+            is_counted: own.instructions_per_s.is_some(),
+            layout,
+            row,
+        })
+    }
+}
+
+/// CPUs' worth of time that a VM ran on these, as far as its vCPUs' places tell.
+fn ran_on(vm: &VmSample, rates: &VmRates, cpus: &CpuSet) -> f64 {
+    let on = |own: &&homenode_host::VcpuRates| {
+        let vcpu = vm.vcpu(own.index);
+        vcpu.is_some_and(|vcpu| match vcpu.cpu {
+            Some(cpu) => cpus.contains(cpu),
+            None => vcpu.affinity.is_subset(cpus),
+        })
+    };
+    rates.vcpus.iter().filter(on).map(|own| own.running).sum()
+}
+
+/// CPUs that share a core with one that a vCPU of the VM last ran on.
+fn siblings(machine: &Machine, vm: &VmSample) -> CpuSet {
+    let own: Vec<_> = vm
+        .vcpus
+        .iter()
+        .filter_map(|vcpu| machine.cpu(vcpu.cpu?))
+        .collect();
+    let beside = |cpu: &&homenode_machine::Cpu| {
+        own.iter().any(|mine| mine.core == cpu.core && mine.id != cpu.id)
+            && own.iter().all(|mine| mine.id != cpu.id)
+    };
+    machine.cpus.iter().filter(beside).map(|cpu| cpu.id).collect()
+}
+
+/// Share of a VM's time in each LLC.
+fn llc_shares(machine: &Machine, vm: &VmSample, rates: &VmRates) -> Vec<f64> {
+    let mut shares = vec![0.0; machine.llcs.len()];
+    for own in &rates.vcpus {
+        let cpu = vm.vcpu(own.index).and_then(|vcpu| machine.cpu(vcpu.cpu?));
+        if let Some(llc) = cpu.and_then(|cpu| cpu.llc) {
+            shares[llc as usize] += own.running;
+        }
+    }
+    let all: f64 = shares.iter().sum();
+    shares.iter_mut().for_each(|share| *share /= all.max(1e-9));
+    shares
+}
+
+fn faults(was: &VmSample, is: &VmSample) -> f64 {
+    let guest = |vm: &VmSample| vm.balloon.and_then(|balloon| balloon.guest);
+    let (Some(was), Some(is)) = (guest(was), guest(is)) else {
+        return 0.0;
+    };
+    let since = |a: Option<u64>, b: Option<u64>| Some(b?.saturating_sub(a?) as f64);
+    let pages = |bytes: Option<homenode_units::Bytes>| bytes.map(|bytes| bytes.to_pages().0);
+    since(was.major_faults, is.major_faults)
+        .or_else(|| since(pages(was.swapped_in), pages(is.swapped_in)))
+        .unwrap_or(0.0)
+}
+
+/// Pages that came to a node while others left one.
+fn moved(was: &VmSample, is: &VmSample) -> f64 {
+    let (Some(was), Some(is)) = (&was.pages, &is.pages) else {
+        return 0.0;
+    };
+    let (mut came, mut left) = (0.0, 0.0);
+    for (node, now) in is.iter() {
+        let before = was.get(node).copied().unwrap_or(Pages(0));
+        came += now.0.saturating_sub(before.0) as f64;
+        left += before.0.saturating_sub(now.0) as f64;
+    }
+    f64::min(came, left)
+}
+
+fn total(vm: &VmSample) -> f64 {
+    let pages = vm.pages.as_ref();
+    pages.map_or(0.0, |pages| pages.values().map(|on| on.0 as f64).sum())
+}

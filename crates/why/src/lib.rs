@@ -1,0 +1,379 @@
+//! Why a VM was slow: what changed against the stretch before, by how much, and who changed it.
+//!
+//! # Problem
+//! A VM that slows down says nothing of the cause, and most of what happens on a host at the time has nothing to do with it:
+//! neighbours are loud all day, and those that suffer from the same cause change with it.
+//!
+//! # Terms
+//! - *Cost* of an instruction: time that vCPUs wanted a CPU (ran, waited or were throttled) per instruction retired. It grows
+//!   with whatever slows a VM down, and not with how much its guest asks for.
+//! - *Window*: the stretch that is asked about. *Baseline*: the stretch before it, four times as long.
+//! - *Step*: a piece of either, about thirty in a window.
+//!
+//! # Method
+//! 1. The part of the window that differs: the steps whose cost is more than half as far above the baseline's as the dearest
+//!    ones. Where no mean of a few steps is above every such mean of the baseline nothing is wrong, and nothing is blamed.
+//! 2. What of the cost is waiting and throttling is counted by the host. The rest is time per instruction, which [`model`]
+//!    divides: `core x siblings + stall x misses x latency`, with `core` and `stall` fitted over all steps.
+//! 3. Each part that grew is a [`Cause`], with the share of speed that it took. What the parts do not explain is the guest's own.
+//! 4. Who: of all others, those whose *demand* on the same CPUs, cache, controller or link grew. A fellow victim misses more but
+//!    asks for no more; a loud neighbour that was as loud before has not grown.
+//!
+//! # Properties
+//! - `a_planted_cause_and_its_culprit_come_first`
+//! - `a_busy_but_steady_run_blames_nobody`
+//!
+//! # What may be missing
+//! Without counters a cost is time wanted per time run: waiting and throttling only. Without traffic of nodes or links these
+//! are never blamed. All is made from samples: nothing is asked of the host, and nothing of the agent but its decisions.
+//!
+//! # Sources
+//! The baseline is that of Netdata's metric correlations; the model's terms are (Eyerman) TOCS 2009; the latency of a loaded
+//! controller is (Lazowska) 1984; sharing of a cache by its accesses is (Chandra) HPCA 2005.
+
+mod culprits;
+mod facts;
+mod model;
+
+use homenode_host::Sample;
+use homenode_machine::Machine;
+use homenode_units::{Ns, VmId};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use facts::{Facts, Step};
+
+/// Steps of a window.
+const WINDOW_STEPS: u64 = 30;
+/// The baseline is so many windows long.
+pub const BASELINE: u64 = 4;
+/// Steps that are taken together where noise is to be told from change.
+const SMOOTH: usize = 5;
+/// A loss below this is none.
+const LOSS_MIN: f64 = 0.03;
+/// By how much the dearest stretch must be above every one of the baseline.
+const ABOVE: f64 = 0.02;
+/// A cause that took less is not told.
+const CAUSE_MIN: f64 = 0.01;
+/// A decision that is made so long before a change, or less, made it.
+const DECIDED_BEFORE: Ns = Ns::from_secs(5);
+/// A decision that is made so long after a cause ends, or earlier, follows it.
+const DECIDED_AFTER: Ns = Ns::from_secs(60);
+
+/// What slows VMs down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    /// Its vCPUs waited for CPUs that others used.
+    Waiting,
+    /// A CPU quota kept its vCPUs from running.
+    Quota,
+    /// The agent held it to the pollution that it booked.
+    Permit,
+    /// More of its memory was on other nodes than its vCPUs.
+    RemoteMemory,
+    /// Others filled the last-level cache that it uses.
+    LlcPollution,
+    /// A memory controller that it uses was busier.
+    Controller,
+    /// A link between nodes that it uses was busier.
+    Link,
+    /// The hyperthreads beside its vCPUs were busier.
+    SmtSibling,
+    /// Its pages were being moved.
+    PageMoves,
+    /// Its balloon left it less memory than it used, so that it swapped.
+    Balloon,
+    /// Its cores ran at a lower clock.
+    Clock,
+    /// Its guest did something else than before.
+    OwnPhase,
+}
+
+impl Code {
+    /// What it is, for people.
+    pub fn text(self) -> &'static str {
+        match self {
+            Code::Waiting => "its vCPUs waited for CPUs that others used",
+            Code::Quota => "a CPU quota kept its vCPUs from running",
+            Code::Permit => "it was held to the pollution that it booked",
+            Code::RemoteMemory => "more of its memory was on other nodes than its vCPUs",
+            Code::LlcPollution => "others filled the last-level cache that it uses",
+            Code::Controller => "a memory controller that it uses was busier",
+            Code::Link => "a link between nodes that it uses was busier",
+            Code::SmtSibling => "the hyperthreads beside its vCPUs were busier",
+            Code::PageMoves => "its pages were being moved",
+            Code::Balloon => "it had less memory than it used, and swapped",
+            Code::Clock => "its cores ran at a lower clock",
+            Code::OwnPhase => "its guest did something else than before",
+        }
+    }
+}
+
+/// Who brought it about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "who", rename_all = "kebab-case")]
+pub enum Culprit {
+    /// Another VM.
+    Vm {
+        /// Which.
+        id: VmId,
+        /// Its name.
+        name: String,
+    },
+    /// The VM itself.
+    Itself,
+    /// Processes of the host that belong to no VM.
+    Host,
+    /// The agent, by a decision.
+    Agent {
+        /// Number of the decision.
+        decision: i64,
+    },
+    /// Somebody else who changed pins, quota, memory or balloon.
+    Somebody,
+    /// What was counted does not tell.
+    Unknown,
+}
+
+impl std::fmt::Display for Culprit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Culprit::Vm { name, .. } => write!(f, "VM {name}"),
+            Culprit::Itself => write!(f, "the VM itself"),
+            Culprit::Host => write!(f, "processes of the host outside VMs"),
+            Culprit::Agent { decision } => write!(f, "the agent (decision {decision})"),
+            Culprit::Somebody => write!(f, "somebody else's change"),
+            Culprit::Unknown => write!(f, "not known"),
+        }
+    }
+}
+
+/// A figure that tells of a cause.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Figure {
+    /// What, with its unit (`local accesses, percent`).
+    pub what: &'static str,
+    /// In the baseline.
+    pub before: f64,
+    /// While the VM was slow.
+    pub during: f64,
+}
+
+/// Something that slowed the VM down.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Cause {
+    /// What.
+    pub code: Code,
+    /// Share of its speed that this took, in [0, 1].
+    pub lost: f64,
+    /// Who brought it about.
+    pub culprit: Culprit,
+    /// What tells it.
+    pub figures: Vec<Figure>,
+    /// What the agent decided then, or why it decided nothing.
+    pub followed: Followed,
+}
+
+/// What the agent did about a cause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Followed {
+    /// Number of the decision or finding; `None` where there is none.
+    pub id: Option<i64>,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// Why a VM was slow.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Explanation {
+    /// Which VM.
+    pub vm: VmId,
+    /// Its name.
+    pub name: String,
+    /// When it was slow, by the host's clock; the window, where it was not.
+    pub from_ns: Ns,
+    /// Until when.
+    pub to_ns: Ns,
+    /// Since when it is compared.
+    pub baseline_from_ns: Ns,
+    /// Share of its speed that it lost while it was slow, in [0, 1]; 0 where nothing differs.
+    pub lost: f64,
+    /// What slowed it down, the most first; empty where nothing differs from before.
+    pub causes: Vec<Cause>,
+    /// What limits the answer: counters that are missing, a baseline that is short.
+    pub notes: Vec<String>,
+}
+
+/// Something that the agent decided, found or saw, as the history has it.
+#[derive(Clone, Debug)]
+pub struct Happening {
+    /// Its number.
+    pub id: i64,
+    /// When, by the host's clock.
+    pub at: Ns,
+    /// Whether it is a decision that was carried out.
+    pub is_decision: bool,
+    /// About which VM.
+    pub vm: Option<VmId>,
+    /// Which policy.
+    pub policy: String,
+    /// Which act (`limit`, `pin-vcpus` and so on).
+    pub action: String,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// Why nothing can be said.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WhyError {
+    /// The VM did not run then.
+    #[error("VM {vm} did not run at that time: `homenode record show` says when it came and went")]
+    NotThere {
+        /// Which.
+        vm: VmId,
+    },
+    /// Too little was recorded.
+    #[error(
+        "there are {found} samples of VM {vm} before and {during} at that time, at least {least} each are needed: samples are \
+         kept for `samples_hours` of [record] in the settings"
+    )]
+    TooFew {
+        /// Which.
+        vm: VmId,
+        /// Steps of the baseline.
+        found: usize,
+        /// Steps of the window.
+        during: usize,
+        /// So many are needed of each.
+        least: usize,
+    },
+}
+
+/// Since when samples are wanted to explain this window, and how far apart they may be: what lies between tells no more.
+pub fn wanted(from: Ns, to: Ns) -> (Ns, Ns) {
+    let window = to.saturating_sub(from);
+    let begin = from.saturating_sub(Ns(window.0.saturating_mul(BASELINE)));
+    (begin, Ns(window.0 / WINDOW_STEPS))
+}
+
+/// Why a VM was slow between two times. `samples`: ascending in time, of one run, from [`wanted`] on.
+///
+/// # Errors
+/// When the VM was not there, or too little is known.
+pub fn explain(
+    machine: &Machine,
+    samples: &[Sample],
+    vm: VmId,
+    (from, to): (Ns, Ns),
+    happenings: &[Happening],
+) -> Result<Explanation, WhyError> {
+    let facts = Facts::of(machine, samples, vm, wanted(from, to));
+    let name = facts.name.clone().ok_or(WhyError::NotThere { vm })?;
+    let steps = &facts.steps;
+    let split = steps.partition_point(|step| step.at <= from);
+    let (before, during) = (
+        &steps[..split],
+        &steps[split..steps.partition_point(|step| step.at <= to)],
+    );
+    if before.len() < SMOOTH || during.len() < SMOOTH {
+        return Err(WhyError::TooFew {
+            vm,
+            found: before.len(),
+            during: during.len(),
+            least: SMOOTH,
+        });
+    }
+    let mut explanation = Explanation {
+        vm,
+        name,
+        from_ns: from,
+        to_ns: to,
+        baseline_from_ns: before[0].at,
+        lost: 0.0,
+        causes: Vec::new(),
+        notes: facts.notes(),
+    };
+    if before.len() < during.len() * BASELINE as usize / 2 {
+        explanation
+            .notes
+            .push("little was recorded before: what was so for long may look like a change".to_owned());
+    }
+    let slow = slow_steps(before, during);
+    let (Some(first), Some(last)) = (slow.first(), slow.last()) else {
+        return Ok(explanation);
+    };
+    explanation.from_ns = first.at.saturating_sub(first.lasted);
+    explanation.to_ns = last.at;
+    let (base, slow_mean) = (Step::mean(before), Step::mean_of(&slow));
+    explanation.lost = 1.0 - base.cost() / slow_mean.cost();
+    let mut parts = model::parts(&facts, (&base, &slow_mean));
+    parts.retain(|(_, lost)| *lost >= CAUSE_MIN);
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let span = (explanation.from_ns, explanation.to_ns);
+    for (code, lost) in parts {
+        let look = culprits::Look {
+            facts: &facts,
+            base: &base,
+            slow: &slow_mean,
+            since: span.0,
+            happenings,
+        };
+        let (code, culprit) = look.blame(code);
+        explanation.causes.push(Cause {
+            code,
+            lost,
+            followed: followed(happenings, vm, &culprit, span),
+            figures: culprits::figures(code, &base, &slow_mean),
+            culprit,
+        });
+    }
+    Ok(explanation)
+}
+
+/// The steps of a window in which the VM was slow; none where its cost is no higher than it ever was before.
+fn slow_steps<'a>(before: &[Step], during: &'a [Step]) -> Vec<&'a Step> {
+    let smooth = |steps: &[Step]| {
+        let windows = steps.windows(SMOOTH).map(|few| Step::mean(few).cost());
+        windows.filter(|cost| cost.is_finite()).fold(0.0, f64::max)
+    };
+    let usual = Step::mean(before).cost();
+    let (highest_before, highest) = (smooth(before), smooth(during));
+    if !usual.is_finite() || highest < usual / (1.0 - LOSS_MIN) || highest < highest_before * (1.0 + ABOVE) {
+        return Vec::new();
+    }
+    let bar = f64::midpoint(usual, highest);
+    during.iter().filter(|step| step.cost() > bar).collect()
+}
+
+/// What the agent decided about a VM or the culprit once the cause was there.
+fn followed(happenings: &[Happening], vm: VmId, culprit: &Culprit, (from, to): (Ns, Ns)) -> Followed {
+    let other = match culprit {
+        Culprit::Vm { id, .. } => Some(*id),
+        _ => None,
+    };
+    let within = |at: Ns| at > from && at <= Ns(to.0.saturating_add(DECIDED_AFTER.0));
+    let about = |happening: &&Happening| {
+        within(happening.at) && happening.vm.is_some() && (happening.vm == Some(vm) || happening.vm == other)
+    };
+    let by = match culprit {
+        Culprit::Agent { decision } => Some(*decision),
+        _ => None,
+    };
+    let mut about = happenings
+        .iter()
+        .filter(about)
+        .filter(|happening| Some(happening.id) != by)
+        .collect::<Vec<_>>();
+    about.sort_by_key(|happening| (!happening.is_decision, happening.at));
+    match about.first() {
+        Some(happening) => Followed {
+            id: Some(happening.id),
+            text: happening.text.clone(),
+        },
+        None => Followed {
+            id: None,
+            text: "nothing was decided: no policy found anything to act on".to_owned(),
+        },
+    }
+}

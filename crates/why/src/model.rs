@@ -1,0 +1,185 @@
+//! What of a VM's cost comes from what: counted where the host counts it, from a model of the core where it does not.
+//!
+//! `cycles per instruction = core x (1 + s x siblings) + stall x misses x latency + faults`, the form of `policy::predict`, with
+//! `core` and `stall` fitted to the VM's own steps. The parts are only compared with each other: together they are held to what
+//! the cost grew by, and what they leave of it is the guest's own.
+
+use crate::Code;
+use crate::facts::{Facts, Of, OfOther, Step};
+
+/// How much longer a core's own work takes beside a busy hyperthread, as in `policy::predict`.
+const SMT_STRETCH: f64 = 1.6;
+/// Cycles per instruction but for memory before anything is known, how unsure that is, and the least.
+const CORE: f64 = 0.4;
+const CORE_SD: f64 = 0.4;
+const CORE_MIN: f64 = 0.2;
+/// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight; and how unsure that is.
+const STALL: f64 = 50.0;
+const STALL_SD: f64 = 75.0;
+/// By what share steps differ from the model.
+const NOISE: f64 = 0.05;
+/// Cycles that an LLC hit takes of the core, most of it hidden.
+const HIT: f64 = 6.0;
+/// Highest power of the miss ratio over the part of a cache that a VM holds (Hartstein: 0.3 to 0.7 are usual).
+const SLOPE_MAX: f64 = 1.5;
+/// Time that a fault waits for a disk, nanoseconds: a random read of a fast one.
+const FAULT_NS: f64 = 100_000.0;
+/// Time that a page which moves takes of the VM whose it is, nanoseconds.
+const MOVE_NS: f64 = 2_000.0;
+/// Clocks differ by this share without anything being wrong.
+const CLOCK_NOISE: f64 = 0.02;
+
+/// Codes, each with the share of speed that it took.
+pub(crate) fn parts(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f64)> {
+    let grown = slow.cost() / base.cost();
+    if grown.is_nan() || grown <= 1.0 {
+        return Vec::new();
+    }
+    // Speeds multiply, so shares of the loss are shares of logarithms.
+    let lost = 1.0 - 1.0 / grown;
+    let kept = |step: &Step| (step.get(Of::Ran) / step.get(Of::Wanted)).max(1e-9);
+    let stopped = (kept(base) / kept(slow)).ln().max(0.0);
+    let share = |of: Of| {
+        let of = |step: &Step| step.get(of) / step.get(Of::Wanted);
+        (of(slow) - of(base)).max(0.0)
+    };
+    let (waiting, throttled) = (share(Of::Waited), share(Of::Throttled));
+    let mut parts = Vec::new();
+    if waiting + throttled > 0.0 {
+        parts.push((Code::Waiting, stopped * waiting / (waiting + throttled)));
+        parts.push((Code::Quota, stopped * throttled / (waiting + throttled)));
+    }
+    let longer = grown.ln() - (kept(base) / kept(slow)).ln();
+    if slow.get(Of::Instructions) > 0.0 && longer > 0.0 {
+        let inside = of_instructions(facts, (base, slow));
+        let all: f64 = inside.iter().map(|(_, part)| part).sum();
+        if all > 0.0 {
+            parts.extend(inside.into_iter().map(|(code, part)| (code, longer * part / all)));
+        }
+    }
+    let all: f64 = parts.iter().map(|(_, part)| part).sum();
+    parts
+        .iter_mut()
+        .for_each(|(_, part)| *part *= lost / all.max(1e-9));
+    parts
+}
+
+/// Figures per instruction.
+struct Met {
+    /// Cycles, as they would be at the clock of the baseline.
+    cycles: f64,
+    references: f64,
+    miss_ratio: f64,
+    latency: f64,
+    siblings: f64,
+}
+
+impl Met {
+    fn of(step: &Step, clock: f64) -> Met {
+        let per = |of: Of| step.get(of) / step.get(Of::Instructions).max(1.0);
+        Met {
+            cycles: per(Of::Ran) * clock,
+            references: per(Of::References),
+            miss_ratio: step.get(Of::Misses) / step.get(Of::References).max(1.0),
+            latency: step.get(Of::Latency) + step.get(Of::ControllerWait) + step.get(Of::LinkWait),
+            siblings: step.get(Of::Siblings),
+        }
+    }
+
+    fn misses(&self) -> f64 {
+        self.references * self.miss_ratio
+    }
+}
+
+/// What made an instruction take longer, in cycles.
+fn of_instructions(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f64)> {
+    let clock = |step: &Step| step.get(Of::Cycles) / step.get(Of::Ran).max(1e-9);
+    let has_clock = base.get(Of::Cycles) > 0.0;
+    let usual = if has_clock { clock(base) } else { 2e9 };
+    let (was, is) = (Met::of(base, usual), Met::of(slow, usual));
+    let (core, stall) = fit(facts, usual);
+    let grown = is.cycles - was.cycles;
+
+    let far = |of: Of| stall * is.misses() * (slow.get(of) - base.get(of));
+    let (by_others, by_itself) = missed_more(facts, (base, slow), (&was, &is));
+    let miss = stall * was.latency;
+    let swapped = |step: &Step| step.get(Of::Faults) / step.get(Of::Instructions).max(1.0);
+    let moved = |step: &Step| step.get(Of::Moved) / step.get(Of::Instructions).max(1.0);
+    let slower_clock = usual / clock(slow).max(1.0) - 1.0;
+    let own = (is.references - was.references) * (miss * was.miss_ratio + HIT) + miss * by_itself;
+    let mut parts = vec![
+        (Code::RemoteMemory, far(Of::Latency)),
+        (Code::Controller, far(Of::ControllerWait)),
+        (Code::Link, far(Of::LinkWait)),
+        (Code::LlcPollution, miss * by_others),
+        (
+            Code::SmtSibling,
+            core * (SMT_STRETCH - 1.0) * (is.siblings - was.siblings),
+        ),
+        (
+            Code::Balloon,
+            (swapped(slow) - swapped(base)) * FAULT_NS * usual / 1e9,
+        ),
+        (
+            Code::PageMoves,
+            (moved(slow) - moved(base)) * MOVE_NS * usual / 1e9,
+        ),
+        (Code::OwnPhase, own),
+    ];
+    if has_clock && slower_clock > CLOCK_NOISE {
+        parts.push((Code::Clock, is.cycles * (1.0 - 1.0 / (1.0 + slower_clock))));
+    }
+    parts.iter_mut().for_each(|(_, part)| *part = part.max(0.0));
+    let told: f64 = parts.iter().map(|(_, part)| part).sum();
+    if told < grown {
+        let own = parts.iter_mut().find(|(code, _)| *code == Code::OwnPhase);
+        own.into_iter().for_each(|(_, part)| *part += grown - told);
+    }
+    parts
+}
+
+/// Misses per instruction that came with a higher miss ratio: those that others' part of the cache accounts for, and the rest.
+fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &Met)) -> (f64, f64) {
+    let more = is.references * (is.miss_ratio - was.miss_ratio);
+    if more <= 0.0 || was.miss_ratio <= 0.0 {
+        return (0.0, more.max(0.0));
+    }
+    let of_others = |step: &Step| {
+        let all = 0..facts.others.len();
+        all.map(|other| step.of_other(other, OfOther::References))
+            .sum::<f64>()
+    };
+    let (own, before) = (base.get(Of::References), of_others(base));
+    // A slowed VM's own accesses shrink with it: that is an effect.
+    let held = |others: f64| own / (own + others).max(1.0);
+    let squeezed = SLOPE_MAX * (held(before) / held(of_others(slow))).ln().max(0.0);
+    let all = (is.miss_ratio / was.miss_ratio).ln();
+    let by_others = more * (squeezed / all).clamp(0.0, 1.0);
+    (by_others, more - by_others)
+}
+
+/// Cycles per instruction of the core itself, and cycles that a miss stalls per unit of latency: least squares over all steps,
+/// drawn towards what is usual.
+fn fit(facts: &Facts, clock: f64) -> (f64, f64) {
+    let (mut a, mut b, mut c) = (1.0 / (CORE_SD * CORE_SD), 0.0, 1.0 / (STALL_SD * STALL_SD));
+    let (mut p, mut q) = (CORE * a, STALL * c);
+    for step in facts.steps.iter().filter(|step| step.get(Of::Instructions) > 0.0) {
+        let met = Met::of(step, clock);
+        let (x, y) = (
+            1.0 + (SMT_STRETCH - 1.0) * met.siblings,
+            met.misses() * met.latency,
+        );
+        let weight = 1.0 / (NOISE * met.cycles).powi(2).max(1e-9) / 10.0;
+        a += weight * x * x;
+        b += weight * x * y;
+        c += weight * y * y;
+        p += weight * x * met.cycles;
+        q += weight * y * met.cycles;
+    }
+    let determinant = a * c - b * b;
+    if determinant <= 0.0 {
+        return (CORE, STALL);
+    }
+    let (core, stall) = ((c * p - b * q) / determinant, (a * q - b * p) / determinant);
+    (core.max(CORE_MIN), stall.max(0.0))
+}
