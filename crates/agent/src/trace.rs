@@ -262,7 +262,7 @@ fn export_run(
             happened: &happened,
         });
     }
-    // Whoever reads a damaged history gets what is whole, and hears it.
+    // Of a damaged history the whole parts are traced, and the damage is said.
     statuses.whole()?;
     Ok(())
 }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::history::read_recorded;
 
-/// What was decided so long before a step may have made its change.
+/// How long before a step, in nanoseconds, a decision may lie that made its change.
 const DECIDED_EARLIER: i64 = 5_000_000_000;
 /// Most events that are looked at, the last ones.
 const EVENTS_MAX: u32 = 10_000;
@@ -120,7 +120,7 @@ pub fn ask(
     })
 }
 
-/// Samples between two times that are at least so far apart: turning one into figures takes longer than reading it.
+/// Samples between two times, each at least `apart` after the last: turning one into figures takes longer than reading it.
 fn sparse(
     archive: &Archive,
     span: (i64, i64),

@@ -27,7 +27,7 @@ pub fn local(wall_ns: i64) -> NaiveDateTime {
         .naive_local()
 }
 
-/// A time that was asked for: absolute, or so long ago.
+/// A time that was asked for: absolute, or a duration before now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
     /// That long before now.

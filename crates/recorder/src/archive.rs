@@ -95,7 +95,7 @@ pub struct Wanted {
     pub kind: Option<String>,
     /// Before the one of this number.
     pub before_id: Option<i64>,
-    /// At most so many, the last ones.
+    /// At most this number, the last ones.
     pub limit: Option<u32>,
 }
 
@@ -231,7 +231,7 @@ impl Archive {
         })
     }
 
-    /// What happened in a run after the event with this number, the first first, and at most so many.
+    /// What happened in a run after the event with this number, in order, at most `count` events.
     ///
     /// # Errors
     /// As [`Archive::runs`].

@@ -133,7 +133,7 @@ fn by_id(list: &[Value]) -> Option<BTreeMap<&str, &Value>> {
     Some(by_id)
 }
 
-/// The values of a column of so many; `None` where it is none, or is more than any minute of a host.
+/// The values of a column that has this number of them; `None` where it is damaged, or longer than any minute of a host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
     unpack_within(column, count, &mut { WEIGHT_MAX })
 }

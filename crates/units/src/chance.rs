@@ -122,9 +122,14 @@ pub struct SplitMix(pub u64);
 impl SplitMix {
     /// Uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
+        unit(self.bits())
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
         let bits = mix(self.0);
         self.0 = self.0.wrapping_add(GOLDEN);
-        unit(bits)
+        bits
     }
 }
 

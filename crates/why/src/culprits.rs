@@ -181,7 +181,7 @@ impl Look<'_> {
     fn weights(&self, code: Code) -> Vec<f64> {
         let (nodes, links) = (self.slow.node_use(), self.slow.link_use());
         let none = |of: &[f64]| vec![0.0; of.len()];
-        // A busier thing makes its users wait; what was never busy makes nobody.
+        // Only what is busy makes its users wait.
         let hotter = |now: &[f64], before: &[f64]| -> Vec<f64> {
             let grew = |(now, before): (&f64, &f64)| (now - before).max(0.0);
             now.iter().zip(before).map(grew).collect()

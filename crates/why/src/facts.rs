@@ -322,7 +322,7 @@ impl Place {
         }
     }
 
-    /// Traffic to each node, then over each link, of so many bytes per second.
+    /// Traffic to each node, then over each link, where the VM moves `bytes` per second.
     fn traffic(&self, host: &Host<'_>, bytes: f64) -> Vec<f64> {
         let mut traffic: Vec<f64> = self.accesses.iter().map(|share| share * bytes).collect();
         traffic.resize(host.layout.nodes + host.layout.links, 0.0);
@@ -341,7 +341,7 @@ fn queue(busy: f64) -> f64 {
 }
 
 impl Facts {
-    /// The VM's steps from `begin` on, each at least so long.
+    /// The VM's steps from `begin` on, each at least `apart` long.
     pub fn of(machine: &Machine, samples: &[Sample], vm: VmId, (begin, apart): (Ns, Ns)) -> Facts {
         let host = Host::of(machine);
         let mut others: BTreeMap<VmId, String> = BTreeMap::new();

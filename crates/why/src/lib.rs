@@ -13,7 +13,7 @@
 //! # Method
 //! 1. The part of the window that differs: the steps whose cost is more than half as far above the baseline's as the dearest
 //!    ones. Where no mean of a few steps is above every such mean of the baseline nothing is wrong, and nothing is blamed.
-//! 2. What of the cost is waiting and throttling is counted by the host. The rest is time per instruction, which [`model`]
+//! 2. What of the cost is waiting and throttling is counted by the host. The rest is time per instruction, which `model`
 //!    divides: `core x siblings + stall x misses x latency`, with `core` and `stall` fitted over all steps.
 //! 3. Each part that grew is a [`Cause`], with the share of speed that it took. What the parts do not explain is the guest's own.
 //! 4. Who: of all others, those whose *demand* on the same CPUs, cache, controller or link grew. A fellow victim misses more but
@@ -45,7 +45,7 @@ use facts::{Facts, Step};
 
 /// Steps of a window.
 const WINDOW_STEPS: u64 = 30;
-/// The baseline is so many windows long.
+/// Length of the baseline, in windows.
 pub const BASELINE: u64 = 4;
 /// Steps that are taken together where noise is to be told from change.
 const SMOOTH: usize = 5;
@@ -55,9 +55,9 @@ const LOSS_MIN: f64 = 0.03;
 const ABOVE: f64 = 0.02;
 /// A cause that took less is not told.
 const CAUSE_MIN: f64 = 0.01;
-/// A decision that is made so long before a change, or less, made it.
+/// A decision made a change that came at most this long after it.
 const DECIDED_BEFORE: Ns = Ns::from_secs(5);
-/// A decision that is made so long after a cause ends, or earlier, follows it.
+/// A decision belongs to a cause if it was made at most this long after the cause ended.
 const DECIDED_AFTER: Ns = Ns::from_secs(60);
 
 /// What slows VMs down.

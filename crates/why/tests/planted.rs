@@ -9,7 +9,7 @@
 use homenode_host::{Act, Action, CpuQuota, Decision, Host as _, Limit, Plan, Sample};
 use homenode_machine::Machine;
 use homenode_twin::{EventAction, Scenario, Twin, VmSpec};
-use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Permit, VmId};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Permit, SplitMix, VmId};
 use homenode_why::{Code, Culprit, Explanation, Happening, explain};
 
 /// Seconds before the window, of the window, and when the cause begins at the earliest.
@@ -78,23 +78,19 @@ impl Kind {
 }
 
 /// A generator of which nothing is asked but to differ from seed to seed (splitmix64).
-struct Draw(u64);
+struct Draw(SplitMix);
 
 impl Draw {
-    fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    fn of_seed(seed: u64) -> Draw {
+        Draw(SplitMix(seed))
     }
 
     fn between(&mut self, low: f64, high: f64) -> f64 {
-        low + (high - low) * self.next()
+        low + (high - low) * self.0.unit()
     }
 
     fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[((self.next() * all.len() as f64) as usize).min(all.len() - 1)]
+        all[((self.0.unit() * all.len() as f64) as usize).min(all.len() - 1)]
     }
 }
 
@@ -229,7 +225,7 @@ fn plant(machine: &Machine, kind: Option<Kind>, shape: Kind, draw: &mut Draw) ->
     let mut vms = vec![victim];
     let mut events: Vec<(Ns, &str, EventAction)> = Vec::new();
     // Loud all the time, on whatever the victim and the culprit leave.
-    let wanted = 2 + (draw.next() * 9.0) as usize;
+    let wanted = 2 + (draw.0.unit() * 9.0) as usize;
     let used = |cpu: &CpuId| {
         here[..2].contains(cpu)
             || culprit
@@ -337,8 +333,8 @@ fn asked(machine: &Machine, samples: &[Sample], happenings: &[Happening]) -> Exp
 
 /// What was planted and what was told; `None` where it cost too little to be told.
 fn case(machine: &Machine, kind: Kind, seed: u64) -> Option<(f64, Explanation)> {
-    let with = plant(machine, Some(kind), kind, &mut Draw(seed));
-    let without = plant(machine, None, kind, &mut Draw(seed));
+    let with = plant(machine, Some(kind), kind, &mut Draw::of_seed(seed));
+    let without = plant(machine, None, kind, &mut Draw::of_seed(seed));
     let (mut samples, limited) = run(machine, &with, seed);
     let (others, _) = run(machine, &without, seed);
     let since = with.at + Ns::from_secs(2);
@@ -412,7 +408,7 @@ fn a_busy_but_steady_run_blames_nobody() {
         let shape = KINDS[seed as usize % (KINDS.len() - 1)];
         let (samples, _) = run(
             &machine,
-            &plant(&machine, None, shape, &mut Draw(1000 + seed)),
+            &plant(&machine, None, shape, &mut Draw::of_seed(1000 + seed)),
             seed,
         );
         let told = asked(&machine, &samples, &[]);

@@ -19,6 +19,7 @@ mod permits;
 mod programs;
 mod runtimes;
 mod topology;
+mod why;
 mod working_set;
 
 use std::time::Duration;
@@ -350,6 +351,13 @@ pub static ALL: &[Case] = &[
         480,
         "pages come to the node that uses them, others stay, and none of a paused guest moves",
         counted::carrefour,
+    ),
+    case(
+        "why",
+        Group::Counted,
+        900,
+        "`homenode why` names what slowed guests down, and whose doing it was: a quota, memory moved away, a polluted cache",
+        why::causes_named,
     ),
     case(
         "alone-free",

@@ -110,7 +110,7 @@ const COLUMNS: [NodeColumn; 7] = [
 ];
 const BUSIEST: &str = "busiest link out";
 
-/// Nodes, with links beside them where there is room; at most so many lines, the nodes with most wrong first.
+/// Nodes, with links beside them where there is room. Where the lines do not suffice, the nodes with most wrong are shown.
 pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours) -> Vec<Line<'static>> {
     let rows_max = height.saturating_sub(1).max(1);
     let mut shown: Vec<&NodeStatus> = status.nodes.iter().collect();

@@ -97,7 +97,7 @@ impl Past {
         })
     }
 
-    /// Goes so many periods on or back; whether there were so many.
+    /// Goes this number of periods on or back; `false` where the history ends before that.
     ///
     /// # Errors
     /// As [`Past::span`].
@@ -149,7 +149,7 @@ impl Past {
         Ok(())
     }
 
-    /// Goes so many minutes on or back, to the first or the last period where there are not so many.
+    /// Goes this number of minutes on or back, at most to the first or the last period.
     ///
     /// # Errors
     /// As [`Past::span`].

@@ -73,7 +73,7 @@ pub fn page(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// What is below so many lines, as much as there is room for; the last of it where there are not so many.
+/// The text from this line on, as much as there is room for. Never scrolled past its end.
 fn scrolled(mut lines: Vec<Line<'static>>, scroll: usize, room: usize) -> Vec<Line<'static>> {
     let count = lines.len();
     let above = scroll.min(count.saturating_sub(room));

@@ -20,7 +20,7 @@ fn utc(wall_ns: i64) -> NaiveDateTime {
     DateTime::from_timestamp_nanos(wall_ns).naive_utc()
 }
 
-/// What an agent says after some seconds of so many VMs on the twin, whose figures are the same wherever it runs.
+/// What an agent says of this number of VMs after some seconds on the twin. The figures are the same on every machine.
 fn overview(vms: usize) -> Overview {
     let workloads = [
         "lbm", "povray", "stream", "idle", "soplex", "cg.B", "lu.B", "ep.B",

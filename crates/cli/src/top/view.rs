@@ -195,7 +195,7 @@ impl View {
         }
     }
 
-    /// Chooses the VM so many rows on, or scrolls.
+    /// Chooses the VM this number of rows further down, or scrolls.
     fn go(&mut self, by: isize) {
         if self.page != Page::List {
             self.scroll = self.scroll.saturating_add_signed(by);

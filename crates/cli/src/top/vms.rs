@@ -57,7 +57,7 @@ impl Sort {
         Sort::ALL.iter().position(|(sort, _)| *sort == self).unwrap_or(0)
     }
 
-    /// The one so many places on.
+    /// The one this number of places further on.
     pub fn next(self, by: isize) -> Sort {
         let count = Sort::ALL.len();
         Sort::ALL[self.place().saturating_add_signed(count.cast_signed() + by) % count].0

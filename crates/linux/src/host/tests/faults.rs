@@ -5,6 +5,8 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
+use homenode_units::SplitMix;
+
 use super::balloon::{BALLOON, give};
 use super::home::{RESTRICTIVE, lift_home, runs_on, set_home};
 use super::*;
@@ -221,33 +223,21 @@ fn a_libvirt_that_is_killed_before_or_after_any_call_is_waited_for() {
     }
 }
 
-/// Numbers that are the same for a seed (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-}
-
 /// A host of which one thing in so many goes wrong.
 fn lies(seed: u64) {
-    let mut dice = Dice(seed);
-    let one_in = [4, 10, 30, 100][dice.below(4) as usize];
+    let mut dice = SplitMix(seed);
+    let mut below = move |limit| dice.bits() % limit;
+    let one_in = [4, 10, 30, 100][below(4) as usize];
     fault::plan(move |point| {
         // Files are read by the hundred.
         let rarer = if point == Point::Read { 10 } else { 1 };
-        if dice.below(one_in * rarer) != 0 {
+        if below(one_in * rarer) != 0 {
             return None;
         }
-        Some(match dice.below(3) {
+        Some(match below(3) {
             0 => Fault::Refused,
             1 => Fault::Lost,
-            _ => Fault::Late(dice.below(5) as u32),
+            _ => Fault::Late(below(5) as u32),
         })
     });
 }

@@ -1,0 +1,100 @@
+//! `homenode why` about real guests: one is throttled, one is parted from its memory, one has its cache filled by a neighbour.
+//!
+//! All of it is done by somebody else than the agent, which only records: what it knows it has from the host.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::ensure;
+use homenode_testbed_guest::Behaviour;
+use serde_json::Value;
+
+use super::agent::{SOON, start_agent_with, stop};
+use super::basics::in_mib;
+use crate::inside::Inside;
+use crate::inside::guest::{Cpus, GuestSpec};
+use crate::inside::libvirtd::run;
+use crate::inside::wait::{Look, wait_until};
+use crate::outside::emulated::LLC_BYTES;
+
+/// How long a stretch is asked about; four times as long before it nothing happens.
+const WINDOW: Duration = Duration::from_secs(30);
+/// Of its cause each guest must have lost so much of its speed.
+const LOST_MIN: f64 = 0.03;
+
+/// Walks through so much memory, on a CPU of its own, which is on this node.
+fn walker(name: &str, bytes: u64, cpu: u32) -> GuestSpec {
+    GuestSpec::new(name)
+        .doing(Behaviour::walking((bytes >> 10) as u32, 0))
+        .cpus(Cpus::Pinned(vec![cpu.to_string()]))
+        .nodes("preferred", &(cpu / 2).to_string())
+}
+
+/// Guests, and what `why` must say of each: the code, and who did it.
+const EXPECTED: [(&str, &str, &str); 3] = [
+    ("polluted", "llc-pollution", "polluter"),
+    ("throttled", "quota", "somebody"),
+    ("parted", "remote-memory", "somebody"),
+];
+
+/// The first cause is the right one, and so is who is blamed.
+pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
+    let mut polluter = walker("polluter", 8 * LLC_BYTES, 1);
+    polluter = polluter.doing(Behaviour::idle());
+    let specs = [
+        walker("polluted", LLC_BYTES / 2, 0),
+        polluter,
+        walker("throttled", LLC_BYTES / 4, 2),
+        walker("parted", 4 * LLC_BYTES, 4),
+    ];
+    let guests = inside.create_at_once(&specs)?;
+    for guest in &guests {
+        guest.wait_ready()?;
+    }
+    let [_, polluter, _, parted] = guests.as_slice() else {
+        anyhow::bail!("expected four guests, saw {}", guests.len());
+    };
+    let history = inside.dir().join("history.sqlite").display().to_string();
+    let agent = start_agent_with(inside, &["--policies", "default", "--history", &history])?;
+    let window = format!("{}s", WINDOW.as_secs());
+    let asked = |vm: &str| inside.ask("why", &[vm, "--window", &window, "--history", &history]);
+    thread::sleep(4 * WINDOW);
+
+    polluter.switch_to(Behaviour::walking((8 * LLC_BYTES >> 10) as u32, 0))?;
+    run(
+        "virsh",
+        &[
+            "schedinfo",
+            "throttled",
+            "--live",
+            "vcpu_quota=30000",
+            "vcpu_period=100000",
+        ],
+    )?;
+    parted.move_to(3)?;
+    inside.note(format!("moved: {:?} MiB", in_mib(&parted.pages_per_node()?)));
+    thread::sleep(WINDOW);
+
+    for (vm, code, culprit) in EXPECTED {
+        let said = wait_until(&format!("why to name what slowed {vm}"), SOON, || {
+            Ok(match asked(vm)? {
+                Ok(said) if is_named(&said, code, culprit) => Look::Done(said),
+                other => Look::NotYet(format!("{other:?}")),
+            })
+        })?;
+        inside.note(format!("{vm}: {}", said["causes"][0]));
+    }
+    // Whoever made others slow has nobody to blame.
+    let of_polluter = asked("polluter")?;
+    if let Ok(said) = of_polluter {
+        let is_others = said["causes"].to_string().contains("\"who\":\"vm\"");
+        ensure!(!is_others, "the polluter is said to be slowed by another: {said}");
+    }
+    stop(agent)
+}
+
+fn is_named(said: &Value, code: &str, culprit: &str) -> bool {
+    let (first, lost) = (&said["causes"][0], said["lost"].as_f64().unwrap_or(0.0));
+    let by = &first["culprit"];
+    lost >= LOST_MIN && first["code"] == code && (by["who"] == culprit || by["name"] == culprit)
+}
