@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use homenode_api::http::Listen;
-use homenode_control::PolicySet;
+use homenode_control::{Mode, PolicySet};
 use homenode_twin::Disturbance;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
 use crate::kernel_footprint::FootprintArgs;
+use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
 use crate::options::{AgentArgs, OrNone, ShownArgs, Size, StateArgs};
 use crate::page_log::LogArgs;
 use crate::profile::ProfileArgs;
@@ -153,6 +154,30 @@ Examples:
   homenode memory show                 who has how much, needs how much, and why"
     )]
     Memory(MemoryCommand),
+    /// See what the agent would do and waits for, and say yes or no to it
+    #[command(after_help = crate::recommend::HELP)]
+    Recommend(RecommendArgs),
+    /// Say how far the agent may go with a VM: observe it, recommend, or act
+    #[command(
+        after_help = "Of the run (`homenode run --mode`), its policies (settings `[modes]`) and a VM the most careful holds. What only observes or
+recommends never keeps a VM from getting back what it had: limits are lifted at once, and under `observe` the home too.
+
+Examples:
+  homenode mode                        how far the agent goes with each VM
+  homenode mode web recommend          what is to be done to VM web waits for you; its metadata keeps that
+  homenode mode web none               as far as the run and its policies go"
+    )]
+    Mode(ModeArgs),
+    /// See nodes that are promised to VMs which do not run yet, and take promises back
+    #[command(
+        after_help = "A VM that is about to start is promised nodes when libvirt asks for them (`numad`). What is promised counts as used until
+the VM runs, or for two minutes. Without a running agent the promises of the ledger are shown.
+
+Examples:
+  homenode promises                    those that are open
+  homenode promises drop 3 4           take two back: what they hold is free at once"
+    )]
+    Promises(PromisesArgs),
     /// See what VMs' guests are told of where they are, and since when
     #[command(
         after_help = "A guest with virtual nodes and a topology device is told, live, on which of the host's nodes its vCPUs and its memory
@@ -293,9 +318,13 @@ pub struct RunArgs {
     /// the host has several nodes, else the twin
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
-    /// Plan and explain, and touch nothing
-    #[arg(long)]
+    /// Plan and explain, and touch nothing: the same as `--mode observe`
+    #[arg(long, conflicts_with = "mode")]
     pub dry_run: bool,
+    /// How far decisions go: `observe` (they are told, and nothing is touched), `recommend` (they wait for `homenode recommend
+    /// apply`) or `act`; default: what the configuration file says, else `act`
+    #[arg(long)]
+    pub mode: Option<Mode>,
     /// Stop after this much of the host's time, such as `60s`; default: until Ctrl-C, or until the scenario is done
     #[arg(long)]
     pub duration: Option<Ns>,

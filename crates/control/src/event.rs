@@ -77,6 +77,59 @@ pub enum Event {
         /// What became of it.
         result: Outcome,
     },
+    /// A policy would do this, and waits for the operator.
+    Recommended {
+        /// Number of the recommendation.
+        id: u64,
+        /// Name of the VM.
+        name: String,
+        /// What and why.
+        #[serde(flatten)]
+        decision: Decision,
+        /// The same in words.
+        text: String,
+        /// Predicted gain, as a share of the VM's speed.
+        gain: Option<f64>,
+    },
+    /// The operator agreed to a recommendation.
+    Approved {
+        /// Number of the recommendation.
+        id: u64,
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// Who recommended it.
+        policy: &'static str,
+        /// What was recommended.
+        text: String,
+    },
+    /// The operator does not want what was recommended.
+    Rejected {
+        /// Number of the recommendation.
+        id: u64,
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// Who recommended it.
+        policy: &'static str,
+        /// What was recommended.
+        text: String,
+    },
+    /// A recommendation ended before anybody agreed, or before it could be carried out.
+    Expired {
+        /// Number of the recommendation.
+        id: u64,
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// Who recommended it.
+        policy: &'static str,
+        /// What was recommended.
+        text: String,
+    },
     /// Something to know that nobody acts on.
     Found {
         /// Name of the VM, if it is about one.
@@ -173,6 +226,27 @@ impl fmt::Display for Event {
                     }
                     Outcome::Failed(error) => write!(f, " — failed: {error}"),
                 }
+            }
+            Event::Recommended {
+                id,
+                decision,
+                text,
+                gain,
+                ..
+            } => {
+                let gain = gain.map(|gain| format!(", {:+.0} percent of its speed", 100.0 * gain));
+                let gain = gain.unwrap_or_default();
+                let Decision { policy, reason, .. } = decision;
+                write!(f, "{policy}: recommendation {id}: {text}{gain} ({reason})")
+            }
+            Event::Approved { id, policy, text, .. } => {
+                write!(f, "{policy}: recommendation {id} is approved: {text}")
+            }
+            Event::Rejected { id, policy, text, .. } => {
+                write!(f, "{policy}: recommendation {id} is rejected: {text}")
+            }
+            Event::Expired { id, policy, text, .. } => {
+                write!(f, "{policy}: recommendation {id} has expired: {text}")
             }
             Event::Found { finding, .. } => write!(f, "{}: {}", finding.policy, finding.message),
             Event::Refused { refusal } => write!(f, "plan refused: {refusal}"),
