@@ -3,14 +3,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_api::answer::{
-    Bill, FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, Permits, PolicyAdvice, PolicySet, Promised,
-    Suggestion, Vms,
+    Bill, FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, Permits, PolicyAdvice, PolicySet,
+    Promised, Suggestion, Vms,
 };
 use homenode_api::{Answer, ApiError, Request};
 use homenode_control::{Control, Line, Remembered, Request as Ask, Status, VmStatus};
 use homenode_host::{Mode, Setting};
 use homenode_machine::Machine;
 use homenode_policy::advisor;
+use homenode_policy::placement::Shape;
 use homenode_units::{Bytes, MemoryPolicy, Ns, VmId};
 
 use crate::answers::forecast::forecast;
@@ -60,16 +61,7 @@ impl Handler {
                 control.announce(announcement);
                 Noted { noted: true }.into()
             }
-            Request::Promise(shape) => {
-                let promise = control.promise(machine, shape);
-                let unplaceable = promise.unplaceable.map(|why| why.to_string());
-                Promised {
-                    nodes: promise.nodes,
-                    name: promise.name,
-                    unplaceable,
-                }
-                .into()
-            }
+            Request::Promise(shape) => promised(&mut control, machine, shape).into(),
             Request::Place {
                 vcpus,
                 memory_bytes,
@@ -134,6 +126,15 @@ impl Handler {
             Request::PromiseDrop { id } => dropped(&mut control, id)?.into(),
             Request::PermitBill { vm } => bill(&control, machine, vm.as_deref())?.into(),
         }))
+    }
+}
+
+fn promised(control: &mut Control, machine: &Machine, shape: Shape) -> Promised {
+    let promise = control.promise(machine, shape);
+    Promised {
+        nodes: promise.nodes,
+        name: promise.name,
+        unplaceable: promise.unplaceable.map(|why| why.to_string()),
     }
 }
 

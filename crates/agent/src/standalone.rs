@@ -6,6 +6,9 @@ use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::answers;
+use crate::bill_file::Clock;
+use crate::wall_clock::WallClock;
 use anyhow::Context;
 use homenode_api::AskError;
 use homenode_api::answer::{PromiseDropped, Promises};
@@ -16,9 +19,6 @@ use homenode_linux::{meminfo, now, proc_stat};
 use homenode_machine::Machine;
 use homenode_policy::placement::{Announcement, Ledger, Placement, Shape, Unplaceable};
 use homenode_units::{NodeId, NodeSet};
-use crate::answers;
-use crate::bill_file::Clock;
-use crate::wall_clock::WallClock;
 
 /// Time between the two looks that tell how busy CPUs are: ten of the kernel's ticks.
 const LOOK: Duration = Duration::from_millis(100);
@@ -82,7 +82,11 @@ pub fn announce(state: &Path, announcement: Announcement) -> anyhow::Result<()> 
 pub fn promises(state: &Path) -> anyhow::Result<Promises> {
     let (_, ledger) = open_ledger(state)?;
     let now = now();
-    Ok(answers::promises::promises(ledger.open(now), WallClock::start(Clock::Wall), now))
+    Ok(answers::promises::promises(
+        ledger.open(now),
+        WallClock::start(Clock::Wall),
+        now,
+    ))
 }
 
 /// Takes back a promise in the ledger.

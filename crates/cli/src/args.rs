@@ -10,10 +10,10 @@ use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
 use crate::kernel_footprint::FootprintArgs;
-use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
 use crate::options::{AgentArgs, OrNone, ShownArgs, Size, StateArgs};
 use crate::page_log::LogArgs;
 use crate::profile::ProfileArgs;
+use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
 use crate::record::RecordCommand;
 use crate::replay::ReplayArgs;
 use crate::top::TopArgs;
@@ -158,25 +158,10 @@ Examples:
     #[command(after_help = crate::recommend::HELP)]
     Recommend(RecommendArgs),
     /// Say how far the agent may go with a VM: observe it, recommend, or act
-    #[command(
-        after_help = "Of the run (`homenode run --mode`), its policies (settings `[modes]`) and a VM the most careful holds. What only observes or
-recommends never keeps a VM from getting back what it had: limits are lifted at once, and under `observe` the home too.
-
-Examples:
-  homenode mode                        how far the agent goes with each VM
-  homenode mode web recommend          what is to be done to VM web waits for you; its metadata keeps that
-  homenode mode web none               as far as the run and its policies go"
-    )]
+    #[command(after_help = crate::recommend::MODE_HELP)]
     Mode(ModeArgs),
     /// See nodes that are promised to VMs which do not run yet, and take promises back
-    #[command(
-        after_help = "A VM that is about to start is promised nodes when libvirt asks for them (`numad`). What is promised counts as used until
-the VM runs, or for two minutes. Without a running agent the promises of the ledger are shown.
-
-Examples:
-  homenode promises                    those that are open
-  homenode promises drop 3 4           take two back: what they hold is free at once"
-    )]
+    #[command(after_help = crate::recommend::PROMISES_HELP)]
     Promises(PromisesArgs),
     /// See what VMs' guests are told of where they are, and since when
     #[command(

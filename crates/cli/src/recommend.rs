@@ -7,6 +7,8 @@ use homenode_api::http::WallTime;
 use homenode_api::{Request, ask};
 use homenode_control::Mode;
 use homenode_control::recommendations::State;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::options::{AgentArgs, OrNone};
 use crate::output::{or_dash, print_json, table};
@@ -25,6 +27,23 @@ Examples:
   homenode recommend apply 7 8         say yes to two
   homenode recommend reject 7          say no
   homenode recommend --json            the same for programs";
+
+/// What the help of `mode` says at its end.
+pub const MODE_HELP: &str = "Of the run (`homenode run --mode`), its policies (settings `[modes]`) and a VM the most careful holds. What only observes or
+recommends never keeps a VM from getting back what it had: limits are lifted at once, and under `observe` the home too.
+
+Examples:
+  homenode mode                        how far the agent goes with each VM
+  homenode mode web recommend          what is to be done to VM web waits for you; its metadata keeps that
+  homenode mode web none               as far as the run and its policies go";
+
+/// What the help of `promises` says at its end.
+pub const PROMISES_HELP: &str = "A VM that is about to start is promised nodes when libvirt asks for them (`numad`). What is promised counts as used until
+the VM runs, or for two minutes. Without a running agent the promises of the ledger are shown.
+
+Examples:
+  homenode promises                    those that are open
+  homenode promises drop 3 4           take two back: what they hold is free at once";
 
 /// Options of `recommend`.
 #[derive(Debug, clap::Args)]
@@ -123,25 +142,45 @@ fn list(args: &RecommendArgs) -> anyhow::Result<()> {
             one.reason.clone(),
         ]
     });
-    say!("{}", table(&["id", "what", "gain", "policy", "state", "until", "why"], rows));
+    say!(
+        "{}",
+        table(&["id", "what", "gain", "policy", "state", "until", "why"], rows)
+    );
     let is_open = |one: &&Recommendation| one.state == State::Open;
-    for one in answer.recommendations.iter().filter(is_open).filter(|one| !one.together.is_empty()) {
+    for one in answer
+        .recommendations
+        .iter()
+        .filter(is_open)
+        .filter(|one| !one.together.is_empty())
+    {
         let others: Vec<String> = one.together.iter().map(u64::to_string).collect();
-        say!("{}: its gain is predicted together with {}", one.id, others.join(", "));
+        say!(
+            "{}: its gain is predicted together with {}",
+            one.id,
+            others.join(", ")
+        );
     }
     Ok(())
 }
 
 fn judge(args: &IdArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<()> {
+    let mut recommendations: Vec<Recommendation> = Vec::new();
     for id in &args.ids {
         let answer: Recommendation = ask_agent(args.agent.dir(), &request(*id))?;
-        if args.agent.json() {
-            print_json("recommendation", &answer)?;
-        } else {
-            say!("{} is {}: {}", answer.id, answer.state.name(), OneLine(&answer.text));
+        if !args.agent.json() {
+            say!(
+                "{} is {}: {}",
+                answer.id,
+                answer.state.name(),
+                OneLine(&answer.text)
+            );
         }
+        recommendations.push(answer);
     }
-    Ok(())
+    match args.agent.json() {
+        true => print_json("recommendations", &Recommendations { recommendations }),
+        false => Ok(()),
+    }
 }
 
 /// `homenode mode`.
@@ -175,7 +214,12 @@ fn modes(args: &ModeArgs) -> anyhow::Result<()> {
     }
     let rows = answer.vms.iter().map(|vm| {
         let chosen = or_dash(vm.mode_chosen, |mode| mode.to_string());
-        vec![vm.name.clone(), vm.mode.to_string(), chosen, vm.left_alone.clone().unwrap_or_default()]
+        vec![
+            vm.name.clone(),
+            vm.mode.to_string(),
+            chosen,
+            vm.left_alone.clone().unwrap_or_default(),
+        ]
     });
     say!("{}", table(&["VM", "mode", "chosen", ""], rows));
     Ok(())
@@ -211,23 +255,36 @@ pub fn promises(args: &PromisesArgs) -> anyhow::Result<()> {
             until(promise.expires),
         ]
     });
-    say!("{}", table(&["id", "VM", "nodes", "vCPUs", "memory", "made", "until"], rows));
+    say!(
+        "{}",
+        table(&["id", "VM", "nodes", "vCPUs", "memory", "made", "until"], rows)
+    );
     Ok(())
 }
 
+/// Promises that were taken back.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Dropped {
+    /// Their numbers.
+    ids: Vec<u64>,
+}
+
 fn drop_promises(args: &IdArgs) -> anyhow::Result<()> {
+    let mut ids = Vec::new();
     for id in &args.ids {
         let dropped: PromiseDropped = match ask(args.agent.dir(), &Request::PromiseDrop { id: *id })? {
             Some(dropped) => dropped,
             None => standalone::drop_promise(args.agent.dir(), *id)?,
         };
-        if args.agent.json() {
-            print_json("promise-dropped", &dropped)?;
-        } else {
+        if !args.agent.json() {
             say!("promise {id} is taken back");
         }
+        ids.push(dropped.id);
     }
-    Ok(())
+    match args.agent.json() {
+        true => print_json("promises-dropped", &Dropped { ids }),
+        false => Ok(()),
+    }
 }
 
 /// A time of day, in the host's own zone.

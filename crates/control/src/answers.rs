@@ -251,7 +251,8 @@ impl Control {
     pub fn approve(&mut self, id: u64) -> Result<Recommendation, NotThat> {
         self.inputs.push(Input::Approved { id });
         let now = self.now();
-        self.recommendations.approve(id, &self.config.recommendations, now)
+        self.recommendations
+            .approve(id, &self.config.recommendations, now)
     }
 
     /// The operator does not want what is recommended.

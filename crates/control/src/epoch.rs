@@ -18,8 +18,8 @@ use crate::recommendations::most_careful;
 use crate::stages::Plans;
 use crate::status::Known;
 use crate::{
-    Config, Control, Decided, Event, MemoryStatus, Mode, PermitStatus, Recommendation, Status, TopologyStatus, Turn,
-    stages,
+    Config, Control, Decided, Event, MemoryStatus, Mode, PermitStatus, Recommendation, Status,
+    TopologyStatus, Turn, stages,
 };
 
 /// What one step saw and did.
@@ -156,7 +156,8 @@ impl Control {
                         self.remember(&decision.action, &outcome, sample.at);
                         self.in_force.outcome(&decision, &outcome, sample.at);
                         let config = &self.config.recommendations;
-                        self.recommendations.outcome(&decision, &outcome, config, sample.at);
+                        self.recommendations
+                            .outcome(&decision, &outcome, config, sample.at);
                     }
                     if outcome == Outcome::Renewed {
                         continue;
@@ -215,11 +216,16 @@ impl Control {
         let mut plan = levers::merge(&view, acting);
         let acts_count = plan.decisions.len();
         for mode in [Mode::Recommend, Mode::Observe] {
-            let plans = kept.iter().filter(|(_, of)| *of == mode).map(|(plan, _)| plan.clone());
+            let plans = kept
+                .iter()
+                .filter(|(_, of)| *of == mode)
+                .map(|(plan, _)| plan.clone());
             let kept = levers::merge(&view, plans.collect());
             plan.findings.extend(kept.findings);
             if self.mode != Mode::Observe {
-                kept.decisions.iter().for_each(|decision| self.states.was_kept(decision));
+                kept.decisions
+                    .iter()
+                    .for_each(|decision| self.states.was_kept(decision));
             }
             if mode == Mode::Observe {
                 plan.decisions.extend(kept.decisions);
@@ -305,8 +311,12 @@ fn give_home(
         return;
     }
     let vm = view.vms.iter().find(|vm| vm.sample.id == id);
-    if let (arrange::POLICY, Some(vm), Act::SetHome { nodes }) = (one.decision.policy, vm, &one.decision.action.act) {
-        states.arrange.begin_trial(view, vm, nodes, 1.0 + one.gain.unwrap_or(0.0));
+    if let (arrange::POLICY, Some(vm), Act::SetHome { nodes }) =
+        (one.decision.policy, vm, &one.decision.action.act)
+    {
+        states
+            .arrange
+            .begin_trial(view, vm, nodes, 1.0 + one.gain.unwrap_or(0.0));
     }
     plan.decisions.extend(decisions);
 }
@@ -318,7 +328,10 @@ fn gains(
     states: &stages::States,
     homes: &[(VmId, NodeSet)],
 ) -> BTreeMap<VmId, f64> {
-    let wanted = homes.iter().map(|(vm, nodes)| (*vm, Some(nodes.clone()))).collect();
+    let wanted = homes
+        .iter()
+        .map(|(vm, nodes)| (*vm, Some(nodes.clone())))
+        .collect();
     let Ok(forecast) = arrange::what_if(view, &config.placement, &states.arrange, &wanted) else {
         return BTreeMap::new();
     };

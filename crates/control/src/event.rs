@@ -166,6 +166,21 @@ impl Event {
     }
 }
 
+fn recommended(
+    f: &mut fmt::Formatter<'_>,
+    id: u64,
+    decision: &Decision,
+    text: &str,
+    gain: Option<f64>,
+) -> fmt::Result {
+    let Decision { policy, reason, .. } = decision;
+    write!(f, "{policy}: recommendation {id}: {text}")?;
+    if let Some(gain) = gain {
+        write!(f, ", {:+.0} percent of its speed", 100.0 * gain)?;
+    }
+    write!(f, " ({reason})")
+}
+
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -233,12 +248,7 @@ impl fmt::Display for Event {
                 text,
                 gain,
                 ..
-            } => {
-                let gain = gain.map(|gain| format!(", {:+.0} percent of its speed", 100.0 * gain));
-                let gain = gain.unwrap_or_default();
-                let Decision { policy, reason, .. } = decision;
-                write!(f, "{policy}: recommendation {id}: {text}{gain} ({reason})")
-            }
+            } => recommended(f, *id, decision, text, *gain),
             Event::Approved { id, policy, text, .. } => {
                 write!(f, "{policy}: recommendation {id} is approved: {text}")
             }

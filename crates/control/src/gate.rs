@@ -25,7 +25,9 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Act, Action, Decision, Lever, Mode, Outcome, Plan, Sample, View, VmSample};
+use homenode_host::{
+    Act, Action, Decision, Immovable, Lever, Management, Mode, Outcome, Plan, Sample, View, VmSample,
+};
 use homenode_policy::{arrange, placement};
 use homenode_units::{NodeSet, Ns, VmId};
 
@@ -44,7 +46,11 @@ pub(crate) struct Gate<'a> {
 
 impl Gate<'_> {
     fn mode(&self, policy: &str, vm: Option<&VmSample>) -> Mode {
-        most_careful(self.run, self.modes.of(policy), vm.and_then(|vm| vm.settings.mode))
+        most_careful(
+            self.run,
+            self.modes.of(policy),
+            vm.and_then(|vm| vm.settings.mode),
+        )
     }
 
     /// How far a decision goes.
@@ -57,7 +63,11 @@ impl Gate<'_> {
 
     /// How far each decision of a plan goes, in order.
     pub fn of_plan(&self, view: &View<'_>, states: &States, plan: &Plan) -> Vec<Mode> {
-        let mut modes: Vec<Mode> = plan.decisions.iter().map(|decision| self.of(view, states, decision)).collect();
+        let mut modes: Vec<Mode> = plan
+            .decisions
+            .iter()
+            .map(|decision| self.of(view, states, decision))
+            .collect();
         let is_arranged = |decision: &Decision| decision.policy == arrange::POLICY;
         let waits = |(decision, mode): (&Decision, &Mode)| is_arranged(decision) && *mode == Mode::Recommend;
         if plan.decisions.iter().zip(&modes).any(waits) {
@@ -131,7 +141,10 @@ impl InForce {
         let key = (*vm, act.lever());
         match (act, outcome) {
             (Act::Lift { .. }, Outcome::Done) => drop(self.0.remove(&key)),
-            (Act::SetHome { .. } | Act::Limit { .. } | Act::Watch { .. }, Outcome::Done | Outcome::Renewed) => {
+            (
+                Act::SetHome { .. } | Act::Limit { .. } | Act::Watch { .. },
+                Outcome::Done | Outcome::Renewed,
+            ) => {
                 let until = act.lease().map(|lease| at + lease);
                 self.0.insert(key, Set { policy, until });
             }
@@ -143,17 +156,25 @@ impl InForce {
     pub fn give_back(&mut self, gate: &Gate<'_>, sample: &Sample, plan: &mut Plan) {
         let now = sample.at;
         self.0.retain(|(vm, _), set| {
-            sample.vm(*vm).is_some_and(|vm| vm.settings.management == homenode_host::Management::Managed)
+            sample
+                .vm(*vm)
+                .is_some_and(|vm| vm.settings.management == Management::Managed)
                 && set.until.is_none_or(|until| until > now)
         });
         for ((id, lever), set) in &self.0 {
             let vm = sample.vm(*id);
+            // libvirt changes nothing of it meanwhile.
+            if vm.is_some_and(|vm| vm.immovable == Some(Immovable::Migrating)) {
+                continue;
+            }
             let of_vm = vm.and_then(|vm| vm.settings.mode);
             let mode = gate.mode(set.policy, vm);
             let stands = match mode {
                 Mode::Act => true,
                 Mode::Recommend if *lever == Lever::Watching && gate.is_asked(*id, now) => true,
-                Mode::Recommend => !lever.is_leased() || gate.recommendations.lets_stand(*id, set.policy, *lever),
+                Mode::Recommend => {
+                    !lever.is_leased() || gate.recommendations.lets_stand(*id, set.policy, *lever)
+                }
                 // What an earlier agent left, under another configuration, is not taken back for that.
                 Mode::Observe => !lever.is_leased() && of_vm != Some(Mode::Observe),
             };

@@ -45,8 +45,12 @@ impl Control {
     fn idle(&self, policy: &str, not: &str) -> Option<String> {
         let of_policy = self.config.modes.of(policy) == Some(Mode::Observe);
         let why = match self.mode {
-            Mode::Observe => Some(format!("the agent only observes (--dry-run, mode = \"observe\"): its policies {not}")),
-            _ if of_policy => Some(format!("the policy {policy} only observes (setting modes.{policy}): its decisions {not}")),
+            Mode::Observe => Some(format!(
+                "the agent only observes (--dry-run, mode = \"observe\"): its policies {not}"
+            )),
+            _ if of_policy => Some(format!(
+                "the policy {policy} only observes (setting modes.{policy}): its decisions {not}"
+            )),
             _ => None,
         };
         why.or_else(|| self.without(policy, not))

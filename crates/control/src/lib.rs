@@ -56,8 +56,8 @@ use foreign_changes::ForeignChanges;
 use gate::InForce;
 use recent::Recent;
 pub use recent::Remembered;
-pub use recommendations::{NotThat, Recommendation};
 use recommendations::Recommendations;
+pub use recommendations::{NotThat, Recommendation};
 pub use run::{Around, Phase, run};
 use stages::States;
 pub use status::{

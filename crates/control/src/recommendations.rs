@@ -260,7 +260,9 @@ impl Recommendations {
 
     fn of(&self, vm: VmId) -> impl Iterator<Item = &Recommendation> {
         let of_vm = self.live.range((vm, "", Lever::VcpuPlacement)..);
-        of_vm.take_while(move |((id, ..), _)| *id == vm).map(|(_, one)| one)
+        of_vm
+            .take_while(move |((id, ..), _)| *id == vm)
+            .map(|(_, one)| one)
     }
 
     /// Ends what is over by now.
@@ -271,7 +273,12 @@ impl Recommendations {
             let rests = one.state == State::Applied && now.saturating_sub(one.wanted_at) >= PAUSE_MAX;
             rests || now >= one.expires_at || sample.vm(one.decision.action.vm).is_none()
         };
-        let over: Vec<Subject> = self.live.iter().filter(|(_, one)| is_over(one)).map(|(at, _)| *at).collect();
+        let over: Vec<Subject> = self
+            .live
+            .iter()
+            .filter(|(_, one)| is_over(one))
+            .map(|(at, _)| *at)
+            .collect();
         for subject in over {
             let state = match self.live[&subject].state {
                 State::Applied => State::Applied,
@@ -282,12 +289,26 @@ impl Recommendations {
     }
 
     fn end(&mut self, subject: &Subject, state: State, now: Ns) {
-        let Some(mut one) = self.live.remove(subject) else { return };
+        let Some(mut one) = self.live.remove(subject) else {
+            return;
+        };
         (one.state, one.expires_at) = (state, now);
         let (id, vm, name, policy, text) = one.told();
         match state {
-            State::Rejected => self.events.push(Event::Rejected { id, vm, name, policy, text }),
-            State::Expired => self.events.push(Event::Expired { id, vm, name, policy, text }),
+            State::Rejected => self.events.push(Event::Rejected {
+                id,
+                vm,
+                name,
+                policy,
+                text,
+            }),
+            State::Expired => self.events.push(Event::Expired {
+                id,
+                vm,
+                name,
+                policy,
+                text,
+            }),
             State::Open | State::Approved | State::Applied => {}
         }
         self.past.push_back(one);
@@ -326,7 +347,10 @@ impl Recommendations {
             false => gains(&homes),
         };
         for (subject, group) in fresh {
-            let gain = gains.get(&subject.0).copied().filter(|_| subject.2 == Lever::Home);
+            let gain = gains
+                .get(&subject.0)
+                .copied()
+                .filter(|_| subject.2 == Lever::Home);
             self.recommend(config, sample, subject, group, gain);
         }
         self.note_together(&arranged, &gains);
@@ -340,8 +364,14 @@ impl Recommendations {
         let is_old = |(subject, one): &(&Subject, &Recommendation)| {
             subject.1 == arrange::POLICY && one.state == State::Open && !arranged.contains(subject)
         };
-        let old: Vec<Subject> = self.live.iter().filter(is_old).map(|(subject, _)| *subject).collect();
-        old.iter().for_each(|subject| self.end(subject, State::Expired, now));
+        let old: Vec<Subject> = self
+            .live
+            .iter()
+            .filter(is_old)
+            .map(|(subject, _)| *subject)
+            .collect();
+        old.iter()
+            .for_each(|subject| self.end(subject, State::Expired, now));
     }
 
     /// Whether what is wanted is known: then it is wanted still. A home on other nodes is not, and ends the open one.
@@ -433,7 +463,11 @@ impl Recommendations {
         };
         match self.all().into_iter().find(|one| one.id == id) {
             Some(one) if one.state == State::Open => Ok(one.subject()),
-            Some(Recommendation { state, .. }) => Err(NotThat::Over { id, state: *state, open: open() }),
+            Some(Recommendation { state, .. }) => Err(NotThat::Over {
+                id,
+                state: *state,
+                open: open(),
+            }),
             None => Err(NotThat::Unknown { id, open: open() }),
         }
     }
@@ -446,7 +480,13 @@ impl Recommendations {
         one.expires_at = now + config.quiet_max.min(config.life_max);
         let one = one.clone();
         let (id, vm, name, policy, text) = one.told();
-        self.events.push(Event::Approved { id, vm, name, policy, text });
+        self.events.push(Event::Approved {
+            id,
+            vm,
+            name,
+            policy,
+            text,
+        });
         Ok(one)
     }
 
@@ -478,7 +518,12 @@ impl Recommendations {
                 vm.is_some_and(|vm| decision.action.act.check(view.machine, vm.sample).is_ok())
             };
             if can_be(&one.decision) {
-                let decisions = one.decisions.iter().filter(|decision| can_be(decision)).cloned().collect();
+                let decisions = one
+                    .decisions
+                    .iter()
+                    .filter(|decision| can_be(decision))
+                    .cloned()
+                    .collect();
                 given.push((one, decisions));
             } else {
                 self.end(&one.subject(), State::Expired, view.at);
@@ -524,7 +569,8 @@ fn home_of(decision: &Decision) -> Option<&NodeSet> {
 fn groups(waiting: Vec<Decision>) -> Vec<Vec<Decision>> {
     let mut groups: Vec<Vec<Decision>> = Vec::new();
     let follows_home = |lever| matches!(lever, Lever::VcpuPlacement | Lever::Pages);
-    for decision in waiting {
+    let (homes, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|one| home_of(one).is_some());
+    for decision in homes.into_iter().chain(others) {
         let subject = subject_of(&decision);
         let is_its = |group: &&mut Vec<Decision>| {
             let (vm, policy, lever) = subject_of(&group[0]);
@@ -558,7 +604,9 @@ fn words(sample: &Sample, decision: &Decision) -> (String, String) {
         Act::Limit { limit, .. } => match limit {
             Limit::CpuQuota(quota) => format!("let each vCPU of VM {name} run {quota}"),
             Limit::CacheWays(part) => format!("leave VM {name} {} percent of the cache", part.0),
-            Limit::MemoryBandwidth(part) => format!("leave VM {name} {} percent of the memory bandwidth", part.0),
+            Limit::MemoryBandwidth(part) => {
+                format!("leave VM {name} {} percent of the memory bandwidth", part.0)
+            }
             Limit::Memory(bytes) => format!("leave VM {name} {bytes} of memory"),
         },
         Act::Watch { .. } => format!("watch which memory VM {name} uses"),

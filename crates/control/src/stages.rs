@@ -121,10 +121,17 @@ pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &
         }
         let modes = gate.of_plan(view, states, &plan);
         for kept in [Mode::Recommend, Mode::Observe] {
-            let pairs = plan.decisions.iter().zip(&modes).filter(|(_, mode)| **mode == kept);
+            let pairs = plan
+                .decisions
+                .iter()
+                .zip(&modes)
+                .filter(|(_, mode)| **mode == kept);
             let decisions: Vec<Decision> = pairs.map(|(decision, _)| decision.clone()).collect();
             if !decisions.is_empty() {
-                let plan = Plan { decisions, ..Plan::new(view.version) };
+                let plan = Plan {
+                    decisions,
+                    ..Plan::new(view.version)
+                };
                 plans.kept.push((plan, kept));
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Mode, CountedBy, CpuQuota, Published, Rates, Sample, VirtualNode, VmSample};
+use homenode_host::{CountedBy, CpuQuota, Mode, Published, Rates, Sample, VirtualNode, VmSample};
 use homenode_machine::Machine;
 use homenode_policy::memory::caution;
 use homenode_policy::overcommit;

@@ -133,7 +133,10 @@ fn what_is_wanted_in_every_period_is_told_once() {
         })
         .collect();
     let distinct: BTreeSet<_> = subjects.iter().collect();
-    assert!(!subjects.is_empty() && distinct.len() == subjects.len(), "{told:#?}");
+    assert!(
+        !subjects.is_empty() && distinct.len() == subjects.len(),
+        "{told:#?}"
+    );
 }
 
 #[test]
@@ -225,7 +228,10 @@ fn homes_of_the_arranger_are_on_trial_from_their_approval_on_and_memory_follows(
     }
     // The arrangement stays recommended, and is never taken for a trial that failed.
     run(&mut control, &mut twin, 200);
-    assert_eq!((control.trials().running_count(), control.trials().count()), (0, 0));
+    assert_eq!(
+        (control.trials().running_count(), control.trials().count()),
+        (0, 0)
+    );
     let waiting: Vec<Recommendation> = open(&control)
         .into_iter()
         .filter(|one| one.decision.policy == "arrange")
@@ -249,7 +255,11 @@ fn homes_of_the_arranger_are_on_trial_from_their_approval_on_and_memory_follows(
         let home = status.vms.iter().find(|vm| vm.id == id).unwrap().home.clone();
         if home.as_ref() == Some(nodes) {
             let away = sample.vm(id).unwrap().pages_outside(nodes).unwrap();
-            assert!(away.0 < 4096, "{away:?} pages of {} are away from its home", one.name);
+            assert!(
+                away.0 < 4096,
+                "{away:?} pages of {} are away from its home",
+                one.name
+            );
         }
     }
     assert!(control.trials().count() > 0, "they are judged as any others");
@@ -274,7 +284,12 @@ fn what_is_rejected_is_not_asked_again() {
 
 fn quota(twin: &mut Twin, vm: VmId) -> bool {
     let sample = twin.sample().unwrap();
-    sample.vm(vm).unwrap().vcpus.iter().any(|vcpu| vcpu.quota.is_some())
+    sample
+        .vm(vm)
+        .unwrap()
+        .vcpus
+        .iter()
+        .any(|vcpu| vcpu.quota.is_some())
 }
 
 #[test]
@@ -307,7 +322,11 @@ fn a_vm_put_to_recommend_is_not_left_throttled() {
         run(&mut control, &mut twin, 30);
         assert!(quota(&mut twin, id));
         run(&mut control, &mut twin, 3600);
-        let state = control.recommendations().iter().find(|one| one.id == waiting[0].id).map(|one| one.state);
+        let state = control
+            .recommendations()
+            .iter()
+            .find(|one| one.id == waiting[0].id)
+            .map(|one| one.state);
         assert_eq!((quota(&mut twin, id), state), (false, Some(State::Applied)));
     }
 }
@@ -323,11 +342,26 @@ fn of_a_vm_put_to_observe_everything_is_given_back() {
     twin.set(id, Setting::Mode(Some(Mode::Observe))).unwrap();
     let told = run(&mut control, &mut twin, 30);
     let sample = twin.sample().unwrap();
-    assert!(sample.vm(id).unwrap().vcpus.iter().all(|vcpu| vcpu.affinity == all));
-    assert!(!told.iter().any(|event| matches!(event, Event::ChangedByOther { .. })), "{told:#?}");
+    assert!(
+        sample
+            .vm(id)
+            .unwrap()
+            .vcpus
+            .iter()
+            .all(|vcpu| vcpu.affinity == all)
+    );
+    assert!(
+        !told
+            .iter()
+            .any(|event| matches!(event, Event::ChangedByOther { .. })),
+        "{told:#?}"
+    );
     let vms = control.status(twin.machine()).vms;
     let seen = vms.iter().find(|vm| vm.id == id).unwrap();
-    assert_eq!((&seen.home, seen.mode, seen.mode_chosen), (&None, Mode::Observe, Some(Mode::Observe)));
+    assert_eq!(
+        (&seen.home, seen.mode, seen.mode_chosen),
+        (&None, Mode::Observe, Some(Mode::Observe))
+    );
     // Under its own mode again it is managed again.
     twin.set(id, Setting::Mode(None)).unwrap();
     run(&mut control, &mut twin, 5);
@@ -348,8 +382,15 @@ fn a_home_stays_and_lent_vcpus_come_home_under_recommend() {
     let away = |twin: &mut Twin, id: VmId| {
         let machine = twin.machine().clone();
         let sample = twin.sample().unwrap();
-        let nodes = |cpus: &homenode_units::CpuSet| cpus.iter().all(|cpu| machine.node_of(cpu).unwrap().0 != 0);
-        sample.vm(id).unwrap().vcpus.iter().filter(|vcpu| nodes(&vcpu.affinity)).count()
+        let nodes =
+            |cpus: &homenode_units::CpuSet| cpus.iter().all(|cpu| machine.node_of(cpu).unwrap().0 != 0);
+        sample
+            .vm(id)
+            .unwrap()
+            .vcpus
+            .iter()
+            .filter(|vcpu| nodes(&vcpu.affinity))
+            .count()
     };
     let id = twin.vm_id("long").unwrap();
     let mut lent = 0;
@@ -365,7 +406,10 @@ fn a_home_stays_and_lent_vcpus_come_home_under_recommend() {
     run(&mut control, &mut twin, 60);
     assert_eq!(away(&mut twin, id), 0);
     let vms = control.status(twin.machine()).vms;
-    assert_eq!(vms.iter().find(|vm| vm.id == id).unwrap().home, Some("0".parse().unwrap()));
+    assert_eq!(
+        vms.iter().find(|vm| vm.id == id).unwrap().home,
+        Some("0".parse().unwrap())
+    );
 }
 
 #[test]
@@ -386,10 +430,16 @@ fn promises_are_seen_and_a_dropped_one_is_room_at_once() {
     let short = control.place(&machine, &wanted).unwrap_err();
     assert!(short.to_string().contains("CPU"), "{short}");
     let ids: Vec<u64> = control.promises().iter().map(|promise| promise.id).collect();
-    assert!(ids.len() > 3 && ids.windows(2).all(|pair| pair[0] < pair[1]), "{ids:?}");
+    assert!(
+        ids.len() > 3 && ids.windows(2).all(|pair| pair[0] < pair[1]),
+        "{ids:?}"
+    );
     assert!(!control.drop_promise(999));
     assert!(control.drop_promise(ids[0]) && !control.drop_promise(ids[0]));
-    assert!(control.place(&machine, &wanted).is_ok(), "one place is free again");
+    assert!(
+        control.place(&machine, &wanted).is_ok(),
+        "one place is free again"
+    );
     for id in &ids[1..] {
         assert!(control.drop_promise(*id));
     }

@@ -57,7 +57,12 @@ fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
         }
         9 | 10 => {
             let open = |one: &&&homenode_control::Recommendation| one.state == State::Open;
-            let ids: Vec<u64> = control.recommendations().iter().filter(open).map(|one| one.id).collect();
+            let ids: Vec<u64> = control
+                .recommendations()
+                .iter()
+                .filter(open)
+                .map(|one| one.id)
+                .collect();
             for (at, id) in ids.into_iter().enumerate() {
                 let judged = match at % 3 {
                     2 => control.reject(id),

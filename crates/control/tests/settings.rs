@@ -249,8 +249,12 @@ fn defaults_are_allowed() {
 #[test]
 fn a_mode_of_an_unknown_policy_and_a_mode_that_is_none_are_refused_with_what_there_is() {
     let read = |text: &str| read_toml::<Config>("agent.toml", text);
-    let good = read("mode = \"recommend\"\n[modes]\narrange = \"observe\"\ntopology-feed = \"act\"\n").unwrap();
-    assert_eq!((good.mode, good.modes.of("arrange"), good.modes.of("memory")), (Mode::Recommend, Some(Mode::Observe), None));
+    let good =
+        read("mode = \"recommend\"\n[modes]\narrange = \"observe\"\ntopology-feed = \"act\"\n").unwrap();
+    assert_eq!(
+        (good.mode, good.modes.of("arrange"), good.modes.of("memory")),
+        (Mode::Recommend, Some(Mode::Observe), None)
+    );
     for (text, said) in [
         ("mode = \"careful\"", "`recommend`"),
         ("[modes]\narange = \"act\"", "`arrange`"),

@@ -9,11 +9,7 @@ use homenode_units::{Bytes, Ns};
 use crate::wall_clock::WallClock;
 
 /// Those that are open.
-pub fn promises<'a>(
-    open: impl IntoIterator<Item = &'a Reservation>,
-    clock: WallClock,
-    now: Ns,
-) -> Promises {
+pub fn promises<'a>(open: impl IntoIterator<Item = &'a Reservation>, clock: WallClock, now: Ns) -> Promises {
     let told = |promise: &Reservation| OpenPromise {
         id: promise.id,
         vm: promise.name.clone(),

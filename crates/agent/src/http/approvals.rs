@@ -5,8 +5,8 @@ use axum::extract::{Path as InPath, State};
 use axum::http::StatusCode;
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use homenode_api::answer::{Answer, Promises, Recommendation, Recommendations};
 use homenode_api::Request as Ask;
+use homenode_api::answer::{Answer, Promises, Recommendation, Recommendations};
 
 use super::Site;
 use super::problem::Failed;

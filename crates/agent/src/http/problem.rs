@@ -129,9 +129,12 @@ impl From<ApiError> for Failed {
                 let title = "There is none of this number";
                 Failed::new(StatusCode::NOT_FOUND, "no-such-id", title, detail)
             }
-            ApiError::Conflict { .. } => {
-                Failed::new(StatusCode::CONFLICT, "conflict", "It is over, or done already", detail)
-            }
+            ApiError::Conflict { .. } => Failed::new(
+                StatusCode::CONFLICT,
+                "conflict",
+                "It is over, or done already",
+                detail,
+            ),
             ApiError::NotYet { .. } => Failed::not_now(detail),
             ApiError::BadInput { .. } | ApiError::Malformed { .. } | ApiError::Refused { .. } => {
                 let status = StatusCode::UNPROCESSABLE_ENTITY;

@@ -103,7 +103,11 @@ fn a_new_arrangement_takes_the_place_of_the_one_before() {
     all.takes(1, vec![quota(0.5)], None);
     all.takes(120, [home(1, "0"), home(2, "2")].concat(), Some(0.3));
     assert_eq!(together(&all), [(1, vec![4]), (3, vec![]), (4, vec![1])]);
-    assert!(all.all().iter().all(|one| one.id == 2 || one.id == 3 || one.gain == Some(0.3)));
+    assert!(
+        all.all()
+            .iter()
+            .all(|one| one.id == 2 || one.id == 3 || one.gain == Some(0.3))
+    );
     all.takes(240, home(2, "2"), Some(0.3));
     assert_eq!(together(&all), [(3, vec![]), (4, vec![])]);
 }

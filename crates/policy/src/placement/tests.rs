@@ -253,8 +253,8 @@ fn a_promise_of_the_future_is_one_of_before_a_reboot_and_does_not_hold() {
     let made_at = Ns::from_secs(432_000);
     let (vm, demand, nodes) = (Some(vm_id(1)), demand(1.0, 1, 1.0), set("2"));
     ledger.reserve(Reservation {
-                    id: 0,
-                    name: None,
+        id: 0,
+        name: None,
         vm,
         shape,
         demand,
