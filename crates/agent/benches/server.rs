@@ -21,9 +21,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group};
+use homenode_agent::bill_file::Clock;
 use homenode_agent::run::Pace;
 use homenode_agent::server::Server;
 use homenode_agent::setting_queue::SettingQueue;
+use homenode_agent::wall_clock::WallClock;
 use homenode_agent::{Handler, Show, twin};
 use homenode_api::answer::{Placed, Vms};
 use homenode_api::{Request, ask, socket_path};
@@ -45,6 +47,7 @@ fn answers(c: &mut Criterion) {
     let handler = Handler {
         machine: Arc::new(machine),
         control: Arc::new(Mutex::new(control)),
+        clock: WallClock::start(Clock::Host),
     };
     let _server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).expect("a server");
     let answered = |_| {

@@ -3,20 +3,24 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_api::answer::{
-    Bill, FloorSet, Happened, Noted, Overview, PermitSet, Permits, PolicyAdvice, PolicySet, Promised,
-    Suggestion, Vms,
+    Bill, FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, Permits, PolicyAdvice, PolicySet,
+    Promised, Suggestion, Vms,
 };
 use homenode_api::{Answer, ApiError, Request};
 use homenode_control::{Control, Line, Remembered, Request as Ask, Status, VmStatus};
-use homenode_host::Setting;
+use homenode_host::{Mode, Setting};
 use homenode_machine::Machine;
 use homenode_policy::advisor;
-use homenode_units::{Bytes, MemoryPolicy, VmId};
+use homenode_policy::placement::Shape;
+use homenode_units::{Bytes, MemoryPolicy, Ns, VmId};
 
 use crate::answers::forecast::forecast;
+use crate::answers::promises::{dropped, promises};
+use crate::answers::recommendations::{judge, recommendations};
 use crate::answers::report::report;
 use crate::answers::working_sets::{can_be_watched, working_sets};
 use crate::answers::{named, no_such_vm, permits, placed};
+use crate::wall_clock::WallClock;
 
 /// Why nothing is thought of a VM's memory policy.
 const NOT_WATCHED: &str = "it was not watched yet: the agent has just begun, or runs no memory policies";
@@ -28,6 +32,8 @@ pub struct Handler {
     pub machine: Arc<Machine>,
     /// State of the loop.
     pub control: Arc<Mutex<Control>>,
+    /// By which clock times are told.
+    pub clock: WallClock,
 }
 
 /// An answer, or one that holds once a setting was carried out.
@@ -55,16 +61,7 @@ impl Handler {
                 control.announce(announcement);
                 Noted { noted: true }.into()
             }
-            Request::Promise(shape) => {
-                let promise = control.promise(machine, shape);
-                let unplaceable = promise.unplaceable.map(|why| why.to_string());
-                Promised {
-                    nodes: promise.nodes,
-                    name: promise.name,
-                    unplaceable,
-                }
-                .into()
-            }
+            Request::Promise(shape) => promised(&mut control, machine, shape).into(),
             Request::Place {
                 vcpus,
                 memory_bytes,
@@ -114,8 +111,30 @@ impl Handler {
             }
             Request::WhatIf { homes } => forecast(&control, machine, &homes)?.into(),
             Request::Report { since_ns } => report(&control, machine, since_ns)?.into(),
+            Request::Recommendations => recommendations(&control, self.clock).into(),
+            Request::RecommendationApply { id } => {
+                judge(&mut control, self.clock, |control| control.approve(id))?.into()
+            }
+            Request::RecommendationReject { id } => {
+                judge(&mut control, self.clock, |control| control.reject(id))?.into()
+            }
+            Request::ModeSet { vm, mode } => return set_mode(&control, machine, vm, mode),
+            Request::Promises => {
+                let now = control.sample().map_or(Ns::ZERO, |sample| sample.at);
+                promises(control.promises(), self.clock, now).into()
+            }
+            Request::PromiseDrop { id } => dropped(&mut control, id)?.into(),
             Request::PermitBill { vm } => bill(&control, machine, vm.as_deref())?.into(),
         }))
+    }
+}
+
+fn promised(control: &mut Control, machine: &Machine, shape: Shape) -> Promised {
+    let promise = control.promise(machine, shape);
+    Promised {
+        nodes: promise.nodes,
+        name: promise.name,
+        unplaceable: promise.unplaceable.map(|why| why.to_string()),
     }
 }
 
@@ -193,6 +212,20 @@ fn set_floor(
     }
     .into();
     Ok(Answered::Once(found.id, Setting::MemoryFloor(floor_bytes), done))
+}
+
+fn set_mode(
+    control: &Control,
+    machine: &Machine,
+    vm: String,
+    mode: Option<Mode>,
+) -> Result<Answered, ApiError> {
+    let id = named(&control.status(machine), &vm)?.id;
+    let run = control.mode();
+    let is_less = mode.is_some_and(|mode| mode > run);
+    let note = is_less.then(|| format!("this agent runs in mode {run}, and goes no further with any VM"));
+    let done = ModeSet { vm, mode, note }.into();
+    Ok(Answered::Once(id, Setting::Mode(mode), done))
 }
 
 fn advise(control: &Control, machine: &Machine, vm: String) -> Result<PolicyAdvice, ApiError> {

@@ -77,7 +77,7 @@ pub struct Run {
 pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> anyhow::Result<()> {
     let Run { uri, state, mode, .. } = run;
     let mode = *mode;
-    let is_dry = mode == Mode::DryRun;
+    let is_dry = mode == Mode::Observe;
     let beat = Beat::default();
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     // Before anything is changed: a file that cannot be made is a mistake on the command line.
@@ -99,15 +99,16 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let mut guard = kept.map(|state| Watched::start(state, uri, &beat)).transpose()?;
     host.set_guarded(guard.is_some());
     let settings = SettingQueue::new(bell);
+    let clock = WallClock::start(Clock::Wall);
     let handler = Handler {
         machine: Arc::new(machine.clone()),
         control: Arc::clone(&control),
+        clock,
     };
     let server = kept.map(|state| Server::open(state, handler.clone(), settings.clone()));
     let server = server.transpose()?;
     // A dry run leaves nothing there either.
     let named = format!("{} at {uri}", machine.name);
-    let clock = WallClock::start(Clock::Wall);
     let (path, history) = begin_history(run, config, clock, (&named, &machine));
     let site = Site::new(
         Feed::new(clock),
@@ -156,8 +157,8 @@ fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Re
     let options = Options {
         state_dir: run.state.clone(),
         acting: match run.mode {
-            Mode::DryRun => Acting::DryRun,
-            Mode::Act => Acting::Live,
+            Mode::Observe => Acting::DryRun,
+            Mode::Recommend | Mode::Act => Acting::Live,
         },
         bell: bell.clone(),
         beat: beat.clone(),
@@ -173,7 +174,7 @@ fn begin_history(
     clock: WallClock,
     (named, machine): (&str, &Machine),
 ) -> (Option<PathBuf>, History) {
-    let usual = || (run.mode != Mode::DryRun).then(|| history::beside(&run.state));
+    let usual = || (run.mode != Mode::Observe).then(|| history::beside(&run.state));
     let path = run.history.clone().or_else(usual);
     let begin = |path: &PathBuf| {
         let what = (named.to_owned(), machine);

@@ -163,10 +163,10 @@ impl Agent<'_> {
         };
         self.output.object("start", json!(start));
         let seed = seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
-        let how = if mode == Mode::DryRun {
-            ", dry run: nothing is touched"
-        } else {
-            ""
+        let how = match mode {
+            Mode::Observe => ", dry run: nothing is touched",
+            Mode::Recommend => ", mode recommend: what is to be done waits for `homenode recommend`",
+            Mode::Act => "",
         };
         self.output.line(&format!(
             "homenode {version} ({commit}) on {}{seed}, policies {}, every {}{how}",

@@ -6,7 +6,12 @@ use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::answers;
+use crate::bill_file::Clock;
+use crate::wall_clock::WallClock;
 use anyhow::Context;
+use homenode_api::AskError;
+use homenode_api::answer::{PromiseDropped, Promises};
 use homenode_control::{Config, Control, Mode, Request as Ask};
 use homenode_host::{CpuSample, NodeSample, Sample};
 use homenode_linux::state_dir::StateDir;
@@ -70,9 +75,37 @@ pub fn announce(state: &Path, announcement: Announcement) -> anyhow::Result<()> 
     save(&mut file, &ledger)
 }
 
+/// Promises that are open in the ledger.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn promises(state: &Path) -> anyhow::Result<Promises> {
+    let (_, ledger) = open_ledger(state)?;
+    let now = now();
+    Ok(answers::promises::promises(
+        ledger.open(now),
+        WallClock::start(Clock::Wall),
+        now,
+    ))
+}
+
+/// Takes back a promise in the ledger.
+///
+/// # Errors
+/// When there is none of this number, or the ledger cannot be written.
+pub fn drop_promise(state: &Path, id: u64) -> anyhow::Result<PromiseDropped> {
+    let (mut file, mut ledger) = open_ledger(state)?;
+    let known = ledger.open(now()).map(|promise| promise.id).collect();
+    if !ledger.drop_promise(id, now()) {
+        return Err(AskError::Agent(answers::promises::no_such(id, known)).into());
+    }
+    save(&mut file, &ledger)?;
+    Ok(PromiseDropped { id })
+}
+
 /// A control loop that has looked at the host twice.
 fn look(machine: &Machine, ledger: Ledger) -> anyhow::Result<Control> {
-    let mut control = Control::new(Config::default(), Mode::DryRun).with_ledger(ledger);
+    let mut control = Control::new(Config::default(), Mode::Observe).with_ledger(ledger);
     control.begin(machine, sample(Path::new("/"), machine)?);
     std::thread::sleep(LOOK);
     control.begin(machine, sample(Path::new("/"), machine)?);

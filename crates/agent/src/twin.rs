@@ -62,15 +62,16 @@ pub fn run(
     let control = Control::new(config.clone(), run.mode).with_bill(bill);
     let control = Arc::new(Mutex::new(control));
     let settings = SettingQueue::new(bell);
+    let clock = WallClock::start(Clock::Host);
     let handler = Handler {
         machine: Arc::new(spec.machine.clone()),
         control: Arc::clone(&control),
+        clock,
     };
     let server = state.map(|state| Server::open(state, handler.clone(), settings.clone()));
     let server = server.transpose()?;
     let (machine, scenario) = (&spec.machine.name, &spec.scenario.name);
     let name = format!("the twin of {machine} with scenario {scenario}");
-    let clock = WallClock::start(Clock::Host);
     let begin = |path: &PathBuf| {
         History::begin(
             path,

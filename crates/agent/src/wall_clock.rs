@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use homenode_api::http::WallTime;
 use homenode_units::Ns;
 
 use crate::bill_file::Clock;
@@ -38,6 +39,15 @@ impl WallClock {
             Clock::Wall => now(),
             Clock::Host => self.begun_ns.saturating_add_unsigned(at.0),
         }
+    }
+
+    /// The time of what was, or will be, at `then` by the host's clock, which says `now` just now.
+    pub fn of(&self, then: Ns, now: Ns) -> WallTime {
+        let at = self.at(now);
+        WallTime(match then >= now {
+            true => at.saturating_add_unsigned((then - now).0),
+            false => at.saturating_sub_unsigned((now - then).0),
+        })
     }
 }
 

@@ -10,6 +10,8 @@ use homenode_units::{Bytes, MemoryPolicy, NodeSet, Ns, Pages, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use crate::approval::{ModeSet, OpenPromise, PromiseDropped, Promises, Recommendation, Recommendations};
+
 /// What comes back.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -41,6 +43,22 @@ pub enum ApiError {
         /// Those that run.
         running: Vec<String>,
     },
+    /// There is none of this number.
+    #[error("there is no {what} {id}; {}", listed(.known))]
+    NoSuchId {
+        /// Of what: `recommendation`, `promise`.
+        what: String,
+        /// The number asked for.
+        id: u64,
+        /// Numbers that there are.
+        known: Vec<u64>,
+    },
+    /// What was asked for is over or done already.
+    #[error("{why}")]
+    Conflict {
+        /// What is so already.
+        why: String,
+    },
     /// What was asked is wrong in itself.
     #[error("{why}")]
     BadInput {
@@ -67,6 +85,17 @@ pub enum ApiError {
     },
 }
 
+/// At most so many numbers are listed in a sentence.
+const LISTED_MAX: usize = 32;
+
+fn listed(ids: &[u64]) -> String {
+    let shown: Vec<String> = ids.iter().take(LISTED_MAX).map(u64::to_string).collect();
+    match shown.len() {
+        0 => "there are none".to_owned(),
+        _ => format!("there are: {}", shown.join(", ")),
+    }
+}
+
 impl ApiError {
     /// Something that the agent cannot do or say.
     pub fn refused(why: impl Into<String>) -> ApiError {
@@ -75,7 +104,10 @@ impl ApiError {
 
     /// Whether the client made a mistake.
     pub fn is_about_input(&self) -> bool {
-        matches!(self, ApiError::NoSuchVm { .. } | ApiError::BadInput { .. })
+        matches!(
+            self,
+            ApiError::NoSuchVm { .. } | ApiError::NoSuchId { .. } | ApiError::BadInput { .. }
+        )
     }
 }
 
@@ -141,6 +173,16 @@ answers! {
     Report,
     /// Of [`crate::Request::PermitBill`].
     Bill,
+    /// Of [`crate::Request::Recommendations`].
+    Recommendations,
+    /// Of [`crate::Request::RecommendationApply`] and [`crate::Request::RecommendationReject`].
+    Recommendation,
+    /// Of [`crate::Request::ModeSet`].
+    ModeSet,
+    /// Of [`crate::Request::Promises`].
+    Promises,
+    /// Of [`crate::Request::PromiseDrop`].
+    PromiseDropped,
 }
 
 /// A VM that is about to start was noted.

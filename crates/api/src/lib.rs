@@ -7,6 +7,7 @@
 //! ```
 
 pub mod answer;
+mod approval;
 mod client;
 pub mod document;
 pub mod http;

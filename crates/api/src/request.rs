@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use homenode_host::Mode;
 use homenode_policy::placement::{Announcement, Shape};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
@@ -86,6 +87,32 @@ pub enum Request {
         /// Judged within this time up to now.
         since_ns: Option<Ns>,
     },
+    /// What policies would do and wait for, and what came of that.
+    Recommendations,
+    /// Agree to a recommendation.
+    RecommendationApply {
+        /// Its number.
+        id: u64,
+    },
+    /// Do not agree to it.
+    RecommendationReject {
+        /// Its number.
+        id: u64,
+    },
+    /// Say how far decisions about a VM go, or that they go as far as the run and its policies.
+    ModeSet {
+        /// Its name.
+        vm: String,
+        /// How far at most.
+        mode: Option<Mode>,
+    },
+    /// Nodes that are promised to VMs which do not run yet.
+    Promises,
+    /// Take back such a promise.
+    PromiseDrop {
+        /// Its number.
+        id: u64,
+    },
     /// What was used of what was booked.
     PermitBill {
         /// By this VM only.
@@ -98,7 +125,10 @@ impl Request {
     pub fn is_for_the_loop(&self) -> bool {
         matches!(
             self,
-            Request::PermitSet { .. } | Request::PolicySet { .. } | Request::FloorSet { .. }
+            Request::PermitSet { .. }
+                | Request::PolicySet { .. }
+                | Request::FloorSet { .. }
+                | Request::ModeSet { .. }
         )
     }
 }

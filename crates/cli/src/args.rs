@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use homenode_api::http::Listen;
-use homenode_control::PolicySet;
+use homenode_control::{Mode, PolicySet};
 use homenode_twin::Disturbance;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
@@ -13,6 +13,7 @@ use crate::kernel_footprint::FootprintArgs;
 use crate::options::{AgentArgs, OrNone, ShownArgs, Size, StateArgs};
 use crate::page_log::LogArgs;
 use crate::profile::ProfileArgs;
+use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
 use crate::record::RecordCommand;
 use crate::replay::ReplayArgs;
 use crate::top::TopArgs;
@@ -153,6 +154,15 @@ Examples:
   homenode memory show                 who has how much, needs how much, and why"
     )]
     Memory(MemoryCommand),
+    /// See what the agent would do and waits for, and say yes or no to it
+    #[command(after_help = crate::recommend::HELP)]
+    Recommend(RecommendArgs),
+    /// Say how far the agent may go with a VM: observe it, recommend, or act
+    #[command(after_help = crate::recommend::MODE_HELP)]
+    Mode(ModeArgs),
+    /// See nodes that are promised to VMs which do not run yet, and take promises back
+    #[command(after_help = crate::recommend::PROMISES_HELP)]
+    Promises(PromisesArgs),
     /// See what VMs' guests are told of where they are, and since when
     #[command(
         after_help = "A guest with virtual nodes and a topology device is told, live, on which of the host's nodes its vCPUs and its memory
@@ -293,9 +303,13 @@ pub struct RunArgs {
     /// the host has several nodes, else the twin
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
-    /// Plan and explain, and touch nothing
-    #[arg(long)]
+    /// Plan and explain, and touch nothing: the same as `--mode observe`
+    #[arg(long, conflicts_with = "mode")]
     pub dry_run: bool,
+    /// How far decisions go: `observe` (they are told, and nothing is touched), `recommend` (they wait for `homenode recommend
+    /// apply`) or `act`; default: what the configuration file says, else `act`
+    #[arg(long)]
+    pub mode: Option<Mode>,
     /// Stop after this much of the host's time, such as `60s`; default: until Ctrl-C, or until the scenario is done
     #[arg(long)]
     pub duration: Option<Ns>,

@@ -24,6 +24,7 @@ mod policy;
 mod printable;
 mod profile;
 mod query;
+mod recommend;
 mod record;
 mod replay;
 mod report;
@@ -162,6 +163,9 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::MemoryPolicy(command) => policy::run(&command)?,
         Command::Wss(args) => wss::run(&args)?,
         Command::Memory(command) => memory::run(&command)?,
+        Command::Recommend(args) => recommend::recommend(&args)?,
+        Command::Mode(args) => recommend::mode(&args)?,
+        Command::Promises(args) => recommend::promises(&args)?,
         Command::Topology(args) => topology::run(&args)?,
         Command::WhatIf(args) => whatif::run(&args)?,
         Command::Report(args) => report::run(&args)?,

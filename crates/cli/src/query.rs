@@ -110,7 +110,7 @@ fn place_on_twin(what: Option<&str>, ask: &Ask) -> anyhow::Result<Result<Placeme
 
 /// Where a VM would go on a host that was sampled once.
 pub fn place_on(machine: &Machine, sample: Sample, ask: &Ask) -> Result<Placement, Unplaceable> {
-    let mut control = Control::new(Config::default(), Mode::DryRun);
+    let mut control = Control::new(Config::default(), Mode::Observe);
     control.begin(machine, sample);
     control.place(machine, ask)
 }

@@ -41,7 +41,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let config = config(args)?;
     let mut output = Output::new(args.shown.json);
     let bell = Bell::default();
-    let mode = if args.dry_run { Mode::DryRun } else { Mode::Act };
+    let mode = if args.dry_run { Mode::Observe } else { config.mode };
     match choose_host(args, &mut output)? {
         HostArg::Twin(what) => {
             let spec = crate::twin::spec(what.as_deref(), args.seed)?;
@@ -136,6 +136,7 @@ fn config(args: &RunArgs) -> anyhow::Result<Config> {
     };
     config.period = args.period.unwrap_or(config.period);
     config.policies = args.policies.unwrap_or(config.policies);
+    config.mode = args.mode.unwrap_or(config.mode);
     // A file's settings were checked as they were read; what the command line puts in their place is of the same kind.
     config
         .check()

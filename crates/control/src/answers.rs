@@ -12,7 +12,7 @@ use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, P
 use serde::Serialize;
 
 use crate::epoch::{hands_off, view};
-use crate::{Control, Input};
+use crate::{Control, Input, NotThat, Recommendation};
 
 /// A question about a VM that does not run yet.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +81,8 @@ impl Control {
     pub fn want_working_set(&mut self, vm: VmId, window: Option<Ns>, wait: Ns) {
         self.inputs.push(Input::WorkingSetWanted { vm, window, wait });
         let until = Ns(self.now().0.saturating_add(wait.0));
+        let asked = self.asked.entry(vm).or_default();
+        *asked = (*asked).max(until);
         self.states.working_set.want(vm, window, until);
     }
 
@@ -200,7 +202,9 @@ impl Control {
         match nodes {
             Ok(nodes) => {
                 let reservation = Reservation {
+                    id: 0,
                     vm,
+                    name: name.clone(),
                     shape,
                     demand,
                     nodes: nodes.clone(),
@@ -219,5 +223,45 @@ impl Control {
                 unplaceable: Some(unplaceable),
             },
         }
+    }
+
+    /// Nodes that are promised to VMs which do not run yet, the oldest promise first.
+    pub fn promises(&self) -> Vec<&Reservation> {
+        let runs = |vm: VmId| self.sample().is_some_and(|sample| sample.vm(vm).is_some());
+        let open = self.states.placement.ledger.open(self.now());
+        open.filter(|promise| !promise.vm.is_some_and(runs)).collect()
+    }
+
+    /// Takes back a promise: what it held is free from now on. Whether there was one of this number.
+    pub fn drop_promise(&mut self, id: u64) -> bool {
+        self.inputs.push(Input::PromiseDropped { id });
+        let now = self.now();
+        self.states.placement.ledger.drop_promise(id, now)
+    }
+
+    /// What was recommended in this run, and what came of it, by number.
+    pub fn recommendations(&self) -> Vec<&Recommendation> {
+        self.recommendations.all()
+    }
+
+    /// The operator agrees to a recommendation: from the next epoch on it is carried out.
+    ///
+    /// # Errors
+    /// There is no such one, or it is not open.
+    pub fn approve(&mut self, id: u64) -> Result<Recommendation, NotThat> {
+        self.inputs.push(Input::Approved { id });
+        let now = self.now();
+        self.recommendations
+            .approve(id, &self.config.recommendations, now)
+    }
+
+    /// The operator does not want what is recommended.
+    ///
+    /// # Errors
+    /// There is no such one, or it is not open.
+    pub fn reject(&mut self, id: u64) -> Result<Recommendation, NotThat> {
+        self.inputs.push(Input::Rejected { id });
+        let now = self.now();
+        self.recommendations.reject(id, &self.config.recommendations, now)
     }
 }

@@ -1,12 +1,15 @@
 //! What the operator may set, and the sets of policies to choose from.
 
+use std::collections::BTreeMap;
+
+use homenode_host::Mode;
 use homenode_policy::{memory, overcommit, pace, permits, placement, repatriate, topology_feed, working_set};
 use homenode_units::{Any, Candidates, Ns, Section, Settings};
 use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::record;
+use crate::{recommendations, record, stages};
 
 /// The shortest time between samples: a sample of a large host takes some milliseconds.
 pub const PERIOD_MIN: Ns = Ns::from_millis(10);
@@ -73,15 +76,38 @@ impl std::str::FromStr for PolicySet {
     }
 }
 
-/// Whether plans are carried out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Plans are committed.
-    #[default]
-    Act,
-    /// Plans are made and explained; nothing is touched.
-    DryRun,
+/// How far single policies go; what is not named goes as far as the run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "BTreeMap<String, Mode>", into = "BTreeMap<String, Mode>")]
+pub struct Modes(BTreeMap<String, Mode>);
+
+impl Modes {
+    /// Of a policy, as decisions name it; `None` where that is as the run.
+    pub fn of(&self, policy: &str) -> Option<Mode> {
+        self.0.get(policy).copied()
+    }
+}
+
+impl TryFrom<BTreeMap<String, Mode>> for Modes {
+    type Error = String;
+
+    fn try_from(modes: BTreeMap<String, Mode>) -> Result<Modes, String> {
+        let known = || stages::deciding_policies();
+        match modes.keys().find(|policy| !known().contains(&policy.as_str())) {
+            Some(unknown) => {
+                let shown: String = unknown.chars().take(40).collect();
+                let valid = Candidates::of(&shown, known());
+                Err(format!("no policy is named `{shown}`{valid}"))
+            }
+            None => Ok(Modes(modes)),
+        }
+    }
+}
+
+impl From<Modes> for BTreeMap<String, Mode> {
+    fn from(modes: Modes) -> BTreeMap<String, Mode> {
+        modes.0
+    }
 }
 
 /// What the operator may set, in one file.
@@ -95,6 +121,12 @@ pub struct Config {
     pub period: Ns,
     /// Which policies act.
     pub policies: PolicySet,
+    /// How far decisions go.
+    pub mode: Mode,
+    /// How far those of single policies go.
+    pub modes: Modes,
+    /// How long recommendations live.
+    pub recommendations: recommendations::Config,
     /// Placement and CPU, memory and link limits.
     pub placement: placement::Config,
     /// Page budgets.
@@ -120,6 +152,9 @@ impl Default for Config {
         Config {
             period: Ns::from_secs(1),
             policies: PolicySet::Homenode,
+            mode: Mode::Act,
+            modes: Modes::default(),
+            recommendations: recommendations::Config::default(),
             placement: placement::Config::default(),
             repatriate: repatriate::Config::default(),
             memory: memory::Config::default(),
@@ -137,6 +172,9 @@ homenode_units::settings! {
     Config {
         period: PERIOD_MIN..=PERIOD_MAX,
         policies: Any,
+        mode: Any,
+        modes: Any,
+        recommendations: Section,
         placement: Section,
         repatriate: Section,
         memory: Section,

@@ -7,15 +7,19 @@ use homenode_host::{
     Rates, Receipt, Refusal, Sample, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
-use homenode_policy::{levers, topology_feed, working_set};
+use homenode_policy::{arrange, levers, topology_feed, working_set};
 use homenode_units::{NodeSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::foreign_changes::ForeignChanges;
+use crate::gate::Gate;
+use crate::recommendations::most_careful;
+use crate::stages::Plans;
 use crate::status::Known;
 use crate::{
-    Control, Decided, Event, MemoryStatus, Mode, PermitStatus, Status, TopologyStatus, Turn, stages,
+    Config, Control, Decided, Event, MemoryStatus, Mode, PermitStatus, Recommendation, Status,
+    TopologyStatus, Turn, stages,
 };
 
 /// What one step saw and did.
@@ -33,33 +37,38 @@ pub struct Epoch {
 pub struct Begun {
     sample: Sample,
     rates: Option<Rates>,
+    /// What is to be carried out, and after that what is only told.
     plan: Plan,
+    /// How many of its decisions are to be carried out.
+    acts_count: usize,
     events: Vec<Event>,
-    mode: Mode,
 }
 
 impl Begun {
-    /// What is to be done.
+    /// What is to be done, and after that what is only told.
     pub fn decisions(&self) -> &[Decision] {
         &self.plan.decisions
     }
 
-    /// Has the plan carried out, unless there is nothing to do or nothing may be done.
+    /// Has carried out what is to be, unless there is nothing to do.
     ///
     /// # Errors
     /// The host's refusal.
     pub fn commit<H: Host + ?Sized>(&self, host: &mut H) -> Result<Receipt, Refusal> {
-        let untouched = |outcomes| {
-            Ok(Receipt {
+        let (acts, told) = self.plan.decisions.split_at(self.acts_count);
+        let mut receipt = match (acts, told) {
+            ([], _) => Receipt {
                 version: self.sample.version,
-                outcomes,
-            })
+                outcomes: vec![],
+            },
+            (_, []) => host.commit(&self.plan)?,
+            (acts, _) => host.commit(&Plan {
+                decisions: acts.to_vec(),
+                ..Plan::new(self.plan.version)
+            })?,
         };
-        match self.mode {
-            _ if self.plan.decisions.is_empty() => untouched(vec![]),
-            Mode::DryRun => untouched(vec![Outcome::DryRun; self.plan.decisions.len()]),
-            Mode::Act => host.commit(&self.plan),
-        }
+        receipt.outcomes.extend(told.iter().map(|_| Outcome::DryRun));
+        Ok(receipt)
     }
 }
 
@@ -79,7 +88,7 @@ impl Control {
     /// shared: moving pages takes long, and a VM that starts meanwhile wants an answer.
     pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
         self.let_go_of_opted_out(&sample);
-        let events = self
+        let mut events = self
             .foreign
             .compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
         let rates = self
@@ -87,7 +96,9 @@ impl Control {
             .as_ref()
             .and_then(|(prev, _)| Rates::between(machine, prev, &sample));
         self.observe(machine, &sample, rates.as_ref());
-        let plan = self.plan(machine, &sample, rates.as_ref());
+        self.told.retain(|(vm, _)| sample.vm(*vm).is_some());
+        let (plan, acts_count) = self.decide(machine, &sample, rates.as_ref());
+        events.extend(self.recommendations.take_events());
         self.turn = Turn {
             number: self.begun_count,
             before: std::mem::take(&mut self.inputs),
@@ -100,8 +111,8 @@ impl Control {
             sample,
             rates,
             plan,
+            acts_count,
             events,
-            mode: self.mode,
         }
     }
 
@@ -121,8 +132,8 @@ impl Control {
             sample,
             rates,
             plan,
+            acts_count,
             mut events,
-            ..
         } = begun;
         events.extend(
             plan.findings
@@ -134,11 +145,20 @@ impl Control {
         match answer {
             Err(refusal) => events.push(Event::Refused { refusal }),
             Ok(receipt) => {
-                for (decision, outcome) in plan.decisions.into_iter().zip(receipt.outcomes) {
-                    if outcome == Outcome::DryRun && !self.told.insert(what_is_told(&decision.action)) {
+                let decided = plan.decisions.into_iter().zip(receipt.outcomes);
+                for (at, (decision, outcome)) in decided.enumerate() {
+                    let told = (decision.action.vm, what_is_told(&decision.action));
+                    if outcome == Outcome::DryRun && !self.told.insert(told) {
                         continue;
                     }
-                    self.remember(&decision.action, &outcome, sample.at);
+                    // Where others act, nothing may rest on what was only told.
+                    if at < acts_count || self.mode == Mode::Observe {
+                        self.remember(&decision.action, &outcome, sample.at);
+                        self.in_force.outcome(&decision, &outcome, sample.at);
+                        let config = &self.config.recommendations;
+                        self.recommendations
+                            .outcome(&decision, &outcome, config, sample.at);
+                    }
                     if outcome == Outcome::Renewed {
                         continue;
                     }
@@ -146,6 +166,7 @@ impl Control {
                 }
             }
         }
+        events.extend(self.recommendations.take_events());
         self.recent.extend(sample.at, &events);
         Epoch {
             status: self.status_of(machine, &sample, rates.as_ref()),
@@ -168,13 +189,53 @@ impl Control {
         working_set::observe(&view, &mut self.states.working_set);
     }
 
-    /// The policies' merged plan from what [`Control::observe`] took in last. Changes nothing but the policies' own memory.
+    /// The policies' merged plan from what [`Control::observe`] took in last. Changes nothing but what the loop itself remembers.
     pub fn plan(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Plan {
+        self.decide(machine, sample, rates).0
+    }
+
+    /// The same, with how many of its decisions are to be carried out: they come first. What waits is a recommendation afterwards.
+    fn decide(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> (Plan, usize) {
         let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
-        levers::merge(
-            &view,
-            stages::plans(&view, &self.config, self.mode, &mut self.states),
-        )
+        self.recommendations.expire(sample);
+        self.asked.retain(|_, until| *until > sample.at);
+        let due = self.recommendations.due(&view);
+        let gate = Gate {
+            run: self.mode,
+            modes: &self.config.modes,
+            recommendations: &self.recommendations,
+            asked: &self.asked,
+        };
+        let mut first = Plan::new(view.version);
+        self.in_force.give_back(&gate, sample, &mut first);
+        let Plans { mut acting, kept } = stages::plans(&view, &self.config, &gate, &mut self.states);
+        for (one, decisions) in due {
+            give_home(&view, &one, decisions, &acting, &mut self.states, &mut first);
+        }
+        acting.insert(0, first);
+        let mut plan = levers::merge(&view, acting);
+        let acts_count = plan.decisions.len();
+        for mode in [Mode::Recommend, Mode::Observe] {
+            let plans = kept
+                .iter()
+                .filter(|(_, of)| *of == mode)
+                .map(|(plan, _)| plan.clone());
+            let kept = levers::merge(&view, plans.collect());
+            plan.findings.extend(kept.findings);
+            if self.mode != Mode::Observe {
+                kept.decisions
+                    .iter()
+                    .for_each(|decision| self.states.was_kept(decision));
+            }
+            if mode == Mode::Observe {
+                plan.decisions.extend(kept.decisions);
+                continue;
+            }
+            let gains = |homes: &[(VmId, NodeSet)]| gains(&view, &self.config, &self.states, homes);
+            let config = &self.config.recommendations;
+            self.recommendations.take(config, sample, kept.decisions, gains);
+        }
+        (plan, acts_count)
     }
 
     /// What an action that was carried out leaves in force.
@@ -205,6 +266,7 @@ impl Control {
                 Outcome::Done | Outcome::Renewed,
             ) => self.foreign.expect_quota(vm, *quota, at + *lease_ns),
             (act, _) if act.lever() == Lever::CpuQuota => self.foreign.forget_quota(vm),
+            (Act::Lift { lever: Lever::Memory }, Outcome::Done) => self.states.overcommit.was_lifted(vm),
             _ if action.act.lever() == Lever::Watching => {
                 self.states.working_set.outcome(action, outcome, at);
             }
@@ -224,12 +286,61 @@ impl Control {
         let known = |vm: &VmSample| Known {
             home: self.homes.get(&vm.id).cloned(),
             left_alone: hands_off(vm, &self.foreign).map(|why| why.to_string()),
+            mode: most_careful(self.mode, None, vm.settings.mode),
             permit: PermitStatus::of(vm, &self.states.permits),
             memory: MemoryStatus::of(vm, &self.states.overcommit),
             topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
         };
         Status::new(machine, sample, rates, known)
     }
+}
+
+/// Gives a home that was approved, unless its policy has just decided the same. What is the arranger's is a trial from now on.
+fn give_home(
+    view: &View<'_>,
+    one: &Recommendation,
+    decisions: Vec<Decision>,
+    acting: &[Plan],
+    states: &mut stages::States,
+    plan: &mut Plan,
+) {
+    let id = one.decision.action.vm;
+    let decided = acting.iter().flat_map(|plan| &plan.decisions);
+    let mut homes = decided.filter(|other| other.action.vm == id && other.action.act.lever() == Lever::Home);
+    if homes.next().is_some() {
+        return;
+    }
+    let vm = view.vms.iter().find(|vm| vm.sample.id == id);
+    if let (arrange::POLICY, Some(vm), Act::SetHome { nodes }) =
+        (one.decision.policy, vm, &one.decision.action.act)
+    {
+        states
+            .arrange
+            .begin_trial(view, vm, nodes, 1.0 + one.gain.unwrap_or(0.0));
+    }
+    plan.decisions.extend(decisions);
+}
+
+/// What homes are predicted to gain the VMs that get them, all of them together; those of whom it is known.
+fn gains(
+    view: &View<'_>,
+    config: &Config,
+    states: &stages::States,
+    homes: &[(VmId, NodeSet)],
+) -> BTreeMap<VmId, f64> {
+    let wanted = homes
+        .iter()
+        .map(|(vm, nodes)| (*vm, Some(nodes.clone())))
+        .collect();
+    let Ok(forecast) = arrange::what_if(view, &config.placement, &states.arrange, &wanted) else {
+        return BTreeMap::new();
+    };
+    let gain = |vm: &arrange::what_if::VmForecast| {
+        let slow = vm.slow_down.ok()?;
+        let gain = slow.now / slow.then - 1.0;
+        (wanted.contains_key(&vm.vm) && gain.is_finite()).then_some((vm.vm, gain))
+    };
+    forecast.vms.iter().filter_map(gain).collect()
 }
 
 pub(crate) fn view<'a>(

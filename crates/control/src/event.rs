@@ -77,6 +77,59 @@ pub enum Event {
         /// What became of it.
         result: Outcome,
     },
+    /// A policy would do this, and waits for the operator.
+    Recommended {
+        /// Number of the recommendation.
+        id: u64,
+        /// Name of the VM.
+        name: String,
+        /// What and why.
+        #[serde(flatten)]
+        decision: Decision,
+        /// The same in words.
+        text: String,
+        /// Predicted gain, as a share of the VM's speed.
+        gain: Option<f64>,
+    },
+    /// The operator agreed to a recommendation.
+    Approved {
+        /// Number of the recommendation.
+        id: u64,
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// Who recommended it.
+        policy: &'static str,
+        /// What was recommended.
+        text: String,
+    },
+    /// The operator does not want what was recommended.
+    Rejected {
+        /// Number of the recommendation.
+        id: u64,
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// Who recommended it.
+        policy: &'static str,
+        /// What was recommended.
+        text: String,
+    },
+    /// A recommendation ended before anybody agreed, or before it could be carried out.
+    Expired {
+        /// Number of the recommendation.
+        id: u64,
+        /// Which VM.
+        vm: VmId,
+        /// Its name.
+        name: String,
+        /// Who recommended it.
+        policy: &'static str,
+        /// What was recommended.
+        text: String,
+    },
     /// Something to know that nobody acts on.
     Found {
         /// Name of the VM, if it is about one.
@@ -111,6 +164,21 @@ impl Event {
             finding,
         }
     }
+}
+
+fn recommended(
+    f: &mut fmt::Formatter<'_>,
+    id: u64,
+    decision: &Decision,
+    text: &str,
+    gain: Option<f64>,
+) -> fmt::Result {
+    let Decision { policy, reason, .. } = decision;
+    write!(f, "{policy}: recommendation {id}: {text}")?;
+    if let Some(gain) = gain {
+        write!(f, ", {:+.0} percent of its speed", 100.0 * gain)?;
+    }
+    write!(f, " ({reason})")
 }
 
 impl fmt::Display for Event {
@@ -173,6 +241,22 @@ impl fmt::Display for Event {
                     }
                     Outcome::Failed(error) => write!(f, " — failed: {error}"),
                 }
+            }
+            Event::Recommended {
+                id,
+                decision,
+                text,
+                gain,
+                ..
+            } => recommended(f, *id, decision, text, *gain),
+            Event::Approved { id, policy, text, .. } => {
+                write!(f, "{policy}: recommendation {id} is approved: {text}")
+            }
+            Event::Rejected { id, policy, text, .. } => {
+                write!(f, "{policy}: recommendation {id} is rejected: {text}")
+            }
+            Event::Expired { id, policy, text, .. } => {
+                write!(f, "{policy}: recommendation {id} has expired: {text}")
             }
             Event::Found { finding, .. } => write!(f, "{}: {}", finding.policy, finding.message),
             Event::Refused { refusal } => write!(f, "plan refused: {refusal}"),

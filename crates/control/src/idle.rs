@@ -43,9 +43,17 @@ impl Control {
 
     /// Why nothing comes of a policy; `not` says what, as in "the policies hold nobody to a permit".
     fn idle(&self, policy: &str, not: &str) -> Option<String> {
-        let dry_run = || format!("the agent runs with --dry-run: its policies {not}");
-        let is_dry = self.mode == Mode::DryRun;
-        is_dry.then(dry_run).or_else(|| self.without(policy, not))
+        let of_policy = self.config.modes.of(policy) == Some(Mode::Observe);
+        let why = match self.mode {
+            Mode::Observe => Some(format!(
+                "the agent only observes (--dry-run, mode = \"observe\"): its policies {not}"
+            )),
+            _ if of_policy => Some(format!(
+                "the policy {policy} only observes (setting modes.{policy}): its decisions {not}"
+            )),
+            _ => None,
+        };
+        why.or_else(|| self.without(policy, not))
     }
 
     /// Why a policy does not even plan.

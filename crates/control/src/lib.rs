@@ -13,6 +13,8 @@
 //! | `epoch` | one round of it: observe, plan, commit, remember |
 //! | `answers`, `idle` | what the loop is asked: where a VM would go, what is known of it, why nothing is done |
 //! | `config` | what the operator may set |
+//! | `gate` | how far each decision goes, and what is given back where it may no longer stand |
+//! | `recommendations` | what waits for the operator's word |
 //! | `foreign_changes` | what operators and other programs changed |
 //! | `turn`, `replay` | what it took in beside samples, and how a recorded run is repeated |
 //! | `status`, `event`, `recent`, `bill` | what the loop shows and tells |
@@ -26,8 +28,10 @@ mod config;
 mod epoch;
 mod event;
 mod foreign_changes;
+mod gate;
 mod idle;
 mod recent;
+pub mod recommendations;
 pub mod record;
 pub mod replay;
 mod run;
@@ -37,6 +41,7 @@ mod turn;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use homenode_host::Mode;
 use homenode_host::{Rates, Sample, Setting};
 use homenode_policy::placement::{Announcement, Ledger};
 use homenode_policy::{permits, topology_feed};
@@ -44,12 +49,15 @@ use homenode_units::{NodeSet, Ns, VmId};
 
 pub use answers::{Advice, Promise, Request};
 pub use bill::{Bill, Hour, Line};
-pub use config::{Config, Mode, PERIOD_MAX, PERIOD_MIN, PolicySet};
+pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;
 use foreign_changes::ForeignChanges;
+use gate::InForce;
 use recent::Recent;
 pub use recent::Remembered;
+use recommendations::Recommendations;
+pub use recommendations::{NotThat, Recommendation};
 pub use run::{Around, Phase, run};
 use stages::States;
 pub use status::{
@@ -69,8 +77,14 @@ pub struct Control {
     homes: BTreeMap<VmId, NodeSet>,
     layouts: topology_feed::Layouts,
     foreign: ForeignChanges,
-    /// In a dry run the same plan comes every epoch; it is told once.
-    told: BTreeSet<String>,
+    /// What is only told comes in every epoch; it is told once.
+    told: BTreeSet<(VmId, String)>,
+    /// What waits for the operator, and what he agreed to.
+    recommendations: Recommendations,
+    /// What this run has in force.
+    in_force: InForce,
+    /// Until when clients wait for working sets.
+    asked: BTreeMap<VmId, Ns>,
     last: Option<(Sample, Option<Rates>)>,
     /// What it was told since the last half of an epoch.
     inputs: Inputs,
@@ -82,9 +96,10 @@ pub struct Control {
 }
 
 impl Control {
-    /// A loop that has seen nothing yet.
+    /// A loop that has seen nothing yet. Its decisions go as far as the settings say, and no further than `mode`.
     pub fn new(config: Config, mode: Mode) -> Control {
         let config = config.completed();
+        let mode = mode.min(config.mode);
         let states = States {
             permits: permits::State::new(&config.permits),
             ..States::default()
@@ -145,6 +160,11 @@ impl Control {
         &self.config
     }
 
+    /// How far decisions of this run go at most.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
     /// Takes over the home that an earlier agent gave a VM. Which of its pins are that agent's the host knows better.
     pub fn adopt(&mut self, vm: VmId, home: Option<NodeSet>) {
         let input = Input::Adopted {
@@ -152,6 +172,9 @@ impl Control {
             home: home.clone(),
         };
         self.inputs.push(input);
+        if home.is_some() {
+            self.in_force.adopted(vm);
+        }
         self.homes.extend(home.map(|home| (vm, home)));
     }
 

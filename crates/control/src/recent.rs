@@ -40,6 +40,12 @@ impl Remembered {
                 decision,
                 result,
             } => ("decided", Some(name), Some(decision.policy), Some(result.kind())),
+            Event::Recommended { name, decision, .. } => {
+                ("recommended", Some(name), Some(decision.policy), None)
+            }
+            Event::Approved { name, policy, .. } => ("approved", Some(name), Some(*policy), None),
+            Event::Rejected { name, policy, .. } => ("rejected", Some(name), Some(*policy), None),
+            Event::Expired { name, policy, .. } => ("expired", Some(name), Some(*policy), None),
             Event::Found { name, finding } => ("found", name.as_ref(), Some(finding.policy), None),
             Event::Refused { .. } => ("refused", None, None, None),
         };

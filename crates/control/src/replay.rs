@@ -85,7 +85,7 @@ impl Replay {
     /// The next epoch.
     pub fn step(&mut self, sample: Sample, turn: Turn) -> Compared {
         let control = &mut self.control;
-        if control.mode == Mode::Act {
+        if control.mode != Mode::Observe {
             // Taken as a dry run's is what was not decided then: in each epoch anew.
             control.told.clear();
         }
@@ -122,6 +122,10 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs) {
             Input::PermitSet { vm } => control.was_set(vm, homenode_host::Setting::Permit(None)),
             Input::Announced(announcement) => control.announce(announcement),
             Input::Promised(shape) => drop(control.promise(machine, shape)),
+            Input::PromiseDropped { id } => drop(control.drop_promise(id)),
+            // Under other settings there may be none of this number.
+            Input::Approved { id } => drop(control.approve(id)),
+            Input::Rejected { id } => drop(control.reject(id)),
             Input::WorkingSetWanted { vm, window, wait } => control.want_working_set(vm, window, wait),
         }
     }

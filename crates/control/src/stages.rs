@@ -13,11 +13,12 @@
 //! | `tavo` | overcommit, permits, placement, balance, repatriate, memory, pace, topology-feed, working-set |
 //! | `homenode` | overcommit, permits, arrange, balance, repatriate, memory, pace, topology-feed, working-set |
 
-use homenode_host::{Lever, Plan, View};
+use homenode_host::{Act, Decision, Lever, Mode, Plan, View};
 // Rows name policies by their modules.
 use homenode_policy::*;
 
-use crate::{Config, Mode, PolicySet};
+use crate::gate::Gate;
+use crate::{Config, PolicySet};
 
 /// A row of the table.
 pub(crate) struct Stage {
@@ -27,13 +28,13 @@ pub(crate) struct Stage {
     pub sets: &'static [PolicySet],
     /// Levers that it may set.
     pub levers: &'static [Lever],
-    plan: fn(&View<'_>, &Config, Mode, &mut States, &mut [Plan]) -> Plan,
+    plan: fn(&View<'_>, &Config, &mut States, &mut [Plan]) -> Plan,
 }
 
 /// Makes [`States`] and [`STAGES`] from rows of the form `module(its State) [sets] [levers] => plan`. A policy that remembers
 /// nothing, or what another row names, has no state: `module()`.
 macro_rules! stages {
-    (|$view:ident, $config:ident, $mode:ident, $states:ident, $earlier:ident|
+    (|$view:ident, $config:ident, $states:ident, $earlier:ident|
      $($policy:ident($($state:ident)?) [$($set:ident)*] [$($lever:ident)*] => $plan:expr;)*) => {
         /// What the policies remember.
         #[derive(Debug, Default)]
@@ -49,12 +50,12 @@ macro_rules! stages {
             levers: &[$(Lever::$lever),*],
             // A row takes what it needs.
             #[allow(unused_variables)]
-            plan: |$view, $config, $mode, $states, $earlier| $plan,
+            plan: |$view, $config, $states, $earlier| $plan,
         }),*];
     };
 }
 
-stages! { |view, config, mode, of, earlier|
+stages! { |view, config, of, earlier|
     overcommit(State) [Tavo Homenode] [Memory] => take_memory(view, config, of);
     permits(State) [Tavo Homenode] [CpuQuota Resctrl] => permits::plan(view, &config.permits, &mut of.permits);
     placement(State) [FfPin Tavo] [Home VcpuPlacement]
@@ -68,7 +69,7 @@ stages! { |view, config, mode, of, earlier|
     repatriate(State) [Memory Tavo Homenode] [Pages] => repatriate::plan(view, &config.repatriate, &mut of.repatriate);
     memory(State) [Memory Tavo Homenode] [MemoryPolicy Pages]
         => memory::plan(view, &config.memory, &config.repatriate, earlier, &mut of.memory);
-    pace(State) [Memory Tavo Homenode] [] => slow_down(view, config, mode, of, earlier);
+    pace(State) [Memory Tavo Homenode] [] => pace::hold(view, &config.pace, &mut of.pace, earlier);
     topology_feed(State) [Tavo Homenode] [Topology]
         => topology_feed::plan(view, &config.topology_feed, &mut of.topology_feed);
     working_set(State) [Default FfPin Numad Memory Tavo Homenode] [Watching]
@@ -79,14 +80,6 @@ fn take_memory(view: &View<'_>, config: &Config, of: &mut States) -> Plan {
     overcommit::want_working_sets(view, &config.overcommit, &mut of.working_set);
     let estimate = |vm| of.working_set.estimate(vm);
     overcommit::plan(view, &config.overcommit, estimate, &mut of.overcommit)
-}
-
-fn slow_down(view: &View<'_>, config: &Config, mode: Mode, of: &mut States, earlier: &mut [Plan]) -> Plan {
-    match mode {
-        Mode::Act => pace::hold(view, &config.pace, &mut of.pace, earlier),
-        // Nothing moves: nothing is learnt from it.
-        Mode::DryRun => Plan::new(view.version),
-    }
 }
 
 /// The stages of a set, in order.
@@ -100,17 +93,65 @@ pub(crate) fn leave_homes_to_operators(set: PolicySet) -> bool {
     has(Lever::Pages) && !has(Lever::Home)
 }
 
+/// Policies that decide something, each once, as decisions name them.
+pub(crate) fn deciding_policies() -> Vec<&'static str> {
+    let deciding = STAGES.iter().filter(|stage| !stage.levers.is_empty());
+    let mut names: Vec<&'static str> = deciding.map(|stage| stage.policy).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// What the stages of the configured set plan, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Plans {
+    /// What is to be carried out. Later stages see it: they leave alone what it moves, and budgets are spent by it.
+    pub acting: Vec<Plan>,
+    /// What is not, each with how far it goes: it waits, or is only told.
+    pub kept: Vec<(Plan, Mode)>,
+}
+
 /// What each stage of the configured set plans, in order.
-pub(crate) fn plans(view: &View<'_>, config: &Config, mode: Mode, states: &mut States) -> Vec<Plan> {
-    let mut plans = Vec::new();
+pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &mut States) -> Plans {
+    let mut plans = Plans::default();
     for stage in of(config.policies) {
-        let plan = (stage.plan)(view, config, mode, states, &mut plans);
+        let mut plan = (stage.plan)(view, config, states, &mut plans.acting);
         if cfg!(debug_assertions) {
             stage.check(&plan);
         }
-        plans.push(plan);
+        let modes = gate.of_plan(view, states, &plan);
+        for kept in [Mode::Recommend, Mode::Observe] {
+            let pairs = plan
+                .decisions
+                .iter()
+                .zip(&modes)
+                .filter(|(_, mode)| **mode == kept);
+            let decisions: Vec<Decision> = pairs.map(|(decision, _)| decision.clone()).collect();
+            if !decisions.is_empty() {
+                let plan = Plan {
+                    decisions,
+                    ..Plan::new(view.version)
+                };
+                plans.kept.push((plan, kept));
+            }
+        }
+        let mut modes = modes.into_iter();
+        plan.decisions.retain(|_| modes.next() == Some(Mode::Act));
+        plans.acting.push(plan);
     }
     plans
+}
+
+impl States {
+    /// A decision was not carried out: what policies learn from their changes must not take it for a change that failed.
+    pub fn was_kept(&mut self, decision: &Decision) {
+        let vm = decision.action.vm;
+        match (&decision.action.act, decision.policy) {
+            (Act::SetHome { .. }, arrange::POLICY) => self.arrange.trials.forget(vm),
+            (Act::SetMemoryPolicy { .. }, _) => self.memory.advisor.postpone(vm),
+            _ => {}
+        }
+    }
 }
 
 impl Stage {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{CountedBy, CpuQuota, Published, Rates, Sample, VirtualNode, VmSample};
+use homenode_host::{CountedBy, CpuQuota, Mode, Published, Rates, Sample, VirtualNode, VmSample};
 use homenode_machine::Machine;
 use homenode_policy::memory::caution;
 use homenode_policy::overcommit;
@@ -96,6 +96,10 @@ pub struct VmStatus {
     pub local_access_ratio: Option<f64>,
     /// Why its vCPUs are left alone, if they are.
     pub left_alone: Option<String>,
+    /// How far decisions about it go, unless its policy's go less far.
+    pub mode: Mode,
+    /// How far its operator lets them go, if he said so.
+    pub mode_chosen: Option<Mode>,
     /// What it booked, and how it kept it.
     pub permit: PermitStatus,
     /// How much memory it has of what it could have.
@@ -256,6 +260,7 @@ impl TopologyStatus {
 pub(crate) struct Known {
     pub home: Option<NodeSet>,
     pub left_alone: Option<String>,
+    pub mode: Mode,
     pub permit: PermitStatus,
     pub memory: MemoryStatus,
     pub topology: TopologyStatus,
@@ -317,6 +322,8 @@ impl Status {
                     llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),
                     left_alone: known.left_alone,
+                    mode: known.mode,
+                    mode_chosen: vm.settings.mode,
                     permit: known.permit,
                     memory: known.memory,
                     topology: known.topology,

@@ -29,6 +29,21 @@ pub enum Input {
     Announced(Announcement),
     /// libvirt asked for nodes ([`crate::Control::promise`]).
     Promised(Shape),
+    /// The operator took back a promise ([`crate::Control::drop_promise`]).
+    PromiseDropped {
+        /// Its number.
+        id: u64,
+    },
+    /// The operator agreed to a recommendation ([`crate::Control::approve`]).
+    Approved {
+        /// Its number.
+        id: u64,
+    },
+    /// The operator does not want what was recommended ([`crate::Control::reject`]).
+    Rejected {
+        /// Its number.
+        id: u64,
+    },
     /// A client asked how much memory a VM uses ([`crate::Control::want_working_set`]).
     WorkingSetWanted {
         /// Of which VM.

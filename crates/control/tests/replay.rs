@@ -1,5 +1,6 @@
 //! A run that is written down and repeated: the same decisions, bit for bit, and under other settings others.
 
+use homenode_control::recommendations::State;
 use homenode_control::replay::{Compared, Replay};
 use homenode_control::{Config, Control, Mode, PolicySet, Turn};
 use homenode_host::{Act, Host, Plan, Sample, Setting};
@@ -43,6 +44,34 @@ fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
                 home: None,
             });
             control.promise(&twin.machine().clone(), shape);
+        }
+        7 => {
+            let mode = Setting::Mode([None, Some(Mode::Recommend), Some(Mode::Observe)][epoch as usize % 3]);
+            if twin.set(vm, mode).is_ok() {
+                control.was_set(vm, mode);
+            }
+        }
+        8 => {
+            let promise = control.promises().first().map_or(99, |promise| promise.id);
+            control.drop_promise(promise);
+        }
+        9 | 10 => {
+            let open = |one: &&&homenode_control::Recommendation| one.state == State::Open;
+            let ids: Vec<u64> = control
+                .recommendations()
+                .iter()
+                .filter(open)
+                .map(|one| one.id)
+                .collect();
+            for (at, id) in ids.into_iter().enumerate() {
+                let judged = match at % 3 {
+                    2 => control.reject(id),
+                    _ => control.approve(id),
+                };
+                judged.unwrap();
+            }
+            // What there is none of changes nothing.
+            assert!(control.approve(u64::MAX).is_err());
         }
         _ => {}
     }
@@ -112,7 +141,10 @@ fn a_run_that_is_repeated_decides_the_same_to_the_last_letter() {
     for (name, policies, mode) in [
         ("churn", PolicySet::Homenode, Mode::Act),
         ("churn", PolicySet::Tavo, Mode::Act),
-        ("churn", PolicySet::Homenode, Mode::DryRun),
+        ("churn", PolicySet::Homenode, Mode::Observe),
+        ("churn", PolicySet::Tavo, Mode::Recommend),
+        ("permits", PolicySet::Homenode, Mode::Recommend),
+        ("memory-overcommit", PolicySet::Homenode, Mode::Recommend),
         ("permits", PolicySet::Homenode, Mode::Act),
         ("memory-overcommit", PolicySet::Homenode, Mode::Act),
         ("phase-change", PolicySet::Tavo, Mode::Act),

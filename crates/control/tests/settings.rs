@@ -245,3 +245,26 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
 fn defaults_are_allowed() {
     assert_eq!(read_toml::<Config>("homenode.toml", ""), Ok(Config::default()));
 }
+
+#[test]
+fn a_mode_of_an_unknown_policy_and_a_mode_that_is_none_are_refused_with_what_there_is() {
+    let read = |text: &str| read_toml::<Config>("agent.toml", text);
+    let good =
+        read("mode = \"recommend\"\n[modes]\narrange = \"observe\"\ntopology-feed = \"act\"\n").unwrap();
+    assert_eq!(
+        (good.mode, good.modes.of("arrange"), good.modes.of("memory")),
+        (Mode::Recommend, Some(Mode::Observe), None)
+    );
+    for (text, said) in [
+        ("mode = \"careful\"", "`recommend`"),
+        ("[modes]\narange = \"act\"", "`arrange`"),
+        ("[modes]\npace = \"act\"", "no policy is named `pace`"),
+        ("[modes]\narrange = \"maybe\"", "`recommend`"),
+        ("[modes]\narrange = 1", "arrange"),
+        ("modes = \"act\"", "modes"),
+        ("[recommendations]\nlife_max = \"0s\"", "recommendations.life_max"),
+    ] {
+        let why = read(text).unwrap_err().to_string();
+        assert!(why.contains("agent.toml") && why.contains(said), "{text}: {why}");
+    }
+}

@@ -153,7 +153,7 @@ fn what_somebody_else_changed_is_reported_and_respected() {
 fn a_dry_run_tells_each_decision_once_and_does_nothing() {
     let mut twin = twin(vec![vm("a", "povray"), vm("b", "cg.B")]);
     let untouched = twin.clone();
-    let mut control = Control::new(placing(), Mode::DryRun);
+    let mut control = Control::new(placing(), Mode::Observe);
     let epochs = run(&mut control, &mut twin, 10);
     let mut told: Vec<String> = events(&epochs)
         .iter()
@@ -350,7 +350,7 @@ fn a_quota_that_somebody_else_sets_is_theirs_until_the_permit_is_set_anew() {
 fn a_dry_run_tells_of_a_limit_once() {
     let mut twin = twin(vec![vm("a", "stream")]);
     let id = twin.vm_id("a").unwrap();
-    let mut control = Control::new(placing(), Mode::DryRun);
+    let mut control = Control::new(placing(), Mode::Observe);
     run(&mut control, &mut twin, 1);
     twin.set(id, Setting::Permit(Some(Permit::pollution(10_000).unwrap())))
         .unwrap();

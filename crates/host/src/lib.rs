@@ -35,8 +35,8 @@ pub use plan::{Decision, Finding, Outcome, Plan, Receipt};
 pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates, imbalance};
 pub use refusal::{ActionError, Failure, Impossible, Refusal};
 pub use sample::{
-    Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, NodeSample, PageUse, Sample,
-    Setting, VcpuSample, Version, VmSample, VmSettings,
+    Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, Mode, NodeSample, PageUse,
+    Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 pub use topology::{GuestTopology, Published, VirtualNode};
 pub use view::{HandsOff, View, VmView};

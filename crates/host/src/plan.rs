@@ -69,7 +69,7 @@ pub enum Outcome {
         /// Refused by the kernel this time because somebody used them; may succeed later.
         busy: Pages,
     },
-    /// Not tried: the agent runs with `--dry-run`.
+    /// Not tried: it is only told (mode `observe`, `--dry-run`).
     DryRun,
     /// Tried and failed; the VM is as it was.
     Failed(ActionError),

@@ -276,11 +276,59 @@ pub enum Management {
     Ignored,
 }
 
+/// How far decisions go. Where several are said, for the run, a policy and a VM, the most careful holds: that is the least of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// They are made and explained; nothing is touched.
+    // As recordings before 0.2 have it.
+    #[serde(alias = "dry-run")]
+    Observe,
+    /// Each waits as a recommendation until the operator applies it.
+    Recommend,
+    /// They are carried out.
+    #[default]
+    Act,
+}
+
+impl Mode {
+    /// All of them, the most careful first.
+    pub const ALL: [Mode; 3] = [Mode::Observe, Mode::Recommend, Mode::Act];
+
+    /// Name in settings, metadata and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Observe => "observe",
+            Mode::Recommend => "recommend",
+            Mode::Act => "act",
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Mode {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Mode, String> {
+        let named = Mode::ALL.into_iter().find(|mode| mode.name() == text);
+        named.ok_or_else(|| {
+            let shown: String = text.chars().take(40).collect();
+            format!("`{shown}` is no mode; there are observe, recommend and act")
+        })
+    }
+}
+
 /// What the operator said of a VM. Lives with the VM (libvirt metadata), so it survives restarts and migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSettings {
     /// Whether the agent may act on it.
     pub management: Management,
+    /// How far decisions about it go at most; `None` where that is as the run and its policies go.
+    pub mode: Option<Mode>,
     /// Home nodes that the operator chose; the agent keeps the VM there and never re-homes it.
     pub home: Option<NodeSet>,
     /// Memory bandwidth that the VM is declared to need.
@@ -308,6 +356,8 @@ pub enum Setting {
     MemoryPolicy(Option<MemoryPolicy>),
     /// How little memory it may be left with.
     MemoryFloor(Option<Bytes>),
+    /// How far decisions about it go.
+    Mode(Option<Mode>),
 }
 
 impl Setting {
@@ -317,6 +367,7 @@ impl Setting {
             Setting::Permit(_) => "permit",
             Setting::MemoryPolicy(_) => "memory policy",
             Setting::MemoryFloor(_) => "memory floor",
+            Setting::Mode(_) => "mode",
         }
     }
 }
@@ -328,6 +379,7 @@ impl VmSettings {
             Setting::Permit(permit) => self.permit = permit,
             Setting::MemoryPolicy(policy) => self.memory_policy = policy,
             Setting::MemoryFloor(floor) => self.memory_floor = floor,
+            Setting::Mode(mode) => self.mode = mode,
         }
     }
 }

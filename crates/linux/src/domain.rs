@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! virsh metadata NAME https://homenode.dev/xmlns/vm/1 --key homenode --live --config \
-//!     --set "<vm manage='yes' home='0-1' bandwidth='2GB/s' permit='250k' floor='2GiB'/>"
+//!     --set "<vm manage='yes' mode='recommend' home='0-1' bandwidth='2GB/s' permit='250k' floor='2GiB'/>"
 //! ```
 //!
 //! Every attribute is optional. A misspelt attribute or a malformed value makes the whole element invalid; then
@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use homenode_host::{Management, Setting, VmSettings};
+use homenode_host::{Management, Mode, Setting, VmSettings};
 use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, NodeId, NodeSet, Permit, VmId};
 
 use crate::mark::Mark;
@@ -151,6 +151,8 @@ pub struct Locked;
 pub struct MetadataSettings {
     /// Whether the agent may act on it.
     pub management: Management,
+    /// How far decisions about it go at most.
+    pub mode: Option<Mode>,
     /// Home nodes that the operator chose.
     pub home: Option<NodeSet>,
     /// Memory bandwidth that it is declared to need.
@@ -175,6 +177,7 @@ impl MetadataSettings {
                 "floor",
                 floor.map(|floor| format!("{}KiB", floor.0.div_ceil(1024))),
             ),
+            Setting::Mode(mode) => ("mode", mode.map(|mode| mode.to_string())),
         };
         let others = self.attributes.iter().filter(|(name, _)| name != key).cloned();
         let new = value.map(|value| (key.to_owned(), value));
@@ -277,6 +280,7 @@ impl Domain {
         let said = self.settings.clone().unwrap_or(ignored);
         VmSettings {
             management: said.management,
+            mode: said.mode,
             home: said.home,
             bandwidth: said.bandwidth,
             permit: said.permit,
@@ -291,7 +295,11 @@ impl Domain {
     /// Whether the agent may take memory from it: its operator said how little it may be left with.
     pub fn may_be_shrunk(&self) -> bool {
         let said = self.settings.as_ref().ok();
-        said.is_some_and(|said| said.memory_floor.is_some() && said.management == Management::Managed)
+        said.is_some_and(|said| {
+            said.memory_floor.is_some()
+                && said.management == Management::Managed
+                && said.mode != Some(Mode::Observe)
+        })
     }
 
     /// Nodes of the devices assigned to it, as sysfs has them. A device without a node (-1) has none.
@@ -513,6 +521,7 @@ fn settings(root: &Element) -> Result<MetadataSettings, String> {
                     _ => return Err(format!("manage='{shown}' is neither `yes` nor `no`")),
                 }
             }
+            "mode" => settings.mode = Some(value.parse().map_err(|e| format!("mode: {e}"))?),
             "home" => {
                 let nodes: NodeSet = value.parse().map_err(|e| format!("home: {e}"))?;
                 if nodes.is_empty() {
@@ -528,7 +537,7 @@ fn settings(root: &Element) -> Result<MetadataSettings, String> {
             other => {
                 let other: String = other.chars().take(40).collect();
                 return Err(format!(
-                    "unknown attribute `{other}`; there are manage, home, bandwidth, permit, memory, floor"
+                    "unknown attribute `{other}`; there are manage, mode, home, bandwidth, permit, memory, floor"
                 ));
             }
         }

@@ -322,6 +322,23 @@ impl State {
         Some(&self.cases.get(&vm)?.advice)
     }
 
+    /// A choice was not carried out: it is not on trial, and is made anew after the next watch if it still seems right.
+    pub fn postpone(&mut self, vm: VmId) {
+        if let Some(case) = self.cases.get_mut(&vm)
+            && matches!(case.stage, Stage::Settling { .. })
+        {
+            case.stage = Stage::Watching;
+            case.choice = None;
+            case.changes = case.changes.saturating_sub(1);
+        }
+    }
+
+    /// Whether what was chosen last gives a VM back what it had before a trial.
+    pub fn gives_back(&self, vm: VmId) -> bool {
+        let gave_up = |case: &Case| matches!(case.stage, Stage::Holding { .. }) && case.adopted.is_none();
+        self.cases.get(&vm).is_some_and(gave_up)
+    }
+
     /// How often the agent changed a VM's memory policy by its advice.
     pub fn changes(&self, vm: VmId) -> u32 {
         self.cases.get(&vm).map_or(0, |case| case.changes)

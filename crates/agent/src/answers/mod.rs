@@ -2,6 +2,8 @@
 
 pub mod forecast;
 pub mod permits;
+pub mod promises;
+pub mod recommendations;
 pub mod report;
 pub mod working_sets;
 

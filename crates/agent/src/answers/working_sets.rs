@@ -1,7 +1,7 @@
 //! How much memory VMs use.
 
 use homenode_api::answer::{Figure, WorkingSet, WorkingSets};
-use homenode_control::{Control, VmStatus};
+use homenode_control::{Control, Mode, VmStatus};
 use homenode_policy::working_set::{Certainty, Measured, Settled, Tracker};
 use homenode_units::Ns;
 
@@ -80,6 +80,11 @@ pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), String> {
     }
     if control.is_opted_out(vm.id) {
         return Err(of_vm("its operator opted it out (manage='no' in its metadata)"));
+    }
+    if vm.mode == Mode::Observe {
+        return Err(of_vm(
+            "it is only observed, and watching clears what tells of its use (`homenode mode`)",
+        ));
     }
     let trackers = control.trackers();
     if trackers.iter().all(|choice| choice.why_not.is_some()) {

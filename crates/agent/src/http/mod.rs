@@ -6,8 +6,9 @@
 //! ```
 //!
 //! One thread runs all of it, on an asynchronous runtime of its own: the loop publishes and knows no client. Only
-//! `placements/evaluate` asks the loop's own state, on a thread that may wait for it.
+//! `placements/evaluate`, recommendations and promises ask the loop's own state, on a thread that may wait for it.
 
+mod approvals;
 mod events;
 mod exposition;
 mod metrics;
@@ -146,7 +147,14 @@ fn is_called(vm: &VmStatus, id: &str) -> bool {
 
 /// All routes; over TCP, `bound`, only for programs of this host and its own pages.
 fn router(site: Site, bound: Option<SocketAddr>) -> Router {
+    // Over TCP nobody knows who asks.
+    let changes = match bound {
+        None => approvals::changes(),
+        Some(_) => Router::new(),
+    };
     let routes = Router::new()
+        .merge(approvals::reads())
+        .merge(changes)
         .route("/metrics", get(metrics))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))

@@ -125,6 +125,16 @@ impl From<ApiError> for Failed {
         let detail = error.to_string();
         match error {
             ApiError::NoSuchVm { vm, running } => Failed::no_such_vm(&vm, running.into_iter()),
+            ApiError::NoSuchId { .. } => {
+                let title = "There is none of this number";
+                Failed::new(StatusCode::NOT_FOUND, "no-such-id", title, detail)
+            }
+            ApiError::Conflict { .. } => Failed::new(
+                StatusCode::CONFLICT,
+                "conflict",
+                "It is over, or done already",
+                detail,
+            ),
             ApiError::NotYet { .. } => Failed::not_now(detail),
             ApiError::BadInput { .. } | ApiError::Malformed { .. } | ApiError::Refused { .. } => {
                 let status = StatusCode::UNPROCESSABLE_ENTITY;

@@ -1,4 +1,6 @@
 use super::*;
+use crate::bill_file::Clock;
+use crate::wall_clock::WallClock;
 use homenode_api::answer::Vms;
 use homenode_api::{AskError, ask};
 use homenode_control::{Config, Control, Mode};
@@ -14,6 +16,7 @@ fn serving(control: Control) -> (tempfile::TempDir, Server) {
     let handler = Handler {
         machine: Arc::new(homenode_machine_files::preset("r910").unwrap()),
         control: Arc::new(Mutex::new(control)),
+        clock: WallClock::start(Clock::Host),
     };
     let server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).unwrap();
     (dir, server)

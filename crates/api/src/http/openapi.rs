@@ -8,7 +8,7 @@ use super::{
     Decisions, DecisionsQuery, Evaluate, Evaluated, HistoryQuery, HostStatus, Links, Looked, Missed, Nodes,
     Problem, Told, VmHistory, WhyQuery,
 };
-use crate::answer::Vms;
+use crate::answer::{Promises, Recommendation, Recommendations, Vms};
 use crate::why::Answer;
 use homenode_control::VmStatus;
 
@@ -35,6 +35,10 @@ fn paths(made: &mut Maker) -> Value {
         "name": "id", "in": "path", "required": true, "description": "The VM's name or UUID.",
         "schema": {"type": "string", "minLength": 1},
     });
+    let by_number = json!([{
+        "name": "id", "in": "path", "required": true, "description": "Its number.",
+        "schema": {"type": "integer", "minimum": 0},
+    }]);
     let get = |what: Value| json!({ "get": what });
     json!({
         "/v1/status": get(made.operation::<HostStatus>("status", "The agent, and the host as it was last seen", &[503])),
@@ -52,6 +56,19 @@ fn paths(made: &mut Maker) -> Value {
         "/v1/placements/evaluate": {"post": made.posted::<Evaluate, Evaluated>(
             "evaluate", "Whether and where a VM would fit; nothing is promised", &[400, 413, 415, 422, 503]
         )},
+        "/v1/recommendations": get(made.operation::<Recommendations>(
+            "recommendations", "What policies would do and wait for, and what came of that", &[503]
+        )),
+        "/v1/recommendations/{id}/apply": {"post": with(made.operation::<Recommendation>(
+            "apply", "Agree to a recommendation: it is carried out from the next look at the host on", &[400, 404, 409, 503]
+        ), "parameters", by_number.clone())},
+        "/v1/recommendations/{id}/reject": {"post": with(made.operation::<Recommendation>(
+            "reject", "Do not agree to a recommendation: it is not made again soon", &[400, 404, 409, 503]
+        ), "parameters", by_number.clone())},
+        "/v1/promises": get(made.operation::<Promises>(
+            "promises", "Nodes that are promised to VMs which do not run yet", &[503]
+        )),
+        "/v1/promises/{id}": {"delete": with(made.done("drop", "Take back a promise", &[400, 404, 503]), "parameters", by_number)},
         "/v1/events": get(events(made)),
         "/v1/openapi.json": get(json!({
             "operationId": "openapi",
@@ -121,6 +138,17 @@ impl Maker {
             });
         }
         json!({"operationId": id, "summary": summary, "responses": responses})
+    }
+
+    /// What is done, with nothing to say of it, or is answered with these statuses and a problem.
+    fn done(&mut self, id: &str, summary: &str, problems: &[u16]) -> Value {
+        let mut operation = self.operation::<()>(id, summary, problems);
+        let responses = operation["responses"].as_object_mut();
+        if let Some(responses) = responses {
+            responses.remove("200");
+            responses.insert("204".into(), json!({"description": summary}));
+        }
+        operation
     }
 
     fn query<Q: JsonSchema, T: JsonSchema>(&mut self, id: &str, summary: &str, problems: &[u16]) -> Value {
@@ -195,6 +223,7 @@ fn what_is_wrong(status: u16) -> &'static str {
     match status {
         400 => "A parameter, or the body, is wrong",
         404 => "There is no such thing",
+        409 => "It is over, or done already",
         413 => "The body is too long",
         415 => "The body is not said to be JSON",
         422 => "The body is not what is asked for",

@@ -93,8 +93,13 @@ impl Site {
 
     /// What is answered on the socket beside the state.
     pub fn over_socket(&self, path: &str) -> Answer {
+        self.does_over_socket("GET", path)
+    }
+
+    /// The same of another method.
+    pub fn does_over_socket(&self, method: &str, path: &str) -> Answer {
         let socket = UnixStream::connect(self.dir.path().join("state/http.sock")).expect("it listens");
-        exchange(socket, request("GET", path, "anything", "", "").as_bytes())
+        exchange(socket, request(method, path, "anything", "", "").as_bytes())
     }
 }
 

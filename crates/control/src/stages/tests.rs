@@ -24,7 +24,7 @@ fn a_stage_that_sets_a_lever_that_its_row_does_not_list_is_found() {
         policy: "test",
         sets: &[PolicySet::Default],
         levers: &[Lever::Pages],
-        plan: |view, _, _, _, _| Plan::new(view.version),
+        plan: |view, _, _, _| Plan::new(view.version),
     };
     let mut plan = Plan::default();
     let lever = Lever::Home;
@@ -57,7 +57,7 @@ fn every_lever_of_a_row_is_set_by_its_stage() {
     // What the twin cannot do is planned all the same: limits by resctrl, and what guests are told.
     let mut by_resctrl = config(PolicySet::Homenode);
     by_resctrl.permits.enforcer = permits::Enforcer::CacheWays;
-    run(&various(), by_resctrl, Mode::DryRun, &mut seen);
+    run(&various(), by_resctrl, Mode::Observe, &mut seen);
     let rows = STAGES
         .iter()
         .flat_map(|stage| stage.levers.iter().map(|lever| (stage.policy, *lever)));
@@ -118,7 +118,7 @@ fn run(scenario: &Scenario, config: Config, mode: Mode, seen: &mut Levers) {
             }
         }
         let mut sample = twin.sample().expect("it answers");
-        if mode == Mode::DryRun {
+        if mode == Mode::Observe {
             sample
                 .vms
                 .iter_mut()

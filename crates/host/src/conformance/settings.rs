@@ -3,7 +3,7 @@
 use homenode_units::{Bytes, Permit, Placing, VmId};
 
 use super::{Check, expect, passed, sample, sample_of};
-use crate::{Failure, Host, Setting};
+use crate::{Failure, Host, Mode, Setting};
 
 pub(super) static KEPT: Check = Check {
     name: "a permit is kept with the VM until it is taken back",
@@ -20,6 +20,9 @@ fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), String> {
         Setting::MemoryPolicy(Some(policy)),
         Setting::MemoryFloor(Some(Bytes::from_gib(1))),
         Setting::MemoryFloor(None),
+        Setting::Mode(Some(Mode::Observe)),
+        Setting::Mode(Some(Mode::Recommend)),
+        Setting::Mode(None),
         Setting::Permit(None),
         Setting::MemoryPolicy(None),
     ] {

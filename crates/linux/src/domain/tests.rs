@@ -146,6 +146,35 @@ fn a_permit_is_written_beside_the_other_settings() {
 }
 
 #[test]
+fn a_mode_reads_back_as_it_was_written_beside_the_other_settings() {
+    let element = "<homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' ";
+    for mode in Mode::ALL {
+        let said = Domain::parse(LIVE).unwrap().settings.unwrap();
+        assert_eq!(said.mode, None);
+        let written = said.with(Setting::Mode(Some(mode))).unwrap();
+        assert_eq!(
+            written,
+            format!("<vm manage='yes' home='0-1' bandwidth='2GB/s' mode='{mode}'/>")
+        );
+        let live = LIVE.replace(element, &format!("{element}mode='{mode}' "));
+        let domain = Domain::parse(&live).unwrap();
+        assert_eq!(domain.settings(None, vec![]).mode, Some(mode));
+        let taken_back = domain.settings.unwrap().with(Setting::Mode(None)).unwrap();
+        assert_eq!(taken_back, "<vm manage='yes' home='0-1' bandwidth='2GB/s'/>");
+    }
+}
+
+#[test]
+fn of_a_vm_that_is_only_observed_not_even_reports_are_asked_for() {
+    let with = |said: &str| {
+        let element = "<homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' ";
+        Domain::parse(&LIVE.replace(element, &format!("{element}{said} "))).unwrap()
+    };
+    assert!(with("floor='1GiB' mode='recommend'").may_be_shrunk());
+    assert!(!with("floor='1GiB' mode='observe'").may_be_shrunk());
+}
+
+#[test]
 fn malformed_metadata_means_watch_only() {
     for (good, bad) in [
         ("manage='yes'", "manage='perhaps'"),
@@ -154,6 +183,11 @@ fn malformed_metadata_means_watch_only() {
         ("bandwidth='2GB/s'", "bandwidth='fast'"),
         ("bandwidth=", "bandwith="),
         ("bandwidth='2GB/s'", "permit='0'"),
+        ("bandwidth='2GB/s'", "mode='careful'"),
+        ("bandwidth='2GB/s'", "mode='Act'"),
+        ("bandwidth='2GB/s'", "mode=''"),
+        ("bandwidth='2GB/s'", "mode='act recommend'"),
+        ("bandwidth='2GB/s'", "modes='recommend'"),
     ] {
         let domain = Domain::parse(&LIVE.replace(good, bad)).unwrap();
         let why = domain.settings.clone().unwrap_err();

@@ -69,8 +69,8 @@ pub mod what_if;
 
 use std::sync::Arc;
 
-use homenode_host::{Act, Lever, Plan, View, VmView};
-use homenode_units::{Ns, PAGE_BYTES, VmId};
+use homenode_host::{Act, Lever, Mode, Plan, View, VmView};
+use homenode_units::{NodeSet, Ns, PAGE_BYTES, VmId};
 
 use crate::demand::History;
 use crate::placement;
@@ -112,6 +112,14 @@ pub struct State {
     room: Room,
     shape: Option<Arc<Shape>>,
     rest: Rest,
+}
+
+impl State {
+    /// A home that was only recommended before is given in this epoch: a trial like any other, from the VM's speed now, with the
+    /// speed predicted to change by this factor.
+    pub fn begin_trial(&mut self, view: &View<'_>, vm: &VmView<'_>, to: &NodeSet, predicted: f64) {
+        self.trials.begin(view, vm, to, &self.profiles, predicted);
+    }
 }
 
 /// The host and its VMs in one epoch.
@@ -224,8 +232,13 @@ impl<'a> Scene<'a> {
             .iter()
             .zip(&characters)
             .map(|(vm, character)| {
-                let ours =
-                    vm.managed() && vm.hands_off.is_none() && vm.memory_fixed().is_none() && !has_a_place(vm);
+                // What is only observed is planned around: others must not be moved for the sake of a move that is not made.
+                let is_observed = vm.sample.settings.mode == Some(Mode::Observe);
+                let ours = vm.managed()
+                    && !is_observed
+                    && vm.hands_off.is_none()
+                    && vm.memory_fixed().is_none()
+                    && !has_a_place(vm);
                 Wish {
                     ours,
                     movable: ours

@@ -180,6 +180,13 @@ impl State {
     pub fn standing(&self, vm: VmId) -> Option<&Standing> {
         self.vms.get(&vm)?.standing.as_ref()
     }
+
+    /// The limit of a VM was lifted by the agent itself: nobody else changed it.
+    pub fn was_lifted(&mut self, vm: VmId) {
+        if let Some(known) = self.vms.get_mut(&vm) {
+            known.lifting = true;
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]

@@ -48,8 +48,14 @@ pub struct Announcement {
 /// Nodes promised to a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reservation {
+    /// Its number in the ledger, from 1, which [`Ledger::reserve`] gives it; 0 before, and in ledgers before 0.2.
+    #[serde(default)]
+    pub id: u64,
     /// Which VM, where somebody said so.
     pub vm: Option<VmId>,
+    /// Its name, where somebody said so.
+    #[serde(default)]
+    pub name: Option<String>,
     /// What was asked.
     pub shape: Shape,
     /// What is promised.
@@ -61,6 +67,11 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    /// When it is dropped, on the host's clock.
+    pub fn expires_at(&self) -> Ns {
+        self.made_at + RESERVATION_LIFE
+    }
+
     fn is_open(&self, now: Ns) -> bool {
         is_young(self.made_at, now)
     }
@@ -79,6 +90,9 @@ fn is_young(made_at: Ns, now: Ns) -> bool {
 pub struct Ledger {
     announced: Vec<(Announcement, Ns)>,
     reservations: Vec<Reservation>,
+    /// The number of the last promise.
+    #[serde(default)]
+    last_id: u64,
 }
 
 impl Ledger {
@@ -105,8 +119,10 @@ impl Ledger {
     }
 
     /// Promises nodes. A VM that already holds a promise gets the new one instead.
-    pub fn reserve(&mut self, reservation: Reservation) {
+    pub fn reserve(&mut self, mut reservation: Reservation) {
         self.expire(reservation.made_at);
+        self.last_id += 1;
+        reservation.id = self.last_id;
         if reservation.vm.is_some() {
             self.reservations.retain(|old| old.vm != reservation.vm);
         }
@@ -151,6 +167,19 @@ impl Ledger {
             .iter()
             .find(|r| r.vm == Some(vm))
             .map(|r| &r.nodes)
+    }
+
+    /// Promises that are still open at this time, the oldest first.
+    pub fn open(&self, now: Ns) -> impl Iterator<Item = &Reservation> {
+        self.reservations.iter().filter(move |r| r.is_open(now))
+    }
+
+    /// Takes back the open promise of this number; whether there was one.
+    pub fn drop_promise(&mut self, id: u64, now: Ns) -> bool {
+        self.expire(now);
+        let count = self.reservations.len();
+        self.reservations.retain(|r| r.id != id);
+        self.reservations.len() < count
     }
 
     /// Promises that are still open, to VMs that the view does not show yet.

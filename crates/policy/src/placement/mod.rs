@@ -506,7 +506,9 @@ pub(crate) fn reservation(
     nodes: &NodeSet,
 ) -> Reservation {
     Reservation {
+        id: 0,
         vm: Some(vm.sample.id),
+        name: Some(vm.sample.name.clone()),
         shape: Shape::new(vm.sample.vcpus.len() as u32, vm.sample.memory_bytes),
         demand: demand_of(vm, history),
         nodes: nodes.clone(),

@@ -171,6 +171,8 @@ fn what_is_promised_is_not_given_twice() {
             if let Ok(found) = place(&supply, &demand, None, &config) {
                 let shape = Shape::new(4, demand.memory_bytes);
                 ledger.reserve(Reservation {
+                    id: 0,
+                    name: None,
                     vm: None,
                     shape,
                     demand,
@@ -196,6 +198,8 @@ fn a_promise_finds_its_vm_by_name_then_by_shape() {
     };
     let now = Ns::from_secs(5);
     let promise = |vm, nodes| Reservation {
+        id: 0,
+        name: None,
         vm,
         shape,
         demand: demand(2.0, 1, 0.0),
@@ -249,6 +253,8 @@ fn a_promise_of_the_future_is_one_of_before_a_reboot_and_does_not_hold() {
     let made_at = Ns::from_secs(432_000);
     let (vm, demand, nodes) = (Some(vm_id(1)), demand(1.0, 1, 1.0), set("2"));
     ledger.reserve(Reservation {
+        id: 0,
+        name: None,
         vm,
         shape,
         demand,
@@ -402,7 +408,7 @@ proptest! {
                         prop_assert!(left(&found.nodes, d) * (1.0 + 1e-6) + 1.0 >= *needed);
                     }
                     let shape = Shape::new(demand.cpus as u32, demand.memory_bytes);
-                    ledger.reserve(Reservation { vm: None, shape, demand: demand.clone(), nodes: found.nodes, made_at: view.at });
+                    ledger.reserve(Reservation { id: 0, name: None, vm: None, shape, demand: demand.clone(), nodes: found.nodes, made_at: view.at });
                 }
             }
             Ok(())
@@ -470,6 +476,8 @@ fn packed(demands: &[Demand], nodes: u16, algorithm: Algorithm) -> usize {
                 count += 1;
                 let shape = Shape::new(demand.cpus as u32, demand.memory_bytes);
                 ledger.reserve(Reservation {
+                    id: 0,
+                    name: None,
                     vm: None,
                     shape,
                     demand: demand.clone(),

@@ -99,6 +99,8 @@ pub struct State {
     /// What came of first homes that were given together, of those judged in the same company.
     first: Vec<f64>,
     results: Results,
+    /// VMs that got back what they had when trials were judged last.
+    undone: BTreeSet<VmId>,
 }
 
 impl State {
@@ -158,6 +160,16 @@ impl State {
         self.running.insert(vm.sample.id, trial);
     }
 
+    /// A change was not carried out: there is nothing to judge, and nothing failed.
+    pub fn forget(&mut self, vm: VmId) {
+        self.running.remove(&vm);
+    }
+
+    /// Whether what was decided last of a VM gives it back the home that it had before a trial.
+    pub fn gives_back(&self, vm: VmId) -> bool {
+        self.undone.contains(&vm)
+    }
+
     /// Homes are taken back, this VM's among them.
     pub fn take_back(&mut self, vm: VmId, now: Ns) {
         self.running.remove(&vm);
@@ -193,6 +205,7 @@ fn company(view: &View<'_>, profiles: &Profiles) -> BTreeSet<VmId> {
 /// Judges trials that have shown what they are worth, and takes back those that did not pay.
 pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
+    state.undone.clear();
     state.running.retain(|id, _| view.sample.vm(*id).is_some());
     state.holds.retain(|id, _| view.sample.vm(*id).is_some());
     state.results.forget(view.at, |id| view.sample.vm(id).is_some());
@@ -249,6 +262,7 @@ pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, s
                 trial.predicted
             );
             placement::settle(view, config, vm, &from, &why, POLICY, &mut plan);
+            state.undone.insert(id);
         }
     }
     plan

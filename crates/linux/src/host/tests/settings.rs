@@ -50,3 +50,24 @@ fn a_permit_lives_in_the_metadata_beside_what_the_operator_wrote() {
     tree.write("node.xml", &wrong.replace("home='1'", "hoem='1'"));
     assert!(refused(&tree, Acting::Live).contains("hoem"));
 }
+
+#[test]
+fn a_mode_lives_in_the_metadata_and_one_that_makes_no_sense_leaves_the_vm_alone() {
+    let tree = host("");
+    let mut host = connect(&tree, Acting::Live);
+    assert_eq!(host.sample().unwrap().vms[0].settings.mode, None);
+    for mode in [Some(Mode::Recommend), Some(Mode::Observe), Some(Mode::Act), None] {
+        host.set(vm(), Setting::Mode(mode)).unwrap();
+        assert_eq!(host.sample().unwrap().vms[0].settings.mode, mode);
+    }
+    drop(host);
+    let tree = self::host(&format!(
+        "<metadata><h:vm xmlns:h='{}' mode='carefully'/></metadata>",
+        crate::domain::NAMESPACE
+    ));
+    let mut host = connect(&tree, Acting::Live);
+    let settings = host.sample().unwrap().vms[0].settings.clone();
+    assert_eq!((settings.management, settings.mode), (Management::Ignored, None));
+    let notices = host.take_notices().join("; ");
+    assert!(notices.contains("`carefully` is no mode"), "{notices}");
+}

@@ -1,0 +1,70 @@
+//! What waits for the operator, and promises to VMs: they are shown, and the operator decides on them.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path as InPath, State};
+use axum::http::StatusCode;
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use homenode_api::Request as Ask;
+use homenode_api::answer::{Answer, Promises, Recommendation, Recommendations};
+
+use super::Site;
+use super::problem::Failed;
+use crate::handler::Answered;
+
+/// Routes that only read.
+pub(super) fn reads() -> Router<Site> {
+    Router::new()
+        .route("/v1/recommendations", get(recommendations))
+        .route("/v1/promises", get(promises))
+}
+
+/// Routes that change something: for operators.
+pub(super) fn changes() -> Router<Site> {
+    Router::new()
+        .route("/v1/recommendations/{id}/apply", post(apply))
+        .route("/v1/recommendations/{id}/reject", post(reject))
+        .route("/v1/promises/{id}", delete(drop_promise))
+}
+
+/// Asks the loop's own state, on a thread that may wait for it.
+async fn asked<A: TryFrom<Answer, Error = Answer>>(site: &Site, question: Ask) -> Result<A, Failed> {
+    let handler = site.handler.clone();
+    match site.on_a_thread(move || handler.answer(question)).await?? {
+        Answered::Now(answer) => A::try_from(answer).map_err(|_| Failed::gone()),
+        Answered::Once(..) => Err(Failed::gone()),
+    }
+}
+
+async fn recommendations(State(site): State<Site>) -> Result<Json<Recommendations>, Failed> {
+    asked(&site, Ask::Recommendations).await.map(Json)
+}
+
+async fn promises(State(site): State<Site>) -> Result<Json<Promises>, Failed> {
+    asked(&site, Ask::Promises).await.map(Json)
+}
+
+async fn apply(
+    State(site): State<Site>,
+    id: Result<InPath<u64>, PathRejection>,
+) -> Result<Json<Recommendation>, Failed> {
+    let InPath(id) = id?;
+    asked(&site, Ask::RecommendationApply { id }).await.map(Json)
+}
+
+async fn reject(
+    State(site): State<Site>,
+    id: Result<InPath<u64>, PathRejection>,
+) -> Result<Json<Recommendation>, Failed> {
+    let InPath(id) = id?;
+    asked(&site, Ask::RecommendationReject { id }).await.map(Json)
+}
+
+async fn drop_promise(
+    State(site): State<Site>,
+    id: Result<InPath<u64>, PathRejection>,
+) -> Result<StatusCode, Failed> {
+    let InPath(id) = id?;
+    let _: homenode_api::answer::PromiseDropped = asked(&site, Ask::PromiseDrop { id }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

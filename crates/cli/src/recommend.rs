@@ -1,0 +1,293 @@
+//! `homenode recommend`, `mode` and `promises`: what waits for the operator, how far the agent may go, and what it has promised.
+
+use clap::Subcommand;
+use homenode_agent::standalone;
+use homenode_api::answer::{ModeSet, OpenPromise, PromiseDropped, Promises, Recommendation, Recommendations};
+use homenode_api::http::WallTime;
+use homenode_api::{Request, ask};
+use homenode_control::Mode;
+use homenode_control::recommendations::State;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::options::{AgentArgs, OrNone};
+use crate::output::{or_dash, print_json, table};
+use crate::printable::OneLine;
+use crate::query::{ask_agent, vms};
+use crate::wall::local;
+
+/// What the help of `recommend` says at its end.
+pub const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. What is applied is
+carried out for as long as its policy wants it, for an hour at most; what is rejected is not asked again for a day. What protects a
+VM, or gives it back what it had, waits for nobody.
+
+Examples:
+  homenode recommend                   those that are open
+  homenode recommend --all             those that are over, too
+  homenode recommend apply 7 8         say yes to two
+  homenode recommend reject 7          say no
+  homenode recommend --json            the same for programs";
+
+/// What the help of `mode` says at its end.
+pub const MODE_HELP: &str = "Of the run (`homenode run --mode`), its policies (settings `[modes]`) and a VM the most careful holds. What only observes or
+recommends never keeps a VM from getting back what it had: limits are lifted at once, and under `observe` the home too.
+
+Examples:
+  homenode mode                        how far the agent goes with each VM
+  homenode mode web recommend          what is to be done to VM web waits for you; its metadata keeps that
+  homenode mode web none               as far as the run and its policies go";
+
+/// What the help of `promises` says at its end.
+pub const PROMISES_HELP: &str = "A VM that is about to start is promised nodes when libvirt asks for them (`numad`). What is promised counts as used until
+the VM runs, or for two minutes. Without a running agent the promises of the ledger are shown.
+
+Examples:
+  homenode promises                    those that are open
+  homenode promises drop 3 4           take two back: what they hold is free at once";
+
+/// Options of `recommend`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct RecommendArgs {
+    #[command(subcommand)]
+    pub command: Option<RecommendCommand>,
+    /// Show those that are over, too
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// What to say to recommendations.
+#[derive(Debug, Subcommand)]
+pub enum RecommendCommand {
+    /// Say yes: it is carried out from the next look at the host on
+    #[command(after_help = "Examples:\n  homenode recommend apply 7\n  homenode recommend apply 7 8 9")]
+    Apply(IdArgs),
+    /// Say no: it is not asked again for a day
+    #[command(after_help = "Examples:\n  homenode recommend reject 7")]
+    Reject(IdArgs),
+}
+
+/// Which recommendations, or promises.
+#[derive(Debug, clap::Args)]
+pub struct IdArgs {
+    /// Their numbers
+    #[arg(value_name = "ID", required = true)]
+    pub ids: Vec<u64>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// Options of `mode`.
+#[derive(Debug, clap::Args)]
+pub struct ModeArgs {
+    /// The VM's name; without one all are shown
+    pub vm: Option<String>,
+    /// How far the agent may go with it: `observe`, `recommend`, `act`, or `none` for as far as the run goes
+    pub mode: Option<OrNone<Mode>>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// Options of `promises`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct PromisesArgs {
+    #[command(subcommand)]
+    pub command: Option<PromisesCommand>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// What to do about promises.
+#[derive(Debug, Subcommand)]
+pub enum PromisesCommand {
+    /// Take promises back: what they hold is free at once
+    #[command(after_help = "Examples:\n  homenode promises drop 3")]
+    Drop(IdArgs),
+}
+
+/// `homenode recommend`.
+///
+/// # Errors
+/// No agent, or no open recommendation of this number.
+pub fn recommend(args: &RecommendArgs) -> anyhow::Result<()> {
+    match &args.command {
+        None => list(args),
+        Some(RecommendCommand::Apply(args)) => judge(args, |id| Request::RecommendationApply { id }),
+        Some(RecommendCommand::Reject(args)) => judge(args, |id| Request::RecommendationReject { id }),
+    }
+}
+
+fn list(args: &RecommendArgs) -> anyhow::Result<()> {
+    let mut answer: Recommendations = ask_agent(args.agent.dir(), &Request::Recommendations)?;
+    let is_live = |one: &Recommendation| matches!(one.state, State::Open | State::Approved);
+    answer.recommendations.retain(|one| args.all || is_live(one));
+    if args.agent.json() {
+        return print_json("recommendations", &answer);
+    }
+    if answer.recommendations.is_empty() {
+        say!("nothing waits for you");
+        return Ok(());
+    }
+    let rows = answer.recommendations.iter().map(|one| {
+        vec![
+            one.id.to_string(),
+            one.text.clone(),
+            or_dash(one.gain, |gain| format!("{:+.0} %", 100.0 * gain)),
+            one.policy.clone(),
+            one.state.name().to_owned(),
+            until(one.expires),
+            one.reason.clone(),
+        ]
+    });
+    say!(
+        "{}",
+        table(&["id", "what", "gain", "policy", "state", "until", "why"], rows)
+    );
+    let is_open = |one: &&Recommendation| one.state == State::Open;
+    for one in answer
+        .recommendations
+        .iter()
+        .filter(is_open)
+        .filter(|one| !one.together.is_empty())
+    {
+        let others: Vec<String> = one.together.iter().map(u64::to_string).collect();
+        say!(
+            "{}: its gain is predicted together with {}",
+            one.id,
+            others.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn judge(args: &IdArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<()> {
+    let mut recommendations: Vec<Recommendation> = Vec::new();
+    for id in &args.ids {
+        let answer: Recommendation = ask_agent(args.agent.dir(), &request(*id))?;
+        if !args.agent.json() {
+            say!(
+                "{} is {}: {}",
+                answer.id,
+                answer.state.name(),
+                OneLine(&answer.text)
+            );
+        }
+        recommendations.push(answer);
+    }
+    match args.agent.json() {
+        true => print_json("recommendations", &Recommendations { recommendations }),
+        false => Ok(()),
+    }
+}
+
+/// `homenode mode`.
+///
+/// # Errors
+/// No agent, no such VM, or a mode that could not be kept.
+pub fn mode(args: &ModeArgs) -> anyhow::Result<()> {
+    let (Some(vm), Some(mode)) = (&args.vm, args.mode) else {
+        return modes(args);
+    };
+    let mode = mode.into_option();
+    let request = Request::ModeSet { vm: vm.clone(), mode };
+    let answer: ModeSet = ask_agent(args.agent.dir(), &request)?;
+    if args.agent.json() {
+        return print_json("mode-set", &answer);
+    }
+    match mode {
+        Some(mode) => say!("{} has mode {mode}", OneLine(vm)),
+        None => say!("{} has the mode of the run and its policies", OneLine(vm)),
+    }
+    if let Some(note) = &answer.note {
+        say!("note: {}", OneLine(note));
+    }
+    Ok(())
+}
+
+fn modes(args: &ModeArgs) -> anyhow::Result<()> {
+    let answer = vms(args.agent.dir(), args.vm.as_deref())?;
+    if args.agent.json() {
+        return print_json("vms", &answer);
+    }
+    let rows = answer.vms.iter().map(|vm| {
+        let chosen = or_dash(vm.mode_chosen, |mode| mode.to_string());
+        vec![
+            vm.name.clone(),
+            vm.mode.to_string(),
+            chosen,
+            vm.left_alone.clone().unwrap_or_default(),
+        ]
+    });
+    say!("{}", table(&["VM", "mode", "chosen", ""], rows));
+    Ok(())
+}
+
+/// `homenode promises`: of the running agent; without one, of the ledger.
+///
+/// # Errors
+/// A ledger that cannot be used; no open promise of this number.
+pub fn promises(args: &PromisesArgs) -> anyhow::Result<()> {
+    if let Some(PromisesCommand::Drop(args)) = &args.command {
+        return drop_promises(args);
+    }
+    let answer: Promises = match ask(args.agent.dir(), &Request::Promises)? {
+        Some(answer) => answer,
+        None => standalone::promises(args.agent.dir())?,
+    };
+    if args.agent.json() {
+        return print_json("promises", &answer);
+    }
+    if answer.promises.is_empty() {
+        say!("nothing is promised");
+        return Ok(());
+    }
+    let rows = answer.promises.iter().map(|promise: &OpenPromise| {
+        vec![
+            promise.id.to_string(),
+            promise.vm.clone().unwrap_or_else(|| "-".to_owned()),
+            promise.nodes.clone(),
+            promise.vcpus.to_string(),
+            promise.memory_bytes.to_string(),
+            until(promise.made),
+            until(promise.expires),
+        ]
+    });
+    say!(
+        "{}",
+        table(&["id", "VM", "nodes", "vCPUs", "memory", "made", "until"], rows)
+    );
+    Ok(())
+}
+
+/// Promises that were taken back.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Dropped {
+    /// Their numbers.
+    ids: Vec<u64>,
+}
+
+fn drop_promises(args: &IdArgs) -> anyhow::Result<()> {
+    let mut ids = Vec::new();
+    for id in &args.ids {
+        let dropped: PromiseDropped = match ask(args.agent.dir(), &Request::PromiseDrop { id: *id })? {
+            Some(dropped) => dropped,
+            None => standalone::drop_promise(args.agent.dir(), *id)?,
+        };
+        if !args.agent.json() {
+            say!("promise {id} is taken back");
+        }
+        ids.push(dropped.id);
+    }
+    match args.agent.json() {
+        true => print_json("promises-dropped", &Dropped { ids }),
+        false => Ok(()),
+    }
+}
+
+/// A time of day, in the host's own zone.
+fn until(time: WallTime) -> String {
+    local(time.0).format("%H:%M:%S").to_string()
+}

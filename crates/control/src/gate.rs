@@ -1,0 +1,187 @@
+//! How far each decision goes, and what is given back where it may no longer stand.
+//!
+//! # Algorithm
+//! A decision goes as far as the most careful of three says: the run, its policy (`[modes]`), and its VM ([`Mode`]). Under
+//! `observe` it is told, under `recommend` it becomes a recommendation ([`crate::recommendations`]), under `act` it is carried out.
+//!
+//! What protects a VM, or gives it back what it had, waits for nobody under `recommend`:
+//! 1. lifting anything that the agent has set;
+//! 2. a vCPU that is lent to another node comes home;
+//! 3. a trial that did not pay is undone: the home, or the memory policy, of before.
+//!
+//! What ends with a lease (quotas, parts of caches, memory, watches) is lifted in the epoch in which it may no longer stand, and is
+//! not left to its lease: a VM that is put from `act` to `recommend` is let go at once. A home stays then, and is taken back under
+//! `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a working set has said yes
+//! to the watch that this takes.
+//!
+//! The arranger's homes of one epoch are predicted together. Where one of them waits all of them do.
+//!
+//! # Properties (`tests/modes.rs`)
+//! - `the_most_careful_of_run_policy_and_vm_holds_for_every_pair`
+//! - `nothing_is_changed_before_it_is_approved`
+//! - `what_is_approved_is_what_act_would_have_done`
+//! - `a_vm_put_to_recommend_is_not_left_throttled`
+//! - `of_a_vm_put_to_observe_everything_is_given_back`
+
+use std::collections::BTreeMap;
+
+use homenode_host::{
+    Act, Action, Decision, Immovable, Lever, Management, Mode, Outcome, Plan, Sample, View, VmSample,
+};
+use homenode_policy::{arrange, placement};
+use homenode_units::{NodeSet, Ns, VmId};
+
+use crate::config::Modes;
+use crate::recommendations::{Recommendations, most_careful};
+use crate::stages::States;
+
+/// What decides how far decisions of an epoch go.
+pub(crate) struct Gate<'a> {
+    pub run: Mode,
+    pub modes: &'a Modes,
+    pub recommendations: &'a Recommendations,
+    /// Until when clients wait for working sets.
+    pub asked: &'a BTreeMap<VmId, Ns>,
+}
+
+impl Gate<'_> {
+    fn mode(&self, policy: &str, vm: Option<&VmSample>) -> Mode {
+        most_careful(
+            self.run,
+            self.modes.of(policy),
+            vm.and_then(|vm| vm.settings.mode),
+        )
+    }
+
+    /// How far a decision goes.
+    pub fn of(&self, view: &View<'_>, states: &States, decision: &Decision) -> Mode {
+        match self.mode(decision.policy, view.sample.vm(decision.action.vm)) {
+            Mode::Recommend if self.waits_for_nobody(view, states, decision) => Mode::Act,
+            mode => mode,
+        }
+    }
+
+    /// How far each decision of a plan goes, in order.
+    pub fn of_plan(&self, view: &View<'_>, states: &States, plan: &Plan) -> Vec<Mode> {
+        let mut modes: Vec<Mode> = plan
+            .decisions
+            .iter()
+            .map(|decision| self.of(view, states, decision))
+            .collect();
+        let is_arranged = |decision: &Decision| decision.policy == arrange::POLICY;
+        let waits = |(decision, mode): (&Decision, &Mode)| is_arranged(decision) && *mode == Mode::Recommend;
+        if plan.decisions.iter().zip(&modes).any(waits) {
+            for (decision, mode) in plan.decisions.iter().zip(&mut modes) {
+                if is_arranged(decision) && !self.waits_for_nobody(view, states, decision) {
+                    *mode = (*mode).min(Mode::Recommend);
+                }
+            }
+        }
+        modes
+    }
+
+    fn waits_for_nobody(&self, view: &View<'_>, states: &States, decision: &Decision) -> bool {
+        let id = decision.action.vm;
+        let gives_back = match &decision.action.act {
+            Act::Lift { .. } => true,
+            Act::SetHome { .. } | Act::PinVcpus { .. }
+                if decision.policy == arrange::POLICY && states.arrange.trials.gives_back(id) =>
+            {
+                true
+            }
+            Act::PinVcpus { vcpus, cpus } => {
+                let vm = view.vms.iter().find(|vm| vm.sample.id == id);
+                let comes_home = |home: &NodeSet| {
+                    let nodes: NodeSet = cpus.iter().filter_map(|cpu| view.machine.node_of(cpu)).collect();
+                    nodes.is_subset(home)
+                };
+                vm.is_some_and(|vm| {
+                    let is_away = |vcpu: &u16| vm.away_node(view.machine, *vcpu).is_some();
+                    vm.home.is_some_and(comes_home) && vcpus.iter().all(is_away)
+                })
+            }
+            Act::SetMemoryPolicy { .. } => {
+                let vm = view.sample.vm(id);
+                let is_ours = vm.is_some_and(|vm| vm.settings.memory_policy.is_none());
+                is_ours && states.memory.advisor.gives_back(id)
+            }
+            Act::Watch { .. } => self.is_asked(id, view.at),
+            _ => false,
+        };
+        gives_back || self.recommendations.lets_through(decision)
+    }
+
+    fn is_asked(&self, vm: VmId, now: Ns) -> bool {
+        self.asked.get(&vm).is_some_and(|until| *until > now)
+    }
+}
+
+/// What this run has in force on VMs, as far as it can be lifted.
+#[derive(Debug, Default)]
+pub(crate) struct InForce(BTreeMap<(VmId, Lever), Set>);
+
+/// Who set it, and when it ends by itself.
+#[derive(Debug)]
+struct Set {
+    policy: &'static str,
+    until: Option<Ns>,
+}
+
+impl InForce {
+    /// An earlier agent gave this VM a home.
+    pub fn adopted(&mut self, vm: VmId) {
+        let (policy, until) = (placement::POLICY, None);
+        self.0.insert((vm, Lever::Home), Set { policy, until });
+    }
+
+    /// What became of a decision.
+    pub fn outcome(&mut self, decision: &Decision, outcome: &Outcome, at: Ns) {
+        let Decision { policy, action, .. } = decision;
+        let (policy, Action { vm, act }) = (*policy, action);
+        let key = (*vm, act.lever());
+        match (act, outcome) {
+            (Act::Lift { .. }, Outcome::Done) => drop(self.0.remove(&key)),
+            (
+                Act::SetHome { .. } | Act::Limit { .. } | Act::Watch { .. },
+                Outcome::Done | Outcome::Renewed,
+            ) => {
+                let until = act.lease().map(|lease| at + lease);
+                self.0.insert(key, Set { policy, until });
+            }
+            _ => {}
+        }
+    }
+
+    /// Lifts what may no longer stand.
+    pub fn give_back(&mut self, gate: &Gate<'_>, sample: &Sample, plan: &mut Plan) {
+        let now = sample.at;
+        self.0.retain(|(vm, _), set| {
+            sample
+                .vm(*vm)
+                .is_some_and(|vm| vm.settings.management == Management::Managed)
+                && set.until.is_none_or(|until| until > now)
+        });
+        for ((id, lever), set) in &self.0 {
+            let vm = sample.vm(*id);
+            // libvirt changes nothing of it meanwhile.
+            if vm.is_some_and(|vm| vm.immovable == Some(Immovable::Migrating)) {
+                continue;
+            }
+            let of_vm = vm.and_then(|vm| vm.settings.mode);
+            let mode = gate.mode(set.policy, vm);
+            let stands = match mode {
+                Mode::Act => true,
+                Mode::Recommend if *lever == Lever::Watching && gate.is_asked(*id, now) => true,
+                Mode::Recommend => {
+                    !lever.is_leased() || gate.recommendations.lets_stand(*id, set.policy, *lever)
+                }
+                // What an earlier agent left, under another configuration, is not taken back for that.
+                Mode::Observe => !lever.is_leased() && of_vm != Some(Mode::Observe),
+            };
+            if !stands {
+                let why = format!("given back: mode {mode} is in force for it");
+                plan.decide(set.policy, Act::Lift { lever: *lever }.on(*id), why);
+            }
+        }
+    }
+}

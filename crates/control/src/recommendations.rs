@@ -1,0 +1,625 @@
+//! What policies would do, and what waits for the operator's word: mode `recommend` ([`Mode`]).
+//!
+//! # Problem
+//! An operator wants to see each change before it is made, and to say yes or no to it once, not in every period. A policy that is
+//! kept waiting must be able to go on, and what was agreed to must be what is done.
+//!
+//! # Terms
+//! - *Subject*: a VM, a policy, and a lever. Of each there is one recommendation at a time. A home takes what follows it along:
+//!   where its vCPUs run, and its pages' way there.
+//! - A policy *wants* a recommendation in each epoch in which it decides on its subject.
+//!
+//! # Algorithm
+//! ```text
+//!            wanted              the operator's word            carried out
+//!   nothing ───────▶ open ──────────────────────────▶ approved ────────────▶ applied ──▶ over
+//!                     │ └──── the operator's word ──▶ rejected
+//!                     └── not wanted for long, too old, or its VM is gone ──▶ expired
+//! ```
+//! 1. What is wanted and waits becomes a recommendation, or renews the open one of its subject. A home on other nodes is another
+//!    recommendation: nobody must get what he did not see. The arranger's homes are predicted together, so a new arrangement ends
+//!    what is open of the one before.
+//! 2. What is approved goes through from the next epoch on, for as long as its policy wants it: pages take many epochs, and leases
+//!    are renewed. That ends after [`PAUSE_MAX`] without it, and after [`Config::life_max`]. A home is decided once, so that its
+//!    policy need not want it again: it is given as it was recommended, as soon as it was approved.
+//! 3. What is rejected is not recommended again for [`Config::rejected_for`], unless more is predicted of it by [`MUCH_MORE`].
+//!
+//! Nothing here acts, and nothing here knows a clock: it is part of the loop, and its inputs are recorded.
+//!
+//! # Properties
+//! - `what_is_wanted_again_is_one_recommendation_and_told_once`
+//! - `a_home_on_other_nodes_is_another_recommendation`
+//! - `a_new_arrangement_takes_the_place_of_the_one_before`
+//! - `what_is_rejected_stays_away_unless_much_more_is_predicted`
+//! - `what_nobody_wants_any_more_expires`
+//! - `what_is_approved_goes_through_until_it_is_no_longer_wanted_or_too_old`
+//! - `pages_follow_an_approved_home_and_go_nowhere_else`
+//! - `what_is_kept_is_bounded`
+
+use std::collections::{BTreeMap, VecDeque};
+
+use homenode_host::{Act, Decision, Lever, Limit, Mode, Outcome, Sample, View};
+use homenode_policy::arrange;
+use homenode_units::{NodeSet, Ns, VmId};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::Event;
+
+/// What was approved goes through until its policy did not want it for so long.
+pub const PAUSE_MAX: Ns = Ns::from_secs(60);
+/// How much more must be predicted of what was rejected, as a share of the VM's speed, for it to be recommended again.
+pub const MUCH_MORE: f64 = 0.1;
+/// So many may be open or approved; what else is wanted waits for one of them to end.
+const LIVE_MAX: usize = 4096;
+/// So many that are over are remembered.
+const PAST_MAX: usize = 256;
+/// So many rejections are remembered; then the oldest are forgotten.
+const REJECTED_MAX: usize = 4096;
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// How long one stays open after its policy wanted it last.
+    #[serde(with = "homenode_units::text")]
+    pub quiet_max: Ns,
+    /// How long one stays open, and how long what was approved goes through, at most.
+    #[serde(with = "homenode_units::text")]
+    pub life_max: Ns,
+    /// How long what was rejected is not asked again.
+    #[serde(with = "homenode_units::text")]
+    pub rejected_for: Ns,
+}
+
+impl Default for Config {
+    /// Five minutes, as policies look at whole arrangements every two; an hour; a day.
+    fn default() -> Self {
+        Config {
+            quiet_max: Ns::from_secs(300),
+            life_max: Ns::from_secs(3600),
+            rejected_for: Ns::from_secs(86_400),
+        }
+    }
+}
+
+/// Times from the shortest between two samples to a day.
+const SPAN: std::ops::RangeInclusive<Ns> = Ns::from_millis(10)..=Ns::from_secs(86_400);
+
+homenode_units::settings! { Config { quiet_max: SPAN, life_max: SPAN, rejected_for: SPAN } }
+
+/// How far a recommendation has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// It waits for the operator.
+    Open,
+    /// The operator agreed, and it goes through.
+    Approved,
+    /// The operator agreed, and it was carried out.
+    Applied,
+    /// The operator does not want it.
+    Rejected,
+    /// Its time was over before anybody agreed, or before it could be carried out.
+    Expired,
+}
+
+impl State {
+    /// What it is called in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Open => "open",
+            State::Approved => "approved",
+            State::Applied => "applied",
+            State::Rejected => "rejected",
+            State::Expired => "expired",
+        }
+    }
+}
+
+/// One recommendation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recommendation {
+    /// Its number in this run of the agent, from 1.
+    pub id: u64,
+    /// The VM's name.
+    pub name: String,
+    /// What would be done; of several decisions the one that the others follow.
+    pub decision: Decision,
+    /// With what follows it, as decided last.
+    decisions: Vec<Decision>,
+    /// What would be done, in words.
+    pub text: String,
+    /// Predicted gain, as a share of the VM's speed (.12: 12 percent faster), where there is a prediction.
+    pub gain: Option<f64>,
+    /// Others that were recommended with it, and on which the prediction rests too.
+    pub together: Vec<u64>,
+    /// When it was made.
+    pub made_at: Ns,
+    /// When it ends if nothing happens; of one that is over when it ended.
+    pub expires_at: Ns,
+    /// How far it has come.
+    pub state: State,
+    /// When its policy wanted it last, or what was approved went through last.
+    wanted_at: Ns,
+}
+
+impl Recommendation {
+    fn subject(&self) -> Subject {
+        subject_of(&self.decision)
+    }
+
+    fn is_home_on(&self) -> Option<&NodeSet> {
+        match &self.decision.action.act {
+            Act::SetHome { nodes } => Some(nodes),
+            _ => None,
+        }
+    }
+
+    /// Whether what was approved here lets a decision through.
+    fn lets_through(&self, decision: &Decision) -> bool {
+        if !matches!(self.state, State::Approved | State::Applied) {
+            return false;
+        }
+        let act = &decision.action.act;
+        let is_own = self.decision.policy == decision.policy;
+        match self.is_home_on() {
+            None => is_own && act.lever() == self.decision.action.act.lever(),
+            Some(home) => match act {
+                Act::SetHome { nodes } => is_own && nodes == home,
+                Act::PinVcpus { .. } => is_own,
+                Act::MovePages { to, .. } => to.is_subset(home),
+                Act::MoveVirtualNode { to, .. } => home.contains(*to),
+                Act::MoveFrames { moves } => moves.iter().all(|each| home.contains(each.to)),
+                _ => false,
+            },
+        }
+    }
+
+    fn told(&self) -> (u64, VmId, String, &'static str, String) {
+        let (vm, policy) = (self.decision.action.vm, self.decision.policy);
+        (self.id, vm, self.name.clone(), policy, self.text.clone())
+    }
+}
+
+/// VM, policy, lever.
+type Subject = (VmId, &'static str, Lever);
+
+fn subject_of(decision: &Decision) -> Subject {
+    (decision.action.vm, decision.policy, decision.action.act.lever())
+}
+
+/// Why something cannot be said of a recommendation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotThat {
+    /// There is none of this number.
+    #[error("there is no recommendation {id}; {}", open_ones(.open))]
+    Unknown {
+        /// The number.
+        id: u64,
+        /// Numbers of those that are open.
+        open: Vec<u64>,
+    },
+    /// It is over, or was agreed to already.
+    #[error("recommendation {id} is {} already; {}", .state.name(), open_ones(.open))]
+    Over {
+        /// The number.
+        id: u64,
+        /// How far it has come.
+        state: State,
+        /// Numbers of those that are open.
+        open: Vec<u64>,
+    },
+}
+
+fn open_ones(open: &[u64]) -> String {
+    let shown: Vec<String> = open.iter().take(32).map(u64::to_string).collect();
+    match shown.len() {
+        0 => "none is open".to_owned(),
+        _ => format!("open are: {}", shown.join(", ")),
+    }
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Recommendations {
+    last_id: u64,
+    /// Those that are open, and those that let something through.
+    live: BTreeMap<Subject, Recommendation>,
+    /// Those that are over, the first first.
+    past: VecDeque<Recommendation>,
+    /// Until when subjects stay rejected, and what was predicted of them.
+    rejected: BTreeMap<Subject, (Ns, Option<f64>)>,
+    /// What happened since it was asked last.
+    events: Vec<Event>,
+}
+
+impl Recommendations {
+    /// All that are remembered, by number.
+    pub fn all(&self) -> Vec<&Recommendation> {
+        let mut all: Vec<_> = self.past.iter().chain(self.live.values()).collect();
+        all.sort_by_key(|one| one.id);
+        all
+    }
+
+    /// What happened since this was asked last.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Whether the operator agreed to a decision.
+    pub fn lets_through(&self, decision: &Decision) -> bool {
+        self.of(decision.action.vm).any(|one| one.lets_through(decision))
+    }
+
+    /// Whether the operator agreed to what a policy has in force on a lever of a VM.
+    pub fn lets_stand(&self, vm: VmId, policy: &'static str, lever: Lever) -> bool {
+        let found = self.live.get(&(vm, policy, lever));
+        found.is_some_and(|one| matches!(one.state, State::Approved | State::Applied))
+    }
+
+    fn of(&self, vm: VmId) -> impl Iterator<Item = &Recommendation> {
+        let of_vm = self.live.range((vm, "", Lever::VcpuPlacement)..);
+        of_vm
+            .take_while(move |((id, ..), _)| *id == vm)
+            .map(|(_, one)| one)
+    }
+
+    /// Ends what is over by now.
+    pub fn expire(&mut self, sample: &Sample) {
+        let now = sample.at;
+        self.rejected.retain(|_, (until, _)| *until > now);
+        let is_over = |one: &Recommendation| {
+            let rests = one.state == State::Applied && now.saturating_sub(one.wanted_at) >= PAUSE_MAX;
+            rests || now >= one.expires_at || sample.vm(one.decision.action.vm).is_none()
+        };
+        let over: Vec<Subject> = self
+            .live
+            .iter()
+            .filter(|(_, one)| is_over(one))
+            .map(|(at, _)| *at)
+            .collect();
+        for subject in over {
+            let state = match self.live[&subject].state {
+                State::Applied => State::Applied,
+                _ => State::Expired,
+            };
+            self.end(&subject, state, now);
+        }
+    }
+
+    fn end(&mut self, subject: &Subject, state: State, now: Ns) {
+        let Some(mut one) = self.live.remove(subject) else {
+            return;
+        };
+        (one.state, one.expires_at) = (state, now);
+        let (id, vm, name, policy, text) = one.told();
+        match state {
+            State::Rejected => self.events.push(Event::Rejected {
+                id,
+                vm,
+                name,
+                policy,
+                text,
+            }),
+            State::Expired => self.events.push(Event::Expired {
+                id,
+                vm,
+                name,
+                policy,
+                text,
+            }),
+            State::Open | State::Approved | State::Applied => {}
+        }
+        self.past.push_back(one);
+        self.past.drain(..self.past.len().saturating_sub(PAST_MAX));
+    }
+
+    /// Takes in what waits in this epoch. `gains` predicts what homes gain their VMs, all of them together.
+    pub fn take(
+        &mut self,
+        config: &Config,
+        sample: &Sample,
+        waiting: Vec<Decision>,
+        gains: impl FnOnce(&[(VmId, NodeSet)]) -> BTreeMap<VmId, f64>,
+    ) {
+        let groups = groups(waiting);
+        let arranged: Vec<Subject> = groups
+            .iter()
+            .filter(|group| group[0].policy == arrange::POLICY && home_of(&group[0]).is_some())
+            .map(|group| subject_of(&group[0]))
+            .collect();
+        self.replace_arrangement(&arranged, sample.at);
+        let mut fresh: Vec<(Subject, Vec<Decision>)> = Vec::new();
+        let mut homes: Vec<(VmId, NodeSet)> = Vec::new();
+        for group in groups {
+            let subject = subject_of(&group[0]);
+            let is_known = self.renew(config, sample, &subject, &group);
+            if let Some(home) = home_of(&group[0]).filter(|_| !is_known || arranged.contains(&subject)) {
+                homes.push((subject.0, home.clone()));
+            }
+            if !is_known {
+                fresh.push((subject, group));
+            }
+        }
+        let gains = match homes.is_empty() {
+            true => BTreeMap::new(),
+            false => gains(&homes),
+        };
+        for (subject, group) in fresh {
+            let gain = gains
+                .get(&subject.0)
+                .copied()
+                .filter(|_| subject.2 == Lever::Home);
+            self.recommend(config, sample, subject, group, gain);
+        }
+        self.note_together(&arranged, &gains);
+    }
+
+    /// A new arrangement takes the place of the one before: what is open of that, and is not part of the new one, is over.
+    fn replace_arrangement(&mut self, arranged: &[Subject], now: Ns) {
+        if arranged.is_empty() {
+            return;
+        }
+        let is_old = |(subject, one): &(&Subject, &Recommendation)| {
+            subject.1 == arrange::POLICY && one.state == State::Open && !arranged.contains(subject)
+        };
+        let old: Vec<Subject> = self
+            .live
+            .iter()
+            .filter(is_old)
+            .map(|(subject, _)| *subject)
+            .collect();
+        old.iter()
+            .for_each(|subject| self.end(subject, State::Expired, now));
+    }
+
+    /// Whether what is wanted is known: then it is wanted still. A home on other nodes is not, and ends the open one.
+    fn renew(&mut self, config: &Config, sample: &Sample, subject: &Subject, group: &[Decision]) -> bool {
+        let now = sample.at;
+        let Some(one) = self.live.get_mut(subject) else {
+            return false;
+        };
+        // What was agreed to is what is done.
+        if one.state != State::Open {
+            return true;
+        }
+        if one.is_home_on() != home_of(&group[0]) {
+            self.end(subject, State::Expired, now);
+            return false;
+        }
+        one.wanted_at = now;
+        one.expires_at = (now + config.quiet_max).min(one.made_at + config.life_max);
+        if one.is_home_on().is_none() {
+            (one.text, _) = words(sample, &group[0]);
+            one.decision = group[0].clone();
+        }
+        one.decisions = group.to_vec();
+        true
+    }
+
+    fn recommend(
+        &mut self,
+        config: &Config,
+        sample: &Sample,
+        subject: Subject,
+        decisions: Vec<Decision>,
+        gain: Option<f64>,
+    ) {
+        let now = sample.at;
+        let stays_away = |(_, before): &(Ns, Option<f64>)| match (before, gain) {
+            (Some(before), Some(gain)) => gain < before + MUCH_MORE,
+            _ => true,
+        };
+        if self.rejected.get(&subject).is_some_and(stays_away) || self.live.len() >= LIVE_MAX {
+            return;
+        }
+        self.last_id += 1;
+        let id = self.last_id;
+        let (text, name) = words(sample, &decisions[0]);
+        let decision = decisions[0].clone();
+        self.events.push(Event::Recommended {
+            id,
+            name: name.clone(),
+            decision: decision.clone(),
+            text: text.clone(),
+            gain,
+        });
+        let one = Recommendation {
+            id,
+            name,
+            decision,
+            decisions,
+            text,
+            gain,
+            together: Vec::new(),
+            made_at: now,
+            expires_at: now + config.quiet_max.min(config.life_max),
+            state: State::Open,
+            wanted_at: now,
+        };
+        self.live.insert(subject, one);
+    }
+
+    /// Of an arrangement each knows the others, and what is predicted now.
+    fn note_together(&mut self, arranged: &[Subject], gains: &BTreeMap<VmId, f64>) {
+        let is_open = |subject: &&Subject| self.live.get(subject).is_some_and(|one| one.state == State::Open);
+        let open: Vec<Subject> = arranged.iter().filter(is_open).copied().collect();
+        let ids: Vec<u64> = open.iter().map(|subject| self.live[subject].id).collect();
+        for subject in &open {
+            if let Some(one) = self.live.get_mut(subject) {
+                one.together = ids.iter().copied().filter(|id| *id != one.id).collect();
+                one.gain = gains.get(&subject.0).copied();
+            }
+        }
+    }
+
+    fn open(&self, id: u64) -> Result<Subject, NotThat> {
+        let open = || {
+            let open = self.live.values().filter(|one| one.state == State::Open);
+            let mut open: Vec<u64> = open.map(|one| one.id).collect();
+            open.sort_unstable();
+            open
+        };
+        match self.all().into_iter().find(|one| one.id == id) {
+            Some(one) if one.state == State::Open => Ok(one.subject()),
+            Some(Recommendation { state, .. }) => Err(NotThat::Over {
+                id,
+                state: *state,
+                open: open(),
+            }),
+            None => Err(NotThat::Unknown { id, open: open() }),
+        }
+    }
+
+    /// The operator agrees.
+    pub fn approve(&mut self, id: u64, config: &Config, now: Ns) -> Result<Recommendation, NotThat> {
+        let subject = self.open(id)?;
+        let one = self.live.get_mut(&subject).expect("open ones are live");
+        (one.state, one.wanted_at) = (State::Approved, now);
+        one.expires_at = now + config.quiet_max.min(config.life_max);
+        let one = one.clone();
+        let (id, vm, name, policy, text) = one.told();
+        self.events.push(Event::Approved {
+            id,
+            vm,
+            name,
+            policy,
+            text,
+        });
+        Ok(one)
+    }
+
+    /// The operator does not want it.
+    pub fn reject(&mut self, id: u64, config: &Config, now: Ns) -> Result<Recommendation, NotThat> {
+        let subject = self.open(id)?;
+        let gain = self.live[&subject].gain;
+        self.rejected.insert(subject, (now + config.rejected_for, gain));
+        if self.rejected.len() > REJECTED_MAX {
+            let first = self.rejected.iter().min_by_key(|(_, (until, _))| *until);
+            let first = first.map(|(subject, _)| *subject);
+            self.rejected.retain(|subject, _| Some(*subject) != first);
+        }
+        self.end(&subject, State::Rejected, now);
+        Ok(self.past.back().cloned().expect("it has just ended"))
+    }
+
+    /// Homes that were approved and are not given yet, with what follows each, as they were recommended. One that is not possible
+    /// any more ends.
+    pub fn due(&mut self, view: &View<'_>) -> Vec<(Recommendation, Vec<Decision>)> {
+        let is_due = |one: &&Recommendation| one.state == State::Approved && one.is_home_on().is_some();
+        let due: Vec<Recommendation> = self.live.values().filter(is_due).cloned().collect();
+        let mut given = Vec::new();
+        for one in due {
+            let id = one.decision.action.vm;
+            let vm = view.vms.iter().find(|vm| vm.sample.id == id);
+            let vm = vm.filter(|vm| vm.managed() && vm.hands_off.is_none());
+            let can_be = |decision: &Decision| {
+                vm.is_some_and(|vm| decision.action.act.check(view.machine, vm.sample).is_ok())
+            };
+            if can_be(&one.decision) {
+                let decisions = one
+                    .decisions
+                    .iter()
+                    .filter(|decision| can_be(decision))
+                    .cloned()
+                    .collect();
+                given.push((one, decisions));
+            } else {
+                self.end(&one.subject(), State::Expired, view.at);
+            }
+        }
+        given
+    }
+
+    /// What became of a decision that was let through.
+    pub fn outcome(&mut self, decision: &Decision, outcome: &Outcome, config: &Config, now: Ns) {
+        let vm = decision.action.vm;
+        let is_its = |one: &Recommendation| one.lets_through(decision);
+        let Some(subject) = self.of(vm).find(|one| is_its(one)).map(Recommendation::subject) else {
+            return;
+        };
+        let one = self.live.get_mut(&subject).expect("found above");
+        let is_lead = subject_of(decision) == subject;
+        match outcome {
+            Outcome::Done | Outcome::Renewed | Outcome::Moved { .. } => {
+                one.wanted_at = now;
+                if is_lead && one.state == State::Approved {
+                    one.state = State::Applied;
+                    // From now on it is over once it is not wanted any more.
+                    one.expires_at = now + config.life_max;
+                }
+            }
+            Outcome::Failed(_) if is_lead && one.is_home_on().is_some() => {
+                self.end(&subject, State::Expired, now);
+            }
+            Outcome::Failed(_) | Outcome::DryRun => {}
+        }
+    }
+}
+
+fn home_of(decision: &Decision) -> Option<&NodeSet> {
+    match &decision.action.act {
+        Act::SetHome { nodes } => Some(nodes),
+        _ => None,
+    }
+}
+
+/// Decisions by subject, the one that others follow first in each.
+fn groups(waiting: Vec<Decision>) -> Vec<Vec<Decision>> {
+    let mut groups: Vec<Vec<Decision>> = Vec::new();
+    let follows_home = |lever| matches!(lever, Lever::VcpuPlacement | Lever::Pages);
+    let (homes, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|one| home_of(one).is_some());
+    for decision in homes.into_iter().chain(others) {
+        let subject = subject_of(&decision);
+        let is_its = |group: &&mut Vec<Decision>| {
+            let (vm, policy, lever) = subject_of(&group[0]);
+            let same = lever == subject.2 || (lever == Lever::Home && follows_home(subject.2));
+            (vm, policy) == (subject.0, subject.1) && same
+        };
+        match groups.iter_mut().find(is_its) {
+            Some(group) => group.push(decision),
+            None => groups.push(vec![decision]),
+        }
+    }
+    groups
+}
+
+/// What a decision would do, in words, and the VM's name.
+fn words(sample: &Sample, decision: &Decision) -> (String, String) {
+    let id = decision.action.vm;
+    let name = sample.vm(id).map_or_else(|| id.to_string(), |vm| vm.name.clone());
+    let text = match &decision.action.act {
+        Act::PinVcpus { vcpus, cpus } => {
+            let vcpus: Vec<String> = vcpus.iter().map(u16::to_string).collect();
+            format!("run vCPU {} of VM {name} on CPUs {cpus}", vcpus.join(", "))
+        }
+        Act::SetHome { nodes } => format!("give VM {name} a home on node {nodes}"),
+        Act::MovePages { to, .. } => format!("move memory of VM {name} to node {to}"),
+        Act::MoveVirtualNode { virtual_node, to, .. } => {
+            format!("move memory of virtual node {virtual_node} of VM {name} to node {to}")
+        }
+        Act::MoveFrames { .. } => format!("move pages of VM {name} to where they are used"),
+        Act::SetMemoryPolicy { policy } => format!("lay out the memory of VM {name} by {policy}"),
+        Act::Limit { limit, .. } => match limit {
+            Limit::CpuQuota(quota) => format!("let each vCPU of VM {name} run {quota}"),
+            Limit::CacheWays(part) => format!("leave VM {name} {} percent of the cache", part.0),
+            Limit::MemoryBandwidth(part) => {
+                format!("leave VM {name} {} percent of the memory bandwidth", part.0)
+            }
+            Limit::Memory(bytes) => format!("leave VM {name} {bytes} of memory"),
+        },
+        Act::Watch { .. } => format!("watch which memory VM {name} uses"),
+        Act::PublishTopology { .. } => format!("tell the guest of VM {name} where it is"),
+        Act::Lift { lever } => format!("take back what was set on VM {name}: {}", lever.of_vm()),
+    };
+    (text, name)
+}
+
+/// How far a decision goes: the most careful of the run, the policy and the VM.
+pub(crate) fn most_careful(run: Mode, policy: Option<Mode>, vm: Option<Mode>) -> Mode {
+    run.min(policy.unwrap_or(run)).min(vm.unwrap_or(run))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,231 @@
+use homenode_host::{CpuQuota, VmSample};
+use homenode_units::{CpuSet, Pages};
+
+use super::*;
+
+const CONFIG: fn() -> Config = Config::default;
+
+fn nodes(list: &str) -> NodeSet {
+    list.parse().unwrap()
+}
+
+/// VMs 1 and 2 at this second.
+fn at(second: u64) -> Sample {
+    let vm = |id: u128| VmSample::new(VmId(id), format!("vm{id}"));
+    Sample {
+        at: Ns::from_secs(second),
+        vms: vec![vm(1), vm(2)],
+        ..Sample::default()
+    }
+}
+
+fn decision(policy: &'static str, vm: u128, act: Act) -> Decision {
+    Decision {
+        policy,
+        action: act.on(VmId(vm)),
+        reason: "because".into(),
+    }
+}
+
+fn home(vm: u128, list: &str) -> Vec<Decision> {
+    let cpus: CpuSet = "0-3".parse().unwrap();
+    vec![
+        decision("arrange", vm, Act::SetHome { nodes: nodes(list) }),
+        decision("arrange", vm, Act::PinVcpus { vcpus: vec![0], cpus }),
+    ]
+}
+
+fn quota(share: f64) -> Decision {
+    let limit = Limit::CpuQuota(CpuQuota::of(share, Ns::from_millis(30)));
+    let lease_ns = Ns::from_secs(10);
+    decision("permits", 1, Act::Limit { limit, lease_ns })
+}
+
+fn pages(vm: u128, to: &str) -> Decision {
+    let (from, to, pages_max) = (nodes("3"), nodes(to), Pages(1));
+    decision("repatriate", vm, Act::MovePages { from, to, pages_max })
+}
+
+impl Recommendations {
+    fn takes(&mut self, second: u64, waiting: Vec<Decision>, gain: Option<f64>) {
+        let sample = at(second);
+        self.expire(&sample);
+        self.take(&CONFIG(), &sample, waiting, |homes| {
+            homes.iter().filter_map(|(vm, _)| Some((*vm, gain?))).collect()
+        });
+    }
+
+    fn states(&self) -> Vec<(u64, State)> {
+        self.all().iter().map(|one| (one.id, one.state)).collect()
+    }
+}
+
+#[test]
+fn what_is_wanted_again_is_one_recommendation_and_told_once() {
+    let mut all = Recommendations::default();
+    for second in 0..200 {
+        let mut waiting = home(1, "0");
+        waiting.push(quota(0.1 + second as f64 / 1000.0));
+        all.takes(second, waiting, Some(0.2));
+    }
+    assert_eq!(all.states(), [(1, State::Open), (2, State::Open)]);
+    assert_eq!(all.take_events().len(), 2);
+    let shown = all.all();
+    assert_eq!(shown[0].text, "give VM vm1 a home on node 0");
+    assert_eq!((shown[0].gain, shown[1].gain), (Some(0.2), None));
+    // What is shown is what would be done now.
+    assert_eq!(shown[1].decision, quota(0.299));
+    assert_eq!(shown[1].expires_at, Ns::from_secs(199 + 300));
+}
+
+#[test]
+fn a_home_on_other_nodes_is_another_recommendation() {
+    let mut all = Recommendations::default();
+    all.takes(0, home(1, "0"), None);
+    all.takes(1, home(1, "1"), None);
+    assert_eq!(all.states(), [(1, State::Expired), (2, State::Open)]);
+    all.approve(2, &CONFIG(), Ns::from_secs(2)).unwrap();
+    // What was agreed to is what is done, whatever else is wanted meanwhile.
+    all.takes(3, home(1, "2"), None);
+    assert_eq!(all.states().last(), Some(&(2, State::Approved)));
+    assert!(all.lets_through(&home(1, "1")[0]) && !all.lets_through(&home(1, "2")[0]));
+}
+
+#[test]
+fn a_new_arrangement_takes_the_place_of_the_one_before() {
+    let mut all = Recommendations::default();
+    let together = |all: &Recommendations| -> Vec<(u64, Vec<u64>)> {
+        let open = all.all().into_iter().filter(|one| one.state == State::Open);
+        open.map(|one| (one.id, one.together.clone())).collect()
+    };
+    all.takes(0, [home(1, "0"), home(2, "1")].concat(), Some(0.1));
+    assert_eq!(together(&all), [(1, vec![2]), (2, vec![1])]);
+    all.takes(1, vec![quota(0.5)], None);
+    all.takes(120, [home(1, "0"), home(2, "2")].concat(), Some(0.3));
+    assert_eq!(together(&all), [(1, vec![4]), (3, vec![]), (4, vec![1])]);
+    assert!(
+        all.all()
+            .iter()
+            .all(|one| one.id == 2 || one.id == 3 || one.gain == Some(0.3))
+    );
+    all.takes(240, home(2, "2"), Some(0.3));
+    assert_eq!(together(&all), [(3, vec![]), (4, vec![])]);
+}
+
+#[test]
+fn what_is_rejected_stays_away_unless_much_more_is_predicted() {
+    let mut all = Recommendations::default();
+    all.takes(0, home(1, "0"), Some(0.1));
+    all.reject(1, &CONFIG(), Ns::from_secs(1)).unwrap();
+    all.takes(2, home(1, "1"), Some(0.15));
+    all.takes(3, home(1, "1"), None);
+    assert_eq!(all.states(), [(1, State::Rejected)]);
+    all.takes(4, home(1, "1"), Some(0.1 + MUCH_MORE));
+    assert_eq!(all.states().last(), Some(&(2, State::Open)));
+    all.reject(2, &CONFIG(), Ns::from_secs(5)).unwrap();
+    all.takes(5 + 86_399, home(1, "0"), Some(0.1));
+    assert_eq!(all.states().len(), 2);
+    all.takes(5 + 86_400, home(1, "0"), Some(0.1));
+    assert_eq!(all.states().last(), Some(&(3, State::Open)));
+}
+
+#[test]
+fn what_nobody_wants_any_more_expires() {
+    let mut all = Recommendations::default();
+    all.takes(0, home(1, "0"), None);
+    all.takes(10, vec![], None);
+    all.takes(299, vec![], None);
+    assert_eq!(all.states(), [(1, State::Open)]);
+    all.takes(300, vec![], None);
+    assert_eq!(all.states(), [(1, State::Expired)]);
+    // And what is wanted all the time after an hour: whoever agrees then shall see what is so then.
+    for second in 400..400 + 3600 {
+        all.takes(second, vec![quota(0.5)], None);
+    }
+    assert_eq!(all.states().last(), Some(&(2, State::Open)));
+    all.takes(4000, vec![quota(0.5)], None);
+    assert_eq!(all.states()[1..], [(2, State::Expired), (3, State::Open)]);
+    // A VM that is gone is not asked about.
+    let gone = Sample {
+        at: Ns::from_secs(4001),
+        ..Sample::default()
+    };
+    all.expire(&gone);
+    assert_eq!(all.states().last(), Some(&(3, State::Expired)));
+    let unknown = all.approve(3, &CONFIG(), Ns::from_secs(4002)).unwrap_err();
+    assert!(matches!(unknown, NotThat::Over { .. }), "{unknown}");
+    assert_eq!(
+        all.approve(9, &CONFIG(), Ns::ZERO).unwrap_err().to_string(),
+        "there is no recommendation 9; none is open"
+    );
+}
+
+#[test]
+fn what_is_approved_goes_through_until_it_is_no_longer_wanted_or_too_old() {
+    let (mut all, config) = (Recommendations::default(), CONFIG());
+    let stands = |all: &Recommendations| all.lets_stand(VmId(1), "permits", Lever::CpuQuota);
+    all.takes(0, vec![quota(0.5)], None);
+    assert!(!all.lets_through(&quota(0.5)) && !stands(&all));
+    all.approve(1, &config, Ns::from_secs(1)).unwrap();
+    for second in 2..100 {
+        assert!(all.lets_through(&quota(0.4)) && stands(&all));
+        all.outcome(&quota(0.4), &Outcome::Renewed, &config, Ns::from_secs(second));
+        all.takes(second, vec![], None);
+    }
+    assert_eq!(all.states(), [(1, State::Applied)]);
+    all.takes(99 + 59, vec![], None);
+    assert!(stands(&all));
+    all.takes(99 + 60, vec![], None);
+    assert!(!stands(&all) && !all.lets_through(&quota(0.4)));
+    // Once more, for as long as it goes.
+    all.takes(200, vec![quota(0.5)], None);
+    all.approve(2, &config, Ns::from_secs(200)).unwrap();
+    for second in 201..201 + 3600 {
+        assert!(stands(&all), "{second}");
+        all.outcome(&quota(0.4), &Outcome::Renewed, &config, Ns::from_secs(second));
+        all.takes(second, vec![], None);
+    }
+    all.takes(201 + 3600, vec![], None);
+    assert!(!stands(&all));
+    assert_eq!(all.states(), [(1, State::Applied), (2, State::Applied)]);
+}
+
+#[test]
+fn pages_follow_an_approved_home_and_go_nowhere_else() {
+    let mut all = Recommendations::default();
+    all.takes(0, home(1, "0-1"), None);
+    assert!(!all.lets_through(&pages(1, "0")));
+    all.approve(1, &CONFIG(), Ns::from_secs(1)).unwrap();
+    assert!(all.lets_through(&pages(1, "0")) && all.lets_through(&pages(1, "0-1")));
+    assert!(!all.lets_through(&pages(1, "2")) && !all.lets_through(&pages(2, "0")));
+    assert!(!all.lets_through(&quota(0.5)));
+    // A home that could not be given is over, and lets nothing follow.
+    let failed = Outcome::Failed(homenode_host::Failure::VmGone.on("vm1"));
+    all.outcome(&home(1, "0-1")[0], &failed, &CONFIG(), Ns::from_secs(2));
+    assert!(!all.lets_through(&pages(1, "0")));
+    assert_eq!(all.states(), [(1, State::Expired)]);
+}
+
+#[test]
+fn what_is_kept_is_bounded() {
+    let mut all = Recommendations::default();
+    for second in 0..2000 {
+        let list = if second % 2 == 0 { "0" } else { "1" };
+        all.takes(second, home(1, list), None);
+    }
+    assert_eq!(all.all().len(), PAST_MAX + 1);
+    let many = |id: u128| VmSample::new(VmId(id), "many");
+    let crowd = Sample {
+        at: Ns::from_secs(2000),
+        vms: (1..6000).map(many).collect(),
+        ..Sample::default()
+    };
+    let waiting = (1..6000).map(|vm| home(vm, "0").remove(0)).collect();
+    let mut all = Recommendations::default();
+    all.take(&CONFIG(), &crowd, waiting, |_| BTreeMap::new());
+    assert_eq!(all.all().len(), LIVE_MAX);
+    for id in 1..=LIVE_MAX as u64 {
+        all.reject(id, &CONFIG(), Ns::from_secs(2001)).unwrap();
+    }
+    assert_eq!((all.all().len(), all.rejected.len()), (PAST_MAX, REJECTED_MAX));
+}
