@@ -37,6 +37,7 @@ mod topology;
 mod trial;
 mod twin;
 mod wall;
+mod web;
 mod whatif;
 mod why;
 mod wss;
