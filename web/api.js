@@ -16,7 +16,7 @@ export class Gone extends Error {}
 // The key in the address makes whoever opens it an operator. It is kept as long as the tab, and taken out of the address, which
 // is copied and shown to others.
 export function takeKey() {
-  const found = /^#key=([\w.~-]+)$/.exec(location.hash);
+  const found = /^#key=([!-~]+)$/.exec(location.hash);
   if (!found) return;
   sessionStorage.setItem(KEY, found[1]);
   history.replaceState(history.state, "", location.pathname + location.search);

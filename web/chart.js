@@ -34,12 +34,12 @@ function unbroken(points, step) {
   return parts;
 }
 
-// `series`: { name, text(value), points: [[ms, value]], most? }; `view`: { from, to, at, step, width, stretches: [{ from, to, kind }] }.
+// `series`: { name, text(value), points: [[ms, value]], most?, least? }; `view`: { from, to, at, step, width, stretches: [{ from, to, kind }] }.
 export function chart(series, view) {
   const { from, to, at, step, width, stretches } = view;
   const x = (ms) => (width * (ms - from)) / (to - from);
   const highest = Math.max(...series.points.map(([, value]) => value ?? 0), 0);
-  const top = series.most ?? (highest > 0 ? round(highest) : 1);
+  const top = series.most ?? round(Math.max(highest, series.least ?? 0) || 1);
   const y = (value) => HEIGHT - 2 - (HEIGHT - 16) * Math.min(value / top, 1);
   const parts = unbroken(series.points, step);
   const line = (part) => part.map(([time, value], index) => `${index ? "L" : "M"}${x(time).toFixed(1)} ${y(value).toFixed(1)}`).join("");

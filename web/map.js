@@ -94,7 +94,7 @@ function chip(page, vm, filter) {
       "aria-label": `${vm.name}: ${said.join(", ")}${level === "fine" ? "" : `, ${level === "bad" ? "far " : ""}past a limit`}`,
     },
     h("b", {}, SIGNS[level], SIGNS[level] && " ", vm.name),
-    h("span", { class: "figures" }, `${decimals(vm.cpus_used)} CPU · ${percent(vm.local_access_ratio)} local`),
+    h("span", { class: "figures" }, `${decimals(vm.cpus_used)} CPU · ${percent(vm.local_access_ratio)}`, h("span", { class: "word" }, " local")),
     h("span", { class: "lies", "aria-hidden": "true" }, shares(vm.pages_by_node).map(({ node, share }) =>
       h("i", { css: { width: `${100 * share}%` }, class: `n${node % 8}` }, share > 0.12 ? String(node) : "")))));
 }

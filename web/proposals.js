@@ -3,7 +3,7 @@
 import { Gone, Problem, change, get, hasKey } from "./api.js";
 import { isSure } from "./ask.js";
 import { h } from "./dom.js";
-import { NONE, bytes, count, moment, nodes, percent } from "./format.js";
+import { bytes, moment, nodes, percent } from "./format.js";
 import { href } from "./router.js";
 
 const SIGNS = { open: "○", approved: "◔", applied: "✓", rejected: "✕", expired: "⌛" };
@@ -48,6 +48,8 @@ const missing = (problem, what) => h("p", { class: "note" }, problem.status === 
   ? `This agent has no ${what}: it is of a version before them, or none are made with its settings.`
   : `${problem.title}. ${problem.message}`);
 
+const HEADS = [["VM"], ["Nodes"], ["vCPUs", "right"], ["Memory", "right"], ["Made"], ["Until"], [""]];
+
 const isOpen = ({ state }) => state === "open";
 
 function recommendations(page, all) {
@@ -59,7 +61,7 @@ function recommendations(page, all) {
       h("p", {}, one.reason),
       h("p", { class: "quiet" }, h("span", { class: "state" }, `${SIGNS[one.state] ?? "·"} ${one.state}`), ` · ${one.policy} · `,
         h("span", { class: "time" }, moment(Date.parse(one.time))), isOpen(one) && [", holds until ", h("span", { class: "time" }, moment(Date.parse(one.expires)))])),
-    h("p", { class: "gain" }, one.gain === null || one.gain === undefined ? NONE : [h("b", {}, `+${percent(one.gain)}`), " speed, predicted"]),
+    h("p", { class: "gain" }, one.gain === null || one.gain === undefined ? "" : [h("b", {}, `+${percent(one.gain)}`), " speed, predicted"]),
     isOpen(one) && h("div", { class: "row" },
       act(page, "Apply", `${one.text}?`, "strong", () => change("POST", `/v1/recommendations/${one.id}/apply`), `applied: ${one.text}`),
       act(page, "Reject", `Not: ${one.text}. The agent does not recommend it again for a while.`, "",
@@ -69,12 +71,12 @@ function recommendations(page, all) {
 function promises(page, all) {
   if (all.length === 0) return h("p", { class: "quiet" }, "None.");
   const row = (one) => h("tr", { "data-key": String(one.id) },
-    h("th", { scope: "row" }, one.vm ?? "no name yet"), h("td", {}, nodes(one.nodes)), h("td", { class: "right" }, count(one.vcpus, "vCPU")),
+    h("th", { scope: "row" }, one.vm ?? "no name yet"), h("td", {}, nodes(one.nodes)), h("td", { class: "right" }, String(one.vcpus)),
     h("td", { class: "right" }, bytes(one.memory_bytes)), h("td", { class: "time" }, moment(Date.parse(one.made))), h("td", { class: "time" }, moment(Date.parse(one.expires))),
     h("td", {}, act(page, "Drop", `The room on node ${nodes(one.nodes)} is no longer kept for ${one.vm ?? "it"}.`, "",
       () => change("DELETE", `/v1/promises/${one.id}`), "dropped the promise")));
   return h("div", { class: "scroll" }, h("table", { "data-key": "promises" },
-    h("thead", {}, h("tr", {}, ["VM", "Nodes", "vCPUs", "Memory", "Made", "Until", ""].map((text) => h("th", { scope: "col" }, text)))),
+    h("thead", {}, h("tr", {}, HEADS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
     h("tbody", {}, all.map(row))));
 }
 

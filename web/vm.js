@@ -16,9 +16,10 @@ const APART = 0.012;
 const MARKS_MOST = 500;
 const SIDE = 400;
 
+// Name, key, text of a value, the top of the scale where it is fixed, and where it is not, the lowest.
 const SERIES = [
   ["CPUs used", "cpus_used", (value) => decimals(value, 2)],
-  ["vCPUs waiting", "vcpus_waiting", (value) => decimals(value, 2)],
+  ["vCPUs waiting", "vcpus_waiting", (value) => decimals(value, 2), null, 0.5],
   ["Local accesses", "local_access_ratio", percent, 1],
   ["LLC misses of references", "llc_miss_rate", percent, 1],
   ["Memory bandwidth", "bandwidth_bytes_per_s", rate],
@@ -29,14 +30,14 @@ export async function vm(page) {
   const name = params.get("vm") ?? "";
   const at = isLive(range) ? null : stamp(range.at);
   const window = { from: stamp(range.from), to: stamp(range.to) };
-  const [seen, past, made, answer] = await Promise.all([
+  const [seen, past, made] = await Promise.all([
     orNone(get("/v1/overview", { at }, signal)),
     orNone(get("/v1/history", { vm: name, ...window }, signal)),
     orNone(get("/v1/decisions", { vm: name, ...window, limit: MARKS_MOST }, signal)),
-    asked(page, name),
   ]);
   const found = seen.vms?.find((one) => one.name === name || one.id === name);
   if (past.problem && !found) throw past.problem.kind === "no-history" ? await noSuchVm(name, signal, past.problem) : past.problem;
+  const answer = asked(page, name);
   const decided = made.decisions ?? [];
   return {
     title: found?.name ?? name,
@@ -90,7 +91,7 @@ function timeline(page, past, decided, answer) {
   const width = Math.max(screen > 1000 ? screen - SIDE - 26 : screen - 4, 280);
   const points = past.points.map((point) => ({ ...point, ms: Date.parse(point.time) }));
   const view = { ...range, step: Math.max(past.step_ns / 1e6, 1000), width, stretches: answer?.stretches ?? [] };
-  const series = SERIES.map(([name, key, text, most]) => ({ name, text, most, points: points.map((point) => [point.ms, point[key] ?? null]) }))
+  const series = SERIES.map(([name, key, text, most, least]) => ({ name, text, most, least, points: points.map((point) => [point.ms, point[key] ?? null]) }))
     .filter((one, index) => index < 4 || one.points.some(([, value]) => value !== null));
   return h("section", { class: "timeline", "aria-label": "Over time" },
     marks(page, decided),

@@ -39,19 +39,27 @@ function stretch({ range, params, about }) {
 
 let kept = { key: null, answer: null };
 
-// The answer to what the address asks, if it asks; kept, since it costs the agent work and the past stays as it is.
-export async function asked(page, name) {
+// The answer to what the address asks, if it asks. It is kept, since it costs the agent work and the past stays as it is; while
+// the agent works at it the rest of the screen is shown.
+export function asked(page, name) {
   if (!page.params.has("why")) return null;
   const { from, to } = stretch(page);
   const [at, window] = [(from + to) / 2, Math.max(to - from, SHORTEST)];
   const key = JSON.stringify([name, at, window, page.about.started]);
-  if (kept.key === key) return kept.answer;
-  const answer = await get(ofVm(name, "/why"), { at: stamp(at), window: `${Math.round(window / 1000)}s` }, page.signal).then(told, (error) => {
-    if (error instanceof Problem) return { problem: error, stretches: [{ from, to, kind: "asked" }] };
-    throw error;
-  });
-  kept = { key, answer };
-  return answer;
+  if (kept.key !== key) {
+    const mine = { key, answer: { isWaiting: true, stretches: [{ from, to, kind: "asked" }] } };
+    kept = mine;
+    get(ofVm(name, "/why"), { at: stamp(at), window: `${Math.round(window / 1000)}s` }).then(told, (error) => {
+      if (error instanceof Problem) return { problem: error, stretches: mine.answer.stretches };
+      // Nobody answered: it is asked again when somebody does.
+      mine.key = null;
+      return mine.answer;
+    }).then((answer) => {
+      mine.answer = answer;
+      if (kept === mine) page.again();
+    });
+  }
+  return kept.answer;
 }
 
 function told(said) {
@@ -71,7 +79,7 @@ export function panel(page, name, answer) {
   const { range, params } = page;
   const window = params.get("window") ?? "300s";
   // What is asked about stays: a page that goes on with the agent would ask about another time with each of its looks.
-  const ask = () => page.go({ why: 1, window: params.get("window") }, isLive(range) ? moveTo({ ...range, last: null }, range.to) : range);
+  const ask = () => page.go({ why: 1 }, isLive(range) ? moveTo({ ...range, last: null }, range.to) : range);
   return h("section", { class: "why", "aria-label": "Why", "data-key": "why" },
     h("h2", {}, "Why was it slow?"),
     h("div", { class: "row" },
@@ -81,7 +89,8 @@ export function panel(page, name, answer) {
       h("option", { value: SHOWN, selected: window === SHOWN }, `the time shown: ${span(range.to - range.from)}`)),
       h("button", { type: "button", class: "strong", "data-why": true, title: "Why was it slow? (w)", on: { click: ask } }, "Why?"),
       params.has("why") && h("a", { href: changed({ why: null, window: null }, range) }, "close")),
-    answer ? h("div", { role: "status" }, answer.problem ? trouble(answer.problem) : verdict(page, name, answer.said))
+    answer ? h("div", { role: "status" }, answer.isWaiting ? h("p", { class: "quiet answer" }, "The agent compares…")
+      : answer.problem ? trouble(answer.problem) : verdict(page, name, answer.said))
       : h("p", { class: "quiet" }, "Compares the stretch with four times as long before it, and says what changed, by how much, and who changed it."));
 }
 
@@ -95,7 +104,7 @@ function verdict(page, name, said) {
   return [
     said.causes.length === 0
       ? h("p", { class: "answer" }, "Nothing slowed it down from ", time(said.asked.from), " to ", time(said.asked.to), ", against the time since ",
-        time(said.compared_from), ". A VM that is slow all the time is explained where it became slow.")
+        time(said.compared_from), ". A VM that has been slow for long is explained where it became slow: go to that time, or ask about a longer stretch.")
       : h("p", { class: "answer" }, h("b", {}, said.name), " lost ", h("b", {}, percent(said.lost)), " of its speed from ", slowFrom, " to ", slowTo,
         ", against the time since ", time(said.compared_from), "."),
     h("ol", { class: "causes" }, said.causes.map((cause, index) => h("li", { "data-key": `${cause.code}-${index}`, "data-cause": cause.code },

@@ -119,6 +119,19 @@ mod tests {
     }
 
     #[test]
+    fn causes_are_told_as_the_document_has_them() {
+        let document = include_str!("../../../../docs/WHY.md");
+        let (_, why) = FILES.iter().find(|(name, _)| *name == "why.js").unwrap();
+        let rows = document.lines().filter_map(|line| line.strip_prefix("| `"));
+        let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
+        assert!(rows.len() >= 12);
+        for row in rows {
+            let said = format!("\"{}\": \"{}\",", row[0].trim_end_matches('`'), row[1]);
+            assert!(why.contains(&said), "{said}");
+        }
+    }
+
+    #[test]
     fn no_file_names_another_server_or_makes_elements_out_of_text() {
         for (name, text) in FILES.iter().chain([&INDEX]) {
             // A namespace is a name, and is not asked.
