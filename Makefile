@@ -20,7 +20,7 @@ RUNS :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test reproduction testbed http fuzz soak bench install
+.PHONY: help build run test reproduction testbed http page fuzz soak bench install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -31,9 +31,9 @@ build: ## Build the homenode program and the emulator's plugin (release)
 	@$(SETUP) cargo build --release --package homenode-cli --package homenode-qemu-plugin
 	@scripts/strip.sh $(TARGET)/release/homenode
 
-run: build ## Build, then run the agent on its built-in simulated host; ends by itself or on Ctrl-C
+run: build ## Build, then run the agent on its built-in simulated host, with its page; ends by itself or on Ctrl-C
 	@echo '== running the agent on the twin of a quad-socket R910; Ctrl-C ends it with a summary'
-	@$(TARGET)/release/homenode run --host twin $(ARGS)
+	@$(TARGET)/release/homenode run --host twin --web $(ARGS)
 
 test: ## Run all checks and tests but the next two (within 15 minutes on 2 cores, building included)
 	@echo '== running all checks and tests'
@@ -54,6 +54,12 @@ http: ## Have Prometheus and schemathesis ask an agent on the twin over HTTP (a 
 	@scripts/http-setup.sh
 	@echo '== asking an agent on the twin over HTTP'
 	@$(SETUP) cargo xtask http
+
+page: ## Open the page of an agent on the twin in Chromium and use it as an operator does (two minutes, building aside)
+	@echo '== installing Chromium and fetching axe-core into $(TARGET), if they are missing'
+	@scripts/page-setup.sh
+	@echo '== using the page of an agent on the twin'
+	@$(SETUP) cargo xtask page
 
 fuzz: ## Fuzz all that reads what others wrote (a minute for each of 16 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'

@@ -63,6 +63,8 @@ enum Command {
     Fuzz(FuzzArgs),
     /// Have Prometheus and schemathesis ask an agent on the twin; scripts/http-setup.sh fetches both
     Http,
+    /// Open the page of an agent on the twin in Chromium, and click in it; scripts/page-setup.sh installs it
+    Page,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
         /// Cases or groups; all without any
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         Command::Decisions(args) => Step::Decisions(args),
         Command::Fuzz(args) => Step::Fuzz(args),
         Command::Http => Step::Http,
+        Command::Page => Step::Page,
         Command::Testbed { names } => Step::Testbed(names),
     };
     end(&[run(&step)])

@@ -54,6 +54,8 @@ pub enum Step {
     Fuzz(FuzzArgs),
     /// HTTP, asked by the programs of others.
     Http,
+    /// The page, in a browser.
+    Page,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -84,6 +86,7 @@ impl Step {
             Self::Decisions(_) => "decisions",
             Self::Fuzz(_) => "fuzz",
             Self::Http => "http",
+            Self::Page => "page",
             Self::Testbed(_) => "testbed",
         }
     }
@@ -105,6 +108,7 @@ impl Step {
             Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
             Self::Fuzz(_) => "everything that reads what others wrote, fuzzed (a minute for each target)",
             Self::Http => "an agent's HTTP, asked by Prometheus and schemathesis (a minute)",
+            Self::Page => "the page of an agent, as an operator uses it in Chromium (two minutes)",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
             }
@@ -148,6 +152,7 @@ impl Step {
             Self::Decisions(args) => decisions(args),
             Self::Fuzz(args) => fuzz::run(args),
             Self::Http => test(&["--package", "homenode-cli", "--test", "http_peers"]),
+            Self::Page => test(&["--package", "homenode-cli", "--test", "page"]),
             Self::Testbed(names) => testbed(names),
         }
     }

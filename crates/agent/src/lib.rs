@@ -20,6 +20,7 @@ pub mod history;
 pub mod http;
 pub mod live;
 pub mod numad;
+pub mod past;
 pub mod replay;
 pub mod run;
 pub mod server;

@@ -12,7 +12,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::answer::PlacedFigures;
+use crate::answer::{Overview, PlacedFigures};
+use crate::why::WallSpan;
 
 pub use openapi::openapi;
 pub use time::WallTime;
@@ -88,6 +89,26 @@ pub struct HostStatus {
     /// Nodes, links and VMs.
     #[serde(flatten)]
     pub status: Status,
+}
+
+/// Of when the host is to be shown.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OverviewQuery {
+    /// As it was then, by the history; as it is, unless it is said.
+    pub at: Option<WallTime>,
+}
+
+/// The host on one page, as it is or as it was: what `homenode top` shows.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Pictured {
+    /// When it was seen so: the last time it was looked at before the time that was asked for.
+    pub time: WallTime,
+    /// From when to when it can be asked for; `null` where no history is kept, or nothing is in it yet.
+    pub recorded: Option<WallSpan>,
+    /// Nodes, links, VMs, and what had happened lately.
+    #[serde(flatten)]
+    pub overview: Overview,
 }
 
 /// The host's nodes.
@@ -216,6 +237,8 @@ pub struct HistoryPoint {
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
     pub local_access_ratio: Option<f64>,
+    /// Memory traffic, where it is counted of single VMs.
+    pub bandwidth_bytes_per_s: Option<f64>,
     /// Touched memory on each node, at the end of the stretch.
     pub memory_by_node: Option<Vec<NodeMemory>>,
     /// Home nodes, at the end of the stretch.

@@ -340,6 +340,10 @@ pub struct RunArgs {
     /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any that is free): metrics, and JSON below /v1. Loopback only
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<Listen>,
+    /// Serve the page for browsers (docs/PAGE.md): where --listen says, else at 127.0.0.1:9464, or at a free port where that one is
+    /// taken. Where no history is kept, one is until the run ends
+    #[arg(long)]
+    pub web: bool,
     /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

@@ -38,6 +38,7 @@ mod topology;
 mod trial;
 mod twin;
 mod wall;
+mod web;
 mod whatif;
 mod why;
 mod wss;

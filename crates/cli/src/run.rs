@@ -22,6 +22,7 @@ use crate::bad_input;
 use crate::complaint::Complaint;
 use crate::output::Output;
 use crate::summary::{self, Ended};
+use crate::web::Web;
 
 /// Of which commit the program is.
 const COMMIT: &str = env!("HOMENODE_COMMIT");
@@ -45,10 +46,11 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     match choose_host(args, &mut output)? {
         HostArg::Twin(what) => {
             let spec = crate::twin::spec(what.as_deref(), args.seed)?;
+            let web = Web::of(args, false, &mut output)?;
             let run = twin::Run {
                 state: args.state.clone(),
-                history: args.history.clone(),
-                listen: args.listen,
+                history: web.history.clone(),
+                listen: web.listen,
                 trace: args.trace.clone(),
                 mode,
                 pace: if args.fast { Pace::Fast } else { Pace::Watched },
@@ -58,6 +60,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             let comparison = Bell::default();
             stop_on_signals(&bell, Some(&comparison))?;
             twin::run(&run, &config, &spec, &mut output, &bell)?;
+            drop(web);
             if comparison.is_stopping() {
                 output.line("stopped: other policies are not compared");
                 return Ok(ExitCode::SUCCESS);
@@ -72,11 +75,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             )
         }
         HostArg::Libvirt(uri) => {
+            let web = Web::of(args, !args.dry_run, &mut output)?;
             let run = live::Run {
                 uri: uri.unwrap_or_else(|| LibvirtHost::DEFAULT_URI.to_owned()),
                 state: args.state.clone().unwrap_or_else(|| STATE_DIR.into()),
-                history: args.history.clone(),
-                listen: args.listen,
+                history: web.history.clone(),
+                listen: web.listen,
                 trace: args.trace.clone(),
                 mode,
                 keep: args.keep,

@@ -1,4 +1,5 @@
-//! HTTP: what the agent knows, for dashboards, schedulers and scripts. Metrics at `/metrics`, JSON below `/v1`.
+//! HTTP: what the agent knows, for dashboards, schedulers and scripts. Metrics at `/metrics`, JSON below `/v1`, and a page for
+//! people at `/`.
 //!
 //! ```text
 //!   loop ── publishes each epoch ──▶ Feed ◀── looks ── routes, metrics, events ◀── TCP (loopback), http.sock (peer credentials)
@@ -6,13 +7,14 @@
 //! ```
 //!
 //! One thread runs all of it, on an asynchronous runtime of its own: the loop publishes and knows no client. Only
-//! `placements/evaluate`, recommendations and promises ask the loop's own state, on a thread that may wait for it.
+//! `placements/evaluate`, `overview`, recommendations and promises ask the loop's own state, on a thread that may wait for it.
 
 mod approvals;
 mod events;
 mod exposition;
 mod metrics;
 mod origin;
+mod page;
 mod past;
 mod problem;
 mod serve;
@@ -162,6 +164,7 @@ fn router(site: Site, bound: Option<SocketAddr>) -> Router {
         .route("/v1/vms", get(vms))
         .route("/v1/vms/{id}", get(vm))
         .route("/v1/vms/{id}/why", get(past::why))
+        .route("/v1/overview", get(past::overview))
         .route("/v1/nodes", get(nodes))
         .route("/v1/links", get(links))
         .route("/v1/decisions", get(past::decisions))
@@ -169,6 +172,7 @@ fn router(site: Site, bound: Option<SocketAddr>) -> Router {
         .route("/v1/events", get(events::events))
         .route("/v1/placements/evaluate", post(evaluate))
         .route("/v1/openapi.json", get(async || Json(openapi())))
+        .merge(page::routes())
         .fallback(async || Failed::no_such_path())
         .method_not_allowed_fallback(async || Failed::wrong_method())
         .layer(DefaultBodyLimit::max(BODY_MAX))

@@ -8,15 +8,19 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use homenode_api::http::{
     DECISIONS, DecisionRow, Decisions, DecisionsQuery, HISTORY_MAX, HistoryPoint, HistoryQuery, NodeMemory,
-    POINTS_MAX, VmHistory, WallTime, WhyQuery,
+    OverviewQuery, POINTS_MAX, Pictured, VmHistory, WallTime, WhyQuery,
 };
-use homenode_api::why::{Answer, WINDOW};
+use homenode_api::Request as Ask;
+use homenode_api::answer::Overview;
+use homenode_api::why::{Answer, WINDOW, WallSpan};
 use homenode_recorder::{Archive, EventRow, Kind, RecordError, Wanted};
 use homenode_units::{Bytes, Ns, PAGE_BYTES};
 use serde_json::Value;
 
 use super::Site;
 use super::problem::Failed;
+use crate::handler::Answered;
+use crate::past::Place;
 use crate::why::AskError;
 
 /// Points of a history of which the step is not said.
@@ -24,6 +28,8 @@ const POINTS: u64 = 300;
 const HOUR_NS: i64 = 3_600_000_000_000;
 /// How long one question may read: others wait.
 const READING_MAX: Duration = Duration::from_secs(5);
+/// How long after a period it is taken to be so still.
+const GAP_MAX_NS: i64 = 15 * 60 * 1_000_000_000;
 /// The shortest step where it is not said.
 const STEP_SHORTEST: Ns = Ns::from_secs(1);
 
@@ -38,6 +44,70 @@ pub(super) async fn ask<T: Send + 'static>(
     let path = site.history.clone().ok_or_else(Failed::no_history)?;
     let answer = site.on_a_thread(move || question(&Archive::open(&path)?));
     answer.await?
+}
+
+/// The host as it is, or as it was.
+pub(super) async fn overview(
+    State(site): State<Site>,
+    query: Result<Query<OverviewQuery>, QueryRejection>,
+) -> Result<Json<Pictured>, Failed> {
+    let Query(query) = query?;
+    if let Some(at) = query.at {
+        return ask(site, move |archive| pictured(archive, at)).await.map(Json);
+    }
+    let (handler, history) = (site.handler.clone(), site.history.clone());
+    let answered = site.on_a_thread(move || {
+        let recorded = history.and_then(|path| recorded(&Archive::open(&path).ok()?).ok()?);
+        Ok::<_, Failed>((handler.answer(Ask::Overview)?, recorded))
+    });
+    let (Answered::Now(answer), recorded) = answered.await?? else {
+        return Err(Failed::gone());
+    };
+    let overview = Overview::try_from(answer).map_err(|_| Failed::gone())?;
+    Ok(Json(Pictured {
+        time: WallTime(site.feed.clock().at(overview.status.at_ns)),
+        recorded,
+        overview,
+    }))
+}
+
+/// The first and the last period that is kept.
+fn recorded(archive: &Archive) -> Result<Option<WallSpan>, RecordError> {
+    let span = archive.span(Kind::Status)?;
+    Ok(span.map(|(first, last)| WallSpan {
+        from: WallTime(first),
+        to: WallTime(last),
+    }))
+}
+
+/// The period that was in force at a time: within what is kept, and no more than [`GAP_MAX_NS`] later.
+fn pictured(archive: &Archive, at: WallTime) -> Result<Pictured, Failed> {
+    let span = recorded(archive)?;
+    let span = span.ok_or_else(|| Failed::nothing_known("nothing is recorded yet"))?;
+    let not_there = |said: String| Failed::nothing_known(format!("nothing is recorded at {at}: {said}"));
+    // Times are told to the millisecond: what was told can be asked for.
+    let wall_ns = at.0.saturating_add(999_999);
+    if wall_ns < span.from.0 || at > span.to {
+        return Err(not_there(format!(
+            "the history is from {} to {}",
+            span.from, span.to
+        )));
+    }
+    let place = Place::at(archive, wall_ns.min(span.to.0))?;
+    let place = place.ok_or_else(|| not_there("it cannot be read".to_owned()))?;
+    let time = WallTime(place.wall_ns());
+    if at.0.saturating_sub(time.0) > GAP_MAX_NS {
+        return Err(not_there(format!("the last period before it is of {time}")));
+    }
+    let overview = place.overview().map_err(|error| {
+        let detail = format!("the period of {time} is another version's: {error}");
+        Failed::nothing_known(detail)
+    })?;
+    Ok(Pictured {
+        time,
+        recorded: Some(span),
+        overview,
+    })
 }
 
 pub(super) async fn decisions(
@@ -183,11 +253,12 @@ struct Sum {
 }
 
 /// Keys of a VM's status that are told as means.
-const FIGURES: [&str; 4] = [
+const FIGURES: [&str; 5] = [
     "cpus_used",
     "vcpus_waiting",
     "llc_miss_rate",
     "local_access_ratio",
+    "bandwidth_bytes_per_s",
 ];
 
 /// The points, and the time up to which there was time to read.
@@ -237,7 +308,13 @@ fn points(
 
 fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
     let mean = |(total, count): (f64, u64)| (count > 0).then(|| total / count as f64);
-    let [cpus_used, vcpus_waiting, llc_miss_rate, local_access_ratio] = sum.figures.map(mean);
+    let [
+        cpus_used,
+        vcpus_waiting,
+        llc_miss_rate,
+        local_access_ratio,
+        bandwidth,
+    ] = sum.figures.map(mean);
     let pages = sum.last["pages_by_node"].as_array();
     let memory = |on: &Value| {
         Some(NodeMemory {
@@ -255,6 +332,7 @@ fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
         vcpus_waiting,
         llc_miss_rate,
         local_access_ratio,
+        bandwidth_bytes_per_s: bandwidth,
         memory_by_node: pages.map(|pages| pages.iter().filter_map(memory).collect()),
         home: serde_json::from_value(sum.last["home"].clone()).unwrap_or_default(),
     }

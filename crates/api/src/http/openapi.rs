@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Decisions, DecisionsQuery, Evaluate, Evaluated, HistoryQuery, HostStatus, Links, Looked, Missed, Nodes,
-    Problem, Told, VmHistory, WhyQuery,
+    OverviewQuery, Pictured, Problem, Told, VmHistory, WhyQuery,
 };
 use crate::answer::{Promises, Recommendation, Recommendations, Vms};
 use crate::why::Answer;
@@ -46,6 +46,9 @@ fn paths(made: &mut Maker) -> Value {
         "/v1/vms/{id}": get(with(made.operation::<VmStatus>("vm", "One VM", &[404, 503]), "parameters", json!([by_name.clone()]))),
         "/v1/vms/{id}/why": get(made.about::<WhyQuery, Answer>(
             &by_name, "why", "Why a VM was slow: what changed, by how much, and who changed it", &[400, 404, 503]
+        )),
+        "/v1/overview": get(made.query::<OverviewQuery, Pictured>(
+            "overview", "Nodes, links, VMs and what happened lately, as it is or as it was", &[400, 404, 503]
         )),
         "/v1/nodes": get(made.operation::<Nodes>("nodes", "Every node", &[503])),
         "/v1/links": get(made.operation::<Links>("links", "Traffic between nodes, where counted", &[503])),

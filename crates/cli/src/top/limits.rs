@@ -129,6 +129,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_marks_the_same_figures_as_top() {
+        let page = include_str!("../../../../web/limits.js");
+        for (name, limit) in ["local", "vmWaiting", "nodeWaiting", "free", "controller", "link"]
+            .iter()
+            .zip(ALL)
+        {
+            let said = format!("  {name}: {{ warn: {}, bad: {} }},", limit.warn, limit.bad);
+            assert!(page.lines().any(|line| line == said), "{said}");
+        }
+    }
+
+    #[test]
     fn a_limit_holds_in_its_own_direction_and_is_said_so() {
         assert_eq!(
             [0.8, 0.79, 0.49].map(|share| LOCAL.level(share)),

@@ -18,12 +18,17 @@ pub struct Site {
 impl Site {
     /// Starts one on a scenario, with its state and history in `dir`, and waits until it is ready.
     pub fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
+        Site::at("127.0.0.1:0", dir, scenario, args)
+    }
+
+    /// The same at an address.
+    pub fn at(address: &str, dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
         let path = |name: &str| dir.path().join(name).display().to_string();
         std::fs::write(path("scenario.toml"), scenario).unwrap();
         let out = std::fs::File::create(path("out")).unwrap();
         let host = format!("twin:{}", path("scenario.toml"));
         let child = super::homenode()
-            .args(["run", "--json", "--listen", "127.0.0.1:0", "--host", &host])
+            .args(["run", "--json", "--listen", address, "--host", &host])
             .args(["--state", &path("state"), "--history", &path("history.sqlite")])
             .args(args)
             .stdin(Stdio::null())

@@ -1,0 +1,42 @@
+#!/bin/sh
+# Fetches what opens the page in 'make page': Debian's Chromium with its WebDriver, and axe-core, which measures contrast and looks
+# for what readers of a screen would miss. axe-core (MPL 2.0) lies below target and is no part of Homenode. What is there already
+# is not touched.
+#
+# For Debian 12 (and relatives), as root or with sudo where a package is missing.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+target=${CARGO_TARGET_DIR:-$root/target}
+axe_version=4.10.3
+
+say() { printf 'page-setup: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# Program, package and reason, one per line. The committed pictures have DejaVu's letters.
+missing=''
+while IFS='|' read -r there package reason; do
+    [ -e "$there" ] && continue
+    say "installing $package: $reason"
+    missing="$missing $package"
+done <<END
+/usr/bin/chromium|chromium|the browser that opens the page
+/usr/bin/chromedriver|chromium-driver|clicks in it
+/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf|fonts-dejavu-core|the letters of the committed pictures
+/usr/bin/npm|npm|fetches axe-core
+END
+if [ -n "$missing" ]; then
+    command -v apt-get >/dev/null 2>&1 || die "no apt-get here: install$missing"
+    sudo=''
+    [ "$(id -u)" -eq 0 ] || sudo=sudo
+    # shellcheck disable=SC2086
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >&2 \
+        || die "apt-get could not install$missing: run 'apt-get update' as root first"
+fi
+
+if [ ! -f "$target/axe/package/axe.min.js" ]; then
+    say "fetching axe-core $axe_version into $target/axe"
+    mkdir -p "$target/axe"
+    (cd "$target/axe" && npm pack --silent "axe-core@$axe_version" >&2) || die "npm could not fetch axe-core, see above"
+    tar -xzf "$target/axe/axe-core-$axe_version.tgz" -C "$target/axe"
+fi

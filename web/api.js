@@ -1,0 +1,56 @@
+// What is asked of the agent, and what it answers.
+
+const KEY = "homenode.key";
+
+// Why there is no answer, as the agent says it (RFC 9457).
+export class Problem extends Error {
+  constructor(status, kind, title, detail) {
+    super(detail);
+    Object.assign(this, { status, kind, title });
+  }
+}
+
+// Nobody answers.
+export class Gone extends Error {}
+
+// The key in the address makes whoever opens it an operator. It is kept as long as the tab, and taken out of the address, which
+// is copied and shown to others.
+export function takeKey() {
+  const found = /^#key=([!-~]+)$/.exec(location.hash);
+  if (!found) return;
+  sessionStorage.setItem(KEY, found[1]);
+  history.replaceState(history.state, "", location.pathname + location.search);
+}
+
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
+const path = (route, params) => {
+  const said = Object.entries(params ?? {}).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = new URLSearchParams(said).toString();
+  return query ? `${route}?${query}` : route;
+};
+
+async function ask(method, route, { signal, headers } = {}) {
+  let answer;
+  try {
+    answer = await fetch(route, { method, signal, headers, credentials: "same-origin", cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Gone("the agent does not answer");
+  }
+  if (answer.ok) return answer.status === 204 ? null : answer.json();
+  const said = await answer.json().catch(() => ({}));
+  const kind = String(said.type ?? "").split(":").at(-1);
+  throw new Problem(answer.status, kind, said.title ?? `The agent answered ${answer.status}`, said.detail ?? "");
+}
+
+export const get = (route, params, signal) => ask("GET", path(route, params), { signal });
+
+// Changes something, as an operator.
+export function change(method, route) {
+  const key = sessionStorage.getItem(KEY);
+  return ask(method, route, { headers: key ? { authorization: `Bearer ${key}` } : {} });
+}
+
+// What lies at a VM's name, whatever is in it.
+export const ofVm = (name, what = "") => `/v1/vms/${encodeURIComponent(name)}${what}`;

@@ -1,0 +1,59 @@
+// Figures and times for people. What is not known is a dash.
+
+export const NONE = "–";
+
+const or = (value, text) => (value === null || value === undefined || Number.isNaN(value) ? NONE : text(value));
+
+export const percent = (share) => or(share, (x) => `${Math.round(100 * x)} %`);
+export const decimals = (value, digits = 1) => or(value, (x) => x.toFixed(digits));
+
+function scaled(value, base, units) {
+  let at = 0;
+  let rest = value;
+  while (Math.abs(rest) >= base && at < units.length - 1) {
+    rest /= base;
+    at += 1;
+  }
+  return `${at === 0 || rest >= 100 ? Math.round(rest) : rest.toFixed(1)} ${units[at]}`;
+}
+
+export const bytes = (value) => or(value, (x) => scaled(x, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]));
+export const rate = (value) => or(value, (x) => scaled(x, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]));
+
+const two = (number) => String(number).padStart(2, "0");
+
+// Time of day of a time in milliseconds, in the zone of the browser.
+export function clock(ms) {
+  const at = new Date(ms);
+  return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+}
+
+export function day(ms) {
+  const at = new Date(ms);
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+}
+
+export const moment = (ms) => `${day(ms)} ${clock(ms)}`;
+
+// How long, from milliseconds.
+export function span(ms) {
+  const seconds = Math.round(ms / 1000);
+  if (seconds < 120) return `${seconds} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+// Node numbers as the kernel writes lists of them: 0-2,5.
+export function nodes(list) {
+  if (typeof list === "string") return list;
+  const parts = [];
+  for (const node of [...(list ?? [])].sort((a, b) => a - b)) {
+    const last = parts.at(-1);
+    if (last && last[1] === node - 1) last[1] = node;
+    else parts.push([node, node]);
+  }
+  return parts.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",");
+}
+
+export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;

@@ -1,0 +1,66 @@
+// Links between nodes, drawn to their load: in a band between the two rows of nodes, so that none runs behind a node.
+
+import { s } from "./dom.js";
+import { percent, rate } from "./format.js";
+import { SIGNS, level } from "./limits.js";
+
+export const HEIGHT = 104;
+// Below this share a link is drawn without a figure.
+const LABELLED = 0.1;
+
+// Both directions of each pair of nodes that has a link.
+function pairs(links) {
+  const all = new Map();
+  for (const link of links) {
+    const key = [Math.min(link.from, link.to), Math.max(link.from, link.to)].join("-");
+    all.set(key, [...(all.get(key) ?? []), link]);
+  }
+  return [...all.values()];
+}
+
+const busier = (both) => both.reduce((most, link) => ((link.busy ?? 0) > (most.busy ?? 0) ? link : most));
+
+const said = (link) => `${link.from} → ${link.to}: ${rate(link.bandwidth_bytes_per_s)}${link.busy === null ? "" : `, ${percent(link.busy)}`}`;
+
+// The band below the first row of nodes. `place(node)` has its row (0 or 1) and its middle, from 0 to 1.
+export function band(links, place, width) {
+  const x = (node) => place(node).middle * width;
+  const drawn = pairs(links).filter((both) => both.every(({ from, to }) => place(from) && place(to)));
+  const shapes = drawn.map((both) => {
+    const most = busier(both);
+    const [a, b] = [Math.min(most.from, most.to), Math.max(most.from, most.to)];
+    const [from, to] = [place(a), place(b)];
+    const y = (end) => (end.row === 0 ? 0 : HEIGHT);
+    const isArc = from.row === to.row;
+    const apart = Math.abs(x(a) - x(b)) / width;
+    const depth = isArc ? (0.3 + 0.5 * apart) * HEIGHT : 0;
+    const bend = from.row === 0 ? depth : HEIGHT - depth;
+    const path = isArc
+      ? `M${x(a)} ${y(from)} C${x(a)} ${bend} ${x(b)} ${bend} ${x(b)} ${y(to)}`
+      : `M${x(a)} ${y(from)} C${x(a)} ${HEIGHT / 2} ${x(b)} ${HEIGHT / 2} ${x(b)} ${y(to)}`;
+    const middle = isArc ? { x: (x(a) + x(b)) / 2, y: y(from) + 0.75 * (bend - y(from)) } : diagonal(x(a), x(b), from.row);
+    return { both, most, path, middle, busy: most.busy ?? 0 };
+  });
+  // The busiest last, above the others.
+  shapes.sort((one, other) => one.busy - other.busy);
+  const lines = shapes.map(({ both, busy, path, most }) => s("path", {
+    d: path, class: `link ${level("link", most.busy)}`, "stroke-width": 1.5 + 9 * Math.min(busy, 1), "data-key": `${most.from}-${most.to}`,
+  }, s("title", {}, both.map(said).join("\n"))));
+  const labels = shapes.filter(({ busy }) => busy >= LABELLED).map(({ most, middle }) => {
+    const sign = SIGNS[level("link", most.busy)];
+    return s("text", { x: middle.x, y: middle.y + 4, class: `figure ${level("link", most.busy)}`, "text-anchor": "middle" },
+      `${sign}${sign && " "}${most.from}→${most.to} ${percent(most.busy)}`);
+  });
+  const about = shapes.length ? `Links between nodes, the busiest ${said(shapes.at(-1).most)}` : "No traffic between nodes is counted";
+  return s("svg", {
+    class: "band", width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": about, "data-key": "band",
+  }, lines, labels);
+}
+
+// Where the figure of a line between the rows stands: a third along, so that those of two that cross are not on each other.
+function diagonal(from, to, row) {
+  const share = 0.3;
+  const t = row === 0 ? share : 1 - share;
+  const bezier = (a, b, c, d) => a * (1 - t) ** 3 + 3 * b * (1 - t) ** 2 * t + 3 * c * (1 - t) * t ** 2 + d * t ** 3;
+  return { x: bezier(from, from, to, to), y: bezier(0, HEIGHT / 2, HEIGHT / 2, HEIGHT) };
+}

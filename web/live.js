@@ -1,0 +1,42 @@
+// What happens, as it happens: tells of each look of the agent at its host, and when the agent is gone and comes back.
+
+const AGAIN = 2000;
+
+export class Live {
+  // `onNews` is called at most once in `apart` milliseconds, and not while nobody looks at the page.
+  constructor({ onNews, onState, apart = 1000 }) {
+    Object.assign(this, { onNews, onState, apart, last: 0, timer: null, isThere: null });
+    document.addEventListener("visibilitychange", () => this.news());
+    window.addEventListener("pageshow", (event) => event.persisted && this.start());
+  }
+
+  start() {
+    const stream = new EventSource("/v1/events");
+    stream.addEventListener("open", () => this.is(true));
+    stream.addEventListener("epoch", () => this.news());
+    stream.addEventListener("gap", () => this.news());
+    stream.addEventListener("error", () => {
+      this.is(false);
+      // The browser tries again where a connection was lost, and does not where it was refused.
+      if (stream.readyState === EventSource.CLOSED) setTimeout(() => this.start(), AGAIN);
+    });
+    // A page that is left keeps no connection of the agent's.
+    window.addEventListener("pagehide", () => stream.close(), { once: true });
+  }
+
+  is(there) {
+    if (there === this.isThere) return;
+    this.isThere = there;
+    this.onState(there);
+  }
+
+  news() {
+    if (document.hidden || this.timer !== null) return;
+    const wait = Math.max(this.last + this.apart - performance.now(), 0);
+    this.timer = setTimeout(() => {
+      this.timer = null;
+      this.last = performance.now();
+      this.onNews();
+    }, wait);
+  }
+}

@@ -1,0 +1,26 @@
+// Dark or light: as the system has it, or as the reader chose.
+
+const KEPT = "homenode.theme";
+const THEMES = { system: "◐", light: "☀", dark: "☾" };
+
+function apply(theme, button) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  button.textContent = THEMES[theme];
+  const label = theme === "system" ? "Colours: as the system has them" : `Colours: ${theme}`;
+  button.setAttribute("aria-label", label);
+  button.title = `${label} (t)`;
+}
+
+// The button that goes from one to the next.
+export function theme(button) {
+  const names = Object.keys(THEMES);
+  const kept = localStorage.getItem(KEPT);
+  let now = names.includes(kept) ? kept : "system";
+  apply(now, button);
+  button.addEventListener("click", () => {
+    now = names[(names.indexOf(now) + 1) % names.length];
+    localStorage.setItem(KEPT, now);
+    apply(now, button);
+  });
+}

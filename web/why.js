@@ -1,0 +1,138 @@
+// Why a VM was slow: asked of the agent, and told with its figures.
+
+import { Problem, get, ofVm } from "./api.js";
+import { h } from "./dom.js";
+import { clock, percent, span } from "./format.js";
+import { changed, href } from "./router.js";
+import { isLive, moveTo, stamp } from "./time.js";
+
+// How long a stretch around the time shown, as the agent reads it, and for people.
+const WINDOWS = { "60s": 60_000, "300s": 300_000, "900s": 900_000, "3600s": 3_600_000 };
+const SHOWN = "shown";
+const SHORTEST = 10_000;
+
+// What slows VMs down: as docs/WHY.md has it.
+const CAUSES = {
+  "waiting": "its vCPUs waited for CPUs",
+  "quota": "a CPU quota kept its vCPUs from running",
+  "permit": "the agent held it to the pollution that it booked",
+  "remote-memory": "more of its memory was on other nodes than its vCPUs",
+  "llc-pollution": "others filled the last-level cache that it uses",
+  "controller": "a memory controller that it uses was busier",
+  "link": "a link between nodes that it uses was busier",
+  "smt-sibling": "the hyperthreads beside its vCPUs were busier",
+  "page-moves": "its pages were being moved",
+  "balloon": "it had less memory than it used, and swapped",
+  "clock": "its cores ran at a lower clock",
+  "own-phase": "its guest did something else than before",
+};
+
+// The stretch that is asked about: around the time shown, or all that is shown.
+function stretch({ range, params, about }) {
+  const name = params.get("window") ?? "300s";
+  if (name === SHOWN) return { from: range.from, to: range.to };
+  const length = WINDOWS[name] ?? WINDOWS["300s"];
+  const last = Date.parse(about.time);
+  const to = Math.min((isLive(range) ? last : range.at) + length / 2, last);
+  return { from: to - length, to };
+}
+
+let kept = { key: null, answer: null };
+
+// The answer to what the address asks, if it asks. It is kept, since it costs the agent work and the past stays as it is; while
+// the agent works at it the rest of the screen is shown.
+export function asked(page, name) {
+  if (!page.params.has("why")) return null;
+  const { from, to } = stretch(page);
+  const [at, window] = [(from + to) / 2, Math.max(to - from, SHORTEST)];
+  const key = JSON.stringify([name, at, window, page.about.started]);
+  if (kept.key !== key) {
+    const mine = { key, answer: { isWaiting: true, stretches: [{ from, to, kind: "asked" }] } };
+    kept = mine;
+    get(ofVm(name, "/why"), { at: stamp(at), window: `${Math.round(window / 1000)}s` }).then(told, (error) => {
+      if (error instanceof Problem) return { problem: error, stretches: mine.answer.stretches };
+      // Nobody answered: it is asked again when somebody does.
+      mine.key = null;
+      return mine.answer;
+    }).then((answer) => {
+      mine.answer = answer;
+      if (kept === mine) page.again();
+    });
+  }
+  return kept.answer;
+}
+
+function told(said) {
+  const part = (from, to, kind) => ({ from: Date.parse(from), to: Date.parse(to), kind });
+  return {
+    said,
+    stretches: [
+      part(said.compared_from, said.asked.from, "before"),
+      part(said.asked.from, said.asked.to, "asked"),
+      ...(said.causes.length ? [part(said.slow.from, said.slow.to, "slow")] : []),
+    ],
+  };
+}
+
+// The question, and its answer below.
+export function panel(page, name, answer) {
+  const { range, params } = page;
+  const window = params.get("window") ?? "300s";
+  // What is asked about stays: a page that goes on with the agent would ask about another time with each of its looks.
+  const ask = () => page.go({ why: 1 }, isLive(range) ? moveTo({ ...range, last: null }, range.to) : range);
+  return h("section", { class: "why", "aria-label": "Why", "data-key": "why" },
+    h("h2", {}, "Why was it slow?"),
+    h("div", { class: "row" },
+      h("select", { "aria-label": "Stretch that is asked about", value: window,
+        on: { change: (event) => page.replace({ window: event.target.value }) } },
+      Object.entries(WINDOWS).map(([value, ms]) => h("option", { value, selected: value === window }, `${span(ms)} around ${clock(range.at)}`)),
+      h("option", { value: SHOWN, selected: window === SHOWN }, `the time shown: ${span(range.to - range.from)}`)),
+      h("button", { type: "button", class: "strong", "data-why": true, title: "Why was it slow? (w)", on: { click: ask } }, "Why?"),
+      params.has("why") && h("a", { href: changed({ why: null, window: null }, range) }, "close")),
+    answer ? h("div", { role: "status" }, answer.isWaiting ? h("p", { class: "quiet answer" }, "The agent compares…")
+      : answer.problem ? trouble(answer.problem) : verdict(page, name, answer.said))
+      : h("p", { class: "quiet" }, "Compares the stretch with four times as long before it, and says what changed, by how much, and who changed it."));
+}
+
+const trouble = (error) => h("div", { class: "problem" }, h("h3", {}, error.title), h("p", {}, error.message),
+  h("p", { class: "quiet" }, "A later time, or a shorter stretch, leaves more before it to compare with."));
+
+function verdict(page, name, said) {
+  const time = (text) => h("time", { class: "time" }, clock(Date.parse(text)));
+  const notes = said.notes.map((note) => h("li", {}, note));
+  const [slowFrom, slowTo] = [said.slow.from, said.slow.to].map(time);
+  return [
+    said.causes.length === 0
+      ? h("p", { class: "answer" }, "Nothing slowed it down from ", time(said.asked.from), " to ", time(said.asked.to), ", against the time since ",
+        time(said.compared_from), ". A VM that has been slow for long is explained where it became slow: go to that time, or ask about a longer stretch.")
+      : h("p", { class: "answer" }, h("b", {}, said.name), " lost ", h("b", {}, percent(said.lost)), " of its speed from ", slowFrom, " to ", slowTo,
+        ", against the time since ", time(said.compared_from), "."),
+    h("ol", { class: "causes" }, said.causes.map((cause, index) => h("li", { "data-key": `${cause.code}-${index}`, "data-cause": cause.code },
+      h("h3", {}, h("span", { class: "lost" }, percent(cause.lost)), " ", CAUSES[cause.code] ?? cause.code),
+      h("span", { class: "bar", "aria-hidden": "true" }, h("i", { css: { width: `${100 * Math.min(cause.lost, 1)}%` } })),
+      h("p", { class: "culprit" }, "By ", culprit(page, name, cause.culprit)),
+      cause.figures.length > 0 && h("table", { class: "plain" },
+        h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col", class: "right" }, "before"), h("th", { scope: "col", class: "right" }, "then"))),
+        h("tbody", {}, cause.figures.map((figure) => h("tr", {}, h("th", { scope: "row" }, figure.what),
+          h("td", { class: "right" }, short(figure.before)), h("td", { class: "right" }, short(figure.during)))))),
+      h("p", { class: "followed" }, h("b", {}, "Decided: "), cause.followed.text, cause.followed.id !== null && [" ",
+        h("a", { href: href("decisions", { vm: name, cursor: cause.followed.id + 1 }, page.range) }, "in the list")])))),
+    notes.length > 0 && h("ul", { class: "notes quiet" }, notes),
+  ];
+}
+
+function culprit({ range }, name, who) {
+  switch (who.who) {
+    case "vm": return ["VM ", h("a", { href: href("vm", { vm: who.name }, range), "data-culprit": true }, who.name)];
+    case "itself": return "the VM itself";
+    case "host": return "processes of the host outside VMs";
+    case "agent": return ["the agent: ", h("a", { href: href("decisions", { cursor: who.decision + 1 }, range) }, `decision ${who.decision}`)];
+    case "somebody": return "somebody else's change";
+    default: return "not known";
+  }
+}
+
+function short(figure) {
+  if (Math.abs(figure) >= 100) return Math.round(figure).toLocaleString("en");
+  return String(Number(figure.toPrecision(3)));
+}
