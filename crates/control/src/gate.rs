@@ -22,6 +22,8 @@
 //! - `what_is_approved_is_what_act_would_have_done`
 //! - `a_vm_put_to_recommend_is_not_left_throttled`
 //! - `of_a_vm_put_to_observe_everything_is_given_back`
+//! - `a_home_stays_and_lent_vcpus_come_home_under_recommend`
+//! - `homes_of_the_arranger_are_on_trial_from_their_approval_on_and_memory_follows`
 
 use std::collections::BTreeMap;
 
