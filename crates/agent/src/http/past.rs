@@ -12,7 +12,7 @@ use homenode_api::http::{
 };
 use homenode_api::why::{Answer, WINDOW};
 use homenode_recorder::{Archive, EventRow, Kind, RecordError, Wanted};
-use homenode_units::{Bytes, Ns, PAGE_BYTES};
+use homenode_units::{Bytes, BytesPerSec, Ns, PAGE_BYTES};
 use serde_json::Value;
 
 use super::Site;
@@ -183,11 +183,12 @@ struct Sum {
 }
 
 /// Keys of a VM's status that are told as means.
-const FIGURES: [&str; 4] = [
+const FIGURES: [&str; 5] = [
     "cpus_used",
     "vcpus_waiting",
     "llc_miss_rate",
     "local_access_ratio",
+    "bandwidth_bytes_per_s",
 ];
 
 /// The points, and the time up to which there was time to read.
@@ -237,7 +238,13 @@ fn points(
 
 fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
     let mean = |(total, count): (f64, u64)| (count > 0).then(|| total / count as f64);
-    let [cpus_used, vcpus_waiting, llc_miss_rate, local_access_ratio] = sum.figures.map(mean);
+    let [
+        cpus_used,
+        vcpus_waiting,
+        llc_miss_rate,
+        local_access_ratio,
+        bandwidth,
+    ] = sum.figures.map(mean);
     let pages = sum.last["pages_by_node"].as_array();
     let memory = |on: &Value| {
         Some(NodeMemory {
@@ -255,6 +262,7 @@ fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
         vcpus_waiting,
         llc_miss_rate,
         local_access_ratio,
+        bandwidth_bytes_per_s: bandwidth.map(|bytes| BytesPerSec(bytes as u64)),
         memory_by_node: pages.map(|pages| pages.iter().filter_map(memory).collect()),
         home: serde_json::from_value(sum.last["home"].clone()).unwrap_or_default(),
     }
