@@ -191,6 +191,7 @@ pub(crate) fn noted(of: impl Into<Value>, source: &str) -> Item {
 pub(crate) fn size(bytes: Bytes) -> String {
     match bytes.0 {
         0 => "0B".to_owned(),
+        b if b % (1 << 30) == 0 => format!("{}GiB", b >> 30),
         b if b % (1 << 20) == 0 => format!("{}MiB", b >> 20),
         b if b % (1 << 10) == 0 => format!("{}KiB", b >> 10),
         b => format!("{b}B"),

@@ -26,8 +26,8 @@ const MISS_POWER: f64 = 1.0 / 3.0;
 const SINGLE_SHARE_MIN: f64 = 0.95;
 /// Where less than this share of accesses could be told apart, it is not known which memory is whose.
 const APART_MIN: f64 = 0.1;
-/// Correction of a local share: what is one thread's own is local, what is not is partly so.
-const LOCAL_STEP: f64 = 1.5;
+/// Part of a difference that a round takes away.
+const PART: f64 = 0.6;
 
 /// What a VM did.
 #[derive(Clone, Debug, PartialEq)]
@@ -224,10 +224,8 @@ impl Load {
         }
         self.cpi_core = rest(self).max(core_min.min(cpi));
         if accesses > 0.0 {
-            let (misses, hits) = (self.misses_in_flight, self.hits_in_flight);
-            self.assumed.push(format!(
-                "{misses:.1} of its misses and {hits:.1} of its hits in the LLC are in flight at once: not counted"
-            ));
+            let usual = "as many of its LLC accesses are in flight at once as usual, or as its cycles take: not counted";
+            self.assumed.push(usual.to_owned());
         }
     }
 
@@ -297,36 +295,16 @@ impl Load {
         }
     }
 
-    /// Corrects it by what the twin counted of it, against what was to be counted.
+    /// Corrects it by what the twin counted of it, against what was to be counted: in part, since all VMs are corrected at once
+    /// and each feels the others.
     pub fn correct(&mut self, hardware: &Hardware, vcpus: u16, wanted: &Counted, came: &Counted) {
-        if let (true, Some(miss), Some(missed)) = (
-            self.llc_accesses > 0.0,
-            Figures::of(wanted, 1.0).llc_miss_rate,
-            Figures::of(came, 1.0).llc_miss_rate,
-        ) {
-            let at = capacity_at(&self.curve, missed).unwrap_or(self.curve.c0.as_f64());
-            self.curve = curve_through(at.clamp(1.0, 1e12), miss);
-            let each = |counted: &Counted| counted.references / counted.instructions.max(1.0);
-            if each(came) > 0.0 && wanted.instructions > 0.0 {
-                self.llc_accesses = (self.llc_accesses * each(wanted) / each(came)).clamp(0.0, 1000.0);
-            }
-        }
+        self.correct_cache(wanted, came);
         let local = |counted: &Counted| (counted.accesses > 0.0).then(|| counted.local / counted.accesses);
         if let (Some(wanted), Some(came), false) = (local(wanted), local(came), self.is_single) {
-            self.own_share = (self.own_share + LOCAL_STEP * (wanted - came)).clamp(0.0, 1.0);
+            self.own_share = (self.own_share + PART * (wanted - came)).clamp(0.0, 1.0);
         }
-        // Cycles that an instruction takes: what the core does itself is corrected, and where it does nothing the waits.
-        let clock_ghz = hardware.clock_hz as f64 / 1e9;
-        let cpi = |counted: &Counted| counted.counted_ran * 1e9 * clock_ghz / counted.instructions.max(1.0);
         if wanted.instructions > 0.0 && came.instructions > 0.0 {
-            let core = self.cpi_core + cpi(wanted) - cpi(came);
-            if core < CPI_MIN {
-                let more = (cpi(came) / cpi(wanted)).clamp(1.0, 2.0);
-                self.hits_in_flight *= more;
-                self.misses_in_flight =
-                    (self.misses_in_flight * more).min(f64::from(hardware.misses_in_flight_max));
-            }
-            self.cpi_core = core.max(CPI_MIN);
+            self.correct_core(hardware, wanted, came);
         }
         // How long it rests for each second that it works.
         let threads = if self.is_single { 1.0 } else { f64::from(vcpus) };
@@ -337,6 +315,34 @@ impl Load {
         if let Some((_, rest)) = &mut self.rest {
             *rest *= (rests(wanted) / rests(came)).clamp(0.2, 5.0);
         }
+    }
+
+    fn correct_cache(&mut self, wanted: &Counted, came: &Counted) {
+        let rate =
+            |counted: &Counted| (counted.references > 0.0).then(|| counted.misses / counted.references);
+        let (Some(miss), Some(missed)) = (rate(wanted), rate(came)) else {
+            return;
+        };
+        let at = capacity_at(&self.curve, missed).unwrap_or(self.curve.c0.as_f64());
+        self.curve = curve_through(at.clamp(1.0, 1e12), missed + PART * (miss - missed));
+        let each = |counted: &Counted| counted.references / counted.instructions.max(1.0);
+        if each(came) > 0.0 && wanted.instructions > 0.0 {
+            self.llc_accesses = (self.llc_accesses * each(wanted) / each(came)).clamp(0.0, 1000.0);
+        }
+    }
+
+    /// Cycles that an instruction takes: what the core does itself is corrected, and where that would do too little, how many
+    /// accesses are in flight.
+    fn correct_core(&mut self, hardware: &Hardware, wanted: &Counted, came: &Counted) {
+        let clock_ghz = hardware.clock_hz as f64 / 1e9;
+        let cpi = |counted: &Counted| counted.counted_ran * 1e9 * clock_ghz / counted.instructions;
+        let goal = cpi(came) + PART * (cpi(wanted) - cpi(came));
+        let waits = (cpi(came) - self.cpi_core).max(1e-6);
+        let core_min = f64::max(CPI_MIN, CORE_SHARE_MIN * cpi(wanted)).min(goal);
+        self.cpi_core = (self.cpi_core + goal - cpi(came)).max(core_min);
+        let more = (waits / (goal - self.cpi_core).max(0.2 * waits)).clamp(0.5, 2.0);
+        self.hits_in_flight *= more;
+        self.misses_in_flight = (self.misses_in_flight * more).min(f64::from(hardware.misses_in_flight_max));
     }
 }
 

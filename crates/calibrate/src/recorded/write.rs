@@ -71,12 +71,12 @@ fn head(recorded: &Recorded, about: &About) -> String {
         "counted: as samples have it; fitted: so that the twin counts the same; assumed: samples do not tell.".to_owned(),
     ];
     lines.extend(about.notes.iter().map(|note| format!("Assumed: {note}.")));
-    for vm in &recorded.vms {
-        lines.extend(
-            vm.assumed()
-                .map(|note| format!("Assumed of VM {}: {note}.", vm.name)),
-        );
-    }
+    let of_vms = recorded.assumed();
+    lines.extend(
+        of_vms
+            .iter()
+            .map(|(note, vms)| format!("Assumed of {}: {note}.", vms.join(", "))),
+    );
     lines.iter().map(|line| format!("# {}\n", plain(line))).collect()
 }
 

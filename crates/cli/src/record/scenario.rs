@@ -34,7 +34,7 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
     /// Run it so often on the twin to correct it; with 0 it is as it was counted
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=100))]
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=100))]
     rounds: u32,
     #[command(flatten)]
     history: HistoryArgs,
@@ -147,7 +147,7 @@ pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     if args.shown.json {
         return print_json("record-scenario", &made);
     }
-    show(&made);
+    show(&made, &recorded);
     Ok(())
 }
 
@@ -298,7 +298,7 @@ fn simulate(machine: &Machine, config: &Config, scenario: Scenario, lead: Ns) ->
     Ok(seen)
 }
 
-fn show(made: &RecordScenario) {
+fn show(made: &RecordScenario, recorded: &Recorded) {
     say!(
         "{}: run {} from {} to {}, {} VMs",
         made.file,
@@ -341,14 +341,7 @@ fn show(made: &RecordScenario) {
     for note in &made.assumed {
         say!("assumed: {note}");
     }
-    // What holds for several VMs is said once.
-    let mut notes: std::collections::BTreeMap<&str, Vec<&str>> = std::collections::BTreeMap::new();
-    for vm in &made.vms {
-        vm.assumed
-            .iter()
-            .for_each(|note| notes.entry(note).or_default().push(&vm.name));
-    }
-    for (note, vms) in notes {
+    for (note, vms) in recorded.assumed() {
         say!("assumed of {}: {note}", vms.join(", "));
     }
     say!("simulate it: homenode sim {}", made.file);
