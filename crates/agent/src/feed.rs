@@ -207,6 +207,14 @@ impl Feed {
         self.news.send_replace(next);
     }
 
+    /// Something was set since the host was seen: the status shows it before the next look.
+    pub(crate) fn refresh(&self, status: Status) {
+        let mut state = self.lock();
+        if let Some(seen) = &mut state.seen {
+            Arc::make_mut(seen).status = status;
+        }
+    }
+
     /// The host cannot be read.
     pub(crate) fn trouble(&self, message: &str) {
         let mut state = self.lock();

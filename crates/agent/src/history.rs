@@ -167,6 +167,13 @@ fn rounded(mut value: Value) -> Value {
     value
 }
 
+/// A whole number with as many digits as tell anything.
+fn short(number: u64) -> u64 {
+    let digits = number.checked_ilog10().map_or(1, |places| places as usize + 1);
+    let unit = 10_u64.pow(u32::try_from(digits.saturating_sub(DIGITS)).unwrap_or(0));
+    number / unit * unit
+}
+
 fn round(value: &mut Value) {
     match value {
         Value::Number(number) => {
@@ -182,7 +189,18 @@ fn round(value: &mut Value) {
             }
         }
         Value::Array(values) => values.iter_mut().for_each(round),
-        Value::Object(fields) => fields.values_mut().for_each(round),
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                // Rates are figures, though they are written without a point; what a controller can sustain is no measurement.
+                let rate = value
+                    .as_u64()
+                    .filter(|_| key.ends_with("_per_s") && !key.contains("_max_"));
+                match rate {
+                    Some(rate) => *value = short(rate).into(),
+                    None => round(value),
+                }
+            }
+        }
         Value::Null | Value::Bool(_) | Value::String(_) => {}
     }
 }
@@ -197,5 +215,10 @@ mod tests {
             json!({"a": [0.123_456, 123_456.7, 1e-9, 0.0], "n": 123_456_789_012_u64, "t": "0.123456"});
         let short = json!({"a": [0.123, 123_000.0, 1e-9, 0.0], "n": 123_456_789_012_u64, "t": "0.123456"});
         assert_eq!(rounded(value), short);
+        let rates =
+            json!({"bandwidth_bytes_per_s": 1_234_567, "bytes_per_s": 12, "a_max_bytes_per_s": 1_234_567});
+        let short =
+            json!({"bandwidth_bytes_per_s": 1_230_000, "bytes_per_s": 12, "a_max_bytes_per_s": 1_234_567});
+        assert_eq!(rounded(rates), short);
     }
 }

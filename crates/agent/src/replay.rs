@@ -111,11 +111,14 @@ pub struct Report {
 
 /// What is read of a run's detail.
 #[derive(Debug, Deserialize)]
-struct Detail {
-    machine: Machine,
-    config: Config,
+pub struct Detail {
+    /// The machine that it ran on.
+    pub machine: Machine,
+    /// Its settings.
+    pub config: Config,
+    /// Whether it acted.
     #[serde(default)]
-    mode: Mode,
+    pub mode: Mode,
 }
 
 /// Kinds of differences that are told apart; what is more is counted.

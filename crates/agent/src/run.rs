@@ -270,7 +270,9 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
         let agent = &*self.agent;
         let mut left = agent.period;
         while left > Ns::ZERO && !agent.bell.is_stopping() {
-            agent.settings.carry_out(host, &agent.control);
+            agent
+                .settings
+                .carry_out(host, &agent.control, agent.feed.as_ref());
             let part = match agent.pace {
                 Pace::Real => left,
                 Pace::Fast | Pace::Watched => left.min(LOOK_EVERY),

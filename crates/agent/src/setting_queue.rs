@@ -7,6 +7,8 @@ use homenode_control::Control;
 use homenode_host::{ActionError, Bell, Host, Setting};
 use homenode_units::VmId;
 
+use crate::feed::Feed;
+
 /// Who is told what came of a setting.
 type Told = Box<dyn FnOnce(Result<(), ActionError>) + Send>;
 
@@ -45,15 +47,18 @@ impl SettingQueue {
         self.bell.ring();
     }
 
-    /// Carries out what waits now. What comes meanwhile waits for the next time: a client that asks without end must not keep
+    /// Carries out what waits now: whoever asks once he is told so is shown it, and so are those who look at the feed. What comes meanwhile waits for the next time: a client that asks without end must not keep
     /// the loop.
-    pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>) {
+    pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>, feed: Option<&Feed>) {
         let waits = std::mem::take(&mut *self.lock());
         for Pending { vm, setting, told } in waits {
             let done = host.set(vm, setting);
             if done.is_ok() {
                 let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
                 control.was_set(vm, setting);
+                if let Some(feed) = feed {
+                    feed.refresh(control.status(host.machine()));
+                }
             }
             told(done);
         }

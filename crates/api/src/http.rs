@@ -237,8 +237,8 @@ pub struct HistoryPoint {
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
     pub local_access_ratio: Option<f64>,
-    /// Memory traffic, where it is counted of single VMs.
-    pub bandwidth_bytes_per_s: Option<f64>,
+    /// Memory traffic.
+    pub bandwidth_bytes_per_s: Option<BytesPerSec>,
     /// Touched memory on each node, at the end of the stretch.
     pub memory_by_node: Option<Vec<NodeMemory>>,
     /// Home nodes, at the end of the stretch.

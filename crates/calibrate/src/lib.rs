@@ -1,6 +1,6 @@
 //! Measures the very host that it runs on, writes what it found as a machine file, and holds the twin against it; measures how
 //! much memory a guest kernel takes ([`footprint`]), makes programs into workloads ([`profile`]), and estimates working sets
-//! from logs ([`page_log`]).
+//! from logs ([`page_log`]), and recorded runs into scenarios ([`recorded`]).
 //!
 //! ```text
 //!   host ──▶ measure ──▶ Calibration ──▶ write ──▶ machine file ──▶ twin
@@ -30,6 +30,7 @@ mod measure;
 mod noise;
 pub mod page_log;
 pub mod profile;
+pub mod recorded;
 mod stats;
 mod streams;
 mod sys;

@@ -53,6 +53,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "search": crate::search::Search<'_>,
         "simulation": crate::sim::Simulation<'_>,
         "record": crate::record::RecordShow,
+        "record-scenario": crate::record::scenario::RecordScenario,
         "replay": homenode_agent::replay::Report,
         "why": homenode_api::why::Answer,
         "overview": crate::top::Shown<'_>,

@@ -24,6 +24,7 @@ mod policy;
 mod printable;
 mod profile;
 mod query;
+mod quiet;
 mod recommend;
 mod record;
 mod replay;

@@ -12,14 +12,17 @@ use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_agent::{Notice, Show};
 use homenode_api::document::document;
-use homenode_control::{Epoch, Event};
+use homenode_control::Epoch;
 use homenode_host::CountedBy;
-use homenode_units::NodeSet;
+use homenode_units::{NodeSet, Ns};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::backlog::{Backlog, Dropped, Entry};
 use crate::printable::{self, Lines, OneLine};
+use crate::quiet::Quiet;
+use crate::record::now_ns;
+use crate::wall;
 
 /// Prints a line, or several, with nothing in it that a terminal obeys. As `println!`, but a reader that has gone (`| head`) ends
 /// the command in silence, and a full disk with a sentence, where that panics.
@@ -92,6 +95,30 @@ pub enum Style {
 pub struct Output {
     style: Style,
     to: To,
+    /// What was said of what happens, and by which clock.
+    quiet: Quiet,
+    clock: Clock,
+    /// The host's clock at the last epoch.
+    at: Ns,
+}
+
+/// By which clock events are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// Seconds since a simulation began.
+    Simulated,
+    /// The wall clock, in the host's own zone.
+    Wall,
+}
+
+impl Clock {
+    /// What stands before an event.
+    fn stamp(self, at: Ns) -> String {
+        match self {
+            Clock::Simulated => format!("[{:8.1}s]", at.as_secs_f64()),
+            Clock::Wall => wall::local(now_ns()).format("[%Y-%m-%d %H:%M:%S]").to_string(),
+        }
+    }
 }
 
 /// How what is shown comes to standard output.
@@ -117,7 +144,29 @@ impl Output {
                 screen,
                 closed: false,
             },
+            quiet: Quiet::default(),
+            clock: Clock::Simulated,
+            at: Ns::ZERO,
         }
+    }
+
+    /// The same by another clock.
+    pub fn by(self, clock: Clock) -> Output {
+        Output { clock, ..self }
+    }
+
+    /// Says what is counted and not said yet: no epoch comes any more.
+    pub fn end_of_epochs(&mut self) {
+        let said = self.quiet.end(self.at);
+        for line in self.stamped(said) {
+            self.text(format_args!("{line}"));
+        }
+    }
+
+    fn stamped(&self, said: Vec<String>) -> impl Iterator<Item = String> + use<> {
+        let stamp = self.clock.stamp(self.at);
+        said.into_iter()
+            .map(move |text| format!("{stamp} {}", OneLine(&text)))
     }
 
     /// The same, but it never waits for its reader.
@@ -183,11 +232,13 @@ impl Show for Output {
     }
 
     fn epoch(&mut self, epoch: &Epoch) {
-        let at = epoch.status.at_ns.as_secs_f64();
-        let of_event = |event: &Event| format!("[{at:8.1}s] {}\n", OneLine(&event.to_string()));
+        self.at = epoch.status.at_ns;
         let events = match self.style {
             Style::Json => object_line("epoch", json!(epoch)),
-            Style::Terminal | Style::Lines => epoch.events.iter().map(of_event).collect(),
+            Style::Terminal | Style::Lines => {
+                let said = self.quiet.of(self.at, &epoch.events);
+                self.stamped(said).map(|line| format!("{line}\n")).collect()
+            }
         };
         let picture = match self.style {
             Style::Terminal => {

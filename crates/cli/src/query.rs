@@ -175,12 +175,18 @@ pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
             or_dash(vm.cpus_used, |used| format!("{used:.1}")),
             or_dash(vm.llc_miss_rate, |rate| counted(percent(rate), vm.counted_by)),
             or_dash(vm.local_access_ratio, percent),
+            or_dash(vm.bandwidth_bytes_per_s, |rate| {
+                counted(rate.to_string(), vm.counted_by)
+            }),
             vm.left_alone.clone().unwrap_or_default(),
         ]
     });
     say!(
         "{}",
-        table(&["VM", "home", "memory", "CPUs", "LLC miss", "local", ""], rows)
+        table(
+            &["VM", "home", "memory", "CPUs", "LLC miss", "local", "traffic", ""],
+            rows
+        )
     );
     Ok(())
 }

@@ -20,6 +20,10 @@ use crate::output::{print, print_json};
 use crate::printable;
 use crate::wall::{self, Time, Wall};
 
+pub mod scenario;
+
+use scenario::ScenarioArgs;
+
 /// What is done with the history.
 #[derive(Debug, Subcommand)]
 pub enum RecordCommand {
@@ -27,6 +31,8 @@ pub enum RecordCommand {
     Show(ShowArgs),
     /// Write every period as CSV or JSON
     Export(ExportArgs),
+    /// Make a scenario for the twin of what ran then: `homenode sim` says what would have been
+    Scenario(ScenarioArgs),
     /// Drop what is old, or too much
     Prune(PruneArgs),
 }
@@ -130,6 +136,7 @@ pub fn run(command: &RecordCommand) -> anyhow::Result<()> {
     match command {
         RecordCommand::Show(args) => show(args),
         RecordCommand::Export(args) => export(args),
+        RecordCommand::Scenario(args) => scenario::scenario(args),
         RecordCommand::Prune(args) => prune_now(args),
     }
 }

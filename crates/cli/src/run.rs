@@ -20,7 +20,7 @@ use signal_hook::iterator::Signals;
 use crate::args::{HostArg, RunArgs};
 use crate::bad_input;
 use crate::complaint::Complaint;
-use crate::output::Output;
+use crate::output::{Clock, Output};
 use crate::summary::{self, Ended};
 use crate::web::Web;
 
@@ -59,7 +59,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             };
             let comparison = Bell::default();
             stop_on_signals(&bell, Some(&comparison))?;
-            twin::run(&run, &config, &spec, &mut output, &bell)?;
+            let ended = twin::run(&run, &config, &spec, &mut output, &bell);
+            output.end_of_epochs();
+            ended?;
             drop(web);
             if comparison.is_stopping() {
                 output.line("stopped: other policies are not compared");
@@ -88,8 +90,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
                 commit: COMMIT,
             };
             stop_on_signals(&bell, None)?;
-            let mut output = output.unwaiting()?;
+            let mut output = output.by(Clock::Wall).unwaiting()?;
             let ended = live::run(&run, &config, &mut output, &bell);
+            output.end_of_epochs();
             let is_read = output.drain(PATIENCE);
             match ended {
                 // The reader of complaints may be the same one, and all is given back: nothing is left to wait for.

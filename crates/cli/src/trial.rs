@@ -4,7 +4,7 @@ use comfy_table::Table;
 use homenode_control::{Config, Control, Epoch, PolicySet};
 use homenode_search::run;
 use homenode_twin::Setup;
-use homenode_twin::{Twin, TwinError, TwinReport};
+use homenode_twin::{Twin, TwinError, TwinReport, VmReport};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -16,8 +16,15 @@ use crate::output::{or_dash, percent, table};
 pub struct Trial {
     /// The policies' name.
     pub policy: &'static str,
-    /// Mean over the VMs that ended of runtime here over runtime under the policies run first.
+    /// Mean over the VMs whose programs ended of runtime here over runtime under the policies run first.
     pub relative_runtime_mean: Option<f64>,
+    /// So many VMs these are: their programs ended here and there.
+    pub ended_count: usize,
+    /// Mean over the VMs whose programs did not end of the instructions that they executed here over those under the policies run
+    /// first, each per second that it had work.
+    pub relative_instructions_mean: Option<f64>,
+    /// So many VMs these are.
+    pub not_ended_count: usize,
     /// How much the policies decided.
     pub decisions: usize,
     /// What came of VMs and nodes.
@@ -77,9 +84,13 @@ fn run_watched(
         ..config.clone()
     };
     let run = run::run_watched(spec, config, look, watch).map_err(about_input)?;
+    let compared = Compared::of(first.unwrap_or(&run.report), &run.report);
     Ok(Trial {
         policy: run.policy,
-        relative_runtime_mean: relative_runtime(first.unwrap_or(&run.report), &run.report),
+        relative_runtime_mean: mean(&compared.runtimes),
+        ended_count: compared.runtimes.len(),
+        relative_instructions_mean: mean(&compared.instructions),
+        not_ended_count: compared.instructions.len(),
         decisions: run.decisions,
         report: run.report,
     })
@@ -94,14 +105,44 @@ pub fn about_input(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-fn relative_runtime(base: &TwinReport, other: &TwinReport) -> Option<f64> {
-    let ratios: Vec<f64> = base
-        .vms
-        .iter()
-        .zip(&other.vms)
-        .filter_map(|(a, b)| Some(b.runtime_s? / a.runtime_s?))
-        .collect();
+/// How VMs did under two sets of policies: each by its runtime, or where its program did not end under both by instructions.
+#[derive(Debug, Default)]
+struct Compared {
+    runtimes: Vec<f64>,
+    instructions: Vec<f64>,
+}
+
+impl Compared {
+    fn of(base: &TwinReport, other: &TwinReport) -> Compared {
+        let mut compared = Compared::default();
+        for (a, b) in base.vms.iter().zip(&other.vms) {
+            // One that did not run, or has no program, tells nothing.
+            match (a.runtime_s.zip(b.runtime_s), speed(a).zip(speed(b))) {
+                (Some((a, b)), _) => compared.runtimes.push(b / a),
+                (None, Some((a, b))) => compared.instructions.push(b / a),
+                (None, None) => {}
+            }
+        }
+        compared
+    }
+}
+
+/// Thousand millions of instructions for each second that a VM had work.
+fn speed(vm: &VmReport) -> Option<f64> {
+    (vm.instructions_g > 0.0 && vm.busy_s() > 0.0).then(|| vm.instructions_g / vm.busy_s())
+}
+
+fn mean(ratios: &[f64]) -> Option<f64> {
     (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64)
+}
+
+/// How long a VM's program ran; of one that did not end what it executed.
+fn runtime(vm: &VmReport) -> String {
+    match vm.runtime_s {
+        Some(seconds) => format!("{seconds:.1}s"),
+        None if vm.instructions_g > 0.0 => format!("{:.0}G instr.", vm.instructions_g),
+        None => "-".to_owned(),
+    }
 }
 
 /// Runtimes and local shares of accesses of every VM, side by side.
@@ -120,11 +161,7 @@ pub fn side_by_side(trials: &[Trial]) -> Table {
     let rows = vms.iter().enumerate().map(|(at, vm)| {
         let of_all = trials.iter().map(|trial| &trial.report.vms[at]);
         let mut row = vec![vm.name.clone(), vm.workload.clone()];
-        row.extend(
-            of_all
-                .clone()
-                .map(|vm| or_dash(vm.runtime_s, |s| format!("{s:.1}s"))),
-        );
+        row.extend(of_all.clone().map(runtime));
         row.extend(of_all.map(|vm| or_dash(vm.local_access_ratio, percent)));
         row
     });
@@ -136,15 +173,103 @@ pub fn sentences(trials: &[Trial]) -> Vec<String> {
     let Some((first, others)) = trials.split_first() else {
         return Vec::new();
     };
-    let sentence = |trial: &Trial| {
-        let change = (1.0 - trial.relative_runtime_mean?) * 100.0;
-        let word = if change >= 0.0 { "shorter" } else { "longer" };
-        Some(format!(
-            "{}: programs run {:.1} percent {word} than under {}, on average",
-            trial.policy,
-            change.abs(),
-            first.policy
-        ))
+    others.iter().filter_map(|trial| sentence(first, trial)).collect()
+}
+
+fn sentence(first: &Trial, trial: &Trial) -> Option<String> {
+    let (all, ended, not_ended) = (first.report.vms.len(), trial.ended_count, trial.not_ended_count);
+    let more = trial.relative_instructions_mean.map(|ratio| {
+        let change = (ratio - 1.0) * 100.0;
+        let word = if change >= 0.0 { "more" } else { "fewer" };
+        format!("{:.1} percent {word} instructions in the same time", change.abs())
+    });
+    let Some(runtime) = trial.relative_runtime_mean else {
+        return more.map(|more| {
+            format!(
+                "{}: programs execute {more} than under {}, on average over {not_ended} of {all} VMs; none ended",
+                trial.policy, first.policy
+            )
+        });
     };
-    others.iter().filter_map(sentence).collect()
+    let change = (1.0 - runtime) * 100.0;
+    let word = if change >= 0.0 { "shorter" } else { "longer" };
+    let rest = more.map_or(String::new(), |more| {
+        format!("; {not_ended} did not end and execute {more}")
+    });
+    Some(format!(
+        "{}: programs run {:.1} percent {word} than under {}, on average over {ended} of {all} VMs{rest}",
+        trial.policy,
+        change.abs(),
+        first.policy
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_control::PolicySet;
+    use homenode_machine_files::preset;
+    use homenode_twin::Scenario;
+
+    use super::*;
+
+    /// One program that ends and one that does not, on CPUs that they share or not.
+    const CASE: &str = r#"
+name = "case"
+duration = "20s"
+[[vm]]
+name = "ends"
+vcpus = 2
+memory = "2GiB"
+workload = "povray"
+work_share = 0.005
+[[vm]]
+name = "does not"
+vcpus = 2
+memory = "2GiB"
+workload = "soplex"
+[[vm]]
+name = "idle"
+vcpus = 1
+memory = "1GiB"
+workload = "idle"
+"#;
+
+    fn trials(text: &str) -> Vec<Trial> {
+        let setup = Setup::new(
+            preset("r420").unwrap(),
+            Scenario::from_toml("case.toml", text).unwrap(),
+            1,
+        );
+        let sets = [PolicySet::Default, PolicySet::FfPin];
+        run_all(&setup, &Config::default(), &sets, |_, _| (), |_, _, _| ()).unwrap()
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_compared_by_its_instructions_and_it_is_said_of_how_many_vms_a_mean_is()
+    {
+        let both = trials(CASE);
+        let [first, second] = both.as_slice() else {
+            panic!("two sets")
+        };
+        assert_eq!((second.ended_count, second.not_ended_count), (1, 1));
+        let executed = |trial: &Trial| trial.report.vms[1].instructions_g;
+        let ratio = executed(second) / executed(first);
+        let told = second.relative_instructions_mean.unwrap();
+        assert!((told - ratio).abs() < 0.01 * ratio, "{told} {ratio}");
+        let said = sentences(&both);
+        assert!(
+            said.len() == 1 && said[0].contains("on average over 1 of 3 VMs; 1 did not end and execute "),
+            "{said:?}"
+        );
+        let table = side_by_side(&both).to_string();
+        assert_eq!(table.matches("G instr.").count(), 2, "{table}");
+
+        let endless = trials(&CASE.replace("work_share = 0.005", ""));
+        assert_eq!(endless[1].relative_runtime_mean, None);
+        let said = sentences(&endless);
+        assert!(
+            said[0].ends_with("on average over 2 of 3 VMs; none ended"),
+            "{said:?}"
+        );
+    }
 }

@@ -404,3 +404,33 @@ fn without_an_agent_permits_say_how_to_start_one() {
         "{help}"
     );
 }
+
+/// Between two looks at the host is time to ask: what was set is shown, though no sample has it yet.
+#[test]
+fn what_was_set_is_shown_by_the_next_question() {
+    let agent = Agent::on(
+        tempfile::tempdir().unwrap(),
+        POLLUTER,
+        &["--period", "5s", "--json"],
+    );
+    agent.eventually("the VM is there", || {
+        agent.permit(&["show", "web"]).status.success().then_some(())
+    });
+    let vm = || common::json(&agent.ask(&["vm", "web", "--json"]))["vms"][0].clone();
+    for permit in ["250k", "1M", "500MB/s"] {
+        assert!(agent.permit(&["set", "web", permit]).status.success());
+        assert_eq!(vm()["permit"]["permit"], permit);
+        assert_eq!(agent.permit_json(&["show", "web"])["vms"][0]["permit"], permit);
+    }
+    assert!(agent.permit(&["set", "web", "none"]).status.success());
+    assert_eq!(vm()["permit"]["permit"], Value::Null);
+    assert!(
+        agent
+            .ask(&["memory-policy", "set", "web", "first-touch"])
+            .status
+            .success()
+    );
+    assert_eq!(vm()["memory_policy_chosen"], "first-touch");
+    assert!(agent.ask(&["memory", "set", "web", "2GiB"]).status.success());
+    assert_eq!(vm()["memory"]["floor_bytes"], 2_u64 << 30);
+}

@@ -164,3 +164,46 @@ fn names_that_others_chose_are_shown_and_not_obeyed_and_json_stays_exact() {
         "{said}"
     );
 }
+
+/// A VM that is held to its permit by ever other quotas: it was a line for each.
+#[test]
+fn a_run_says_what_repeats_once_a_minute_and_the_history_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let scenario = "name = \"lone\"\nmachine = \"r420\"\nduration = \"320s\"\n[[vm]]\nname = \"lbm\"\nvcpus = 1\n\
+                    memory = \"1GiB\"\nworkload = \"lbm\"\npermit = \"1500k\"\n";
+    std::fs::write(path("lone.toml"), scenario).unwrap();
+    let host = format!("twin:{}", path("lone.toml"));
+    let history = path("h.sqlite");
+    let args = [
+        "run",
+        "--host",
+        &host,
+        "--fast",
+        "--duration",
+        "300s",
+        "--history",
+        &history,
+    ];
+    let ran = common::text(&common::run(&args));
+    let lines: Vec<&str> = ran.lines().filter(|line| line.starts_with('[')).collect();
+    let shown = common::json(&common::run(&[
+        "record",
+        "show",
+        "--history",
+        &history,
+        "--last",
+        "0",
+        "--json",
+    ]));
+    let events = shown["events"].as_array().unwrap();
+    let kept: u64 = events.iter().map(|event| event["count"].as_u64().unwrap()).sum();
+    assert!(kept > 20 && lines.len() < 10, "{kept} events\n{ran}");
+    let more = |line: &&str| {
+        let counted = line
+            .rsplit_once(" (")
+            .and_then(|(_, rest)| rest.split_once(" more like this"));
+        1 + counted.map_or(0, |(count, _)| count.parse::<u64>().unwrap())
+    };
+    assert_eq!(lines.iter().map(more).sum::<u64>(), kept, "{ran}");
+}

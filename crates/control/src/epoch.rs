@@ -88,6 +88,11 @@ impl Control {
     /// shared: moving pages takes long, and a VM that starts meanwhile wants an answer.
     pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
         self.let_go_of_opted_out(&sample);
+        self.since.retain_mut(|set| {
+            set.samples_left = set.samples_left.saturating_sub(1);
+            let is_missing = |vm: &VmSample| !vm.settings.has(set.setting);
+            set.samples_left > 0 && sample.vm(set.vm).is_some_and(is_missing)
+        });
         let mut events = self
             .foreign
             .compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
@@ -274,7 +279,7 @@ impl Control {
         }
     }
 
-    /// The host as it was last seen; empty before the first epoch.
+    /// The host as it was last seen, with what was set since; empty before the first epoch.
     pub fn status(&self, machine: &Machine) -> Status {
         let last = self.last.as_ref();
         last.map_or_else(Status::default, |(sample, rates)| {
@@ -291,7 +296,15 @@ impl Control {
             memory: MemoryStatus::of(vm, &self.states.overcommit),
             topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
         };
-        Status::new(machine, sample, rates, known)
+        if self.since.is_empty() {
+            return Status::new(machine, sample, rates, known);
+        }
+        let mut sample = sample.clone();
+        for vm in &mut sample.vms {
+            let since = self.since.iter().filter(|set| set.vm == vm.id);
+            since.for_each(|set| vm.settings.set(set.setting));
+        }
+        Status::new(machine, &sample, rates, known)
     }
 }
 

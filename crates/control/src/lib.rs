@@ -61,10 +61,22 @@ pub use recommendations::{NotThat, Recommendation};
 pub use run::{Around, Phase, run};
 use stages::States;
 pub use status::{
-    LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeVcpus, PermitStatus, Status, TopologyStatus,
-    VirtualNodeStatus, VmStatus,
+    LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeTraffic, NodeVcpus, PermitStatus, Status,
+    TopologyStatus, VirtualNodeStatus, VmStatus,
 };
 pub use turn::{Decided, Input, Inputs, Turn};
+
+/// A setting that the host carried out is shown for so many samples that do not have it: libvirt tells of changes a little later.
+/// Then somebody else has changed it again.
+const SHOWN_WITHOUT: u32 = 2;
+
+/// A setting that was carried out since the last sample.
+#[derive(Debug)]
+struct SetSince {
+    vm: VmId,
+    setting: Setting,
+    samples_left: u32,
+}
 
 /// The control loop's state.
 #[derive(Debug, Default)]
@@ -86,6 +98,8 @@ pub struct Control {
     /// Until when clients wait for working sets.
     asked: BTreeMap<VmId, Ns>,
     last: Option<(Sample, Option<Rates>)>,
+    /// Settings that were carried out since the last sample: they are shown, and decided on once a sample has them.
+    since: Vec<SetSince>,
     /// What it was told since the last half of an epoch.
     inputs: Inputs,
     /// The last epoch but for its sample.
@@ -147,12 +161,19 @@ impl Control {
         self.bill.forget_before(hour);
     }
 
-    /// The operator set something of a VM. Who sets a permit wants the agent to decide on its CPU quota, whoever changed that.
+    /// The operator set something of a VM, and the host has carried it out: from now on it is shown. Who sets a permit wants the agent to decide on its CPU quota, whoever changed that.
     pub fn was_set(&mut self, vm: VmId, setting: Setting) {
         if let Setting::Permit(_) = setting {
             self.inputs.push(Input::PermitSet { vm });
             self.foreign.give_back_quota(vm);
         }
+        self.since
+            .retain(|set| (set.vm, set.setting.name()) != (vm, setting.name()));
+        self.since.push(SetSince {
+            vm,
+            setting,
+            samples_left: SHOWN_WITHOUT,
+        });
     }
 
     /// What the operator set.

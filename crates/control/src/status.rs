@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{CountedBy, CpuQuota, Mode, Published, Rates, Sample, VirtualNode, VmSample};
+use homenode_host::{CountedBy, CpuQuota, Mode, Published, Rates, Sample, VirtualNode, VmRates, VmSample};
 use homenode_machine::Machine;
 use homenode_policy::memory::caution;
 use homenode_policy::overcommit;
@@ -94,6 +94,10 @@ pub struct VmStatus {
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
     pub local_access_ratio: Option<f64>,
+    /// Memory traffic over the last period, by its LLC misses; `None` where they are not counted.
+    pub bandwidth_bytes_per_s: Option<BytesPerSec>,
+    /// Which controllers serve it, an estimate: by its accesses where they are counted, else by where its pages are.
+    pub traffic_by_node: Option<Vec<NodeTraffic>>,
     /// Why its vCPUs are left alone, if they are.
     pub left_alone: Option<String>,
     /// How far decisions about it go, unless its policy's go less far.
@@ -124,6 +128,15 @@ pub struct NodePages {
     pub node: NodeId,
     /// How many, of 4 KiB.
     pub pages: Pages,
+}
+
+/// Memory traffic on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeTraffic {
+    /// Whose controllers.
+    pub node: NodeId,
+    /// How much.
+    pub bytes_per_s: BytesPerSec,
 }
 
 /// How a VM keeps its permit.
@@ -321,6 +334,10 @@ impl Status {
                     counted_by: is_counted.then_some(sample.counted_by),
                     llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),
+                    bandwidth_bytes_per_s: over.and_then(VmRates::bandwidth),
+                    traffic_by_node: over
+                        .and_then(|over| over.traffic_by_node(machine, vm))
+                        .map(|traffic| traffic_by_node(&traffic)),
                     left_alone: known.left_alone,
                     mode: known.mode,
                     mode_chosen: vm.settings.mode,
@@ -340,11 +357,37 @@ impl Status {
     }
 }
 
+impl Status {
+    /// VMs that fill the controllers of a node, those that fill them most first; without those that do not.
+    pub fn fillers(&self, node: NodeId) -> Vec<(&VmStatus, BytesPerSec)> {
+        let on = |vm: &VmStatus| {
+            let traffic = vm.traffic_by_node.iter().flatten();
+            traffic
+                .filter(|on| on.node == node)
+                .map(|on| on.bytes_per_s)
+                .max()
+        };
+        let mut fillers: Vec<_> = self.vms.iter().filter_map(|vm| Some((vm, on(vm)?))).collect();
+        fillers.sort_by_key(|(_, bytes_per_s)| std::cmp::Reverse(*bytes_per_s));
+        fillers
+    }
+}
+
 fn pages_by_node(pages: &NodeMap<Pages>) -> Vec<NodePages> {
     pages
         .iter()
         .map(|(node, pages)| NodePages { node, pages: *pages })
         .collect()
+}
+
+/// Nodes without any are left out.
+fn traffic_by_node(traffic: &NodeMap<BytesPerSec>) -> Vec<NodeTraffic> {
+    let some = traffic.iter().filter(|(_, bytes_per_s)| bytes_per_s.0 > 0);
+    let of = |(node, bytes_per_s): (NodeId, &BytesPerSec)| NodeTraffic {
+        node,
+        bytes_per_s: *bytes_per_s,
+    };
+    some.map(of).collect()
 }
 
 fn vcpus_by_node(machine: &Machine, vm: &VmSample) -> Vec<NodeVcpus> {

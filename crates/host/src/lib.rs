@@ -32,7 +32,7 @@ pub use balloon::{Balloon, GuestMemory};
 pub use bell::Bell;
 pub use limit::{CpuQuota, Limit, Percent};
 pub use plan::{Decision, Finding, Outcome, Plan, Receipt};
-pub use rates::{LinkRates, NodeRates, Rates, VcpuRates, VmRates, imbalance};
+pub use rates::{LINE_BYTES, LinkRates, NodeRates, Rates, VcpuRates, VmRates, imbalance};
 pub use refusal::{ActionError, Failure, Impossible, Refusal};
 pub use sample::{
     Accesses, CountedBy, Counters, CpuSample, Immovable, LinkSample, Management, Mode, NodeSample, PageUse,

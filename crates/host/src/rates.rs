@@ -88,8 +88,8 @@ pub struct VcpuRates {
 
 /// A core whose busiest hyperthread was busy for less than this share of the period counts as idle.
 const CORE_IDLE_BUSY_MAX: f64 = 0.1;
-/// Bytes that one LLC miss moves on every machine modelled or supported so far.
-const LINE_BYTES: f64 = 64.0;
+/// Bytes of a cache line, which one LLC miss moves on every machine modelled or supported so far.
+pub const LINE_BYTES: f64 = 64.0;
 
 /// Imbalance of accesses by node: standard deviation over mean, as a ratio; `None` without any accesses [Policies,
 /// section 3.5.2].
@@ -248,6 +248,45 @@ impl VmRates {
         self.llc_misses_per_s
             .map(|misses| BytesPerSec((misses * LINE_BYTES) as u64))
     }
+
+    /// Share of the CPU time of a VM, which was sampled at the period's end, on each node; alike where its vCPUs last were if
+    /// none ran. Nothing on any where that is not known.
+    pub fn cpu_shares(&self, machine: &Machine, vm: &VmSample) -> NodeMap<f64> {
+        let mut cpus: NodeMap<f64> = machine.nodes.map(|_, _| 0.0);
+        for vcpu in &vm.vcpus {
+            let ran = self.vcpus.iter().find(|own| own.index == vcpu.index);
+            if let Some(node) = vcpu.cpu.and_then(|cpu| machine.node_of(cpu)) {
+                cpus[node] += ran.map_or(0.0, |own| own.running) + 1e-6;
+            }
+        }
+        shares(machine, &cpus)
+    }
+
+    /// Share of its memory accesses that each node answers: as counted, else by where its pages are, else by where it ran.
+    pub fn access_shares(&self, machine: &Machine, vm: &VmSample) -> NodeMap<f64> {
+        let counted = self.accesses_on.as_ref();
+        let counted = counted.filter(|on| on.values().any(|count| *count > 0));
+        match (counted, &vm.pages) {
+            (Some(on), _) => shares(machine, &on.map(|_, count| *count as f64)),
+            (None, Some(pages)) => shares(machine, &pages.map(|_, pages| pages.0 as f64)),
+            (None, None) => self.cpu_shares(machine, vm),
+        }
+    }
+
+    /// Memory traffic by the node whose controllers serve it, an estimate: [`VmRates::bandwidth`] by [`VmRates::access_shares`].
+    pub fn traffic_by_node(&self, machine: &Machine, vm: &VmSample) -> Option<NodeMap<BytesPerSec>> {
+        let all = self.bandwidth()?.as_f64();
+        let shares = self.access_shares(machine, vm);
+        Some(shares.map(|_, share| BytesPerSec((all * share) as u64)))
+    }
+}
+
+/// Each node's share of a sum; nothing where that is 0.
+fn shares(machine: &Machine, of: &NodeMap<f64>) -> NodeMap<f64> {
+    let all: f64 = of.values().sum();
+    machine
+        .nodes
+        .map(|node, _| of.get(node).copied().unwrap_or(0.0) / all.max(1e-9))
 }
 
 impl VcpuRates {

@@ -373,6 +373,15 @@ impl Setting {
 }
 
 impl VmSettings {
+    /// Whether a setting is as it was set.
+    pub fn has(&self, setting: Setting) -> bool {
+        match setting {
+            Setting::Permit(permit) => self.permit == permit,
+            Setting::MemoryPolicy(policy) => self.memory_policy == policy,
+            Setting::MemoryFloor(floor) => self.memory_floor == floor,
+        }
+    }
+
     /// Takes in a setting.
     pub fn set(&mut self, setting: Setting) {
         match setting {

@@ -65,7 +65,7 @@ const fn status(name: &'static str, pointer: &'static str, cell: Cell) -> Column
 }
 
 /// All columns.
-pub const COLUMNS: [Column; 20] = [
+pub const COLUMNS: [Column; 21] = [
     column("time", From::Time, Cell::Time),
     column("wall_ns", From::WallNs, Cell::Whole),
     column("run", From::Run, Cell::Whole),
@@ -78,6 +78,7 @@ pub const COLUMNS: [Column; 20] = [
     status("vcpus_waiting", "/vcpus_waiting", Cell::Figure),
     status("llc_miss_rate", "/llc_miss_rate", Cell::Figure),
     status("local_access_ratio", "/local_access_ratio", Cell::Figure),
+    status("bandwidth_bytes_per_s", "/bandwidth_bytes_per_s", Cell::Whole),
     status("memory_bytes", "/memory_bytes", Cell::Whole),
     status("memory_limit_bytes", "/memory/limit_bytes", Cell::Whole),
     status("memory_need_bytes", "/memory/need_bytes", Cell::Whole),

@@ -38,6 +38,7 @@ mod told;
 mod twin;
 pub mod workload;
 
+pub use guest::boot_footprint;
 pub use report::{
     EventReport, EventResult, FlipReport, LinkReport, NodeReport, PermitReport, ProgramReport, ReleaseReport,
     StartReport, TwinReport, VmReport,

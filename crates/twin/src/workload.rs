@@ -17,7 +17,7 @@
 //! of reads and writes.
 
 use homenode_machine_files::file::{FileError, Source, read_toml};
-use homenode_units::Bytes;
+use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +67,9 @@ pub struct Program {
     /// How threads wait for each other; absent where they never do.
     #[serde(default)]
     pub barrier: Option<Barrier>,
+    /// How threads rest between pieces of work; absent where they always have some, and where they meet at barriers.
+    #[serde(default)]
+    pub rest: Option<Rest>,
     /// What a thread does while it waits at a barrier.
     #[serde(default)]
     pub waiting: Waiting,
@@ -127,6 +130,19 @@ pub struct Barrier {
     pub interval_m_instructions: f64,
     /// Relative standard deviation of a thread's work between two barriers.
     pub imbalance: f64,
+}
+
+/// Threads that have nothing to do now and then, as those of a server between two requests. A rest lasts as long however
+/// fast the work before it was done.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rest {
+    /// Instructions of one thread between two rests, in millions.
+    pub interval_m_instructions: f64,
+    /// How long a rest is on average; each is drawn from an exponential distribution.
+    #[serde(with = "homenode_units::text")]
+    #[schemars(with = "notation::Time")]
+    pub mean: Ns,
 }
 
 /// What a thread does while it waits for others.
@@ -261,6 +277,13 @@ pub struct PhaseProfile {
     pub llc_access_factor: f64,
     /// Multiplies `cpi_core` during the phase.
     pub cpi_factor: f64,
+    /// Multiplies the mean rest during the phase, where threads rest.
+    #[serde(default = "unchanged")]
+    pub rest_factor: f64,
+}
+
+fn unchanged() -> f64 {
+    1.0
 }
 
 /// What is wrong with a workload that reads well.
@@ -442,6 +465,17 @@ impl Program {
                 ));
             }
         }
+        if let Some(rest) = self.rest {
+            above_0("rest.interval_m_instructions", rest.interval_m_instructions)?;
+            if self.barrier.is_some() {
+                let (key, mean) = ("rest.mean".to_owned(), rest.mean.as_secs_f64());
+                return Err(Wrong::Figure(
+                    key,
+                    mean,
+                    "a program with barriers has no rests: take one of them away",
+                ));
+            }
+        }
         self.check_regions()?;
         self.check_phases()
     }
@@ -479,6 +513,11 @@ impl Program {
             if !(factor >= 0.0 && factor.is_finite()) {
                 let key = format!("phases[{at}].llc_access_factor");
                 return Err(Wrong::Figure(key, factor, "it must not be below 0"));
+            }
+            let factor = phase.rest_factor;
+            if !(0.0..=1e6).contains(&factor) {
+                let key = format!("phases[{at}].rest_factor");
+                return Err(Wrong::Figure(key, factor, "it must lie between 0 and 1000000"));
             }
         }
         Ok(())

@@ -6,8 +6,6 @@ use homenode_host::{Rates, Sample, VmRates, VmSample};
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuSet, NodeMap, Ns, Pages, VmId};
 
-/// Bytes of a cache line, which a miss moves.
-const LINE_BYTES: f64 = 64.0;
 /// Share of what firmware says of a distance that measured latencies confirm, as in `policy::predict`.
 const DISTANCE_REAL: f64 = 0.6;
 /// Weight of the queue in the latency of a controller or a link: `1 + q u / (1 - u)`, as in `policy::predict`.
@@ -261,12 +259,6 @@ impl Host<'_> {
                 .collect(),
         }
     }
-
-    fn shares(&self, of: &NodeMap<f64>) -> Vec<f64> {
-        let all: f64 = of.values().sum();
-        let share = |(id, _)| of.get(id).copied().unwrap_or(0.0) / all.max(1e-9);
-        self.machine.nodes.iter().map(share).collect()
-    }
 }
 
 /// Where a VM's accesses go.
@@ -278,26 +270,14 @@ struct Place {
 }
 
 impl Place {
-    fn of(host: &Host<'_>, vm: &VmSample, rates: Option<&VmRates>) -> Place {
+    fn of(host: &Host<'_>, vm: &VmSample, rates: &VmRates) -> Place {
         let nodes = host.layout.nodes;
-        let mut cpus: NodeMap<f64> = host.machine.nodes.map(|_, _| 0.0);
-        for vcpu in &vm.vcpus {
-            let ran = rates.and_then(|rates| rates.vcpus.iter().find(|own| own.index == vcpu.index));
-            if let Some(node) = vcpu.cpu.and_then(|cpu| host.machine.node_of(cpu)) {
-                cpus[node] += ran.map_or(0.0, |own| own.running) + 1e-6;
-            }
-        }
-        let cpus = host.shares(&cpus);
-        let counted = rates.and_then(|rates| rates.accesses_on.as_ref());
-        let counted = counted.filter(|on| on.values().any(|count| *count > 0));
-        let accesses = match (counted, &vm.pages) {
-            (Some(on), _) => host.shares(&on.map(|_, count| *count as f64)),
-            (None, Some(pages)) => host.shares(&pages.map(|_, pages| pages.0 as f64)),
-            (None, None) => cpus.clone(),
-        };
+        let list = |shares: NodeMap<f64>| shares.values().copied().collect::<Vec<f64>>();
+        let cpus = list(rates.cpu_shares(host.machine, vm));
+        let accesses = list(rates.access_shares(host.machine, vm));
         let met: f64 = cpus.iter().zip(&accesses).map(|(a, b)| a * b).sum();
         let is_seen = cpus.iter().any(|share| *share > 0.0);
-        let local = rates.and_then(|rates| rates.local_access_ratio);
+        let local = rates.local_access_ratio;
         let local = local.unwrap_or(if is_seen { met } else { 1.0 });
         let mut remote: Vec<f64> = (0..nodes * nodes)
             .map(|at| match at / nodes == at % nodes {
@@ -333,6 +313,11 @@ impl Place {
         }
         traffic
     }
+}
+
+/// Memory traffic per second.
+fn bytes(rates: &VmRates) -> f64 {
+    rates.bandwidth().map_or(0.0, BytesPerSec::as_f64)
 }
 
 fn queue(busy: f64) -> f64 {
@@ -430,7 +415,7 @@ impl Facts {
             return None;
         }
         let seconds = rates.period_ns.as_secs_f64();
-        let place = Place::of(host, is, Some(own));
+        let place = Place::of(host, is, own);
         let layout = host.layout;
         let mut row = vec![0.0; layout.other(self.others.len())];
         let mut set = |of: Of, value: f64| row[of as usize] = value;
@@ -473,7 +458,7 @@ impl Facts {
             .collect();
         self.has_traffic |= traffic.iter().any(Option::is_some);
         let mut outside: Vec<f64> = traffic.iter().map(|bytes| bytes.unwrap_or(0.0)).collect();
-        let own_traffic = place.traffic(host, own.llc_misses_per_s.unwrap_or(0.0) * LINE_BYTES);
+        let own_traffic = place.traffic(host, bytes(own));
         let llcs = llc_shares(host.machine, is, own);
         for (at, (id, _)) in self.others.iter().enumerate() {
             let (Some(other), Some(theirs)) = (sample.vm(*id), rates.vm(*id)) else {
@@ -496,7 +481,7 @@ impl Facts {
             row[begin + OfOther::Beside as usize] = next;
             row[begin + OfOther::References as usize] = shared * theirs.llc_references_per_s.unwrap_or(0.0);
             row[begin + OfOther::Misses as usize] = shared * misses;
-            let traffic = Place::of(host, other, Some(theirs)).traffic(host, misses * LINE_BYTES);
+            let traffic = Place::of(host, other, theirs).traffic(host, bytes(theirs));
             for (left, bytes) in outside.iter_mut().zip(&traffic) {
                 *left -= bytes;
             }

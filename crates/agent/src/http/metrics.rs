@@ -48,6 +48,7 @@ families! {
     VM_MISSES: Gauge "homenode_vm_llc_miss_ratio" ["domain", "counted_by"] "LLC misses of a VM over its references.";
     VM_CPUS: Gauge "homenode_vm_cpus_used" ["domain"] "CPUs that a VM used over the last period.";
     VM_WAITING: Gauge "homenode_vm_vcpus_waiting" ["domain"] "vCPUs of a VM that waited for a CPU over the last period.";
+    VM_TRAFFIC: Gauge "homenode_vm_memory_traffic_bytes_per_second" ["domain", "node", "counted_by"] "Memory traffic of a VM on a node's controllers over the last period, an estimate by where its memory is.";
     VM_PUNISHED: Counter "homenode_vm_permit_overdrawn_total" ["domain"] "How often a VM that booked a permit went OVER.";
     VM_LIMIT: Gauge "homenode_vm_memory_limit_bytes" ["domain"] "What the agent left a VM of its memory, while that is less than all.";
     VM_MOVED: Counter "homenode_vm_pages_moved_bytes_total" ["domain", "from", "to", "policy"] "Memory of a VM that was moved between nodes.";
@@ -190,6 +191,15 @@ fn of_vms(out: &mut Exposition, vms: &[VmStatus]) {
     };
     counted(&VM_LOCAL, |vm| vm.local_access_ratio);
     counted(&VM_MISSES, |vm| vm.llc_miss_rate);
+    let traffic = vms.iter().flat_map(|vm| {
+        let by = vm.counted_by.map_or("", counter);
+        let on_nodes = vm.traffic_by_node.iter().flatten();
+        on_nodes.map(move |on| {
+            let labels = [vm.name.clone(), on.node.to_string(), by.to_owned()];
+            (labels, on.bytes_per_s.as_f64())
+        })
+    });
+    out.family(&VM_TRAFFIC, traffic);
 }
 
 fn counter(by: CountedBy) -> &'static str {

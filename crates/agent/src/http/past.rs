@@ -14,7 +14,7 @@ use homenode_api::Request as Ask;
 use homenode_api::answer::Overview;
 use homenode_api::why::{Answer, WINDOW, WallSpan};
 use homenode_recorder::{Archive, EventRow, Kind, RecordError, Wanted};
-use homenode_units::{Bytes, Ns, PAGE_BYTES};
+use homenode_units::{Bytes, BytesPerSec, Ns, PAGE_BYTES};
 use serde_json::Value;
 
 use super::Site;
@@ -332,7 +332,7 @@ fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
         vcpus_waiting,
         llc_miss_rate,
         local_access_ratio,
-        bandwidth_bytes_per_s: bandwidth,
+        bandwidth_bytes_per_s: bandwidth.map(|bytes| BytesPerSec(bytes as u64)),
         memory_by_node: pages.map(|pages| pages.iter().filter_map(memory).collect()),
         home: serde_json::from_value(sum.last["home"].clone()).unwrap_or_default(),
     }

@@ -165,7 +165,7 @@ fn whoever_asks_for_a_setting_waits_for_the_loop_and_keeps_nobody() {
     let scenario = homenode_twin::Scenario::tavo_mixed();
     let mut twin = homenode_twin::Twin::new(machine, &scenario, 1).unwrap();
     let control = Mutex::new(Control::new(Config::default(), Mode::Act));
-    settings.carry_out(&mut twin, &control);
+    settings.carry_out(&mut twin, &control, None);
     let told = std::mem::take(&mut *carried_out.lock().unwrap());
     assert!(
         matches!(told.as_slice(), [(CLIENTS, Err(_))]),

@@ -8,3 +8,4 @@ mod write;
 pub use emulator::Emulator;
 pub use program::Program;
 pub use write::{FIRST_WORDS, Facts, fit, profile, summary};
+pub(crate) use write::{noted, size};

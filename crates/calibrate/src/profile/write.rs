@@ -181,16 +181,17 @@ fn head(log: &Log, fit: &FittedCurve, facts: &Facts, command: &str, notes: &[Str
 }
 
 /// A value, and where it comes from.
-fn noted(of: impl Into<Value>, source: &str) -> Item {
+pub(crate) fn noted(of: impl Into<Value>, source: &str) -> Item {
     let mut of = of.into();
     of.decor_mut().set_suffix(format!(" # {source}"));
     Item::Value(of)
 }
 
 /// A size as files state it: in the largest unit that it is a whole number of.
-fn size(bytes: Bytes) -> String {
+pub(crate) fn size(bytes: Bytes) -> String {
     match bytes.0 {
         0 => "0B".to_owned(),
+        b if b % (1 << 30) == 0 => format!("{}GiB", b >> 30),
         b if b % (1 << 20) == 0 => format!("{}MiB", b >> 20),
         b if b % (1 << 10) == 0 => format!("{}KiB", b >> 10),
         b => format!("{b}B"),

@@ -1,11 +1,13 @@
 //! Nodes and links.
 
-use homenode_control::{LinkStatus, NodeStatus, Status};
+use homenode_control::{LinkStatus, NodeStatus, Status, VmStatus};
+use homenode_units::BytesPerSec;
 use ratatui::text::{Line, Span};
 
 use crate::output::percent;
+use crate::printable::OneLine;
 use crate::top::limits::{self, CONTROLLER, LINK, Level, NODE_WAITING};
-use crate::top::table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED};
+use crate::top::table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut};
 
 /// Blanks between nodes and links.
 const BETWEEN: usize = 4;
@@ -20,7 +22,8 @@ pub fn gib(bytes: homenode_units::Bytes) -> String {
     }
 }
 
-fn gigabytes(rate: homenode_units::BytesPerSec) -> String {
+/// A rate in GB/s.
+pub fn gigabytes(rate: BytesPerSec) -> String {
     format!("{:.1}", rate.as_f64() / 1e9)
 }
 
@@ -91,7 +94,7 @@ fn trouble(status: &Status, node: &NodeStatus) -> usize {
 /// What stands over a column of nodes, the rank by which it is left out, and what is in it.
 type NodeColumn = (&'static str, u8, fn(&Status, &NodeStatus) -> Cell);
 
-const COLUMNS: [NodeColumn; 7] = [
+const COLUMNS: [NodeColumn; 8] = [
     ("node", 0, |_, node| Cell::plain(node.node.to_string())),
     ("CPUs busy", 2, |_, node| {
         Cell::or_dash(node.cpus_busy, |busy| {
@@ -107,8 +110,38 @@ const COLUMNS: [NodeColumn; 7] = [
     }),
     ("controller", 4, |_, node| controller(node)),
     (BUSIEST, 5, busiest),
+    (FILLED_BY, 7, |status, node| {
+        Cell::or_dash(filled_by(status, node), Cell::plain)
+    }),
 ];
 const BUSIEST: &str = "busiest link out";
+const FILLED_BY: &str = "filled by";
+/// VMs that are named of those that fill a controller.
+const FILLERS_MAX: usize = 3;
+/// What is shown of their names.
+const FILLER_NAME_MAX: usize = 12;
+
+/// The VMs that fill the controllers of a node most, with their traffic there in GB/s.
+fn filled_by(status: &Status, node: &NodeStatus) -> Option<String> {
+    let named = |(vm, rate): &(&VmStatus, BytesPerSec)| {
+        let name: String = vm.name.chars().take(FILLER_NAME_MAX).collect();
+        format!("{} {}", OneLine(&name), gigabytes(*rate))
+    };
+    let fillers = status.fillers(node.node);
+    let named: Vec<String> = fillers.iter().take(FILLERS_MAX).map(named).collect();
+    (!named.is_empty()).then(|| named.join(", "))
+}
+
+/// The node whose controllers are fullest, and who fills them: where there is no room to say so of each.
+fn fullest(status: &Status) -> Option<String> {
+    let loaded = status.nodes.iter().filter_map(|node| Some((node, load(node)?)));
+    let (node, _) = loaded.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some(format!(
+        "node {} is filled by {} GB/s",
+        node.node,
+        filled_by(status, node)?
+    ))
+}
 
 /// Nodes, with links beside them where there is room. Where the lines do not suffice, the nodes with most wrong are shown.
 pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours) -> Vec<Line<'static>> {
@@ -134,10 +167,14 @@ pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours)
         Table::new(columns.collect(), width)
     };
     let matrix = matrix(status, &shown);
-    let beside = table(UNBOUNDED, |head| head != BUSIEST);
-    let is_beside =
-        !status.links.is_empty() && width != UNBOUNDED && beside.width() + BETWEEN + matrix.width() <= width;
-    let nodes = if is_beside { beside } else { table(width, |_| true) };
+    let fits = |beside: &Table| {
+        !status.links.is_empty() && width != UNBOUNDED && beside.width() + BETWEEN + matrix.width() <= width
+    };
+    let all = table(UNBOUNDED, |head| head != BUSIEST);
+    let some = table(UNBOUNDED, |head| head != BUSIEST && head != FILLED_BY);
+    let beside = [all, some].into_iter().find(fits);
+    let is_beside = beside.is_some();
+    let nodes = beside.unwrap_or_else(|| table(width, |_| true));
     let joined = |mut left: Line<'static>, right: Line<'static>| {
         if is_beside {
             left.push_span(Span::raw(" ".repeat(BETWEEN)));
@@ -147,6 +184,11 @@ pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours)
     };
     let mut lines = vec![joined(nodes.header(), matrix.header())];
     lines.extend((0..shown.len()).map(|row| joined(nodes.row(row, colours), matrix.row(row, colours))));
+    let has_fillers = lines[0].spans.iter().any(|span| span.content.contains(FILLED_BY));
+    // A line of its own takes no node's.
+    if !has_fillers && lines.len() + usize::from(is_cut) < height {
+        lines.extend(fullest(status).map(|text| Line::raw(cut(&text, width))));
+    }
     if is_cut {
         let left_out = status.nodes.len() - shown.len();
         lines.push(Line::raw(format!("{left_out} more nodes, no worse than these")));

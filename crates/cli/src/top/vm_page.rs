@@ -120,6 +120,19 @@ fn load(vm: &VmStatus, all: &mut Vec<Said>) {
         format!("{} of LLC references miss{by}", percent(rate))
     });
     all.push(("LLC", misses, Level::Fine));
+    let on: Vec<String> = vm
+        .traffic_by_node
+        .iter()
+        .flatten()
+        .map(|on| format!("{} on node {}", on.bytes_per_s, on.node))
+        .collect();
+    let on = if on.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", on.join(", "))
+    };
+    let traffic = or_unknown(vm.bandwidth_bytes_per_s, |all| format!("{all}{on}{by}"));
+    all.push(("traffic", traffic, Level::Fine));
 }
 
 fn permit(vm: &VmStatus, all: &mut Vec<Said>) {

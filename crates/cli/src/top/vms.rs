@@ -7,7 +7,7 @@ use homenode_policy::permits::Standing;
 use homenode_units::Resource;
 
 use crate::output::{or_free, percent};
-use crate::top::host::gib;
+use crate::top::host::{gib, gigabytes};
 use crate::top::limits::{self, LOCAL, VM_WAITING};
 use crate::top::table::{Align, Cell, Column, Shape, Table};
 
@@ -29,6 +29,8 @@ pub enum Sort {
     Local,
     /// The highest LLC miss rate first.
     Llc,
+    /// What fills memory controllers most first.
+    Traffic,
     /// What pollutes most first.
     Misses,
     /// The largest first.
@@ -36,7 +38,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    const ALL: [(Sort, &'static str); 9] = [
+    const ALL: [(Sort, &'static str); 10] = [
         (Sort::Worst, "worst"),
         (Sort::Name, "name"),
         (Sort::Home, "home"),
@@ -44,6 +46,7 @@ impl Sort {
         (Sort::Waiting, "wait"),
         (Sort::Local, "local"),
         (Sort::Llc, "llc"),
+        (Sort::Traffic, "traffic"),
         (Sort::Misses, "used"),
         (Sort::Memory, "memory"),
     ];
@@ -84,6 +87,7 @@ impl Sort {
                 share(a).total_cmp(&share(b))
             }
             Sort::Llc => most(|vm| vm.llc_miss_rate),
+            Sort::Traffic => b.bandwidth_bytes_per_s.cmp(&a.bandwidth_bytes_per_s),
             Sort::Misses => b.permit.units_per_slice.cmp(&a.permit.units_per_slice),
             Sort::Memory => b.memory_bytes.cmp(&a.memory_bytes),
         };
@@ -199,12 +203,12 @@ type VmColumn = (&'static str, u8, Align, bool, fn(&VmStatus) -> Cell);
 const RIGHT: Align = Align::Right;
 
 /// The columns, as they stand beside each other.
-const COLUMNS: [VmColumn; 14] = [
+const COLUMNS: [VmColumn; 15] = [
     ("VM", 0, Align::Left, true, |vm| Cell::plain(&vm.name)),
     ("home", 4, RIGHT, true, |vm| {
         Cell::plain(or_free(vm.home.as_ref()))
     }),
-    ("vCPUs on", 10, RIGHT, true, |vm| Cell::plain(vcpus_on(vm))),
+    ("vCPUs on", 11, RIGHT, true, |vm| Cell::plain(vcpus_on(vm))),
     ("CPUs", 3, RIGHT, true, |vm| {
         Cell::or_dash(vm.cpus_used, |used| Cell::plain(format!("{used:.1}")))
     }),
@@ -222,7 +226,10 @@ const COLUMNS: [VmColumn; 14] = [
     ("LLC", 9, RIGHT, true, |vm| {
         Cell::or_dash(vm.llc_miss_rate, |rate| Cell::plain(percent(rate)))
     }),
-    ("used/slice", 11, RIGHT, false, |vm| {
+    ("GB/s", 10, RIGHT, true, |vm| {
+        Cell::or_dash(vm.bandwidth_bytes_per_s, |rate| Cell::plain(gigabytes(rate)))
+    }),
+    ("used/slice", 12, RIGHT, false, |vm| {
         Cell::or_dash(used_per_slice(vm), Cell::plain)
     }),
     ("permit", 5, RIGHT, false, |vm| {
@@ -234,10 +241,10 @@ const COLUMNS: [VmColumn; 14] = [
     ("memory", 8, RIGHT, true, |vm| {
         Cell::new(memory(vm), limits::memory(vm))
     }),
-    ("pages on", 12, RIGHT, false, |vm| {
+    ("pages on", 13, RIGHT, false, |vm| {
         Cell::or_dash(pages_on(vm), Cell::plain)
     }),
-    ("memory policy", 13, RIGHT, true, |vm| {
+    ("memory policy", 14, RIGHT, true, |vm| {
         Cell::plain(vm.memory_policy.to_string())
     }),
     ("left alone", 7, Align::Left, false, |vm| {

@@ -80,7 +80,12 @@ impl Engine {
                 let pages = state.pages_completed(units);
                 self.touch(vm, thread, touch.region, cpu, pages);
             }
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning | Doing::WaitingForIo => {}
+            Doing::Housekeeping
+            | Doing::Idle
+            | Doing::AtBarrier
+            | Doing::Spinning
+            | Doing::WaitingForIo
+            | Doing::Resting => {}
         }
     }
 

@@ -1,6 +1,8 @@
 //! I/O on the host: when threads ask devices, wait and go on, and what devices transfer. What devices do is in
 //! [`crate::io`].
 
+use homenode_units::Ns;
+
 use super::Engine;
 use super::agenda::Timer;
 use crate::guest::vm::Next;
@@ -56,10 +58,20 @@ impl Engine {
         next
     }
 
-    /// A device has served a request: a thread that waits for it goes on as soon as it is given a CPU.
+    /// A thread has nothing to do for so long.
+    pub(super) fn rest(&mut self, vm: VmIx, thread: ThreadIx, lasts: Ns) {
+        let life = self.vms[vm].life;
+        let until = Ns(self.now.0.saturating_add(lasts.0));
+        self.agenda.set(until, Timer::Served { vm, thread, life });
+    }
+
+    /// A device has served a request, or a rest is over: a thread that waits for it goes on as soon as it is given a CPU.
     pub(super) fn served(&mut self, vm: VmIx, thread: ThreadIx, life: u32) {
         let owner = &mut self.vms[vm];
-        if owner.life != life || !owner.present() || owner.threads[thread].doing != Doing::WaitingForIo {
+        if owner.life != life
+            || !owner.present()
+            || !matches!(owner.threads[thread].doing, Doing::WaitingForIo | Doing::Resting)
+        {
             return;
         }
         owner.threads[thread].doing = Doing::Computing;

@@ -128,9 +128,12 @@ impl Engine {
                 ns + self.release_ns(vm, ns) + self.swap_ns(vm, thread, cost.accesses)
             }
             Doing::Touching { ns_per_page, .. } => ns_per_page,
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning | Doing::WaitingForIo => {
-                1.0
-            }
+            Doing::Housekeeping
+            | Doing::Idle
+            | Doing::AtBarrier
+            | Doing::Spinning
+            | Doing::WaitingForIo
+            | Doing::Resting => 1.0,
         };
         ns / ((1.0 - stall) * (1.0 - sampled))
     }

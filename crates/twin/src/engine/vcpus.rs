@@ -67,6 +67,9 @@ impl Engine {
             self.leave(vm);
             return;
         }
+        if let Next::Rest(lasts) = next {
+            self.rest(vm, thread, lasts);
+        }
         if next == Next::Start {
             self.start_scanning(vm, By::Guest);
             self.start_scanning(vm, By::Host);

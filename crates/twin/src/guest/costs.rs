@@ -21,6 +21,6 @@ pub(crate) const HIGH_MEMORY: Bytes = Bytes::from_gib(4);
 
 /// Memory that a booted guest has touched before any program runs: a 64th of its memory, between 64 and 256 MiB
 /// (estimate from small Linux guests).
-pub(crate) fn boot_footprint(memory: Bytes) -> Bytes {
+pub fn boot_footprint(memory: Bytes) -> Bytes {
     Bytes((memory.0 / 64).clamp(64 << 20, 256 << 20).min(memory.0))
 }

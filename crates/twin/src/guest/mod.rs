@@ -9,7 +9,8 @@ pub(crate) mod thread;
 pub(crate) mod view;
 pub(crate) mod vm;
 
-pub(crate) use costs::{HOUSEKEEPING_PERIOD, TOUCH_NS, boot_footprint};
+pub use costs::boot_footprint;
+pub(crate) use costs::{HOUSEKEEPING_PERIOD, TOUCH_NS};
 pub(crate) use memory::VmMemory;
 pub(crate) use thread::{Doing, Thread};
 pub(crate) use view::View;

@@ -16,6 +16,8 @@ pub(crate) enum Doing {
     Computing,
     /// Halted until a device has served its last request.
     WaitingForIo,
+    /// Halted until its program has something to do again.
+    Resting,
     /// Halted until the other threads arrive at the barrier.
     AtBarrier,
     /// Busy until the other threads arrive at the barrier.
@@ -85,7 +87,10 @@ impl Thread {
 
     /// Whether the vCPU has something to run.
     pub fn runnable(&self) -> bool {
-        !matches!(self.doing, Doing::Idle | Doing::AtBarrier | Doing::WaitingForIo)
+        !matches!(
+            self.doing,
+            Doing::Idle | Doing::AtBarrier | Doing::WaitingForIo | Doing::Resting
+        )
     }
 
     /// Goes on to the next region to touch; says whether there was one.

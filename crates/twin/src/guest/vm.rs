@@ -40,7 +40,7 @@ use crate::io::Request;
 use crate::io::flip::Channel;
 use crate::report::ProgramReport;
 use crate::scenario::{AfterProgram, Allocation, Hypervisor, ReleaseCalls, RuntimeNodes, VmSpec};
-use crate::workload::{Program, Threads, Waiting, Workload};
+use crate::workload::{PhaseProfile, Program, Threads, Waiting, Workload};
 
 /// Where a VM is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub(crate) enum Next {
     Run,
     /// It waits: it halts, unless it spins.
     Sleep,
+    /// It halts for so long, and goes on then.
+    Rest(Ns),
     /// It goes on if it has something to run, and every other vCPU that has is woken: the program starts.
     Start,
     /// The same at a barrier, where waking costs.
@@ -405,11 +407,21 @@ impl Vm {
                 }
             }
             Doing::Computing if self.threads[thread].instructions_left >= 1.0 => {
+                let rest = self.rest(thread);
                 self.stretch(thread);
-                Next::Run
+                if rest == Ns::ZERO {
+                    return Next::Run;
+                }
+                self.threads[thread].doing = Doing::Resting;
+                Next::Rest(rest)
             }
             Doing::Computing => self.end_of_stretch(thread, now),
-            Doing::Housekeeping | Doing::Idle | Doing::AtBarrier | Doing::Spinning | Doing::WaitingForIo => {
+            Doing::Housekeeping
+            | Doing::Idle
+            | Doing::AtBarrier
+            | Doing::Spinning
+            | Doing::WaitingForIo
+            | Doing::Resting => {
                 self.threads[thread].doing = Doing::Idle;
                 Next::Sleep
             }
@@ -590,7 +602,7 @@ impl Vm {
         if self.threads.iter().any(|thread| {
             matches!(
                 thread.doing,
-                Doing::Computing | Doing::Touching { .. } | Doing::WaitingForIo
+                Doing::Computing | Doing::Touching { .. } | Doing::WaitingForIo | Doing::Resting
             )
         }) {
             return Next::Sleep;
@@ -604,12 +616,31 @@ impl Vm {
         Next::End
     }
 
-    /// A thread without barriers runs to the end of the phase, or of the program.
+    /// How long a thread rests now.
+    fn rest(&mut self, thread: ThreadIx) -> Ns {
+        let Some(rest) = self.course.program.as_ref().and_then(|program| program.rest) else {
+            return Ns::ZERO;
+        };
+        let factor = self
+            .phase_at(self.progress(thread))
+            .map_or(1.0, |phase| phase.rest_factor);
+        match rest.mean.as_f64() * factor {
+            mean if mean > 0.0 => Ns(self.chance.exponential(mean) as u64),
+            _ => Ns::ZERO,
+        }
+    }
+
+    /// A thread without barriers runs to its next rest, to the end of the phase, or of the program.
     fn stretch(&mut self, thread: ThreadIx) {
         let share = self.phase_end(self.progress(thread)) - self.progress(thread);
         let total = self.instructions();
+        let rest = self.course.program.as_ref().and_then(|program| program.rest);
+        let interval = rest.map_or(f64::INFINITY, |rest| rest.interval_m_instructions * 1e6);
         let thread = &mut self.threads[thread];
-        let next = (share * total).max(1.0).min(thread.instructions_left);
+        let next = (share * total)
+            .min(interval)
+            .max(1.0)
+            .min(thread.instructions_left);
         thread.instructions_left -= next;
         thread.compute(next);
     }
@@ -692,14 +723,6 @@ impl Vm {
     }
 
     fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {
-        let phases = self
-            .course
-            .program
-            .as_ref()
-            .map_or(&[][..], |program| &program.phases);
-        if phases.is_empty() {
-            return (1.0, 1.0);
-        }
         // The running stretch is already taken off: its phase is the one that its end belongs to.
         let total = self.instructions();
         let running = if self.course.intervals > 0 {
@@ -708,15 +731,18 @@ impl Vm {
             (self.threads[thread].left + self.threads[thread].requests.behind) / total
         };
         let at = (self.progress(thread) - running).max(0.0);
-        let mut end = 0.0;
-        for phase in phases {
-            end += phase.share;
-            if at < end - 1e-9 {
-                return (phase.llc_access_factor, phase.cpi_factor);
-            }
-        }
-        phases
-            .last()
+        self.phase_at(at)
             .map_or((1.0, 1.0), |phase| (phase.llc_access_factor, phase.cpi_factor))
+    }
+
+    /// The phase of its program after this share of the work; `None` where it has none.
+    fn phase_at(&self, progress: f64) -> Option<&PhaseProfile> {
+        let phases = &self.course.program.as_ref()?.phases;
+        let mut end = 0.0;
+        let reached = phases.iter().find(|phase| {
+            end += phase.share;
+            progress < end - 1e-9
+        });
+        reached.or(phases.last())
     }
 }

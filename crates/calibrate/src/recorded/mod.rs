@@ -1,0 +1,304 @@
+//! A stretch of a recorded run as a scenario for the twin: what ran then, so that it can be simulated what would have been.
+//!
+//! # Problem
+//! A history says what was counted of each VM. The twin wants programs: instructions, what the core takes for them, accesses to
+//! the LLC, a curve of miss ratios, rests, memory and whose it is.
+//!
+//! # Approach
+//! Samples are added up ([`Seen`]), and a program is made of each VM's counts ([`Load`]): work, LLC accesses, phases and rests as
+//! counted; the core's own cycles as what is left of all cycles when waits for memory are taken off; a curve through the one
+//! miss ratio that was seen. Then the scenario is run on the twin under the policies of then, whose samples are added up by the
+//! same code, and each program is corrected by how the two sums differ. The round that comes nearest is kept.
+//!
+//! # What is assumed
+//! What samples do not tell is put in as a usual figure, and is said: in comments of the file, and by the command. A program
+//! ends when it has done the work that was counted, so another policy makes it end sooner or later.
+//!
+//! # Left out
+//! I/O, barriers, address translation: what they cost is in the cycles of the core. Which vCPU did what. Pins of single vCPUs.
+//!
+//! # Properties
+//! - `a_recorded_twin_simulated_again_is_as_near_as_stated`
+//! - `whatever_a_vm_is_called_the_file_reads`
+
+mod load;
+mod seen;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_machine::Machine;
+use homenode_twin::Scenario;
+use homenode_units::Ns;
+
+pub use load::{Figures, Load};
+pub use seen::{Counted, Life, Seen};
+pub use write::Purpose;
+
+/// How each such file begins.
+pub const FIRST_WORDS: &str = "Made by homenode record scenario from";
+
+/// VMs that ran before the stretch begin so long before it anew: they boot, touch their memory, and find their homes.
+const LEAD: Ns = Ns::from_secs(20);
+/// Rounds end where VMs are no further off than this on average, all differences added.
+const NEAR_ENOUGH: f64 = 0.03;
+/// A VM with so much traffic, in bytes per second, cares where its memory is; of others the scheduler's luck decides.
+const TRAFFIC_CARED: f64 = 5e8;
+/// A VM that ran for less than this share of the time did nothing.
+const RAN_MIN: f64 = 1e-4;
+
+/// What the file says of itself.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// For people.
+    pub title: String,
+    /// Where it comes from, in a few words.
+    pub source: String,
+    /// A preset's name, or a file beside it.
+    pub machine: String,
+    /// Policies to simulate, those of then first.
+    pub policies: Vec<String>,
+    /// What is assumed of all VMs, each a sentence without its full stop.
+    pub notes: Vec<String>,
+}
+
+/// A stretch as a scenario.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// VMs, in the order in which they came.
+    pub vms: Vec<Vm>,
+    /// How long the stretch is.
+    pub lasted: Ns,
+    /// When it begins in the scenario.
+    pub lead: Ns,
+}
+
+/// A VM of the scenario.
+#[derive(Clone, Debug)]
+pub struct Vm {
+    /// Its name, unique.
+    pub name: String,
+    /// What was seen of it.
+    pub life: Life,
+    /// When it comes, in the scenario.
+    pub arrival: Ns,
+    /// When it was gone, in the scenario.
+    pub left: Ns,
+    /// Whether it was there to the end.
+    pub stays: bool,
+    /// The name of its workload.
+    pub workload: String,
+    /// What it did; absent for one that did nothing.
+    pub load: Option<Load>,
+}
+
+/// Why a stretch is no scenario.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordedError {
+    /// Too few samples.
+    #[error("there are fewer than two samples in that time: name a longer one with --from and --to")]
+    TooShort,
+    /// No VM.
+    #[error("no VM ran then: name another time with --from and --to")]
+    NoVms,
+    /// The twin needs figures that the machine does not say.
+    #[error(
+        "machine {0} was recorded without timing figures, which the twin needs: run 'homenode calibrate' on that host and name \
+         its file with --machine, or name a preset like it"
+    )]
+    NoHardware(String),
+}
+
+impl Recorded {
+    /// What was seen as a scenario, by what was counted alone.
+    ///
+    /// # Errors
+    /// Nothing was seen; a machine that the twin cannot be.
+    pub fn of(machine: &Machine, seen: &Seen) -> Result<Recorded, RecordedError> {
+        let hardware = machine.hardware.as_ref();
+        let hardware = hardware.ok_or_else(|| RecordedError::NoHardware(machine.name.clone()))?;
+        if seen.lasted() == Ns::ZERO {
+            return Err(RecordedError::TooShort);
+        }
+        let written = seen.traffic.and_then(|(bytes, misses)| {
+            let read = misses * homenode_host::LINE_BYTES;
+            (read > 0.0).then(|| (bytes / read - 1.0).clamp(0.0, 1.0))
+        });
+        let lead = if seen.lives.iter().any(|life| life.was_there) {
+            LEAD
+        } else {
+            Ns::ZERO
+        };
+        let mut taken = BTreeSet::new();
+        let mut vms: Vec<Vm> = Vec::new();
+        // A VM that was seen once counts nothing.
+        for life in seen.lives.iter().filter(|life| life.from < life.to) {
+            let whole = life.whole();
+            let own_lead = if life.was_there { lead.as_secs_f64() } else { 0.0 };
+            let is_idle = whole.ran < RAN_MIN * whole.seconds;
+            let load = (!is_idle).then(|| Load::of(hardware, life, written, own_lead));
+            let at = |seen_at: Ns| Ns(lead.0 + seen_at.saturating_sub(seen.begun).0);
+            vms.push(Vm {
+                name: unique(&life.last.name, &mut taken),
+                arrival: if life.was_there { Ns::ZERO } else { at(life.from) },
+                left: at(life.to),
+                stays: life.stayed(seen),
+                workload: if load.is_some() {
+                    format!("load-{}", vms.len() + 1)
+                } else {
+                    "idle".to_owned()
+                },
+                load,
+                life: life.clone(),
+            });
+        }
+        if vms.is_empty() {
+            return Err(RecordedError::NoVms);
+        }
+        Ok(Recorded {
+            vms,
+            lasted: seen.lasted(),
+            lead,
+        })
+    }
+
+    /// What is assumed of VMs, and of which.
+    pub fn assumed(&self) -> BTreeMap<String, Vec<&str>> {
+        let mut assumed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for vm in &self.vms {
+            vm.assumed()
+                .for_each(|note| assumed.entry(note).or_default().push(&vm.name));
+        }
+        assumed
+    }
+
+    /// The scenario's file.
+    pub fn text(&self, about: &About, purpose: Purpose) -> String {
+        write::scenario(self, about, purpose)
+    }
+
+    /// Runs it with `simulate`, which gives what was seen of the scenario's stretch, and corrects it by that, so many rounds; keeps
+    /// what came nearest. Gives what was seen of each VM then.
+    ///
+    /// # Errors
+    /// What `simulate` fails with.
+    pub fn fit<E: From<homenode_twin::TwinError>>(
+        &mut self,
+        machine: &Machine,
+        about: &About,
+        rounds: u32,
+        mut simulate: impl FnMut(Scenario, u32) -> Result<Seen, E>,
+    ) -> Result<Vec<Option<Figures>>, E> {
+        let mut best: Option<(f64, Recorded, Vec<Option<Figures>>)> = None;
+        for round in 0..rounds {
+            let scenario = Scenario::from_toml("recorded", &self.text(about, Purpose::Fit))?;
+            let seen = simulate(scenario, round)?;
+            let came: Vec<Option<Counted>> = self.vms.iter().map(|vm| vm.came(&seen)).collect();
+            let figures = |came: &Option<Counted>| came.as_ref().map(|came| Figures::of(came, came.seconds));
+            let simulated: Vec<Option<Figures>> = came.iter().map(figures).collect();
+            let off: f64 = self
+                .vms
+                .iter()
+                .zip(&simulated)
+                .map(|(vm, came)| vm.off(came.as_ref()))
+                .sum();
+            if best.as_ref().is_none_or(|(least, ..)| off < *least) {
+                best = Some((off, self.clone(), simulated));
+            }
+            let Some(hardware) = &machine.hardware else {
+                break;
+            };
+            if off < NEAR_ENOUGH * self.vms.len() as f64 {
+                break;
+            }
+            for (vm, came) in self.vms.iter_mut().zip(&came) {
+                if let (Some(load), Some(came)) = (&mut vm.load, came) {
+                    load.correct(hardware, vm.life.vcpus, &vm.life.whole(), came);
+                }
+            }
+        }
+        let Some((_, nearest, simulated)) = best else {
+            return Ok(vec![None; self.vms.len()]);
+        };
+        *self = nearest;
+        Ok(simulated)
+    }
+}
+
+impl Vm {
+    /// What was recorded of it.
+    pub fn recorded(&self) -> Figures {
+        let whole = self.life.whole();
+        Figures::of(&whole, whole.seconds)
+    }
+
+    /// Whether its instructions were counted.
+    pub fn is_counted(&self) -> bool {
+        self.life.whole().instructions > 0.0
+    }
+
+    /// What is assumed of it, each a sentence without its full stop.
+    pub fn assumed(&self) -> impl Iterator<Item = String> {
+        let last = &self.life.last;
+        let mut assumed = self
+            .load
+            .as_ref()
+            .map(|load| load.assumed.clone())
+            .unwrap_or_default();
+        let mut note = |is_so: bool, text: &str| assumed.extend(is_so.then(|| text.to_owned()));
+        note(
+            last.settings.management == homenode_host::Management::Ignored,
+            "an agent may act on it: its operator had it left alone",
+        );
+        note(
+            !last.settings.pinned_vcpus.is_empty(),
+            "its vCPUs may run on all CPUs that it has: single ones were pinned",
+        );
+        note(
+            !last.device_nodes.is_empty(),
+            "it does no I/O: what its devices moved was not counted",
+        );
+        assumed.into_iter()
+    }
+
+    /// What the twin counted of it.
+    fn came(&self, seen: &Seen) -> Option<Counted> {
+        let mut lives = seen.lives.iter().filter(|life| life.last.name == self.name);
+        lives.next().map(Life::whole)
+    }
+
+    /// How far off the twin is: shares of CPU use and traffic, and differences of ratios.
+    fn off(&self, came: Option<&Figures>) -> f64 {
+        let Some(came) = came else { return 4.0 };
+        let wanted = self.recorded();
+        let share = |a: f64, b: f64| ((a - b) / b.max(0.02)).abs().min(1.0);
+        let both = |a: Option<f64>, b: Option<f64>, off: fn(f64, f64) -> f64| {
+            a.zip(b).map_or(0.0, |(a, b)| off(a, b))
+        };
+        let cares = (wanted.bandwidth_bytes_per_s.unwrap_or(0.0) / TRAFFIC_CARED).min(1.0);
+        let of_memory = both(came.llc_miss_rate, wanted.llc_miss_rate, |a, b| (a - b).abs())
+            + both(came.local_access_ratio, wanted.local_access_ratio, |a, b| {
+                (a - b).abs()
+            })
+            + both(
+                came.bandwidth_bytes_per_s,
+                wanted.bandwidth_bytes_per_s,
+                |a, b| ((a - b) / b.max(1e6)).abs().min(1.0),
+            );
+        share(came.cpus_used, wanted.cpus_used) + cares * of_memory
+    }
+}
+
+/// A name that no other VM of the scenario has.
+fn unique(name: &str, taken: &mut BTreeSet<String>) -> String {
+    let named = (1..).map(|number| match number {
+        1 => name.to_owned(),
+        _ => format!("{name} ({number})"),
+    });
+    let mut free = named.filter(|name| !taken.contains(name));
+    let name = free.next().unwrap_or_default();
+    taken.insert(name.clone());
+    name
+}

@@ -1,0 +1,348 @@
+//! `homenode record scenario`: a stretch of a recorded run as a scenario for the twin.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use homenode_agent::history::read_recorded;
+use homenode_agent::replay::Detail;
+use homenode_calibrate::recorded::{About, Figures, Purpose, Recorded, RecordedError, Seen};
+use homenode_control::{Config, PolicySet};
+use homenode_machine::Machine;
+use homenode_machine_files::{Comments, preset, preset_names, to_toml};
+use homenode_recorder::{Archive, Frame, Kind, RecordError};
+use homenode_search::run::run_watched;
+use homenode_twin::{Scenario, Setup};
+use homenode_units::Ns;
+use schemars::JsonSchema;
+use serde::{Deserialize as _, Serialize};
+
+use super::{HistoryArgs, SpanArgs, open};
+use crate::options::ShownArgs;
+use crate::output::{or_dash, percent, print_json, progress, table};
+use crate::wall::{self, Wall};
+use crate::{bad_input, trial, twin};
+
+/// Options of `record scenario`.
+#[derive(Debug, clap::Args)]
+pub struct ScenarioArgs {
+    #[command(flatten)]
+    span: SpanArgs,
+    /// Where to write the scenario
+    #[arg(short, long, value_name = "FILE.toml")]
+    output: PathBuf,
+    /// The machine: a preset, or a file of 'homenode calibrate' [default: the machine of then]
+    #[arg(long, value_name = "MACHINE")]
+    machine: Option<String>,
+    /// Run it so often on the twin to correct it; with 0 it is as it was counted
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=100))]
+    rounds: u32,
+    #[command(flatten)]
+    history: HistoryArgs,
+    #[command(flatten)]
+    shown: ShownArgs,
+}
+
+/// What `homenode record scenario` made.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RecordScenario {
+    /// The scenario's file.
+    file: String,
+    /// The machine's file beside it, where it is none of the presets.
+    machine_file: Option<String>,
+    /// Which run of the history.
+    run: i64,
+    /// From when to when, by the wall clock.
+    from: String,
+    /// The same.
+    to: String,
+    /// Each VM, as it was recorded and as the twin has it.
+    vms: Vec<ScenarioVm>,
+    /// What is assumed of all VMs.
+    assumed: Vec<String>,
+}
+
+/// A VM of the scenario.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ScenarioVm {
+    /// Its name in the scenario.
+    name: String,
+    /// The name of its workload.
+    workload: String,
+    /// What was counted of it.
+    recorded: Figures,
+    /// What the twin counts when it simulates the scenario; absent where it was not simulated.
+    simulated: Option<Figures>,
+    /// What is assumed of it.
+    assumed: Vec<String>,
+}
+
+/// A stretch of one run.
+struct Stretch {
+    run: i64,
+    host: String,
+    machine: Machine,
+    config: Config,
+    seen: Seen,
+    /// The first and the last sample, by the wall clock.
+    span: (i64, i64),
+    notes: Vec<String>,
+}
+
+/// Carries out `homenode record scenario`.
+///
+/// # Errors
+/// No history, nothing in it at that time, a machine that cannot be simulated.
+pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
+    let path = args.history.place();
+    let archive = open(&path)?;
+    let (from, to) = wall::range(args.span.from.as_ref(), args.span.to.as_ref())?;
+    let said = |why: String| bad_input(format!("{}: {why}", path.display()));
+    let stretch = read(
+        &archive,
+        (from.unwrap_or(i64::MIN), to.unwrap_or(i64::MAX)),
+        &said,
+    )?;
+    let machine = args
+        .machine
+        .as_deref()
+        .map_or_else(|| Ok(stretch.machine.clone()), twin::machine)?;
+    let mut recorded =
+        Recorded::of(&machine, &stretch.seen).map_err(|error: RecordedError| said(error.to_string()))?;
+    let (named, machine_file) = name_machine(&machine, &args.output)?;
+    let about = about(&stretch, named);
+    let lead = recorded.lead;
+    let simulated = recorded.fit(&machine, &about, args.rounds, |scenario, round| {
+        progress(&format!("simulating, round {} of {}", round + 1, args.rounds));
+        simulate(&machine, &stretch.config, scenario, lead)
+    });
+    progress("");
+    let simulated = simulated.map_err(trial::about_input)?;
+    let text = recorded.text(&about, Purpose::File);
+    // What is written is what the twin reads.
+    Scenario::from_toml(&args.output.display().to_string(), &text).map_err(bad_input)?;
+    if let Some(file) = &machine_file {
+        write(file, &to_toml(&machine, &Comments::default()))?;
+    }
+    write(&args.output, &text)?;
+    let vms = recorded
+        .vms
+        .iter()
+        .zip(simulated)
+        .map(|(vm, simulated)| ScenarioVm {
+            name: vm.name.clone(),
+            workload: vm.workload.clone(),
+            recorded: vm.recorded(),
+            simulated,
+            assumed: vm.assumed().collect(),
+        });
+    let made = RecordScenario {
+        file: args.output.display().to_string(),
+        machine_file: machine_file.map(|file| file.display().to_string()),
+        run: stretch.run,
+        from: Wall(stretch.span.0).to_string(),
+        to: Wall(stretch.span.1).to_string(),
+        vms: vms.collect(),
+        assumed: about.notes,
+    };
+    if args.shown.json {
+        return print_json("record-scenario", &made);
+    }
+    show(&made, &recorded);
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The samples of a time; of several runs those of the last.
+fn read(
+    archive: &Archive,
+    span: (i64, i64),
+    said: &dyn Fn(String) -> anyhow::Error,
+) -> anyhow::Result<Stretch> {
+    let (mut runs, mut damaged) = (std::collections::BTreeSet::new(), None);
+    let whole = archive.frames(Kind::Sample, span, |frame| {
+        runs.insert(frame.run);
+        true
+    });
+    match whole {
+        Err(RecordError::Damaged { what, .. }) => damaged = Some(what),
+        whole => whole?,
+    }
+    let Some(last) = runs.last().copied() else {
+        let kept = archive.span(Kind::Sample)?.map_or(
+            "the history has no samples: they are kept for `record.samples_hours`".to_owned(),
+            |(from, to)| {
+                format!(
+                    "no samples are kept of that time, but from {} to {}",
+                    Wall(from),
+                    Wall(to)
+                )
+            },
+        );
+        return Err(said(kept));
+    };
+    let run = archive.runs()?.into_iter().find(|run| run.id == last);
+    let run = run.ok_or_else(|| {
+        said(format!(
+            "nothing is known of run {last}, of which samples are kept"
+        ))
+    })?;
+    let unreadable = |error| {
+        said(format!(
+            "machine and settings of run {last} cannot be read: {error}"
+        ))
+    };
+    let Detail { machine, config, .. } = Detail::deserialize(&run.detail).map_err(unreadable)?;
+    let mut stretch = Stretch {
+        run: last,
+        host: run.host,
+        seen: Seen::new(&machine),
+        machine,
+        config,
+        span: (i64::MAX, i64::MIN),
+        notes: Vec::new(),
+    };
+    let mut unreadable_count = 0_u64;
+    let whole = archive.frames_of(
+        Some(last),
+        Kind::Sample,
+        span,
+        |Frame { wall_ns, value, .. }| {
+            match read_recorded(value) {
+                Ok((sample, _)) => {
+                    stretch.span = (stretch.span.0.min(wall_ns), stretch.span.1.max(wall_ns));
+                    stretch.seen.take(sample);
+                }
+                Err(_) => unreadable_count += 1,
+            }
+            true
+        },
+    );
+    match whole {
+        Err(RecordError::Damaged { .. }) => {}
+        whole => whole?,
+    }
+    if runs.len() > 1 {
+        let others = runs.len() - 1;
+        stretch.notes.push(format!(
+            "{others} earlier runs of that time are left out: this is run {last}"
+        ));
+    }
+    if unreadable_count > 0 {
+        stretch.notes.push(format!(
+            "{unreadable_count} samples cannot be read: what came in between went on as before"
+        ));
+    }
+    stretch
+        .notes
+        .extend(damaged.map(|what| format!("{what}: what came in between went on as before")));
+    Ok(stretch)
+}
+
+/// How the scenario names its machine, and the file to write where that is none of the presets.
+fn name_machine(machine: &Machine, output: &Path) -> anyhow::Result<(String, Option<PathBuf>)> {
+    let is_preset = preset_names()
+        .any(|name| *name == *machine.name && preset(name).is_ok_and(|preset| preset == *machine));
+    if is_preset {
+        return Ok((machine.name.clone(), None));
+    }
+    let file = output.with_extension("machine.toml");
+    let name = file.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| {
+        bad_input(format!(
+            "{}: not a file's name that can be written in a scenario",
+            output.display()
+        ))
+    })?;
+    Ok((name.to_owned(), Some(file)))
+}
+
+fn about(stretch: &Stretch, machine: String) -> About {
+    let (from, to) = (Wall(stretch.span.0), Wall(stretch.span.1));
+    let then = stretch.config.policies;
+    let mut policies = vec![then.name().to_owned()];
+    policies.extend((then != PolicySet::Default).then(|| PolicySet::Default.name().to_owned()));
+    let mut notes = vec![
+        "programs do the work that was counted and end then: sooner where they are faster".to_owned(),
+        "no I/O, no barriers, no address translation: what they cost is in the cycles of the core".to_owned(),
+        "guests map their memory by pages of 4 KiB, and vCPUs weigh alike".to_owned(),
+        "processes of the host outside VMs are those of the twin".to_owned(),
+    ];
+    notes.extend(stretch.notes.iter().cloned());
+    About {
+        title: format!("{}, {from} to {to}", stretch.host),
+        source: format!("run {} on {}, {from} to {to}", stretch.run, stretch.host),
+        machine,
+        policies,
+        notes,
+    }
+}
+
+/// What is seen of the scenario under the settings of then, once it has led in.
+fn simulate(machine: &Machine, config: &Config, scenario: Scenario, lead: Ns) -> anyhow::Result<Seen> {
+    let mut seen = Seen::new(machine);
+    let seed = scenario.seed;
+    let setup = Setup::new(machine.clone(), scenario, seed);
+    run_watched(
+        &setup,
+        config.clone(),
+        |_| (),
+        |_, control| {
+            if let Some(sample) = control.sample().filter(|sample| sample.at >= lead) {
+                seen.take(sample.clone());
+            }
+        },
+    )?;
+    Ok(seen)
+}
+
+fn show(made: &RecordScenario, recorded: &Recorded) {
+    say!(
+        "{}: run {} from {} to {}, {} VMs",
+        made.file,
+        made.run,
+        made.from,
+        made.to,
+        made.vms.len()
+    );
+    if let Some(file) = &made.machine_file {
+        say!("{file}: its machine");
+    }
+    let two = |of: &dyn Fn(&Figures) -> String, vm: &ScenarioVm| {
+        let simulated = vm.simulated.as_ref().map_or("-".to_owned(), of);
+        format!("{} / {simulated}", of(&vm.recorded))
+    };
+    let rows = made.vms.iter().map(|vm| {
+        vec![
+            vm.name.clone(),
+            two(&|figures| format!("{:.2}", figures.cpus_used), vm),
+            two(&|figures| or_dash(figures.llc_miss_rate, percent), vm),
+            two(&|figures| or_dash(figures.local_access_ratio, percent), vm),
+            two(
+                &|figures| {
+                    or_dash(figures.bandwidth_bytes_per_s, |bytes| {
+                        format!("{:.2}GB/s", bytes / 1e9)
+                    })
+                },
+                vm,
+            ),
+        ]
+    });
+    let header = [
+        "VM (recorded / simulated)",
+        "CPUs",
+        "LLC miss",
+        "local",
+        "traffic",
+    ];
+    say!("{}", table(&header, rows));
+    for note in &made.assumed {
+        say!("assumed: {note}");
+    }
+    for (note, vms) in recorded.assumed() {
+        say!("assumed of {}: {note}", vms.join(", "));
+    }
+    say!("simulate it: homenode sim {}", made.file);
+}
