@@ -379,6 +379,7 @@ impl VmSettings {
             Setting::Permit(permit) => self.permit == permit,
             Setting::MemoryPolicy(policy) => self.memory_policy == policy,
             Setting::MemoryFloor(floor) => self.memory_floor == floor,
+            Setting::Mode(mode) => self.mode == mode,
         }
     }
 
