@@ -1,6 +1,10 @@
 // What is asked of the agent, and what it answers.
 
 const KEY = "homenode.key";
+// An agent that says nothing for so long is taken to be gone.
+const PATIENCE = 35_000;
+// Answers that are kept.
+const KEPT_MOST = 20;
 
 // Why there is no answer, as the agent says it (RFC 9457).
 export class Problem extends Error {
@@ -33,7 +37,9 @@ const path = (route, params) => {
 async function ask(method, route, { signal, headers } = {}) {
   let answer;
   try {
-    answer = await fetch(route, { method, signal, headers, credentials: "same-origin", cache: "no-store" });
+    const patience = AbortSignal.timeout(PATIENCE);
+    const until = signal ? AbortSignal.any([signal, patience]) : patience;
+    answer = await fetch(route, { method, signal: until, headers, credentials: "same-origin", cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Gone("the agent does not answer");
@@ -45,6 +51,19 @@ async function ask(method, route, { signal, headers } = {}) {
 }
 
 export const get = (route, params, signal) => ask("GET", path(route, params), { signal });
+
+const kept = new Map();
+
+// The same, and no more often than this, in milliseconds, as long as it is about the same: reading its history costs the agent work.
+export async function getSeldom(about, apart, route, params, signal) {
+  const key = `${route} ${about}`;
+  const last = kept.get(key);
+  if (last && performance.now() - last.when < apart) return last.answer;
+  const answer = await get(route, params, signal);
+  if (kept.size >= KEPT_MOST) kept.clear();
+  kept.set(key, { when: performance.now(), answer });
+  return answer;
+}
 
 // Changes something, as an operator.
 export function change(method, route) {

@@ -36,6 +36,12 @@ function listen(element, handlers) {
   }
 }
 
+// Pixels across for what is in an element.
+export function room(element) {
+  const { paddingLeft, paddingRight } = getComputedStyle(element);
+  return element.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+}
+
 // Makes the children of `root` those of the tree.
 export function show(root, ...tree) {
   const next = root.cloneNode(false);

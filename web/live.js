@@ -5,23 +5,30 @@ const AGAIN = 2000;
 export class Live {
   // `onNews` is called at most once in `apart` milliseconds, and not while nobody looks at the page.
   constructor({ onNews, onState, apart = 1000 }) {
-    Object.assign(this, { onNews, onState, apart, last: 0, timer: null, isThere: null });
-    document.addEventListener("visibilitychange", () => this.news());
+    Object.assign(this, { onNews, onState, apart, last: 0, timer: null, isThere: null, stream: null });
+    // A browser has six connections to a server, for all of its tabs: those that nobody looks at keep none.
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.end() : this.start()));
+    window.addEventListener("pagehide", () => this.end());
     window.addEventListener("pageshow", (event) => event.persisted && this.start());
   }
 
   start() {
+    this.end();
     const stream = new EventSource("/v1/events");
+    this.stream = stream;
     stream.addEventListener("open", () => this.is(true));
     stream.addEventListener("epoch", () => this.news());
     stream.addEventListener("gap", () => this.news());
     stream.addEventListener("error", () => {
       this.is(false);
       // The browser tries again where a connection was lost, and does not where it was refused.
-      if (stream.readyState === EventSource.CLOSED) setTimeout(() => this.start(), AGAIN);
+      if (stream.readyState === EventSource.CLOSED) setTimeout(() => this.stream === stream && this.start(), AGAIN);
     });
-    // A page that is left keeps no connection of the agent's.
-    window.addEventListener("pagehide", () => stream.close(), { once: true });
+  }
+
+  end() {
+    this.stream?.close();
+    this.stream = null;
   }
 
   is(there) {

@@ -1,7 +1,7 @@
 // The host at one time: nodes with the VMs on them, links between them, every VM with its figures, and what happened.
 
 import { get } from "./api.js";
-import { h } from "./dom.js";
+import { h, room } from "./dom.js";
 import { happened } from "./events.js";
 import { bytes, clock, count, decimals, moment, nodes as nodeList, percent, rate } from "./format.js";
 import { SIGNS, controllerShare, ofNode, ofVm, trouble, worst } from "./limits.js";
@@ -51,7 +51,7 @@ function picture(page, seen, filter) {
   const columns = Math.max(Math.ceil(nodes.length / 2), 1);
   const rows = [nodes.slice(0, columns), nodes.slice(columns)];
   const places = new Map(rows.flatMap((row, number) => row.map(({ node }, index) => [node, { row: number, middle: (index + 0.5) / row.length }])));
-  const width = Math.max(document.getElementById("screen").clientWidth - 2, 300);
+  const width = Math.max(room(document.getElementById("screen")), 300);
   const on = Map.groupBy(vms, nodeOf);
   const draw = (row) => h("div", { class: "nodes", css: { "--columns": row.length } },
     row.map((node) => card(page, node, on.get(node.node) ?? [], filter)));

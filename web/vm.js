@@ -1,8 +1,8 @@
 // One VM over time: what concerns its speed, what was decided about it, and why it was slow.
 
-import { Problem, get, ofVm } from "./api.js";
+import { Problem, get, getSeldom, ofVm } from "./api.js";
 import { axis, chart, pointing, stack } from "./chart.js";
-import { h } from "./dom.js";
+import { h, room } from "./dom.js";
 import { bare } from "./events.js";
 import { bytes, clock, count, decimals, nodes, percent, rate, span } from "./format.js";
 import { SIGNS, ofVm as levels } from "./limits.js";
@@ -14,7 +14,9 @@ import { asked, panel } from "./why.js";
 // Of the width, what marks that are nearer to each other share a mark.
 const APART = 0.012;
 const MARKS_MOST = 500;
-const SIDE = 400;
+// Pixels across of what is beside the charts, and of their edges: as in the style sheet.
+const SIDE = 424;
+const EDGES = 2;
 
 // Name, key, text of a value, the top of the scale where it is fixed, and where it is not, the lowest.
 const SERIES = [
@@ -30,10 +32,13 @@ export async function vm(page) {
   const name = params.get("vm") ?? "";
   const at = isLive(range) ? null : stamp(range.at);
   const window = { from: stamp(range.from), to: stamp(range.to) };
+  // While it is followed live, no point is missed for longer than it stands for.
+  const about = JSON.stringify([name, range.last ?? window]);
+  const apart = Math.min(Math.max((range.to - range.from) / 300, 1000), 10_000);
   const [seen, past, made] = await Promise.all([
     orNone(get("/v1/overview", { at }, signal)),
-    orNone(get("/v1/history", { vm: name, ...window }, signal)),
-    orNone(get("/v1/decisions", { vm: name, ...window, limit: MARKS_MOST }, signal)),
+    orNone(getSeldom(about, apart, "/v1/history", { vm: name, ...window }, signal)),
+    orNone(getSeldom(about, apart, "/v1/decisions", { vm: name, ...window, limit: MARKS_MOST }, signal)),
   ]);
   const found = seen.vms?.find((one) => one.name === name || one.id === name);
   if (past.problem && !found) throw past.problem.kind === "no-history" ? await noSuchVm(name, signal, past.problem) : past.problem;
@@ -87,8 +92,8 @@ function figures(found) {
 
 function timeline(page, past, decided, answer) {
   const { range } = page;
-  const screen = document.getElementById("screen").clientWidth;
-  const width = Math.max(screen > 1000 ? screen - SIDE - 26 : screen - 4, 280);
+  const across = room(document.getElementById("screen"));
+  const width = Math.max((innerWidth > 1000 ? across - SIDE : across) - EDGES, 280);
   const points = past.points.map((point) => ({ ...point, ms: Date.parse(point.time) }));
   const view = { ...range, step: Math.max(past.step_ns / 1e6, 1000), width, stretches: answer?.stretches ?? [] };
   const series = SERIES.map(([name, key, text, most, least]) => ({ name, text, most, least, points: points.map((point) => [point.ms, point[key] ?? null]) }))

@@ -62,7 +62,7 @@ fn what_is_asked_is_answered_as_described_and_as_commands_print_it() {
     site.eventually("both VMs are there", |site| {
         (site.json("/v1/vms")["vms"].as_array()?.len() == 2).then_some(())
     });
-    for path in ["/v1/status", "/v1/vms", "/v1/nodes", "/v1/links"] {
+    for path in ["/v1/status", "/v1/vms", "/v1/overview", "/v1/nodes", "/v1/links"] {
         is_as_described(path, &site.json(path));
     }
     assert_eq!(site.json("/v1/openapi.json")["openapi"], "3.1.0");
@@ -154,6 +154,19 @@ fn the_past_is_told_in_pages_and_in_steps() {
     assert!((4..=5).contains(&points.len()), "{of_web}");
     assert_eq!(points[1]["periods_count"], 30);
     assert!(points[1]["cpus_used"].as_f64().unwrap() > 0.5, "{of_web}");
+    // The host as it was is the one of that time, with what had happened by then.
+    let minute = from + Duration::from_secs(60);
+    let then = site.json(&format!("/v1/overview?at={}", minute.to_rfc3339().replace('+', "%2B")));
+    is_as_described("/v1/overview", &then);
+    let seen: chrono::DateTime<chrono::Utc> = then["time"].as_str().unwrap().parse().unwrap();
+    assert!((minute - seen).num_milliseconds().abs() <= 1000, "{then}");
+    assert_eq!((&then["at_ns"], &then["vms"][1]["name"]), (&json!(60_000_000_000_u64), &json!("web")));
+    assert!(then["events"].as_array().unwrap().iter().any(|event| event["kind"] == "appeared"));
+    for at in ["2001-01-01T00:00:00Z", "2200-01-01T00:00:00Z"] {
+        let none = site.get(&format!("/v1/overview?at={at}"));
+        assert_eq!((none.status, none.problem().as_str()), (404, "nothing-known"));
+        assert!(none.body.contains("the history is from"), "{none:?}");
+    }
     let before = site.json("/v1/history?vm=web&from=2001-01-01T00:00:00Z&to=2001-01-01T01:00:00Z");
     assert_eq!(before["points"], json!([]));
 }
@@ -167,6 +180,9 @@ fn what_is_asked_wrongly_is_refused_with_a_problem_that_names_the_remedy() {
     for (path, status, kind, said) in [
         ("/v1/nope", 404, "no-such-path", "openapi.json"),
         ("/v1/vms/nobody", 404, "no-such-vm", "web"),
+        ("/assets/nope.js", 404, "no-such-path", ""),
+        ("/assets/..%2fCargo.toml", 404, "no-such-path", ""),
+        ("/v1/overview?at=now", 400, "bad-parameter", "03:12:00Z"),
         ("/v1/vms/%ff", 400, "bad-parameter", ""),
         ("/v1/history?vm=nobody", 404, "no-such-vm", "web"),
         ("/v1/history", 400, "bad-parameter", "vm"),

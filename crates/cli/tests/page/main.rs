@@ -101,13 +101,11 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
         browser.see("#screen[data-drawn=vm] .chart path").await;
         assert_eq!(browser.asked("vm").await, "web");
         // Where its misses go up, in the last chart but one.
-        let misses = browser.see("[data-key='LLC misses of references'] svg").await;
-        let (.., width, height) = misses.rectangle().await.unwrap();
         let at = browser
-            .run(&format!(
+            .run(
                 "const chart = document.querySelector(\"[data-key='LLC misses of references'] svg\").getBoundingClientRect(); \
-                 return [chart.left + {width} * 440 / 480, chart.top + {height} / 2]"
-            ))
+                 return [chart.left + chart.width * 440 / 480, chart.top + chart.height / 2]",
+            )
             .await;
         click_at(browser, at[0].as_f64().unwrap(), at[1].as_f64().unwrap()).await;
         let (wanted, shown) = (browser.at(440), browser.asked("at").await);
@@ -359,7 +357,7 @@ fn a_name_that_is_markup_is_shown_as_text() {
             assert_ne!(browser.client.title().await.unwrap(), "1");
         };
         screen(browser, "view=map", ".node").await;
-        is_text(".chips").await;
+        is_text(".map").await;
         is_text("tbody").await;
         is_text(".events").await;
         browser.click(".chip[href*='img']").await;
