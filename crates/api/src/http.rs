@@ -22,7 +22,7 @@ pub const DECISIONS: (u32, u32) = (100, 1000);
 /// Most points of a history.
 pub const POINTS_MAX: u64 = 2000;
 /// The longest stretch that one request reads.
-pub const HISTORY_MAX: Ns = Ns::from_secs(6 * 3600);
+pub const HISTORY_MAX: Ns = Ns::from_secs(24 * 3600);
 
 /// Where to listen: an address of this host's loopback alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +166,7 @@ pub struct HistoryQuery {
     pub vm: String,
     /// From when; an hour before the end unless it is said.
     pub from: Option<WallTime>,
-    /// To when; now unless it is said. What is more than six hours after the start is left out, and what cannot be read in 5
+    /// To when; now unless it is said. What is more than a day after the start is left out, and what cannot be read in 5
     /// seconds: `to` of the answer says so, and is where to ask from next.
     pub to: Option<WallTime>,
     /// Time that a point stands for, such as `10s` or `5min`; unless it is said, so that there are 300 points or less. It is
