@@ -323,9 +323,13 @@ pub struct RunArgs {
     /// twin or with --dry-run
     #[arg(long, value_name = "FILE")]
     pub history: Option<PathBuf>,
-    /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any that is free): metrics, and JSON below /v1. Loopback only
+    /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any that is free): metrics, and JSON below /v1. Elsewhere than on
+    /// loopback only with --web-config
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<Listen>,
+    /// TLS and passwords for --listen, in the format of Prometheus' exporters (docs/API.md)
+    #[arg(long, value_name = "FILE")]
+    pub web_config: Option<String>,
     /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

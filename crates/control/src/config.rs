@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::record;
+use crate::{http, record};
 
 /// The shortest time between samples: a sample of a large host takes some milliseconds.
 pub const PERIOD_MIN: Ns = Ns::from_millis(10);
@@ -113,6 +113,8 @@ pub struct Config {
     pub topology_feed: topology_feed::Config,
     /// How much of what happens is kept on disk.
     pub record: record::Config,
+    /// Who may ask over HTTP.
+    pub http: http::Config,
 }
 
 impl Default for Config {
@@ -129,6 +131,7 @@ impl Default for Config {
             overcommit: overcommit::Config::default(),
             topology_feed: topology_feed::Config::default(),
             record: record::Config::default(),
+            http: http::Config::default(),
         }
     }
 }
@@ -146,6 +149,7 @@ homenode_units::settings! {
         overcommit: Section,
         topology_feed: Section,
         record: Section,
+        http: Section,
     }
 }
 

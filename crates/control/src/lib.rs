@@ -26,6 +26,7 @@ mod config;
 mod epoch;
 mod event;
 mod foreign_changes;
+pub mod http;
 mod idle;
 mod recent;
 pub mod record;

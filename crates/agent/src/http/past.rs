@@ -67,8 +67,23 @@ pub(super) async fn decisions(
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     let next = rows.last().filter(|_| has_more).map(|row| row.id.to_string());
-    let decisions = rows.into_iter().map(decision).collect();
+    let decisions = rows.into_iter().map(row).collect();
     Ok(Json(Decisions { decisions, next }))
+}
+
+pub(super) async fn decision(
+    State(site): State<Site>,
+    id: Result<Path<i64>, PathRejection>,
+) -> Result<Json<DecisionRow>, Failed> {
+    let Path(id) = id?;
+    let wanted = Wanted {
+        kind: Some("decided".into()),
+        id: Some(id),
+        ..Wanted::default()
+    };
+    let found = ask(site, move |archive| Ok(archive.events(&wanted)?)).await?;
+    let found = found.into_iter().next().map(row);
+    found.map(Json).ok_or_else(|| Failed::no_such_decision(id))
 }
 
 pub(super) async fn why(
@@ -97,7 +112,7 @@ pub(super) async fn why(
     Ok(Json(answer.await?))
 }
 
-fn decision(row: EventRow) -> DecisionRow {
+fn row(row: EventRow) -> DecisionRow {
     DecisionRow {
         id: row.id,
         time: WallTime(row.wall_ns),
