@@ -14,6 +14,8 @@ use crate::wall_clock::WallClock;
 
 /// Events that are kept for those who come late; a list of moved frames counts for more than one.
 const KEPT_MAX: usize = 4096;
+/// Notices that may wait.
+const NOTICES_MAX: usize = 16;
 /// Moves that weigh as much as an event.
 const MOVES_PER_EVENT: usize = 64;
 /// Upper ends of the classes of durations, in seconds.
@@ -147,6 +149,8 @@ struct State {
     looked: Option<Instant>,
     kept: VecDeque<Arc<Message>>,
     kept_weight: usize,
+    /// What the operator should know.
+    notices: Vec<String>,
     /// The number of the next message.
     next: u64,
 }
@@ -221,6 +225,19 @@ impl Feed {
         Arc::make_mut(&mut state.sums).failed_looks += 1;
         state.trouble = Some(message.into());
         state.looked = Some(Instant::now());
+    }
+
+    /// Tells the operator something of who answers. Few wait: the loop may be busy.
+    pub(crate) fn notice(&self, text: String) {
+        let mut state = self.lock();
+        if state.notices.len() < NOTICES_MAX {
+            state.notices.push(text);
+        }
+    }
+
+    /// What the operator should know, each once.
+    pub(crate) fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.lock().notices)
     }
 
     /// The host as it was last seen, and why not later, if so.

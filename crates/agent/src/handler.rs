@@ -1,11 +1,12 @@
 //! What is answered to whom asks the agent: from what the loop knows, or once the loop has carried something out.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use homenode_api::answer::{
     Bill, FloorSet, Happened, ModeSet, Noted, Overview, PermitSet, Permits, PolicyAdvice, PolicySet,
     Promised, Suggestion, Vms,
 };
+use homenode_api::http::VmSettings;
 use homenode_api::{Answer, ApiError, Request};
 use homenode_control::{Control, Line, Remembered, Request as Ask, Status, VmStatus};
 use homenode_host::{Mode, Setting};
@@ -19,7 +20,7 @@ use crate::answers::promises::{dropped, promises};
 use crate::answers::recommendations::{judge, recommendations};
 use crate::answers::report::report;
 use crate::answers::working_sets::{can_be_watched, working_sets};
-use crate::answers::{named, no_such_vm, permits, placed};
+use crate::answers::{is_called, named, no_such_vm, permits, placed};
 use crate::wall_clock::WallClock;
 
 /// Why nothing is thought of a VM's memory policy.
@@ -42,20 +43,74 @@ pub(crate) enum Answered {
     Once(VmId, Setting, Answer),
 }
 
+/// Settings that an operator wants a VM to have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub vm: VmId,
+    /// What they were when it was asked for.
+    pub now: VmSettings,
+    pub wanted: VmSettings,
+}
+
 impl Handler {
+    /// What is set of a VM, by its name or UUID.
+    ///
+    /// # Errors
+    /// A VM that does not run.
+    pub(crate) fn in_force(&self, id: &str) -> Result<(VmId, VmSettings), ApiError> {
+        let control = self.looked()?;
+        let status = control.status(&self.machine);
+        let found = status.vms.iter().find(|vm| is_called(vm, id));
+        let vm = found.ok_or_else(|| no_such_vm(&status, id))?.id;
+        let settings = control.settings(vm).ok_or_else(|| no_such_vm(&status, id))?;
+        Ok((vm, VmSettings::of(&settings)))
+    }
+
+    /// What has to be set for a wish.
+    ///
+    /// # Errors
+    /// What the VM cannot have.
+    pub(crate) fn check(&self, wish: &Wish) -> Result<Vec<Setting>, ApiError> {
+        let Wish { vm, now, wanted } = *wish;
+        let control = self.looked()?;
+        if let Some(policy) = wanted
+            .memory_policy
+            .filter(|_| wanted.memory_policy != now.memory_policy)
+            && let Some(why) = control.objection(vm, policy)
+        {
+            let why = format!("the VM cannot have memory policy {policy}: {why}");
+            return Err(ApiError::Refused { why });
+        }
+        let changed = [
+            (now.permit != wanted.permit).then_some(Setting::Permit(wanted.permit)),
+            (now.memory_policy != wanted.memory_policy)
+                .then_some(Setting::MemoryPolicy(wanted.memory_policy)),
+            (now.memory_floor_bytes != wanted.memory_floor_bytes)
+                .then_some(Setting::MemoryFloor(wanted.memory_floor_bytes)),
+        ];
+        Ok(changed.into_iter().flatten().collect())
+    }
+
+    /// The loop's state, once it has looked at the host.
+    fn looked(&self) -> Result<MutexGuard<'_, Control>, ApiError> {
+        // A panic in the loop leaves the state as it was between two statements of a policy; answering from it is still right.
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        match control.has_looked() {
+            true => Ok(control),
+            // Whoever asks then looks at the host by itself.
+            false => Err(ApiError::NotYet {
+                why: "the agent has not looked at the host yet".to_owned(),
+            }),
+        }
+    }
+
     /// What is answered to this.
     ///
     /// # Errors
     /// A VM that does not run, a question that makes no sense, or what the agent cannot say or do.
     pub(crate) fn answer(&self, request: Request) -> Result<Answered, ApiError> {
         let machine = &self.machine;
-        // A panic in the loop leaves the state as it was between two statements of a policy; answering from it is still right.
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        if !control.has_looked() {
-            // Whoever asks then looks at the host by itself.
-            let why = "the agent has not looked at the host yet".to_owned();
-            return Err(ApiError::NotYet { why });
-        }
+        let mut control = self.looked()?;
         Ok(Answered::Now(match request {
             Request::Announce(announcement) => {
                 control.announce(announcement);

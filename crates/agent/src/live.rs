@@ -114,9 +114,9 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         Feed::new(clock),
         About::new(named.clone(), config, mode, run.commit),
         path.as_deref().filter(|_| history.is_kept()),
-        handler,
+        (handler, settings.clone()),
     );
-    let http = HttpServer::open_where_asked(run.listen, kept, site)?;
+    let http = HttpServer::open_where_asked(run.listen, kept, &config.http, site)?;
     let mut agent = Agent {
         control: Arc::clone(&control),
         settings,
@@ -132,7 +132,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         pace: Pace::Real,
     };
     agent.announce(named, None, mode);
-    agent.announce_address(http.as_ref().and_then(HttpServer::bound));
+    agent.announce_address(http.as_ref().and_then(HttpServer::url));
     let notices = |host: &mut LibvirtHost| {
         let lost = guard.as_mut().and_then(Watched::look);
         if let Some(guard) = &guard {

@@ -1,7 +1,6 @@
 //! The loop over one host, whichever it is, and how it is shown.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -139,9 +138,8 @@ impl Agent<'_> {
     }
 
     /// Says where it is listened on, if it is.
-    pub fn announce_address(&mut self, bound: Option<SocketAddr>) {
-        let Some(bound) = bound else { return };
-        let url = format!("http://{bound}");
+    pub fn announce_address(&mut self, url: Option<String>) {
+        let Some(url) = url else { return };
         self.output.line(&format!("listening at {url}"));
         self.output.object("listening", json!(Listening { url }));
     }
@@ -260,7 +258,9 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
             }
         }
         let of_history = self.agent.history.take_notices();
-        for notice in (self.notices)(host).into_iter().chain(of_history) {
+        let of_feed = self.agent.feed.as_ref().map(Feed::take_notices);
+        let of_feed = of_feed.into_iter().flatten();
+        for notice in (self.notices)(host).into_iter().chain(of_history).chain(of_feed) {
             self.agent.notice(&notice);
         }
         Ok(ControlFlow::Continue(()))

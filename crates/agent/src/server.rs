@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use homenode_api::{Answer, ApiError, REQUEST_BYTES_MAX, Reply, Request, remedy, socket_path};
-use homenode_host::ActionError;
+use homenode_linux::peer::GroupId;
 use homenode_linux::state_dir::StateDir;
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustix::process::{Resource, getrlimit};
 
 use crate::handler::{Answered, Handler};
-use crate::setting_queue::SettingQueue;
+use crate::setting_queue::{NotSet, SettingQueue};
 
 /// How long a client may take to say its request, and to take its answer, however it trickles.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -74,7 +74,7 @@ impl Server {
             "an agent is listening at {} already",
             path.display()
         );
-        let listener = listen(state, &path, SOCKET_MODE)?;
+        let listener = listen(state, &path, SOCKET_MODE, None)?;
         let mut listener = UnixListener::from_std(listener);
         let poll = Poll::new().context("cannot wait for clients")?;
         let registry = poll.registry();
@@ -114,15 +114,20 @@ fn clients_max() -> usize {
     half.clamp(1, CLIENTS_MAX)
 }
 
-/// A socket with these rights: it has them before it comes to where it is looked for. What was there is replaced.
-pub(crate) fn listen(state: &Path, path: &Path, mode: u32) -> anyhow::Result<net::UnixListener> {
-    bind(state, path, mode).map_err(|e| {
+/// A socket with these rights, of this group: it has them before it comes to where it is looked for. What was there is replaced.
+pub(crate) fn listen(
+    state: &Path,
+    path: &Path,
+    mode: u32,
+    group: Option<GroupId>,
+) -> anyhow::Result<net::UnixListener> {
+    bind(state, path, mode, group).map_err(|e| {
         let remedy = e.downcast_ref::<std::io::Error>().map_or("", remedy);
         e.context(format!("cannot listen at {}{remedy}", path.display()))
     })
 }
 
-fn bind(state: &Path, path: &Path, mode: u32) -> anyhow::Result<net::UnixListener> {
+fn bind(state: &Path, path: &Path, mode: u32, group: Option<GroupId>) -> anyhow::Result<net::UnixListener> {
     let name = path
         .file_name()
         .and_then(|name| name.to_str())
@@ -131,6 +136,9 @@ fn bind(state: &Path, path: &Path, mode: u32) -> anyhow::Result<net::UnixListene
     let _ = std::fs::remove_file(&hidden);
     let bound = net::UnixListener::bind(&hidden);
     let listener = bound.with_context(|| format!("cannot make {}", hidden.display()))?;
+    if let Some(group) = group {
+        std::os::unix::fs::lchown(&hidden, None, Some(group.number()))?;
+    }
     std::fs::set_permissions(&hidden, Permissions::from_mode(mode))?;
     std::fs::rename(&hidden, path).with_context(|| format!("cannot put it at {}", path.display()))?;
     listener.set_nonblocking(true)?;
@@ -149,7 +157,7 @@ impl Drop for Server {
 }
 
 /// What the loop has carried out, by the client that asked for it.
-type CarriedOut = Arc<Mutex<Vec<(usize, Result<(), ActionError>)>>>;
+type CarriedOut = Arc<Mutex<Vec<(usize, Result<(), NotSet>)>>>;
 
 /// The thread that serves.
 struct Serving {

@@ -1,21 +1,36 @@
-//! Settings that operators ask for through the server: the loop carries them out, as it alone owns the host.
+//! Settings that operators ask for through the servers: the loop carries them out, as it alone owns the host.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_control::Control;
-use homenode_host::{ActionError, Bell, Host, Setting};
+use homenode_host::{ActionError, Bell, Host, Setting, VmSettings};
 use homenode_units::VmId;
 
 use crate::feed::Feed;
 
-/// Who is told what came of a setting.
-type Told = Box<dyn FnOnce(Result<(), ActionError>) + Send>;
+/// Why settings are not in force.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum NotSet {
+    /// The host could not; what comes before it in the list is in force.
+    #[error("{0}")]
+    Failed(#[from] ActionError),
+    /// They are not any more what they were when it was asked for.
+    #[error("somebody else set something of that VM meanwhile")]
+    Changed,
+}
 
-/// A setting of a VM that is to be carried out.
+/// Who is told what came of settings.
+type Told = Box<dyn FnOnce(Result<(), NotSet>) + Send>;
+/// What must still hold of a VM's settings.
+type Holds = Box<dyn FnOnce(&VmSettings) -> bool + Send>;
+
+/// Settings of a VM that are to be carried out.
 struct Pending {
     vm: VmId,
-    setting: Setting,
+    settings: Vec<Setting>,
+    holds: Holds,
     told: Told,
 }
 
@@ -24,6 +39,12 @@ struct Pending {
 pub struct SettingQueue {
     bell: Bell,
     queue: Arc<Mutex<VecDeque<Pending>>>,
+}
+
+impl fmt::Debug for SettingQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SettingQueue").finish_non_exhaustive()
+    }
 }
 
 impl SettingQueue {
@@ -36,31 +57,55 @@ impl SettingQueue {
     }
 
     /// Asks that something of a VM be set; `told` is called by the loop, once that was tried.
-    pub fn set(
+    pub fn set(&self, vm: VmId, setting: Setting, told: impl FnOnce(Result<(), NotSet>) + Send + 'static) {
+        self.set_where(vm, vec![setting], |_| true, told);
+    }
+
+    /// Asks for several, one after the other, if `holds` of the VM's settings when the loop comes to them: nobody else sets
+    /// something between that and them. The first that fails ends it.
+    pub fn set_where(
         &self,
         vm: VmId,
-        setting: Setting,
-        told: impl FnOnce(Result<(), ActionError>) + Send + 'static,
+        settings: Vec<Setting>,
+        holds: impl FnOnce(&VmSettings) -> bool + Send + 'static,
+        told: impl FnOnce(Result<(), NotSet>) + Send + 'static,
     ) {
-        let told = Box::new(told);
-        self.lock().push_back(Pending { vm, setting, told });
+        self.lock().push_back(Pending {
+            vm,
+            settings,
+            holds: Box::new(holds),
+            told: Box::new(told),
+        });
         self.bell.ring();
     }
 
-    /// Carries out what waits now: whoever asks once he is told so is shown it, and so are those who look at the feed. What comes meanwhile waits for the next time: a client that asks without end must not keep
-    /// the loop.
+    /// Carries out what waits now. Answers and the feed show it from then on. What comes meanwhile waits for the next time: a client
+    /// that asks without end must not keep the loop.
     pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>, feed: Option<&Feed>) {
         let waits = std::mem::take(&mut *self.lock());
-        for Pending { vm, setting, told } in waits {
-            let done = host.set(vm, setting);
-            if done.is_ok() {
-                let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
-                control.was_set(vm, setting);
-                if let Some(feed) = feed {
-                    feed.refresh(control.status(host.machine()));
-                }
-            }
-            told(done);
+        for pending in waits {
+            let control = || control.lock().unwrap_or_else(PoisonError::into_inner);
+            let Pending {
+                vm,
+                settings,
+                holds,
+                told,
+            } = pending;
+            // A VM that is gone is for the host to say.
+            let is_changed = control().settings(vm).is_some_and(|now| !holds(&now));
+            told(if is_changed {
+                Err(NotSet::Changed)
+            } else {
+                settings.into_iter().try_for_each(|setting| {
+                    host.set(vm, setting)?;
+                    let mut control = control();
+                    control.was_set(vm, setting);
+                    if let Some(feed) = feed {
+                        feed.refresh(control.status(host.machine()));
+                    }
+                    Ok(())
+                })
+            });
         }
     }
 

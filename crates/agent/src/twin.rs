@@ -86,9 +86,9 @@ pub fn run(
         Feed::new(clock),
         About::new(name.clone(), config, run.mode, run.commit),
         run.history.as_deref().filter(|_| history.is_kept()),
-        handler,
+        (handler, settings.clone()),
     );
-    let http = HttpServer::open_where_asked(run.listen, state, site)?;
+    let http = HttpServer::open_where_asked(run.listen, state, &config.http, site)?;
     let trace = run
         .trace
         .as_deref()
@@ -109,7 +109,7 @@ pub fn run(
         pace: run.pace,
     };
     agent.announce(name, Some(spec.seed), run.mode);
-    agent.announce_address(http.as_ref().and_then(HttpServer::bound));
+    agent.announce_address(http.as_ref().and_then(HttpServer::url));
     agent.run(&mut twin, |_| Vec::new(), Twin::finished);
     drop((server, http));
     Ok(())

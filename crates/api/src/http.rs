@@ -7,7 +7,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
 
 use homenode_control::{LinkStatus, Mode, NodeStatus, Status};
-use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,9 +23,9 @@ pub const DECISIONS: (u32, u32) = (100, 1000);
 /// Most points of a history.
 pub const POINTS_MAX: u64 = 2000;
 /// The longest stretch that one request reads.
-pub const HISTORY_MAX: Ns = Ns::from_secs(6 * 3600);
+pub const HISTORY_MAX: Ns = Ns::from_secs(24 * 3600);
 
-/// Where to listen: an address of this host's loopback alone.
+/// Where to listen. What else than loopback takes is for the agent to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen(SocketAddr);
 
@@ -52,13 +52,6 @@ impl FromStr for Listen {
         let address = address.ok_or_else(|| {
             format!("`{text}` is no address and port: write `127.0.0.1:9464` or `[::1]:9464`")
         })?;
-        if !address.ip().is_loopback() {
-            return Err(format!(
-                "{} can be reached from elsewhere, and this version has neither TLS nor passwords: listen on 127.0.0.1, \
-                 and let a proxy that has both pass on what may be seen",
-                address.ip()
-            ));
-        }
         Ok(Listen(address))
     }
 }
@@ -187,7 +180,7 @@ pub struct HistoryQuery {
     pub vm: String,
     /// From when; an hour before the end unless it is said.
     pub from: Option<WallTime>,
-    /// To when; now unless it is said. What is more than six hours after the start is left out, and what cannot be read in 5
+    /// To when; now unless it is said. What is more than a day after the start is left out, and what cannot be read in 5
     /// seconds: `to` of the answer says so, and is where to ask from next.
     pub to: Option<WallTime>,
     /// Time that a point stands for, such as `10s` or `5min`; unless it is said, so that there are 300 points or less. It is
@@ -300,6 +293,13 @@ mod whole {
         whole(&Number::deserialize(d)?, (0, MAX)).map(Bytes)
     }
 
+    pub(super) fn floor<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bytes>, D::Error> {
+        let number = Option::<Number>::deserialize(d)?;
+        number
+            .map(|number| whole(&number, (0, MAX)).map(Bytes))
+            .transpose()
+    }
+
     pub(super) fn bandwidth<'de, D: Deserializer<'de>>(d: D) -> Result<Option<BytesPerSec>, D::Error> {
         let number = Option::<Number>::deserialize(d)?;
         number
@@ -347,6 +347,35 @@ impl Evaluated {
             nodes: placed.nodes,
             reasons: placed.reasons,
             figures: placed.figures,
+        }
+    }
+}
+
+/// What an operator may set of a VM while it runs: all of it at once, `null` for what is not set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmSettings {
+    /// What it books: it is held to it.
+    #[serde(deserialize_with = "Option::deserialize")]
+    #[schemars(required)]
+    pub permit: Option<Permit>,
+    /// How its memory is placed and moved; the agent chooses where it is not set.
+    #[serde(deserialize_with = "Option::deserialize")]
+    #[schemars(required)]
+    pub memory_policy: Option<MemoryPolicy>,
+    /// How little memory it may be left with; the agent takes none of it where it is not set.
+    #[serde(deserialize_with = "whole::floor")]
+    #[schemars(required, extend("minimum" = 0, "maximum" = whole::MAX))]
+    pub memory_floor_bytes: Option<Bytes>,
+}
+
+impl VmSettings {
+    /// Of all that is set of a VM.
+    pub fn of(settings: &homenode_host::VmSettings) -> VmSettings {
+        VmSettings {
+            permit: settings.permit,
+            memory_policy: settings.memory_policy,
+            memory_floor_bytes: settings.memory_floor,
         }
     }
 }
@@ -408,9 +437,9 @@ mod tests {
     use crate::answer::{Placed, Shares};
 
     #[test]
-    fn only_loopback_is_listened_on() {
+    fn where_to_listen_is_an_address_and_a_port() {
         let listen = |text: &str| text.parse::<Listen>();
-        for good in ["127.0.0.1:0", "127.0.0.5:9464", "[::1]:9464", "localhost:80"] {
+        for good in ["127.0.0.1:0", "0.0.0.0:9464", "[::1]:9464", "localhost:80"] {
             assert!(listen(good).is_ok(), "{good}");
         }
         for bad in [
@@ -422,9 +451,6 @@ mod tests {
             "127.0.0.1:99999",
         ] {
             assert!(listen(bad).unwrap_err().contains("no address"), "{bad}");
-        }
-        for open in ["0.0.0.0:80", "[::]:80", "192.0.2.1:80", "[::ffff:127.0.0.1]:80"] {
-            assert!(listen(open).unwrap_err().contains("TLS"), "{open}");
         }
     }
 

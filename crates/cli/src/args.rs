@@ -337,13 +337,17 @@ pub struct RunArgs {
     /// twin or with --dry-run
     #[arg(long, value_name = "FILE")]
     pub history: Option<PathBuf>,
-    /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any that is free): metrics, and JSON below /v1. Loopback only
+    /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any that is free): metrics, and JSON below /v1. Elsewhere than on
+    /// loopback only with --web-config
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<Listen>,
     /// Serve the page for browsers (docs/PAGE.md): where --listen says, else at 127.0.0.1:9464, or at a free port where that one is
     /// taken. Where no history is kept, one is until the run ends
     #[arg(long)]
     pub web: bool,
+    /// TLS and passwords for --listen, in the format of Prometheus' exporters (docs/API.md)
+    #[arg(long, value_name = "FILE")]
+    pub web_config: Option<String>,
     /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

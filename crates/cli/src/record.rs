@@ -254,8 +254,8 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
         vm: args.vm.clone(),
         policy: args.policy.clone(),
         kind: args.kind.clone(),
-        before_id: None,
         limit: (args.last > 0).then_some(args.last),
+        ..Wanted::default()
     };
     let span = archive.span(Kind::Status)?;
     let run = |run: homenode_recorder::Run| RecordRun {

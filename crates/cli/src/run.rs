@@ -144,6 +144,10 @@ fn config(args: &RunArgs) -> anyhow::Result<Config> {
     config.period = args.period.unwrap_or(config.period);
     config.policies = args.policies.unwrap_or(config.policies);
     config.mode = args.mode.unwrap_or(config.mode);
+    if let Some(web_config) = &args.web_config {
+        config.http.web_config.clone_from(web_config);
+    }
+    homenode_agent::http::check(args.listen, &config.http).map_err(bad_input)?;
     // A file's settings were checked as they were read; what the command line puts in their place is of the same kind.
     config
         .check()

@@ -285,7 +285,7 @@ fn what_is_no_http_or_comes_from_elsewhere_is_refused_and_the_agent_goes_on() {
     );
     assert_eq!(site.get("/-/healthy").status, 200);
 
-    for address in ["0.0.0.0:0", "192.0.2.1:80", "[::]:0"] {
+    for address in ["0.0.0.0:0", "192.0.2.1:80", "[::]:0", "[::ffff:127.0.0.1]:0"] {
         let (status, said) = refused(&run(&["run", "--host", "twin", "--listen", address]));
         assert!(
             status == 2 && said.contains("TLS") && said.contains("127.0.0.1"),

@@ -93,13 +93,18 @@ struct Prometheus {
 
 impl Prometheus {
     fn of(agent: SocketAddr) -> Prometheus {
+        Prometheus::with(agent, "")
+    }
+
+    /// With more settings of the job that asks.
+    fn with(agent: SocketAddr, more: &str) -> Prometheus {
         let dir = tempfile::tempdir().unwrap();
         let rules = deploy().join("prometheus/homenode.rules.yml");
         let config = format!(
             "global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}}\n\
              rule_files: [{}]\n\
              scrape_configs:\n\
-             - {{job_name: homenode, static_configs: [{{targets: ['{agent}']}}]}}\n",
+             - {{job_name: homenode, {more} static_configs: [{{targets: ['{agent}']}}]}}\n",
             rules.display()
         );
         std::fs::write(dir.path().join("prometheus.yml"), config).unwrap();
@@ -213,6 +218,33 @@ fn every_rule_and_every_panel_has_data_from_an_agent_on_the_twin() {
 }
 
 #[test]
+fn prometheus_asks_over_tls_with_a_password() {
+    let tls = tempfile::tempdir().unwrap();
+    let path = |name: &str| tls.path().join(name).display().to_string();
+    succeeds(Command::new("openssl").current_dir(tls.path()).args([
+        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        "-subj", "/CN=homenode", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "server.key", "-out", "server.crt",
+    ]));
+    // bcrypt of `correct horse`.
+    let web = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n\
+               basic_auth_users: {prometheus: $2b$04$K08QjgoDisLXmecYm6C23Ol5IpNA4Oymq6Olsi34gjEulRPJlE/5G}\n";
+    std::fs::write(path("web.yml"), web).unwrap();
+    let args = ["--fast", "--listen", "0.0.0.0:0", "--web-config", &path("web.yml")];
+    let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &args);
+    let as_user = |password: &str| {
+        format!(
+            "scheme: https, basic_auth: {{username: prometheus, password: '{password}'}}, tls_config: {{ca_file: {}}},",
+            path("server.crt")
+        )
+    };
+    let prometheus = Prometheus::with(site.address, &as_user("correct horse"));
+    prometheus.has_data("up{job=\"homenode\"} == 1", "the agent over TLS");
+    prometheus.has_data("homenode_vm_cpus_used", "its metrics");
+    let stranger = Prometheus::with(site.address, &as_user("wrong"));
+    stranger.has_data("up{job=\"homenode\"} == 0", "somebody with a wrong password");
+}
+
+#[test]
 fn promtool_finds_nothing_in_metrics_and_rules_and_alerts_fire_when_they_should() {
     let site = site();
     let mut check = promtool()
@@ -253,12 +285,15 @@ fn promtool_finds_nothing_in_metrics_and_rules_and_alerts_fire_when_they_should(
 fn schemathesis_finds_nothing() {
     let site = site();
     let url = format!("http://{}/v1/openapi.json", site.address);
+    let operator = site.as_operator();
     // A stream does not end: `http.rs` has its tests.
     let what = [
         "run",
         &url,
         "--exclude-path",
         "/v1/events",
+        "-H",
+        operator.trim(),
         "--seed",
         "1",
         "--max-examples",

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{recommendations, record, stages};
+use crate::{http, recommendations, record, stages};
 
 /// The shortest time between samples: a sample of a large host takes some milliseconds.
 pub const PERIOD_MIN: Ns = Ns::from_millis(10);
@@ -145,6 +145,8 @@ pub struct Config {
     pub topology_feed: topology_feed::Config,
     /// How much of what happens is kept on disk.
     pub record: record::Config,
+    /// Who may ask over HTTP.
+    pub http: http::Config,
 }
 
 impl Default for Config {
@@ -164,6 +166,7 @@ impl Default for Config {
             overcommit: overcommit::Config::default(),
             topology_feed: topology_feed::Config::default(),
             record: record::Config::default(),
+            http: http::Config::default(),
         }
     }
 }
@@ -184,6 +187,7 @@ homenode_units::settings! {
         overcommit: Section,
         topology_feed: Section,
         record: Section,
+        http: Section,
     }
 }
 

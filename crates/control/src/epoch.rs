@@ -301,8 +301,7 @@ impl Control {
         }
         let mut sample = sample.clone();
         for vm in &mut sample.vms {
-            let since = self.since.iter().filter(|set| set.vm == vm.id);
-            since.for_each(|set| vm.settings.set(set.setting));
+            self.with_set_since(vm.id, &mut vm.settings);
         }
         Status::new(machine, &sample, rates, known)
     }

@@ -29,6 +29,7 @@ mod epoch;
 mod event;
 mod foreign_changes;
 mod gate;
+pub mod http;
 mod idle;
 mod recent;
 pub mod recommendations;
@@ -42,7 +43,7 @@ mod turn;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use homenode_host::Mode;
-use homenode_host::{Rates, Sample, Setting};
+use homenode_host::{Rates, Sample, Setting, VmSettings};
 use homenode_policy::placement::{Announcement, Ledger};
 use homenode_policy::{permits, topology_feed};
 use homenode_units::{NodeSet, Ns, VmId};
@@ -161,7 +162,8 @@ impl Control {
         self.bill.forget_before(hour);
     }
 
-    /// The operator set something of a VM, and the host has carried it out: from now on it is shown. Who sets a permit wants the agent to decide on its CPU quota, whoever changed that.
+    /// The operator set something of a VM, and the host has carried it out: from now on it is shown. Who sets a permit wants the
+    /// agent to decide on its CPU quota, whoever changed that.
     pub fn was_set(&mut self, vm: VmId, setting: Setting) {
         if let Setting::Permit(_) = setting {
             self.inputs.push(Input::PermitSet { vm });
@@ -174,6 +176,18 @@ impl Control {
             setting,
             samples_left: SHOWN_WITHOUT,
         });
+    }
+
+    /// What is set of a VM: as it was last seen, and what was carried out since. `None` where it was not seen.
+    pub fn settings(&self, vm: VmId) -> Option<VmSettings> {
+        let mut settings = self.sample()?.vm(vm)?.settings.clone();
+        self.with_set_since(vm, &mut settings);
+        Some(settings)
+    }
+
+    fn with_set_since(&self, vm: VmId, settings: &mut VmSettings) {
+        let since = self.since.iter().filter(|set| set.vm == vm);
+        since.for_each(|set| settings.set(set.setting));
     }
 
     /// What the operator set.

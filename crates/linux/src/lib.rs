@@ -25,6 +25,7 @@
 //! | [`domain`] | libvirt's domain XML |
 //! | [`journal`], [`guard`], [`lock`] | crash safety: what was changed, who undoes it when the agent dies, who may act |
 //! | [`mark`] | none of its own: what a VM's own metadata says was changed, where the journal is lost or elsewhere |
+//! | [`peer`] | `SO_PEERCRED`, `SO_PEERGROUPS`: who is at the other end of a socket |
 //! | [`state_dir`] | files that are the agent's alone |
 //! | [`topology_server`] | none of its own: gives VMs the pages that tell them where they are |
 //! | [`numad_hook`] | what libvirt's prepare hook says of the domain that is about to start |
@@ -52,6 +53,7 @@ pub mod numa_maps;
 pub mod numad_hook;
 pub mod pagemap;
 pub mod pages;
+pub mod peer;
 pub mod perf;
 pub mod proc_stat;
 mod read;

@@ -88,7 +88,20 @@ impl StateDir {
         Ok(StateDir { path, dir })
     }
 
-    /// The same, but makes and changes nothing; `None` where there is none.
+    /// Opens a state directory itself, where what others may look for lies, and makes what is missing.
+    ///
+    /// # Errors
+    /// As [`StateDir::open`].
+    pub fn open_public(state: &Path) -> Result<StateDir, StateError> {
+        StateDir::open(state)?;
+        let dir = directory(CWD, state, state)?;
+        Ok(StateDir {
+            path: state.to_owned(),
+            dir: dir.ok_or_else(|| StateError::new("open", state, "it went away"))?,
+        })
+    }
+
+    /// The same as [`StateDir::open`], but makes and changes nothing; `None` where there is none.
     ///
     /// # Errors
     /// When it cannot be opened, or belongs to or can be changed by another user.

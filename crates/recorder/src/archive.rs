@@ -8,9 +8,9 @@ use rusqlite::{Connection, Row, ToSql};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::columns;
+use crate::columns::{self, Pick};
 use crate::schema::{self, Kind, RecordError};
-use crate::store::{self, decompress, whole};
+use crate::store::{self, decompress, decompressed, whole};
 
 /// A history that is read.
 #[derive(Debug)]
@@ -93,6 +93,8 @@ pub struct Wanted {
     pub policy: Option<String>,
     /// Of this kind.
     pub kind: Option<String>,
+    /// The one of this number.
+    pub id: Option<i64>,
     /// Before the one of this number.
     pub before_id: Option<i64>,
     /// At most this number, the last ones.
@@ -147,7 +149,7 @@ impl Archive {
                 "SELECT {EVENT} FROM event
              WHERE (?1 IS NULL OR last_wall_ns >= ?1) AND (?2 IS NULL OR wall_ns <= ?2)
                AND (?3 IS NULL OR name = ?3 OR vm = ?3) AND (?4 IS NULL OR policy = ?4) AND (?5 IS NULL OR kind = ?5)
-               AND (?6 IS NULL OR id < ?6)
+               AND (?6 IS NULL OR id < ?6) AND id = ifnull(?8, id)
              ORDER BY id DESC LIMIT ?7"
             ),
             &[
@@ -158,6 +160,7 @@ impl Archive {
                 &wanted.kind,
                 &wanted.before_id,
                 &limit,
+                &wanted.id,
             ],
             event,
         )?;
@@ -228,6 +231,7 @@ impl Archive {
             tail: tail.into_iter(),
             last: None,
             damaged: Vec::new(),
+            pick: Pick::All,
         })
     }
 
@@ -341,9 +345,16 @@ pub struct Frames<'a> {
     /// A minute that became a block since the tail was read is in both: what was given is not given again.
     last: Option<(i64, Ns)>,
     damaged: Vec<String>,
+    pick: Pick<'a>,
 }
 
-impl Frames<'_> {
+impl<'a> Frames<'a> {
+    /// Reads only so much of each period; of those in the last minute there is more.
+    #[must_use]
+    pub fn only(self, pick: Pick<'a>) -> Frames<'a> {
+        Frames { pick, ..self }
+    }
+
     /// Whether all that was to be given could be read.
     ///
     /// # Errors
@@ -366,7 +377,7 @@ impl Frames<'_> {
             .archive
             .rows("SELECT frames FROM block WHERE id = ?", &[&id], read)?;
         let Some(bytes) = bytes.first() else { return Ok(()) };
-        let Some(frames) = unpacked(bytes, count) else {
+        let Some(frames) = unpacked(bytes, count, self.pick) else {
             self.damaged.push(id.to_string());
             return Ok(());
         };
@@ -421,10 +432,12 @@ fn json(row: &Row<'_>, at: usize) -> rusqlite::Result<Value> {
     Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
 }
 
-/// The periods of a block.
-pub(crate) fn unpacked(bytes: &[u8], count: i64) -> Option<Vec<(Ns, i64, Value)>> {
+/// The periods of a block, and of each what is wanted.
+pub(crate) fn unpacked(bytes: &[u8], count: i64, pick: Pick<'_>) -> Option<Vec<(Ns, i64, Value)>> {
     let count = usize::try_from(count).ok().filter(|count| *count <= 1 << 16)?;
-    let frames = columns::unpack(&decompress(bytes)?, count)?;
+    let keys = [("at_ns", Pick::All), ("wall_ns", Pick::All), ("frame", pick)];
+    let column = columns::read(&decompressed(bytes)?, Pick::Keys(&keys)).ok()?;
+    let frames = columns::unpack(&column, count)?;
     let frame = |mut frame: Value| {
         let at = frame["at_ns"].as_i64()?;
         Some((

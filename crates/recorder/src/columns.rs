@@ -12,7 +12,11 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
+use serde::de::{
+    Deserialize as _, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::{Map, Value, json};
 
 /// Deeper nesting is written as it is.
@@ -136,6 +140,187 @@ fn by_id(list: &[Value]) -> Option<BTreeMap<&str, &Value>> {
 /// The values of a column that has this number of them; `None` where it is damaged, or longer than any minute of a host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
     unpack_within(column, count, &mut { WEIGHT_MAX })
+}
+
+/// What of each value is wanted: who asks for little reads little.
+#[derive(Clone, Copy, Debug)]
+pub enum Pick<'a> {
+    /// All of it.
+    All,
+    /// These keys of an object.
+    Keys(&'a [(&'a str, Pick<'a>)]),
+    /// Of a list of objects those whose `id` or `name` is this, and of them so much. They come as an object by their ids where
+    /// the column has them so, else as the list that they are in.
+    Called(&'a str, &'a Pick<'a>),
+}
+
+impl Pick<'_> {
+    /// What of a key is wanted.
+    fn of(&self, key: &str) -> Option<Pick<'_>> {
+        match self {
+            Pick::All | Pick::Called(..) => Some(Pick::All),
+            Pick::Keys(keys) => keys.iter().find(|(name, _)| *name == key).map(|(_, pick)| *pick),
+        }
+    }
+
+    /// Takes away what is not wanted.
+    fn prune(&self, value: &mut Value) {
+        match (self, value) {
+            (Pick::Keys(_), Value::Object(fields)) => {
+                fields.retain(|key, value| self.of(key).map(|pick| pick.prune(value)).is_some());
+            }
+            (Pick::Called(name, pick), Value::Array(items)) => {
+                items.retain(|item| is_called(item, name));
+                items.iter_mut().for_each(|item| pick.prune(item));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn is_called(item: &Value, name: &str) -> bool {
+    let is = |key: &str| {
+        item[key]
+            .as_str()
+            .is_some_and(|text| text.eq_ignore_ascii_case(name))
+    };
+    is("id") || item["name"] == *name
+}
+
+/// Reads a column from its text, and passes over what is not wanted.
+///
+/// # Errors
+/// What is no JSON, or no column where some of it is wanted.
+pub fn read(text: &[u8], pick: Pick<'_>) -> serde_json::Result<Value> {
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let column = Column(pick).deserialize(&mut reader)?;
+    reader.end()?;
+    Ok(column)
+}
+
+/// A column that is read.
+#[derive(Clone, Copy)]
+struct Column<'a>(Pick<'a>);
+
+impl<'de> DeserializeSeed<'de> for Column<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        match self.0 {
+            Pick::All => Value::deserialize(from),
+            Pick::Keys(_) | Pick::Called(..) => from.deserialize_seq(self),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for Column<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a column")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Value, A::Error> {
+        let missing = || A::Error::custom("a column ends early");
+        let tag: String = parts.next_element()?.ok_or_else(missing)?;
+        let column = match (tag.as_str(), self.0) {
+            ("{", pick) => {
+                let fields = parts.next_element_seed(Fields(pick))?.ok_or_else(missing)?;
+                json!(["{", fields])
+            }
+            ("@", pick @ Pick::Called(..)) => {
+                let fields = parts.next_element_seed(Fields(pick))?.ok_or_else(missing)?;
+                parts.next_element::<IgnoredAny>()?.ok_or_else(missing)?;
+                json!(["{", fields])
+            }
+            ("?", pick) => {
+                let which: Value = parts.next_element()?.ok_or_else(missing)?;
+                json!([
+                    "?",
+                    which,
+                    parts.next_element_seed(Column(pick))?.ok_or_else(missing)?
+                ])
+            }
+            (tag, pick) => {
+                let mut all = vec![json!(tag)];
+                while let Some(mut value) = parts.next_element::<Value>()? {
+                    if matches!(tag, "=" | "*") {
+                        pick.prune(&mut value);
+                    }
+                    all.push(value);
+                }
+                return Ok(all.into());
+            }
+        };
+        match parts.next_element::<IgnoredAny>()? {
+            None => Ok(column),
+            Some(_) => Err(A::Error::custom("a column goes on after its end")),
+        }
+    }
+}
+
+/// The columns of fields, or of objects by their ids.
+struct Fields<'a>(Pick<'a>);
+
+impl<'de> DeserializeSeed<'de> for Fields<'_> {
+    type Value = Map<String, Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Fields<'_> {
+    type Value = Map<String, Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("columns by their keys")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
+        let mut columns = Map::new();
+        while let Some(key) = from.next_key::<String>()? {
+            let column = match self.0 {
+                Pick::Called(name, pick) => {
+                    let column = from.next_value_seed(Column(*pick))?;
+                    let is_wanted = key.eq_ignore_ascii_case(name) || is_ever_called(&column, name);
+                    is_wanted.then_some(column)
+                }
+                pick => match pick.of(&key) {
+                    Some(pick) => Some(from.next_value_seed(Column(pick))?),
+                    None => {
+                        from.next_value::<IgnoredAny>()?;
+                        None
+                    }
+                },
+            };
+            columns.extend(column.map(|column| (key, column)));
+        }
+        Ok(columns)
+    }
+}
+
+/// Whether one of a column's objects has this name.
+fn is_ever_called(column: &Value, name: &str) -> bool {
+    let Some((tag, rest)) = column.as_array().and_then(|parts| parts.split_first()) else {
+        return false;
+    };
+    match (tag.as_str(), rest) {
+        (Some("{"), [columns]) => {
+            let names = columns["name"].as_array();
+            names.is_some_and(|names| names.iter().any(|part| says(part, name)))
+        }
+        (Some("?"), [_, column]) => is_ever_called(column, name),
+        (_, values) => values.iter().any(|value| value["name"] == *name),
+    }
+}
+
+/// Whether a part of a column of texts is or holds this.
+fn says(part: &Value, name: &str) -> bool {
+    part == name
+        || part
+            .as_array()
+            .is_some_and(|parts| parts.iter().any(|part| says(part, name)))
 }
 
 /// What a value takes, in values and bytes of text.
@@ -300,7 +485,55 @@ mod tests {
         })
     }
 
+    #[test]
+    fn who_asks_for_one_of_a_list_gets_what_all_would_have_given() {
+        let vm = |id: &str, name: &str, n: u64| json!({"id": id, "name": name, "n": n, "more": [n, n]});
+        let values = [
+            json!({"at": 1, "vms": [vm("a", "web", 1), vm("b", "db", 2)], "rest": [1, 2]}),
+            json!({"at": 2, "vms": [vm("b", "db", 3)], "rest": [3]}),
+            // It comes again in another place, and is called otherwise then.
+            json!({"at": 3, "vms": [vm("b", "db", 4), vm("a", "shop", 5)], "rest": []}),
+        ];
+        let text = serde_json::to_vec(&pack(&values)).unwrap();
+        let of_vm = Pick::Keys(&[("id", Pick::All), ("name", Pick::All), ("n", Pick::All)]);
+        for (name, seen) in [
+            ("web", vec![1, 5]),
+            ("A", vec![1, 5]),
+            ("db", vec![2, 3, 4]),
+            ("x", vec![]),
+        ] {
+            let keys = [("at", Pick::All), ("vms", Pick::Called(name, &of_vm))];
+            let picked = unpack(&read(&text, Pick::Keys(&keys)).unwrap(), 3).unwrap();
+            let found: Vec<u64> = picked
+                .iter()
+                .filter_map(|value| value["vms"].as_object()?.values().next()?["n"].as_u64())
+                .collect();
+            assert_eq!(found, seen, "{name}");
+            assert!(picked.iter().all(|value| value.get("rest").is_none()));
+            assert!(!format!("{picked:?}").contains("more"));
+        }
+        assert_eq!(
+            unpack(&read(&text, Pick::All).unwrap(), 3).as_deref(),
+            Some(&values[..])
+        );
+        // Where nothing changes, or nothing has an id, the list stays one.
+        let same = [values[0].clone(), values[0].clone()];
+        let text = serde_json::to_vec(&pack(&same)).unwrap();
+        let keys = [("vms", Pick::Called("db", &of_vm))];
+        let picked = unpack(&read(&text, Pick::Keys(&keys)).unwrap(), 2).unwrap();
+        assert_eq!(picked[1], json!({"vms": [{"id": "b", "name": "db", "n": 2}]}));
+    }
+
     proptest! {
+        #[test]
+        fn what_is_no_column_is_refused_and_never_a_panic(text in ".{0,80}", column in value()) {
+            let pick = Pick::Keys(&[("a", Pick::Called("b", &Pick::All))]);
+            let _ = read(text.as_bytes(), pick);
+            if let Ok(column) = read(column.to_string().as_bytes(), pick) {
+                let _ = unpack(&column, 3);
+            }
+        }
+
         #[test]
         fn what_is_packed_comes_back(values in prop::collection::vec(value(), 0..6)) {
             prop_assert_eq!(unpack(&pack(&values), values.len()), Some(values));

@@ -23,6 +23,7 @@ mod store;
 pub mod table;
 
 pub use archive::{Archive, EventRow, Frame, Frames, Run, Wanted, prune};
+pub use columns::Pick;
 pub use minute::{Minute, Which};
 pub use recorder::{Recorder, WhenFull};
 pub use schema::{Kind, RecordError};

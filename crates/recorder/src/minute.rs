@@ -7,6 +7,7 @@ use homenode_units::Ns;
 use rusqlite::ToSql;
 
 use crate::archive::{Archive, Frame, unpacked};
+use crate::columns::Pick;
 use crate::schema::{Kind, RecordError};
 use crate::store::decompress;
 
@@ -95,7 +96,7 @@ impl Archive {
             ))
         })?;
         Ok(found.into_iter().next().map(|(key, run, count, bytes)| {
-            let frames = unpacked(&bytes, count).unwrap_or_default();
+            let frames = unpacked(&bytes, count, Pick::All).unwrap_or_default();
             let frame = |(at, wall_ns, value)| Frame {
                 run,
                 at,

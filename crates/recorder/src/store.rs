@@ -469,6 +469,11 @@ fn compress(value: &Value, level: i32) -> rusqlite::Result<Vec<u8>> {
 
 /// What was compressed; `None` where it is damaged or larger than any block.
 pub(crate) fn decompress(bytes: &[u8]) -> Option<Value> {
+    serde_json::from_slice(&decompressed(bytes)?).ok()
+}
+
+/// The same as text.
+pub(crate) fn decompressed(bytes: &[u8]) -> Option<Vec<u8>> {
     use std::io::Read as _;
     let mut json = Vec::new();
     let reader = zstd::stream::read::Decoder::new(bytes).ok()?;
@@ -476,8 +481,5 @@ pub(crate) fn decompress(bytes: &[u8]) -> Option<Value> {
         .take(BLOCK_BYTES_MAX as u64 + 1)
         .read_to_end(&mut json)
         .ok()?;
-    if json.len() > BLOCK_BYTES_MAX {
-        return None;
-    }
-    serde_json::from_slice(&json).ok()
+    (json.len() <= BLOCK_BYTES_MAX).then_some(json)
 }

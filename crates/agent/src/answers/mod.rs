@@ -41,6 +41,11 @@ pub(crate) fn named<'a>(status: &'a Status, name: &str) -> Result<&'a VmStatus, 
     found.ok_or_else(|| no_such_vm(status, name))
 }
 
+/// Whether a VM is called that: by its name or its UUID.
+pub(crate) fn is_called(vm: &VmStatus, id: &str) -> bool {
+    vm.name == id || vm.id.to_string().eq_ignore_ascii_case(id)
+}
+
 /// That there is none, and which there are.
 pub(crate) fn no_such_vm(status: &Status, name: &str) -> ApiError {
     ApiError::NoSuchVm {

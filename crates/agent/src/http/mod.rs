@@ -9,17 +9,20 @@
 //! One thread runs all of it, on an asynchronous runtime of its own: the loop publishes and knows no client. Only
 //! `placements/evaluate`, `overview`, recommendations and promises ask the loop's own state, on a thread that may wait for it.
 
+mod access;
 mod approvals;
 mod events;
 mod exposition;
 mod metrics;
 mod origin;
 mod page;
+mod passwords;
 mod past;
 mod problem;
 mod serve;
+mod settings;
+mod web;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +32,7 @@ use axum::extract::{DefaultBodyLimit, Path as InPath, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use homenode_api::Request as Ask;
 use homenode_api::answer::{Placed, Vms};
@@ -38,12 +41,15 @@ use homenode_control::{Config, Mode, VmStatus};
 use homenode_units::Ns;
 use tokio::sync::Semaphore;
 
+use crate::answers::is_called;
 use crate::feed::{Feed, Seen};
 use crate::handler::{Answered, Handler};
+use crate::setting_queue::SettingQueue;
+use access::Access;
 use exposition::Format;
 use problem::Failed;
 
-pub use serve::HttpServer;
+pub use serve::{HttpServer, check};
 
 /// Bytes of a request's body.
 const BODY_MAX: usize = 64 << 10;
@@ -98,17 +104,25 @@ pub struct Site {
     pub history: Option<Arc<Path>>,
     /// Asks the loop's own state.
     pub handler: Handler,
+    /// Has the loop set something.
+    pub settings: SettingQueue,
     threads: Arc<Semaphore>,
 }
 
 impl Site {
     /// Of a run.
-    pub fn new(feed: Feed, about: About, history: Option<&Path>, handler: Handler) -> Site {
+    pub fn new(
+        feed: Feed,
+        about: About,
+        history: Option<&Path>,
+        (handler, settings): (Handler, SettingQueue),
+    ) -> Site {
         Site {
             feed,
             about: Arc::new(about),
             history: history.map(Arc::from),
             handler,
+            settings,
             threads: Arc::new(Semaphore::new(THREADS)),
         }
     }
@@ -142,21 +156,10 @@ impl Site {
     }
 }
 
-/// Whether a VM is called that: by its name or its UUID.
-fn is_called(vm: &VmStatus, id: &str) -> bool {
-    vm.name == id || vm.id.to_string().eq_ignore_ascii_case(id)
-}
-
-/// All routes; over TCP, `bound`, only for programs of this host and its own pages.
-fn router(site: Site, bound: Option<SocketAddr>) -> Router {
-    // Over TCP nobody knows who asks.
-    let changes = match bound {
-        None => approvals::changes(),
-        Some(_) => Router::new(),
-    };
-    let routes = Router::new()
+/// All routes, for those whom `access` lets in.
+fn router(site: Site, access: &Arc<Access>) -> Router {
+    Router::new()
         .merge(approvals::reads())
-        .merge(changes)
         .route("/metrics", get(metrics))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
@@ -165,30 +168,31 @@ fn router(site: Site, bound: Option<SocketAddr>) -> Router {
         .route("/v1/vms/{id}", get(vm))
         .route("/v1/vms/{id}/why", get(past::why))
         .route("/v1/overview", get(past::overview))
+        .route("/v1/vms/{id}/settings", get(settings::get))
         .route("/v1/nodes", get(nodes))
         .route("/v1/links", get(links))
         .route("/v1/decisions", get(past::decisions))
+        .route("/v1/decisions/{id}", get(past::decision))
         .route("/v1/history", get(past::history))
         .route("/v1/events", get(events::events))
         .route("/v1/placements/evaluate", post(evaluate))
         .route("/v1/openapi.json", get(async || Json(openapi())))
         .merge(page::routes())
+        .merge(changes())
         .fallback(async || Failed::no_such_path())
         .method_not_allowed_fallback(async || Failed::wrong_method())
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .layer(from_fn(in_time))
-        .with_state(site);
-    match bound {
-        Some(bound) => routes.layer(from_fn_with_state(bound, from_here)),
-        None => routes,
-    }
+        .layer(from_fn_with_state(Arc::clone(access), access::known))
+        .with_state(site)
 }
 
-async fn from_here(State(bound): State<SocketAddr>, request: Request, next: Next) -> Response {
-    match origin::check(&request, bound) {
-        Ok(()) => next.run(request).await,
-        Err(failed) => failed.into_response(),
-    }
+/// What changes something: for operators alone.
+fn changes() -> Router<Site> {
+    Router::new()
+        .route("/v1/vms/{id}/settings", put(settings::put))
+        .merge(approvals::changes())
+        .route_layer(from_fn(access::operators_only))
 }
 
 async fn in_time(request: Request, next: Next) -> Response {

@@ -1,11 +1,12 @@
 //! Who may ask over TCP: programs of this host, and pages of this agent.
 //!
 //! Another page that a browser of this host shows can send requests here. It names itself in `Origin`, or, where a name of its
-//! own leads to this address (DNS rebinding), that name is in `Host`.
+//! own leads to this address (DNS rebinding), that name is in `Host`. Over TLS the certificate says which names are ours, and a
+//! browser looks at it before it sends anything.
 
 use std::net::{IpAddr, SocketAddr};
 
-use axum::extract::Request;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, uri::Authority};
 
 use super::problem::Failed;
@@ -14,18 +15,19 @@ use super::problem::Failed;
 ///
 /// # Errors
 /// With what is wrong, and what to write instead.
-pub(super) fn check(request: &Request, bound: SocketAddr) -> Result<(), Failed> {
-    let host = one(request.headers(), "host")?;
+pub(super) fn check(head: &Parts, bound: SocketAddr, is_tls: bool) -> Result<(), Failed> {
+    let host = one(&head.headers, "host")?;
     // Where the line says it too, that is what counts.
-    let host = request.uri().authority().map(Authority::as_str).or(host);
+    let host = head.uri.authority().map(Authority::as_str).or(host);
     let host = host.ok_or_else(|| Failed::bad_parameter("the header Host is missing"))?;
-    if !is_ours(host, bound.ip()) {
+    let scheme = if is_tls { "https" } else { "http" };
+    if !is_tls && !is_ours(host, bound.ip()) {
         let detail = format!("`{host}` is no name of this agent: ask for {bound}, or for localhost");
         return Err(Failed::forbidden(detail));
     }
-    match one(request.headers(), "origin")? {
-        Some(origin) if origin.strip_prefix("http://") != Some(host) => {
-            let detail = format!("a page of `{origin}` may not ask http://{host}");
+    match one(&head.headers, "origin")? {
+        Some(origin) if origin.split_once("://") != Some((scheme, host)) => {
+            let detail = format!("a page of `{origin}` may not ask {scheme}://{host}");
             Err(Failed::forbidden(detail))
         }
         _ => Ok(()),
@@ -61,7 +63,7 @@ fn is_ours(host: &str, bound: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Body;
+    use axum::http::Request;
     use axum::response::IntoResponse as _;
 
     use super::*;
@@ -71,8 +73,8 @@ mod tests {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request = request.body(Body::empty()).unwrap();
-        let checked = check(&request, "127.0.0.1:9464".parse().unwrap());
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        let checked = check(&head, "127.0.0.1:9464".parse().unwrap(), false);
         checked.map_or_else(|failed| failed.into_response().status().as_u16(), |()| 200)
     }
 

@@ -13,7 +13,7 @@ use homenode_api::http::{
 use homenode_api::Request as Ask;
 use homenode_api::answer::Overview;
 use homenode_api::why::{Answer, WINDOW, WallSpan};
-use homenode_recorder::{Archive, EventRow, Kind, RecordError, Wanted};
+use homenode_recorder::{Archive, EventRow, Kind, Pick, RecordError, Wanted};
 use homenode_units::{Bytes, BytesPerSec, Ns, PAGE_BYTES};
 use serde_json::Value;
 
@@ -127,6 +127,7 @@ pub(super) async fn decisions(
         vm: query.vm,
         policy: query.policy,
         kind: Some("decided".into()),
+        id: None,
         before_id,
         // One more says whether there are more.
         limit: Some(limit + 1),
@@ -136,8 +137,23 @@ pub(super) async fn decisions(
     let has_more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
     let next = rows.last().filter(|_| has_more).map(|row| row.id.to_string());
-    let decisions = rows.into_iter().map(decision).collect();
+    let decisions = rows.into_iter().map(row).collect();
     Ok(Json(Decisions { decisions, next }))
+}
+
+pub(super) async fn decision(
+    State(site): State<Site>,
+    id: Result<Path<i64>, PathRejection>,
+) -> Result<Json<DecisionRow>, Failed> {
+    let Path(id) = id?;
+    let wanted = Wanted {
+        kind: Some("decided".into()),
+        id: Some(id),
+        ..Wanted::default()
+    };
+    let found = ask(site, move |archive| Ok(archive.events(&wanted)?)).await?;
+    let found = found.into_iter().next().map(row);
+    found.map(Json).ok_or_else(|| Failed::no_such_decision(id))
 }
 
 pub(super) async fn why(
@@ -166,7 +182,7 @@ pub(super) async fn why(
     Ok(Json(answer.await?))
 }
 
-fn decision(row: EventRow) -> DecisionRow {
+fn row(row: EventRow) -> DecisionRow {
     DecisionRow {
         id: row.id,
         time: WallTime(row.wall_ns),
@@ -261,6 +277,9 @@ const FIGURES: [&str; 5] = [
     "bandwidth_bytes_per_s",
 ];
 
+/// Others that are told as they were last.
+const LAST: [&str; 4] = ["id", "name", "pages_by_node", "home"];
+
 /// The points, and the time up to which there was time to read.
 fn points(
     archive: &Archive,
@@ -270,13 +289,25 @@ fn points(
 ) -> Result<(Vec<HistoryPoint>, i64), Failed> {
     let mut to_ns = stretch.to_ns;
     let mut steps: BTreeMap<i64, Sum> = BTreeMap::new();
+    let keys = FIGURES.iter().chain(&LAST).map(|key| (*key, Pick::All));
+    let of_vm: Vec<(&str, Pick<'_>)> = keys.collect();
+    let of_vm = Pick::Keys(&of_vm);
+    let of_host = [("vms", Pick::Called(name, &of_vm))];
     let within = (stretch.from_ns, stretch.to_ns);
-    let read = archive.frames(Kind::Status, within, |mut frame| {
-        let vms = frame.value.get_mut("vms").and_then(Value::as_array_mut);
-        let vm = vms.and_then(|vms| {
-            vms.iter_mut().find(|vm| {
-                vm["name"] == *name || vm["id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(name))
-            })
+    let mut frames = archive
+        .iter(None, Kind::Status, within)?
+        .only(Pick::Keys(&of_host));
+    let mut is_in_time = true;
+    for frame in frames.by_ref() {
+        let mut frame = frame?;
+        let vms: Vec<&mut Value> = match &mut frame.value["vms"] {
+            Value::Array(vms) => vms.iter_mut().collect(),
+            Value::Object(vms) => vms.values_mut().collect(),
+            _ => Vec::new(),
+        };
+        let mut vms = vms.into_iter();
+        let vm = vms.find(|vm| {
+            vm["name"] == *name || vm["id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(name))
         });
         if let Some(vm) = vm {
             let step = frame.wall_ns.saturating_sub(stretch.from_ns) / stretch.step_ns;
@@ -290,12 +321,12 @@ fn points(
             }
             sum.last = vm.take();
         }
-        let is_in_time = Instant::now() < until;
-        if !is_in_time {
-            to_ns = frame.wall_ns;
+        if Instant::now() >= until {
+            (to_ns, is_in_time) = (frame.wall_ns, false);
+            break;
         }
-        is_in_time
-    });
+    }
+    let read = if is_in_time { frames.whole() } else { Ok(()) };
     match read {
         // What can be read was given.
         Ok(()) | Err(RecordError::Damaged { .. }) => {}
@@ -354,10 +385,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_is_the_last_hour_unless_it_is_said_and_six_hours_at_most() {
+    fn a_stretch_is_the_last_hour_unless_it_is_said_and_a_day_at_most() {
         assert_eq!(of(None, None, None), (9 * HOUR_NS, 10 * HOUR_NS, HOUR_NS / 300));
-        assert_eq!(of(Some(0), None, Some("1h")), (0, 6 * HOUR_NS, HOUR_NS));
-        assert_eq!(of(Some(i64::MIN), Some(i64::MAX), None).1, i64::MIN + 6 * HOUR_NS);
+        assert_eq!(of(Some(0), None, Some("1h")), (0, 10 * HOUR_NS, HOUR_NS));
+        assert_eq!(
+            of(Some(i64::MIN), Some(i64::MAX), None).1,
+            i64::MIN + 24 * HOUR_NS
+        );
         // What ends before it begins is empty.
         let (from, to, step) = of(Some(HOUR_NS), Some(0), None);
         assert_eq!((from, to), (HOUR_NS, HOUR_NS));

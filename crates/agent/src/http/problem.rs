@@ -15,6 +15,8 @@ pub(super) struct Failed {
     kind: &'static str,
     title: &'static str,
     detail: String,
+    /// How to become known, where that would help.
+    challenge: Option<&'static str>,
 }
 
 impl Failed {
@@ -24,6 +26,7 @@ impl Failed {
             kind,
             title,
             detail: detail.into(),
+            challenge: None,
         }
     }
 
@@ -40,6 +43,77 @@ impl Failed {
     /// Somebody asks who may not.
     pub(super) fn forbidden(detail: impl Into<String>) -> Failed {
         Failed::new(StatusCode::FORBIDDEN, "forbidden", "Not from there", detail)
+    }
+
+    /// Nobody knows who asks; `challenge` says how to become known.
+    pub(super) fn unauthorized(detail: impl Into<String>, challenge: &'static str) -> Failed {
+        let status = StatusCode::UNAUTHORIZED;
+        Failed {
+            challenge: Some(challenge),
+            ..Failed::new(status, "unauthorized", "Who asks is not known", detail)
+        }
+    }
+
+    /// Too many passwords wait to be checked.
+    pub(super) fn too_many() -> Failed {
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        let detail = "too many passwords were sent that are not known to be right: come again in a moment";
+        Failed::new(status, "too-many", "Too many at once", detail)
+    }
+
+    /// Who asks is known, and may not do that.
+    pub(super) fn may_not(detail: impl Into<String>) -> Failed {
+        Failed::new(StatusCode::FORBIDDEN, "may-not", "Not for you to do", detail)
+    }
+
+    /// What was read before is not what is now; `tag` is.
+    pub(super) fn changed(tag: &str) -> Failed {
+        let detail = format!("somebody else changed it: read it again (its tag is {tag} now), and send that");
+        Failed::new(
+            StatusCode::PRECONDITION_FAILED,
+            "changed",
+            "It is not as it was read",
+            detail,
+        )
+    }
+
+    /// Who changes something does not say what it was.
+    pub(super) fn no_tag() -> Failed {
+        let detail =
+            "say `If-Match:` with the ETag of what was read, or `If-Match: *` to overwrite whatever there is";
+        Failed::new(
+            StatusCode::PRECONDITION_REQUIRED,
+            "no-tag",
+            "What was read is not said",
+            detail,
+        )
+    }
+
+    /// The agent cannot do or say that.
+    pub(super) fn refused(detail: impl Into<String>) -> Failed {
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        Failed::new(status, "refused", "The agent cannot do or say that", detail)
+    }
+
+    pub(super) fn no_such_decision(id: i64) -> Failed {
+        let detail = format!("the history has no decision {id}: /v1/decisions lists those that it has");
+        Failed::new(
+            StatusCode::NOT_FOUND,
+            "no-such-decision",
+            "There is no such decision",
+            detail,
+        )
+    }
+
+    /// The body is not said to be JSON.
+    pub(super) fn not_json() -> Failed {
+        let detail = "say `Content-Type: application/json`, and send JSON";
+        Failed::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "bad-body",
+            "The body is wrong",
+            detail,
+        )
     }
 
     pub(super) fn no_such_vm(name: &str, running: impl Iterator<Item = String>) -> Failed {
@@ -113,7 +187,13 @@ impl IntoResponse for Failed {
         let headers = response.headers_mut();
         let kind = HeaderValue::from_static("application/problem+json");
         headers.insert(header::CONTENT_TYPE, kind);
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        if let Some(challenge) = self.challenge {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        if matches!(
+            self.status,
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+        ) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
@@ -137,8 +217,7 @@ impl From<ApiError> for Failed {
             ),
             ApiError::NotYet { .. } => Failed::not_now(detail),
             ApiError::BadInput { .. } | ApiError::Malformed { .. } | ApiError::Refused { .. } => {
-                let status = StatusCode::UNPROCESSABLE_ENTITY;
-                Failed::new(status, "refused", "The agent cannot do or say that", detail)
+                Failed::refused(detail)
             }
         }
     }

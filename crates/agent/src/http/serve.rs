@@ -1,8 +1,9 @@
 //! Where clients come in: loopback, if it is asked for, and a socket beside the state for the agent's own user.
 
 use std::collections::VecDeque;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,22 +12,31 @@ use axum::Router;
 use futures_util::future::OptionFuture;
 use homenode_api::http::Listen;
 use homenode_api::remedy;
+use homenode_control::http::Config;
+use homenode_linux::peer::GroupId;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
+use tokio_rustls::TlsAcceptor;
 
+use super::access::{Access, Came};
+use super::web::Web;
 use super::{Site, THREADS, router};
 use crate::feed::Feed;
 use crate::server::listen;
 
 /// The socket's name in the state directory.
 const SOCKET: &str = "http.sock";
-/// Its rights: whoever may write to it may read everything.
-const SOCKET_MODE: u32 = 0o600;
+/// Its rights, without and with a group: whoever may write to it may read everything.
+const SOCKET_MODES: (u32, u32) = (0o600, 0o660);
 /// How long a client may take to say a request's head, and be silent between two.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of a request's head.
@@ -34,6 +44,10 @@ const HEAD_MAX: usize = 32 << 10;
 /// Connections at one time; the one that came first makes room. Fewer where the process may open less than eight times as many
 /// files.
 const CONNECTIONS_MAX: usize = 512;
+/// Threads beside those for questions: passwords are checked on their own.
+const PASSWORDS: usize = 1;
+/// How long a client may take to agree on how to hide what is said. It counts as a connection meanwhile.
+const PATIENCE_TLS: Duration = Duration::from_secs(10);
 /// When to look again for clients that knocked while no more files could be opened.
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 /// How long answers that are being made may take once the agent ends.
@@ -42,8 +56,8 @@ const END: Duration = Duration::from_secs(1);
 /// The open server. Closing it ends all connections.
 #[derive(Debug)]
 pub struct HttpServer {
-    bound: Option<SocketAddr>,
     path: Option<PathBuf>,
+    access: Arc<Access>,
     /// Closes it where it is dropped.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -58,42 +72,58 @@ impl HttpServer {
     pub fn open_where_asked(
         listen_at: Option<Listen>,
         state: Option<&Path>,
+        config: &Config,
         site: Site,
     ) -> anyhow::Result<Option<HttpServer>> {
         let is_asked = state.is_some() || listen_at.is_some();
         is_asked
-            .then(|| HttpServer::open(listen_at, state, site))
+            .then(|| HttpServer::open(listen_at, state, config, site))
             .transpose()
     }
 
     /// Opens it: on loopback where that is asked for, and on a socket in the state directory where there is one.
     ///
     /// # Errors
-    /// An address that is taken or may not be listened on; a state directory that cannot hold the socket.
-    pub fn open(listen_at: Option<Listen>, state: Option<&Path>, site: Site) -> anyhow::Result<HttpServer> {
+    /// An address that is taken or may not be listened on; a group that is not there; a state directory that cannot hold the
+    /// socket.
+    pub fn open(
+        listen_at: Option<Listen>,
+        state: Option<&Path>,
+        config: &Config,
+        site: Site,
+    ) -> anyhow::Result<HttpServer> {
+        let group = Some(config.group.as_str()).filter(|name| !name.is_empty());
+        let group = group.map(GroupId::of).transpose();
+        let group = group.map_err(|error| anyhow::anyhow!("setting `http.group`: {error}"))?;
+        check(listen_at, config).map_err(anyhow::Error::msg)?;
         let tcp = listen_at.map(tcp_listener).transpose()?;
         let bound = tcp.as_ref().map(TcpListener::local_addr).transpose()?;
         let path = state.map(|state| state.join(SOCKET));
         let unix = match (state, &path) {
-            (Some(state), Some(path)) => Some(listen(state, path, SOCKET_MODE)?),
+            (Some(state), Some(path)) => Some(match group {
+                None => listen(state, path, SOCKET_MODES.0, None)?,
+                Some(group) => listen(state, path, SOCKET_MODES.1, Some(group))?,
+            }),
             _ => None,
         };
+        let access = Access::new(bound, state, group, (web_config(config), &site.feed))?;
+        let access = Arc::new(access);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(THREADS)
+            .max_blocking_threads(THREADS + PASSWORDS)
             .thread_name("http-work")
             .build()
             .context("cannot start the runtime that answers HTTP")?;
         let (stop, stopped) = oneshot::channel();
         let feed = site.feed.clone();
+        let of_doors = Arc::clone(&access);
         let serving = async move {
-            let mut doors = Doors::new();
-            let (over_tcp, over_unix) = (router(site.clone(), bound), router(site, None));
+            let mut doors = Doors::new(of_doors, site);
             let tcp = tcp.and_then(|tcp| tokio::net::TcpListener::from_std(tcp).ok());
             let unix = unix.and_then(|unix| tokio::net::UnixListener::from_std(unix).ok());
             tokio::select! {
                 _ = stopped => {}
-                () = doors.take_in(tcp.as_ref(), &over_tcp, unix.as_ref(), &over_unix) => {}
+                () = doors.take_in(tcp.as_ref(), unix.as_ref()) => {}
             }
         };
         let named = std::thread::Builder::new().name("http".into());
@@ -102,17 +132,17 @@ impl HttpServer {
             runtime.shutdown_timeout(END);
         });
         Ok(HttpServer {
-            bound,
             path,
+            access,
             stop: Some(stop),
             thread: Some(thread.context("cannot start the thread that answers HTTP")?),
             feed,
         })
     }
 
-    /// Where it listens, with the port that was free.
-    pub fn bound(&self) -> Option<SocketAddr> {
-        self.bound
+    /// Where its page is, with the port that was free, and with what makes an operator of who opens it.
+    pub fn url(&self) -> Option<String> {
+        self.access.url()
     }
 
     /// Where the loop publishes.
@@ -133,6 +163,21 @@ impl Drop for HttpServer {
     }
 }
 
+/// Whether it may be listened on there: looked at before anything is begun.
+///
+/// # Errors
+/// With what is wrong, and the remedy.
+pub fn check(listen_at: Option<Listen>, config: &Config) -> Result<(), String> {
+    let Some(at) = listen_at else { return Ok(()) };
+    let web = web_config(config).map(Web::read).transpose()?;
+    web.unwrap_or_default().may_listen(at.address())
+}
+
+/// Where TLS and passwords are, if anywhere.
+fn web_config(config: &Config) -> Option<&Path> {
+    Some(Path::new(&config.web_config)).filter(|path| !path.as_os_str().is_empty())
+}
+
 fn tcp_listener(at: Listen) -> anyhow::Result<TcpListener> {
     let address = at.address();
     let listener = TcpListener::bind(address);
@@ -149,15 +194,19 @@ fn tcp_listener(at: Listen) -> anyhow::Result<TcpListener> {
 
 /// Who is in.
 struct Doors {
+    access: Arc<Access>,
+    routes: TowerToHyperService<Router>,
     inside: VecDeque<AbortHandle>,
     inside_max: usize,
 }
 
 impl Doors {
-    fn new() -> Doors {
+    fn new(access: Arc<Access>, site: Site) -> Doors {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let share = usize::try_from(files / 8).unwrap_or(usize::MAX);
         Doors {
+            routes: TowerToHyperService::new(router(site, &access)),
+            access,
             inside: VecDeque::new(),
             inside_max: share.clamp(1, CONNECTIONS_MAX),
         }
@@ -166,9 +215,7 @@ impl Doors {
     async fn take_in(
         &mut self,
         tcp: Option<&tokio::net::TcpListener>,
-        over_tcp: &Router,
         unix: Option<&tokio::net::UnixListener>,
-        over_unix: &Router,
     ) {
         loop {
             let (of_tcp, of_unix) = (
@@ -177,12 +224,13 @@ impl Doors {
             );
             tokio::select! {
                 Some(guest) = of_tcp => match guest {
-                    Ok((stream, _)) => self.let_in(stream, over_tcp),
+                    Ok((stream, from)) => self.over_tcp(stream, from.ip().to_canonical()),
                     Err(_) => tokio::time::sleep(KNOCK_AGAIN).await,
                 },
                 Some(guest) = of_unix => match guest {
-                    Ok((stream, _)) if is_own(&stream) => self.let_in(stream, over_unix),
-                    Ok(_) => {}
+                    Ok((stream, _)) => if let Some(role) = self.access.of_peer(&stream) {
+                        self.let_in(serve(self.routes.clone(), stream, Came::Socket(role)));
+                    },
                     Err(_) => tokio::time::sleep(KNOCK_AGAIN).await,
                 },
                 else => return,
@@ -190,27 +238,46 @@ impl Doors {
         }
     }
 
-    fn let_in(&mut self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, routes: &Router) {
+    fn over_tcp(&mut self, stream: TcpStream, from: IpAddr) {
+        let came = Came::Tcp(from);
+        let Some(tls) = self.access.tls() else {
+            return self.let_in(serve(self.routes.clone(), stream, came));
+        };
+        let routes = self.routes.clone();
+        self.let_in(async move {
+            let agreed = TlsAcceptor::from(tls).accept(stream);
+            if let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE_TLS, agreed).await {
+                serve(routes, stream, came).await;
+            }
+        });
+    }
+
+    /// Counts a connection, the oldest of which makes room.
+    fn let_in(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
         self.inside.retain(|guest| !guest.is_finished());
         if self.inside.len() >= self.inside_max
             && let Some(oldest) = self.inside.pop_front()
         {
             oldest.abort();
         }
-        let service = TowerToHyperService::new(routes.clone());
-        let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new())
-            .header_read_timeout(PATIENCE)
-            .max_header_size(HEAD_MAX);
-        let connection = http.serve_connection(TokioIo::new(stream), service);
-        // A client that misbehaves is its own problem.
-        let task = tokio::spawn(async move { drop(connection.await) });
-        self.inside.push_back(task.abort_handle());
+        self.inside.push_back(tokio::spawn(connection).abort_handle());
     }
 }
 
-/// Whether a client is root or the agent's user: the socket's rights say so too, unless somebody changed them.
-fn is_own(stream: &tokio::net::UnixStream) -> bool {
-    let peer = stream.peer_cred().map(|peer| peer.uid());
-    peer.is_ok_and(|uid| uid == 0 || uid == geteuid().as_raw())
+/// Answers a client until it goes.
+async fn serve(
+    routes: TowerToHyperService<Router>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    came: Came,
+) {
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(came);
+        routes.call(request)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_header_size(HEAD_MAX);
+    // A client that misbehaves is its own problem.
+    drop(http.serve_connection(TokioIo::new(stream), service).await);
 }

@@ -5,8 +5,8 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Decisions, DecisionsQuery, Evaluate, Evaluated, HistoryQuery, HostStatus, Links, Looked, Missed, Nodes,
-    OverviewQuery, Pictured, Problem, Told, VmHistory, WhyQuery,
+    DecisionRow, Decisions, DecisionsQuery, Evaluate, Evaluated, HistoryQuery, HostStatus, Links, Looked,
+    Missed, Nodes, OverviewQuery, Pictured, Problem, Told, VmHistory, VmSettings, WhyQuery,
 };
 use crate::answer::{Promises, Recommendation, Recommendations, Vms};
 use crate::why::Answer;
@@ -26,7 +26,11 @@ pub fn openapi() -> Value {
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": made.schemas()},
+        "components": {"schemas": made.schemas(), "securitySchemes": {
+            "key": {"type": "http", "scheme": "bearer", "description": "The key that the agent made when it started."},
+            "password": {"type": "http", "scheme": "basic", "description": "A user of web.yml."},
+        }},
+        "security": [{}, {"key": []}, {"password": []}],
     })
 }
 
@@ -50,11 +54,18 @@ fn paths(made: &mut Maker) -> Value {
         "/v1/overview": get(made.query::<OverviewQuery, Pictured>(
             "overview", "Nodes, links, VMs and what happened lately, as it is or as it was", &[400, 404, 503]
         )),
+        "/v1/vms/{id}/settings": settings(made, &by_name),
         "/v1/nodes": get(made.operation::<Nodes>("nodes", "Every node", &[503])),
         "/v1/links": get(made.operation::<Links>("links", "Traffic between nodes, where counted", &[503])),
         "/v1/decisions": get(made.query::<DecisionsQuery, Decisions>(
             "decisions", "What was decided, and what came of it, the newest first", &[400, 404, 503]
         )),
+        "/v1/decisions/{id}": get(with(made.operation::<DecisionRow>(
+            "decision", "One decision, by its number in the history", &[400, 404, 503]
+        ), "parameters", json!([{
+            "name": "id", "in": "path", "required": true, "description": "Its number.",
+            "schema": {"type": "integer", "format": "int64", "minimum": 0, "maximum": i64::MAX},
+        }]))),
         "/v1/history": get(made.query::<HistoryQuery, VmHistory>("history", "What a VM did", &[400, 404, 503])),
         "/v1/placements/evaluate": {"post": made.posted::<Evaluate, Evaluated>(
             "evaluate", "Whether and where a VM would fit; nothing is promised", &[400, 413, 415, 422, 503]
@@ -81,6 +92,30 @@ fn paths(made: &mut Maker) -> Value {
             }},
         })),
     })
+}
+
+/// What is set of a VM, and how an operator sets it.
+fn settings(made: &mut Maker, by_name: &Value) -> Value {
+    let tag = json!({"ETag": {
+        "description": "What `If-Match` has to say to change just this.", "schema": {"type": "string"},
+    }});
+    let mut get =
+        made.operation::<VmSettings>("settings", "What an operator set of a VM", &[400, 404, 422, 503]);
+    get["parameters"] = json!([by_name]);
+    let mut put = made.posted::<VmSettings, VmSettings>(
+        "set",
+        "Sets all that an operator may set of a VM; answered once it is in force",
+        &[400, 404, 412, 413, 415, 422, 428, 503],
+    );
+    put["parameters"] = json!([by_name, {
+        "name": "If-Match", "in": "header", "required": true,
+        "description": "The `ETag` of what was read, so that nobody's change is lost, or `*`.",
+        "schema": {"type": "string", "pattern": "^(\\*|\"[!#-+\\--~]+\")$"},
+    }]);
+    put["security"] = json!([{"key": []}, {"password": []}]);
+    get["responses"]["200"]["headers"] = tag.clone();
+    put["responses"]["200"]["headers"] = tag;
+    json!({"get": get, "put": put})
 }
 
 /// The stream of events, which OpenAPI can only describe in words.
@@ -133,7 +168,7 @@ impl Maker {
         let mut responses = json!({
             "200": {"description": summary, "content": {"application/json": {"schema": answer}}}
         });
-        for status in problems {
+        for status in problems.iter().chain(&[401, 403]) {
             let problem = self.schema::<Problem>();
             responses[status.to_string()] = json!({
                 "description": what_is_wrong(*status),
@@ -225,11 +260,15 @@ fn if_there(mut schema: Value) -> Value {
 fn what_is_wrong(status: u16) -> &'static str {
     match status {
         400 => "A parameter, or the body, is wrong",
+        401 => "Who asks is not known; `WWW-Authenticate` says how to become known",
+        403 => "Who asks may not do that, or asks from where nobody may",
         404 => "There is no such thing",
         409 => "It is over, or done already",
+        412 => "It is not as it was read: somebody else changed it",
         413 => "The body is too long",
         415 => "The body is not said to be JSON",
-        422 => "The body is not what is asked for",
+        422 => "The body is not what is asked for, or the agent cannot do that",
+        428 => "The header `If-Match` is missing",
         _ => "Not now: the agent has not looked at the host yet, or too many ask",
     }
 }

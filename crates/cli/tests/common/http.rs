@@ -13,6 +13,8 @@ pub struct Site {
     child: Child,
     pub dir: tempfile::TempDir,
     pub address: SocketAddr,
+    /// What makes an operator over loopback; empty where there is none.
+    pub key: String,
 }
 
 impl Site {
@@ -27,8 +29,10 @@ impl Site {
         std::fs::write(path("scenario.toml"), scenario).unwrap();
         let out = std::fs::File::create(path("out")).unwrap();
         let host = format!("twin:{}", path("scenario.toml"));
+        let is_said = args.contains(&"--listen");
         let child = super::homenode()
-            .args(["run", "--json", "--listen", address, "--host", &host])
+            .args(["run", "--json", "--host", &host])
+            .args(if is_said { &[][..] } else { &["--listen", address][..] })
             .args(["--state", &path("state"), "--history", &path("history.sqlite")])
             .args(args)
             .stdin(Stdio::null())
@@ -39,20 +43,37 @@ impl Site {
             child,
             dir,
             address: ([127, 0, 0, 1], 0).into(),
+            key: String::new(),
         };
-        site.address = site.eventually("it says where it listens", |site| {
+        (site.address, site.key) = site.eventually("it says where it listens", |site| {
             let said = std::fs::read_to_string(site.dir.path().join("out")).ok()?;
             let lines = said
                 .lines()
                 .filter_map(|line| serde_json::from_str::<Value>(line).ok());
             let mut urls =
-                lines.filter_map(|line| Some(line["url"].as_str()?.strip_prefix("http://")?.to_owned()));
-            urls.next()?.parse().ok()
+                lines.filter_map(|line| Some(line["url"].as_str()?.split_once("://")?.1.to_owned()));
+            let url = urls.next()?;
+            let (address, key) = url.split_once("/#key=").unwrap_or((&url, ""));
+            let mut address: SocketAddr = address.parse().ok()?;
+            if address.ip().is_unspecified() {
+                address.set_ip([127, 0, 0, 1].into());
+            }
+            Some((address, key.to_owned()))
         });
         site.eventually("it is ready", |site| {
-            (site.get("/-/ready").status == 200).then_some(())
+            (site.over_socket("/-/ready").status == 200).then_some(())
         });
         site
+    }
+
+    /// The header of an operator.
+    pub fn as_operator(&self) -> String {
+        format!("Authorization: Bearer {}\r\n", self.key)
+    }
+
+    /// What it said so far.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("out")).unwrap_or_default()
     }
 
     pub fn pid(&self) -> u32 {
@@ -103,8 +124,16 @@ impl Site {
 
     /// The same of another method.
     pub fn does_over_socket(&self, method: &str, path: &str) -> Answer {
+        self.ask_over_socket(method, path, "", "")
+    }
+
+    /// The same of any request.
+    pub fn ask_over_socket(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let socket = UnixStream::connect(self.dir.path().join("state/http.sock")).expect("it listens");
-        exchange(socket, request(method, path, "anything", "", "").as_bytes())
+        exchange(
+            socket,
+            request(method, path, "anything", headers, body).as_bytes(),
+        )
     }
 }
 

@@ -1,0 +1,151 @@
+//! What operators set of a VM: read and written whole, so that two of them do not undo each other's work unseen.
+//!
+//! An answer carries an `ETag` of what is in force. Who writes says which one was read (`If-Match`), and the loop, which alone
+//! sets anything, looks once more before it does: what was set by somebody else meanwhile is not overwritten.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::{JsonRejection, PathRejection};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use homenode_api::http::VmSettings;
+use homenode_units::VmId;
+use tokio::sync::oneshot;
+
+use super::Site;
+use super::problem::Failed;
+use crate::handler::Wish;
+use crate::setting_queue::NotSet;
+
+/// How long the loop may be busy: moving pages takes a while.
+const PATIENCE_LOOP: Duration = Duration::from_secs(25);
+
+/// What `GET` gives.
+pub(super) async fn get(
+    State(site): State<Site>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, Failed> {
+    let Path(id) = id?;
+    let (vm, settings) = in_force(&site, id).await?;
+    Ok(with_tag(vm, settings))
+}
+
+/// What `PUT` does.
+pub(super) async fn put(
+    State(site): State<Site>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+    body: Result<Json<VmSettings>, JsonRejection>,
+) -> Result<Response, Failed> {
+    let (Path(id), Json(wanted)) = (id?, body?);
+    let tags = wanted_tags(&headers)?;
+    let (vm, now) = in_force(&site, id).await?;
+    if !is_one_of(&tags, &tag(vm, now)) {
+        return Err(Failed::changed(&tag(vm, now)));
+    }
+    let (handler, wish) = (site.handler.clone(), Wish { vm, now, wanted });
+    let settings = site.on_a_thread(move || handler.check(&wish)).await??;
+    let (tell, told) = oneshot::channel();
+    let holds = move |settings: &_| is_one_of(&tags, &tag(vm, VmSettings::of(settings)));
+    site.settings.set_where(vm, settings, holds, |done| {
+        // Fails where nobody waits any more.
+        let _ = tell.send(done);
+    });
+    match tokio::time::timeout(PATIENCE_LOOP, told).await {
+        Ok(Ok(Ok(()))) => Ok(with_tag(vm, wanted)),
+        Ok(Ok(Err(NotSet::Changed))) => Err(Failed::changed("another")),
+        Ok(Ok(Err(NotSet::Failed(error)))) => Err(Failed::refused(error.to_string())),
+        Ok(Err(_)) => Err(Failed::gone()),
+        Err(_) => Err(Failed::not_now(
+            "the loop is busy with the host; ask again later whether it was done",
+        )),
+    }
+}
+
+async fn in_force(site: &Site, id: String) -> Result<(VmId, VmSettings), Failed> {
+    let handler = site.handler.clone();
+    Ok(site.on_a_thread(move || handler.in_force(&id)).await??)
+}
+
+fn with_tag(vm: VmId, settings: VmSettings) -> Response {
+    let mut response = Json(settings).into_response();
+    // Always of letters, digits and signs.
+    if let Ok(tag) = HeaderValue::from_str(&tag(vm, settings)) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response
+}
+
+/// The tag of settings: they say it all, so nothing has to be counted or kept.
+fn tag(vm: VmId, settings: VmSettings) -> String {
+    let VmSettings {
+        permit,
+        memory_policy,
+        memory_floor_bytes,
+    } = settings;
+    let text = |value: Option<String>| value.unwrap_or_else(|| "none".into());
+    format!(
+        "\"{vm}/{}/{}/{}\"",
+        text(permit.map(|permit| permit.to_string())),
+        text(memory_policy.map(|policy| policy.to_string())),
+        text(memory_floor_bytes.map(|floor| floor.0.to_string()))
+    )
+}
+
+/// What must be in force for a change to be made: tags, or `*` for whatever it is.
+fn wanted_tags(headers: &HeaderMap) -> Result<String, Failed> {
+    let tags = headers.get_all(header::IF_MATCH).iter();
+    let tags: Option<Vec<&str>> = tags.map(|tags| tags.to_str().ok()).collect();
+    match tags {
+        Some(tags) if !tags.is_empty() => Ok(tags.join(",")),
+        Some(_) => Err(Failed::no_tag()),
+        None => Err(Failed::bad_parameter("the header If-Match is not text")),
+    }
+}
+
+fn is_one_of(tags: &str, tag: &str) -> bool {
+    tags.split(',').map(str::trim).any(|one| one == "*" || one == tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_is_another_whenever_a_setting_or_the_vm_is() {
+        let none = VmSettings::default();
+        let with_floor = VmSettings {
+            memory_floor_bytes: Some(homenode_units::Bytes(1)),
+            ..none
+        };
+        let with_policy = VmSettings {
+            memory_policy: Some("round-4k+carrefour".parse().unwrap()),
+            ..none
+        };
+        let with_permit = VmSettings {
+            permit: Some("250k".parse().unwrap()),
+            ..none
+        };
+        let mut tags: Vec<String> = [none, with_floor, with_policy, with_permit]
+            .map(|settings| tag(VmId(1), settings))
+            .to_vec();
+        tags.push(tag(VmId(2), none));
+        for tag in &tags {
+            // As RFC 9110 has it.
+            let inner = tag
+                .strip_prefix('"')
+                .and_then(|tag| tag.strip_suffix('"'))
+                .unwrap();
+            assert!(
+                inner.bytes().all(|byte| matches!(byte, 0x21 | 0x23..=0x7e)),
+                "{tag}"
+            );
+            assert!(!inner.contains(','), "{tag}");
+            assert_eq!(tags.iter().filter(|other| *other == tag).count(), 1, "{tags:?}");
+            assert!(is_one_of(&format!("\"other\", {tag}"), tag) && is_one_of("*", tag));
+        }
+        assert!(!is_one_of("", &tags[0]) && !is_one_of("W/\"x\"", &tags[0]));
+    }
+}

@@ -1,0 +1,383 @@
+//! TLS and passwords, by the file that Prometheus' exporters have for them (`web.yml` of its exporter-toolkit), with one key of
+//! our own, `homenode_roles`.
+//!
+//! The files are looked at with each connection and each request, and read again where one of them changed, so that renewed
+//! certificates and removed users need no restart. What is wrong then is said once, and what was read before stays in force: an
+//! agent does not become open, or unreachable, by a slip of the pen.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::str::FromStr as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bcrypt::HashParts;
+use serde::Deserialize;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::version::{TLS12, TLS13};
+use tokio_rustls::rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
+
+use super::access::Role;
+use crate::feed::Feed;
+
+/// Most bytes of a file: a store of all public authorities has a quarter.
+const BYTES_MAX: u64 = 1 << 20;
+/// How often a password is mixed, as a power of two: less protects nothing, and more takes seconds.
+const COST: std::ops::RangeInclusive<u32> = 4..=15;
+
+/// `web.yml` as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    tls_server_config: Option<TlsWritten>,
+    #[serde(default)]
+    basic_auth_users: BTreeMap<String, String>,
+    #[serde(default)]
+    homenode_roles: BTreeMap<String, Role>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsWritten {
+    cert_file: PathBuf,
+    key_file: PathBuf,
+    #[serde(default)]
+    client_auth_type: ClientAuth,
+    client_ca_file: Option<PathBuf>,
+    #[serde(default)]
+    min_version: Version,
+}
+
+/// What clients show of themselves. Those two of the toolkit's kinds that take any certificate, whoever made it, prove nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+enum ClientAuth {
+    #[default]
+    NoClientCert,
+    VerifyClientCertIfGiven,
+    RequireAndVerifyClientCert,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+enum Version {
+    #[default]
+    #[serde(rename = "TLS12")]
+    Tls12,
+    #[serde(rename = "TLS13")]
+    Tls13,
+}
+
+/// Somebody with a password.
+#[derive(Clone, Debug)]
+pub(super) struct User {
+    /// bcrypt's.
+    pub hash: String,
+    pub role: Role,
+}
+
+/// What `web.yml` says, ready for use.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Web {
+    /// Without it connections are plain.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// Without any, nobody is asked for a password.
+    pub users: BTreeMap<String, User>,
+    /// Whether nobody comes in without a certificate that was verified.
+    pub has_verified_clients: bool,
+    read: Vec<(PathBuf, Option<Stamp>)>,
+}
+
+/// What tells a file that was changed, or replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    device_inode: (u64, u64),
+    size: u64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &std::fs::Metadata) -> Stamp {
+        Stamp {
+            device_inode: (metadata.dev(), metadata.ino()),
+            size: metadata.len(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// Who else may do what with a file that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Others {
+    /// Its content is public.
+    MayRead,
+    MayDoNothing,
+}
+
+impl Web {
+    /// Reads it, and what it names.
+    ///
+    /// # Errors
+    /// With the file, and what to do about it.
+    pub(super) fn read(path: &Path) -> Result<Web, String> {
+        Web::read_noting(path, &mut Vec::new())
+    }
+
+    /// The same; `read` is what was looked at until then, also where it fails.
+    fn read_noting(path: &Path, read: &mut Vec<(PathBuf, Option<Stamp>)>) -> Result<Web, String> {
+        let wrong = |what: String| format!("{}: {what}", path.display());
+        let text = text_of(path, Others::MayRead, read)?;
+        let text = String::from_utf8(text).map_err(|_| wrong("this is not text".into()))?;
+        let written: Option<Written> = yaml_serde::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        let Some(written) = written else {
+            return Err(wrong(
+                "it is empty: it has tls_server_config, basic_auth_users and homenode_roles".into(),
+            ));
+        };
+        let users = users(&written).map_err(wrong)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let tls = written.tls_server_config.as_ref();
+        Ok(Web {
+            users,
+            has_verified_clients: tls
+                .is_some_and(|tls| tls.client_auth_type == ClientAuth::RequireAndVerifyClientCert),
+            tls: tls
+                .map(|tls| tls_config(tls, folder, read).map_err(wrong))
+                .transpose()?
+                .map(Arc::new),
+            read: read.clone(),
+        })
+    }
+
+    /// Whether nobody can listen, and nobody comes in who did not show who it is.
+    pub(super) fn is_closed(&self) -> bool {
+        self.tls.is_some() && (!self.users.is_empty() || self.has_verified_clients)
+    }
+
+    /// Whether it may be listened on there with this.
+    ///
+    /// # Errors
+    /// With what is missing.
+    pub(super) fn may_listen(&self, address: SocketAddr) -> Result<(), String> {
+        if address.ip().is_loopback() || self.is_closed() {
+            return Ok(());
+        }
+        let missing = match self.tls {
+            None => "TLS (`tls_server_config`)",
+            Some(_) => "passwords (`basic_auth_users`, or `client_auth_type: RequireAndVerifyClientCert`)",
+        };
+        Err(format!(
+            "{} can be reached from elsewhere, which takes TLS and passwords, and there are no {missing}: listen on \
+             127.0.0.1, or name a web.yml that has both with --web-config",
+            address.ip()
+        ))
+    }
+}
+
+fn users(written: &Written) -> Result<BTreeMap<String, User>, String> {
+    if let Some(name) = written
+        .homenode_roles
+        .keys()
+        .find(|name| !written.basic_auth_users.contains_key(*name))
+    {
+        return Err(format!(
+            "homenode_roles: `{name}` is none of basic_auth_users: add its password there, or take it out"
+        ));
+    }
+    let user = |(name, hash): (&String, &String)| {
+        let cost = HashParts::from_str(hash).ok().map(|parts| parts.get_cost());
+        if name.contains(':') || name.is_empty() {
+            return Err(format!(
+                "basic_auth_users: `{name}` is no name: it may not be empty or have a `:`"
+            ));
+        }
+        // The hash itself is not said: this may be a password that was written in its place.
+        match cost {
+            None => Err(format!(
+                "basic_auth_users: what `{name}` has is no hash of bcrypt: make one with `htpasswd -nBC 10 {name}`"
+            )),
+            Some(cost) if !COST.contains(&cost) => Err(format!(
+                "basic_auth_users: the hash of `{name}` has cost {cost}, and may have {} to {}: make one with \
+                 `htpasswd -nBC 10 {name}`",
+                COST.start(),
+                COST.end()
+            )),
+            Some(_) => {
+                let role = written.homenode_roles.get(name).copied().unwrap_or(Role::Viewer);
+                let hash = hash.clone();
+                Ok((name.clone(), User { hash, role }))
+            }
+        }
+    };
+    written.basic_auth_users.iter().map(user).collect()
+}
+
+fn tls_config(
+    tls: &TlsWritten,
+    folder: &Path,
+    read: &mut Vec<(PathBuf, Option<Stamp>)>,
+) -> Result<ServerConfig, String> {
+    let (cert_file, key_file) = (folder.join(&tls.cert_file), folder.join(&tls.key_file));
+    let certificates = certificates(&cert_file, read)?;
+    let key = text_of(&key_file, Others::MayDoNothing, read)?;
+    let key = PrivateKeyDer::from_pem_slice(&key)
+        .map_err(|e| format!("{} has no private key in PEM: {e}", key_file.display()))?;
+    let versions: &[&SupportedProtocolVersion] = match tls.min_version {
+        Version::Tls12 => &[&TLS13, &TLS12],
+        Version::Tls13 => &[&TLS13],
+    };
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+    let builder = builder
+        .with_protocol_versions(versions)
+        .map_err(|e| e.to_string())?;
+    let builder = match (tls.client_auth_type, &tls.client_ca_file) {
+        (ClientAuth::NoClientCert, None) => builder.with_no_client_auth(),
+        (ClientAuth::NoClientCert, Some(_)) => {
+            return Err("client_ca_file is for a client_auth_type that verifies: \
+                        RequireAndVerifyClientCert or VerifyClientCertIfGiven"
+                .into());
+        }
+        (kind, None) => {
+            return Err(format!(
+                "client_auth_type {kind:?} needs client_ca_file: whose certificates to take"
+            ));
+        }
+        (kind, Some(authorities)) => {
+            let path = folder.join(authorities);
+            let mut roots = RootCertStore::empty();
+            for certificate in self::certificates(&path, read)? {
+                let added = roots.add(certificate);
+                added.map_err(|e| format!("{} cannot be used: {e}", path.display()))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            let verifier = match kind {
+                ClientAuth::RequireAndVerifyClientCert => verifier,
+                _ => verifier.allow_unauthenticated(),
+            };
+            let verifier = verifier.build();
+            builder.with_client_cert_verifier(verifier.map_err(|e| format!("{}: {e}", path.display()))?)
+        }
+    };
+    let mut config = builder.with_single_cert(certificates, key).map_err(|e| {
+        format!(
+            "{} and {} do not belong together, or cannot be used: {e}",
+            cert_file.display(),
+            key_file.display()
+        )
+    })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn certificates(
+    path: &Path,
+    read: &mut Vec<(PathBuf, Option<Stamp>)>,
+) -> Result<Vec<CertificateDer<'static>>, String> {
+    let text = text_of(path, Others::MayRead, read)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let all = all.map_err(|e| format!("{} has no certificate in PEM: {e}", path.display()))?;
+    match all.is_empty() {
+        true => Err(format!("{} has no certificate in PEM", path.display())),
+        false => Ok(all),
+    }
+}
+
+fn text_of(path: &Path, others: Others, read: &mut Vec<(PathBuf, Option<Stamp>)>) -> Result<Vec<u8>, String> {
+    let failed =
+        |e: std::io::Error| format!("cannot read {}: {e}{}", path.display(), homenode_api::remedy(&e));
+    read.push((path.to_owned(), stamp(path)));
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let mode = metadata.mode() & 0o777;
+    let (forbidden, what) = match others {
+        Others::MayRead => (0o002, "be written to"),
+        Others::MayDoNothing => (0o006, "be read or written to"),
+    };
+    if !metadata.is_file() {
+        return Err(format!("{} is no file", path.display()));
+    }
+    if mode & forbidden != 0 {
+        return Err(format!(
+            "{} may {what} by every user of this host (mode {mode:o}): run `chmod o= {}`",
+            path.display(),
+            path.display()
+        ));
+    }
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    match bytes.len() as u64 > BYTES_MAX {
+        true => Err(format!("{} has more than {BYTES_MAX} bytes", path.display())),
+        false => Ok(bytes),
+    }
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    std::fs::metadata(path).ok().as_ref().map(Stamp::of)
+}
+
+/// What is in force of a file that may change.
+#[derive(Debug)]
+pub(super) struct Current {
+    path: PathBuf,
+    bound: SocketAddr,
+    feed: Feed,
+    now: Mutex<Arc<Web>>,
+}
+
+impl Current {
+    /// Reads it for what listens there.
+    ///
+    /// # Errors
+    /// As [`Web::read`] and [`Web::may_listen`].
+    pub(super) fn read(path: &Path, bound: SocketAddr, feed: Feed) -> Result<Current, String> {
+        let web = Web::read(path)?;
+        web.may_listen(bound)?;
+        Ok(Current {
+            path: path.to_owned(),
+            bound,
+            feed,
+            now: Mutex::new(Arc::new(web)),
+        })
+    }
+
+    /// What is in force now: read again where a file is not any more what it was.
+    pub(super) fn get(&self) -> Arc<Web> {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.read.iter().all(|(path, was)| stamp(path) == *was) {
+            return Arc::clone(&now);
+        }
+        let mut read = Vec::new();
+        let again = Web::read_noting(&self.path, &mut read);
+        let again = again.and_then(|web| web.may_listen(self.bound).map(|()| web));
+        *now = Arc::new(match again {
+            Ok(web) => {
+                self.feed
+                    .notice(format!("{} was read again", self.path.display()));
+                web
+            }
+            Err(error) => {
+                let text = format!("{error}; what was read before stays in force");
+                self.feed.notice(text);
+                // Not read again until something changes once more.
+                let read = match read.is_empty() {
+                    true => now
+                        .read
+                        .iter()
+                        .map(|(path, _)| (path.clone(), stamp(path)))
+                        .collect(),
+                    false => read,
+                };
+                Web {
+                    read,
+                    ..Web::clone(&now)
+                }
+            }
+        });
+        Arc::clone(&now)
+    }
+}

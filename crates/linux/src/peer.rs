@@ -1,0 +1,104 @@
+//! Who is at the other end of a Unix socket, as the kernel says: its user, and every group that it is in.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use nix::unistd::Group;
+
+/// A group whose members may do something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupId(u32);
+
+impl GroupId {
+    /// The group of this name.
+    ///
+    /// # Errors
+    /// With what to do where there is none.
+    pub fn of(name: &str) -> Result<GroupId, String> {
+        match Group::from_name(name) {
+            Ok(Some(group)) => Ok(GroupId(group.gid.as_raw())),
+            Ok(None) => Err(format!(
+                "there is no group `{name}` on this host: make it with `groupadd --system {name}`, or name another"
+            )),
+            Err(e) => Err(format!("the groups of this host cannot be read: {e}")),
+        }
+    }
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Whether the process that connected a socket was in it then, as its own group or as one more.
+    ///
+    /// # Errors
+    /// What is no connected Unix socket.
+    pub fn has(self, socket: impl AsFd) -> io::Result<bool> {
+        let own = rustix::net::sockopt::socket_peercred(&socket)?.gid.as_raw();
+        Ok(own == self.0 || more_groups(socket)?.contains(&self.0))
+    }
+}
+
+/// The supplementary groups that a peer had when it connected, which no crate that we use wraps.
+#[allow(unsafe_code)] // a socket option without a wrapper
+fn more_groups(socket: impl AsFd) -> io::Result<Vec<libc::gid_t>> {
+    use std::os::fd::AsRawFd as _;
+    let socket = socket.as_fd().as_raw_fd();
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let size = size_of_val(groups.as_slice());
+        let mut length = libc::socklen_t::try_from(size).map_err(io::Error::other)?;
+        // SAFETY: the kernel writes at most `length` bytes to the vector, which has so many, and sets `length` to what it wrote
+        // or would have written; both live until it returns.
+        let result = unsafe {
+            libc::getsockopt(
+                socket,
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<libc::gid_t>();
+        if result == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        // It says how many there are; nobody is in more than 65,536.
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() || count > 1 << 16 {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_is_in_the_groups_of_its_process_and_in_no_other() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let mut own: Vec<u32> = rustix::process::getgroups()
+            .unwrap()
+            .iter()
+            .map(|group| group.as_raw())
+            .collect();
+        own.push(rustix::process::getegid().as_raw());
+        for group in &own {
+            assert!(GroupId(*group).has(&one).unwrap(), "{group} of {own:?}");
+        }
+        let strange = (70_000..).find(|group| !own.contains(group)).unwrap();
+        assert!(!GroupId(strange).has(&one).unwrap());
+    }
+
+    #[test]
+    fn a_group_that_is_not_there_is_refused_with_the_remedy() {
+        assert_eq!(GroupId::of("root").unwrap().number(), 0);
+        let error = GroupId::of("no-such-group-here").unwrap_err();
+        assert!(error.contains("groupadd --system no-such-group-here"), "{error}");
+    }
+}
