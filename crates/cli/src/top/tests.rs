@@ -253,13 +253,13 @@ fn the_chosen_vm_stays_chosen_and_on_the_page_however_vms_are_sorted_and_filtere
         view.key(KeyCode::Down.into());
     }
     let (id, name) = view.chosen.clone().unwrap();
-    for _ in 0..9 {
+    for _ in 0..10 {
         view.key(KeyCode::Char('>').into());
         assert_eq!(view.chosen.as_ref().unwrap().0, id);
         let text = drawn(&view, 80, 24).backend().to_string();
         assert!(text.contains(&format!("\"{name} ")), "{name}:\n{text}");
     }
-    assert_eq!(view.choice.sort, Sort::Worst, "nine columns, and round");
+    assert_eq!(view.choice.sort, Sort::Worst, "ten columns, and round");
     for key in ['/', 'L', 'B', 'm'] {
         view.key(KeyCode::Char(key).into());
     }
