@@ -58,7 +58,8 @@ fn scenario() -> Scenario {
     let cpus = |all: &[u32]| all.iter().map(|cpu| CpuId(*cpu)).collect::<CpuSet>();
     let pinned = |name: &str, program: &str, on: &[u32]| {
         let vm = VmSpec::new(name, on.len() as u16, Bytes::from_gib(2), program).doing(1e9);
-        vm.on_cpus(cpus(on)).with_memory_on([NodeId(0)].into_iter().collect())
+        vm.on_cpus(cpus(on))
+            .with_memory_on([NodeId(0)].into_iter().collect())
     };
     let mut vms = vec![
         pinned("web", "omnetpp", &[0, 1]),
@@ -102,7 +103,10 @@ fn record(path: &Path) {
     let setup = Setup::new(machine, scenario(), 1);
     let since = Instant::now();
     twin::run(&run, &config, &setup, &mut Unseen, &Bell::default()).expect("a run");
-    println!("a day was simulated and recorded in {} s", since.elapsed().as_secs());
+    println!(
+        "a day was simulated and recorded in {} s",
+        since.elapsed().as_secs()
+    );
 }
 
 fn main() {
@@ -126,9 +130,8 @@ fn main() {
         took.push(since.elapsed());
         let cause = answer.explanation.causes.first();
         let culprit = CULPRITS[turn as usize % CULPRITS.len()];
-        let is_right = cause.is_some_and(
-            |cause| matches!(&cause.culprit, Culprit::Vm { name, .. } if name == culprit),
-        );
+        let is_right =
+            cause.is_some_and(|cause| matches!(&cause.culprit, Culprit::Vm { name, .. } if name == culprit));
         right += u64::from(is_right);
         if !is_right {
             println!("{culprit} at {middle}: {cause:?}");

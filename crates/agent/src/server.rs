@@ -188,7 +188,7 @@ enum Stage {
     /// What was read of its request.
     Asking(Vec<u8>),
     /// The answer that holds once the loop has carried out what it asked for.
-    Waiting(Answer),
+    Waiting(Box<Answer>),
     /// What is written of its answer.
     Answered(Left),
 }
@@ -325,7 +325,7 @@ impl Serving {
                     // Fails where the server has closed: then no client waits.
                     let _ = waker.wake();
                 });
-                (Stage::Waiting(answer), PATIENCE_LOOP)
+                (Stage::Waiting(Box::new(answer)), PATIENCE_LOOP)
             }
         };
         if let Some(client) = self.clients.get_mut(&key) {
@@ -372,7 +372,7 @@ impl Serving {
                 continue;
             };
             if let Stage::Waiting(answer) = &client.at {
-                let answer = answer.clone();
+                let answer = Answer::clone(answer);
                 let reply = done
                     .map(|()| answer)
                     .map_err(|error| ApiError::refused(error.to_string()));

@@ -54,7 +54,7 @@ impl Quiet {
                     row.more = Some((
                         row.more.take().map_or(1, |(count, _)| count + 1),
                         event.to_string(),
-                    ))
+                    ));
                 }
                 None => {
                     said.push(event.to_string());
@@ -289,7 +289,7 @@ mod tests {
             vm: VmId(1),
             name: "web".to_owned(),
         };
-        assert_eq!(quiet.of(at(2), &[gone.clone()]).len(), 1);
+        assert_eq!(quiet.of(at(2), std::slice::from_ref(&gone)).len(), 1);
         assert_eq!(quiet.of(at(3), &[gone]).len(), 1);
         assert_eq!(quiet.of(at(4), &[limit(10, Outcome::Done)]).len(), 1);
         let failed = homenode_host::Failure::VmGone.on("web");

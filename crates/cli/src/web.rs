@@ -44,7 +44,8 @@ impl Web {
         }
         if web.history.is_none() && !is_kept {
             let own = tempfile::Builder::new().prefix("homenode-").tempdir();
-            let own = own.context("cannot make a directory for the page's history: name a file with --history")?;
+            let own =
+                own.context("cannot make a directory for the page's history: name a file with --history")?;
             web.history = Some(own.path().join("history.sqlite"));
             web._own = Some(own);
         }

@@ -156,12 +156,24 @@ fn the_past_is_told_in_pages_and_in_steps() {
     assert!(points[1]["cpus_used"].as_f64().unwrap() > 0.5, "{of_web}");
     // The host as it was is the one of that time, with what had happened by then.
     let minute = from + Duration::from_secs(60);
-    let then = site.json(&format!("/v1/overview?at={}", minute.to_rfc3339().replace('+', "%2B")));
+    let then = site.json(&format!(
+        "/v1/overview?at={}",
+        minute.to_rfc3339().replace('+', "%2B")
+    ));
     is_as_described("/v1/overview", &then);
     let seen: chrono::DateTime<chrono::Utc> = then["time"].as_str().unwrap().parse().unwrap();
     assert!((minute - seen).num_milliseconds().abs() <= 1000, "{then}");
-    assert_eq!((&then["at_ns"], &then["vms"][1]["name"]), (&json!(60_000_000_000_u64), &json!("web")));
-    assert!(then["events"].as_array().unwrap().iter().any(|event| event["kind"] == "appeared"));
+    assert_eq!(
+        (&then["at_ns"], &then["vms"][1]["name"]),
+        (&json!(60_000_000_000_u64), &json!("web"))
+    );
+    assert!(
+        then["events"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|event| event["kind"] == "appeared")
+    );
     for at in ["2001-01-01T00:00:00Z", "2200-01-01T00:00:00Z"] {
         let none = site.get(&format!("/v1/overview?at={at}"));
         assert_eq!((none.status, none.problem().as_str()), (404, "nothing-known"));

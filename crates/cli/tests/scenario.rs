@@ -1,5 +1,7 @@
 //! A recorded run as a scenario, simulated again.
 
+#![allow(clippy::print_stdout)] // how near it came
+
 mod common;
 
 use std::path::Path;

@@ -60,7 +60,7 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let asked = |vm: &str| inside.ask("why", &[vm, "--window", &window, "--history", &history]);
     thread::sleep(4 * WINDOW);
 
-    polluter.switch_to(Behaviour::walking((8 * LLC_BYTES >> 10) as u32, 0))?;
+    polluter.switch_to(Behaviour::walking(((8 * LLC_BYTES) >> 10) as u32, 0))?;
     run(
         "virsh",
         &[

@@ -80,7 +80,10 @@ fn served((name, text): (&'static str, &'static str)) -> Response {
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (
+            HeaderName::from_static("cross-origin-opener-policy"),
+            "same-origin",
+        ),
         (
             HeaderName::from_static("cross-origin-resource-policy"),
             "same-origin",
@@ -136,7 +139,14 @@ mod tests {
         for (name, text) in FILES.iter().chain([&INDEX]) {
             // A namespace is a name, and is not asked.
             let text = text.replace("http://www.w3.org/2000/svg", "");
-            for wrong in ["http:", "https:", "innerHTML", "insertAdjacentHTML", "eval(", "style=\""] {
+            for wrong in [
+                "http:",
+                "https:",
+                "innerHTML",
+                "insertAdjacentHTML",
+                "eval(",
+                "style=\"",
+            ] {
                 assert!(!text.contains(wrong), "{name}: {wrong}");
             }
         }

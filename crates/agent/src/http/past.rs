@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
+use homenode_api::Request as Ask;
+use homenode_api::answer::Overview;
 use homenode_api::http::{
     DECISIONS, DecisionRow, Decisions, DecisionsQuery, HISTORY_MAX, HistoryPoint, HistoryQuery, NodeMemory,
     OverviewQuery, POINTS_MAX, Pictured, VmHistory, WallTime, WhyQuery,
 };
-use homenode_api::Request as Ask;
-use homenode_api::answer::Overview;
 use homenode_api::why::{Answer, WINDOW, WallSpan};
 use homenode_recorder::{Archive, EventRow, Kind, Pick, RecordError, Wanted};
 use homenode_units::{Bytes, BytesPerSec, Ns, PAGE_BYTES};

@@ -90,10 +90,7 @@ impl Past {
     /// As [`Past::span`].
     pub fn minutes(&mut self, by: i64) -> anyhow::Result<()> {
         let (from, to) = self.span()?;
-        let wall_ns = self
-            .place
-            .wall_ns()
-            .saturating_add(by.saturating_mul(MINUTE_NS));
+        let wall_ns = self.place.wall_ns().saturating_add(by.saturating_mul(MINUTE_NS));
         self.go_to(wall_ns.clamp(from, to)).map(drop)
     }
 

@@ -32,7 +32,7 @@ impl Site {
         let is_said = args.contains(&"--listen");
         let child = super::homenode()
             .args(["run", "--json", "--host", &host])
-            .args(if is_said { &[][..] } else { &["--listen", address][..] })
+            .args(["--listen", address].iter().filter(|_| !is_said))
             .args(["--state", &path("state"), "--history", &path("history.sqlite")])
             .args(args)
             .stdin(Stdio::null())

@@ -106,7 +106,11 @@ impl Browser {
 
     /// Waits for an element.
     pub async fn see(&self, css: &str) -> Element {
-        let wait = self.client.wait().at_most(PATIENCE).every(Duration::from_millis(50));
+        let wait = self
+            .client
+            .wait()
+            .at_most(PATIENCE)
+            .every(Duration::from_millis(50));
         let found = wait.for_element(Locator::Css(css)).await;
         found.unwrap_or_else(|error| panic!("{css}: {error}"))
     }

@@ -109,22 +109,42 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
             .await;
         click_at(browser, at[0].as_f64().unwrap(), at[1].as_f64().unwrap()).await;
         let (wanted, shown) = (browser.at(440), browser.asked("at").await);
-        let ms = |text: &str| text.parse::<chrono::DateTime<chrono::Utc>>().unwrap().timestamp_millis();
+        let ms = |text: &str| {
+            text.parse::<chrono::DateTime<chrono::Utc>>()
+                .unwrap()
+                .timestamp_millis()
+        };
         assert!((ms(&wanted) - ms(&shown)).abs() < 2000, "{wanted} {shown}");
         // Why?
         browser.click("[data-why]").await;
         browser.see("[data-cause='llc-pollution']:first-child").await;
         let answer = browser.text(".why").await;
-        for said in ["web lost", "others filled the last-level cache", "By VM batch", "before", "Decided"] {
+        for said in [
+            "web lost",
+            "others filled the last-level cache",
+            "By VM batch",
+            "before",
+            "Decided",
+        ] {
             assert!(answer.contains(said), "{said}: {answer}");
         }
         // All of it is in the address.
         browser.client.refresh().await.unwrap();
         assert!(browser.text(".causes").await.contains("By VM batch"));
         browser.click("[data-culprit]").await;
-        browser.until("the culprit's page", "return document.querySelector('h1')?.textContent === 'VM batch'").await;
+        browser
+            .until(
+                "the culprit's page",
+                "return document.querySelector('h1')?.textContent === 'VM batch'",
+            )
+            .await;
         browser.client.back().await.unwrap();
-        browser.until("back", "return document.querySelector('h1')?.textContent === 'VM web'").await;
+        browser
+            .until(
+                "back",
+                "return document.querySelector('h1')?.textContent === 'VM web'",
+            )
+            .await;
         // What was decided about it, from its mark.
         browser.click(".mark").await;
         assert!(browser.text(".chosen").await.contains("placement"));
@@ -135,11 +155,7 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
 async fn click_at(browser: &Browser, x: f64, y: f64) {
     use fantoccini::actions::{InputSource as _, MouseActions, PointerAction};
     let mouse = MouseActions::new("mouse".into())
-        .then(PointerAction::MoveTo {
-            duration: None,
-            x,
-            y,
-        })
+        .then(PointerAction::MoveTo { duration: None, x, y })
         .then(PointerAction::Down { button: 0 })
         .then(PointerAction::Up { button: 0 });
     browser.client.perform_actions(mouse).await.unwrap();
@@ -175,7 +191,10 @@ fn screens_look_as_committed_and_an_element_that_is_missing_is_found() {
                 if !others.is_empty() {
                     let kept = std::env::temp_dir().join(format!("homenode-page-{name}.png"));
                     std::fs::write(&kept, browser.client.screenshot().await.unwrap()).unwrap();
-                    panic!("{name} is another at {others:.1?} (x, y, by): see {}", kept.display());
+                    panic!(
+                        "{name} is another at {others:.1?} (x, y, by): see {}",
+                        kept.display()
+                    );
                 }
             }
             // Would it be seen?
@@ -193,7 +212,10 @@ fn screens_look_as_committed_and_an_element_that_is_missing_is_found() {
                 let whole = look(browser).await;
                 assert_eq!(look(browser).await.others(&whole), []);
                 hide(browser, missing).await;
-                assert!(!look(browser).await.others(&whole).is_empty(), "{missing} is not missed");
+                assert!(
+                    !look(browser).await.others(&whole).is_empty(),
+                    "{missing} is not missed"
+                );
             }
         });
     }
@@ -201,7 +223,10 @@ fn screens_look_as_committed_and_an_element_that_is_missing_is_found() {
 
 /// axe-core, below target.
 fn axe() -> String {
-    let target = Path::new(env!("CARGO_BIN_EXE_homenode")).ancestors().nth(2).unwrap();
+    let target = Path::new(env!("CARGO_BIN_EXE_homenode"))
+        .ancestors()
+        .nth(2)
+        .unwrap();
     let path = target.join("axe/package/axe.min.js");
     std::fs::read_to_string(&path)
         .unwrap_or_else(|_| panic!("{} is missing: run scripts/page-setup.sh", path.display()))
@@ -230,7 +255,9 @@ fn texts_have_contrast_and_controls_have_names_in_light_and_dark() {
             browser.see("dialog[open]").await;
             check("keys").await;
             // A problem, and a VM that was not there.
-            browser.goto(&browser.address("view=vm&vm=nobody", 440), "problem").await;
+            browser
+                .goto(&browser.address("view=vm&vm=nobody", 440), "problem")
+                .await;
             check("nobody").await;
         });
     }
@@ -247,7 +274,9 @@ fn everything_is_reached_and_done_without_a_mouse() {
         for (_, address, there) in SCREENS {
             screen(browser, address, there).await;
             // The past does not change under the hands.
-            browser.run("document.activeElement?.blur(); window.scrollTo(0, 0)").await;
+            browser
+                .run("document.activeElement?.blur(); window.scrollTo(0, 0)")
+                .await;
             let count = browser.run(TABS).await.as_u64().unwrap();
             let mut reached = Vec::new();
             for _ in 0..count {
@@ -268,9 +297,19 @@ fn everything_is_reached_and_done_without_a_mouse() {
         screen(browser, "view=map", ".node").await;
         browser.press("/").await;
         browser.press("web\u{e00c}").await;
-        browser.until("one row", "return document.querySelectorAll('tbody tr').length === 1").await;
+        browser
+            .until(
+                "one row",
+                "return document.querySelectorAll('tbody tr').length === 1",
+            )
+            .await;
         assert_eq!(browser.asked("filter").await, "web");
-        browser.see("tbody tr a").await.send_keys("\u{e007}").await.unwrap();
+        browser
+            .see("tbody tr a")
+            .await
+            .send_keys("\u{e007}")
+            .await
+            .unwrap();
         browser.see("#screen[data-drawn=vm] .chart path").await;
         let before = browser.asked("at").await;
         browser.run("document.activeElement?.blur()").await;
@@ -283,22 +322,50 @@ fn everything_is_reached_and_done_without_a_mouse() {
         assert_eq!(browser.asked("at").await, earlier);
         browser.run("document.activeElement?.blur()").await;
         browser.press("w").await;
-        browser.see("[data-culprit]").await.send_keys("\u{e007}").await.unwrap();
-        browser.until("the culprit's page", "return document.querySelector('h1')?.textContent === 'VM batch'").await;
+        browser
+            .see("[data-culprit]")
+            .await
+            .send_keys("\u{e007}")
+            .await
+            .unwrap();
+        browser
+            .until(
+                "the culprit's page",
+                "return document.querySelector('h1')?.textContent === 'VM batch'",
+            )
+            .await;
         // The other keys.
         browser.run("document.activeElement?.blur()").await;
         for (key, then) in [
-            ("d", "return document.querySelector('#screen').dataset.drawn === 'decisions'"),
-            ("r", "return document.querySelector('#screen').dataset.drawn === 'proposals'"),
-            ("h", "return document.querySelector('#screen').dataset.drawn === 'map'"),
+            (
+                "d",
+                "return document.querySelector('#screen').dataset.drawn === 'decisions'",
+            ),
+            (
+                "r",
+                "return document.querySelector('#screen').dataset.drawn === 'proposals'",
+            ),
+            (
+                "h",
+                "return document.querySelector('#screen').dataset.drawn === 'map'",
+            ),
             ("t", "return document.documentElement.dataset.theme === 'light'"),
             ("t", "return document.documentElement.dataset.theme === 'dark'"),
             ("?", "return document.querySelector('dialog[open]') !== null"),
             ("\u{e00c}", "return document.querySelector('dialog') === null"),
             ("[", "return new URLSearchParams(location.search).has('from')"),
-            ("p", "return document.querySelector('#play').getAttribute('aria-pressed') === 'true'"),
-            ("p", "return document.querySelector('#play').getAttribute('aria-pressed') === 'false'"),
-            ("l", "return document.querySelector('#live').getAttribute('aria-pressed') === 'true' && !location.search.includes('from')"),
+            (
+                "p",
+                "return document.querySelector('#play').getAttribute('aria-pressed') === 'true'",
+            ),
+            (
+                "p",
+                "return document.querySelector('#play').getAttribute('aria-pressed') === 'false'",
+            ),
+            (
+                "l",
+                "return document.querySelector('#live').getAttribute('aria-pressed') === 'true' && !location.search.includes('from')",
+            ),
         ] {
             browser.press(key).await;
             browser.until(key, then).await;
@@ -316,7 +383,9 @@ fn nothing_is_asked_of_others_and_nothing_else_may_run() {
     page(Colours::Light, async |browser| {
         for (_, address, there) in SCREENS {
             screen(browser, address, there).await;
-            let asked = browser.run("return performance.getEntriesByType('resource').map((one) => one.name)").await;
+            let asked = browser
+                .run("return performance.getEntriesByType('resource').map((one) => one.name)")
+                .await;
             let asked = asked.as_array().unwrap();
             assert!(asked.len() > 20, "{asked:?}");
             for one in asked {
@@ -337,7 +406,12 @@ fn nothing_is_asked_of_others_and_nothing_else_may_run() {
             )
             .await
             .unwrap();
-        let refused: Vec<&str> = refused.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        let refused: Vec<&str> = refused
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
         for directive in ["markup", "img-src", "connect-src", "require-trusted-types-for"] {
             assert!(refused.contains(&directive), "{directive}: {refused:?}");
         }
@@ -352,7 +426,9 @@ fn a_name_that_is_markup_is_shown_as_text() {
         let is_text = async |css: &str| {
             let shown = browser.see(css).await.prop("textContent").await.unwrap().unwrap();
             assert!(shown.contains(NAME), "{css}: {shown}");
-            let images = browser.run("return document.querySelectorAll('main img').length").await;
+            let images = browser
+                .run("return document.querySelectorAll('main img').length")
+                .await;
             assert_eq!(images, 0, "{css}");
             assert_ne!(browser.client.title().await.unwrap(), "1");
         };
@@ -367,15 +443,29 @@ fn a_name_that_is_markup_is_shown_as_text() {
         browser.see(".why .answer, .why .problem").await;
         browser.click("a[href*='view=decisions'][href*='vm=']").await;
         browser.see("#screen[data-drawn=decisions]").await;
-        assert_eq!(browser.see("input[name=vm]").await.prop("value").await.unwrap().unwrap(), NAME);
+        assert_eq!(
+            browser
+                .see("input[name=vm]")
+                .await
+                .prop("value")
+                .await
+                .unwrap()
+                .unwrap(),
+            NAME
+        );
     });
 }
 
 #[test]
 fn the_key_is_taken_out_of_the_address_and_kept_for_the_tab() {
     page(Colours::Light, async |browser| {
-        browser.goto(&format!("{}/#key=Ab-9_x", browser.origin), "map").await;
-        assert_eq!(browser.run("return location.href").await, json!(format!("{}/", browser.origin)));
+        browser
+            .goto(&format!("{}/#key=Ab-9_x", browser.origin), "map")
+            .await;
+        assert_eq!(
+            browser.run("return location.href").await,
+            json!(format!("{}/", browser.origin))
+        );
         let sent = "return sessionStorage.getItem('homenode.key')";
         assert_eq!(browser.run(sent).await, "Ab-9_x");
         browser.client.refresh().await.unwrap();
@@ -394,13 +484,28 @@ fn the_page_follows_the_agent_says_when_it_is_gone_and_goes_on_when_it_is_back()
         browser.goto(&format!("{}/", browser.origin), "map").await;
         browser.see("#pulse .live").await;
         let shown = browser.text("#now").await;
-        browser.until("it follows", &format!("return document.querySelector('#now').textContent > '{shown}'")).await;
+        browser
+            .until(
+                "it follows",
+                &format!("return document.querySelector('#now').textContent > '{shown}'"),
+            )
+            .await;
         drop(site);
         browser.see("#pulse .gone").await;
         browser.see("#trouble:not([hidden])").await;
-        let _site = Site::at(&address, tempfile::tempdir().unwrap(), SCENARIO, &["--period", "200ms"]);
+        let _site = Site::at(
+            &address,
+            tempfile::tempdir().unwrap(),
+            SCENARIO,
+            &["--period", "200ms"],
+        );
         browser.see("#pulse .live").await;
-        browser.until("nothing is wrong", "return document.querySelector('#trouble').hidden").await;
+        browser
+            .until(
+                "nothing is wrong",
+                "return document.querySelector('#trouble').hidden",
+            )
+            .await;
         tokio::time::sleep(Duration::from_millis(10)).await;
         browser.close().await;
     });

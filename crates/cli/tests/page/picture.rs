@@ -92,7 +92,9 @@ fn path(name: &str) -> PathBuf {
 
 /// Width, height, bytes, and bytes of a pixel.
 fn decoded(bytes: &[u8]) -> (usize, usize, Vec<u8>, usize) {
-    let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
+    let mut reader = png::Decoder::new(std::io::Cursor::new(bytes))
+        .read_info()
+        .unwrap();
     let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
     let info = reader.next_frame(&mut pixels).unwrap();
     let channels = info.color_type.samples();

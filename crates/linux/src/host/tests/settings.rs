@@ -1,5 +1,7 @@
 //! What operators choose for their VMs.
 
+use homenode_host::Mode;
+
 use super::*;
 
 #[test]
