@@ -196,7 +196,7 @@ pub struct WhyQuery {
     /// When it was slow; unless it is said, the last that was recorded.
     pub at: Option<WallTime>,
     /// How long a stretch around that, such as `60s` or `10m`, from ten seconds to six hours; five minutes unless it is said.
-    #[schemars(extend("pattern" = "^[1-9][0-9]{0,5}(ms|s|min|m|h)$"))]
+    #[schemars(extend("pattern" = "^([1-9][0-9]{1,3}s|[1-9][0-9]?(min|m)|[1-6]h)$"))]
     pub window: Option<String>,
 }
 
@@ -354,18 +354,17 @@ impl Evaluated {
 /// What an operator may set of a VM while it runs: all of it at once, `null` for what is not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("required" = ["permit", "memory_policy", "memory_floor_bytes"]))]
 pub struct VmSettings {
     /// What it books: it is held to it.
     #[serde(deserialize_with = "Option::deserialize")]
-    #[schemars(required)]
     pub permit: Option<Permit>,
     /// How its memory is placed and moved; the agent chooses where it is not set.
     #[serde(deserialize_with = "Option::deserialize")]
-    #[schemars(required)]
     pub memory_policy: Option<MemoryPolicy>,
     /// How little memory it may be left with; the agent takes none of it where it is not set.
     #[serde(deserialize_with = "whole::floor")]
-    #[schemars(required, extend("minimum" = 0, "maximum" = whole::MAX))]
+    #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     pub memory_floor_bytes: Option<Bytes>,
 }
 

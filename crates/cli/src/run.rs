@@ -77,7 +77,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             )
         }
         HostArg::Libvirt(uri) => {
-            let web = Web::of(args, !args.dry_run, &mut output)?;
+            let web = Web::of(args, mode != Mode::Observe, &mut output)?;
             let run = live::Run {
                 uri: uri.unwrap_or_else(|| LibvirtHost::DEFAULT_URI.to_owned()),
                 state: args.state.clone().unwrap_or_else(|| STATE_DIR.into()),

@@ -99,6 +99,7 @@ fn a_change_that_is_said_wrongly_or_by_another_page_is_refused() {
     for (headers, body, status) in [
         (format!("{any}{AS_JSON}"), none.as_str(), 200),
         (format!("{operator}{AS_JSON}"), &none, 428),
+        (format!("{operator}{AS_JSON}If-Match: 12\r\n"), &none, 400),
         (format!("{any}Content-Type: text/plain\r\n"), &none, 415),
         (any.clone(), &none, 415),
         (
@@ -272,6 +273,31 @@ impl Tls {
         std::fs::set_permissions(self.dir.path().join(key), Permissions::from_mode(0o600)).unwrap();
     }
 
+    /// Makes a client's certificate that an authority, made by `certify`, has signed.
+    fn sign(&self, name: &str, authority: &str) {
+        let openssl = |args: String| {
+            let mut openssl = Command::new("openssl");
+            let made = openssl
+                .current_dir(self.dir.path())
+                .args(args.split(' '))
+                .output()
+                .unwrap();
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        };
+        openssl(format!(
+            "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"
+        ));
+        std::fs::write(
+            self.dir.path().join("client.ext"),
+            "extendedKeyUsage=clientAuth\n",
+        )
+        .unwrap();
+        openssl(format!(
+            "x509 -req -in {name}.csr -CA {authority}.crt -CAkey {authority}.key -CAcreateserial -days 2 \
+             -extfile client.ext -out {name}.crt"
+        ));
+    }
+
     fn write(&self, users: &str, roles: &str, more: &str) -> String {
         let path = self.dir.path().join("web.yml");
         let text = format!(
@@ -387,9 +413,11 @@ fn files_are_read_again_when_they_change_and_a_slip_changes_nothing() {
 #[test]
 fn clients_show_certificates_where_they_are_wanted() {
     let tls = Tls::new();
-    tls.certify("client");
-    tls.certify("stranger");
-    let more = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: client.crt\n  min_version: TLS13\n";
+    tls.certify("authority");
+    tls.certify("other");
+    tls.sign("client", "authority");
+    tls.sign("stranger", "other");
+    let more = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: authority.crt\n  min_version: TLS13\n";
     let web = tls.write("", "", more);
     let site = site(&["--listen", "0.0.0.0:0", "--web-config", &web]);
     let ask = |more: &[&str]| tls.curl(&site, "/v1/nodes", more).0;

@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{Agent, refused, run, text};
 use serde_json::Value;
@@ -174,6 +176,40 @@ fn a_terminal_is_as_it_was_after_every_end() {
         assert!(told.contains(&format!("status={status}")), "{signal}: {told}");
         let (before, after) = settings(&told);
         assert_eq!(before, after, "{signal}: {told}");
+    }
+}
+
+/// The page of a terminal that is closed ends: it must not go on reading from nothing.
+#[test]
+fn a_terminal_that_is_closed_ends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let history = history(&dir);
+    let pid_file = dir.path().join("pid");
+    let program = env!("CARGO_BIN_EXE_homenode");
+    let top = format!(
+        "echo $$ > {}; exec {program} top --replay {history}",
+        pid_file.display()
+    );
+    let mut terminal = Command::new("script")
+        .args(["-qec", &top, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script is part of every Debian");
+    std::thread::sleep(Duration::from_secs(2));
+    let pid = std::fs::read_to_string(&pid_file).unwrap();
+    let process = Path::new("/proc").join(pid.trim());
+    let is_it = || std::fs::read(process.join("cmdline")).is_ok_and(|line| line.ends_with(b"sqlite\0"));
+    assert!(is_it(), "it runs");
+    terminal.kill().unwrap();
+    terminal.wait().unwrap();
+    let closed = Instant::now();
+    while is_it() {
+        assert!(
+            closed.elapsed() < Duration::from_secs(10),
+            "it runs on without a terminal"
+        );
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

@@ -98,10 +98,17 @@ fn tag(vm: VmId, settings: VmSettings) -> String {
 fn wanted_tags(headers: &HeaderMap) -> Result<String, Failed> {
     let tags = headers.get_all(header::IF_MATCH).iter();
     let tags: Option<Vec<&str>> = tags.map(|tags| tags.to_str().ok()).collect();
+    let tags = tags.map(|tags| (tags.is_empty(), tags.join(",")));
+    let is_tag = |tag: &str| {
+        let strong = tag.strip_prefix("W/").unwrap_or(tag);
+        tag == "*" || (strong.len() >= 2 && strong.starts_with('"') && strong.ends_with('"'))
+    };
     match tags {
-        Some(tags) if !tags.is_empty() => Ok(tags.join(",")),
-        Some(_) => Err(Failed::no_tag()),
-        None => Err(Failed::bad_parameter("the header If-Match is not text")),
+        Some((true, _)) => Err(Failed::no_tag()),
+        Some((false, tags)) if tags.split(',').map(str::trim).all(is_tag) => Ok(tags),
+        _ => Err(Failed::bad_parameter(
+            "the header If-Match has no tags: write it as it was in ETag, with its quotes, or `*`",
+        )),
     }
 }
 

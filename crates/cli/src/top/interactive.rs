@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -12,6 +12,7 @@ use homenode_recorder::Which;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::bad_input;
 use crate::top::live::Live;
@@ -21,6 +22,8 @@ use crate::top::view::{View, When, Wish};
 
 /// How long a signal may wait for the page.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long the page may take to end once a signal came.
+const END: Duration = Duration::from_secs(1);
 
 /// Where pictures come from, and where they are shown.
 pub struct Session {
@@ -46,11 +49,8 @@ pub fn run(session: Session) -> anyhow::Result<ExitCode> {
             "standard output is no terminal: `homenode top --once` prints one picture as text, `--batch N` several",
         ));
     }
-    let signalled = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        let number = usize::try_from(signal).unwrap_or_default();
-        signal_hook::flag::register_usize(signal, Arc::clone(&signalled), number)?;
-    }
+    let signalled = Arc::new(AtomicU8::new(0));
+    end_on_signals(Arc::clone(&signalled))?;
     // A panic gives the terminal back too: its hook does that.
     let mut terminal =
         ratatui::try_init().context("cannot use this terminal; `homenode top --once` needs none")?;
@@ -58,11 +58,31 @@ pub fn run(session: Session) -> anyhow::Result<ExitCode> {
     let restored = ratatui::try_restore();
     let signal = signalled.load(Ordering::Relaxed);
     if signal != 0 {
-        return Ok(ExitCode::from(128 + u8::try_from(signal).unwrap_or_default()));
+        return Ok(ExitCode::from(128 + signal));
     }
     ended?;
     restored.context("cannot give the terminal back")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Notes a signal, and ends the process where it does not end by itself: the library that reads keys reads for ever from a
+/// terminal that was closed.
+fn end_on_signals(signalled: Arc<AtomicU8>) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let wait = move || {
+        for signal in signals.forever() {
+            let signal = u8::try_from(signal).unwrap_or_default();
+            signalled.store(signal, Ordering::Relaxed);
+            std::thread::sleep(END);
+            let _ = ratatui::try_restore();
+            std::process::exit(i32::from(128 + signal));
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(wait)
+        .context("cannot start the thread that waits for signals")?;
+    Ok(())
 }
 
 struct Running {
@@ -92,7 +112,7 @@ impl Running {
         Ok(running)
     }
 
-    fn run(&mut self, terminal: &mut DefaultTerminal, signalled: &AtomicUsize) -> anyhow::Result<()> {
+    fn run(&mut self, terminal: &mut DefaultTerminal, signalled: &AtomicU8) -> anyhow::Result<()> {
         loop {
             terminal.draw(|frame| screen::draw(frame, &self.session.view))?;
             let mut is_new = false;
