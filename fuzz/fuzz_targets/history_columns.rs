@@ -1,10 +1,10 @@
-//! A block of a history, once it is decompressed: what is read whole can be packed and read again, and who asks for one VM gets of
-//! it what all would have given.
+//! A block of a history, once it is decompressed: what is read whole can be packed and read again, and who asks for one VM gets
+//! of it what all would have given.
 
 #![no_main]
 
-use homenode_recorder::columns::{pack, read, unpack};
 use homenode_recorder::Pick;
+use homenode_recorder::columns::{pack, read, unpack};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -36,7 +36,11 @@ fuzz_target!(|text: &[u8]| {
     let part = read(&written, Pick::Keys(&of_host));
     let part = part.ok().and_then(|column| unpack(&column, PERIODS));
     if let Some(part) = part {
-        for (part, whole) in part.iter().zip(&whole).filter(|(_, whole)| is_of_ids(&whole["vms"])) {
+        for (part, whole) in part
+            .iter()
+            .zip(&whole)
+            .filter(|(_, whole)| is_of_ids(&whole["vms"]))
+        {
             assert_eq!(figure(&part["vms"]), figure(&whole["vms"]));
         }
     }

@@ -1,5 +1,7 @@
 //! What it takes to read an hour of one VM among 32 from a history, as `/v1/history` does, beside reading all of it.
 //!
+//! Reached unoptimised (`--profile dev`), on two CPUs that ten programs shared: 6.4 s for all of it, .31 s for one VM.
+//!
 //! Statuses have the fields that the agent's have, half of which change from period to period.
 
 use std::hint::black_box;
@@ -74,8 +76,10 @@ fn write(path: &std::path::Path) {
 
 fn read(archive: &Archive, pick: Pick<'_>) -> usize {
     let frames = archive.iter(None, Kind::Status, EVER).expect("a history");
-    let read = frames.only(pick).map(|frame| frame.expect("a period"));
-    read.map(|frame| black_box(frame.value).is_object()).count()
+    let read = frames
+        .only(pick)
+        .map(|frame| black_box(frame.expect("a period").value));
+    read.filter(Value::is_object).count()
 }
 
 fn hour(criterion: &mut Criterion) {
@@ -100,7 +104,7 @@ fn hour(criterion: &mut Criterion) {
     group.sample_size(10);
     group.bench_function("all of it", |bench| bench.iter(|| read(&archive, Pick::All)));
     group.bench_function("one VM", |bench| {
-        bench.iter(|| read(&archive, Pick::Keys(&of_host)))
+        bench.iter(|| read(&archive, Pick::Keys(&of_host)));
     });
     group.finish();
 }

@@ -268,15 +268,13 @@ fn may_change(request: &Request) -> Result<(), Failed> {
     }
     let headers = request.headers();
     // Browsers say so of their own accord, and pages cannot change it.
-    let site = headers.get("sec-fetch-site").map(|site| site.as_bytes());
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     if !matches!(site, None | Some(b"same-origin" | b"none")) {
         return Err(Failed::forbidden(
             "a page of another site may not change anything here",
         ));
     }
-    let length = headers
-        .get(header::CONTENT_LENGTH)
-        .map(|length| length.as_bytes());
+    let length = headers.get(header::CONTENT_LENGTH).map(HeaderValue::as_bytes);
     let has_body =
         headers.contains_key(header::TRANSFER_ENCODING) || !matches!(length, None | Some(b"0" | b""));
     // A form of another site can be sent as text, as a form or as files, and as nothing else.
