@@ -55,7 +55,7 @@ http: ## Have Prometheus and schemathesis ask an agent on the twin over HTTP (a 
 	@echo '== asking an agent on the twin over HTTP'
 	@$(SETUP) cargo xtask http
 
-fuzz: ## Fuzz all that reads what others wrote (a minute for each of 17 targets); TARGETS=names, SECONDS=n
+fuzz: ## Fuzz all that reads what others wrote (a minute for each of 16 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'
 	@$(SETUP) cargo xtask fuzz --seconds $(SECONDS) $(TARGETS)
 
