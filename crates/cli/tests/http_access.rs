@@ -189,6 +189,7 @@ fn a_group_that_is_not_there_is_refused_before_anything_is_begun() {
 }
 
 #[test]
+#[allow(clippy::print_stderr)] // why nothing was looked at
 fn members_of_the_group_read_on_the_socket_and_change_nothing() {
     // Another user and a group of the host, which takes root to become.
     let id = Command::new("id").arg("-u").output().unwrap();
