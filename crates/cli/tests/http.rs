@@ -163,10 +163,9 @@ fn the_past_is_told_in_pages_and_in_steps() {
     is_as_described("/v1/overview", &then);
     let seen: chrono::DateTime<chrono::Utc> = then["time"].as_str().unwrap().parse().unwrap();
     assert!((minute - seen).num_milliseconds().abs() <= 1000, "{then}");
-    assert_eq!(
-        (&then["at_ns"], &then["vms"][1]["name"]),
-        (&json!(60_000_000_000_u64), &json!("web"))
-    );
+    let at_s = then["at_ns"].as_f64().unwrap() / 1e9;
+    assert!((at_s - 60.0).abs() <= 1.0, "{then}");
+    assert_eq!(then["vms"][1]["name"], "web");
     assert!(
         then["events"]
             .as_array()

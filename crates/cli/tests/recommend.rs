@@ -127,6 +127,10 @@ fn a_mode_of_a_vm_is_set_shown_and_taken_back() {
     );
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     let has_home = || !ask(&["vm", "web"])["vms"][0]["home"].is_null();
+    // The first look may be before the VM's arrival.
+    agent.eventually("web runs", || {
+        agent.ask(&["vm", "web"]).status.success().then_some(())
+    });
     agent.eventually("web has a home", || has_home().then_some(()));
     let set = ask(&["mode", "web", "observe"]);
     is_as_its_schema_says(&set);
@@ -260,21 +264,21 @@ fn without_an_agent_promises_are_those_of_the_ledger_where_numad_put_them() {
 }
 
 #[test]
-fn programs_see_and_decide_over_the_socket_and_only_see_over_tcp() {
+fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
     let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &RECOMMENDING);
     let both = site.eventually("both VMs are recommended a home", |site| {
         open(&site.json("/v1/recommendations"))
     });
     let (web, db) = (of(&both, "web")["id"].clone(), of(&both, "db")["id"].clone());
     let of_web = |verb: &str| format!("/v1/recommendations/{web}/{verb}");
-    // Whoever can reach the port is nobody in particular.
+    // Over TCP only who has the key may decide.
     assert_eq!(
         site.ask("POST", &of_web("apply"), "", "").problem(),
-        "no-such-path"
+        "unauthorized"
     );
     assert_eq!(
         site.ask("DELETE", "/v1/promises/1", "", "").problem(),
-        "no-such-path"
+        "unauthorized"
     );
     let applied = site.does_over_socket("POST", &of_web("apply"));
     assert_eq!(
@@ -284,7 +288,8 @@ fn programs_see_and_decide_over_the_socket_and_only_see_over_tcp() {
     );
     let again = site.does_over_socket("POST", &of_web("apply"));
     assert_eq!((again.status, again.problem().as_str()), (409, "conflict"));
-    let rejected = site.does_over_socket("POST", &format!("/v1/recommendations/{db}/reject"));
+    let with_key = format!("Authorization: Bearer {}\r\n", site.key);
+    let rejected = site.ask("POST", &format!("/v1/recommendations/{db}/reject"), &with_key, "");
     assert_eq!(
         (rejected.status, &rejected.json()["state"]),
         (200, &json!("rejected"))

@@ -147,6 +147,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 26] = [
         "homenode-trace",
         &[
             "homenode-control",
+            "homenode-policy",
             "homenode-host",
             "homenode-machine",
             "homenode-units",

@@ -140,8 +140,8 @@ mod tests {
             // A namespace is a name, and is not asked.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for wrong in [
-                "http:",
-                "https:",
+                "http://",
+                "https://",
                 "innerHTML",
                 "insertAdjacentHTML",
                 "eval(",
