@@ -79,8 +79,8 @@ impl SettingQueue {
         self.bell.ring();
     }
 
-    /// Carries out what waits now. Answers and the feed show it from then on. What comes meanwhile waits for the next time: a client
-    /// that asks without end must not keep the loop.
+    /// Carries out what waits now. Answers and the feed show it from then on. What comes meanwhile waits for the next time: a
+    /// client that asks without end must not keep the loop.
     pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>, feed: Option<&Feed>) {
         let waits = std::mem::take(&mut *self.lock());
         for pending in waits {

@@ -6,7 +6,7 @@ use homenode_units::{Bytes, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::http::WallTime;
+use crate::time::WallTime;
 
 /// What policies would do, and what came of that.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

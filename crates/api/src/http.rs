@@ -1,7 +1,6 @@
 //! What is asked and answered over HTTP, below `/v1`. Types that commands print too are the same; [`openapi`] describes all.
 
 mod openapi;
-mod time;
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
@@ -15,8 +14,8 @@ use serde_json::Value;
 use crate::answer::{Overview, PlacedFigures};
 use crate::why::WallSpan;
 
+pub use crate::time::WallTime;
 pub use openapi::openapi;
-pub use time::WallTime;
 
 /// What a page of decisions holds unless it is said otherwise, and at most.
 pub const DECISIONS: (u32, u32) = (100, 1000);

@@ -12,6 +12,7 @@ mod client;
 pub mod document;
 pub mod http;
 mod request;
+mod time;
 pub mod why;
 
 pub use answer::{Answer, ApiError, Reply};

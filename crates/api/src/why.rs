@@ -5,7 +5,7 @@ use homenode_why::Explanation;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::http::WallTime;
+use crate::time::WallTime;
 
 /// How long a stretch may be that is asked about.
 #[derive(Clone, Copy, Debug)]

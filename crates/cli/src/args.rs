@@ -341,8 +341,8 @@ pub struct RunArgs {
     /// loopback only with --web-config
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<Listen>,
-    /// Serve the page for browsers (docs/PAGE.md): where --listen says, else at 127.0.0.1:9464, or at a free port where that one is
-    /// taken. Where no history is kept, one is until the run ends
+    /// Serve the page for browsers (docs/PAGE.md): where --listen says, else at 127.0.0.1:9464, or at a free port where that one
+    /// is taken. Where no history is kept, one is until the run ends
     #[arg(long)]
     pub web: bool,
     /// TLS and passwords for --listen, in the format of Prometheus' exporters (docs/API.md)

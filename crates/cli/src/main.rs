@@ -9,6 +9,7 @@
 mod output;
 
 mod args;
+mod ask;
 mod backlog;
 mod calibrate;
 mod complaint;

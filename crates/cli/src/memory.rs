@@ -3,10 +3,10 @@
 use homenode_units::Bytes;
 
 use crate::args::{FloorArgs, MemoryCommand, ShowArgs};
+use crate::ask::{ask_agent, vms};
 use crate::options::Size;
 use crate::output::{or_dash, print_json, table};
 use crate::printable::OneLine;
-use crate::query::{ask_agent, vms};
 use homenode_api::Request;
 use homenode_api::answer::FloorSet;
 

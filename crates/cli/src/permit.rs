@@ -8,9 +8,9 @@ use homenode_policy::permits::Standing;
 use homenode_units::{Permit, Resource};
 
 use crate::args::{BillArgs, PermitCommand, SetArgs, ShowArgs, SuggestArgs};
+use crate::ask::ask_agent;
 use crate::output::{counted, or_dash, percent, print_json, table};
 use crate::printable::OneLine;
-use crate::query::ask_agent;
 
 /// `homenode permit`.
 ///

@@ -5,9 +5,9 @@ use homenode_api::answer::{PolicyAdvice, PolicySet};
 use homenode_control::NodePages;
 
 use crate::args::{PolicyCommand, PolicySetArgs, ShowArgs, SuggestArgs};
+use crate::ask::{ask_agent, vms};
 use crate::output::{counted, or_dash, or_free, percent, print_json, table};
 use crate::printable::OneLine;
-use crate::query::{ask_agent, vms};
 
 /// `homenode memory-policy`.
 ///

@@ -1,11 +1,8 @@
 //! Questions that change nothing: `machine`, `place`, `vm`.
 
-use std::path::Path;
-
-use anyhow::Context;
 use homenode_agent::{placed, standalone};
-use homenode_api::answer::{Placed, Vms};
-use homenode_api::{Answer, ApiError, AskError, Request, ask};
+use homenode_api::answer::Placed;
+use homenode_api::{Request, ask};
 use homenode_control::{Config, Control, Mode, Request as Ask, VmStatus};
 use homenode_host::{Host, Sample};
 use homenode_machine::Machine;
@@ -13,6 +10,7 @@ use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_twin::{Scenario, Twin};
 
 use crate::args::{HostArg, MachineArgs, PlaceArgs, VmArgs};
+use crate::ask::vms;
 use crate::bad_input;
 use crate::output::{counted, or_dash, or_free, percent, print_json, table};
 
@@ -113,39 +111,6 @@ pub fn place_on(machine: &Machine, sample: Sample, ask: &Ask) -> Result<Placemen
     let mut control = Control::new(Config::default(), Mode::Observe);
     control.begin(machine, sample);
     control.place(machine, ask)
-}
-
-/// Asks the agent.
-///
-/// # Errors
-/// No agent, or its complaint.
-pub fn ask_agent<A: TryFrom<Answer, Error = Answer>>(state: &Path, request: &Request) -> anyhow::Result<A> {
-    ask(state, request)?.with_context(|| {
-        format!(
-            "no agent runs here (nothing at {}); start one with `homenode run`",
-            state.display()
-        )
-    })
-}
-
-/// What the agent says of its VMs, or of one.
-///
-/// # Errors
-/// No agent, or no such VM.
-pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vms> {
-    let Vms { vms } = ask_agent(state, &Request::Vms)?;
-    let Some(name) = name else {
-        return Ok(Vms { vms });
-    };
-    let (found, others): (Vec<VmStatus>, Vec<VmStatus>) = vms.into_iter().partition(|vm| vm.name == name);
-    if found.is_empty() {
-        let error = ApiError::NoSuchVm {
-            vm: name.to_owned(),
-            running: others.into_iter().map(|vm| vm.name).collect(),
-        };
-        return Err(AskError::Agent(error).into());
-    }
-    Ok(Vms { vms: found })
 }
 
 /// What a VM's guest has of the memory that it could have.

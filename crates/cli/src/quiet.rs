@@ -159,8 +159,8 @@ fn key(event: &Event) -> Option<Key> {
     }
 }
 
-/// What a decision leaves a VM in, where another such state is another decision. Amounts are none: how much memory moved, how long
-/// a quota is.
+/// What a decision leaves a VM in, where another such state is another decision. Amounts are none: how much memory moved, how
+/// long a quota is.
 fn state(decision: &Decision) -> String {
     match &decision.action.act {
         Act::SetHome { nodes } => nodes.to_string(),

@@ -10,10 +10,10 @@ use homenode_control::recommendations::State;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone};
 use crate::output::{or_dash, print_json, table};
 use crate::printable::OneLine;
-use crate::query::{ask_agent, vms};
 use crate::wall::local;
 
 /// What the help of `recommend` says at its end.

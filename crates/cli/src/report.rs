@@ -5,8 +5,8 @@ use homenode_api::answer::{Report, Sum};
 use homenode_units::{Ns, Pages};
 
 use crate::args::ReportArgs;
+use crate::ask::ask_agent;
 use crate::output::{or_dash, percent, print_json, table};
-use crate::query::ask_agent;
 
 /// `homenode report`.
 ///

@@ -4,9 +4,9 @@ use homenode_control::{NodePages, TopologyStatus, VirtualNodeStatus, VmStatus};
 use homenode_units::{NodeId, Pages};
 
 use crate::args::ShowArgs;
+use crate::ask::vms;
 use crate::output::{or_dash, print_json, table};
 use crate::printable::OneLine;
-use crate::query::vms;
 
 /// Why a VM's guest is told nothing, or when it was told last.
 fn standing(vm: &VmStatus) -> String {

@@ -9,9 +9,9 @@ use homenode_twin::Setup;
 use homenode_units::NodeSet;
 
 use crate::args::WhatIfArgs;
+use crate::ask::ask_agent;
 use crate::output::{or_dash, or_free, percent, print_json, progress, table};
 use crate::printable::OneLine;
-use crate::query::ask_agent;
 use crate::{bad_input, twin};
 
 /// How a home is written, said wherever one is not.

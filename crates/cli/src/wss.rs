@@ -12,10 +12,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::WssArgs;
+use crate::ask::ask_agent;
 use crate::bad_input;
 use crate::output::{or_dash, percent, print_json, progress, table};
 use crate::page_log;
-use crate::query::ask_agent;
 
 /// How often the agent is asked whether a window is over.
 const POLL: Duration = Duration::from_millis(500);

@@ -199,7 +199,8 @@ impl Control {
         self.decide(machine, sample, rates).0
     }
 
-    /// The same, with how many of its decisions are to be carried out: they come first. What waits is a recommendation afterwards.
+    /// The same, with how many of its decisions are to be carried out: they come first. What waits is a recommendation
+    /// afterwards.
     fn decide(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> (Plan, usize) {
         let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
         self.recommendations.expire(sample);

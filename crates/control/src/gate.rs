@@ -2,16 +2,17 @@
 //!
 //! # Algorithm
 //! A decision goes as far as the most careful of three says: the run, its policy (`[modes]`), and its VM ([`Mode`]). Under
-//! `observe` it is told, under `recommend` it becomes a recommendation ([`crate::recommendations`]), under `act` it is carried out.
+//! `observe` it is told, under `recommend` it becomes a recommendation ([`crate::recommendations`]), under `act` it is
+//! carried out.
 //!
 //! What protects a VM, or gives it back what it had, waits for nobody under `recommend`:
 //! 1. lifting anything that the agent has set;
 //! 2. a vCPU that is lent to another node comes home;
 //! 3. a trial that did not pay is undone: the home, or the memory policy, of before.
 //!
-//! What ends with a lease (quotas, parts of caches, memory, watches) is lifted in the epoch in which it may no longer stand, and is
-//! not left to its lease: a VM that is put from `act` to `recommend` is let go at once. A home stays then, and is taken back under
-//! `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a working set has said yes
+//! What ends with a lease (quotas, parts of caches, memory, watches) is lifted in the epoch in which it may no longer stand, and
+//! is not left to its lease: a VM that is put from `act` to `recommend` is let go at once. A home stays then, and is taken back
+//! under `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a working set has said yes
 //! to the watch that this takes.
 //!
 //! The arranger's homes of one epoch are predicted together. Where one of them waits all of them do.

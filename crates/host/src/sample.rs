@@ -276,7 +276,8 @@ pub enum Management {
     Ignored,
 }
 
-/// How far decisions go. Where several are said, for the run, a policy and a VM, the most careful holds: that is the least of them.
+/// How far decisions go. Where several are said, for the run, a policy and a VM, the most careful holds: that is the least of
+/// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {

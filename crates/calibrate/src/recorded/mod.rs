@@ -179,8 +179,8 @@ impl Recorded {
         write::scenario(self, about, purpose)
     }
 
-    /// Runs it with `simulate`, which gives what was seen of the scenario's stretch, and corrects it by that, so many rounds; keeps
-    /// what came nearest. Gives what was seen of each VM then.
+    /// Runs it with `simulate`, which gives what was seen of the scenario's stretch, and corrects it by that, so many rounds;
+    /// keeps what came nearest. Gives what was seen of each VM then.
     ///
     /// # Errors
     /// What `simulate` fails with.

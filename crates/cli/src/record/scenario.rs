@@ -171,17 +171,7 @@ fn read(
         whole => whole?,
     }
     let Some(last) = runs.last().copied() else {
-        let kept = archive.span(Kind::Sample)?.map_or(
-            "the history has no samples: they are kept for `record.samples_hours`".to_owned(),
-            |(from, to)| {
-                format!(
-                    "no samples are kept of that time, but from {} to {}",
-                    Wall(from),
-                    Wall(to)
-                )
-            },
-        );
-        return Err(said(kept));
+        return Err(said(what_is_kept(archive)?));
     };
     let run = archive.runs()?.into_iter().find(|run| run.id == last);
     let run = run.ok_or_else(|| {
@@ -239,6 +229,17 @@ fn read(
         .notes
         .extend(damaged.map(|what| format!("{what}: what came in between went on as before")));
     Ok(stretch)
+}
+
+/// Why there are no samples of a time.
+fn what_is_kept(archive: &Archive) -> anyhow::Result<String> {
+    Ok(match archive.span(Kind::Sample)? {
+        None => "the history has no samples: they are kept for `record.samples_hours`".to_owned(),
+        Some((from, to)) => {
+            let (from, to) = (Wall(from), Wall(to));
+            format!("no samples are kept of that time, but from {from} to {to}")
+        }
+    })
 }
 
 /// How the scenario names its machine, and the file to write where that is none of the presets.

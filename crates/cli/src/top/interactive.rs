@@ -70,7 +70,7 @@ pub fn run(session: Session) -> anyhow::Result<ExitCode> {
 fn end_on_signals(signalled: Arc<AtomicU8>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let wait = move || {
-        for signal in signals.forever() {
+        if let Some(signal) = signals.forever().next() {
             let signal = u8::try_from(signal).unwrap_or_default();
             signalled.store(signal, Ordering::Relaxed);
             std::thread::sleep(END);

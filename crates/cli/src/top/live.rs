@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use homenode_api::answer::Overview;
 use homenode_api::{ApiError, AskError, Request};
 
-use crate::query::ask_agent;
+use crate::ask::ask_agent;
 use crate::record;
 use crate::top::view::Picture;
 

@@ -408,7 +408,8 @@ proptest! {
                         prop_assert!(left(&found.nodes, d) * (1.0 + 1e-6) + 1.0 >= *needed);
                     }
                     let shape = Shape::new(demand.cpus as u32, demand.memory_bytes);
-                    ledger.reserve(Reservation { id: 0, name: None, vm: None, shape, demand: demand.clone(), nodes: found.nodes, made_at: view.at });
+                    let demand = demand.clone();
+                    ledger.reserve(Reservation { id: 0, name: None, vm: None, shape, demand, nodes: found.nodes, made_at: view.at });
                 }
             }
             Ok(())
