@@ -12,8 +12,8 @@
 //!
 //! What ends with a lease (quotas, parts of caches, memory, watches) is lifted in the epoch in which it may no longer stand, and
 //! is not left to its lease: a VM that is put from `act` to `recommend` is let go at once. A home stays then, and is taken back
-//! under `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a working set has said yes
-//! to the watch that this takes.
+//! under `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a working set
+//! has said yes to the watch that this takes.
 //!
 //! The arranger's homes of one epoch are predicted together. Where one of them waits all of them do.
 //!

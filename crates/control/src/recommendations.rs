@@ -20,8 +20,8 @@
 //!    recommendation: nobody must get what he did not see. The arranger's homes are predicted together, so a new arrangement ends
 //!    what is open of the one before.
 //! 2. What is approved goes through from the next epoch on, for as long as its policy wants it: pages take many epochs, and
-//!    leases are renewed. That ends after [`PAUSE_MAX`] without it, and after [`Config::life_max`]. A home is decided once, so that its
-//!    policy need not want it again: it is given as it was recommended, as soon as it was approved.
+//!    leases are renewed. That ends after [`PAUSE_MAX`] without it, and after [`Config::life_max`]. A home is decided once,
+//!    so that its policy need not want it again: it is given as it was recommended, as soon as it was approved.
 //! 3. What is rejected is not recommended again for [`Config::rejected_for`], unless more is predicted of it by [`MUCH_MORE`].
 //!
 //! Nothing here acts, and nothing here knows a clock: it is part of the loop, and its inputs are recorded.

@@ -408,8 +408,8 @@ proptest! {
                         prop_assert!(left(&found.nodes, d) * (1.0 + 1e-6) + 1.0 >= *needed);
                     }
                     let shape = Shape::new(demand.cpus as u32, demand.memory_bytes);
-                    let demand = demand.clone();
-                    ledger.reserve(Reservation { id: 0, name: None, vm: None, shape, demand, nodes: found.nodes, made_at: view.at });
+                    let (demand, nodes, made_at) = (demand.clone(), found.nodes, view.at);
+                    ledger.reserve(Reservation { id: 0, name: None, vm: None, shape, demand, nodes, made_at });
                 }
             }
             Ok(())
