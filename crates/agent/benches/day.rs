@@ -1,13 +1,8 @@
 //! How long `homenode why` takes, and how often it is right, over a recorded day.
 //!
 //! A day of the twin is recorded at one-second periods, with 32 VMs. Twenty times somebody makes the VM `web` slow for five
-//! minutes: in turns a VM that fills its cache, and one that wants its CPUs. Then the history is asked about each. Reached on two
-//! CPUs of an EPYC server, shared with others:
-//!
-//! | | |
-//! |---|---|
-//! | an answer | MEDIAN in the median, LONGEST at most (200 ms was the aim) |
-//! | the right VM first | RIGHT of 20 |
+//! minutes: in turns a VM that fills its cache, and one that wants its CPUs. Then the history is asked about each. 200 ms for an
+//! answer is the aim.
 //!
 //! The day takes a few minutes to simulate. `HOMENODE_DAY=FILE` keeps its history, and asks one that is there again.
 

@@ -35,7 +35,7 @@ pub enum Group {
     Agent,
     /// The agent with counters: of a modelled PMU.
     Counted,
-    /// What the agent decides by counters: run by name only, as a run takes a quarter of an hour.
+    /// What the agent decides and explains by counters: run by name only, as a run takes a quarter of an hour.
     Arrange,
     /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
     Damon,
@@ -354,7 +354,7 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "why",
-        Group::Counted,
+        Group::Arrange,
         900,
         "`homenode why` names what slowed guests down, and whose doing it was: a quota, memory moved away, a polluted cache",
         why::causes_named,
