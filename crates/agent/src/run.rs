@@ -257,6 +257,10 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
                 }
             }
         }
+        let written = self.agent.history.take_written();
+        if let Some(feed) = &self.agent.feed {
+            feed.recorded(written);
+        }
         let of_history = self.agent.history.take_notices();
         let of_feed = self.agent.feed.as_ref().map(Feed::take_notices);
         let of_feed = of_feed.into_iter().flatten();

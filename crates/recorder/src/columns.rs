@@ -11,7 +11,7 @@
 //!   ["*", value, value, …]           anything else
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{
@@ -19,127 +19,17 @@ use serde::de::{
 };
 use serde_json::{Map, Value, json};
 
-/// Deeper nesting is written as it is.
-const DEPTH_MAX: usize = 32;
 /// Values and bytes of text that a block may hold: ten times those of a minute of a thousand VMs.
 const WEIGHT_MAX: usize = 128 << 20;
-
-/// The column of these values.
-pub fn pack(values: &[Value]) -> Value {
-    let all: Vec<&Value> = values.iter().collect();
-    pack_at(&all, 0)
-}
-
-fn pack_at(values: &[&Value], depth: usize) -> Value {
-    let Some(first) = values.first() else {
-        return json!(["*"]);
-    };
-    if values.iter().all(|value| value == first) {
-        return json!(["=", first]);
-    }
-    let packed = match first {
-        _ if depth >= DEPTH_MAX => None,
-        Value::Number(_) => numbers(values),
-        Value::Object(_) => objects(values, depth),
-        Value::Array(_) => lists(values, depth),
-        _ => None,
-    };
-    packed.unwrap_or_else(|| tagged("*", values.iter().map(|value| (*value).clone())))
-}
-
-fn tagged(tag: &str, rest: impl Iterator<Item = Value>) -> Value {
-    std::iter::once(json!(tag)).chain(rest).collect()
-}
-
-fn numbers(values: &[&Value]) -> Option<Value> {
-    let whole: Option<Vec<i64>> = values.iter().map(|value| value.as_i64()).collect();
-    let whole = whole?;
-    let first = *whole.first()?;
-    let more = whole.windows(2).map(|pair| pair[1].checked_sub(pair[0]));
-    let more: Option<Vec<i64>> = more.collect();
-    Some(tagged("+", std::iter::once(first).chain(more?).map(Value::from)))
-}
-
-fn objects(values: &[&Value], depth: usize) -> Option<Value> {
-    let objects: Option<Vec<&Map<String, Value>>> = values.iter().map(|value| value.as_object()).collect();
-    let objects = objects?;
-    let keys = objects.iter().flat_map(|object| object.keys());
-    let keys: BTreeSet<&str> = keys.map(String::as_str).collect();
-    Some(json!([
-        "{",
-        fields(objects.len(), keys, depth, |at, key| objects[at].get(key))
-    ]))
-}
-
-/// A column for each of these keys.
-fn fields<'a>(
-    count: usize,
-    keys: BTreeSet<&'a str>,
-    depth: usize,
-    get: impl Fn(usize, &str) -> Option<&'a Value>,
-) -> Value {
-    let column = |key: &str| {
-        let there: Vec<&Value> = (0..count).filter_map(|at| get(at, key)).collect();
-        let column = pack_at(&there, depth + 1);
-        if there.len() == count {
-            return column;
-        }
-        let which: Vec<usize> = (0..count).filter(|at| get(*at, key).is_some()).collect();
-        json!(["?", which, column])
-    };
-    let columns = keys.into_iter().map(|key| (key.to_owned(), column(key)));
-    columns.collect::<Map<_, _>>().into()
-}
-
-fn lists(values: &[&Value], depth: usize) -> Option<Value> {
-    let lists: Option<Vec<&Vec<Value>>> = values.iter().map(|value| value.as_array()).collect();
-    let lists = lists?;
-    if let Some(by_id) = lists.iter().map(|list| by_id(list)).collect::<Option<Vec<_>>>() {
-        let ids: BTreeSet<&str> = by_id.iter().flat_map(|objects| objects.keys().copied()).collect();
-        let columns = fields(by_id.len(), ids, depth, |at, id| by_id[at].get(id).copied());
-        let order = |list: &&Vec<Value>| list.iter().map(|item| item["id"].clone()).collect::<Value>();
-        let first = lists.first()?;
-        let is_same = |list: &&Vec<Value>| {
-            list.len() == first.len()
-                && list
-                    .iter()
-                    .zip(*first)
-                    .all(|(one, other)| one["id"] == other["id"])
-        };
-        let orders = if lists.iter().all(is_same) {
-            json!(["=", order(first)])
-        } else {
-            let orders: Vec<Value> = lists.iter().map(order).collect();
-            pack_at(&orders.iter().collect::<Vec<_>>(), depth + 1)
-        };
-        return Some(json!(["@", columns, orders]));
-    }
-    let length = lists.first()?.len();
-    if lists.iter().any(|list| list.len() != length) {
-        return None;
-    }
-    let column = |at: usize| {
-        let items: Vec<&Value> = lists.iter().filter_map(|list| list.get(at)).collect();
-        pack_at(&items, depth + 1)
-    };
-    Some(json!(["[", (0..length).map(column).collect::<Vec<_>>()]))
-}
-
-/// The objects of a list by their ids, where each has another.
-fn by_id(list: &[Value]) -> Option<BTreeMap<&str, &Value>> {
-    let mut by_id = BTreeMap::new();
-    for item in list {
-        let id = item.as_object()?.get("id")?.as_str()?;
-        if by_id.insert(id, item).is_some() {
-            return None;
-        }
-    }
-    Some(by_id)
-}
 
 /// The values of a column that has this number of them; `None` where it is damaged, or longer than any minute of a host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
     unpack_within(column, count, &mut { WEIGHT_MAX })
+}
+
+/// The values of a column that was just packed, however long.
+pub(crate) fn unpack_own(column: &Value, count: usize) -> Option<Vec<Value>> {
+    unpack_within(column, count, &mut { usize::MAX })
 }
 
 /// What of each value is wanted: who asks for little reads little.
@@ -422,25 +312,9 @@ fn fields_of(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn what_stays_is_written_once_and_counters_as_what_they_grew_by() {
-        let at = |n: u64| json!({"at": 1000 + 10 * n, "name": "a", "vms": [{"id": "x", "ran": n}, {"id": "y", "ran": 7}]});
-        let values: Vec<Value> = (0..3).map(at).collect();
-        let packed = pack(&values);
-        assert_eq!(
-            packed,
-            json!(["{", {
-                "at": ["+", 1000, 10, 10],
-                "name": ["=", "a"],
-                "vms": ["@", {"x": ["{", {"id": ["=", "x"], "ran": ["+", 0, 1, 1]}], "y": ["=", {"id": "y", "ran": 7}]}, ["=", ["x", "y"]]]
-            }])
-        );
-        assert_eq!(unpack(&packed, 3), Some(values));
-    }
 
     #[test]
     fn a_small_column_does_not_become_a_large_one() {
@@ -451,18 +325,7 @@ mod tests {
         assert_eq!(unpack(&wide, 1 << 16), None);
     }
 
-    #[test]
-    fn vms_come_and_go() {
-        let values = [
-            json!([{"id": "a", "n": 1}]),
-            json!([{"id": "b", "n": 1}, {"id": "a", "n": 2}]),
-            json!([{"id": "b"}]),
-            json!([]),
-        ];
-        assert_eq!(unpack(&pack(&values), 4).as_deref(), Some(&values[..]));
-    }
-
-    fn value() -> impl Strategy<Value = Value> {
+    pub(crate) fn value() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),
             any::<bool>().prop_map(Value::from),
@@ -494,7 +357,7 @@ mod tests {
             // It comes again in another place, and is called otherwise then.
             json!({"at": 3, "vms": [vm("b", "db", 4), vm("a", "shop", 5)], "rest": []}),
         ];
-        let text = serde_json::to_vec(&pack(&values)).unwrap();
+        let text = serde_json::to_vec(&crate::pack::tests::pack(&values)).unwrap();
         let of_vm = Pick::Keys(&[("id", Pick::All), ("name", Pick::All), ("n", Pick::All)]);
         for (name, seen) in [
             ("web", vec![1, 5]),
@@ -518,7 +381,7 @@ mod tests {
         );
         // Where nothing changes, or nothing has an id, the list stays one.
         let same = [values[0].clone(), values[0].clone()];
-        let text = serde_json::to_vec(&pack(&same)).unwrap();
+        let text = serde_json::to_vec(&crate::pack::tests::pack(&same)).unwrap();
         let keys = [("vms", Pick::Called("db", &of_vm))];
         let picked = unpack(&read(&text, Pick::Keys(&keys)).unwrap(), 2).unwrap();
         assert_eq!(picked[1], json!({"vms": [{"id": "b", "name": "db", "n": 2}]}));
@@ -532,11 +395,6 @@ mod tests {
             if let Ok(column) = read(column.to_string().as_bytes(), pick) {
                 let _ = unpack(&column, 3);
             }
-        }
-
-        #[test]
-        fn what_is_packed_comes_back(values in prop::collection::vec(value(), 0..6)) {
-            prop_assert_eq!(unpack(&pack(&values), values.len()), Some(values));
         }
 
         #[test]

@@ -47,6 +47,14 @@ fn event(kind: &str, text: &str) -> Event {
     }
 }
 
+fn text(value: &serde_json::Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+fn read(text: &[u8]) -> serde_json::Value {
+    serde_json::from_slice(text).unwrap()
+}
+
 /// The period of this second, on a clock that is off by so much.
 fn period(second: u64, off: i64) -> Period {
     let vm =
@@ -54,8 +62,8 @@ fn period(second: u64, off: i64) -> Period {
     Period {
         at: Ns::from_secs(second),
         wall_ns: NOON + second.cast_signed() * SECOND + off,
-        status: json!({"vms": [vm("a"), vm("b")], "second": second}),
-        sample: Some(json!({"cpus": [second, 2 * second]})),
+        status: text(&json!({"vms": [vm("a"), vm("b")], "second": second})),
+        sample: Some(text(&json!({"cpus": [second, 2 * second]}))),
         events: Vec::new(),
     }
 }
@@ -108,8 +116,8 @@ fn every_period_comes_back_as_it_was() {
         for (second, frame) in (0..).zip(back) {
             let was = period(second, 0);
             let value = match kind {
-                Kind::Status => was.status,
-                Kind::Sample => was.sample.unwrap(),
+                Kind::Status => read(&was.status),
+                Kind::Sample => read(&was.sample.unwrap()),
             };
             assert_eq!(
                 (frame.at, frame.wall_ns, frame.value),
@@ -243,7 +251,7 @@ fn an_agent_that_is_killed_while_it_writes_leaves_whole_periods() {
         writer.wait().unwrap();
         let back = frames(&path, Kind::Status);
         for (second, frame) in (0..).zip(&back) {
-            assert_eq!(frame.value, period(second, 0).status, "round {round}");
+            assert_eq!(frame.value, read(&period(second, 0).status), "round {round}");
         }
         assert_eq!(frames(&path, Kind::Sample).len(), back.len(), "round {round}");
         first = back.len() as u64;
@@ -269,7 +277,7 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
         if let Ok(archive) = Archive::open(&torn) {
             let _ = archive.frames(Kind::Status, (i64::MIN, i64::MAX), |frame| {
                 let second = frame.at.0 / 1_000_000_000;
-                assert_eq!(frame.value, period(second, 0).status, "torn at {length}");
+                assert_eq!(frame.value, read(&period(second, 0).status), "torn at {length}");
                 true
             });
         }
@@ -397,6 +405,41 @@ fn other_programs_and_newer_versions_files_are_left_as_they_are() {
 }
 
 #[test]
+fn decisions_that_are_written_are_told_by_the_numbers_of_their_rows() {
+    let (_dir, path) = place();
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    let decided = |second: u64| {
+        let action = Some("set-home".into());
+        let decision = event("decided", "VM a: home 1");
+        Period {
+            // The finding is the same each time, so it is one row with a count.
+            events: vec![event("found", "VM a is slow"), Event { action, ..decision }],
+            ..period(second, 0)
+        }
+    };
+    for second in 0..3 {
+        keep(&mut recorder, decided(second));
+    }
+    recorder.close();
+    let told = recorder.take_written();
+    assert_eq!(recorder.take_written(), []);
+    let archive = Archive::open(&path).unwrap();
+    assert_eq!(told.len(), 3);
+    for (second, written) in (0..).zip(told) {
+        let wanted = Wanted {
+            id: Some(written.id),
+            ..Wanted::default()
+        };
+        let rows = archive.events(&wanted).unwrap();
+        assert_eq!((rows.len(), rows[0].kind.as_str()), (1, "decided"));
+        assert_eq!(written.wall_ns, NOON + second * SECOND);
+        assert_eq!(rows[0].wall_ns, written.wall_ns);
+        let said = [written.policy, written.action, written.outcome];
+        assert_eq!(said, ["arrange", "set-home", "done"]);
+    }
+}
+
+#[test]
 fn only_its_owner_may_read_it() {
     use std::os::unix::fs::PermissionsExt as _;
     let (_dir, path) = place();
@@ -443,7 +486,7 @@ fn a_disk_that_fills_up_costs_periods_that_are_counted_and_nothing_else() {
         keep(
             &mut recorder,
             Period {
-                status: noise(second),
+                status: text(&noise(second)),
                 ..period(second, 0)
             },
         );
