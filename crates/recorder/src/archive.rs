@@ -304,6 +304,17 @@ pub fn prune(path: &Path, older: Option<Ns>, most: Option<Bytes>) -> Result<(), 
     let (age, bytes) = (older.unwrap_or(Ns(u64::MAX)), most.unwrap_or(Bytes(u64::MAX)));
     let kept = Kind::ALL.map(|kind| (kind, age, Bytes(u64::MAX)));
     store::prune(&mut connection, path, now, &kept, bytes)?;
+    // In parts, so that an agent can write in between.
+    let unused = || connection.pragma_query_value(None, "freelist_count", |row| row.get::<_, i64>(0));
+    let mut left = unused().map_err(|e| RecordError::new(path, e))?;
+    while left > 0 {
+        store::give_back(&connection, path)?;
+        let now = unused().map_err(|e| RecordError::new(path, e))?;
+        if now >= left {
+            break;
+        }
+        left = now;
+    }
     // What is dropped is still in the file until its log is worked in.
     let worked_in = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
     worked_in.map_err(|e| RecordError::new(path, e))

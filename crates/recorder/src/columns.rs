@@ -21,6 +21,8 @@ use serde_json::{Map, Value, json};
 
 /// Values and bytes of text that a block may hold: ten times those of a minute of a thousand VMs.
 const WEIGHT_MAX: usize = 128 << 20;
+/// Bytes of a key that weigh as little as its value.
+const KEY_FREE: usize = 64;
 
 /// The values of a column that has this number of them; `None` where it is damaged, or longer than any minute of a host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
@@ -285,6 +287,9 @@ fn fields_of(
     count: usize,
     left: &mut usize,
 ) -> Option<Vec<Map<String, Value>>> {
+    // Each object has each key: a long one weighs, too.
+    let weight = 1 + columns.keys().map(|key| key.len() / KEY_FREE).sum::<usize>();
+    *left = left.checked_sub(weight.checked_mul(count)?)?;
     let mut objects = vec![Map::new(); count];
     for (key, column) in columns {
         let parts = column.as_array()?;
@@ -323,6 +328,9 @@ pub(crate) mod tests {
         assert_eq!(unpack(&large, 1 << 16), None);
         let wide = json!(["[", vec![json!(["=", 0]); 1 << 16]]);
         assert_eq!(unpack(&wide, 1 << 16), None);
+        // Keys are written once, and are in each object.
+        let key = "k".repeat(1 << 20);
+        assert_eq!(unpack(&json!(["{", {key: ["=", 0]}]), 1 << 16), None);
     }
 
     pub(crate) fn value() -> impl Strategy<Value = Value> {

@@ -374,6 +374,12 @@ pub(crate) fn prune(
     };
     drop_old().map_err(failed)?;
     change.commit().map_err(failed)?;
+    give_back(connection, path)
+}
+
+/// Gives pages that are not used any more back to the disk, a part of them.
+pub(crate) fn give_back(connection: &Connection, path: &Path) -> Result<(), RecordError> {
+    let failed = |e: rusqlite::Error| RecordError::new(path, e);
     let mut vacuum = connection
         .prepare(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))
         .map_err(failed)?;

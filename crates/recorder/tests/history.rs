@@ -440,6 +440,47 @@ fn decisions_that_are_written_are_told_by_the_numbers_of_their_rows() {
 }
 
 #[test]
+fn all_room_of_what_is_pruned_is_given_back_at_once() {
+    let (_dir, path) = place();
+    record(&path, (0..3).map(|second| period(second, 0)));
+    let database = rusqlite::Connection::open(&path).unwrap();
+    let old =
+        "INSERT INTO block (run, kind, first_at_ns, last_at_ns, first_wall_ns, last_wall_ns, count, frames)
+               VALUES (1, 0, 0, 0, ?1, ?1, 1, zeroblob(30000000))";
+    database.execute(old, [NOON - 86400 * SECOND]).unwrap();
+    drop(database);
+    let size = || std::fs::metadata(&path).unwrap().len();
+    assert!(size() > 30_000_000, "{}", size());
+    prune(&path, None, Some(Bytes(1 << 20))).unwrap();
+    assert!(size() < 1 << 20, "{}", size());
+}
+
+#[test]
+fn what_is_no_file_is_no_history_and_is_not_waited_for() {
+    let (dir, _) = place();
+    let pipe = dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [dir.path(), &pipe, Path::new("/dev/null")] {
+        let refused = Archive::open(path).unwrap_err();
+        assert!(matches!(refused, RecordError::Foreign { .. }), "{refused}");
+    }
+}
+
+#[test]
+fn its_directory_may_be_reached_by_a_link() {
+    let (dir, _) = place();
+    let (real, link) = (dir.path().join("other-disk"), dir.path().join("link"));
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    record(
+        &link.join("history.sqlite"),
+        (0..3).map(|second| period(second, 0)),
+    );
+    assert_eq!(frames(&real.join("history.sqlite"), Kind::Status).len(), 3);
+    prune(&link.join("history.sqlite"), Some(Ns::from_secs(1)), None).unwrap();
+}
+
+#[test]
 fn only_its_owner_may_read_it() {
     use std::os::unix::fs::PermissionsExt as _;
     let (_dir, path) = place();

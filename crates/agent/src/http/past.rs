@@ -176,7 +176,9 @@ pub(super) async fn why(
     let answer = ask(site, move |archive| {
         crate::why::ask(archive, &id, (at, window), Some(until)).map_err(|error| match error {
             AskError::Record(error) => error.into(),
-            AskError::Nothing(_) | AskError::Why(_) => Failed::nothing_known(error.to_string()),
+            AskError::Outside { .. } | AskError::Nothing(_) | AskError::Why(_) => {
+                Failed::nothing_known(error.to_string())
+            }
         })
     });
     Ok(Json(answer.await?))
