@@ -11,6 +11,8 @@ mod conformance;
 mod counted;
 mod crash;
 mod dropin;
+mod hostile;
+mod libvirt_record;
 mod live_topology;
 mod memory;
 mod numad;
@@ -206,6 +208,13 @@ pub static ALL: &[Case] = &[
         numad::three_starts,
     ),
     case(
+        "record-libvirt",
+        Group::Record,
+        900,
+        "what libvirt answers to the agent's calls while a guest runs, is saved, silent or gone, and libvirt stopped (record)",
+        libvirt_record::record,
+    ),
+    case(
         "conformance",
         Group::Agent,
         420,
@@ -358,6 +367,13 @@ pub static ALL: &[Case] = &[
         900,
         "`homenode why` names what slowed guests down, and whose doing it was: a quota, memory moved away, a polluted cache",
         why::causes_named,
+    ),
+    case(
+        "hostile",
+        Group::Arrange,
+        1200,
+        "a tenant that alternates, pollutes in bursts and lies of its memory costs its neighbour under a percent, as counted",
+        hostile::neighbour_spared,
     ),
     case(
         "alone-free",
