@@ -137,7 +137,7 @@ impl Told {
 
 /// Writes until the run ends. What cannot be written is left out, and told where it can be again.
 fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
-    let (mut lost_count, mut said) = (0, None);
+    let (mut lost_count, mut said, mut unpruned) = (0, None, None);
     for make in waiting {
         let mut period = make();
         let at = period.at;
@@ -152,6 +152,12 @@ fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
                 lost_count = 0;
                 if !written.is_empty() {
                     let _ = told.decided.send(written);
+                }
+                // The period is there, whatever becomes of older ones.
+                let failed = store.prune().err().map(|error| error.to_string());
+                if let Some(text) = failed.filter(|text| unpruned.as_ref() != Some(text)) {
+                    told.notice(format!("{text}; what is too old or too much is still there"));
+                    unpruned = Some(text);
                 }
             }
             Err(error) => {

@@ -1,11 +1,12 @@
 //! The writing end: periods as they come, minutes of them as blocks, and no more than there is room for.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use homenode_units::{Bytes, Ns};
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+use rustix::fs::FlockOperation;
 use serde_json::Value;
 use zstd::bulk::Compressor;
 
@@ -23,6 +24,10 @@ const DECIDED: &str = "decided";
 /// How hard zstd tries: with what is written each period, and with what stays.
 const TAIL_LEVEL: i32 = 1;
 const BLOCK_LEVEL: i32 = 5;
+/// How long a clock that was set must go on before anything is dropped for its age: one that jumps for a while makes all of it old.
+const BELIEVED: Ns = Ns::from_secs(600);
+/// More than clocks that are kept in step are ever set by at once, in nanoseconds.
+const STEP_NS: i64 = 60_000_000_000;
 /// Pages that are given back to the disk at once.
 const VACUUM_PAGES: u32 = 2000;
 
@@ -123,10 +128,16 @@ pub struct Period {
 pub(crate) struct Store {
     path: PathBuf,
     connection: Connection,
+    /// Locked while it is open, so that it goes with the connection and not before: closing it frees SQLite's own locks too.
+    _alone: fs::File,
     limits: Limits,
     run: i64,
     /// The minute that is not over.
     minute: Option<Minute>,
+    /// Since when the wall clock goes on in step with the host's, and how far ahead of it it is.
+    steady: Option<(Ns, i64)>,
+    /// Whether a minute has ended since what is too old or too much was dropped.
+    is_prune_due: bool,
     /// Makes of texts what stands in the tail.
     compressor: Compressor<'static>,
 }
@@ -177,7 +188,15 @@ impl Store {
             .mode(0o600)
             .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
             .open(path);
-        made.map_err(|e| RecordError::new(path, e))?;
+        let alone = made.map_err(|e| RecordError::new(path, e))?;
+        check_owner(path, &alone)?;
+        let locked = rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive);
+        locked.map_err(|_| {
+            RecordError::new(
+                path,
+                "another agent writes to it: name another file with --history",
+            )
+        })?;
         let connection = schema::open_to_write(path)?;
         let check: rusqlite::Result<String> =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0));
@@ -191,9 +210,12 @@ impl Store {
         let mut store = Store {
             path: path.to_owned(),
             connection,
+            _alone: alone,
             limits,
             run: 0,
             minute: None,
+            steady: None,
+            is_prune_due: false,
             compressor: Compressor::new(TAIL_LEVEL).map_err(|e| RecordError::new(path, e))?,
         };
         store.within(|change| {
@@ -281,9 +303,10 @@ impl Store {
             added.map_err(|e| RecordError::new(&self.path, e))?;
         }
         self.minute = Some(minute);
-        if is_over {
-            self.prune(wall_ns)?;
-        }
+        self.is_prune_due |= is_over;
+        let ahead_ns = wall_ns.saturating_sub(whole(at.0));
+        let is_steady = |(_, was): &(Ns, i64)| ahead_ns.saturating_sub(*was).saturating_abs() < STEP_NS;
+        self.steady = Some(self.steady.filter(is_steady).unwrap_or((at, ahead_ns)));
         Ok(decisions)
     }
 
@@ -294,25 +317,46 @@ impl Store {
         self.within(|change| close_minute(change, run, &minute.frames))
     }
 
-    /// Drops what is older, or more, than is to be kept.
-    fn prune(&mut self, now_wall_ns: i64) -> Result<(), RecordError> {
+    /// Drops what is older, or more, than is to be kept, where a minute has ended since.
+    pub fn prune(&mut self) -> Result<(), RecordError> {
+        let (Some(minute), Some((since, _))) = (&self.minute, self.steady) else {
+            return Ok(());
+        };
+        if !std::mem::take(&mut self.is_prune_due) {
+            return Ok(());
+        }
         let Limits {
             status,
             samples,
             samples_bytes,
             bytes,
         } = self.limits;
+        let is_believed = minute.begun.saturating_sub(since) >= BELIEVED;
+        let age = |age: Ns| if is_believed { age } else { Ns(u64::MAX) };
         prune(
             &mut self.connection,
             &self.path,
-            now_wall_ns,
+            minute.last_wall_ns,
             &[
-                (Kind::Status, status, bytes),
-                (Kind::Sample, samples, samples_bytes),
+                (Kind::Status, age(status), bytes),
+                (Kind::Sample, age(samples), samples_bytes),
             ],
             bytes,
         )
     }
+}
+
+/// What root writes to is root's, and what another user writes to is that user's.
+fn check_owner(path: &Path, file: &fs::File) -> Result<(), RecordError> {
+    let owner = file.metadata().map_err(|e| RecordError::new(path, e))?.uid();
+    let own = rustix::process::geteuid().as_raw();
+    if owner == own {
+        return Ok(());
+    }
+    let cause = format!(
+        "it belongs to user {owner}, and this is user {own}: remove it, or name another file with --history"
+    );
+    Err(RecordError::new(path, cause))
 }
 
 /// Drops blocks that are too old, then the oldest of what is too much; events go with the status.
@@ -325,6 +369,11 @@ pub(crate) fn prune(
 ) -> Result<(), RecordError> {
     let failed = |e: rusqlite::Error| RecordError::new(path, e);
     let change = connection.transaction().map_err(failed)?;
+    let used = || {
+        let sql = "SELECT (page_count - freelist_count) * page_size
+                   FROM pragma_page_count, pragma_freelist_count, pragma_page_size";
+        change.query_row(sql, [], |row| row.get::<_, i64>(0))
+    };
     let drop_old = || -> rusqlite::Result<()> {
         for (kind, age, bytes) in kept {
             let oldest = now_wall_ns.saturating_sub(whole(age.0));
@@ -336,6 +385,10 @@ pub(crate) fn prune(
             if *kind == Kind::Status {
                 change.execute("DELETE FROM event WHERE last_wall_ns < ?", params![oldest])?;
             }
+            // Adding up all blocks takes a while: not where everything together is less.
+            if used()? <= whole(bytes.0) {
+                continue;
+            }
             change.execute(
                 "DELETE FROM block WHERE kind = ?1 AND id <= (
                     SELECT max(id) FROM (
@@ -346,18 +399,13 @@ pub(crate) fn prune(
             )?;
         }
         loop {
-            let used: i64 = change.query_row(
-                "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size",
-                [],
-                |row| row.get(0),
-            )?;
             let drop_first = |table, count| {
                 let sql = format!(
                     "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT {count})"
                 );
                 change.execute(&sql, [])
             };
-            if used <= whole(all.0) || (drop_first("block", 16)? == 0 && drop_first("event", 256)? == 0) {
+            if used()? <= whole(all.0) || (drop_first("block", 16)? == 0 && drop_first("event", 256)? == 0) {
                 break;
             }
             change.execute(
@@ -365,9 +413,13 @@ pub(crate) fn prune(
                 [],
             )?;
         }
+        // Of runs before all that is left nothing is: later rows are of later runs.
         change.execute(
-            "DELETE FROM run WHERE id < (SELECT max(id) FROM run) AND id NOT IN (SELECT run FROM block)
-             AND id NOT IN (SELECT run FROM event) AND id NOT IN (SELECT run FROM tail)",
+            "DELETE FROM run WHERE id < (SELECT max(id) FROM run) AND id < ifnull((SELECT min(run) FROM (
+                SELECT * FROM (SELECT run FROM block ORDER BY id LIMIT 1)
+                UNION ALL SELECT * FROM (SELECT run FROM event ORDER BY id LIMIT 1)
+                UNION ALL SELECT run FROM tail
+             )), id + 1)",
             [],
         )?;
         Ok(())

@@ -331,6 +331,30 @@ fn a_damaged_block_takes_no_other_with_it() {
 }
 
 #[test]
+fn a_clock_that_is_far_ahead_for_a_while_makes_nothing_old() {
+    let (_dir, path) = place();
+    let ahead = |second| {
+        if (700..880).contains(&second) {
+            90 * 86400 * SECOND
+        } else {
+            0
+        }
+    };
+    record(&path, (0..1500).map(|second| period(second, ahead(second))));
+    assert_eq!(frames(&path, Kind::Status).len(), 1500);
+}
+
+#[test]
+fn one_run_at_a_time_is_written_to_a_history() {
+    let (_dir, path) = place();
+    let first = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    let refused = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap_err();
+    assert!(refused.to_string().contains("another agent"), "{refused}");
+    drop(first);
+    record(&path, (0..3).map(|second| period(second, 0)));
+}
+
+#[test]
 fn what_is_too_old_or_too_much_goes_first_and_the_file_stays_small() {
     let (_dir, path) = place();
     let limits = Limits {
