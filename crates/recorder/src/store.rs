@@ -14,7 +14,7 @@ use crate::schema::{self, BLOCK_BYTES_MAX, Kind, RecordError};
 /// How long a block is.
 const BLOCK: Ns = Ns::from_secs(60);
 /// Most periods of a block: an agent may look every 10 ms.
-const BLOCK_COUNT_MAX: usize = 6000;
+pub(crate) const BLOCK_COUNT_MAX: usize = 6000;
 /// What happens again within this time is one row.
 const AGAIN: Ns = Ns::from_secs(60);
 /// How hard zstd tries: with what is written each period, and with what stays.
