@@ -273,7 +273,7 @@ fn export_run(
         let since = frame.at.saturating_sub(at);
         let happened = events.until(frame.at, at)?;
         file.period(Period {
-            at: Ns(wall_ns.max(0).unsigned_abs()) + since,
+            at: Ns(wall_ns.max(0).unsigned_abs().saturating_add(since.0)),
             status: &status,
             sample: sample.as_ref(),
             happened: &happened,

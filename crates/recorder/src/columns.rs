@@ -19,10 +19,13 @@ use serde::de::{
 };
 use serde_json::{Map, Value, json};
 
-/// Values and bytes of text that a block may hold: ten times those of a minute of a thousand VMs.
+/// What a block may weigh, in values: a minute of a thousand VMs is a third of it.
 const WEIGHT_MAX: usize = 128 << 20;
-/// Bytes of a key that weigh as little as its value.
-const KEY_FREE: usize = 64;
+/// How many values take as much memory as an object without its fields, and as a field's key.
+const OBJECT_WEIGHT: usize = 16;
+const KEY_WEIGHT: usize = 2;
+/// Bytes of a value.
+const VALUE_BYTES: usize = size_of::<Value>();
 
 /// The values of a column that has this number of them; `None` where it is damaged, or longer than any minute of a host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
@@ -215,32 +218,39 @@ fn says(part: &Value, name: &str) -> bool {
             .is_some_and(|parts| parts.iter().any(|part| says(part, name)))
 }
 
-/// What a value takes, in values and bytes of text.
+/// What a value takes, in values without anything in them.
 fn weight(value: &Value) -> usize {
     match value {
-        Value::String(text) => 1 + text.len(),
+        Value::String(text) => 1 + text.len() / VALUE_BYTES,
         Value::Array(all) => 1 + all.iter().map(weight).sum::<usize>(),
         Value::Object(fields) => {
-            1 + fields
-                .iter()
-                .map(|(key, of)| key.len() + weight(of))
-                .sum::<usize>()
+            OBJECT_WEIGHT
+                + fields
+                    .iter()
+                    .map(|(key, of)| key_weight(key) + weight(of))
+                    .sum::<usize>()
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => 1,
     }
 }
 
+fn key_weight(key: &str) -> usize {
+    KEY_WEIGHT + key.len() / VALUE_BYTES
+}
+
+/// Takes off what so many of this weight take; `None` where there is not so much left.
+fn take(left: &mut usize, weight: usize, count: usize) -> Option<()> {
+    *left = left.checked_sub(weight.checked_mul(count)?)?;
+    Some(())
+}
+
 /// A few bytes can say that something large is there a thousand times: `left` is what may still be made of them.
 fn unpack_within(column: &Value, count: usize, left: &mut usize) -> Option<Vec<Value>> {
-    let mut take = |weight: usize| {
-        *left = left.checked_sub(weight.checked_mul(count)?)?;
-        Some(())
-    };
     let parts = column.as_array()?;
     let rest = parts.get(1..)?;
     let values = match (parts.first()?.as_str()?, rest) {
         ("=", [value]) => {
-            take(weight(value))?;
+            take(left, weight(value), count)?;
             vec![value.clone(); count]
         }
         ("+", rest) => {
@@ -256,7 +266,7 @@ fn unpack_within(column: &Value, count: usize, left: &mut usize) -> Option<Vec<V
             .map(Value::Object)
             .collect(),
         ("[", [columns]) => {
-            take(columns.as_array()?.len())?;
+            take(left, columns.as_array()?.len() + 1, count)?;
             let columns = columns.as_array()?.iter();
             let columns = columns.map(|column| unpack_within(column, count, left));
             let columns: Vec<Vec<Value>> = columns.collect::<Option<_>>()?;
@@ -287,9 +297,7 @@ fn fields_of(
     count: usize,
     left: &mut usize,
 ) -> Option<Vec<Map<String, Value>>> {
-    // Each object has each key: a long one weighs, too.
-    let weight = 1 + columns.keys().map(|key| key.len() / KEY_FREE).sum::<usize>();
-    *left = left.checked_sub(weight.checked_mul(count)?)?;
+    take(left, OBJECT_WEIGHT, count)?;
     let mut objects = vec![Map::new(); count];
     for (key, column) in columns {
         let parts = column.as_array()?;
@@ -303,6 +311,7 @@ fn fields_of(
             }
             _ => ((0..count).collect(), column),
         };
+        take(left, key_weight(key), which.len())?;
         // Places are ascending, so there are no more of them than objects.
         let places: BTreeMap<usize, Value> = which
             .iter()
@@ -328,9 +337,12 @@ pub(crate) mod tests {
         assert_eq!(unpack(&large, 1 << 16), None);
         let wide = json!(["[", vec![json!(["=", 0]); 1 << 16]]);
         assert_eq!(unpack(&wide, 1 << 16), None);
-        // Keys are written once, and are in each object.
-        let key = "k".repeat(1 << 20);
-        assert_eq!(unpack(&json!(["{", {key: ["=", 0]}]), 1 << 16), None);
+        let with_long_key = json!(["{", {"k".repeat(1 << 20): ["=", 0]}]);
+        assert!(unpack(&with_long_key, 2).is_some());
+        assert_eq!(unpack(&with_long_key, 1 << 16), None);
+        let deep = (0..120).fold(json!(["=", 0]), |inner, _| json!(["{", {"k": inner}]));
+        assert!(unpack(&deep, 2).is_some());
+        assert_eq!(unpack(&deep, 1 << 16), None);
     }
 
     pub(crate) fn value() -> impl Strategy<Value = Value> {

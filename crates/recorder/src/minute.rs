@@ -6,7 +6,7 @@
 use homenode_units::Ns;
 use rusqlite::ToSql;
 
-use crate::archive::{Archive, Frame, unpacked};
+use crate::archive::{Archive, Frame, packed, unpacked};
 use crate::columns::Pick;
 use crate::schema::{Kind, RecordError};
 use crate::store::decompress;
@@ -88,12 +88,7 @@ impl Archive {
         let values: [&dyn ToSql; 3] = [&kind.number(), &wall_ns, &id];
         let found = self.rows(sql, &values, |row| {
             let key = (row.get(0)?, row.get(1)?);
-            Ok((
-                key,
-                row.get::<_, i64>(2)?,
-                row.get::<_, i64>(3)?,
-                row.get::<_, Vec<u8>>(4)?,
-            ))
+            Ok((key, row.get::<_, i64>(2)?, row.get::<_, i64>(3)?, packed(row, 4)?))
         })?;
         Ok(found.into_iter().next().map(|(key, run, count, bytes)| {
             let frames = unpacked(&bytes, count, Pick::All).unwrap_or_default();

@@ -16,7 +16,7 @@ use crate::schema::{self, BLOCK_BYTES_MAX, Kind, RecordError};
 /// How long a block is.
 const BLOCK: Ns = Ns::from_secs(60);
 /// Most periods of a block: an agent may look every 10 ms.
-const BLOCK_COUNT_MAX: usize = 6000;
+pub(crate) const BLOCK_COUNT_MAX: usize = 6000;
 /// What happens again within this time is one row.
 const AGAIN: Ns = Ns::from_secs(60);
 /// The kind of a decision: each has a row of its own.

@@ -307,27 +307,33 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
 
 #[test]
 fn a_damaged_block_takes_no_other_with_it() {
-    let (_dir, path) = place();
-    record(&path, (0..200).map(|second| period(second, 0)));
-    let connection = rusqlite::Connection::open(&path).unwrap();
-    connection
-        .execute(
-            "UPDATE block SET frames = substr(frames, 2) WHERE id = (SELECT min(id) + 2 FROM block)",
-            [],
-        )
-        .unwrap();
-    drop(connection);
-    let mut seen = 0;
-    let archive = Archive::open(&path).unwrap();
-    let every = (i64::MIN, i64::MAX);
-    let error = archive
-        .frames(Kind::Status, every, |_| {
-            seen += 1;
-            true
-        })
-        .unwrap_err();
-    assert!(matches!(error, RecordError::Damaged { .. }), "{error}");
-    assert_eq!(seen, 140);
+    for damage in ["substr(frames, 2)", "'text'", "0", "zeroblob(99)"] {
+        let (_dir, path) = place();
+        record(&path, (0..200).map(|second| period(second, 0)));
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        let which = "(SELECT min(id) + 2 FROM block)";
+        let sql = format!("UPDATE block SET frames = {damage} WHERE id = {which}");
+        connection.execute(&sql, []).unwrap();
+        drop(connection);
+        let mut seen = 0;
+        let archive = Archive::open(&path).unwrap();
+        let every = (i64::MIN, i64::MAX);
+        let error = archive
+            .frames(Kind::Status, every, |_| {
+                seen += 1;
+                true
+            })
+            .unwrap_err();
+        assert!(matches!(error, RecordError::Damaged { .. }), "{damage}: {error}");
+        assert_eq!(seen, 140, "{damage}");
+        // Going on by minutes passes it over.
+        let (mut minute, mut count) = (archive.minute(Kind::Status, Which::First).unwrap(), 0);
+        while let Some(here) = minute {
+            count += here.frames.len();
+            minute = archive.minute(Kind::Status, Which::After(&here)).unwrap();
+        }
+        assert_eq!(count, 140, "{damage}");
+    }
 }
 
 #[test]

@@ -49,7 +49,8 @@ use access::Access;
 use exposition::Format;
 use problem::Failed;
 
-pub use serve::{HttpServer, check};
+pub use access::{Came, Role};
+pub use serve::{Answers, HttpServer, check};
 
 /// Bytes of a request's body.
 const BODY_MAX: usize = 64 << 10;
