@@ -1,5 +1,5 @@
-//! A history, row by row as an input has it (`homenode_fuzz::history`), and what `why`, `replay`, `record scenario`, `record export`
-//! and `top --at` make of it: a damaged minute takes no other with it, and nothing is shown that is not there.
+//! A history, row by row as an input has it (`homenode_fuzz::history`), and what `why`, `replay`, `record scenario`, `record
+//! export` and `top --at` make of it: a damaged minute takes no other with it, and nothing is shown that is not there.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! What the fuzz targets share: a tree of files as a kernel shows it, made from one text; what holds of any machine; an agent that
-//! answers HTTP; and a history whose rows are an input's.
+//! What the fuzz targets share: a tree of files as a kernel shows it, made from one text; what holds of any machine; an agent
+//! that answers HTTP; and a history whose rows are an input's.
 //!
 //! Targets go through the functions that the agent calls, files included: on a memory file system that costs little, and nothing
 //! has to be made public for them.

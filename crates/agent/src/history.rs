@@ -194,8 +194,8 @@ fn rounded(status: &impl Serialize) -> Vec<u8> {
 #[derive(Default)]
 struct Rounded {
     is_key: bool,
-    /// Whether the value that comes is a rate: a figure, though it is written without a point. What a controller can sustain is no
-    /// measurement.
+    /// Whether the value that comes is a rate: a figure, though it is written without a point. What a controller can sustain is
+    /// no measurement.
     is_rate: bool,
 }
 

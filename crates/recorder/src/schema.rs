@@ -178,8 +178,8 @@ pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
     Ok(connection)
 }
 
-/// The file in its real directory: SQLite refuses a link anywhere in a path, and operators move directories to other disks. That the
-/// file itself is none is left to SQLite.
+/// The file in its real directory: SQLite refuses a link anywhere in a path, and operators move directories to other disks. That
+/// the file itself is none is left to SQLite.
 fn whole(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let real = parent.and_then(|parent| parent.canonicalize().ok());

@@ -24,7 +24,8 @@ const DECIDED: &str = "decided";
 /// How hard zstd tries: with what is written each period, and with what stays.
 const TAIL_LEVEL: i32 = 1;
 const BLOCK_LEVEL: i32 = 5;
-/// How long a clock that was set must go on before anything is dropped for its age: one that jumps for a while makes all of it old.
+/// How long a clock that was set must go on before anything is dropped for its age: one that jumps for a while makes all of it
+/// old.
 const BELIEVED: Ns = Ns::from_secs(600);
 /// More than clocks that are kept in step are ever set by at once, in nanoseconds.
 const STEP_NS: i64 = 60_000_000_000;

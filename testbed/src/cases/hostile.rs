@@ -1,5 +1,6 @@
-//! A tenant that wants to harm its neighbour through the agent, on a host whose caches are counted. It changes what it does so that
-//! the agent moves somebody, pollutes in bursts between two samples, and shows the agent a need of memory that it does not have.
+//! A tenant that wants to harm its neighbour through the agent, on a host whose caches are counted. It changes what it does so
+//! that the agent moves somebody, pollutes in bursts between two samples, and shows the agent a need of memory that it does not
+//! have.
 //!
 //! # What is held against what
 //! Both have the home that their operator chose, a node each, under the agent's own policies. Beside a tenant that pollutes the
@@ -7,13 +8,13 @@
 //! of the time, in bursts of [`HONEST_MS`]: nothing that is looked at once a second can tell these from a steady load.
 //!
 //! # The measure
-//! Time says nothing here, as each CPU is emulated. What the neighbour's work costs is counted: cycles for each line that it reads,
-//! which are the arithmetic between two lines, the way to the cache, and for the share of lines that the cache did not have the way
-//! to memory, by the figures that the agent itself uses for the model. Misses are those of the neighbour's frames, from the
-//! model's page; how far its memory is, is taken from where its pages lie (`numa_maps`), as if it used all of them alike. Its loss
-//! is what is missing of the work that it does in a cycle beside the honest tenant. Waiting for CPUs is not in it: here that is
-//! mostly the emulator's. So what would make the neighbour wait is asked for in itself: its vCPU must keep the CPUs of its home,
-//! and no quota may hold it. Of memory nothing may be taken from it at any time.
+//! Time says nothing here, as each CPU is emulated. What the neighbour's work costs is counted: cycles for each line that it
+//! reads, which are the arithmetic between two lines, the way to the cache, and for the share of lines that the cache did not
+//! have the way to memory, by the figures that the agent itself uses for the model. Misses are those of the neighbour's frames,
+//! from the model's page; how far its memory is, is taken from where its pages lie (`numa_maps`), as if it used all of them
+//! alike. Its loss is what is missing of the work that it does in a cycle beside the honest tenant. Waiting for CPUs is not in
+//! it: here that is mostly the emulator's. So what would make the neighbour wait is asked for in itself: its vCPU must keep the
+//! CPUs of its home, and no quota may hold it. Of memory nothing may be taken from it at any time.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -120,7 +121,8 @@ impl Scene<'_> {
         Ok((all - home) as f64 / all.max(1) as f64)
     }
 
-    /// The neighbour's cost while the tenant does as it does, which `in_turn` may change every [`TURN`]. It must keep what it has.
+    /// The neighbour's cost while the tenant does as it does, which `in_turn` may change every [`TURN`]. It must keep what it
+    /// has.
     fn watch(&self, mut in_turn: impl FnMut(u32) -> anyhow::Result<()>) -> anyhow::Result<Cost> {
         std::thread::sleep(SETTLED);
         let tag = tag(self.page, self.neighbour)?.context("no frame of the neighbour has a tag")?;

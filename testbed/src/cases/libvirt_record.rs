@@ -1,6 +1,6 @@
-//! What the real libvirt answers to the calls that the agent makes: with which error, and after how long. It is asked while a guest
-//! runs, is paused, is being saved, was saved, restored, shut off or destroyed; while the guest's QEMU does not answer; and while
-//! libvirt itself is stopped, and after it was killed. And how long after a change its XML still says what was before.
+//! What the real libvirt answers to the calls that the agent makes: with which error, and after how long. It is asked while a
+//! guest runs, is paused, is being saved, was saved, restored, shut off or destroyed; while the guest's QEMU does not answer; and
+//! while libvirt itself is stopped, and after it was killed. And how long after a change its XML still says what was before.
 //!
 //! It is for the stand-in of the tests (`crates/linux/src/libvirt/stand_in.rs`), which makes up its answers so far.
 
