@@ -363,7 +363,6 @@ pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     drop(command);
     wait_home(inside, &guest, SOON)?;
     let settled = Instant::now();
-    let full = rustix::io::ioctl_fionread(&reader)?;
     while settled.elapsed() < 3 * SILENCE_MAX {
         thread::sleep(Duration::from_secs(5));
         if let Some(ended) = agent.try_wait()? {
@@ -371,6 +370,8 @@ pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
         }
     }
     // How full a pipe is that takes no more depends on how long the next line is.
+    let full = rustix::io::ioctl_fionread(&reader)?;
+    thread::sleep(Duration::from_secs(5));
     let still_full = rustix::io::ioctl_fionread(&reader)?;
     ensure!(
         full > 0 && still_full == full,

@@ -242,7 +242,7 @@ impl Scene<'_> {
     }
 }
 
-pub(super) fn signal(process: Process, signal: Signal) -> anyhow::Result<()> {
+fn signal(process: Process, signal: Signal) -> anyhow::Result<()> {
     let pid = i32::try_from(process.0)
         .ok()
         .and_then(Pid::from_raw)

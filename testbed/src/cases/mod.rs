@@ -12,7 +12,6 @@ mod counted;
 mod crash;
 mod dropin;
 mod hostile;
-mod libvirt_record;
 mod live_topology;
 mod memory;
 mod numad;
@@ -206,13 +205,6 @@ pub static ALL: &[Case] = &[
         420,
         "where the real numad puts three guests started at once (record)",
         numad::three_starts,
-    ),
-    case(
-        "record-libvirt",
-        Group::Record,
-        900,
-        "what libvirt answers to the agent's calls while a guest runs, is saved, silent or gone, and libvirt stopped (record)",
-        libvirt_record::record,
     ),
     case(
         "conformance",

@@ -26,9 +26,6 @@ use self::process::Program;
 use crate::cases;
 use crate::exchange::Exchange;
 
-/// In a case's directory: what the outside keeps beside its images when the case has passed.
-pub const KEPT_DIR: &str = "kept";
-
 /// What a case works with. Everything a case starts through it ends with the case.
 pub struct Inside {
     /// The connection to libvirt; renewed by [`Inside::restart_libvirtd`].

@@ -34,7 +34,6 @@ use self::plain::Outside;
 use self::report::{BootReport, CaseReport, Report, Verdict};
 use crate::cases::{Case, Group, Run as CaseRun};
 use crate::exchange::{Event, Events, Job};
-use crate::inside::KEPT_DIR;
 
 /// From starting QEMU until libvirt answers; three times what a loaded two-core machine needs.
 const READY_LIMIT: Duration = Duration::from_secs(300);
@@ -291,10 +290,8 @@ impl Run {
                     Ok(mut report) => {
                         pending.pop_front();
                         report.infrastructure = deaths.remove(case.name).unwrap_or_default();
-                        let files = session.host.exchange.case_dir(case.name);
-                        match report.verdict {
-                            Verdict::Fail => report.log = Some(files),
-                            _ => self.keep(&files.join(KEPT_DIR))?,
+                        if report.verdict == Verdict::Fail {
+                            report.log = Some(session.host.exchange.case_dir(case.name));
                         }
                         self.record(report);
                     }
@@ -409,16 +406,6 @@ impl Run {
                 Ok(None)
             }
         }
-    }
-
-    /// Keeps what a case has left to be committed.
-    fn keep(&self, left: &Path) -> anyhow::Result<()> {
-        for entry in fs::read_dir(left).into_iter().flatten().flatten() {
-            let to = self.workshop.dir.join(entry.file_name());
-            fs::copy(entry.path(), &to).with_context(|| format!("cannot write {}", to.display()))?;
-            println!("kept  {}", to.display());
-        }
-        Ok(())
     }
 
     fn record(&mut self, report: CaseReport) {
