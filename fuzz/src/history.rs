@@ -197,5 +197,7 @@ fn put_block(
 
 /// The plainest column of these values.
 fn column(values: &[Value]) -> Value {
-    std::iter::once(Value::from("*")).chain(values.iter().cloned()).collect()
+    std::iter::once(Value::from("*"))
+        .chain(values.iter().cloned())
+        .collect()
 }
