@@ -339,6 +339,28 @@ fn a_damaged_block_takes_no_other_with_it() {
 }
 
 #[test]
+fn going_on_ends_where_the_clock_was_set_back_in_the_last_minute() {
+    let (_dir, path) = place();
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    for second in 0..150 {
+        let off = if second < 140 { 0 } else { -3600 * SECOND };
+        keep(&mut recorder, period(second, off));
+    }
+    // The last period is at its end, beside a writer that goes on.
+    keep(&mut recorder, period(150, -3600 * SECOND));
+    let archive = Archive::open(&path).unwrap();
+    let mut minute = archive.minute(Kind::Status, Which::First).unwrap();
+    let mut seen = Vec::new();
+    while let Some(here) = minute {
+        seen.extend(here.frames.iter().map(|frame| frame.at));
+        assert!(seen.len() <= 200, "{seen:?}");
+        minute = archive.minute(Kind::Status, Which::After(&here)).unwrap();
+    }
+    let each: BTreeSet<Ns> = seen.iter().copied().collect();
+    assert!(each.len() == seen.len() && seen.len() >= 150, "{seen:?}");
+}
+
+#[test]
 fn a_clock_that_is_far_ahead_for_a_while_makes_nothing_old() {
     let (_dir, path) = place();
     let ahead = |second| {
