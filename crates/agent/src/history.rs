@@ -149,7 +149,7 @@ struct Recorded<'a> {
 }
 
 fn recorded(sample: &Sample, turn: &Turn) -> Vec<u8> {
-    // Both are written to requests of clients as well: nothing in them cannot be.
+    // Their keys are texts and their figures numbers: nothing in them cannot be written.
     serde_json::to_vec(&Recorded { sample, turn }).unwrap_or_default()
 }
 

@@ -368,45 +368,6 @@ pub(crate) mod tests {
         })
     }
 
-    #[test]
-    fn who_asks_for_one_of_a_list_gets_what_all_would_have_given() {
-        let vm = |id: &str, name: &str, n: u64| json!({"id": id, "name": name, "n": n, "more": [n, n]});
-        let values = [
-            json!({"at": 1, "vms": [vm("a", "web", 1), vm("b", "db", 2)], "rest": [1, 2]}),
-            json!({"at": 2, "vms": [vm("b", "db", 3)], "rest": [3]}),
-            // It comes again in another place, and is called otherwise then.
-            json!({"at": 3, "vms": [vm("b", "db", 4), vm("a", "shop", 5)], "rest": []}),
-        ];
-        let text = serde_json::to_vec(&crate::pack::tests::pack(&values)).unwrap();
-        let of_vm = Pick::Keys(&[("id", Pick::All), ("name", Pick::All), ("n", Pick::All)]);
-        for (name, seen) in [
-            ("web", vec![1, 5]),
-            ("A", vec![1, 5]),
-            ("db", vec![2, 3, 4]),
-            ("x", vec![]),
-        ] {
-            let keys = [("at", Pick::All), ("vms", Pick::Called(name, &of_vm))];
-            let picked = unpack(&read(&text, Pick::Keys(&keys)).unwrap(), 3).unwrap();
-            let found: Vec<u64> = picked
-                .iter()
-                .filter_map(|value| value["vms"].as_object()?.values().next()?["n"].as_u64())
-                .collect();
-            assert_eq!(found, seen, "{name}");
-            assert!(picked.iter().all(|value| value.get("rest").is_none()));
-            assert!(!format!("{picked:?}").contains("more"));
-        }
-        assert_eq!(
-            unpack(&read(&text, Pick::All).unwrap(), 3).as_deref(),
-            Some(&values[..])
-        );
-        // Where nothing changes, or nothing has an id, the list stays one.
-        let same = [values[0].clone(), values[0].clone()];
-        let text = serde_json::to_vec(&crate::pack::tests::pack(&same)).unwrap();
-        let keys = [("vms", Pick::Called("db", &of_vm))];
-        let picked = unpack(&read(&text, Pick::Keys(&keys)).unwrap(), 2).unwrap();
-        assert_eq!(picked[1], json!({"vms": [{"id": "b", "name": "db", "n": 2}]}));
-    }
-
     proptest! {
         #[test]
         fn what_is_no_column_is_refused_and_never_a_panic(text in ".{0,80}", column in value()) {

@@ -11,6 +11,9 @@ use crate::columns::Pick;
 use crate::schema::{Kind, RecordError};
 use crate::store::decompress;
 
+/// A block's key, and what is in it if it can be read.
+type Block = ((i64, i64), Option<Minute>);
+
 /// A minute that is not over comes after all others.
 const OPEN: (i64, i64) = (i64::MAX, i64::MAX);
 
@@ -71,14 +74,13 @@ impl Archive {
         }
     }
 
-    /// The next block in one direction: its key, and what is in it if it can be read.
-    #[allow(clippy::type_complexity)]
+    /// The next block in one direction.
     fn next(
         &self,
         kind: Kind,
         (wall_ns, id): (i64, i64),
         is_forward: bool,
-    ) -> Result<Option<((i64, i64), Option<Minute>)>, RecordError> {
+    ) -> Result<Option<Block>, RecordError> {
         // The first column alone can be found by the index.
         let which = if is_forward {
             "last_wall_ns >= ?2 AND (last_wall_ns > ?2 OR id > ?3) ORDER BY last_wall_ns, id"
@@ -88,13 +90,8 @@ impl Archive {
         self.block(which, &[&kind.number(), &wall_ns, &id])
     }
 
-    /// The first block of a kind, `?1`, that is described so: its key, and what is in it if it can be read.
-    #[allow(clippy::type_complexity)]
-    fn block(
-        &self,
-        which: &str,
-        values: &[&dyn ToSql],
-    ) -> Result<Option<((i64, i64), Option<Minute>)>, RecordError> {
+    /// The first block of a kind, `?1`, that is described so.
+    fn block(&self, which: &str, values: &[&dyn ToSql]) -> Result<Option<Block>, RecordError> {
         let sql = format!(
             "SELECT last_wall_ns, id, run, count, frames FROM block WHERE kind = ?1 AND {which} LIMIT 1"
         );

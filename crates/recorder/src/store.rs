@@ -298,16 +298,17 @@ impl Store {
             sample,
             ..
         } = period;
-        for (frames, text) in minute.frames.iter_mut().zip([Some(status), sample]) {
-            let Some(text) = text else { continue };
-            let added = frames.push(whole(at.0), wall_ns, &text);
-            added.map_err(|e| RecordError::new(&self.path, e))?;
-        }
+        let texts = minute.frames.iter_mut().zip([Some(status), sample]);
+        let added = texts.filter_map(|(frames, text)| Some(frames.push(whole(at.0), wall_ns, &text?)));
+        // One that is no JSON takes no other with it.
+        let added: Vec<serde_json::Result<()>> = added.collect();
         self.minute = Some(minute);
         self.is_prune_due |= is_over;
         let ahead_ns = wall_ns.saturating_sub(whole(at.0));
         let is_steady = |(_, was): &(Ns, i64)| ahead_ns.saturating_sub(*was).saturating_abs() < STEP_NS;
         self.steady = Some(self.steady.filter(is_steady).unwrap_or((at, ahead_ns)));
+        let added: serde_json::Result<()> = added.into_iter().collect();
+        added.map_err(|e| RecordError::new(&self.path, e))?;
         Ok(decisions)
     }
 

@@ -339,6 +339,34 @@ fn a_damaged_block_takes_no_other_with_it() {
 }
 
 #[test]
+fn a_period_that_is_no_json_costs_itself_alone_and_is_said() {
+    let (_dir, path) = place();
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    for second in 0..90 {
+        let status = match second {
+            30 => b"{".to_vec(),
+            _ => period(second, 0).status,
+        };
+        let sample = None;
+        keep(
+            &mut recorder,
+            Period {
+                status,
+                sample,
+                ..period(second, 0)
+            },
+        );
+    }
+    recorder.close();
+    assert!(recorder.take_notices()[0].contains("is not recorded"));
+    let seen: Vec<u64> = frames(&path, Kind::Status)
+        .iter()
+        .map(|frame| frame.at.0 / 1_000_000_000)
+        .collect();
+    assert_eq!(seen, (0..90).filter(|second| *second != 30).collect::<Vec<_>>());
+}
+
+#[test]
 fn going_on_ends_where_the_clock_was_set_back_in_the_last_minute() {
     let (_dir, path) = place();
     let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
