@@ -69,23 +69,24 @@ impl<'a> Pmu<'a> {
         self.page.instructions(cpu.number, count);
     }
 
-    /// A CPU uses the machine's memory at an address.
+    /// A CPU uses the machine's memory at an address; whether no cache had it, and it is of a VM.
     #[inline]
-    pub fn access(&self, cpu: &mut Cpu, address: u64, wanted: Use) {
+    pub fn access(&self, cpu: &mut Cpu, address: u64, wanted: Use) -> bool {
         let line = address >> self.line_bits;
-        if cpu.filter.access(line, wanted) != Passed::Held {
-            self.reference(cpu, line, address >> FRAME_BITS, wanted);
-        }
+        cpu.filter.access(line, wanted) != Passed::Held
+            && self.reference(cpu, line, address >> FRAME_BITS, wanted)
     }
 
-    fn reference(&self, cpu: &mut Cpu, line: u64, frame: u64, wanted: Use) {
+    fn reference(&self, cpu: &mut Cpu, line: u64, frame: u64, wanted: Use) -> bool {
         let mut llc = self.llcs[cpu.node].lock().unwrap_or_else(PoisonError::into_inner);
         let missed = llc.access(0, line) != Outcome::Hit;
         drop(llc);
-        self.page.referenced(cpu.number, self.page.tag(frame), missed);
+        let tag = self.page.tag(frame);
+        self.page.referenced(cpu.number, tag, missed);
         if missed {
             self.missed(cpu, Sampled { frame, wanted });
         }
+        missed && tag > 0
     }
 
     /// Samples the last of so many misses.
@@ -165,7 +166,9 @@ mod tests {
         }
         page.sample_every(0);
         let before = page.samples_taken(0);
-        (512..1024).for_each(|frame| pmu.access(&mut cpus[0], frame << 12, Use::Read));
+        // VM 1's memory is in a cache of this node, VM 2's is not, and what follows is no VM's.
+        let waits = [16_383, 16_384, 32_768].map(|line| pmu.access(&mut cpus[0], line * 64, Use::Read));
+        assert_eq!(waits, [false, true, false]);
         assert_eq!(page.samples_taken(0), before);
     }
 }

@@ -36,8 +36,10 @@ pub enum Group {
     Agent,
     /// The agent with counters: of a modelled PMU.
     Counted,
-    /// What the agent decides and explains by counters: run by name only, as a run takes a quarter of an hour.
+    /// What the agent decides by counters: run by name only, as a run takes a quarter of an hour.
     Arrange,
+    /// What the agent explains by counters where memory takes time: run by name only, as a run takes a quarter of an hour.
+    Timed,
     /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
     Damon,
     /// Guests of a plain QEMU, under the plugin that logs pages: no emulated host.
@@ -62,6 +64,7 @@ impl Group {
             Self::Agent => "agent",
             Self::Counted => "counted",
             Self::Arrange => "arrange",
+            Self::Timed => "timed",
             Self::Damon => "damon",
             Self::Pages => "pages",
             Self::Module => "module",
@@ -76,7 +79,13 @@ impl Group {
     fn is_by_name(self) -> bool {
         matches!(
             self,
-            Self::Arrange | Self::Damon | Self::Kernels | Self::Programs | Self::Record | Self::Speed
+            Self::Arrange
+                | Self::Timed
+                | Self::Damon
+                | Self::Kernels
+                | Self::Programs
+                | Self::Record
+                | Self::Speed
         )
     }
 
@@ -86,6 +95,7 @@ impl Group {
         match self {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
+            Self::Timed => Some(HostKind::Timed),
             Self::Damon => Some(HostKind::Damon),
             Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,
         }
@@ -355,9 +365,9 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "why",
-        Group::Arrange,
+        Group::Timed,
         900,
-        "`homenode why` names what slowed guests down, and whose doing it was: a quota, memory moved away, a polluted cache",
+        "`homenode why` names what slowed guests down, and whose doing it was: a quota, a move away from its memory, a polluted cache",
         why::causes_named,
     ),
     case(
@@ -518,6 +528,7 @@ mod tests {
             Group::Programs,
             Group::Record,
             Group::Speed,
+            Group::Timed,
         ];
         let by_name = groups.map(|group| {
             let cases = select(&[group.name().to_owned()]).unwrap_or_default();
