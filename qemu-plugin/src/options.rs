@@ -45,10 +45,7 @@ pub struct PmuOptions {
     pub llc_bytes: u64,
     /// Its ways.
     pub llc_ways: u64,
-    /// How long a VM waits for what no cache has, on its CPU's node and on another, in nanoseconds; machines without it are as fast
-    /// as the emulator.
-    pub waits_ns: [u64; 2],
-    /// Memory of each node, from address 0 on; it says which node an address is on where VMs wait.
+    /// Memory of each node, which follow each other from address 0 on.
     pub node_bytes: u64,
 }
 
@@ -169,8 +166,6 @@ impl Said {
             "frames" => self.pmu.frames = number(1, 1 << 32)?,
             "llc-bytes" => self.pmu.llc_bytes = number(64, 1 << 32)?,
             "llc-ways" => self.pmu.llc_ways = number(1, 64)?,
-            "local-ns" => self.pmu.waits_ns[0] = number(0, 1_000_000)?,
-            "remote-ns" => self.pmu.waits_ns[1] = number(0, 1_000_000)?,
             "node-mib" => self.pmu.node_bytes = number(1, 1 << 30)? << 20,
             "private-bytes" => self.config.private_bytes = number(64, 1 << 30)?,
             "private-ways" => self.config.private_ways = number(1, 64)? as usize,
@@ -222,7 +217,7 @@ impl Said {
             "exact" => self.pages.config.exact = one_of(key, value, &[("no", false), ("yes", true)])?,
             "begin" => self.pages.announced = one_of(key, value, &[("at-once", false), ("announced", true)])?,
             _ => {
-                let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways, local-ns, remote-ns, node-mib, \
+                let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways, node-mib, \
                      pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
                 return Err(format!("`{key}` is no argument: {known}"));
             }

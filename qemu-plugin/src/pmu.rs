@@ -9,14 +9,11 @@
 //!
 //! The plugin makes the file, of the next power of two that holds all, before QEMU opens it; CPUs are dealt to nodes in blocks.
 //!
-//! With `local-ns` and `remote-ns` a VM waits so long where no cache has what it uses: without them the emulator is as fast with misses
-//! as without, wherever memory is.
-//!
 //! Until software inside asks for counts nothing is instrumented, and the machine runs as fast as without the plugin: booting
 //! one that is instrumented takes minutes. Then QEMU forgets what it has translated, and translates all anew; and again when
 //! nobody asks any more.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -25,10 +22,9 @@ use std::ptr;
 use std::slice;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use homenode_formats::pmu_region::{Layout, Page, SAMPLES, TAGS_MAX};
-use homenode_meter::pmu::{Cpu, Pmu};
+use homenode_meter::pmu::{self, Cpu, Pmu};
 use homenode_meter::profile::Config;
 use homenode_tracking::cache::{Replacement, Shape};
 
@@ -47,34 +43,19 @@ struct Run {
     config: Config,
     cpus: u64,
     nodes: u64,
-    waits: [Duration; 2],
     node_bytes: u64,
+    /// Whether QEMU counts the begin of a node's memory twice in an address.
+    is_doubled: bool,
 }
 
-impl Run {
-    fn node(&self, cpu: u64) -> u64 {
-        cpu * self.nodes / self.cpus
-    }
-
-    /// Has a CPU wait for memory.
-    fn wait(&self, cpu: u64, address: u64) {
-        let is_remote = self.node(cpu) != address / self.node_bytes;
-        let wait = self.waits[usize::from(is_remote)];
-        if wait.is_zero() {
-            return;
-        }
-        let begun = Instant::now();
-        while begun.elapsed() < wait {
-            std::hint::spin_loop();
-        }
-    }
-}
+/// The version of the interface of QEMU 7.2, which counts the begin of a node's memory twice in an address.
+const DOUBLED: c_int = 1;
 
 /// Makes the file and the empty caches.
 ///
 /// # Errors
 /// A sentence.
-pub fn begin(options: &PmuOptions, config: Config) -> Result<(), String> {
+pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(), String> {
     let layout = Layout {
         cpus: options.cpus,
         tags: TAGS_MAX,
@@ -93,8 +74,8 @@ pub fn begin(options: &PmuOptions, config: Config) -> Result<(), String> {
         config,
         cpus: options.cpus,
         nodes: options.nodes,
-        waits: options.waits_ns.map(Duration::from_nanos),
         node_bytes: options.node_bytes,
+        is_doubled: version == DOUBLED && options.nodes > 1,
     };
     RUN.set(run)
         .map_err(|_| "loaded twice; once is enough".to_owned())
@@ -142,7 +123,7 @@ pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
         return;
     };
     CPUS.begin(at, || {
-        let node = run.node(number);
+        let node = number * run.nodes / run.cpus;
         let lines = (run.config.private_bytes / run.config.line_bytes) as usize;
         Some(run.pmu.cpu(number, node as usize, lines, run.config.private_ways))
     });
@@ -193,9 +174,11 @@ extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) 
     let (Some(run), Some(cpu)) = (RUN.get(), CPUS.get(at)) else {
         return;
     };
-    if let Some(address) = machine_address(info, address)
-        && run.pmu.access(cpu, address, wanted(info))
-    {
-        run.wait(u64::from(at), address);
+    if let Some(said) = machine_address(info, address) {
+        let address = match run.is_doubled {
+            true => pmu::undoubled(said, run.node_bytes),
+            false => said,
+        };
+        run.pmu.access(cpu, address, wanted(info));
     }
 }

@@ -36,10 +36,8 @@ pub enum Group {
     Agent,
     /// The agent with counters: of a modelled PMU.
     Counted,
-    /// What the agent decides by counters: run by name only, as a run takes a quarter of an hour.
+    /// What the agent decides and explains by counters: run by name only, as a run takes a quarter of an hour.
     Arrange,
-    /// What the agent explains by counters where memory takes time: run by name only, as a run takes a quarter of an hour.
-    Timed,
     /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
     Damon,
     /// Guests of a plain QEMU, under the plugin that logs pages: no emulated host.
@@ -64,7 +62,6 @@ impl Group {
             Self::Agent => "agent",
             Self::Counted => "counted",
             Self::Arrange => "arrange",
-            Self::Timed => "timed",
             Self::Damon => "damon",
             Self::Pages => "pages",
             Self::Module => "module",
@@ -79,13 +76,7 @@ impl Group {
     fn is_by_name(self) -> bool {
         matches!(
             self,
-            Self::Arrange
-                | Self::Timed
-                | Self::Damon
-                | Self::Kernels
-                | Self::Programs
-                | Self::Record
-                | Self::Speed
+            Self::Arrange | Self::Damon | Self::Kernels | Self::Programs | Self::Record | Self::Speed
         )
     }
 
@@ -95,7 +86,6 @@ impl Group {
         match self {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
-            Self::Timed => Some(HostKind::Timed),
             Self::Damon => Some(HostKind::Damon),
             Self::Pages | Self::Module | Self::Kernels | Self::Speed | Self::Programs => None,
         }
@@ -365,7 +355,7 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "why",
-        Group::Timed,
+        Group::Arrange,
         900,
         "`homenode why` names what slowed guests down, and whose doing it was: a quota, a move away from its memory, a polluted cache",
         why::causes_named,
@@ -528,7 +518,6 @@ mod tests {
             Group::Programs,
             Group::Record,
             Group::Speed,
-            Group::Timed,
         ];
         let by_name = groups.map(|group| {
             let cases = select(&[group.name().to_owned()]).unwrap_or_default();

@@ -29,11 +29,6 @@ const NODE_MIB: u32 = 1024;
 pub const LLC_BYTES: u64 = 2 << 20;
 /// Private cache of each of its CPUs.
 const PRIVATE_BYTES: u64 = 64 << 10;
-/// How long guests wait for memory where that is modelled: to the emulator's instructions, which take some nanoseconds each, as a
-/// few hundred cycles are to a processor's.
-const LOCAL_NS: u32 = 1000;
-/// The same on another node.
-const REMOTE_NS: u32 = 2000;
 /// Frames that it can tag: 8 GiB, more than the emulated host has, and than its hole for devices.
 const FRAMES: u64 = 1 << 21;
 
@@ -47,8 +42,6 @@ pub enum HostKind {
     Plain,
     /// Two nodes of two CPUs, and a modelled PMU: two guests can share a last-level cache, and it is counted.
     Counted,
-    /// As the counted one, and guests wait for memory, the longer the farther it is.
-    Timed,
     /// As the plain one, with a kernel that has DAMON; the guests have the stock one.
     Damon,
 }
@@ -57,14 +50,14 @@ impl HostKind {
     fn nodes(self) -> u32 {
         match self {
             Self::Plain | Self::Damon => NODES,
-            Self::Counted | Self::Timed => 2,
+            Self::Counted => 2,
         }
     }
 
     fn cpus_per_node(self) -> u32 {
         match self {
             Self::Plain | Self::Damon => 1,
-            Self::Counted | Self::Timed => 2,
+            Self::Counted => 2,
         }
     }
 
@@ -157,12 +150,8 @@ impl Workshop {
         };
         let (plugin, file) = (plugin.display(), file.display());
         let (cpus, nodes, bytes) = (kind.cpus(), kind.nodes(), layout.bytes().next_power_of_two());
-        let waits = match kind {
-            HostKind::Timed => format!(",local-ns={LOCAL_NS},remote-ns={REMOTE_NS},node-mib={NODE_MIB}"),
-            _ => String::new(),
-        };
         Ok(format!(
-            " -plugin {plugin},pmu={file},cpus={cpus},nodes={nodes},frames={FRAMES},llc-bytes={LLC_BYTES},private-bytes={PRIVATE_BYTES}{waits}\
+            " -plugin {plugin},pmu={file},cpus={cpus},nodes={nodes},frames={FRAMES},llc-bytes={LLC_BYTES},private-bytes={PRIVATE_BYTES},node-mib={NODE_MIB}\
              \x20-object memory-backend-file,id=pmu,share=on,mem-path={file},size={bytes} -device ivshmem-plain,memdev=pmu"
         ))
     }
@@ -280,7 +269,7 @@ impl EmulatedHost {
         );
         let pmu_options = match kind {
             HostKind::Plain | HostKind::Damon => String::new(),
-            HostKind::Counted | HostKind::Timed => workshop.pmu_options(kind, &dir.join("pmu"))?,
+            HostKind::Counted => workshop.pmu_options(kind, &dir.join("pmu"))?,
         };
         command
             .arg(format!(
