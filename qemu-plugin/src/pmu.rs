@@ -3,7 +3,7 @@
 //! The machine has the file as a device's memory:
 //!
 //! ```text
-//! qemu-system-x86_64 -plugin libhomenode_plugin.so,pmu=FILE,cpus=4,nodes=4,frames=2097152,llc-bytes=8388608 \
+//! qemu-system-x86_64 -plugin libhomenode_plugin.so,pmu=FILE,cpus=4,nodes=4,node-mib=1024,frames=2097152,llc-bytes=8388608 \
 //!     -object memory-backend-file,id=pmu,share=on,mem-path=FILE,size=SIZE -device ivshmem-plain,memdev=pmu ...
 //! ```
 //!

@@ -99,8 +99,8 @@ impl<'a> Pmu<'a> {
     }
 }
 
-/// The address of what QEMU 7.2 gives as one in a machine whose nodes have so much memory each: where a node's memory begins, twice,
-/// and the place there.
+/// The address of what QEMU 7.2 gives as one in a machine whose nodes have so much memory each: where a node's memory begins,
+/// twice, and the place there.
 pub fn undoubled(said: u64, node_bytes: u64) -> u64 {
     said - said / (2 * node_bytes) * node_bytes
 }

@@ -100,8 +100,8 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Lets all be as it is for as long as is compared with, does something, and waits until it has lasted for what is asked about; when
-/// it was done.
+/// Lets all be as it is for as long as is compared with, does something, and waits until it has lasted for what is asked about;
+/// when it was done.
 fn planted(deed: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<SystemTime> {
     thread::sleep(4 * WINDOW);
     deed()?;
