@@ -65,21 +65,21 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
 
     let quota = ["vcpu_quota=30000", "vcpu_period=100000"];
     let throttle = [&["schedinfo", "throttled", "--live"], &quota[..]].concat();
-    let planted = when_done("virsh", &throttle)?;
-    is_named(inside, &history, planted, ("throttled", "quota", "somebody"))?;
+    let planted = when_done(&throttle)?;
+    expect_named(inside, &history, planted, ("throttled", "quota", "somebody"))?;
 
     // The guest goes and leaves its memory behind, at once; the other way round takes a minute and a half here.
     throttled.switch_to(Behaviour::idle())?;
     parted.switch_to(walking(4 * LLC_BYTES, 0))?;
-    let planted = when_done("virsh", &["vcpupin", "parted", "0", "1", "--live"])?;
-    is_named(inside, &history, planted, ("parted", "remote-memory", "somebody"))?;
+    let planted = when_done(&["vcpupin", "parted", "0", "1", "--live"])?;
+    expect_named(inside, &history, planted, ("parted", "remote-memory", "somebody"))?;
 
     // The polluter works on the other node, and comes.
     parted.switch_to(Behaviour::idle())?;
     polluted.switch_to(walking(LLC_BYTES / 2, LEISURE))?;
     polluter.switch_to(walking(8 * LLC_BYTES, 0))?;
-    let planted = when_done("virsh", &["vcpupin", "polluter", "0", "1", "--live"])?;
-    is_named(
+    let planted = when_done(&["vcpupin", "polluter", "0", "1", "--live"])?;
+    expect_named(
         inside,
         &history,
         planted,
@@ -93,11 +93,11 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Lets all be as it is for as long as is compared with, runs a command, and waits until what that did has lasted for what is
-/// asked about; when it was done.
-fn when_done(program: &str, arguments: &[&str]) -> anyhow::Result<SystemTime> {
+/// Lets all be as it is for as long as is compared with, has virsh do something, and waits until what that did has lasted for
+/// what is asked about; when it was done.
+fn when_done(arguments: &[&str]) -> anyhow::Result<SystemTime> {
     thread::sleep(4 * WINDOW);
-    run(program, arguments)?;
+    run("virsh", arguments)?;
     let done = SystemTime::now();
     thread::sleep(WINDOW);
     Ok(done)
@@ -130,7 +130,7 @@ fn asked(
     )
 }
 
-fn is_named(
+fn expect_named(
     inside: &Inside,
     history: &str,
     planted: SystemTime,
