@@ -132,24 +132,20 @@ fn sparse(
     apart: Ns,
     until: Option<Instant>,
 ) -> Result<Vec<Frame>, AskError> {
-    let mut frames: Vec<Frame> = Vec::new();
-    let mut is_late = false;
-    let read = archive.frames(Kind::Sample, span, |frame| {
-        let is_near = frames
-            .last()
-            .is_some_and(|last| last.run == frame.run && frame.at.saturating_sub(last.at) < apart);
-        if !is_near {
-            frames.push(frame);
+    let mut samples: Vec<Frame> = Vec::new();
+    let mut frames = archive.iter(None, Kind::Sample, span)?.apart(apart);
+    for frame in frames.by_ref() {
+        samples.push(frame?);
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Err(AskError::Nothing(
+                "that takes too long to read here: ask for a shorter window, or use `homenode why`"
+                    .to_owned(),
+            ));
         }
-        is_late = until.is_some_and(|until| Instant::now() >= until);
-        !is_late
-    });
-    match read {
-        _ if is_late => Err(AskError::Nothing(
-            "that takes too long to read here: ask for a shorter window, or use `homenode why`".to_owned(),
-        )),
+    }
+    match frames.whole() {
         // What can be read was given.
-        Ok(()) | Err(RecordError::Damaged { .. }) => Ok(frames),
+        Ok(()) | Err(RecordError::Damaged { .. }) => Ok(samples),
         Err(error) => Err(error.into()),
     }
 }

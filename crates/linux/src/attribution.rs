@@ -20,6 +20,7 @@
 //! - *Instructions* are those that a machine would have done in the time run on which an instruction takes one cycle, a reference
 //!   [`LLC_CYCLES`] more, and a miss [`MEMORY_CYCLES`] or [`REMOTE_CYCLES`] more: emulated memory takes no time, and without
 //!   that nobody would be slower for missing. How many the VM really did for each reference is taken from all CPUs, by time run.
+//!   References and misses are given for as many instructions, so that a VM that is slowed down still makes as many for each.
 //! - *Accesses* of a VM and *traffic* of controllers are samples times the period at which they were taken; what was lost of them
 //!   is taken to have gone where the rest went.
 //! - *Uses* of single pages are samples as they are ([`Sampler`]).
@@ -171,12 +172,16 @@ struct Speed {
 }
 
 impl Speed {
-    /// Instructions for each nanosecond of a VM that ran for so long in all, with so many references and misses.
-    fn per_ns(self, ran: f64, references: u64, misses: u64) -> f64 {
+    /// Instructions of a VM that ran for so many nanoseconds in all, with so many references and misses: those that the emulator
+    /// made, and those that the machine would have made.
+    fn instructions(self, ran: f64, references: u64, misses: u64) -> (f64, f64) {
         let miss = self.local * MEMORY_CYCLES + (1.0 - self.local) * REMOTE_CYCLES;
         let waited = references as f64 * LLC_CYCLES + misses as f64 * miss;
-        let made = (self.rate * ran).max(1.0);
-        self.clock_hz as f64 / 1e9 * made / (made + waited)
+        let emulated = (self.rate * ran).max(1.0);
+        (
+            emulated,
+            self.clock_hz as f64 / 1e9 * ran * emulated / (emulated + waited),
+        )
     }
 }
 
@@ -479,7 +484,9 @@ impl Tagged {
         if total > 0 {
             self.since = Some(counts);
         }
-        let per_ns = speed.per_ns(total as f64, references, misses);
+        let (emulated, made) = speed.instructions(total as f64, references, misses);
+        let scaled = |count: u64| (count as f64 * made / emulated).round() as u64;
+        let counted = [made as u64, scaled(references), scaled(misses)];
         let mut before: u128 = 0;
         for (index, now, time) in ran_now {
             let share = self.vcpus.entry(index).or_default();
@@ -490,9 +497,10 @@ impl Tagged {
                 let upto = |time: u128| (u128::from(count) * time).checked_div(total).unwrap_or(0);
                 (upto(after) - upto(before)) as u64
             };
-            share.counts.references = share.counts.references.wrapping_add(part(references));
-            share.counts.misses = share.counts.misses.wrapping_add(part(misses));
-            share.instructions += (time.as_f64() * per_ns) as u64;
+            let [instructions, references, misses] = counted.map(part);
+            share.instructions = share.instructions.wrapping_add(instructions);
+            share.counts.references = share.counts.references.wrapping_add(references);
+            share.counts.misses = share.counts.misses.wrapping_add(misses);
             before = after;
         }
         Ok(())

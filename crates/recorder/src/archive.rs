@@ -232,6 +232,7 @@ impl Archive {
             last: None,
             damaged: Vec::new(),
             pick: Pick::All,
+            apart: Ns(0),
         })
     }
 
@@ -357,6 +358,7 @@ pub struct Frames<'a> {
     last: Option<(i64, Ns)>,
     damaged: Vec<String>,
     pick: Pick<'a>,
+    apart: Ns,
 }
 
 impl<'a> Frames<'a> {
@@ -364,6 +366,12 @@ impl<'a> Frames<'a> {
     #[must_use]
     pub fn only(self, pick: Pick<'a>) -> Frames<'a> {
         Frames { pick, ..self }
+    }
+
+    /// Leaves out the periods of a run that come sooner than this after the last one that was given.
+    #[must_use]
+    pub fn apart(self, apart: Ns) -> Frames<'a> {
+        Frames { apart, ..self }
     }
 
     /// Whether all that was to be given could be read.
@@ -386,21 +394,33 @@ impl<'a> Frames<'a> {
         let sql = "SELECT frames FROM block WHERE id = ?";
         let bytes = self.archive.rows(sql, &[&id], |row| packed(row, 0))?;
         let Some(bytes) = bytes.first() else { return Ok(()) };
-        let Some(frames) = unpacked(bytes, count, self.pick) else {
+        let (from_ns, to_ns) = self.span;
+        let (apart, mut last) = (self.apart, self.last);
+        let is_wanted = |at: Ns, wall_ns: i64| {
+            let is_wanted = (from_ns..=to_ns).contains(&wall_ns) && is_apart(last, (run, at), apart);
+            if is_wanted {
+                last = Some((run, at));
+            }
+            is_wanted
+        };
+        let Some(frames) = unpacked(bytes, count, self.pick, is_wanted) else {
             self.damaged.push(id.to_string());
             return Ok(());
         };
-        let (from_ns, to_ns) = self.span;
         let frames = frames.into_iter().map(|(at, wall_ns, value)| Frame {
             run,
             at,
             wall_ns,
             value,
         });
-        let within = frames.filter(|frame| (from_ns..=to_ns).contains(&frame.wall_ns));
-        self.ready = within.collect::<Vec<_>>().into_iter();
+        self.ready = frames.collect::<Vec<_>>().into_iter();
         Ok(())
     }
+}
+
+/// Whether a period of a run comes so long after the last one that was given.
+fn is_apart(last: Option<(i64, Ns)>, (run, at): (i64, Ns), apart: Ns) -> bool {
+    last.is_none_or(|(of, last)| of != run || at.saturating_sub(last) >= apart)
 }
 
 impl Iterator for Frames<'_> {
@@ -424,7 +444,9 @@ impl Iterator for Frames<'_> {
                 self.damaged.push("of the last minute".to_owned());
                 continue;
             };
-            if self.last.is_none_or(|last| (run, at) > last) {
+            let is_new = self.last.is_none_or(|last| (run, at) > last);
+            if is_new && is_apart(self.last, (run, at), self.apart) {
+                self.last = Some((run, at));
                 return Some(Ok(Frame {
                     run,
                     at,
@@ -446,21 +468,34 @@ pub(crate) fn packed(row: &Row<'_>, at: usize) -> rusqlite::Result<Vec<u8>> {
     Ok(row.get_ref(at)?.as_bytes().unwrap_or_default().to_vec())
 }
 
-/// The periods of a block, and of each what is wanted.
-pub(crate) fn unpacked(bytes: &[u8], count: i64, pick: Pick<'_>) -> Option<Vec<(Ns, i64, Value)>> {
+/// The periods of a block that are wanted, by their times, and of each what is wanted.
+pub(crate) fn unpacked(
+    bytes: &[u8],
+    count: i64,
+    pick: Pick<'_>,
+    mut is_wanted: impl FnMut(Ns, i64) -> bool,
+) -> Option<Vec<(Ns, i64, Value)>> {
     let count = usize::try_from(count)
         .ok()
         .filter(|count| *count <= BLOCK_COUNT_MAX)?;
-    let keys = [("at_ns", Pick::All), ("wall_ns", Pick::All), ("frame", pick)];
-    let column = columns::read(&decompressed(bytes)?, Pick::Keys(&keys)).ok()?;
-    let frames = columns::unpack(&column, count)?;
-    let frame = |mut frame: Value| {
-        let at = frame["at_ns"].as_i64()?;
+    let text = decompressed(bytes)?;
+    let keys = [("at_ns", Pick::All), ("wall_ns", Pick::All)];
+    let times = columns::read(&text, Pick::Keys(&keys)).ok()?;
+    let time = |time: &Value| {
         Some((
-            Ns(at.unsigned_abs()),
-            frame["wall_ns"].as_i64()?,
-            frame["frame"].take(),
+            Ns(time["at_ns"].as_i64()?.unsigned_abs()),
+            time["wall_ns"].as_i64()?,
         ))
     };
-    frames.into_iter().map(frame).collect()
+    let times = columns::unpack(&times, count)?;
+    let times: Vec<(Ns, i64)> = times.iter().map(time).collect::<Option<_>>()?;
+    let wanted = |place: &usize| is_wanted(times[*place].0, times[*place].1);
+    let places: Vec<usize> = (0..count).filter(wanted).collect();
+    if places.is_empty() {
+        return Some(Vec::new());
+    }
+    let frames = columns::read(&text, Pick::Keys(&[("frame", pick)])).ok()?;
+    let frames = columns::unpack_at(&frames, count, &places)?;
+    let frame = |(mut frame, place): (Value, usize)| (times[place].0, times[place].1, frame["frame"].take());
+    Some(frames.into_iter().zip(places).map(frame).collect())
 }

@@ -11,7 +11,6 @@
 //!   ["*", value, value, …]           anything else
 //! ```
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{
@@ -29,12 +28,21 @@ const VALUE_BYTES: usize = size_of::<Value>();
 
 /// The values of a column that has this number of them; `None` where it is damaged, or longer than any minute of a host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
-    unpack_within(column, count, &mut { WEIGHT_MAX })
+    unpack_at(column, count, &all(count))
+}
+
+/// Those of them in these places, which ascend: who asks for few makes few.
+pub fn unpack_at(column: &Value, count: usize, places: &[usize]) -> Option<Vec<Value>> {
+    unpack_within(column, (count, places), &mut { WEIGHT_MAX })
 }
 
 /// The values of a column that was just packed, however long.
 pub(crate) fn unpack_own(column: &Value, count: usize) -> Option<Vec<Value>> {
-    unpack_within(column, count, &mut { usize::MAX })
+    unpack_within(column, (count, &all(count)), &mut { usize::MAX })
+}
+
+fn all(count: usize) -> Vec<usize> {
+    (0..count).collect()
 }
 
 /// What of each value is wanted: who asks for little reads little.
@@ -244,85 +252,107 @@ fn take(left: &mut usize, weight: usize, count: usize) -> Option<()> {
     Some(())
 }
 
-/// A few bytes can say that something large is there a thousand times: `left` is what may still be made of them.
-fn unpack_within(column: &Value, count: usize, left: &mut usize) -> Option<Vec<Value>> {
+/// The values in some places of a column that has so many. A few bytes can say that something large is there a thousand times:
+/// `left` is what may still be made of them.
+fn unpack_within(
+    column: &Value,
+    wanted @ (count, places): (usize, &[usize]),
+    left: &mut usize,
+) -> Option<Vec<Value>> {
     let parts = column.as_array()?;
     let rest = parts.get(1..)?;
-    let values = match (parts.first()?.as_str()?, rest) {
+    match (parts.first()?.as_str()?, rest) {
         ("=", [value]) => {
-            take(left, weight(value), count)?;
-            vec![value.clone(); count]
+            take(left, weight(value), places.len())?;
+            Some(vec![value.clone(); places.len()])
         }
-        ("+", rest) => {
-            let mut sum = 0i64;
-            let add = |more: &Value| {
-                sum = sum.checked_add(more.as_i64()?)?;
-                Some(Value::from(sum))
-            };
-            rest.iter().map(add).collect::<Option<_>>()?
+        ("+", steps) if steps.len() == count => sums(steps, places),
+        ("{", [columns]) => {
+            let objects = fields_of(columns.as_object()?, wanted, left)?;
+            Some(objects.into_iter().map(Value::Object).collect())
         }
-        ("{", [columns]) => fields_of(columns.as_object()?, count, left)?
-            .into_iter()
-            .map(Value::Object)
-            .collect(),
         ("[", [columns]) => {
-            take(left, columns.as_array()?.len() + 1, count)?;
+            take(left, columns.as_array()?.len() + 1, places.len())?;
             let columns = columns.as_array()?.iter();
-            let columns = columns.map(|column| unpack_within(column, count, left));
-            let columns: Vec<Vec<Value>> = columns.collect::<Option<_>>()?;
-            let list = |at: usize| columns.iter().map(|column| column[at].clone()).collect();
-            (0..count).map(list).collect()
+            let columns = columns.map(|column| Some(unpack_within(column, wanted, left)?.into_iter()));
+            let mut columns: Vec<_> = columns.collect::<Option<_>>()?;
+            let list = |_| columns.iter_mut().map(Iterator::next).collect();
+            places.iter().map(list).collect()
         }
         ("@", [columns, orders]) => {
-            let objects = fields_of(columns.as_object()?, count, left)?;
+            let objects = fields_of(columns.as_object()?, wanted, left)?;
             let list = |(mut object, order): (Map<String, Value>, Value)| {
                 let items = order.as_array()?.iter().map(|id| object.remove(id.as_str()?));
                 items.collect::<Option<Value>>()
             };
-            objects
-                .into_iter()
-                .zip(unpack_within(orders, count, left)?)
-                .map(list)
-                .collect::<Option<_>>()?
+            let lists = objects.into_iter().zip(unpack_within(orders, wanted, left)?);
+            lists.map(list).collect()
         }
-        ("*", rest) => rest.to_vec(),
-        _ => return None,
-    };
-    (values.len() == count).then_some(values)
+        ("*", values) if values.len() == count => {
+            places.iter().map(|place| values.get(*place).cloned()).collect()
+        }
+        _ => None,
+    }
 }
 
-/// As many objects, from a column for each of their keys.
+/// The sums at some places.
+fn sums(steps: &[Value], places: &[usize]) -> Option<Vec<Value>> {
+    let mut sum = 0i64;
+    let mut next = 0;
+    let at = |place: &usize| {
+        for step in steps.get(next..=*place)? {
+            sum = sum.checked_add(step.as_i64()?)?;
+        }
+        next = place + 1;
+        Some(Value::from(sum))
+    };
+    places.iter().map(at).collect()
+}
+
+/// Objects, from a column for each of their keys.
 fn fields_of(
     columns: &Map<String, Value>,
-    count: usize,
+    wanted: (usize, &[usize]),
     left: &mut usize,
 ) -> Option<Vec<Map<String, Value>>> {
-    take(left, OBJECT_WEIGHT, count)?;
-    let mut objects = vec![Map::new(); count];
+    let objects = wanted.1.len();
+    take(left, OBJECT_WEIGHT, objects)?;
+    let mut objects = vec![Map::new(); objects];
     for (key, column) in columns {
         let parts = column.as_array()?;
-        let (which, column) = match (parts.first()?.as_str()?, parts.get(1..)?) {
+        let values = match (parts.first()?.as_str()?, parts.get(1..)?) {
             ("?", [which, column]) => {
-                let which = which
-                    .as_array()?
-                    .iter()
-                    .map(|at| usize::try_from(at.as_u64()?).ok());
-                (which.collect::<Option<Vec<usize>>>()?, column)
+                let which = which.as_array()?;
+                let (own, of): (Vec<usize>, Vec<usize>) = met(which, wanted)?.into_iter().unzip();
+                let values = unpack_within(column, (which.len(), &own), left)?;
+                of.into_iter().zip(values).collect::<Vec<_>>()
             }
-            _ => ((0..count).collect(), column),
+            _ => {
+                let values = unpack_within(column, wanted, left)?;
+                values.into_iter().enumerate().collect()
+            }
         };
-        take(left, key_weight(key), which.len())?;
-        // Places are ascending, so there are no more of them than objects.
-        let places: BTreeMap<usize, Value> = which
-            .iter()
-            .copied()
-            .zip(unpack_within(column, which.len().min(count), left)?)
-            .collect();
-        for (at, value) in places {
-            objects.get_mut(at)?.insert(key.clone(), value);
+        take(left, key_weight(key), values.len())?;
+        for (object, value) in values {
+            objects.get_mut(object)?.insert(key.clone(), value);
         }
     }
     Some(objects)
+}
+
+/// Where a list of ascending places meets those that are wanted: the place in each list.
+fn met(which: &[Value], (count, places): (usize, &[usize])) -> Option<Vec<(usize, usize)>> {
+    let mut met = Vec::new();
+    let mut least = 0;
+    for (at, place) in which.iter().enumerate() {
+        let place = usize::try_from(place.as_u64()?).ok()?;
+        if !(least..count).contains(&place) {
+            return None;
+        }
+        least = place + 1;
+        met.extend(places.binary_search(&place).ok().map(|of| (at, of)));
+    }
+    Some(met)
 }
 
 #[cfg(test)]

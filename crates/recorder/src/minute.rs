@@ -100,7 +100,7 @@ impl Archive {
             Ok((key, row.get::<_, i64>(2)?, row.get::<_, i64>(3)?, packed(row, 4)?))
         })?;
         Ok(found.into_iter().next().map(|(key, run, count, bytes)| {
-            let frames = unpacked(&bytes, count, Pick::All).unwrap_or_default();
+            let frames = unpacked(&bytes, count, Pick::All, |_, _| true).unwrap_or_default();
             let frame = |(at, wall_ns, value)| Frame {
                 run,
                 at,

@@ -672,5 +672,15 @@ mod tests {
         fn what_is_packed_comes_back(values in prop::collection::vec(columns::tests::value(), 0..6)) {
             prop_assert_eq!(columns::unpack(&pack(&values), values.len()), Some(values));
         }
+
+        #[test]
+        fn who_asks_for_some_of_many_gets_what_all_would_have_given(
+            values in prop::collection::vec((columns::tests::value(), any::<bool>()), 0..9)
+        ) {
+            let (values, wanted): (Vec<Value>, Vec<bool>) = values.into_iter().unzip();
+            let places: Vec<usize> = (0..values.len()).filter(|place| wanted[*place]).collect();
+            let some = places.iter().map(|place| values[*place].clone()).collect();
+            prop_assert_eq!(columns::unpack_at(&pack(&values), values.len(), &places), Some(some));
+        }
     }
 }

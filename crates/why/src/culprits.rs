@@ -120,7 +120,7 @@ impl Look<'_> {
             Code::Waiting => grew(OfOther::Ran),
             Code::SmtSibling => grew(OfOther::Beside),
             // What it asks for grew; by how much it misses more is worth nothing: victims do, too.
-            Code::LlcPollution => grew(OfOther::References) * self.miss_ratio(other),
+            Code::LlcPollution => grew(OfOther::References) * self.slow.miss_ratio_of(other),
             _ => self
                 .weights(code)
                 .iter()
@@ -133,11 +133,6 @@ impl Look<'_> {
                 .map(|(weight, (now, before))| weight * (now - before))
                 .sum(),
         }
-    }
-
-    fn miss_ratio(&self, other: usize) -> f64 {
-        let references = self.slow.of_other(other, OfOther::References);
-        self.slow.of_other(other, OfOther::Misses) / references.max(1.0)
     }
 
     fn growth_outside(&self, code: Code) -> f64 {

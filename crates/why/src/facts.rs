@@ -164,6 +164,11 @@ impl Step {
         self.row[self.layout.other(other) + of as usize]
     }
 
+    /// Share of another VM's LLC references that miss.
+    pub fn miss_ratio_of(&self, other: usize) -> f64 {
+        self.of_other(other, OfOther::Misses) / self.of_other(other, OfOther::References).max(1.0)
+    }
+
     /// Another VM's traffic to each node, then over each link, bytes per second.
     pub fn traffic_of(&self, other: usize) -> &[f64] {
         &self.row[self.layout.other(other) + OTHER_SCALARS..][..self.layout.nodes + self.layout.links]

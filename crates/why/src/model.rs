@@ -144,15 +144,19 @@ fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &M
     if more <= 0.0 || was.miss_ratio <= 0.0 {
         return (0.0, more.max(0.0));
     }
-    let of_others = |step: &Step| {
+    let of_others = |step: &Step, of: &dyn Fn(usize) -> f64| {
         let all = 0..facts.others.len();
-        all.map(|other| step.of_other(other, OfOther::References))
+        all.map(|other| step.of_other(other, OfOther::References) * of(other))
             .sum::<f64>()
     };
-    let (own, before) = (base.get(Of::References), of_others(base));
-    // A slowed VM's own accesses shrink with it: that is an effect.
-    let held = |others: f64| own / (own + others).max(1.0);
-    let squeezed = SLOPE_MAX * (held(before) / held(of_others(slow))).ln().max(0.0);
+    // A slowed VM's own accesses shrink with it, and its misses grow: these are effects.
+    let grown = |own: f64, of: &dyn Fn(usize) -> f64| {
+        (own + of_others(slow, of)).max(1.0) / (own + of_others(base, of)).max(1.0)
+    };
+    // Who hits keeps its own lines; who misses pushes others' out, however few its accesses are beside theirs.
+    let kept_back = grown(base.get(Of::References), &|_| 1.0);
+    let pushed_out = grown(base.get(Of::Misses), &|other| slow.miss_ratio_of(other));
+    let squeezed = SLOPE_MAX * kept_back.max(pushed_out).ln().max(0.0);
     let all = (is.miss_ratio / was.miss_ratio).ln();
     let by_others = more * (squeezed / all).clamp(0.0, 1.0);
     (by_others, more - by_others)

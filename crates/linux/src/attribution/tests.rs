@@ -287,6 +287,24 @@ fn instructions_are_those_of_a_machine_on_which_a_miss_takes_time_and_a_remote_o
 }
 
 #[test]
+fn a_vm_that_is_slowed_down_still_misses_as_often_for_each_instruction() {
+    let mut rig = Rig::new();
+    rig.own(1, &[10]);
+    rig.begin();
+    rig.counts(1, 1, 0);
+    // As above: 5 of 8 parts of two million instructions are made, and of what was counted for them.
+    rig.miss(0, 10, 5000);
+    rig.begin();
+    assert_eq!(rig.counts(1, 1, 1), (3125, 3125));
+    // All of it from the other node: 2 of 3.7 parts.
+    rig.miss(1, 10, 5000);
+    let wanted = Use::Read;
+    rig.page.sampled(1, Sampled { frame: 10, wanted });
+    rig.begin();
+    assert_eq!(rig.counts(1, 1, 2), (3125 + 2703, 3125 + 2703));
+}
+
+#[test]
 fn samples_go_to_the_page_whose_frame_they_name_and_say_which_nodes_used_it() {
     let mut rig = Rig::new();
     rig.own(1, &[10, 40, 11]);

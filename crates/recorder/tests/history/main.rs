@@ -146,6 +146,29 @@ fn every_period_comes_back_as_it_was() {
 }
 
 #[test]
+fn periods_that_are_wanted_far_apart_are_the_first_after_each_gap_of_every_run() {
+    let (_dir, path) = place();
+    // Blocks of a minute, and a tail that is none yet; then another run.
+    record(&path, (0..145).map(|second| period(second, 0)));
+    record(&path, (150..170).map(|second| period(second, 0)));
+    let archive = Archive::open(&path).unwrap();
+    let all = archive.iter(None, Kind::Sample, (i64::MIN, i64::MAX)).unwrap();
+    let seen = all.apart(Ns::from_secs(25)).map(|frame| frame.unwrap());
+    let seen: Vec<(i64, Frame)> = seen.map(|frame| (frame.run, frame)).collect();
+    let told: Vec<(i64, u64)> = seen
+        .iter()
+        .map(|(run, frame)| (*run, frame.at.0 / 1_000_000_000))
+        .collect();
+    assert_eq!(
+        told,
+        [(1, 0), (1, 25), (1, 50), (1, 75), (1, 100), (1, 125), (2, 150)]
+    );
+    for ((_, second), (_, frame)) in told.iter().zip(&seen) {
+        assert_eq!(frame.value, read(&period(*second, 0).sample.unwrap()));
+    }
+}
+
+#[test]
 fn what_happens_again_is_one_row_and_decisions_are_each_their_own() {
     let (_dir, path) = place();
     let with = |second, kind, text: &str| Period {
