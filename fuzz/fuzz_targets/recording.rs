@@ -15,7 +15,7 @@ use homenode_agent::{trace, why};
 use homenode_calibrate::recorded::{About, Purpose, Recorded, Seen};
 use homenode_fuzz::history::{History, WHOLE_COUNT, WHOLE_RUN, machine, whole};
 use homenode_fuzz::site::Served;
-use homenode_recorder::columns::{read, unpack};
+use homenode_recorder::columns::{read, unpack, unpack_at};
 use homenode_recorder::table::{COLUMNS, From, Parquet, vms};
 use homenode_recorder::{Archive, Frame, Kind, Pick, RecordError, Which};
 use homenode_twin::Scenario;
@@ -65,10 +65,15 @@ fn frames(archive: &Archive, run: Option<i64>, kind: Kind) -> Vec<Frame> {
     }
 }
 
-/// A column says the same of what is picked as of everything.
+/// A column says the same of what is picked, and of some places, as of everything.
 fn picks_agree(column: &[u8]) {
-    let Ok(all) = read(column, Pick::All) else { return };
-    let all = unpack(&all, COUNT);
+    let Ok(whole) = read(column, Pick::All) else { return };
+    let all = unpack(&whole, COUNT);
+    if let Some(all) = &all {
+        let places: Vec<usize> = (0..COUNT).step_by(2).collect();
+        let some = places.iter().map(|place| all[*place].clone()).collect();
+        assert_eq!(unpack_at(&whole, COUNT, &places), Some(some));
+    }
     let of_vm = Pick::Keys(&[("id", Pick::All), ("name", Pick::All)]);
     for pick in [
         Pick::Keys(&[("at_ns", Pick::All)]),
