@@ -16,6 +16,7 @@ use crate::profile::ProfileArgs;
 use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
 use crate::record::RecordCommand;
 use crate::replay::ReplayArgs;
+use crate::settings::ConfigCommand;
 use crate::top::TopArgs;
 use crate::why::WhyArgs;
 
@@ -247,6 +248,11 @@ Examples:
   homenode reproduce tavo policies.imbalance --figures figures
   homenode reproduce TAVO --json --jobs 1")]
     Reproduce(ReproduceArgs),
+    /// Say what this host has for all that the agent can do, what it lacks, and how to get it
+    Doctor(AgentArgs),
+    /// Check a file of settings, or show all settings
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Give back what an agent that is gone left in force (pins, memory nodes)
     Release(ReleaseArgs),
     /// libvirt's hook: tells the agent which VM is about to start
@@ -315,7 +321,7 @@ pub struct RunArgs {
     pub duration: Option<Ns>,
     #[command(flatten)]
     pub shown: ShownArgs,
-    /// Configuration file (TOML)
+    /// Configuration file (TOML); default: /etc/homenode/homenode.toml where it is there, and none on a twin
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Time between samples, such as `1s`
@@ -378,6 +384,9 @@ pub struct SimArgs {
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,
+    /// Configuration file (TOML) for the policies; which ones run is said elsewhere
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

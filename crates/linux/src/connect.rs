@@ -85,6 +85,16 @@ pub enum ConnectError {
         /// What libvirt's library said.
         cause: String,
     },
+    /// It is another host's.
+    #[error(
+        "`{uri}` is libvirt on another host, `{host}`: an agent reads and sets the kernel of the host that it runs on. Run it there, with `qemu:///system`"
+    )]
+    Remote {
+        /// The address.
+        uri: String,
+        /// That host.
+        host: String,
+    },
     /// The journal cannot be had.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -94,4 +104,32 @@ pub enum ConnectError {
     /// A kernel file that every host has is missing or malformed.
     #[error(transparent)]
     Read(#[from] ReadError),
+}
+
+/// The host that an address of libvirt's names, if it names one.
+pub(crate) fn host_of(uri: &str) -> Option<&str> {
+    let (_, rest) = uri.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    Some(host).filter(|host| !host.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_names_a_host_or_none() {
+        for (uri, host) in [
+            ("qemu:///system", None),
+            ("test:///default", None),
+            ("qemu+unix:///system?socket=/run/x@y", None),
+            ("qemu+ssh://root@far.example:22/system", Some("far.example:22")),
+            ("qemu://far.example/system", Some("far.example")),
+            ("qemu+tcp://[::1]/system", Some("[::1]")),
+            ("nonsense", None),
+        ] {
+            assert_eq!(host_of(uri), host, "{uri}");
+        }
+    }
 }

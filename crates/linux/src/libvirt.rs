@@ -16,7 +16,7 @@ use virt::sys;
 
 use crate::beat::Beat;
 use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
-use crate::connect::ConnectError;
+use crate::connect::{ConnectError, host_of};
 use crate::domain::NAMESPACE;
 use crate::mark;
 
@@ -72,6 +72,12 @@ type Call = Box<dyn FnOnce() + Send>;
 impl Libvirt {
     /// Connects.
     pub fn open(uri: &str, beat: Beat) -> Result<Libvirt, ConnectError> {
+        if let Some(host) = host_of(uri) {
+            return Err(ConnectError::Remote {
+                uri: uri.to_owned(),
+                host: host.to_owned(),
+            });
+        }
         let mut libvirt = Libvirt::unconnected(uri, beat);
         let connect = libvirt.connect().map_err(|cause| connect_error(uri, &cause))?;
         libvirt.connect = Some(connect);

@@ -4,6 +4,8 @@
 use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 
+use crate::CpuSet;
+
 /// A setting that no run may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSetting {
@@ -32,6 +34,15 @@ pub enum Wrong {
         /// What the other is.
         value: String,
     },
+    /// It names CPUs that the machine does not have.
+    NoSuchCpus {
+        /// Those.
+        missing: CpuSet,
+        /// The machine.
+        machine: String,
+        /// The CPUs that it has.
+        there: CpuSet,
+    },
 }
 
 impl Display for BadSetting {
@@ -51,6 +62,14 @@ impl Display for BadSetting {
                     "more than `{key}`, which is {value}; lower the one or raise the other"
                 )
             }
+            Wrong::NoSuchCpus {
+                missing,
+                machine,
+                there,
+            } => write!(
+                f,
+                "but {machine} has no CPU {missing}; those online are {there}: name some of them, or leave it out"
+            ),
         }
     }
 }

@@ -90,7 +90,9 @@ fn of_agent(out: &mut Exposition, about: &About, seen: Option<&Seen>, sums: &Sum
     out.always(&EPOCHS, sums.epochs as f64);
     out.always(&FAILED, sums.failed_looks as f64);
     out.always(&REFUSED, sums.refused_plans as f64);
-    out.always(&PERIOD, about.period.0 as f64 / 1e9);
+    if let Some(seen) = seen {
+        out.always(&PERIOD, seen.period.0 as f64 / 1e9);
+    }
     let phases = sums.phases.iter();
     let phases = phases.map(|(phase, took)| (name(*phase), &took.counts[..], took.sum.as_secs_f64()));
     out.histograms(&DURATION, &DURATIONS_S, phases);
