@@ -35,8 +35,8 @@ if [[ ${2:-} != inside ]]; then
         [[ -n $inner ]] && nsenter -t "$inner" -a systemctl is-system-running >/dev/null 2>&1 && break
         sleep 0.2
     done
-    in() { nsenter -t "$inner" -a "$@"; }
-    in systemctl is-system-running >/dev/null || { echo "systemd did not boot:"; tail "$work/log"; exit 1; } >&2
+    there() { nsenter -t "$inner" -a "$@"; }
+    there systemctl is-system-running >/dev/null || { echo "systemd did not boot:"; tail "$work/log"; exit 1; } >&2
 else
     work=$3
     mount --make-rprivate /
@@ -54,38 +54,38 @@ else
     exec /lib/systemd/systemd --unit=alone.target --log-target=console --show-status=no
 fi
 
-fail() { echo "$1" >&2; in systemctl status --no-pager homenode >&2 || true; tail -40 "$work/log" >&2; exit 1; }
-guards() { in systemctl list-units --plain --no-legend --state=running 'homenode-guard-*.scope' | awk '{print $1}'; }
-agent() { in systemctl show --property MainPID --value homenode; }
+fail() { echo "$1" >&2; there systemctl status --no-pager homenode >&2 || true; tail -40 "$work/log" >&2; exit 1; }
+guards() { there systemctl list-units --plain --no-legend --state=running 'homenode-guard-*.scope' | awk '{print $1}'; }
+agent() { there systemctl show --property MainPID --value homenode; }
 eventually() { for _ in $(seq 150); do "$@" && return; sleep 0.2; done; return 1; }
 one_guard() { [[ $(guards | wc -l) == 1 ]]; }
 no_guard() { [[ -z $(guards) ]]; }
-is_said() { in systemctl status --no-pager homenode 2>/dev/null | grep -q "$1"; }
+is_said() { there systemctl status --no-pager homenode 2>/dev/null | grep -q "$1"; }
 
-in systemctl start homenode || fail "the agent did not say that it is ready"
+there systemctl start homenode || fail "the agent did not say that it is ready"
 one_guard || fail "the guard has no scope of its own"
 eventually is_said 'looks after' || fail "systemctl status does not say what the agent does"
 echo "ready, and its guard is in $(guards)"
 
-in systemctl reload homenode || fail "the reload did not end"
-[[ $(in systemctl is-active homenode) == active ]] || fail "a reload ended the agent"
+there systemctl reload homenode || fail "the reload did not end"
+[[ $(there systemctl is-active homenode) == active ]] || fail "a reload ended the agent"
 echo "reloaded"
 
 for how in "systemctl kill --kill-whom=all --signal=KILL homenode" "kill -KILL \$MAIN"; do
     main=$(agent) guard=$(guards)
     # shellcheck disable=SC2086
-    in ${how/\$MAIN/$main}
-    in systemctl is-active --quiet "$guard" || fail "the guard ended with the agent: $how"
-    another() { [[ $(agent) != "$main" && $(agent) != 0 && $(in systemctl is-active homenode) == active ]]; }
+    there ${how/\$MAIN/$main}
+    there systemctl is-active --quiet "$guard" || fail "the guard ended with the agent: $how"
+    another() { [[ $(agent) != "$main" && $(agent) != 0 && $(there systemctl is-active homenode) == active ]]; }
     eventually another || fail "no other agent was started after: $how"
     # The new agent has taken over, so the old guard goes, and the new one stays.
-    gone() { ! in systemctl is-active --quiet "$guard"; }
+    gone() { ! there systemctl is-active --quiet "$guard"; }
     eventually gone || fail "the guard did not go though another agent took over: $how"
     one_guard || fail "the new agent's guard has no scope of its own"
     echo "its guard outlived: $how"
 done
 
-in systemctl stop homenode || fail "it could not be stopped"
+there systemctl stop homenode || fail "it could not be stopped"
 eventually no_guard || fail "a guard is left though the agent ended in good order"
-[[ $(in systemctl show --property Result --value homenode) == success ]] || fail "it did not end well"
+[[ $(there systemctl show --property Result --value homenode) == success ]] || fail "it did not end well"
 echo "stopped, and nothing is left"

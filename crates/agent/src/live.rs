@@ -137,11 +137,8 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     };
     agent.announce(named, None, mode);
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
-    if machine.memory_nodes().len() < 2 {
-        agent.notice(&on_one_node(config.policies));
-    }
-    if uri.starts_with("test:") {
-        agent.notice("libvirt's test driver has no processes: its VMs are listed, and nothing of them is measured or set");
+    for limit in limits_of(uri, &machine, config.policies) {
+        agent.notice(&limit);
     }
     let notices = |host: &mut LibvirtHost| {
         let lost = guard.as_mut().and_then(Watched::look);
@@ -162,14 +159,23 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     Ok(())
 }
 
-/// What the policies do where there is nothing to choose from.
-fn on_one_node(policies: PolicySet) -> String {
-    let (idle, busy) = homenode_control::stages_by_need_of_nodes(policies);
-    format!(
-        "this host has one NUMA node: {} find nothing to choose there; {} go on as ever",
-        idle.join(", "),
-        busy.join(", ")
-    )
+/// What cannot be done on this host, for the operator.
+fn limits_of(uri: &str, machine: &Machine, policies: PolicySet) -> Vec<String> {
+    let mut limits = Vec::new();
+    if machine.memory_nodes().len() < 2 {
+        let (idle, busy) = homenode_control::stages_by_need_of_nodes(policies);
+        let (idle, busy) = (idle.join(", "), busy.join(", "));
+        limits.push(format!(
+            "this host has one NUMA node: {idle} find nothing to choose there; {busy} go on as ever"
+        ));
+    }
+    if uri.starts_with("test:") {
+        limits.push(
+            "libvirt's test driver has no processes: its VMs are listed, and nothing of them is measured or set"
+                .to_owned(),
+        );
+    }
+    limits
 }
 
 /// The host, with its libvirt at hand.

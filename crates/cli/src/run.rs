@@ -36,50 +36,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut output = Output::new(args.shown.json);
     let bell = Bell::default();
     match choose_host(args, &mut output)? {
-        HostArg::Twin(what) => {
-            let spec = crate::twin::spec(what.as_deref(), args.seed)?;
-            let wanted = Wanted::of(args, None);
-            let config = wanted.read(&spec.machine)?;
-            let reload = wanted.reload(&bell, spec.machine.clone());
-            let mode = mode(args, &config);
-            let web = Web::of(args, false, &mut output)?;
-            let run = twin::Run {
-                state: args.state.clone(),
-                history: web.history.clone(),
-                listen: web.listen,
-                trace: args.trace.clone(),
-                mode,
-                pace: if args.fast { Pace::Fast } else { Pace::Watched },
-                duration: args.duration,
-                commit: COMMIT,
-                reload: reload.clone(),
-            };
-            let comparison = Bell::default();
-            signals::wait_for(Reached {
-                run: bell.clone(),
-                comparison: Some(comparison.clone()),
-                reload,
-            })?;
-            let ended = twin::run(&run, &config, &spec, &mut output, &bell);
-            output.end_of_epochs();
-            ended?;
-            drop(web);
-            if comparison.is_stopping() {
-                output.line("stopped: other policies are not compared");
-                return Ok(ExitCode::SUCCESS);
-            }
-            // From now on there is one thing to end.
-            bell.stop();
-            Ok(
-                match summary::compare(&spec, &config, &mut output, &comparison)? {
-                    Ended::Whole => ExitCode::SUCCESS,
-                    Ended::CutShort => ExitCode::from(signals::status()),
-                },
-            )
-        }
+        HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, &bell),
         HostArg::Libvirt(uri) => {
             let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
-            let wanted = Wanted::of(args, Some(Path::new(FILE)));
+            let wanted = wanted(args, Some(FILE));
             let config = wanted.read(&machine)?;
             let reload = wanted.reload(&bell, machine);
             let mode = mode(args, &config);
@@ -111,6 +71,65 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
                 ended => ended.map(|()| ExitCode::SUCCESS),
             }
         }
+    }
+}
+
+/// A run on the twin, and the comparison after it.
+fn simulate(
+    args: &RunArgs,
+    what: Option<&str>,
+    output: &mut Output,
+    bell: &Bell,
+) -> anyhow::Result<ExitCode> {
+    let spec = crate::twin::spec(what, args.seed)?;
+    let wanted = wanted(args, None);
+    let config = wanted.read(&spec.machine)?;
+    let reload = wanted.reload(bell, spec.machine.clone());
+    let mode = mode(args, &config);
+    let web = Web::of(args, false, output)?;
+    let run = twin::Run {
+        state: args.state.clone(),
+        history: web.history.clone(),
+        listen: web.listen,
+        trace: args.trace.clone(),
+        mode,
+        pace: if args.fast { Pace::Fast } else { Pace::Watched },
+        duration: args.duration,
+        commit: COMMIT,
+        reload: reload.clone(),
+    };
+    let comparison = Bell::default();
+    signals::wait_for(Reached {
+        run: bell.clone(),
+        comparison: Some(comparison.clone()),
+        reload,
+    })?;
+    let ended = twin::run(&run, &config, &spec, output, bell);
+    output.end_of_epochs();
+    ended?;
+    drop(web);
+    if comparison.is_stopping() {
+        output.line("stopped: other policies are not compared");
+        return Ok(ExitCode::SUCCESS);
+    }
+    // From now on there is one thing to end.
+    bell.stop();
+    Ok(match summary::compare(&spec, &config, output, &comparison)? {
+        Ended::Whole => ExitCode::SUCCESS,
+        Ended::CutShort => ExitCode::from(signals::status()),
+    })
+}
+
+/// Where settings are from; `usual` is the file of a run on a real host.
+fn wanted(args: &RunArgs, usual: Option<&str>) -> Wanted {
+    Wanted {
+        file: args.config.clone(),
+        usual: usual.map(Into::into),
+        period: args.period,
+        policies: args.policies,
+        mode: args.mode,
+        web_config: args.web_config.clone(),
+        listen: args.listen,
     }
 }
 

@@ -17,7 +17,6 @@ use homenode_units::{Ns, Settings as _};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::RunArgs;
 use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::output::print_json;
@@ -140,32 +139,25 @@ fn of_this_host(config: &Config, source: &Source) -> Vec<String> {
 }
 
 /// Where the settings of a run are from: a file, and the command line.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    file: Option<PathBuf>,
-    /// Read where no other is named, and it is there.
-    usual: Option<PathBuf>,
-    period: Option<Ns>,
-    policies: Option<PolicySet>,
-    mode: Option<Mode>,
-    web_config: Option<String>,
-    listen: Option<Listen>,
+    /// The file that was named.
+    pub file: Option<PathBuf>,
+    /// Read where no other is named, and it is there: a simulated host has settings only where it is told.
+    pub usual: Option<PathBuf>,
+    /// What the command line puts in the place of the file's.
+    pub period: Option<Ns>,
+    /// The same.
+    pub policies: Option<PolicySet>,
+    /// The same.
+    pub mode: Option<Mode>,
+    /// The same.
+    pub web_config: Option<String>,
+    /// Where HTTP is to be answered, which `web_config` must allow.
+    pub listen: Option<Listen>,
 }
 
 impl Wanted {
-    /// As the options have it. `usual` is the file of a run on a real host; a simulated one has settings only where it is told.
-    pub fn of(args: &RunArgs, usual: Option<&Path>) -> Wanted {
-        Wanted {
-            file: args.config.clone(),
-            usual: usual.map(Path::to_owned),
-            period: args.period,
-            policies: args.policies,
-            mode: args.mode,
-            web_config: args.web_config.clone(),
-            listen: args.listen,
-        }
-    }
-
     /// The file, where there is one.
     pub fn file(&self) -> Option<&Path> {
         let usual = self.usual.as_deref().filter(|file| file.exists());
@@ -210,18 +202,7 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-    use crate::args::{Args, Command};
-
-    fn wanted(line: &[&str], usual: Option<&Path>) -> Wanted {
-        let args = Args::try_parse_from([&["homenode", "run"], line].concat()).unwrap();
-        match args.command {
-            Command::Run(args) => Wanted::of(&args, usual),
-            _ => unreachable!(),
-        }
-    }
 
     #[test]
     fn a_real_host_reads_the_usual_file_where_it_is_there_and_no_other_is_named() {
@@ -229,14 +210,25 @@ mod tests {
         let machine = crate::twin::machine("r910").unwrap();
         let (usual, other) = (dir.path().join("homenode.toml"), dir.path().join("other.toml"));
         std::fs::write(&other, "period = \"3s\"\n").unwrap();
-        let other = other.to_str().unwrap();
-        let period = |line: &[&str], usual| wanted(line, usual).read(&machine).unwrap().period;
-        assert_eq!(period(&[], Some(&usual)), Ns::from_secs(1));
+        let period = |wanted: Wanted| wanted.read(&machine).unwrap().period;
+        let of_host = || Wanted {
+            usual: Some(usual.clone()),
+            ..Wanted::default()
+        };
+        assert_eq!(period(of_host()), Ns::from_secs(1));
         std::fs::write(&usual, "period = \"2s\"\n").unwrap();
-        assert_eq!(period(&[], Some(&usual)), Ns::from_secs(2));
-        assert_eq!(period(&[], None), Ns::from_secs(1));
-        assert_eq!(period(&["--config", other], Some(&usual)), Ns::from_secs(3));
-        assert_eq!(period(&["--period", "4s"], Some(&usual)), Ns::from_secs(4));
+        assert_eq!(period(of_host()), Ns::from_secs(2));
+        assert_eq!(period(Wanted::default()), Ns::from_secs(1));
+        let named = Wanted {
+            file: Some(other),
+            ..of_host()
+        };
+        assert_eq!(period(named), Ns::from_secs(3));
+        let said = Wanted {
+            period: Some(Ns::from_secs(4)),
+            ..of_host()
+        };
+        assert_eq!(period(said), Ns::from_secs(4));
     }
 
     #[test]

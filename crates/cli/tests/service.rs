@@ -233,7 +233,7 @@ fn a_loop_that_stands_still_feeds_no_watchdog_though_the_process_lives() {
         .spawn()
         .unwrap();
     manager.waits_for("WATCHDOG=1");
-    // Its output is read by nobody: the pipe fills up, and the loop of a simulation waits. A sign of life is due each half second.
+    // Its output is read by nobody: the pipe fills up, and the loop of a simulation waits. A sign of life is due twice a second.
     let still = (0..60).any(|_| {
         let quiet_for = Duration::from_secs(3);
         manager.hears(quiet_for).is_none()
