@@ -24,7 +24,7 @@ use crate::why::WhyArgs;
 #[derive(Debug, Parser)]
 #[command(name = "homenode", version, arg_required_else_help = true)]
 #[command(after_help = "Examples:
-  homenode run                            the agent on this host, or on the twin where there is nothing to manage
+  homenode run                            the agent on this host
   homenode run --host twin --fast         try it: a simulated four-node host with seven VMs
   homenode sim overcommit                 simulate a scenario and show what came of it
   homenode run --host libvirt --dry-run   what it would do here, without doing it
@@ -305,8 +305,8 @@ impl std::str::FromStr for HostArg {
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine) or `libvirt[:URI]`; default: libvirt if it answers and
-    /// the host has several nodes, else the twin
+    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine) or `libvirt[:URI]`; default: libvirt if it answers,
+    /// else the twin, but never as root, as a service or without a terminal
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, and touch nothing: the same as `--mode observe`

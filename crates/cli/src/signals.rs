@@ -20,7 +20,7 @@ use signal_hook::iterator::Signals;
 
 /// How long a simulation that is told to end may take for that: a step of it may be long, or its reader slow, and there is
 /// nothing to give back.
-const SIMULATION_ENDS: Duration = Duration::from_millis(500);
+const SIMULATION_ENDS: Duration = Duration::from_millis(700);
 
 /// The status of a command that a signal cut short, as shells have it; 0 while none came.
 static SIGNALLED: AtomicU8 = AtomicU8::new(0);
