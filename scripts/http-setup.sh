@@ -23,7 +23,9 @@ if [ ! -x "$target/prometheus/usr/bin/promtool" ]; then
     dpkg-deb -x "$fetched"/prometheus_*.deb "$target/prometheus"
 fi
 
-if [ ! -x "$target/schemathesis/bin/st" ]; then
+# It must run: an installation that was cut short leaves the program and not what it needs.
+if ! "$target/schemathesis/bin/st" --version >/dev/null 2>&1; then
+    rm -rf "$target/schemathesis"
     say "installing schemathesis $schemathesis_version into $target/schemathesis"
     python3 -m venv "$target/schemathesis" || die "python3 cannot make an environment: install python3-venv"
     "$target/schemathesis/bin/pip" install --quiet "schemathesis==$schemathesis_version" >&2 \

@@ -99,9 +99,11 @@ export function axis({ from, to, width }) {
       (to - from) > 600_000 ? clock(time).slice(0, 5) : clock(time))));
 }
 
+// Where the pointer went down. It is kept while the charts are drawn anew, which the page does with each look of the agent.
+let begun = null;
+
 // A click goes to a time, a drag shows a stretch: what a pointer does on any of the charts below each other.
 export function pointing(view, { onTime, onStretch }) {
-  let begun = null;
   const time = (event) => {
     const box = event.currentTarget.getBoundingClientRect();
     const share = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);

@@ -42,7 +42,8 @@ export async function vm(page) {
   ]);
   const found = seen.vms?.find((one) => one.name === name || one.id === name);
   if (past.problem && !found) throw past.problem.kind === "no-history" ? await noSuchVm(name, signal, past.problem) : past.problem;
-  const answer = asked(page, name);
+  // By its id, since a browser takes a name of dots for a way through the path.
+  const answer = asked(page, found?.id ?? name);
   const decided = made.decisions ?? [];
   return {
     title: found?.name ?? name,

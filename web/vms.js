@@ -44,7 +44,7 @@ function compare(a, b) {
 
 export function table(page, vms, filter) {
   const asked = page.params.get("sort");
-  const sort = asked in COLUMNS ? asked : "worst";
+  const sort = Object.hasOwn(COLUMNS, asked) ? asked : "worst";
   const key = sort === "worst" ? (vm) => -trouble(vm) : COLUMNS[sort].key;
   const wanted = vms.filter((vm) => isWanted(vm, filter));
   wanted.sort((a, b) => compare(key(a), key(b)) || a.name.localeCompare(b.name));

@@ -31,7 +31,7 @@ const CAUSES = {
 function stretch({ range, params, about }) {
   const name = params.get("window") ?? "300s";
   if (name === SHOWN) return { from: range.from, to: range.to };
-  const length = WINDOWS[name] ?? WINDOWS["300s"];
+  const length = WINDOWS[Object.hasOwn(WINDOWS, name) ? name : "300s"];
   const last = Date.parse(about.time);
   const to = Math.min((isLive(range) ? last : range.at) + length / 2, last);
   return { from: to - length, to };

@@ -1,9 +1,15 @@
-//! What the fuzz targets share: a tree of files as a kernel shows it, made from one text, and what holds of any machine.
+//! What the fuzz targets share: a tree of files as a kernel shows it, made from one text; what holds of any machine; an agent
+//! that answers HTTP; and a history whose rows are an input's.
 //!
 //! Targets go through the functions that the agent calls, files included: on a memory file system that costs little, and nothing
 //! has to be made public for them.
 
+pub mod history;
+pub mod site;
+
 use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use homenode_machine::Machine;
@@ -58,7 +64,7 @@ impl Tree {
         tree
     }
 
-    /// Writes a file, if its path can be.
+    /// Writes a file for its owner alone, if its path can be.
     pub fn write(&self, path: &str, contents: &[u8]) {
         let is_inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
         let path = Path::new(path);
@@ -67,7 +73,14 @@ impl Tree {
         }
         let full: PathBuf = self.0.path().join(path);
         if full.parent().is_some_and(|dir| fs::create_dir_all(dir).is_ok()) {
-            let _ = fs::write(full, contents);
+            let mut options = fs::OpenOptions::new();
+            let file = options
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(full);
+            let _ = file.and_then(|mut file| file.write_all(contents));
         }
     }
 

@@ -1,13 +1,13 @@
 //! What recording takes: of a CPU, and of the disk.
 //!
 //! 32 VMs on four nodes, a period of one second, as the twin gives them: what a recorded hour costs, all threads included, above
-//! the same hour without. Reached on two CPUs of an EPYC server, shared with others:
+//! the same hour without. Reached on two CPUs of an EPYC server that were busy beside; .10 percent was the aim:
 //!
 //! | | |
 //! |---|---|
-//! | of a CPU | .15 percent; missed: .10 was the aim |
-//! | status | 207 bytes per VM and minute |
-//! | samples | 711 bytes per VM and minute |
+//! | of a CPU | .09 percent |
+//! | status | 186 bytes per VM and minute |
+//! | samples | 709 bytes per VM and minute |
 
 #![allow(clippy::print_stdout)] // figures
 

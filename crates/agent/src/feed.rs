@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use homenode_control::{Control, Epoch, Event, Phase, Status};
 use homenode_host::{Act, FrameMove, LinkSample, Outcome};
+use homenode_recorder::Written;
 use homenode_units::{NodeId, NodeSet, Ns, VmId};
 use tokio::sync::watch;
 
@@ -55,6 +56,9 @@ pub struct Message {
 
 /// What pages of a VM moved: VM, from, to, policy. `from` is not known of every move.
 pub type Route = (VmId, String, Option<NodeSet>, NodeSet, &'static str);
+
+/// The last decision of each policy, action and outcome that can be found in the history.
+pub type LastWritten = BTreeMap<(String, String, String), Written>;
 
 /// How long something took, how often.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -147,6 +151,7 @@ pub struct Feed {
 struct State {
     seen: Option<Arc<Seen>>,
     sums: Arc<Sums>,
+    last_written: Arc<LastWritten>,
     trouble: Option<Arc<str>>,
     looked: Option<Instant>,
     kept: VecDeque<Arc<Message>>,
@@ -214,6 +219,24 @@ impl Feed {
         self.news.send_replace(next);
     }
 
+    /// These decisions can be found in the history by now.
+    pub(crate) fn recorded(&self, written: Vec<Written>) {
+        if written.is_empty() {
+            return;
+        }
+        let mut state = self.lock();
+        let last = Arc::make_mut(&mut state.last_written);
+        last.extend(written.into_iter().map(|written| {
+            let Written {
+                policy,
+                action,
+                outcome,
+                ..
+            } = &written;
+            ((policy.clone(), action.clone(), outcome.clone()), written)
+        }));
+    }
+
     /// Something was set since the host was seen: the status shows it before the next look.
     pub(crate) fn refresh(&self, status: Status) {
         let mut state = self.lock();
@@ -257,6 +280,11 @@ impl Feed {
     /// Sums over the run.
     pub fn sums(&self) -> Arc<Sums> {
         Arc::clone(&self.lock().sums)
+    }
+
+    /// Of decisions, those that can be found in the history.
+    pub fn last_written(&self) -> Arc<LastWritten> {
+        Arc::clone(&self.lock().last_written)
     }
 
     /// Tells of each publication: the number of the message that will come next.

@@ -98,10 +98,13 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         control.adopt(vm.vm, vm.home);
     }
     let control = Arc::new(Mutex::new(control));
+    let clock = WallClock::start(Clock::Wall);
+    let named = format!("{} at {uri}", machine.name);
+    // Before there is a guard: a long history is read once when it is opened, and the agent beats for none meanwhile.
+    let (path, history) = begin_history(run, config, clock, (&named, &machine));
     let mut guard = kept.map(|state| Watched::start(state, uri, &beat)).transpose()?;
     host.set_guarded(guard.is_some());
     let settings = SettingQueue::new(bell);
-    let clock = WallClock::start(Clock::Wall);
     let handler = Handler {
         machine: Arc::new(machine.clone()),
         control: Arc::clone(&control),
@@ -109,9 +112,6 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     };
     let server = kept.map(|state| Server::open(state, handler.clone(), settings.clone()));
     let server = server.transpose()?;
-    // A dry run leaves nothing there either.
-    let named = format!("{} at {uri}", machine.name);
-    let (path, history) = begin_history(run, config, clock, (&named, &machine));
     let site = Site::new(
         Feed::new(clock),
         About::new(named.clone(), config, mode, run.commit),

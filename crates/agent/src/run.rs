@@ -295,10 +295,17 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
                 }
             }
         }
+        let written = self.agent.history.take_written();
+        if let Some(feed) = &self.agent.feed {
+            feed.recorded(written);
+        }
         let of_history = self.agent.history.take_notices();
         let of_feed = self.agent.feed.as_ref().map(Feed::take_notices);
         let of_feed = of_feed.into_iter().flatten();
-        for notice in (self.notices)(host).into_iter().chain(of_history).chain(of_feed) {
+        let of_trace = self.agent.trace.as_ref().map(Tracer::take_notices);
+        let of_trace = of_trace.into_iter().flatten();
+        let of_others = of_history.into_iter().chain(of_feed).chain(of_trace);
+        for notice in (self.notices)(host).into_iter().chain(of_others) {
             self.agent.notice(&notice);
         }
         Ok(ControlFlow::Continue(()))

@@ -80,7 +80,11 @@ pub fn announce(state: &Path, announcement: Announcement) -> anyhow::Result<()> 
 /// # Errors
 /// When it cannot be read.
 pub fn promises(state: &Path) -> anyhow::Result<Promises> {
-    let (_, ledger) = open_ledger(state)?;
+    // Who only looks makes no directory.
+    let ledger = match state.try_exists() {
+        Ok(false) => Ledger::default(),
+        _ => open_ledger(state)?.1,
+    };
     let now = now();
     Ok(answers::promises::promises(
         ledger.open(now),
@@ -200,6 +204,14 @@ mod tests {
         announce(dir.path(), announcement.clone()).unwrap();
         let (_, mut ledger) = open_ledger(dir.path()).unwrap();
         assert_eq!(ledger.announced(shape, now()), Some(announcement));
+    }
+
+    #[test]
+    fn looking_for_promises_makes_no_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("typo");
+        assert!(promises(&state).unwrap().promises.is_empty());
+        assert!(!state.exists());
     }
 
     #[test]

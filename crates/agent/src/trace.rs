@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SendError, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -124,7 +124,9 @@ fn failed(path: &Path, cause: &io::Error) -> TraceError {
 #[derive(Debug)]
 pub struct Tracer {
     when_full: WhenFull,
+    /// `None` once nothing is written any more.
     epochs: Option<SyncSender<(Epoch, Option<Sample>)>>,
+    /// Why nothing is, if so.
     ended: Receiver<String>,
     writer: Option<JoinHandle<()>>,
     missed_count: u64,
@@ -148,9 +150,12 @@ impl Tracer {
         let write = move || {
             for (epoch, sample) in waiting {
                 file.epoch(&epoch, sample.as_ref());
+                if file.failed.is_some() {
+                    break;
+                }
             }
             if let Err(error) = file.finish() {
-                let _ = end.send(error.to_string());
+                let _ = end.send(format!("{error}; the rest of the run is not traced"));
             }
         };
         let writer = std::thread::Builder::new().name("tracer".into()).spawn(write);
@@ -173,10 +178,22 @@ impl Tracer {
             .cloned();
         let epoch = (epoch.clone(), sample);
         let kept = match self.when_full {
-            WhenFull::LeaveOut => epochs.try_send(epoch).is_ok(),
-            WhenFull::Wait => epochs.send(epoch).is_ok(),
+            WhenFull::LeaveOut => epochs.try_send(epoch),
+            WhenFull::Wait => epochs
+                .send(epoch)
+                .map_err(|SendError(epoch)| TrySendError::Disconnected(epoch)),
         };
-        self.missed_count += u64::from(!kept);
+        match kept {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => self.missed_count += 1,
+            // It could not be written any more, and a notice says so.
+            Err(TrySendError::Disconnected(_)) => self.epochs = None,
+        }
+    }
+
+    /// What the operator should know, once.
+    pub(crate) fn take_notices(&self) -> Vec<String> {
+        self.ended.try_iter().collect()
     }
 
     /// Ends the trace; what the operator should know.
@@ -256,7 +273,7 @@ fn export_run(
         let since = frame.at.saturating_sub(at);
         let happened = events.until(frame.at, at)?;
         file.period(Period {
-            at: Ns(wall_ns.max(0).unsigned_abs()) + since,
+            at: Ns(wall_ns.max(0).unsigned_abs().saturating_add(since.0)),
             status: &status,
             sample: sample.as_ref(),
             happened: &happened,

@@ -27,6 +27,12 @@ pub enum AskError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// It does not go there.
+    #[error("samples are recorded from {} to {} only", .recorded.from, .recorded.to)]
+    Outside {
+        /// From when to when it goes.
+        recorded: WallSpan,
+    },
+    /// It has nothing of that.
     #[error("{0}")]
     Nothing(String),
     /// Too little is known.
@@ -60,11 +66,10 @@ pub fn ask(
     let to = at.map_or(last, |at| at.saturating_add(long / 2).min(last));
     let from = to.saturating_sub(long);
     if to < first || at.is_some_and(|at| at > last.saturating_add(long)) {
-        return Err(AskError::Nothing(format!(
-            "samples are recorded from {} to {} only",
-            WallTime(first),
-            WallTime(last)
-        )));
+        let (from, to) = (WallTime(first), WallTime(last));
+        return Err(AskError::Outside {
+            recorded: WallSpan { from, to },
+        });
     }
     let (_, apart) = homenode_why::wanted(Ns(0), window);
     let begin = from.saturating_sub(long.saturating_mul(homenode_why::BASELINE.cast_signed()));
@@ -156,7 +161,11 @@ fn find(samples: &[Sample], vm: &str) -> Option<VmId> {
     named.map(|seen| seen.id)
 }
 
+/// What the agent made of a VM; that one came or went says nothing of that.
 fn happening(event: EventRow) -> Option<Happening> {
+    if matches!(event.kind.as_str(), "appeared" | "vanished") {
+        return None;
+    }
     Some(Happening {
         id: event.id,
         at: Ns(event.at_ns.unsigned_abs()),

@@ -118,14 +118,22 @@ pub struct FormArgs {
 /// Options of `record prune`.
 #[derive(Debug, clap::Args)]
 pub struct PruneArgs {
+    #[command(flatten)]
+    what: PrunedArgs,
+    #[command(flatten)]
+    history: HistoryArgs,
+}
+
+/// What is dropped.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = true)]
+pub struct PrunedArgs {
     /// What is older than so many days
-    #[arg(long, value_name = "DAYS", required_unless_present = "most")]
+    #[arg(long, value_name = "DAYS")]
     older: Option<u32>,
     /// The oldest, until this is left, such as 500MiB
     #[arg(long, value_name = "SIZE")]
     most: Option<Size>,
-    #[command(flatten)]
-    history: HistoryArgs,
 }
 
 /// Carries out `homenode record`.
@@ -404,9 +412,9 @@ fn prune_now(args: &PruneArgs) -> anyhow::Result<()> {
     let before = open(&path)?.span(Kind::Status)?;
     let size = |path: &Path| std::fs::metadata(path).map_or(Bytes::ZERO, |file| Bytes(file.len()));
     let was = size(&path);
-    let age = args.older.map(|days| Ns::from_secs(u64::from(days) * 24 * 3600));
-    prune(&path, age, args.most.map(|size| size.0))
-        .with_context(|| format!("cannot prune {}", path.display()))?;
+    let PrunedArgs { older, most } = &args.what;
+    let age = older.map(|days| Ns::from_secs(u64::from(days) * 24 * 3600));
+    prune(&path, age, most.map(|size| size.0)).with_context(|| format!("cannot prune {}", path.display()))?;
     let after = open(&path)?.span(Kind::Status)?;
     let since = |span: Option<(i64, i64)>| {
         span.map_or("empty".to_owned(), |(from, _)| format!("since {}", Wall(from)))

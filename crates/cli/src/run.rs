@@ -11,6 +11,7 @@ use homenode_control::{Config, Mode};
 use homenode_host::Bell;
 use homenode_linux::LibvirtHost;
 use homenode_linux::state_dir::STATE_DIR;
+use signal_hook::iterator::Signals;
 
 use crate::args::{HostArg, RunArgs};
 use crate::complaint::Complaint;
@@ -33,10 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// # Errors
 /// Bad input, or a host that cannot be managed.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let caught = signals::caught()?;
     let mut output = Output::new(args.shown.json);
     let bell = Bell::default();
     match choose_host(args, &mut output)? {
-        HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, &bell),
+        HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, (&bell, caught)),
         HostArg::Libvirt(uri) => {
             let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
             let wanted = wanted(args, Some(FILE));
@@ -56,7 +58,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
                 commit: COMMIT,
                 reload: reload.clone(),
             };
-            signals::wait_for(Reached {
+            signals::wait_for(caught, Reached {
                 run: bell.clone(),
                 comparison: None,
                 reload,
@@ -79,7 +81,7 @@ fn simulate(
     args: &RunArgs,
     what: Option<&str>,
     output: &mut Output,
-    bell: &Bell,
+    (bell, caught): (&Bell, Signals),
 ) -> anyhow::Result<ExitCode> {
     let spec = crate::twin::spec(what, args.seed)?;
     let wanted = wanted(args, None);
@@ -99,7 +101,7 @@ fn simulate(
         reload: reload.clone(),
     };
     let comparison = Bell::default();
-    signals::wait_for(Reached {
+    signals::wait_for(caught, Reached {
         run: bell.clone(),
         comparison: Some(comparison.clone()),
         reload,

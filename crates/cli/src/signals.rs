@@ -40,12 +40,21 @@ pub fn status() -> u8 {
     SIGNALLED.load(Ordering::Relaxed)
 }
 
-/// Has a thread wait for signals.
+/// From now on, signals that are no request to end do not end the process: a start may take long.
+///
+/// # Errors
+/// When they cannot be caught.
+pub fn caught() -> anyhow::Result<Signals> {
+    Ok(Signals::new([SIGHUP, SIGUSR1, SIGUSR2])?)
+}
+
+/// Has a thread wait for signals, those that came before among them.
 ///
 /// # Errors
 /// When there can be no such thread.
-pub fn wait_for(reached: Reached) -> anyhow::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2])?;
+pub fn wait_for(mut signals: Signals, reached: Reached) -> anyhow::Result<()> {
+    signals.add_signal(SIGINT)?;
+    signals.add_signal(SIGTERM)?;
     let named = std::thread::Builder::new().name("signals".into());
     let thread = named.spawn(move || {
         for signal in signals.forever() {

@@ -77,22 +77,41 @@ impl FromStr for Time {
 
 impl Time {
     /// In nanoseconds since 1970, where it is now `now_ns`.
-    pub fn ns(self, now_ns: i64) -> Option<i64> {
-        let now = DateTime::from_timestamp_nanos(now_ns).with_timezone(&Local);
-        // Where clocks are set back an hour is there twice: the first.
-        let local = |at: NaiveDateTime| Local.from_local_datetime(&at).earliest()?.timestamp_nanos_opt();
+    ///
+    /// # Errors
+    /// A time that there is not, or that is too far away.
+    pub fn ns(self, now_ns: i64) -> anyhow::Result<i64> {
+        let none = match self {
+            Time::Ago(ago) => format!("{ago} ago is too far away"),
+            Time::OfDay(time) => format!("{time} was not lately"),
+            Time::Local(at) => {
+                format!(
+                    "there is no {at} in this host's zone: clocks are set forward over it, or it is too far away"
+                )
+            }
+            Time::At(at) => format!("there is no {at}"),
+        };
+        self.within(&Local, now_ns).ok_or_else(|| bad_input(none))
+    }
+
+    /// The same in a zone; `None` where there is no such time.
+    fn within<Z: TimeZone>(self, zone: &Z, now_ns: i64) -> Option<i64> {
         match self {
             Time::Ago(ago) => now_ns.checked_sub(i64::try_from(ago.0).ok()?),
             Time::At(at) => Some(at),
-            Time::Local(at) => local(at),
+            // Where clocks are set back an hour is there twice: the first.
+            Time::Local(at) => zone.from_local_datetime(&at).earliest()?.timestamp_nanos_opt(),
             Time::OfDay(time) => {
-                let today = now.date_naive().and_time(time);
-                let at = local(today)?;
-                if at <= now_ns {
-                    Some(at)
-                } else {
-                    local(today.checked_sub_signed(TimeDelta::days(1))?)
-                }
+                let now = DateTime::from_timestamp_nanos(now_ns).with_timezone(zone);
+                let today = now.date_naive();
+                // On a day on which clocks are set forward it may not be there; where they are set back it is there twice.
+                let days = (0..=2).filter_map(|days| today.checked_sub_signed(TimeDelta::days(days)));
+                let times = days.flat_map(|day| {
+                    let on_day = zone.from_local_datetime(&day.and_time(time));
+                    [on_day.clone().latest(), on_day.earliest()]
+                });
+                let mut times = times.flatten().filter_map(|at| at.timestamp_nanos_opt());
+                times.find(|at| *at <= now_ns)
             }
         }
     }
@@ -104,10 +123,7 @@ impl Time {
 /// A time that is none, or two in the wrong order.
 pub fn range(from: Option<&Time>, to: Option<&Time>) -> anyhow::Result<(Option<i64>, Option<i64>)> {
     let now = now_ns();
-    let of = |time: &Time| {
-        time.ns(now)
-            .ok_or_else(|| bad_input(format!("there is no such time here: {time:?}")))
-    };
+    let of = |time: &Time| time.ns(now);
     let (from, to) = (from.map(of).transpose()?, to.map(of).transpose()?);
     if let (Some(from), Some(to)) = (from, to)
         && from > to
@@ -123,7 +139,95 @@ pub fn range(from: Option<&Time>, to: Option<&Time>) -> anyhow::Result<(Option<i
 
 #[cfg(test)]
 mod tests {
+    use chrono::{FixedOffset, MappedLocalTime};
+
     use super::*;
+
+    /// A zone whose clocks are an hour ahead, and two in summer.
+    #[derive(Clone, Copy, Debug)]
+    struct Berlin;
+
+    fn hours(count: i32) -> FixedOffset {
+        FixedOffset::east_opt(3600 * count).unwrap()
+    }
+
+    impl TimeZone for Berlin {
+        type Offset = FixedOffset;
+
+        fn from_offset(_: &FixedOffset) -> Berlin {
+            Berlin
+        }
+
+        fn offset_from_local_date(&self, day: &NaiveDate) -> MappedLocalTime<FixedOffset> {
+            self.offset_from_local_datetime(&day.and_time(NaiveTime::MIN))
+        }
+
+        fn offset_from_local_datetime(&self, at: &NaiveDateTime) -> MappedLocalTime<FixedOffset> {
+            let is_it = |offset: &FixedOffset| self.offset_from_utc_datetime(&(*at - *offset)) == *offset;
+            match [hours(2), hours(1)].map(|offset| Some(offset).filter(is_it)) {
+                [Some(summer), Some(winter)] => MappedLocalTime::Ambiguous(summer, winter),
+                [None, None] => MappedLocalTime::None,
+                [summer, winter] => summer
+                    .or(winter)
+                    .map_or(MappedLocalTime::None, MappedLocalTime::Single),
+            }
+        }
+
+        fn offset_from_utc_date(&self, day: &NaiveDate) -> FixedOffset {
+            self.offset_from_utc_datetime(&day.and_time(NaiveTime::MIN))
+        }
+
+        fn offset_from_utc_datetime(&self, at: &NaiveDateTime) -> FixedOffset {
+            let change = |month, day| {
+                let day = NaiveDate::from_ymd_opt(2026, month, day).unwrap();
+                day.and_hms_opt(1, 0, 0).unwrap()
+            };
+            hours(if (change(3, 29)..change(10, 25)).contains(at) {
+                2
+            } else {
+                1
+            })
+        }
+    }
+
+    fn ns(text: &str) -> i64 {
+        match text.parse().unwrap() {
+            Time::At(at) => at,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_time_of_the_day_is_the_last_one_that_was_also_where_clocks_are_set() {
+        for (now, time, then) in [
+            // Set forward at two: there is no half past two that day, and the last one was the day before.
+            ("2026-03-29T12:00:00+02:00", "02:30", "2026-03-28T02:30:00+01:00"),
+            ("2026-03-29T01:00:00+01:00", "02:30", "2026-03-28T02:30:00+01:00"),
+            ("2026-03-30T12:00:00+02:00", "02:30", "2026-03-30T02:30:00+02:00"),
+            // Set back at three: it is half past two twice.
+            ("2026-10-25T02:45:00+02:00", "02:30", "2026-10-25T02:30:00+02:00"),
+            ("2026-10-25T02:15:00+01:00", "02:30", "2026-10-25T02:30:00+02:00"),
+            ("2026-10-25T02:45:00+01:00", "02:30", "2026-10-25T02:30:00+01:00"),
+            ("2026-10-25T12:00:00+01:00", "02:30", "2026-10-25T02:30:00+01:00"),
+            ("2026-11-24T12:00:00+01:00", "12:00", "2026-11-24T12:00:00+01:00"),
+            ("2026-11-24T12:00:00+01:00", "12:01", "2026-11-23T12:01:00+01:00"),
+        ] {
+            let of_day: Time = time.parse().unwrap();
+            assert_eq!(of_day.within(&Berlin, ns(now)), Some(ns(then)), "{time} at {now}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_there_is_not_is_said_to_be_none() {
+        let skipped: Time = "2026-03-29 02:30".parse().unwrap();
+        assert_eq!(skipped.within(&Berlin, 0), None);
+        let twice: Time = "2026-10-25 02:30".parse().unwrap();
+        assert_eq!(twice.within(&Berlin, 0), Some(ns("2026-10-25T02:30:00+02:00")));
+        let far: Time = "2500-01-01 00:00".parse().unwrap();
+        let said = far.ns(0).unwrap_err().to_string();
+        assert!(said.contains("2500-01-01 00:00:00"), "{said}");
+        assert!("2500-01-01T00:00:00Z".parse::<Time>().is_err());
+    }
 
     #[test]
     fn times_are_read_as_operators_write_them() {

@@ -42,14 +42,14 @@ pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
             args.window, WINDOW.least, WINDOW.most
         )));
     }
-    let no_time = || bad_input("--at: there is no such time here");
-    let at = args
-        .at
-        .map(|at| at.ns(now_ns()).ok_or_else(no_time))
-        .transpose()?;
+    let at = args.at.map(|at| at.ns(now_ns())).transpose()?;
     let archive = open(&args.history.place())?;
     let answer = homenode_agent::why::ask(&archive, &args.vm, (at, args.window), None);
     let answer = answer.map_err(|error| match error {
+        AskError::Outside { recorded } => {
+            let (from, to) = (Wall(recorded.from.0), Wall(recorded.to.0));
+            bad_input(format!("samples are recorded from {from} to {to} only"))
+        }
         AskError::Nothing(_) | AskError::Why(_) => bad_input(error.to_string()),
         AskError::Record(error) => error.into(),
     })?;

@@ -193,6 +193,7 @@ fn what_is_asked_wrongly_is_refused_with_a_problem_that_names_the_remedy() {
         ("/v1/vms/nobody", 404, "no-such-vm", "web"),
         ("/assets/nope.js", 404, "no-such-path", ""),
         ("/assets/..%2fCargo.toml", 404, "no-such-path", ""),
+        ("/assets/%ff", 400, "bad-parameter", ""),
         ("/v1/overview?at=now", 400, "bad-parameter", "03:12:00Z"),
         ("/v1/vms/%ff", 400, "bad-parameter", ""),
         ("/v1/history?vm=nobody", 404, "no-such-vm", "web"),

@@ -120,6 +120,7 @@ impl Prometheus {
                 dir.path().join("data").display()
             ))
             .arg(format!("--web.listen-address={free}"))
+            .arg("--enable-feature=exemplar-storage")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -133,11 +134,16 @@ impl Prometheus {
 
     /// What a question gives; nothing where Prometheus is not there yet.
     fn query(&self, expression: &str) -> Option<Vec<Value>> {
+        self.ask("query", expression)?["result"].as_array().cloned()
+    }
+
+    /// The data of an answer of its API.
+    fn ask(&self, path: &str, expression: &str) -> Option<Value> {
         let escaped: String = expression.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let answer = get_from(self.address, &format!("/api/v1/query?query={escaped}"))?;
-        let answer: Value = serde_json::from_str(&answer).ok()?;
+        let answer = get_from(self.address, &format!("/api/v1/{path}?query={escaped}"))?;
+        let mut answer: Value = serde_json::from_str(&answer).ok()?;
         assert_eq!(answer["status"], "success", "{expression}: {answer}");
-        answer["data"]["result"].as_array().cloned()
+        Some(answer["data"].take())
     }
 
     /// Panics where a question has no data within 20 seconds.
@@ -215,6 +221,24 @@ fn every_rule_and_every_panel_has_data_from_an_agent_on_the_twin() {
     // Nothing that is right in one format and wrong in the other: Prometheus asks for OpenMetrics, and took all of it.
     let down = prometheus.query("up == 0").unwrap();
     assert!(down.is_empty(), "{down:?}");
+}
+
+#[test]
+fn a_count_of_decisions_leads_to_one_of_them_in_the_history() {
+    let args = ["--policies", "tavo", "--period", "100ms"];
+    let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &args);
+    let prometheus = Prometheus::of(site.address);
+    let found = (0..150).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(200));
+        let series = prometheus.ask("query_exemplars", "homenode_decisions_total")?;
+        series.as_array()?.first().cloned()
+    });
+    let series = found.expect("Prometheus keeps exemplars");
+    let id = series["exemplars"][0]["labels"]["decision_id"].as_str().unwrap();
+    let decision = site.json(&format!("/v1/decisions/{id}"));
+    for label in ["policy", "action", "outcome"] {
+        assert_eq!(decision[label], series["seriesLabels"][label], "{decision}");
+    }
 }
 
 #[test]

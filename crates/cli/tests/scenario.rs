@@ -275,6 +275,21 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     assert!(status == 2 && said.contains("r910"), "{said}");
     let (status, said) = refused(&history, &["--rounds", "101"]);
     assert!(status == 2 && said.contains("100"), "{said}");
+    // `sim` takes what has another end for the name of a scenario.
+    let other = path("made").display().to_string();
+    let args = [
+        "record",
+        "scenario",
+        "--history",
+        &history.display().to_string(),
+        "-o",
+        &other,
+    ];
+    let (status, said) = common::refused(&run(&args));
+    assert!(
+        status == 2 && said.contains(".toml") && !path("made").exists(),
+        "{said}"
+    );
     // A run whose settings keep no samples.
     let without = path("without.sqlite");
     let mut config = Config::default();

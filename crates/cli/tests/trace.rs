@@ -118,3 +118,28 @@ fn perfettos_own_protobufs_read_the_traces_of_runs_simulations_and_histories() {
         "{said}"
     );
 }
+
+#[test]
+fn a_trace_that_cannot_be_written_is_said_at_once_and_the_run_goes_on() {
+    let ran = run(&[
+        "run",
+        "--host",
+        "twin",
+        "--fast",
+        "--duration",
+        "60s",
+        "--trace",
+        "/dev/full",
+        "--json",
+    ]);
+    assert!(ran.status.success(), "{ran:?}");
+    let lines = stdout(&ran);
+    let lines: Vec<&str> = lines.lines().collect();
+    let said: Vec<usize> = (0..lines.len())
+        .filter(|at| lines[*at].contains("/dev/full"))
+        .collect();
+    let last = lines.iter().rposition(|line| line.contains("\"epoch/1\""));
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(lines[said[0]].contains("not traced"), "{}", lines[said[0]]);
+    assert!(said[0] + 10 < last.unwrap(), "{said:?} {last:?}");
+}

@@ -79,6 +79,7 @@ fn the_vm_that_fills_the_cache_is_named_and_the_loud_one_is_not() {
     for (args, says) in [
         (&["nosuch"][..], "no VM nosuch"),
         (&["web", "--at", "1999-01-01 03:12"], "recorded from"),
+        (&["web", "--at", "2600-01-01 03:12"], "2600-01-01 03:12:00"),
         (&["web", "--window", "1s"], "10s"),
     ] {
         let (status, said) = refused(&why(args));

@@ -106,12 +106,17 @@ pub enum ConnectError {
     Read(#[from] ReadError),
 }
 
-/// The host that an address of libvirt's names, if it names one.
+/// The other host that an address of libvirt's names, if it names one.
 pub(crate) fn host_of(uri: &str) -> Option<&str> {
     let (_, rest) = uri.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    Some(host).filter(|host| !host.is_empty())
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let is_this_one = ["", "localhost", "127.0.0.1", "[::1]"].contains(&name);
+    Some(host).filter(|_| !is_this_one)
 }
 
 #[cfg(test)]
@@ -119,14 +124,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_names_a_host_or_none() {
+    fn an_address_names_another_host_or_this_one() {
         for (uri, host) in [
             ("qemu:///system", None),
             ("test:///default", None),
             ("qemu+unix:///system?socket=/run/x@y", None),
             ("qemu+ssh://root@far.example:22/system", Some("far.example:22")),
             ("qemu://far.example/system", Some("far.example")),
-            ("qemu+tcp://[::1]/system", Some("[::1]")),
+            ("qemu+tcp://[2001:db8::1]/system", Some("[2001:db8::1]")),
+            ("qemu+tcp://[::1]/system", None),
+            ("qemu+ssh://root@localhost:22/system", None),
+            ("qemu+tls://localhost.example/system", Some("localhost.example")),
             ("nonsense", None),
         ] {
             assert_eq!(host_of(uri), host, "{uri}");

@@ -39,8 +39,8 @@ const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
 /// How long an agent may say nothing: twice as long as a call of libvirt's may take.
 pub const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// How long a guard may take to begin, or to end.
-const START_MAX: Duration = Duration::from_secs(5);
+/// How long a guard may take to begin, or to end, on a host that is busy: less than the agent's own silence may last.
+const START_MAX: Duration = Duration::from_secs(15);
 /// How long a guard that was itself stopped waits for the beat of an agent that was stopped with it.
 const THAW: Duration = Duration::from_secs(7);
 /// How often the guard looks whether a new agent has taken over.
@@ -64,8 +64,8 @@ pub enum GuardError {
         /// What the system said.
         cause: String,
     },
-    /// It started and did not report ready.
-    #[error("the guard process {exe} ended before it was ready")]
+    /// It started and did not report that it is ready.
+    #[error("the guard process {exe} ended, or took over {} s, before it was ready", START_MAX.as_secs())]
     NotReady {
         /// The binary.
         exe: String,

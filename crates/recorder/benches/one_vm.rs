@@ -64,7 +64,9 @@ fn write(path: &std::path::Path) {
         recorder.keep(at, move || Period {
             at,
             wall_ns: at.0.cast_signed(),
-            status: json!({"at_ns": at, "vms": (0..VMS).map(|n| vm(n, second)).collect::<Vec<_>>()}),
+            status: json!({"at_ns": at, "vms": (0..VMS).map(|n| vm(n, second)).collect::<Vec<_>>()})
+                .to_string()
+                .into_bytes(),
             sample: None,
             events: Vec::new(),
         });

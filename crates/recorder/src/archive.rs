@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::columns::{self, Pick};
 use crate::schema::{self, Kind, RecordError};
-use crate::store::{self, decompress, decompressed, whole};
+use crate::store::{self, BLOCK_COUNT_MAX, decompress, decompressed, whole};
 
 /// A history that is read.
 #[derive(Debug)]
@@ -214,7 +214,7 @@ impl Archive {
             "SELECT run, at_ns, wall_ns, frame FROM tail
              WHERE kind = ?1 AND wall_ns BETWEEN ?2 AND ?3 AND (?4 IS NULL OR run = ?4) ORDER BY id",
             &[&number, &from_ns, &to_ns, &run],
-            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)),
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, packed(row, 3)?)),
         )?;
         let blocks: Vec<(i64, i64, i64)> = self.rows(
             "SELECT id, run, count FROM block
@@ -304,6 +304,17 @@ pub fn prune(path: &Path, older: Option<Ns>, most: Option<Bytes>) -> Result<(), 
     let (age, bytes) = (older.unwrap_or(Ns(u64::MAX)), most.unwrap_or(Bytes(u64::MAX)));
     let kept = Kind::ALL.map(|kind| (kind, age, Bytes(u64::MAX)));
     store::prune(&mut connection, path, now, &kept, bytes)?;
+    // In parts, so that an agent can write in between.
+    let unused = || connection.pragma_query_value(None, "freelist_count", |row| row.get::<_, i64>(0));
+    let mut left = unused().map_err(|e| RecordError::new(path, e))?;
+    while left > 0 {
+        store::give_back(&connection, path)?;
+        let now = unused().map_err(|e| RecordError::new(path, e))?;
+        if now >= left {
+            break;
+        }
+        left = now;
+    }
     // What is dropped is still in the file until its log is worked in.
     let worked_in = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
     worked_in.map_err(|e| RecordError::new(path, e))
@@ -372,10 +383,8 @@ impl<'a> Frames<'a> {
 
     /// The periods of the next block; none where it is damaged, or gone by now.
     fn read_block(&mut self, (id, run, count): (i64, i64, i64)) -> Result<(), RecordError> {
-        let read = |row: &Row<'_>| row.get::<_, Vec<u8>>(0);
-        let bytes = self
-            .archive
-            .rows("SELECT frames FROM block WHERE id = ?", &[&id], read)?;
+        let sql = "SELECT frames FROM block WHERE id = ?";
+        let bytes = self.archive.rows(sql, &[&id], |row| packed(row, 0))?;
         let Some(bytes) = bytes.first() else { return Ok(()) };
         let Some(frames) = unpacked(bytes, count, self.pick) else {
             self.damaged.push(id.to_string());
@@ -432,9 +441,16 @@ fn json(row: &Row<'_>, at: usize) -> rusqlite::Result<Value> {
     Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
 }
 
+/// What was packed; nothing where there are no bytes, which is damage like any other.
+pub(crate) fn packed(row: &Row<'_>, at: usize) -> rusqlite::Result<Vec<u8>> {
+    Ok(row.get_ref(at)?.as_bytes().unwrap_or_default().to_vec())
+}
+
 /// The periods of a block, and of each what is wanted.
 pub(crate) fn unpacked(bytes: &[u8], count: i64, pick: Pick<'_>) -> Option<Vec<(Ns, i64, Value)>> {
-    let count = usize::try_from(count).ok().filter(|count| *count <= 1 << 16)?;
+    let count = usize::try_from(count)
+        .ok()
+        .filter(|count| *count <= BLOCK_COUNT_MAX)?;
     let keys = [("at_ns", Pick::All), ("wall_ns", Pick::All), ("frame", pick)];
     let column = columns::read(&decompressed(bytes)?, Pick::Keys(&keys)).ok()?;
     let frames = columns::unpack(&column, count)?;

@@ -11,7 +11,7 @@
 //!   ["*", value, value, …]           anything else
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{
@@ -19,127 +19,22 @@ use serde::de::{
 };
 use serde_json::{Map, Value, json};
 
-/// Deeper nesting is written as it is.
-const DEPTH_MAX: usize = 32;
-/// Values and bytes of text that a block may hold: ten times those of a minute of a thousand VMs.
+/// What a block may weigh, in values: a minute of a thousand VMs is a third of it.
 const WEIGHT_MAX: usize = 128 << 20;
-
-/// The column of these values.
-pub fn pack(values: &[Value]) -> Value {
-    let all: Vec<&Value> = values.iter().collect();
-    pack_at(&all, 0)
-}
-
-fn pack_at(values: &[&Value], depth: usize) -> Value {
-    let Some(first) = values.first() else {
-        return json!(["*"]);
-    };
-    if values.iter().all(|value| value == first) {
-        return json!(["=", first]);
-    }
-    let packed = match first {
-        _ if depth >= DEPTH_MAX => None,
-        Value::Number(_) => numbers(values),
-        Value::Object(_) => objects(values, depth),
-        Value::Array(_) => lists(values, depth),
-        _ => None,
-    };
-    packed.unwrap_or_else(|| tagged("*", values.iter().map(|value| (*value).clone())))
-}
-
-fn tagged(tag: &str, rest: impl Iterator<Item = Value>) -> Value {
-    std::iter::once(json!(tag)).chain(rest).collect()
-}
-
-fn numbers(values: &[&Value]) -> Option<Value> {
-    let whole: Option<Vec<i64>> = values.iter().map(|value| value.as_i64()).collect();
-    let whole = whole?;
-    let first = *whole.first()?;
-    let more = whole.windows(2).map(|pair| pair[1].checked_sub(pair[0]));
-    let more: Option<Vec<i64>> = more.collect();
-    Some(tagged("+", std::iter::once(first).chain(more?).map(Value::from)))
-}
-
-fn objects(values: &[&Value], depth: usize) -> Option<Value> {
-    let objects: Option<Vec<&Map<String, Value>>> = values.iter().map(|value| value.as_object()).collect();
-    let objects = objects?;
-    let keys = objects.iter().flat_map(|object| object.keys());
-    let keys: BTreeSet<&str> = keys.map(String::as_str).collect();
-    Some(json!([
-        "{",
-        fields(objects.len(), keys, depth, |at, key| objects[at].get(key))
-    ]))
-}
-
-/// A column for each of these keys.
-fn fields<'a>(
-    count: usize,
-    keys: BTreeSet<&'a str>,
-    depth: usize,
-    get: impl Fn(usize, &str) -> Option<&'a Value>,
-) -> Value {
-    let column = |key: &str| {
-        let there: Vec<&Value> = (0..count).filter_map(|at| get(at, key)).collect();
-        let column = pack_at(&there, depth + 1);
-        if there.len() == count {
-            return column;
-        }
-        let which: Vec<usize> = (0..count).filter(|at| get(*at, key).is_some()).collect();
-        json!(["?", which, column])
-    };
-    let columns = keys.into_iter().map(|key| (key.to_owned(), column(key)));
-    columns.collect::<Map<_, _>>().into()
-}
-
-fn lists(values: &[&Value], depth: usize) -> Option<Value> {
-    let lists: Option<Vec<&Vec<Value>>> = values.iter().map(|value| value.as_array()).collect();
-    let lists = lists?;
-    if let Some(by_id) = lists.iter().map(|list| by_id(list)).collect::<Option<Vec<_>>>() {
-        let ids: BTreeSet<&str> = by_id.iter().flat_map(|objects| objects.keys().copied()).collect();
-        let columns = fields(by_id.len(), ids, depth, |at, id| by_id[at].get(id).copied());
-        let order = |list: &&Vec<Value>| list.iter().map(|item| item["id"].clone()).collect::<Value>();
-        let first = lists.first()?;
-        let is_same = |list: &&Vec<Value>| {
-            list.len() == first.len()
-                && list
-                    .iter()
-                    .zip(*first)
-                    .all(|(one, other)| one["id"] == other["id"])
-        };
-        let orders = if lists.iter().all(is_same) {
-            json!(["=", order(first)])
-        } else {
-            let orders: Vec<Value> = lists.iter().map(order).collect();
-            pack_at(&orders.iter().collect::<Vec<_>>(), depth + 1)
-        };
-        return Some(json!(["@", columns, orders]));
-    }
-    let length = lists.first()?.len();
-    if lists.iter().any(|list| list.len() != length) {
-        return None;
-    }
-    let column = |at: usize| {
-        let items: Vec<&Value> = lists.iter().filter_map(|list| list.get(at)).collect();
-        pack_at(&items, depth + 1)
-    };
-    Some(json!(["[", (0..length).map(column).collect::<Vec<_>>()]))
-}
-
-/// The objects of a list by their ids, where each has another.
-fn by_id(list: &[Value]) -> Option<BTreeMap<&str, &Value>> {
-    let mut by_id = BTreeMap::new();
-    for item in list {
-        let id = item.as_object()?.get("id")?.as_str()?;
-        if by_id.insert(id, item).is_some() {
-            return None;
-        }
-    }
-    Some(by_id)
-}
+/// How many values take as much memory as an object without its fields, and as a field's key.
+const OBJECT_WEIGHT: usize = 16;
+const KEY_WEIGHT: usize = 2;
+/// Bytes of a value.
+const VALUE_BYTES: usize = size_of::<Value>();
 
 /// The values of a column that has this number of them; `None` where it is damaged, or longer than any minute of a host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
     unpack_within(column, count, &mut { WEIGHT_MAX })
+}
+
+/// The values of a column that was just packed, however long.
+pub(crate) fn unpack_own(column: &Value, count: usize) -> Option<Vec<Value>> {
+    unpack_within(column, count, &mut { usize::MAX })
 }
 
 /// What of each value is wanted: who asks for little reads little.
@@ -323,32 +218,39 @@ fn says(part: &Value, name: &str) -> bool {
             .is_some_and(|parts| parts.iter().any(|part| says(part, name)))
 }
 
-/// What a value takes, in values and bytes of text.
+/// What a value takes, in values without anything in them.
 fn weight(value: &Value) -> usize {
     match value {
-        Value::String(text) => 1 + text.len(),
+        Value::String(text) => 1 + text.len() / VALUE_BYTES,
         Value::Array(all) => 1 + all.iter().map(weight).sum::<usize>(),
         Value::Object(fields) => {
-            1 + fields
-                .iter()
-                .map(|(key, of)| key.len() + weight(of))
-                .sum::<usize>()
+            OBJECT_WEIGHT
+                + fields
+                    .iter()
+                    .map(|(key, of)| key_weight(key) + weight(of))
+                    .sum::<usize>()
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => 1,
     }
 }
 
+fn key_weight(key: &str) -> usize {
+    KEY_WEIGHT + key.len() / VALUE_BYTES
+}
+
+/// Takes off what so many of this weight take; `None` where there is not so much left.
+fn take(left: &mut usize, weight: usize, count: usize) -> Option<()> {
+    *left = left.checked_sub(weight.checked_mul(count)?)?;
+    Some(())
+}
+
 /// A few bytes can say that something large is there a thousand times: `left` is what may still be made of them.
 fn unpack_within(column: &Value, count: usize, left: &mut usize) -> Option<Vec<Value>> {
-    let mut take = |weight: usize| {
-        *left = left.checked_sub(weight.checked_mul(count)?)?;
-        Some(())
-    };
     let parts = column.as_array()?;
     let rest = parts.get(1..)?;
     let values = match (parts.first()?.as_str()?, rest) {
         ("=", [value]) => {
-            take(weight(value))?;
+            take(left, weight(value), count)?;
             vec![value.clone(); count]
         }
         ("+", rest) => {
@@ -364,7 +266,7 @@ fn unpack_within(column: &Value, count: usize, left: &mut usize) -> Option<Vec<V
             .map(Value::Object)
             .collect(),
         ("[", [columns]) => {
-            take(columns.as_array()?.len())?;
+            take(left, columns.as_array()?.len() + 1, count)?;
             let columns = columns.as_array()?.iter();
             let columns = columns.map(|column| unpack_within(column, count, left));
             let columns: Vec<Vec<Value>> = columns.collect::<Option<_>>()?;
@@ -395,6 +297,7 @@ fn fields_of(
     count: usize,
     left: &mut usize,
 ) -> Option<Vec<Map<String, Value>>> {
+    take(left, OBJECT_WEIGHT, count)?;
     let mut objects = vec![Map::new(); count];
     for (key, column) in columns {
         let parts = column.as_array()?;
@@ -408,6 +311,7 @@ fn fields_of(
             }
             _ => ((0..count).collect(), column),
         };
+        take(left, key_weight(key), which.len())?;
         // Places are ascending, so there are no more of them than objects.
         let places: BTreeMap<usize, Value> = which
             .iter()
@@ -422,25 +326,9 @@ fn fields_of(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn what_stays_is_written_once_and_counters_as_what_they_grew_by() {
-        let at = |n: u64| json!({"at": 1000 + 10 * n, "name": "a", "vms": [{"id": "x", "ran": n}, {"id": "y", "ran": 7}]});
-        let values: Vec<Value> = (0..3).map(at).collect();
-        let packed = pack(&values);
-        assert_eq!(
-            packed,
-            json!(["{", {
-                "at": ["+", 1000, 10, 10],
-                "name": ["=", "a"],
-                "vms": ["@", {"x": ["{", {"id": ["=", "x"], "ran": ["+", 0, 1, 1]}], "y": ["=", {"id": "y", "ran": 7}]}, ["=", ["x", "y"]]]
-            }])
-        );
-        assert_eq!(unpack(&packed, 3), Some(values));
-    }
 
     #[test]
     fn a_small_column_does_not_become_a_large_one() {
@@ -449,20 +337,15 @@ mod tests {
         assert_eq!(unpack(&large, 1 << 16), None);
         let wide = json!(["[", vec![json!(["=", 0]); 1 << 16]]);
         assert_eq!(unpack(&wide, 1 << 16), None);
+        let with_long_key = json!(["{", {"k".repeat(1 << 20): ["=", 0]}]);
+        assert!(unpack(&with_long_key, 2).is_some());
+        assert_eq!(unpack(&with_long_key, 1 << 16), None);
+        let deep = (0..120).fold(json!(["=", 0]), |inner, _| json!(["{", {"k": inner}]));
+        assert!(unpack(&deep, 2).is_some());
+        assert_eq!(unpack(&deep, 1 << 16), None);
     }
 
-    #[test]
-    fn vms_come_and_go() {
-        let values = [
-            json!([{"id": "a", "n": 1}]),
-            json!([{"id": "b", "n": 1}, {"id": "a", "n": 2}]),
-            json!([{"id": "b"}]),
-            json!([]),
-        ];
-        assert_eq!(unpack(&pack(&values), 4).as_deref(), Some(&values[..]));
-    }
-
-    fn value() -> impl Strategy<Value = Value> {
+    pub(crate) fn value() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),
             any::<bool>().prop_map(Value::from),
@@ -485,45 +368,6 @@ mod tests {
         })
     }
 
-    #[test]
-    fn who_asks_for_one_of_a_list_gets_what_all_would_have_given() {
-        let vm = |id: &str, name: &str, n: u64| json!({"id": id, "name": name, "n": n, "more": [n, n]});
-        let values = [
-            json!({"at": 1, "vms": [vm("a", "web", 1), vm("b", "db", 2)], "rest": [1, 2]}),
-            json!({"at": 2, "vms": [vm("b", "db", 3)], "rest": [3]}),
-            // It comes again in another place, and is called otherwise then.
-            json!({"at": 3, "vms": [vm("b", "db", 4), vm("a", "shop", 5)], "rest": []}),
-        ];
-        let text = serde_json::to_vec(&pack(&values)).unwrap();
-        let of_vm = Pick::Keys(&[("id", Pick::All), ("name", Pick::All), ("n", Pick::All)]);
-        for (name, seen) in [
-            ("web", vec![1, 5]),
-            ("A", vec![1, 5]),
-            ("db", vec![2, 3, 4]),
-            ("x", vec![]),
-        ] {
-            let keys = [("at", Pick::All), ("vms", Pick::Called(name, &of_vm))];
-            let picked = unpack(&read(&text, Pick::Keys(&keys)).unwrap(), 3).unwrap();
-            let found: Vec<u64> = picked
-                .iter()
-                .filter_map(|value| value["vms"].as_object()?.values().next()?["n"].as_u64())
-                .collect();
-            assert_eq!(found, seen, "{name}");
-            assert!(picked.iter().all(|value| value.get("rest").is_none()));
-            assert!(!format!("{picked:?}").contains("more"));
-        }
-        assert_eq!(
-            unpack(&read(&text, Pick::All).unwrap(), 3).as_deref(),
-            Some(&values[..])
-        );
-        // Where nothing changes, or nothing has an id, the list stays one.
-        let same = [values[0].clone(), values[0].clone()];
-        let text = serde_json::to_vec(&pack(&same)).unwrap();
-        let keys = [("vms", Pick::Called("db", &of_vm))];
-        let picked = unpack(&read(&text, Pick::Keys(&keys)).unwrap(), 2).unwrap();
-        assert_eq!(picked[1], json!({"vms": [{"id": "b", "name": "db", "n": 2}]}));
-    }
-
     proptest! {
         #[test]
         fn what_is_no_column_is_refused_and_never_a_panic(text in ".{0,80}", column in value()) {
@@ -532,11 +376,6 @@ mod tests {
             if let Ok(column) = read(column.to_string().as_bytes(), pick) {
                 let _ = unpack(&column, 3);
             }
-        }
-
-        #[test]
-        fn what_is_packed_comes_back(values in prop::collection::vec(value(), 0..6)) {
-            prop_assert_eq!(unpack(&pack(&values), values.len()), Some(values));
         }
 
         #[test]

@@ -17,6 +17,7 @@
 mod archive;
 pub mod columns;
 mod minute;
+mod pack;
 mod recorder;
 mod schema;
 mod store;
@@ -27,4 +28,4 @@ pub use columns::Pick;
 pub use minute::{Minute, Which};
 pub use recorder::{Recorder, WhenFull};
 pub use schema::{Kind, RecordError};
-pub use store::{Begin, Event, Limits, Period};
+pub use store::{Begin, Event, Limits, Period, Written};

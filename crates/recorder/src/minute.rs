@@ -6,10 +6,13 @@
 use homenode_units::Ns;
 use rusqlite::ToSql;
 
-use crate::archive::{Archive, Frame, unpacked};
+use crate::archive::{Archive, Frame, packed, unpacked};
 use crate::columns::Pick;
 use crate::schema::{Kind, RecordError};
 use crate::store::decompress;
+
+/// A block's key, and what is in it if it can be read.
+type Block = ((i64, i64), Option<Minute>);
 
 /// A minute that is not over comes after all others.
 const OPEN: (i64, i64) = (i64::MAX, i64::MAX);
@@ -18,6 +21,8 @@ const OPEN: (i64, i64) = (i64::MAX, i64::MAX);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Minute {
     key: (i64, i64),
+    /// Of a minute that is not over, the last block that there was.
+    last_block: i64,
     /// The periods.
     pub frames: Vec<Frame>,
 }
@@ -69,31 +74,30 @@ impl Archive {
         }
     }
 
-    /// The next block in one direction: its key, and what is in it if it can be read.
-    #[allow(clippy::type_complexity)]
+    /// The next block in one direction.
     fn next(
         &self,
         kind: Kind,
         (wall_ns, id): (i64, i64),
         is_forward: bool,
-    ) -> Result<Option<((i64, i64), Option<Minute>)>, RecordError> {
+    ) -> Result<Option<Block>, RecordError> {
         // The first column alone can be found by the index.
-        let sql = if is_forward {
-            "SELECT last_wall_ns, id, run, count, frames FROM block
-             WHERE kind = ?1 AND last_wall_ns >= ?2 AND (last_wall_ns > ?2 OR id > ?3) ORDER BY last_wall_ns, id LIMIT 1"
+        let which = if is_forward {
+            "last_wall_ns >= ?2 AND (last_wall_ns > ?2 OR id > ?3) ORDER BY last_wall_ns, id"
         } else {
-            "SELECT last_wall_ns, id, run, count, frames FROM block
-             WHERE kind = ?1 AND last_wall_ns <= ?2 AND (last_wall_ns < ?2 OR id < ?3) ORDER BY last_wall_ns DESC, id DESC LIMIT 1"
+            "last_wall_ns <= ?2 AND (last_wall_ns < ?2 OR id < ?3) ORDER BY last_wall_ns DESC, id DESC"
         };
-        let values: [&dyn ToSql; 3] = [&kind.number(), &wall_ns, &id];
-        let found = self.rows(sql, &values, |row| {
+        self.block(which, &[&kind.number(), &wall_ns, &id])
+    }
+
+    /// The first block of a kind, `?1`, that is described so.
+    fn block(&self, which: &str, values: &[&dyn ToSql]) -> Result<Option<Block>, RecordError> {
+        let sql = format!(
+            "SELECT last_wall_ns, id, run, count, frames FROM block WHERE kind = ?1 AND {which} LIMIT 1"
+        );
+        let found = self.rows(&sql, values, |row| {
             let key = (row.get(0)?, row.get(1)?);
-            Ok((
-                key,
-                row.get::<_, i64>(2)?,
-                row.get::<_, i64>(3)?,
-                row.get::<_, Vec<u8>>(4)?,
-            ))
+            Ok((key, row.get::<_, i64>(2)?, row.get::<_, i64>(3)?, packed(row, 4)?))
         })?;
         Ok(found.into_iter().next().map(|(key, run, count, bytes)| {
             let frames = unpacked(&bytes, count, Pick::All).unwrap_or_default();
@@ -104,12 +108,20 @@ impl Archive {
                 value,
             };
             let frames: Vec<Frame> = frames.into_iter().map(frame).collect();
-            (key, (!frames.is_empty()).then_some(Minute { key, frames }))
+            let minute = Minute {
+                key,
+                last_block: key.1,
+                frames,
+            };
+            (key, (!minute.frames.is_empty()).then_some(minute))
         }))
     }
 
     /// The minute that is not over.
     fn open_minute(&self, kind: Kind) -> Result<Option<Minute>, RecordError> {
+        // Before the tail: what becomes a block meanwhile comes after it.
+        let sql = "SELECT ifnull(max(id), 0) FROM block WHERE kind = ?1";
+        let last = self.rows(sql, &[&kind.number()], |row| row.get(0))?;
         let frames = self.rows(
             "SELECT run, at_ns, wall_ns, frame FROM tail WHERE kind = ?1 ORDER BY id",
             &[&kind.number()],
@@ -125,13 +137,25 @@ impl Archive {
             },
         )?;
         let frames: Vec<Frame> = frames.into_iter().flatten().collect();
-        Ok((!frames.is_empty()).then_some(Minute { key: OPEN, frames }))
+        let minute = Minute {
+            key: OPEN,
+            last_block: last.first().copied().unwrap_or_default(),
+            frames,
+        };
+        Ok((!minute.frames.is_empty()).then_some(minute))
     }
 
-    /// What was written since the minute was read that was not over then, itself included where it became a block.
+    /// What was written since the minute was read that was not over then, itself included where it became a block. Its time says
+    /// nothing of that: a clock that was set back lets it end before what was written earlier.
     fn newer(&self, kind: Kind, minute: &Minute) -> Result<Option<Minute>, RecordError> {
-        let last = minute.frames.last().map_or(i64::MIN, |last| last.wall_ns);
-        let newer = self.minute(kind, Which::At(last.saturating_add(1)))?;
-        Ok(newer.filter(|newer| newer.frames != minute.frames))
+        let mut last = minute.last_block;
+        while let Some(((_, id), found)) = self.block("id > ?2 ORDER BY id", &[&kind.number(), &last])? {
+            if found.is_some() {
+                return Ok(found);
+            }
+            last = id;
+        }
+        let open = self.open_minute(kind)?;
+        Ok(open.filter(|open| open.frames != minute.frames))
     }
 }

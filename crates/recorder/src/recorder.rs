@@ -1,14 +1,14 @@
 //! Writing from a thread of its own: the loop hands over what there is to keep, and goes on.
 
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use homenode_units::Ns;
 use serde_json::json;
 
 use crate::schema::RecordError;
-use crate::store::{Begin, Event, Limits, Period, Store};
+use crate::store::{Begin, Event, Limits, Period, Store, Written};
 
 /// Periods that may wait for the disk.
 const WAITING_MAX: usize = 64;
@@ -32,6 +32,7 @@ pub struct Recorder {
     /// `None` once it is closed.
     periods: Option<SyncSender<Make>>,
     notices: Receiver<String>,
+    written: Receiver<Vec<Written>>,
     writer: Option<JoinHandle<()>>,
     /// Periods that found no room since the last that did.
     missed_count: u64,
@@ -51,15 +52,18 @@ impl Recorder {
         let (store, opening) = Store::open(path, begin, limits)?;
         let (periods, waiting) = sync_channel::<Make>(WAITING_MAX);
         let (notice, notices) = channel();
+        let (decided, written) = channel();
         for text in opening {
             let _ = notice.send(text);
         }
         let writer = std::thread::Builder::new().name("recorder".into());
-        let writer = writer.spawn(move || write(store, &waiting, &|text| drop(notice.send(text))));
+        let told = Told { notice, decided };
+        let writer = writer.spawn(move || write(store, &waiting, &told));
         Ok(Recorder {
             when_full,
             periods: Some(periods),
             notices,
+            written,
             writer: Some(writer.map_err(|e| RecordError::new(path, e))?),
             missed_count: 0,
         })
@@ -84,6 +88,11 @@ impl Recorder {
     /// What the operator should know, each once.
     pub fn take_notices(&mut self) -> Vec<String> {
         self.notices.try_iter().collect()
+    }
+
+    /// Decisions that were written down since this was last asked, the first first.
+    pub fn take_written(&mut self) -> Vec<Written> {
+        self.written.try_iter().flatten().collect()
     }
 
     /// Ends the run, once everything is written.
@@ -114,9 +123,21 @@ fn left_out(count: u64, at: Ns) -> Event {
     }
 }
 
+/// What the writing thread has to say. The run may be over and hear nothing of it.
+struct Told {
+    notice: Sender<String>,
+    decided: Sender<Vec<Written>>,
+}
+
+impl Told {
+    fn notice(&self, text: String) {
+        let _ = self.notice.send(text);
+    }
+}
+
 /// Writes until the run ends. What cannot be written is left out, and told where it can be again.
-fn write(mut store: Store, waiting: &Receiver<Make>, notice: &dyn Fn(String)) {
-    let (mut lost_count, mut said) = (0, None);
+fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
+    let (mut lost_count, mut said, mut unpruned) = (0, None, None);
     for make in waiting {
         let mut period = make();
         let at = period.at;
@@ -124,23 +145,32 @@ fn write(mut store: Store, waiting: &Receiver<Make>, notice: &dyn Fn(String)) {
             .events
             .extend((lost_count > 0).then(|| left_out(lost_count, at)));
         match store.append(period) {
-            Ok(()) => {
+            Ok(written) => {
                 if said.take().is_some() {
-                    notice("the history is written again".into());
+                    told.notice("the history is written again".into());
                 }
                 lost_count = 0;
+                if !written.is_empty() {
+                    let _ = told.decided.send(written);
+                }
+                // The period is there, whatever becomes of older ones.
+                let failed = store.prune().err().map(|error| error.to_string());
+                if let Some(text) = failed.filter(|text| unpruned.as_ref() != Some(text)) {
+                    told.notice(format!("{text}; what is too old or too much is still there"));
+                    unpruned = Some(text);
+                }
             }
             Err(error) => {
                 lost_count += 1;
                 let text = error.to_string();
                 if said.as_ref() != Some(&text) {
-                    notice(format!("{text}; what happens meanwhile is not recorded"));
+                    told.notice(format!("{text}; what happens meanwhile is not recorded"));
                     said = Some(text);
                 }
             }
         }
     }
     if let Err(error) = store.close() {
-        notice(error.to_string());
+        told.notice(error.to_string());
     }
 }

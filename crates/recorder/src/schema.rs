@@ -1,7 +1,7 @@
 //! The database's form, and how it is opened.
 
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
@@ -142,7 +142,7 @@ pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NOFOLLOW
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+    let mut connection = Connection::open_with_flags(whole(path), flags).map_err(failed)?;
     connection.busy_timeout(BUSY).map_err(failed)?;
     let is_new = match form(&connection).map_err(failed)? {
         (0, 0) if table_count(&connection).map_err(failed)? == 0 => true,
@@ -178,10 +178,27 @@ pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
     Ok(connection)
 }
 
+/// The file in its real directory: SQLite refuses a link anywhere in a path, and operators move directories to other disks. That
+/// the file itself is none is left to SQLite.
+fn whole(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let real = parent.and_then(|parent| parent.canonicalize().ok());
+    match (real, path.file_name()) {
+        (Some(real), Some(name)) => real.join(name),
+        _ => path.to_owned(),
+    }
+}
+
 /// Opens a history to read, also while an agent writes to it.
 pub(crate) fn open_to_read(path: &Path) -> Result<Connection, RecordError> {
     if !path.exists() {
         return Err(RecordError::Missing {
+            path: path.display().to_string(),
+        });
+    }
+    // SQLite says of a directory that the disk fails, and waits for ever at a pipe.
+    if !path.is_file() {
+        return Err(RecordError::Foreign {
             path: path.display().to_string(),
         });
     }

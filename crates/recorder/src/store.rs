@@ -1,25 +1,34 @@
 //! The writing end: periods as they come, minutes of them as blocks, and no more than there is room for.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use homenode_units::{Bytes, Ns};
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
-use serde_json::{Value, json};
+use rustix::fs::FlockOperation;
+use serde_json::Value;
+use zstd::bulk::Compressor;
 
-use crate::columns;
+use crate::pack::Columns;
 use crate::schema::{self, BLOCK_BYTES_MAX, Kind, RecordError};
 
 /// How long a block is.
 const BLOCK: Ns = Ns::from_secs(60);
 /// Most periods of a block: an agent may look every 10 ms.
-const BLOCK_COUNT_MAX: usize = 6000;
+pub(crate) const BLOCK_COUNT_MAX: usize = 6000;
 /// What happens again within this time is one row.
 const AGAIN: Ns = Ns::from_secs(60);
+/// The kind of a decision: each has a row of its own.
+const DECIDED: &str = "decided";
 /// How hard zstd tries: with what is written each period, and with what stays.
 const TAIL_LEVEL: i32 = 1;
 const BLOCK_LEVEL: i32 = 5;
+/// How long a clock that was set must go on before anything is dropped for its age: one that jumps for a while makes all of it
+/// old.
+const BELIEVED: Ns = Ns::from_secs(600);
+/// More than clocks that are kept in step are ever set by at once, in nanoseconds.
+const STEP_NS: i64 = 60_000_000_000;
 /// Pages that are given back to the disk at once.
 const VACUUM_PAGES: u32 = 2000;
 
@@ -70,6 +79,37 @@ pub struct Event {
     pub detail: Value,
 }
 
+impl Event {
+    /// What it is called once it is written down, if it is a decision.
+    fn written(&self, id: i64, wall_ns: i64) -> Option<Written> {
+        if self.kind != DECIDED {
+            return None;
+        }
+        Some(Written {
+            id,
+            wall_ns,
+            policy: self.policy.clone()?,
+            action: self.action.clone()?,
+            outcome: self.outcome.clone()?,
+        })
+    }
+}
+
+/// A decision that is written down, as it can be found again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The number of its row in `event`.
+    pub id: i64,
+    /// When, by the wall clock, in nanoseconds since 1970.
+    pub wall_ns: i64,
+    /// Who decided.
+    pub policy: String,
+    /// What was to be done.
+    pub action: String,
+    /// What came of it.
+    pub outcome: String,
+}
+
 /// What there is to keep of one period.
 #[derive(Clone, Debug)]
 pub struct Period {
@@ -77,31 +117,37 @@ pub struct Period {
     pub at: Ns,
     /// The wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// What the agent makes of the host.
-    pub status: Value,
-    /// What the host said.
-    pub sample: Option<Value>,
+    /// What the agent makes of the host, a JSON text.
+    pub status: Vec<u8>,
+    /// What the host said, a JSON text.
+    pub sample: Option<Vec<u8>>,
     /// What happened.
     pub events: Vec<Event>,
 }
 
 /// A history that is written to.
-#[derive(Debug)]
 pub(crate) struct Store {
     path: PathBuf,
     connection: Connection,
+    /// Locked while it is open, so that it goes with the connection and not before: closing it frees SQLite's own locks too.
+    _alone: fs::File,
     limits: Limits,
     run: i64,
     /// The minute that is not over.
     minute: Option<Minute>,
+    /// Since when the wall clock goes on in step with the host's, and how far ahead of it it is.
+    steady: Option<(Ns, i64)>,
+    /// Whether a minute has ended since what is too old or too much was dropped.
+    is_prune_due: bool,
+    /// Makes of texts what stands in the tail.
+    compressor: Compressor<'static>,
 }
 
-#[derive(Debug)]
 struct Minute {
     begun: Ns,
     last_wall_ns: i64,
     /// Its periods by kind, as the tail holds them: so they need not be read again.
-    frames: [Vec<Value>; Kind::ALL.len()],
+    frames: [Columns; Kind::ALL.len()],
 }
 
 impl Store {
@@ -143,7 +189,15 @@ impl Store {
             .mode(0o600)
             .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
             .open(path);
-        made.map_err(|e| RecordError::new(path, e))?;
+        let alone = made.map_err(|e| RecordError::new(path, e))?;
+        check_owner(path, &alone)?;
+        let locked = rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive);
+        locked.map_err(|_| {
+            RecordError::new(
+                path,
+                "another agent writes to it: name another file with --history",
+            )
+        })?;
         let connection = schema::open_to_write(path)?;
         let check: rusqlite::Result<String> =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0));
@@ -157,9 +211,13 @@ impl Store {
         let mut store = Store {
             path: path.to_owned(),
             connection,
+            _alone: alone,
             limits,
             run: 0,
             minute: None,
+            steady: None,
+            is_prune_due: false,
+            compressor: Compressor::new(TAIL_LEVEL).map_err(|e| RecordError::new(path, e))?,
         };
         store.within(|change| {
             let runs: Vec<i64> = change
@@ -184,8 +242,8 @@ impl Store {
         &mut self,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, RecordError> {
-        let path = self.path.clone();
-        let failed = |e: rusqlite::Error| RecordError::new(&path, e);
+        let path = &self.path;
+        let failed = |e: rusqlite::Error| RecordError::new(path, e);
         let change = self
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
@@ -195,8 +253,11 @@ impl Store {
         Ok(done)
     }
 
-    /// Writes a period down.
-    pub fn append(&mut self, period: Period) -> Result<(), RecordError> {
+    /// Writes a period down; its decisions, with their numbers.
+    pub fn append(&mut self, period: Period) -> Result<Vec<Written>, RecordError> {
+        let mut packed = |text: &Vec<u8>| self.compressor.compress(text);
+        let tail =
+            [Some(&period.status), period.sample.as_ref()].map(|text| text.map(&mut packed).transpose());
         let run = self.run;
         let minute = self.minute.take();
         // A clock that was set back begins a new block: times within one only grow.
@@ -209,16 +270,21 @@ impl Store {
             if let Some(minute) = minute.as_ref().filter(|_| is_over) {
                 close_minute(change, run, &minute.frames)?;
             }
-            write_tail(change, run, &period)?;
+            write_tail(change, run, &period, tail)?;
+            let mut decisions = Vec::new();
             for event in &period.events {
-                write_event(change, run, &period, event)?;
+                let id = write_event(change, run, &period, event)?;
+                decisions.extend(id.and_then(|id| event.written(id, period.wall_ns)));
             }
-            Ok(())
+            Ok(decisions)
         });
-        if let Err(error) = written {
-            self.minute = minute;
-            return Err(error);
-        }
+        let decisions = match written {
+            Ok(decisions) => decisions,
+            Err(error) => {
+                self.minute = minute;
+                return Err(error);
+            }
+        };
         let mut minute = minute.filter(|_| !is_over).unwrap_or(Minute {
             begun: period.at,
             last_wall_ns: period.wall_ns,
@@ -232,14 +298,18 @@ impl Store {
             sample,
             ..
         } = period;
-        for (frames, value) in minute.frames.iter_mut().zip([Some(status), sample]) {
-            frames.extend(value.map(|value| frame(whole(at.0), wall_ns, value)));
-        }
+        let texts = minute.frames.iter_mut().zip([Some(status), sample]);
+        let added = texts.filter_map(|(frames, text)| Some(frames.push(whole(at.0), wall_ns, &text?)));
+        // One that is no JSON takes no other with it.
+        let added: Vec<serde_json::Result<()>> = added.collect();
         self.minute = Some(minute);
-        if is_over {
-            self.prune(wall_ns)?;
-        }
-        Ok(())
+        self.is_prune_due |= is_over;
+        let ahead_ns = wall_ns.saturating_sub(whole(at.0));
+        let is_steady = |(_, was): &(Ns, i64)| ahead_ns.saturating_sub(*was).saturating_abs() < STEP_NS;
+        self.steady = Some(self.steady.filter(is_steady).unwrap_or((at, ahead_ns)));
+        let added: serde_json::Result<()> = added.into_iter().collect();
+        added.map_err(|e| RecordError::new(&self.path, e))?;
+        Ok(decisions)
     }
 
     /// Ends the run: what is not a block yet becomes one.
@@ -249,25 +319,46 @@ impl Store {
         self.within(|change| close_minute(change, run, &minute.frames))
     }
 
-    /// Drops what is older, or more, than is to be kept.
-    fn prune(&mut self, now_wall_ns: i64) -> Result<(), RecordError> {
+    /// Drops what is older, or more, than is to be kept, where a minute has ended since.
+    pub fn prune(&mut self) -> Result<(), RecordError> {
+        let (Some(minute), Some((since, _))) = (&self.minute, self.steady) else {
+            return Ok(());
+        };
+        if !std::mem::take(&mut self.is_prune_due) {
+            return Ok(());
+        }
         let Limits {
             status,
             samples,
             samples_bytes,
             bytes,
         } = self.limits;
+        let is_believed = minute.begun.saturating_sub(since) >= BELIEVED;
+        let age = |age: Ns| if is_believed { age } else { Ns(u64::MAX) };
         prune(
             &mut self.connection,
             &self.path,
-            now_wall_ns,
+            minute.last_wall_ns,
             &[
-                (Kind::Status, status, bytes),
-                (Kind::Sample, samples, samples_bytes),
+                (Kind::Status, age(status), bytes),
+                (Kind::Sample, age(samples), samples_bytes),
             ],
             bytes,
         )
     }
+}
+
+/// What root writes to is root's, and what another user writes to is that user's.
+fn check_owner(path: &Path, file: &fs::File) -> Result<(), RecordError> {
+    let owner = file.metadata().map_err(|e| RecordError::new(path, e))?.uid();
+    let own = rustix::process::geteuid().as_raw();
+    if owner == own {
+        return Ok(());
+    }
+    let cause = format!(
+        "it belongs to user {owner}, and this is user {own}: remove it, or name another file with --history"
+    );
+    Err(RecordError::new(path, cause))
 }
 
 /// Drops blocks that are too old, then the oldest of what is too much; events go with the status.
@@ -280,6 +371,11 @@ pub(crate) fn prune(
 ) -> Result<(), RecordError> {
     let failed = |e: rusqlite::Error| RecordError::new(path, e);
     let change = connection.transaction().map_err(failed)?;
+    let used = || {
+        let sql = "SELECT (page_count - freelist_count) * page_size
+                   FROM pragma_page_count, pragma_freelist_count, pragma_page_size";
+        change.query_row(sql, [], |row| row.get::<_, i64>(0))
+    };
     let drop_old = || -> rusqlite::Result<()> {
         for (kind, age, bytes) in kept {
             let oldest = now_wall_ns.saturating_sub(whole(age.0));
@@ -291,6 +387,10 @@ pub(crate) fn prune(
             if *kind == Kind::Status {
                 change.execute("DELETE FROM event WHERE last_wall_ns < ?", params![oldest])?;
             }
+            // Adding up all blocks takes a while: not where everything together is less.
+            if used()? <= whole(bytes.0) {
+                continue;
+            }
             change.execute(
                 "DELETE FROM block WHERE kind = ?1 AND id <= (
                     SELECT max(id) FROM (
@@ -301,18 +401,13 @@ pub(crate) fn prune(
             )?;
         }
         loop {
-            let used: i64 = change.query_row(
-                "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size",
-                [],
-                |row| row.get(0),
-            )?;
             let drop_first = |table, count| {
                 let sql = format!(
                     "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT {count})"
                 );
                 change.execute(&sql, [])
             };
-            if used <= whole(all.0) || (drop_first("block", 16)? == 0 && drop_first("event", 256)? == 0) {
+            if used()? <= whole(all.0) || (drop_first("block", 16)? == 0 && drop_first("event", 256)? == 0) {
                 break;
             }
             change.execute(
@@ -320,15 +415,25 @@ pub(crate) fn prune(
                 [],
             )?;
         }
+        // Of runs before all that is left nothing is: later rows are of later runs.
         change.execute(
-            "DELETE FROM run WHERE id < (SELECT max(id) FROM run) AND id NOT IN (SELECT run FROM block)
-             AND id NOT IN (SELECT run FROM event) AND id NOT IN (SELECT run FROM tail)",
+            "DELETE FROM run WHERE id < (SELECT max(id) FROM run) AND id < ifnull((SELECT min(run) FROM (
+                SELECT * FROM (SELECT run FROM block ORDER BY id LIMIT 1)
+                UNION ALL SELECT * FROM (SELECT run FROM event ORDER BY id LIMIT 1)
+                UNION ALL SELECT run FROM tail
+             )), id + 1)",
             [],
         )?;
         Ok(())
     };
     drop_old().map_err(failed)?;
     change.commit().map_err(failed)?;
+    give_back(connection, path)
+}
+
+/// Gives pages that are not used any more back to the disk, a part of them.
+pub(crate) fn give_back(connection: &Connection, path: &Path) -> Result<(), RecordError> {
+    let failed = |e: rusqlite::Error| RecordError::new(path, e);
     let mut vacuum = connection
         .prepare(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))
         .map_err(failed)?;
@@ -337,16 +442,9 @@ pub(crate) fn prune(
     Ok(())
 }
 
-/// A period as it stands in a block.
-fn frame(at: i64, wall_ns: i64, value: Value) -> Value {
-    let mut frame = json!({"at_ns": at, "wall_ns": wall_ns});
-    frame["frame"] = value;
-    frame
-}
-
 /// The periods that an agent which was killed left one by one.
-fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Vec<Value>; Kind::ALL.len()]> {
-    let mut left: [Vec<Value>; Kind::ALL.len()] = Default::default();
+fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Columns; Kind::ALL.len()]> {
+    let mut left: [Columns; Kind::ALL.len()] = Default::default();
     for (frames, kind) in left.iter_mut().zip(Kind::ALL) {
         let mut rows = change.prepare_cached(
             "SELECT at_ns, wall_ns, frame FROM tail WHERE run = ? AND kind = ? ORDER BY id",
@@ -357,17 +455,24 @@ fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Vec<Val
         for row in rows {
             let (at, wall_ns, bytes) = row?;
             // One that cannot be read any more takes no other with it.
-            frames.extend(decompress(&bytes).map(|value| frame(at, wall_ns, value)));
+            let _ = decompressed(&bytes).map(|text| frames.push(at, wall_ns, &text));
         }
     }
     Ok(left)
 }
 
-fn write_tail(change: &Transaction<'_>, run: i64, period: &Period) -> rusqlite::Result<()> {
-    let values = [Some(&period.status), period.sample.as_ref()];
-    for (kind, value) in Kind::ALL.into_iter().zip(values) {
-        let Some(value) = value else { continue };
-        let bytes = compress(value, TAIL_LEVEL)?;
+/// Writes what was made of a period's values.
+fn write_tail(
+    change: &Transaction<'_>,
+    run: i64,
+    period: &Period,
+    packed: [std::io::Result<Option<Vec<u8>>>; Kind::ALL.len()],
+) -> rusqlite::Result<()> {
+    let failed = |e: std::io::Error| rusqlite::Error::ToSqlConversionFailure(e.into());
+    for (kind, bytes) in Kind::ALL.into_iter().zip(packed) {
+        let Some(bytes) = bytes.map_err(failed)? else {
+            continue;
+        };
         change
             .prepare_cached("INSERT INTO tail (run, kind, at_ns, wall_ns, frame) VALUES (?, ?, ?, ?, ?)")?
             .execute(params![
@@ -385,24 +490,25 @@ fn write_tail(change: &Transaction<'_>, run: i64, period: &Period) -> rusqlite::
 fn close_minute(
     change: &Transaction<'_>,
     run: i64,
-    frames: &[Vec<Value>; Kind::ALL.len()],
+    frames: &[Columns; Kind::ALL.len()],
 ) -> rusqlite::Result<()> {
+    let failed = |e: std::io::Error| rusqlite::Error::ToSqlConversionFailure(e.into());
     for (kind, frames) in Kind::ALL.into_iter().zip(frames) {
-        let (Some(first), Some(last)) = (frames.first(), frames.last()) else {
+        let Some([(first_at, first_wall), (last_at, last_wall)]) = frames.span() else {
             continue;
         };
-        let time = |frame: &Value, key: &str| frame[key].as_i64();
-        let bytes = compress(&columns::pack(frames), BLOCK_LEVEL)?;
+        let text = serde_json::to_vec(frames).map_err(|e| failed(e.into()))?;
+        let bytes = zstd::bulk::compress(&text, BLOCK_LEVEL).map_err(failed)?;
         change.execute(
             "INSERT INTO block (run, kind, first_at_ns, last_at_ns, first_wall_ns, last_wall_ns, count, frames)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 run,
                 kind.number(),
-                time(first, "at_ns"),
-                time(last, "at_ns"),
-                time(first, "wall_ns"),
-                time(last, "wall_ns"),
+                first_at,
+                last_at,
+                first_wall,
+                last_wall,
                 whole(frames.len() as u64),
                 bytes
             ],
@@ -412,7 +518,13 @@ fn close_minute(
     Ok(())
 }
 
-fn write_event(change: &Transaction<'_>, run: i64, period: &Period, event: &Event) -> rusqlite::Result<()> {
+/// Writes an event; the number of its row, where it has one of its own.
+fn write_event(
+    change: &Transaction<'_>,
+    run: i64,
+    period: &Period,
+    event: &Event,
+) -> rusqlite::Result<Option<i64>> {
     let Event {
         kind,
         vm,
@@ -429,11 +541,20 @@ fn write_event(change: &Transaction<'_>, run: i64, period: &Period, event: &Even
             "UPDATE event SET count = count + 1, last_wall_ns = ?1 WHERE id = (
                 SELECT id FROM event WHERE last_wall_ns >= ?2 AND run = ?3 AND kind = ?4 AND vm IS ?5 AND policy IS ?6 AND text = ?7
                 ORDER BY last_wall_ns DESC LIMIT 1
-            ) AND kind <> 'decided'",
+            ) AND kind <> ?8",
         )?
-        .execute(params![period.wall_ns, since, run, kind, vm, policy, text])?;
+        .execute(params![
+            period.wall_ns,
+            since,
+            run,
+            kind,
+            vm,
+            policy,
+            text,
+            DECIDED
+        ])?;
     if again > 0 {
-        return Ok(());
+        return Ok(None);
     }
     change
         .prepare_cached(
@@ -454,17 +575,11 @@ fn write_event(change: &Transaction<'_>, run: i64, period: &Period, event: &Even
             text,
             detail.to_string()
         ])?;
-    Ok(())
+    Ok(Some(change.last_insert_rowid()))
 }
 
 pub(crate) fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-fn compress(value: &Value, level: i32) -> rusqlite::Result<Vec<u8>> {
-    let failed = |e: Box<dyn std::error::Error + Send + Sync>| rusqlite::Error::ToSqlConversionFailure(e);
-    let json = serde_json::to_vec(value).map_err(|e| failed(e.into()))?;
-    zstd::bulk::compress(&json, level).map_err(|e| failed(e.into()))
 }
 
 /// What was compressed; `None` where it is damaged or larger than any block.

@@ -64,7 +64,7 @@ const DECIDED_AFTER: Ns = Ns::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
-    /// Its vCPUs waited for CPUs that others used.
+    /// Its vCPUs waited for CPUs.
     Waiting,
     /// A CPU quota kept its vCPUs from running.
     Quota,
@@ -94,9 +94,9 @@ impl Code {
     /// What it is, for people.
     pub fn text(self) -> &'static str {
         match self {
-            Code::Waiting => "its vCPUs waited for CPUs that others used",
+            Code::Waiting => "its vCPUs waited for CPUs",
             Code::Quota => "a CPU quota kept its vCPUs from running",
-            Code::Permit => "it was held to the pollution that it booked",
+            Code::Permit => "the agent held it to the pollution that it booked",
             Code::RemoteMemory => "more of its memory was on other nodes than its vCPUs",
             Code::LlcPollution => "others filled the last-level cache that it uses",
             Code::Controller => "a memory controller that it uses was busier",
@@ -235,12 +235,12 @@ pub enum WhyError {
     },
     /// Too little was recorded.
     #[error(
-        "there are {found} samples of VM {vm} before and {during} at that time, at least {least} each are needed: samples are \
-         kept for `samples_hours` of [record] in the settings"
+        "there are {found} samples of VM {name} before and {during} at that time, at least {least} each are needed: ask about \
+         a later time, or with a shorter window; samples are kept for `samples_hours` of [record] in the settings"
     )]
     TooFew {
-        /// Which.
-        vm: VmId,
+        /// The VM's name.
+        name: String,
         /// Steps of the baseline.
         found: usize,
         /// Steps of the window.
@@ -278,7 +278,7 @@ pub fn explain(
     );
     if before.len() < SMOOTH || during.len() < SMOOTH {
         return Err(WhyError::TooFew {
-            vm,
+            name,
             found: before.len(),
             during: during.len(),
             least: SMOOTH,

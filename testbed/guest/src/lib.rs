@@ -63,6 +63,8 @@ pub struct Behaviour {
     pub walk_kib: u32,
     /// Steps of arithmetic after each of these lines.
     pub think: u32,
+    /// That thread reads for so many milliseconds and rests for as long, in turns; 0 where it never rests.
+    pub burst_ms: u32,
 }
 
 /// What a pass over memory does to a page.
@@ -109,6 +111,7 @@ impl Default for Behaviour {
             passes: 0,
             walk_kib: 0,
             think: 0,
+            burst_ms: 0,
         }
     }
 }
@@ -166,6 +169,12 @@ impl Behaviour {
         }
     }
 
+    /// The same, reading that memory in bursts of so many milliseconds, with rests as long between them.
+    #[must_use]
+    pub fn with_bursts(self, ms: u32) -> Self {
+        Self { burst_ms: ms, ..self }
+    }
+
     /// The same, writing only so much of the memory again and again: every `stride`-th page.
     #[must_use]
     pub fn with_hot(self, mib: u32, stride: u32) -> Self {
@@ -198,7 +207,7 @@ impl fmt::Display for Behaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "busy={},duty={},pin={},touch={},on={},every={},hot={},stride={},sweep={},passes={},walk={},think={}",
+            "busy={},duty={},pin={},touch={},on={},every={},hot={},stride={},sweep={},passes={},walk={},think={},burst={}",
             self.busy,
             self.duty_percent,
             u8::from(self.pinned),
@@ -211,7 +220,8 @@ impl fmt::Display for Behaviour {
             self.sweep,
             self.passes,
             self.walk_kib,
-            self.think
+            self.think,
+            self.burst_ms
         )
     }
 }
@@ -221,7 +231,7 @@ impl fmt::Display for Behaviour {
 pub enum BehaviourError {
     /// The text has a key that no guest knows.
     #[error(
-        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, on, every, hot, stride, sweep, passes, walk, think"
+        "unknown key '{0}' in a guest behaviour: use busy, duty, pin, touch, on, every, hot, stride, sweep, passes, walk, think, burst"
     )]
     UnknownKey(String),
     /// A value is no number in range.
@@ -273,6 +283,7 @@ impl FromStr for Behaviour {
                 "passes" => behaviour.passes = number()?,
                 "walk" => behaviour.walk_kib = number()?,
                 "think" => behaviour.think = number()?,
+                "burst" => behaviour.burst_ms = number()?,
                 _ => return Err(BehaviourError::UnknownKey(key.to_owned())),
             }
         }
@@ -350,7 +361,11 @@ mod tests {
                 .with_duty(60),
             phases: vec![Phase {
                 at_s: 30,
-                behaviour: Behaviour::sweeping(8, Sweep::ReadWrite, 3),
+                behaviour: Behaviour {
+                    passes: 3,
+                    sweep: Sweep::ReadWrite,
+                    ..Behaviour::walking(512, 20).with_bursts(450).with_touch(8)
+                },
             }],
         };
         let line = format!("console=ttyS0 quiet {} panic=-1", orders.to_cmdline());

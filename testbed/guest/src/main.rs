@@ -197,12 +197,21 @@ fn step(state: u64) -> u64 {
 fn walk(behaviour: Behaviour, stop: &AtomicBool, counters: &Counters) {
     // Written, not zeroed: what was never written is one page of zeroes to the kernel.
     let memory = vec![1_u8; behaviour.walk_kib as usize * 1024];
+    let burst = Duration::from_millis(u64::from(behaviour.burst_ms));
+    let mut begun = Instant::now();
     let mut state = 1_u64;
     while !stop.load(Ordering::Relaxed) {
-        for line in memory.chunks(LINE_BYTES) {
-            state = state.wrapping_add(u64::from(line[0]));
-            for _ in 0..behaviour.think {
-                state = step(state);
+        for page in memory.chunks(PAGE_BYTES) {
+            // A pass takes longer than a burst may be.
+            if !burst.is_zero() && begun.elapsed() >= burst {
+                thread::sleep(burst);
+                begun = Instant::now();
+            }
+            for line in page.chunks(LINE_BYTES) {
+                state = state.wrapping_add(u64::from(line[0]));
+                for _ in 0..behaviour.think {
+                    state = step(state);
+                }
             }
         }
         std::hint::black_box(state);

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use virt::sys;
 
 use super::agent::{SOON, home_of_operator, start_agent_with, stop, wait_memory};
-use super::counted::tag;
+use super::counted::{counts, tag};
 use crate::inside::Inside;
 use crate::inside::guest::{Guest, GuestSpec};
 use crate::inside::process::Program;
@@ -75,7 +75,7 @@ impl fmt::Display for Seen {
 }
 
 /// The model of caches that a case counts with, at rest until an agent asks: guests boot faster without.
-fn resting_model() -> anyhow::Result<Page<'static>> {
+pub(super) fn resting_model() -> anyhow::Result<Page<'static>> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     page.rest();
     Ok(page)
@@ -87,7 +87,7 @@ fn status(inside: &Inside, guest: &Guest) -> anyhow::Result<Value> {
 }
 
 /// Waits until the agent counts what these guests do to caches.
-fn wait_counted(inside: &Inside, guests: &[&Guest]) -> anyhow::Result<()> {
+pub(super) fn wait_counted(inside: &Inside, guests: &[&Guest]) -> anyhow::Result<()> {
     for guest in guests {
         let what = format!("the misses of {} to be counted", guest.spec.name);
         wait_until(&what, SOON, || {
@@ -110,17 +110,8 @@ fn watch(inside: &Inside, page: Page<'_>, guests: &[&Guest]) -> anyhow::Result<V
         .iter()
         .map(|guest| tag(page, guest)?.with_context(|| format!("no frame of {} has a tag", guest.spec.name)));
     let tags = tags.collect::<anyhow::Result<Vec<u8>>>()?;
-    let counts = || -> Vec<Counts> {
-        let of = |tag: &u8| {
-            let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, *tag));
-            counts.fold(Counts::default(), |sum, counts| Counts {
-                references: sum.references.wrapping_add(counts.references),
-                misses: sum.misses.wrapping_add(counts.misses),
-            })
-        };
-        tags.iter().map(of).collect()
-    };
-    let (before, begin) = (counts(), Instant::now());
+    let all = || -> Vec<Counts> { tags.iter().map(|tag| counts(page, *tag)).collect() };
+    let (before, begin) = (all(), Instant::now());
     let mut local = vec![Vec::new(); guests.len()];
     while begin.elapsed() < WINDOW {
         for (guest, local) in guests.iter().zip(&mut local) {
@@ -128,7 +119,7 @@ fn watch(inside: &Inside, page: Page<'_>, guests: &[&Guest]) -> anyhow::Result<V
         }
         std::thread::sleep(Duration::from_secs(2));
     }
-    let (after, took) = (counts(), begin.elapsed());
+    let (after, took) = (all(), begin.elapsed());
     let grown = before.iter().zip(&after).zip(&local);
     let seen = grown.map(|((before, after), local)| {
         let misses = after.misses.wrapping_sub(before.misses);
@@ -150,7 +141,7 @@ fn note(inside: &Inside, when: &str, guests: &[&Guest], seen: &[Seen]) {
 }
 
 /// What the agent decided so far of a guest: policy, action and reason of each.
-fn decisions(agent: &Program, guest: &Guest) -> Vec<[String; 3]> {
+pub(super) fn decisions(agent: &Program, guest: &Guest) -> Vec<[String; 3]> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let lines = agent.json();
     let events = lines

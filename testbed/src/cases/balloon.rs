@@ -44,7 +44,7 @@ const UNWILLING: [(&str, Balloon, &str); 2] = [
 const UNWILLING_MIB: u64 = 128;
 
 /// What libvirt says that the guest has.
-fn has_mib(guest: &Guest) -> anyhow::Result<u64> {
+pub(super) fn has_mib(guest: &Guest) -> anyhow::Result<u64> {
     let info = guest.domain.info();
     Ok(info.map_err(|error| anyhow!("{}", error.message()))?.memory >> 10)
 }

@@ -95,14 +95,17 @@ impl fmt::Display for Seen {
     }
 }
 
+/// What all CPUs did to memory with this tag so far.
+pub(super) fn counts(page: Page<'_>, tag: u8) -> Counts {
+    let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
+    counts.fold(Counts::default(), |sum, counts| Counts {
+        references: sum.references.wrapping_add(counts.references),
+        misses: sum.misses.wrapping_add(counts.misses),
+    })
+}
+
 fn watch(page: Page<'_>, tags: [u8; 2]) -> Seen {
-    let of = |tag| {
-        let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
-        counts.fold(Counts::default(), |sum, counts| Counts {
-            references: sum.references + counts.references,
-            misses: sum.misses + counts.misses,
-        })
-    };
+    let of = |tag| counts(page, tag);
     let (before, begin) = (tags.map(of), Instant::now());
     std::thread::sleep(WINDOW);
     let (after, took) = (tags.map(of), begin.elapsed());

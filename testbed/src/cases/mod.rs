@@ -11,6 +11,7 @@ mod conformance;
 mod counted;
 mod crash;
 mod dropin;
+mod hostile;
 mod live_topology;
 mod memory;
 mod numad;
@@ -358,6 +359,13 @@ pub static ALL: &[Case] = &[
         900,
         "`homenode why` names what slowed guests down, and whose doing it was: a quota, memory moved away, a polluted cache",
         why::causes_named,
+    ),
+    case(
+        "hostile",
+        Group::Arrange,
+        1200,
+        "a tenant that alternates, pollutes in bursts and lies of its memory costs its neighbour under a percent, as counted",
+        hostile::neighbour_spared,
     ),
     case(
         "alone-free",

@@ -519,7 +519,8 @@ mod tests {
         assert!(xml.contains("<memory mode='strict' placement='auto'/>"), "{xml}");
         assert!(
             xml.contains(
-                "homenode.do=busy=2,duty=100,pin=1,touch=0,on=any,every=0,hot=0,stride=1,sweep=off,passes=0,walk=0,think=0</cmdline>"
+                "homenode.do=busy=2,duty=100,pin=1,touch=0,on=any,every=0,hot=0,stride=1,sweep=off,passes=0,\
+                 walk=0,think=0,burst=0</cmdline>"
             ),
             "{xml}"
         );

@@ -57,7 +57,7 @@ pub enum Role {
 
 /// How somebody came in.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Came {
+pub enum Came {
     /// Over the socket in the state directory, where the kernel says who it is.
     Socket(Role),
     /// Over TCP, from there.

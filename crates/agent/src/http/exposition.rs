@@ -82,6 +82,15 @@ pub(crate) struct Family {
     pub help: &'static str,
 }
 
+/// Where one of what a counter counted can be looked up. OpenMetrics alone has a place for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Exemplar {
+    pub label: &'static str,
+    pub id: String,
+    /// When it was counted, by the wall clock, in seconds since 1970.
+    pub at_s: f64,
+}
+
 /// An answer that is being written.
 pub(crate) struct Exposition {
     format: Format,
@@ -106,9 +115,19 @@ impl Exposition {
         family: &Family,
         series: impl IntoIterator<Item = ([String; N], f64)>,
     ) {
+        let bare = |(labels, value)| (labels, value, None);
+        self.family_with_exemplars(family, series.into_iter().map(bare));
+    }
+
+    /// The same of a counter whose series name one of what they count.
+    pub(crate) fn family_with_exemplars<const N: usize>(
+        &mut self,
+        family: &Family,
+        series: impl IntoIterator<Item = ([String; N], f64, Option<Exemplar>)>,
+    ) {
         debug_assert_eq!(family.labels.len(), N, "{}", family.name);
         let mut has_head = false;
-        for (labels, value) in series {
+        for (labels, value, exemplar) in series {
             if !self.has_room() {
                 continue;
             }
@@ -120,14 +139,14 @@ impl Exposition {
                 .iter()
                 .copied()
                 .zip(labels.iter().map(String::as_str));
-            self.line(family.name, labels, value);
+            self.line(family.name, labels, value, exemplar.as_ref());
         }
     }
 
     /// Writes one figure without labels, which always has room.
     pub(crate) fn always(&mut self, family: &Family, value: f64) {
         self.head(family);
-        self.line(family.name, std::iter::empty(), value);
+        self.line(family.name, std::iter::empty(), value, None);
     }
 
     /// Writes histograms: each class holds what is up to its end, without those before it; the last has none.
@@ -147,15 +166,16 @@ impl Exposition {
             for (end, count) in ends.zip(counts) {
                 so_far += count;
                 let labels = [(family.labels[0], label), ("le", end.as_str())];
-                self.line(&bucket, labels.into_iter(), so_far as f64);
+                self.line(&bucket, labels.into_iter(), so_far as f64, None);
             }
             self.line(
                 &format!("{}_sum", family.name),
                 [(family.labels[0], label)].into_iter(),
                 sum,
+                None,
             );
             let labels = [(family.labels[0], label)].into_iter();
-            self.line(&format!("{}_count", family.name), labels, so_far as f64);
+            self.line(&format!("{}_count", family.name), labels, so_far as f64, None);
             self.series_count += counts.len() + 2;
         }
     }
@@ -193,8 +213,26 @@ impl Exposition {
         let _ = writeln!(self.text, "# HELP {name} {}\n# TYPE {name} {kind}", family.help);
     }
 
-    fn line<'a>(&mut self, name: &str, labels: impl Iterator<Item = (&'a str, &'a str)>, value: f64) {
+    fn line<'a>(
+        &mut self,
+        name: &str,
+        labels: impl Iterator<Item = (&'a str, &'a str)>,
+        value: f64,
+        exemplar: Option<&Exemplar>,
+    ) {
         self.text.push_str(name);
+        self.labels(labels);
+        let _ = write!(self.text, " {}", number(value));
+        if let Some(Exemplar { label, id, at_s }) = exemplar.filter(|_| self.format == Format::OpenMetrics) {
+            self.text.push_str(" # ");
+            self.labels([(*label, id.as_str())].into_iter());
+            let _ = write!(self.text, " 1 {}", number(*at_s));
+        }
+        self.text.push('\n');
+    }
+
+    /// Labels, those that are not empty; nothing at all where all are.
+    fn labels<'a>(&mut self, labels: impl Iterator<Item = (&'a str, &'a str)>) {
         let mut between = '{';
         for (key, value) in labels.filter(|(_, value)| !value.is_empty()) {
             let _ = write!(self.text, "{between}{key}=\"");
@@ -212,7 +250,6 @@ impl Exposition {
         if between == ',' {
             self.text.push('}');
         }
-        let _ = writeln!(self.text, " {}", number(value));
     }
 }
 
@@ -252,6 +289,34 @@ mod tests {
             of(Format::OpenMetrics),
             "# HELP moved_bytes Bytes.\n# TYPE moved_bytes counter\nmoved_bytes_total{domain=\"a \\\"\\\\\\n\"} 4096\n# EOF\n"
         );
+    }
+
+    #[test]
+    fn a_counter_names_one_of_what_it_counted_where_the_format_has_a_place_for_it() {
+        let of = |format| {
+            let mut text = Exposition::new(format);
+            let exemplar = Exemplar {
+                label: "decision_id",
+                id: "17".into(),
+                at_s: 1.5,
+            };
+            let series = [
+                (["a".to_owned(), String::new()], 4096.0, Some(exemplar)),
+                (["b".to_owned(), String::new()], 1.0, None),
+            ];
+            text.family_with_exemplars(&MOVED, series);
+            text.finish()
+        };
+        let open = of(Format::OpenMetrics);
+        assert_eq!(
+            open.lines().skip(2).collect::<Vec<_>>(),
+            [
+                "moved_bytes_total{domain=\"a\"} 4096 # {decision_id=\"17\"} 1 1.5",
+                "moved_bytes_total{domain=\"b\"} 1",
+                "# EOF"
+            ]
+        );
+        assert!(!of(Format::Text).contains("decision_id"));
     }
 
     #[test]

@@ -7,8 +7,8 @@ use homenode_host::CountedBy;
 use homenode_units::NodeSet;
 
 use super::About;
-use super::exposition::{Exposition, Family, Format, Kind};
-use crate::feed::{DURATIONS_S, Feed, Seen, Sums};
+use super::exposition::{Exemplar, Exposition, Family, Format, Kind};
+use crate::feed::{DURATIONS_S, Feed, LastWritten, Seen, Sums};
 
 const PAGE_BYTES: f64 = 4096.0;
 
@@ -59,7 +59,7 @@ pub(super) fn exposition(about: &About, feed: &Feed, format: Format) -> String {
     let (seen, _) = feed.seen();
     let sums = feed.sums();
     let mut out = Exposition::new(format);
-    of_agent(&mut out, about, seen.as_deref(), &sums);
+    of_agent(&mut out, about, seen.as_deref(), (&sums, &feed.last_written()));
     if let Some(seen) = &seen {
         of_nodes(&mut out, seen);
         of_vms(&mut out, &seen.status.vms);
@@ -82,7 +82,12 @@ pub(super) fn exposition(about: &About, feed: &Feed, format: Format) -> String {
     out.finish()
 }
 
-fn of_agent(out: &mut Exposition, about: &About, seen: Option<&Seen>, sums: &Sums) {
+fn of_agent(
+    out: &mut Exposition,
+    about: &About,
+    seen: Option<&Seen>,
+    (sums, written): (&Sums, &LastWritten),
+) {
     out.family(
         &BUILD,
         [([about.version.to_owned(), about.commit.to_owned()], 1.0)],
@@ -90,20 +95,22 @@ fn of_agent(out: &mut Exposition, about: &About, seen: Option<&Seen>, sums: &Sum
     out.always(&EPOCHS, sums.epochs as f64);
     out.always(&FAILED, sums.failed_looks as f64);
     out.always(&REFUSED, sums.refused_plans as f64);
-    if let Some(seen) = seen {
-        out.always(&PERIOD, seen.period.0 as f64 / 1e9);
-    }
+    let period = seen.map_or(about.period, |seen| seen.period);
+    out.always(&PERIOD, period.0 as f64 / 1e9);
     let phases = sums.phases.iter();
     let phases = phases.map(|(phase, took)| (name(*phase), &took.counts[..], took.sum.as_secs_f64()));
     out.histograms(&DURATION, &DURATIONS_S, phases);
     let decisions = sums.decisions.iter();
     let decisions = decisions.map(|((policy, action, outcome), count)| {
-        (
-            [policy, action, outcome].map(|label| (*label).to_owned()),
-            *count as f64,
-        )
+        let labels = [policy, action, outcome].map(|label| (*label).to_owned());
+        let last = written.get(&labels.clone().into()).map(|last| Exemplar {
+            label: "decision_id",
+            id: last.id.to_string(),
+            at_s: last.wall_ns as f64 / 1e9,
+        });
+        (labels, *count as f64, last)
     });
-    out.family(&DECISIONS, decisions);
+    out.family_with_exemplars(&DECISIONS, decisions);
     let findings = sums.findings.iter();
     out.family(
         &FINDINGS,

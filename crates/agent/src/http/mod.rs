@@ -38,6 +38,7 @@ use homenode_api::Request as Ask;
 use homenode_api::answer::{Placed, Vms};
 use homenode_api::http::{Evaluate, Evaluated, HostStatus, Links, Nodes, WallTime, openapi};
 use homenode_control::{Config, Mode, VmStatus};
+use homenode_units::Ns;
 use tokio::sync::Semaphore;
 
 use crate::answers::is_called;
@@ -49,7 +50,8 @@ use access::Access;
 use exposition::Format;
 use problem::Failed;
 
-pub use serve::{HttpServer, check};
+pub use access::{Came, Role};
+pub use serve::{Answers, HttpServer, check};
 
 /// Bytes of a request's body.
 const BODY_MAX: usize = 64 << 10;
@@ -75,6 +77,8 @@ pub struct About {
     pub mode: Mode,
     /// Which policies decide.
     pub policies: &'static str,
+    /// Time between looks at the host when it started.
+    pub period: Ns,
 }
 
 impl About {
@@ -86,6 +90,7 @@ impl About {
             host,
             mode,
             policies: config.policies.name(),
+            period: config.period,
         }
     }
 }
@@ -212,7 +217,8 @@ async fn metrics(State(site): State<Site>, headers: HeaderMap) -> impl IntoRespo
 /// Whether the loop goes on.
 async fn healthy(State(site): State<Site>) -> (StatusCode, String) {
     let (seen, _) = site.feed.seen();
-    let period = Duration::from_nanos(seen.map_or(0, |seen| seen.period.0));
+    let period = seen.map_or(site.about.period, |seen| seen.period);
+    let period = Duration::from_nanos(period.0);
     let silence = Instant::now().saturating_duration_since(site.feed.looked());
     if silence <= SILENCE_MAX.max(3 * period) {
         (StatusCode::OK, "healthy\n".into())

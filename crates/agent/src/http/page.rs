@@ -5,6 +5,7 @@
 
 use axum::Router;
 use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -61,7 +62,8 @@ pub(super) fn routes() -> Router<Site> {
         .route("/assets/{name}", get(asset))
 }
 
-async fn asset(Path(name): Path<String>) -> Result<Response, Failed> {
+async fn asset(name: Result<Path<String>, PathRejection>) -> Result<Response, Failed> {
+    let Path(name) = name?;
     let found = FILES.iter().find(|(file, _)| *file == name);
     found.map(|file| served(*file)).ok_or_else(Failed::no_such_path)
 }

@@ -176,7 +176,9 @@ pub(super) async fn why(
     let answer = ask(site, move |archive| {
         crate::why::ask(archive, &id, (at, window), Some(until)).map_err(|error| match error {
             AskError::Record(error) => error.into(),
-            AskError::Nothing(_) | AskError::Why(_) => Failed::nothing_known(error.to_string()),
+            AskError::Outside { .. } | AskError::Nothing(_) | AskError::Why(_) => {
+                Failed::nothing_known(error.to_string())
+            }
         })
     });
     Ok(Json(answer.await?))
@@ -300,9 +302,9 @@ fn points(
     let mut is_in_time = true;
     for frame in frames.by_ref() {
         let mut frame = frame?;
-        let vms: Vec<&mut Value> = match &mut frame.value["vms"] {
-            Value::Array(vms) => vms.iter_mut().collect(),
-            Value::Object(vms) => vms.values_mut().collect(),
+        let vms: Vec<&mut Value> = match frame.value.get_mut("vms") {
+            Some(Value::Array(vms)) => vms.iter_mut().collect(),
+            Some(Value::Object(vms)) => vms.values_mut().collect(),
             _ => Vec::new(),
         };
         let mut vms = vms.into_iter();

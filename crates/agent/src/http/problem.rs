@@ -250,3 +250,49 @@ impl From<JsonRejection> for Failed {
         Failed::new(rejection.status(), kind, title, rejection.body_text())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_has_every_kind_with_its_status() {
+        let document = include_str!("../../../../docs/API.md");
+        let of_api = [
+            ApiError::NoSuchId {
+                what: "promise".into(),
+                id: 1,
+                known: vec![],
+            },
+            ApiError::Conflict { why: "over".into() },
+        ];
+        let all = [
+            Failed::bad_parameter(""),
+            Failed::forbidden(""),
+            Failed::unauthorized("", ""),
+            Failed::too_many(),
+            Failed::may_not(""),
+            Failed::changed(""),
+            Failed::no_tag(),
+            Failed::refused(""),
+            Failed::no_such_decision(1),
+            Failed::not_json(),
+            Failed::no_such_vm("", std::iter::empty()),
+            Failed::no_such_path(),
+            Failed::no_history(),
+            Failed::nothing_known(""),
+            Failed::wrong_method(),
+            Failed::not_now(""),
+            Failed::broken(""),
+        ];
+        for Failed { kind, status, .. } in all.into_iter().chain(of_api.map(Failed::from)) {
+            let (name, status) = (format!("`{kind}`"), status.as_u16().to_string());
+            let is_its =
+                |line: &&str| line.starts_with('|') && line.contains(&name) && line.contains(&status);
+            assert!(
+                document.lines().any(|line| is_its(&line)),
+                "docs/API.md lacks {kind}, {status}"
+            );
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! Where clients come in: loopback, if it is asked for, and a socket beside the state for the agent's own user.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, TcpListener};
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
 use futures_util::future::OptionFuture;
 use homenode_api::http::Listen;
 use homenode_api::remedy;
@@ -57,7 +60,7 @@ const END: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct HttpServer {
     path: Option<PathBuf>,
-    access: Arc<Access>,
+    url: Option<String>,
     /// Closes it where it is dropped.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -106,8 +109,9 @@ impl HttpServer {
             }),
             _ => None,
         };
-        let access = Access::new(bound, state, group, (web_config(config), &site.feed))?;
-        let access = Arc::new(access);
+        let feed = site.feed.clone();
+        let answers = Answers::new(bound, state, (config, group), site)?;
+        let url = answers.access.url();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(THREADS + PASSWORDS)
@@ -115,10 +119,8 @@ impl HttpServer {
             .build()
             .context("cannot start the runtime that answers HTTP")?;
         let (stop, stopped) = oneshot::channel();
-        let feed = site.feed.clone();
-        let of_doors = Arc::clone(&access);
         let serving = async move {
-            let mut doors = Doors::new(of_doors, site);
+            let mut doors = Doors::new(answers);
             let tcp = tcp.and_then(|tcp| tokio::net::TcpListener::from_std(tcp).ok());
             let unix = unix.and_then(|unix| tokio::net::UnixListener::from_std(unix).ok());
             tokio::select! {
@@ -133,7 +135,7 @@ impl HttpServer {
         });
         Ok(HttpServer {
             path,
-            access,
+            url,
             stop: Some(stop),
             thread: Some(thread.context("cannot start the thread that answers HTTP")?),
             feed,
@@ -142,7 +144,7 @@ impl HttpServer {
 
     /// Where its page is, with the port that was free, and with what makes an operator of who opens it.
     pub fn url(&self) -> Option<String> {
-        self.access.url()
+        self.url.clone()
     }
 
     /// Where the loop publishes.
@@ -192,21 +194,56 @@ fn tcp_listener(at: Listen) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Who is in.
-struct Doors {
+/// What answers a request, however it came in.
+#[derive(Clone, Debug)]
+pub struct Answers {
     access: Arc<Access>,
     routes: TowerToHyperService<Router>,
+}
+
+impl Answers {
+    /// For what is listened on at an address, if any, and for a state directory, which then holds the key.
+    ///
+    /// # Errors
+    /// A `web.yml` that cannot be used, or does not suffice for the address; a state directory that cannot hold the key.
+    pub fn new(
+        bound: Option<SocketAddr>,
+        state: Option<&Path>,
+        (config, group): (&Config, Option<GroupId>),
+        site: Site,
+    ) -> anyhow::Result<Answers> {
+        let access = Access::new(bound, state, group, (web_config(config), &site.feed))?;
+        let access = Arc::new(access);
+        Ok(Answers {
+            routes: TowerToHyperService::new(router(site, &access)),
+            access,
+        })
+    }
+
+    /// Answers a request, within a runtime of tokio with its clock.
+    pub fn answer(
+        &self,
+        came: Came,
+        mut request: Request<Body>,
+    ) -> impl Future<Output = Result<Response, Infallible>> + Send + use<> {
+        request.extensions_mut().insert(came);
+        self.routes.call(request)
+    }
+}
+
+/// Who is in.
+struct Doors {
+    answers: Answers,
     inside: VecDeque<AbortHandle>,
     inside_max: usize,
 }
 
 impl Doors {
-    fn new(access: Arc<Access>, site: Site) -> Doors {
+    fn new(answers: Answers) -> Doors {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let share = usize::try_from(files / 8).unwrap_or(usize::MAX);
         Doors {
-            routes: TowerToHyperService::new(router(site, &access)),
-            access,
+            answers,
             inside: VecDeque::new(),
             inside_max: share.clamp(1, CONNECTIONS_MAX),
         }
@@ -228,8 +265,8 @@ impl Doors {
                     Err(_) => tokio::time::sleep(KNOCK_AGAIN).await,
                 },
                 Some(guest) = of_unix => match guest {
-                    Ok((stream, _)) => if let Some(role) = self.access.of_peer(&stream) {
-                        self.let_in(serve(self.routes.clone(), stream, Came::Socket(role)));
+                    Ok((stream, _)) => if let Some(role) = self.answers.access.of_peer(&stream) {
+                        self.let_in(serve(self.answers.clone(), stream, Came::Socket(role)));
                     },
                     Err(_) => tokio::time::sleep(KNOCK_AGAIN).await,
                 },
@@ -240,14 +277,14 @@ impl Doors {
 
     fn over_tcp(&mut self, stream: TcpStream, from: IpAddr) {
         let came = Came::Tcp(from);
-        let Some(tls) = self.access.tls() else {
-            return self.let_in(serve(self.routes.clone(), stream, came));
+        let answers = self.answers.clone();
+        let Some(tls) = answers.access.tls() else {
+            return self.let_in(serve(answers, stream, came));
         };
-        let routes = self.routes.clone();
         self.let_in(async move {
             let agreed = TlsAcceptor::from(tls).accept(stream);
             if let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE_TLS, agreed).await {
-                serve(routes, stream, came).await;
+                serve(answers, stream, came).await;
             }
         });
     }
@@ -265,15 +302,8 @@ impl Doors {
 }
 
 /// Answers a client until it goes.
-async fn serve(
-    routes: TowerToHyperService<Router>,
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    came: Came,
-) {
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(came);
-        routes.call(request)
-    });
+async fn serve(answers: Answers, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, came: Came) {
+    let service = service_fn(move |request: Request<Incoming>| answers.answer(came, request.map(Body::new)));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)

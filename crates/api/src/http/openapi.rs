@@ -41,7 +41,7 @@ fn paths(made: &mut Maker) -> Value {
     });
     let by_number = json!([{
         "name": "id", "in": "path", "required": true, "description": "Its number.",
-        "schema": {"type": "integer", "minimum": 0},
+        "schema": {"type": "integer", "format": "int64", "minimum": 0, "maximum": i64::MAX},
     }]);
     let get = |what: Value| json!({ "get": what });
     json!({
@@ -62,10 +62,7 @@ fn paths(made: &mut Maker) -> Value {
         )),
         "/v1/decisions/{id}": get(with(made.operation::<DecisionRow>(
             "decision", "One decision, by its number in the history", &[400, 404, 503]
-        ), "parameters", json!([{
-            "name": "id", "in": "path", "required": true, "description": "Its number.",
-            "schema": {"type": "integer", "format": "int64", "minimum": 0, "maximum": i64::MAX},
-        }]))),
+        ), "parameters", by_number.clone())),
         "/v1/history": get(made.query::<HistoryQuery, VmHistory>("history", "What a VM did", &[400, 404, 503])),
         "/v1/placements/evaluate": {"post": made.posted::<Evaluate, Evaluated>(
             "evaluate", "Whether and where a VM would fit; nothing is promised", &[400, 413, 415, 422, 503]

@@ -93,6 +93,12 @@ struct Stretch {
 /// # Errors
 /// No history, nothing in it at that time, a machine that cannot be simulated.
 pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
+    if args.output.extension().is_none_or(|end| end != "toml") {
+        let file = args.output.display();
+        return Err(bad_input(format!(
+            "--output {file}: a scenario's file ends with `.toml`, or `homenode sim` takes it for a name"
+        )));
+    }
     let path = args.history.place();
     let archive = open(&path)?;
     let (from, to) = wall::range(args.span.from.as_ref(), args.span.to.as_ref())?;

@@ -130,10 +130,9 @@ impl Past {
     pub fn go_to_time(&mut self, time: &Time) -> anyhow::Result<Option<String>> {
         let (from, to) = self.span()?;
         let now = record::now_ns();
-        let none = || bad_input(format!("there is no such time here: {time:?}"));
-        let mut wall_ns = time.ns(now).ok_or_else(none)?;
+        let mut wall_ns = time.ns(now)?;
         if matches!(time, Time::OfDay(_)) && !(from..=to).contains(&wall_ns) {
-            wall_ns = time.ns(to).ok_or_else(none)?;
+            wall_ns = time.ns(to)?;
         }
         // Times are shown to the millisecond: what is shown can be asked for.
         let end = wall_ns.saturating_add(999_999);

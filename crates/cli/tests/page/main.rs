@@ -475,6 +475,53 @@ fn the_key_is_taken_out_of_the_address_and_kept_for_the_tab() {
 }
 
 #[test]
+fn a_stretch_is_dragged_over_while_the_page_follows_the_agent() {
+    use fantoccini::actions::{InputSource as _, MouseActions, PointerAction};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(async {
+        let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &["--period", "200ms"]);
+        let browser = Browser::open(&site, Colours::Light).await;
+        browser.goto(&format!("{}/?view=vm&vm=web", browser.origin), "vm").await;
+        browser.see(".charts path").await;
+        let script = "const { left, top, width } = document.querySelector('.charts').getBoundingClientRect(); return [left, top, width]";
+        let place = browser.run(script).await;
+        let [left, top, width] = [0, 1, 2].map(|at| place[at].as_f64().unwrap());
+        let to = |share: f64| PointerAction::MoveTo {
+            duration: None,
+            x: left + share * width,
+            y: top + 40.0,
+        };
+        // Charts are drawn anew each second meanwhile.
+        let drag = MouseActions::new("mouse".into())
+            .then(to(0.3))
+            .then(PointerAction::Down { button: 0 })
+            .then(PointerAction::Pause {
+                duration: Duration::from_millis(2500),
+            })
+            .then(to(0.7))
+            .then(PointerAction::Up { button: 0 });
+        browser.client.perform_actions(drag).await.unwrap();
+        let is_dragged = "const of = (name) => Date.parse(new URLSearchParams(location.search).get(name)); \
+            return Math.abs((of('to') - of('from')) / 60000 - 0.4 * 15) < 0.2";
+        browser.until("the stretch is shown", is_dragged).await;
+        browser.close().await;
+    });
+}
+
+#[test]
+fn what_an_address_says_wrongly_is_left_out() {
+    page(Colours::Light, async |browser| {
+        for (address, view) in [
+            ("view=map&sort=constructor", "map"),
+            ("view=vm&vm=web&why=1&window=constructor", "vm"),
+            ("view=vm&vm=web&why=1&window=toString", "vm"),
+        ] {
+            browser.goto(&browser.address(address, 440), view).await;
+        }
+    });
+}
+
+#[test]
 fn the_page_follows_the_agent_says_when_it_is_gone_and_goes_on_when_it_is_back() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(async {

@@ -1,5 +1,7 @@
 //! What was written is there, whatever happens to the writer, the disk and the clock; nothing else is.
 
+mod files;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,6 +49,14 @@ fn event(kind: &str, text: &str) -> Event {
     }
 }
 
+fn text(value: &serde_json::Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+fn read(text: &[u8]) -> serde_json::Value {
+    serde_json::from_slice(text).unwrap()
+}
+
 /// The period of this second, on a clock that is off by so much.
 fn period(second: u64, off: i64) -> Period {
     let vm =
@@ -54,8 +64,8 @@ fn period(second: u64, off: i64) -> Period {
     Period {
         at: Ns::from_secs(second),
         wall_ns: NOON + second.cast_signed() * SECOND + off,
-        status: json!({"vms": [vm("a"), vm("b")], "second": second}),
-        sample: Some(json!({"cpus": [second, 2 * second]})),
+        status: text(&json!({"vms": [vm("a"), vm("b")], "second": second})),
+        sample: Some(text(&json!({"cpus": [second, 2 * second]}))),
         events: Vec::new(),
     }
 }
@@ -108,8 +118,8 @@ fn every_period_comes_back_as_it_was() {
         for (second, frame) in (0..).zip(back) {
             let was = period(second, 0);
             let value = match kind {
-                Kind::Status => was.status,
-                Kind::Sample => was.sample.unwrap(),
+                Kind::Status => read(&was.status),
+                Kind::Sample => read(&was.sample.unwrap()),
             };
             assert_eq!(
                 (frame.at, frame.wall_ns, frame.value),
@@ -243,7 +253,7 @@ fn an_agent_that_is_killed_while_it_writes_leaves_whole_periods() {
         writer.wait().unwrap();
         let back = frames(&path, Kind::Status);
         for (second, frame) in (0..).zip(&back) {
-            assert_eq!(frame.value, period(second, 0).status, "round {round}");
+            assert_eq!(frame.value, read(&period(second, 0).status), "round {round}");
         }
         assert_eq!(frames(&path, Kind::Sample).len(), back.len(), "round {round}");
         first = back.len() as u64;
@@ -269,7 +279,7 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
         if let Ok(archive) = Archive::open(&torn) {
             let _ = archive.frames(Kind::Status, (i64::MIN, i64::MAX), |frame| {
                 let second = frame.at.0 / 1_000_000_000;
-                assert_eq!(frame.value, period(second, 0).status, "torn at {length}");
+                assert_eq!(frame.value, read(&period(second, 0).status), "torn at {length}");
                 true
             });
         }
@@ -299,27 +309,103 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
 
 #[test]
 fn a_damaged_block_takes_no_other_with_it() {
+    for damage in ["substr(frames, 2)", "'text'", "0", "zeroblob(99)"] {
+        let (_dir, path) = place();
+        record(&path, (0..200).map(|second| period(second, 0)));
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        let which = "(SELECT min(id) + 2 FROM block)";
+        let sql = format!("UPDATE block SET frames = {damage} WHERE id = {which}");
+        connection.execute(&sql, []).unwrap();
+        drop(connection);
+        let mut seen = 0;
+        let archive = Archive::open(&path).unwrap();
+        let every = (i64::MIN, i64::MAX);
+        let error = archive
+            .frames(Kind::Status, every, |_| {
+                seen += 1;
+                true
+            })
+            .unwrap_err();
+        assert!(matches!(error, RecordError::Damaged { .. }), "{damage}: {error}");
+        assert_eq!(seen, 140, "{damage}");
+        // Going on by minutes passes it over.
+        let (mut minute, mut count) = (archive.minute(Kind::Status, Which::First).unwrap(), 0);
+        while let Some(here) = minute {
+            count += here.frames.len();
+            minute = archive.minute(Kind::Status, Which::After(&here)).unwrap();
+        }
+        assert_eq!(count, 140, "{damage}");
+    }
+}
+
+#[test]
+fn a_period_that_is_no_json_costs_itself_alone_and_is_said() {
     let (_dir, path) = place();
-    record(&path, (0..200).map(|second| period(second, 0)));
-    let connection = rusqlite::Connection::open(&path).unwrap();
-    connection
-        .execute(
-            "UPDATE block SET frames = substr(frames, 2) WHERE id = (SELECT min(id) + 2 FROM block)",
-            [],
-        )
-        .unwrap();
-    drop(connection);
-    let mut seen = 0;
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    for second in 0..90 {
+        let status = match second {
+            30 => b"{".to_vec(),
+            _ => period(second, 0).status,
+        };
+        let sample = None;
+        keep(
+            &mut recorder,
+            Period {
+                status,
+                sample,
+                ..period(second, 0)
+            },
+        );
+    }
+    recorder.close();
+    assert!(recorder.take_notices()[0].contains("is not recorded"));
+    let seen: Vec<u64> = frames(&path, Kind::Status)
+        .iter()
+        .map(|frame| frame.at.0 / 1_000_000_000)
+        .collect();
+    assert_eq!(seen, (0..90).filter(|second| *second != 30).collect::<Vec<_>>());
+}
+
+#[test]
+fn going_on_ends_where_the_clock_was_set_back_in_the_last_minute() {
+    let (_dir, path) = place();
+    let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
+    for second in 0..150 {
+        let off = if second < 140 { 0 } else { -3600 * SECOND };
+        keep(&mut recorder, period(second, off));
+    }
+    // The writer stays, and has written all that it was given: a minute that has grown meanwhile comes again.
     let archive = Archive::open(&path).unwrap();
-    let every = (i64::MIN, i64::MAX);
-    let error = archive
-        .frames(Kind::Status, every, |_| {
-            seen += 1;
-            true
-        })
-        .unwrap_err();
-    assert!(matches!(error, RecordError::Damaged { .. }), "{error}");
-    assert_eq!(seen, 140);
+    let is_written = |at: Ns| {
+        let last = archive.minute(Kind::Status, Which::Last).unwrap();
+        last.is_some_and(|minute| minute.frames.last().is_some_and(|frame| frame.at == at))
+    };
+    while !is_written(period(149, 0).at) {
+        std::thread::yield_now();
+    }
+    let mut minute = archive.minute(Kind::Status, Which::First).unwrap();
+    let mut seen = Vec::new();
+    while let Some(here) = minute {
+        seen.extend(here.frames.iter().map(|frame| frame.at));
+        assert!(seen.len() <= 200, "{seen:?}");
+        minute = archive.minute(Kind::Status, Which::After(&here)).unwrap();
+    }
+    let each: BTreeSet<Ns> = seen.iter().copied().collect();
+    assert!(each.len() == seen.len() && seen.len() == 150, "{seen:?}");
+}
+
+#[test]
+fn a_clock_that_is_far_ahead_for_a_while_makes_nothing_old() {
+    let (_dir, path) = place();
+    let ahead = |second| {
+        if (700..880).contains(&second) {
+            90 * 86400 * SECOND
+        } else {
+            0
+        }
+    };
+    record(&path, (0..1500).map(|second| period(second, ahead(second))));
+    assert_eq!(frames(&path, Kind::Status).len(), 1500);
 }
 
 #[test]
@@ -361,60 +447,38 @@ fn what_is_too_old_or_too_much_goes_first_and_the_file_stays_small() {
 }
 
 #[test]
-fn other_programs_and_newer_versions_files_are_left_as_they_are() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("a");
-    let refused = |path: &Path| Recorder::begin(path, &begin(), plenty(), WhenFull::LeaveOut).unwrap_err();
-    std::fs::write(
-        &path,
-        "precious words, more than a hundred bytes of them, ".repeat(100),
-    )
-    .unwrap();
-    assert!(matches!(refused(&path), RecordError::Foreign { .. }));
-    assert!(std::fs::read_to_string(&path).unwrap().starts_with("precious"));
-    let path = dir.path().join("b");
-    rusqlite::Connection::open(&path)
-        .unwrap()
-        .execute_batch("CREATE TABLE theirs (x)")
-        .unwrap();
-    assert!(matches!(refused(&path), RecordError::Foreign { .. }));
-    let path = dir.path().join("c");
-    record(&path, (0..3).map(|second| period(second, 0)));
-    rusqlite::Connection::open(&path)
-        .unwrap()
-        .pragma_update(None, "user_version", 2)
-        .unwrap();
-    let error = refused(&path);
-    assert!(matches!(error, RecordError::Newer { format: 2, .. }), "{error}");
-    assert!(matches!(Archive::open(&path), Err(RecordError::Newer { .. })));
-    assert!(matches!(
-        Archive::open(&dir.path().join("none")),
-        Err(RecordError::Missing { .. })
-    ));
-    let link = dir.path().join("link");
-    std::os::unix::fs::symlink(dir.path().join("b"), &link).unwrap();
-    assert!(matches!(refused(&link), RecordError::Database { .. }));
-}
-
-#[test]
-fn only_its_owner_may_read_it() {
-    use std::os::unix::fs::PermissionsExt as _;
+fn decisions_that_are_written_are_told_by_the_numbers_of_their_rows() {
     let (_dir, path) = place();
     let mut recorder = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
-    keep(&mut recorder, period(0, 0));
-    keep(&mut recorder, period(1, 0));
-    for file in std::fs::read_dir(path.parent().unwrap()).unwrap().flatten() {
-        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode, 0o600, "{:?}", file.path());
+    let decided = |second: u64| {
+        let action = Some("set-home".into());
+        let decision = event("decided", "VM a: home 1");
+        Period {
+            // The finding is the same each time, so it is one row with a count.
+            events: vec![event("found", "VM a is slow"), Event { action, ..decision }],
+            ..period(second, 0)
+        }
+    };
+    for second in 0..3 {
+        keep(&mut recorder, decided(second));
     }
-    assert_eq!(
-        std::fs::metadata(path.parent().unwrap())
-            .unwrap()
-            .permissions()
-            .mode()
-            & 0o777,
-        0o700
-    );
+    recorder.close();
+    let told = recorder.take_written();
+    assert_eq!(recorder.take_written(), []);
+    let archive = Archive::open(&path).unwrap();
+    assert_eq!(told.len(), 3);
+    for (second, written) in (0..).zip(told) {
+        let wanted = Wanted {
+            id: Some(written.id),
+            ..Wanted::default()
+        };
+        let rows = archive.events(&wanted).unwrap();
+        assert_eq!((rows.len(), rows[0].kind.as_str()), (1, "decided"));
+        assert_eq!(written.wall_ns, NOON + second * SECOND);
+        assert_eq!(rows[0].wall_ns, written.wall_ns);
+        let said = [written.policy, written.action, written.outcome];
+        assert_eq!(said, ["arrange", "set-home", "done"]);
+    }
 }
 
 #[test]
@@ -443,7 +507,7 @@ fn a_disk_that_fills_up_costs_periods_that_are_counted_and_nothing_else() {
         keep(
             &mut recorder,
             Period {
-                status: noise(second),
+                status: text(&noise(second)),
                 ..period(second, 0)
             },
         );

@@ -1,0 +1,270 @@
+//! A tenant that wants to harm its neighbour through the agent, on a host whose caches are counted. It changes what it does so
+//! that the agent moves somebody, pollutes in bursts between two samples, and shows the agent a need of memory that it does not
+//! have.
+//!
+//! # What is held against what
+//! Both have the home that their operator chose, a node each, under the agent's own policies. Beside a tenant that pollutes the
+//! neighbour would suffer with no agent at all; so it is held against an honest tenant of the same average use, which reads half
+//! of the time, in bursts of [`HONEST_MS`]: nothing that is looked at once a second can tell these from a steady load.
+//!
+//! # The measure
+//! Time says nothing here, as each CPU is emulated. What the neighbour's work costs is counted: cycles for each line that it
+//! reads, which are the arithmetic between two lines, the way to the cache, and for the share of lines that the cache did not
+//! have the way to memory, by the figures that the agent itself uses for the model. Misses are those of the neighbour's frames,
+//! from the model's page; how far its memory is, is taken from where its pages lie (`numa_maps`), as if it used all of them
+//! alike. Its loss is what is missing of the work that it does in a cycle beside the honest tenant. Waiting for CPUs is not in
+//! it: here that is mostly the emulator's. So what would make the neighbour wait is asked for in itself: its vCPU must keep the
+//! CPUs of its home, and no quota may hold it. Of memory nothing may be taken from it at any time.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use homenode_formats::pmu_region::Page;
+use homenode_linux::attribution::{LLC_CYCLES, MEMORY_CYCLES, REMOTE_CYCLES};
+use homenode_testbed_guest::Behaviour;
+
+use super::agent::{SOON, home_of_operator, limits, start_agent_with, stop};
+use super::arrange::{decisions, resting_model, wait_counted};
+use super::balloon::has_mib;
+use super::counted::{counts, tag};
+use crate::inside::Inside;
+use crate::inside::guest::{Guest, GuestSpec};
+use crate::inside::process::Program;
+use crate::inside::wait::{Look, wait_until};
+use crate::outside::emulated::LLC_BYTES;
+
+/// How long each way of the tenant's is counted.
+const WINDOW: Duration = Duration::from_secs(30);
+/// How long it has done so before.
+const SETTLED: Duration = Duration::from_secs(5);
+/// What the neighbour may lose.
+const LOSS_MAX: f64 = 0.01;
+/// Steps of arithmetic of the neighbour for each line: ten references to the cache in 1000 instructions, as programs that lean on
+/// memory make.
+const THINK: u32 = 100;
+/// CPUs of each one's node.
+const NEIGHBOURS_CPUS: [u32; 2] = [0, 1];
+const TENANTS_CPUS: [u32; 2] = [2, 3];
+/// Bursts of an honest tenant, and of one that changes between two samples, and over some.
+const HONEST_MS: u32 = 10;
+const BELOW_PERIOD_MS: u32 = 450;
+const PROVOKING_MS: u32 = 5000;
+/// Memory of the tenant, which it may be left with, and which it grabs so that it seems to need more, in MiB.
+const TENANT_MIB: u64 = 256;
+const FLOOR_MIB: u64 = 176;
+const GRABBED_MIB: u32 = 150;
+/// How long it grabs, and how long it then pretends to need nothing.
+const TURN: Duration = Duration::from_secs(10);
+
+/// A tenant that reads more than the cache holds, in bursts of so long.
+fn reading(burst_ms: u32) -> Behaviour {
+    Behaviour::walking(((8 * LLC_BYTES) >> 10) as u32, 0).with_bursts(burst_ms)
+}
+
+/// What the neighbour's work costs in a stretch.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// Lines asked of the cache.
+    references: u64,
+    /// Those that it did not have.
+    misses: u64,
+    /// Share of its memory that is not on its node, the most at any time.
+    remote: f64,
+}
+
+impl Cost {
+    /// Cycles for a line.
+    fn cycles(self) -> f64 {
+        let missed = self.misses as f64 / self.references.max(1) as f64;
+        let memory = (1.0 - self.remote) * MEMORY_CYCLES + self.remote * REMOTE_CYCLES;
+        f64::from(THINK) + LLC_CYCLES + missed * memory
+    }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} references missed, {:.2} percent of its memory away: {:.2} cycles for a line",
+            self.misses,
+            self.references,
+            100.0 * self.remote,
+            self.cycles()
+        )
+    }
+}
+
+/// The two, and where the neighbour's misses are counted.
+struct Scene<'a> {
+    inside: &'a Inside,
+    page: Page<'static>,
+    neighbour: &'a Guest,
+    tenant: &'a Guest,
+    neighbours_mib: u64,
+}
+
+impl Scene<'_> {
+    /// Whether each vCPU may run on these CPUs alone.
+    fn is_home(guest: &Guest, cpus: [u32; 2]) -> anyhow::Result<bool> {
+        let affinity = guest.process.vcpu_affinity()?;
+        Ok(affinity
+            .values()
+            .all(|on| on.iter().all(|cpu| cpus.contains(cpu))))
+    }
+
+    /// Share of the neighbour's pages that are not on its node.
+    fn remote(&self) -> anyhow::Result<f64> {
+        let pages = self.neighbour.pages_per_node()?;
+        let all: u64 = pages.values().sum();
+        let home = pages.get(&0).copied().unwrap_or(0);
+        Ok((all - home) as f64 / all.max(1) as f64)
+    }
+
+    /// The neighbour's cost while the tenant does as it does, which `in_turn` may change every [`TURN`]. It must keep what it
+    /// has.
+    fn watch(&self, mut in_turn: impl FnMut(u32) -> anyhow::Result<()>) -> anyhow::Result<Cost> {
+        std::thread::sleep(SETTLED);
+        let tag = tag(self.page, self.neighbour)?.context("no frame of the neighbour has a tag")?;
+        let (before, begin) = (counts(self.page, tag), Instant::now());
+        let (mut remote, mut turn) = (self.remote()?, 0);
+        while begin.elapsed() < WINDOW {
+            if begin.elapsed() >= TURN * turn {
+                in_turn(turn)?;
+                turn += 1;
+            }
+            remote = f64::max(remote, self.remote()?);
+            ensure!(
+                Scene::is_home(self.neighbour, NEIGHBOURS_CPUS)?,
+                "expected the neighbour to run at home, saw {:?}",
+                self.neighbour.process.vcpu_affinity()?
+            );
+            let (held, has) = (limits(self.neighbour)?, has_mib(self.neighbour)?);
+            ensure!(
+                held.is_empty(),
+                "expected no quota of the neighbour, saw {held:?}"
+            );
+            ensure!(
+                has == self.neighbours_mib,
+                "expected the neighbour to keep {} MiB, saw {has}",
+                self.neighbours_mib
+            );
+            std::thread::sleep(Duration::from_secs(2));
+        }
+        let after = counts(self.page, tag);
+        Ok(Cost {
+            references: after.references.wrapping_sub(before.references),
+            misses: after.misses.wrapping_sub(before.misses),
+            remote,
+        })
+    }
+
+    /// The same beside a tenant that does this all the time.
+    fn beside(&self, what: &str, behaviour: Behaviour) -> anyhow::Result<Cost> {
+        self.tenant.switch_to(behaviour)?;
+        let cost = self.watch(|_| Ok(()))?;
+        self.inside.note(format!("beside a tenant that {what}: {cost}"));
+        Ok(cost)
+    }
+
+    /// Beside one that grabs memory and lets go of it in turns, and reads as the honest one.
+    fn beside_liar(&self) -> anyhow::Result<Cost> {
+        let cost = self.watch(|turn| {
+            let touched = if turn % 2 == 0 { GRABBED_MIB } else { 0 };
+            self.tenant.switch_to(reading(HONEST_MS).with_touch(touched))
+        })?;
+        self.inside.note(format!(
+            "beside a tenant that grabs {GRABBED_MIB} MiB in turns, and has {} MiB: {cost}",
+            has_mib(self.tenant)?
+        ));
+        Ok(cost)
+    }
+}
+
+/// An agent that takes memory where it may.
+fn start(inside: &Inside) -> anyhow::Result<Program> {
+    let path = inside.dir().join("hostile.toml");
+    std::fs::write(
+        &path,
+        "[working_set]\nwindow = \"4s\"\ncpu_share_max = 1.0\n[overcommit]\nwhen = \"always\"\nreserve_min = \"24MiB\"\n\
+         step = 0.2\nstep_wait = \"4s\"\n",
+    )?;
+    start_agent_with(inside, &["--config", &path.display().to_string()])
+}
+
+/// Each hostile way costs the neighbour under a percent of its work.
+pub fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
+    let page = resting_model()?;
+    let quarter = ((LLC_BYTES / 4) >> 10) as u32;
+    let mut neighbour = GuestSpec::new("neighbour").doing(Behaviour::walking(quarter, THINK));
+    neighbour.extra_xml = home_of_operator("0");
+    let mut tenant = GuestSpec::new("tenant").vcpus(2).doing(reading(HONEST_MS));
+    tenant.extra_xml = home_of_operator("1");
+    tenant.memory_mib = TENANT_MIB;
+    let guests = inside.create_at_once(&[neighbour, tenant])?;
+    let [neighbour, tenant] = guests.as_slice() else {
+        anyhow::bail!("expected two guests, saw {}", guests.len());
+    };
+    neighbour.wait_ready()?;
+    tenant.wait_ready()?;
+    neighbour.move_to(0)?;
+    tenant.move_to(1)?;
+    let agent = start(inside)?;
+    wait_counted(inside, &[neighbour, tenant])?;
+    wait_until("both to run at home", SOON, || {
+        let is_home = Scene::is_home(neighbour, NEIGHBOURS_CPUS)? && Scene::is_home(tenant, TENANTS_CPUS)?;
+        Ok(match is_home {
+            true => Look::Done(()),
+            false => Look::NotYet(format!(
+                "{:?}, {:?}",
+                neighbour.process.vcpu_affinity()?,
+                tenant.process.vcpu_affinity()?
+            )),
+        })
+    })?;
+    inside.told("memory", &["set", "tenant", &format!("{FLOOR_MIB}MiB")])?;
+    let scene = Scene {
+        inside,
+        page,
+        neighbour,
+        tenant,
+        neighbours_mib: has_mib(neighbour)?,
+    };
+    let honest = scene.beside("reads half of the time", reading(HONEST_MS))?;
+    let hostile = [
+        ("alternates", scene.beside("alternates", reading(PROVOKING_MS))?),
+        (
+            "pollutes in bursts",
+            scene.beside("pollutes in bursts", reading(BELOW_PERIOD_MS))?,
+        ),
+        ("lies", scene.beside_liar()?),
+    ];
+    let again = scene.beside("reads half of the time again", reading(HONEST_MS))?;
+    for guest in [neighbour, tenant] {
+        for [policy, action, reason] in decisions(&agent, guest) {
+            inside.note(format!("{}: {policy} {action}: {reason}", guest.spec.name));
+        }
+    }
+    // What differs between two honest stretches is the measure's own.
+    let own = (1.0 - honest.cycles() / again.cycles()).abs();
+    inside.note(format!(
+        "two honest stretches differ by {:.3} percent",
+        100.0 * own
+    ));
+    ensure!(
+        own < LOSS_MAX,
+        "expected honest stretches alike: {honest}; {again}"
+    );
+    for (what, cost) in hostile {
+        let loss = 1.0 - honest.cycles() / cost.cycles();
+        inside.note(format!(
+            "a tenant that {what} costs its neighbour {:.3} percent",
+            100.0 * loss
+        ));
+        ensure!(
+            loss < LOSS_MAX,
+            "expected a loss under a percent beside a tenant that {what}: {cost}; honest: {honest}"
+        );
+    }
+    stop(agent)
+}
