@@ -49,10 +49,10 @@ testbed: ## Run the testbed: real guests on an emulated 4-node host (25 minutes 
 	@echo '== running the testbed: $(or $(CASE),all cases)'
 	@$(SETUP) cargo xtask testbed $(CASE)
 
-http: ## Have Prometheus and schemathesis ask an agent on the twin over HTTP (a minute, building aside)
-	@echo '== fetching Prometheus and schemathesis into $(TARGET), if they are missing'
+http: ## Have Prometheus and schemathesis ask an agent on the twin, and Perfetto read traces (a minute, building aside)
+	@echo '== fetching Prometheus, schemathesis and Perfetto into $(TARGET), if they are missing'
 	@scripts/http-setup.sh
-	@echo '== asking an agent on the twin over HTTP'
+	@echo '== asking an agent on the twin over HTTP, and reading traces'
 	@$(SETUP) cargo xtask http
 
 page: ## Open the page of an agent on the twin in Chromium and use it as an operator does (two minutes, building aside)

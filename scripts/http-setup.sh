@@ -1,13 +1,15 @@
 #!/bin/sh
-# Fetches what asks an agent over HTTP in 'make http': Debian's Prometheus, unpacked and not installed, so that no service
-# starts, and schemathesis in an environment of its own. Both lie below target. What is there already is not touched.
+# Fetches what judges Homenode from outside in 'make http': Debian's Prometheus, unpacked and not installed, so that no service
+# starts, and schemathesis and Perfetto's reader of traces in environments of their own. All lie below target. What is there
+# already is not touched.
 #
-# For Debian 12 (and relatives); python3-venv must be installed, and nothing is done as root.
+# For Debian 12 (and relatives), as root or with sudo where python3-venv is missing.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 schemathesis_version=4.32.5
+perfetto_version=0.59.1
 
 say() { printf 'http-setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -23,11 +25,24 @@ if [ ! -x "$target/prometheus/usr/bin/promtool" ]; then
     dpkg-deb -x "$fetched"/prometheus_*.deb "$target/prometheus"
 fi
 
-# It must run: an installation that was cut short leaves the program and not what it needs.
-if ! "$target/schemathesis/bin/st" --version >/dev/null 2>&1; then
-    rm -rf "$target/schemathesis"
-    say "installing schemathesis $schemathesis_version into $target/schemathesis"
-    python3 -m venv "$target/schemathesis" || die "python3 cannot make an environment: install python3-venv"
-    "$target/schemathesis/bin/pip" install --quiet "schemathesis==$schemathesis_version" >&2 \
-        || die "pip could not install schemathesis, see above"
-fi
+# A package of Python's in an environment of its own, and what must run there: an installation that was cut short leaves a part.
+environment() {
+    name=$1 version=$2 program=$3
+    shift 3
+    "$target/$name/bin/$program" "$@" >/dev/null 2>&1 && return
+    if ! python3 -c 'import ensurepip' >/dev/null 2>&1; then
+        say "installing python3-venv: environments for Python's packages"
+        command -v apt-get >/dev/null 2>&1 || die "no apt-get here: install python3-venv"
+        sudo=''
+        [ "$(id -u)" -eq 0 ] || sudo=sudo
+        $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-venv >&2 \
+            || die "apt-get could not install python3-venv: run 'apt-get update' as root first"
+    fi
+    say "installing $name $version into $target/$name"
+    rm -rf "${target:?}/$name"
+    python3 -m venv "$target/$name" || die "python3 cannot make an environment, see above"
+    "$target/$name/bin/pip" install --quiet "$name==$version" >&2 || die "pip could not install $name, see above"
+}
+
+environment schemathesis "$schemathesis_version" st --version
+environment perfetto "$perfetto_version" python3 -c 'import perfetto.protos'

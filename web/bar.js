@@ -9,9 +9,9 @@ const STEPS = 60;
 const PLAY_APART = 600;
 
 export class Bar {
-  // `onRange(range)` where the reader goes to another time.
-  constructor(root, onRange) {
-    Object.assign(this, { root, onRange, range: null, marks: [], recorded: null, playing: null });
+  // `onRange(range)` where the reader goes to another time; while `isDrawing()` playing waits.
+  constructor(root, onRange, isDrawing) {
+    Object.assign(this, { root, onRange, isDrawing, range: null, marks: [], recorded: null, playing: null });
   }
 
   draw(range, { marks, recorded, now }) {
@@ -139,7 +139,7 @@ export class Bar {
     if (isLive(this.range) || this.range.at >= this.range.to) this.onRange(fixed(this.range.from, this.range.to, this.range.from));
     this.playing = setInterval(() => {
       if (this.range.at >= this.range.to) this.play();
-      else this.step(1);
+      else if (!this.isDrawing()) this.step(1);
     }, PLAY_APART);
     this.draw(this.range, { now: this.now });
   }

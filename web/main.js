@@ -25,7 +25,8 @@ class Page {
   constructor() {
     takeKey();
     Object.assign(this, { about: null, now: Date.now(), marks: [], asking: null, marksOf: {} });
-    this.bar = new Bar(part("bar"), (range) => this.router.go(changed({ cursor: null }, range), { replace: true }));
+    const onRange = (range) => this.router.go(changed({ cursor: null }, range), { replace: true });
+    this.bar = new Bar(part("bar"), onRange, () => this.isDrawing);
     this.router = new Router(() => this.move());
     this.live = new Live({
       onNews: () => this.news(),

@@ -107,7 +107,9 @@ impl Step {
             }
             Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
             Self::Fuzz(_) => "everything that reads what others wrote, fuzzed (a minute for each target)",
-            Self::Http => "an agent's HTTP, asked by Prometheus and schemathesis (a minute)",
+            Self::Http => {
+                "what Prometheus and schemathesis make of an agent's HTTP, and Perfetto of traces (a minute)"
+            }
             Self::Page => "the page of an agent, as an operator uses it in Chromium (two minutes)",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
@@ -151,7 +153,14 @@ impl Step {
             Self::Reproduction => reproduction(),
             Self::Decisions(args) => decisions(args),
             Self::Fuzz(args) => fuzz::run(args),
-            Self::Http => test(&["--package", "homenode-cli", "--test", "http_peers"]),
+            Self::Http => test(&[
+                "--package",
+                "homenode-cli",
+                "--test",
+                "http_peers",
+                "--test",
+                "perfetto",
+            ]),
             Self::Page => test(&["--package", "homenode-cli", "--test", "page"]),
             Self::Testbed(names) => testbed(names),
         }

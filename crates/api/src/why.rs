@@ -25,6 +25,23 @@ pub const WINDOW: Window = Window {
     most: Ns::from_secs(6 * 3600),
 };
 
+impl Window {
+    /// A stretch of a length that may be asked about.
+    ///
+    /// # Errors
+    /// With what may be asked about.
+    pub fn checked(&self, length: Ns) -> Result<Ns, String> {
+        if (self.least..=self.most).contains(&length) {
+            return Ok(length);
+        }
+        let hours = self.most.0 / Ns::from_secs(3600).0;
+        Err(format!(
+            "a stretch of {} to {hours}h can be told, and not {length}",
+            self.least
+        ))
+    }
+}
+
 /// A stretch of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct WallSpan {

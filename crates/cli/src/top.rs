@@ -234,8 +234,8 @@ pub fn terminal_size() -> (usize, usize) {
 pub fn help() -> String {
     format!(
         "\
-Nodes, links and VMs of the running agent on one page, with what it decides; or of any time that it recorded, with the same
-keys. Before 03:12 lies 03:11: ← goes back in time from now, too.
+Nodes, links and VMs of the running agent on one page, with what it decides; or of any time that it
+recorded, with the same keys. Before 03:12 lies 03:11: ← goes back in time from now, too.
 
 {}
 Examples:

@@ -36,15 +36,11 @@ pub struct WhyArgs {
 /// # Errors
 /// No history, a time that it does not reach, or a VM that was not there.
 pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
-    if !(WINDOW.least..=WINDOW.most).contains(&args.window) {
-        return Err(bad_input(format!(
-            "--window {}: a stretch of {} to {} can be told",
-            args.window, WINDOW.least, WINDOW.most
-        )));
-    }
+    let window = WINDOW.checked(args.window);
+    let window = window.map_err(|error| bad_input(format!("--window: {error}")))?;
     let at = args.at.map(|at| at.ns(now_ns())).transpose()?;
     let archive = open(&args.history.place())?;
-    let answer = homenode_agent::why::ask(&archive, &args.vm, (at, args.window), None);
+    let answer = homenode_agent::why::ask(&archive, &args.vm, (at, window), None);
     let answer = answer.map_err(|error| match error {
         AskError::Outside { recorded } => {
             let (from, to) = (Wall(recorded.from.0), Wall(recorded.to.0));

@@ -2,8 +2,9 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read as _, Write};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -482,4 +483,27 @@ fn two_hundred_slow_clients_delay_no_epoch_and_no_scrape() {
         beside > 0.8 * alone,
         "{alone:.1} epochs a second alone, {beside:.1} beside slow clients"
     );
+}
+
+#[test]
+fn clients_of_the_address_take_no_room_on_the_socket() {
+    let site = site(&["--period", "100ms"]);
+    let mut kept = UnixStream::connect(site.dir.path().join("state/http.sock")).unwrap();
+    kept.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut is_answered = || {
+        kept.write_all(b"HEAD /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+        let mut said = [0; 4096];
+        kept.read(&mut said)
+            .map(|count| said[..count].starts_with(b"HTTP/1.1 200"))
+    };
+    assert!(is_answered().unwrap());
+    // More than may be inside: the first of them make room, and nobody else.
+    let mut crowd: Vec<_> = (0..300).map(|_| site.connect()).collect();
+    assert_eq!(site.get("/metrics").status, 200);
+    assert_eq!(
+        crowd[0].read(&mut [0; 1]).unwrap(),
+        0,
+        "the oldest is still inside"
+    );
+    assert!(is_answered().unwrap());
 }

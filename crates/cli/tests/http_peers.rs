@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use common::fetched;
 use common::http::{Site, get_from};
 
 /// VMs that move, wait and use links under TAVO.
@@ -42,21 +43,6 @@ arrival = \"5s\"
 
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
-}
-
-/// A program that `scripts/http-setup.sh` fetched.
-fn fetched(path: &str) -> PathBuf {
-    let target = Path::new(env!("CARGO_BIN_EXE_homenode"))
-        .ancestors()
-        .nth(2)
-        .expect("the target directory");
-    let program = target.join(path);
-    assert!(
-        program.exists(),
-        "{} is missing: run scripts/http-setup.sh",
-        program.display()
-    );
-    program
 }
 
 fn promtool() -> Command {

@@ -189,7 +189,10 @@ impl fmt::Display for Event {
                 vcpus,
                 memory_bytes,
                 ..
-            } => write!(f, "VM {name} appeared: {vcpus} vCPUs, {memory_bytes}"),
+            } => {
+                let plural = if *vcpus == 1 { "" } else { "s" };
+                write!(f, "VM {name} appeared: {vcpus} vCPU{plural}, {memory_bytes}")
+            }
             Event::Vanished { name, .. } => write!(f, "VM {name} is gone"),
             Event::ChangedByOther {
                 name,

@@ -148,7 +148,7 @@ impl Archive {
             &format!(
                 "SELECT {EVENT} FROM event
              WHERE (?1 IS NULL OR last_wall_ns >= ?1) AND (?2 IS NULL OR wall_ns <= ?2)
-               AND (?3 IS NULL OR name = ?3 OR vm = ?3) AND (?4 IS NULL OR policy = ?4) AND (?5 IS NULL OR kind = ?5)
+               AND (?3 IS NULL OR name = ?3 OR vm = ?3 COLLATE NOCASE) AND (?4 IS NULL OR policy = ?4) AND (?5 IS NULL OR kind = ?5)
                AND (?6 IS NULL OR id < ?6) AND id = ifnull(?8, id)
              ORDER BY id DESC LIMIT ?7"
             ),

@@ -109,9 +109,26 @@ impl RecordError {
                 what: error.to_string(),
             },
             Some(DatabaseCorrupt | NotADatabase) => RecordError::Foreign { path: name() },
+            _ if lacks_shared_memory(&error) => RecordError::new(
+                path,
+                "its file system cannot be shared by processes, as NFS and 9p cannot: choose a local one with --history",
+            ),
             _ => RecordError::new(path, error),
         }
     }
+}
+
+/// Whether what readers and the writer agree by cannot be made: a file that all of them map.
+fn lacks_shared_memory(error: &rusqlite::Error) -> bool {
+    use rusqlite::ffi;
+    let code = error.sqlite_error().map(|error| error.extended_code);
+    let all = [
+        ffi::SQLITE_IOERR_SHMOPEN,
+        ffi::SQLITE_IOERR_SHMSIZE,
+        ffi::SQLITE_IOERR_SHMLOCK,
+        ffi::SQLITE_IOERR_SHMMAP,
+    ];
+    code.is_some_and(|code| all.contains(&code))
 }
 
 /// What a block or a row of the tail holds.

@@ -167,7 +167,7 @@ impl Store {
             Err(RecordError::Damaged { path: name, what }) => {
                 let aside = format!("{name}.damaged-{}", begin.wall_ns / 1_000_000_000);
                 for end in ["-wal", "-shm", ""] {
-                    let moved = fs::rename(format!("{name}{end}"), format!("{aside}{end}"));
+                    let moved = fs::rename(beside(path, end), format!("{aside}{end}"));
                     // The first two need not be there.
                     moved.or_else(|e| if end.is_empty() { Err(failed(e)) } else { Ok(()) })?;
                 }
@@ -182,15 +182,8 @@ impl Store {
     }
 
     fn begin(path: &Path, begin: &Begin, limits: Limits) -> Result<Store, RecordError> {
-        // The owner's alone: names of VMs, and what they do.
-        let made = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
-            .open(path);
-        let alone = made.map_err(|e| RecordError::new(path, e))?;
-        check_owner(path, &alone)?;
+        // Not the database itself: on NFS and 9p a file has one kind of locks, and SQLite would wait for ours.
+        let alone = own_file(&beside(path, "-lock"))?;
         let locked = rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive);
         locked.map_err(|_| {
             RecordError::new(
@@ -198,6 +191,7 @@ impl Store {
                 "another agent writes to it: name another file with --history",
             )
         })?;
+        own_file(path)?;
         let connection = schema::open_to_write(path)?;
         let check: rusqlite::Result<String> =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0));
@@ -348,12 +342,28 @@ impl Store {
     }
 }
 
-/// What root writes to is root's, and what another user writes to is that user's.
-fn check_owner(path: &Path, file: &fs::File) -> Result<(), RecordError> {
-    let owner = file.metadata().map_err(|e| RecordError::new(path, e))?.uid();
+/// A file beside a history.
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    PathBuf::from(name)
+}
+
+/// Opens a file, or makes it, that is its owner's alone, since it says what VMs do: what root writes to is root's, and what another
+/// user writes to is that user's.
+fn own_file(path: &Path) -> Result<fs::File, RecordError> {
+    let failed = |e: std::io::Error| RecordError::new(path, e);
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)
+        .map_err(failed)?;
+    let owner = file.metadata().map_err(failed)?.uid();
     let own = rustix::process::geteuid().as_raw();
     if owner == own {
-        return Ok(());
+        return Ok(file);
     }
     let cause = format!(
         "it belongs to user {owner}, and this is user {own}: remove it, or name another file with --history"

@@ -56,8 +56,15 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let [_, polluter, _, parted] = guests.as_slice() else {
         anyhow::bail!("expected four guests, saw {}", guests.len());
     };
-    let history = inside.dir().join("history.sqlite").display().to_string();
+    // In memory: a history wants a file system that processes can share, which the host's is not.
+    let history = std::env::temp_dir().join("why.sqlite").display().to_string();
     let agent = start_agent_with(inside, &["--policies", "default", "--history", &history])?;
+    wait_until("the agent to record", SOON, || {
+        Ok(match inside.ask("record", &["show", "--history", &history])? {
+            Ok(_) => Look::Done(()),
+            Err((_, said)) => Look::NotYet(said),
+        })
+    })?;
     thread::sleep(4 * WINDOW);
 
     let planted = Instant::now();

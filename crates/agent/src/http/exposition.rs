@@ -3,6 +3,7 @@
 //! Written here: the libraries that there are write one of the two, and keep series for as long as the program runs, where ours
 //! come and go with VMs and are counted against a limit.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 /// Most series of an answer.
@@ -109,7 +110,8 @@ impl Exposition {
         }
     }
 
-    /// Writes a family; one without series is not there at all. An empty label is as one that is not there.
+    /// Writes a family; one without series is not there at all. An empty label is as one that is not there. Of series with the same
+    /// labels, as of two VMs that a host gives one name, the first is written: readers refuse an answer that has one twice.
     pub(crate) fn family<const N: usize>(
         &mut self,
         family: &Family,
@@ -126,20 +128,19 @@ impl Exposition {
         series: impl IntoIterator<Item = ([String; N], f64, Option<Exemplar>)>,
     ) {
         debug_assert_eq!(family.labels.len(), N, "{}", family.name);
+        let mut there = BTreeSet::new();
         let mut has_head = false;
         for (labels, value, exemplar) in series {
-            if !self.has_room() {
+            if there.contains(&labels) || !self.has_room() {
                 continue;
             }
             if !std::mem::replace(&mut has_head, true) {
                 self.head(family);
             }
-            let labels = family
-                .labels
-                .iter()
-                .copied()
-                .zip(labels.iter().map(String::as_str));
-            self.line(family.name, labels, value, exemplar.as_ref());
+            let named = family.labels.iter().copied();
+            let labels_named = named.zip(labels.iter().map(String::as_str));
+            self.line(family.name, labels_named, value, exemplar.as_ref());
+            there.insert(labels);
         }
     }
 
@@ -317,6 +318,14 @@ mod tests {
             ]
         );
         assert!(!of(Format::Text).contains("decision_id"));
+    }
+
+    #[test]
+    fn no_series_is_there_twice() {
+        let mut text = Exposition::new(Format::Text);
+        let series = ["a", "b", "a"].map(|name| ([name.to_owned(), String::new()], 1.0));
+        text.family(&MOVED, series);
+        assert_eq!(text.finish().lines().count(), 2 + 2);
     }
 
     #[test]

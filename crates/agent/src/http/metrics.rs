@@ -65,16 +65,13 @@ pub(super) fn exposition(about: &About, feed: &Feed, format: Format) -> String {
         of_vms(&mut out, &seen.status.vms);
         let name_of: BTreeMap<_, _> = seen.status.vms.iter().map(|vm| (vm.id, &vm.name)).collect();
         // A VM that was renamed counts on under its new name.
-        let moved = sums.moved.iter().map(|((vm, name, from, to, policy), bytes)| {
-            let domain = name_of
-                .get(vm)
-                .map_or_else(|| name.clone(), |name| (*name).clone());
+        let mut moved = BTreeMap::<_, f64>::new();
+        for ((vm, name, from, to, policy), bytes) in &sums.moved {
+            let domain = name_of.get(vm).map_or(name, |name| *name).clone();
             let from = from.as_ref().map(NodeSet::to_string).unwrap_or_default();
-            (
-                [domain, from, to.to_string(), (*policy).to_owned()],
-                *bytes as f64,
-            )
-        });
+            let labels = [domain, from, to.to_string(), (*policy).to_owned()];
+            *moved.entry(labels).or_default() += *bytes as f64;
+        }
         out.family(&VM_MOVED, moved);
     }
     let dropped = out.dropped_count() as f64;

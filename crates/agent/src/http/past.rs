@@ -164,13 +164,8 @@ pub(super) async fn why(
     let (Path(id), Query(query)) = (id?, query?);
     let window = query.window.as_deref().map(str::parse::<Ns>).transpose();
     let window = window.map_err(|e| Failed::bad_parameter(format!("window: {e}")))?;
-    let window = window.unwrap_or(WINDOW.usual);
-    if !(WINDOW.least..=WINDOW.most).contains(&window) {
-        return Err(Failed::bad_parameter(format!(
-            "window: a stretch of {} to {} can be told",
-            WINDOW.least, WINDOW.most
-        )));
-    }
+    let window = WINDOW.checked(window.unwrap_or(WINDOW.usual));
+    let window = window.map_err(|e| Failed::bad_parameter(format!("window: {e}")))?;
     let at = query.at.map(|time| time.0);
     let until = Instant::now() + READING_MAX;
     let answer = ask(site, move |archive| {

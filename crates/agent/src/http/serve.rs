@@ -44,9 +44,9 @@ const SOCKET_MODES: (u32, u32) = (0o600, 0o660);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of a request's head.
 const HEAD_MAX: usize = 32 << 10;
-/// Connections at one time; the one that came first makes room. Fewer where the process may open less than eight times as many
-/// files.
-const CONNECTIONS_MAX: usize = 512;
+/// Connections at one time, of the address and of the socket each; the one that came first makes room. Fewer where the process may
+/// open less than 16 times as many files.
+const CONNECTIONS_MAX: usize = 256;
 /// Threads beside those for questions: passwords are checked on their own.
 const PASSWORDS: usize = 1;
 /// How long a client may take to agree on how to hide what is said. It counts as a connection meanwhile.
@@ -231,21 +231,25 @@ impl Answers {
     }
 }
 
-/// Who is in.
+/// Who is in. Whoever may knock at the address takes no room from those who may use the socket.
 struct Doors {
     answers: Answers,
+    over_tcp: Room,
+    over_socket: Room,
+}
+
+/// Connections that came in one way.
+struct Room {
     inside: VecDeque<AbortHandle>,
     inside_max: usize,
 }
 
 impl Doors {
     fn new(answers: Answers) -> Doors {
-        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let share = usize::try_from(files / 8).unwrap_or(usize::MAX);
         Doors {
             answers,
-            inside: VecDeque::new(),
-            inside_max: share.clamp(1, CONNECTIONS_MAX),
+            over_tcp: Room::new(),
+            over_socket: Room::new(),
         }
     }
 
@@ -261,12 +265,12 @@ impl Doors {
             );
             tokio::select! {
                 Some(guest) = of_tcp => match guest {
-                    Ok((stream, from)) => self.over_tcp(stream, from.ip().to_canonical()),
+                    Ok((stream, from)) => self.take_in_tcp(stream, from.ip().to_canonical()),
                     Err(_) => tokio::time::sleep(KNOCK_AGAIN).await,
                 },
                 Some(guest) = of_unix => match guest {
                     Ok((stream, _)) => if let Some(role) = self.answers.access.of_peer(&stream) {
-                        self.let_in(serve(self.answers.clone(), stream, Came::Socket(role)));
+                        self.over_socket.let_in(serve(self.answers.clone(), stream, Came::Socket(role)));
                     },
                     Err(_) => tokio::time::sleep(KNOCK_AGAIN).await,
                 },
@@ -275,18 +279,29 @@ impl Doors {
         }
     }
 
-    fn over_tcp(&mut self, stream: TcpStream, from: IpAddr) {
+    fn take_in_tcp(&mut self, stream: TcpStream, from: IpAddr) {
         let came = Came::Tcp(from);
         let answers = self.answers.clone();
         let Some(tls) = answers.access.tls() else {
-            return self.let_in(serve(answers, stream, came));
+            return self.over_tcp.let_in(serve(answers, stream, came));
         };
-        self.let_in(async move {
+        self.over_tcp.let_in(async move {
             let agreed = TlsAcceptor::from(tls).accept(stream);
             if let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE_TLS, agreed).await {
                 serve(answers, stream, came).await;
             }
         });
+    }
+}
+
+impl Room {
+    fn new() -> Room {
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let share = usize::try_from(files / 16).unwrap_or(usize::MAX);
+        Room {
+            inside: VecDeque::new(),
+            inside_max: share.clamp(1, CONNECTIONS_MAX),
+        }
     }
 
     /// Counts a connection, the oldest of which makes room.

@@ -200,7 +200,8 @@ impl Running {
             return Ok(None);
         }
         let was_now = self.session.past.is_none();
-        if was_now && wish == Wish::Play {
+        // Nothing comes after now.
+        if was_now && matches!(wish, Wish::Play | Wish::Step(1..) | Wish::Minutes(1..)) {
             return Ok(None);
         }
         let past = open(&mut self.session.past, &self.session.history)?;

@@ -4,7 +4,7 @@
 
 pub mod http;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
@@ -30,6 +30,21 @@ pub fn stdout(output: &Output) -> String {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("complaints are text")
+}
+
+/// A program that `scripts/http-setup.sh` fetched.
+pub fn fetched(path: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_BIN_EXE_homenode"))
+        .ancestors()
+        .nth(2)
+        .expect("the target directory");
+    let program = target.join(path);
+    assert!(
+        program.exists(),
+        "{} is missing: run scripts/http-setup.sh",
+        program.display()
+    );
+    program
 }
 
 /// What a command that must succeed printed.
