@@ -166,7 +166,7 @@ fn limits_of(uri: &str, machine: &Machine, policies: PolicySet) -> Vec<String> {
         let (idle, busy) = homenode_control::stages_by_need_of_nodes(policies);
         let (idle, busy) = (idle.join(", "), busy.join(", "));
         limits.push(format!(
-            "this host has one NUMA node: {idle} find nothing to choose there; {busy} go on as ever"
+            "this host has one NUMA node: {idle} have nothing to choose from; {busy} work as usual"
         ));
     }
     if uri.starts_with("test:") {
@@ -338,7 +338,7 @@ fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<(Guard, O
     let arguments = arguments.map(OsStr::to_owned);
     let (guard, why_not_apart) = guard::spawn_apart(Path::new("/"), &exe, &arguments, beat)?;
     let said = why_not_apart.map(|why| {
-        format!("the guard has no unit of its own, since {why}: who kills all processes of the agent's unit kills it too")
+        format!("the guard has no unit of its own, since {why}: what kills all processes of the agent's unit kills it too")
     });
     Ok((guard, said))
 }

@@ -379,19 +379,19 @@ impl VmSettings {
     }
 }
 
-/// What reading settings anew led to.
+/// What came of reading settings anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reloaded {
-    /// Settings that are others now.
+    /// Settings that changed.
     pub changed: Vec<String>,
-    /// Settings that are others in the file and wait for the next start.
+    /// Settings that differ in the file and wait for the next start.
     pub at_next_start: Vec<String>,
 }
 
 impl fmt::Display for Reloaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.changed.as_slice() {
-            [] => f.write_str("settings were read anew, and nothing is another now")?,
+            [] => f.write_str("settings were read anew, and none has changed")?,
             changed => write!(f, "settings were read anew; changed: {}", changed.join(", "))?,
         }
         match self.at_next_start.as_slice() {

@@ -58,11 +58,14 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
                 commit: COMMIT,
                 reload: reload.clone(),
             };
-            signals::wait_for(caught, Reached {
-                run: bell.clone(),
-                comparison: None,
-                reload,
-            })?;
+            signals::wait_for(
+                caught,
+                Reached {
+                    run: bell.clone(),
+                    comparison: None,
+                    reload,
+                },
+            )?;
             let mut output = output.by(Clock::Wall).unwaiting()?;
             let ended = live::run(&run, &config, &mut output, &bell);
             output.end_of_epochs();
@@ -101,11 +104,14 @@ fn simulate(
         reload: reload.clone(),
     };
     let comparison = Bell::default();
-    signals::wait_for(caught, Reached {
-        run: bell.clone(),
-        comparison: Some(comparison.clone()),
-        reload,
-    })?;
+    signals::wait_for(
+        caught,
+        Reached {
+            run: bell.clone(),
+            comparison: Some(comparison.clone()),
+            reload,
+        },
+    )?;
     let ended = twin::run(&run, &config, &spec, output, bell);
     output.end_of_epochs();
     ended?;

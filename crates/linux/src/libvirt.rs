@@ -20,6 +20,8 @@ use crate::connect::{ConnectError, host_of};
 use crate::domain::NAMESPACE;
 use crate::mark;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod loaded;
 #[cfg(test)]
 mod stand_in;
 #[cfg(test)]
@@ -86,7 +88,6 @@ impl Libvirt {
 
     /// Connects with the first call, for what may be done without libvirt.
     pub fn unconnected(uri: &str, beat: Beat) -> Libvirt {
-        virt::error::clear_error_callback(); // else libvirt writes to standard error
         // libvirt's test driver, which our tests use, knows no flag there.
         let live = if uri.starts_with("test:") {
             sys::VIR_DOMAIN_AFFECT_CURRENT
@@ -108,9 +109,13 @@ impl Libvirt {
 
     fn connect(&mut self) -> Result<Connect, String> {
         let uri = self.uri.clone();
-        let connected = self.limited(move || Connect::open(Some(&uri)));
-        let connected = connected.map_err(|_| self.rest())?;
-        connected.map_err(|e| e.message().to_owned())
+        let connected = self.limited(move || {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            loaded::load()?;
+            virt::error::clear_error_callback(); // else libvirt writes to standard error
+            Connect::open(Some(&uri)).map_err(|e| e.message().to_owned())
+        });
+        connected.map_err(|_| self.rest())?
     }
 
     /// libvirt itself does not answer: it is left in peace for a while, since many calls must not wait as long as each may take.

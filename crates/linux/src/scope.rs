@@ -10,8 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How long systemd waits for a guard when the host goes down: the agent has given everything back before.
 const STOP: &str = "TimeoutStopSec=15s";
-/// The guard goes after the agent.
-const ORDER: &str = "Before=homenode.service";
+/// Then the guard goes after the agent, and libvirt, through which it undoes, after the guard.
+const ORDER: [&str; 2] = [
+    "Before=homenode.service",
+    "After=libvirtd.service virtqemud.service",
+];
 
 /// Guards that this process started.
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -47,7 +50,9 @@ pub(crate) fn around(
         "--property",
         STOP,
         "--property",
-        ORDER,
+        ORDER[0],
+        "--property",
+        ORDER[1],
         "--",
     ];
     let own = own.map(OsStr::new).into_iter().map(OsStr::to_owned);
