@@ -384,7 +384,7 @@ pub struct SimArgs {
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,
-    /// Configuration file (TOML) for the policies; which ones run is said elsewhere
+    /// Configuration file (TOML) for the policies; `--policy` says which run
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
