@@ -96,12 +96,12 @@ pub unsafe extern "C" fn qemu_plugin_install(
         }
     };
     // SAFETY: as above.
-    let vcpus = unsafe { (*info).max_vcpus };
+    let (vcpus, version) = unsafe { ((*info).max_vcpus, (*info).version_cur) };
     let begun = match options.what {
         What::Pmu(_) | What::Pages(_) if !system => {
             Err("a PMU or pages are modelled for a machine, and this QEMU runs a program".to_owned())
         }
-        What::Pmu(pmu) => pmu::begin(&pmu, options.config).map(|()| {
+        What::Pmu(pmu) => pmu::begin(&pmu, options.config, version).map(|()| {
             // SAFETY: the functions have the types that the interface declares and live as long as the process.
             unsafe {
                 qemu::qemu_plugin_register_vcpu_init_cb(id, pmu::vcpu_begins);

@@ -45,6 +45,8 @@ pub struct PmuOptions {
     pub llc_bytes: u64,
     /// Its ways.
     pub llc_ways: u64,
+    /// Memory of each node, which follow each other from address 0 on.
+    pub node_bytes: u64,
 }
 
 /// All that was said so far.
@@ -75,6 +77,7 @@ impl Options {
                 frames: 1 << 20,
                 llc_bytes: 8 << 20,
                 llc_ways: 16,
+                node_bytes: 1 << 30,
                 ..PmuOptions::default()
             },
             pages: PagesOptions {
@@ -163,6 +166,7 @@ impl Said {
             "frames" => self.pmu.frames = number(1, 1 << 32)?,
             "llc-bytes" => self.pmu.llc_bytes = number(64, 1 << 32)?,
             "llc-ways" => self.pmu.llc_ways = number(1, 64)?,
+            "node-mib" => self.pmu.node_bytes = number(1, 1 << 30)? << 20,
             "private-bytes" => self.config.private_bytes = number(64, 1 << 30)?,
             "private-ways" => self.config.private_ways = number(1, 64)? as usize,
             "line-bytes" => match number(16, 4096)? {
@@ -213,7 +217,7 @@ impl Said {
             "exact" => self.pages.config.exact = one_of(key, value, &[("no", false), ("yes", true)])?,
             "begin" => self.pages.announced = one_of(key, value, &[("at-once", false), ("announced", true)])?,
             _ => {
-                let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways, \
+                let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways, node-mib, \
                      pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
                 return Err(format!("`{key}` is no argument: {known}"));
             }

@@ -3,7 +3,7 @@
 //! The machine has the file as a device's memory:
 //!
 //! ```text
-//! qemu-system-x86_64 -plugin libhomenode_plugin.so,pmu=FILE,cpus=4,nodes=4,frames=2097152,llc-bytes=8388608 \
+//! qemu-system-x86_64 -plugin libhomenode_plugin.so,pmu=FILE,cpus=4,nodes=4,node-mib=1024,frames=2097152,llc-bytes=8388608 \
 //!     -object memory-backend-file,id=pmu,share=on,mem-path=FILE,size=SIZE -device ivshmem-plain,memdev=pmu ...
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! one that is instrumented takes minutes. Then QEMU forgets what it has translated, and translates all anew; and again when
 //! nobody asks any more.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -24,7 +24,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use homenode_formats::pmu_region::{Layout, Page, SAMPLES, TAGS_MAX};
-use homenode_meter::pmu::{Cpu, Pmu};
+use homenode_meter::pmu::{self, Cpu, Pmu};
 use homenode_meter::profile::Config;
 use homenode_tracking::cache::{Replacement, Shape};
 
@@ -43,13 +43,19 @@ struct Run {
     config: Config,
     cpus: u64,
     nodes: u64,
+    node_bytes: u64,
+    /// Whether QEMU counts the begin of a node's memory twice in an address.
+    is_doubled: bool,
 }
+
+/// The version of the interface of QEMU 7.2, which counts the begin of a node's memory twice in an address.
+const DOUBLED: c_int = 1;
 
 /// Makes the file and the empty caches.
 ///
 /// # Errors
 /// A sentence.
-pub fn begin(options: &PmuOptions, config: Config) -> Result<(), String> {
+pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(), String> {
     let layout = Layout {
         cpus: options.cpus,
         tags: TAGS_MAX,
@@ -68,6 +74,8 @@ pub fn begin(options: &PmuOptions, config: Config) -> Result<(), String> {
         config,
         cpus: options.cpus,
         nodes: options.nodes,
+        node_bytes: options.node_bytes,
+        is_doubled: version == DOUBLED && options.nodes > 1,
     };
     RUN.set(run)
         .map_err(|_| "loaded twice; once is enough".to_owned())
@@ -166,7 +174,11 @@ extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) 
     let (Some(run), Some(cpu)) = (RUN.get(), CPUS.get(at)) else {
         return;
     };
-    if let Some(address) = machine_address(info, address) {
+    if let Some(said) = machine_address(info, address) {
+        let address = match run.is_doubled {
+            true => pmu::undoubled(said, run.node_bytes),
+            false => said,
+        };
         run.pmu.access(cpu, address, wanted(info));
     }
 }

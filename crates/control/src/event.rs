@@ -181,6 +181,10 @@ fn recommended(
     write!(f, " ({reason})")
 }
 
+fn in_words(vcpus: usize) -> String {
+    format!("{vcpus} vCPU{}", if vcpus == 1 { "" } else { "s" })
+}
+
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -189,10 +193,7 @@ impl fmt::Display for Event {
                 vcpus,
                 memory_bytes,
                 ..
-            } => {
-                let plural = if *vcpus == 1 { "" } else { "s" };
-                write!(f, "VM {name} appeared: {vcpus} vCPU{plural}, {memory_bytes}")
-            }
+            } => write!(f, "VM {name} appeared: {}, {memory_bytes}", in_words(*vcpus)),
             Event::Vanished { name, .. } => write!(f, "VM {name} is gone"),
             Event::ChangedByOther {
                 name,

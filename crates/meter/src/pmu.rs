@@ -99,6 +99,12 @@ impl<'a> Pmu<'a> {
     }
 }
 
+/// The address of what QEMU 7.2 gives as one in a machine whose nodes have so much memory each: where a node's memory begins,
+/// twice, and the place there.
+pub fn undoubled(said: u64, node_bytes: u64) -> u64 {
+    said - said / (2 * node_bytes) * node_bytes
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -106,6 +112,16 @@ mod tests {
     use super::*;
     use homenode_formats::pmu_region::{Counts, Layout};
     use homenode_tracking::cache::Replacement;
+
+    #[test]
+    fn addresses_of_each_node_are_where_its_memory_is() {
+        const NODE: u64 = 1 << 30;
+        for node in 0..4 {
+            for place in [0, 4096, NODE - 1] {
+                assert_eq!(undoubled(2 * node * NODE + place, NODE), node * NODE + place);
+            }
+        }
+    }
 
     #[test]
     fn misses_are_counted_where_they_belong() {

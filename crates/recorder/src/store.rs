@@ -349,8 +349,8 @@ fn beside(path: &Path, end: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Opens a file, or makes it, that is its owner's alone, since it says what VMs do: what root writes to is root's, and what another
-/// user writes to is that user's.
+/// Opens a file, or makes it, that is its owner's alone, since it says what VMs do: what root writes to is root's, and what
+/// another user writes to is that user's.
 fn own_file(path: &Path) -> Result<fs::File, RecordError> {
     let failed = |e: std::io::Error| RecordError::new(path, e);
     let file = fs::OpenOptions::new()

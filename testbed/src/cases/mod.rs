@@ -357,7 +357,7 @@ pub static ALL: &[Case] = &[
         "why",
         Group::Arrange,
         900,
-        "`homenode why` names what slowed guests down, and whose doing it was: a quota, memory moved away, a polluted cache",
+        "`homenode why` names what slowed guests down, and whose doing it was: a quota, a move away from its memory, a polluted cache",
         why::causes_named,
     ),
     case(

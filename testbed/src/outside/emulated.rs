@@ -151,7 +151,7 @@ impl Workshop {
         let (plugin, file) = (plugin.display(), file.display());
         let (cpus, nodes, bytes) = (kind.cpus(), kind.nodes(), layout.bytes().next_power_of_two());
         Ok(format!(
-            " -plugin {plugin},pmu={file},cpus={cpus},nodes={nodes},frames={FRAMES},llc-bytes={LLC_BYTES},private-bytes={PRIVATE_BYTES}\
+            " -plugin {plugin},pmu={file},cpus={cpus},nodes={nodes},frames={FRAMES},llc-bytes={LLC_BYTES},private-bytes={PRIVATE_BYTES},node-mib={NODE_MIB}\
              \x20-object memory-backend-file,id=pmu,share=on,mem-path={file},size={bytes} -device ivshmem-plain,memdev=pmu"
         ))
     }

@@ -110,8 +110,8 @@ impl Exposition {
         }
     }
 
-    /// Writes a family; one without series is not there at all. An empty label is as one that is not there. Of series with the same
-    /// labels, as of two VMs that a host gives one name, the first is written: readers refuse an answer that has one twice.
+    /// Writes a family; one without series is not there at all. An empty label is as one that is not there. Of series with the
+    /// same labels, as of two VMs that a host gives one name, the first is written: readers refuse an answer that has one twice.
     pub(crate) fn family<const N: usize>(
         &mut self,
         family: &Family,

@@ -44,8 +44,8 @@ const SOCKET_MODES: (u32, u32) = (0o600, 0o660);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of a request's head.
 const HEAD_MAX: usize = 32 << 10;
-/// Connections at one time, of the address and of the socket each; the one that came first makes room. Fewer where the process may
-/// open less than 16 times as many files.
+/// Connections at one time, of the address and of the socket each; the one that came first makes room. Fewer where the process
+/// may open less than 16 times as many files.
 const CONNECTIONS_MAX: usize = 256;
 /// Threads beside those for questions: passwords are checked on their own.
 const PASSWORDS: usize = 1;

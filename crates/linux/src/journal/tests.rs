@@ -351,23 +351,23 @@ fn where_nothing_can_be_written_nothing_is_begun_and_what_ended_is_struck_out_la
 fn a_copy_that_is_far_too_large_is_refused_at_once_and_the_other_read() {
     let dir = tempfile::tempdir().unwrap();
     let entries = filled(dir.path()).entries().clone();
-    let begun = std::time::Instant::now();
+    // More than can be read into memory.
+    const TOO_LARGE: u64 = 1 << 40;
     let large = File::options().write(true).open(file(dir.path())).unwrap();
-    large.set_len(LIMIT_BYTES + 1).unwrap();
+    large.set_len(TOO_LARGE).unwrap();
     let journal = Journal::open(dir.path()).unwrap();
     assert_eq!(journal.entries(), &entries);
     assert!(journal.warnings[0].contains("larger"), "{:?}", journal.warnings);
     for copy in COPIES {
         let path = dir.path().join("private").join(copy);
         let large = File::options().write(true).open(path).unwrap();
-        large.set_len(LIMIT_BYTES + 1).unwrap();
+        large.set_len(TOO_LARGE).unwrap();
     }
     let error = Journal::open(dir.path()).unwrap_err().to_string();
     assert!(
         error.contains("larger") && error.contains("private/journal"),
         "{error}"
     );
-    assert!(begun.elapsed() < std::time::Duration::from_secs(5));
 }
 
 #[test]
