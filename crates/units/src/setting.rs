@@ -4,8 +4,6 @@
 use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 
-use crate::CpuSet;
-
 /// A setting that no run may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSetting {
@@ -37,11 +35,9 @@ pub enum Wrong {
     /// It names CPUs that the machine does not have.
     NoSuchCpus {
         /// Those.
-        missing: CpuSet,
-        /// The machine.
-        machine: String,
-        /// The CPUs that it has.
-        there: CpuSet,
+        missing: String,
+        /// The machine, and the CPUs that it has.
+        there: [Box<str>; 2],
     },
 }
 
@@ -64,11 +60,10 @@ impl Display for BadSetting {
             }
             Wrong::NoSuchCpus {
                 missing,
-                machine,
-                there,
+                there: [machine, cpus],
             } => write!(
                 f,
-                "but {machine} has no CPU {missing}; those online are {there}: name some of them, or leave it out"
+                "but {machine} has no CPU {missing}; those online are {cpus}: name some of them, or leave it out"
             ),
         }
     }

@@ -127,9 +127,8 @@ impl Config {
             key: "reserved_cpus".to_owned(),
             value: self.reserved_cpus.to_string(),
             wrong: Wrong::NoSuchCpus {
-                missing,
-                machine: machine.name.clone(),
-                there,
+                missing: missing.to_string(),
+                there: [machine.name.as_str().into(), there.to_string().into()],
             },
         })
     }
