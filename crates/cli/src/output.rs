@@ -168,7 +168,7 @@ impl Output {
     }
 
     /// What is to be said in lines of events; the journal takes them with what they can be found by.
-    fn to_be_said(&mut self, events: &[Event]) -> Vec<String> {
+    fn lines_to_say(&mut self, events: &[Event]) -> Vec<String> {
         let Some(journal) = &self.journal else {
             return self.quiet.of(self.at, events);
         };
@@ -251,7 +251,7 @@ impl Show for Output {
         let events = match self.style {
             Style::Json => object_line("epoch", json!(epoch)),
             Style::Terminal | Style::Lines => {
-                let said = self.to_be_said(&epoch.events);
+                let said = self.lines_to_say(&epoch.events);
                 self.stamped(said).map(|line| format!("{line}\n")).collect()
             }
         };

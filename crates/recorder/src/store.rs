@@ -191,6 +191,7 @@ impl Store {
                 "another agent writes to it: name another file with --history",
             )
         })?;
+        // Made before SQLite makes it, which would have the umask say who may read it.
         own_file(path)?;
         let connection = schema::open_to_write(path)?;
         let check: rusqlite::Result<String> =

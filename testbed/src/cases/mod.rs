@@ -356,7 +356,7 @@ pub static ALL: &[Case] = &[
     case(
         "why",
         Group::Arrange,
-        900,
+        1500,
         "`homenode why` names what slowed guests down, and whose doing it was: a quota, a move away from its memory, a polluted cache",
         why::causes_named,
     ),

@@ -1,8 +1,8 @@
 //! `homenode why` about real guests: one is throttled, one is parted from its memory, one has its cache filled by a neighbour.
 //!
 //! All of it is done by somebody else than the agent, which only records: what it knows it has from the host, and counters from
-//! the model. Two guests are busy at a time, before it is done and after: the emulated CPUs share two real ones, and with a third
-//! all would be slower for a reason that no guest and no agent can see.
+//! the model. One thing is done at a time, and the same guests are busy before and after: the emulated CPUs share two real ones,
+//! and the model deals instructions by time, so what a third guest begins would change the figures of the others.
 
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -26,9 +26,6 @@ const LOST_MIN: f64 = 0.03;
 /// polluter goes through the whole cache meanwhile. A guest that reads at the polluter's pace keeps its lines.
 const LEISURE: u32 = 20;
 
-/// What lies in a private cache.
-const SMALL_BYTES: u64 = 16 << 10;
-
 fn walking(bytes: u64, think: u32) -> Behaviour {
     Behaviour::walking((bytes >> 10) as u32, think)
 }
@@ -41,16 +38,13 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: u32) -> GuestSpec {
         .nodes("preferred", &(cpu / 2).to_string())
 }
 
-/// What `why` must say of a guest: the code, and who did it.
-type Expected = (&'static str, &'static str, &'static str);
-
 /// The first cause is the right one, and so is who is blamed.
 pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let specs = [
         walker("polluted", LLC_BYTES / 2, LEISURE, 0).doing(Behaviour::idle()),
-        walker("polluter", SMALL_BYTES, 0, 1).doing(Behaviour::idle()),
+        walker("polluter", 8 * LLC_BYTES, 0, 2).doing(Behaviour::idle()),
         walker("throttled", LLC_BYTES / 4, 0, 2),
-        walker("parted", 4 * LLC_BYTES, 0, 3),
+        walker("parted", 4 * LLC_BYTES, 0, 3).doing(Behaviour::idle()),
     ];
     let guests = inside.create_at_once(&specs)?;
     for guest in &guests {
@@ -69,29 +63,28 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
         })
     })?;
 
-    let planted = planted(|| {
-        let quota = ["vcpu_quota=30000", "vcpu_period=100000"];
-        run(
-            "virsh",
-            &[&["schedinfo", "throttled", "--live"], &quota[..]].concat(),
-        )?;
-        // The guest goes and leaves its memory behind, at once; the other way round takes a minute and a half here.
-        run("virsh", &["vcpupin", "parted", "0", "1", "--live"])?;
-        Ok(())
-    })?;
-    let expected = [
-        ("throttled", "quota", "somebody"),
-        ("parted", "remote-memory", "somebody"),
-    ];
-    all_named(inside, &history, planted, &expected)?;
+    let quota = ["vcpu_quota=30000", "vcpu_period=100000"];
+    let throttle = [&["schedinfo", "throttled", "--live"], &quota[..]].concat();
+    let planted = when_done(&throttle)?;
+    expect_named(inside, &history, planted, ("throttled", "quota", "somebody"))?;
 
+    // The guest goes and leaves its memory behind, at once; the other way round takes a minute and a half here.
     throttled.switch_to(Behaviour::idle())?;
+    parted.switch_to(walking(4 * LLC_BYTES, 0))?;
+    let planted = when_done(&["vcpupin", "parted", "0", "1", "--live"])?;
+    expect_named(inside, &history, planted, ("parted", "remote-memory", "somebody"))?;
+
+    // The polluter works on the other node, and comes.
     parted.switch_to(Behaviour::idle())?;
     polluted.switch_to(walking(LLC_BYTES / 2, LEISURE))?;
-    polluter.switch_to(walking(SMALL_BYTES, 0))?;
-    let planted = self::planted(|| polluter.switch_to(walking(8 * LLC_BYTES, 0)))?;
-    let expected = [("polluted", "llc-pollution", "polluter")];
-    all_named(inside, &history, planted, &expected)?;
+    polluter.switch_to(walking(8 * LLC_BYTES, 0))?;
+    let planted = when_done(&["vcpupin", "polluter", "0", "1", "--live"])?;
+    expect_named(
+        inside,
+        &history,
+        planted,
+        ("polluted", "llc-pollution", "polluter"),
+    )?;
     // Who made others slow has nobody to blame.
     if let Ok(said) = asked(inside, &history, "polluter", planted)? {
         let is_others = said["causes"].to_string().contains("\"who\":\"vm\"");
@@ -100,14 +93,14 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Lets all be as it is for as long as is compared with, does something, and waits until it has lasted for what is asked about;
-/// when it was done.
-fn planted(deed: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<SystemTime> {
+/// Lets all be as it is for as long as is compared with, has virsh do something, and waits until what that did has lasted for
+/// what is asked about; when it was done.
+fn when_done(arguments: &[&str]) -> anyhow::Result<SystemTime> {
     thread::sleep(4 * WINDOW);
-    deed()?;
-    let planted = SystemTime::now();
+    run("virsh", arguments)?;
+    let done = SystemTime::now();
     thread::sleep(WINDOW);
-    Ok(planted)
+    Ok(done)
 }
 
 /// What is said of a VM in the stretch that began then.
@@ -137,27 +130,24 @@ fn asked(
     )
 }
 
-fn all_named(
+fn expect_named(
     inside: &Inside,
     history: &str,
     planted: SystemTime,
-    expected: &[Expected],
+    (vm, code, culprit): (&str, &str, &str),
 ) -> anyhow::Result<()> {
-    for (vm, code, culprit) in expected {
-        // The last periods may not be recorded yet.
-        let said = wait_until(&format!("why to name what slowed {vm}"), SOON, || {
-            Ok(match asked(inside, history, vm, planted)? {
-                Ok(said) if is_named(&said, code, culprit) => Look::Done(said),
-                other => Look::NotYet(format!("{other:?}")),
-            })
-        })?;
-        inside.note(format!("{vm}: lost {}, {}", said["lost"], said["causes"][0]));
-    }
+    let is_right = |said: &Value| {
+        let (first, lost) = (&said["causes"][0], said["lost"].as_f64().unwrap_or(0.0));
+        let by = &first["culprit"];
+        lost >= LOST_MIN && first["code"] == code && (by["who"] == culprit || by["name"] == culprit)
+    };
+    // The last periods may not be recorded yet.
+    let said = wait_until(&format!("why to name what slowed {vm}"), SOON, || {
+        Ok(match asked(inside, history, vm, planted)? {
+            Ok(said) if is_right(&said) => Look::Done(said),
+            other => Look::NotYet(format!("{other:?}")),
+        })
+    })?;
+    inside.note(format!("{vm}: lost {}, {}", said["lost"], said["causes"][0]));
     Ok(())
-}
-
-fn is_named(said: &Value, code: &str, culprit: &str) -> bool {
-    let (first, lost) = (&said["causes"][0], said["lost"].as_f64().unwrap_or(0.0));
-    let by = &first["culprit"];
-    lost >= LOST_MIN && first["code"] == code && (by["who"] == culprit || by["name"] == culprit)
 }
