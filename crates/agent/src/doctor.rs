@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use homenode_host::observation::Tracker;
-use homenode_linux::LibvirtHost;
 use homenode_linux::lock::Lock;
 use homenode_linux::peer::GroupId;
 use homenode_linux::perf::Perf;
@@ -12,6 +11,7 @@ use homenode_linux::resctrl::Resctrl;
 use homenode_linux::state_dir::StateDir;
 use homenode_linux::trackers::{self, Runs};
 use homenode_linux::uncore::{self, Uncore};
+use homenode_linux::{ConnectError, LibvirtHost};
 use homenode_machine::Machine;
 use homenode_machine_files::sysfs;
 use schemars::JsonSchema;
@@ -81,7 +81,7 @@ pub fn examine(places: &Places) -> Examined {
     let Places { root, state, uri } = places;
     let machine = sysfs::read(root);
     let known = machine.as_ref().ok();
-    let libvirt = LibvirtHost::probe(uri).map_err(|error| error.to_string());
+    let libvirt = LibvirtHost::probe(uri);
     let features = [
         ("libvirt", of_libvirt(uri, &libvirt)),
         ("KVM", kvm(root)),
@@ -124,15 +124,19 @@ pub fn examine(places: &Places) -> Examined {
     }
 }
 
-fn of_libvirt(uri: &str, probed: &Result<(), String>) -> Found {
-    match probed {
-        Ok(()) => Ok(format!("{uri} answers")),
-        Err(why) => Err(lack(
-            why,
-            "no VM is seen or managed",
-            "apt install libvirt-daemon-system && systemctl start libvirtd",
-        )),
-    }
+fn of_libvirt(uri: &str, probed: &Result<(), ConnectError>) -> Found {
+    let (found, remedy) = match probed {
+        Ok(()) => return Ok(format!("{uri} answers")),
+        Err(ConnectError::NoLibvirt { cause, .. }) => (
+            cause.clone(),
+            "systemctl start libvirtd, or first apt install libvirt-daemon-system",
+        ),
+        Err(ConnectError::NotPermitted { cause, .. }) => {
+            (cause.clone(), "run as root, or join the group `libvirt`")
+        }
+        Err(error) => (error.to_string(), "mend what is said there"),
+    };
+    Err(lack(found, "no VM is seen or managed", remedy))
 }
 
 fn kvm(root: &Path) -> Found {
@@ -140,15 +144,15 @@ fn kvm(root: &Path) -> Found {
         true => Ok("/dev/kvm is there".to_owned()),
         false => Err(lack(
             "there is no /dev/kvm",
-            "VMs are emulated, some 10 times slower",
-            "modprobe kvm_intel || modprobe kvm_amd, with virtualisation switched on in the firmware",
+            "VMs are emulated, and slow",
+            "modprobe kvm_intel, or kvm_amd, with virtualisation on in the firmware",
         )),
     }
 }
 
 fn nodes(machine: Result<&Machine, String>) -> Found {
-    const COSTS: &str = "nothing is placed or moved; permits, working sets and overcommit work";
-    const REMEDY: &str = "NUMA may be switched off in the firmware (node interleaving): `numactl -H` shows what the kernel knows";
+    const COSTS: &str = "nothing is placed or moved; all else works";
+    const REMEDY: &str = "none, where it has one socket; else node interleaving off in the firmware";
     let machine = machine.map_err(|why| lack(why, COSTS, REMEDY))?;
     match machine.memory_nodes().len() {
         0 | 1 => Err(lack("this host has one node", COSTS, REMEDY)),
@@ -168,8 +172,8 @@ fn counters(root: &Path) -> Found {
             .to_owned()),
         (why, _) => Err(lack(
             why.unwrap_or("a counter could not be opened"),
-            "decisions go by CPU and memory alone; permits of pollution are not metered",
-            "sysctl kernel.perf_event_paranoid=0, or run as root; inside a VM, give it a PMU",
+            "decisions go by CPU and memory alone",
+            "run as root, or sysctl kernel.perf_event_paranoid=0; a VM needs a PMU",
         )),
     }
 }
@@ -178,8 +182,8 @@ fn uncore_counters(root: &Path, machine: Option<&Machine>) -> Found {
     let missing = |why: String| {
         lack(
             why,
-            "traffic of controllers and links is not counted, but estimated where resctrl or VMs' counters allow",
-            "modprobe intel_uncore || modprobe amd_uncore, and run as root",
+            "traffic of links and memory is not counted",
+            "modprobe intel_uncore, or amd_uncore, and run as root; a VM has none",
         )
     };
     let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
@@ -197,8 +201,8 @@ fn resctrl(root: &Path, machine: Option<&Machine>) -> Found {
     let missing = |why: String| {
         lack(
             why,
-            "permits are held by CPU quotas alone, and no part of a cache can be given",
-            "mount -t resctrl resctrl /sys/fs/resctrl, where the processor has it (grep -E 'cat_l3|rdt_a' /proc/cpuinfo)",
+            "permits go by CPU quotas alone",
+            "mount -t resctrl resctrl /sys/fs/resctrl; needs rdt_a in /proc/cpuinfo",
         )
     };
     let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
@@ -216,15 +220,17 @@ fn tracker(root: &Path, wanted: Tracker) -> Found {
         Some(None) => Ok("working sets can be watched by it".to_owned()),
         Some(Some(why)) => Err(lack(
             why,
-            "working sets are watched by another means, or not at all",
+            "working sets are watched otherwise",
             match wanted {
-                Tracker::Damon => "a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS, and root",
+                Tracker::Damon => {
+                    "run as root, with CONFIG_DAMON_SYSFS in the kernel and no other user of it"
+                }
                 _ => "run the agent as root",
             },
         )),
         None => Err(lack(
             "it is not known here",
-            "working sets are watched by another means",
+            "working sets are watched otherwise",
             "none",
         )),
     }
@@ -253,13 +259,13 @@ fn page_moves(root: &Path) -> Found {
     }
 }
 
-fn balloon(libvirt: &Result<(), String>) -> Found {
+fn balloon(libvirt: &Result<(), ConnectError>) -> Found {
     match libvirt {
-        Ok(()) => Ok("asked of each VM through libvirt; `homenode memory show` says who answers".to_owned()),
+        Ok(()) => Ok("asked of each VM; `homenode memory show` says which answer".to_owned()),
         Err(_) => Err(lack(
-            "they come through libvirt, which does not answer",
-            "no memory is taken from VMs, since what they use is not known",
-            "as for libvirt; each VM needs a virtio balloon, and its driver in the guest",
+            "libvirt does not answer",
+            "no memory is taken from VMs",
+            "as for libvirt; a VM needs a virtio balloon and its driver",
         )),
     }
 }
@@ -269,7 +275,7 @@ fn topology_pages(root: &Path) -> Found {
     match socket.exists() {
         true => Ok(format!("served at {TOPOLOGY}")),
         false => Err(lack(
-            format!("nothing serves them at {TOPOLOGY}"),
+            "nothing serves them",
             "guests are not told where they are",
             "start the agent; a VM needs an ivshmem-doorbell device (docs/TOPOLOGY.md)",
         )),
@@ -290,7 +296,7 @@ fn numad(root: &Path) -> Found {
                 true => "numad is another program",
                 false => "there is no numad",
             },
-            "libvirt's placement='auto' does not ask the agent",
+            "placement='auto' does not ask the agent",
             "dpkg-divert --rename --add /usr/bin/numad && ln -s $(command -v homenode) /usr/bin/numad",
         )),
     }
@@ -306,9 +312,9 @@ fn hook(root: &Path) -> Found {
     match files.iter().find(|file| is_ours(file)) {
         Some(file) => Ok(format!("in {}", file.display())),
         None => Err(lack(
-            "no hook of libvirt's calls homenode",
-            "numad does not know which VM asks, so its settings do not count at its start",
-            "homenode hook --help has the two commands",
+            "none calls homenode",
+            "a VM's settings do not count as it starts",
+            "the two commands in `homenode hook --help`",
         )),
     }
 }
@@ -319,36 +325,37 @@ fn history(root: &Path, state: &Path) -> Found {
     match file.parent().map(|directory| (directory, directory.is_dir())) {
         Some((directory, true)) => Ok(directory.display().to_string()),
         _ => Err(lack(
-            format!("there is no directory for {}", file.display()),
-            "`why`, `top --at`, `record` and `replay` know nothing, until an agent that runs as root makes it",
-            "mkdir -p /var/lib/homenode",
+            format!("no directory for {}", file.display()),
+            "nothing is recorded yet",
+            "none needed: an agent that runs as root makes it",
         )),
     }
 }
 
 fn state_directory(state: &Path) -> Found {
-    let costs = "no agent can act";
+    let costs = "no agent has acted since the host started";
     match StateDir::open_existing(state) {
         Ok(Some(_)) => Ok(state.display().to_string()),
         Ok(None) => Err(lack(
-            format!(
-                "there is no {}: no agent has acted since the host started",
-                state.display()
-            ),
+            format!("there is no {}", state.display()),
             costs,
-            "systemctl start homenode, or homenode run as root: it makes it",
+            "systemctl start homenode, or `homenode run` as root: it makes it",
         )),
-        Err(error) => Err(lack(error.to_string(), costs, "what it says")),
+        Err(error) => Err(lack(
+            error.to_string(),
+            "no agent can act",
+            "mend what is said there",
+        )),
     }
 }
 
 fn group() -> Found {
     match GroupId::of(GROUP) {
         Ok(_) => Ok(format!("there is a group `{GROUP}`")),
-        Err(why) => Err(lack(
-            why,
+        Err(_) => Err(lack(
+            format!("there is no group `{GROUP}`"),
             "root alone asks the agent",
-            format!("groupadd --system {GROUP}, and [http] group = \"{GROUP}\" in the settings"),
+            format!("groupadd --system {GROUP}; in the settings: [http] group = \"{GROUP}\""),
         )),
     }
 }
@@ -364,7 +371,7 @@ fn guard(state: &Path) -> Found {
         )),
         Ok(None) => Err(lack(
             "no agent runs",
-            "nothing, as nothing is changed",
+            "no VM is changed",
             "systemctl start homenode",
         )),
         Err(error) => Err(lack(error.to_string(), costs, "run this as root")),
@@ -372,12 +379,12 @@ fn guard(state: &Path) -> Found {
 }
 
 fn systemd(root: &Path) -> Found {
-    let costs = "the agent is not started again, and its guard has no unit of its own";
+    let costs = "a dead agent is not started again";
     if !root.join("run/systemd/system").is_dir() {
         return Err(lack(
             "systemd does not run this host",
             costs,
-            "start `homenode run` by what does",
+            "have what starts services here start `homenode run`",
         ));
     }
     let units = [

@@ -2,11 +2,19 @@
 
 use std::path::Path;
 
-use homenode_agent::doctor::{Examined, Places, examine};
+use homenode_agent::doctor::{Examined, Feature, Places, examine};
 use homenode_linux::LibvirtHost;
 
 use crate::options::AgentArgs;
 use crate::output::print_json;
+use crate::top::wrapped;
+
+/// Wider than this is hard to read.
+const WIDTH_MAX: usize = 100;
+/// Where what was found begins.
+const INDENT: usize = 21;
+/// Where a remedy begins.
+const REMEDY_INDENT: usize = 7;
 
 /// Carries out `homenode doctor`. What it finds is no failure.
 ///
@@ -21,19 +29,71 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     if args.json() {
         return print_json("doctor", &found);
     }
-    show(&found);
+    for line in lines(&found, crate::top::terminal_size().0.min(WIDTH_MAX)) {
+        say!("{line}");
+    }
     Ok(())
 }
 
-fn show(found: &Examined) {
-    let has = found.features.iter().filter(|feature| feature.has).count();
+/// Lines of at most this width: what is there, then what is missing, each with its remedy below it.
+fn lines(found: &Examined, width: usize) -> Vec<String> {
+    let (there, missing): (Vec<&Feature>, Vec<&Feature>) = found.features.iter().partition(|one| one.has);
     let machine = found.machine.as_deref().unwrap_or("a host that cannot be read");
-    say!("{machine}: {has} of {} features are there", found.features.len());
-    for feature in &found.features {
-        let mark = if feature.has { "yes" } else { "no" };
-        say!("{:<18} {mark:<4} {}", feature.feature, feature.found);
-        if let (Some(costs), Some(remedy)) = (feature.costs, &feature.remedy) {
-            say!("{:23} without it {costs}; {remedy}", "");
+    let count = found.features.len();
+    let mut lines = wrapped(
+        &format!("{machine}: {} of {count} features are there", there.len()),
+        width,
+        2,
+    );
+    for one in there {
+        lines.extend(wrapped(
+            &format!("  {:<18} {}", one.feature, one.found),
+            width,
+            INDENT,
+        ));
+    }
+    if !missing.is_empty() {
+        lines.push("missing, with what that costs, and how to get it:".to_owned());
+    }
+    for one in missing {
+        let costs = one.costs.unwrap_or_default();
+        let text = format!("  {:<18} {}; {costs}", one.feature, one.found);
+        lines.extend(wrapped(&text, width, INDENT));
+        if let Some(remedy) = &one.remedy {
+            lines.extend(wrapped(&format!("    -> {remedy}"), width, REMEDY_INDENT));
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_lacks_all_is_described_on_one_screen() {
+        let root = tempfile::tempdir().unwrap();
+        let found = examine(&Places {
+            root: root.path().to_owned(),
+            state: root.path().join("state"),
+            uri: "qemu+unix:///system?socket=/does/not/exist".to_owned(),
+        });
+        for (width, most) in [(80, 48), (100, 42)] {
+            let lines = lines(&found, width);
+            let whole = lines.join("\n");
+            assert!(lines.len() <= most, "{} of {most}:\n{whole}", lines.len());
+            assert!(
+                lines.iter().all(|line| line.chars().count() <= width),
+                "{width}:\n{whole}"
+            );
+            for one in &found.features {
+                let remedy = one.remedy.as_deref().unwrap_or_default();
+                let words = remedy.split(' ').last().unwrap_or_default();
+                assert!(
+                    whole.contains(one.feature) && whole.contains(words),
+                    "{one:?}:\n{whole}"
+                );
+            }
         }
     }
 }
