@@ -12,9 +12,9 @@ use crate::top::wrapped;
 /// Wider than this is hard to read.
 const WIDTH_MAX: usize = 100;
 /// Where what was found begins.
-const INDENT: usize = 21;
-/// Where a remedy begins.
-const REMEDY_INDENT: usize = 7;
+const INDENT: usize = 19;
+/// Where a remedy begins; terminals are taken to be 20 columns wide at least.
+const REMEDY_AT: usize = 4;
 
 /// Carries out `homenode doctor`. What it finds is no failure.
 ///
@@ -46,21 +46,19 @@ fn lines(found: &Examined, width: usize) -> Vec<String> {
         2,
     );
     for one in there {
-        lines.extend(wrapped(
-            &format!("  {:<18} {}", one.feature, one.found),
-            width,
-            INDENT,
-        ));
+        let text = format!("{:<18} {}", one.feature, one.found);
+        lines.extend(wrapped(&text, width, INDENT));
     }
     if !missing.is_empty() {
         lines.push("missing, with what that costs, and how to get it:".to_owned());
     }
     for one in missing {
         let costs = one.costs.unwrap_or_default();
-        let text = format!("  {:<18} {}; {costs}", one.feature, one.found);
+        let text = format!("{:<18} {}; {costs}", one.feature, one.found);
         lines.extend(wrapped(&text, width, INDENT));
         if let Some(remedy) = &one.remedy {
-            lines.extend(wrapped(&format!("    -> {remedy}"), width, REMEDY_INDENT));
+            let remedy = wrapped(&format!("-> {remedy}"), width - REMEDY_AT, "-> ".len());
+            lines.extend(remedy.iter().map(|line| format!("{:REMEDY_AT$}{line}", "")));
         }
     }
     lines

@@ -80,7 +80,7 @@ fn operators_have_settings_read_anew_over_http_and_viewers_do_not() {
     let (site, file) = site("period = \"300ms\"\n");
     std::fs::write(&file, "period = \"200ms\"\n[http]\ngroup = \"root\"\n").unwrap();
     let viewer = site.ask("POST", "/-/reload", "", "");
-    assert_eq!(viewer.status, 403, "{viewer:?}");
+    assert_eq!(viewer.status, 401, "{viewer:?}");
     let done = site.ask("POST", "/-/reload", &site.as_operator(), "");
     assert_eq!(done.status, 200, "{done:?}");
     let expected = serde_json::json!({"changed": ["period"], "at_next_start": ["http"]});

@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)] // a library is trusted to be what its name says, as the loader does at a program's start
 
+use std::error::Error as _;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -33,7 +34,11 @@ pub(super) fn load() -> Result<(), String> {
 }
 
 fn find(library: &str) -> Result<(), String> {
-    let missing = |error: libloading::Error| format!("its library cannot be used ({error})");
+    // What the loader said is the error's source; the error itself only names the call.
+    let missing = |error: libloading::Error| match error.source() {
+        Some(cause) => format!("its library cannot be used ({cause})"),
+        None => format!("its library cannot be used ({error})"),
+    };
     let library = unsafe { Library::new(library) }.map_err(missing)?;
     let find = |name: &&str| unsafe { library.get::<*mut c_void>(*name) }.map(|found| *found);
     let found: Result<Vec<*mut c_void>, _> = NAMES.iter().map(find).collect();
