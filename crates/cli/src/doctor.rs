@@ -86,9 +86,9 @@ mod tests {
             );
             for one in &found.features {
                 let remedy = one.remedy.as_deref().unwrap_or_default();
-                let words = remedy.split(' ').last().unwrap_or_default();
+                let word = remedy.split(' ').next_back().unwrap_or_default();
                 assert!(
-                    whole.contains(one.feature) && whole.contains(words),
+                    whole.contains(one.feature) && whole.contains(word),
                     "{one:?}:\n{whole}"
                 );
             }
