@@ -32,6 +32,7 @@ qemu-user|runs the programs that homenode profile measures
 openjdk-17-jre-headless|the JVM that the guest's libraries are tried with
 libjemalloc2|the allocator that they are tried with
 libnuma1|the library that they are tried before
+systemd|systemd-analyze, which checks the agent's unit
 ca-certificates|lets cargo and rustup check whom they talk to
 "
 

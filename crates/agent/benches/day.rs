@@ -89,6 +89,7 @@ fn record(path: &Path) {
         pace: Pace::Fast,
         duration: Some(DAY),
         commit: "bench",
+        reload: homenode_agent::reload::Reload::never(&Bell::default()),
     };
     let config = Config {
         policies: PolicySet::Default,

@@ -59,6 +59,7 @@ fn hour(history: Option<&Path>) -> Duration {
         pace: Pace::Fast,
         duration: Some(HOUR),
         commit: "bench",
+        reload: homenode_agent::reload::Reload::never(&Bell::default()),
     };
     let setup = Setup::new(machine, scenario, 1);
     let begin = cpu_time();

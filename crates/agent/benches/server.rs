@@ -137,6 +137,7 @@ fn siege(clients: &str) {
         pace: Pace::Watched,
         duration: None,
         commit: "bench",
+        reload: homenode_agent::reload::Reload::never(&Bell::default()),
     };
     let (bell, stop, mut epochs) = (Bell::default(), AtomicBool::new(false), Epochs::default());
     let mut answers: Vec<Duration> = std::thread::scope(|scope| {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use homenode_control::{Control, Epoch, Event, Phase, Status};
 use homenode_host::{Act, FrameMove, LinkSample, Outcome};
 use homenode_recorder::Written;
-use homenode_units::{NodeId, NodeSet, VmId};
+use homenode_units::{NodeId, NodeSet, Ns, VmId};
 use tokio::sync::watch;
 
 use crate::wall_clock::WallClock;
@@ -31,6 +31,8 @@ pub struct Seen {
     pub wall_ns: i64,
     /// How often the host has been looked at.
     pub epoch_count: u64,
+    /// Time between looks.
+    pub period: Ns,
     /// What the agent makes of it.
     pub status: Status,
     /// Bytes that went from node to node, where counted.
@@ -45,7 +47,7 @@ pub struct Message {
     /// Counts from 0 within the run.
     pub number: u64,
     /// The host as it was seen then.
-    pub seen_ns: (i64, homenode_units::Ns),
+    pub seen_ns: (i64, Ns),
     /// What happened; without it, a look at the host is over.
     pub event: Option<Event>,
     /// How often the host has been looked at.
@@ -185,7 +187,7 @@ impl Feed {
     pub(crate) fn publish(&self, epoch: &Epoch, control: &Mutex<Control>, took: &[(Phase, Duration)]) {
         let at = epoch.status.at_ns;
         let wall_ns = self.clock.at(at);
-        let (links, node_traffic) = counters(control);
+        let (period, links, node_traffic) = counters(control);
         let events: Vec<Event> = epoch.events.clone();
         let status = epoch.status.clone();
         let mut state = self.lock();
@@ -204,6 +206,7 @@ impl Feed {
         state.seen = Some(Arc::new(Seen {
             wall_ns,
             epoch_count,
+            period,
             status,
             links,
             node_traffic,
@@ -334,20 +337,21 @@ fn weight(message: &Message) -> usize {
 }
 
 /// What the host counts of nodes and what is between them.
-fn counters(control: &Mutex<Control>) -> (Vec<LinkSample>, Vec<(NodeId, u64)>) {
+fn counters(control: &Mutex<Control>) -> (Ns, Vec<LinkSample>, Vec<(NodeId, u64)>) {
     let control = control.lock().unwrap_or_else(PoisonError::into_inner);
+    let period = control.config().period;
     let Some(sample) = control.sample() else {
-        return Default::default();
+        return (period, Vec::new(), Vec::new());
     };
     let nodes = sample.nodes.iter();
     let traffic = nodes.filter_map(|(node, of)| Some((node, of.memory_traffic_bytes?)));
-    (sample.links.clone(), traffic.collect())
+    (period, sample.links.clone(), traffic.collect())
 }
 
 #[cfg(test)]
 mod tests {
     use homenode_host::{Decision, Lever};
-    use homenode_units::{Ns, Pages};
+    use homenode_units::Pages;
     use serde_json::json;
 
     use super::*;

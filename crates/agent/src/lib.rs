@@ -14,6 +14,7 @@
 
 mod answers;
 pub mod bill_file;
+pub mod doctor;
 pub mod feed;
 mod handler;
 pub mod history;
@@ -21,9 +22,11 @@ pub mod http;
 pub mod live;
 pub mod numad;
 pub mod past;
+pub mod reload;
 pub mod replay;
 pub mod run;
 pub mod server;
+pub mod service;
 pub mod setting_queue;
 pub mod standalone;
 pub mod trace;

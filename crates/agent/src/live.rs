@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use homenode_api::http::Listen;
-use homenode_control::{Config, Control, Mode};
+use homenode_control::{Config, Control, Mode, PolicySet};
 use homenode_host::{Bell, Host as _};
 use homenode_linux::guard::{self, Guard, Patience, SILENCE_MAX};
 use homenode_linux::journal::Journal;
@@ -24,8 +24,10 @@ use crate::feed::Feed;
 use crate::handler::Handler;
 use crate::history::{self, History};
 use crate::http::{About, HttpServer, Site};
+use crate::reload::Reload;
 use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
+use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
 use crate::wall_clock::WallClock;
@@ -68,6 +70,8 @@ pub struct Run {
     pub duration: Option<Ns>,
     /// Of which commit the program is.
     pub commit: &'static str,
+    /// How its settings are read anew.
+    pub reload: Reload,
 }
 
 /// Runs the agent on a libvirt host.
@@ -78,15 +82,13 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let Run { uri, state, mode, .. } = run;
     let mode = *mode;
     let is_dry = mode == Mode::Observe;
-    let beat = Beat::default();
+    let service = Service::of_environment();
+    let heard_by = service.clone();
+    let beat = Beat::heard_by(move || heard_by.feed());
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     // Before anything is changed: a file that cannot be made is a mistake on the command line.
     let begin = |path: &PathBuf| Tracer::begin(path, &machine.name, &machine, WhenFull::LeaveOut);
     let trace = run.trace.as_ref().map(begin).transpose()?;
-    anyhow::ensure!(
-        machine.memory_nodes().len() > 1,
-        "this host has one NUMA node, so there is nothing to place or move; try `homenode run --host twin`"
-    );
     let mut host = connect(run, &machine, bell, &beat)?;
     // A dry run leaves nothing there.
     let kept = (!is_dry).then_some(state.as_path());
@@ -114,12 +116,14 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         Feed::new(clock),
         About::new(named.clone(), config, mode, run.commit),
         path.as_deref().filter(|_| history.is_kept()),
-        (handler, settings.clone()),
+        (handler, settings.clone(), run.reload.clone()),
     );
     let http = HttpServer::open_where_asked(run.listen, kept, &config.http, site)?;
     let mut agent = Agent {
         control: Arc::clone(&control),
         settings,
+        reload: run.reload.clone(),
+        service,
         bill: bill_file,
         history,
         feed: http.as_ref().map(|http| http.feed().clone()),
@@ -133,6 +137,9 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     };
     agent.announce(named, None, mode);
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
+    for limit in limits_of(uri, &machine, config.policies) {
+        agent.notice(&limit);
+    }
     let notices = |host: &mut LibvirtHost| {
         let lost = guard.as_mut().and_then(Watched::look);
         if let Some(guard) = &guard {
@@ -150,6 +157,25 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         state.display()
     );
     Ok(())
+}
+
+/// What cannot be done on this host, for the operator.
+fn limits_of(uri: &str, machine: &Machine, policies: PolicySet) -> Vec<String> {
+    let mut limits = Vec::new();
+    if machine.memory_nodes().len() < 2 {
+        let (idle, busy) = homenode_control::stages_by_need_of_nodes(policies);
+        let (idle, busy) = (idle.join(", "), busy.join(", "));
+        limits.push(format!(
+            "this host has one NUMA node: {idle} have nothing to choose from; {busy} work as usual"
+        ));
+    }
+    if uri.starts_with("test:") {
+        limits.push(
+            "libvirt's test driver has no processes: its VMs are listed, and nothing of them is measured or set"
+                .to_owned(),
+        );
+    }
+    limits
 }
 
 /// The host, with its libvirt at hand.
@@ -246,18 +272,21 @@ struct Watched<'a> {
     uri: &'a str,
     beat: &'a Beat,
     guard: Option<Guard>,
+    /// What there is to say of how the first one runs.
+    begun_so: Option<String>,
     /// What was said last: once, not in every period.
     said: Option<String>,
 }
 
 impl<'a> Watched<'a> {
     fn start(state: &'a Path, uri: &'a str, beat: &'a Beat) -> anyhow::Result<Watched<'a>> {
-        let guard = Some(start_guard(state, uri, beat)?);
+        let (guard, said) = start_guard(state, uri, beat)?;
         Ok(Watched {
             state,
             uri,
             beat,
-            guard,
+            guard: Some(guard),
+            begun_so: said,
             said: None,
         })
     }
@@ -265,7 +294,7 @@ impl<'a> Watched<'a> {
     /// Looks whether it is there, and starts another where it is not; what there is to say of it.
     fn look(&mut self) -> Option<String> {
         if self.guard.as_mut().is_some_and(Guard::is_there) {
-            return None;
+            return self.begun_so.take();
         }
         if let Some(lost) = self.guard.take() {
             lost.end();
@@ -277,7 +306,7 @@ impl<'a> Watched<'a> {
                 "the guard process ended or hung, and there is no other: {error:#}; until there is, no VM is changed"
             ),
         };
-        self.guard = again.ok();
+        self.guard = again.ok().map(|(guard, _)| guard);
         if self.said.as_ref() == Some(&said) {
             return None;
         }
@@ -286,7 +315,8 @@ impl<'a> Watched<'a> {
     }
 }
 
-fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<Guard> {
+/// Starts a guard; with it comes what the operator should know of how it runs.
+fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<(Guard, Option<String>)> {
     let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
     // An upgrade replaces the file of a running agent; the kernel still has the program.
     let exe = if exe.exists() {
@@ -305,7 +335,12 @@ fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<Guard> {
         of_grace,
         OsStr::new(GRACE),
     ];
-    Ok(guard::spawn(&exe, &arguments.map(OsStr::to_owned), beat)?)
+    let arguments = arguments.map(OsStr::to_owned);
+    let (guard, why_not_apart) = guard::spawn_apart(Path::new("/"), &exe, &arguments, beat)?;
+    let said = why_not_apart.map(|why| {
+        format!("the guard has no unit of its own, since {why}: what kills all processes of the agent's unit kills it too")
+    });
+    Ok((guard, said))
 }
 
 /// The guard's life: waits for the agent's end, and undoes after it if nobody follows within `grace`. Its standard input is the

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_control::replay::{Compared, Replay};
+use homenode_control::replay::{Compared, Replay, Settings};
 use homenode_control::{Config, Decided, Mode, PolicySet, Turn};
 use homenode_host::Sample;
 use homenode_machine::Machine;
@@ -138,12 +138,20 @@ pub fn replay(archive: &Archive, wanted: &Wanted) -> Result<Report, ReplayError>
     };
     let detail = Detail::deserialize(&run.detail).map_err(unreadable)?;
     let mut config = wanted.config.clone().unwrap_or_else(|| detail.config.clone());
+    if let Some(other) = &wanted.config {
+        let on_machine = other.check_on(&detail.machine);
+        on_machine.map_err(|bad| ReplayError::Nothing(bad.to_string()))?;
+    }
     config.policies = wanted.policies.unwrap_or(config.policies);
     // Samples are as far apart as they are, and nothing is recorded from a replay.
     config.period = detail.config.period;
     config.record = detail.config.record.clone();
+    let settings = match wanted.config {
+        None => Settings::OfThen,
+        Some(_) => Settings::Others,
+    };
     let mut repeated = Repeated {
-        replay: Replay::new(detail.machine, config.clone(), detail.mode),
+        replay: Replay::new(detail.machine, (config.clone(), settings), detail.mode),
         report: Report {
             run: run.id,
             host: run.host.clone(),

@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 use crate::bill_file::BillFile;
 use crate::feed::Feed;
 use crate::history::History;
+use crate::reload::Reload;
+use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
 
@@ -72,6 +74,10 @@ pub struct Agent<'a> {
     pub control: Arc<Mutex<Control>>,
     /// Settings that operators ask for through the server.
     pub settings: SettingQueue,
+    /// Settings of its own that are read anew.
+    pub reload: Reload,
+    /// Who started it, if it is a service.
+    pub service: Service,
     /// Where usage is written down.
     pub bill: BillFile,
     /// Where everything is.
@@ -123,6 +129,7 @@ impl Agent<'_> {
             phases: Vec::new(),
         };
         let Ok(()) = homenode_control::run(host, &control, &mut shown);
+        self.service.stops();
         let of_trace = self.trace.take().map(Tracer::finish);
         for notice in of_trace.into_iter().flatten() {
             self.notice(&notice);
@@ -132,7 +139,25 @@ impl Agent<'_> {
         }
     }
 
-    fn notice(&mut self, text: &str) {
+    /// Reads settings anew where that is asked for.
+    fn reload(&mut self) {
+        if !self.reload.is_wanted() {
+            return;
+        }
+        self.service.reloads();
+        let said = self.reload.carry_out(&self.control);
+        self.service.has_reloaded();
+        self.period = self
+            .control
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .config()
+            .period;
+        self.notice(&said);
+    }
+
+    /// Tells the operator something.
+    pub fn notice(&mut self, text: &str) {
         self.output.line(text);
         self.output.object("notice", json!(Notice::new(text)));
     }
@@ -186,6 +211,16 @@ struct Shown<'a, 'b, N, D> {
     phases: Vec<(Phase, Instant)>,
 }
 
+/// What the agent does, for `systemctl status`.
+fn status_line(epoch: &Epoch) -> String {
+    let status = &epoch.status;
+    format!(
+        "looks after {} VMs on {} nodes",
+        status.vms.len(),
+        status.nodes.len()
+    )
+}
+
 impl<N, D> Shown<'_, '_, N, D> {
     /// How long the parts of an epoch that is over just now took.
     fn took(&mut self) -> Vec<(Phase, Duration)> {
@@ -223,6 +258,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
         epoch: Result<Epoch, HostError>,
     ) -> Result<ControlFlow<()>, Infallible> {
         let took = self.took();
+        self.agent.service.feed();
         if let (Some(feed), Err(error)) = (&self.agent.feed, &epoch) {
             feed.trouble(&error.to_string());
         }
@@ -231,6 +267,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
             Err(error) if self.trouble.as_ref() == Some(&error) => {}
             Err(error) => {
                 let message = error.to_string();
+                self.agent.service.says(&message);
                 self.agent.output.line(&message);
                 self.agent.output.object("trouble", json!(Notice::new(&message)));
                 self.trouble = Some(error);
@@ -239,6 +276,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
                 if self.trouble.take().is_some() {
                     self.agent.output.line("the host answers again");
                 }
+                self.agent.service.goes_well(&status_line(&epoch));
                 if let Some(feed) = &self.agent.feed {
                     feed.publish(&epoch, &self.agent.control, &took);
                 }
@@ -274,9 +312,11 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
     }
 
     fn wait(&mut self, host: &mut H) {
-        let agent = &*self.agent;
-        let mut left = agent.period;
-        while left > Ns::ZERO && !agent.bell.is_stopping() {
+        let mut left = self.agent.period;
+        while left > Ns::ZERO && !self.agent.bell.is_stopping() {
+            self.agent.service.feed();
+            self.agent.reload();
+            let agent = &*self.agent;
             agent
                 .settings
                 .carry_out(host, &agent.control, agent.feed.as_ref());

@@ -17,8 +17,10 @@ use crate::feed::Feed;
 use crate::handler::Handler;
 use crate::history::History;
 use crate::http::{About, HttpServer, Site};
+use crate::reload::Reload;
 use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
+use crate::service::Service;
 use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
 use crate::wall_clock::WallClock;
@@ -43,6 +45,8 @@ pub struct Run {
     pub duration: Option<Ns>,
     /// Of which commit the program is.
     pub commit: &'static str,
+    /// How its settings are read anew.
+    pub reload: Reload,
 }
 
 /// Runs the agent on the twin: until it is stopped, its time is up, or every program has ended.
@@ -86,7 +90,7 @@ pub fn run(
         Feed::new(clock),
         About::new(name.clone(), config, run.mode, run.commit),
         run.history.as_deref().filter(|_| history.is_kept()),
-        (handler, settings.clone()),
+        (handler, settings.clone(), run.reload.clone()),
     );
     let http = HttpServer::open_where_asked(run.listen, state, &config.http, site)?;
     let trace = run
@@ -97,6 +101,8 @@ pub fn run(
     let mut agent = Agent {
         control,
         settings,
+        reload: run.reload.clone(),
+        service: Service::of_environment(),
         bill: bill_file,
         history,
         feed: http.as_ref().map(|http| http.feed().clone()),

@@ -2,6 +2,7 @@
 
 mod openapi;
 
+use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
 
@@ -374,6 +375,32 @@ impl VmSettings {
             permit: settings.permit,
             memory_policy: settings.memory_policy,
             memory_floor_bytes: settings.memory_floor,
+        }
+    }
+}
+
+/// What came of reading settings anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Reloaded {
+    /// Settings that changed.
+    pub changed: Vec<String>,
+    /// Settings that differ in the file and wait for the next start.
+    pub at_next_start: Vec<String>,
+}
+
+impl fmt::Display for Reloaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.changed.as_slice() {
+            [] => f.write_str("settings were read anew, and none has changed")?,
+            changed => write!(f, "settings were read anew; changed: {}", changed.join(", "))?,
+        }
+        match self.at_next_start.as_slice() {
+            [] => Ok(()),
+            waiting => write!(
+                f,
+                "; a running agent cannot change {}: restart it for that",
+                waiting.join(", ")
+            ),
         }
     }
 }

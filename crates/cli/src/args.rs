@@ -16,6 +16,7 @@ use crate::profile::ProfileArgs;
 use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
 use crate::record::RecordCommand;
 use crate::replay::ReplayArgs;
+use crate::settings::ConfigCommand;
 use crate::top::TopArgs;
 use crate::why::WhyArgs;
 
@@ -23,7 +24,7 @@ use crate::why::WhyArgs;
 #[derive(Debug, Parser)]
 #[command(name = "homenode", version, arg_required_else_help = true)]
 #[command(after_help = "Examples:
-  homenode run                            the agent on this host, or on the twin where there is nothing to manage
+  homenode run                            the agent on this host
   homenode run --host twin --fast         try it: a simulated four-node host with seven VMs
   homenode sim overcommit                 simulate a scenario and show what came of it
   homenode run --host libvirt --dry-run   what it would do here, without doing it
@@ -247,6 +248,11 @@ Examples:
   homenode reproduce tavo policies.imbalance --figures figures
   homenode reproduce TAVO --json --jobs 1")]
     Reproduce(ReproduceArgs),
+    /// Say what this host has for all that the agent can do, what it lacks, and how to get it
+    Doctor(AgentArgs),
+    /// Check a file of settings, or show all settings
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Give back what an agent that is gone left in force (pins, memory nodes)
     Release(ReleaseArgs),
     /// libvirt's hook: tells the agent which VM is about to start
@@ -299,8 +305,8 @@ impl std::str::FromStr for HostArg {
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine) or `libvirt[:URI]`; default: libvirt if it answers and
-    /// the host has several nodes, else the twin
+    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine) or `libvirt[:URI]`; default: libvirt if it answers,
+    /// else the twin, but never as root, as a service or without a terminal
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, and touch nothing: the same as `--mode observe`
@@ -315,7 +321,7 @@ pub struct RunArgs {
     pub duration: Option<Ns>,
     #[command(flatten)]
     pub shown: ShownArgs,
-    /// Configuration file (TOML)
+    /// Configuration file (TOML); default: /etc/homenode/homenode.toml where it is there, and none on a twin
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Time between samples, such as `1s`
@@ -378,6 +384,9 @@ pub struct SimArgs {
     /// Resolution of the simulation, such as `1ms`
     #[arg(long, value_name = "DURATION")]
     pub epoch: Option<Ns>,
+    /// Configuration file (TOML) for the policies; `--policy` says which run
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Write what happens as a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

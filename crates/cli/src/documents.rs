@@ -43,6 +43,8 @@ fn schemas() -> Vec<(&'static str, String)> {
         "summary": crate::summary::Summary,
         // What commands answer without an agent.
         "calibration": crate::calibrate::Calibrated<'_>,
+        "doctor": homenode_agent::doctor::Examined,
+        "config": crate::settings::Shown,
         "claims": homenode_reproduce::Claims<'_>,
         "footprint": homenode_calibrate::footprint::Found,
         "log-estimate": homenode_calibrate::page_log::Known,

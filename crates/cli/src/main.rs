@@ -13,8 +13,10 @@ mod ask;
 mod backlog;
 mod calibrate;
 mod complaint;
+mod doctor;
 #[cfg(test)]
 mod documents;
+mod journald;
 mod kernel_footprint;
 mod memory;
 mod numad;
@@ -33,7 +35,10 @@ mod report;
 mod reproduce;
 mod run;
 mod search;
+mod settings;
+mod signals;
 mod sim;
+mod stand_in;
 mod summary;
 mod top;
 mod topology;
@@ -78,7 +83,10 @@ pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
 fn is_about_input(error: &anyhow::Error) -> bool {
     error.is::<BadInput>()
         || error.is::<TwinError>()
-        || matches!(error.downcast_ref(), Some(ConnectError::BadUri { .. }))
+        || matches!(
+            error.downcast_ref(),
+            Some(ConnectError::BadUri { .. } | ConnectError::Remote { .. })
+        )
         || matches!(error.downcast_ref(), Some(AskError::Agent(error)) if error.is_about_input())
 }
 
@@ -176,6 +184,8 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => replay::run(&args)?,
         Command::Why(args) => why::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
+        Command::Doctor(args) => doctor::run(&args)?,
+        Command::Config(command) => return settings::run(&command),
         Command::Release(args) => {
             let count = homenode_agent::live::release(&args.uri, &args.state.dir)?;
             say!("{count} VMs are as they were before homenode touched them");

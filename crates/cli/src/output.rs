@@ -12,13 +12,14 @@ use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_agent::{Notice, Show};
 use homenode_api::document::document;
-use homenode_control::Epoch;
+use homenode_control::{Epoch, Event};
 use homenode_host::CountedBy;
 use homenode_units::{NodeSet, Ns};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::backlog::{Backlog, Dropped, Entry};
+use crate::journald::Journal;
 use crate::printable::{self, Lines, OneLine};
 use crate::quiet::Quiet;
 use crate::record::now_ns;
@@ -100,6 +101,8 @@ pub struct Output {
     clock: Clock,
     /// The host's clock at the last epoch.
     at: Ns,
+    /// Where lines are the journal's.
+    journal: Option<Journal>,
 }
 
 /// By which clock events are told.
@@ -147,6 +150,7 @@ impl Output {
             quiet: Quiet::default(),
             clock: Clock::Simulated,
             at: Ns::ZERO,
+            journal: (style == Style::Lines).then(Journal::of_output).flatten(),
         }
     }
 
@@ -161,6 +165,17 @@ impl Output {
         for line in self.stamped(said) {
             self.text(format_args!("{line}"));
         }
+    }
+
+    /// What is to be said in lines of events; the journal takes them with what they can be found by.
+    fn lines_to_say(&mut self, events: &[Event]) -> Vec<String> {
+        let Some(journal) = &self.journal else {
+            return self.quiet.of(self.at, events);
+        };
+        let said = self.quiet.with_events(self.at, events).into_iter();
+        said.filter(|(text, event)| !journal.takes(&OneLine(text).to_string(), *event))
+            .map(|(text, _)| text)
+            .collect()
     }
 
     fn stamped(&self, said: Vec<String>) -> impl Iterator<Item = String> + use<> {
@@ -236,7 +251,7 @@ impl Show for Output {
         let events = match self.style {
             Style::Json => object_line("epoch", json!(epoch)),
             Style::Terminal | Style::Lines => {
-                let said = self.quiet.of(self.at, &epoch.events);
+                let said = self.lines_to_say(&epoch.events);
                 self.stamped(said).map(|line| format!("{line}\n")).collect()
             }
         };

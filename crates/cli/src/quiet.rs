@@ -40,13 +40,20 @@ pub struct Quiet {
 impl Quiet {
     /// What is to be said of a period's events, in lines.
     pub fn of(&mut self, at: Ns, events: &[Event]) -> Vec<String> {
-        let mut said = self.summed_up(at, SUMMED_UP_EVERY);
+        let said = self.with_events(at, events).into_iter();
+        said.map(|(text, _)| text).collect()
+    }
+
+    /// The same, each with the event that it is of; sums are of none.
+    pub fn with_events<'e>(&mut self, at: Ns, events: &'e [Event]) -> Vec<(String, Option<&'e Event>)> {
+        let sums = |said: Vec<String>| said.into_iter().map(|text| (text, None));
+        let mut said: Vec<_> = sums(self.summed_up(at, SUMMED_UP_EVERY)).collect();
         for event in events {
             if let Event::Vanished { name, .. } = event {
-                said.extend(self.end_of(name, at));
+                said.extend(sums(self.end_of(name, at)));
             }
             let Some(key) = key(event) else {
-                said.push(event.to_string());
+                said.push((event.to_string(), Some(event)));
                 continue;
             };
             match self.rows.get_mut(&key) {
@@ -57,7 +64,7 @@ impl Quiet {
                     ));
                 }
                 None => {
-                    said.push(event.to_string());
+                    said.push((event.to_string(), Some(event)));
                     self.rows.insert(
                         key,
                         Row {

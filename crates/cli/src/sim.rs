@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::args::SimArgs;
 use crate::bad_input;
 use crate::output::{Output, or_dash, percent, progress, table};
+use crate::settings;
 use crate::trial::{self, Trial};
 use crate::twin;
 
@@ -51,7 +52,10 @@ pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
         epoch: args.epoch.unwrap_or(EPOCH_DEFAULT),
         scenario,
     };
-    let config = Config::default();
+    let config = match &args.config {
+        Some(file) => settings::of_file(file, &spec.machine)?,
+        None => Config::default(),
+    };
     let sets = policies(args, &spec.scenario)?;
     let mut trace = args
         .trace

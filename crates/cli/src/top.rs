@@ -35,6 +35,8 @@ use ratatui::crossterm::terminal;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+pub use table::wrapped;
+
 use crate::options::StateArgs;
 use crate::output::print;
 use crate::printable;

@@ -55,6 +55,7 @@ fn record(history: &Path, setup: &Setup, seconds: u64, policies: PolicySet) {
         duration: Some(Ns::from_secs(seconds)),
         listen: None,
         commit: "test",
+        reload: homenode_agent::reload::Reload::never(&Bell::default()),
     };
     twin::run(&run, &config, setup, &mut Unseen, &Bell::default()).unwrap();
 }
@@ -302,6 +303,7 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
         duration: Some(Ns::from_secs(5)),
         listen: None,
         commit: "test",
+        reload: homenode_agent::reload::Reload::never(&Bell::default()),
     };
     twin::run(&run_of, &config, &scenario(one()), &mut Unseen, &Bell::default()).unwrap();
     let (status, said) = refused(&without, &[]);

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use homenode_host::Mode;
+use homenode_machine::Machine;
 use homenode_policy::{memory, overcommit, pace, permits, placement, repatriate, topology_feed, working_set};
-use homenode_units::{Any, Candidates, Ns, Section, Settings};
+use homenode_units::{Any, BadSetting, Candidates, Ns, Section, Settings};
 use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -92,14 +93,17 @@ impl TryFrom<BTreeMap<String, Mode>> for Modes {
     type Error = String;
 
     fn try_from(modes: BTreeMap<String, Mode>) -> Result<Modes, String> {
-        let known = || stages::deciding_policies();
-        match modes.keys().find(|policy| !known().contains(&policy.as_str())) {
-            Some(unknown) => {
-                let shown: String = unknown.chars().take(40).collect();
-                let valid = Candidates::of(&shown, known());
-                Err(format!("no policy is named `{shown}`{valid}"))
-            }
-            None => Ok(Modes(modes)),
+        let known = stages::deciding_policies();
+        let unknown = modes.keys().filter(|policy| !known.contains(&policy.as_str()));
+        let said = unknown.map(|unknown| {
+            let shown: String = unknown.chars().take(40).collect();
+            let valid = Candidates::of(&shown, known.iter().copied());
+            format!("no policy is named `{shown}`{valid}")
+        });
+        let said: Vec<String> = said.collect();
+        match said.is_empty() {
+            true => Ok(Modes(modes)),
+            false => Err(said.join("; ")),
         }
     }
 }
@@ -207,6 +211,44 @@ impl Serialize for Config {
 }
 
 impl Config {
+    /// Looks at what only a machine can tell.
+    ///
+    /// # Errors
+    /// A setting that names what it does not have.
+    pub fn check_on(&self, machine: &Machine) -> Result<(), BadSetting> {
+        self.placement
+            .check_on(machine)
+            .map_err(|bad| bad.of("placement"))
+    }
+
+    /// What a running agent makes of newer settings: those, but for some that only a start takes in, since what is in force was
+    /// made from them. The keys of these, where they are other there.
+    pub fn taken_over(&self, newer: Config) -> (Config, Vec<&'static str>) {
+        fn keep<T: Clone + PartialEq>(
+            kept: &mut Vec<&'static str>,
+            key: &'static str,
+            (newer, own): (&mut T, &T),
+        ) {
+            if newer != own {
+                kept.push(key);
+                newer.clone_from(own);
+            }
+        }
+        let (mut taken, mut kept) = (newer, Vec::new());
+        let placement = (&mut taken.placement.reserved_cpus, &self.placement.reserved_cpus);
+        keep(&mut kept, "policies", (&mut taken.policies, &self.policies));
+        keep(&mut kept, "mode", (&mut taken.mode, &self.mode));
+        keep(&mut kept, "placement.reserved_cpus", placement);
+        keep(
+            &mut kept,
+            "permits.terms",
+            (&mut taken.permits.terms, &self.permits.terms),
+        );
+        keep(&mut kept, "record", (&mut taken.record, &self.record));
+        keep(&mut kept, "http", (&mut taken.http, &self.http));
+        (taken.completed(), kept)
+    }
+
     /// The same with what follows from it: first fit where the policies are those, and leases that outlast periods.
     pub(crate) fn completed(mut self) -> Config {
         if self.policies == PolicySet::FfPin {

@@ -61,6 +61,7 @@ use recommendations::Recommendations;
 pub use recommendations::{NotThat, Recommendation};
 pub use run::{Around, Phase, run};
 use stages::States;
+pub use stages::stages_by_need_of_nodes;
 pub use status::{
     LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeTraffic, NodeVcpus, PermitStatus, Status,
     TopologyStatus, VirtualNodeStatus, VmStatus,
@@ -188,6 +189,18 @@ impl Control {
     fn with_set_since(&self, vm: VmId, settings: &mut VmSettings) {
         let since = self.since.iter().filter(|set| set.vm == vm);
         since.for_each(|set| settings.set(set.setting));
+    }
+
+    /// Takes over newer settings, as far as a running loop can; the keys of those that wait for the next start.
+    pub fn take_over(&mut self, newer: Config) -> Vec<&'static str> {
+        let (config, kept) = self.config.taken_over(newer);
+        if config != self.config {
+            self.inputs.push(Input::Configured {
+                config: Box::new(config.clone()),
+            });
+            self.config = config;
+        }
+        kept
     }
 
     /// What the operator set.

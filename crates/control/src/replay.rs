@@ -33,6 +33,17 @@ pub struct Replay {
     machine: Machine,
     control: Control,
     next: u64,
+    /// Whether settings that were changed while it ran are changed again.
+    settings: Settings,
+}
+
+/// By which settings a run is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settings {
+    /// By its own, with the changes that were made to them while it ran.
+    OfThen,
+    /// By others, from beginning to end.
+    Others,
 }
 
 /// What an epoch decided, then and now. Decisions are matched by policy and action.
@@ -66,11 +77,12 @@ impl Compared {
 
 impl Replay {
     /// Before the first epoch.
-    pub fn new(machine: Machine, config: Config, mode: Mode) -> Replay {
+    pub fn new(machine: Machine, (config, settings): (Config, Settings), mode: Mode) -> Replay {
         Replay {
             machine,
             control: Control::new(config, mode),
             next: 0,
+            settings,
         }
     }
 
@@ -89,14 +101,14 @@ impl Replay {
             // Taken as a dry run's is what was not decided then: in each epoch anew.
             control.told.clear();
         }
-        take_in(control, &self.machine, &turn.before);
+        take_in(control, &self.machine, &turn.before, self.settings);
         let begun = control.begin(&self.machine, sample);
         let now: Vec<Decided> = begun.decisions().iter().map(Decided::from).collect();
         let (mut compared, outcomes) = compare(&turn, now);
         compared.missing_count = turn.number.saturating_sub(self.next);
         compared.inputs_missing_count = turn.before.missed_count + turn.during.missed_count;
         self.next = turn.number.saturating_add(1);
-        take_in(control, &self.machine, &turn.during);
+        take_in(control, &self.machine, &turn.during, self.settings);
         let answer = match turn.refused {
             Some(refusal) => Err(refusal),
             None => Ok(Receipt {
@@ -115,7 +127,7 @@ pub fn kind_of(action: &Action) -> String {
 }
 
 /// Has the loop told what it was told then.
-fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs) {
+fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: Settings) {
     for input in inputs.list.iter().cloned() {
         match input {
             Input::Adopted { vm, home } => control.adopt(vm, home),
@@ -126,6 +138,8 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs) {
             // Under other settings there may be none of this number.
             Input::Approved { id } => drop(control.approve(id)),
             Input::Rejected { id } => drop(control.reject(id)),
+            Input::Configured { config } if settings == Settings::OfThen => drop(control.take_over(*config)),
+            Input::Configured { .. } => {}
             Input::WorkingSetWanted { vm, window, wait } => control.want_working_set(vm, window, wait),
         }
     }

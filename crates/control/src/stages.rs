@@ -93,6 +93,26 @@ pub(crate) fn leave_homes_to_operators(set: PolicySet) -> bool {
     has(Lever::Pages) && !has(Lever::Home)
 }
 
+/// Policies of a set, each once: those that choose between nodes and have nothing to do where there is one, and the others.
+pub fn stages_by_need_of_nodes(set: PolicySet) -> (Vec<&'static str>, Vec<&'static str>) {
+    const BETWEEN_NODES: [Lever; 5] = [
+        Lever::Home,
+        Lever::VcpuPlacement,
+        Lever::Pages,
+        Lever::MemoryPolicy,
+        Lever::Topology,
+    ];
+    let deciding = of(set).filter(|stage| !stage.levers.is_empty());
+    let (idle, busy): (Vec<&Stage>, Vec<&Stage>) =
+        deciding.partition(|stage| stage.levers.iter().any(|lever| BETWEEN_NODES.contains(lever)));
+    let names = |stages: Vec<&Stage>| {
+        let mut names: Vec<&'static str> = stages.iter().map(|stage| stage.policy).collect();
+        names.dedup();
+        names
+    };
+    (names(idle), names(busy))
+}
+
 /// Policies that decide something, each once, as decisions name them.
 pub(crate) fn deciding_policies() -> Vec<&'static str> {
     let deciding = STAGES.iter().filter(|stage| !stage.levers.is_empty());

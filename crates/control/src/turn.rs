@@ -6,11 +6,13 @@ use homenode_policy::placement::{Announcement, Shape};
 use homenode_units::{NodeSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::Config;
+
 /// Inputs that are kept between two epochs: a host may not be readable for days, and clients ask meanwhile.
 const INPUTS_MAX: usize = 4096;
 
 /// Something that the loop was told beside samples.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "input", rename_all = "kebab-case")]
 pub enum Input {
     /// A VM whose home an earlier agent chose ([`crate::Control::adopt`]).
@@ -44,6 +46,11 @@ pub enum Input {
         /// Its number.
         id: u64,
     },
+    /// The operator's settings were read anew ([`crate::Control::take_over`]).
+    Configured {
+        /// All that are in force from then on.
+        config: Box<Config>,
+    },
     /// A client asked how much memory a VM uses ([`crate::Control::want_working_set`]).
     WorkingSetWanted {
         /// Of which VM.
@@ -56,7 +63,7 @@ pub enum Input {
 }
 
 /// Inputs in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inputs {
     /// What came, the first first.
@@ -80,7 +87,7 @@ pub struct Decided {
 }
 
 /// An epoch but for its sample.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Turn {
     /// How many epochs of this run were before it: one that is missing shows.

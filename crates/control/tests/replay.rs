@@ -1,7 +1,7 @@
 //! A run that is written down and repeated: the same decisions, bit for bit, and under other settings others.
 
 use homenode_control::recommendations::State;
-use homenode_control::replay::{Compared, Replay};
+use homenode_control::replay::{Compared, Replay, Settings};
 use homenode_control::{Config, Control, Mode, PolicySet, Turn};
 use homenode_host::{Act, Host, Plan, Sample, Setting};
 use homenode_machine::Machine;
@@ -54,6 +54,14 @@ fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
         8 => {
             let promise = control.promises().first().map_or(99, |promise| promise.id);
             control.drop_promise(promise);
+        }
+        5 if epoch > EPOCHS / 2 => {
+            let mut newer = control.config().clone();
+            newer.pace.slowdown_max = 0.05;
+            newer.repatriate.host_pages_per_epoch = homenode_units::Pages(1024);
+            newer.repatriate.vm_pages_per_epoch = homenode_units::Pages(512);
+            newer.record.days = 1;
+            assert_eq!(control.take_over(newer), ["record"]);
         }
         9 | 10 => {
             let open = |one: &&&homenode_control::Recommendation| one.state == State::Open;
@@ -120,7 +128,7 @@ fn recorded(name: &str, seed: u64, config: &Config, mode: Mode) -> (Machine, Vec
 }
 
 fn replayed(machine: &Machine, written: &[Written], config: &Config, mode: Mode) -> Vec<Compared> {
-    let mut replay = Replay::new(machine.clone(), config.clone(), mode);
+    let mut replay = Replay::new(machine.clone(), (config.clone(), Settings::OfThen), mode);
     let step = |(sample, turn): &Written| {
         let turn: Turn = serde_json::from_str(turn).unwrap();
         replay.step(serde_json::from_str(sample).unwrap(), turn)

@@ -1,5 +1,6 @@
 //! How an agent and its guard know of each other that they go on.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,9 +10,20 @@ pub(crate) const BEAT: u8 = b'.';
 /// How often an agent says that it goes on, at most.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 
-/// How an agent says to its guard that it goes on. Whatever takes long beats in between.
-#[derive(Clone, Debug, Default)]
-pub struct Beat(Arc<Mutex<Option<Line>>>);
+/// How an agent says to its guard that it goes on, and to others who want to know. Whatever takes long beats in between.
+#[derive(Clone, Default)]
+pub struct Beat {
+    line: Arc<Mutex<Option<Line>>>,
+    others: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl fmt::Debug for Beat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Beat")
+            .field("line", &self.line)
+            .finish_non_exhaustive()
+    }
+}
 
 /// What connects an agent to its guard. Neither end ever waits.
 #[derive(Debug)]
@@ -41,14 +53,25 @@ impl Line {
 }
 
 impl Beat {
+    /// One that others hear as well, with each beat: they must not wait.
+    pub fn heard_by(others: impl Fn() + Send + Sync + 'static) -> Beat {
+        Beat {
+            line: Arc::default(),
+            others: Some(Arc::new(others)),
+        }
+    }
+
     /// The agent goes on. Costs nothing where it was said within the last second.
     pub fn beat(&self) {
+        if let Some(others) = &self.others {
+            others();
+        }
         if let Some(line) = &mut *self.line() {
             line.beat(Instant::now());
         }
     }
 
     pub(crate) fn line(&self) -> std::sync::MutexGuard<'_, Option<Line>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -85,6 +85,16 @@ pub enum ConnectError {
         /// What libvirt's library said.
         cause: String,
     },
+    /// It is another host's.
+    #[error(
+        "`{uri}` is libvirt on another host, `{host}`: an agent reads and sets the kernel of the host that it runs on. Run it there, with `qemu:///system`"
+    )]
+    Remote {
+        /// The address.
+        uri: String,
+        /// That host.
+        host: String,
+    },
     /// The journal cannot be had.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -94,4 +104,40 @@ pub enum ConnectError {
     /// A kernel file that every host has is missing or malformed.
     #[error(transparent)]
     Read(#[from] ReadError),
+}
+
+/// The other host that an address of libvirt's names, if it names one.
+pub(crate) fn host_of(uri: &str) -> Option<&str> {
+    let (_, rest) = uri.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let is_this_one = ["", "localhost", "127.0.0.1", "[::1]"].contains(&name);
+    Some(host).filter(|_| !is_this_one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_names_another_host_or_this_one() {
+        for (uri, host) in [
+            ("qemu:///system", None),
+            ("test:///default", None),
+            ("qemu+unix:///system?socket=/run/x@y", None),
+            ("qemu+ssh://root@far.example:22/system", Some("far.example:22")),
+            ("qemu://far.example/system", Some("far.example")),
+            ("qemu+tcp://[2001:db8::1]/system", Some("[2001:db8::1]")),
+            ("qemu+tcp://[::1]/system", None),
+            ("qemu+ssh://root@localhost:22/system", None),
+            ("qemu+tls://localhost.example/system", Some("localhost.example")),
+            ("nonsense", None),
+        ] {
+            assert_eq!(host_of(uri), host, "{uri}");
+        }
+    }
 }

@@ -31,6 +31,7 @@ use crate::beat::{BEAT, Beat, Line};
 use crate::journal::Journal;
 use crate::legacy::Undone;
 use crate::lock::{ActingLock, Lock};
+use crate::scope;
 use crate::state_dir::StateError;
 use crate::task;
 
@@ -96,6 +97,9 @@ pub fn spawn(exe: &Path, args: &[OsString], beat: &Beat) -> Result<Guard, GuardE
         .args(args)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::piped())
+        // It is no service, and has nothing to tell the service manager.
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
         .spawn()
         .map_err(start)?;
     let mut ready = [0u8; 1];
@@ -126,6 +130,27 @@ pub fn spawn(exe: &Path, args: &[OsString], beat: &Beat) -> Result<Guard, GuardE
         beat: beat.clone(),
         child,
     })
+}
+
+/// Starts a guard in a unit of its own; where there can be none, as a child like any other. With the guard comes why it is in no
+/// unit of its own, if so. `root` is where the host's own files lie.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_apart(
+    root: &Path,
+    exe: &Path,
+    args: &[OsString],
+    beat: &Beat,
+) -> Result<(Guard, Option<String>), GuardError> {
+    let why = match scope::around(root, exe, args) {
+        Ok((runner, all)) => match spawn(&runner, &all, beat) {
+            Ok(guard) => return Ok((guard, None)),
+            Err(error) => error.to_string(),
+        },
+        Err(why) => why.to_owned(),
+    };
+    Ok((spawn(exe, args, beat)?, Some(why)))
 }
 
 impl Guard {

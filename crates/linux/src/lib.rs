@@ -58,6 +58,7 @@ pub mod perf;
 pub mod proc_stat;
 mod read;
 pub mod resctrl;
+mod scope;
 pub mod state_dir;
 pub mod task;
 mod topology_pages;

@@ -16,10 +16,12 @@ use virt::sys;
 
 use crate::beat::Beat;
 use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
-use crate::connect::ConnectError;
+use crate::connect::{ConnectError, host_of};
 use crate::domain::NAMESPACE;
 use crate::mark;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod loaded;
 #[cfg(test)]
 mod stand_in;
 #[cfg(test)]
@@ -72,6 +74,12 @@ type Call = Box<dyn FnOnce() + Send>;
 impl Libvirt {
     /// Connects.
     pub fn open(uri: &str, beat: Beat) -> Result<Libvirt, ConnectError> {
+        if let Some(host) = host_of(uri) {
+            return Err(ConnectError::Remote {
+                uri: uri.to_owned(),
+                host: host.to_owned(),
+            });
+        }
         let mut libvirt = Libvirt::unconnected(uri, beat);
         let connect = libvirt.connect().map_err(|cause| connect_error(uri, &cause))?;
         libvirt.connect = Some(connect);
@@ -80,7 +88,6 @@ impl Libvirt {
 
     /// Connects with the first call, for what may be done without libvirt.
     pub fn unconnected(uri: &str, beat: Beat) -> Libvirt {
-        virt::error::clear_error_callback(); // else libvirt writes to standard error
         // libvirt's test driver, which our tests use, knows no flag there.
         let live = if uri.starts_with("test:") {
             sys::VIR_DOMAIN_AFFECT_CURRENT
@@ -102,9 +109,13 @@ impl Libvirt {
 
     fn connect(&mut self) -> Result<Connect, String> {
         let uri = self.uri.clone();
-        let connected = self.limited(move || Connect::open(Some(&uri)));
-        let connected = connected.map_err(|_| self.rest())?;
-        connected.map_err(|e| e.message().to_owned())
+        let connected = self.limited(move || {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            loaded::load()?;
+            virt::error::clear_error_callback(); // else libvirt writes to standard error
+            Connect::open(Some(&uri)).map_err(|e| e.message().to_owned())
+        });
+        connected.map_err(|_| self.rest())?
     }
 
     /// libvirt itself does not answer: it is left in peace for a while, since many calls must not wait as long as each may take.

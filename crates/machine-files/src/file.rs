@@ -11,8 +11,10 @@ use std::path::{Path, PathBuf};
 use homenode_units::{BadSetting, Candidates};
 use serde::de::DeserializeOwned;
 
+mod every;
 mod source;
 
+pub use every::read_toml_every;
 pub use source::Source;
 
 /// Files beyond this are refused unread: the largest of the project has a few KiB.
@@ -157,18 +159,17 @@ impl std::error::Error for FileError {}
 /// Anything that `T` does not allow, with its place.
 pub fn read_toml<T: DeserializeOwned>(path: impl AsRef<Path>, text: &str) -> Result<T, FileError> {
     let path = path.as_ref();
-    let syntax = |error: toml::de::Error| {
-        let place = error.span().map(|span| place(text, span.start));
-        let problem = Problem::Syntax(error.message().to_owned());
-        FileError {
-            path: path.to_owned(),
-            place,
-            key: String::new(),
-            problem: Box::new(problem),
-        }
-    };
-    let document = toml::Deserializer::parse(text).map_err(syntax)?;
+    let document = toml::Deserializer::parse(text).map_err(|error| not_toml(path, text, &error))?;
     T::deserialize(document).map_err(|error| explain(path, text, &error))
+}
+
+fn not_toml(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
+    FileError {
+        path: path.to_owned(),
+        place: error.span().map(|span| place(text, span.start)),
+        key: String::new(),
+        problem: Box::new(Problem::Syntax(error.message().to_owned())),
+    }
 }
 
 /// Opens a file and reads it as TOML.

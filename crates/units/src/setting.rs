@@ -32,6 +32,13 @@ pub enum Wrong {
         /// What the other is.
         value: String,
     },
+    /// It names CPUs that the machine does not have.
+    NoSuchCpus {
+        /// Those.
+        missing: String,
+        /// The machine, and the CPUs that it has.
+        there: [Box<str>; 2],
+    },
 }
 
 impl Display for BadSetting {
@@ -51,6 +58,13 @@ impl Display for BadSetting {
                     "more than `{key}`, which is {value}; lower the one or raise the other"
                 )
             }
+            Wrong::NoSuchCpus {
+                missing,
+                there: [machine, cpus],
+            } => write!(
+                f,
+                "but {machine} has no CPU {missing}; those online are {cpus}: name some of them, or leave it out"
+            ),
         }
     }
 }

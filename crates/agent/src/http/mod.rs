@@ -44,6 +44,7 @@ use tokio::sync::Semaphore;
 use crate::answers::is_called;
 use crate::feed::{Feed, Seen};
 use crate::handler::{Answered, Handler};
+use crate::reload::Reload;
 use crate::setting_queue::SettingQueue;
 use access::Access;
 use exposition::Format;
@@ -76,7 +77,7 @@ pub struct About {
     pub mode: Mode,
     /// Which policies decide.
     pub policies: &'static str,
-    /// Time between looks at the host.
+    /// Time between looks at the host when it started.
     pub period: Ns,
 }
 
@@ -107,6 +108,8 @@ pub struct Site {
     pub handler: Handler,
     /// Has the loop set something.
     pub settings: SettingQueue,
+    /// Has it read its own settings anew.
+    pub reload: Reload,
     threads: Arc<Semaphore>,
 }
 
@@ -116,7 +119,7 @@ impl Site {
         feed: Feed,
         about: About,
         history: Option<&Path>,
-        (handler, settings): (Handler, SettingQueue),
+        (handler, settings, reload): (Handler, SettingQueue, Reload),
     ) -> Site {
         Site {
             feed,
@@ -124,6 +127,7 @@ impl Site {
             history: history.map(Arc::from),
             handler,
             settings,
+            reload,
             threads: Arc::new(Semaphore::new(THREADS)),
         }
     }
@@ -191,6 +195,7 @@ fn router(site: Site, access: &Arc<Access>) -> Router {
 /// What changes something: for operators alone.
 fn changes() -> Router<Site> {
     Router::new()
+        .route("/-/reload", post(settings::reload))
         .route("/v1/vms/{id}/settings", put(settings::put))
         .merge(approvals::changes())
         .route_layer(from_fn(access::operators_only))
@@ -211,7 +216,9 @@ async fn metrics(State(site): State<Site>, headers: HeaderMap) -> impl IntoRespo
 
 /// Whether the loop goes on.
 async fn healthy(State(site): State<Site>) -> (StatusCode, String) {
-    let period = Duration::from_nanos(site.about.period.0);
+    let (seen, _) = site.feed.seen();
+    let period = seen.map_or(site.about.period, |seen| seen.period);
+    let period = Duration::from_nanos(period.0);
     let silence = Instant::now().saturating_duration_since(site.feed.looked());
     if silence <= SILENCE_MAX.max(3 * period) {
         (StatusCode::OK, "healthy\n".into())
@@ -248,7 +255,7 @@ async fn status(State(site): State<Site>) -> Result<Json<HostStatus>, Failed> {
         host: about.host.clone(),
         mode: about.mode,
         policies: about.policies.to_owned(),
-        period_ns: about.period,
+        period_ns: seen.period,
         epoch_count: seen.epoch_count,
         trouble: trouble.map(|trouble| trouble.to_string()),
         status: seen.status.clone(),

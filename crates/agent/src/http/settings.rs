@@ -10,7 +10,7 @@ use axum::extract::rejection::{JsonRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use homenode_api::http::VmSettings;
+use homenode_api::http::{Reloaded, VmSettings};
 use homenode_units::VmId;
 use tokio::sync::oneshot;
 
@@ -53,11 +53,29 @@ pub(super) async fn put(
         // Fails where nobody waits any more.
         let _ = tell.send(done);
     });
+    match of_loop(told).await? {
+        Ok(()) => Ok(with_tag(vm, wanted)),
+        Err(NotSet::Changed) => Err(Failed::changed("another")),
+        Err(NotSet::Failed(error)) => Err(Failed::refused(error.to_string())),
+    }
+}
+
+/// What `POST /-/reload` does: the agent's own settings are read anew.
+pub(super) async fn reload(State(site): State<Site>) -> Result<Json<Reloaded>, Failed> {
+    let (tell, told) = oneshot::channel();
+    site.reload.ask(|done| {
+        // Fails where nobody waits any more.
+        let _ = tell.send(done);
+    });
+    let done = of_loop(told).await?;
+    done.map(Json)
+        .map_err(|why| Failed::refused(format!("the settings of before stay in force: {why}")))
+}
+
+/// What the loop says once it comes to it.
+async fn of_loop<T>(told: oneshot::Receiver<T>) -> Result<T, Failed> {
     match tokio::time::timeout(PATIENCE_LOOP, told).await {
-        Ok(Ok(Ok(()))) => Ok(with_tag(vm, wanted)),
-        Ok(Ok(Err(NotSet::Changed))) => Err(Failed::changed("another")),
-        Ok(Ok(Err(NotSet::Failed(error)))) => Err(Failed::refused(error.to_string())),
-        Ok(Err(_)) => Err(Failed::gone()),
+        Ok(said) => said.map_err(|_| Failed::gone()),
         Err(_) => Err(Failed::not_now(
             "the loop is busy with the host; ask again later whether it was done",
         )),

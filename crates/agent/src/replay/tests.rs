@@ -31,6 +31,7 @@ fn record(path: &Path, scenario: Scenario, seconds: u64, config: &Config) {
         duration: Some(Ns::from_secs(seconds)),
         listen: None,
         commit: "test",
+        reload: crate::reload::Reload::never(&Bell::default()),
     };
     crate::twin::run(
         &run,

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     DecisionRow, Decisions, DecisionsQuery, Evaluate, Evaluated, HistoryQuery, HostStatus, Links, Looked,
-    Missed, Nodes, OverviewQuery, Pictured, Problem, Told, VmHistory, VmSettings, WhyQuery,
+    Missed, Nodes, OverviewQuery, Pictured, Problem, Reloaded, Told, VmHistory, VmSettings, WhyQuery,
 };
 use crate::answer::{Promises, Recommendation, Recommendations, Vms};
 use crate::why::Answer;
@@ -80,6 +80,9 @@ fn paths(made: &mut Maker) -> Value {
             "promises", "Nodes that are promised to VMs which do not run yet", &[503]
         )),
         "/v1/promises/{id}": {"delete": with(made.done("drop", "Take back a promise", &[400, 404, 503]), "parameters", by_number)},
+        "/-/reload": {"post": made.operation::<Reloaded>(
+            "reload", "Read the agent's settings anew; wrong ones are refused, and those of before stay in force", &[422, 503]
+        )},
         "/v1/events": get(events(made)),
         "/v1/openapi.json": get(json!({
             "operationId": "openapi",

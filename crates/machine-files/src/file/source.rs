@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use homenode_units::BadSetting;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -40,6 +41,13 @@ impl Source {
             key: names.join("."),
             problem: Box::new(Problem::Value(message.into())),
         }
+    }
+
+    /// A complaint about a setting that may not be what it is.
+    pub fn bad_setting(&self, bad: &BadSetting) -> FileError {
+        let mut found = self.complaint(&bad.key, "");
+        *found.problem = Problem::Setting(bad.to_string());
+        found
     }
 
     fn find(&self, segments: &[(&str, Vec<usize>)]) -> Option<Place> {

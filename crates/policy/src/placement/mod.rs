@@ -54,7 +54,8 @@ mod tests;
 use std::borrow::Cow;
 
 use homenode_host::{Act, Plan, View, VmView};
-use homenode_units::{Any, Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId};
+use homenode_machine::Machine;
+use homenode_units::{Any, BadSetting, Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId, Wrong};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -109,6 +110,28 @@ impl Default for Config {
 
 homenode_units::settings! {
     Config { algorithm: Any, link_busy_max: SOME_SHARE, reserved_cpus: Any, reserved_memory: bounds::MEMORY }
+}
+
+impl Config {
+    /// Looks at what only a machine can tell.
+    ///
+    /// # Errors
+    /// Reserved CPUs that it does not have.
+    pub fn check_on(&self, machine: &Machine) -> Result<(), BadSetting> {
+        let there = machine.cpu_set();
+        let missing = self.reserved_cpus.difference(&there);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(BadSetting {
+            key: "reserved_cpus".to_owned(),
+            value: self.reserved_cpus.to_string(),
+            wrong: Wrong::NoSuchCpus {
+                missing: missing.to_string(),
+                there: [machine.name.as_str().into(), there.to_string().into()],
+            },
+        })
+    }
 }
 
 /// Where a VM goes, and why.

@@ -1,0 +1,486 @@
+//! What this host has for each thing that the agent can do, what it lacks, what that costs, and how to get it. Looks, and changes
+//! nothing. Bounded in time: what may hang is libvirt, which is given 8 s.
+
+use std::path::{Path, PathBuf};
+
+use homenode_host::observation::Tracker;
+use homenode_linux::lock::Lock;
+use homenode_linux::peer::GroupId;
+use homenode_linux::perf::Perf;
+use homenode_linux::resctrl::Resctrl;
+use homenode_linux::state_dir::StateDir;
+use homenode_linux::trackers::{self, Runs};
+use homenode_linux::uncore::{self, Uncore};
+use homenode_linux::{ConnectError, LibvirtHost};
+use homenode_machine::Machine;
+use homenode_machine_files::sysfs;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The bits of `CapEff` that moving pages of others takes.
+const MOVES_PAGES: [(u32, &str); 2] = [(19, "CAP_SYS_PTRACE"), (23, "CAP_SYS_NICE")];
+/// The group that may ask the agent.
+const GROUP: &str = "homenode";
+/// Where QEMU's machines with an ivshmem device find the agent.
+const TOPOLOGY: &str = homenode_linux::TOPOLOGY_SOCKET;
+
+/// What a host has.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Examined {
+    /// The machine, where it can be read.
+    pub machine: Option<String>,
+    /// All features, whether there or not.
+    pub features: Vec<Feature>,
+}
+
+/// Something that the agent can do, or uses.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Feature {
+    /// Its name.
+    pub feature: &'static str,
+    /// Whether it is there.
+    pub has: bool,
+    /// What was found, or what is missing.
+    pub found: String,
+    /// What the agent does not do without it.
+    pub costs: Option<&'static str>,
+    /// How to get it: a command, where one does it.
+    pub remedy: Option<String>,
+}
+
+/// Where to look.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Where the host's own files lie: `/`, but in tests.
+    pub root: PathBuf,
+    /// The agent's directory.
+    pub state: PathBuf,
+    /// libvirt's address.
+    pub uri: String,
+}
+
+/// What something lacks, what that costs, and how to get it.
+struct Lack {
+    found: String,
+    costs: &'static str,
+    remedy: String,
+}
+
+fn lack(found: impl Into<String>, costs: &'static str, remedy: impl Into<String>) -> Lack {
+    Lack {
+        found: found.into(),
+        costs,
+        remedy: remedy.into(),
+    }
+}
+
+type Found = Result<String, Lack>;
+
+/// Looks at all of it.
+pub fn examine(places: &Places) -> Examined {
+    let Places { root, state, uri } = places;
+    let machine = sysfs::read(root);
+    let known = machine.as_ref().ok();
+    let libvirt = LibvirtHost::probe(uri);
+    let features = [
+        ("libvirt", of_libvirt(uri, &libvirt)),
+        ("KVM", kvm(root)),
+        ("nodes", nodes(machine.as_ref().map_err(ToString::to_string))),
+        ("hardware counters", counters(root)),
+        ("uncore counters", uncore_counters(root, known)),
+        ("resctrl", resctrl(root, known)),
+        ("DAMON", tracker(root, Tracker::Damon)),
+        ("page moves", page_moves(root)),
+        ("clear_refs", tracker(root, Tracker::Invalidation)),
+        ("balloon statistics", balloon(&libvirt)),
+        ("topology pages", topology_pages(root)),
+        ("numad drop-in", numad(root)),
+        ("libvirt hook", hook(root)),
+        ("history directory", history(root, state)),
+        ("state directory", state_directory(state)),
+        ("group", group()),
+        ("guard", guard(state)),
+        ("systemd", systemd(root)),
+    ];
+    let features = features.into_iter().map(|(feature, found)| match found {
+        Ok(found) => Feature {
+            feature,
+            has: true,
+            found,
+            costs: None,
+            remedy: None,
+        },
+        Err(lack) => Feature {
+            feature,
+            has: false,
+            found: lack.found,
+            costs: Some(lack.costs),
+            remedy: Some(lack.remedy),
+        },
+    });
+    Examined {
+        machine: known.map(|machine| machine.name.clone()),
+        features: features.collect(),
+    }
+}
+
+fn of_libvirt(uri: &str, probed: &Result<(), ConnectError>) -> Found {
+    let (found, remedy) = match probed {
+        Ok(()) => return Ok(format!("{uri} answers")),
+        Err(ConnectError::NoLibvirt { cause, .. }) => (
+            cause.clone(),
+            "systemctl start libvirtd, or first apt install libvirt-daemon-system",
+        ),
+        Err(ConnectError::NotPermitted { cause, .. }) => {
+            (cause.clone(), "run as root, or join the group `libvirt`")
+        }
+        Err(error) => (error.to_string(), "mend what is said there"),
+    };
+    Err(lack(found, "no VM is seen or managed", remedy))
+}
+
+fn kvm(root: &Path) -> Found {
+    match root.join("dev/kvm").exists() {
+        true => Ok("/dev/kvm is there".to_owned()),
+        false => Err(lack(
+            "there is no /dev/kvm",
+            "VMs are emulated, and slow",
+            "modprobe kvm_intel, or kvm_amd, with virtualisation on in the firmware",
+        )),
+    }
+}
+
+fn nodes(machine: Result<&Machine, String>) -> Found {
+    const COSTS: &str = "nothing is placed or moved; all else works";
+    const REMEDY: &str = "none, where it has one socket; else node interleaving off in the firmware";
+    let machine = machine.map_err(|why| lack(why, COSTS, REMEDY))?;
+    match machine.memory_nodes().len() {
+        0 | 1 => Err(lack("this host has one node", COSTS, REMEDY)),
+        count => Ok(format!("{count} nodes with memory, {} CPUs", machine.cpus.len())),
+    }
+}
+
+fn counters(root: &Path) -> Found {
+    let cpuinfo = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let mut perf = Perf::new(&cpuinfo);
+    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+    let counted = perf.counters(tid);
+    match (perf.absence(), counted) {
+        (None, Some(_)) => Ok(perf
+            .note()
+            .unwrap_or("LLC misses of threads are counted")
+            .to_owned()),
+        (why, _) => Err(lack(
+            why.unwrap_or("a counter could not be opened"),
+            "decisions go by CPU and memory alone",
+            "run as root, or sysctl kernel.perf_event_paranoid=0; a VM needs a PMU",
+        )),
+    }
+}
+
+fn uncore_counters(root: &Path, machine: Option<&Machine>) -> Found {
+    let missing = |why: String| {
+        lack(
+            why,
+            "traffic of links and memory is not counted",
+            "modprobe intel_uncore, or amd_uncore, and run as root; a VM has none",
+        )
+    };
+    let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
+    let layout = uncore::discover(root, machine).map_err(|error| missing(error.to_string()))?;
+    let count = layout.events.len();
+    let notes = Uncore::open(layout).notes;
+    match notes.first() {
+        None if count > 0 => Ok(format!("{count} counters of controllers and links")),
+        None => Err(missing("the kernel shows none".to_owned())),
+        Some(note) => Err(missing(note.clone())),
+    }
+}
+
+fn resctrl(root: &Path, machine: Option<&Machine>) -> Found {
+    let missing = |why: String| {
+        lack(
+            why,
+            "permits go by CPU quotas alone",
+            "mount -t resctrl resctrl /sys/fs/resctrl; needs rdt_a in /proc/cpuinfo",
+        )
+    };
+    let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
+    match Resctrl::open(root, machine) {
+        Ok(Some(_)) => Ok("it is mounted".to_owned()),
+        Ok(None) => Err(missing("it is not mounted".to_owned())),
+        Err(error) => Err(missing(error.to_string())),
+    }
+}
+
+fn tracker(root: &Path, wanted: Tracker) -> Found {
+    let choices = trackers::choices(root, Runs::Kvm);
+    let choice = choices.into_iter().find(|choice| choice.tracker == wanted);
+    match choice.map(|choice| choice.why_not) {
+        Some(None) => Ok("working sets can be watched by it".to_owned()),
+        Some(Some(why)) => Err(lack(
+            why,
+            "working sets are watched otherwise",
+            match wanted {
+                Tracker::Damon => {
+                    "run as root, with CONFIG_DAMON_SYSFS in the kernel and no other user of it"
+                }
+                _ => "run the agent as root",
+            },
+        )),
+        None => Err(lack(
+            "it is not known here",
+            "working sets are watched otherwise",
+            "none",
+        )),
+    }
+}
+
+fn page_moves(root: &Path) -> Found {
+    let costs = "memory stays where it is";
+    let vmstat = std::fs::read_to_string(root.join("proc/vmstat")).unwrap_or_default();
+    if !vmstat.contains("pgmigrate_success") {
+        let remedy = "a kernel with CONFIG_MIGRATION and CONFIG_NUMA";
+        return Err(lack("the kernel moves no pages", costs, remedy));
+    }
+    let status = std::fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    let effective = effective.unwrap_or_default();
+    let missing = MOVES_PAGES.iter().filter(|(bit, _)| effective & (1 << bit) == 0);
+    let missing: Vec<&str> = missing.map(|(_, name)| *name).collect();
+    match missing.is_empty() {
+        true => Ok("pages of other processes can be moved".to_owned()),
+        false => Err(lack(
+            format!("this process lacks {}", missing.join(" and ")),
+            costs,
+            "run the agent as root",
+        )),
+    }
+}
+
+fn balloon(libvirt: &Result<(), ConnectError>) -> Found {
+    match libvirt {
+        Ok(()) => Ok("asked of each VM; `homenode memory show` says which answer".to_owned()),
+        Err(_) => Err(lack(
+            "libvirt does not answer",
+            "no memory is taken from VMs",
+            "as for libvirt; a VM needs a virtio balloon and its driver",
+        )),
+    }
+}
+
+fn topology_pages(root: &Path) -> Found {
+    let socket = root.join(TOPOLOGY.trim_start_matches('/'));
+    match socket.exists() {
+        true => Ok(format!("served at {TOPOLOGY}")),
+        false => Err(lack(
+            "nothing serves them",
+            "guests are not told where they are",
+            "start the agent; a VM needs an ivshmem-doorbell device (docs/TOPOLOGY.md)",
+        )),
+    }
+}
+
+fn numad(root: &Path) -> Found {
+    let path = root.join("usr/bin/numad");
+    let target = std::fs::canonicalize(&path).ok();
+    let is_ours = target
+        .as_deref()
+        .and_then(Path::file_name)
+        .is_some_and(|name| name == "homenode");
+    match (is_ours, target.is_some()) {
+        (true, _) => Ok("numad is homenode".to_owned()),
+        (false, is_there) => Err(lack(
+            match is_there {
+                true => "numad is another program",
+                false => "there is no numad",
+            },
+            "placement='auto' does not ask the agent",
+            "dpkg-divert --rename --add /usr/bin/numad && ln -s $(command -v homenode) /usr/bin/numad",
+        )),
+    }
+}
+
+fn hook(root: &Path) -> Found {
+    let hooks = root.join("etc/libvirt/hooks");
+    let mut files = vec![hooks.join("qemu")];
+    let more = std::fs::read_dir(hooks.join("qemu.d"));
+    files.extend(more.into_iter().flatten().flatten().map(|entry| entry.path()));
+    let is_ours =
+        |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|text| text.contains("homenode hook"));
+    match files.iter().find(|file| is_ours(file)) {
+        Some(file) => Ok(format!("in {}", file.display())),
+        None => Err(lack(
+            "none calls homenode",
+            "a VM's settings do not count as it starts",
+            "the two commands in `homenode hook --help`",
+        )),
+    }
+}
+
+fn history(root: &Path, state: &Path) -> Found {
+    let file = crate::history::beside(state);
+    let file = root.join(file.strip_prefix("/").unwrap_or(&file));
+    match file.parent().map(|directory| (directory, directory.is_dir())) {
+        Some((directory, true)) => Ok(directory.display().to_string()),
+        _ => Err(lack(
+            format!("no directory for {}", file.display()),
+            "nothing is recorded yet",
+            "none needed: an agent that runs as root makes it",
+        )),
+    }
+}
+
+fn state_directory(state: &Path) -> Found {
+    let costs = "no agent has acted since the host started";
+    match StateDir::open_existing(state) {
+        Ok(Some(_)) => Ok(state.display().to_string()),
+        Ok(None) => Err(lack(
+            format!("there is no {}", state.display()),
+            costs,
+            "systemctl start homenode, or `homenode run` as root: it makes it",
+        )),
+        Err(error) => Err(lack(
+            error.to_string(),
+            "no agent can act",
+            "mend what is said there",
+        )),
+    }
+}
+
+fn group() -> Found {
+    match GroupId::of(GROUP) {
+        Ok(_) => Ok(format!("there is a group `{GROUP}`")),
+        Err(_) => Err(lack(
+            format!("there is no group `{GROUP}`"),
+            "root alone asks the agent",
+            format!("groupadd --system {GROUP}; in the settings: [http] group = \"{GROUP}\""),
+        )),
+    }
+}
+
+fn guard(state: &Path) -> Found {
+    let costs = "what an agent that dies has changed stays";
+    match Lock::owner(state) {
+        Ok(Some(owner)) if owner.is_guarded => Ok("an agent runs, and its guard watches it".to_owned()),
+        Ok(Some(_)) => Err(lack(
+            "an agent runs without a guard",
+            costs,
+            "systemctl restart homenode",
+        )),
+        Ok(None) => Err(lack(
+            "no agent runs",
+            "no VM is changed",
+            "systemctl start homenode",
+        )),
+        Err(error) => Err(lack(error.to_string(), costs, "run this as root")),
+    }
+}
+
+fn systemd(root: &Path) -> Found {
+    let costs = "a dead agent is not started again";
+    if !root.join("run/systemd/system").is_dir() {
+        return Err(lack(
+            "systemd does not run this host",
+            costs,
+            "have what starts services here start `homenode run`",
+        ));
+    }
+    let units = [
+        "etc/systemd/system",
+        "lib/systemd/system",
+        "usr/lib/systemd/system",
+    ];
+    let unit = units.map(|directory| root.join(directory).join("homenode.service"));
+    match unit.iter().find(|unit| unit.exists()) {
+        Some(unit) => Ok(unit.display().to_string()),
+        None => Err(lack(
+            "homenode.service is not installed",
+            costs,
+            "cp deploy/systemd/homenode.service /etc/systemd/system/ && systemctl daemon-reload",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host without anything, and one with what files can show.
+    fn examined(root: &Path) -> Examined {
+        examine(&Places {
+            root: root.to_owned(),
+            state: root.join("state"),
+            uri: "qemu+unix:///system?socket=/does/not/exist".to_owned(),
+        })
+    }
+
+    fn has(examined: &Examined, feature: &str) -> bool {
+        let found = examined.features.iter().find(|one| one.feature == feature);
+        found.unwrap_or_else(|| panic!("{feature}")).has
+    }
+
+    #[test]
+    fn what_a_host_lacks_is_said_with_what_that_costs_and_how_to_get_it() {
+        let root = tempfile::tempdir().unwrap();
+        let bare = examined(root.path());
+        assert_eq!(bare.machine, None);
+        for feature in bare.features.iter().filter(|feature| !feature.has) {
+            assert!(
+                !feature.found.is_empty() && feature.costs.is_some(),
+                "{feature:?}"
+            );
+            assert!(
+                feature.remedy.as_ref().is_some_and(|remedy| !remedy.is_empty()),
+                "{feature:?}"
+            );
+        }
+        let of_files = [
+            "KVM",
+            "libvirt",
+            "nodes",
+            "page moves",
+            "libvirt hook",
+            "numad drop-in",
+            "systemd",
+            "guard",
+        ];
+        assert!(of_files.iter().all(|feature| !has(&bare, feature)), "{bare:#?}");
+    }
+
+    #[test]
+    fn what_a_host_has_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("dev/kvm", "");
+        write("usr/bin/homenode", "");
+        std::os::unix::fs::symlink("homenode", root.path().join("usr/bin/numad")).unwrap();
+        write(
+            "etc/libvirt/hooks/qemu.d/homenode",
+            "#!/bin/sh\nexec homenode hook \"$@\"\n",
+        );
+        write("proc/vmstat", "pgmigrate_success 1\n");
+        write("proc/self/status", "CapEff:\t00000000008c0000\n");
+        write("run/systemd/system/x", "");
+        write("etc/systemd/system/homenode.service", "");
+        write("run/homenode/topology.sock", "");
+        let rich = examined(root.path());
+        for feature in [
+            "KVM",
+            "numad drop-in",
+            "libvirt hook",
+            "page moves",
+            "systemd",
+            "topology pages",
+        ] {
+            assert!(has(&rich, feature), "{feature}: {rich:#?}");
+        }
+        write("proc/self/status", "CapEff:\t0000000000000000\n");
+        assert!(!has(&examined(root.path()), "page moves"));
+    }
+}

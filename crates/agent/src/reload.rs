@@ -1,0 +1,158 @@
+//! Settings that are read anew while the agent runs: at SIGHUP, or where an operator asks for it over HTTP. The loop takes them
+//! over between two epochs, as it alone decides by them. Wrong ones change nothing.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use homenode_api::http::Reloaded;
+use homenode_control::{Config, Control};
+use homenode_host::Bell;
+use serde_json::Value;
+
+/// Where settings are read, and why they cannot be.
+type Read = dyn Fn() -> Result<Config, String> + Send + Sync;
+/// Who is told what came of it.
+type Told = Box<dyn FnOnce(Result<Reloaded, String>) + Send>;
+
+/// How settings are read anew. All clones are one.
+#[derive(Clone)]
+pub struct Reload {
+    bell: Bell,
+    read: Arc<Read>,
+    waiting: Arc<Mutex<Vec<Told>>>,
+}
+
+impl fmt::Debug for Reload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reload").finish_non_exhaustive()
+    }
+}
+
+impl Reload {
+    /// By `read`, where the loop is rung for.
+    pub fn new(bell: &Bell, read: impl Fn() -> Result<Config, String> + Send + Sync + 'static) -> Reload {
+        Reload {
+            bell: bell.clone(),
+            read: Arc::new(read),
+            waiting: Arc::default(),
+        }
+    }
+
+    /// For a run whose settings are in no file: they stay as they are.
+    pub fn never(bell: &Bell) -> Reload {
+        Reload::new(bell, || Err("this run has its settings from no file".to_owned()))
+    }
+
+    /// Asks the loop for it; `told` is called by the loop.
+    pub fn ask(&self, told: impl FnOnce(Result<Reloaded, String>) + Send + 'static) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push(Box::new(told));
+        drop(waiting);
+        self.bell.ring();
+    }
+
+    /// Whether it is asked for.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self
+            .waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
+    }
+
+    /// Does it, once for all who wait; what the operator is to be told.
+    pub(crate) fn carry_out(&self, control: &Mutex<Control>) -> String {
+        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let read = (self.read)();
+        let done = read.map(|newer| {
+            let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = control.config().clone();
+            let kept = control.take_over(newer);
+            Reloaded {
+                changed: differing(&before, control.config()),
+                at_next_start: kept.into_iter().map(str::to_owned).collect(),
+            }
+        });
+        let said = match &done {
+            Ok(reloaded) => reloaded.to_string(),
+            Err(why) => format!("settings stay as they are, since the new ones are refused: {why}"),
+        };
+        waiting.into_iter().for_each(|told| told(done.clone()));
+        said
+    }
+}
+
+/// Keys of settings that are not the same in both.
+fn differing(one: &Config, other: &Config) -> Vec<String> {
+    let mut keys = Vec::new();
+    let all = |config: &Config| serde_json::to_value(config).unwrap_or_default();
+    compare("", &all(one), &all(other), &mut keys);
+    keys
+}
+
+fn compare(key: &str, one: &Value, other: &Value, keys: &mut Vec<String>) {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            let names: std::collections::BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+            for name in names {
+                let inner = match key {
+                    "" => name.clone(),
+                    outer => format!("{outer}.{name}"),
+                };
+                let value = |of: &serde_json::Map<String, Value>| of.get(name).cloned().unwrap_or_default();
+                compare(&inner, &value(one), &value(other), keys);
+            }
+        }
+        (one, other) if one != other => keys.push(key.to_owned()),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_control::{Mode, PolicySet};
+    use homenode_units::Ns;
+
+    use super::*;
+
+    fn reloaded(newer: Config) -> (Result<Reloaded, String>, Config) {
+        let control = Mutex::new(Control::new(Config::default(), Mode::Act));
+        let reload = Reload::new(&Bell::default(), move || Ok(newer.clone()));
+        let (tell, told) = std::sync::mpsc::channel();
+        reload.ask(move |done| tell.send(done).unwrap());
+        assert!(reload.is_wanted());
+        reload.carry_out(&control);
+        assert!(!reload.is_wanted());
+        (
+            told.recv().unwrap(),
+            control.into_inner().unwrap().config().clone(),
+        )
+    }
+
+    #[test]
+    fn what_a_running_agent_can_change_is_in_force_and_the_rest_is_named() {
+        let mut newer = Config {
+            period: Ns::from_secs(2),
+            policies: PolicySet::Tavo,
+            ..Config::default()
+        };
+        newer.pace.slowdown_max = 0.5;
+        newer.record.days = 3;
+        let (done, now) = reloaded(newer);
+        let done = done.unwrap();
+        assert_eq!(done.changed, ["pace.slowdown_max", "period"]);
+        assert_eq!(done.at_next_start, ["policies", "record"]);
+        assert_eq!((now.period, now.pace.slowdown_max), (Ns::from_secs(2), 0.5));
+        assert_eq!((now.policies, now.record.days), (PolicySet::Homenode, 30));
+    }
+
+    #[test]
+    fn settings_that_cannot_be_read_change_nothing() {
+        let control = Mutex::new(Control::new(Config::default(), Mode::Act));
+        let reload = Reload::never(&Bell::default());
+        reload.ask(|done| assert!(done.is_err()));
+        let said = reload.carry_out(&control);
+        assert!(said.contains("stay as they are"), "{said}");
+        assert_eq!(*control.lock().unwrap().config(), Config::default());
+    }
+}

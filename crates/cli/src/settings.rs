@@ -1,0 +1,240 @@
+//! Settings: in which file they are, and what the command line puts in their place; and `homenode config`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use homenode_agent::reload::Reload;
+use homenode_api::http::Listen;
+use homenode_control::{Config, Mode, PolicySet};
+use homenode_host::Bell;
+use homenode_linux::peer::GroupId;
+use homenode_machine::Machine;
+use homenode_machine_files::file::{Source, read_text_file, read_toml, read_toml_every};
+use homenode_machine_files::sysfs;
+use homenode_units::{Ns, Settings as _};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::bad_input;
+use crate::options::ShownArgs;
+use crate::output::print_json;
+
+/// Where a run on a real host has its settings from, unless another file is named.
+pub const FILE: &str = "/etc/homenode/homenode.toml";
+
+/// What to do about settings.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Say everything that is wrong with a file of settings; the status is 2 where something is
+    Check {
+        /// The file
+        #[arg(value_name = "FILE", default_value = FILE)]
+        file: PathBuf,
+    },
+    /// Show all settings as a file leaves them, in a form that is a file of settings itself
+    Show {
+        /// The file [default: /etc/homenode/homenode.toml, where it is there]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// Show what they are where no file says anything
+        #[arg(long, conflicts_with = "file")]
+        defaults: bool,
+        #[command(flatten)]
+        shown: ShownArgs,
+    },
+}
+
+/// All settings, and where they are from.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Shown {
+    /// The file; `null` where all are defaults.
+    file: Option<String>,
+    /// Every setting, as in a configuration file.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    config: Config,
+}
+
+/// Carries out `homenode config`.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        ConfigCommand::Check { file } => check(file),
+        ConfigCommand::Show {
+            file,
+            defaults,
+            shown,
+        } => {
+            let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && file.exists());
+            let file = file.clone().or(usual);
+            let read = file.as_deref().map(read).transpose()?;
+            let (config, _) = read.unzip();
+            let config = config.unwrap_or_default();
+            let file = file.map(|file| file.display().to_string());
+            let all = Shown { file, config };
+            if shown.json {
+                print_json("config", &all)?;
+            } else {
+                let text = toml::to_string(&all.config).context("settings cannot be written as TOML")?;
+                say!("{}", text.trim_end());
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn read(file: &Path) -> anyhow::Result<(Config, Source)> {
+    let text = read_text_file(file).map_err(bad_input)?;
+    let config = read_toml(file, &text).map_err(bad_input)?;
+    Ok((config, Source::new(file, &text)))
+}
+
+/// The settings of a file, for a run on this machine.
+///
+/// # Errors
+/// A bad file, with the place.
+pub fn of_file(file: &Path, machine: &Machine) -> anyhow::Result<Config> {
+    let (config, source) = read(file)?;
+    let on_machine = config.check_on(machine);
+    on_machine.map_err(|bad| bad_input(source.bad_setting(&bad)))?;
+    Ok(config)
+}
+
+fn check(file: &Path) -> anyhow::Result<ExitCode> {
+    let text = read_text_file(file).map_err(bad_input)?;
+    let complaints = match read_toml_every::<Config>(file, &text) {
+        Ok(config) => of_this_host(&config, &Source::new(file, &text)),
+        Err(complaints) => complaints.iter().map(ToString::to_string).collect(),
+    };
+    for complaint in &complaints {
+        complain!("homenode: {complaint}");
+    }
+    if !complaints.is_empty() {
+        return Ok(ExitCode::from(2));
+    }
+    say!("{}: nothing is wrong", file.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is wrong with settings on this host.
+fn of_this_host(config: &Config, source: &Source) -> Vec<String> {
+    let machine = sysfs::read(Path::new("/"));
+    let on_machine = machine.ok().and_then(|machine| config.check_on(&machine).err());
+    let mut wrong: Vec<String> = on_machine
+        .map(|bad| source.bad_setting(&bad).to_string())
+        .into_iter()
+        .collect();
+    let group = Some(config.http.group.as_str()).filter(|name| !name.is_empty());
+    if let Some(Err(error)) = group.map(GroupId::of) {
+        wrong.push(source.complaint("http.group", error.to_string()).to_string());
+    }
+    let loopback = "127.0.0.1:0".parse().ok();
+    if let Err(error) = homenode_agent::http::check(loopback, &config.http) {
+        wrong.push(source.complaint("http.web_config", error).to_string());
+    }
+    wrong
+}
+
+/// Where the settings of a run are from: a file, and the command line.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// The file that was named.
+    pub file: Option<PathBuf>,
+    /// Read where no other is named, and it is there: a simulated host has settings only where it is told.
+    pub usual: Option<PathBuf>,
+    /// What the command line puts in the place of the file's.
+    pub period: Option<Ns>,
+    /// The same.
+    pub policies: Option<PolicySet>,
+    /// The same.
+    pub mode: Option<Mode>,
+    /// The same.
+    pub web_config: Option<String>,
+    /// Where HTTP is to be answered, which `web_config` must allow.
+    pub listen: Option<Listen>,
+}
+
+impl Wanted {
+    /// The file, where there is one.
+    pub fn file(&self) -> Option<&Path> {
+        let usual = self.usual.as_deref().filter(|file| file.exists());
+        self.file.as_deref().or(usual)
+    }
+
+    /// How they are read anew while the run goes on.
+    pub fn reload(&self, bell: &Bell, machine: Machine) -> Reload {
+        let wanted = self.clone();
+        Reload::new(bell, move || {
+            if wanted.file().is_none() {
+                return Err(match &wanted.usual {
+                    Some(usual) => format!("there is no {} to read", usual.display()),
+                    None => "this run has its settings from no file: name one with --config".to_owned(),
+                });
+            }
+            wanted.read(&machine).map_err(|error| format!("{error:#}"))
+        })
+    }
+
+    /// Reads them, for a run on this machine.
+    ///
+    /// # Errors
+    /// A bad file, with the place; what the command line puts in the place of its settings.
+    pub fn read(&self, machine: &Machine) -> anyhow::Result<Config> {
+        let of_file = self.file().map(|file| of_file(file, machine)).transpose()?;
+        let mut config = of_file.unwrap_or_default();
+        config.period = self.period.unwrap_or(config.period);
+        config.policies = self.policies.unwrap_or(config.policies);
+        config.mode = self.mode.unwrap_or(config.mode);
+        if let Some(web_config) = &self.web_config {
+            config.http.web_config.clone_from(web_config);
+        }
+        homenode_agent::http::check(self.listen, &config.http).map_err(bad_input)?;
+        // A file's settings were checked as they were read; what the command line puts in their place is of the same kind.
+        config
+            .check()
+            .map_err(|bad| bad_input(format!("--{}: {bad}", bad.key)))?;
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_real_host_reads_the_usual_file_where_it_is_there_and_no_other_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = crate::twin::machine("r910").unwrap();
+        let (usual, other) = (dir.path().join("homenode.toml"), dir.path().join("other.toml"));
+        std::fs::write(&other, "period = \"3s\"\n").unwrap();
+        let period = |wanted: Wanted| wanted.read(&machine).unwrap().period;
+        let of_host = || Wanted {
+            usual: Some(usual.clone()),
+            ..Wanted::default()
+        };
+        assert_eq!(period(of_host()), Ns::from_secs(1));
+        std::fs::write(&usual, "period = \"2s\"\n").unwrap();
+        assert_eq!(period(of_host()), Ns::from_secs(2));
+        assert_eq!(period(Wanted::default()), Ns::from_secs(1));
+        let named = Wanted {
+            file: Some(other),
+            ..of_host()
+        };
+        assert_eq!(period(named), Ns::from_secs(3));
+        let said = Wanted {
+            period: Some(Ns::from_secs(4)),
+            ..of_host()
+        };
+        assert_eq!(period(said), Ns::from_secs(4));
+    }
+
+    #[test]
+    fn all_settings_as_toml_read_back_as_they_are() {
+        let default = Config::default();
+        let text = toml::to_string(&default).unwrap();
+        assert_eq!(read_toml::<Config>("all", &text).unwrap(), default, "{text}");
+    }
+}

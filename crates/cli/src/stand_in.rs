@@ -1,0 +1,105 @@
+//! Where the twin may stand in for a host that cannot be managed: for a user who tries the program, and sees that it is one.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+
+/// How the program runs.
+#[derive(Clone, Copy, Debug)]
+struct Here {
+    is_root: bool,
+    is_service: bool,
+    /// Standard input and output are terminals.
+    at_terminal: bool,
+}
+
+/// Fails where a run that nobody asked to be simulated could be taken for a real one; `why` says why there is none.
+///
+/// # Errors
+/// As a service, as root, or without a terminal: with what is missing, and how to get it.
+pub fn only_where_a_user_looks(why: &str) -> anyhow::Result<()> {
+    let here = Here {
+        is_root: rustix::process::geteuid().is_root(),
+        is_service: is_service(|name| std::env::var_os(name), std::process::id()),
+        at_terminal: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+    };
+    match here.refusal() {
+        None => Ok(()),
+        Some(how) => anyhow::bail!(
+            "there is nothing to manage here: {why}. {how} nothing is simulated unless it is asked for, with `--host twin`"
+        ),
+    }
+}
+
+impl Here {
+    fn refusal(self) -> Option<&'static str> {
+        match self {
+            Here { is_service: true, .. } => Some("As a service"),
+            Here { is_root: true, .. } => Some("As root"),
+            Here {
+                at_terminal: false, ..
+            } => Some("Without a terminal"),
+            _ => None,
+        }
+    }
+}
+
+/// Whether systemd started this process. A terminal's own unit hands its variables on to what runs in it; only the process that
+/// systemd started has its number in `SYSTEMD_EXEC_PID`.
+fn is_service(variable: impl Fn(&str) -> Option<OsString>, process: u32) -> bool {
+    let started = variable("SYSTEMD_EXEC_PID");
+    let is_other = started.is_some_and(|started| started != *process.to_string());
+    variable("NOTIFY_SOCKET").is_some() || (variable("INVOCATION_ID").is_some() && !is_other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USER: Here = Here {
+        is_root: false,
+        is_service: false,
+        at_terminal: true,
+    };
+
+    #[test]
+    fn the_twin_stands_in_for_a_user_at_a_terminal_alone() {
+        assert_eq!(USER.refusal(), None);
+        let others = [
+            Here {
+                is_root: true,
+                ..USER
+            },
+            Here {
+                is_service: true,
+                ..USER
+            },
+            Here {
+                at_terminal: false,
+                ..USER
+            },
+        ];
+        assert!(others.iter().all(|here| here.refusal().is_some()));
+    }
+
+    #[test]
+    fn a_process_that_systemd_started_is_a_service_and_one_in_a_terminal_of_systemds_is_not() {
+        let with = |set: &'static [(&'static str, &'static str)]| {
+            move |name: &str| {
+                set.iter()
+                    .find(|(key, _)| *key == name)
+                    .map(|(_, value)| OsString::from(value))
+            }
+        };
+        assert!(!is_service(with(&[]), 7));
+        assert!(is_service(with(&[("NOTIFY_SOCKET", "/run/x")]), 7));
+        assert!(is_service(with(&[("INVOCATION_ID", "1")]), 7));
+        assert!(is_service(
+            with(&[("INVOCATION_ID", "1"), ("SYSTEMD_EXEC_PID", "7")]),
+            7
+        ));
+        assert!(!is_service(
+            with(&[("INVOCATION_ID", "1"), ("SYSTEMD_EXEC_PID", "6")]),
+            7
+        ));
+    }
+}

@@ -1,0 +1,188 @@
+//! libvirt's library, loaded when it is first needed: a simulation, `--version` and a host without libvirt do without it and the
+//! libraries that it brings.
+//!
+//! `virt` calls functions of libvirt by their names. Here is a function under each name that it uses, which jumps to where the
+//! library has it, by a table that [`load`] fills. As all names are found here, the linker leaves the library out. They are
+//! hidden, so that libvirt's own libraries do not find these functions in the place of theirs.
+//!
+//! Done so for x86-64; elsewhere the program is linked to libvirt.
+
+#![allow(unsafe_code)] // a library is trusted to be what its name says, as the loader does at a program's start
+
+use std::error::Error as _;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use libloading::os::unix::Library;
+
+/// The library, as the loader knows it.
+const LIBRARY: &str = "libvirt.so.0";
+
+/// Loads the library, if that was not done before.
+///
+/// # Errors
+/// Why it cannot be loaded; the next call tries again.
+pub(super) fn load() -> Result<(), String> {
+    static IS_LOADED: Mutex<bool> = Mutex::new(false);
+    let mut is_loaded = IS_LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*is_loaded {
+        find(LIBRARY)?;
+        *is_loaded = true;
+    }
+    Ok(())
+}
+
+fn find(library: &str) -> Result<(), String> {
+    // What the loader said is the error's source; the error itself only names the call.
+    let missing = |error: libloading::Error| match error.source() {
+        Some(cause) => format!("its library cannot be used ({cause})"),
+        None => format!("its library cannot be used ({error})"),
+    };
+    let library = unsafe { Library::new(library) }.map_err(missing)?;
+    let find = |name: &&str| unsafe { library.get::<*mut c_void>(*name) }.map(|found| *found);
+    let found: Result<Vec<*mut c_void>, _> = NAMES.iter().map(find).collect();
+    for (slot, function) in slots().iter().zip(found.map_err(missing)?) {
+        slot.store(function, Ordering::Release);
+    }
+    // It stays: what was found is called from now on.
+    let _ = library.into_raw();
+    Ok(())
+}
+
+/// The table, which lies beside the functions that jump by it.
+fn slots() -> &'static [AtomicPtr<c_void>; NAMES.len()] {
+    unsafe extern "C" {
+        static homenode_libvirt_table: [AtomicPtr<c_void>; NAMES.len()];
+    }
+    unsafe { &homenode_libvirt_table }
+}
+
+/// Where functions jump that were not looked for yet, which is a mistake of ours.
+extern "C" fn not_loaded() -> ! {
+    std::process::abort()
+}
+
+macro_rules! functions {
+    ($($name:ident)*) => {
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        std::arch::global_asm!(
+            ".pushsection .text.homenode_libvirt,\"ax\",@progbits",
+            $(concat!(
+                ".globl ", stringify!($name), "\n.hidden ", stringify!($name),
+                "\n.type ", stringify!($name), ",@function\n", stringify!($name),
+                ":\nendbr64\njmp qword ptr [rip + .Lhomenode_", stringify!($name), "]\n",
+            ),)*
+            ".popsection",
+            ".pushsection .data.homenode_libvirt,\"aw\",@progbits",
+            ".balign 8",
+            ".globl homenode_libvirt_table",
+            ".hidden homenode_libvirt_table",
+            "homenode_libvirt_table:",
+            $(concat!(".Lhomenode_", stringify!($name), ": .quad {not_loaded}"),)*
+            ".popsection",
+            not_loaded = sym not_loaded,
+        );
+    };
+}
+
+// What `virt` 0.5 and this crate use of libvirt 6.0 and later. What is missing here is linked, and then
+// `the_program_starts_without_libvirts_library` fails.
+functions! {
+    virConnectBaselineCPU virConnectClose virConnectCompareCPU virConnectDomainXMLFromNative virConnectDomainXMLToNative
+    virConnectFindStoragePoolSources virConnectGetAllDomainStats virConnectGetCPUModelNames virConnectGetCapabilities
+    virConnectGetDomainCapabilities virConnectGetHostname virConnectGetLibVersion virConnectGetMaxVcpus
+    virConnectGetSysinfo virConnectGetType virConnectGetURI virConnectGetVersion virConnectIsAlive virConnectIsEncrypted
+    virConnectIsSecure virConnectListAllDomains virConnectListAllInterfaces virConnectListAllNWFilters
+    virConnectListAllNetworks virConnectListAllNodeDevices virConnectListAllSecrets virConnectListAllStoragePools
+    virConnectListDefinedDomains virConnectListDefinedInterfaces virConnectListDefinedNetworks
+    virConnectListDefinedStoragePools virConnectListDomains virConnectListInterfaces virConnectListNWFilters
+    virConnectListNetworks virConnectListSecrets virConnectListStoragePools virConnectNumOfDefinedDomains
+    virConnectNumOfDefinedInterfaces virConnectNumOfDefinedNetworks virConnectNumOfDefinedStoragePools
+    virConnectNumOfDomains virConnectNumOfInterfaces virConnectNumOfNWFilters virConnectNumOfNetworks
+    virConnectNumOfSecrets virConnectNumOfStoragePools virConnectOpen virConnectOpenAuth virConnectOpenReadOnly
+    virConnectRef virConnectSetKeepAlive virDomainAttachDevice virDomainAttachDeviceFlags virDomainBlockResize
+    virDomainBlockStats virDomainCoreDump virDomainCoreDumpWithFormat virDomainCreate virDomainCreateWithFlags
+    virDomainCreateXML virDomainDefineXML virDomainDefineXMLFlags virDomainDestroy virDomainDestroyFlags
+    virDomainDetachDevice virDomainDetachDeviceFlags virDomainFree virDomainGetAutostart virDomainGetBlockInfo
+    virDomainGetCPUStats virDomainGetConnect virDomainGetHostname virDomainGetID virDomainGetInfo virDomainGetJobInfo
+    virDomainGetJobStats virDomainGetMaxMemory virDomainGetMaxVcpus virDomainGetMemoryParameters virDomainGetMetadata
+    virDomainGetName virDomainGetNumaParameters virDomainGetOSType virDomainGetSchedulerParameters
+    virDomainGetSchedulerParametersFlags virDomainGetSchedulerType virDomainGetState virDomainGetTime virDomainGetUUID
+    virDomainGetUUIDString virDomainGetVcpusFlags virDomainGetXMLDesc virDomainHasManagedSaveImage
+    virDomainInterfaceAddresses virDomainInterfaceStats virDomainIsActive virDomainIsPersistent virDomainIsUpdated
+    virDomainListAllSnapshots virDomainLookupByID virDomainLookupByName virDomainLookupByUUID virDomainLookupByUUIDString
+    virDomainManagedSave virDomainManagedSaveRemove virDomainMemoryStats virDomainMigrate virDomainMigrate2
+    virDomainMigrate3 virDomainMigrateGetCompressionCache virDomainMigrateGetMaxSpeed virDomainMigrateSetCompressionCache
+    virDomainMigrateSetMaxDowntime virDomainMigrateSetMaxSpeed virDomainMigrateToURI virDomainMigrateToURI2
+    virDomainMigrateToURI3 virDomainOpenChannel virDomainOpenConsole virDomainOpenGraphics virDomainOpenGraphicsFD
+    virDomainPMWakeup virDomainPinEmulator virDomainPinIOThread virDomainPinVcpu virDomainPinVcpuFlags virDomainReboot
+    virDomainRef virDomainRename virDomainReset virDomainRestore virDomainRestoreFlags virDomainResume
+    virDomainRevertToSnapshot virDomainSaveImageDefineXML virDomainSaveImageGetXMLDesc virDomainScreenshot
+    virDomainSendKey virDomainSetAutostart virDomainSetBlockThreshold virDomainSetLifecycleAction virDomainSetMaxMemory
+    virDomainSetMemory virDomainSetMemoryFlags virDomainSetMemoryParameters virDomainSetMemoryStatsPeriod
+    virDomainSetMetadata virDomainSetNumaParameters virDomainSetSchedulerParameters virDomainSetSchedulerParametersFlags
+    virDomainSetTime virDomainSetUserPassword virDomainSetVcpus virDomainSetVcpusFlags virDomainShutdown
+    virDomainShutdownFlags virDomainSnapshotCreateXML virDomainSnapshotCurrent virDomainSnapshotDelete
+    virDomainSnapshotFree virDomainSnapshotGetConnect virDomainSnapshotGetDomain virDomainSnapshotGetName
+    virDomainSnapshotGetParent virDomainSnapshotGetXMLDesc virDomainSnapshotHasMetadata virDomainSnapshotIsCurrent
+    virDomainSnapshotListAllChildren virDomainSnapshotLookupByName virDomainSnapshotNum virDomainSnapshotNumChildren
+    virDomainSnapshotRef virDomainSuspend virDomainUndefine virDomainUndefineFlags virDomainUpdateDeviceFlags
+    virEventRegisterDefaultImpl virEventRemoveHandle virEventRemoveTimeout virEventRunDefaultImpl virEventUpdateHandle
+    virEventUpdateTimeout virGetLastError virGetVersion virInterfaceCreate virInterfaceDefineXML virInterfaceDestroy
+    virInterfaceFree virInterfaceGetConnect virInterfaceGetMACString virInterfaceGetName virInterfaceGetXMLDesc
+    virInterfaceIsActive virInterfaceLookupByMACString virInterfaceLookupByName virInterfaceRef virInterfaceUndefine
+    virNWFilterDefineXML virNWFilterFree virNWFilterGetName virNWFilterGetUUID virNWFilterGetUUIDString
+    virNWFilterGetXMLDesc virNWFilterLookupByName virNWFilterLookupByUUID virNWFilterLookupByUUIDString virNWFilterRef
+    virNWFilterUndefine virNetworkCreate virNetworkCreateXML virNetworkDefineXML virNetworkDestroy virNetworkFree
+    virNetworkGetAutostart virNetworkGetBridgeName virNetworkGetConnect virNetworkGetName virNetworkGetUUID
+    virNetworkGetUUIDString virNetworkGetXMLDesc virNetworkIsActive virNetworkIsPersistent virNetworkLookupByName
+    virNetworkLookupByUUID virNetworkLookupByUUIDString virNetworkRef virNetworkSetAutostart virNetworkUndefine
+    virNetworkUpdate virNodeDeviceCreateXML virNodeDeviceDestroy virNodeDeviceDetachFlags virNodeDeviceDettach
+    virNodeDeviceFree virNodeDeviceGetName virNodeDeviceGetParent virNodeDeviceGetXMLDesc virNodeDeviceListCaps
+    virNodeDeviceLookupByName virNodeDeviceLookupSCSIHostByWWN virNodeDeviceNumOfCaps virNodeDeviceReAttach
+    virNodeDeviceRef virNodeDeviceReset virNodeGetCellsFreeMemory virNodeGetFreeMemory virNodeGetFreePages virNodeGetInfo
+    virNodeNumOfDevices virSecretDefineXML virSecretFree virSecretGetConnect virSecretGetUUID virSecretGetUUIDString
+    virSecretGetUsageID virSecretGetUsageType virSecretGetValue virSecretGetXMLDesc virSecretLookupByUUID
+    virSecretLookupByUUIDString virSecretLookupByUsage virSecretRef virSecretSetValue virSecretUndefine virSetErrorFunc
+    virStoragePoolBuild virStoragePoolCreate virStoragePoolCreateXML virStoragePoolDefineXML virStoragePoolDelete
+    virStoragePoolDestroy virStoragePoolFree virStoragePoolGetAutostart virStoragePoolGetConnect virStoragePoolGetInfo
+    virStoragePoolGetName virStoragePoolGetUUID virStoragePoolGetUUIDString virStoragePoolGetXMLDesc
+    virStoragePoolIsActive virStoragePoolIsPersistent virStoragePoolListAllVolumes virStoragePoolListVolumes
+    virStoragePoolLookupByName virStoragePoolLookupByTargetPath virStoragePoolLookupByUUID
+    virStoragePoolLookupByUUIDString virStoragePoolLookupByVolume virStoragePoolNumOfVolumes virStoragePoolRef
+    virStoragePoolRefresh virStoragePoolSetAutostart virStoragePoolUndefine virStorageVolCreateXML
+    virStorageVolCreateXMLFrom virStorageVolDelete virStorageVolDownload virStorageVolFree virStorageVolGetConnect
+    virStorageVolGetInfo virStorageVolGetInfoFlags virStorageVolGetKey virStorageVolGetName virStorageVolGetPath
+    virStorageVolGetXMLDesc virStorageVolLookupByKey virStorageVolLookupByName virStorageVolLookupByPath virStorageVolRef
+    virStorageVolResize virStorageVolUpload virStorageVolWipe virStorageVolWipePattern virStreamAbort
+    virStreamEventRemoveCallback virStreamEventUpdateCallback virStreamFinish virStreamFree virStreamNew virStreamRecv
+    virStreamRef virStreamSend virTypedParamsFree virTypedParamsGetInt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_or_is_another_is_said_to_be() {
+        let error = find("libdoes-not-exist.so.0").unwrap_err();
+        assert!(error.contains("libdoes-not-exist.so.0"), "{error}");
+        let error = find("libc.so.6").unwrap_err();
+        assert!(error.contains(NAMES[0]), "{error}");
+    }
+
+    #[test]
+    fn all_functions_are_found_and_each_goes_to_its_own() {
+        load().unwrap();
+        load().unwrap();
+        let all: std::collections::BTreeSet<*mut c_void> =
+            slots().iter().map(|slot| slot.load(Ordering::Acquire)).collect();
+        assert_eq!(all.len(), NAMES.len());
+        let mut version = 0;
+        let status =
+            unsafe { virt::sys::virGetVersion(&mut version, std::ptr::null(), std::ptr::null_mut()) };
+        assert!(status == 0 && version >= 6_000_000, "{version}");
+    }
+}

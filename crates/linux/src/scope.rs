@@ -1,0 +1,88 @@
+//! A unit of its own for the guard, where systemd runs the host: so that what ends all of the agent's unit (a stop,
+//! `systemctl kill`, a watchdog) does not end who undoes what the agent changed.
+//!
+//! `systemd-run --scope` has systemd make the unit, moves itself into it, and becomes the guard: its parent, its pipes and its
+//! number stay what they are.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How long systemd waits for a guard when the host goes down: the agent has given everything back before.
+const STOP: &str = "TimeoutStopSec=15s";
+/// Then the guard goes after the agent, and libvirt, through which it undoes, after the guard.
+const ORDER: [&str; 2] = [
+    "Before=homenode.service",
+    "After=libvirtd.service virtqemud.service",
+];
+
+/// Guards that this process started.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// What runs a program in a scope of its own: a program, and arguments. `root` is where the host's own files lie.
+///
+/// # Errors
+/// Why there can be none, as the end of a sentence.
+pub(crate) fn around(
+    root: &Path,
+    program: &Path,
+    args: &[OsString],
+) -> Result<(PathBuf, Vec<OsString>), &'static str> {
+    if !root.join("run/systemd/system").is_dir() {
+        return Err("systemd does not run this host");
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err("only root can have one made");
+    }
+    let runner = ["usr/bin/systemd-run", "bin/systemd-run"].map(|path| root.join(path));
+    let Some(runner) = runner.into_iter().find(|path| path.exists()) else {
+        return Err("there is no systemd-run (Debian: systemd)");
+    };
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let unit = format!("--unit=homenode-guard-{}-{number}.scope", std::process::id());
+    let own = [
+        "--scope",
+        "--quiet",
+        "--collect",
+        &unit,
+        "--slice=system.slice",
+        "--description=Guard of homenode: undoes what an agent that is gone has changed",
+        "--property",
+        STOP,
+        "--property",
+        ORDER[0],
+        "--property",
+        ORDER[1],
+        "--",
+    ];
+    let own = own.map(OsStr::new).into_iter().map(OsStr::to_owned);
+    let whole = own.chain([program.into()]).chain(args.iter().cloned());
+    Ok((runner, whole.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_scope_where_systemd_runs_the_host_and_else_a_reason() {
+        let root = tempfile::tempdir().unwrap();
+        let around = || around(root.path(), Path::new("/x/homenode"), &["guard".into()]);
+        assert!(around().unwrap_err().contains("does not run"));
+        std::fs::create_dir_all(root.path().join("run/systemd/system")).unwrap();
+        std::fs::create_dir_all(root.path().join("usr/bin")).unwrap();
+        if !rustix::process::geteuid().is_root() {
+            assert!(around().unwrap_err().contains("root"));
+            return;
+        }
+        assert!(around().unwrap_err().contains("systemd-run"));
+        std::fs::write(root.path().join("usr/bin/systemd-run"), "").unwrap();
+        let (program, args) = around().unwrap();
+        assert_eq!(program, root.path().join("usr/bin/systemd-run"));
+        assert!(
+            args.ends_with(&["--".into(), "/x/homenode".into(), "guard".into()]),
+            "{args:?}"
+        );
+        assert!(args.contains(&"--scope".into()));
+    }
+}
