@@ -67,7 +67,9 @@ fn frames(archive: &Archive, run: Option<i64>, kind: Kind) -> Vec<Frame> {
 
 /// A column says the same of what is picked, and of some places, as of everything.
 fn picks_agree(column: &[u8]) {
-    let Ok(whole) = read(column, Pick::All) else { return };
+    let Ok(whole) = read(column, Pick::All) else {
+        return;
+    };
     let all = unpack(&whole, COUNT);
     if let Some(all) = &all {
         let places: Vec<usize> = (0..COUNT).step_by(2).collect();
