@@ -10,9 +10,15 @@ fn main() {
             .ok()
             .filter(|out| out.status.success())
     };
-    let commit = git(&["describe", "--always", "--dirty", "--abbrev=12"])
-        .and_then(|out| String::from_utf8(out.stdout).ok())
-        .map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned());
+    // Sources without their repository, as packages are built from, are told it.
+    let told = std::env::var("HOMENODE_COMMIT").ok();
+    let found = || {
+        let said = git(&["describe", "--always", "--dirty", "--abbrev=12"])?;
+        let said = String::from_utf8(said.stdout).ok()?;
+        Some(said.trim().to_owned())
+    };
+    let commit = told.or_else(found).unwrap_or_else(|| "unknown".to_owned());
+    println!("cargo:rerun-if-env-changed=HOMENODE_COMMIT");
     println!("cargo:rustc-env=HOMENODE_COMMIT={commit}");
     println!("cargo:rerun-if-changed=../../.git/HEAD");
     println!("cargo:rerun-if-changed=../../.git/index");

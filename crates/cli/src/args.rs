@@ -271,6 +271,9 @@ Examples:
     Man {
         /// A command, as in `homenode man run`
         command: Option<String>,
+        /// Write all pages into this directory instead: homenode.1, homenode-run.1 and so on
+        #[arg(long, value_name = "DIR", conflicts_with = "command")]
+        to: Option<std::path::PathBuf>,
     },
 }
 

@@ -54,6 +54,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
 use homenode_api::AskError;
 use homenode_linux::ConnectError;
@@ -116,28 +117,48 @@ fn main() -> ExitCode {
     }
 }
 
-/// The manual page of the program, or of one of its commands.
-fn manual(name: Option<&str>) -> anyhow::Result<String> {
+/// Prints the manual page of the program or of one of its commands, or writes them all.
+fn manual(name: Option<&str>, to: Option<&std::path::Path>) -> anyhow::Result<()> {
     let mut all = Args::command();
     // Commands get the names of their pages, and the options that all of them have.
     all.build();
-    let page_of = match name {
-        None => all,
-        Some(name) => {
-            let found = all.find_subcommand(name).filter(|command| !command.is_hide_set());
-            let known = all.get_subcommands().filter(|command| !command.is_hide_set());
-            let known: Vec<&str> = known.map(clap::Command::get_name).collect();
-            found.cloned().ok_or_else(|| {
+    let known: Vec<_> = all
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .collect();
+    if let Some(dir) = to {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let pages = known
+            .iter()
+            .map(|command| (format!("homenode-{}.1", command.get_name()), *command));
+        for (name, command) in std::iter::once(("homenode.1".to_owned(), &all)).chain(pages) {
+            let path = dir.join(name);
+            std::fs::write(&path, page(command)?)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        return Ok(());
+    }
+    let of = match name {
+        None => &all,
+        Some(name) => known
+            .iter()
+            .find(|command| command.get_name() == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = known.iter().map(|command| command.get_name()).collect();
                 bad_input(format!(
                     "no command is named `{name}`; there are: {}",
                     known.join(", ")
                 ))
-            })?
-        }
+            })?,
     };
+    output::print(format_args!("{}", String::from_utf8(page(of)?)?));
+    Ok(())
+}
+
+fn page(of: &clap::Command) -> std::io::Result<Vec<u8>> {
     let mut page = Vec::new();
-    clap_mangen::Man::new(page_of).render(&mut page)?;
-    Ok(String::from_utf8(page)?)
+    clap_mangen::Man::new(of.clone()).render(&mut page)?;
+    Ok(page)
 }
 
 /// The guard's life. What it says goes through a thread: a reader that takes its time must not hold up what is to be undone.
@@ -197,7 +218,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
             clap_complete::generate(shell, &mut Args::command(), "homenode", &mut script);
             output::print(format_args!("{}", String::from_utf8(script)?));
         }
-        Command::Man { command } => output::print(format_args!("{}", manual(command.as_deref())?)),
+        Command::Man { command, to } => manual(command.as_deref(), to.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -102,10 +102,17 @@ fn every_page_that_the_manual_names_is_there() {
         .filter_map(|line| line.strip_prefix("homenode\\-")?.strip_suffix("(1)"))
         .collect();
     assert!(names.len() > 15, "{names:?}");
+    // Packages write them all at once.
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("man1");
+    text(&run(&["man", "--to", to.to_str().unwrap()]));
+    assert_eq!(std::fs::read_to_string(to.join("homenode.1")).unwrap(), page);
     for name in names {
         let name = name.replace('\\', "");
         let page = text(&run(&["man", &name]));
         assert!(page.contains(".TH"), "{name}: {page}");
+        let written = std::fs::read_to_string(to.join(format!("homenode-{name}.1"))).unwrap();
+        assert_eq!(written, page);
     }
     let (code, complaint) = refused(&run(&["man", "nope"]));
     assert!(
