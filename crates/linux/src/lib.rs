@@ -74,6 +74,7 @@ pub use connect::{Acting, ConnectError, Options, TOPOLOGY_SOCKET};
 pub use host::{CarriedOver, LibvirtHost};
 pub use legacy::{Legacy, Undone};
 pub use levers::{Pins, Quotas, in_force};
+pub use libvirt::load as load_libvirt;
 pub use read::ReadError;
 
 #[cfg(test)]

@@ -27,6 +27,16 @@ mod stand_in;
 #[cfg(test)]
 pub(crate) use stand_in::StandIn;
 
+/// Loads libvirt's library, which is not there from the start ([`loaded`]): for who calls `virt` before any host is connected.
+///
+/// # Errors
+/// Why it cannot be loaded.
+pub fn load() -> Result<(), String> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    loaded::load()?;
+    Ok(())
+}
+
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CallError {
@@ -110,8 +120,7 @@ impl Libvirt {
     fn connect(&mut self) -> Result<Connect, String> {
         let uri = self.uri.clone();
         let connected = self.limited(move || {
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            loaded::load()?;
+            load()?;
             virt::error::clear_error_callback(); // else libvirt writes to standard error
             Connect::open(Some(&uri)).map_err(|e| e.message().to_owned())
         });

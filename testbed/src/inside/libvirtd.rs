@@ -137,6 +137,7 @@ pub fn start() -> anyhow::Result<(Connect, Duration)> {
 /// # Errors
 /// When there is none in time.
 pub fn connect_within(limit: Duration) -> anyhow::Result<Connect> {
+    homenode_linux::load_libvirt().map_err(anyhow::Error::msg)?;
     wait_until("libvirt to answer", limit, || {
         match Connect::open(Some(URI)).and_then(|connection| connection.lib_version().map(|_| connection)) {
             Ok(connection) => Ok(Look::Done(connection)),

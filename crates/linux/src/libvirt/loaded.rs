@@ -60,7 +60,7 @@ fn slots() -> &'static [AtomicPtr<c_void>; NAMES.len()] {
 
 /// Where functions jump that were not looked for yet, which is a mistake of ours.
 extern "C" fn not_loaded() -> ! {
-    std::process::abort()
+    unreachable!("libvirt is called before its library is loaded: call `load_libvirt` first")
 }
 
 macro_rules! functions {
