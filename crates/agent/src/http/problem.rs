@@ -95,6 +95,12 @@ impl Failed {
         Failed::new(status, "refused", "The agent cannot do or say that", detail)
     }
 
+    /// Nothing is wrong with the request: the settings that it is about are, or are in no file.
+    pub(super) fn bad_settings(detail: impl Into<String>) -> Failed {
+        let title = "There are no settings that could be taken over";
+        Failed::new(StatusCode::CONFLICT, "bad-settings", title, detail)
+    }
+
     pub(super) fn no_such_decision(id: i64) -> Failed {
         let detail = format!("the history has no decision {id}: /v1/decisions lists those that it has");
         Failed::new(

@@ -69,7 +69,7 @@ pub(super) async fn reload(State(site): State<Site>) -> Result<Json<Reloaded>, F
     });
     let done = of_loop(told).await?;
     done.map(Json)
-        .map_err(|why| Failed::refused(format!("the settings of before stay in force: {why}")))
+        .map_err(|why| Failed::bad_settings(format!("the settings of before stay in force: {why}")))
 }
 
 /// What the loop says once it comes to it.

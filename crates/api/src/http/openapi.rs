@@ -81,7 +81,7 @@ fn paths(made: &mut Maker) -> Value {
         )),
         "/v1/promises/{id}": {"delete": with(made.done("drop", "Take back a promise", &[400, 404, 503]), "parameters", by_number)},
         "/-/reload": {"post": made.operation::<Reloaded>(
-            "reload", "Read the agent's settings anew; wrong ones are refused, and those of before stay in force", &[422, 503]
+            "reload", "Read the agent's settings anew; wrong ones are refused, and those of before stay in force", &[409, 503]
         )},
         "/v1/events": get(events(made)),
         "/v1/openapi.json": get(json!({
@@ -263,7 +263,7 @@ fn what_is_wrong(status: u16) -> &'static str {
         401 => "Who asks is not known; `WWW-Authenticate` says how to become known",
         403 => "Who asks may not do that, or asks from where nobody may",
         404 => "There is no such thing",
-        409 => "It is over, or done already",
+        409 => "It is over, or done already, or the file of settings is wrong",
         412 => "It is not as it was read: somebody else changed it",
         413 => "The body is too long",
         415 => "The body is not said to be JSON",
