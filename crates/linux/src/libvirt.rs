@@ -27,7 +27,7 @@ mod stand_in;
 #[cfg(test)]
 pub(crate) use stand_in::StandIn;
 
-/// Loads libvirt's library, which is not there from the start ([`loaded`]): for who calls `virt` before any host is connected.
+/// Loads libvirt's library, which the program starts without: for who calls `virt` before any host is connected.
 ///
 /// # Errors
 /// Why it cannot be loaded.
