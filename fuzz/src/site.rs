@@ -14,7 +14,9 @@ use homenode_agent::bill_file::{BillFile, Clock};
 use homenode_agent::feed::Feed;
 use homenode_agent::history::History;
 use homenode_agent::http::{About, Answers, Came, Site};
+use homenode_agent::reload::Reload;
 use homenode_agent::run::{Agent, Pace, Show};
+use homenode_agent::service::Service;
 use homenode_agent::setting_queue::SettingQueue;
 use homenode_agent::wall_clock::WallClock;
 use homenode_control::{Config, Control, Epoch, Mode, PolicySet};
@@ -98,6 +100,7 @@ impl Served {
         let control = Arc::new(Mutex::new(Control::new(config.clone(), Mode::Recommend)));
         let bell = Bell::default();
         let (settings, clock) = (SettingQueue::new(&bell), WallClock::start(Clock::Host));
+        let reload = Reload::never(&bell);
         let feed = Feed::new(clock);
         let path = tree.root().join("history.sqlite");
         let kept = History::begin(
@@ -110,6 +113,8 @@ impl Served {
         Agent {
             control: Arc::clone(&control),
             settings: settings.clone(),
+            reload: reload.clone(),
+            service: Service::of_environment(),
             bill: BillFile::open(None, Clock::Host).0,
             history: kept,
             feed: Some(feed.clone()),
@@ -134,7 +139,7 @@ impl Served {
             feed.clone(),
             about,
             Some(history.unwrap_or(&path)),
-            (handler, settings.clone()),
+            (handler, settings.clone(), reload),
         );
         let bound = ADDRESS.parse().expect("an address");
         let answers = Answers::new(Some(bound), Some(tree.root()), (&config.http, None), site)?;
