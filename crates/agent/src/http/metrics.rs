@@ -92,8 +92,7 @@ fn of_agent(
     out.always(&EPOCHS, sums.epochs as f64);
     out.always(&FAILED, sums.failed_looks as f64);
     out.always(&REFUSED, sums.refused_plans as f64);
-    let period = seen.map_or(about.period, |seen| seen.period);
-    out.always(&PERIOD, period.0 as f64 / 1e9);
+    out.always(&PERIOD, about.period_now(seen).0 as f64 / 1e9);
     let phases = sums.phases.iter();
     let phases = phases.map(|(phase, took)| (name(*phase), &took.counts[..], took.sum.as_secs_f64()));
     out.histograms(&DURATION, &DURATIONS_S, phases);

@@ -93,6 +93,11 @@ impl About {
             period: config.period,
         }
     }
+
+    /// Time between looks as it is in force: settings may have been read anew since the start.
+    fn period_now(&self, seen: Option<&Seen>) -> Ns {
+        seen.map_or(self.period, |seen| seen.period)
+    }
 }
 
 /// Everything that answers are made from.
@@ -217,8 +222,7 @@ async fn metrics(State(site): State<Site>, headers: HeaderMap) -> impl IntoRespo
 /// Whether the loop goes on.
 async fn healthy(State(site): State<Site>) -> (StatusCode, String) {
     let (seen, _) = site.feed.seen();
-    let period = seen.map_or(site.about.period, |seen| seen.period);
-    let period = Duration::from_nanos(period.0);
+    let period = Duration::from_nanos(site.about.period_now(seen.as_deref()).0);
     let silence = Instant::now().saturating_duration_since(site.feed.looked());
     if silence <= SILENCE_MAX.max(3 * period) {
         (StatusCode::OK, "healthy\n".into())

@@ -47,13 +47,8 @@ pub(super) async fn put(
     }
     let (handler, wish) = (site.handler.clone(), Wish { vm, now, wanted });
     let settings = site.on_a_thread(move || handler.check(&wish)).await??;
-    let (tell, told) = oneshot::channel();
     let holds = move |settings: &_| is_one_of(&tags, &tag(vm, VmSettings::of(settings)));
-    site.settings.set_where(vm, settings, holds, |done| {
-        // Fails where nobody waits any more.
-        let _ = tell.send(done);
-    });
-    match of_loop(told).await? {
+    match of_loop(|told| site.settings.set_where(vm, settings, holds, told)).await? {
         Ok(()) => Ok(with_tag(vm, wanted)),
         Err(NotSet::Changed) => Err(Failed::changed("another")),
         Err(NotSet::Failed(error)) => Err(Failed::refused(error.to_string())),
@@ -62,18 +57,16 @@ pub(super) async fn put(
 
 /// What `POST /-/reload` does: the agent's own settings are read anew.
 pub(super) async fn reload(State(site): State<Site>) -> Result<Json<Reloaded>, Failed> {
-    let (tell, told) = oneshot::channel();
-    site.reload.ask(|done| {
-        // Fails where nobody waits any more.
-        let _ = tell.send(done);
-    });
-    let done = of_loop(told).await?;
+    let done = of_loop(|told| site.reload.ask(told)).await?;
     done.map(Json)
         .map_err(|why| Failed::bad_settings(format!("the settings of before stay in force: {why}")))
 }
 
-/// What the loop says once it comes to it.
-async fn of_loop<T>(told: oneshot::Receiver<T>) -> Result<T, Failed> {
+/// Asks the loop for something; what it says once it comes to it.
+async fn of_loop<T: Send + 'static>(ask: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> Result<T, Failed> {
+    let (tell, told) = oneshot::channel();
+    // Fails where nobody waits any more.
+    ask(Box::new(|said| drop(tell.send(said))));
     match tokio::time::timeout(PATIENCE_LOOP, told).await {
         Ok(said) => said.map_err(|_| Failed::gone()),
         Err(_) => Err(Failed::not_now(
