@@ -11,7 +11,7 @@ use homenode_linux::resctrl::Resctrl;
 use homenode_linux::state_dir::StateDir;
 use homenode_linux::trackers::{self, Runs};
 use homenode_linux::uncore::{self, Uncore};
-use homenode_linux::{ConnectError, LibvirtHost};
+use homenode_linux::{ConnectError, QemuVm, Vms};
 use homenode_machine::Machine;
 use homenode_machine_files::sysfs;
 use schemars::JsonSchema;
@@ -56,7 +56,7 @@ pub struct Places {
     /// The agent's directory.
     pub state: PathBuf,
     /// libvirt's address.
-    pub uri: String,
+    pub libvirt: Vms,
 }
 
 /// What something lacks, what that costs, and how to get it.
@@ -78,12 +78,14 @@ type Found = Result<String, Lack>;
 
 /// Looks at all of it.
 pub fn examine(places: &Places) -> Examined {
-    let Places { root, state, uri } = places;
+    let Places { root, state, libvirt } = places;
     let machine = sysfs::read(root);
     let known = machine.as_ref().ok();
-    let libvirt = LibvirtHost::probe(uri);
+    let probed = libvirt.probe();
+    let qemu = homenode_linux::qemu_vms(root);
     let features = [
-        ("libvirt", of_libvirt(uri, &libvirt)),
+        ("libvirt", of_libvirt(libvirt, (&probed, &qemu))),
+        ("plain QEMU", of_qemu(&qemu, &probed)),
         ("KVM", kvm(root)),
         ("nodes", nodes(machine.as_ref().map_err(ToString::to_string))),
         ("hardware counters", counters(root)),
@@ -92,11 +94,11 @@ pub fn examine(places: &Places) -> Examined {
         ("DAMON", tracker(root, Tracker::Damon)),
         ("page moves", page_moves(root)),
         ("clear_refs", tracker(root, Tracker::Invalidation)),
-        ("balloon statistics", balloon(&libvirt)),
+        ("balloon statistics", balloon(&probed, &qemu)),
         ("topology pages", topology_pages(root)),
         ("numad drop-in", numad(root)),
         ("libvirt hook", hook(root)),
-        ("history directory", history(root, state)),
+        ("history", history(root, state)),
         ("state directory", state_directory(state)),
         ("group", group()),
         ("guard", guard(state)),
@@ -124,9 +126,10 @@ pub fn examine(places: &Places) -> Examined {
     }
 }
 
-fn of_libvirt(uri: &str, probed: &Result<(), ConnectError>) -> Found {
+fn of_libvirt(libvirt: &Vms, (probed, qemu): (&Result<(), ConnectError>, &[QemuVm])) -> Found {
     let (found, remedy) = match probed {
-        Ok(()) => return Ok(format!("{uri} answers")),
+        Ok(()) => return Ok(format!("{libvirt} answers")),
+        Err(_) if !qemu.is_empty() => ("it does not answer".to_owned(), "none needed: `--host qemu`"),
         Err(ConnectError::NoLibvirt { cause, .. }) => (
             cause.clone(),
             "systemctl start libvirtd, or first apt install libvirt-daemon-system",
@@ -137,6 +140,36 @@ fn of_libvirt(uri: &str, probed: &Result<(), ConnectError>) -> Found {
         Err(error) => (error.to_string(), "mend what is said there"),
     };
     Err(lack(found, "no VM is seen or managed", remedy))
+}
+
+/// What of the VMs that no libvirt manages can be changed: who owns their cgroups and monitors decides.
+fn of_qemu(vms: &[QemuVm], libvirt: &Result<(), ConnectError>) -> Found {
+    if vms.is_empty() {
+        return Err(lack(
+            "no QEMU runs that libvirt does not manage",
+            match libvirt {
+                Ok(()) => "nothing, where libvirt manages all",
+                Err(_) => "no VM is seen or managed",
+            },
+            "start one; the agent finds it within seconds",
+        ));
+    }
+    let without = |why: fn(&QemuVm) -> Option<&String>| {
+        let mut lacking = vms.iter().filter_map(|vm| Some((vm, why(vm)?)));
+        let first = lacking
+            .next()
+            .map(|(vm, why)| format!(", not of {} ({why})", vm.name));
+        (
+            vms.len() - first.iter().len() - lacking.count(),
+            first.unwrap_or_default(),
+        )
+    };
+    let (held, not_held) = without(|vm| vm.no_quota.as_ref());
+    let (asked, not_asked) = without(|vm| vm.no_monitor.as_ref());
+    let count = vms.len();
+    Ok(format!(
+        "{count} VMs; pins of all, quotas of {held}{not_held}; balloon and state of {asked}{not_asked}"
+    ))
 }
 
 fn kvm(root: &Path) -> Found {
@@ -151,12 +184,20 @@ fn kvm(root: &Path) -> Found {
 }
 
 fn nodes(machine: Result<&Machine, String>) -> Found {
-    const COSTS: &str = "nothing is placed or moved; all else works";
-    const REMEDY: &str = "none, where it has one socket; else node interleaving off in the firmware";
-    let machine = machine.map_err(|why| lack(why, COSTS, REMEDY))?;
-    match machine.memory_nodes().len() {
-        0 | 1 => Err(lack("this host has one node", COSTS, REMEDY)),
-        count => Ok(format!("{count} nodes with memory, {} CPUs", machine.cpus.len())),
+    let unread = |why| {
+        lack(
+            why,
+            "the agent does not start",
+            "mount /sys, or mend what is said there",
+        )
+    };
+    match machine.map_err(unread)?.memory_nodes().len() {
+        0 | 1 => Err(lack(
+            "this host has one node",
+            "nothing is placed or moved; all else works",
+            "none, where it has one socket; else node interleaving off in the firmware",
+        )),
+        count => Ok(format!("{count} nodes with memory")),
     }
 }
 
@@ -202,7 +243,10 @@ fn resctrl(root: &Path, machine: Option<&Machine>) -> Found {
         lack(
             why,
             "permits go by CPU quotas alone",
-            "mount -t resctrl resctrl /sys/fs/resctrl; needs rdt_a in /proc/cpuinfo",
+            match has_cat(root) {
+                true => "mount -t resctrl resctrl /sys/fs/resctrl",
+                false => "none: this processor has no cache allocation (no rdt_a or cat_l3 in /proc/cpuinfo)",
+            },
         )
     };
     let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
@@ -211,6 +255,17 @@ fn resctrl(root: &Path, machine: Option<&Machine>) -> Found {
         Ok(None) => Err(missing("it is not mounted".to_owned())),
         Err(error) => Err(missing(error.to_string())),
     }
+}
+
+/// Whether the processor can give out parts of its caches.
+fn has_cat(root: &Path) -> bool {
+    let cpuinfo = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
+    flags.is_some_and(|flags| {
+        flags
+            .split_ascii_whitespace()
+            .any(|flag| matches!(flag, "rdt_a" | "cat_l3"))
+    })
 }
 
 fn tracker(root: &Path, wanted: Tracker) -> Found {
@@ -259,8 +314,9 @@ fn page_moves(root: &Path) -> Found {
     }
 }
 
-fn balloon(libvirt: &Result<(), ConnectError>) -> Found {
+fn balloon(libvirt: &Result<(), ConnectError>, qemu: &[QemuVm]) -> Found {
     match libvirt {
+        _ if qemu.iter().any(|vm| vm.no_monitor.is_none()) => Ok("asked of each monitor".to_owned()),
         Ok(()) => Ok("asked of each VM; `homenode memory show` says which answer".to_owned()),
         Err(_) => Err(lack(
             "libvirt does not answer",
@@ -297,7 +353,7 @@ fn numad(root: &Path) -> Found {
                 false => "there is no numad",
             },
             "placement='auto' does not ask the agent",
-            "dpkg-divert --rename --add /usr/bin/numad && ln -s $(command -v homenode) /usr/bin/numad",
+            "apt install homenode-numad, or dpkg-divert --rename --add /usr/bin/numad && ln -s $(command -v homenode) /usr/bin/numad",
         )),
     }
 }
@@ -352,8 +408,8 @@ fn state_directory(state: &Path) -> Found {
 fn group() -> Found {
     match GroupId::of(GROUP) {
         Ok(_) => Ok(format!("there is a group `{GROUP}`")),
-        Err(_) => Err(lack(
-            format!("there is no group `{GROUP}`"),
+        Err(why) => Err(lack(
+            why,
             "root alone asks the agent",
             format!("groupadd --system {GROUP}; in the settings: [http] group = \"{GROUP}\""),
         )),
@@ -412,7 +468,7 @@ mod tests {
         examine(&Places {
             root: root.to_owned(),
             state: root.join("state"),
-            uri: "qemu+unix:///system?socket=/does/not/exist".to_owned(),
+            libvirt: Vms::Libvirt("qemu+unix:///system?socket=/does/not/exist".to_owned()),
         })
     }
 

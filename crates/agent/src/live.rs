@@ -11,7 +11,7 @@ use homenode_control::{Config, Control, Mode, PolicySet};
 use homenode_host::{Bell, Host as _};
 use homenode_linux::guard::{self, Guard, Patience, SILENCE_MAX};
 use homenode_linux::journal::Journal;
-use homenode_linux::{Acting, Beat, Legacy, LibvirtHost, Options};
+use homenode_linux::{Acting, Beat, Legacy, LinuxHost, Options, Vms};
 use homenode_machine::Machine;
 use homenode_recorder::WhenFull;
 use homenode_units::Ns;
@@ -52,8 +52,8 @@ struct LivePolicy {
 /// How to run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// libvirt's address.
-    pub uri: String,
+    /// Who manages the VMs.
+    pub vms: Vms,
     /// Where journal, bill and socket lie.
     pub state: PathBuf,
     /// Where the history lies; default: beside the state, and none for a dry run.
@@ -74,12 +74,12 @@ pub struct Run {
     pub reload: Reload,
 }
 
-/// Runs the agent on a libvirt host.
+/// Runs the agent on this host.
 ///
 /// # Errors
 /// No libvirt, no permission, one node only, another agent.
 pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> anyhow::Result<()> {
-    let Run { uri, state, mode, .. } = run;
+    let Run { vms, state, mode, .. } = run;
     let mode = *mode;
     let is_dry = mode == Mode::Observe;
     let service = Service::of_environment();
@@ -99,10 +99,10 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     }
     let control = Arc::new(Mutex::new(control));
     let clock = WallClock::start(Clock::Wall);
-    let named = format!("{} at {uri}", machine.name);
+    let named = format!("{} at {vms}", machine.name);
     // Before there is a guard: a long history is read once when it is opened, and the agent beats for none meanwhile.
     let (path, history) = begin_history(run, config, clock, (&named, &machine));
-    let mut guard = kept.map(|state| Watched::start(state, uri, &beat)).transpose()?;
+    let mut guard = kept.map(|state| Watched::start(state, vms, &beat)).transpose()?;
     host.set_guarded(guard.is_some());
     let settings = SettingQueue::new(bell);
     let handler = Handler {
@@ -137,10 +137,10 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     };
     agent.announce(named, None, mode);
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
-    for limit in limits_of(uri, &machine, config.policies) {
+    for limit in limits_of(vms, &machine, config.policies) {
         agent.notice(&limit);
     }
-    let notices = |host: &mut LibvirtHost| {
+    let notices = |host: &mut LinuxHost| {
         let lost = guard.as_mut().and_then(Watched::look);
         if let Some(guard) = &guard {
             host.set_guarded(guard.guard.is_some());
@@ -160,7 +160,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
 }
 
 /// What cannot be done on this host, for the operator.
-fn limits_of(uri: &str, machine: &Machine, policies: PolicySet) -> Vec<String> {
+fn limits_of(vms: &Vms, machine: &Machine, policies: PolicySet) -> Vec<String> {
     let mut limits = Vec::new();
     if machine.memory_nodes().len() < 2 {
         let (idle, busy) = homenode_control::stages_by_need_of_nodes(policies);
@@ -169,7 +169,7 @@ fn limits_of(uri: &str, machine: &Machine, policies: PolicySet) -> Vec<String> {
             "this host has one NUMA node: {idle} have nothing to choose from; {busy} work as usual"
         ));
     }
-    if uri.starts_with("test:") {
+    if matches!(vms, Vms::Libvirt(uri) if uri.starts_with("test:")) {
         limits.push(
             "libvirt's test driver has no processes: its VMs are listed, and nothing of them is measured or set"
                 .to_owned(),
@@ -178,8 +178,8 @@ fn limits_of(uri: &str, machine: &Machine, policies: PolicySet) -> Vec<String> {
     limits
 }
 
-/// The host, with its libvirt at hand.
-fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Result<LibvirtHost> {
+/// The host, with who manages its VMs at hand.
+fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Result<LinuxHost> {
     let options = Options {
         state_dir: run.state.clone(),
         acting: match run.mode {
@@ -190,7 +190,7 @@ fn connect(run: &Run, machine: &Machine, bell: &Bell, beat: &Beat) -> anyhow::Re
         beat: beat.clone(),
         ..Options::new(machine.clone())
     };
-    Ok(LibvirtHost::connect(&run.uri, options)?)
+    Ok(LinuxHost::connect(&run.vms, options)?)
 }
 
 /// The history of a run; a dry run leaves one only where it is told to.
@@ -213,7 +213,7 @@ fn begin_history(
 /// Ends a run: gives back what the VMs had, and says what is left.
 fn give_back(
     run: &Run,
-    mut host: LibvirtHost,
+    mut host: LinuxHost,
     guard: Option<Guard>,
     control: &Mutex<Control>,
     output: &mut dyn Show,
@@ -269,7 +269,7 @@ fn cpu_time() -> Duration {
 /// The agent's guard, which the agent watches as it is watched.
 struct Watched<'a> {
     state: &'a Path,
-    uri: &'a str,
+    vms: &'a Vms,
     beat: &'a Beat,
     guard: Option<Guard>,
     /// What there is to say of how the first one runs.
@@ -279,11 +279,11 @@ struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    fn start(state: &'a Path, uri: &'a str, beat: &'a Beat) -> anyhow::Result<Watched<'a>> {
-        let (guard, said) = start_guard(state, uri, beat)?;
+    fn start(state: &'a Path, vms: &'a Vms, beat: &'a Beat) -> anyhow::Result<Watched<'a>> {
+        let (guard, said) = start_guard(state, vms, beat)?;
         Ok(Watched {
             state,
-            uri,
+            vms,
             beat,
             guard: Some(guard),
             begun_so: said,
@@ -299,7 +299,7 @@ impl<'a> Watched<'a> {
         if let Some(lost) = self.guard.take() {
             lost.end();
         }
-        let again = start_guard(self.state, self.uri, self.beat);
+        let again = start_guard(self.state, self.vms, self.beat);
         let said = match &again {
             Ok(_) => "the guard process had ended or hung; another one watches now".to_owned(),
             Err(error) => format!(
@@ -316,7 +316,7 @@ impl<'a> Watched<'a> {
 }
 
 /// Starts a guard; with it comes what the operator should know of how it runs.
-fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<(Guard, Option<String>)> {
+fn start_guard(state: &Path, vms: &Vms, beat: &Beat) -> anyhow::Result<(Guard, Option<String>)> {
     let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
     // An upgrade replaces the file of a running agent; the kernel still has the program.
     let exe = if exe.exists() {
@@ -325,11 +325,12 @@ fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<(Guard, O
         "/proc/self/exe".into()
     };
     let state = state.as_os_str();
-    let [guard, of_uri, of_state, of_grace] = ["guard", "--uri", "--state", "--grace"].map(OsStr::new);
+    let [guard, of_host, of_state, of_grace] = ["guard", "--host", "--state", "--grace"].map(OsStr::new);
+    let host = vms.to_string();
     let arguments = [
         guard,
-        of_uri,
-        OsStr::new(uri),
+        of_host,
+        OsStr::new(&host),
         of_state,
         state,
         of_grace,
@@ -348,14 +349,14 @@ fn start_guard(state: &Path, uri: &str, beat: &Beat) -> anyhow::Result<(Guard, O
 ///
 /// # Errors
 /// When it cannot share the right to act on this host.
-pub fn guard(uri: &str, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyhow::Result<()> {
+pub fn guard(vms: &Vms, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyhow::Result<()> {
     let (pipe, mut answers) = (std::io::stdin(), std::io::stdout());
     let root = Path::new("/");
     let patience = Patience {
         silence: SILENCE_MAX,
         grace: Duration::from_nanos(grace.0),
     };
-    let mut legacy = Legacy::new(uri, root);
+    let mut legacy = Legacy::new(vms, root);
     let undo = |journal: &mut Journal| legacy.undo(journal);
     guard::run(pipe, &mut answers, (root, state), patience, undo, say)?;
     Ok(())
@@ -365,13 +366,13 @@ pub fn guard(uri: &str, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyho
 ///
 /// # Errors
 /// When an agent runs, or something cannot be restored.
-pub fn release(uri: &str, state: &Path) -> anyhow::Result<usize> {
+pub fn release(vms: &Vms, state: &Path) -> anyhow::Result<usize> {
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let options = Options {
         state_dir: state.to_owned(),
         ..Options::new(machine)
     };
-    let mut host = LibvirtHost::connect(uri, options)?;
+    let mut host = LinuxHost::connect(vms, options)?;
     let undone = host.restore();
     anyhow::ensure!(undone.failures.is_empty(), "{}", undone.failures.join("\n"));
     Ok(undone.vms.len())

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use homenode_api::http::Listen;
 use homenode_control::{Mode, PolicySet};
+use homenode_linux::Vms;
 use homenode_twin::Disturbance;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
@@ -282,8 +283,8 @@ Examples:
 pub enum HostArg {
     /// The simulated host: a preset's name, or a scenario file.
     Twin(Option<String>),
-    /// A real one, through libvirt.
-    Libvirt(Option<String>),
+    /// This one.
+    Live(Vms),
 }
 
 impl std::str::FromStr for HostArg {
@@ -297,10 +298,9 @@ impl std::str::FromStr for HostArg {
         }
         match kind {
             "twin" => Ok(HostArg::Twin(rest)),
-            "libvirt" => Ok(HostArg::Libvirt(rest)),
-            _ => Err(
-                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt` or `libvirt:URI`".into(),
-            ),
+            _ => text.parse().map(HostArg::Live).map_err(|_| {
+                "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI` or `qemu`".into()
+            }),
         }
     }
 }
@@ -308,8 +308,9 @@ impl std::str::FromStr for HostArg {
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine) or `libvirt[:URI]`; default: libvirt if it answers,
-    /// else the twin, but never as root, as a service or without a terminal
+    /// `twin[:MACHINE|:FILE.toml]` (the file a scenario or a machine), `libvirt[:URI]`, or `qemu` (VMs that no libvirt manages:
+    /// Proxmox, Incus, KubeVirt's pods, plain QEMU); default: libvirt if it answers, else `qemu` if such VMs run, else the twin,
+    /// but never as root, as a service or without a terminal
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, and touch nothing: the same as `--mode observe`
@@ -658,9 +659,9 @@ pub struct ReproduceArgs {
 /// Options of `release`.
 #[derive(Debug, clap::Args)]
 pub struct ReleaseArgs {
-    /// libvirt's address
-    #[arg(long, default_value = homenode_linux::LibvirtHost::DEFAULT_URI)]
-    pub uri: String,
+    /// Who manages the VMs: `libvirt[:URI]` or `qemu`; default: as for `run`
+    #[arg(long, value_name = "HOST")]
+    pub host: Option<Vms>,
     #[command(flatten)]
     pub state: StateArgs,
 }
@@ -683,9 +684,9 @@ pub struct HookArgs {
 /// Options of `guard`.
 #[derive(Debug, clap::Args)]
 pub struct GuardArgs {
-    /// libvirt's address
+    /// Who manages the VMs: `libvirt[:URI]` or `qemu`
     #[arg(long)]
-    pub uri: String,
+    pub host: Vms,
     /// Where the journal is
     #[arg(long)]
     pub state: PathBuf,

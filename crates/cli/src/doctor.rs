@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use homenode_agent::doctor::{Examined, Feature, Places, examine};
-use homenode_linux::LibvirtHost;
+use homenode_linux::Vms;
 
 use crate::options::AgentArgs;
 use crate::output::print_json;
@@ -24,7 +24,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     let found = examine(&Places {
         root: Path::new("/").to_owned(),
         state: args.dir().to_owned(),
-        uri: LibvirtHost::DEFAULT_URI.to_owned(),
+        libvirt: Vms::of_libvirt(),
     });
     if args.json() {
         return print_json("doctor", &found);
@@ -74,7 +74,7 @@ mod tests {
         let found = examine(&Places {
             root: root.path().to_owned(),
             state: root.path().join("state"),
-            uri: "qemu+unix:///system?socket=/does/not/exist".to_owned(),
+            libvirt: Vms::Libvirt("qemu+unix:///system?socket=/does/not/exist".to_owned()),
         });
         for (width, most) in [(80, 56), (100, 46)] {
             let lines = lines(&found, width);

@@ -175,7 +175,7 @@ fn guard(args: &args::GuardArgs) -> anyhow::Result<()> {
         }
     });
     let say = |text: &str| drop(said.try_send(text.to_owned()));
-    homenode_agent::live::guard(&args.uri, &args.state, args.grace, say)
+    homenode_agent::live::guard(&args.host, &args.state, args.grace, say)
 }
 
 fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
@@ -208,7 +208,8 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Config(command) => return settings::run(&command),
         Command::Release(args) => {
-            let count = homenode_agent::live::release(&args.uri, &args.state.dir)?;
+            let vms = args.host.clone().map_or_else(homenode_linux::Vms::here, Ok)?;
+            let count = homenode_agent::live::release(&vms, &args.state.dir)?;
             say!("{count} VMs are as they were before homenode touched them");
         }
         Command::Hook(args) => numad::hook(&args),

@@ -9,7 +9,7 @@ use homenode_agent::run::Pace;
 use homenode_agent::{Show, live, twin};
 use homenode_control::{Config, Mode};
 use homenode_host::Bell;
-use homenode_linux::LibvirtHost;
+use homenode_linux::Vms;
 use homenode_linux::state_dir::STATE_DIR;
 use signal_hook::iterator::Signals;
 
@@ -39,7 +39,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let bell = Bell::default();
     match choose_host(args, &mut output)? {
         HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, (&bell, caught)),
-        HostArg::Libvirt(uri) => {
+        HostArg::Live(vms) => {
             let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
             let wanted = wanted(args, Some(FILE));
             let config = wanted.read(&machine)?;
@@ -47,7 +47,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             let mode = mode(args, &config);
             let web = Web::of(args, mode != Mode::Observe, &mut output)?;
             let run = live::Run {
-                uri: uri.unwrap_or_else(|| LibvirtHost::DEFAULT_URI.to_owned()),
+                vms,
                 state: args.state.clone().unwrap_or_else(|| STATE_DIR.into()),
                 history: web.history.clone(),
                 listen: web.listen,
@@ -154,13 +154,13 @@ fn complained(error: anyhow::Error, json: bool) -> ExitCode {
     said.recv_timeout(PATIENCE).unwrap_or(ExitCode::FAILURE)
 }
 
-/// The host asked for; else this one, if libvirt answers; else the twin, for a user at a terminal.
+/// The host asked for; else this one, if libvirt answers or QEMUs run without it; else the twin, for a user at a terminal.
 fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     if let Some(host) = &args.host {
         return Ok(host.clone());
     }
-    let why = match LibvirtHost::probe(LibvirtHost::DEFAULT_URI) {
-        Ok(()) => return Ok(HostArg::Libvirt(None)),
+    let why = match Vms::here() {
+        Ok(vms) => return Ok(HostArg::Live(vms)),
         Err(error) => error.to_string(),
     };
     stand_in::only_where_a_user_looks(&why)?;

@@ -223,6 +223,11 @@ pub enum Immovable {
     Vfio,
     /// The VM's memory is locked (`<memoryBacking><locked/>`).
     Locked,
+    /// It is encrypted for the guest alone: the kernel moves no page of it.
+    Encrypted {
+        /// By what, as QEMU or libvirt calls it: `sev-snp-guest`, `tdx`.
+        kind: String,
+    },
     /// It lies in huge pages, of which other nodes have too few free.
     HugePages {
         /// Size of one huge page.
@@ -244,6 +249,12 @@ impl std::fmt::Display for Immovable {
         match self {
             Immovable::Vfio => write!(f, "a device assigned through VFIO pins all of its memory"),
             Immovable::Locked => write!(f, "its memory is locked (<memoryBacking><locked/>)"),
+            Immovable::Encrypted { kind } => {
+                write!(
+                    f,
+                    "its memory is encrypted for its guest alone ({kind}), and no page of it can move"
+                )
+            }
             Immovable::HugePages { page_bytes } => {
                 write!(
                     f,

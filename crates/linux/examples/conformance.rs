@@ -12,19 +12,20 @@ use std::process::ExitCode;
 
 use homenode_host::Host;
 use homenode_host::conformance::{CHECKS, Verdict};
-use homenode_linux::{LibvirtHost, Options};
+use homenode_linux::{LinuxHost, Options, Vms};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (uri, rest) = match args.split_first() {
-        Some((first, rest)) if first.contains("://") => (first.as_str(), rest),
-        _ => (LibvirtHost::DEFAULT_URI, args.as_slice()),
+    let (vms, rest) = match args.split_first() {
+        Some((first, rest)) if first == "qemu" => (Vms::Qemu, rest),
+        Some((first, rest)) if first.contains("://") => (Vms::Libvirt(first.clone()), rest),
+        _ => (Vms::of_libvirt(), args.as_slice()),
     };
     let Some(name) = rest.first() else {
-        eprintln!("usage: conformance [URI] VM-NAME [STATE-DIR]");
+        eprintln!("usage: conformance [URI|qemu] VM-NAME [STATE-DIR]");
         return ExitCode::from(2);
     };
-    match run(uri, name, rest.get(1)) {
+    match run(&vms, name, rest.get(1)) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -35,12 +36,12 @@ fn main() -> ExitCode {
 }
 
 /// How many checks failed.
-fn run(uri: &str, name: &str, state: Option<&String>) -> Result<usize, Box<dyn std::error::Error>> {
+fn run(vms: &Vms, name: &str, state: Option<&String>) -> Result<usize, Box<dyn std::error::Error>> {
     let mut options = Options::new(homenode_machine_files::sysfs::read(std::path::Path::new("/"))?);
     if let Some(state) = state {
         options.state_dir = state.into();
     }
-    let mut host = LibvirtHost::connect(uri, options)?;
+    let mut host = LinuxHost::connect(vms, options)?;
     let sample = host.sample()?;
     println!("{sample:#?}");
     let vm = sample

@@ -1,5 +1,6 @@
 //! CPU quotas: which one holds a thread, and how long it was kept from running by it, from the cgroup that its cpu
-//! controller has it in. Only ever read: quotas are set through libvirt.
+//! controller has it in. Quotas of libvirt's VMs are set through libvirt; a QEMU that nobody else manages may have a cgroup of its
+//! own, whose quota is written here.
 //!
 //! Works on cgroup v2 (`cpu.max`, `cpu.stat` with `throttled_usec`) and v1 (`cpu.cfs_quota_us`, `cpu.stat` with
 //! `throttled_time`, ns), on any mount point. libvirt gives every
@@ -10,7 +11,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use homenode_host::CpuQuota;
-use homenode_units::Ns;
+use homenode_units::{CpuSet, Ns};
 
 use crate::read::{self, ReadError};
 
@@ -24,12 +25,11 @@ pub struct Throttled {
 }
 
 impl Throttled {
-    /// Time that this thread was throttled, of `vcpu_count` vCPUs that share the VM's limit evenly.
-    pub fn per_vcpu(self, vcpu_count: usize) -> Ns {
-        Ns(self
-            .own_ns
-            .0
-            .saturating_add(self.vm_ns.0 / vcpu_count.max(1) as u64))
+    /// Time that this thread was throttled, of `vcpu_count` vCPUs that share the VM's limit evenly, and `sharing` of which are in
+    /// this one's own cgroup.
+    pub fn per_vcpu(self, vcpu_count: usize, sharing: usize) -> Ns {
+        let part = |ns: Ns, of: usize| ns.0 / of.max(1) as u64;
+        Ns(part(self.own_ns, sharing).saturating_add(part(self.vm_ns, vcpu_count)))
     }
 }
 
@@ -118,6 +118,21 @@ impl Hierarchy {
     }
 }
 
+impl Hierarchy {
+    /// CPUs that a process's cgroup leaves it, where it is limited (v2).
+    ///
+    /// # Errors
+    /// When a file is malformed.
+    pub fn cpus_of(&self, pid: i32) -> Result<Option<CpuSet>, ReadError> {
+        let Some(group) = self.group_of(pid, pid)? else {
+            return Ok(None);
+        };
+        let path = group.dir.join("cpuset.cpus.effective");
+        let cpus: Option<CpuSet> = read::value_if_there(&path, "a list of CPUs")?;
+        Ok(cpus.filter(|cpus| !cpus.is_empty()))
+    }
+}
+
 impl Mount {
     /// Where a group's directory is, if this mount shows it.
     fn directory(&self, root: &Path, group: &Path) -> Option<PathBuf> {
@@ -163,6 +178,17 @@ pub enum CpuMax {
 }
 
 impl CpuMax {
+    /// The part of each of so many that share it.
+    pub fn divided(self, by: u64) -> CpuMax {
+        match self {
+            CpuMax::Quota(quota) if by > 1 => CpuMax::Quota(CpuQuota {
+                run_ns: Ns(quota.run_ns.0 / by),
+                ..quota
+            }),
+            max => max,
+        }
+    }
+
     /// The quota, if it is one.
     pub fn quota(self) -> Option<CpuQuota> {
         match self {
@@ -173,6 +199,43 @@ impl CpuMax {
 }
 
 impl CpuGroup {
+    /// Whether this process is alone in the cgroup, which has a quota (v2).
+    ///
+    /// # Errors
+    /// Why it is not, as the end of a sentence.
+    pub fn check_own(&self, pid: i32) -> Result<(), String> {
+        let name = self.dir.display();
+        let procs =
+            read::text_if_there(&self.dir.join("cgroup.procs"), 1 << 20).map_err(|e| e.to_string())?;
+        let is_alone = procs.as_deref().map(str::trim) == Some(pid.to_string().as_str());
+        if !is_alone {
+            return Err(format!(
+                "its cgroup {name} is not its own: other processes are in it; start it in a scope of its own (systemd-run --scope)"
+            ));
+        }
+        match self.dir.join("cpu.max").exists() {
+            true => Ok(()),
+            false => Err(format!(
+                "its cgroup {name} has no cpu.max: that takes cgroup v2 with the cpu controller"
+            )),
+        }
+    }
+
+    /// Has the cgroup use no more than this (v2).
+    ///
+    /// # Errors
+    /// Why it cannot be, as the end of a sentence.
+    pub fn set_max(&self, max: CpuMax) -> Result<(), String> {
+        let path = self.dir.join("cpu.max");
+        let text = match max {
+            CpuMax::Unlimited => format!("max {}", PERIOD_DEFAULT.0 / 1000),
+            CpuMax::Quota(CpuQuota { run_ns, period_ns }) => {
+                format!("{} {}", run_ns.0 / 1000, period_ns.0 / 1000)
+            }
+        };
+        std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
+    }
+
     /// What the thread's own cgroup may use; `None` where it is gone or its kernel has no quotas.
     ///
     /// # Errors
@@ -309,7 +372,7 @@ mod tests {
                 vm_ns: Ns(400_000)
             }
         );
-        assert_eq!(throttled.per_vcpu(4), Ns(136_000));
+        assert_eq!(throttled.per_vcpu(4, 1), Ns(136_000));
     }
 
     #[test]

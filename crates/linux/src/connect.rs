@@ -1,12 +1,15 @@
 //! How a host is to be watched and acted on, and why it cannot be.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use homenode_host::Bell;
 use homenode_machine::Machine;
 
 use crate::beat::Beat;
 use crate::journal::JournalError;
+use crate::libvirt::Libvirt;
+use crate::manager::Manager;
+use crate::qemu::{self, Qemu};
 use crate::read::ReadError;
 use crate::state_dir::{STATE_DIR, StateError};
 
@@ -20,6 +23,83 @@ pub enum Acting {
     Live,
     /// It checks plans and answers [`homenode_host::Outcome::DryRun`]; it takes no lock and writes no journal.
     DryRun,
+}
+
+/// Address of the system's libvirt.
+pub const DEFAULT_URI: &str = "qemu:///system";
+
+/// Who manages a host's VMs: where they are found, and who changes them. Written as in `--host`: `libvirt:URI` or `qemu`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Vms {
+    /// libvirt at this address.
+    Libvirt(String),
+    /// Nobody but QEMU: its processes and their monitors.
+    Qemu,
+}
+
+impl Vms {
+    /// Those of the system's libvirt.
+    pub fn of_libvirt() -> Vms {
+        Vms::Libvirt(DEFAULT_URI.to_owned())
+    }
+
+    /// Those of this host: libvirt's if it answers, else those that run without it.
+    ///
+    /// # Errors
+    /// Why there are none: what libvirt said.
+    pub fn here() -> Result<Vms, ConnectError> {
+        match Vms::of_libvirt().probe() {
+            Ok(()) => Ok(Vms::of_libvirt()),
+            Err(_) if !qemu::vms(Path::new("/")).is_empty() => Ok(Vms::Qemu),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether they can be had.
+    ///
+    /// # Errors
+    /// Each is a sentence with its remedy.
+    pub fn probe(&self) -> Result<(), ConnectError> {
+        self.open(Path::new("/"), Beat::default()).map(drop)
+    }
+
+    /// Connects to who manages them.
+    pub(crate) fn open(&self, root: &Path, beat: Beat) -> Result<Box<dyn Manager>, ConnectError> {
+        Ok(match self {
+            Vms::Libvirt(uri) => Box::new(Libvirt::open(uri, root, beat)?),
+            Vms::Qemu => Box::new(Qemu::new(root)),
+        })
+    }
+
+    /// The same for what may have to be done while that cannot be reached.
+    pub(crate) fn unconnected(&self, root: &Path, beat: Beat) -> Box<dyn Manager> {
+        match self {
+            Vms::Libvirt(uri) => Box::new(Libvirt::unconnected(uri, root, beat)),
+            Vms::Qemu => Box::new(Qemu::new(root)),
+        }
+    }
+}
+
+impl std::fmt::Display for Vms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Vms::Libvirt(uri) => write!(f, "libvirt:{uri}"),
+            Vms::Qemu => f.write_str("qemu"),
+        }
+    }
+}
+
+impl std::str::FromStr for Vms {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Vms, String> {
+        match text.split_once(':') {
+            None if text == "libvirt" => Ok(Vms::of_libvirt()),
+            Some(("libvirt", uri)) if !uri.is_empty() => Ok(Vms::Libvirt(uri.to_owned())),
+            None if text == "qemu" => Ok(Vms::Qemu),
+            _ => Err(format!("`{text}` is neither `libvirt`, `libvirt:URI` nor `qemu`")),
+        }
+    }
 }
 
 /// How to watch and act on a host.

@@ -14,12 +14,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use homenode_host::{Management, Mode, Setting, VmSettings};
-use homenode_units::{Bytes, CpuId, CpuSet, MemoryPolicy, NodeId, NodeSet, Permit, VmId};
+use homenode_host::{Management, Mode, VmSettings};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, VmId};
 
 use crate::mark::Mark;
 use crate::read;
 use crate::xml::{self, Element, XmlError};
+
+mod settings;
+
+pub use settings::OperatorSettings;
 
 /// Namespace of the metadata element.
 pub const NAMESPACE: &str = "https://homenode.dev/xmlns/vm/1";
@@ -89,6 +93,8 @@ pub struct Domain {
     pub huge_pages: Option<HugePages>,
     /// Whether its memory is locked (`<memoryBacking><locked/>`).
     pub locked: Option<Locked>,
+    /// How its memory is encrypted, where it is (`<launchSecurity type>`).
+    pub encrypted: Option<String>,
     /// Its balloon, where it has one.
     pub balloon: Option<BalloonDevice>,
     /// Whether its guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then gives back.
@@ -101,8 +107,8 @@ pub struct Domain {
     pub ram_sizes: Vec<Bytes>,
     /// PCI addresses of devices assigned through VFIO.
     pub assigned_devices: Vec<String>,
-    /// The metadata element, or what is wrong with it.
-    pub settings: Result<MetadataSettings, String>,
+    /// What its operator said of it, or what is wrong with that.
+    pub settings: Result<OperatorSettings, String>,
     /// What an agent says there that it changed.
     pub mark: Option<Mark>,
 }
@@ -145,54 +151,6 @@ pub enum FreePages {
 /// Marks a domain whose memory is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Locked;
-
-/// What the operator said in the metadata element.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MetadataSettings {
-    /// Whether the agent may act on it.
-    pub management: Management,
-    /// How far decisions about it go at most.
-    pub mode: Option<Mode>,
-    /// Home nodes that the operator chose.
-    pub home: Option<NodeSet>,
-    /// Memory bandwidth that it is declared to need.
-    pub bandwidth: Option<homenode_units::BytesPerSec>,
-    /// What it booked.
-    pub permit: Option<Permit>,
-    /// How its memory is placed and moved.
-    pub memory_policy: Option<MemoryPolicy>,
-    /// How little memory it may be left with.
-    pub memory_floor: Option<Bytes>,
-    /// The attributes as they are written.
-    attributes: Vec<(String, String)>,
-}
-
-impl MetadataSettings {
-    /// The element with something set anew, or taken back, and everything else as it is; `None` where nothing is left of it.
-    pub fn with(&self, setting: Setting) -> Option<String> {
-        let (key, value) = match setting {
-            Setting::Permit(permit) => ("permit", permit.map(|permit| permit.to_string())),
-            Setting::MemoryPolicy(policy) => ("memory", policy.map(|policy| policy.to_string())),
-            Setting::MemoryFloor(floor) => (
-                "floor",
-                floor.map(|floor| format!("{}KiB", floor.0.div_ceil(1024))),
-            ),
-            Setting::Mode(mode) => ("mode", mode.map(|mode| mode.to_string())),
-        };
-        let others = self.attributes.iter().filter(|(name, _)| name != key).cloned();
-        let new = value.map(|value| (key.to_owned(), value));
-        let attributes: Vec<_> = others.chain(new).collect();
-        if attributes.is_empty() {
-            return None;
-        }
-        let written =
-            |(name, value): &(String, String)| format!(" {name}='{}'", quick_xml::escape::escape(value));
-        Some(format!(
-            "<vm{}/>",
-            attributes.iter().map(written).collect::<String>()
-        ))
-    }
-}
 
 impl Domain {
     /// Reads a domain's XML.
@@ -258,6 +216,10 @@ impl Domain {
                     .and_then(|p| scaled(p.attribute("size")?, p.attribute("unit"))),
             }),
             locked: backing.and_then(|b| b.child("locked")).map(|_| Locked),
+            encrypted: root
+                .child("launchSecurity")
+                .and_then(|security| security.attribute("type"))
+                .map(str::to_owned),
             balloon: balloon(&root),
             free_pages: free_pages(&root),
             topology_socket: topology_socket(&root),
@@ -270,14 +232,13 @@ impl Domain {
         })
     }
 
-    /// What the operator said of the VM, as policies see it, given which vCPUs he pinned by hand. With broken
-    /// metadata the VM is watched only.
+    /// What the operator said of the VM, as policies see it, given which vCPUs he pinned by hand. Where that is
+    /// broken the VM is watched only.
     pub fn settings(&self, cpus_allowed: Option<CpuSet>, pinned_vcpus: Vec<u16>) -> VmSettings {
-        let ignored = MetadataSettings {
-            management: Management::Ignored,
-            ..MetadataSettings::default()
-        };
-        let said = self.settings.clone().unwrap_or(ignored);
+        let said = self
+            .settings
+            .clone()
+            .unwrap_or_else(|_| OperatorSettings::ignored());
         VmSettings {
             management: said.management,
             mode: said.mode,
@@ -501,49 +462,17 @@ fn assigned_devices(root: &Element) -> Vec<String> {
     hostdevs.chain(interfaces).filter_map(address).collect()
 }
 
-fn settings(root: &Element) -> Result<MetadataSettings, String> {
+fn settings(root: &Element) -> Result<OperatorSettings, String> {
     let elements = root
         .child("metadata")
         .into_iter()
         .flat_map(|metadata| &metadata.children);
     let mut ours = elements.filter(|e| e.name == "vm" && e.namespace.as_deref() == Some(NAMESPACE));
-    let Some(element) = ours.next() else {
-        return Ok(MetadataSettings::default());
-    };
-    let mut settings = MetadataSettings::default();
-    for (name, value) in &element.attributes {
-        let shown: String = value.chars().take(40).collect();
-        match name.as_str() {
-            "manage" => {
-                settings.management = match value.as_str() {
-                    "yes" => Management::Managed,
-                    "no" => Management::Ignored,
-                    _ => return Err(format!("manage='{shown}' is neither `yes` nor `no`")),
-                }
-            }
-            "mode" => settings.mode = Some(value.parse().map_err(|e| format!("mode: {e}"))?),
-            "home" => {
-                let nodes: NodeSet = value.parse().map_err(|e| format!("home: {e}"))?;
-                if nodes.is_empty() {
-                    return Err("home='' names no node; leave it out to let Homenode choose".into());
-                }
-                settings.home = Some(nodes);
-            }
-            "bandwidth" => settings.bandwidth = Some(value.parse().map_err(|e| format!("bandwidth: {e}"))?),
-            "permit" => settings.permit = Some(value.parse().map_err(|e| format!("permit: {e}"))?),
-            "memory" => settings.memory_policy = Some(value.parse().map_err(|e| format!("memory: {e}"))?),
-            "floor" => settings.memory_floor = Some(value.parse().map_err(|e| format!("floor: {e}"))?),
-            name if name == "xmlns" || name.starts_with("xmlns:") => continue,
-            other => {
-                let other: String = other.chars().take(40).collect();
-                return Err(format!(
-                    "unknown attribute `{other}`; there are manage, mode, home, bandwidth, permit, memory, floor"
-                ));
-            }
-        }
-        settings.attributes.push((name.clone(), value.clone()));
-    }
-    Ok(settings)
+    let is_setting = |(name, _): &&(String, String)| name != "xmlns" && !name.starts_with("xmlns:");
+    let attributes = ours
+        .next()
+        .map(|element| element.attributes.iter().filter(is_setting));
+    OperatorSettings::of(attributes.into_iter().flatten().cloned().collect())
 }
 
 #[cfg(test)]

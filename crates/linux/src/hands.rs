@@ -8,7 +8,7 @@ use homenode_machine::Machine;
 
 use crate::beat::Beat;
 use crate::journal::Journal;
-use crate::libvirt::Libvirt;
+use crate::manager::Manager;
 use crate::mark::Marks;
 use crate::task::{self, Process};
 use crate::topology_pages::TopologyPages;
@@ -62,7 +62,7 @@ impl Notices {
 
 /// What a lever needs of its host: all but the VMs, of which it is given its own.
 pub(crate) struct Hands {
-    pub libvirt: Libvirt,
+    pub manager: Box<dyn Manager>,
     /// Absent in a dry run.
     pub journal: Option<Journal>,
     /// What VMs' own metadata says.
@@ -83,7 +83,7 @@ pub(crate) struct Hands {
 
 impl Hands {
     pub fn new(
-        libvirt: Libvirt,
+        manager: Box<dyn Manager>,
         journal: Option<Journal>,
         root: PathBuf,
         machine: Machine,
@@ -91,7 +91,7 @@ impl Hands {
         topology: TopologyPages,
     ) -> Hands {
         Hands {
-            libvirt,
+            manager,
             journal,
             marks: Marks::new(&root),
             root,

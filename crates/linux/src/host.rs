@@ -1,11 +1,11 @@
 //! A real KVM host behind the host contract.
 //!
-//! Everything that changes a VM goes through libvirt, so that libvirt's idea of the VM stays true; only pages
-//! move past it, with `move_pages(2)`, which libvirt has no throttled call for. What was set is read back from
-//! the kernel. No cgroup or cpuset file is ever written, and of resctrl only groups of the agent's own.
+//! Everything that changes a VM goes through who manages it, libvirt say, so that its idea of the VM stays true; only
+//! pages move past it, with `move_pages(2)`, which libvirt has no throttled call for. What was set is read back from
+//! the kernel. Of resctrl only groups of the agent's own are written.
 //!
 //! ```text
-//!   sample ─ list of domains, their XML (libvirt) ─ threads, cgroups, numa_maps (/proc) ─ perf, uncore ─▶ Sample
+//!   sample ─ VMs and what they are (their manager) ─ threads, cgroups, numa_maps (/proc) ─ perf, uncore ─▶ Sample
 //!   commit ─ Plan::check ─ as sampled? ─ journal ─ act ─ read back ─▶ Receipt
 //! ```
 
@@ -22,15 +22,14 @@ use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
 
 use crate::attribution::{Attribution, Sampler};
-use crate::beat::Beat;
 use crate::cgroup::Hierarchy;
-use crate::connect::{Acting, ConnectError, Options};
+use crate::connect::{Acting, ConnectError, Options, Vms};
 use crate::hands::Hands;
 use crate::journal::{self, Journal};
 use crate::legacy::{self, Undone};
 use crate::levers::{self, Home, Moving, Pins};
-use crate::libvirt::{CallError, Libvirt};
 use crate::lock::{ActingLock, Lock};
+use crate::manager::CallError;
 use crate::perf::Perf;
 use crate::resctrl::Resctrl;
 use crate::topology_pages::TopologyPages;
@@ -62,8 +61,8 @@ type Fingerprint = BTreeMap<
     ),
 >;
 
-/// A host whose VMs libvirt runs under KVM.
-pub struct LibvirtHost {
+/// A host that runs VMs under KVM.
+pub struct LinuxHost {
     hands: Hands,
     /// Held as long as the journal is this agent's, and the host.
     locks: Option<(Lock, ActingLock)>,
@@ -89,23 +88,12 @@ const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
 /// How long a new agent waits for a guard that is just undoing.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-impl LibvirtHost {
-    /// Address of the system's KVM hosts.
-    pub const DEFAULT_URI: &str = "qemu:///system";
-
-    /// Whether libvirt answers at `uri`.
-    ///
-    /// # Errors
-    /// As [`LibvirtHost::connect`], without looking at journal or kernel.
-    pub fn probe(uri: &str) -> Result<(), ConnectError> {
-        Libvirt::open(uri, Beat::default()).map(drop)
-    }
-
-    /// Connects to libvirt at `uri` (`qemu:///system`), and takes over the journal.
+impl LinuxHost {
+    /// Finds the host's VMs, and takes over the journal.
     ///
     /// # Errors
     /// Each is a sentence with its remedy.
-    pub fn connect(uri: &str, options: Options) -> Result<LibvirtHost, ConnectError> {
+    pub fn connect(vms: &Vms, options: Options) -> Result<LinuxHost, ConnectError> {
         let Options {
             machine,
             root,
@@ -115,7 +103,7 @@ impl LibvirtHost {
             bell,
             beat,
         } = options;
-        let libvirt = Libvirt::open(uri, beat.clone())?;
+        let manager = vms.open(&root, beat.clone())?;
         let cgroups = Hierarchy::read(&root)?;
         let mut notices = Vec::new();
         let (journal, locks, carried) = match acting {
@@ -160,11 +148,11 @@ impl LibvirtHost {
         });
         let pages = TopologyPages::open(topology_socket, acting);
         notices.extend(pages.trouble(acting));
-        let mut hands = Hands::new(libvirt, journal, root, machine, (bell, beat), pages);
+        let mut hands = Hands::new(manager, journal, root, machine, (bell, beat), pages);
         for notice in notices {
             hands.notice(notice);
         }
-        Ok(LibvirtHost {
+        Ok(LinuxHost {
             hands,
             locks,
             // Until it is said otherwise: not all who act have a guard, the conformance suite has none.
@@ -224,7 +212,7 @@ impl LibvirtHost {
         // Threads that watch end before what they watch with is taken down.
         self.vms.clear();
         let Hands {
-            libvirt,
+            manager,
             journal: Some(journal),
             root,
             ..
@@ -232,7 +220,7 @@ impl LibvirtHost {
         else {
             return Undone::default();
         };
-        let undone = legacy::undo_all(libvirt, root, journal, &mut false);
+        let undone = legacy::undo_all(manager.as_mut(), root, journal, &mut false);
         for vm in &undone.vms {
             self.carried.remove(vm);
         }
@@ -249,7 +237,7 @@ impl LibvirtHost {
         let mut failures: Vec<String> = failures.map(|error| error.to_string()).collect();
         // Those of an earlier agent, of VMs that this one could not look at.
         let Hands {
-            libvirt,
+            manager,
             journal: Some(journal),
             root,
             ..
@@ -261,7 +249,7 @@ impl LibvirtHost {
             .into_iter()
             .filter(|vm| !self.vms.contains_key(vm))
         {
-            failures.extend(levers::undo_limits(libvirt, root, journal, vm).err());
+            failures.extend(levers::undo_limits(manager.as_mut(), root, journal, vm).err());
         }
         failures
     }
@@ -295,21 +283,25 @@ impl LibvirtHost {
         }
     }
 
-    /// Looks at every running domain, and forgets those that ended.
+    /// Looks at every running VM, and forgets those that ended.
     fn sample_vms(&mut self, at: Ns) -> Result<Vec<homenode_host::VmSample>, HostError> {
-        let domains = match self.hands.libvirt.list() {
-            Ok(domains) => domains,
-            Err(error) => return Err(self.hands.libvirt.unreachable(error.cause())),
+        let listed = match self.hands.manager.list() {
+            Ok(listed) => listed,
+            Err(error) => return Err(self.hands.manager.unreachable(error.cause())),
         };
-        let mut samples = Vec::with_capacity(domains.len());
+        let mut samples = Vec::with_capacity(listed.len());
         let mut seen = BTreeSet::new();
-        for handle in domains {
-            let xml = match self.hands.libvirt.xml(&handle) {
-                Ok(xml) => xml,
-                Err(CallError::Lost(cause)) => return Err(self.hands.libvirt.unreachable(&cause)),
+        for vm in listed {
+            let described = match self.hands.manager.describe(vm) {
+                Ok(described) => described,
+                Err(CallError::Lost(cause)) => return Err(self.hands.manager.unreachable(&cause)),
                 Err(CallError::Refused(_)) => continue, // it ended since it was listed
+                Err(CallError::Unclear(why)) => {
+                    self.hands.notice(format!("a VM is left out: {why}"));
+                    continue;
+                }
             };
-            match self.watch(handle, xml, at) {
+            match self.watch(described, at) {
                 Ok(Some(sample)) => {
                     seen.insert(sample.id);
                     samples.push(sample);
@@ -319,6 +311,9 @@ impl LibvirtHost {
             }
         }
         samples.sort_by_key(|vm| vm.id);
+        for notice in self.hands.manager.take_notices() {
+            self.hands.notice(notice);
+        }
         // One that could not be looked at this time is known as long as it runs: its leases go on to end.
         let is_gone = |(id, vm): &(&VmId, &Vm)| {
             !seen.contains(id) && !task::is_alive(&self.hands.root, vm.run.process())
@@ -337,10 +332,10 @@ impl LibvirtHost {
         Ok(samples)
     }
 
-    /// Drops VMs from the journal whose QEMU ended. A VM that libvirt merely does not list (it is restarting) stays.
+    /// Drops VMs from the journal whose QEMU ended. One that is merely not listed (libvirt is restarting) stays.
     fn forget_ended(&mut self) {
         let Hands {
-            libvirt,
+            manager,
             journal: Some(journal),
             root,
             ..
@@ -355,7 +350,7 @@ impl LibvirtHost {
         for vm in over {
             self.carried.remove(&vm);
             // What outlives a VM is tried again with the next sample.
-            match levers::undo(libvirt, root, journal, vm) {
+            match levers::undo(manager.as_mut(), root, journal, vm) {
                 Ok(()) => journal.forget(vm),
                 Err(cause) => notices.push(cause),
             }
@@ -452,7 +447,7 @@ impl LibvirtHost {
                     continue;
                 };
                 // As with quotas that cannot be read.
-                let quota = vm.group(thread.tid).and_then(|group| group.max().ok()?);
+                let quota = vm.max_of(thread.tid).ok().flatten();
                 let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
                 if affinity.intersection(&usable) != vcpu.affinity || !same_quota {
                     let planned = self.last.version;
@@ -483,7 +478,7 @@ impl LibvirtHost {
                 let affinity = affinity.intersection(&usable);
                 has_changed |= affinity != vcpu.affinity;
                 vcpu.affinity = affinity;
-                if let Some(max) = vm.group(thread.tid).and_then(|group| group.max().ok()?) {
+                if let Some(max) = vm.max_of(thread.tid).ok().flatten() {
                     has_changed |= max.quota() != vcpu.quota;
                     vcpu.quota = max.quota();
                 }
@@ -535,7 +530,7 @@ impl LibvirtHost {
     }
 }
 
-impl Host for LibvirtHost {
+impl Host for LinuxHost {
     fn machine(&self) -> &Machine {
         &self.hands.machine
     }
@@ -642,14 +637,13 @@ impl Host for LibvirtHost {
         if let Setting::MemoryPolicy(Some(policy)) = setting {
             levers::memory_policy_is_possible(&self.hands, &name, policy)?;
         }
-        let element = match &known.domain.settings {
+        let settings = match &known.domain.settings {
             Ok(said) => said.with(setting),
-            Err(why) => return Err(failed(format!("its homenode metadata is wrong: {why}"))),
+            Err(why) => return Err(failed(format!("its homenode settings are wrong: {why}"))),
         };
-        let handle = known.handle.clone();
         self.hands
-            .libvirt
-            .set_metadata(&handle, element.as_deref())
+            .manager
+            .set_settings(vm, &settings)
             .map_err(|e| failed(e.cause().to_owned()))
     }
 }

@@ -28,7 +28,7 @@ use homenode_host::Lever;
 use homenode_units::VmId;
 
 use crate::journal::{Entry, Journal, Written};
-use crate::libvirt::{CallError, Libvirt};
+use crate::manager::{CallError, Manager};
 use crate::mark;
 use crate::vm::{After, Grip, Levers, failed};
 
@@ -99,26 +99,26 @@ pub fn in_force(journal: &Journal) -> Vec<VmId> {
 /// Undoes what the journal says is in force on a VM, lever by lever: one that fails keeps no other from being undone, and stays
 /// journalled. `Ok` also when that run of the VM is over.
 pub(crate) fn undo(
-    libvirt: &mut Libvirt,
+    manager: &mut dyn Manager,
     root: &Path,
     journal: &mut Journal,
     vm: VmId,
 ) -> Result<(), String> {
-    undo_some(libvirt, root, journal, vm, |_| true)
+    undo_some(manager, root, journal, vm, |_| true)
 }
 
 /// The same for the limits alone, which must not outlast an agent that leaves homes and pins as they are.
 pub(crate) fn undo_limits(
-    libvirt: &mut Libvirt,
+    manager: &mut dyn Manager,
     root: &Path,
     journal: &mut Journal,
     vm: VmId,
 ) -> Result<(), String> {
-    undo_some(libvirt, root, journal, vm, Lever::is_leased)
+    undo_some(manager, root, journal, vm, Lever::is_leased)
 }
 
 fn undo_some(
-    libvirt: &mut Libvirt,
+    manager: &mut dyn Manager,
     root: &Path,
     journal: &mut Journal,
     vm: VmId,
@@ -127,7 +127,7 @@ fn undo_some(
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };
-    let mut after = After::new(libvirt, root, &entry.run, &entry.before);
+    let mut after = After::new(manager, root, &entry.run, &entry.before);
     let (mut read, mut undone, mut failures) = (Vec::new(), Vec::new(), Vec::<String>::new());
     for grip in all(Some(&entry)) {
         let keys = grip.journalled();
@@ -153,9 +153,9 @@ fn undo_some(
     failures.extend(unread.map(|key| {
         format!("what the journal has under {key} cannot be read: another version of homenode wrote it, or it is damaged")
     }));
-    if let Ok(Some(domain)) = after.domain() {
-        let left = entry.only(|key| !undone.contains(&key));
-        if let Err(cause) = mark::leave(libvirt, root, &domain, Some(&left)) {
+    if let Ok(Some(_)) = after.vm() {
+        let left = entry.clone().only(|key| !undone.contains(&key));
+        if let Err(cause) = mark::leave(after.manager, root, vm, Some(&left)) {
             failures.push(format!("its mark: {cause}"));
             // A mark that is left would have it undone again, whatever the operator has set by then.
             undone.clear();

@@ -1,4 +1,4 @@
-//! Linux as a host: one module per kernel interface, and [`LibvirtHost`], which puts them together behind the
+//! Linux as a host: one module per kernel interface, and [`LinuxHost`], which puts them together behind the
 //! contract of `homenode-host` for VMs that libvirt runs under KVM.
 //!
 //! Every reader takes the root of the tree that it reads (`/` on a live host, a saved or handmade tree in tests),
@@ -45,6 +45,7 @@ mod legacy;
 mod levers;
 mod libvirt;
 pub mod lock;
+mod manager;
 pub mod mark;
 pub mod meminfo;
 pub mod memory_blocks;
@@ -56,6 +57,7 @@ pub mod pages;
 pub mod peer;
 pub mod perf;
 pub mod proc_stat;
+mod qemu;
 mod read;
 pub mod resctrl;
 mod scope;
@@ -70,11 +72,12 @@ mod xml;
 
 pub use beat::Beat;
 pub use clock::now;
-pub use connect::{Acting, ConnectError, Options, TOPOLOGY_SOCKET};
-pub use host::{CarriedOver, LibvirtHost};
+pub use connect::{Acting, ConnectError, DEFAULT_URI, Options, TOPOLOGY_SOCKET, Vms};
+pub use host::{CarriedOver, LinuxHost};
 pub use legacy::{Legacy, Undone};
 pub use levers::{Pins, Quotas, in_force};
 pub use libvirt::load as load_libvirt;
+pub use qemu::{QemuVm, vms as qemu_vms};
 pub use read::ReadError;
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! The libvirt calls that the host makes, with their errors sorted into the three that matter.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
-use homenode_units::{Bytes, CpuSet, NodeSet};
+use homenode_units::{Bytes, CpuSet, NodeSet, VmId};
 use virt::connect::Connect;
 use virt::domain::{
     Domain, DomainPausedReason, DomainRunningReason, DomainState, DomainStateReason, NUMAParameters,
@@ -17,8 +19,12 @@ use virt::sys;
 use crate::beat::Beat;
 use crate::cgroup::{PERIOD_DEFAULT, QUOTA_MAX_US};
 use crate::connect::{ConnectError, host_of};
-use crate::domain::NAMESPACE;
+use crate::domain::{Domain as Description, NAMESPACE, OperatorSettings};
+use crate::journal::Run;
+use crate::manager::{CallError, Manager};
 use crate::mark;
+use crate::read::{self, ReadError};
+use crate::task::{self, Process, Thread};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod loaded;
@@ -37,23 +43,6 @@ pub fn load() -> Result<(), String> {
     Ok(())
 }
 
-/// Why a call failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CallError {
-    /// libvirt itself does not answer.
-    Lost(String),
-    /// libvirt said no; where the domain has ended, that is why.
-    Refused(String),
-}
-
-impl CallError {
-    pub fn cause(&self) -> &str {
-        match self {
-            CallError::Lost(cause) | CallError::Refused(cause) => cause,
-        }
-    }
-}
-
 /// How long a call may take. libvirt itself waits 30 s for a domain that is busy; an agent with many domains cannot.
 const CALL_MAX: Duration = Duration::from_secs(8);
 /// How long nothing is asked of a libvirt that did not answer.
@@ -69,11 +58,15 @@ pub(crate) struct Libvirt {
     rests_until: Option<Instant>,
     /// Calls that were given up and may still be carried out, by domain: nothing else is asked of a domain before that is over,
     /// or it could undo what comes after it.
-    under_way: BTreeMap<String, Receiver<()>>,
+    under_way: BTreeMap<VmId, Receiver<()>>,
     beat: Beat,
     /// Flags of calls that change a running domain and nothing else.
     live: u32,
     connect: Option<Connect>,
+    /// Those that were there the last time.
+    domains: BTreeMap<VmId, Known>,
+    /// Where processes are looked for.
+    root: PathBuf,
     /// What a real libvirt does and the test driver does not, and calls that are carried out late.
     #[cfg(test)]
     pub stand_in: StandIn,
@@ -81,23 +74,31 @@ pub(crate) struct Libvirt {
 
 type Call = Box<dyn FnOnce() + Send>;
 
+/// A domain that runs.
+#[derive(Debug)]
+struct Known {
+    domain: Domain,
+    /// Its XML as it was the last time, and what that said.
+    described: Option<(String, Arc<Description>)>,
+}
+
 impl Libvirt {
     /// Connects.
-    pub fn open(uri: &str, beat: Beat) -> Result<Libvirt, ConnectError> {
+    pub fn open(uri: &str, root: &Path, beat: Beat) -> Result<Libvirt, ConnectError> {
         if let Some(host) = host_of(uri) {
             return Err(ConnectError::Remote {
                 uri: uri.to_owned(),
                 host: host.to_owned(),
             });
         }
-        let mut libvirt = Libvirt::unconnected(uri, beat);
+        let mut libvirt = Libvirt::unconnected(uri, root, beat);
         let connect = libvirt.connect().map_err(|cause| connect_error(uri, &cause))?;
         libvirt.connect = Some(connect);
         Ok(libvirt)
     }
 
     /// Connects with the first call, for what may be done without libvirt.
-    pub fn unconnected(uri: &str, beat: Beat) -> Libvirt {
+    pub fn unconnected(uri: &str, root: &Path, beat: Beat) -> Libvirt {
         // libvirt's test driver, which our tests use, knows no flag there.
         let live = if uri.starts_with("test:") {
             sys::VIR_DOMAIN_AFFECT_CURRENT
@@ -112,6 +113,8 @@ impl Libvirt {
             beat,
             live,
             connect: None,
+            domains: BTreeMap::new(),
+            root: root.to_owned(),
             #[cfg(test)]
             stand_in: StandIn::default(),
         }
@@ -171,23 +174,22 @@ impl Libvirt {
     /// Has something asked of a domain. One that does not answer keeps no other from being asked.
     fn ask<T: Send + 'static>(
         &mut self,
-        domain: &Domain,
+        vm: VmId,
         call: impl FnOnce(&Domain) -> Result<T, virt::error::Error> + Send + 'static,
     ) -> Result<T, CallError> {
-        let uuid = domain.uuid_string().unwrap_or_default();
-        if let Some(earlier) = self.under_way.get(&uuid) {
+        if let Some(earlier) = self.under_way.get(&vm) {
             if earlier.try_recv() == Err(TryRecvError::Empty) {
                 return Err(CallError::Refused(BUSY.to_owned()));
             }
-            self.under_way.remove(&uuid);
+            self.under_way.remove(&vm);
         }
         self.not_resting()?;
-        let asked = domain.clone();
+        let asked = self.domain(vm)?;
         #[cfg(test)]
-        let call = match self.stand_in.before(domain, call)? {
+        let call = match self.stand_in.before(&asked, call)? {
             stand_in::Call::Now(call) => call,
             stand_in::Call::Later(is_over) => {
-                self.under_way.insert(uuid, is_over);
+                self.under_way.insert(vm, is_over);
                 return Err(CallError::Refused(BUSY.to_owned()));
             }
         };
@@ -198,7 +200,7 @@ impl Libvirt {
             }
             Ok(answer) => answer.map_err(|e| self.sort(&e)),
             Err(is_over) => {
-                self.under_way.insert(uuid, is_over);
+                self.under_way.insert(vm, is_over);
                 // Is it this domain, or libvirt?
                 let connect = self.connect.clone();
                 let version = self.limited(move || connect.map(|connect| connect.lib_version()));
@@ -210,16 +212,79 @@ impl Libvirt {
         }
     }
 
-    /// The error of a host whose libvirt is away.
-    pub fn unreachable(&self, cause: &str) -> HostError {
-        HostError::Unreachable {
-            service: format!("libvirt at {}", self.uri),
-            cause: cause.to_owned(),
+    /// The domain with this UUID, looked up where it was not seen yet.
+    pub fn domain(&mut self, vm: VmId) -> Result<Domain, CallError> {
+        if !self.domains.contains_key(&vm) {
+            self.list()?;
         }
+        let known = self.domains.get(&vm).map(|known| known.domain.clone());
+        known.ok_or_else(|| CallError::Refused("libvirt does not list it".to_owned()))
     }
 
-    /// Domains that run now.
-    pub fn list(&mut self) -> Result<Vec<Domain>, CallError> {
+    /// A domain's live XML.
+    pub fn xml(&mut self, vm: VmId) -> Result<String, CallError> {
+        let xml = self.ask(vm, |domain| domain.xml_desc(0));
+        #[cfg(test)]
+        let xml = xml.map(|xml| self.stand_in.lag(vm, xml));
+        xml
+    }
+
+    fn set_element(
+        &mut self,
+        vm: VmId,
+        element: Option<&str>,
+        (prefix, namespace): (&'static str, &'static str),
+        also: u32,
+    ) -> Result<(), CallError> {
+        let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
+        let flags = sys::VIR_DOMAIN_AFFECT_LIVE | also;
+        let element = element.map(str::to_owned);
+        self.ask(vm, move |domain| {
+            domain.set_metadata(kind, element.as_deref(), Some(prefix), Some(namespace), flags)
+        })
+    }
+
+    fn set_vcpu_bandwidth(
+        &mut self,
+        vm: VmId,
+        period: Option<u64>,
+        quota: Option<i64>,
+    ) -> Result<(), CallError> {
+        #[cfg(test)]
+        if let Some(set) = self.stand_in.bandwidth(period, quota) {
+            return self.ask(vm, move |_| {
+                set();
+                Ok(())
+            });
+        }
+        let info = SchedulerInfo {
+            vcpu_bw: SchedBandwidth { period, quota },
+            ..SchedulerInfo::default()
+        };
+        let live = self.live;
+        self.ask(vm, move |domain| {
+            domain.set_scheduler_parameters_flags(&info, live).map(drop)
+        })
+    }
+
+    /// Whether an error is libvirt's own end or its answer; a dead connection is dropped.
+    fn sort(&mut self, error: &virt::error::Error) -> CallError {
+        let cause = error.message().to_owned();
+        let is_alive = self
+            .connect
+            .as_ref()
+            .is_some_and(|connect| connect.is_alive() == Ok(true));
+        if is_alive {
+            CallError::Refused(cause)
+        } else {
+            self.connect = None;
+            CallError::Lost(cause)
+        }
+    }
+}
+
+impl Manager for Libvirt {
+    fn list(&mut self) -> Result<Vec<VmId>, CallError> {
         self.not_resting()?;
         let connect = match self.connect.take() {
             Some(connect) => connect,
@@ -227,30 +292,95 @@ impl Libvirt {
         };
         self.connect = Some(connect.clone());
         let listed = self.limited(move || connect.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE));
-        match listed {
-            Ok(listed) => listed.map_err(|e| self.sort(&e)),
-            Err(_) => Err(CallError::Lost(self.rest())),
+        let listed = match listed {
+            Ok(listed) => listed.map_err(|e| self.sort(&e))?,
+            Err(_) => return Err(CallError::Lost(self.rest())),
+        };
+        let mut before = std::mem::take(&mut self.domains);
+        for domain in listed {
+            // One that ended just now may have none.
+            let uuid = domain.uuid_string().ok().and_then(|uuid| VmId::parse(&uuid));
+            if let Some(vm) = uuid {
+                let described = before.remove(&vm).and_then(|known| known.described);
+                self.domains.insert(vm, Known { domain, described });
+            }
+        }
+        Ok(self.domains.keys().copied().collect())
+    }
+
+    fn describe(&mut self, vm: VmId) -> Result<Arc<Description>, CallError> {
+        let xml = self.xml(vm)?;
+        let described = self.domains.get(&vm).and_then(|known| known.described.as_ref());
+        if let Some((_, same)) = described.filter(|(before, _)| *before == xml) {
+            return Ok(Arc::clone(same));
+        }
+        let read = Description::parse(&xml).map_err(|e| CallError::Unclear(e.to_string()))?;
+        let read = Arc::new(read);
+        if let Some(known) = self.domains.get_mut(&vm) {
+            known.described = Some((xml, Arc::clone(&read)));
+        }
+        Ok(read)
+    }
+
+    /// By libvirt's pid file, else by its command line.
+    fn process(&mut self, domain: &Description) -> Result<Option<Process>, ReadError> {
+        let (root, uuid) = (&self.root, domain.id.to_string());
+        let path = root.join("run/libvirt/qemu").join(format!("{}.pid", domain.name));
+        match read::value_if_there(&path, "a process id")? {
+            Some(pid) if task::is_qemu_of(root, pid, &uuid) => task::process(root, pid),
+            _ => task::find_qemu(root, &uuid),
         }
     }
 
-    /// A domain's live XML.
-    pub fn xml(&mut self, domain: &Domain) -> Result<String, CallError> {
-        let xml = self.ask(domain, |domain| domain.xml_desc(0));
-        #[cfg(test)]
-        let xml = xml.map(|xml| self.stand_in.lag(domain, xml));
-        xml
+    fn threads(&mut self, run: &Run) -> Result<Vec<Thread>, ReadError> {
+        task::threads(&self.root, run.pid)
     }
 
-    /// Why a domain's memory should be left where it is for now, if so: it is paused, or between two hosts.
-    pub fn standstill(&mut self, domain: &Domain) -> Result<Option<Immovable>, CallError> {
+    fn pins(&mut self, domain: &Description, _threads: &[Thread]) -> BTreeMap<u16, CpuSet> {
+        domain.vcpu_pins.clone()
+    }
+
+    fn knows(&mut self, run: &Run) -> Result<bool, CallError> {
+        self.list()?;
+        let known = self.domains.get(&run.vm);
+        Ok(known.is_some_and(|known| known.domain.id() == Some(run.runtime_id)))
+    }
+
+    /// For good where the domain is defined.
+    fn set_settings(&mut self, vm: VmId, settings: &OperatorSettings) -> Result<(), CallError> {
+        let defined = match self.ask(vm, Domain::is_persistent)? {
+            true => sys::VIR_DOMAIN_AFFECT_CONFIG,
+            false => 0,
+        };
+        self.set_element(
+            vm,
+            settings.element().as_deref(),
+            ("homenode", NAMESPACE),
+            defined,
+        )
+    }
+
+    #[cfg(test)]
+    fn libvirt(&mut self) -> &mut Libvirt {
+        self
+    }
+
+    fn unreachable(&self, cause: &str) -> HostError {
+        HostError::Unreachable {
+            service: format!("libvirt at {}", self.uri),
+            cause: cause.to_owned(),
+        }
+    }
+
+    fn standstill(&mut self, vm: VmId) -> Result<Option<Immovable>, CallError> {
         // Where libvirt knows of no job there is none, but on the host that a domain comes to: that has no figures of the job,
         // and its state says it. A domain that has ended is seen elsewhere.
-        match self.ask(domain, job_operation) {
+        match self.ask(vm, job_operation) {
             Ok(sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT) => return Ok(Some(Immovable::Migrating)),
             Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
-            Ok(_) | Err(CallError::Refused(_)) => {}
+            Ok(_) | Err(CallError::Refused(_) | CallError::Unclear(_)) => {}
         }
-        let (state, reason) = self.ask(domain, Domain::state)?;
+        let (state, reason) = self.ask(vm, Domain::state)?;
         Ok(match (state, reason) {
             (
                 _,
@@ -270,155 +400,94 @@ impl Libvirt {
         })
     }
 
-    /// The running domain with this UUID.
-    pub fn find(&mut self, uuid: &str) -> Result<Option<Domain>, CallError> {
-        let mut domains = self.list()?.into_iter();
-        Ok(domains.find(|domain| domain.uuid_string().as_deref() == Ok(uuid)))
+    fn is_gone(&mut self, vm: VmId) -> bool {
+        self.ask(vm, Domain::is_active) == Ok(false)
     }
 
-    /// Whether a domain is known to run no more.
-    pub fn is_gone(&mut self, domain: &Domain) -> bool {
-        self.ask(domain, Domain::is_active) == Ok(false)
-    }
-
-    pub fn pin_vcpu(&mut self, domain: &Domain, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+    fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         let (map, live) = (cpu_map(cpus), self.live);
         #[cfg(test)]
         let obey = self.stand_in.pin(1 + i32::from(index), cpus);
-        self.ask(domain, move |domain| {
+        self.ask(vm, move |domain| {
             #[cfg(test)]
             obey();
             domain.pin_vcpu_flags(u32::from(index), &map, live)
         })
     }
 
-    pub fn pin_emulator(&mut self, domain: &Domain, cpus: &CpuSet) -> Result<(), CallError> {
+    fn pin_emulator(&mut self, vm: VmId, cpus: &CpuSet) -> Result<(), CallError> {
         let (map, live) = (cpu_map(cpus), self.live);
         #[cfg(test)]
         let obey = self.stand_in.pin(0, cpus);
-        self.ask(domain, move |domain| {
+        self.ask(vm, move |domain| {
             #[cfg(test)]
             obey();
             domain.pin_emulator(&map, live)
         })
     }
 
-    pub fn pin_iothread(&mut self, domain: &Domain, id: u32, cpus: &CpuSet) -> Result<(), CallError> {
+    fn pin_iothread(&mut self, vm: VmId, id: u32, cpus: &CpuSet) -> Result<(), CallError> {
         let (map, live) = (cpu_map(cpus), self.live);
-        self.ask(domain, move |domain| pin_iothread(domain, id, &map, live))
+        self.ask(vm, move |domain| pin_iothread(domain, id, &map, live))
     }
 
-    pub fn set_memory_nodes(&mut self, domain: &Domain, nodes: &NodeSet) -> Result<(), CallError> {
+    fn set_memory_nodes(&mut self, vm: VmId, nodes: &NodeSet) -> Result<(), CallError> {
         #[cfg(test)]
         if self.stand_in.threads.is_some() {
-            return self.ask(domain, |_| Ok(()));
+            return self.ask(vm, |_| Ok(()));
         }
         let params = NUMAParameters {
             node_set: Some(nodes.to_string()),
             mode: None,
         };
         let live = self.live;
-        self.ask(domain, move |domain| domain.set_numa_parameters(params, live))
+        self.ask(vm, move |domain| domain.set_numa_parameters(params, live))
     }
 
-    /// Replaces the domain's metadata element, or takes it away; for good where the domain is defined.
-    pub fn set_metadata(&mut self, domain: &Domain, element: Option<&str>) -> Result<(), CallError> {
-        let defined = match self.ask(domain, Domain::is_persistent)? {
-            true => sys::VIR_DOMAIN_AFFECT_CONFIG,
-            false => 0,
-        };
-        self.set_element(domain, element, ("homenode", NAMESPACE), defined)
+    fn set_mark(&mut self, vm: VmId, element: Option<&str>) -> Result<(), CallError> {
+        self.set_element(vm, element, (mark::PREFIX, mark::NAMESPACE), 0)
     }
 
-    /// Replaces the running domain's mark, or takes it away.
-    pub fn set_mark(&mut self, domain: &Domain, element: Option<&str>) -> Result<(), CallError> {
-        self.set_element(domain, element, (mark::PREFIX, mark::NAMESPACE), 0)
-    }
-
-    fn set_element(
-        &mut self,
-        domain: &Domain,
-        element: Option<&str>,
-        (prefix, namespace): (&'static str, &'static str),
-        also: u32,
-    ) -> Result<(), CallError> {
-        let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
-        let flags = sys::VIR_DOMAIN_AFFECT_LIVE | also;
-        let element = element.map(str::to_owned);
-        self.ask(domain, move |domain| {
-            domain.set_metadata(kind, element.as_deref(), Some(prefix), Some(namespace), flags)
-        })
-    }
-
-    /// Holds every vCPU to a quota.
-    pub fn hold(&mut self, domain: &Domain, quota: CpuQuota) -> Result<(), CallError> {
+    fn hold(&mut self, vm: VmId, quota: CpuQuota) -> Result<(), CallError> {
         // First the quota, so that in between the domain has less and not more: a cgroup above it may allow no more.
         let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(i64::MAX);
-        self.set_vcpu_bandwidth(domain, None, Some(run_us))?;
-        self.set_vcpu_bandwidth(domain, Some(quota.period_ns.0 / 1000), None)
+        self.set_vcpu_bandwidth(vm, None, Some(run_us))?;
+        self.set_vcpu_bandwidth(vm, Some(quota.period_ns.0 / 1000), None)
     }
 
-    /// Gives every vCPU back the quota that it had, or none.
-    pub fn lift(&mut self, domain: &Domain, before: Option<CpuQuota>) -> Result<(), CallError> {
+    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>) -> Result<(), CallError> {
         let period_us = before.map_or(PERIOD_DEFAULT, |quota| quota.period_ns).0 / 1000;
-        self.set_vcpu_bandwidth(domain, Some(period_us), None)?;
+        self.set_vcpu_bandwidth(vm, Some(period_us), None)?;
         match before {
             Some(quota) => {
                 let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(QUOTA_MAX_US);
-                self.set_vcpu_bandwidth(domain, None, Some(run_us))
+                self.set_vcpu_bandwidth(vm, None, Some(run_us))
             }
             // Older libvirt writes -1 to cgroup v2 as it stands, where the kernel refuses it, and knows this as `max`.
-            None => match self.set_vcpu_bandwidth(domain, None, Some(-1)) {
-                Err(CallError::Refused(_)) => self.set_vcpu_bandwidth(domain, None, Some(QUOTA_MAX_US)),
+            None => match self.set_vcpu_bandwidth(vm, None, Some(-1)) {
+                Err(CallError::Refused(_)) => self.set_vcpu_bandwidth(vm, None, Some(QUOTA_MAX_US)),
                 other => other,
             },
         }
     }
 
-    fn set_vcpu_bandwidth(
-        &mut self,
-        domain: &Domain,
-        period: Option<u64>,
-        quota: Option<i64>,
-    ) -> Result<(), CallError> {
-        #[cfg(test)]
-        if let Some(set) = self.stand_in.bandwidth(period, quota) {
-            return self.ask(domain, move |_| {
-                set();
-                Ok(())
-            });
-        }
-        let info = SchedulerInfo {
-            vcpu_bw: SchedBandwidth { period, quota },
-            ..SchedulerInfo::default()
-        };
+    fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError> {
         let live = self.live;
-        self.ask(domain, move |domain| {
-            domain.set_scheduler_parameters_flags(&info, live).map(drop)
-        })
-    }
-
-    /// Has a domain's balloon leave its guest this much memory. It comes to that in its own time.
-    pub fn set_memory(&mut self, domain: &Domain, memory: Bytes) -> Result<(), CallError> {
-        let live = self.live;
-        self.ask(domain, move |domain| {
+        self.ask(vm, move |domain| {
             domain.set_memory_flags(memory.0 / 1024, live).map(drop)
         })
     }
 
-    /// How often a guest is asked for memory statistics; 0 for never.
-    pub fn set_stats_period(&mut self, domain: &Domain, seconds: u32) -> Result<(), CallError> {
+    fn set_stats_period(&mut self, vm: VmId, seconds: u32) -> Result<(), CallError> {
         let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
         let live = self.live;
-        self.ask(domain, move |domain| {
+        self.ask(vm, move |domain| {
             domain.set_memory_stats_period(seconds, live).map(drop)
         })
     }
 
-    /// What the guest's driver said last, and when by the wall clock of that time, in seconds; `None` where it never did. That
-    /// tells one report from another, and not how old it is: that clock may have been set since.
-    pub fn guest_memory(&mut self, domain: &Domain) -> Result<Option<(u64, GuestMemory)>, CallError> {
-        let stats = self.ask(domain, |domain| domain.memory_stats(0))?;
+    fn guest_memory(&mut self, vm: VmId) -> Result<Option<(u64, GuestMemory)>, CallError> {
+        let stats = self.ask(vm, |domain| domain.memory_stats(0))?;
         let value = |tag| stats.iter().find(|stat| stat.tag == tag).map(|stat| stat.val);
         let kib = |tag| value(tag).map(|kib| Bytes(kib.saturating_mul(1024)));
         let spoke = value(sys::VIR_DOMAIN_MEMORY_STAT_LAST_UPDATE).filter(|seconds| *seconds > 0);
@@ -432,21 +501,6 @@ impl Libvirt {
             major_faults: value(sys::VIR_DOMAIN_MEMORY_STAT_MAJOR_FAULT),
         };
         Ok(spoke.map(|stamp_s| (stamp_s, said)))
-    }
-
-    /// Whether an error is libvirt's own end or its answer; a dead connection is dropped.
-    fn sort(&mut self, error: &virt::error::Error) -> CallError {
-        let cause = error.message().to_owned();
-        let is_alive = self
-            .connect
-            .as_ref()
-            .is_some_and(|connect| connect.is_alive() == Ok(true));
-        if is_alive {
-            CallError::Refused(cause)
-        } else {
-            self.connect = None;
-            CallError::Lost(cause)
-        }
     }
 }
 
@@ -562,11 +616,11 @@ mod tests {
 
     #[test]
     fn a_call_that_hangs_is_given_up_and_the_next_is_made_by_another_thread() {
-        let mut libvirt = Libvirt::open("test:///default", Beat::default()).unwrap();
-        let domain = libvirt.list().unwrap().remove(0);
+        let mut libvirt = Libvirt::open("test:///default", Path::new("/"), Beat::default()).unwrap();
+        let vm = libvirt.list().unwrap().remove(0);
         let (release, hangs) = channel::<()>();
         let begun = Instant::now();
-        let hung = libvirt.ask(&domain, move |_| {
+        let hung = libvirt.ask(vm, move |_| {
             let _ = hangs.recv();
             Ok(())
         });
@@ -575,9 +629,9 @@ mod tests {
         assert!(begun.elapsed() < CALL_MAX + Duration::from_secs(5));
         assert!(libvirt.list().is_ok(), "other calls are made");
         // What may still be carried out must not come after what is asked now.
-        assert_eq!(libvirt.xml(&domain), Err(busy));
+        assert_eq!(libvirt.xml(vm), Err(busy));
         drop(release);
-        let is_over = |libvirt: &mut Libvirt| libvirt.xml(&domain).is_ok();
+        let is_over = |libvirt: &mut Libvirt| libvirt.xml(vm).is_ok();
         assert!((0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(20));
             is_over(&mut libvirt)
@@ -586,7 +640,7 @@ mod tests {
 
     #[test]
     fn a_libvirt_that_does_not_answer_is_left_in_peace_for_a_while() {
-        let mut libvirt = Libvirt::unconnected("test:///default", Beat::default());
+        let mut libvirt = Libvirt::unconnected("test:///default", Path::new("/"), Beat::default());
         libvirt.rest();
         assert_eq!(libvirt.list().unwrap_err(), CallError::Lost(SILENT.to_owned()));
         std::thread::sleep(REST);
@@ -597,7 +651,12 @@ mod tests {
     fn why_libvirt_cannot_be_used_is_a_sentence_with_a_remedy() {
         let seen = connect_error("x", "no connection driver available for x:///");
         assert!(matches!(seen, ConnectError::BadUri { .. }), "{seen:?}");
-        let seen = Libvirt::open("qemu+unix:///system?socket=/does/not/exist", Beat::default()).unwrap_err();
+        let seen = Libvirt::open(
+            "qemu+unix:///system?socket=/does/not/exist",
+            Path::new("/"),
+            Beat::default(),
+        )
+        .unwrap_err();
         assert!(matches!(seen, ConnectError::NoLibvirt { .. }), "{seen:?}");
         assert!(seen.to_string().contains("install"), "{seen}");
         let seen = connect_error(

@@ -21,9 +21,8 @@ use homenode_units::{CpuSet, VmId};
 use crate::domain::Domain;
 use crate::journal::{Before, Entry, Journal, Run};
 use crate::levers;
-use crate::libvirt::{CallError, Libvirt};
+use crate::manager::{CallError, Manager};
 use crate::read::{self, ReadError};
-use crate::task;
 use crate::xml::Element;
 
 /// Namespace of the metadata element.
@@ -205,26 +204,25 @@ pub(crate) fn take_in(
 /// # Errors
 /// What could not be looked at, or taken in; [`CallError::Lost`] where that is all of them.
 pub(crate) fn take_in_all(
-    libvirt: &mut Libvirt,
+    manager: &mut dyn Manager,
     root: &Path,
     journal: &mut Journal,
 ) -> Result<(), CallError> {
     let here = Here::read(root);
     let mut failures = Vec::new();
-    for handle in libvirt.list()? {
-        let taken = match libvirt.xml(&handle) {
-            Ok(xml) => take_in_one(&here, journal, root, &xml),
+    for vm in manager.list()? {
+        let (name, taken) = match manager.describe(vm) {
+            Ok(domain) => (
+                domain.name.clone(),
+                take_in_one(manager, (&here, root), journal, &domain),
+            ),
             Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
             // It ended since.
-            Err(CallError::Refused(_)) if libvirt.is_gone(&handle) => Ok(()),
-            Err(CallError::Refused(cause)) => Err(cause),
+            Err(CallError::Refused(_)) if manager.is_gone(vm) => continue,
+            Err(CallError::Refused(cause) | CallError::Unclear(cause)) => (vm.to_string(), Err(cause)),
         };
-        let name = || handle.name().unwrap_or_default();
-        failures.extend(
-            taken
-                .err()
-                .map(|cause| format!("VM {} cannot be looked at for a mark: {cause}", name())),
-        );
+        let taken = taken.map_err(|cause| format!("VM {name} cannot be looked at for a mark: {cause}"));
+        failures.extend(taken.err());
     }
     match failures.is_empty() {
         true => Ok(()),
@@ -232,31 +230,30 @@ pub(crate) fn take_in_all(
     }
 }
 
-fn take_in_one(here: &Here, journal: &mut Journal, root: &Path, xml: &str) -> Result<(), String> {
-    let domain = Domain::parse(xml).map_err(|e| e.to_string())?;
+fn take_in_one(
+    manager: &mut dyn Manager,
+    (here, root): (&Here, &Path),
+    journal: &mut Journal,
+    domain: &Domain,
+) -> Result<(), String> {
     if domain.mark.is_none() {
         return Ok(());
     }
-    match run_of(root, &domain).map_err(|e| e.to_string())? {
-        Some(run) => take_in(here, journal, root, (&domain, &run)).map(drop),
+    match run_of(manager, domain).map_err(|e| e.to_string())? {
+        Some(run) => take_in(here, journal, root, (domain, &run)).map(drop),
         None => Ok(()),
     }
 }
 
-/// The run of a domain: its QEMU process by libvirt's pid file, else by its command line. `None` where it has none.
+/// The run of a domain that is here now; `None` where it has no process.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub(crate) fn run_of(root: &Path, domain: &Domain) -> Result<Option<Run>, ReadError> {
+pub(crate) fn run_of(manager: &mut dyn Manager, domain: &Domain) -> Result<Option<Run>, ReadError> {
     let Some(runtime_id) = domain.runtime_id else {
         return Ok(None);
     };
-    let uuid = domain.id.to_string();
-    let path = root.join("run/libvirt/qemu").join(format!("{}.pid", domain.name));
-    let process = match read::value_if_there(&path, "a process id")? {
-        Some(pid) if task::is_qemu_of(root, pid, &uuid) => task::process(root, pid)?,
-        _ => task::find_qemu(root, &uuid)?,
-    };
+    let process = manager.process(domain)?;
     Ok(process.map(|process| Run {
         vm: domain.id,
         name: domain.name.clone(),
@@ -266,7 +263,7 @@ pub(crate) fn run_of(root: &Path, domain: &Domain) -> Result<Option<Run>, ReadEr
     }))
 }
 
-/// Marks of the VMs that run: as they stand in libvirt, and whether they are to be written anew.
+/// Marks of the VMs that run: as they stand there, and whether they are to be written anew.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     here: Here,
@@ -317,15 +314,15 @@ impl Marks {
     /// Marks a VM as the journal has it now.
     pub fn write(
         &mut self,
-        libvirt: &mut Libvirt,
-        (vm, handle): (VmId, &virt::domain::Domain),
+        manager: &mut dyn Manager,
+        vm: VmId,
         entry: Option<&Entry>,
     ) -> Result<(), CallError> {
         let standing = self.of_vms.entry(vm).or_default();
         let mark = Mark::for_entry(&self.here, entry);
         standing.is_to_be_compared = mark != standing.mark;
         if standing.is_to_be_compared {
-            libvirt.set_mark(handle, mark.as_ref().map(Mark::element).as_deref())?;
+            manager.set_mark(vm, mark.as_ref().map(Mark::element).as_deref())?;
             *standing = Standing {
                 mark,
                 is_to_be_compared: false,
@@ -340,15 +337,14 @@ impl Marks {
 /// # Errors
 /// Why libvirt did not do it.
 pub(crate) fn leave(
-    libvirt: &mut Libvirt,
+    manager: &mut dyn Manager,
     root: &Path,
-    handle: &virt::domain::Domain,
+    vm: VmId,
     left: Option<&Entry>,
 ) -> Result<(), String> {
     let cause = |e: CallError| e.cause().to_owned();
-    let xml = libvirt.xml(handle).map_err(cause)?;
-    let domain = Domain::parse(&xml).map_err(|e| e.to_string())?;
+    let domain = manager.describe(vm).map_err(cause)?;
     let mut marks = Marks::new(root);
-    marks.saw(domain.id, domain.mark);
-    marks.write(libvirt, (domain.id, handle), left).map_err(cause)
+    marks.saw(vm, domain.mark.clone());
+    marks.write(manager, vm, left).map_err(cause)
 }

@@ -228,6 +228,14 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
         .ok_or_else(|| ReadError::malformed(&path, STATUS, &text))
 }
 
+/// A thread's number in the innermost namespace that it is in, by which the process itself knows it.
+pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
+    let path = process_dir(root, pid).join(format!("task/{tid}/status"));
+    let text = read::text_if_there(&path, read::SMALL_BYTES).ok()??;
+    let ids = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_ascii_whitespace().last()?.parse().ok()
+}
+
 const STAT: &str = "`TID (name) state …` with at least 39 fields";
 const STATUS: &str = "lines `Cpus_allowed_list:` and `Mems_allowed_list:`";
 

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use homenode_host::{ActionError, Failure, Immovable, VirtualNode};
 use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
-use crate::cgroup::CpuGroup;
+use crate::cgroup::{CpuGroup, CpuMax};
 use crate::domain::{Cell, Domain};
 use crate::hands::Hands;
 use crate::journal::{Before, Entry, Helper, Run, Written};
@@ -30,8 +31,9 @@ const RAM_RETRY: Ns = Ns::from_secs(10);
 /// One run of one VM.
 pub(crate) struct Vm {
     pub run: Run,
-    pub handle: virt::domain::Domain,
-    pub xml: String,
+    /// What it was said to be when it was looked at last.
+    pub described: Arc<Domain>,
+    /// The same, with what was set since.
     pub domain: Domain,
     /// What it was when first seen; the live XML shows our own pins later.
     pub cpus_allowed: Option<CpuSet>,
@@ -208,6 +210,20 @@ impl Vm {
         self.groups.get(&tid)?.as_ref()
     }
 
+    /// How many of its vCPUs are in the cgroup of this one: one where each has its own, as libvirt makes them.
+    pub fn sharing(&self, tid: i32) -> usize {
+        let group = self.group(tid);
+        let same = self.vcpu_tids().filter(|other| self.group(*other) == group);
+        same.count().max(1)
+    }
+
+    /// What a vCPU may use: its part of what its cgroup may.
+    pub fn max_of(&self, tid: i32) -> Result<Option<CpuMax>, ReadError> {
+        let max = self.group(tid).map_or(Ok(None), CpuGroup::max)?;
+        let sharing = self.sharing(tid) as u64;
+        Ok(max.map(|max| max.divided(sharing)))
+    }
+
     /// Whether libvirt can change its memory nodes while it runs.
     pub fn restrictive_nodes(&self) -> Option<&NodeSet> {
         let tune = self
@@ -228,6 +244,9 @@ impl Vm {
         }
         if self.domain.locked.is_some() {
             return Ok(Some(Immovable::Locked));
+        }
+        if let Some(kind) = &self.domain.encrypted {
+            return Ok(Some(Immovable::Encrypted { kind: kind.clone() }));
         }
         if self.restrictive_nodes().is_none() {
             let limits = [
@@ -408,7 +427,7 @@ impl Hands {
     pub fn mark(&mut self, vm: &Vm) {
         let Some(journal) = &self.journal else { return };
         let (id, entry) = (vm.run.vm, journal.entry(vm.run.vm));
-        if let Err(error) = self.marks.write(&mut self.libvirt, (id, &vm.handle), entry) {
+        if let Err(error) = self.marks.write(self.manager.as_mut(), id, entry) {
             let (name, cause) = (&vm.run.name, error.cause());
             self.notice(format!(
                 "VM {name} does not carry a mark of what the agent changed: {cause}; it is tried again"

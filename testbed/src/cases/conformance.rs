@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::Host as _;
 use homenode_host::conformance::{CHECKS, Check, Verdict};
-use homenode_linux::{LibvirtHost, Options};
+use homenode_linux::{LinuxHost, Options, Vms};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::VmId;
 
@@ -32,7 +32,7 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
         ..Options::new(machine)
     };
     // It serves topology pages, which a guest asks for as it starts.
-    let mut host = LibvirtHost::connect(LibvirtHost::DEFAULT_URI, options)?;
+    let mut host = LinuxHost::connect(&Vms::of_libvirt(), options)?;
     let spec = GuestSpec::new("conforming").doing(Behaviour::busy(1).with_duty(30).with_touch(40));
     let skipped = run(inside, &mut host, &spec.nodes("restrictive", "0-3"), CHECKS)?;
     let mut spec = GuestSpec::new("told").vcpus(2).virtual_nodes(&[0, 1]);
@@ -54,7 +54,7 @@ pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
 /// Runs checks on a guest of its own; gives those that were skipped, of which each says why.
 fn run(
     inside: &Inside,
-    host: &mut LibvirtHost,
+    host: &mut LinuxHost,
     spec: &GuestSpec,
     checks: &[&'static Check],
 ) -> anyhow::Result<Vec<&'static Check>> {
@@ -74,7 +74,7 @@ fn run(
     Ok(skipped)
 }
 
-fn vm_named(host: &mut LibvirtHost, name: &str) -> anyhow::Result<VmId> {
+fn vm_named(host: &mut LinuxHost, name: &str) -> anyhow::Result<VmId> {
     let sample = host.sample()?;
     let vm = sample.vms.iter().find(|vm| vm.name == name);
     Ok(vm.context("the guest is not in the sample")?.id)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_host::{Act, CpuQuota, Host as _, Limit, Outcome, Plan};
-use homenode_linux::{LibvirtHost, Options, guard};
+use homenode_linux::{LinuxHost, Options, Vms, guard};
 use homenode_testbed_guest::Behaviour;
 use homenode_units::Ns;
 use serde_json::Value;
@@ -71,17 +71,9 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
         beat: beat.clone(),
         ..Options::new(machine)
     };
-    let mut host = LibvirtHost::connect(LibvirtHost::DEFAULT_URI, options)?;
+    let mut host = LinuxHost::connect(&Vms::of_libvirt(), options)?;
     let state = state.display().to_string();
-    let arguments = [
-        "guard",
-        "--uri",
-        LibvirtHost::DEFAULT_URI,
-        "--state",
-        &state,
-        "--grace",
-        GRACE,
-    ];
+    let arguments = ["guard", "--host", "libvirt", "--state", &state, "--grace", GRACE];
     let guard = guard::spawn(&inside.homenode()?, &arguments.map(Into::into), &beat)?;
     let sample = host.sample()?;
     let named = sample.vms.iter().find(|vm| vm.name == guest.spec.name);

@@ -1,7 +1,9 @@
+use homenode_host::Setting;
+use homenode_units::{BytesPerSec, Permit};
+use proptest::prelude::*;
+
 use super::*;
 use crate::fake::Tree;
-use homenode_units::BytesPerSec;
-use proptest::prelude::*;
 
 /// A running domain as libvirt 9 writes it, shortened.
 pub(crate) const LIVE: &str = "<domain type='kvm' id='3'>
@@ -118,7 +120,7 @@ fn a_permit_is_written_beside_the_other_settings() {
     let permit: Permit = "250k".parse().unwrap();
     let said = Domain::parse(LIVE).unwrap().settings.unwrap();
     assert_eq!(said.permit, None);
-    let booked = said.with(Setting::Permit(Some(permit))).unwrap();
+    let booked = said.with(Setting::Permit(Some(permit))).element().unwrap();
     assert_eq!(
         booked,
         "<vm manage='yes' home='0-1' bandwidth='2GB/s' permit='250k'/>"
@@ -128,19 +130,20 @@ fn a_permit_is_written_beside_the_other_settings() {
     let said = Domain::parse(&live).unwrap().settings.unwrap();
     assert_eq!(said.permit, Some(permit));
     assert_eq!(
-        said.with(Setting::Permit(None)).unwrap(),
+        said.with(Setting::Permit(None)).element().unwrap(),
         "<vm manage='yes' home='0-1' bandwidth='2GB/s'/>"
     );
     let other = "500MB/s".parse().unwrap();
     assert!(
         said.with(Setting::Permit(Some(other)))
+            .element()
             .unwrap()
             .ends_with(" permit='500MB/s'/>")
     );
-    let nothing = MetadataSettings::default();
-    assert_eq!(nothing.with(Setting::Permit(None)), None);
+    let nothing = OperatorSettings::default();
+    assert_eq!(nothing.with(Setting::Permit(None)).element(), None);
     assert_eq!(
-        nothing.with(Setting::Permit(Some(permit))).unwrap(),
+        nothing.with(Setting::Permit(Some(permit))).element().unwrap(),
         "<vm permit='250k'/>"
     );
 }
@@ -151,7 +154,7 @@ fn a_mode_reads_back_as_it_was_written_beside_the_other_settings() {
     for mode in Mode::ALL {
         let said = Domain::parse(LIVE).unwrap().settings.unwrap();
         assert_eq!(said.mode, None);
-        let written = said.with(Setting::Mode(Some(mode))).unwrap();
+        let written = said.with(Setting::Mode(Some(mode))).element().unwrap();
         assert_eq!(
             written,
             format!("<vm manage='yes' home='0-1' bandwidth='2GB/s' mode='{mode}'/>")
@@ -159,7 +162,12 @@ fn a_mode_reads_back_as_it_was_written_beside_the_other_settings() {
         let live = LIVE.replace(element, &format!("{element}mode='{mode}' "));
         let domain = Domain::parse(&live).unwrap();
         assert_eq!(domain.settings(None, vec![]).mode, Some(mode));
-        let taken_back = domain.settings.unwrap().with(Setting::Mode(None)).unwrap();
+        let taken_back = domain
+            .settings
+            .unwrap()
+            .with(Setting::Mode(None))
+            .element()
+            .unwrap();
         assert_eq!(taken_back, "<vm manage='yes' home='0-1' bandwidth='2GB/s'/>");
     }
 }
@@ -202,7 +210,7 @@ fn malformed_metadata_means_watch_only() {
     let elsewhere = Domain::parse(&LIVE.replace("xmlns/vm/1", "xmlns/vm/9")).unwrap();
     assert_eq!(
         elsewhere.settings,
-        Ok(MetadataSettings::default()),
+        Ok(OperatorSettings::default()),
         "another version's element is not ours"
     );
 }

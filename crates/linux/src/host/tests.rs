@@ -13,9 +13,13 @@ mod quota;
 mod settings;
 mod threads;
 
+use std::path::Path;
+
 use super::*;
+use crate::beat::Beat;
 use crate::fake::{Tree, machine};
 use crate::levers::{Quotas, Watched};
+use crate::manager::Manager;
 use crate::task::tests::{stat, write_thread};
 
 const UUID: &str = "6695eb01-f6a4-8304-79aa-97f2502e193f";
@@ -68,7 +72,7 @@ fn host(extra: &str) -> Tree {
     tree
 }
 
-fn connect(tree: &Tree, acting: Acting) -> LibvirtHost {
+fn connect(tree: &Tree, acting: Acting) -> LinuxHost {
     let options = Options {
         root: tree.root().to_owned(),
         state_dir: tree.root().join("state"),
@@ -77,7 +81,7 @@ fn connect(tree: &Tree, acting: Acting) -> LibvirtHost {
         ..Options::new(machine(&[0, 1]))
     };
     let uri = format!("test://{}", tree.root().join("node.xml").display());
-    LibvirtHost::connect(&uri, options).unwrap()
+    LinuxHost::connect(&Vms::Libvirt(uri), options).unwrap()
 }
 
 fn plan(version: Version, action: Action) -> Plan {
@@ -87,12 +91,12 @@ fn plan(version: Version, action: Action) -> Plan {
 }
 
 /// What the guard does after an agent whose journal is this host's; the host's own stays as it is.
-fn guard_undoes(host: &mut LibvirtHost, tree: &Tree) {
+fn guard_undoes(host: &mut LinuxHost, tree: &Tree) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("private")).unwrap();
     std::fs::copy(tree.root().join(JOURNAL[0]), dir.path().join("private/journal")).unwrap();
     let mut journal = Journal::open(dir.path()).unwrap();
-    levers::undo(&mut host.hands.libvirt, tree.root(), &mut journal, vm()).unwrap();
+    levers::undo(host.hands.manager.as_mut(), tree.root(), &mut journal, vm()).unwrap();
     assert_eq!(levers::in_force(&journal), []);
 }
 
@@ -105,19 +109,18 @@ fn pin(vcpus: &[u16], to: &str) -> Action {
 }
 
 /// What libvirt says of the VM.
-fn parsed(libvirt: &mut Libvirt) -> crate::domain::Domain {
-    let handle = libvirt.find(UUID).unwrap().unwrap();
-    crate::domain::Domain::parse(&libvirt.xml(&handle).unwrap()).unwrap()
+fn parsed(libvirt: &mut dyn Manager) -> crate::domain::Domain {
+    crate::domain::Domain::clone(&libvirt.describe(vm()).unwrap())
 }
 
-fn pinned_in_xml(host: &mut LibvirtHost) -> BTreeMap<u16, CpuSet> {
-    parsed(&mut host.hands.libvirt).vcpu_pins
+fn pinned_in_xml(host: &mut LinuxHost) -> BTreeMap<u16, CpuSet> {
+    parsed(host.hands.manager.as_mut()).vcpu_pins
 }
 
 /// An agent is no more; its libvirt, whose VMs are in this process, for the next.
-fn ended(mut host: LibvirtHost) -> Libvirt {
-    let other = Libvirt::unconnected("test:///default", Beat::default());
-    std::mem::replace(&mut host.hands.libvirt, other)
+fn ended(mut host: LinuxHost) -> Box<dyn Manager> {
+    let other = Vms::Libvirt("test:///default".to_owned()).unconnected(Path::new("/"), Beat::default());
+    std::mem::replace(&mut host.hands.manager, other)
 }
 
 #[test]
@@ -192,15 +195,14 @@ fn what_someone_else_pins_makes_plans_stale_and_is_respected() {
         other => panic!("{other:?}"),
     }
     assert_eq!(pinned_in_xml(&mut host), BTreeMap::new());
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("1")).unwrap();
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("1")).unwrap();
     host.take_notices();
     let after = host.sample().unwrap();
     assert!(after.version > version);
     assert_eq!(after.vms[0].settings.pinned_vcpus, [1]);
     assert!(host.take_notices().iter().any(|n| n.contains("by someone else")));
     assert_eq!(host.take_notices(), Vec::<String>::new(), "said once");
-    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0-3")).unwrap();
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0-3")).unwrap();
     write_thread(&tree, PID, 42, "CPU 1/KVM", "0-3");
     assert_eq!(
         host.sample().unwrap().vms[0].settings.pinned_vcpus,
@@ -344,7 +346,7 @@ fn a_paused_vm_keeps_its_pages_until_it_runs_again() {
     let tree = host("");
     let mut host = connect(&tree, Acting::Live);
     assert_eq!(host.sample().unwrap().vms[0].immovable, None);
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
+    let handle = host.hands.manager.libvirt().domain(vm()).unwrap();
     handle.suspend().unwrap();
     let seen = host.sample().unwrap();
     assert_eq!(seen.vms[0].immovable, Some(homenode_host::Immovable::Paused));
@@ -414,9 +416,9 @@ fn add_groups(tree: &Tree, cpu_max: &str) {
 }
 
 /// Connects, and lets quotas reach the cgroups, as a real libvirt would.
-fn connect_with_quotas(tree: &Tree) -> LibvirtHost {
+fn connect_with_quotas(tree: &Tree) -> LinuxHost {
     let mut host = connect(tree, Acting::Live);
-    host.hands.libvirt.stand_in.groups = groups(tree);
+    host.hands.manager.libvirt().stand_in.groups = groups(tree);
     host
 }
 
@@ -466,7 +468,7 @@ fn lift() -> Action {
     .on(vm())
 }
 
-fn commit(host: &mut LibvirtHost, action: Action) -> Outcome {
+fn commit(host: &mut LinuxHost, action: Action) -> Outcome {
     let version = host.sample().unwrap().version;
     host.commit(&plan(version, action)).unwrap().outcomes.remove(0)
 }
@@ -525,7 +527,7 @@ fn watch(lease_ns: Ns) -> Action {
     .on(vm())
 }
 
-fn observed(host: &mut LibvirtHost) -> Option<Observation> {
+fn observed(host: &mut LinuxHost) -> Option<Observation> {
     host.sample().unwrap().vms[0].observed.clone()
 }
 
@@ -612,7 +614,7 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
     assert_eq!(commit(&mut host, end), Outcome::Done);
     assert!(!is_on() && !is_journalled(vm()));
     // As an agent leaves it that is killed: what it wrote stays.
-    let left = |tree: &Tree, host: &mut LibvirtHost| {
+    let left = |tree: &Tree, host: &mut LinuxHost| {
         assert_eq!(commit(host, watch(LONG)), Outcome::Done);
         let files = contents(tree);
         let journal = JOURNAL.map(|copy| std::fs::read(tree.root().join(copy)).unwrap());

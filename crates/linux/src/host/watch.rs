@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map;
+use std::sync::Arc;
 
 use homenode_host::{Immovable, Management, VcpuSample, VmSample};
 use homenode_units::{CpuSet, Migration, Ns};
 
-use super::LibvirtHost;
+use super::LinuxHost;
 use crate::attribution::Seen;
-use crate::cgroup::{CpuGroup, CpuMax};
+use crate::cgroup::CpuMax;
 use crate::domain::{Domain, FreePages};
 use crate::hands::Hands;
 use crate::journal::{Entry, Helper, Run};
@@ -23,37 +24,30 @@ use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
 const NO_RELEASES: &str = "its guest does not report the pages that it frees; put <memballoon model='virtio' freePageReporting='on'/> \
                            into its <devices> (virsh edit), and start it anew";
 
-impl LibvirtHost {
+impl LinuxHost {
     /// Looks at one domain. `None` where it has no QEMU process with vCPUs (it is just starting, or ending).
-    pub(crate) fn watch(
-        &mut self,
-        handle: virt::domain::Domain,
-        xml: String,
-        at: Ns,
-    ) -> Result<Option<VmSample>, String> {
-        let domain = Domain::parse(&xml).map_err(|e| format!("a domain is left out: {e}"))?;
+    pub(crate) fn watch(&mut self, domain: Arc<Domain>, at: Ns) -> Result<Option<VmSample>, String> {
         let (id, name) = (domain.id, domain.name.clone());
         let failed = |e: ReadError| format!("VM {name} is left out: {e}");
         let known = self.vms.remove(&id).filter(|vm| {
             Some(vm.run.runtime_id) == domain.runtime_id && task::is_alive(&self.hands.root, vm.run.process())
         });
         let is_first = known.is_none();
-        // Where libvirt does not say, acting will.
-        let standstill = self.hands.libvirt.standstill(&handle).unwrap_or_default();
+        // Where nobody says, acting will.
+        let standstill = self.hands.manager.standstill(id).unwrap_or_default();
         let mut vm = match known {
-            Some(vm) if vm.xml == xml => Vm { handle, ..vm },
+            Some(vm) if Arc::ptr_eq(&vm.described, &domain) => vm,
             Some(vm) => {
                 self.hands.marks.saw(id, domain.mark.clone());
                 Vm {
-                    handle,
-                    xml,
-                    domain,
+                    domain: Domain::clone(&domain),
+                    described: domain,
                     ..vm
                 }
             }
             // Nothing of it can be changed, and it is not all here yet.
             None if standstill == Some(Immovable::Migrating) => return Ok(None),
-            None => match self.first_sight(handle, xml, domain).map_err(failed)? {
+            None => match self.first_sight(domain).map_err(failed)? {
                 Some(vm) => vm,
                 None => return Ok(None),
             },
@@ -70,7 +64,7 @@ impl LibvirtHost {
     /// Looks at what a VM does; `None` where it has no vCPUs.
     fn look(&mut self, vm: &mut Vm, at: Ns, is_first: bool) -> Result<Option<VmSample>, ReadError> {
         let name = vm.run.name.clone();
-        vm.threads = task::threads(&self.hands.root, vm.run.pid)?;
+        vm.threads = self.hands.manager.threads(&vm.run)?;
         if vm.vcpu_tids().next().is_none() {
             return Ok(None);
         }
@@ -99,25 +93,19 @@ impl LibvirtHost {
     }
 
     /// Gets to know a VM: its process, and what its operator wants, which later cannot be told from our own pins.
-    fn first_sight(
-        &mut self,
-        handle: virt::domain::Domain,
-        mut xml: String,
-        mut domain: Domain,
-    ) -> Result<Option<Vm>, ReadError> {
-        let Some(run) = mark::run_of(&self.hands.root, &domain)? else {
+    fn first_sight(&mut self, mut domain: Arc<Domain>) -> Result<Option<Vm>, ReadError> {
+        let Some(run) = mark::run_of(self.hands.manager.as_mut(), &domain)? else {
             return Ok(None);
         };
         if self.take_in(&domain, &run)
-            && let Ok(now) = self.hands.libvirt.xml(&handle)
-            && let Ok(again) = Domain::parse(&now)
+            && let Ok(again) = self.hands.manager.describe(run.vm)
         {
-            (xml, domain) = (now, again);
+            domain = again;
         }
         self.hands.marks.saw(run.vm, domain.mark.clone());
         if let Err(why) = &domain.settings {
             let text = format!(
-                "VM {} is watched only: its homenode metadata is wrong: {why}",
+                "VM {} is watched only: its homenode settings are wrong: {why}",
                 domain.name
             );
             self.hands.notice(text);
@@ -141,9 +129,8 @@ impl LibvirtHost {
             home: entry.and_then(Entry::get).map(|Home(nodes)| nodes),
             levers: levers::of_vm(entry, journal.is_some()),
             run,
-            handle,
-            xml,
-            domain,
+            domain: Domain::clone(&domain),
+            described: domain,
             cpus_allowed,
             operator_helpers,
             threads: Vec::new(),
@@ -154,10 +141,10 @@ impl LibvirtHost {
         }))
     }
 
-    /// Takes in what a VM's mark says; whether something was undone by that, and libvirt's XML is another now.
+    /// Takes in what a VM's mark says; whether something was undone by that, and it is described otherwise now.
     fn take_in(&mut self, domain: &Domain, run: &Run) -> bool {
         let Hands {
-            libvirt,
+            manager,
             journal: Some(journal),
             marks,
             root,
@@ -175,7 +162,7 @@ impl LibvirtHost {
                 ),
                 false,
             ),
-            Ok(TakenIn::Carried) => match levers::undo(libvirt, root, journal, run.vm) {
+            Ok(TakenIn::Carried) => match levers::undo(manager.as_mut(), root, journal, run.vm) {
                 Ok(()) => (
                     format!(
                         "VM {name} came with what an agent had changed where it ran before; it was given back"
@@ -248,10 +235,10 @@ impl LibvirtHost {
                 index,
                 running_ns: thread.running_ns,
                 waiting_ns: thread.waiting_ns,
-                throttled_ns: throttled.per_vcpu(vcpu_count),
+                throttled_ns: throttled.per_vcpu(vcpu_count, vm.sharing(thread.tid)),
                 cpu: thread.cpu.filter(|cpu| usable.contains(*cpu)),
                 affinity: thread.affinity.intersection(usable),
-                quota: group.map_or(Ok(None), CpuGroup::max)?.and_then(CpuMax::quota),
+                quota: vm.max_of(thread.tid)?.and_then(CpuMax::quota),
                 counters: self.perf.counters(thread.tid),
             });
         }

@@ -10,9 +10,9 @@ use super::vcpus::{self, read_back};
 use super::{After, Grip, Pins, Steps, failed, is_placed};
 use crate::hands::Hands;
 use crate::journal::{Before, Entry, Helper, Written};
-use crate::libvirt::CallError;
+use crate::manager::CallError;
 use crate::pages::WINDOW_PAGES;
-use crate::task::{self, Role};
+use crate::task::Role;
 use crate::vm::Vm;
 
 /// The home that emulator, I/O threads and memory nodes follow.
@@ -103,7 +103,7 @@ impl Grip for OfVm {
             narrow_to(hands, vm, before)?;
         }
         // What is set next in this plan is journalled from these.
-        let threads = task::threads(&hands.root, vm.run.pid);
+        let threads = hands.manager.threads(&vm.run);
         vm.threads = threads.map_err(|e| failed(vm, LEAVE, &e.to_string()))?;
         let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, super::Moving::KEY];
         hands.clear_keys(vm, &keys);
@@ -118,24 +118,24 @@ impl Grip for OfVm {
     }
 
     fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
-        let Some(domain) = after.domain()? else {
+        let Some(vm) = after.vm()? else {
             return Ok(());
         };
         let mut steps = Steps::default();
         if self.home.is_some() {
             for (helper, cpus) in helpers_before(after.before) {
                 let (what, done) = match helper {
-                    Helper::Emulator => ("emulator".to_owned(), after.libvirt.pin_emulator(&domain, &cpus)),
+                    Helper::Emulator => ("emulator".to_owned(), after.manager.pin_emulator(vm, &cpus)),
                     Helper::IoThread(id) => (
                         format!("I/O thread {id}"),
-                        after.libvirt.pin_iothread(&domain, id, &cpus),
+                        after.manager.pin_iothread(vm, id, &cpus),
                     ),
                 };
                 steps.note(&what, done);
             }
         }
         if let Some(nodes) = nodes_before(after.before, self.nodes.clone()) {
-            steps.note("memory nodes", after.libvirt.set_memory_nodes(&domain, &nodes));
+            steps.note("memory nodes", after.manager.set_memory_nodes(vm, &nodes));
         }
         steps.done()
     }
@@ -163,13 +163,13 @@ fn nodes_before(before: &Before, set: Option<MemoryNodes>) -> Option<NodeSet> {
 fn pin_helper(hands: &mut Hands, vm: &Vm, helper: Helper, cpus: &CpuSet) -> Result<(), ActionError> {
     let (what, tid, pinned) = match helper {
         Helper::Emulator => {
-            let pinned = hands.libvirt.pin_emulator(&vm.handle, cpus);
+            let pinned = hands.manager.pin_emulator(vm.run.vm, cpus);
             ("pinning the emulator".to_owned(), Some(vm.run.pid), pinned)
         }
         Helper::IoThread(id) => {
             let role = Role::IoThread(id);
             let thread = vm.threads.iter().find(|t| t.role == role);
-            let pinned = hands.libvirt.pin_iothread(&vm.handle, id, cpus);
+            let pinned = hands.manager.pin_iothread(vm.run.vm, id, cpus);
             (format!("pinning I/O thread {id}"), thread.map(|t| t.tid), pinned)
         }
     };
@@ -185,7 +185,7 @@ pub(super) fn set_memory_nodes(hands: &mut Hands, vm: &mut Vm, nodes: &NodeSet) 
     }
     hands.set(vm, MEMORY_NODES, &MemoryNodes(nodes.clone()))?;
     let said = |e: CallError| failed(vm, MEMORY_NODES, e.cause());
-    hands.libvirt.set_memory_nodes(&vm.handle, nodes).map_err(said)?;
+    hands.manager.set_memory_nodes(vm.run.vm, nodes).map_err(said)?;
     if let Some(tune) = &mut vm.domain.numatune {
         tune.nodes = Some(nodes.clone());
     }

@@ -11,10 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{After, Grip, Steps, failed};
 use crate::clock::now;
-use crate::domain::Domain;
 use crate::hands::Hands;
 use crate::journal::{Entry, Written};
-use crate::libvirt::CallError;
+use crate::manager::CallError;
 use crate::vm::Vm;
 
 /// Memory that the agent gave a VM in the place of the operator's.
@@ -138,7 +137,7 @@ impl Grip for OfVm {
             memory_kib: Some(vm.domain.memory_kib),
         });
         let call = |e: CallError| failed(vm, SHRINK, e.cause());
-        hands.libvirt.set_memory(&vm.handle, ours).map_err(call)?;
+        hands.manager.set_memory(vm.run.vm, ours).map_err(call)?;
         Ok(Outcome::Done)
     }
 
@@ -147,10 +146,7 @@ impl Grip for OfVm {
             return Ok(());
         };
         let call = |e: CallError| failed(vm, GIVE_BACK, e.cause());
-        hands
-            .libvirt
-            .set_memory(&vm.handle, shrink.before)
-            .map_err(call)?;
+        hands.manager.set_memory(vm.run.vm, shrink.before).map_err(call)?;
         self.shrunk = None;
         hands.clear::<Shrink>(vm);
         Ok(())
@@ -182,7 +178,7 @@ impl Grip for OfVm {
         let shrink = self.shrunk.map(|shrunk| shrunk.shrink);
         let is_asked = vm.domain.may_be_shrunk() || shrink.is_some();
         let said = match is_asked {
-            true => hands.libvirt.guest_memory(&vm.handle).unwrap_or_default(),
+            true => hands.manager.guest_memory(vm.run.vm).unwrap_or_default(),
             false => None,
         };
         let guest = said.map(|(stamp_s, said)| GuestMemory {
@@ -208,23 +204,21 @@ impl Grip for OfVm {
     }
 
     fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
-        let Some(domain) = after.domain()? else {
+        let Some(vm) = after.vm()? else {
             return Ok(());
         };
         let mut steps = Steps::default();
         if let Some(Shrunk { shrink, .. }) = self.shrunk {
-            let xml = after.libvirt.xml(&domain).map_err(|e| e.cause().to_owned());
-            let current = xml.and_then(|xml| Domain::parse(&xml).map_err(|e| e.to_string()));
-            match current {
+            match after.manager.describe(vm) {
                 // Its operator gave it more meanwhile.
                 Ok(domain) if domain.memory_current_bytes > shrink.before => {}
                 // As much as before may be a balloon that has not moved yet, and will.
-                Ok(_) => steps.note("memory", after.libvirt.set_memory(&domain, shrink.before)),
-                Err(cause) => steps.unknown("its memory", &cause),
+                Ok(_) => steps.note("memory", after.manager.set_memory(vm, shrink.before)),
+                Err(error) => steps.unknown("its memory", error.cause()),
             }
         }
         if let Some(StatsPeriod { before_s }) = self.asked {
-            let set = after.libvirt.set_stats_period(&domain, before_s);
+            let set = after.manager.set_stats_period(vm, before_s);
             steps.note("memory statistics", set);
         }
         steps.done()
@@ -292,7 +286,7 @@ impl OfVm {
 
 fn set_stats_period(hands: &mut Hands, vm: &Vm, seconds: u32) -> Result<(), ActionError> {
     let call = |e: CallError| failed(vm, QUESTION, e.cause());
-    hands.libvirt.set_stats_period(&vm.handle, seconds).map_err(call)
+    hands.manager.set_stats_period(vm.run.vm, seconds).map_err(call)
 }
 
 #[cfg(test)]

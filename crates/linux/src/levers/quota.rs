@@ -10,12 +10,12 @@ use super::{After, Grip, Steps, failed};
 use crate::cgroup::{CpuGroup, CpuMax, Hierarchy, PERIOD_DEFAULT};
 use crate::hands::Hands;
 use crate::journal::{Entry, Written};
-use crate::libvirt::CallError;
+use crate::manager::CallError;
 use crate::read::ReadError;
-use crate::task::{self, Process, Role};
+use crate::task::Role;
 use crate::vm::Vm;
 
-/// A CPU quota that the agent set in the place of the operator's.
+/// A CPU quota that the agent set in the place of the operator's. It is what a cgroup holds: where vCPUs share one, all of theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quotas {
     /// The agent's.
@@ -106,13 +106,13 @@ impl std::fmt::Display for InForce {
     }
 }
 
-/// What the vCPUs of a process may use now: for the guard, who knows nothing else of it.
-fn of_process(root: &std::path::Path, process: Process) -> Result<InForce, ReadError> {
-    let cgroups = Hierarchy::read(root)?;
+/// What the vCPUs of a VM may use now: for the guard, who knows nothing else of it.
+fn of_run(after: &mut After<'_>) -> Result<InForce, ReadError> {
+    let cgroups = Hierarchy::read(after.root)?;
     let mut each = Vec::new();
-    for thread in task::threads(root, process.pid)? {
+    for thread in after.manager.threads(after.run)? {
         if matches!(thread.role, Role::Vcpu(_)) {
-            let group = cgroups.group_of(process.pid, thread.tid)?;
+            let group = cgroups.group_of(after.run.pid, thread.tid)?;
             each.push(group.map(|group| group.max()).transpose()?.flatten());
         }
     }
@@ -132,11 +132,19 @@ impl Vm {
 
 struct OfVm {
     quotas: Option<Quotas>,
+    /// What was asked for, for each vCPU; not known of what an earlier agent set.
+    asked: Option<CpuQuota>,
+    /// How many vCPUs share a cgroup.
+    sharing: u64,
 }
 
 pub(super) fn grip(entry: Option<&Entry>) -> Box<dyn Grip> {
     let quotas = entry.and_then(Entry::get);
-    Box::new(OfVm { quotas })
+    Box::new(OfVm {
+        quotas,
+        asked: None,
+        sharing: 1,
+    })
 }
 
 impl Grip for OfVm {
@@ -153,12 +161,17 @@ impl Grip for OfVm {
 
     fn holds(&self, _hands: &Hands, vm: &Vm, act: &Act) -> Result<bool, ActionError> {
         let ours = self.quotas.map(|quotas| quotas.ours);
-        Ok(ours.is_some() && wanted(act) == ours && seen(vm, HOLD)?.quota() == ours)
+        Ok(ours.is_some() && wanted(act) == self.asked && seen(vm, HOLD)?.quota() == ours)
     }
 
     fn set(&mut self, hands: &mut Hands, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
-        let Some(ours) = wanted(act) else {
+        let Some(asked) = wanted(act) else {
             return Ok(Outcome::Done);
+        };
+        self.sharing = sharing(vm);
+        let ours = CpuQuota {
+            run_ns: Ns(asked.run_ns.0.saturating_mul(self.sharing)),
+            ..asked
         };
         let before = match (self.quotas, seen(vm, HOLD)?) {
             (_, InForce::Unknown) => {
@@ -178,9 +191,9 @@ impl Grip for OfVm {
             before,
         };
         hands.set(vm, HOLD, &quotas)?;
-        self.quotas = Some(quotas);
+        (self.quotas, self.asked) = (Some(quotas), Some(asked));
         let call = |e: CallError| failed(vm, HOLD, e.cause());
-        hands.libvirt.hold(&vm.handle, ours).map_err(call)?;
+        hands.manager.hold(vm.run.vm, ours).map_err(call)?;
         match seen(vm, HOLD)? {
             seen if seen.quota() == Some(ours) => Ok(Outcome::Done),
             seen => Err(failed(vm, HOLD, &format!("asked for {ours}, in force is {seen}"))),
@@ -192,13 +205,13 @@ impl Grip for OfVm {
             return Ok(());
         };
         let call = |e: CallError| failed(vm, LIFT, e.cause());
-        hands.libvirt.lift(&vm.handle, before).map_err(call)?;
+        hands.manager.lift(vm.run.vm, before).map_err(call)?;
         // What cannot be read, or is still the agent's, stays to be lifted.
         let seen = seen(vm, LIFT)?;
         if seen.quota() != before && self.quotas.is_some_and(|quotas| quotas.is_in(seen)) {
             return Err(failed(vm, LIFT, &format!("in force is {seen}")));
         }
-        self.quotas = None;
+        (self.quotas, self.asked) = (None, None);
         hands.clear::<Quotas>(vm);
         Ok(())
     }
@@ -216,19 +229,22 @@ impl Grip for OfVm {
                 "VM {name} now has {seen}, the agent had set {ours}: somebody else changed it, it is left alone"
             ));
         }
-        self.quotas = None;
+        (self.quotas, self.asked) = (None, None);
         hands.clear::<Quotas>(vm);
     }
 
-    fn tell(&mut self, _hands: &mut Hands, _vm: &mut Vm, sample: &mut VmSample) {
+    fn tell(&mut self, _hands: &mut Hands, vm: &mut Vm, sample: &mut VmSample) {
+        self.sharing = sharing(vm);
         sample.settings.quota = match self.quotas {
-            Some(quotas) => quotas.before,
+            Some(quotas) => quotas.before.map(|before| of_one(before, self.sharing)),
             None => sample.vcpus.first().and_then(|vcpu| vcpu.quota),
         };
     }
 
     fn limit(&self) -> Option<Limit> {
-        self.quotas.map(|quotas| Limit::CpuQuota(quotas.ours))
+        let ours = self.quotas?.ours;
+        let asked = self.asked.unwrap_or_else(|| of_one(ours, self.sharing));
+        Some(Limit::CpuQuota(asked))
     }
 
     fn journalled(&self) -> Vec<&'static str> {
@@ -236,13 +252,13 @@ impl Grip for OfVm {
     }
 
     fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
-        let (Some(quotas), Some(domain)) = (self.quotas, after.domain()?) else {
+        let (Some(quotas), Some(vm)) = (self.quotas, after.vm()?) else {
             return Ok(());
         };
         let mut steps = Steps::default();
-        match of_process(after.root, after.run.process()) {
+        match of_run(after) {
             Ok(seen) if quotas.is_left_in(seen) => {
-                steps.note("CPU quota", after.libvirt.lift(&domain, quotas.before));
+                steps.note("CPU quota", after.manager.lift(vm, quotas.before));
             }
             // What somebody else set meanwhile is left alone.
             Ok(_) => {}
@@ -250,6 +266,16 @@ impl Grip for OfVm {
         }
         steps.done()
     }
+}
+
+/// How many vCPUs share a cgroup.
+fn sharing(vm: &Vm) -> u64 {
+    vm.vcpu_tids().next().map_or(1, |tid| vm.sharing(tid)) as u64
+}
+
+/// The part of one vCPU.
+fn of_one(all: CpuQuota, sharing: u64) -> CpuQuota {
+    CpuMax::Quota(all).divided(sharing).quota().unwrap_or(all)
 }
 
 fn wanted(act: &Act) -> Option<CpuQuota> {

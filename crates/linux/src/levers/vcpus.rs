@@ -7,10 +7,9 @@ use homenode_units::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use super::{After, Grip, Steps, failed};
-use crate::domain::Domain;
 use crate::hands::Hands;
 use crate::journal::{Entry, Written};
-use crate::libvirt::CallError;
+use crate::manager::CallError;
 use crate::task;
 use crate::vm::{Pinned, Vm};
 
@@ -92,8 +91,9 @@ impl Grip for Vcpus {
             .map(|entry| entry.before.vcpus.clone())
             .unwrap_or_default();
         let mut others = Vec::new();
+        let pins = hands.manager.pins(&vm.domain, &vm.threads);
         for index in vm.vcpu_indices() {
-            let written = vm.domain.vcpu_pins.get(&index);
+            let written = pins.get(&index);
             let written = written.map(|pin| pin.intersection(&usable));
             let thread = vm.vcpu_thread(index);
             let in_force = thread
@@ -148,13 +148,14 @@ impl Grip for Vcpus {
     }
 
     fn undo(&self, after: &mut After<'_>) -> Result<(), String> {
-        let Some(domain) = after.domain()? else {
+        let Some(vm) = after.vm()? else {
             return Ok(());
         };
         let mut steps = Steps::default();
-        let xml = after.libvirt.xml(&domain).map_err(|e| e.cause().to_owned());
-        let written = match xml.and_then(|xml| Domain::parse(&xml).map_err(|e| e.to_string())) {
-            Ok(domain) => domain.vcpu_pins,
+        let threads = after.manager.threads(after.run).map_err(|e| e.to_string());
+        let described = after.manager.describe(vm).map_err(|e| e.cause().to_owned());
+        let pins = match described.and_then(|domain| Ok(after.manager.pins(&domain, &threads?))) {
+            Ok(pins) => pins,
             Err(cause) => {
                 steps.unknown("its vCPUs' pins", &cause);
                 return steps.done();
@@ -162,13 +163,10 @@ impl Grip for Vcpus {
         };
         for (index, ours) in &self.journalled.0 {
             // What somebody else pinned meanwhile is left alone.
-            let is_ours = written.get(index).is_some_and(|pin| ours.contains(pin));
+            let is_ours = pins.get(index).is_some_and(|pin| ours.contains(pin));
             let before = after.before.vcpus.get(index).filter(|cpus| !cpus.is_empty());
             if let Some(cpus) = before.filter(|_| is_ours) {
-                steps.note(
-                    &format!("vCPU {index}"),
-                    after.libvirt.pin_vcpu(&domain, *index, cpus),
-                );
+                steps.note(&format!("vCPU {index}"), after.manager.pin_vcpu(vm, *index, cpus));
             }
         }
         steps.done()
@@ -211,7 +209,7 @@ pub(super) fn unpin(
 fn pin(hands: &mut Hands, vm: &Vm, index: u16, cpus: &CpuSet) -> Result<(), ActionError> {
     let what = format!("{PIN} {index}");
     let said = |e: CallError| failed(vm, &what, e.cause());
-    hands.libvirt.pin_vcpu(&vm.handle, index, cpus).map_err(said)?;
+    hands.manager.pin_vcpu(vm.run.vm, index, cpus).map_err(said)?;
     let thread = vm.vcpu_thread(index);
     let tid = thread
         .map(|t| t.tid)

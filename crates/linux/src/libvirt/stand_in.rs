@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use homenode_units::CpuSet;
+use homenode_units::{CpuSet, VmId};
 use virt::domain::Domain;
 use virt::error::Error;
 
@@ -22,7 +22,7 @@ pub(crate) struct StandIn {
     /// Calls that were given up, and how many others are made before each is carried out.
     late: Vec<LateCall>,
     /// What each domain's XML said of its memory the last time.
-    memory: BTreeMap<String, String>,
+    memory: BTreeMap<VmId, String>,
 }
 
 impl std::fmt::Debug for StandIn {
@@ -70,8 +70,7 @@ impl StandIn {
     }
 
     /// A domain's XML, of which the memory may be what it was.
-    pub fn lag(&mut self, domain: &Domain, xml: String) -> String {
-        let uuid = domain.uuid_string().unwrap_or_default();
+    pub fn lag(&mut self, vm: VmId, xml: String) -> String {
         let of = |xml: &str| {
             Some(
                 xml.split_once("<currentMemory")?
@@ -82,12 +81,12 @@ impl StandIn {
             )
         };
         let Some(now) = of(&xml) else { return xml };
-        let shown = match self.memory.get(&uuid) {
+        let shown = match self.memory.get(&vm) {
             Some(was) if fault::at(Point::Balloon).is_some() => was.clone(),
             _ => now.clone(),
         };
         let lagging = xml.replacen(&now, &shown, 1);
-        self.memory.insert(uuid, shown);
+        self.memory.insert(vm, shown);
         lagging
     }
 

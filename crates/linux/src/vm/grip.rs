@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use homenode_host::{Act, ActionError, HandsOff, Lever, Limit, Outcome, VmSample};
-use homenode_units::Ns;
+use homenode_units::{Ns, VmId};
 
 use super::{Vm, failed};
 use crate::hands::Hands;
 use crate::journal::{Before, JournalError, Run};
 use crate::levers::is_in_force;
-use crate::libvirt::Libvirt;
+use crate::manager::Manager;
 use crate::{now, task};
 
 /// How long a limit that an earlier agent left may stay unless this one decides for it.
@@ -261,23 +261,23 @@ impl Vm {
 
 /// A VM whose agent has ended, for the guard or the next agent to undo what is left.
 pub(crate) struct After<'a> {
-    pub libvirt: &'a mut Libvirt,
+    pub manager: &'a mut dyn Manager,
     pub root: &'a Path,
     pub run: &'a Run,
     /// How it was before the agent touched it.
     pub before: &'a Before,
-    found: Option<virt::domain::Domain>,
+    is_found: bool,
 }
 
 impl<'a> After<'a> {
     /// What is left to undo of this run.
-    pub fn new(libvirt: &'a mut Libvirt, root: &'a Path, run: &'a Run, before: &'a Before) -> After<'a> {
+    pub fn new(manager: &'a mut dyn Manager, root: &'a Path, run: &'a Run, before: &'a Before) -> After<'a> {
         After {
-            libvirt,
+            manager,
             root,
             run,
             before,
-            found: None,
+            is_found: false,
         }
     }
 
@@ -287,19 +287,18 @@ impl<'a> After<'a> {
     }
 
     /// The VM; `None` once that run of it is over.
-    pub fn domain(&mut self) -> Result<Option<virt::domain::Domain>, String> {
+    pub fn vm(&mut self) -> Result<Option<VmId>, String> {
         if self.is_over() {
             return Ok(None);
         }
-        if self.found.is_none() {
-            let found = self.libvirt.find(&self.run.vm.to_string());
-            let found = found.map_err(|e| e.cause().to_owned())?;
-            self.found = found.filter(|domain| domain.id() == Some(self.run.runtime_id));
+        if !self.is_found {
+            let known = self.manager.knows(self.run);
+            self.is_found = known.map_err(|e| e.cause().to_owned())?;
         }
-        match &self.found {
-            Some(domain) => Ok(Some(domain.clone())),
-            None if self.is_over() => Ok(None),
-            None => Err("its QEMU runs and libvirt does not list it".into()),
+        match self.is_found {
+            true => Ok(Some(self.run.vm)),
+            false if self.is_over() => Ok(None),
+            false => Err("its QEMU runs and libvirt does not list it".into()),
         }
     }
 }

@@ -592,7 +592,9 @@ fn usable_min(given: Bytes) -> Bytes {
 /// Whether a balloon in such a VM frees nothing on the host.
 fn gives_nothing(why: &Immovable) -> bool {
     match why {
-        Immovable::Vfio | Immovable::Locked | Immovable::HugePages { .. } => true,
+        Immovable::Vfio | Immovable::Locked | Immovable::Encrypted { .. } | Immovable::HugePages { .. } => {
+            true
+        }
         Immovable::BoundAtStart { .. } | Immovable::Paused | Immovable::Migrating => false,
     }
 }

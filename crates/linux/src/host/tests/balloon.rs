@@ -15,8 +15,8 @@ pub(super) fn give(kib: u64, lease_ns: Ns) -> Action {
 }
 
 /// What libvirt's driver, whose balloons follow at once, says that the VM has, in KiB.
-fn memory_kib(host: &mut LibvirtHost) -> u64 {
-    parsed(&mut host.hands.libvirt).memory_current_bytes.0 >> 10
+fn memory_kib(host: &mut LinuxHost) -> u64 {
+    parsed(host.hands.manager.as_mut()).memory_current_bytes.0 >> 10
 }
 
 /// A host whose VM has 64 MiB, of which its operator left it 48.
@@ -74,8 +74,7 @@ fn memory_comes_back_with_its_lease_by_the_guard_and_when_the_agent_stops() {
     assert_eq!(commit(&mut host, give(32 << 10, LONG)), Outcome::Done);
     guard_undoes(&mut host, &tree);
     assert_eq!(memory_kib(&mut host), 48 << 10, "as the guard does");
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    host.hands.libvirt.set_memory(&handle, Bytes(32 << 20)).unwrap();
+    host.hands.manager.set_memory(vm(), Bytes(32 << 20)).unwrap();
     assert_eq!(host.lift_limits(), Vec::<String>::new());
     assert_eq!(memory_kib(&mut host), 48 << 10, "as an agent does that stops");
 }
@@ -86,8 +85,7 @@ fn memory_that_somebody_else_set_is_theirs_and_memory_plugged_in_is_added() {
     let mut host = connect(&tree, Acting::Live);
     assert_eq!(commit(&mut host, give(32 << 10, LONG)), Outcome::Done);
     host.sample().unwrap();
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    host.hands.libvirt.set_memory(&handle, Bytes(20 << 20)).unwrap();
+    host.hands.manager.set_memory(vm(), Bytes(20 << 20)).unwrap();
     host.take_notices();
     let theirs = host.sample().unwrap().vms[0].balloon.unwrap();
     assert_eq!((theirs.limit, theirs.maximum), (None, Bytes(20 << 20)));

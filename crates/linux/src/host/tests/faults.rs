@@ -26,14 +26,14 @@ fn everything() -> Tree {
 }
 
 /// An agent that is about to live.
-fn begin(tree: &Tree) -> LibvirtHost {
+fn begin(tree: &Tree) -> LinuxHost {
     let mut host = connect_with_quotas(tree);
-    host.hands.libvirt.stand_in.threads = Some((tree.root().join(format!("proc/{PID}/task")), PID));
+    host.hands.manager.libvirt().stand_in.threads = Some((tree.root().join(format!("proc/{PID}/task")), PID));
     host
 }
 
 /// All that an agent does to a VM, some of it twice, and back.
-fn live(host: &mut LibvirtHost) {
+fn live(host: &mut LinuxHost) {
     let actions = [
         pin(&[0, 1], "1"),
         set_home(1),
@@ -58,7 +58,7 @@ fn live(host: &mut LibvirtHost) {
 }
 
 /// Where the VM runs, what holds it, what memory it has, and whether it is marked.
-fn state(tree: &Tree, libvirt: &mut Libvirt) -> String {
+fn state(tree: &Tree, libvirt: &mut dyn Manager) -> String {
     let domain = parsed(libvirt);
     let (threads, limits) = (runs_on(tree), cpu_max(tree));
     format!(
@@ -70,7 +70,7 @@ fn state(tree: &Tree, libvirt: &mut Libvirt) -> String {
 const BEFORE: &str = r#"["0-3", "0-3", "0-3"] ["max 100000", "max 100000"] Bytes(50331648) None"#;
 
 /// What the guard does.
-fn guard(tree: &Tree, libvirt: &mut Libvirt) -> Undone {
+fn guard(tree: &Tree, libvirt: &mut dyn Manager) -> Undone {
     match Journal::open(&tree.root().join("state")) {
         Ok(mut journal) => legacy::undo_all(libvirt, tree.root(), &mut journal, &mut false),
         Err(error) => Undone {
@@ -83,7 +83,7 @@ fn guard(tree: &Tree, libvirt: &mut Libvirt) -> Undone {
 struct Killed;
 
 /// An agent's life that ends at this point between what it does; whether it came so far.
-fn killed_at(tree: &Tree, last: u32) -> (Libvirt, bool) {
+fn killed_at(tree: &Tree, last: u32) -> (Box<dyn Manager>, bool) {
     let mut host = begin(tree);
     let mut passed = 0;
     fault::plan(move |point| {
@@ -119,9 +119,9 @@ fn an_agent_killed_before_or_after_any_write_or_call_is_undone_by_its_guard() {
     loop {
         let tree = everything();
         let (mut libvirt, is_killed) = killed_at(&tree, points);
-        let undone = guard(&tree, &mut libvirt);
+        let undone = guard(&tree, libvirt.as_mut());
         assert_eq!(
-            (undone.failures, state(&tree, &mut libvirt).as_str()),
+            (undone.failures, state(&tree, libvirt.as_mut()).as_str()),
             (Vec::new(), BEFORE),
             "point {points}"
         );
@@ -139,9 +139,9 @@ fn an_agent_killed_anywhere_is_undone_by_the_marks_where_its_files_are_gone() {
         let tree = everything();
         let (mut libvirt, is_killed) = killed_at(&tree, point);
         let _ = std::fs::remove_dir_all(tree.root().join("state"));
-        let undone = guard(&tree, &mut libvirt);
+        let undone = guard(&tree, libvirt.as_mut());
         assert_eq!(
-            (undone.failures, state(&tree, &mut libvirt).as_str()),
+            (undone.failures, state(&tree, libvirt.as_mut()).as_str()),
             (Vec::new(), BEFORE),
             "point {point}"
         );
@@ -157,9 +157,9 @@ fn an_agent_killed_anywhere_is_followed_by_one_that_knows_what_is_its_own() {
         let tree = everything();
         let (libvirt, is_killed) = killed_at(&tree, point);
         let mut next = begin(&tree);
-        let stand_in = std::mem::take(&mut next.hands.libvirt.stand_in);
-        next.hands.libvirt = libvirt;
-        next.hands.libvirt.stand_in = stand_in;
+        let stand_in = std::mem::take(&mut next.hands.manager.libvirt().stand_in);
+        next.hands.manager = libvirt;
+        next.hands.manager.libvirt().stand_in = stand_in;
         let seen = next.sample().unwrap();
         assert_eq!(
             seen.vms[0].settings.pinned_vcpus,
@@ -175,7 +175,7 @@ fn an_agent_killed_anywhere_is_followed_by_one_that_knows_what_is_its_own() {
             "point {point}: {notices:?}"
         );
         assert_eq!(next.restore().failures, Vec::<String>::new(), "point {point}");
-        assert_eq!(state(&tree, &mut next.hands.libvirt), BEFORE, "point {point}");
+        assert_eq!(state(&tree, next.hands.manager.as_mut()), BEFORE, "point {point}");
         if !is_killed {
             break;
         }
@@ -200,9 +200,9 @@ fn a_libvirt_that_is_killed_before_or_after_any_call_is_waited_for() {
         let undone = host.restore();
         let mut libvirt = ended(host);
         // Neither does the guard say that all is well.
-        let guarded = guard(&tree, &mut libvirt);
+        let guarded = guard(&tree, libvirt.as_mut());
         fault::end();
-        let is_undone = state(&tree, &mut libvirt) == BEFORE;
+        let is_undone = state(&tree, libvirt.as_mut()) == BEFORE;
         assert!(
             is_undone || !undone.failures.is_empty(),
             "call {last}: {undone:?}"
@@ -212,11 +212,11 @@ fn a_libvirt_that_is_killed_before_or_after_any_call_is_waited_for() {
             "call {last}: {guarded:?}"
         );
         assert_eq!(
-            guard(&tree, &mut libvirt).failures,
+            guard(&tree, libvirt.as_mut()).failures,
             Vec::<String>::new(),
             "call {last}"
         );
-        assert_eq!(state(&tree, &mut libvirt), BEFORE, "call {last}");
+        assert_eq!(state(&tree, libvirt.as_mut()), BEFORE, "call {last}");
         if calls.get() <= last {
             break;
         }
@@ -254,9 +254,9 @@ fn lied_to(seed: u64) -> usize {
         // Told the truth for a moment: is what was said last true? Nothing may change it later.
         fault::end();
         if said.last().is_some_and(|undone| undone.failures.is_empty()) {
-            libvirt.stand_in.catch_up();
+            libvirt.libvirt().stand_in.catch_up();
             assert_eq!(
-                state(&tree, &mut libvirt),
+                state(&tree, libvirt.as_mut()),
                 BEFORE,
                 "seed {seed}: said to be restored by try {}",
                 said.len()
@@ -264,13 +264,13 @@ fn lied_to(seed: u64) -> usize {
             return said.len() - 1;
         }
         lies(seed.wrapping_mul(31).wrapping_add(said.len() as u64));
-        said.push(guard(&tree, &mut libvirt));
+        said.push(guard(&tree, libvirt.as_mut()));
     }
     fault::end();
-    libvirt.stand_in.catch_up();
-    let undone = guard(&tree, &mut libvirt);
+    libvirt.libvirt().stand_in.catch_up();
+    let undone = guard(&tree, libvirt.as_mut());
     assert_eq!(undone.failures, Vec::<String>::new(), "seed {seed}");
-    assert_eq!(state(&tree, &mut libvirt), BEFORE, "seed {seed}");
+    assert_eq!(state(&tree, libvirt.as_mut()), BEFORE, "seed {seed}");
     said.len()
 }
 

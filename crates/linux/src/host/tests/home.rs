@@ -17,10 +17,10 @@ pub(super) fn lift_home() -> Action {
 }
 
 /// A host whose VM has node 1 for its home, both vCPUs on it.
-fn homed(tree: &Tree) -> LibvirtHost {
+fn homed(tree: &Tree) -> LinuxHost {
     let mut host = connect(tree, Acting::Live);
     let tasks = tree.root().join(format!("proc/{PID}/task"));
-    host.hands.libvirt.stand_in.threads = Some((tasks, PID));
+    host.hands.manager.libvirt().stand_in.threads = Some((tasks, PID));
     for action in [pin(&[0, 1], "1"), set_home(1)] {
         assert_eq!(commit(&mut host, action), Outcome::Done);
     }
@@ -40,9 +40,8 @@ pub(super) fn runs_on(tree: &Tree) -> [String; 3] {
 }
 
 /// Ends an agent as SIGKILL does, its journal as it is on disk, and lets the next find what a real libvirt would show.
-fn kill(mut host: LibvirtHost, tree: &Tree) {
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    let xml = host.hands.libvirt.xml(&handle).unwrap();
+fn kill(mut host: LinuxHost, tree: &Tree) {
+    let xml = host.hands.manager.libvirt().xml(vm()).unwrap();
     tree.write("node.xml", &format!("<node>{xml}</node>"));
 }
 
@@ -81,7 +80,7 @@ fn memory_nodes_of_before_are_allowed_again_and_none_that_memory_lies_on_is_take
     for (on_node_1, left) in [(600, "0-1"), (0, "0")] {
         let tree = host(RESTRICTIVE);
         let mut host = homed(&tree);
-        let allowed = |host: &LibvirtHost| host.vms[&vm()].restrictive_nodes().unwrap().to_string();
+        let allowed = |host: &LinuxHost| host.vms[&vm()].restrictive_nodes().unwrap().to_string();
         assert_eq!(allowed(&host), "1");
         let maps = format!("7f0000000000 default anon=9 N0=5 N1={on_node_1} kernelpagesize_kB=4\n");
         tree.write(&format!("proc/{PID}/numa_maps"), &maps);
@@ -96,8 +95,7 @@ fn pins_of_somebody_else_outlast_the_agent() {
     let tree = host("");
     let mut host = homed(&tree);
     host.sample().unwrap();
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
     host.sample().unwrap();
     assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(runs_on(&tree)[1..], ["0-3", "0"]);
@@ -107,8 +105,7 @@ fn pins_of_somebody_else_outlast_the_agent() {
 fn pins_of_somebody_else_outlast_the_home() {
     let tree = host("");
     let mut host = homed(&tree);
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
     assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
     assert_eq!(runs_on(&tree), ["0-3", "0-3", "0"]);
     assert_eq!(host.sample().unwrap().vms[0].settings.pinned_vcpus, [1]);
@@ -120,9 +117,8 @@ fn what_is_set_after_a_lift_is_journalled_anew() {
     let mut host = homed(&tree);
     assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
     // The operator pins the second vCPU and the emulator while the VM is free.
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    host.hands.libvirt.pin_vcpu(&handle, 1, &cpus("0")).unwrap();
-    host.hands.libvirt.pin_emulator(&handle, &cpus("0-1")).unwrap();
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    host.hands.manager.pin_emulator(vm(), &cpus("0-1")).unwrap();
     assert_eq!(commit(&mut host, pin(&[0], "0")), Outcome::Done);
     assert_eq!(commit(&mut host, set_home(0)), Outcome::Done);
     let before = entry(&tree).before;

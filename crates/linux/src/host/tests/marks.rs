@@ -16,16 +16,16 @@ fn host_with_id() -> Tree {
     tree
 }
 
-fn mark_of(host: &mut LibvirtHost) -> Option<Mark> {
-    parsed(&mut host.hands.libvirt).mark
+fn mark_of(host: &mut LinuxHost) -> Option<Mark> {
+    parsed(host.hands.manager.as_mut()).mark
 }
 
 /// The agent dies; its state directory is lost, and what libvirt has is left to another.
-fn followed_without_journal(tree: &Tree, host: LibvirtHost) -> LibvirtHost {
+fn followed_without_journal(tree: &Tree, host: LinuxHost) -> LinuxHost {
     let libvirt = ended(host);
     std::fs::remove_dir_all(tree.root().join("state")).unwrap();
     let mut successor = connect(tree, Acting::Live);
-    successor.hands.libvirt = libvirt;
+    successor.hands.manager = libvirt;
     successor
 }
 
@@ -40,8 +40,7 @@ fn what_is_changed_is_marked_in_the_vms_metadata_and_the_mark_goes_with_it() {
     assert_eq!(commit(&mut host, hold(6, LONG)), Outcome::Done);
     assert_ne!(mark_of(&mut host).unwrap(), held, "the quota that is in force");
     // A mark that another program took away is written again.
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
-    host.hands.libvirt.set_mark(&handle, None).unwrap();
+    host.hands.manager.set_mark(vm(), None).unwrap();
     host.sample().unwrap();
     assert!(mark_of(&mut host).is_some());
     assert_eq!(commit(&mut host, lift()), Outcome::Done);
@@ -85,7 +84,7 @@ fn without_its_journal_the_guard_undoes_what_marks_say() {
     let mut journal = Journal::open(dir.path()).unwrap();
     let mut must_look = false;
     let undone = legacy::undo_all(
-        &mut after.hands.libvirt,
+        after.hands.manager.as_mut(),
         tree.root(),
         &mut journal,
         &mut must_look,
@@ -100,7 +99,7 @@ fn without_its_journal_the_guard_undoes_what_marks_say() {
     );
     // Without libvirt nobody knows: that is said, and not forgotten with the next try, for which the files are whole again.
     let gone = "qemu+unix:///system?socket=/does/not/exist";
-    let mut libvirt = Libvirt::unconnected(gone, Beat::default());
+    let mut libvirt = crate::libvirt::Libvirt::unconnected(gone, tree.root(), Beat::default());
     let dir = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let mut journal = Journal::open(dir.path()).unwrap();
@@ -220,10 +219,12 @@ fn a_vm_that_is_opted_out_is_given_back_at_once() {
     let tree = host_with_id();
     let mut host = connect_with_quotas(&tree);
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
-    let handle = host.hands.libvirt.find(UUID).unwrap().unwrap();
     host.hands
-        .libvirt
-        .set_metadata(&handle, Some("<vm manage='no'/>"))
+        .manager
+        .set_settings(
+            vm(),
+            &crate::domain::OperatorSettings::of(vec![("manage".into(), "no".into())]).unwrap(),
+        )
         .unwrap();
     host.take_notices();
     host.sample().unwrap();

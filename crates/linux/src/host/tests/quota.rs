@@ -225,7 +225,7 @@ fn a_limit_that_an_earlier_agent_left_on_a_vm_not_seen_since_is_lifted_with_the_
     assert_eq!(commit(&mut first, hold(3, LONG)), Outcome::Done);
     let libvirt = ended(first);
     let mut second = connect(&tree, Acting::Live);
-    second.hands.libvirt = libvirt;
+    second.hands.manager = libvirt;
     assert_eq!(second.lift_limits(), Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
 }

@@ -1,0 +1,108 @@
+//! What an operator says of one VM, as names and values: attributes of libvirt's metadata element, or lines of the VM's own file.
+
+use homenode_host::{Management, Mode, Setting};
+use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Permit};
+
+/// What the operator said of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OperatorSettings {
+    /// Whether the agent may act on it.
+    pub management: Management,
+    /// How far decisions about it go at most.
+    pub mode: Option<Mode>,
+    /// Home nodes that the operator chose.
+    pub home: Option<NodeSet>,
+    /// Memory bandwidth that it is declared to need.
+    pub bandwidth: Option<BytesPerSec>,
+    /// What it booked.
+    pub permit: Option<Permit>,
+    /// How its memory is placed and moved.
+    pub memory_policy: Option<MemoryPolicy>,
+    /// How little memory it may be left with.
+    pub memory_floor: Option<Bytes>,
+    /// The same as it is written.
+    written: Vec<(String, String)>,
+}
+
+impl OperatorSettings {
+    /// Those of a VM that is watched and never touched.
+    pub fn ignored() -> OperatorSettings {
+        OperatorSettings {
+            management: Management::Ignored,
+            ..OperatorSettings::default()
+        }
+    }
+
+    /// Reads names with their values. One that is wrong makes all of it wrong: nobody can know what the operator wanted.
+    ///
+    /// # Errors
+    /// A sentence that names what is wrong.
+    pub fn of(written: Vec<(String, String)>) -> Result<OperatorSettings, String> {
+        let mut settings = OperatorSettings::default();
+        for (name, value) in &written {
+            let shown: String = value.chars().take(40).collect();
+            match name.as_str() {
+                "manage" => {
+                    settings.management = match value.as_str() {
+                        "yes" => Management::Managed,
+                        "no" => Management::Ignored,
+                        _ => return Err(format!("manage='{shown}' is neither `yes` nor `no`")),
+                    }
+                }
+                "mode" => settings.mode = Some(value.parse().map_err(|e| format!("mode: {e}"))?),
+                "home" => {
+                    let nodes: NodeSet = value.parse().map_err(|e| format!("home: {e}"))?;
+                    if nodes.is_empty() {
+                        return Err("home='' names no node; leave it out to let Homenode choose".into());
+                    }
+                    settings.home = Some(nodes);
+                }
+                "bandwidth" => {
+                    settings.bandwidth = Some(value.parse().map_err(|e| format!("bandwidth: {e}"))?);
+                }
+                "permit" => settings.permit = Some(value.parse().map_err(|e| format!("permit: {e}"))?),
+                "memory" => {
+                    settings.memory_policy = Some(value.parse().map_err(|e| format!("memory: {e}"))?);
+                }
+                "floor" => settings.memory_floor = Some(value.parse().map_err(|e| format!("floor: {e}"))?),
+                other => {
+                    let other: String = other.chars().take(40).collect();
+                    return Err(format!(
+                        "unknown attribute `{other}`; there are manage, mode, home, bandwidth, permit, memory, floor"
+                    ));
+                }
+            }
+        }
+        settings.written = written;
+        Ok(settings)
+    }
+
+    /// Names with their values, as they are to be written.
+    pub fn written(&self) -> &[(String, String)] {
+        &self.written
+    }
+
+    /// What it is with something set anew, or taken back, and everything else as it is written.
+    pub fn with(&self, setting: Setting) -> OperatorSettings {
+        let (key, value) = match setting {
+            Setting::Permit(permit) => ("permit", permit.map(|permit| permit.to_string())),
+            Setting::MemoryPolicy(policy) => ("memory", policy.map(|policy| policy.to_string())),
+            Setting::MemoryFloor(floor) => (
+                "floor",
+                floor.map(|floor| format!("{}KiB", floor.0.div_ceil(1024))),
+            ),
+            Setting::Mode(mode) => ("mode", mode.map(|mode| mode.to_string())),
+        };
+        let others = self.written.iter().filter(|(name, _)| name != key).cloned();
+        let new = value.map(|value| (key.to_owned(), value));
+        OperatorSettings::of(others.chain(new).collect()).expect("settings read back as they are written")
+    }
+
+    /// The metadata element that says it; `None` where there is nothing to say.
+    pub(crate) fn element(&self) -> Option<String> {
+        let written =
+            |(name, value): &(String, String)| format!(" {name}='{}'", quick_xml::escape::escape(value));
+        let attributes: String = self.written.iter().map(written).collect();
+        (!attributes.is_empty()).then(|| format!("<vm{attributes}/>"))
+    }
+}

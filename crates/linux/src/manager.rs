@@ -1,0 +1,105 @@
+//! Who runs a host's VMs and changes them for the agent: libvirt, or QEMU itself where nothing stands between.
+//!
+//! Levers ask a [`Manager`] and read back from the kernel what became of it; they do not know which one it is.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
+use homenode_units::{Bytes, CpuSet, NodeSet, VmId};
+
+use crate::domain::{Domain, OperatorSettings};
+use crate::journal::Run;
+use crate::read::ReadError;
+use crate::task::{Process, Thread};
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CallError {
+    /// Who manages the VMs does not answer.
+    Lost(String),
+    /// It said no; where the VM has ended, that is why.
+    Refused(String),
+    /// What it says of the VM cannot be read.
+    Unclear(String),
+}
+
+impl CallError {
+    pub fn cause(&self) -> &str {
+        match self {
+            CallError::Lost(cause) | CallError::Refused(cause) | CallError::Unclear(cause) => cause,
+        }
+    }
+}
+
+/// See the module.
+pub(crate) trait Manager: std::fmt::Debug {
+    /// VMs that run now.
+    fn list(&mut self) -> Result<Vec<VmId>, CallError>;
+
+    /// What a VM is and how it was set up. As long as nothing of it changes, the same value is given again.
+    fn describe(&mut self, vm: VmId) -> Result<Arc<Domain>, CallError>;
+
+    /// The QEMU process of a VM; `None` where it has none.
+    fn process(&mut self, domain: &Domain) -> Result<Option<Process>, ReadError>;
+
+    /// What the threads of a VM's process do, ascending by id.
+    fn threads(&mut self, run: &Run) -> Result<Vec<Thread>, ReadError>;
+
+    /// CPUs that vCPUs were pinned to, by the agent or anybody else, as far as who manages them keeps that. `threads` are the VM's.
+    fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet>;
+
+    /// Whether this very run of a VM is still known.
+    fn knows(&mut self, run: &Run) -> Result<bool, CallError>;
+
+    /// Whether a VM is known to run no more.
+    fn is_gone(&mut self, vm: VmId) -> bool;
+
+    /// Why a VM's memory should be left where it is for now, if so: it is paused, or between two hosts.
+    fn standstill(&mut self, vm: VmId) -> Result<Option<Immovable>, CallError>;
+
+    fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError>;
+
+    fn pin_emulator(&mut self, vm: VmId, cpus: &CpuSet) -> Result<(), CallError>;
+
+    fn pin_iothread(&mut self, vm: VmId, id: u32, cpus: &CpuSet) -> Result<(), CallError>;
+
+    /// Nodes that a `restrictive` VM may take memory from.
+    fn set_memory_nodes(&mut self, vm: VmId, nodes: &NodeSet) -> Result<(), CallError>;
+
+    /// Keeps what the operator says of a VM in the place of what he said before.
+    fn set_settings(&mut self, vm: VmId, settings: &OperatorSettings) -> Result<(), CallError>;
+
+    /// Replaces the mark of a VM that runs, or takes it away.
+    fn set_mark(&mut self, vm: VmId, element: Option<&str>) -> Result<(), CallError>;
+
+    /// Holds every vCPU to a quota.
+    fn hold(&mut self, vm: VmId, quota: CpuQuota) -> Result<(), CallError>;
+
+    /// Gives every vCPU back the quota that it had, or none.
+    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>) -> Result<(), CallError>;
+
+    /// Has a VM's balloon leave its guest this much memory. It comes to that in its own time.
+    fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError>;
+
+    /// How often a guest is asked for memory statistics; 0 for never.
+    fn set_stats_period(&mut self, vm: VmId, seconds: u32) -> Result<(), CallError>;
+
+    /// What the guest's driver said last, and when by the wall clock of that time, in seconds; `None` where it never did. That
+    /// tells one report from another, and not how old it is: that clock may have been set since.
+    fn guest_memory(&mut self, vm: VmId) -> Result<Option<(u64, GuestMemory)>, CallError>;
+
+    /// The error of a host whose manager is away.
+    fn unreachable(&self, cause: &str) -> HostError;
+
+    /// What the operator should know of VMs that are left out, or of what is not known of them.
+    fn take_notices(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The manager of most tests.
+    #[cfg(test)]
+    fn libvirt(&mut self) -> &mut crate::libvirt::Libvirt {
+        unreachable!("these VMs are not libvirt's")
+    }
+}
