@@ -216,7 +216,7 @@ impl Qemu {
 
     /// A file of options, as the process saw it.
     fn config(&self, pid: i32, path: &str) -> std::io::Result<String> {
-        let file = monitor::open_as_seen_by(&self.root, pid, path, OFlags::RDONLY)?;
+        let file = monitor::open_as_seen_by(&self.root, pid, path, OFlags::RDONLY | OFlags::NONBLOCK)?;
         let mut text = String::new();
         std::fs::File::from(file)
             .take(1 << 20)

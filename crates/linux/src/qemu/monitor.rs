@@ -133,7 +133,7 @@ pub(super) fn open_as_seen_by(root: &Path, pid: i32, path: &str, flags: OFlags) 
     )?;
     let below = path.trim_start_matches('/');
     let below = if below.is_empty() { "." } else { below };
-    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let flags = flags | OFlags::CLOEXEC;
     Ok(rustix::fs::openat2(
         its_root,
         below,
