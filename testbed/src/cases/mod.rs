@@ -17,6 +17,7 @@ mod memory;
 mod numad;
 mod pages;
 mod permits;
+mod plain_qemu;
 mod programs;
 mod runtimes;
 mod topology;
@@ -163,6 +164,20 @@ pub static ALL: &[Case] = &[
         180,
         "libvirt answers and sees the 4 nodes",
         basics::libvirt,
+    ),
+    case(
+        "plain-qemu",
+        Group::Agent,
+        420,
+        "the host contract on a QEMU that no libvirt manages, in a scope as Proxmox makes",
+        plain_qemu::conforming,
+    ),
+    case(
+        "plain-qemu-homes",
+        Group::Agent,
+        900,
+        "two such QEMUs, one in namespaces as a pod has, come home by files and are given back after kill -9",
+        plain_qemu::homes,
     ),
     case(
         "scattered-memory",

@@ -1,0 +1,342 @@
+//! VMs that no libvirt manages: a QEMU as Proxmox starts it, in a scope of its own below `qemu.slice`, and one as a pod of KubeVirt
+//! has it, with mounts and numbers of processes of its own and threads without names.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, ensure};
+use homenode_host::Host as _;
+use homenode_host::conformance::{CHECKS, Verdict};
+use homenode_linux::{LinuxHost, Options, Vms};
+use homenode_testbed_guest::{Behaviour, MARKER_READY};
+
+use super::agent::{SOON, stop};
+use crate::inside::Inside;
+use crate::inside::guest::GuestSpec;
+use crate::inside::libvirtd::{IMAGE_DIR, RUN_DIR};
+use crate::inside::pages::move_range;
+use crate::inside::proc::Process;
+use crate::inside::process::Program;
+use crate::inside::wait::{Look, wait_until};
+use crate::outside::emulated::NODES;
+
+/// Where the operator says what he wants of VMs.
+const SETTINGS: &str = "/etc/homenode/vms";
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// What an emulated host cannot show, or a VM without libvirt does not have.
+const NOT_HERE: [&str; 3] = [
+    "a part of caches or bandwidth is seen, can be renewed and lifted, and ends with its lease",
+    "a virtual node's memory moves within the budget, and no other's with it",
+    "what a guest is told is seen, with a new sequence each time, and stays until it is told otherwise",
+];
+
+/// A guest that this process started, and that ends with the value.
+struct Guest {
+    spec: GuestSpec,
+    child: Child,
+    process: Process,
+    group: PathBuf,
+}
+
+/// How a guest is started.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum As {
+    /// With names of threads, and a monitor where everybody sees it.
+    Proxmox,
+    /// In namespaces of its own.
+    Pod,
+}
+
+impl Guest {
+    /// Starts one in a cgroup of its own, and waits until it is ready.
+    fn start(inside: &Inside, spec: GuestSpec, how: As) -> anyhow::Result<Guest> {
+        let group = own_group(&spec.name)?;
+        let monitor = match how {
+            As::Proxmox => "/var/run/qemu-server".to_owned(),
+            As::Pod => inside.dir().join("run").display().to_string(),
+        };
+        fs::create_dir_all(&monitor)?;
+        fs::create_dir_all(RUN_DIR)?;
+        let log = spec.console_log();
+        let name = match how {
+            As::Proxmox => format!("{},debug-threads=on", spec.name),
+            As::Pod => spec.name.clone(),
+        };
+        // As `qm showcmd` prints it, without what this guest has no use for.
+        let qemu = format!(
+            "exec /usr/bin/qemu-system-x86_64 -id 100 -name '{name}' -no-shutdown \
+             -chardev 'socket,id=qmp,path={monitor}/{}.qmp,server=on,wait=off' -mon 'chardev=qmp,mode=control' \
+             -smbios 'type=1,uuid={}' -smp '{},sockets=1,cores={},maxcpus={}' -nodefaults -display none -cpu host -m {} \
+             -machine 'type=pc,accel=kvm' -device 'virtio-balloon-pci,id=balloon0,free-page-reporting=on' \
+             -kernel {IMAGE_DIR}/vmlinux -initrd {IMAGE_DIR}/initramfs -append 'console=ttyS0 quiet panic=0 {}' -no-reboot \
+             -chardev 'file,id=console,path={}' -serial chardev:console",
+            spec.name,
+            uuid(&spec.name),
+            spec.vcpus,
+            spec.vcpus,
+            spec.vcpus,
+            spec.memory_mib,
+            spec.orders.to_cmdline(),
+            log.display()
+        );
+        let join = format!("echo $$ > {}/cgroup.procs && ", group.display());
+        let script = match how {
+            As::Proxmox => format!("{join}{qemu}"),
+            As::Pod => format!(
+                "{join}exec unshare --mount --pid --fork --kill-child --mount-proc sh -c \"mount -t tmpfs tmpfs {monitor} && {qemu}\""
+            ),
+        };
+        let _ = fs::remove_file(&log);
+        let mut child = Command::new("sh")
+            .arg("-c")
+            .arg(script)
+            .stdin(Stdio::null())
+            .spawn()?;
+        let process = wait_until("its QEMU", SOON, || {
+            if let Some(status) = child.try_wait()? {
+                return Err(anyhow!("QEMU ended at once: {status}"));
+            }
+            Ok(qemu_of(&spec.name)?.map_or_else(|| Look::NotYet("none".to_owned()), Look::Done))
+        })?;
+        let guest = Guest {
+            spec,
+            child,
+            process,
+            group,
+        };
+        wait_until("the guest to be ready", Duration::from_secs(120), || {
+            let said = fs::read(guest.spec.console_log()).unwrap_or_default();
+            let said = String::from_utf8_lossy(&said).into_owned();
+            Ok(match said.contains(MARKER_READY) {
+                true => Look::Done(()),
+                false => Look::NotYet(said),
+            })
+        })?;
+        inside.note(format!(
+            "{} is ready, process {}",
+            guest.spec.name, guest.process.0
+        ));
+        Ok(guest)
+    }
+
+    fn scatter(&self) -> anyhow::Result<()> {
+        let ram = self.process.guest_ram(self.spec.memory_mib << 20)?;
+        move_range(self.process.0, ram.begin, ram.bytes, |page| {
+            (page % u64::from(NODES)) as u32
+        })
+        .map(drop)
+    }
+
+    fn pages(&self) -> anyhow::Result<BTreeMap<u32, u64>> {
+        let ram = self.process.guest_ram(self.spec.memory_mib << 20)?;
+        Ok(self.process.mapping_nodes(ram)?.0)
+    }
+
+    fn quota(&self) -> anyhow::Result<String> {
+        let path = self.group.join("cpu.max");
+        Ok(fs::read_to_string(&path)
+            .with_context(|| path.display().to_string())?
+            .trim()
+            .to_owned())
+    }
+
+    /// CPUs that each of its threads may run on.
+    fn affinities(&self) -> anyhow::Result<BTreeMap<u32, String>> {
+        let allowed = |tid: &u32| {
+            let status = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.process.0)).ok()?;
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+            Some((*tid, line.trim().to_owned()))
+        };
+        Ok(self.process.threads()?.keys().filter_map(allowed).collect())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = fs::write(self.group.join("cgroup.kill"), "1");
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A stable one for each name.
+fn uuid(name: &str) -> String {
+    let sum: u32 = name.bytes().map(u32::from).sum();
+    format!("6695eb01-f6a4-8304-79aa-{sum:012x}")
+}
+
+/// `qemu.slice/NAME.scope`, with what systemd would delegate to it.
+fn own_group(name: &str) -> anyhow::Result<PathBuf> {
+    let slice = Path::new(CGROUPS).join("qemu.slice");
+    let group = slice.join(format!("{name}.scope"));
+    fs::create_dir_all(&group)?;
+    for parent in [Path::new(CGROUPS), &slice] {
+        let path = parent.join("cgroup.subtree_control");
+        fs::write(&path, "+cpu +cpuset").with_context(|| path.display().to_string())?;
+    }
+    Ok(group)
+}
+
+/// The QEMU of this name.
+fn qemu_of(name: &str) -> anyhow::Result<Option<Process>> {
+    let wanted = uuid(name);
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        if line.starts_with("/usr/bin/qemu-system-x86_64") && line.contains(&wanted) {
+            return Ok(Some(Process(pid)));
+        }
+    }
+    Ok(None)
+}
+
+fn spec(name: &str, busy: Behaviour) -> GuestSpec {
+    GuestSpec::new(name).doing(busy)
+}
+
+fn ordinary() -> Behaviour {
+    Behaviour::busy(1).with_duty(30).with_touch(40)
+}
+
+/// Every check of the host contract, on a guest as Proxmox starts it.
+pub fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
+    let guest = Guest::start(inside, spec("proxmox", ordinary()), As::Proxmox)?;
+    let before = guest.affinities()?;
+    let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
+    let options = Options {
+        state_dir: inside.dir().join("state"),
+        ..Options::new(machine)
+    };
+    let mut host = LinuxHost::connect(&Vms::Qemu, options)?;
+    let sample = host.sample()?;
+    let vm = sample
+        .vms
+        .iter()
+        .find(|vm| vm.name == "proxmox")
+        .context("it is not in the sample")?
+        .id;
+    let mut skipped = Vec::new();
+    for check in CHECKS {
+        match (check.run)(&mut host, vm).map_err(|error| anyhow!("{}: {error}", check.name))? {
+            Verdict::Passed => inside.note(check.name),
+            Verdict::Skipped(why) => {
+                inside.note(format!("skipped: {}: {why}", check.name));
+                skipped.push(check.name);
+            }
+        }
+    }
+    let failures = host.restore().failures;
+    ensure!(
+        failures.is_empty(),
+        "expected everything given back, saw {failures:?}"
+    );
+    let after = guest.affinities()?;
+    let same = before
+        .iter()
+        .all(|(tid, cpus)| after.get(tid).is_none_or(|now| now == cpus));
+    ensure!(same, "expected the affinities {before:?}, saw {after:?}");
+    ensure!(
+        guest.quota()?.starts_with("max "),
+        "a quota is left: {}",
+        guest.quota()?
+    );
+    skipped.sort_unstable();
+    ensure!(
+        skipped == NOT_HERE,
+        "expected these checks to be skipped: {NOT_HERE:?}, saw {skipped:?}"
+    );
+    Ok(())
+}
+
+fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
+    let mut agent = inside.start_homenode(&["run", "--host", "qemu", "--json", "--policies", "tavo"])?;
+    agent.wait_json("anything", SOON, |_| true)?;
+    Ok(agent)
+}
+
+/// Waits until a guest's vCPU runs on the CPU of this node alone, and its memory lies there.
+fn wait_home(inside: &Inside, guest: &Guest, node: u32) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    wait_until(
+        &format!("{} to be at home on node {node}", guest.spec.name),
+        Duration::from_secs(240),
+        || {
+            let pages = guest.pages()?;
+            let (there, all): (u64, u64) = (pages.get(&node).copied().unwrap_or(0), pages.values().sum());
+            let threads = guest.affinities()?;
+            let pinned = threads.values().filter(|cpus| **cpus == node.to_string()).count();
+            Ok(match there * 100 >= all * 98 && pinned == threads.len() {
+                true => Look::Done(()),
+                false => Look::NotYet(format!("{pages:?}, threads on {threads:?}")),
+            })
+        },
+    )?;
+    inside.note(format!(
+        "{} at home after {:.1} s",
+        guest.spec.name,
+        begun.elapsed().as_secs_f64()
+    ));
+    Ok(())
+}
+
+/// Two guests whose operators chose a home, in files: both come home, threads and scattered memory; the agent is killed, and all is
+/// as it was.
+pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
+    fs::create_dir_all(SETTINGS)?;
+    let guests = [
+        Guest::start(inside, spec("proxmox", ordinary()), As::Proxmox)?,
+        Guest::start(inside, spec("pod", ordinary()), As::Pod)?,
+    ];
+    let homes = [2, 1];
+    let result = (|| {
+        for (guest, home) in guests.iter().zip(homes) {
+            fs::write(
+                format!("{SETTINGS}/{}.toml", guest.spec.name),
+                format!("home = {home}\n"),
+            )?;
+            guest.scatter()?;
+        }
+        let before: Vec<_> = guests.iter().map(Guest::affinities).collect::<Result<_, _>>()?;
+        let mut agent = start_agent(inside)?;
+        for (guest, home) in guests.iter().zip(homes) {
+            wait_home(inside, guest, home)?;
+        }
+        agent.kill()?;
+        wait_until("the guard to give back", Duration::from_secs(240), || {
+            let now: Vec<_> = guests.iter().map(Guest::affinities).collect::<Result<_, _>>()?;
+            let is_as_before = |(was, is): (&BTreeMap<u32, String>, &BTreeMap<u32, String>)| {
+                was.iter()
+                    .all(|(tid, cpus)| is.get(tid).is_none_or(|now| now == cpus))
+            };
+            Ok(match before.iter().zip(&now).all(is_as_before) {
+                true => Look::Done(()),
+                false => Look::NotYet(format!("{now:?}, it was {before:?}")),
+            })
+        })?;
+        // Another agent, and a misspelt file: that guest is watched and not touched.
+        fs::write(format!("{SETTINGS}/pod.toml"), "hoem = 1\n")?;
+        let agent = start_agent(inside)?;
+        wait_home(inside, &guests[0], 2)?;
+        let left = guests[1].affinities()?;
+        ensure!(
+            left.values().all(|cpus| cpus == "0-3"),
+            "expected the misspelt guest untouched, saw {left:?}"
+        );
+        stop(agent)
+    })();
+    let _ = fs::remove_dir_all(SETTINGS);
+    result
+}
