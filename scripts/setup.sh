@@ -29,6 +29,7 @@ make|runs the Makefile
 pkg-config|finds libvirt for the virt crate
 libvirt-dev|libvirt's headers and library, through which the agent manages VMs
 qemu-user|runs the programs that homenode profile measures
+qemu-system-x86|runs the VMs that tests find without libvirt
 openjdk-17-jre-headless|the JVM that the guest's libraries are tried with
 libjemalloc2|the allocator that they are tried with
 libnuma1|the library that they are tried before

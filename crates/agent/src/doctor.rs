@@ -129,7 +129,10 @@ pub fn examine(places: &Places) -> Examined {
 fn of_libvirt(libvirt: &Vms, (probed, qemu): (&Result<(), ConnectError>, &[QemuVm])) -> Found {
     let (found, remedy) = match probed {
         Ok(()) => return Ok(format!("{libvirt} answers")),
-        Err(_) if !qemu.is_empty() => ("it does not answer".to_owned(), "none needed: `--host qemu`"),
+        Err(_) if !qemu.is_empty() => {
+            let costs = "nothing: no VM here is libvirt's";
+            return Err(lack("it does not answer", costs, "none needed; `--host qemu`"));
+        }
         Err(ConnectError::NoLibvirt { cause, .. }) => (
             cause.clone(),
             "systemctl start libvirtd, or first apt install libvirt-daemon-system",
@@ -166,9 +169,12 @@ fn of_qemu(vms: &[QemuVm], libvirt: &Result<(), ConnectError>) -> Found {
     };
     let (held, not_held) = without(|vm| vm.no_quota.as_ref());
     let (asked, not_asked) = without(|vm| vm.no_monitor.as_ref());
-    let count = vms.len();
+    let count = match vms.len() {
+        1 => "one VM".to_owned(),
+        count => format!("{count} VMs"),
+    };
     Ok(format!(
-        "{count} VMs; pins of all, quotas of {held}{not_held}; balloon and state of {asked}{not_asked}"
+        "{count}; pins of all, quotas of {held}{not_held}; balloon and state of {asked}{not_asked}"
     ))
 }
 
