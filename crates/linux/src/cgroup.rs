@@ -1,6 +1,6 @@
 //! CPU quotas: which one holds a thread, and how long it was kept from running by it, from the cgroup that its cpu
-//! controller has it in. Quotas of libvirt's VMs are set through libvirt; a QEMU that nobody else manages may have a cgroup of its
-//! own, whose quota is written here.
+//! controller has it in. Quotas of libvirt's VMs are set through libvirt; a QEMU that nobody else manages may have a cgroup
+//! of its own, whose quota is written here.
 //!
 //! Works on cgroup v2 (`cpu.max`, `cpu.stat` with `throttled_usec`) and v1 (`cpu.cfs_quota_us`, `cpu.stat` with
 //! `throttled_time`, ns), on any mount point. libvirt gives every
@@ -14,6 +14,7 @@ use homenode_host::CpuQuota;
 use homenode_units::{CpuSet, Ns};
 
 use crate::read::{self, ReadError};
+use crate::task;
 
 /// Throttled time of a thread's cgroup and of the VM's cgroup above it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -199,15 +200,18 @@ impl CpuMax {
 }
 
 impl CpuGroup {
-    /// Whether this process is alone in the cgroup, which has a quota (v2).
+    /// Whether this process is alone in the cgroup, which has a quota (v2). What the kernel does for it (KVM's and vhost's
+    /// threads) is there too.
     ///
     /// # Errors
     /// Why it is not, as the end of a sentence.
-    pub fn check_own(&self, pid: i32) -> Result<(), String> {
+    pub fn check_own(&self, root: &Path, pid: i32) -> Result<(), String> {
         let name = self.dir.display();
         let procs =
             read::text_if_there(&self.dir.join("cgroup.procs"), 1 << 20).map_err(|e| e.to_string())?;
-        let is_alone = procs.as_deref().map(str::trim) == Some(pid.to_string().as_str());
+        let mut procs = procs.iter().flat_map(|procs| procs.lines());
+        let is_its = |other: i32| other == pid || task::is_of_kernel(root, other);
+        let is_alone = procs.all(|other| other.trim().parse().is_ok_and(is_its));
         if !is_alone {
             return Err(format!(
                 "its cgroup {name} is not its own: other processes are in it; start it in a scope of its own (systemd-run --scope)"

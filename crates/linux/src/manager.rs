@@ -46,7 +46,7 @@ pub(crate) trait Manager: std::fmt::Debug {
     /// What the threads of a VM's process do, ascending by id.
     fn threads(&mut self, run: &Run) -> Result<Vec<Thread>, ReadError>;
 
-    /// CPUs that vCPUs were pinned to, by the agent or anybody else, as far as who manages them keeps that. `threads` are the VM's.
+    /// CPUs that vCPUs were pinned to, by the agent or anybody else. `threads` are the VM's.
     fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet>;
 
     /// Whether this very run of a VM is still known.

@@ -1,4 +1,4 @@
-//! VMs of a host where nothing stands between QEMU and the agent: Proxmox, Incus, KubeVirt's pods seen from their host, plain QEMU.
+//! VMs with nothing between QEMU and the agent: Proxmox, Incus, KubeVirt's pods seen from their host, plain QEMU.
 //!
 //! ```text
 //!   /proc/PID/cmdline ─ what it was told ─┐
@@ -7,9 +7,9 @@
 //!   pins: sched_setaffinity(2) · quota: cpu.max of its own cgroup · balloon: its monitor
 //! ```
 //!
-//! What its owner sets is respected: a vCPU that may not run on all CPUs of its cgroup is pinned by hand, a cgroup that is not the
-//! VM's alone is not written to, and a monitor is left as soon as its answer is there. There is no place for a mark: the journal is
-//! the only witness.
+//! What its owner sets is respected: a vCPU that may not run on all CPUs of its cgroup is pinned by hand, a cgroup that is not
+//! the VM's alone is not written to, and a monitor is left as soon as its answer is there. There is no place for a mark: the
+//! journal is the only witness.
 
 mod command_line;
 mod monitor;
@@ -479,7 +479,7 @@ impl Qemu {
         let group = Hierarchy::read(&self.root).map_err(|e| e.to_string())?;
         let group = group.group_of(pid, pid).map_err(|e| e.to_string())?;
         let group = group.ok_or_else(|| "its cgroup is not to be seen from here".to_owned())?;
-        group.check_own(pid)?;
+        group.check_own(&self.root, pid)?;
         Ok(group)
     }
 }

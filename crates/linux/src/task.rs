@@ -228,6 +228,20 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
         .ok_or_else(|| ReadError::malformed(&path, STATUS, &text))
 }
 
+/// Whether a process is a thread of the kernel's, all of which are children of the second process.
+pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
+    let text = read::text_if_there(&process_dir(root, pid).join("stat"), read::SMALL_BYTES);
+    let parent = |text: String| {
+        text.rsplit_once(')')?
+            .1
+            .split_ascii_whitespace()
+            .nth(1)?
+            .parse()
+            .ok()
+    };
+    text.ok().flatten().and_then(parent) == Some(2)
+}
+
 /// A thread's number in the innermost namespace that it is in, by which the process itself knows it.
 pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     let path = process_dir(root, pid).join(format!("task/{tid}/status"));

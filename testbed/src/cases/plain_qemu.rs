@@ -1,5 +1,5 @@
-//! VMs that no libvirt manages: a QEMU as Proxmox starts it, in a scope of its own below `qemu.slice`, and one as a pod of KubeVirt
-//! has it, with mounts and numbers of processes of its own and threads without names.
+//! VMs that no libvirt manages: a QEMU as Proxmox starts it, in a scope of its own below `qemu.slice`, and one as a pod of
+//! KubeVirt has it, with mounts and numbers of processes of its own and threads without names.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -66,9 +66,9 @@ impl Guest {
             As::Proxmox => format!("{},debug-threads=on", spec.name),
             As::Pod => spec.name.clone(),
         };
-        // As `qm showcmd` prints it, without what this guest has no use for.
+        // As `qm showcmd` prints it, without what this guest has no use for, and `-id`, which Proxmox' own QEMU has.
         let qemu = format!(
-            "exec /usr/bin/qemu-system-x86_64 -id 100 -name '{name}' -no-shutdown \
+            "exec /usr/bin/qemu-system-x86_64 -name '{name}' -no-shutdown \
              -chardev 'socket,id=qmp,path={monitor}/{}.qmp,server=on,wait=off' -mon 'chardev=qmp,mode=control' \
              -smbios 'type=1,uuid={}' -smp '{},sockets=1,cores={},maxcpus={}' -nodefaults -display none -cpu host -m {} \
              -machine 'type=pc,accel=kvm' -device 'virtio-balloon-pci,id=balloon0,free-page-reporting=on' \
@@ -102,13 +102,16 @@ impl Guest {
             }
             Ok(qemu_of(&spec.name)?.map_or_else(|| Look::NotYet("none".to_owned()), Look::Done))
         })?;
-        let guest = Guest {
+        let mut guest = Guest {
             spec,
             child,
             process,
             group,
         };
         wait_until("the guest to be ready", Duration::from_secs(120), || {
+            if let Some(status) = guest.child.try_wait()? {
+                return Err(anyhow!("QEMU ended: {status}"));
+            }
             let said = fs::read(guest.spec.console_log()).unwrap_or_default();
             let said = String::from_utf8_lossy(&said).into_owned();
             Ok(match said.contains(MARKER_READY) {
@@ -292,8 +295,8 @@ fn wait_home(inside: &Inside, guest: &Guest, node: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two guests whose operators chose a home, in files: both come home, threads and scattered memory; the agent is killed, and all is
-/// as it was.
+/// Two guests whose operators chose a home, in files: both come home, threads and scattered memory; the agent is killed, and
+/// all is as it was.
 pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     fs::create_dir_all(SETTINGS)?;
     let guests = [

@@ -15,7 +15,7 @@ use crate::read::ReadError;
 use crate::task::Role;
 use crate::vm::Vm;
 
-/// A CPU quota that the agent set in the place of the operator's. It is what a cgroup holds: where vCPUs share one, all of theirs.
+/// A CPU quota that the agent set in the place of the operator's, as a cgroup holds it: where vCPUs share one, that of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quotas {
     /// The agent's.

@@ -190,7 +190,7 @@ impl CommandLine {
             numatune: bound_to(&backends),
             huge_pages: backends
                 .iter()
-                .any(|backend| in_huge_pages(&backend))
+                .any(in_huge_pages)
                 .then_some(HugePages { page_bytes: None }),
             locked: (self.all("overcommit").any(|option| option.is_on("mem-lock"))
                 || self.all("realtime").any(|option| option.is_on("mlock")))

@@ -1,4 +1,4 @@
-//! What the operator says of a VM that no libvirt keeps metadata of: a file of its own, with the names and values of that element.
+//! What the operator says of a VM that has no metadata of libvirt's: a file of its own, with the same names and values.
 //!
 //! ```toml
 //! # /etc/homenode/vms/web.toml
