@@ -54,11 +54,7 @@ state() {
     local guest thread
     for guest in $guests; do
         echo "$guest $(pid_of "$guest")"
-        virsh vcpupin "$guest"
-        virsh emulatorpin "$guest"
-        virsh schedinfo "$guest"
-        virsh numatune "$guest"
-        virsh dommemstat "$guest" | grep '^actual'
+        virsh "vcpupin $guest; emulatorpin $guest; schedinfo $guest; numatune $guest; dommemstat $guest" | grep -v '^\(rss\|last_update\) '
         echo "marks: $(virsh dumpxml "$guest" | grep -c xmlns/mark)"
         for thread in "/proc/$(pid_of "$guest")/task"/*; do
             case $(cat "$thread/comm") in 'CPU '* | qemu-system*)
@@ -72,7 +68,16 @@ is_as_before() { state > /run/now && diff /run/before /run/now; }
 is_held() { virsh dumpxml "$1" | has xmlns/mark && grep -h Cpus_allowed_list "/proc/$(pid_of "$1")/task"/*/status | has '	[0-3]$'; }
 are_held() { for guest in $guests; do is_held "$guest" || return 1; done; }
 # Both on all nodes, so that there is something to bring home.
-scatter() { for guest in $guests; do numactl --hardware > /dev/null; migratepages "$(pid_of "$guest")" all 0,1,2,3; done; }
+scatter() { for guest in $guests; do migratepages "$(pid_of "$guest")" all 0,1,2,3; done; }
+# Pages of the first guest on each node.
+pages() { grep -o 'N[0-3]=[0-9]*' "/proc/$(pid_of one)/numa_maps" | awk -F= '{of[$1] += $2} END {for (node in of) print node, of[node]}' | sort; }
+is_moving() {
+    local before
+    before=$(pages)
+    sleep 3
+    echo "$before, then $(pages)"
+    [ "$before" != "$(pages)" ]
+}
 
 # --- The service -------------------------------------------------------------------------------------------------------
 
@@ -86,7 +91,6 @@ has_guard() { [ -n "$(guard)" ]; }
 has_no_guard() { [ -z "$(scopes)" ]; }
 told() { journalctl -u homenode --no-pager -o cat | has "$1"; }
 settings() { printf '%s\n' "$@" > /etc/homenode/homenode.toml; }
-# What is told since the service began last.
 acting() { settings 'mode = "act"' 'policies = "tavo"' '[repatriate]' 'vm_pages_per_epoch = 256' 'host_pages_per_epoch = 512'; }
 # Whether systemd starts it again when it dies.
 restart() {
@@ -175,6 +179,7 @@ check "apt-get install ./homenode-numad_*.deb" install /tried/packages/homenode-
 check "numad answers without an agent" sh -c 'numad -w 1:128 | grep "[0-3]"'
 scatter
 check "it starts for the upgrade" starts
+check "pages move" is_moving
 guests_before=$(pids)
 count=$(runs)
 ( while :; do numad -w 1:128 || echo "status $?"; sleep .2; done > /run/numad.answers 2> /run/numad.errors ) & asking=$!
@@ -184,6 +189,8 @@ check "it runs" within 60 is_active
 check "it takes up both guests" within 120 are_held
 check "the newer agent goes on with the history" within 60 goes_on "$count"
 count=$(runs)
+scatter
+check "pages move again" within 30 is_moving
 check "downgrade while guests move" install /tried/packages/*.deb
 check "the older version is there" test "$(version | grep -c newer)" = 0
 check "it runs too" within 60 is_active

@@ -4,7 +4,7 @@
     scripts/numad-compare.py HOMENODE            prints the tables of docs/NUMAD.md, in about five minutes
 
 Hosts: those that crates/machine-files/tests/trees recorded, as far as they have all that numad reads, and the published machines
-with two nodes or more, each idle and with half of its nodes in use. Their /sys and /proc are put over this machine's own in a mount
+with two nodes or more, idle and with some of their nodes in use. Their /sys and /proc are put over this machine's own in a mount
 namespace, so both programs read the same. The time of /proc/stat goes on meanwhile.
 
 Questions: what libvirt asks where a host starts and its VMs with it, one VM for each node and four at most, one after the other before
@@ -41,6 +41,7 @@ MEMORY_IN_USE = 0.6
 INSIDE = """
 mount --make-rprivate /
 for path in sys/devices/system/node sys/devices/system/cpu proc/meminfo proc/stat; do mount --bind "$1/$path" "/$path" || exit 1; done
+mount --bind "$1/proc/self/status" "/proc/$$/status" || exit 1
 mount -t tmpfs none /var/log && mount -t tmpfs none /run || exit 1
 shift
 exec "$@"
@@ -124,19 +125,20 @@ def published(homenode, name, in_use):
     machine = json.loads(subprocess.check_output([homenode, "machine", "--preset", name, "--json"]))
     root = pathlib.Path(tempfile.mkdtemp(prefix="preset-"))
     nodes, cpus = machine["nodes"], machine["cpus"]
-    of_node = {int(one): [cpu["id"] for cpu in cpus if cpu["node"] == int(one)] for one in nodes}
+    memory_kib = {one["id"]: one["memory_bytes"] // 1024 for one in nodes}
+    of_node = {one: [cpu["id"] for cpu in cpus if cpu["node"] == one] for one in memory_kib}
     for kind in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
         write(root, f"sys/devices/system/node/{kind}", as_list(sorted(of_node)) + "\n")
     ids = sorted(cpu["id"] for cpu in cpus)
     for kind in ("online", "possible", "present"):
         write(root, f"sys/devices/system/cpu/{kind}", as_list(ids) + "\n")
-    used = frozenset(sorted(of_node)[: len(of_node) // 2]) if in_use else frozenset()
+    used = frozenset(sorted(of_node)[: int(len(of_node) * in_use)])
     total_kib = 0
     for at, one in enumerate(sorted(of_node)):
         place = f"sys/devices/system/node/node{one}"
         write(root, f"{place}/cpulist", as_list(of_node[one]) + "\n")
-        write(root, f"{place}/distance", " ".join(map(str, machine["distances"]["rows"][at])) + "\n")
-        kib = nodes[str(one)]["memory_bytes"] // 1024
+        write(root, f"{place}/distance", " ".join(map(str, machine["distances"][at])) + "\n")
+        kib = memory_kib[one]
         free = int(kib * (1 - (MEMORY_IN_USE if one in used else 0.03)))
         total_kib += kib
         fields = {"MemTotal": kib, "MemFree": free, "MemUsed": kib - free, "FilePages": 0, "Active(file)": 0, "Inactive(file)": 0}
@@ -149,8 +151,9 @@ def published(homenode, name, in_use):
         write(root, f"{place}/thread_siblings", ",".join(groups) + "\n")
         write(root, f"{place}/thread_siblings_list", as_list(together) + "\n")
         write(root, f"{place}/physical_package_id", f"{cpu['socket']}\n")
+    write(root, "proc/self/status", f"Cpus_allowed_list:\t{as_list(ids)}\nMems_allowed_list:\t{as_list(sorted(of_node))}\n")
     write(root, "proc/meminfo", f"MemTotal: {total_kib} kB\nMemFree: {total_kib} kB\nHugepagesize: 2048 kB\n")
-    return Host(f"{name}, half in use" if in_use else f"{name}, idle", root, used, name)
+    return Host(f"{name}, {len(used)} of {len(of_node)} nodes in use", root, used, name)
 
 
 def answers(host, program, state):
@@ -195,3 +198,57 @@ def scenario(host, told):
         program, share = PROGRAMS[at % len(PROGRAMS)]
         text += vm(f"vm{at}", cpus, mib, numbers(answer), program, share)
     return text
+
+
+def speeds(homenode, host, told):
+    """How long each VM's program takes, in seconds of the twin; None where libvirt would not start all of them there."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(scenario(host, told))
+        file.flush()
+        ran = subprocess.run([homenode, "sim", file.name, "--json"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if ran.returncode:
+        return None, ran.stderr.strip().splitlines()[-1]
+    vms = json.loads(ran.stdout)["policies"][0]["vms"]
+    return [vm["runtime_s"] for vm in vms if vm["name"].startswith("vm")], None
+
+
+def main():
+    homenode = sys.argv[1]
+    if not REAL.exists():
+        fetched = REAL.parents[2]
+        fetched.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["apt-get", "-q", "-q", "download", "numad"], cwd=fetched, check=True)
+        subprocess.run(["dpkg-deb", "-x", next(fetched.glob("numad_*.deb")), fetched], check=True)
+    ours = pathlib.Path(tempfile.mkdtemp(prefix="ours-")) / "numad"
+    ours.symlink_to(pathlib.Path(homenode).resolve())
+    hosts = list(recorded()) + [published(homenode, name, in_use) for name in PRESETS for in_use in (0, 0.5)]
+    hosts += [published(homenode, name, 0.75) for name in ("r910", "amd48")]
+    print("| host | each asks for | Debian's numad | ours |")
+    print("|---|---|---|---|")
+    rows = []
+    for host in hosts:
+        state = tempfile.mkdtemp(prefix="state-")
+        told = [answers(host, program, state) for program in (REAL, ours)]
+        cpus, mib = host.shape()
+        each = [", ".join(answer or "nothing" for answer in of) for of in told]
+        print(f"| {host.name} | {host.count()} × {cpus}:{mib} | {each[0]} | {each[1]} |", flush=True)
+        if host.preset:
+            rows.append((host, told))
+    print()
+    print("| host | VMs by Debian's numad | VMs by ours | speed by ours, mean | worst VM |")
+    print("|---|---|---|---|---|")
+    for host, told in rows:
+        ran = [speeds(homenode, host, of) for of in told]
+        for of, (times, why) in zip(told, ran):
+            if times is None:
+                print(f"{host.name}, {of}: {why}", file=sys.stderr)
+        theirs, own = ran[0][0], ran[1][0]
+        cells = [" ".join(f"{one:.1f}" for one in times) + " s" if times else "do not start" for times in (theirs, own)]
+        ratios = [a / b for a, b in zip(theirs, own)] if theirs and own else []
+        mean = f"{sum(ratios) / len(ratios):.2f}" if ratios else "-"
+        worst = f"{min(ratios):.2f}" if ratios else "-"
+        print(f"| {host.name} | {cells[0]} | {cells[1]} | {mean} | {worst} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
