@@ -13,7 +13,8 @@ const REQUEST: [&str; 2] = ["-w", "2:128"];
 /// What this program is told where it runs in the daemon's namespaces.
 const BESIDE: &str = "--beside-daemon";
 /// Starts a numad in directories and with a table of processes of its own, then the rest.
-const ALONE: &str = "mount -t tmpfs none /run && mount -t tmpfs none /var/log && \"$1\" && sleep 4 && shift && exec \"$@\"";
+const ALONE: &str =
+    "mount -t tmpfs none /run && mount -t tmpfs none /var/log && \"$1\" && sleep 4 && shift && exec \"$@\"";
 
 struct Timing {
     wall: Duration,
@@ -68,7 +69,14 @@ fn agent(state: &Path) -> Child {
 /// Measures the real one while its daemon runs, which it then asks. Whether that could be done.
 fn beside_daemon(real: &Path) -> bool {
     let this = std::env::current_exe().expect("it has a file");
-    let namespaces = ["--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    let namespaces = [
+        "--mount",
+        "--ipc",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ];
     let mut command = Command::new("unshare");
     command.args(namespaces).args(["sh", "-c", ALONE, "sh"]).arg(real);
     command.arg(this).arg(BESIDE).arg(real);
@@ -96,7 +104,11 @@ fn main() {
         && beside == BESIDE
     {
         let dir = tempfile::tempdir().expect("a directory");
-        show("the real numad beside its own", &time(3, Path::new(real), dir.path()), None);
+        show(
+            "the real numad beside its own",
+            &time(3, Path::new(real), dir.path()),
+            None,
+        );
         return;
     }
     // `cargo test --benches` only wants to know that it runs.

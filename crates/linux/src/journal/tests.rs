@@ -237,7 +237,11 @@ fn what_a_newer_version_wrote_is_set_aside_and_said_and_what_is_understood_count
     let journal = Journal::open(dir.path()).unwrap();
     assert_eq!(journal.entries(), &entries);
     assert!(!journal.is_whole());
-    assert!(journal.warnings[0].contains("set aside"), "{:?}", journal.warnings);
+    assert!(
+        journal.warnings[0].contains("set aside"),
+        "{:?}",
+        journal.warnings
+    );
     let aside = std::fs::read_to_string(dir.path().join("private").join(DAMAGED)).unwrap();
     assert!(aside.contains(json), "{aside}");
 }
