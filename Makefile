@@ -13,6 +13,9 @@ CASE :=
 TARGETS :=
 SECONDS := 60
 
+# 'make deb-check SUITE=trixie' takes a fresh Debian 13, without it 12.
+SUITE := bookworm
+
 # 'make soak RUNS="32x1d 100x1h"' runs these, without it 32 VMs for a week and 1000 for an hour.
 RUNS :=
 
@@ -20,11 +23,11 @@ RUNS :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test reproduction testbed http page fuzz soak bench deb deb-check tarball install
+.PHONY: help build run test reproduction testbed http page fuzz soak bench deb deb-check deb-boot tarball install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14 | sed 's/^/  /'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14 | sed 's/^/  /'
 
 build: ## Build the homenode program and the emulator's plugin (release)
 	@echo '== building homenode and the plugin of homenode profile (release)'
@@ -77,9 +80,13 @@ deb: ## Build Debian packages from the committed sources into TARGET/deb (8 minu
 	@echo '== building packages into $(TARGET)/deb'
 	@$(SETUP) scripts/deb.sh
 
-deb-check: deb ## Install, upgrade, downgrade, remove and purge them on a fresh Debian 12 (3 minutes, as root)
-	@echo '== trying the packages on a fresh Debian 12'
-	@scripts/deb-check.sh
+deb-check: deb ## Install, upgrade, downgrade, remove and purge them on a fresh Debian (3 minutes, as root); SUITE=trixie for Debian 13
+	@echo '== trying the packages on a fresh Debian ($(SUITE))'
+	@scripts/deb-check.sh $(SUITE)
+
+deb-boot: deb ## Boot a Debian 12 with systemd, libvirt and guests, and start, kill, upgrade and purge them there (20 minutes, as root)
+	@echo '== trying the packages under systemd, while guests run'
+	@scripts/deb-boot.sh
 
 tarball: build ## Pack the program, its manual, completions and service for other distributions into TARGET
 	@scripts/tarball.sh $(TARGET)

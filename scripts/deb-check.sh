@@ -1,6 +1,8 @@
 #!/bin/sh
-# Installs the packages of target/deb on a fresh Debian 12, upgrades and downgrades them, removes and purges them: by piuparts, and
+# Installs the packages of target/deb on a fresh Debian, upgrades and downgrades them, removes and purges them: by piuparts, and
 # by what an operator does. The fresh Debian is a directory below target/deb, made from the sources that apt has here.
+#
+#   scripts/deb-check.sh [bookworm|trixie]
 #
 # For Debian 12, as root, since it changes its root directory.
 set -eu
@@ -8,33 +10,27 @@ set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 place=$target/deb
-fresh=$place/fresh
+suite=${1:-bookworm}
+fresh=$place/fresh-$suite
 
-say() { printf 'deb-check: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+. "$root/scripts/lib/packages.sh"
 
 [ "$(id -u)" -eq 0 ] || die "it changes its root directory: run it as root"
 set -- "$place"/homenode_*.deb "$place"/homenode-numad_*.deb "$place"/homenode-guest_*.deb
 [ -e "$1" ] || die "no packages in $place: run 'make deb' first"
 
-missing=''
-for package in mmdebstrap piuparts; do
-    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)" = installed ] || missing="$missing $package"
-done
-if [ -n "$missing" ]; then
-    say "installing$missing: a fresh Debian, and what tries packages in it"
-    # shellcheck disable=SC2086
-    env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >&2 || die "apt-get could not install$missing"
-fi
+need <<END
+mmdebstrap|makes a fresh Debian
+piuparts|tries packages in it
+END
 
-# What apt is told here of how to fetch, the fresh one is told as well.
-apt-config dump | grep '^Acquire::Check' > "$place/apt-options" || true
-if [ ! -f "$place/fresh.tar.gz" ]; then
-    say "making a fresh Debian 12"
-    sources=$(ls /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list /etc/apt/sources.list 2>/dev/null || true)
-    # shellcheck disable=SC2086
-    mmdebstrap --quiet --variant=minbase --aptopt="$place/apt-options" bookworm "$place/new.tar.gz" $sources >&2
-    mv "$place/new.tar.gz" "$place/fresh.tar.gz"
+apt_options > "$place/apt-options"
+if [ ! -f "$fresh.tar.gz" ]; then
+    say "making a fresh Debian ($suite)"
+    # shellcheck disable=SC2046 # one word per file is meant
+    mmdebstrap --quiet --variant=minbase --aptopt="$place/apt-options" "$suite" "$place/new.tar.gz" \
+        $(apt_sources "$suite" "$place/sources-$suite") >&2
+    mv "$place/new.tar.gz" "$fresh.tar.gz"
 fi
 
 passed=0
@@ -59,18 +55,11 @@ list() {
 
 rm -rf "$fresh"
 mkdir -p "$fresh"
-tar -xz -C "$fresh" -f "$place/fresh.tar.gz"
+tar -xz -C "$fresh" -f "$fresh.tar.gz"
 trap 'rm -rf "$fresh"' EXIT
 mkdir "$fresh/packages" "$fresh/newer"
 cp "$@" "$fresh/packages/"
-# The same with a version that is higher.
-for package in "$@"; do
-    rm -rf "$place/unpacked"
-    dpkg-deb -R "$package" "$place/unpacked"
-    sed -i 's/^Version: .*/&+newer/; s/(= \([^)]*\))/(= \1+newer)/' "$place/unpacked/DEBIAN/control"
-    dpkg-deb --root-owner-group -b "$place/unpacked" "$fresh/newer/" >/dev/null
-    rm -rf "$place/unpacked"
-done
+for package in "$@"; do raise_version "$package" "$fresh/newer"; done
 within apt-get -q update > "$place/check.log" 2>&1 || die "the fresh Debian's apt-get cannot update: see $place/check.log"
 # What they depend on stays, and is there before.
 check "dependencies are found in Debian" within sh -c 'apt-get install -q -y --no-install-recommends libvirt0 dkms numad systemd'
@@ -91,7 +80,7 @@ list > "$place/after"
 check "nothing is left" same_as_before
 
 # It looks for what packages depend on in Debian, where homenode is not: homenode-numad, which needs it, was tried above.
-check "piuparts" piuparts --basetgz="$place/fresh.tar.gz" --keep-sources-list --distribution=bookworm --no-upgrade-test \
+check "piuparts" piuparts --basetgz="$fresh.tar.gz" --keep-sources-list --distribution="$suite" --no-upgrade-test \
     --warn-on-others --skip-logrotatefiles-test --no-eatmydata --allow-database "$1" "$3"
 
 echo "$passed passed, $failed failed"

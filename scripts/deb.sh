@@ -8,26 +8,13 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 place=$target/deb
 
-say() { printf 'deb: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+. "$root/scripts/lib/packages.sh"
 
-missing=''
-while IFS='|' read -r package reason; do
-    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)" = installed ] && continue
-    say "installing $package: $reason"
-    missing="$missing $package"
-done <<END
+need <<END
 debhelper|makes packages
 dh-dkms|makes of the module what DKMS builds
 lintian|judges packages by Debian's policy
 END
-if [ -n "$missing" ]; then
-    sudo=''
-    [ "$(id -u)" -eq 0 ] || sudo=sudo
-    # shellcheck disable=SC2086
-    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >&2 \
-        || die "apt-get could not install$missing: run 'apt-get update' as root first"
-fi
 
 version=$(sed -n '1s/.*(\(.*\)).*/\1/p' "$root/debian/changelog")
 built=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)

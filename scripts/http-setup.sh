@@ -11,16 +11,13 @@ target=${CARGO_TARGET_DIR:-$root/target}
 schemathesis_version=4.32.5
 perfetto_version=0.59.1
 
-say() { printf 'http-setup: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+. "$root/scripts/lib/packages.sh"
 
 if [ ! -x "$target/prometheus/usr/bin/promtool" ]; then
-    command -v apt-get >/dev/null 2>&1 || die "no apt-get here: put prometheus and promtool into $target/prometheus/usr/bin"
     fetched=$(mktemp -d)
     trap 'rm -rf "$fetched"' EXIT
     say "fetching Debian's prometheus"
-    (cd "$fetched" && apt-get -q download prometheus) >&2 \
-        || die "apt-get could not fetch prometheus: run 'apt-get update' as root first"
+    apt_fetch "$fetched" prometheus
     mkdir -p "$target/prometheus"
     dpkg-deb -x "$fetched"/prometheus_*.deb "$target/prometheus"
 fi
@@ -31,12 +28,7 @@ environment() {
     shift 3
     "$target/$name/bin/$program" "$@" >/dev/null 2>&1 && return
     if ! python3 -c 'import ensurepip' >/dev/null 2>&1; then
-        say "installing python3-venv: environments for Python's packages"
-        command -v apt-get >/dev/null 2>&1 || die "no apt-get here: install python3-venv"
-        sudo=''
-        [ "$(id -u)" -eq 0 ] || sudo=sudo
-        $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-venv >&2 \
-            || die "apt-get could not install python3-venv: run 'apt-get update' as root first"
+        apt_install python3-venv || die "apt-get could not install python3-venv (see above)"
     fi
     say "installing $name $version into $target/$name"
     rm -rf "${target:?}/$name"

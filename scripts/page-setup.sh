@@ -10,14 +10,13 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 axe_version=4.10.3
 
-say() { printf 'page-setup: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+. "$root/scripts/lib/packages.sh"
 
 # Program, package and reason, one per line. The committed pictures have DejaVu's letters.
 missing=''
 while IFS='|' read -r there package reason; do
     [ -e "$there" ] && continue
-    say "installing $package: $reason"
+    say "needs $package: $reason"
     missing="$missing $package"
 done <<END
 /usr/bin/chromium|chromium|the browser that opens the page
@@ -26,12 +25,8 @@ done <<END
 /usr/bin/npm|npm|fetches axe-core
 END
 if [ -n "$missing" ]; then
-    command -v apt-get >/dev/null 2>&1 || die "no apt-get here: install$missing"
-    sudo=''
-    [ "$(id -u)" -eq 0 ] || sudo=sudo
-    # shellcheck disable=SC2086
-    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >&2 \
-        || die "apt-get could not install$missing: run 'apt-get update' as root first"
+    # shellcheck disable=SC2086 # one word per package is meant
+    apt_install $missing || die "apt-get could not install$missing (see above)"
 fi
 
 if [ ! -f "$target/axe/package/axe.min.js" ]; then

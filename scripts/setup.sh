@@ -15,9 +15,7 @@ HOME=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 export HOME
 
-# To standard error: standard output belongs to the command that is run afterwards.
-say() { printf 'setup: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+. "$root/scripts/lib/packages.sh"
 
 # --- Debian packages -------------------------------------------------------------------------------------------------
 
@@ -37,54 +35,15 @@ systemd|systemd-analyze, which checks the agent's unit
 ca-certificates|lets cargo and rustup check whom they talk to
 "
 
-installed() {
-    [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null || true)" = installed ]
-}
-
-as_root() {
-    if [ "$(id -u)" = 0 ]; then
-        "$@"
-    elif command -v sudo >/dev/null 2>&1; then
-        sudo "$@"
-    else
-        die "cannot run '$1' as root: become root, or install and set up sudo, and run this script again"
-    fi
-}
-
-updated=no
-update_once() {
-    [ "$updated" = no ] || return 0
-    say "apt-get update"
-    as_root apt-get -q -q update >&2 || die "apt-get update failed, see above"
-    updated=yes
-}
-
-# Never removes a package to make room for another.
-apt_install() {
-    command -v apt-get >/dev/null 2>&1 || die "no apt-get here: install these by hand: $*"
-    update_once
-    say "apt-get install $*"
-    as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get -q -y --no-remove --no-install-recommends install "$@" >&2
-}
-
 # On other distributions the compiler says what it lacks.
 install_packages() {
     if ! command -v dpkg-query >/dev/null 2>&1; then
         say "this is not Debian or a relative: have a C compiler, make, pkg-config and libvirt's headers installed"
         return 0
     fi
-    missing=
-    while IFS='|' read -r name reason; do
-        if [ -z "$name" ] || installed "$name"; then continue; fi
-        say "needs $name: $reason"
-        missing="$missing $name"
-    done <<END
+    need <<END
 $packages
 END
-    [ -n "$missing" ] || return 0
-    # shellcheck disable=SC2086 # one word per package is meant
-    apt_install $missing || die "apt-get could not install:$missing (see above)"
 }
 
 # --- Rust ------------------------------------------------------------------------------------------------------------

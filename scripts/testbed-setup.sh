@@ -19,8 +19,7 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 venv="$root/target/testbed/venv"
 virtme_version=1.42
 
-say() { printf 'testbed-setup: %s\n' "$*"; }
-die() { printf 'testbed-setup: %s\n' "$*" >&2; exit 1; }
+. "$root/scripts/lib/packages.sh"
 
 # Package and reason, one per line.
 packages="
@@ -57,10 +56,6 @@ hpcc|the HPC Challenge, which has HPL
 "
 fi
 
-installed() {
-    [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null || true)" = installed ]
-}
-
 # A stock kernel of any build will do, also when the meta package is not installed.
 have_kernel() {
     for image in /boot/vmlinuz-6.1.*-amd64; do
@@ -76,16 +71,6 @@ newest_kernel() {
         release=${image#/boot/vmlinuz-}
         if [ -e "/lib/modules/$release/kernel" ]; then printf '%s\n' "$release"; fi
     done | sort -V | tail -n 1
-}
-
-as_root() {
-    if [ "$(id -u)" = 0 ]; then
-        "$@"
-    elif command -v sudo >/dev/null 2>&1; then
-        sudo "$@"
-    else
-        die "cannot run '$1' as root: become root, or install and set up sudo, and run this script again"
-    fi
 }
 
 # Packages of daemons would start them. policy-rc.d is Debian's way to say no; whatever was there comes back.
@@ -118,14 +103,6 @@ disable_units() {
     for unit in $units; do
         as_root systemctl disable "$unit" >/dev/null 2>&1 || true
     done
-}
-
-updated=no
-update_once() {
-    [ "$updated" = no ] || return 0
-    say "apt-get update"
-    as_root apt-get -q -q update
-    updated=yes
 }
 
 install_packages() {
@@ -195,15 +172,7 @@ unpack_damon_kernel() {
 }
 
 command -v dpkg-query >/dev/null 2>&1 || die "this is not Debian or a relative (no dpkg): see the package list in $0"
-missing=
-for line in $(printf '%s' "$packages" | tr ' ' '_'); do
-    name=${line%%|*}
-    reason=$(printf '%s' "${line#*|}" | tr '_' ' ')
-    if [ "$name" = linux-image-amd64 ] && have_kernel; then continue; fi
-    installed "$name" && continue
-    say "needs $name: $reason"
-    missing="$missing $name"
-done
+missing=$(printf '%s' "$packages" | if have_kernel; then grep -v '^linux-image-amd64|'; else cat; fi | lacking)
 install_packages
 have_kernel || die "no stock 6.1 kernel with its modules in /boot and /lib/modules: install linux-image-amd64 of Debian 12"
 install_headers

@@ -1,5 +1,6 @@
-//! `numad -w` answered by Homenode, with and without an agent, against the real numad where that is installed: wall time and
-//! CPU time of whole processes, on one machine in one run.
+//! `numad -w` answered by Homenode, with and without an agent, against the real numad where that is installed, or unpacked where
+//! the variable `NUMAD` says: wall time and CPU time of whole processes, on one machine in one run. Root measures the real one beside
+//! its daemon too, in namespaces in which that daemon finds no process to move.
 
 #![allow(clippy::print_stdout)] // a benchmark prints its figures
 
@@ -9,6 +10,11 @@ use std::time::{Duration, Instant};
 
 const REAL: &str = "/usr/bin/numad";
 const REQUEST: [&str; 2] = ["-w", "2:128"];
+/// What this program is told where it runs in the daemon's namespaces.
+const BESIDE: &str = "--beside-daemon";
+/// Starts a numad in directories and with a table of processes of its own, then the rest.
+const ALONE: &str =
+    "mount -t tmpfs none /run && mount -t tmpfs none /var/log && \"$1\" && sleep 4 && shift && exec \"$@\"";
 
 struct Timing {
     wall: Duration,
@@ -60,6 +66,23 @@ fn agent(state: &Path) -> Child {
     child
 }
 
+/// Measures the real one while its daemon runs, which it then asks. Whether that could be done.
+fn beside_daemon(real: &Path) -> bool {
+    let this = std::env::current_exe().expect("it has a file");
+    let namespaces = [
+        "--mount",
+        "--ipc",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ];
+    let mut command = Command::new("unshare");
+    command.args(namespaces).args(["sh", "-c", ALONE, "sh"]).arg(real);
+    command.arg(this).arg(BESIDE).arg(real);
+    command.status().is_ok_and(|status| status.success())
+}
+
 fn show(name: &str, ours: &Timing, real: Option<&Timing>) {
     let ratio = real.map_or(String::new(), |real| {
         format!(
@@ -69,23 +92,41 @@ fn show(name: &str, ours: &Timing, real: Option<&Timing>) {
     });
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     println!(
-        "{name:<28}{:>10.2} ms wall{:>10.2} ms CPU{ratio}",
+        "{name:<30}{:>10.2} ms wall{:>10.2} ms CPU{ratio}",
         ms(ours.wall),
         ms(ours.cpu)
     );
 }
 
 fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if let [_, beside, real] = args.as_slice()
+        && beside == BESIDE
+    {
+        let dir = tempfile::tempdir().expect("a directory");
+        show(
+            "the real numad beside its own",
+            &time(3, Path::new(real), dir.path()),
+            None,
+        );
+        return;
+    }
     // `cargo test --benches` only wants to know that it runs.
     let quick = !std::env::args().any(|arg| arg == "--bench");
     let runs = if quick { 1 } else { 100 };
     let dir = tempfile::tempdir().expect("a directory for state");
     let numad = dir.path().join("numad");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode"), &numad).expect("a link");
-    let real = Path::new(REAL);
-    let real = (real.exists() && !quick).then(|| time(3, real, dir.path()));
+    let program = std::env::var_os("NUMAD").unwrap_or_else(|| REAL.into());
+    let program = Path::new(&program);
+    let real = (program.exists() && !quick).then(|| time(3, program, dir.path()));
     match &real {
-        Some(real) => show("the real numad", real, None),
+        Some(real) => {
+            show("the real numad", real, None);
+            if !beside_daemon(program) {
+                println!("the real numad beside its daemon is not measured (run this as root)");
+            }
+        }
         None => println!("the real numad is not measured (install Debian's numad for it)"),
     }
     show(

@@ -160,3 +160,43 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     assert!(ran.status.success());
     assert!(stdout(&ran).contains("not recorded"), "{}", stdout(&ran));
 }
+
+/// What a downgrade meets.
+#[test]
+fn a_history_of_a_newer_version_is_left_as_it_is_and_the_agent_runs_without_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("history.sqlite");
+    let history = path.display().to_string();
+    let runs = || {
+        let ran = run(&[
+            "run",
+            "--host",
+            "twin",
+            "--fast",
+            "--duration",
+            "2s",
+            "--history",
+            &history,
+            "--json",
+        ]);
+        assert!(ran.status.success(), "{ran:?}");
+        stdout(&ran)
+    };
+    assert!(!runs().contains("not recorded"));
+    // SQLite has `user_version` at byte 60, the most significant byte first.
+    let mut newer = std::fs::read(&path).unwrap();
+    assert_eq!(newer[60..64], [0, 0, 0, 1]);
+    newer[63] = 9;
+    std::fs::write(&path, &newer).unwrap();
+    let said = runs();
+    assert!(
+        said.contains("has format 9") && said.contains("not recorded"),
+        "{said}"
+    );
+    let (status, refusal) = refused(&run(&["record", "show", "--history", &history]));
+    assert!(
+        status == 2 && refusal.contains("use a newer one"),
+        "{status}: {refusal}"
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), newer);
+}

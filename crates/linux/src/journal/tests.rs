@@ -221,6 +221,31 @@ fn a_damaged_line_is_set_aside_and_loses_no_other_vm() {
     );
 }
 
+/// What an agent does after a downgrade: a newer form reads as damage, and a journal with damage is not taken for all there is.
+#[test]
+fn what_a_newer_version_wrote_is_set_aside_and_said_and_what_is_understood_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let entries = filled(dir.path()).entries().clone();
+    let json = r#"{"n":900,"vm":9,"lever":"home","entry":null,"since":"0.9"}"#;
+    let newer = format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes()));
+    for copy in COPIES {
+        let path = dir.path().join("private").join(copy);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.extend_from_slice(newer.as_bytes());
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let journal = Journal::open(dir.path()).unwrap();
+    assert_eq!(journal.entries(), &entries);
+    assert!(!journal.is_whole());
+    assert!(
+        journal.warnings[0].contains("set aside"),
+        "{:?}",
+        journal.warnings
+    );
+    let aside = std::fs::read_to_string(dir.path().join("private").join(DAMAGED)).unwrap();
+    assert!(aside.contains(json), "{aside}");
+}
+
 #[test]
 fn a_crash_while_compacting_leaves_the_old_file() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,89 @@
+# What the scripts have in common: telling, and installing packages of Debian's. To be sourced; 'root' is where the sources lie.
+# It installs nothing by itself.
+me=$(basename -- "$0" .sh)
+
+# To standard error: standard output belongs to what a script is asked for.
+say() { printf '%s: %s\n' "$me" "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+installed() {
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null || true)" = installed ]
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null 2>&1; then
+        sudo "$@"
+    else
+        die "cannot run '$1' as root: become root, or install and set up sudo, and run this script again"
+    fi
+}
+
+updated=no
+update_once() {
+    [ "$updated" = no ] || return 0
+    command -v apt-get >/dev/null 2>&1 || die "no apt-get here"
+    say "apt-get update"
+    as_root apt-get -q -q update >&2 || die "apt-get update failed, see above"
+    updated=yes
+}
+
+# Never removes a package to make room for another.
+apt_install() {
+    command -v apt-get >/dev/null 2>&1 || die "no apt-get here: install these by hand: $*"
+    update_once
+    say "apt-get install $*"
+    as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -q -y --no-remove --no-install-recommends install "$@" >&2
+}
+
+# Fetches packages into a directory, without installing them.
+apt_fetch() {
+    into=$1
+    shift
+    command -v apt-get >/dev/null 2>&1 || die "no apt-get here: fetch these by hand into $into: $*"
+    (cd "$into" && apt-get -q -q download "$@" >&2) || die "apt-get could not fetch $*: run 'apt-get update' as root first"
+}
+
+# Those of the packages on standard input that are not installed; each stands on a line with its reason, as in 'make|runs the Makefile'.
+lacking() {
+    while IFS='|' read -r package reason; do
+        if [ -z "$package" ] || installed "$package"; then continue; fi
+        say "needs $package: $reason"
+        printf ' %s' "$package"
+    done
+}
+
+# Installs those.
+need() {
+    lacks=$(lacking)
+    [ -n "$lacks" ] || return 0
+    # shellcheck disable=SC2086 # one word per package is meant
+    apt_install $lacks || die "apt-get could not install$lacks (see above)"
+}
+
+# What mmdebstrap is given to make a fresh Debian: apt's sources of this machine, as the files that name them. For another suite than
+# the machine's own they are rewritten into the directory $2.
+apt_sources() {
+    suite=$1 into=$2
+    own=$(. /etc/os-release && printf '%s' "$VERSION_CODENAME")
+    mkdir -p "$into"
+    for file in /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list /etc/apt/sources.list; do
+        if [ ! -s "$file" ]; then continue; fi
+        sed "s/\\b$own\\b/$suite/g" "$file" > "$into/${file##*/}"
+        printf '%s\n' "$into/${file##*/}"
+    done
+}
+
+# What apt is told here of how to fetch, a fresh Debian is told as well.
+apt_options() { apt-config dump | grep '^Acquire::Check' || true; }
+
+# The same package with a version that is higher, put into a directory.
+raise_version() {
+    unpacked=$(mktemp -d)
+    dpkg-deb -R "$1" "$unpacked"
+    sed -i 's/^Version: .*/&+newer/; s/(= \([^)]*\))/(= \1+newer)/' "$unpacked/DEBIAN/control"
+    dpkg-deb --root-owner-group -b "$unpacked" "$2/" >/dev/null
+    rm -rf "$unpacked"
+}
