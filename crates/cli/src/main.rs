@@ -57,7 +57,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
 use homenode_api::AskError;
-use homenode_linux::ConnectError;
+use homenode_linux::{ConnectError, Vms};
 use homenode_twin::TwinError;
 
 use args::{Args, Command};
@@ -161,6 +161,20 @@ fn page(of: &clap::Command) -> std::io::Result<Vec<u8>> {
     Ok(page)
 }
 
+/// Undoes what an agent left; how many VMs are as they were. Nobody needs to know who managed them: libvirt is asked if it
+/// answers, and then QEMU itself for what is left.
+fn release(args: &args::ReleaseArgs) -> anyhow::Result<usize> {
+    let release = |vms: &Vms| homenode_agent::live::release(vms, &args.state.dir);
+    if let Some(vms) = &args.host {
+        return release(vms);
+    }
+    let first = Vms::here()?;
+    release(&first).or_else(|why| match first {
+        Vms::Libvirt(_) => release(&Vms::Qemu).map_err(|_| why),
+        Vms::Qemu => Err(why),
+    })
+}
+
 /// The guard's life. What it says goes through a thread: a reader that takes its time must not hold up what is to be undone.
 fn guard(args: &args::GuardArgs) -> anyhow::Result<()> {
     let (said, sentences) = std::sync::mpsc::sync_channel::<String>(64);
@@ -208,8 +222,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Config(command) => return settings::run(&command),
         Command::Release(args) => {
-            let vms = args.host.clone().map_or_else(homenode_linux::Vms::here, Ok)?;
-            let count = homenode_agent::live::release(&vms, &args.state.dir)?;
+            let count = release(&args)?;
             say!("{count} VMs are as they were before homenode touched them");
         }
         Command::Hook(args) => numad::hook(&args),

@@ -298,7 +298,7 @@ impl<'a> After<'a> {
         match self.is_found {
             true => Ok(Some(self.run.vm)),
             false if self.is_over() => Ok(None),
-            false => Err("its QEMU runs and libvirt does not list it".into()),
+            false => Err("its QEMU runs and is not listed where VMs are asked for".into()),
         }
     }
 }
