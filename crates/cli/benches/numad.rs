@@ -1,6 +1,6 @@
-//! `numad -w` answered by Homenode, with and without an agent, against the real numad where that is installed, or unpacked where
-//! the variable `NUMAD` says: wall time and CPU time of whole processes, on one machine in one run. Root measures the real one beside
-//! its daemon too, in namespaces in which that daemon finds no process to move.
+//! `numad -w` answered by Homenode, with and without an agent, against the real numad where that is installed, or unpacked
+//! where the variable `NUMAD` says: wall time and CPU time of whole processes, on one machine in one run. Root measures the real
+//! one beside its daemon too, in namespaces in which that daemon finds no process to move.
 
 #![allow(clippy::print_stdout)] // a benchmark prints its figures
 
