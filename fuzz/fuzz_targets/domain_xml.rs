@@ -15,7 +15,10 @@ fuzz_target!(|text: &str| {
     let _ = domain.settings(None, Vec::new());
     // What the agent writes back into the metadata reads, and says what was said before.
     let Ok(said) = &domain.settings else { return };
-    let Some(element) = said.with(Setting::MemoryFloor(Some(Bytes::from_mib(64)))) else {
+    let Some(element) = said
+        .with(Setting::MemoryFloor(Some(Bytes::from_mib(64))))
+        .element()
+    else {
         panic!("an element with a floor is not empty");
     };
     let element = element.replacen("<vm", &format!("<h:vm xmlns:h='{NAMESPACE}'"), 1);

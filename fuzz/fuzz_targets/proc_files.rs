@@ -45,7 +45,7 @@ fuzz_target!(|text: &str| {
                 .and_then(|all| all.group_of(PID, thread.tid).ok()?);
             if let Some(group) = group {
                 let _ = (
-                    group.throttled().map(|time| time.map(|time| time.per_vcpu(2))),
+                    group.throttled().map(|time| time.map(|time| time.per_vcpu(2, 1))),
                     group.max(),
                 );
             }

@@ -99,7 +99,7 @@ impl OperatorSettings {
     }
 
     /// The metadata element that says it; `None` where there is nothing to say.
-    pub(crate) fn element(&self) -> Option<String> {
+    pub fn element(&self) -> Option<String> {
         let written =
             |(name, value): &(String, String)| format!(" {name}='{}'", quick_xml::escape::escape(value));
         let attributes: String = self.written.iter().map(written).collect();

@@ -384,7 +384,13 @@ fn pci_address(host: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// What command lines are made of, and anything.
+    const WORD: &str = "(-(m|smp|object|device|numa|name|machine|mon|chardev|qmp|smbios)|(size|cpus|qom-type|memdev|id|host|host-nodes|policy|type|path|chardev|mode)=[a-z0-9:./-]{0,12}(,(size|cpus|id|mem|memdev|node|path)=[a-z0-9GMK-]{0,9}){0,3}|memory-backend-ram,id=a,size=[0-9]{1,22}[KMGTP]?|\\PC{0,24})";
 
     /// As Proxmox 8 starts one (`qm showcmd 100`), shortened where nothing is read.
     const PROXMOX: &str = "-id 100 -name web,debug-threads=on -no-shutdown \
@@ -502,5 +508,17 @@ mod tests {
             let _ = told(line);
         }
         assert_eq!(told("-device vfio-pci,host=../../etc").assigned_devices, [""; 0]);
+    }
+
+    proptest! {
+        /// A process writes over its own command line as it likes.
+        #[test]
+        fn any_words_and_any_file_are_read(words in vec(WORD, 0..20), lines in vec("(\\[\\PC{0,12}\\]|\\PC{0,20}=\\PC{0,20}|\\PC{0,30})", 0..20)) {
+            let mut line = CommandLine::of(words.iter().map(String::as_str));
+            line.take_in_config(&lines.join("\n"));
+            let told = line.told();
+            prop_assert!(told.vcpus >= 1 && told.memory > Bytes::ZERO);
+            prop_assert!(told.monitors.iter().all(|path| path.starts_with('/')));
+        }
     }
 }
