@@ -23,7 +23,7 @@ RUNS :=
 SETUP := scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test reproduction testbed http page fuzz soak bench deb deb-check deb-boot tarball install
+.PHONY: help build run test reproduction testbed http integrations page fuzz soak bench deb deb-check deb-boot tarball install
 
 help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
@@ -57,6 +57,12 @@ http: ## Have Prometheus and schemathesis ask an agent on the twin, and Perfetto
 	@scripts/http-setup.sh
 	@echo '== asking an agent on the twin over HTTP, and reading traces'
 	@$(SETUP) cargo xtask http
+
+integrations: ## Have Nova, Kubernetes' extender client and Incus' interpreter ask agents on twins (two minutes, building aside)
+	@echo '== fetching Nova and Kubernetes into $(TARGET)/integrations, if they are missing'
+	@scripts/integrations-setup.sh
+	@echo '== asking agents on twins as schedulers do'
+	@$(SETUP) cargo xtask integrations
 
 page: ## Open the page of an agent on the twin in Chromium and use it as an operator does (two minutes, building aside)
 	@echo '== installing Chromium and fetching axe-core into $(TARGET), if they are missing'

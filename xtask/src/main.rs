@@ -63,6 +63,9 @@ enum Command {
     Fuzz(FuzzArgs),
     /// Have Prometheus and schemathesis ask an agent on the twin; scripts/http-setup.sh fetches both
     Http,
+    /// Have Nova, Kubernetes' client of scheduler extenders and Incus' interpreter ask agents on twins;
+    /// scripts/integrations-setup.sh fetches them
+    Integrations,
     /// Open the page of an agent on the twin in Chromium, and click in it; scripts/page-setup.sh installs it
     Page,
     /// Build and run the testbed: real guests on an emulated 4-node host
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Decisions(args) => Step::Decisions(args),
         Command::Fuzz(args) => Step::Fuzz(args),
         Command::Http => Step::Http,
+        Command::Integrations => Step::Integrations,
         Command::Page => Step::Page,
         Command::Testbed { names } => Step::Testbed(names),
     };

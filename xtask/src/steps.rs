@@ -56,6 +56,8 @@ pub enum Step {
     Http,
     /// The page, in a browser.
     Page,
+    /// Schedulers of fleets, which ask agents.
+    Integrations,
     /// The testbed, with the cases or groups to run; all without any.
     Testbed(Vec<String>),
 }
@@ -86,6 +88,7 @@ impl Step {
             Self::Decisions(_) => "decisions",
             Self::Fuzz(_) => "fuzz",
             Self::Http => "http",
+            Self::Integrations => "integrations",
             Self::Page => "page",
             Self::Testbed(_) => "testbed",
         }
@@ -110,6 +113,7 @@ impl Step {
             Self::Http => {
                 "what Prometheus and schemathesis make of an agent's HTTP, and Perfetto of traces (a minute)"
             }
+            Self::Integrations => "what schedulers of fleets make of agents' answers (two minutes)",
             Self::Page => "the page of an agent, as an operator uses it in Chromium (two minutes)",
             Self::Testbed(_) => {
                 "real guests on an emulated 4-node host (all cases: some 25 minutes on 2 cores)"
@@ -154,6 +158,7 @@ impl Step {
                 "--test",
                 "perfetto",
             ]),
+            Self::Integrations => integrations(),
             Self::Page => test(&["--package", "homenode-cli", "--test", "page"]),
             Self::Testbed(names) => testbed(names),
         }
@@ -370,6 +375,41 @@ fn testbed(names: &[String]) -> anyhow::Result<Tally> {
     } else {
         cases
     })
+}
+
+/// Runs what is in `deploy/shims/tests`, which counts by itself.
+fn integrations() -> anyhow::Result<Tally> {
+    build(Build::BesideTests)?;
+    let metadata = metadata()?;
+    let fetched = metadata.target_directory.join("integrations");
+    let python = fetched.join("python/bin/python");
+    ensure!(
+        python.exists(),
+        "{} is missing: run scripts/integrations-setup.sh",
+        python.display()
+    );
+    let mut child = Command::new(python)
+        .arg(metadata.workspace_root.join("deploy/shims/tests/run.py"))
+        .env("HOMENODE", metadata.target_directory.join("debug/homenode"))
+        .env("GO_TESTS", fetched.join("shims.test"))
+        // No compiled files beside the sources.
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .context("cannot start Python")?;
+    let mut last = String::new();
+    for line in child
+        .stdout
+        .take()
+        .into_iter()
+        .flat_map(|out| BufReader::new(out).lines())
+    {
+        last = line?;
+        println!("{last}");
+    }
+    let counted = Tally::read(&last).unwrap_or(Tally::FAILED);
+    let is_well = child.wait()?.success() || counted.failed > 0;
+    Ok(if is_well { counted } else { counted + Tally::FAILED })
 }
 
 #[cfg(test)]

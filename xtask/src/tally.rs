@@ -36,6 +36,16 @@ impl Tally {
         skipped: 1,
     };
 
+    /// What another program counted: `3 passed, 1 failed`.
+    pub fn read(line: &str) -> Option<Self> {
+        let (passed, failed) = line.strip_suffix(" failed")?.split_once(" passed, ")?;
+        Some(Self {
+            passed: passed.parse().ok()?,
+            failed: failed.parse().ok()?,
+            skipped: 0,
+        })
+    }
+
     /// One check.
     pub fn of(passed: bool) -> Self {
         if passed { Self::PASSED } else { Self::FAILED }
@@ -145,6 +155,20 @@ mod tests {
         let mut output = TestOutput::default();
         lines.iter().for_each(|line| output.line(line));
         output.end(cargo_succeeded)
+    }
+
+    #[test]
+    fn what_others_counted_is_read_as_it_is_written() {
+        let counted = Tally::read("12 passed, 3 failed");
+        assert_eq!(counted.map(|tally| (tally.passed, tally.failed)), Some((12, 3)));
+        for line in [
+            "",
+            "12 passed",
+            "all passed, 3 failed",
+            "12 passed, 3 failed or so",
+        ] {
+            assert_eq!(Tally::read(line), None, "{line}");
+        }
     }
 
     #[test]

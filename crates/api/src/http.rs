@@ -313,7 +313,8 @@ mod whole {
 pub struct Evaluated {
     /// Whether it fits.
     pub fits: bool,
-    /// The share of the scarcest resource of its home that it leaves, from 0 to 1; 0 where it does not fit.
+    /// The share of the scarcest resource of its home that it leaves, over the home's nodes, from 0 to 1; 0 where it does not
+    /// fit.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub score: f64,
     /// Where.
@@ -337,7 +338,9 @@ impl Evaluated {
                 // What is not counted is needed by nothing.
                 let counted = pairs.iter().filter(|(needs, _)| *needs > 0.0);
                 let stay = counted.map(|(needs, left)| 1.0 - needs / left);
-                stay.fold(1.0, f64::min).clamp(0.0, 1.0)
+                // Of n nodes one is near: with memory interleaved, so is one access of n.
+                let nodes = placed.nodes.as_ref().map_or(1, NodeSet::len).max(1);
+                stay.fold(1.0, f64::min).clamp(0.0, 1.0) / nodes as f64
             }
             PlacedFigures::Short { .. } => 0.0,
         };
@@ -482,14 +485,14 @@ mod tests {
     #[test]
     fn a_score_is_what_is_left_of_the_scarcest_resource() {
         let shares = |[cpu, memory, bandwidth]: [f64; 3]| Shares::from([cpu, memory, bandwidth]);
-        let score = |needs, left| {
+        let score_on = |nodes: &str, needs, left| {
             let figures = PlacedFigures::Fits {
                 matched: Match::Room,
                 needs: shares(needs),
                 left: shares(left),
                 bandwidth_from: BandwidthFrom::Unknown,
             };
-            let (nodes, reasons) = (Some(NodeSet::default()), vec![]);
+            let (nodes, reasons) = (Some(nodes.parse().unwrap()), vec![]);
             Evaluated::of(Placed {
                 nodes,
                 reasons,
@@ -497,9 +500,12 @@ mod tests {
             })
             .score
         };
+        let score = |needs, left| score_on("1", needs, left);
         // 1 - .1/.2 of CPUs is less than 1 - .1/.4 of memory.
         assert!((score([0.1, 0.1, 0.0], [0.2, 0.4, 0.0]) - 0.5).abs() < 1e-9);
         assert_eq!(score([0.2, 0.0, 0.0], [0.2, 1.0, 1.0]), 0.0);
+        // One node with half left is as good as a home of two that has all left: half of the accesses there are remote.
+        assert_eq!(score_on("0-1", [0.0; 3], [1.0; 3]), 0.5);
         let figures = PlacedFigures::Short { shortages: vec![] };
         let short = Placed {
             nodes: None,

@@ -10,6 +10,7 @@ use homenode_twin::Disturbance;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
+use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
 use crate::options::{AgentArgs, OrNone, ShownArgs, Size, StateArgs};
 use crate::page_log::LogArgs;
@@ -95,6 +96,9 @@ Examples:
     /// Show nodes, links and VMs on one page, as they are or as they were
     #[command(after_help = crate::top::help())]
     Top(TopArgs),
+    /// Show many hosts on one page
+    #[command(subcommand)]
+    Fleet(FleetCommand),
     /// Ask where a VM would go, and why
     Place(PlaceArgs),
     /// Show the VMs that the running agent manages

@@ -59,6 +59,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "replay": homenode_agent::replay::Report,
         "why": homenode_api::why::Answer,
         "overview": crate::top::Shown<'_>,
+        "fleet": crate::fleet::Fleet,
         "error": Complaint<'_>,
         // The agent's socket, a line each way.
         "request": Request,

@@ -16,6 +16,7 @@ mod complaint;
 mod doctor;
 #[cfg(test)]
 mod documents;
+mod fleet;
 mod journald;
 mod kernel_footprint;
 mod memory;
@@ -203,6 +204,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Profile(args) => return profile::run(&args),
         Command::KernelFootprint(args) => kernel_footprint::run(&args)?,
         Command::Top(args) => return top::run(&args),
+        Command::Fleet(command) => return fleet::run(&command),
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
         Command::Permit(command) => permit::run(&command)?,

@@ -10,13 +10,13 @@
 
 mod host;
 mod interactive;
-mod limits;
+pub mod limits;
 mod live;
 mod past;
 pub mod screen;
 mod table;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 mod view;
 mod vm_page;
 mod vms;
@@ -35,7 +35,10 @@ use ratatui::crossterm::terminal;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use table::wrapped;
+pub use host::{gib, load};
+pub use interactive::{LOOK_EVERY, on_terminal};
+pub use screen::{draw, text_of};
+pub use table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut, wrapped};
 
 use crate::options::StateArgs;
 use crate::output::print;
@@ -43,10 +46,10 @@ use crate::printable;
 use crate::wall::{self, Time, Wall};
 use interactive::Session;
 use past::Past;
-use table::Colours;
 pub use table::width_of;
-use view::{Picture, View, When};
-use vms::{Choice, Sort};
+pub use view::{Page, Picture, View, When, Wish};
+pub use vms::Choice;
+use vms::Sort;
 
 /// Events that `--once` prints.
 const EVENTS_PRINTED: usize = 20;
@@ -83,7 +86,7 @@ pub struct TopArgs {
 }
 
 /// A time between pictures.
-fn interval(text: &str) -> Result<Ns, String> {
+pub fn interval(text: &str) -> Result<Ns, String> {
     let every: Ns = text.parse().map_err(|error| format!("{error}"))?;
     let range = Ns::from_millis(100)..=Ns::from_secs(3600);
     match range.contains(&every) {
@@ -123,9 +126,6 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
         filter: args.filter.clone(),
         is_reversed: false,
     };
-    // As https://no-color.org has it: set, and not empty.
-    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let colours = if is_plain { Colours::Off } else { Colours::On };
     let when = match &past {
         None => When::Now,
         Some(past) => When::Then {
@@ -133,7 +133,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
             is_playing: false,
         },
     };
-    let mut view = View::new(when, choice, colours, wall::local);
+    let mut view = View::new(when, choice, Colours::of_environment(), wall::local);
     let every = Duration::from_nanos(args.every.0);
     let count = match (args.batch, args.once || args.json) {
         (Some(count), _) => count,

@@ -108,6 +108,40 @@ fn what_is_asked_is_answered_as_described_and_as_commands_print_it() {
 }
 
 #[test]
+fn headroom_is_what_a_vm_can_get() {
+    let site = site(&["--period", "100ms", "--policies", "homenode"]);
+    site.eventually("both VMs are there", |site| {
+        (site.json("/v1/vms")["vms"].as_array()?.len() == 2).then_some(())
+    });
+    let told = |metric: &str| {
+        let text = site.get("/metrics").body;
+        let ours = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(metric)?.strip_prefix('{'));
+        let figures = ours.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap());
+        figures.fold(0.0, f64::max)
+    };
+    let nodes = |vcpus: f64, bytes: f64| {
+        let body = json!({"vcpus": vcpus.floor(), "memory_bytes": bytes.floor()}).to_string();
+        let headers = "Content-Type: application/json\r\n";
+        let answer = site.ask("POST", "/v1/placements/evaluate", headers, &body).json();
+        answer["nodes"].as_array().map_or(0, Vec::len)
+    };
+    let (memory, cpus) = (
+        told("homenode_node_headroom_memory_bytes"),
+        told("homenode_node_headroom_cpus"),
+    );
+    // It changes a little from look to look: VMs run.
+    assert_eq!(nodes(1.0, 0.9 * memory), 1, "{memory}");
+    assert_ne!(nodes(1.0, 1.1 * memory), 1, "{memory}");
+    assert_eq!(nodes(cpus - 2.0, 1e9), 1, "{cpus}");
+    assert_ne!(nodes(cpus + 3.0, 1e9), 1, "{cpus}");
+    let bandwidth = told("homenode_node_headroom_memory_bandwidth_bytes_per_second");
+    let max = told("homenode_node_memory_bandwidth_max_bytes_per_second");
+    assert!((0.5 * max..=max).contains(&bandwidth), "{bandwidth} of {max}");
+}
+
+#[test]
 fn the_past_is_told_in_pages_and_in_steps() {
     let site = site(&["--fast", "--policies", "tavo", "--duration", "36000s"]);
     site.eventually("something was decided", |site| {

@@ -84,13 +84,18 @@ impl Prometheus {
 
     /// With more settings of the job that asks.
     fn with(agent: SocketAddr, more: &str) -> Prometheus {
+        Prometheus::asking(&format!("{more} static_configs: [{{targets: ['{agent}']}}]"))
+    }
+
+    /// With all settings of the job that asks.
+    fn asking(job: &str) -> Prometheus {
         let dir = tempfile::tempdir().unwrap();
         let rules = deploy().join("prometheus/homenode.rules.yml");
         let config = format!(
             "global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}}\n\
              rule_files: [{}]\n\
              scrape_configs:\n\
-             - {{job_name: homenode, {more} static_configs: [{{targets: ['{agent}']}}]}}\n",
+             - {{job_name: homenode, {job}}}\n",
             rules.display()
         );
         std::fs::write(dir.path().join("prometheus.yml"), config).unwrap();
@@ -189,10 +194,15 @@ fn every_rule_and_every_panel_has_data_from_an_agent_on_the_twin() {
             }
         }
     }
-    let board = std::fs::read_to_string(deploy().join("grafana/homenode.json")).unwrap();
-    let board: Value = serde_json::from_str(&board).unwrap();
+    let boards = ["homenode.json", "homenode-fleet.json"].map(|name| {
+        let text = std::fs::read_to_string(deploy().join("grafana").join(name)).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()
+    });
     let mut count = 0;
-    for panel in board["panels"].as_array().unwrap() {
+    for panel in boards
+        .iter()
+        .flat_map(|board| board["panels"].as_array().unwrap())
+    {
         for target in panel["targets"].as_array().into_iter().flatten() {
             let expression = target["expr"].as_str().unwrap();
             let asked = expression
@@ -203,10 +213,41 @@ fn every_rule_and_every_panel_has_data_from_an_agent_on_the_twin() {
             count += 1;
         }
     }
-    assert!(count >= 18, "{count} panels");
+    assert!(count >= 36, "{count} panels");
     // Nothing that is right in one format and wrong in the other: Prometheus asks for OpenMetrics, and took all of it.
     let down = prometheus.query("up == 0").unwrap();
     assert!(down.is_empty(), "{down:?}");
+}
+
+#[test]
+fn a_fleet_stands_in_files_and_a_host_that_is_added_is_asked() {
+    let sites = [site(), site()];
+    let dir = tempfile::tempdir().unwrap();
+    let write = |count: usize| {
+        let hosts = sites.iter().take(count).enumerate();
+        let hosts = hosts.map(|(rack, site)| {
+            format!(
+                "- {{targets: ['{}'], labels: {{rack: '{rack}'}}}}\n",
+                site.address
+            )
+        });
+        // Moved there in one piece, as Prometheus reads it at any time.
+        std::fs::write(dir.path().join("new"), hosts.collect::<String>()).unwrap();
+        std::fs::rename(dir.path().join("new"), dir.path().join("hosts.yml")).unwrap();
+    };
+    write(1);
+    let files = dir.path().join("*.yml");
+    let prometheus = Prometheus::asking(&format!(
+        "file_sd_configs: [{{files: ['{}'], refresh_interval: 1s}}]",
+        files.display()
+    ));
+    prometheus.has_data("homenode_node_headroom_cpus{rack='0'}", "the first host");
+    write(2);
+    prometheus.has_data("homenode_node_headroom_cpus{rack='1'}", "the second host");
+    prometheus.has_data(
+        "count(homenode:headroom_memory_bytes:max) == 2",
+        "a line for each host",
+    );
 }
 
 #[test]
@@ -310,6 +351,13 @@ fn promtool_finds_nothing_in_metrics_and_rules_and_alerts_fire_when_they_should(
             .current_dir(&folder)
             .args(["check", "config", "prometheus.yml"]),
     );
+    // Its certificates and passwords are elsewhere.
+    succeeds(promtool().current_dir(&folder).args([
+        "check",
+        "config",
+        "--syntax-only",
+        "prometheus-fleet.yml",
+    ]));
 }
 
 #[test]

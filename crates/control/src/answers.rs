@@ -1,7 +1,7 @@
 //! What the loop is asked, and answers from what it knows.
 
 use homenode_host::observation::TrackerChoice;
-use homenode_host::{CountedBy, Management, Sample};
+use homenode_host::{CountedBy, Management, Sample, View};
 use homenode_machine::Machine;
 use homenode_policy::arrange::what_if::{Forecast, NoForecast, Wanted};
 use homenode_policy::demand::Demand;
@@ -145,6 +145,12 @@ impl Control {
         self.place_for(machine, request, None).1
     }
 
+    /// What nodes have left.
+    pub(crate) fn supply<'a>(&'a self, view: &View<'a>) -> Supply {
+        let (history, ledger) = (&self.states.history, &self.states.placement.ledger);
+        Supply::new(view, history, ledger, &self.config.placement, &[])
+    }
+
     fn place_for(
         &self,
         machine: &Machine,
@@ -157,13 +163,7 @@ impl Control {
             .as_ref()
             .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
         let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
-        let supply = Supply::new(
-            &view,
-            &self.states.history,
-            &self.states.placement.ledger,
-            &self.config.placement,
-            &[],
-        );
+        let supply = self.supply(&view);
         let (bandwidth, bandwidth_from) =
             self.states
                 .history

@@ -297,14 +297,16 @@ impl Control {
             memory: MemoryStatus::of(vm, &self.states.overcommit),
             topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
         };
+        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
+        let supply = self.supply(&view);
         if self.since.is_empty() {
-            return Status::new(machine, sample, rates, known);
+            return Status::new(machine, (sample, rates), &supply, known);
         }
         let mut sample = sample.clone();
         for vm in &mut sample.vms {
             self.with_set_since(vm.id, &mut vm.settings);
         }
-        Status::new(machine, &sample, rates, known)
+        Status::new(machine, (&sample, rates), &supply, known)
     }
 }
 

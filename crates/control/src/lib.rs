@@ -63,7 +63,7 @@ pub use run::{Around, Phase, run};
 use stages::States;
 pub use stages::stages_by_need_of_nodes;
 pub use status::{
-    LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeTraffic, NodeVcpus, PermitStatus, Status,
+    Headroom, LinkStatus, MemoryStatus, NodePages, NodeStatus, NodeTraffic, NodeVcpus, PermitStatus, Status,
     TopologyStatus, VirtualNodeStatus, VmStatus,
 };
 pub use turn::{Decided, Input, Inputs, Turn};

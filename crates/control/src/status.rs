@@ -7,6 +7,7 @@ use homenode_machine::Machine;
 use homenode_policy::memory::caution;
 use homenode_policy::overcommit;
 use homenode_policy::permits::{self, Account, Standing};
+use homenode_policy::placement::{NodeLeft, Supply};
 use homenode_policy::topology_feed;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
 use schemars::JsonSchema;
@@ -44,6 +45,30 @@ pub struct NodeStatus {
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
     /// What the controllers can sustain, where known.
     pub bandwidth_max_bytes_per_s: Option<BytesPerSec>,
+    /// What a VM that does not run yet could get here; `None` where VMs can have no home.
+    #[serde(default)]
+    pub headroom: Option<Headroom>,
+}
+
+/// What a VM that does not run yet could get: what is left beside what was measured, and what is promised and not used yet.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Headroom {
+    /// CPUs.
+    pub cpus: f64,
+    /// Memory.
+    pub memory_bytes: Bytes,
+    /// Bandwidth of the controllers, where that is known of all nodes.
+    pub bandwidth_bytes_per_s: Option<BytesPerSec>,
+}
+
+impl From<NodeLeft> for Headroom {
+    fn from(left: NodeLeft) -> Headroom {
+        Headroom {
+            cpus: left.cpus,
+            memory_bytes: left.memory,
+            bandwidth_bytes_per_s: left.bandwidth,
+        }
+    }
 }
 
 /// Traffic from one node to another.
@@ -280,11 +305,11 @@ pub(crate) struct Known {
 }
 
 impl Status {
-    /// The picture of a sample, its rates, and what the agent knows of each VM.
+    /// The picture of a sample, its rates, what is left, and what the agent knows of each VM.
     pub(crate) fn new(
         machine: &Machine,
-        sample: &Sample,
-        rates: Option<&Rates>,
+        (sample, rates): (&Sample, Option<&Rates>),
+        supply: &Supply,
         known: impl Fn(&VmSample) -> Known,
     ) -> Status {
         let nodes = machine.nodes.iter().map(|(id, node)| {
@@ -299,6 +324,7 @@ impl Status {
                 memory_free_bytes: now.memory_free_bytes,
                 bandwidth_bytes_per_s: over.and_then(|over| over.bandwidth),
                 bandwidth_max_bytes_per_s: node.memory_bandwidth,
+                headroom: supply.left().find(|left| left.node == id).map(Headroom::from),
             }
         });
         let counted = rates

@@ -40,6 +40,9 @@ families! {
     NODE_WAITING: Gauge "homenode_node_vcpus_waiting" ["node"] "vCPUs that waited for a CPU of a node over the last period.";
     NODE_TRAFFIC: Counter "homenode_node_memory_traffic_bytes_total" ["node"] "Bytes that the memory controllers of a node moved.";
     NODE_BANDWIDTH_MAX: Gauge "homenode_node_memory_bandwidth_max_bytes_per_second" ["node"] "What they can sustain.";
+    NODE_ROOM_CPUS: Gauge "homenode_node_headroom_cpus" ["node"] "CPUs of a node that a VM which does not run yet could get.";
+    NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that it could get: free, and not promised to others.";
+    NODE_ROOM_BANDWIDTH: Gauge "homenode_node_headroom_memory_bandwidth_bytes_per_second" ["node"] "Bandwidth of its controllers that it could get.";
     LINK: Counter "homenode_link_bytes_total" ["from", "to"] "Bytes that went from node to node.";
     LINK_BUSY: Gauge "homenode_link_busy_ratio" ["from", "to"] "Share of what a link can sustain, over the last period.";
     VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is free.";
@@ -133,6 +136,13 @@ fn of_nodes(out: &mut Exposition, seen: &Seen) {
     each(&NODE_WAITING, |node| node.vcpus_waiting);
     each(&NODE_BANDWIDTH_MAX, |node| {
         Some(node.bandwidth_max_bytes_per_s?.0 as f64)
+    });
+    each(&NODE_ROOM_CPUS, |node| Some(node.headroom?.cpus));
+    each(&NODE_ROOM_MEMORY, |node| {
+        Some(node.headroom?.memory_bytes.0 as f64)
+    });
+    each(&NODE_ROOM_BANDWIDTH, |node| {
+        Some(node.headroom?.bandwidth_bytes_per_s?.0 as f64)
     });
     let traffic = seen.node_traffic.iter();
     out.family(

@@ -35,7 +35,7 @@ fn waiting(node: &NodeStatus) -> Cell {
 }
 
 /// Share of what the controllers of a node sustain.
-fn load(node: &NodeStatus) -> Option<f64> {
+pub fn load(node: &NodeStatus) -> Option<f64> {
     let max = node.bandwidth_max_bytes_per_s.filter(|max| max.0 > 0)?;
     Some(node.bandwidth_bytes_per_s?.as_f64() / max.as_f64())
 }

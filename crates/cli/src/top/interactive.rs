@@ -21,7 +21,7 @@ use crate::top::screen;
 use crate::top::view::{View, When, Wish};
 
 /// How long a signal may wait for the page.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long the page may take to end once a signal came.
 const END: Duration = Duration::from_secs(1);
 
@@ -39,22 +39,34 @@ pub struct Session {
     pub past: Option<Past>,
 }
 
-/// Shows the page until it is quit, or a signal comes: the status is then 128 and its number.
+/// Shows the page until it is quit, or a signal comes.
 ///
 /// # Errors
 /// No terminal, or one that cannot be used.
 pub fn run(session: Session) -> anyhow::Result<ExitCode> {
+    let instead = "`homenode top --once` prints one picture as text, `--batch N` several";
+    on_terminal(instead, |terminal, signalled| {
+        Running::new(session).and_then(|mut running| running.run(terminal, signalled))
+    })
+}
+
+/// Has something shown on the terminal, which is as it was afterwards. It ends when it notices a signal: the status is then 128
+/// and the signal's number.
+///
+/// # Errors
+/// No terminal, or one that cannot be used: `instead` says what needs none.
+pub fn on_terminal(
+    instead: &str,
+    show: impl FnOnce(&mut DefaultTerminal, &AtomicU8) -> anyhow::Result<()>,
+) -> anyhow::Result<ExitCode> {
     if !std::io::stdout().is_terminal() {
-        return Err(bad_input(
-            "standard output is no terminal: `homenode top --once` prints one picture as text, `--batch N` several",
-        ));
+        return Err(bad_input(format!("standard output is no terminal: {instead}")));
     }
     let signalled = Arc::new(AtomicU8::new(0));
     end_on_signals(Arc::clone(&signalled))?;
     // A panic gives the terminal back too: its hook does that.
-    let mut terminal =
-        ratatui::try_init().context("cannot use this terminal; `homenode top --once` needs none")?;
-    let ended = Running::new(session).and_then(|mut running| running.run(&mut terminal, &signalled));
+    let mut terminal = ratatui::try_init().with_context(|| format!("cannot use this terminal: {instead}"))?;
+    let ended = show(&mut terminal, &signalled);
     let restored = ratatui::try_restore();
     let signal = signalled.load(Ordering::Relaxed);
     if signal != 0 {

@@ -400,7 +400,8 @@ pub fn glance(status: &Status, width: usize, height: usize) -> String {
     text_of(&lines)
 }
 
-fn text_of(lines: &[Line<'_>]) -> String {
+/// Lines as text, without blanks at their ends.
+pub fn text_of(lines: &[Line<'_>]) -> String {
     lines
         .iter()
         .map(|line| format!("{}\n", line.to_string().trim_end()))

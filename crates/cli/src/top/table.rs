@@ -24,6 +24,13 @@ pub enum Colours {
 }
 
 impl Colours {
+    /// As who runs this wants it.
+    pub fn of_environment() -> Colours {
+        // As https://no-color.org has it: set, and not empty.
+        let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        if is_plain { Colours::Off } else { Colours::On }
+    }
+
     /// How a figure of this level looks.
     pub fn style(self, level: Level) -> Style {
         let plain = Style::new();

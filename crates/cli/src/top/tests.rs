@@ -14,14 +14,14 @@ use ratatui::style::Color;
 use super::view::{Page, Wish};
 use super::*;
 
-const NOON_NS: i64 = 1_795_000_000_000_000_000;
+pub const NOON_NS: i64 = 1_795_000_000_000_000_000;
 
 fn utc(wall_ns: i64) -> NaiveDateTime {
     DateTime::from_timestamp_nanos(wall_ns).naive_utc()
 }
 
 /// What an agent says of this number of VMs after some seconds on the twin. The figures are the same on every machine.
-fn overview(vms: usize) -> Overview {
+pub fn overview(vms: usize) -> Overview {
     let workloads = [
         "lbm", "povray", "stream", "idle", "soplex", "cg.B", "lu.B", "ep.B",
     ];

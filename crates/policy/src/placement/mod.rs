@@ -60,8 +60,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use ledger::{Announcement, Ledger, RESERVATION_LIFE, Reservation, Shape};
-pub use supply::Supply;
 use supply::{BANDWIDTH, Bin, CPU, MEMORY, Vector};
+pub use supply::{NodeLeft, Supply};
 
 use crate::bounds::{self, SOME_SHARE};
 use crate::demand::{BandwidthFrom, Demand, History};

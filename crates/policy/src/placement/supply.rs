@@ -1,7 +1,7 @@
 //! What nodes have left, and the bins that a VM could go into.
 
 use homenode_host::{View, VmSample, VmView};
-use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeMap, NodeSet, PAGE_BYTES, VmId};
+use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeMap, NodeSet, PAGE_BYTES, VmId};
 
 use super::{Config, Ledger};
 use crate::demand::{Demand, History};
@@ -35,6 +35,19 @@ pub struct Supply {
 pub(super) struct NodeSupply {
     pub node: NodeId,
     pub left: Vector,
+}
+
+/// What a node has left for a VM that does not run yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NodeLeft {
+    /// Which.
+    pub node: NodeId,
+    /// CPUs.
+    pub cpus: f64,
+    /// Memory.
+    pub memory: Bytes,
+    /// Bandwidth of its controllers; `None` where placement does not know it of every node, and so does not count it.
+    pub bandwidth: Option<BytesPerSec>,
 }
 
 /// One or more nodes, as a mask over positions in [`Supply::nodes`], with what they have left together.
@@ -114,6 +127,18 @@ impl Supply {
         }
         supply.quiet = quiet_links(view, config, &supply.nodes);
         supply
+    }
+
+    /// What each node has left, ascending: what [`super::place`] gives from.
+    pub fn left(&self) -> impl Iterator<Item = NodeLeft> {
+        self.nodes.iter().map(|of| NodeLeft {
+            node: of.node,
+            cpus: of.left[CPU],
+            memory: Bytes(of.left[MEMORY] as u64),
+            bandwidth: self
+                .bandwidth_known
+                .then_some(BytesPerSec(of.left[BANDWIDTH] as u64)),
+        })
     }
 
     /// Charges every VM that has a home, or was promised one, with what it needs there and the measured figures do not hold

@@ -57,6 +57,26 @@ fn single_node_bins_come_before_hybrid_bins() {
 }
 
 #[test]
+fn what_is_left_of_each_node_is_what_can_be_given() {
+    // Nodes of 8 CPUs, 16 GiB, 16 GB/s; node 1 has 3 CPUs busy with something else, 4 GiB in use and 6 GB/s of traffic.
+    let mut scene = Scene::four_nodes(8);
+    scene.host_busy = (0..32)
+        .map(|c| if (8..11).contains(&c) { 1.0 } else { 0.0 })
+        .collect();
+    scene.traffic = [(NodeId(1), 6_000_000_000)].into_iter().collect();
+    scene.add_vm(1, 0, Bytes::from_gib(4), 0).pages(1, 4 << 18);
+    let left = scene.with_view(|view| supply_of(view, &Config::default()).left().collect::<Vec<_>>());
+    let of = |node, cpus, gib, gb: u64| NodeLeft {
+        node: NodeId(node),
+        cpus,
+        memory: Bytes::from_gib(gib),
+        bandwidth: Some(BytesPerSec(gb * 1_000_000_000)),
+    };
+    let all = |node| of(node, 8.0, 16, 16);
+    assert_eq!(left, [all(0), of(1, 5.0, 12, 10), all(2), all(3)]);
+}
+
+#[test]
 fn the_relative_order_decides_between_bins_with_room() {
     // Of the host's 32 CPUs, 64 GiB, 64 GB/s, node 0 has left 4 CPUs (.125), 14 GiB (.219), 12 GB/s (.188): the largest sum
     // but memory first. Node 1 has 6 CPUs (.188), 8 GiB (.125), 4 GB/s (.063). Nodes 2 and 3 are full.

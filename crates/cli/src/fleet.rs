@@ -1,0 +1,157 @@
+//! `homenode fleet top`: many hosts on one page, a line each, with every host's own page behind its line.
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | `hosts` | agents, asked over HTTP, each by a thread of its own |
+//! | `summary` | what a line says of a host, from its picture alone |
+//! | `screen` | the lines |
+//! | `interactive` | keys and time on a terminal |
+
+mod hosts;
+mod interactive;
+mod screen;
+mod summary;
+#[cfg(test)]
+mod tests;
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use homenode_api::document::document;
+use homenode_units::Ns;
+use ratatui::crossterm::terminal;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::output::print;
+use crate::printable;
+use crate::record::now_ns;
+use crate::top::{Colours, interval};
+use crate::wall::Wall;
+use hosts::{Address, Asker, Login};
+use summary::Summary;
+
+/// Commands about many hosts.
+#[derive(Debug, clap::Subcommand)]
+pub enum FleetCommand {
+    /// Show many hosts on one page: the worst VM, pressure, headroom and findings of each
+    #[command(after_help = HELP)]
+    Top(FleetTopArgs),
+}
+
+/// What `homenode fleet --help` says after its options.
+pub const HELP: &str = "\
+Agents are asked over HTTP (docs/API.md). A HOST is a name, with a port where that is not 9464, or an address with http:// or
+https://; without one it is https, and http on loopback. Hosts past most limits stand first. Enter opens a host's own page,
+as `homenode top` shows it there; Esc leads back.
+
+Examples:
+  homenode fleet top host1 host2 host3 --ca fleet.crt --user ops --password-file pw
+  homenode fleet top 127.0.0.1:9464 127.0.0.1:9465
+  homenode fleet top $(cat hosts) --once | head
+  homenode fleet top $(cat hosts) --json";
+
+/// Options of `fleet top`.
+#[derive(Debug, clap::Args)]
+pub struct FleetTopArgs {
+    /// Which hosts
+    #[arg(value_name = "HOST", required = true)]
+    hosts: Vec<Address>,
+    /// Print one picture as text, with all columns, and end
+    #[arg(long)]
+    once: bool,
+    /// The same as JSON
+    #[arg(long)]
+    json: bool,
+    /// Time between pictures
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
+    every: Ns,
+    /// Who signed the agents' certificates (PEM), where that is nobody whom browsers trust
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// A user of the agents' web.yml
+    #[arg(long, requires = "password_file")]
+    user: Option<String>,
+    /// Their password
+    #[arg(long, value_name = "FILE", requires = "user")]
+    password_file: Option<PathBuf>,
+}
+
+/// What `homenode fleet top --json` says.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Fleet {
+    /// When, by the clock here.
+    at: String,
+    /// The hosts, those past most limits first.
+    hosts: Vec<Shown>,
+}
+
+/// A host.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Shown {
+    /// As it was named.
+    host: String,
+    /// Why there is no answer, if so.
+    trouble: Option<String>,
+    /// When it was last seen, by its own clock.
+    seen_at: Option<String>,
+    /// What it said.
+    summary: Option<Summary>,
+}
+
+/// Carries out `homenode fleet`.
+///
+/// # Errors
+/// A certificate or a password that cannot be read; no terminal.
+pub fn run(command: &FleetCommand) -> anyhow::Result<ExitCode> {
+    let FleetCommand::Top(args) = command;
+    let login = Login::read(
+        args.ca.as_deref(),
+        args.user.as_deref(),
+        args.password_file.as_deref(),
+    )?;
+    let asker = Asker::new(&login);
+    if args.once || args.json {
+        let all = hosts::ask_all(&asker, &args.hosts)?;
+        show(args, &all)?;
+        // All silent is a failure; one is what this is to show.
+        let is_any = all.iter().any(|host| host.picture.is_some());
+        return Ok(if is_any {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
+    }
+    interactive::run(&asker, &args.hosts, Duration::from_nanos(args.every.0))
+}
+
+fn show(args: &FleetTopArgs, all: &[hosts::Host]) -> anyhow::Result<()> {
+    let rows = screen::rows(all);
+    if args.json {
+        let shown = rows.iter().map(|row| Shown {
+            host: row.host.address.name().to_owned(),
+            trouble: row.host.trouble.clone(),
+            seen_at: row
+                .host
+                .picture
+                .as_ref()
+                .map(|picture| Wall(picture.wall_ns).to_string()),
+            summary: row.summary.clone(),
+        });
+        let fleet = Fleet {
+            at: Wall(now_ns()).to_string(),
+            hosts: shown.collect(),
+        };
+        let document = document("fleet", serde_json::to_value(&fleet)?);
+        print(format_args!("{}\n", printable::json(&document.to_string())));
+        return Ok(());
+    }
+    let width = match std::io::stdout().is_terminal() {
+        true => terminal::size().ok().map(|(width, _)| usize::from(width)),
+        false => None,
+    };
+    print(format_args!("{}", screen::plain(&rows, width, Colours::Off)));
+    Ok(())
+}

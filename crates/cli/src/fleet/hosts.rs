@@ -1,0 +1,310 @@
+//! Agents of many hosts, asked over HTTP, each by a thread of its own: one that is silent keeps no other waiting.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use homenode_api::answer::Overview;
+use homenode_api::http::{Problem, WallTime};
+use serde::Deserialize;
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+
+use crate::bad_input;
+use crate::top::Picture;
+
+/// Where agents listen unless it is said otherwise.
+const PORT: u16 = 9464;
+/// How long an agent may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What an answer has at most.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// A host as it is named, and where its agent listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    name: String,
+    url: String,
+}
+
+impl Address {
+    /// What it is called: what was written, without how it is asked.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Address, String> {
+        let (scheme, name) = match text.split_once("://") {
+            Some((scheme, name)) => (Some(scheme), name.trim_end_matches('/')),
+            None => (None, text),
+        };
+        let authority: ureq::http::uri::Authority = name
+            .parse()
+            .ok()
+            .filter(|of: &ureq::http::uri::Authority| {
+                // No password on the command line, and no port that is none.
+                !name.contains('@') && (of.port_u16().is_some() || of.host() == name)
+            })
+            .ok_or_else(|| {
+                format!("`{text}` is no host: write a name, with a port where that is not {PORT}")
+            })?;
+        let is_loopback =
+            matches!(authority.host(), "localhost" | "[::1]") || authority.host().starts_with("127.");
+        let scheme = match scheme {
+            Some("http" | "https") => scheme,
+            None if is_loopback => Some("http"),
+            None => Some("https"),
+            Some(other) => {
+                return Err(format!(
+                    "`{other}` is no way to ask an agent: write http or https"
+                ));
+            }
+        };
+        let port = authority.port_u16().unwrap_or(PORT);
+        Ok(Address {
+            name: name.to_owned(),
+            url: format!("{}://{}:{port}", scheme.unwrap_or_default(), authority.host()),
+        })
+    }
+}
+
+/// As whom agents are asked, and whom they must be signed by.
+#[derive(Debug, Default)]
+pub struct Login {
+    authorities: Vec<Certificate<'static>>,
+    authorization: Option<String>,
+}
+
+impl Login {
+    /// Reads what was named.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is none of these.
+    pub fn read(ca: Option<&Path>, user: Option<&str>, password: Option<&Path>) -> anyhow::Result<Login> {
+        let read =
+            |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let mut login = Login::default();
+        if let Some(path) = ca {
+            let text = read(path)?;
+            let items = parse_pem(&text).filter_map(Result::ok);
+            login.authorities = items
+                .filter_map(|item| match item {
+                    PemItem::Certificate(certificate) => Some(certificate),
+                    _ => None,
+                })
+                .collect();
+            if login.authorities.is_empty() {
+                return Err(bad_input(format!("{} has no certificate in it", path.display())));
+            }
+        }
+        if let (Some(user), Some(path)) = (user, password) {
+            let password = String::from_utf8(read(path)?).map_err(bad_input)?;
+            let pair = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
+            login.authorization = Some(format!("Basic {}", base64_of(pair.as_bytes())));
+        }
+        Ok(login)
+    }
+}
+
+fn base64_of(bytes: &[u8]) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+/// A host, with what it last said.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Which.
+    pub address: Address,
+    /// What it said last.
+    pub picture: Option<Picture>,
+    /// Why it says nothing now, if so.
+    pub trouble: Option<String>,
+}
+
+impl Host {
+    /// One that was not asked yet.
+    pub fn new(address: &Address) -> Host {
+        Host {
+            address: address.clone(),
+            picture: None,
+            trouble: None,
+        }
+    }
+
+    /// Takes in an answer. The last picture stays where there is none.
+    pub fn heard(&mut self, answer: Result<Picture, String>) {
+        match answer {
+            Ok(picture) => (self.picture, self.trouble) = (Some(picture), None),
+            Err(trouble) => self.trouble = Some(trouble),
+        }
+    }
+}
+
+/// What is read of `/v1/overview`.
+#[derive(Deserialize)]
+struct Seen {
+    time: WallTime,
+    #[serde(flatten)]
+    overview: Overview,
+}
+
+/// Asks agents. Clones share connections.
+#[derive(Clone)]
+pub struct Asker {
+    http: ureq::Agent,
+    authorization: Option<String>,
+}
+
+impl Asker {
+    /// As somebody.
+    pub fn new(login: &Login) -> Asker {
+        let mut tls = TlsConfig::builder();
+        if !login.authorities.is_empty() {
+            tls = tls.root_certs(RootCerts::new_with_certs(&login.authorities));
+        }
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(PATIENCE))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            // Agents are near, and a password is no proxy's.
+            .proxy(None)
+            .tls_config(tls.build());
+        Asker {
+            http: config.build().into(),
+            authorization: login.authorization.clone(),
+        }
+    }
+
+    /// What a host's agent says of it.
+    fn ask(&self, address: &Address) -> Result<Picture, String> {
+        let mut request = self.http.get(format!("{}/v1/overview", address.url));
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        let mut response = request.call().map_err(|error| error.to_string())?;
+        let status = response.status();
+        let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX);
+        let text = body.read_to_string().map_err(|error| error.to_string())?;
+        if !status.is_success() {
+            let problem = serde_json::from_str::<Problem>(&text);
+            let said = problem.map_or_else(|_| "no agent's answer".to_owned(), |problem| problem.detail);
+            return Err(format!("{}: {said}", status.as_u16()));
+        }
+        let seen: Seen =
+            serde_json::from_str(&text).map_err(|error| format!("no agent's answer: {error}"))?;
+        Ok(Picture {
+            wall_ns: seen.time.0,
+            overview: seen.overview,
+        })
+    }
+}
+
+/// Asks all hosts once, at the same time.
+///
+/// # Errors
+/// When there can be no thread.
+pub fn ask_all(asker: &Asker, addresses: &[Address]) -> anyhow::Result<Vec<Host>> {
+    std::thread::scope(|scope| {
+        let mut asking = Vec::new();
+        for address in addresses {
+            let asked = std::thread::Builder::new().spawn_scoped(scope, move || {
+                let mut host = Host::new(address);
+                host.heard(asker.ask(address));
+                host
+            });
+            asking.push(asked.context("cannot start a thread for each host")?);
+        }
+        asking
+            .into_iter()
+            .map(|asked| {
+                asked
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a thread that asks has failed"))
+            })
+            .collect()
+    })
+}
+
+/// Hosts that are asked again and again, until this is dropped.
+pub struct Live {
+    answers: Receiver<(usize, Result<Picture, String>)>,
+    /// Dropped, they end the threads.
+    _stops: Vec<Sender<()>>,
+}
+
+impl Live {
+    /// Begins to ask, each as often as this, spread over that time.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(asker: &Asker, addresses: &[Address], every: Duration) -> anyhow::Result<Live> {
+        let (answer, answers) = mpsc::channel();
+        let mut stops = Vec::new();
+        for (number, address) in addresses.iter().enumerate() {
+            let (stop, is_stopped) = mpsc::channel::<()>();
+            stops.push(stop);
+            let (asker, address, answer) = (asker.clone(), address.clone(), answer.clone());
+            let asking = move || {
+                loop {
+                    let begun = Instant::now();
+                    if answer.send((number, asker.ask(&address))).is_err() {
+                        break;
+                    }
+                    let left = every.saturating_sub(begun.elapsed());
+                    if is_stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
+                        break;
+                    }
+                }
+            };
+            std::thread::Builder::new()
+                .name("asker".into())
+                .spawn(asking)
+                .context("cannot start a thread for each host")?;
+        }
+        Ok(Live {
+            answers,
+            _stops: stops,
+        })
+    }
+
+    /// Answers since the last call, with the number of who gave them.
+    pub fn new_answers(&self) -> impl Iterator<Item = (usize, Result<Picture, String>)> + '_ {
+        self.answers.try_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_a_name_with_a_port_or_an_address() {
+        for (text, url) in [
+            ("host1", "https://host1:9464"),
+            ("host1:80", "https://host1:80"),
+            ("localhost", "http://localhost:9464"),
+            ("127.0.0.1:9000", "http://127.0.0.1:9000"),
+            ("[::1]:9000", "http://[::1]:9000"),
+            ("http://host1", "http://host1:9464"),
+            ("https://127.0.0.1:1/", "https://127.0.0.1:1"),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().url, url, "{text}");
+        }
+        for text in [
+            "",
+            "ftp://host1",
+            "host1/path",
+            "host 1",
+            "me:secret@host1",
+            "host1:99999",
+        ] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

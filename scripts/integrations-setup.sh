@@ -1,0 +1,39 @@
+#!/bin/sh
+# Fetches what judges the shims of deploy from outside in 'make integrations': Nova and placement in an environment of Python's, and
+# Kubernetes' client of scheduler extenders with Incus' interpreter as a compiled test. All lies below target; what is there already,
+# in these versions, is not touched.
+#
+# For Debian 12 (and relatives): Python 3.10 or newer with venv, Go 1.24 or newer.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+target=${CARGO_TARGET_DIR:-$root/target}/integrations
+tests=$root/deploy/shims/tests
+
+say() { printf 'integrations-setup: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+mkdir -p "$target"
+if ! cmp -s "$tests/requirements.txt" "$target/requirements.txt"; then
+    python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+        || die "there is no python3 of 3.10 or newer with venv: install python3-venv"
+    say "installing Nova into $target/python"
+    rm -rf "$target/python" "$target/requirements.txt"
+    python3 -m venv "$target/python" || die "python3 cannot make an environment, see above"
+    "$target/python/bin/pip" install --quiet --no-deps --requirement "$tests/requirements.txt" >&2 \
+        || die "pip could not install Nova, see above"
+    # Nova looks for its api-paste.ini beside its modules.
+    ln -sfn "$target/python/etc" "$(echo "$target"/python/lib/python3*/site-packages)/etc"
+    cp "$tests/requirements.txt" "$target/requirements.txt"
+fi
+
+# As operators install them. From a copy: setuptools builds beside what it installs.
+rm -rf "$target/shims"
+mkdir "$target/shims"
+cp -R "$root/deploy/shims/pyproject.toml" "$root/deploy/shims/homenode_shims" "$target/shims"
+"$target/python/bin/pip" install --quiet --no-deps --no-build-isolation --force-reinstall "$target/shims" >&2 \
+    || die "pip could not install the shims, see above"
+
+command -v go >/dev/null 2>&1 || die "there is no go: install Go 1.24 or newer"
+say "compiling what asks the extender (2 minutes on 2 cores, the first time)"
+(cd "$tests/go" && GOFLAGS=-mod=readonly go test -vet=off -c -o "$target/shims.test" .) >&2 || die "go could not compile it, see above"
