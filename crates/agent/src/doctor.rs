@@ -149,7 +149,7 @@ fn of_libvirt(libvirt: &Vms, (probed, qemu): (&Result<(), ConnectError>, &[QemuV
 fn of_qemu(vms: &[QemuVm], libvirt: &Result<(), ConnectError>) -> Found {
     if vms.is_empty() {
         return Err(lack(
-            "no QEMU runs that libvirt does not manage",
+            "none runs here",
             match libvirt {
                 Ok(()) => "nothing, where libvirt manages all",
                 Err(_) => "no VM is seen or managed",
@@ -251,7 +251,7 @@ fn resctrl(root: &Path, machine: Option<&Machine>) -> Found {
             "permits go by CPU quotas alone",
             match has_cat(root) {
                 true => "mount -t resctrl resctrl /sys/fs/resctrl",
-                false => "none: this processor has no cache allocation (no rdt_a or cat_l3 in /proc/cpuinfo)",
+                false => "none: this processor has none (no rdt_a in /proc/cpuinfo)",
             },
         )
     };
@@ -359,7 +359,7 @@ fn numad(root: &Path) -> Found {
                 false => "there is no numad",
             },
             "placement='auto' does not ask the agent",
-            "apt install homenode-numad, or dpkg-divert --rename --add /usr/bin/numad && ln -s $(command -v homenode) /usr/bin/numad",
+            "apt install homenode-numad, or the two commands in docs/USE.md",
         )),
     }
 }

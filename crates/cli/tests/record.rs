@@ -195,7 +195,7 @@ fn a_history_of_a_newer_version_is_left_as_it_is_and_the_agent_runs_without_one(
     );
     let (status, refusal) = refused(&run(&["record", "show", "--history", &history]));
     assert!(
-        status == 2 && refusal.contains("use a newer one"),
+        status == 1 && refusal.contains("use a newer one"),
         "{status}: {refusal}"
     );
     assert_eq!(std::fs::read(&path).unwrap(), newer);
