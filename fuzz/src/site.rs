@@ -133,6 +133,7 @@ impl Served {
             machine: Arc::new(twin.machine().clone()),
             control: Arc::clone(&control),
             clock,
+            drains: homenode_agent::drain_file::DrainFile::default(),
         };
         let about = About::new("a twin".to_owned(), &config, Mode::Recommend, "fuzz");
         let site = Site::new(

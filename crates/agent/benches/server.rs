@@ -48,6 +48,7 @@ fn answers(c: &mut Criterion) {
         machine: Arc::new(machine),
         control: Arc::new(Mutex::new(control)),
         clock: WallClock::start(Clock::Host),
+        drains: homenode_agent::drain_file::DrainFile::default(),
     };
     let _server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).expect("a server");
     let answered = |_| {

@@ -16,11 +16,13 @@ use homenode_policy::placement::Shape;
 use homenode_units::{Bytes, MemoryPolicy, Ns, VmId};
 
 use crate::answers::forecast::forecast;
+use crate::answers::maintenance::{drain, maintenance, pause};
 use crate::answers::promises::{dropped, promises};
 use crate::answers::recommendations::{judge, recommendations};
 use crate::answers::report::report;
 use crate::answers::working_sets::{can_be_watched, working_sets};
 use crate::answers::{is_called, named, no_such_vm, permits, placed};
+use crate::drain_file::DrainFile;
 use crate::wall_clock::WallClock;
 
 /// Why nothing is thought of a VM's memory policy.
@@ -35,6 +37,8 @@ pub struct Handler {
     pub control: Arc<Mutex<Control>>,
     /// By which clock times are told.
     pub clock: WallClock,
+    /// Where it is kept which nodes are drained.
+    pub drains: DrainFile,
 }
 
 /// An answer, or one that holds once a setting was carried out.
@@ -122,9 +126,10 @@ impl Handler {
                 memory_bytes,
                 bandwidth_bytes_per_s: bandwidth,
             } => {
+                let memory = memory_bytes;
                 let ask = Ask {
                     vcpus,
-                    memory: memory_bytes,
+                    memory,
                     bandwidth,
                 };
                 placed(&control.place(machine, &ask)).into()
@@ -166,6 +171,11 @@ impl Handler {
             }
             Request::WhatIf { homes } => forecast(&control, machine, &homes)?.into(),
             Request::Report { since_ns } => report(&control, machine, since_ns)?.into(),
+            Request::Maintenance => maintenance(&control, machine).into(),
+            Request::Drain { nodes, is_on } => {
+                drain(&mut control, machine, &self.drains, (&nodes, is_on))?.into()
+            }
+            Request::Pause { span_ns } => pause(&mut control, machine, span_ns).into(),
             Request::Recommendations => recommendations(&control, self.clock).into(),
             Request::RecommendationApply { id } => {
                 judge(&mut control, self.clock, |control| control.approve(id))?.into()

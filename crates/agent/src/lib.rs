@@ -15,6 +15,7 @@
 mod answers;
 pub mod bill_file;
 pub mod doctor;
+pub mod drain_file;
 pub mod feed;
 mod handler;
 pub mod history;

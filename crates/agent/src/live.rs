@@ -20,6 +20,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::bill_file::{BillFile, Clock};
+use crate::drain_file::DrainFile;
 use crate::feed::Feed;
 use crate::handler::Handler;
 use crate::history::{self, History};
@@ -79,8 +80,7 @@ pub struct Run {
 /// # Errors
 /// No libvirt, no permission, one node only, another agent.
 pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> anyhow::Result<()> {
-    let Run { vms, state, mode, .. } = run;
-    let mode = *mode;
+    let (vms, state, mode) = (&run.vms, &run.state, run.mode);
     let is_dry = mode == Mode::Observe;
     let service = Service::of_environment();
     let heard_by = service.clone();
@@ -94,9 +94,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     let kept = (!is_dry).then_some(state.as_path());
     let (bill_file, bill) = BillFile::open(kept, Clock::Wall);
     let mut control = Control::new(config.clone(), mode).with_bill(bill);
-    for vm in host.carried_over() {
-        control.adopt(vm.vm, vm.home);
-    }
+    let (drains, drained) = take_up(&host, kept, &mut control);
     let control = Arc::new(Mutex::new(control));
     let clock = WallClock::start(Clock::Wall);
     let named = format!("{} at {vms}", machine.name);
@@ -109,6 +107,7 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         machine: Arc::new(machine.clone()),
         control: Arc::clone(&control),
         clock,
+        drains,
     };
     let server = kept.map(|state| Server::open(state, handler.clone(), settings.clone()));
     let server = server.transpose()?;
@@ -137,9 +136,11 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
     };
     agent.announce(named, None, mode);
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
-    for limit in limits_of(vms, &machine, config.policies) {
-        agent.notice(&limit);
-    }
+    let limits = limits_of(vms, &machine, config.policies);
+    drained
+        .iter()
+        .chain(&limits)
+        .for_each(|limit| agent.notice(limit));
     let notices = |host: &mut LinuxHost| {
         let lost = guard.as_mut().and_then(Watched::look);
         if let Some(guard) = &guard {
@@ -157,6 +158,21 @@ pub fn run(run: &Run, config: &Config, output: &mut dyn Show, bell: &Bell) -> an
         state.display()
     );
     Ok(())
+}
+
+/// Takes up what an earlier agent left: homes, and nodes that it was told to empty; with what there is to say of these.
+fn take_up(host: &LinuxHost, kept: Option<&Path>, control: &mut Control) -> (DrainFile, Option<String>) {
+    for vm in host.carried_over() {
+        control.adopt(vm.vm, vm.home);
+    }
+    let drains = DrainFile::of(kept);
+    let begun = drains.read().and_then(|nodes| match nodes.is_empty() {
+        true => Ok(()),
+        false => control
+            .drain(host.machine(), nodes)
+            .map_err(|error| format!("what was drained is not any more: {error}")),
+    });
+    (drains, begun.err())
 }
 
 /// What cannot be done on this host, for the operator.

@@ -71,6 +71,7 @@ pub fn run(
         machine: Arc::new(spec.machine.clone()),
         control: Arc::clone(&control),
         clock,
+        drains: crate::drain_file::DrainFile::default(),
     };
     let server = state.map(|state| Server::open(state, handler.clone(), settings.clone()));
     let server = server.transpose()?;

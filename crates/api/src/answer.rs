@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use crate::approval::{ModeSet, OpenPromise, PromiseDropped, Promises, Recommendation, Recommendations};
+pub use crate::maintenance::Maintenance;
 
 /// What comes back.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -183,6 +184,8 @@ answers! {
     Promises,
     /// Of [`crate::Request::PromiseDrop`].
     PromiseDropped,
+    /// Of [`crate::Request::Maintenance`], [`crate::Request::Drain`] and [`crate::Request::Pause`].
+    Maintenance,
 }
 
 /// A VM that is about to start was noted.

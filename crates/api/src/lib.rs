@@ -11,6 +11,7 @@ mod approval;
 mod client;
 pub mod document;
 pub mod http;
+mod maintenance;
 mod request;
 mod time;
 pub mod why;

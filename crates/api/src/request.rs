@@ -113,6 +113,20 @@ pub enum Request {
         /// Its number.
         id: u64,
     },
+    /// Which nodes are to be empty, what is left there, and whether the agent is paused.
+    Maintenance,
+    /// Have nodes emptied of VMs, or no longer.
+    Drain {
+        /// Which; others stay as they are.
+        nodes: NodeSet,
+        /// Whether they are to be empty from now on.
+        is_on: bool,
+    },
+    /// Change nothing for a while.
+    Pause {
+        /// How long from now on; zero ends a pause.
+        span_ns: Ns,
+    },
     /// What was used of what was booked.
     PermitBill {
         /// By this VM only.

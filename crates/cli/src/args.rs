@@ -12,12 +12,14 @@ use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 use crate::calibrate::{CalibrateArgs, KernelArgs};
 use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
+use crate::maintenance::{DrainArgs, PauseArgs};
 use crate::options::{AgentArgs, OrNone, ShownArgs, Size, StateArgs};
 use crate::page_log::LogArgs;
 use crate::profile::ProfileArgs;
 use crate::recommend::{ModeArgs, PromisesArgs, RecommendArgs};
 use crate::record::RecordCommand;
 use crate::replay::ReplayArgs;
+use crate::reproduce::ReproduceArgs;
 use crate::settings::ConfigCommand;
 use crate::top::TopArgs;
 use crate::why::WhyArgs;
@@ -166,6 +168,12 @@ Examples:
     /// Say how far the agent may go with a VM: observe it, recommend, or act
     #[command(after_help = crate::recommend::MODE_HELP)]
     Mode(ModeArgs),
+    /// Empty nodes of VMs, and keep them empty
+    #[command(after_help = crate::maintenance::DRAIN_HELP)]
+    Drain(DrainArgs),
+    /// Change nothing for a while
+    #[command(after_help = crate::maintenance::PAUSE_HELP)]
+    Pause(PauseArgs),
     /// See nodes that are promised to VMs which do not run yet, and take promises back
     #[command(after_help = crate::recommend::PROMISES_HELP)]
     Promises(PromisesArgs),
@@ -633,31 +641,6 @@ pub struct BillArgs {
     pub vm: Option<String>,
     #[command(flatten)]
     pub agent: AgentArgs,
-}
-
-/// Options of `reproduce`.
-#[derive(Debug, clap::Args)]
-pub struct ReproduceArgs {
-    /// `all`, a paper (`TAVO`; `own` for ours), a family (`tavo`) or a claim (`tavo.npb`); default: all
-    #[arg(value_name = "CLAIMS")]
-    pub claims: Vec<String>,
-    /// Draw each figure of a decided claim as SVG in this directory
-    #[arg(long, value_name = "DIR")]
-    pub figures: Option<PathBuf>,
-    /// Write all of it as Markdown, set-ups and reasons included
-    #[arg(long, value_name = "FILE")]
-    pub document: Option<PathBuf>,
-    #[command(flatten)]
-    pub shown: ShownArgs,
-    /// Runs at a time; default: as many as there are CPUs. Results do not depend on it
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub jobs: Option<u16>,
-    /// Make every run anew, and keep none
-    #[arg(long)]
-    pub fresh: bool,
-    /// Where finished runs are kept; default: `homenode/reproduce` in the user's cache directory
-    #[arg(long, value_name = "DIR", conflicts_with = "fresh")]
-    pub cache: Option<PathBuf>,
 }
 
 /// Options of `release`.

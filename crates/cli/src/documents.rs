@@ -19,6 +19,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "bill": answer::Bill,
         "floor-set": answer::FloorSet,
         "forecast": answer::Forecast,
+        "maintenance": answer::Maintenance,
         "mode-set": answer::ModeSet,
         "permit-set": answer::PermitSet,
         "permits": answer::Permits,

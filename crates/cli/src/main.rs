@@ -19,6 +19,7 @@ mod documents;
 mod fleet;
 mod journald;
 mod kernel_footprint;
+mod maintenance;
 mod memory;
 mod numad;
 mod options;
@@ -213,6 +214,8 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Memory(command) => memory::run(&command)?,
         Command::Recommend(args) => recommend::recommend(&args)?,
         Command::Mode(args) => recommend::mode(&args)?,
+        Command::Drain(args) => return maintenance::drain(&args),
+        Command::Pause(args) => maintenance::pause(&args)?,
         Command::Promises(args) => recommend::promises(&args)?,
         Command::Topology(args) => topology::run(&args)?,
         Command::WhatIf(args) => whatif::run(&args)?,

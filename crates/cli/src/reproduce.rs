@@ -9,12 +9,37 @@ use anyhow::Context;
 use homenode_api::document::document;
 use homenode_reproduce::{Cache, Reproduced, Watch, claims, published, reproduce, tally, to_json};
 
-use crate::args::ReproduceArgs;
 use crate::bad_input;
+use crate::options::ShownArgs;
 use crate::output::table;
 
 /// Longest cell of the table for people; the document has all.
 const CELL_CHARS_MAX: usize = 48;
+
+/// Options of `reproduce`.
+#[derive(Debug, clap::Args)]
+pub struct ReproduceArgs {
+    /// `all`, a paper (`TAVO`; `own` for ours), a family (`tavo`) or a claim (`tavo.npb`); default: all
+    #[arg(value_name = "CLAIMS")]
+    pub claims: Vec<String>,
+    /// Draw each figure of a decided claim as SVG in this directory
+    #[arg(long, value_name = "DIR")]
+    pub figures: Option<PathBuf>,
+    /// Write all of it as Markdown, set-ups and reasons included
+    #[arg(long, value_name = "FILE")]
+    pub document: Option<PathBuf>,
+    #[command(flatten)]
+    pub shown: ShownArgs,
+    /// Runs at a time; default: as many as there are CPUs. Results do not depend on it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
+    /// Make every run anew, and keep none
+    #[arg(long)]
+    pub fresh: bool,
+    /// Where finished runs are kept; default: `homenode/reproduce` in the user's cache directory
+    #[arg(long, value_name = "DIR", conflicts_with = "fresh")]
+    pub cache: Option<PathBuf>,
+}
 
 /// Decides the selected claims and shows what came of them. Whatever the verdicts, it has then succeeded.
 ///

@@ -1,7 +1,7 @@
 //! What the loop is asked, and answers from what it knows.
 
 use homenode_host::observation::TrackerChoice;
-use homenode_host::{CountedBy, Management, Sample, View};
+use homenode_host::{CountedBy, Management, View};
 use homenode_machine::Machine;
 use homenode_policy::arrange::what_if::{Forecast, NoForecast, Wanted};
 use homenode_policy::demand::Demand;
@@ -11,7 +11,7 @@ use homenode_policy::{advisor, arrange, memory, permits, placement, trial, worki
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::Serialize;
 
-use crate::epoch::{hands_off, view};
+use crate::epoch::hands_off;
 use crate::{Control, Input, NotThat, Recommendation};
 
 /// A question about a VM that does not run yet.
@@ -112,13 +112,9 @@ impl Control {
     /// # Errors
     /// A home that is none on this host; a VM to move of which too little is known.
     pub fn what_if(&self, machine: &Machine, wanted: &Wanted) -> Result<Forecast, NoForecast> {
-        let empty = Sample::default();
-        let (sample, rates) = self
-            .last
-            .as_ref()
-            .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
-        arrange::what_if(&view, &self.config.placement, &self.states.arrange, wanted)
+        self.look(machine, |view| {
+            arrange::what_if(view, &self.states.arrange, wanted)
+        })
     }
 
     /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.
@@ -157,13 +153,7 @@ impl Control {
         request: &Request,
         vm: Option<VmId>,
     ) -> (Demand, Result<Placement, Unplaceable>) {
-        let empty = Sample::default();
-        let (sample, rates) = self
-            .last
-            .as_ref()
-            .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
-        let supply = self.supply(&view);
+        let supply = self.look(machine, |view| self.supply(view));
         let (bandwidth, bandwidth_from) =
             self.states
                 .history
@@ -218,7 +208,7 @@ impl Control {
                 }
             }
             Err(unplaceable) => Promise {
-                nodes: machine.memory_nodes(),
+                nodes: machine.memory_nodes().difference(&self.drained),
                 name,
                 unplaceable: Some(unplaceable),
             },

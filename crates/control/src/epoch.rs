@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use homenode_host::{
-    Act, Action, Decision, HandsOff, Host, HostError, Immovable, Lever, Limit, Management, Outcome, Plan,
-    Rates, Receipt, Refusal, Sample, View, VmSample, VmView,
+    Act, Action, Barred, Decision, HandsOff, Host, HostError, Immovable, Lever, Limit, Management, Outcome,
+    Plan, Rates, Receipt, Refusal, Sample, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::{arrange, levers, topology_feed, working_set};
@@ -189,7 +189,15 @@ impl Control {
             }
         }
         self.layouts.update(sample, &self.homes);
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
+        let view = view(
+            machine,
+            sample,
+            rates,
+            barred(&self.config, &self.drained),
+            &self.homes,
+            &self.layouts,
+            &self.foreign,
+        );
         self.states.history.observe(&view);
         working_set::observe(&view, &mut self.states.working_set);
     }
@@ -202,12 +210,21 @@ impl Control {
     /// The same, with how many of its decisions are to be carried out: they come first. What waits is a recommendation
     /// afterwards.
     fn decide(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> (Plan, usize) {
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
+        let view = view(
+            machine,
+            sample,
+            rates,
+            barred(&self.config, &self.drained),
+            &self.homes,
+            &self.layouts,
+            &self.foreign,
+        );
         self.recommendations.expire(sample);
         self.asked.retain(|_, until| *until > sample.at);
         let due = self.recommendations.due(&view);
         let gate = Gate {
             run: self.mode,
+            is_paused: self.is_paused(sample.at),
             modes: &self.config.modes,
             recommendations: &self.recommendations,
             asked: &self.asked,
@@ -237,7 +254,7 @@ impl Control {
                 plan.decisions.extend(kept.decisions);
                 continue;
             }
-            let gains = |homes: &[(VmId, NodeSet)]| gains(&view, &self.config, &self.states, homes);
+            let gains = |homes: &[(VmId, NodeSet)]| gains(&view, &self.states, homes);
             let config = &self.config.recommendations;
             self.recommendations.take(config, sample, kept.decisions, gains);
         }
@@ -280,6 +297,26 @@ impl Control {
         }
     }
 
+    /// What policies read of a sample.
+    pub(crate) fn view<'a>(
+        &'a self,
+        machine: &'a Machine,
+        sample: &'a Sample,
+        rates: Option<&'a Rates>,
+    ) -> View<'a> {
+        let barred = barred(&self.config, &self.drained);
+        let (homes, layouts) = (&self.homes, &self.layouts);
+        view(machine, sample, rates, barred, homes, layouts, &self.foreign)
+    }
+
+    /// Has somebody look at what policies read of the last sample, an empty one before the first epoch.
+    pub(crate) fn look<T>(&self, machine: &Machine, look: impl FnOnce(&View<'_>) -> T) -> T {
+        let empty = Sample::default();
+        let last = self.last.as_ref();
+        let (sample, rates) = last.map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
+        look(&self.view(machine, sample, rates))
+    }
+
     /// The host as it was last seen, with what was set since; empty before the first epoch.
     pub fn status(&self, machine: &Machine) -> Status {
         let last = self.last.as_ref();
@@ -297,7 +334,7 @@ impl Control {
             memory: MemoryStatus::of(vm, &self.states.overcommit),
             topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
         };
-        let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
+        let view = self.view(machine, sample, rates);
         let supply = self.supply(&view);
         if self.since.is_empty() {
             return Status::new(machine, (sample, rates), &supply, known);
@@ -337,17 +374,12 @@ fn give_home(
 }
 
 /// What homes are predicted to gain the VMs that get them, all of them together; those of whom it is known.
-fn gains(
-    view: &View<'_>,
-    config: &Config,
-    states: &stages::States,
-    homes: &[(VmId, NodeSet)],
-) -> BTreeMap<VmId, f64> {
+fn gains(view: &View<'_>, states: &stages::States, homes: &[(VmId, NodeSet)]) -> BTreeMap<VmId, f64> {
     let wanted = homes
         .iter()
         .map(|(vm, nodes)| (*vm, Some(nodes.clone())))
         .collect();
-    let Ok(forecast) = arrange::what_if(view, &config.placement, &states.arrange, &wanted) else {
+    let Ok(forecast) = arrange::what_if(view, &states.arrange, &wanted) else {
         return BTreeMap::new();
     };
     let gain = |vm: &arrange::what_if::VmForecast| {
@@ -358,10 +390,19 @@ fn gains(
     forecast.vms.iter().filter_map(gain).collect()
 }
 
+/// What of the host is not for VMs.
+pub(crate) fn barred<'a>(config: &'a Config, drained: &'a NodeSet) -> Barred<'a> {
+    Barred {
+        cpus: Some(&config.placement.reserved_cpus),
+        nodes: Some(drained),
+    }
+}
+
 pub(crate) fn view<'a>(
     machine: &'a Machine,
     sample: &'a Sample,
     rates: Option<&'a Rates>,
+    barred: Barred<'_>,
     homes: &'a BTreeMap<VmId, NodeSet>,
     layouts: &'a topology_feed::Layouts,
     foreign: &ForeignChanges,
@@ -376,14 +417,7 @@ pub(crate) fn view<'a>(
             .quota_changed_by_other(vm.id)
             .then_some(HandsOff::QuotaByHand),
     });
-    View {
-        version: sample.version,
-        at: sample.at,
-        machine,
-        sample,
-        rates,
-        vms: vms.collect(),
-    }
+    View::new(machine, sample, rates, barred, vms.collect())
 }
 
 /// Nodes with memory that a VM's vCPUs may run on; all with memory where those have none.

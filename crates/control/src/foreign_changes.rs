@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{CpuQuota, Sample, VmSample};
+use homenode_host::{CpuQuota, Sample, VcpuSample, VmSample};
 use homenode_units::{CpuSet, Ns, VcpuId, VmId};
 
 use crate::Event;
@@ -92,7 +92,7 @@ impl ForeignChanges {
     }
 
     /// VMs that came and went, and affinities and quotas that are not what the agent set. A VM whose vCPUs may all run
-    /// anywhere again is the agent's again: that is how an operator gives it back.
+    /// anywhere again is the agent's again: that is how an operator gives it back. A CPU that is offline is no place.
     pub fn compare(&mut self, before: Option<&Sample>, now: &Sample) -> Vec<Event> {
         let mut events = Vec::new();
         for vm in &now.vms {
@@ -118,10 +118,15 @@ impl ForeignChanges {
         self.vms.retain(|id| now.vm(*id).is_some());
 
         self.compare_quotas(now, &mut events);
-        let all: CpuSet = now.cpus.iter().map(|cpu| cpu.id).collect();
+        let online = |sample: &Sample| -> CpuSet { sample.cpus.iter().map(|cpu| cpu.id).collect() };
+        let all = online(now);
+        // Where CPUs go offline or come back the kernel changes affinities, and nobody meant anything by it.
+        let is_kernels = before.is_some_and(|before| online(before) != all);
         for vm in &now.vms {
             let anywhere = vm.settings.cpus_allowed.as_ref().unwrap_or(&all);
-            let given_back = vm.vcpus.iter().all(|vcpu| vcpu.affinity == *anywhere);
+            let anywhere = anywhere.intersection(&all);
+            let may_all = |vcpu: &VcpuSample| vcpu.affinity.intersection(&all) == anywhere;
+            let given_back = vm.vcpus.iter().all(may_all);
             if given_back && self.vms.remove(&vm.id) {
                 self.expected.retain(|vcpu, _| vcpu.vm != vm.id);
                 events.push(Event::GivenBack {
@@ -137,7 +142,9 @@ impl ForeignChanges {
                 }) else {
                     continue;
                 };
-                if *expected != vcpu.affinity {
+                if *expected != vcpu.affinity && is_kernels {
+                    expected.clone_from(&vcpu.affinity);
+                } else if *expected != vcpu.affinity {
                     events.push(Event::ChangedByOther {
                         vm: vm.id,
                         name: vm.name.clone(),
@@ -156,7 +163,7 @@ impl ForeignChanges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use homenode_host::VcpuSample;
+    use homenode_host::CpuSample;
     use homenode_units::{Bytes, NodeSet};
 
     const VM: VmId = VmId(7);
@@ -185,6 +192,37 @@ mod tests {
 
     fn events(foreign: &mut ForeignChanges, now: &Sample) -> Vec<Event> {
         foreign.compare(Some(now), now)
+    }
+
+    /// One VM of one vCPU, on a host of these CPUs.
+    fn on_cpus(online: &str, affinity: &str) -> Sample {
+        let online: CpuSet = online.parse().unwrap();
+        let mut sample = sample(1, None);
+        sample.cpus = online
+            .iter()
+            .map(|id| CpuSample {
+                id,
+                busy_ns: Ns::ZERO,
+            })
+            .collect();
+        sample.vms[0].vcpus[0].affinity = affinity.parse().unwrap();
+        sample
+    }
+
+    #[test]
+    fn what_the_kernel_makes_of_affinities_when_cpus_go_offline_is_nobodys_doing() {
+        let mut foreign = ForeignChanges::default();
+        foreign.expect(VM, 0, "2-3".parse().unwrap());
+        let mut before = on_cpus("0-3", "2-3");
+        for (online, affinity) in [("0-2", "2-3"), ("0-1", "0-1"), ("0-2", "0-2"), ("0-3", "0-2")] {
+            let now = on_cpus(online, affinity);
+            assert_eq!(foreign.compare(Some(&before), &now), [], "{online}");
+            before = now;
+        }
+        assert!(!foreign.changed_by_other(VM));
+        // Later on it is.
+        let said = foreign.compare(Some(&before), &on_cpus("0-3", "1"));
+        assert!(matches!(&said[..], [Event::ChangedByOther { .. }]) && foreign.changed_by_other(VM));
     }
 
     #[test]

@@ -15,6 +15,9 @@
 //! under `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a working set
 //! has said yes to the watch that this takes.
 //!
+//! While the agent is *paused* nothing else is done at all: what would be carried out is only told. What ends with a lease is
+//! lifted, homes stay, and what is recommended goes on waiting.
+//!
 //! The arranger's homes of one epoch are predicted together. Where one of them waits all of them do.
 //!
 //! # Properties (`tests/modes.rs`)
@@ -24,6 +27,7 @@
 //! - `a_vm_put_to_recommend_is_not_left_throttled`
 //! - `of_a_vm_put_to_observe_everything_is_given_back`
 //! - `a_home_stays_and_lent_vcpus_come_home_under_recommend`
+//! - `a_pause_changes_nothing_but_gives_back_what_is_held_and_ends_by_itself`
 //! - `homes_of_the_arranger_are_on_trial_from_their_approval_on_and_memory_follows`
 
 use std::collections::BTreeMap;
@@ -41,6 +45,8 @@ use crate::stages::States;
 /// What decides how far decisions of an epoch go.
 pub(crate) struct Gate<'a> {
     pub run: Mode,
+    /// Whether the operator wants nothing changed for a while.
+    pub is_paused: bool,
     pub modes: &'a Modes,
     pub recommendations: &'a Recommendations,
     /// Until when clients wait for working sets.
@@ -59,8 +65,11 @@ impl Gate<'_> {
     /// How far a decision goes.
     pub fn of(&self, view: &View<'_>, states: &States, decision: &Decision) -> Mode {
         match self.mode(decision.policy, view.sample.vm(decision.action.vm)) {
-            Mode::Recommend if self.waits_for_nobody(view, states, decision) => Mode::Act,
-            mode => mode,
+            Mode::Observe => Mode::Observe,
+            Mode::Act if !self.is_paused => Mode::Act,
+            _ if self.waits_for_nobody(view, states, decision) => Mode::Act,
+            Mode::Recommend => Mode::Recommend,
+            Mode::Act => Mode::Observe,
         }
     }
 
@@ -173,8 +182,8 @@ impl InForce {
             let of_vm = vm.and_then(|vm| vm.settings.mode);
             let mode = gate.mode(set.policy, vm);
             let stands = match mode {
-                Mode::Act => true,
-                Mode::Recommend if *lever == Lever::Watching && gate.is_asked(*id, now) => true,
+                _ if *lever == Lever::Watching && mode != Mode::Observe && gate.is_asked(*id, now) => true,
+                Mode::Act => !gate.is_paused || !lever.is_leased(),
                 Mode::Recommend => {
                     !lever.is_leased() || gate.recommendations.lets_stand(*id, set.policy, *lever)
                 }
@@ -182,7 +191,10 @@ impl InForce {
                 Mode::Observe => !lever.is_leased() && of_vm != Some(Mode::Observe),
             };
             if !stands {
-                let why = format!("given back: mode {mode} is in force for it");
+                let why = match mode {
+                    Mode::Act => "given back: the agent is paused".to_owned(),
+                    mode => format!("given back: mode {mode} is in force for it"),
+                };
                 plan.decide(set.policy, Act::Lift { lever: *lever }.on(*id), why);
             }
         }

@@ -42,7 +42,7 @@ impl Control {
     }
 
     /// Why nothing comes of a policy; `not` says what, as in "the policies hold nobody to a permit".
-    fn idle(&self, policy: &str, not: &str) -> Option<String> {
+    pub(crate) fn idle(&self, policy: &str, not: &str) -> Option<String> {
         let of_policy = self.config.modes.of(policy) == Some(Mode::Observe);
         let why = match self.mode {
             Mode::Observe => Some(format!(

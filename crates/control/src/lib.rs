@@ -13,6 +13,7 @@
 //! | `epoch` | one round of it: observe, plan, commit, remember |
 //! | `answers`, `idle` | what the loop is asked: where a VM would go, what is known of it, why nothing is done |
 //! | `config` | what the operator may set |
+//! | `drain` | which nodes are to be empty, what is left on them, and whether the agent is paused |
 //! | `gate` | how far each decision goes, and what is given back where it may no longer stand |
 //! | `recommendations` | what waits for the operator's word |
 //! | `foreign_changes` | what operators and other programs changed |
@@ -25,6 +26,7 @@
 mod answers;
 mod bill;
 mod config;
+mod drain;
 mod epoch;
 mod event;
 mod foreign_changes;
@@ -51,6 +53,7 @@ use homenode_units::{NodeSet, Ns, VmId};
 pub use answers::{Advice, Promise, Request};
 pub use bill::{Bill, Hour, Line};
 pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet};
+pub use drain::{DrainStatus, LeftBehind, NotDrained};
 pub use epoch::{Begun, Epoch};
 pub use event::Event;
 use foreign_changes::ForeignChanges;
@@ -91,6 +94,10 @@ pub struct Control {
     homes: BTreeMap<VmId, NodeSet>,
     layouts: topology_feed::Layouts,
     foreign: ForeignChanges,
+    /// Nodes that are to be emptied.
+    drained: NodeSet,
+    /// Until when the operator wants nothing changed.
+    paused_until: Option<Ns>,
     /// What is only told comes in every epoch; it is told once.
     told: BTreeSet<(VmId, String)>,
     /// What waits for the operator, and what he agreed to.

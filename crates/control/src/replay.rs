@@ -140,6 +140,8 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
             Input::Rejected { id } => drop(control.reject(id)),
             Input::Configured { config } if settings == Settings::OfThen => drop(control.take_over(*config)),
             Input::Configured { .. } => {}
+            Input::Drained { nodes } => drop(control.drain(machine, nodes)),
+            Input::Paused { span } => control.pause(span),
             Input::WorkingSetWanted { vm, window, wait } => control.want_working_set(vm, window, wait),
         }
     }

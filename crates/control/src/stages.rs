@@ -60,12 +60,12 @@ stages! { |view, config, of, earlier|
     permits(State) [Tavo Homenode] [CpuQuota Resctrl] => permits::plan(view, &config.permits, &mut of.permits);
     placement(State) [FfPin Tavo] [Home VcpuPlacement]
         => placement::plan(view, &config.placement, &of.history, &mut of.placement);
-    numad(State) [Numad] [Home VcpuPlacement Pages] => numad::plan(view, &config.placement, &mut of.numad);
+    numad(State) [Numad] [Home VcpuPlacement Pages] => numad::plan(view, &mut of.numad);
     arrange(State) [Homenode] [Home VcpuPlacement]
         => arrange::plan(view, &config.placement, &of.history, &mut of.placement, &mut of.arrange);
     balance(State) [Tavo] [Home VcpuPlacement]
         => balance::plan(view, &config.placement, &of.history, &mut of.placement, &mut of.balance);
-    balance() [Homenode] [VcpuPlacement] => balance::plan_vcpus(view, &config.placement);
+    balance() [Homenode] [VcpuPlacement] => balance::plan_vcpus(view);
     repatriate(State) [Memory Tavo Homenode] [Pages] => repatriate::plan(view, &config.repatriate, &mut of.repatriate);
     memory(State) [Memory Tavo Homenode] [MemoryPolicy Pages]
         => memory::plan(view, &config.memory, &config.repatriate, earlier, &mut of.memory);

@@ -51,6 +51,16 @@ pub enum Input {
         /// All that are in force from then on.
         config: Box<Config>,
     },
+    /// The operator said which nodes are to be emptied ([`crate::Control::drain`]).
+    Drained {
+        /// All of them.
+        nodes: NodeSet,
+    },
+    /// The operator wants nothing changed for so long ([`crate::Control::pause`]); zero ends a pause.
+    Paused {
+        /// How long.
+        span: Ns,
+    },
     /// A client asked how much memory a VM uses ([`crate::Control::want_working_set`]).
     WorkingSetWanted {
         /// Of which VM.

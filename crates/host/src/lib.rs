@@ -39,7 +39,7 @@ pub use sample::{
     Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 pub use topology::{GuestTopology, Published, VirtualNode};
-pub use view::{HandsOff, View, VmView};
+pub use view::{Barred, HandsOff, View, VmView};
 
 use homenode_machine::Machine;
 use homenode_units::{Ns, VmId};

@@ -343,6 +343,12 @@ pub struct VmSettings {
     pub mode: Option<Mode>,
     /// Home nodes that the operator chose; the agent keeps the VM there and never re-homes it.
     pub home: Option<NodeSet>,
+    /// VMs that name the same word here share no home node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart: Option<String>,
+    /// VMs that name the same word here have one home.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<String>,
     /// Memory bandwidth that the VM is declared to need.
     pub bandwidth: Option<BytesPerSec>,
     /// CPUs that the operator allows (`<vcpu cpuset>`); `None` where there is no limit.

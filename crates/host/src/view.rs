@@ -1,7 +1,7 @@
 //! What a policy reads: the host, its last sample and rates, and what the agent holds of each VM.
 
 use homenode_machine::Machine;
-use homenode_units::{NodeId, NodeSet, Ns};
+use homenode_units::{CpuSet, NodeId, NodeSet, Ns};
 use serde::Serialize;
 
 use crate::rates::{Rates, VmRates};
@@ -21,8 +21,21 @@ pub struct View<'a> {
     pub sample: &'a Sample,
     /// What happened since the sample before; `None` in the first epoch.
     pub rates: Option<&'a Rates>,
+    /// CPUs that VMs may use: online, not the host's own, and on no node that is to be emptied.
+    pub cpus: CpuSet,
+    /// Nodes that are to be emptied of VMs.
+    pub drained: NodeSet,
     /// Every VM, ascending by id.
     pub vms: Vec<VmView<'a>>,
+}
+
+/// What of a host is not for VMs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Barred<'a> {
+    /// CPUs that the operator keeps for the host.
+    pub cpus: Option<&'a CpuSet>,
+    /// Nodes that he wants to be emptied.
+    pub nodes: Option<&'a NodeSet>,
 }
 
 /// One VM as a policy sees it.
@@ -67,7 +80,53 @@ impl std::fmt::Display for HandsOff {
     }
 }
 
+impl<'a> View<'a> {
+    /// What a host is, what it said, and what is held of each VM. VMs may use CPUs that are online, which are those that the host
+    /// tells of, and that are not barred.
+    pub fn new(
+        machine: &'a Machine,
+        sample: &'a Sample,
+        rates: Option<&'a Rates>,
+        barred: Barred<'_>,
+        vms: Vec<VmView<'a>>,
+    ) -> View<'a> {
+        let drained = barred.nodes.cloned().unwrap_or_default();
+        let online: CpuSet = sample.cpus.iter().map(|cpu| cpu.id).collect();
+        let mut cpus = machine.cpu_set().difference(&machine.cpus_of(&drained));
+        // Before the first sample nothing is known of any.
+        if !online.is_empty() {
+            cpus = cpus.intersection(&online);
+        }
+        if let Some(reserved) = barred.cpus {
+            cpus = cpus.difference(reserved);
+        }
+        View {
+            version: sample.version,
+            at: sample.at,
+            machine,
+            sample,
+            rates,
+            cpus,
+            drained,
+            vms,
+        }
+    }
+}
+
 impl View<'_> {
+    /// Nodes that can be a home: they have memory, and CPUs that VMs may use.
+    pub fn homes(&self) -> NodeSet {
+        let memory = self.machine.memory_nodes();
+        let has_cpus = |node: &NodeId| !self.cpus_of(*node).is_empty();
+        memory.iter().filter(has_cpus).collect()
+    }
+
+    /// CPUs of a node that VMs may use.
+    pub fn cpus_of(&self, node: NodeId) -> CpuSet {
+        let of_node = self.machine.nodes.get(node);
+        of_node.map_or_else(CpuSet::new, |of| of.cpus.intersection(&self.cpus))
+    }
+
     /// Whether a directed pair of nodes uses less than `share` of the bandwidth of the link between them. Where use
     /// or bandwidth is unknown the link counts as quiet: absent is not busy.
     pub fn link_below(&self, from: NodeId, to: NodeId, share: f64) -> bool {

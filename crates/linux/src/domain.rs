@@ -243,6 +243,8 @@ impl Domain {
             management: said.management,
             mode: said.mode,
             home: said.home,
+            apart: said.apart,
+            together: said.together,
             bandwidth: said.bandwidth,
             permit: said.permit,
             memory_policy: said.memory_policy,

@@ -15,7 +15,7 @@ mod command_line;
 mod monitor;
 mod settings_file;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::journal::Run;
 use crate::manager::{CallError, Manager};
 use crate::read::{self, ReadError};
 use crate::task::{self, Process, Role, Thread};
-use command_line::{CommandLine, Told};
+use command_line::{CommandLine, Told, is_qemu};
 use monitor::{Command, MonitorError};
 
 /// How often all processes are looked through for new VMs.
@@ -52,6 +52,8 @@ const PROCESSES_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Qemu {
     root: PathBuf,
+    /// Where cgroups are mounted, or why that is not known.
+    groups: Result<Hierarchy, String>,
     vms: BTreeMap<VmId, Vm>,
     next_scan: Ns,
     notices: Vec<String>,
@@ -107,10 +109,10 @@ pub fn vms(root: &Path) -> Vec<QemuVm> {
     looked.collect()
 }
 
-/// Whether this is the command line of a QEMU that may run a VM.
-fn is_qemu(program: &str) -> bool {
-    let name = program.rsplit('/').next().unwrap_or(program);
-    name.starts_with("qemu-system-") || matches!(name, "qemu-kvm" | "kvm")
+/// Whether what a user calls a VM is taken for one: another user could have the agent move its own memory and fill its lists.
+/// Services have users below 1000, or nobody's, which Incus takes.
+fn may_run_vms(user: u32) -> bool {
+    user < 1000 || user == 65534 || user == rustix::process::geteuid().as_raw()
 }
 
 impl Qemu {
@@ -118,6 +120,7 @@ impl Qemu {
     pub fn new(root: &Path) -> Qemu {
         Qemu {
             root: root.to_owned(),
+            groups: Hierarchy::read(root).map_err(|e| e.to_string()),
             vms: BTreeMap::new(),
             next_scan: Ns::ZERO,
             notices: Vec::new(),
@@ -128,11 +131,12 @@ impl Qemu {
     fn scan(&mut self) -> Result<(), CallError> {
         let names = read::names(&self.root.join("proc"), PROCESSES_MAX);
         let names = names.map_err(|e| CallError::Lost(e.to_string()))?;
+        let mut strangers = BTreeSet::new();
         for pid in names.iter().filter_map(|name| name.parse::<i32>().ok()) {
             if self.vms.values().any(|vm| vm.process.pid == pid) {
                 continue;
             }
-            match self.look_at(pid) {
+            match self.look_at(pid, &mut strangers) {
                 Ok(None) => {}
                 Ok(Some((id, vm))) => {
                     if let Some(other) = self.vms.get(&id) {
@@ -148,11 +152,16 @@ impl Qemu {
                 Err(why) => self.notices.push(format!("process {pid} is left out: {why}")),
             }
         }
+        for user in strangers {
+            self.notices.push(format!(
+                "QEMUs of user {user} are left out: who may log in may run anything by that name. Run VMs as root or as a service's user"
+            ));
+        }
         Ok(())
     }
 
-    /// The VM that a process runs, if it runs one.
-    fn look_at(&self, pid: i32) -> Result<Option<(VmId, Vm)>, String> {
+    /// The VM that a process runs, if it runs one. `strangers` gets the user of a process that may not run any.
+    fn look_at(&self, pid: i32, strangers: &mut BTreeSet<u32>) -> Result<Option<(VmId, Vm)>, String> {
         let path = self.root.join(format!("proc/{pid}/cmdline"));
         // Of a process that may not be read nothing can be changed either.
         let Ok(Some(words)) = read::text_if_there(&path, COMMAND_LINE_MAX) else {
@@ -161,6 +170,13 @@ impl Qemu {
         let mut words = words.split_terminator('\0');
         if !words.next().is_some_and(is_qemu) {
             return Ok(None);
+        }
+        match task::user(&self.root, pid).map_err(|e| e.to_string())? {
+            Some(user) if may_run_vms(user) => {}
+            stranger => {
+                strangers.extend(stranger);
+                return Ok(None);
+            }
         }
         let Some(process) = task::process(&self.root, pid).map_err(|e| e.to_string())? else {
             return Ok(None);
@@ -277,8 +293,7 @@ impl Qemu {
 
     /// CPUs that the owner of its cgroup leaves it, where they are not all.
     fn allowed(&self, pid: i32) -> Option<CpuSet> {
-        let groups = Hierarchy::read(&self.root).ok()?;
-        groups.cpus_of(pid).ok()?
+        self.groups.as_ref().ok()?.cpus_of(pid).ok()?
     }
 
     fn vm(&self, vm: VmId) -> Result<&Vm, CallError> {
@@ -476,8 +491,11 @@ impl Qemu {
 
     /// Its cgroup, where it is alone there and has a quota.
     fn own_group(&self, pid: i32) -> Result<CpuGroup, String> {
-        let group = Hierarchy::read(&self.root).map_err(|e| e.to_string())?;
-        let group = group.group_of(pid, pid).map_err(|e| e.to_string())?;
+        let group = self
+            .groups
+            .as_ref()?
+            .group_of(pid, pid)
+            .map_err(|e| e.to_string())?;
         let group = group.ok_or_else(|| "its cgroup is not to be seen from here".to_owned())?;
         group.check_own(&self.root, pid)?;
         Ok(group)

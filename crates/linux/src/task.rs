@@ -242,6 +242,22 @@ pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
     text.ok().flatten().and_then(parent) == Some(2)
 }
 
+/// The user whose rights a process has; `None` where it has ended.
+///
+/// # Errors
+/// When its `status` is malformed or may not be read.
+pub fn user(root: &Path, pid: i32) -> Result<Option<u32>, ReadError> {
+    let path = process_dir(root, pid).join("status");
+    let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
+        return Ok(None);
+    };
+    let ids = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let effective = ids.and_then(|ids| ids.split_ascii_whitespace().nth(1)?.parse().ok());
+    effective
+        .map(Some)
+        .ok_or_else(|| ReadError::malformed(&path, "a line `Uid:` with four users", &text))
+}
+
 /// A thread's number in the innermost namespace that it is in, by which the process itself knows it.
 pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     let path = process_dir(root, pid).join(format!("task/{tid}/status"));

@@ -16,8 +16,8 @@
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use homenode_host::{
-    Accesses, CountedBy, Counters, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample,
-    VmView,
+    Accesses, Barred, CountedBy, Counters, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View,
+    VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::arrange::{State, plan};
@@ -72,13 +72,10 @@ impl Crowd {
             hands_off: None,
             quota_hands_off: None,
         });
+        let barred = Barred::default();
         see(&View {
-            version: self.now.version,
             at,
-            machine: &self.machine,
-            sample: &self.now,
-            rates: Some(&rates),
-            vms: vms.collect(),
+            ..View::new(&self.machine, &self.now, Some(&rates), barred, vms.collect())
         })
     }
 }

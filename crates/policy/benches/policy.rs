@@ -6,7 +6,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_host::{
-    CountedBy, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmView,
+    Barred, CountedBy, CpuSample, NodeSample, Rates, Sample, VcpuSample, Version, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::demand::{BandwidthFrom, Demand, History};
@@ -82,14 +82,7 @@ fn placement(c: &mut Criterion) {
         hands_off: None,
         quota_hands_off: None,
     });
-    let view = View {
-        version: now.version,
-        at: now.at,
-        machine: &machine,
-        sample: &now,
-        rates: Some(&rates),
-        vms: vms.collect(),
-    };
+    let view = View::new(&machine, &now, Some(&rates), Barred::default(), vms.collect());
     let (history, ledger, config) = (History::default(), Ledger::default(), Config::default());
     let demand = |cpus, gib| Demand {
         cpus,

@@ -13,7 +13,7 @@
 //!    amount, when more than that lies outside; or periodically, when so long has passed since it set out last, or was first
 //!    seen. It is then on its way until no more than [`Config::outside_pages_max`] pages are outside.
 //!    Of a VM whose guest is told where it is, each virtual node's memory has a home node of its own ([`VmView::layout`]): what
-//!    lies elsewhere is outside.
+//!    lies elsewhere is outside. From a node that is drained all goes at once, however little it is.
 //! 2. VMs on their way whose memory can move are served in order of most pages outside, each with at most
 //!    [`Config::vm_pages_per_epoch`], all together with at most [`Config::host_pages_per_epoch`].
 //!
@@ -143,12 +143,14 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             let parts = astray(vm, home)?;
             let pages: Pages = parts.iter().map(|part| part.pages).sum();
             let id = vm.sample.id;
-            if pages <= config.outside_pages_max {
+            // A node that is to be empty is left to the last page.
+            let is_drained = view.drained.iter().any(|node| has_pages(vm, node));
+            if pages <= config.outside_pages_max && !is_drained {
                 state.under_way.remove(&id);
                 state.since.entry(id).or_insert(view.sample.at);
                 return None;
             }
-            let goes = state.goes(id, pages, config.start, view.sample.at);
+            let goes = is_drained || state.goes(id, pages, config.start, view.sample.at);
             goes.then_some((pages, parts, home, vm))
         })
         .collect();
@@ -179,6 +181,11 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         }
     }
     plan
+}
+
+fn has_pages(vm: &VmView<'_>, node: NodeId) -> bool {
+    let pages = vm.sample.pages.as_ref().and_then(|pages| pages.get(node));
+    pages.is_some_and(|pages| *pages > Pages::ZERO)
 }
 
 /// Pages of a VM that have one place to go to.

@@ -3,8 +3,8 @@
 use crate::predict::{Character, NodeShape, Shape};
 use homenode_host::observation::Observation;
 use homenode_host::{
-    Accesses, Balloon, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample, PageUse,
-    Published, Rates, Sample, VcpuSample, Version, View, VirtualNode, VmSample, VmSettings, VmView,
+    Accesses, Balloon, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample,
+    PageUse, Published, Rates, Sample, VcpuSample, Version, View, VirtualNode, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -32,6 +32,9 @@ pub struct Scene {
     pub links: Vec<(NodeId, NodeId, u64)>,
     pub traffic: NodeMap<u64>,
     pub no_page_uses: Option<String>,
+    pub reserved_cpus: CpuSet,
+    pub offline: CpuSet,
+    pub drained: NodeSet,
 }
 
 pub struct SceneVm {
@@ -142,6 +145,9 @@ impl Scene {
             links: vec![],
             traffic: NodeMap::new(),
             no_page_uses: None,
+            reserved_cpus: CpuSet::new(),
+            offline: CpuSet::new(),
+            drained: NodeSet::new(),
         }
     }
 
@@ -222,14 +228,11 @@ impl Scene {
                 quota_hands_off: vm.quota_hands_off,
             })
             .collect();
-        let view = View {
-            version: after.version,
-            at: after.at,
-            machine: &self.machine,
-            sample: &after,
-            rates,
-            vms,
+        let barred = Barred {
+            cpus: Some(&self.reserved_cpus),
+            nodes: Some(&self.drained),
         };
+        let view = View::new(&self.machine, &after, rates, barred, vms);
         f(&view)
     }
 
@@ -239,7 +242,9 @@ impl Scene {
             busy[vcpu.cpu as usize] += vcpu.running;
         }
         let ns = |share: f64| Ns((share * periods * PERIOD.as_f64()) as u64);
-        let cpus = self.machine.cpus.iter().zip(busy).map(|(cpu, busy)| CpuSample {
+        let cpus = self.machine.cpus.iter().zip(busy);
+        let cpus = cpus.filter(|(cpu, _)| !self.offline.contains(cpu.id));
+        let cpus = cpus.map(|(cpu, busy)| CpuSample {
             id: cpu.id,
             busy_ns: ns(busy.min(1.0)),
         });

@@ -93,6 +93,8 @@ impl Twin {
             .iter()
             .map(|vm| VmSettings {
                 home: vm.memory_nodes.clone(),
+                apart: vm.apart.clone(),
+                together: vm.together.clone(),
                 cpus_allowed: vm.cpus.clone(),
                 // Nobody is held to one permit twice.
                 permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),

@@ -3,7 +3,9 @@
 mod common;
 
 use common::{cores, program};
-use homenode_host::{Act, Action, Failure, FrameMove, Host, Outcome, PageUse, Plan, Rates, View, VmView};
+use homenode_host::{
+    Act, Action, Barred, Failure, FrameMove, Host, Outcome, PageUse, Plan, Rates, View, VmView,
+};
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
 use homenode_policy::memory::carrefour;
@@ -412,21 +414,15 @@ fn under_carrefour(kind: &str, policy: MemoryPolicy, seconds: u64) -> VmReport {
         twin.wait(Ns::from_secs(1));
         let now = twin.sample().unwrap();
         let rates = Rates::between(&machine, &before, &now);
-        let view = View {
-            version: now.version,
-            at: now.at,
-            machine: &machine,
-            sample: &now,
-            rates: rates.as_ref(),
-            vms: vec![VmView {
-                sample: &now.vms[0],
-                rates: rates.as_ref().and_then(|rates| rates.vm(now.vms[0].id)),
-                home: None,
-                layout: None,
-                hands_off: None,
-                quota_hands_off: None,
-            }],
+        let vm = VmView {
+            sample: &now.vms[0],
+            rates: rates.as_ref().and_then(|rates| rates.vm(now.vms[0].id)),
+            home: None,
+            layout: None,
+            hands_off: None,
+            quota_hands_off: None,
         };
+        let view = View::new(&machine, &now, rates.as_ref(), Barred::default(), vec![vm]);
         let plan = carrefour::plan(&view, &carrefour::Config::default(), &mut state);
         twin.commit(&plan).expect("a possible plan");
         before = now;

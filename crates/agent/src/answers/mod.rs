@@ -1,6 +1,7 @@
 //! What the loop knows, as answers.
 
 pub mod forecast;
+pub mod maintenance;
 pub mod permits;
 pub mod promises;
 pub mod recommendations;

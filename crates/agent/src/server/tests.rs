@@ -17,6 +17,7 @@ fn serving(control: Control) -> (tempfile::TempDir, Server) {
         machine: Arc::new(homenode_machine_files::preset("r910").unwrap()),
         control: Arc::new(Mutex::new(control)),
         clock: WallClock::start(Clock::Host),
+        drains: crate::drain_file::DrainFile::default(),
     };
     let server = Server::open(dir.path(), handler, SettingQueue::new(&Bell::default())).unwrap();
     (dir, server)

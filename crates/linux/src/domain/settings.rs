@@ -3,6 +3,9 @@
 use homenode_host::{Management, Mode, Setting};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Permit};
 
+/// Longest word by which VMs know each other.
+const WORD_MAX: usize = 64;
+
 /// What the operator said of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OperatorSettings {
@@ -12,6 +15,10 @@ pub struct OperatorSettings {
     pub mode: Option<Mode>,
     /// Home nodes that the operator chose.
     pub home: Option<NodeSet>,
+    /// VMs that name the same word here share no home node.
+    pub apart: Option<String>,
+    /// VMs that name the same word here have one home.
+    pub together: Option<String>,
     /// Memory bandwidth that it is declared to need.
     pub bandwidth: Option<BytesPerSec>,
     /// What it booked.
@@ -22,6 +29,21 @@ pub struct OperatorSettings {
     pub memory_floor: Option<Bytes>,
     /// The same as it is written.
     written: Vec<(String, String)>,
+}
+
+/// A word by which VMs know each other.
+fn word(name: &str, value: &str) -> Result<String, String> {
+    let is_word = !value.is_empty()
+        && value.len() <= WORD_MAX
+        && value
+            .chars()
+            .all(|sign| sign.is_ascii_alphanumeric() || "-_.".contains(sign));
+    if is_word {
+        return Ok(value.to_owned());
+    }
+    Err(format!(
+        "{name}: a word of up to {WORD_MAX} letters, digits, `-`, `_` and `.` that other VMs name too is wanted"
+    ))
 }
 
 impl OperatorSettings {
@@ -57,6 +79,8 @@ impl OperatorSettings {
                     }
                     settings.home = Some(nodes);
                 }
+                "apart" => settings.apart = Some(word("apart", value)?),
+                "together" => settings.together = Some(word("together", value)?),
                 "bandwidth" => {
                     settings.bandwidth = Some(value.parse().map_err(|e| format!("bandwidth: {e}"))?);
                 }
@@ -68,10 +92,16 @@ impl OperatorSettings {
                 other => {
                     let other: String = other.chars().take(40).collect();
                     return Err(format!(
-                        "unknown attribute `{other}`; there are manage, mode, home, bandwidth, permit, memory, floor"
+                        "unknown attribute `{other}`; there are manage, mode, home, apart, together, bandwidth, permit, memory, floor"
                     ));
                 }
             }
+        }
+        if settings.home.is_some() && (settings.apart.is_some() || settings.together.is_some()) {
+            return Err(
+                "home says where it lives, so apart and together have nothing to say; leave one of them out"
+                    .into(),
+            );
         }
         settings.written = written;
         Ok(settings)

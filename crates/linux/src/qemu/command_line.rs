@@ -15,6 +15,12 @@ const MEMORY_DEFAULT: Bytes = Bytes(128 << 20);
 /// More vCPUs than any hypervisor offers.
 const VCPUS_MAX: u32 = 4096;
 
+/// Whether this is the command line of a QEMU that may run a VM.
+pub(super) fn is_qemu(program: &str) -> bool {
+    let name = program.rsplit('/').next().unwrap_or(program);
+    name.starts_with("qemu-system-") || matches!(name, "qemu-kvm" | "kvm")
+}
+
 /// One option with its parameters. What stands first without a name is under the empty one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct QemuOption {

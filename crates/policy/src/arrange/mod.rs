@@ -70,7 +70,7 @@ pub mod what_if;
 use std::sync::Arc;
 
 use homenode_host::{Act, Lever, Mode, Plan, View, VmView};
-use homenode_units::{NodeSet, Ns, PAGE_BYTES, VmId};
+use homenode_units::{CpuSet, NodeSet, Ns, PAGE_BYTES, VmId};
 
 use crate::demand::History;
 use crate::placement;
@@ -110,11 +110,24 @@ pub struct State {
     /// Changes that are not judged yet, and what came of the others.
     pub trials: trial::State,
     room: Room,
-    shape: Option<Arc<Shape>>,
+    /// With the CPUs that it is of.
+    shape: Option<(CpuSet, Arc<Shape>)>,
     rest: Rest,
 }
 
 impl State {
+    /// The host as it is now: CPUs may have gone offline.
+    fn shape(&mut self, view: &View<'_>) -> Arc<Shape> {
+        match &self.shape {
+            Some((cpus, shape)) if *cpus == view.cpus => shape.clone(),
+            _ => {
+                let shape = Arc::new(Shape::of(view.machine, &view.cpus));
+                self.shape = Some((view.cpus.clone(), shape.clone()));
+                shape
+            }
+        }
+    }
+
     /// A home that was only recommended before is given in this epoch: a trial like any other, from the VM's speed now, with the
     /// speed predicted to change by this factor.
     pub fn begin_trial(&mut self, view: &View<'_>, vm: &VmView<'_>, to: &NodeSet, predicted: f64) {
@@ -140,10 +153,7 @@ pub fn plan(
     placed: &mut placement::State,
     state: &mut State,
 ) -> Plan {
-    let shape = state
-        .shape
-        .get_or_insert_with(|| Arc::new(Shape::of(view.machine, &config.reserved_cpus)))
-        .clone();
+    let shape = state.shape(view);
     state.profiles.observe(view, &shape);
     let promised: Vec<VmId> = view
         .vms
@@ -151,9 +161,16 @@ pub fn plan(
         .filter(|vm| vm.home.is_none() && placed.ledger.is_promised(vm.sample, view.at))
         .map(|vm| vm.sample.id)
         .collect();
-    let plan = placement::plan_for(view, config, history, placed, |vm| {
-        has_a_place(vm) || promised.contains(&vm.sample.id)
+    let mut plan = placement::plan_for(view, config, history, placed, |vm| {
+        has_a_place(view, vm) || promised.contains(&vm.sample.id)
     });
+    for vm in placed.released(view) {
+        let why = "undone: it had a home only while a node was drained".to_owned();
+        plan.decide(POLICY, Act::Lift { lever: Lever::Home }.on(vm), why);
+    }
+    for decision in &plan.decisions {
+        state.trials.forget(decision.action.vm);
+    }
     if !plan.decisions.is_empty() || shape.nodes.len() < 2 {
         return plan;
     }
@@ -195,10 +212,12 @@ pub fn plan(
     }
 }
 
-/// Whether a VM's home is not ours to weigh.
-fn has_a_place(vm: &VmView<'_>) -> bool {
+/// Whether a VM's home is not ours to weigh. While a node is drained everybody's is for who empties it.
+fn has_a_place(view: &View<'_>, vm: &VmView<'_>) -> bool {
     let settings = &vm.sample.settings;
-    settings.home.is_some()
+    !view.drained.is_empty()
+        || settings.home.is_some()
+        || placement::has_company(settings)
         || settings.memory_policy.is_some()
         || (vm.sample.no_topology_device.is_none() && !vm.sample.virtual_nodes.is_empty())
 }
@@ -238,7 +257,7 @@ impl<'a> Scene<'a> {
                     && !is_observed
                     && vm.hands_off.is_none()
                     && vm.memory_fixed().is_none()
-                    && !has_a_place(vm);
+                    && !has_a_place(view, vm);
                 Wish {
                     ours,
                     movable: ours

@@ -29,7 +29,6 @@ use homenode_host::{HandsOff, View, VmView};
 use homenode_units::{Bytes, NodeId, NodeSet, VmId};
 
 use super::{Scene, State};
-use crate::placement;
 use crate::predict::{ACTIVE_MIN, KNOWN_EPOCHS, Place, Room, Shape};
 
 /// Where each VM that is asked about shall be: its home nodes, or nowhere in particular.
@@ -155,16 +154,12 @@ pub enum NoForecast {
 ///
 /// # Errors
 /// A home that is none on this host; a VM to move that is not known yet.
-pub fn what_if(
-    view: &View<'_>,
-    config: &placement::Config,
-    state: &State,
-    wanted: &Wanted,
-) -> Result<Forecast, NoForecast> {
-    let shape = state
-        .shape
-        .clone()
-        .unwrap_or_else(|| Arc::new(Shape::of(view.machine, &config.reserved_cpus)));
+pub fn what_if(view: &View<'_>, state: &State, wanted: &Wanted) -> Result<Forecast, NoForecast> {
+    let known = state.shape.as_ref().filter(|(cpus, _)| *cpus == view.cpus);
+    let shape = known.map_or_else(
+        || Arc::new(Shape::of(view.machine, &view.cpus)),
+        |(_, shape)| shape.clone(),
+    );
     check_nodes(&shape, wanted)?;
     let scene = Scene::of(view, shape, state);
     let unknown: Vec<Option<Unknown>> = scene
@@ -287,6 +282,7 @@ fn why_unknown(vm: &VmView<'_>, threads: f64, state: &State) -> Option<Unknown> 
 mod tests {
     use super::*;
     use crate::demand::History;
+    use crate::placement;
     use crate::testing::{Scene as Host, vm_id};
     use homenode_host::Immovable;
     use homenode_units::Ns;
@@ -342,7 +338,7 @@ mod tests {
             .iter()
             .map(|(vm, home)| (vm_id(*vm), nodes(home)))
             .collect();
-        host.with_view(|view| what_if(view, &placement::Config::default(), state, &wanted))
+        host.with_view(|view| what_if(view, state, &wanted))
     }
 
     fn slow_down(forecast: &Forecast, vm: u128) -> SlowDown {

@@ -109,36 +109,30 @@ pub fn plan(
     let mut plan = Plan::new(view.version);
     let Some(rates) = view.rates else { return plan };
     let re_homed = re_home(view, rates, config, history, placement, state, &mut plan);
-    schedule(view, rates, config, &re_homed, &mut plan);
+    schedule(view, rates, &re_homed, &mut plan);
     plan
 }
 
 /// Steps 0 to 4 alone: vCPUs are lent and come back, and no home changes.
-pub fn plan_vcpus(view: &View<'_>, config: &placement::Config) -> Plan {
+pub fn plan_vcpus(view: &View<'_>) -> Plan {
     let mut plan = Plan::new(view.version);
     if let Some(rates) = view.rates {
-        schedule(view, rates, config, &BTreeSet::new(), &mut plan);
+        schedule(view, rates, &BTreeSet::new(), &mut plan);
     }
     plan
 }
 
-fn schedule(
-    view: &View<'_>,
-    rates: &Rates,
-    config: &placement::Config,
-    re_homed: &BTreeSet<VmId>,
-    plan: &mut Plan,
-) {
-    let usable = view.machine.cpu_set().difference(&config.reserved_cpus);
+fn schedule(view: &View<'_>, rates: &Rates, re_homed: &BTreeSet<VmId>, plan: &mut Plan) {
+    let usable = &view.cpus;
     let mut loads = Loads {
         waiting: waiting(view, rates, re_homed),
-        idle: rates.cores_idle(view.machine, &usable),
+        idle: rates.cores_idle(view.machine, usable),
         load: rates.nodes.map(|id, n| {
             let cpus = view
                 .machine
                 .nodes
                 .get(id)
-                .map_or(0, |node| node.cpus.intersection(&usable).len());
+                .map_or(0, |node| node.cpus.intersection(usable).len());
             if cpus == 0 {
                 f64::INFINITY
             } else {
@@ -147,9 +141,9 @@ fn schedule(
         }),
     };
     let mut moved: BTreeSet<(VmId, u16)> = BTreeSet::new();
-    take_seats(view, config, re_homed, &mut moved, plan);
-    return_home(view, config, re_homed, &mut loads, &mut moved, plan);
-    lend(view, config, re_homed, &mut loads, &moved, plan);
+    take_seats(view, re_homed, &mut moved, plan);
+    return_home(view, re_homed, &mut loads, &mut moved, plan);
+    lend(view, re_homed, &mut loads, &moved, plan);
 }
 
 /// VMs that the policy may act on.
@@ -179,7 +173,6 @@ fn waiting(view: &View<'_>, rates: &Rates, re_homed: &BTreeSet<VmId>) -> NodeMap
 /// Step 0, for vCPUs of guests that follow: those that may run on several nodes are confined to one.
 fn take_seats(
     view: &View<'_>,
-    config: &placement::Config,
     re_homed: &BTreeSet<VmId>,
     moved: &mut BTreeSet<(VmId, u16)>,
     plan: &mut Plan,
@@ -192,7 +185,7 @@ fn take_seats(
                 continue;
             }
             let Some(seat) = vm.seat(vcpu.index) else { continue };
-            let cpus = target_cpus(view, config, vm, seat);
+            let cpus = target_cpus(view, vm, seat);
             if cpus.is_empty() {
                 continue;
             }
@@ -214,7 +207,6 @@ fn take_seats(
 /// Step 0.
 fn return_home(
     view: &View<'_>,
-    config: &placement::Config,
     re_homed: &BTreeSet<VmId>,
     loads: &mut Loads,
     moved: &mut BTreeSet<(VmId, u16)>,
@@ -231,7 +223,7 @@ fn return_home(
             let Some(away) = vm.away_node(view.machine, vcpu.index) else {
                 continue;
             };
-            let cpus_at = |node: &NodeId| target_cpus(view, config, vm, *node);
+            let cpus_at = |node: &NodeId| target_cpus(view, vm, *node);
             let is_idle = |node: &NodeId| loads.idle.get(*node).is_some_and(|idle| *idle > 0);
             let mut usable = home.iter().filter(|node| !cpus_at(node).is_empty());
             let (node, why) = match (usable.find(is_idle), least_loaded) {
@@ -263,7 +255,6 @@ fn return_home(
 /// Steps 1 to 4.
 fn lend(
     view: &View<'_>,
-    config: &placement::Config,
     re_homed: &BTreeSet<VmId>,
     loads: &mut Loads,
     moved: &BTreeSet<(VmId, u16)>,
@@ -281,7 +272,7 @@ fn lend(
                 .map(move |rates| (vm, rates))
         })
         .filter(|(vm, vcpu)| {
-            let to = target_cpus(view, config, vm, destination);
+            let to = target_cpus(view, vm, destination);
             // A vCPU that may run there already gains nothing.
             let moves = !to.is_empty() && vm.sample.vcpu(vcpu.index).is_some_and(|seen| seen.affinity != to);
             let active = vcpu.running + vcpu.waiting >= ACTIVE_MIN;
@@ -304,7 +295,7 @@ fn lend(
             miss_rate,
             ..
         } = candidate;
-        let cpus = target_cpus(view, config, vm, destination);
+        let cpus = target_cpus(view, vm, destination);
         let chosen = match (goes_home, miss_rate) {
             (true, _) => "its home is there".to_owned(),
             (false, Some(rate)) => format!(
@@ -329,12 +320,11 @@ fn lend(
 }
 
 /// Where a vCPU may run once it is moved to a node: all of its home, if that is part of it, unless its guest follows.
-fn target_cpus(view: &View<'_>, config: &placement::Config, vm: &VmView<'_>, node: NodeId) -> CpuSet {
+fn target_cpus(view: &View<'_>, vm: &VmView<'_>, node: NodeId) -> CpuSet {
     let home = vm.home.filter(|home| vm.layout.is_none() && home.contains(node));
     Supply::cpus_for(
         view,
         home.unwrap_or(&NodeSet::one(node)),
-        config,
         vm.sample.settings.cpus_allowed.as_ref(),
     )
 }

@@ -234,14 +234,12 @@ fn a_home_chosen_by_the_operator_never_changes() {
 #[test]
 fn a_reserved_cpu_is_no_idle_core() {
     // The only idle CPUs of node 1 and all others are reserved: nobody moves.
-    let config = placement::Config {
-        reserved_cpus: "2-7".parse().unwrap(),
-        ..placement::Config::default()
-    };
-    let plan = overloaded().with_view(|view| {
+    let mut scene = overloaded();
+    scene.reserved_cpus = "2-7".parse().unwrap();
+    let plan = scene.with_view(|view| {
         plan(
             view,
-            &config,
+            &placement::Config::default(),
             &History::default(),
             &mut placement::State::default(),
             &mut State::default(),

@@ -63,7 +63,7 @@ use homenode_host::{Act, Plan, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 
-use crate::placement::{self, Supply};
+use crate::placement::Supply;
 use nodes::{Node, Request, Running, whole};
 
 /// Name of this policy in plans.
@@ -133,21 +133,21 @@ struct Candidate<'a> {
 }
 
 /// Looks at the host when it is time, and binds one VM at most.
-pub fn plan(view: &View<'_>, config: &placement::Config, state: &mut State) -> Plan {
+pub fn plan(view: &View<'_>, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.vms.retain(|id, _| view.sample.vm(*id).is_some());
     state.told.retain(|id| view.sample.vm(*id).is_some());
     match state.next {
         Next::At(at) if view.at < at => return plan,
         Next::AfterMove => {
-            look(view, config, state);
+            look(view, state);
             state.next = Next::At(view.at + INTERVAL_MIN);
             return plan;
         }
         _ => {}
     }
     let is_first = state.next == Next::Started;
-    let nodes = look(view, config, state);
+    let nodes = look(view, state);
     let candidates = candidates(view, state, &nodes);
     state.next = match is_first {
         true => Next::At(view.at + INTERVAL_FIRST),
@@ -169,15 +169,7 @@ pub fn plan(view: &View<'_>, config: &placement::Config, state: &mut State) -> P
             && candidate.elsewhere_percent(&nodes, &target) <= ELSEWHERE_MAX_PERCENT;
         process.bound = Some((target.clone(), view.at));
         if !is_there {
-            bind(
-                view,
-                config,
-                &nodes,
-                candidate,
-                &target,
-                &mut state.told,
-                &mut plan,
-            );
+            bind(view, &nodes, candidate, &target, &mut state.told, &mut plan);
             state.next = Next::AfterMove;
             break;
         }
@@ -186,7 +178,7 @@ pub fn plan(view: &View<'_>, config: &placement::Config, state: &mut State) -> P
 }
 
 /// Reads what is free of each node with memory, and notes the time.
-fn look(view: &View<'_>, config: &placement::Config, state: &mut State) -> Vec<Node> {
+fn look(view: &View<'_>, state: &mut State) -> Vec<Node> {
     let busy: BTreeMap<CpuId, Ns> = view.sample.cpus.iter().map(|cpu| (cpu.id, cpu.busy_ns)).collect();
     let before = state.look.replace((view.at, busy));
     let (_, busy) = state.look.as_ref().expect("just noted");
@@ -202,10 +194,15 @@ fn look(view: &View<'_>, config: &placement::Config, state: &mut State) -> Vec<N
         })
     };
     let threads = threads_per_core(view.machine);
-    let ids: Vec<NodeId> = view.machine.memory_nodes().iter().collect();
+    let ids: Vec<NodeId> = view
+        .machine
+        .memory_nodes()
+        .difference(&view.drained)
+        .iter()
+        .collect();
     ids.iter()
         .map(|&id| {
-            let cpus = view.machine.nodes[id].cpus.difference(&config.reserved_cpus);
+            let cpus = view.cpus_of(id);
             let count = whole(cpus.len());
             let cores = count / threads;
             let seconds = count - cores;
@@ -393,7 +390,6 @@ fn gains_by_leaving(nodes: &[Node], candidate: &Candidate<'_>) -> bool {
 /// Step 4.
 fn bind(
     view: &View<'_>,
-    config: &placement::Config,
     nodes: &[Node],
     candidate: &Candidate<'_>,
     target: &NodeSet,
@@ -411,7 +407,7 @@ fn bind(
     }
     .on(id);
     plan.decide(POLICY, home, reason);
-    let cpus = Supply::cpus_for(view, target, config, None);
+    let cpus = Supply::cpus_for(view, target, None);
     if !cpus.is_empty() {
         let vcpus = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
         let pin = Act::PinVcpus { vcpus, cpus }.on(id);

@@ -120,9 +120,7 @@ impl Watched {
             self.second += 1;
             let now = self.second;
             let state = &mut self.state;
-            let plan = self
-                .scene
-                .with_view_after(now, |view| plan(view, &placement::Config::default(), state));
+            let plan = self.scene.with_view_after(now, |view| plan(view, state));
             if !plan.decisions.is_empty() {
                 plans.push((now, plan));
             }

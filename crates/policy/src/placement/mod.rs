@@ -45,6 +45,7 @@
 //! Baselines beside TAH: [`Algorithm::FirstFit`] with pinning one vCPU to one CPU, as the paper's FF-Pin, and
 //! [`Algorithm::BestFit`].
 
+mod company;
 mod ledger;
 mod supply;
 
@@ -52,13 +53,16 @@ mod supply;
 mod tests;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
-use homenode_host::{Act, Plan, View, VmView};
+use homenode_host::{Act, Plan, VcpuSample, View, VmView};
 use homenode_machine::Machine;
 use homenode_units::{Any, BadSetting, Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId, Wrong};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use company::allowed_nodes;
+pub use company::has_company;
 pub use ledger::{Announcement, Ledger, RESERVATION_LIFE, Reservation, Shape};
 use supply::{BANDWIDTH, Bin, CPU, MEMORY, Vector};
 pub use supply::{NodeLeft, Supply};
@@ -390,11 +394,26 @@ pub struct State {
     /// Promises to VMs that have not appeared.
     pub ledger: Ledger,
     /// VMs whose refusal was told; told again only when they get a home and lose it.
-    refused: std::collections::BTreeSet<VmId>,
+    refused: BTreeSet<VmId>,
+    /// VMs that have a home only because a node is drained.
+    sheltered: BTreeSet<VmId>,
+    /// CPUs that VMs could use in the last epoch.
+    cpus: Option<CpuSet>,
 }
 
-/// Gives every managed VM without a home one: what the operator chose, else what it was promised when it started, else where
-/// most of its memory is already (if there is room), else what [`place`] finds.
+impl State {
+    /// VMs that need no home any more: a node was drained when they got one, and none is now.
+    pub fn released(&mut self, view: &View<'_>) -> BTreeSet<VmId> {
+        self.sheltered.retain(|id| view.sample.vm(*id).is_some());
+        match view.drained.is_empty() {
+            true => std::mem::take(&mut self.sheltered),
+            false => BTreeSet::new(),
+        }
+    }
+}
+
+/// Gives a home to every managed VM that has none, or one that it may not keep: what the operator chose, else what it was
+/// promised when it started, else where most of its memory is (if there is room), else what [`place`] finds.
 pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut State) -> Plan {
     plan_for(view, config, history, state, |_| true)
 }
@@ -410,10 +429,15 @@ pub fn plan_for(
     let mut plan = Plan::new(view.version);
     state.refused.retain(|id| view.sample.vm(*id).is_some());
     state.ledger.forget_homed(view);
+    pin_anew(view, config, state, &mut plan);
+    let seeks = |vm: &VmView<'_>| match vm.home {
+        None => seeks(vm),
+        Some(home) => company::must_leave(view, vm, home),
+    };
     let seeking = || {
         view.vms
             .iter()
-            .filter(|vm| vm.managed() && vm.home.is_none() && vm.hands_off.is_none() && seeks(vm))
+            .filter(|vm| vm.managed() && vm.hands_off.is_none() && seeks(vm))
     };
     // One that was refused before stays in the account where it runs.
     let without: Vec<VmId> = seeking()
@@ -426,12 +450,23 @@ pub fn plan_for(
                 state.refused.remove(&vm.sample.id);
                 // Until the next view shows its home, the promise keeps two VMs of one epoch apart.
                 state.ledger.reserve(reservation(view, history, vm, &nodes));
+                if vm.home.is_none() && !view.drained.is_empty() {
+                    state.sheltered.insert(vm.sample.id);
+                }
                 settle(view, config, vm, &nodes, &reason, POLICY, &mut plan);
             }
             Err(unplaceable) => {
                 if state.refused.insert(vm.sample.id) {
+                    let until = match vm.home {
+                        Some(home) => format!("it stays on node {home}"),
+                        None => "it runs wherever the kernel puts it".to_owned(),
+                    };
+                    let among = match has_company(&vm.sample.settings) {
+                        true => " among the nodes that `apart` and `together` leave it",
+                        false => "",
+                    };
                     let message = format!(
-                        "VM {} {unplaceable}; it runs wherever the kernel puts it until there is room",
+                        "VM {} {unplaceable}{among}; {until} until there is room",
                         vm.sample.name
                     );
                     plan.find(POLICY, Some(vm.sample.id), message);
@@ -453,7 +488,11 @@ fn home_of(
     if let Some(nodes) = &vm.sample.settings.home {
         return Ok((nodes.clone(), "the operator chose this home".into()));
     }
-    if let Some(nodes) = state.ledger.redeem(vm.sample, view.at) {
+    let redeemed = state.ledger.redeem(vm.sample, view.at);
+    let promised = |mate: VmId| state.ledger.promised(mate);
+    let allowed = company::allowed(view, vm, company::Asked::New, promised);
+    let may = |nodes: &NodeSet| allowed.as_ref().is_none_or(|allowed| nodes.is_subset(allowed));
+    if let Some(nodes) = redeemed.filter(may) {
         return Ok((nodes, "promised when it started".into()));
     }
     let without = if without.contains(&vm.sample.id) {
@@ -462,19 +501,14 @@ fn home_of(
         &[vm.sample.id]
     };
     let supply = Supply::new(view, history, &state.ledger, config, without);
-    let demand = demand_of(vm, history);
-    let allowed = allowed_nodes(view, vm);
-    if let Some(nodes) = where_memory_is(view, vm) {
-        let there = allowed
-            .as_ref()
-            .is_none_or(|allowed| nodes.is_subset(allowed))
-            .then_some(&nodes);
-        if there.is_some_and(|there| place(&supply, &demand, Some(there), config).is_ok()) {
-            return Ok((
-                nodes,
-                "most of its memory is there already, and there is room".into(),
-            ));
-        }
+    let demand = company::demand_of(view, vm, history, promised);
+    if let Some(nodes) = where_memory_is(view, vm).filter(may)
+        && place(&supply, &demand, Some(&nodes), config).is_ok()
+    {
+        return Ok((
+            nodes,
+            "most of its memory is there already, and there is room".into(),
+        ));
     }
     let placement = place(&supply, &demand, allowed.as_ref(), config)?;
     Ok((placement.nodes.clone(), placement.reasons().join("; ")))
@@ -493,19 +527,7 @@ fn where_memory_is(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     let fixed = vm.memory_fixed().is_some() && touched > Pages::ZERO;
     let meaningful = touched.to_bytes().as_f64() >= ENOUGH_TOUCHED * vm.sample.memory_bytes.as_f64();
     let concentrated = most.as_f64() >= NEARLY_ALL * touched.as_f64();
-    ((fixed || meaningful) && concentrated && view.machine.memory_nodes().contains(node))
-        .then(|| NodeSet::one(node))
-}
-
-/// Nodes on which the operator allows at least one CPU.
-pub(crate) fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
-    let allowed = vm.sample.settings.cpus_allowed.as_ref()?;
-    Some(
-        allowed
-            .iter()
-            .filter_map(|cpu| view.machine.node_of(cpu))
-            .collect(),
-    )
+    ((fixed || meaningful) && concentrated && view.homes().contains(node)).then(|| NodeSet::one(node))
 }
 
 /// What a running VM needs.
@@ -549,14 +571,51 @@ pub fn settle(
     policy: &'static str,
     plan: &mut Plan,
 ) {
-    let id = vm.sample.id;
-    let allowed = vm.sample.settings.cpus_allowed.as_ref();
-    let cpus = Supply::cpus_for(view, nodes, config, allowed);
     plan.decide(
         policy,
-        Act::SetHome { nodes: nodes.clone() }.on(id),
+        Act::SetHome { nodes: nodes.clone() }.on(vm.sample.id),
         format!("home is node {nodes}: {reason}"),
     );
+    pin(view, config, vm, nodes, policy, plan);
+}
+
+/// Has the vCPUs of all VMs run at home again where it is not as in the last epoch which CPUs they may use: the kernel changes
+/// affinities where CPUs go offline, and what is lent to a node that is drained comes back.
+fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan: &mut Plan) {
+    let before = state.cpus.replace(view.cpus.clone());
+    if before.is_none_or(|before| before == view.cpus) {
+        return;
+    }
+    for vm in view
+        .vms
+        .iter()
+        .filter(|vm| vm.managed() && vm.hands_off.is_none())
+    {
+        let Some(home) = vm.home.filter(|home| !company::must_leave(view, vm, home)) else {
+            continue;
+        };
+        let cpus = Supply::cpus_for(view, home, vm.sample.settings.cpus_allowed.as_ref());
+        let is_lent = |index: u16| vm.away_node(view.machine, index).is_some();
+        let stands = |vcpu: &VcpuSample| {
+            vcpu.affinity == cpus || is_lent(vcpu.index) && vcpu.affinity.is_subset(&view.cpus)
+        };
+        if !vm.sample.vcpus.iter().all(stands) {
+            pin(view, config, vm, home, POLICY, plan);
+        }
+    }
+}
+
+/// Decisions that have all vCPUs of a VM run on these nodes.
+fn pin(
+    view: &View<'_>,
+    config: &Config,
+    vm: &VmView<'_>,
+    nodes: &NodeSet,
+    policy: &'static str,
+    plan: &mut Plan,
+) {
+    let id = vm.sample.id;
+    let cpus = Supply::cpus_for(view, nodes, vm.sample.settings.cpus_allowed.as_ref());
     let vcpus: Vec<u16> = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
     if cpus.is_empty() {
         let message = format!(

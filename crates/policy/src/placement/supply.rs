@@ -18,7 +18,7 @@ const MASK_NODES_MAX: usize = 64;
 /// connected nodes this bound cuts, keeping the sets of lowest node numbers.
 const BINS_OF_ONE_SIZE_MAX: usize = 4096;
 
-/// What is left on every node that can hold memory.
+/// What is left on every node that can be a home.
 #[derive(Clone, Debug)]
 pub struct Supply {
     pub(super) nodes: Vec<NodeSupply>,
@@ -73,7 +73,7 @@ impl Supply {
     ) -> Supply {
         let machine = view.machine;
         let mut nodes: Vec<NodeSupply> = Vec::with_capacity(machine.nodes.len());
-        let homes = machine.memory_nodes();
+        let homes = view.homes();
         let counted = Counted { ledger, without };
         let mut total = [0.0; 3];
         let mut bandwidth_known = true;
@@ -83,7 +83,7 @@ impl Supply {
             .filter(|(id, _)| homes.contains(*id))
             .take(MASK_NODES_MAX)
         {
-            let cpus = node.cpus.difference(&config.reserved_cpus).len() as f64;
+            let cpus = node.cpus.intersection(&view.cpus).len() as f64;
             let free = view
                 .sample
                 .nodes
@@ -267,8 +267,8 @@ impl Supply {
     }
 
     /// CPUs of these nodes that VMs may use.
-    pub fn cpus_for(view: &View<'_>, nodes: &NodeSet, config: &Config, allowed: Option<&CpuSet>) -> CpuSet {
-        let cpus = view.machine.cpus_of(nodes).difference(&config.reserved_cpus);
+    pub fn cpus_for(view: &View<'_>, nodes: &NodeSet, allowed: Option<&CpuSet>) -> CpuSet {
+        let cpus = view.machine.cpus_of(nodes).intersection(&view.cpus);
         allowed.map_or(cpus.clone(), |allowed| cpus.intersection(allowed))
     }
 }

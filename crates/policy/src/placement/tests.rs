@@ -2,7 +2,7 @@
 
 use good_lp::{Expression, Solution, SolverModel, constraint, microlp, variable, variables};
 use homenode_host::{Act, Action, View};
-use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Ns};
+use homenode_units::{Bytes, BytesPerSec, NodeId, NodeSet, Ns};
 use proptest::prelude::*;
 
 use super::*;
@@ -315,12 +315,8 @@ fn reserved_cpus_and_memory_are_nobodys_and_devices_attract() {
     scene.add_vm(1, 4, GIB, 0).device_on(2);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
     // With a CPU of node 2 reserved its four vCPUs no longer fit there.
-    let reserved_cpus: CpuSet = "8".parse().unwrap();
-    let config = Config {
-        reserved_cpus,
-        ..Config::default()
-    };
-    assert_eq!(homes(&mut scene, &config), [(1, "0".into())]);
+    scene.reserved_cpus = "8".parse().unwrap();
+    assert_eq!(homes(&mut scene, &Config::default()), [(1, "0".into())]);
     let config = Config {
         reserved_memory: Bytes::from_gib(16),
         ..Config::default()

@@ -135,17 +135,16 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of a machine of which VMs may not use some CPUs.
-    pub fn of(machine: &Machine, reserved: &CpuSet) -> Shape {
-        let usable = machine.cpu_set().difference(reserved);
+    /// The shape of a machine of which VMs may use these CPUs.
+    pub fn of(machine: &Machine, usable: &CpuSet) -> Shape {
         let homes = machine.memory_nodes();
         let nodes: Vec<NodeShape> = machine
             .nodes
             .iter()
-            .filter(|(id, node)| homes.contains(*id) && !node.cpus.intersection(&usable).is_empty())
+            .filter(|(id, node)| homes.contains(*id) && !node.cpus.intersection(usable).is_empty())
             .take(NODES_MAX)
             .map(|(id, node)| {
-                let cpus = node.cpus.intersection(&usable).len() as f64;
+                let cpus = node.cpus.intersection(usable).len() as f64;
                 let threads = machine.threads_per_core() as f64;
                 let cores = (machine.core_count(id) as f64).min(cpus).max(cpus / threads);
                 let llcs = machine.llcs_of(id);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use homenode_control::Config;
 use homenode_host::{
-    Act, HandsOff, Host as _, Lever, Management, Outcome, Plan, Rates, Sample, View, VmSample, VmView,
+    Act, Barred, HandsOff, Host as _, Lever, Management, Outcome, Plan, Rates, Sample, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::{levers, memory, pace, placement, repatriate};
@@ -219,12 +219,5 @@ fn view<'a>(
         hands_off: hands_off(vm),
         quota_hands_off: None,
     });
-    View {
-        version: sample.version,
-        at: sample.at,
-        machine,
-        sample,
-        rates,
-        vms: vms.collect(),
-    }
+    View::new(machine, sample, rates, Barred::default(), vms.collect())
 }

@@ -138,6 +138,12 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "list")]
     #[schemars(with = "Option<notation::List>")]
     pub memory_nodes: Option<NodeSet>,
+    /// VMs that name the same word here share no home node, where the agent gives homes.
+    #[serde(default)]
+    pub apart: Option<String>,
+    /// VMs that name the same word here have one home, where the agent gives homes.
+    #[serde(default)]
+    pub together: Option<String>,
     /// Where the hypervisor places its pages, and who moves them later: `first-touch`, `round-4k` or `round-1g`, and
     /// `+carrefour` or `+autonuma` after it.
     #[serde(default)]
@@ -395,6 +401,8 @@ impl VmSpec {
             driver_domain: None,
             permit: None,
             memory_floor: None,
+            apart: None,
+            together: None,
         }
     }
 

@@ -1,4 +1,6 @@
-use homenode_host::{Counters, Decision, HandsOff, Management, Rates, Sample, Version, VmSample, VmSettings};
+use homenode_host::{
+    Barred, Counters, Decision, HandsOff, Management, Rates, Sample, Version, VmSample, VmSettings,
+};
 use homenode_units::Bytes;
 use proptest::prelude::*;
 
@@ -91,14 +93,8 @@ impl Host {
             hands_off: None,
             quota_hands_off: self.quota_hands_off,
         });
-        let view = View {
-            version: sample.version,
-            at: sample.at,
-            machine: &self.machine,
-            sample: &sample,
-            rates: rates.as_ref(),
-            vms: vms.collect(),
-        };
+        let rates = rates.as_ref();
+        let view = View::new(&self.machine, &sample, rates, Barred::default(), vms.collect());
         let plan = plan(&view, &self.config, &mut self.state);
         self.before = Some(sample);
         plan

@@ -1,0 +1,64 @@
+//! Nodes that are to be empty, and pauses.
+
+use homenode_api::ApiError;
+use homenode_api::answer::Maintenance;
+use homenode_control::{Control, NotDrained};
+use homenode_machine::Machine;
+use homenode_units::{NodeSet, Ns};
+
+use crate::drain_file::DrainFile;
+
+/// What is drained, what is left there, and whether the agent is paused.
+pub fn maintenance(control: &Control, machine: &Machine) -> Maintenance {
+    Maintenance {
+        at_ns: control.sample().map_or(Ns::ZERO, |sample| sample.at),
+        drains: control.drains(machine),
+        paused_for_ns: control.paused_for(),
+        note: None,
+    }
+}
+
+/// Has nodes emptied, or no longer.
+///
+/// # Errors
+/// Nodes that there are not or that are not drained; where nothing would be left, or nobody would do it.
+pub fn drain(
+    control: &mut Control,
+    machine: &Machine,
+    file: &DrainFile,
+    (nodes, is_on): (&NodeSet, bool),
+) -> Result<Maintenance, ApiError> {
+    let before = control.drained().clone();
+    if nodes.is_empty() {
+        let why = "no node is named; `homenode machine` shows which there are".to_owned();
+        return Err(ApiError::BadInput { why });
+    }
+    if let Some(other) = nodes.difference(&before).first().filter(|_| !is_on) {
+        let known = before.iter().map(|node| u64::from(node.0)).collect();
+        let what = "drained node".to_owned();
+        let id = u64::from(other.0);
+        return Err(ApiError::NoSuchId { what, id, known });
+    }
+    let after = match is_on {
+        true => before.union(nodes),
+        false => before.difference(nodes),
+    };
+    control
+        .drain(machine, after.clone())
+        .map_err(|error| match error {
+            NotDrained::NoSuchNode { .. } => ApiError::BadInput {
+                why: error.to_string(),
+            },
+            NotDrained::NoneLeft { .. } | NotDrained::Idle(_) => ApiError::refused(error.to_string()),
+        })?;
+    Ok(Maintenance {
+        note: file.write(&after).err(),
+        ..maintenance(control, machine)
+    })
+}
+
+/// Has nothing changed for so long; zero ends that.
+pub fn pause(control: &mut Control, machine: &Machine, span: Ns) -> Maintenance {
+    control.pause(span);
+    maintenance(control, machine)
+}

@@ -1,0 +1,79 @@
+//! Nodes that are to be empty, on disk: an upgrade of the agent in the middle of a repair must not bring VMs back to them.
+
+use std::path::{Path, PathBuf};
+
+use homenode_linux::state_dir::StateDir;
+use homenode_units::NodeSet;
+
+const FILE: &str = "drained";
+/// All nodes of any host, as a list, are shorter.
+const BYTES_MAX: u64 = 4096;
+
+/// Keeps which nodes are drained.
+#[derive(Clone, Debug, Default)]
+pub struct DrainFile {
+    /// Nowhere to keep it: then it ends with the agent.
+    dir: Option<PathBuf>,
+}
+
+impl DrainFile {
+    /// A file in a directory.
+    pub fn of(dir: Option<&Path>) -> DrainFile {
+        DrainFile {
+            dir: dir.map(Path::to_owned),
+        }
+    }
+
+    /// Nodes that an earlier agent was told to empty.
+    ///
+    /// # Errors
+    /// A sentence for the operator, where the file cannot be read or understood.
+    pub fn read(&self) -> Result<NodeSet, String> {
+        let Some(dir) = &self.dir else {
+            return Ok(NodeSet::new());
+        };
+        let dir = StateDir::open(dir).map_err(|e| e.to_string())?;
+        let Some(bytes) = dir.read(FILE, BYTES_MAX).map_err(|e| e.to_string())? else {
+            return Ok(NodeSet::new());
+        };
+        let text = String::from_utf8_lossy(&bytes);
+        text.trim().parse().map_err(|e| {
+            let path = dir.path_of(FILE);
+            format!("which nodes were drained is not known: {}: {e}", path.display())
+        })
+    }
+
+    /// Keeps them.
+    ///
+    /// # Errors
+    /// A sentence for the operator.
+    pub fn write(&self, nodes: &NodeSet) -> Result<(), String> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let written = StateDir::open(dir).and_then(|dir| match nodes.is_empty() {
+            true => dir.remove(FILE),
+            false => dir.replace(FILE, format!("{nodes}\n").as_bytes()).map(drop),
+        });
+        written.map_err(|error| format!("it ends with this agent, since it cannot be kept: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_drained_outlasts_the_agent_and_what_is_damaged_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = DrainFile::of(Some(dir.path()));
+        assert_eq!(file.read(), Ok(NodeSet::new()));
+        for nodes in ["1,3", "", "2", ""] {
+            let nodes: NodeSet = nodes.parse().unwrap();
+            file.write(&nodes).unwrap();
+            assert_eq!(file.read(), Ok(nodes));
+        }
+        std::fs::write(dir.path().join("private/drained"), "\u{0}one").unwrap();
+        let said = file.read().unwrap_err();
+        assert!(said.contains("private/drained"), "{said}");
+        assert_eq!(DrainFile::default().read(), Ok(NodeSet::new()));
+    }
+}

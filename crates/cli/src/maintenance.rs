@@ -1,0 +1,205 @@
+//! `homenode drain` and `pause`: nodes without VMs, or nothing changed, for as long as the operator wants.
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use homenode_api::Request;
+use homenode_api::answer::Maintenance;
+use homenode_control::LeftBehind;
+use homenode_units::{Bytes, NodeSet, Ns};
+
+use crate::ask::ask_agent;
+use crate::options::AgentArgs;
+use crate::output::{or_dash, print_json, progress, table};
+use crate::printable::OneLine;
+
+/// What the help of `drain` says at its end.
+pub const DRAIN_HELP: &str = "VMs that live on the node get another home, those that live nowhere get one elsewhere for as long as it lasts, their memory
+follows, and no other VM comes. That holds until it is ended, also over a restart of the agent, and not over one of the host.
+Memory that cannot move, and VMs whose operator chose that node, stay; the command says which and why, and then ends with status 1.
+Interrupting it only ends the waiting.
+
+Examples:
+  homenode drain 1                     empty node 1, and wait until it is
+  homenode drain 1-2 --no-wait         begin, and look later
+  homenode drain                       what is being emptied, and what is left there
+  homenode drain 1 --end               VMs may live there again";
+
+/// What the help of `pause` says at its end.
+pub const PAUSE_HELP: &str = "Nothing new is done to any VM: homes stay, limits and memory that was taken are given back at once, and vCPUs that were lent to
+other nodes come home. The agent goes on watching and telling what it would do. A pause ends by itself, and with the agent.
+
+Examples:
+  homenode pause                       for ten minutes
+  homenode pause --for 2h              for longer; said again it counts from now
+  homenode pause --end                 go on";
+
+/// How often it is looked what is left.
+const LOOK: Duration = Duration::from_secs(1);
+/// What has not changed for so long does not move by itself.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Options of `drain`.
+#[derive(Debug, clap::Args)]
+pub struct DrainArgs {
+    /// Nodes to empty, such as `1` or `0,2-3`; without any it is shown what is being emptied
+    pub nodes: Option<NodeSet>,
+    /// VMs may live there again
+    #[arg(long, requires = "nodes", conflicts_with = "no_wait")]
+    pub end: bool,
+    /// Do not wait until they are empty
+    #[arg(long, requires = "nodes")]
+    pub no_wait: bool,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// Options of `pause`.
+#[derive(Debug, clap::Args)]
+pub struct PauseArgs {
+    /// How long
+    #[arg(long = "for", value_name = "TIME", default_value = "10min")]
+    pub span: Ns,
+    /// Go on now
+    #[arg(long, conflicts_with = "span")]
+    pub end: bool,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// `homenode drain`; whether nothing is left that should go.
+///
+/// # Errors
+/// No agent; nodes that there are not; policies that give no homes.
+pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
+    let Some(nodes) = &args.nodes else {
+        let now: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
+        show(args, &now)?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let request = Request::Drain {
+        nodes: nodes.clone(),
+        is_on: !args.end,
+    };
+    let begun: Maintenance = ask_agent(args.agent.dir(), &request)?;
+    if let Some(note) = begun.note.as_ref().filter(|_| !args.agent.json()) {
+        say!("note: {}", OneLine(note));
+    }
+    if args.end || args.no_wait {
+        match args.agent.json() {
+            true => print_json("maintenance", &begun)?,
+            false if args.end => say!("VMs may live on node {nodes} again"),
+            false => say!("node {nodes} is being emptied; `homenode drain` shows how far it is"),
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let end = wait(args, nodes, begun)?;
+    let is_empty = left(&end, nodes).next().is_none();
+    match (args.agent.json(), is_empty) {
+        (true, _) => print_json("maintenance", &end)?,
+        (false, true) => {
+            say!("node {nodes} is empty; VMs stay away from it until `homenode drain {nodes} --end`");
+        }
+        (false, false) => {
+            show(args, &end)?;
+            say!("the rest of node {nodes} does not move by itself; VMs that come stay away from it");
+        }
+    }
+    Ok(ExitCode::from(u8::from(!is_empty)))
+}
+
+/// Waits until nodes are empty, or nothing moves any more, or somebody has ended it.
+fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<Maintenance> {
+    let (started, at_first) = (Instant::now(), memory(&begun, nodes));
+    let (mut last, mut changed) = (begun, started);
+    loop {
+        let vms = left(&last, nodes).count();
+        let is_over = last.drains.iter().all(|drain| !nodes.contains(drain.node));
+        if vms == 0 || is_over || changed.elapsed() >= PATIENCE {
+            progress("");
+            return Ok(last);
+        }
+        let (now, spent) = (memory(&last, nodes), started.elapsed().as_secs_f64());
+        let rate = at_first.saturating_sub(now).as_f64() / spent.max(1e-3);
+        let rest = match rate > 0.0 {
+            true => format!(", about {}", span(now.as_f64() / rate)),
+            false => String::new(),
+        };
+        progress(&format!("node {nodes}: {now} of {vms} VMs left{rest}"));
+        sleep(LOOK);
+        let next: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
+        if next.drains != last.drains {
+            changed = Instant::now();
+        }
+        last = next;
+    }
+}
+
+/// A time as people say it.
+fn span(seconds: f64) -> String {
+    match seconds.round() as u64 {
+        short @ ..120 => format!("{short} s"),
+        long => format!("{} min", long.div_ceil(60)),
+    }
+}
+
+/// What is left on these nodes.
+fn left<'a>(of: &'a Maintenance, nodes: &'a NodeSet) -> impl Iterator<Item = &'a LeftBehind> {
+    let drains = of.drains.iter().filter(|drain| nodes.contains(drain.node));
+    drains.flat_map(|drain| &drain.vms)
+}
+
+fn memory(of: &Maintenance, nodes: &NodeSet) -> Bytes {
+    let bytes = left(of, nodes).filter_map(|vm| vm.memory_bytes);
+    Bytes(bytes.map(|bytes| bytes.0).sum())
+}
+
+fn show(args: &DrainArgs, now: &Maintenance) -> anyhow::Result<()> {
+    if args.agent.json() {
+        return print_json("maintenance", now);
+    }
+    if now.drains.is_empty() {
+        say!("nothing is drained");
+    }
+    for drain in now.drains.iter().filter(|drain| drain.vms.is_empty()) {
+        say!("node {} is empty", drain.node);
+    }
+    let rows = now.drains.iter().flat_map(|drain| {
+        drain.vms.iter().map(|vm| {
+            vec![
+                drain.node.to_string(),
+                vm.name.clone(),
+                or_dash(vm.memory_bytes, |bytes| bytes.to_string()),
+                vm.vcpus.to_string(),
+                vm.why.clone().unwrap_or_default(),
+            ]
+        })
+    });
+    let rows: Vec<_> = rows.collect();
+    if !rows.is_empty() {
+        say!(
+            "{}",
+            table(&["node", "VM", "memory", "vCPUs", "why it stays"], rows)
+        );
+    }
+    if let Some(left) = now.paused_for_ns {
+        say!("the agent is paused for another {}", span(left.as_secs_f64()));
+    }
+    Ok(())
+}
+
+/// `homenode pause`.
+///
+/// # Errors
+/// No agent.
+pub fn pause(args: &PauseArgs) -> anyhow::Result<()> {
+    let span_ns = if args.end { Ns::ZERO } else { args.span };
+    let now: Maintenance = ask_agent(args.agent.dir(), &Request::Pause { span_ns })?;
+    match (args.agent.json(), now.paused_for_ns) {
+        (true, _) => print_json("maintenance", &now)?,
+        (false, Some(left)) => say!("nothing is changed for {}", span(left.as_secs_f64())),
+        (false, None) => say!("the agent goes on"),
+    }
+    Ok(())
+}

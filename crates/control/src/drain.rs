@@ -1,0 +1,176 @@
+//! What the operator wants of the whole host for a while: nodes without VMs, or nothing changed.
+//!
+//! A node that is *drained* is no home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy sees that by itself.
+//! VMs that live there get other homes, free ones a home elsewhere for as long as it lasts, and memory follows home.
+
+use homenode_host::{View, VmView};
+use homenode_machine::Machine;
+use homenode_policy::{arrange, placement};
+use homenode_units::{Bytes, NodeId, NodeSet, Ns, VmId};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Control, Input, Mode};
+
+/// Why nodes cannot be drained.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotDrained {
+    /// Some are none of this host's.
+    #[error("this host has no node {missing}; it has {there}")]
+    NoSuchNode {
+        /// Which.
+        missing: NodeSet,
+        /// Those that there are.
+        there: NodeSet,
+    },
+    /// Nothing would be left.
+    #[error("no node would be left for VMs; this host's VMs can live on node {homes}")]
+    NoneLeft {
+        /// Nodes that can be a home.
+        homes: NodeSet,
+    },
+    /// Nobody would do it.
+    #[error("{0}")]
+    Idle(String),
+}
+
+/// A node that is being emptied.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DrainStatus {
+    /// Which.
+    pub node: NodeId,
+    /// VMs that have memory or vCPUs there, those with most memory first.
+    pub vms: Vec<LeftBehind>,
+}
+
+/// A VM on a node that is being emptied.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LeftBehind {
+    /// Its name.
+    pub name: String,
+    /// UUID.
+    pub id: VmId,
+    /// Memory that it has there; `None` where the host does not know.
+    pub memory_bytes: Option<Bytes>,
+    /// vCPUs that ran there last.
+    pub vcpus: usize,
+    /// Why it stays, if it does.
+    pub why: Option<String>,
+}
+
+impl LeftBehind {
+    /// What is left of a VM on a node; `None` where nothing is.
+    fn of(view: &View<'_>, vm: &VmView<'_>, node: NodeId, mode: Mode) -> Option<LeftBehind> {
+        let pages = vm.sample.pages.as_ref();
+        let memory_bytes = pages.map(|pages| pages.get(node).copied().unwrap_or_default().to_bytes());
+        let there = |cpu| view.machine.node_of(cpu) == Some(node);
+        let vcpus = vm
+            .sample
+            .vcpus
+            .iter()
+            .filter(|vcpu| vcpu.cpu.is_some_and(there))
+            .count();
+        let is_gone = vcpus == 0 && memory_bytes.is_none_or(|bytes| bytes == Bytes::ZERO);
+        (!is_gone).then(|| LeftBehind {
+            name: vm.sample.name.clone(),
+            id: vm.sample.id,
+            memory_bytes,
+            vcpus,
+            why: why_it_stays(view, vm, node, mode),
+        })
+    }
+}
+
+fn why_it_stays(view: &View<'_>, vm: &VmView<'_>, node: NodeId, mode: Mode) -> Option<String> {
+    let settings = &vm.sample.settings;
+    let mode = settings.mode.unwrap_or(mode).min(mode);
+    if let Some(why) = vm.hands_off {
+        return Some(why.to_string());
+    }
+    if settings.home.as_ref().is_some_and(|home| home.contains(node)) {
+        return Some("its operator chose a home there; choose another, or take it back".to_owned());
+    }
+    if mode != Mode::Act {
+        return Some(format!("mode {mode} is in force for it"));
+    }
+    if let Some(fixed) = vm.memory_fixed() {
+        return Some(fixed.to_string());
+    }
+    let lives_there = vm.home.is_none_or(|home| home.contains(node));
+    (lives_there && view.rates.is_some()).then(|| "no other node has room for it yet".to_owned())
+}
+
+impl Control {
+    /// The operator wants these nodes, and no others, emptied of VMs, until he says otherwise.
+    ///
+    /// # Errors
+    /// Nodes that there are not; none would be left; policies that give no homes.
+    pub fn drain(&mut self, machine: &Machine, nodes: NodeSet) -> Result<(), NotDrained> {
+        let (there, homes) = (machine.node_set(), machine.memory_nodes());
+        let missing = nodes.difference(&there);
+        if !missing.is_empty() {
+            return Err(NotDrained::NoSuchNode { missing, there });
+        }
+        let has_cpus = |node: &NodeId| !machine.nodes[*node].cpus.is_empty();
+        if !homes.difference(&nodes).iter().any(|node| has_cpus(&node)) {
+            return Err(NotDrained::NoneLeft { homes });
+        }
+        if let Some(why) = self.homes_idle().filter(|_| !nodes.is_empty()) {
+            return Err(NotDrained::Idle(why));
+        }
+        self.inputs.push(Input::Drained { nodes: nodes.clone() });
+        self.drained = nodes;
+        Ok(())
+    }
+
+    /// Nodes that are to be emptied.
+    pub fn drained(&self) -> &NodeSet {
+        &self.drained
+    }
+
+    /// What is left on them, ascending.
+    pub fn drains(&self, machine: &Machine) -> Vec<DrainStatus> {
+        let of = |view: &View<'_>, node: NodeId| {
+            let left = view
+                .vms
+                .iter()
+                .filter_map(|vm| LeftBehind::of(view, vm, node, self.mode));
+            let mut vms: Vec<LeftBehind> = left.collect();
+            if self.is_paused(view.at) {
+                vms.iter_mut()
+                    .for_each(|vm| vm.why = Some("the agent is paused".to_owned()));
+            }
+            vms.sort_by(|a, b| b.memory_bytes.cmp(&a.memory_bytes).then(a.name.cmp(&b.name)));
+            DrainStatus { node, vms }
+        };
+        self.look(machine, |view| {
+            self.drained.iter().map(|node| of(view, node)).collect()
+        })
+    }
+
+    /// The operator wants nothing changed for so long from now on; zero ends a pause.
+    pub fn pause(&mut self, span: Ns) {
+        self.inputs.push(Input::Paused { span });
+        let now = self.now();
+        self.paused_until = (span > Ns::ZERO).then(|| Ns(now.0.saturating_add(span.0)));
+    }
+
+    /// How much longer nothing is changed; `None` where the agent is not paused.
+    pub fn paused_for(&self) -> Option<Ns> {
+        let now = self.now();
+        let until = self.paused_until.filter(|until| *until > now)?;
+        Some(until.saturating_sub(now))
+    }
+
+    pub(crate) fn is_paused(&self, now: Ns) -> bool {
+        self.paused_until.is_some_and(|until| until > now)
+    }
+
+    /// Why no VM is given a home, if so.
+    fn homes_idle(&self) -> Option<String> {
+        let policies = [placement::POLICY, arrange::POLICY];
+        let why = policies.map(|policy| self.idle(policy, "give nobody another home"));
+        let [first, second] = why;
+        first.and(second)
+    }
+}

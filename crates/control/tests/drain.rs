@@ -1,0 +1,207 @@
+//! Nodes that are to be empty, and a loop that is paused, on the twin.
+
+use homenode_control::{Config, Control, Epoch, Event, Mode, NotDrained, PolicySet};
+use homenode_host::{Act, Host as _, Lever, Outcome, Setting};
+use homenode_twin::{Scenario, Twin, VmSpec};
+use homenode_units::{Bytes, NodeId, NodeSet, Ns, Pages, Permit};
+
+const PERIOD: Ns = Ns::from_secs(1);
+
+fn set(list: &str) -> NodeSet {
+    list.parse().unwrap()
+}
+
+fn twin(vms: Vec<VmSpec>) -> Twin {
+    let machine = homenode_machine_files::preset("r910").unwrap();
+    Twin::new(machine, &Scenario::of("test", vms), 1).unwrap()
+}
+
+fn vms(workloads: &[&str]) -> Vec<VmSpec> {
+    let vm = |(n, kind): (usize, &&str)| VmSpec::new(&format!("vm{n}"), 4, Bytes::from_gib(2), kind);
+    workloads.iter().enumerate().map(vm).collect()
+}
+
+fn of(policies: PolicySet) -> Control {
+    let config = Config {
+        policies,
+        ..Config::default()
+    };
+    Control::new(config, Mode::Act)
+}
+
+fn step(control: &mut Control, twin: &mut Twin) -> Epoch {
+    twin.wait(PERIOD);
+    control.step(twin).unwrap()
+}
+
+fn run(control: &mut Control, twin: &mut Twin, epochs: usize) -> Vec<Event> {
+    (0..epochs).flat_map(|_| step(control, twin).events).collect()
+}
+
+/// Pages that VMs have on a node, and how many of their vCPUs may run there.
+fn on(twin: &mut Twin, node: NodeId) -> (Pages, usize) {
+    let sample = twin.sample().unwrap();
+    let cpus = twin.machine().nodes[node].cpus.clone();
+    let vcpus = sample.vms.iter().flat_map(|vm| &vm.vcpus);
+    let there = vcpus
+        .filter(|vcpu| !vcpu.affinity.intersection(&cpus).is_empty())
+        .count();
+    let pages = sample
+        .vms
+        .iter()
+        .filter_map(|vm| vm.pages.as_ref()?.get(node))
+        .copied()
+        .sum();
+    (pages, there)
+}
+
+#[test]
+fn a_node_that_is_drained_is_empty_soon_and_stays_so_whatever_the_policies() {
+    for policies in [PolicySet::Tavo, PolicySet::Homenode, PolicySet::FfPin] {
+        let mut twin = twin(vms(&["lu.B", "mg.B", "povray", "stream"]));
+        let mut control = of(policies);
+        run(&mut control, &mut twin, 20);
+        let machine = twin.machine().clone();
+        control.drain(&machine, set("1")).unwrap();
+        let mut said = run(&mut control, &mut twin, 30);
+        let moves = policies != PolicySet::FfPin;
+        let (pages, vcpus) = on(&mut twin, NodeId(1));
+        assert_eq!(vcpus, 0, "{policies:?}: {said:#?}");
+        assert!(!moves || pages == Pages::ZERO, "{policies:?}: {pages}");
+        let drains = control.drains(&machine);
+        assert!(drains.len() == 1 && drains[0].node == NodeId(1));
+        // A VM that comes now gets another node.
+        let wanted = homenode_control::Request {
+            vcpus: 2,
+            memory: Bytes::from_gib(1),
+            bandwidth: None,
+        };
+        assert!(
+            !control
+                .place(&machine, &wanted)
+                .unwrap()
+                .nodes
+                .contains(NodeId(1))
+        );
+        said = run(&mut control, &mut twin, 60);
+        assert_eq!(on(&mut twin, NodeId(1)).1, 0, "{policies:?}: {said:#?}");
+    }
+}
+
+#[test]
+fn homes_that_were_given_for_a_drain_go_with_it() {
+    let mut twin = twin(vms(&["povray"]));
+    let mut control = of(PolicySet::Homenode);
+    run(&mut control, &mut twin, 15);
+    let machine = twin.machine().clone();
+    let homes = |control: &Control, machine| control.status(machine).vms[0].home.clone();
+    assert_eq!(homes(&control, &machine), None, "a VM alone is left free");
+    control.drain(&machine, set("0,2")).unwrap();
+    run(&mut control, &mut twin, 3);
+    let home = homes(&control, &machine).unwrap();
+    assert!(home.intersection(&set("0,2")).is_empty(), "{home}");
+    control.drain(&machine, NodeSet::new()).unwrap();
+    let said = run(&mut control, &mut twin, 3);
+    assert_eq!(homes(&control, &machine), None, "{said:#?}");
+    let all = twin.machine().cpu_set();
+    assert!(
+        twin.sample().unwrap().vms[0]
+            .vcpus
+            .iter()
+            .all(|vcpu| vcpu.affinity == all)
+    );
+}
+
+#[test]
+fn what_cannot_be_drained_is_said_and_what_stays_says_why() {
+    let mut specs = vms(&["povray", "povray"]);
+    specs[1].memory_nodes = Some(set("1"));
+    let mut twin = twin(specs);
+    let machine = twin.machine().clone();
+    let mut control = of(PolicySet::Default);
+    assert!(matches!(
+        control.drain(&machine, set("1")),
+        Err(NotDrained::Idle(_))
+    ));
+    let mut control = of(PolicySet::Homenode);
+    let missing = control.drain(&machine, set("1,9")).unwrap_err().to_string();
+    assert!(missing.contains("no node 9"), "{missing}");
+    let none = control.drain(&machine, set("0-3")).unwrap_err().to_string();
+    assert!(none.contains("no node would be left"), "{none}");
+    control.drain(&machine, set("1")).unwrap();
+    run(&mut control, &mut twin, 10);
+    let drains = control.drains(&machine);
+    let left: Vec<(&str, &str)> = drains[0]
+        .vms
+        .iter()
+        .map(|vm| (vm.name.as_str(), vm.why.as_deref().unwrap()))
+        .collect();
+    assert!(
+        matches!(&left[..], [("vm1", why)] if why.contains("operator chose a home there")),
+        "{left:?}"
+    );
+}
+
+#[test]
+fn a_pause_changes_nothing_but_gives_back_what_is_held_and_ends_by_itself() {
+    let mut twin = twin(vms(&["stream", "lu.B", "mg.B", "povray", "stream", "lu.B"]));
+    twin.wait(PERIOD);
+    let polluter = twin.vm_id("vm0").unwrap();
+    twin.set(
+        polluter,
+        Setting::Permit(Some(Permit::pollution(10_000).unwrap())),
+    )
+    .unwrap();
+    let mut control = of(PolicySet::Tavo);
+    run(&mut control, &mut twin, 20);
+    let is_held = |twin: &mut Twin| {
+        twin.sample().unwrap().vm(polluter).unwrap().vcpus[0]
+            .quota
+            .is_some()
+    };
+    assert!(is_held(&mut twin));
+    control.pause(Ns::from_secs(30));
+    let done = |event: &Event| match event {
+        Event::Decided {
+            decision,
+            result: Outcome::Done,
+            ..
+        } => Some(decision.action.act.clone()),
+        _ => None,
+    };
+    let lifted = Act::Lift {
+        lever: Lever::CpuQuota,
+    };
+    let first = run(&mut control, &mut twin, 2);
+    let acts: Vec<Act> = first.iter().filter_map(done).collect();
+    assert!(acts.contains(&lifted), "{acts:?}");
+    assert!(!is_held(&mut twin));
+    let homes = control
+        .status(twin.machine())
+        .vms
+        .iter()
+        .map(|vm| vm.home.clone())
+        .collect::<Vec<_>>();
+    let later = run(&mut control, &mut twin, 26);
+    let acts: Vec<Act> = later.iter().filter_map(done).collect();
+    let comes_home = |act: &Act| matches!(act, Act::PinVcpus { .. } | Act::Lift { .. });
+    assert!(acts.iter().all(comes_home), "{acts:?}");
+    let still = control
+        .status(twin.machine())
+        .vms
+        .iter()
+        .map(|vm| vm.home.clone())
+        .collect::<Vec<_>>();
+    assert_eq!(still, homes);
+    assert!(
+        control.paused_for().is_some_and(|left| left <= Ns::from_secs(3)),
+        "{:?}",
+        control.paused_for()
+    );
+    run(&mut control, &mut twin, 10);
+    assert!(control.paused_for().is_none() && is_held(&mut twin));
+    // Zero ends one at once.
+    control.pause(Ns::from_secs(3600));
+    control.pause(Ns::ZERO);
+    assert_eq!(control.paused_for(), None);
+}

@@ -1,0 +1,114 @@
+//! Which nodes a VM may have for a home: where its operator lets it run, and beside whom.
+//!
+//! # Terms
+//! - *Mates*: VMs whose operator named the same word for them, to be kept apart or together.
+//! - Of two mates with homes the one with the lower id goes first: the other has to make way, or to follow.
+//!
+//! # Algorithm
+//! A VM that seeks a home may have the nodes that can be one ([`View::homes`]) and on which its operator allows it a CPU; without
+//! those of all mates that it is kept apart from, and among the home of mates that it is kept together with and that go first.
+//! The first of those that are kept together seeks a home with room for all that have none, or follow it.
+//! Where what it may have changes (a node is drained, its CPUs go offline, its operator says something else), a VM whose home
+//! is not among it any more seeks another. There mates that it goes before do not count: they make way. It stays where its
+//! memory cannot move: its vCPUs alone would only be slower elsewhere.
+//!
+//! # Properties
+//! - `vms_that_are_kept_apart_share_no_node`
+//! - `vms_that_are_kept_together_have_one_home_with_room_for_all`
+//! - `a_vm_leaves_a_node_that_is_drained_and_no_other_comes`
+//! - `whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose`
+
+use homenode_host::{View, VmSettings, VmView};
+use homenode_units::{BytesPerSec, NodeSet, VmId};
+
+use super::demand_of as demand_of_one;
+use crate::demand::{Demand, History};
+
+/// Whether its operator said beside whom a VM may live.
+pub fn has_company(settings: &VmSettings) -> bool {
+    settings.apart.is_some() || settings.together.is_some()
+}
+
+/// What is asked of a VM's home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Which it could take.
+    New,
+    /// Which it can keep.
+    Kept,
+}
+
+/// Nodes that a VM may take for a home; `None` where those are all.
+pub(crate) fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
+    allowed(view, vm, Asked::New, |_| None)
+}
+
+/// The same where some VMs were promised a home that the view does not show yet.
+pub(super) fn allowed<'a>(
+    view: &View<'_>,
+    vm: &VmView<'_>,
+    asked: Asked,
+    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+) -> Option<NodeSet> {
+    let settings = &vm.sample.settings;
+    let mut allowed = view.homes();
+    if let Some(cpus) = &settings.cpus_allowed {
+        let nodes: NodeSet = cpus.iter().filter_map(|cpu| view.machine.node_of(cpu)).collect();
+        allowed = allowed.intersection(&nodes);
+    }
+    for mate in view.vms.iter().filter(|mate| mate.sample.id != vm.sample.id) {
+        let Some(home) = promised(mate.sample.id).or(mate.home) else {
+            continue;
+        };
+        let goes_before = vm.home.is_some() && vm.sample.id < mate.sample.id;
+        let theirs = &mate.sample.settings;
+        if is_same(&settings.apart, &theirs.apart) && !(goes_before && asked == Asked::Kept) {
+            allowed = allowed.difference(home);
+        }
+        if is_same(&settings.together, &theirs.together) && !goes_before {
+            allowed = allowed.intersection(home);
+        }
+    }
+    (allowed != view.machine.memory_nodes()).then_some(allowed)
+}
+
+fn is_same(own: &Option<String>, other: &Option<String>) -> bool {
+    own.is_some() && own == other
+}
+
+/// Whether a VM may not have its home any more, and can leave it.
+pub(super) fn must_leave(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> bool {
+    vm.sample.settings.home.is_none()
+        && vm.memory_fixed().is_none()
+        && allowed(view, vm, Asked::Kept, |_| None).is_some_and(|allowed| !home.is_subset(&allowed))
+}
+
+/// What a VM needs, with all that are kept together with it and have no home yet.
+pub(super) fn demand_of<'a>(
+    view: &View<'_>,
+    vm: &VmView<'_>,
+    history: &History,
+    promised: impl Fn(VmId) -> Option<&'a NodeSet>,
+) -> Demand {
+    let mut demand = demand_of_one(vm, history);
+    let together = &vm.sample.settings.together;
+    let mates = view.vms.iter().filter(|mate| {
+        mate.sample.id > vm.sample.id && is_same(together, &mate.sample.settings.together) && mate.managed()
+    });
+    for mate in mates {
+        if mate.home.is_some() && vm.home.is_none() || promised(mate.sample.id).is_some() {
+            continue;
+        }
+        let theirs = demand_of_one(mate, history);
+        demand.cpus += theirs.cpus;
+        demand.memory_bytes += theirs.memory_bytes;
+        demand.bandwidth = match (demand.bandwidth, theirs.bandwidth) {
+            (Some(own), Some(other)) => Some(BytesPerSec(own.0.saturating_add(other.0))),
+            _ => None,
+        };
+    }
+    demand
+}
+
+#[cfg(test)]
+mod tests;

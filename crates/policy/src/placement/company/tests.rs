@@ -1,0 +1,261 @@
+use homenode_host::{Act, Immovable};
+use homenode_units::{Bytes, NodeId, NodeSet};
+use proptest::prelude::*;
+
+use crate::demand::History;
+use crate::placement::{Config, State, plan};
+use crate::testing::{Scene, vm_id};
+
+const GIB: Bytes = Bytes::from_gib(1);
+
+fn set(list: &str) -> NodeSet {
+    list.parse().unwrap()
+}
+
+/// Homes that an epoch gives, which VMs then have; and what there is to say.
+fn step(scene: &mut Scene, state: &mut State) -> (Vec<(u128, NodeSet)>, Vec<String>) {
+    let plan = scene.with_view(|view| {
+        let mut history = History::default();
+        history.observe(view);
+        plan(view, &Config::default(), &history, state)
+    });
+    let given = plan
+        .decisions
+        .iter()
+        .filter_map(|decision| match &decision.action.act {
+            Act::SetHome { nodes } => Some((decision.action.vm.0, nodes.clone())),
+            _ => None,
+        });
+    let given: Vec<(u128, NodeSet)> = given.collect();
+    for (vm, nodes) in &given {
+        scene.vm(*vm).homes(&nodes.to_string());
+    }
+    let said = plan.findings.into_iter().map(|finding| finding.message);
+    (given, said.collect())
+}
+
+#[test]
+fn vms_that_are_kept_apart_share_no_node() {
+    let mut scene = Scene::four_nodes(8);
+    for n in 1..=5 {
+        scene.add_vm(n, 2, GIB, 0).settings().apart = Some("db".into());
+    }
+    scene.add_vm(6, 2, GIB, 0).settings().apart = Some("web".into());
+    let mut state = State::default();
+    let (given, said) = step(&mut scene, &mut state);
+    let mut nodes: Vec<String> = given[..4].iter().map(|(_, nodes)| nodes.to_string()).collect();
+    nodes.sort();
+    assert_eq!(nodes, ["0", "1", "2", "3"], "one each");
+    assert_eq!(
+        given.iter().map(|(vm, _)| *vm).collect::<Vec<_>>(),
+        [1, 2, 3, 4, 6]
+    );
+    assert!(said.len() == 1 && said[0].contains("`apart`"), "{said:?}");
+    // There is room once one of them may not live here any more.
+    scene.vm(1).settings().apart = None;
+    assert_eq!(
+        step(&mut scene, &mut state)
+            .0
+            .iter()
+            .map(|(vm, _)| *vm)
+            .collect::<Vec<_>>(),
+        [5]
+    );
+    assert_eq!(step(&mut scene, &mut state).0, []);
+}
+
+#[test]
+fn of_two_that_shall_be_apart_now_the_later_one_goes() {
+    let mut scene = Scene::four_nodes(8);
+    for n in [1, 2] {
+        scene.add_vm(n, 2, GIB, 3).home(3).settings().apart = Some("db".into());
+    }
+    let mut state = State::default();
+    let (given, _) = step(&mut scene, &mut state);
+    assert!(
+        matches!(&given[..], [(2, nodes)] if *nodes != set("3")),
+        "{given:?}"
+    );
+    assert_eq!(step(&mut scene, &mut state).0, []);
+}
+
+#[test]
+fn vms_that_are_kept_together_have_one_home_with_room_for_all() {
+    let mut scene = Scene::four_nodes(8);
+    // Node 0 has room for one of them.
+    scene.add_vm(9, 5, GIB, 0).vcpus_busy(1.0).home(0);
+    for n in 1..=3 {
+        scene.add_vm(n, 2, GIB, 0).settings().together = Some("app".into());
+    }
+    let mut state = State::default();
+    let (given, said) = step(&mut scene, &mut state);
+    assert_eq!(said, [] as [String; 0]);
+    assert_eq!(given.len(), 3);
+    assert!(
+        given
+            .iter()
+            .all(|(_, nodes)| *nodes == given[0].1 && *nodes != set("0")),
+        "{given:?}"
+    );
+    // Who comes later joins them, and who leaves the word is free to stay.
+    scene.add_vm(4, 2, GIB, 0).settings().together = Some("app".into());
+    assert_eq!(step(&mut scene, &mut state).0, [(4, given[0].1.clone())]);
+    // Where the first goes the others follow.
+    scene.drained = given[0].1.clone();
+    let (first, _) = step(&mut scene, &mut state);
+    let to = first[0].1.clone();
+    assert_eq!(first[0].0, 1);
+    step(&mut scene, &mut state);
+    step(&mut scene, &mut state);
+    scene.with_view(|view| {
+        let homes = view
+            .vms
+            .iter()
+            .filter(|vm| vm.sample.id != vm_id(9))
+            .map(|vm| vm.home.unwrap().clone());
+        assert!(
+            homes.clone().all(|home| home == to),
+            "{:?}",
+            homes.collect::<Vec<_>>()
+        );
+    });
+}
+
+#[test]
+fn a_vm_leaves_a_node_that_is_drained_and_no_other_comes() {
+    let mut scene = Scene::four_nodes(4);
+    for n in 1..=4 {
+        scene.add_vm(n, 2, GIB, n as u16 - 1).home(n as u16 - 1);
+    }
+    let mut state = State::default();
+    assert_eq!(step(&mut scene, &mut state).0, []);
+    scene.drained = set("1-2");
+    let (given, said) = step(&mut scene, &mut state);
+    assert_eq!(said, [] as [String; 0]);
+    assert_eq!(given.iter().map(|(vm, _)| *vm).collect::<Vec<_>>(), [2, 3]);
+    for n in 10..14 {
+        scene.add_vm(n, 2, GIB, 1);
+    }
+    let (more, said) = step(&mut scene, &mut state);
+    assert!(
+        more.is_empty() && said.len() == 4,
+        "eight CPUs are all that is left: {more:?} {said:?}"
+    );
+    scene.drained = NodeSet::new();
+    let (more, _) = step(&mut scene, &mut state);
+    assert_eq!(more.len(), 4);
+}
+
+#[test]
+fn whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose() {
+    let mut scene = Scene::four_nodes(4);
+    scene.add_vm(1, 2, GIB, 1).home(1).immovable(Immovable::Paused);
+    scene.add_vm(2, 2, GIB, 1).home(1).settings().home = Some(set("1"));
+    scene.add_vm(3, 2, GIB, 1).home(1);
+    scene.drained = set("1");
+    let (given, _) = step(&mut scene, &mut State::default());
+    assert_eq!(given.iter().map(|(vm, _)| *vm).collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn where_cpus_go_offline_vms_use_the_others_and_all_again_later() {
+    let mut scene = Scene::four_nodes(4);
+    scene
+        .add_vm(1, 2, GIB, 1)
+        .home(1)
+        .affinity(&"4-7".parse().unwrap());
+    scene
+        .add_vm(2, 2, GIB, 2)
+        .home(2)
+        .affinity(&"8-11".parse().unwrap());
+    let mut state = State::default();
+    let mut pins = |scene: &mut Scene, offline: &str| {
+        scene.offline = offline.parse().unwrap();
+        let plan = scene.with_view(|view| {
+            let mut history = History::default();
+            history.observe(view);
+            plan(view, &Config::default(), &history, &mut state)
+        });
+        let pins = plan
+            .decisions
+            .into_iter()
+            .filter_map(|decision| match decision.action.act {
+                Act::PinVcpus { cpus, .. } => Some((decision.action.vm.0, cpus.to_string())),
+                _ => None,
+            });
+        pins.collect::<Vec<_>>()
+    };
+    assert_eq!(pins(&mut scene, ""), []);
+    assert_eq!(pins(&mut scene, "5"), [(1, "4,6-7".to_owned())]);
+    scene.vm(1).affinity(&"4,6-7".parse().unwrap());
+    assert_eq!(pins(&mut scene, "5"), []);
+    assert_eq!(pins(&mut scene, ""), [(1, "4-7".to_owned())]);
+    // A node without CPUs is no home.
+    let gone = pins(&mut scene, "4-7");
+    assert!(
+        matches!(&gone[..], [(1, cpus)] if !cpus.starts_with('4')),
+        "{gone:?}"
+    );
+}
+
+#[test]
+fn a_node_without_memory_or_cpus_is_no_home() {
+    let mut scene = Scene::four_nodes(4);
+    scene.reserved_cpus = "0-3".parse().unwrap();
+    scene.machine.nodes.get_mut(NodeId(1)).unwrap().memory_bytes = Bytes::ZERO;
+    for n in 1..=4 {
+        scene.add_vm(n, 2, GIB, 0);
+    }
+    let (given, _) = step(&mut scene, &mut State::default());
+    assert!(
+        given.len() == 4 && given.iter().all(|(_, nodes)| nodes.is_subset(&set("2-3"))),
+        "{given:?}"
+    );
+}
+
+proptest! {
+    /// Whatever is wanted of them, VMs come to rest, and who has a home has one that it may have.
+    #[test]
+    fn homes_come_to_rest_and_keep_to_what_was_said(
+        words in prop::collection::vec((0..4u8, 0..2u8), 1..7),
+        drained in 0..4u16,
+    ) {
+        let mut scene = Scene::four_nodes(4);
+        for (n, (kind, word)) in words.iter().enumerate() {
+            let settings = scene.add_vm(n as u128 + 1, 1, GIB, 0).settings();
+            let word = Some(format!("w{word}"));
+            match kind {
+                0 => settings.apart = word,
+                1 => settings.together = word,
+                _ => {}
+            }
+        }
+        let mut state = State::default();
+        for _ in 0..3 {
+            step(&mut scene, &mut state);
+        }
+        scene.drained = NodeSet::one(NodeId(drained));
+        let mut said = Vec::new();
+        for _ in 0..words.len() + 2 {
+            said.extend(step(&mut scene, &mut state).1);
+        }
+        prop_assert_eq!(step(&mut scene, &mut state).0, []);
+        let (homes, drained) = scene.with_view(|view| {
+            let homes: Vec<_> = view.vms.iter().map(|vm| (vm.sample.settings.clone(), vm.home.cloned())).collect();
+            (homes, view.drained.clone())
+        });
+        for (at, (settings, home)) in homes.iter().enumerate() {
+            let Some(home) = home else { continue };
+            let is_said = said.iter().any(|said| said.contains(&format!("VM vm{} ", at + 1)));
+            prop_assert!(home.intersection(&drained).is_empty() || is_said, "{:?}", said);
+            for (other, theirs) in homes[at + 1..].iter().filter_map(|(s, home)| Some((s, home.as_ref()?))) {
+                if settings.apart.is_some() && settings.apart == other.apart {
+                    prop_assert!(home.intersection(theirs).is_empty());
+                }
+                if settings.together.is_some() && settings.together == other.together {
+                    prop_assert_eq!(home, theirs);
+                }
+            }
+        }
+    }
+}
