@@ -244,7 +244,9 @@ impl Answered {
             headers,
             body,
         } = self;
-        let kind = headers.get(header::CONTENT_TYPE).map(header::HeaderValue::as_bytes);
+        let kind = headers
+            .get(header::CONTENT_TYPE)
+            .map(header::HeaderValue::as_bytes);
         if has_body && kind == Some(b"application/json") {
             assert!(serde_json::from_slice::<Value>(body).is_ok(), "{status}: no JSON");
         }
