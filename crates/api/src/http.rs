@@ -382,6 +382,14 @@ impl VmSettings {
     }
 }
 
+/// How long nothing is to be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PauseFor {
+    /// From now on; zero ends a pause.
+    pub span_ns: Ns,
+}
+
 /// What came of reading settings anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reloaded {

@@ -37,8 +37,9 @@ Examples:
 
 /// How often it is looked what is left.
 const LOOK: Duration = Duration::from_secs(1);
-/// What has not changed for so long does not move by itself.
+/// What has not changed for so long, and so many of the agent's looks at the host, does not move by itself.
 const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE_LOOKS: u32 = 10;
 
 /// Options of `drain`.
 #[derive(Debug, clap::Args)]
@@ -112,11 +113,11 @@ pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
 /// Waits until nodes are empty, or nothing moves any more, or somebody has ended it.
 fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<Maintenance> {
     let (started, at_first) = (Instant::now(), memory(&begun, nodes));
-    let (mut last, mut changed) = (begun, started);
+    let (mut last, mut changed, mut looks) = (begun, started, 0);
     loop {
         let vms = left(&last, nodes).count();
         let is_over = last.drains.iter().all(|drain| !nodes.contains(drain.node));
-        if vms == 0 || is_over || changed.elapsed() >= PATIENCE {
+        if vms == 0 || is_over || changed.elapsed() >= PATIENCE && looks >= PATIENCE_LOOKS {
             progress("");
             return Ok(last);
         }
@@ -129,8 +130,9 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
         progress(&format!("node {nodes}: {now} of {vms} VMs left{rest}"));
         sleep(LOOK);
         let next: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
+        looks += u32::from(next.at_ns != last.at_ns);
         if next.drains != last.drains {
-            changed = Instant::now();
+            (changed, looks) = (Instant::now(), 0);
         }
         last = next;
     }

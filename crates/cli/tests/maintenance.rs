@@ -4,6 +4,7 @@ mod common;
 
 use serde_json::{Value, json};
 
+use common::http::Site;
 use common::{Agent, is_as_its_schema_says, json, refused, text};
 
 /// Two VMs that work for hours.
@@ -121,4 +122,58 @@ fn a_pause_is_begun_shown_and_ended() {
     assert_eq!(ask(&["drain"])["paused_for_ns"], Value::Null);
     assert_eq!(refused(&agent.ask(&["pause", "--for", "soon"])).0, 2);
     assert_eq!(refused(&agent.ask(&["pause", "--for", "1h", "--end"])).0, 2);
+}
+
+#[test]
+fn over_http_operators_drain_and_pause_and_others_only_look() {
+    let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &["--policies", "tavo"]);
+    site.eventually("it has looked", |site| {
+        (site.get("/v1/maintenance").status == 200).then_some(())
+    });
+    let operator = site.as_operator();
+    let as_json = format!("{operator}Content-Type: application/json\r\n");
+    for (method, path, status) in [
+        ("PUT", "/v1/maintenance/drains/1", 401),
+        ("PUT", "/v1/maintenance/pause", 401),
+    ] {
+        let refused = site.ask(method, path, "", "");
+        assert!(
+            refused.status == status || refused.status == 403,
+            "{path}: {refused:?}"
+        );
+    }
+    let drained = site.ask("PUT", "/v1/maintenance/drains/1", &operator, "");
+    assert_eq!(
+        (drained.status, &drained.json()["drains"][0]["node"]),
+        (200, &json!(1)),
+        "{drained:?}"
+    );
+    assert_eq!(site.json("/v1/maintenance")["drains"][0]["node"], 1);
+    for (method, path, status) in [
+        ("PUT", "/v1/maintenance/drains/99", 404),
+        ("PUT", "/v1/maintenance/drains/one", 400),
+        ("DELETE", "/v1/maintenance/drains/2", 404),
+        ("DELETE", "/v1/maintenance/drains/1", 200),
+        ("POST", "/v1/maintenance/drains/1", 405),
+    ] {
+        let answer = site.ask(method, path, &operator, "");
+        assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
+    }
+    for node in 0..3 {
+        let path = format!("/v1/maintenance/drains/{node}");
+        assert_eq!(site.ask("PUT", &path, &operator, "").status, 200);
+    }
+    let last = site.ask("PUT", "/v1/maintenance/drains/3", &operator, "");
+    assert_eq!(last.status, 409, "{last:?}");
+    let paused = site.ask(
+        "PUT",
+        "/v1/maintenance/pause",
+        &as_json,
+        "{\"span_ns\": 60000000000}",
+    );
+    assert!(paused.json()["paused_for_ns"].as_u64() > Some(0), "{paused:?}");
+    let wrong = site.ask("PUT", "/v1/maintenance/pause", &as_json, "{\"span_ns\": -1}");
+    assert_eq!(wrong.status, 422, "{wrong:?}");
+    let on = site.ask("DELETE", "/v1/maintenance/pause", &operator, "");
+    assert_eq!(on.json()["paused_for_ns"], Value::Null, "{on:?}");
 }

@@ -10,6 +10,7 @@ mod basics;
 mod conformance;
 mod counted;
 mod crash;
+mod drain;
 mod dropin;
 mod hostile;
 mod live_topology;
@@ -262,6 +263,20 @@ pub static ALL: &[Case] = &[
         600,
         "a guest that stays away gets a new home and its memory follows",
         agent::rehome,
+    ),
+    case(
+        "drained",
+        Group::Agent,
+        600,
+        "a guest leaves a node that is drained to its last page, and none comes there, also under the next agent",
+        drain::drained,
+    ),
+    case(
+        "cpu-offline",
+        Group::Agent,
+        600,
+        "a guest whose node's CPU goes offline gets another home, its memory follows, and nobody is blamed",
+        drain::offline,
     ),
     case(
         "destroyed-in-move",

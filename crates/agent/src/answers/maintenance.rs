@@ -33,11 +33,9 @@ pub fn drain(
         let why = "no node is named; `homenode machine` shows which there are".to_owned();
         return Err(ApiError::BadInput { why });
     }
-    if let Some(other) = nodes.difference(&before).first().filter(|_| !is_on) {
-        let known = before.iter().map(|node| u64::from(node.0)).collect();
-        let what = "drained node".to_owned();
-        let id = u64::from(other.0);
-        return Err(ApiError::NoSuchId { what, id, known });
+    let other = nodes.difference(&before);
+    if !is_on && !other.is_empty() {
+        return Err(no_such("drained node", &other, &before));
     }
     let after = match is_on {
         true => before.union(nodes),
@@ -45,16 +43,25 @@ pub fn drain(
     };
     control
         .drain(machine, after.clone())
-        .map_err(|error| match error {
-            NotDrained::NoSuchNode { .. } => ApiError::BadInput {
+        .map_err(|error| match &error {
+            NotDrained::NoSuchNode { missing, there } => no_such("node", missing, there),
+            NotDrained::NoneLeft { .. } | NotDrained::Idle(_) => ApiError::Conflict {
                 why: error.to_string(),
             },
-            NotDrained::NoneLeft { .. } | NotDrained::Idle(_) => ApiError::refused(error.to_string()),
         })?;
     Ok(Maintenance {
         note: file.write(&after).err(),
         ..maintenance(control, machine)
     })
+}
+
+fn no_such(what: &str, missing: &NodeSet, known: &NodeSet) -> ApiError {
+    ApiError::NoSuchId {
+        what: what.to_owned(),
+        // Of several the first: one is enough to be wrong.
+        id: missing.first().map_or(0, |node| u64::from(node.0)),
+        known: known.iter().map(|node| u64::from(node.0)).collect(),
+    }
 }
 
 /// Has nothing changed for so long; zero ends that.

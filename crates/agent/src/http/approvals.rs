@@ -28,7 +28,10 @@ pub(super) fn changes() -> Router<Site> {
 }
 
 /// Asks the loop's own state, on a thread that may wait for it.
-async fn asked<A: TryFrom<Answer, Error = Answer>>(site: &Site, question: Ask) -> Result<A, Failed> {
+pub(super) async fn asked<A: TryFrom<Answer, Error = Answer>>(
+    site: &Site,
+    question: Ask,
+) -> Result<A, Failed> {
     let handler = site.handler.clone();
     match site.on_a_thread(move || handler.answer(question)).await?? {
         Answered::Now(answer) => A::try_from(answer).map_err(|_| Failed::gone()),

@@ -13,6 +13,7 @@ mod access;
 mod approvals;
 mod events;
 mod exposition;
+mod maintenance;
 mod metrics;
 mod origin;
 mod page;
@@ -170,6 +171,7 @@ impl Site {
 fn router(site: Site, access: &Arc<Access>) -> Router {
     Router::new()
         .merge(approvals::reads())
+        .merge(maintenance::reads())
         .route("/metrics", get(metrics))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
@@ -203,6 +205,7 @@ fn changes() -> Router<Site> {
         .route("/-/reload", post(settings::reload))
         .route("/v1/vms/{id}/settings", put(settings::put))
         .merge(approvals::changes())
+        .merge(maintenance::changes())
         .route_layer(from_fn(access::operators_only))
 }
 

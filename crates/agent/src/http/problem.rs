@@ -218,7 +218,7 @@ impl From<ApiError> for Failed {
             ApiError::Conflict { .. } => Failed::new(
                 StatusCode::CONFLICT,
                 "conflict",
-                "It is over, or done already",
+                "It does not go with what is so already",
                 detail,
             ),
             ApiError::NotYet { .. } => Failed::not_now(detail),

@@ -6,9 +6,10 @@ use serde_json::{Map, Value, json};
 
 use super::{
     DecisionRow, Decisions, DecisionsQuery, Evaluate, Evaluated, HistoryQuery, HostStatus, Links, Looked,
-    Missed, Nodes, OverviewQuery, Pictured, Problem, Reloaded, Told, VmHistory, VmSettings, WhyQuery,
+    Missed, Nodes, OverviewQuery, PauseFor, Pictured, Problem, Reloaded, Told, VmHistory, VmSettings,
+    WhyQuery,
 };
-use crate::answer::{Promises, Recommendation, Recommendations, Vms};
+use crate::answer::{Maintenance, Promises, Recommendation, Recommendations, Vms};
 use crate::why::Answer;
 use homenode_control::VmStatus;
 
@@ -42,6 +43,10 @@ fn paths(made: &mut Maker) -> Value {
     let by_number = json!([{
         "name": "id", "in": "path", "required": true, "description": "Its number.",
         "schema": {"type": "integer", "format": "int64", "minimum": 0, "maximum": i64::MAX},
+    }]);
+    let by_node = json!([{
+        "name": "id", "in": "path", "required": true, "description": "The node's number.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": u16::MAX},
     }]);
     let get = |what: Value| json!({ "get": what });
     json!({
@@ -80,6 +85,22 @@ fn paths(made: &mut Maker) -> Value {
             "promises", "Nodes that are promised to VMs which do not run yet", &[503]
         )),
         "/v1/promises/{id}": {"delete": with(made.done("drop", "Take back a promise", &[400, 404, 503]), "parameters", by_number)},
+        "/v1/maintenance": get(made.operation::<Maintenance>(
+            "maintenance", "Nodes that are to be empty, what is left on them, and whether the agent is paused", &[503]
+        )),
+        "/v1/maintenance/drains/{id}": {
+            "put": made.operation::<Maintenance>(
+                "drain", "Have a node emptied of VMs, and kept empty", &[400, 404, 409, 503]
+            ),
+            "delete": made.operation::<Maintenance>("endDrain", "VMs may live on a node again", &[400, 404, 409, 503]),
+            "parameters": by_node,
+        },
+        "/v1/maintenance/pause": {
+            "put": made.posted::<PauseFor, Maintenance>(
+                "pause", "Change nothing for a while", &[400, 413, 415, 422, 503]
+            ),
+            "delete": made.operation::<Maintenance>("endPause", "End a pause", &[503]),
+        },
         "/-/reload": {"post": made.operation::<Reloaded>(
             "reload", "Read the agent's settings anew; wrong ones are refused, and those of before stay in force", &[409, 503]
         )},
@@ -263,7 +284,7 @@ fn what_is_wrong(status: u16) -> &'static str {
         401 => "Who asks is not known; `WWW-Authenticate` says how to become known",
         403 => "Who asks may not do that, or asks from where nobody may",
         404 => "There is no such thing",
-        409 => "It is over, or done already, or the file of settings is wrong",
+        409 => "It does not go with what is so already, or the file of settings is wrong",
         412 => "It is not as it was read: somebody else changed it",
         413 => "The body is too long",
         415 => "The body is not said to be JSON",
