@@ -13,6 +13,7 @@ use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::output::{or_dash, print_json, progress, table};
 use crate::printable::OneLine;
+use crate::report::span;
 
 /// What the help of `drain` says at its end.
 pub const DRAIN_HELP: &str = "VMs that live on the node get another home, those that live nowhere get one elsewhere for as long as it lasts, their memory
@@ -124,7 +125,7 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
         let (now, spent) = (memory(&last, nodes), started.elapsed().as_secs_f64());
         let rate = at_first.saturating_sub(now).as_f64() / spent.max(1e-3);
         let rest = match rate > 0.0 {
-            true => format!(", about {}", span(now.as_f64() / rate)),
+            true => format!(", about {}", span(Ns((now.as_f64() / rate * 1e9) as u64))),
             false => String::new(),
         };
         progress(&format!("node {nodes}: {now} of {vms} VMs left{rest}"));
@@ -135,14 +136,6 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
             (changed, looks) = (Instant::now(), 0);
         }
         last = next;
-    }
-}
-
-/// A time as people say it.
-fn span(seconds: f64) -> String {
-    match seconds.round() as u64 {
-        short @ ..120 => format!("{short} s"),
-        long => format!("{} min", long.div_ceil(60)),
     }
 }
 
@@ -186,7 +179,7 @@ fn show(args: &DrainArgs, now: &Maintenance) -> anyhow::Result<()> {
         );
     }
     if let Some(left) = now.paused_for_ns {
-        say!("the agent is paused for another {}", span(left.as_secs_f64()));
+        say!("the agent is paused for another {}", span(left));
     }
     Ok(())
 }
@@ -200,7 +193,7 @@ pub fn pause(args: &PauseArgs) -> anyhow::Result<()> {
     let now: Maintenance = ask_agent(args.agent.dir(), &Request::Pause { span_ns })?;
     match (args.agent.json(), now.paused_for_ns) {
         (true, _) => print_json("maintenance", &now)?,
-        (false, Some(left)) => say!("nothing is changed for {}", span(left.as_secs_f64())),
+        (false, Some(left)) => say!("nothing is changed for {}", span(left)),
         (false, None) => say!("the agent goes on"),
     }
     Ok(())

@@ -74,7 +74,7 @@ fn show(answer: &Report) {
 }
 
 /// A time span for people.
-fn span(time: Ns) -> String {
+pub fn span(time: Ns) -> String {
     match time.as_secs_f64() {
         s if s < 120.0 => format!("{s:.0}s"),
         s if s < 7200.0 => format!("{:.0}min", s / 60.0),

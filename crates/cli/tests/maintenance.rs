@@ -109,7 +109,7 @@ fn a_pause_is_begun_shown_and_ended() {
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     assert_eq!(
         text(&agent.ask(&["pause", "--for", "2h"])),
-        "nothing is changed for 120 min\n"
+        "nothing is changed for 2.0h\n"
     );
     let now = ask(&["drain"]);
     is_as_its_schema_says(&now);

@@ -1,5 +1,6 @@
 //! One epoch: what is observed, planned, carried out and remembered.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use homenode_host::{
@@ -336,14 +337,18 @@ impl Control {
         };
         let view = self.view(machine, sample, rates);
         let supply = self.supply(&view);
-        if self.since.is_empty() {
-            return Status::new(machine, (sample, rates), &supply, known);
+        let mut sample = Cow::Borrowed(sample);
+        if !self.since.is_empty() {
+            for vm in &mut sample.to_mut().vms {
+                self.with_set_since(vm.id, &mut vm.settings);
+            }
         }
-        let mut sample = sample.clone();
-        for vm in &mut sample.vms {
-            self.with_set_since(vm.id, &mut vm.settings);
+        let mut status = Status::new(machine, (&sample, rates), &supply, known);
+        for node in &mut status.nodes {
+            node.is_drained = self.drained.contains(node.node);
         }
-        Status::new(machine, (&sample, rates), &supply, known)
+        status.paused_for_ns = self.paused_for();
+        status
     }
 }
 

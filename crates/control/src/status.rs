@@ -24,6 +24,9 @@ pub struct Status {
     pub links: Vec<LinkStatus>,
     /// Every VM, by name.
     pub vms: Vec<VmStatus>,
+    /// How much longer nothing is changed; `None` where the agent is not paused.
+    #[serde(default)]
+    pub paused_for_ns: Option<Ns>,
 }
 
 /// One node.
@@ -48,6 +51,9 @@ pub struct NodeStatus {
     /// What a VM that does not run yet could get here; `None` where VMs can have no home.
     #[serde(default)]
     pub headroom: Option<Headroom>,
+    /// Whether it is to be empty ([`crate::Control::drain`]).
+    #[serde(default)]
+    pub is_drained: bool,
 }
 
 /// What a VM that does not run yet could get: what is left beside what was measured, and what is promised and not used yet.
@@ -325,6 +331,7 @@ impl Status {
                 bandwidth_bytes_per_s: over.and_then(|over| over.bandwidth),
                 bandwidth_max_bytes_per_s: node.memory_bandwidth,
                 headroom: supply.left().find(|left| left.node == id).map(Headroom::from),
+                is_drained: false,
             }
         });
         let counted = rates
@@ -379,6 +386,7 @@ impl Status {
             nodes: nodes.collect(),
             links: links.collect(),
             vms,
+            paused_for_ns: None,
         }
     }
 }

@@ -29,6 +29,7 @@ families! {
     DURATION: Histogram "homenode_epoch_duration_seconds" ["phase"] "How long a part of an epoch took.";
     SEEN: Gauge "homenode_last_epoch_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
     PERIOD: Gauge "homenode_period_seconds" [] "Time between looks at the host.";
+    PAUSED: Gauge "homenode_paused_seconds" [] "How much longer nothing is changed; 0 where the agent is not paused.";
     VMS: Gauge "homenode_vms" [] "VMs that run.";
     DROPPED: Gauge "homenode_series_dropped" [] "Series that this answer has no room for.";
     DECISIONS: Counter "homenode_decisions_total" ["policy", "action", "outcome"] "Decisions, by what came of them.";
@@ -43,6 +44,7 @@ families! {
     NODE_ROOM_CPUS: Gauge "homenode_node_headroom_cpus" ["node"] "CPUs of a node that a VM which does not run yet could get.";
     NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that it could get: free, and not promised to others.";
     NODE_ROOM_BANDWIDTH: Gauge "homenode_node_headroom_memory_bandwidth_bytes_per_second" ["node"] "Bandwidth of its controllers that it could get.";
+    NODE_DRAINED: Gauge "homenode_node_drained" ["node"] "Whether a node is to be empty of VMs: 1 or 0.";
     LINK: Counter "homenode_link_bytes_total" ["from", "to"] "Bytes that went from node to node.";
     LINK_BUSY: Gauge "homenode_link_busy_ratio" ["from", "to"] "Share of what a link can sustain, over the last period.";
     VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is free.";
@@ -96,6 +98,8 @@ fn of_agent(
     out.always(&FAILED, sums.failed_looks as f64);
     out.always(&REFUSED, sums.refused_plans as f64);
     out.always(&PERIOD, about.period_now(seen).0 as f64 / 1e9);
+    let paused = seen.and_then(|seen| seen.status.paused_for_ns);
+    out.always(&PAUSED, paused.map_or(0.0, |left| left.as_secs_f64()));
     let phases = sums.phases.iter();
     let phases = phases.map(|(phase, took)| (name(*phase), &took.counts[..], took.sum.as_secs_f64()));
     out.histograms(&DURATION, &DURATIONS_S, phases);
@@ -144,6 +148,7 @@ fn of_nodes(out: &mut Exposition, seen: &Seen) {
     each(&NODE_ROOM_BANDWIDTH, |node| {
         Some(node.headroom?.bandwidth_bytes_per_s?.0 as f64)
     });
+    each(&NODE_DRAINED, |node| Some(f64::from(u8::from(node.is_drained))));
     let traffic = seen.node_traffic.iter();
     out.family(
         &NODE_TRAFFIC,

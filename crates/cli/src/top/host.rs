@@ -95,7 +95,12 @@ fn trouble(status: &Status, node: &NodeStatus) -> usize {
 type NodeColumn = (&'static str, u8, fn(&Status, &NodeStatus) -> Cell);
 
 const COLUMNS: [NodeColumn; 8] = [
-    ("node", 0, |_, node| Cell::plain(node.node.to_string())),
+    ("node", 0, |_, node| {
+        Cell::plain(match node.is_drained {
+            true => format!("{} drained", node.node),
+            false => node.node.to_string(),
+        })
+    }),
     ("CPUs busy", 2, |_, node| {
         Cell::or_dash(node.cpus_busy, |busy| {
             Cell::plain(format!("{busy:.1}/{}", node.cpus))

@@ -19,6 +19,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
 use crate::printable::OneLine;
+use crate::report::span;
 use crate::top::limits::{self, Level};
 use crate::top::table::{Colours, UNBOUNDED, cut, width_of, wrapped};
 use crate::top::view::{Page, Picture, Prompt, View, When};
@@ -123,7 +124,10 @@ fn title(view: &View, width: usize) -> Line<'static> {
     };
     let status = &picture.overview.status;
     let cpus: usize = status.nodes.iter().map(|node| node.cpus).sum();
-    let host = format!("{} nodes, {cpus} CPUs", status.nodes.len());
+    let mut host = format!("{} nodes, {cpus} CPUs", status.nodes.len());
+    if let Some(left) = status.paused_for_ns {
+        host += &format!("  nothing is changed for {}", span(left));
+    }
     let left = stamp(picture.wall_ns);
     let rest = cut(
         &format!("  {what}  {host}"),
