@@ -10,12 +10,14 @@
 //! The first of those that are kept together seeks a home with room for all that have none, or follow it.
 //! Where what it may have changes (a node is drained, its CPUs go offline, its operator says something else), a VM whose home
 //! is not among it any more seeks another. There mates that it goes before do not count: they make way. It stays where its
-//! memory cannot move: its vCPUs alone would only be slower elsewhere.
+//! memory cannot move: its vCPUs alone would only be slower elsewhere. Where a node is drained, or its CPUs are gone, memory alone
+//! has to find room: VMs share CPUs then.
 //!
 //! # Properties
 //! - `vms_that_are_kept_apart_share_no_node`
 //! - `vms_that_are_kept_together_have_one_home_with_room_for_all`
 //! - `a_vm_leaves_a_node_that_is_drained_and_no_other_comes`
+//! - `where_a_node_is_drained_vms_share_cpus_and_memory_needs_room`
 //! - `whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose`
 
 use homenode_host::{View, VmSettings, VmView};
@@ -81,6 +83,14 @@ pub(super) fn must_leave(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> bo
     vm.sample.settings.home.is_none()
         && vm.memory_fixed().is_none()
         && allowed(view, vm, Asked::Kept, |_| None).is_some_and(|allowed| !home.is_subset(&allowed))
+}
+
+/// Whether a VM has to go from where it is though there be too few CPUs elsewhere: a node is drained, or its CPUs are gone.
+pub(super) fn is_put_out(view: &View<'_>, vm: &VmView<'_>) -> bool {
+    match vm.home {
+        Some(home) => !home.is_subset(&view.homes()),
+        None => !view.drained.is_empty(),
+    }
 }
 
 /// What a VM needs, with all that are kept together with it and have no home yet.

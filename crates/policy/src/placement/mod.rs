@@ -510,7 +510,20 @@ fn home_of(
             "most of its memory is there already, and there is room".into(),
         ));
     }
-    let placement = place(&supply, &demand, allowed.as_ref(), config)?;
+    let placement = match place(&supply, &demand, allowed.as_ref(), config) {
+        Err(short) if company::is_put_out(view, vm) => {
+            let memory_alone = Demand {
+                cpus: 0.0,
+                bandwidth: None,
+                ..demand
+            };
+            let placement = place(&supply, &memory_alone, allowed.as_ref(), config).map_err(|_| short)?;
+            let reason =
+                "where it was is no home any more, and no other node has CPUs enough: VMs share them there";
+            return Ok((placement.nodes, reason.to_owned()));
+        }
+        placed => placed?,
+    };
     Ok((placement.nodes.clone(), placement.reasons().join("; ")))
 }
 
