@@ -97,7 +97,7 @@ fn main() -> ExitCode {
     let called_as = std::env::args_os().next().unwrap_or_default();
     if Path::new(&called_as)
         .file_name()
-        .is_some_and(|name| name == "numad")
+        .is_some_and(|name| numad::NAMES.iter().any(|known| name == *known))
     {
         return output::flushed(numad::main());
     }

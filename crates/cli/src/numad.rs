@@ -8,15 +8,27 @@ use homenode_agent::numad::{nodes_for, parse, starting};
 
 use crate::args::HookArgs;
 
-const USAGE: &str = "Usage: numad -w NCPUS[:MB]
+const USAGE: &str = "Usage: numad -w NCPUS[:MB] [-H HUGEPAGESIZE]
 Homenode's answer to libvirt's placement='auto': prints the nodes on which a VM of so many vCPUs and so much memory
 should run, and promises them to it. The running agent is asked; without one the host is looked at directly.
 numad's own daemon options are not served: run `homenode run` instead.";
 
-/// Entry under the name `numad`.
+/// Names under which programs ask: SUSE's numa-preplace obsoletes numad, and is asked in the same way.
+pub const NAMES: [&str; 2] = ["numad", "numa-preplace"];
+
+/// Entry under one of [`NAMES`].
 pub fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let request = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+    let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+    // The size of huge pages, which changes no answer here: they are moved as others are, or said not to move.
+    if let Some(at) = args
+        .iter()
+        .position(|arg| *arg == "-H")
+        .filter(|at| at + 1 < args.len())
+    {
+        args.drain(at..at + 2);
+    }
+    let request = match args.as_slice() {
         ["-w", request] => (*request).to_owned(),
         [joined] if joined.starts_with("-w") && joined.len() > 2 => joined[2..].to_owned(),
         ["-V"] => {

@@ -407,7 +407,11 @@ fn without_libvirt_or_nodes_a_sentence_says_what_to_do() {
 
 /// The program under the name `numad`, with a state directory of its own.
 fn numad(state: &std::path::Path, args: &[&str]) -> Output {
-    let link = state.join("numad");
+    called("numad", state, args)
+}
+
+fn called(name: &str, state: &std::path::Path, args: &[&str]) -> Output {
+    let link = state.join(name);
     if !link.exists() {
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode"), &link).unwrap();
     }
@@ -443,6 +447,31 @@ fn numad_answers_every_request_that_can_be_read() {
         );
         assert!(stderr(&output).contains("Can't parse"), "{bad}");
     }
+}
+
+/// SUSE's program in numad's place has another name, and is told the size of huge pages.
+#[test]
+fn numa_preplace_is_answered_as_numad_is() {
+    let state = tempfile::tempdir().unwrap();
+    for args in [
+        &["-w", "1:64"][..],
+        &["-w", "1:64", "-H", "2048"],
+        &["-H", "1048576", "-w1:64"],
+    ] {
+        let output = called("numa-preplace", state.path(), args);
+        let nodes = stdout(&output);
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        assert!(
+            nodes.trim().parse::<homenode_units::NodeSet>().is_ok(),
+            "{args:?}: {nodes}"
+        );
+    }
+    assert_eq!(
+        called("numa-preplace", state.path(), &["-w", "1:64", "-H"])
+            .status
+            .code(),
+        Some(1)
+    );
 }
 
 #[test]
