@@ -39,7 +39,7 @@ pub fn report(control: &Control, machine: &Machine, since: Option<Ns>) -> Result
     let now = status.at_ns;
     let (mut trials, mut vms, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for (id, past) in control.trials().past() {
-        let is_asked = |verdict: &&Verdict| since.is_none_or(|since| now.saturating_sub(verdict.at) <= since);
+        let is_asked = |verdict: &&Verdict| since.is_none_or(|since| now.saturating_sub(verdict.at) < since);
         let verdicts: Vec<Verdict> = past.verdicts.iter().filter(is_asked).copied().collect();
         if verdicts.is_empty() {
             continue;
