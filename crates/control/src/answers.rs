@@ -118,7 +118,7 @@ impl Control {
             .as_ref()
             .map_or((&empty, None), |(sample, rates)| (sample, rates.as_ref()));
         let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
-        arrange::what_if(&view, &self.config.placement, &self.states.arrange, wanted)
+        arrange::what_if(&view, self.config.of_homes(), &self.states.arrange, wanted)
     }
 
     /// What a VM might book, by what it did and by how large it is; `None` where no such VM runs.

@@ -216,7 +216,8 @@ impl Control {
         self.in_force.give_back(&gate, sample, &mut first);
         let Plans { mut acting, kept } = stages::plans(&view, &self.config, &gate, &mut self.states);
         for (one, decisions) in due {
-            give_home(&view, &one, decisions, &acting, &mut self.states, &mut first);
+            let states = &mut self.states;
+            give_home(&view, &self.config, &one, decisions, &acting, states, &mut first);
         }
         acting.insert(0, first);
         let mut plan = levers::merge(&view, acting);
@@ -313,6 +314,7 @@ impl Control {
 /// Gives a home that was approved, unless its policy has just decided the same. What is the arranger's is a trial from now on.
 fn give_home(
     view: &View<'_>,
+    config: &Config,
     one: &Recommendation,
     decisions: Vec<Decision>,
     acting: &[Plan],
@@ -331,7 +333,7 @@ fn give_home(
     {
         states
             .arrange
-            .begin_trial(view, vm, nodes, 1.0 + one.gain.unwrap_or(0.0));
+            .begin_trial(view, config.of_homes(), vm, nodes, 1.0 + one.gain.unwrap_or(0.0));
     }
     plan.decisions.extend(decisions);
 }
@@ -347,7 +349,7 @@ fn gains(
         .iter()
         .map(|(vm, nodes)| (*vm, Some(nodes.clone())))
         .collect();
-    let Ok(forecast) = arrange::what_if(view, &config.placement, &states.arrange, &wanted) else {
+    let Ok(forecast) = arrange::what_if(view, config.of_homes(), &states.arrange, &wanted) else {
         return BTreeMap::new();
     };
     let gain = |vm: &arrange::what_if::VmForecast| {

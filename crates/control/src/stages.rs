@@ -62,7 +62,7 @@ stages! { |view, config, of, earlier|
         => placement::plan(view, &config.placement, &of.history, &mut of.placement);
     numad(State) [Numad] [Home VcpuPlacement Pages] => numad::plan(view, &config.placement, &mut of.numad);
     arrange(State) [Homenode] [Home VcpuPlacement]
-        => arrange::plan(view, &config.placement, &of.history, &mut of.placement, &mut of.arrange);
+        => arrange::plan(view, config.of_homes(), &of.history, &mut of.placement, &mut of.arrange);
     balance(State) [Tavo] [Home VcpuPlacement]
         => balance::plan(view, &config.placement, &of.history, &mut of.placement, &mut of.balance);
     balance() [Homenode] [VcpuPlacement] => balance::plan_vcpus(view, &config.placement);

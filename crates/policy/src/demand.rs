@@ -24,14 +24,14 @@
 use std::collections::BTreeMap;
 
 use homenode_host::View;
-use homenode_units::{Bytes, BytesPerSec, Ewma, NodeId, NodeSet, Ns, VmId};
+use homenode_units::{Bytes, BytesPerSec, Ewma, NodeId, NodeSet, Ns, VmId, Weight};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Observation running for this long, a VM counts with what it was measured to use.
 pub const SETTLE: Ns = Ns::from_secs(30);
 /// Weight of the newest epoch in the moving averages: half of the memory is gone after about four epochs.
-const AVERAGE_WEIGHT: f64 = 0.16;
+const AVERAGE_WEIGHT: Weight = Weight(0.16);
 
 /// What is asked of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -104,8 +104,8 @@ impl History {
                 let own = busy.cpus_busy - vcpus.map(|vcpu| vcpu.running).sum::<f64>();
                 self.host
                     .entry(node)
-                    .or_insert_with(|| Ewma::new(AVERAGE_WEIGHT))
-                    .update(own.max(0.0));
+                    .or_default()
+                    .update(own.max(0.0), AVERAGE_WEIGHT);
             }
         }
         for vm in &view.vms {
@@ -113,16 +113,17 @@ impl History {
             let record = self.vms.entry(vm.sample.id).or_insert_with(|| Record {
                 vcpus: 0,
                 observed_ns: Ns::ZERO,
-                cpus: Ewma::new(AVERAGE_WEIGHT),
-                bandwidth: Ewma::new(AVERAGE_WEIGHT),
+                cpus: Ewma::default(),
+                bandwidth: Ewma::default(),
             });
             record.vcpus = vm.sample.vcpus.len();
             record.observed_ns += rates.period_ns;
-            record
-                .cpus
-                .update(measured.vcpus.iter().map(|v| v.running + v.waiting).sum());
+            record.cpus.update(
+                measured.vcpus.iter().map(|v| v.running + v.waiting).sum(),
+                AVERAGE_WEIGHT,
+            );
             if let Some(bandwidth) = measured.bandwidth() {
-                record.bandwidth.update(bandwidth.as_f64());
+                record.bandwidth.update(bandwidth.as_f64(), AVERAGE_WEIGHT);
             }
         }
     }

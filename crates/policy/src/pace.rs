@@ -24,7 +24,7 @@
 use std::collections::BTreeMap;
 
 use homenode_host::{Act, Decision, Plan, View, VmView};
-use homenode_units::{Ewma, NodeSet, Pages, VmId};
+use homenode_units::{Ewma, NodeSet, Pages, VmId, Weight};
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::SHARE;
@@ -74,13 +74,13 @@ struct Pace {
 }
 
 /// Weight of the last epoch in the usual speed.
-const USUAL_WEIGHT: f64 = 0.2;
+const USUAL_WEIGHT: Weight = Weight(0.2);
 
 impl Default for Pace {
     fn default() -> Self {
         Pace {
             share: 1.0,
-            usual: Ewma::new(USUAL_WEIGHT),
+            usual: Ewma::default(),
             asked: None,
             moved: false,
             vain: 0,
@@ -116,7 +116,7 @@ impl Pace {
                 }
                 (true, _) => self.share = (self.share * 2.0).min(1.0),
                 (false, _) => {
-                    self.usual.update(speed);
+                    self.usual.update(speed, USUAL_WEIGHT);
                 }
             }
         }
