@@ -130,7 +130,7 @@ impl Control {
             .map(|conduct| conduct.recent().collect())
             .unwrap_or_default();
         Some(Advice {
-            from_behaviour: suggest::from_behaviour(&recent, suggest::PERCENTILE),
+            from_behaviour: suggest::from_behaviour(&recent, &self.config.permits.suggest),
             from_memory: suggest::from_memory(memory, machine),
             memory_bytes: memory,
             unmetered: conduct.and_then(|conduct| conduct.unmetered),
