@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use homenode_host::Mode;
 use homenode_machine::Machine;
 use homenode_policy::{
-    arrange, memory, overcommit, pace, permits, placement, predict, repatriate, topology_feed, trial,
-    working_set,
+    arrange, balance, memory, overcommit, pace, permits, placement, predict, repatriate, topology_feed,
+    trial, working_set,
 };
 use homenode_units::{Any, BadSetting, Candidates, Ns, Section, Settings};
 use schemars::JsonSchema;
@@ -142,6 +142,8 @@ pub struct Config {
     pub predict: predict::Config,
     /// How changes of homes are judged.
     pub trial: trial::Config,
+    /// Which vCPUs are lent, and when a home that was given at arrival changes.
+    pub balance: balance::Config,
     /// Page budgets.
     pub repatriate: repatriate::Config,
     /// How memory policies are carried out.
@@ -174,6 +176,7 @@ impl Default for Config {
             arrange: arrange::Config::default(),
             predict: predict::Config::default(),
             trial: trial::Config::default(),
+            balance: balance::Config::default(),
             repatriate: repatriate::Config::default(),
             memory: memory::Config::default(),
             pace: pace::Config::default(),
@@ -198,6 +201,7 @@ homenode_units::settings! {
         arrange: Section,
         predict: Section,
         trial: Section,
+        balance: Section,
         repatriate: Section,
         memory: Section,
         pace: Section,
@@ -271,6 +275,14 @@ impl Config {
             predict: &self.predict,
             arrange: &self.arrange,
             trial: &self.trial,
+        }
+    }
+
+    /// What bears on vCPUs that are lent.
+    pub(crate) fn of_balance(&self) -> balance::Settings<'_> {
+        balance::Settings {
+            placement: &self.placement,
+            balance: &self.balance,
         }
     }
 

@@ -203,7 +203,7 @@ impl Control {
     /// afterwards.
     fn decide(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> (Plan, usize) {
         let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
-        self.recommendations.expire(sample);
+        self.recommendations.expire(&self.config.recommendations, sample);
         self.asked.retain(|_, until| *until > sample.at);
         let due = self.recommendations.due(&view);
         let gate = Gate {
