@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use homenode_host::Mode;
 use homenode_machine::Machine;
 use homenode_policy::{
-    arrange, balance, memory, overcommit, pace, permits, placement, predict, repatriate, topology_feed,
-    trial, working_set,
+    arrange, balance, demand, memory, overcommit, pace, permits, placement, predict, repatriate,
+    topology_feed, trial, working_set,
 };
 use homenode_units::{Any, BadSetting, Candidates, Ns, Section, Settings};
 use schemars::JsonSchema;
@@ -136,6 +136,8 @@ pub struct Config {
     pub recommendations: recommendations::Config,
     /// Placement and CPU, memory and link limits.
     pub placement: placement::Config,
+    /// When a VM counts with what it uses.
+    pub demand: demand::Config,
     /// What homes must promise, and how often they are looked at.
     pub arrange: arrange::Config,
     /// What predictions assume, and how fast they learn.
@@ -173,6 +175,7 @@ impl Default for Config {
             modes: Modes::default(),
             recommendations: recommendations::Config::default(),
             placement: placement::Config::default(),
+            demand: demand::Config::default(),
             arrange: arrange::Config::default(),
             predict: predict::Config::default(),
             trial: trial::Config::default(),
@@ -198,6 +201,7 @@ homenode_units::settings! {
         modes: Any,
         recommendations: Section,
         placement: Section,
+        demand: Section,
         arrange: Section,
         predict: Section,
         trial: Section,

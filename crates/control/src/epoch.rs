@@ -190,7 +190,7 @@ impl Control {
         }
         self.layouts.update(sample, &self.homes);
         let view = view(machine, sample, rates, &self.homes, &self.layouts, &self.foreign);
-        self.states.history.observe(&view);
+        self.states.history.observe(&view, &self.config.demand);
         working_set::observe(&view, &mut self.states.working_set);
     }
 

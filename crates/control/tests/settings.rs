@@ -194,6 +194,8 @@ fn absurd_settings_are_refused_with_key_value_range_and_remedy() {
         ("memory.carrefour.imbalance_max", "nan"),
         ("placement.link_busy_max", "0.0"),
         ("placement.link_busy_max", "1.5"),
+        ("placement.touched_min", "1.5"),
+        ("demand.average_weight", "0.0"),
         ("arrange.belief", "nan"),
         ("arrange.harm_weight", "-1.0"),
         ("arrange.looks_per_hour", "0.0"),
@@ -268,6 +270,13 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
             "{text}: {said}"
         );
     }
+}
+
+/// Written by an agent of before thresholds were settings: a recording of it is repeated under these.
+#[test]
+fn settings_that_were_recorded_before_there_were_more_are_the_defaults() {
+    let before: Config = serde_json::from_str(include_str!("settings-before.json")).expect("settings");
+    assert_eq!(before, Config::default());
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn run_by(balance: &Config, scene: &mut Scene, state: &mut State) -> Plan {
     let placement = &placement::Config::default();
     scene.with_view(|view| {
         let mut history = History::default();
-        history.observe(view);
+        history.observe(view, &Default::default());
         let placed = &mut placement::State::default();
         plan(view, Settings { placement, balance }, &history, placed, state)
     })

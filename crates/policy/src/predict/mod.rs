@@ -62,6 +62,7 @@ use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
 pub use config::Config;
 pub use profile::Profiles;
 
+// The laws' own figures, and what a fixed point of few steps can take; no settings.
 /// Weight of the queue in the latency of a controller.
 const QUEUE: f64 = 0.12;
 /// A controller is never taken to be busier than this.

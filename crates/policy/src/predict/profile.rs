@@ -7,6 +7,7 @@ use homenode_units::{BytesPerSec, Ewma, VmId};
 
 use super::{BUSY_MAX, Character, Config, QUEUE, Shape};
 
+// What is expected before anything is counted, how unsure that is, and what no fit may pass; no settings.
 /// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight.
 const STALL: f64 = 50.0;
 /// How unsure that is.

@@ -35,6 +35,7 @@ pub enum Averages {
     Three,
 }
 
+// ESX's method as it is compared here, no settings.
 const SLOW: Weight = Weight(0.2);
 const FAST: Weight = Weight(0.5);
 
