@@ -13,9 +13,9 @@ use crate::{placement, predict, trial};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Share of the host's cores that VMs of a crowded host want.
+    /// Share of the host's cores that VMs of a crowded host want, 0 to 1000.
     pub crowded_threads: f64,
-    /// VMs per node, or threads per core, of a crowded host.
+    /// VMs per node, or threads per core, of a crowded host, 0 to 1000.
     pub crowded_vms: f64,
     /// Homes are given where they promise at most this mean slow-down, 0 to 10,
     pub mean_max: f64,
@@ -34,7 +34,7 @@ pub struct Config {
     /// Time over which a move must pay.
     #[serde(with = "homenode_units::text")]
     pub horizon: Ns,
-    /// Memory of a VM that moves in a second, while others move too, as it is taken for what a move costs.
+    /// Memory of a VM that moves in a second, while others move too, as it is taken for what a move costs. 1 MiB to 1 TiB.
     #[serde(with = "homenode_units::text")]
     pub moved_per_s: Bytes,
     /// Share of its speed that a VM is taken to lack while its memory is on its way, 0 to 1.
@@ -49,9 +49,9 @@ pub struct Config {
     pub looks_per_hour: f64,
     /// A speed that changed by less than this share is no news, 0 to 10.
     pub news_min: f64,
-    /// Predictions after which a search improves no further.
+    /// Predictions after which a search improves no further, 1 to 1,000,000.
     pub candidates_max: u32,
-    /// Most work of a search, in speeds of a VM on a node that are predicted.
+    /// Most work of a search, in speeds of a VM on a node that are predicted, 1 to 10,000,000.
     pub work_max: u32,
 }
 

@@ -73,7 +73,7 @@ pub struct Config {
     pub active_min: f64,
     /// Epochs that are remembered of each VM, 1 to 16.
     pub epochs: u32,
-    /// More epochs of these than this that a VM was away, or crowded, re-home it.
+    /// More epochs of these than this that a VM was away, or crowded, re-home it; at most as many.
     pub away_epochs_max: u32,
     /// Share of a node's bandwidth in use from which its controllers count as full, 0 to 1.
     pub full: f64,

@@ -95,13 +95,13 @@ pub struct Config {
     /// How long a quota outlasts the last period in which it was wanted.
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
-    /// Periods that a held VM must be well within its permit before it is let go.
+    /// Periods that a held VM must be well within its permit before it is let go, up to 65,536.
     pub calm_epochs: u32,
     /// What it must have to spare for that, as a share of what its permit pays for, 0 to 1.
     pub spare: f64,
     /// What a new share of CPUs must differ by from the one in force, as a share of that, 0 to 1.
     pub change_min: f64,
-    /// Periods without a reading after which nobody is held any more.
+    /// Periods without a reading after which nobody is held any more, up to 65,536.
     pub blind_epochs_max: u32,
     /// What is suggested to book.
     pub suggest: suggest::Config,

@@ -12,9 +12,9 @@ use crate::bounds::SOME_SHARE;
 pub struct Config {
     /// Share of a VM's slices that shall stay within what is suggested, in (0, 1].
     pub percentile: f64,
-    /// Fewer slices than this say too little of a VM, from 1.
+    /// Fewer slices than this say too little of a VM, 1 to 86,400.
     pub slices_min: u32,
-    /// Slices that are remembered of a VM, up to a day's seconds.
+    /// Slices that are remembered of a VM, at least so many and up to 86,400.
     pub slices_max: u32,
 }
 

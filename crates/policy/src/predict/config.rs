@@ -26,7 +26,7 @@ pub struct Config {
     pub smt_stretch: f64,
     /// Share of what firmware says of a distance that is believed, 0 to 4.
     pub distance_real: f64,
-    /// Bandwidth that comes with a core where a node's is not known.
+    /// Bandwidth that comes with a core where a node's is not known, 1 MB/s to 1 TB/s.
     #[serde(with = "homenode_units::text")]
     pub bandwidth_per_core: BytesPerSec,
     /// Bytes that a miss moves where traffic is not counted, 1 to 4096.

@@ -60,14 +60,14 @@ pub struct Config {
     /// Time over which the new speed is watched.
     #[serde(with = "homenode_units::text")]
     pub watch: Ns,
-    /// Share of its speed that a VM may lose.
+    /// Share of its speed that a VM may lose, 0 to 1.
     pub loss_max: f64,
-    /// The same where its company changed.
+    /// The same where its company changed; at least as much.
     pub loss_unsure: f64,
     /// Time between two trials of a VM.
     #[serde(with = "homenode_units::text")]
     pub hold: Ns,
-    /// The longest, after trials that failed.
+    /// The longest, after trials that failed; at least [`Config::hold`].
     #[serde(with = "homenode_units::text")]
     pub hold_max: Ns,
     /// How long the results of a VM that is gone are kept after the last of them.
