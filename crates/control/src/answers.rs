@@ -113,7 +113,7 @@ impl Control {
     /// A home that is none on this host; a VM to move of which too little is known.
     pub fn what_if(&self, machine: &Machine, wanted: &Wanted) -> Result<Forecast, NoForecast> {
         self.look(machine, |view| {
-            arrange::what_if(view, &self.states.arrange, wanted)
+            arrange::what_if(view, self.config.of_homes(), &self.states.arrange, wanted)
         })
     }
 
@@ -126,7 +126,7 @@ impl Control {
             .map(|conduct| conduct.recent().collect())
             .unwrap_or_default();
         Some(Advice {
-            from_behaviour: suggest::from_behaviour(&recent, suggest::PERCENTILE),
+            from_behaviour: suggest::from_behaviour(&recent, &self.config.permits.suggest),
             from_memory: suggest::from_memory(memory, machine),
             memory_bytes: memory,
             unmetered: conduct.and_then(|conduct| conduct.unmetered),

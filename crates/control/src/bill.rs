@@ -7,7 +7,7 @@ use homenode_units::{Ns, Permit, Resource, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Hours that are kept: a month and a day.
+/// Hours that are kept: a month and a day, whatever the month. A bound of the bill's file, no setting.
 const HOURS_MAX: u64 = 32 * 24;
 const HOUR: Ns = Ns::from_secs(3600);
 

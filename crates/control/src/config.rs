@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use homenode_host::Mode;
 use homenode_machine::Machine;
-use homenode_policy::{memory, overcommit, pace, permits, placement, repatriate, topology_feed, working_set};
+use homenode_policy::{
+    arrange, balance, demand, memory, overcommit, pace, permits, placement, predict, repatriate,
+    topology_feed, trial, working_set,
+};
 use homenode_units::{Any, BadSetting, Candidates, Ns, Section, Settings};
 use schemars::JsonSchema;
 use serde::de::Error as _;
@@ -133,6 +136,16 @@ pub struct Config {
     pub recommendations: recommendations::Config,
     /// Placement and CPU, memory and link limits.
     pub placement: placement::Config,
+    /// When a VM counts with what it uses.
+    pub demand: demand::Config,
+    /// What homes must promise, and how often they are looked at.
+    pub arrange: arrange::Config,
+    /// What predictions assume, and how fast they learn.
+    pub predict: predict::Config,
+    /// How changes of homes are judged.
+    pub trial: trial::Config,
+    /// Which vCPUs are lent, and when a home that was given at arrival changes.
+    pub balance: balance::Config,
     /// Page budgets.
     pub repatriate: repatriate::Config,
     /// How memory policies are carried out.
@@ -162,6 +175,11 @@ impl Default for Config {
             modes: Modes::default(),
             recommendations: recommendations::Config::default(),
             placement: placement::Config::default(),
+            demand: demand::Config::default(),
+            arrange: arrange::Config::default(),
+            predict: predict::Config::default(),
+            trial: trial::Config::default(),
+            balance: balance::Config::default(),
             repatriate: repatriate::Config::default(),
             memory: memory::Config::default(),
             pace: pace::Config::default(),
@@ -183,6 +201,11 @@ homenode_units::settings! {
         modes: Any,
         recommendations: Section,
         placement: Section,
+        demand: Section,
+        arrange: Section,
+        predict: Section,
+        trial: Section,
+        balance: Section,
         repatriate: Section,
         memory: Section,
         pace: Section,
@@ -247,6 +270,24 @@ impl Config {
         keep(&mut kept, "record", (&mut taken.record, &self.record));
         keep(&mut kept, "http", (&mut taken.http, &self.http));
         (taken.completed(), kept)
+    }
+
+    /// What bears on homes that are predicted and tried.
+    pub(crate) fn of_homes(&self) -> arrange::Settings<'_> {
+        arrange::Settings {
+            placement: &self.placement,
+            predict: &self.predict,
+            arrange: &self.arrange,
+            trial: &self.trial,
+        }
+    }
+
+    /// What bears on vCPUs that are lent.
+    pub(crate) fn of_balance(&self) -> balance::Settings<'_> {
+        balance::Settings {
+            placement: &self.placement,
+            balance: &self.balance,
+        }
     }
 
     /// The same with what follows from it: first fit where the policies are those, and leases that outlast periods.

@@ -199,7 +199,7 @@ impl Control {
             &self.layouts,
             &self.foreign,
         );
-        self.states.history.observe(&view);
+        self.states.history.observe(&view, &self.config.demand);
         working_set::observe(&view, &mut self.states.working_set);
     }
 
@@ -220,7 +220,7 @@ impl Control {
             &self.layouts,
             &self.foreign,
         );
-        self.recommendations.expire(sample);
+        self.recommendations.expire(&self.config.recommendations, sample);
         self.asked.retain(|_, until| *until > sample.at);
         let due = self.recommendations.due(&view);
         let gate = Gate {
@@ -234,7 +234,8 @@ impl Control {
         self.in_force.give_back(&gate, sample, &mut first);
         let Plans { mut acting, kept } = stages::plans(&view, &self.config, &gate, &mut self.states);
         for (one, decisions) in due {
-            give_home(&view, &one, decisions, &acting, &mut self.states, &mut first);
+            let states = &mut self.states;
+            give_home(&view, &self.config, &one, decisions, &acting, states, &mut first);
         }
         acting.insert(0, first);
         let mut plan = levers::merge(&view, acting);
@@ -255,7 +256,7 @@ impl Control {
                 plan.decisions.extend(kept.decisions);
                 continue;
             }
-            let gains = |homes: &[(VmId, NodeSet)]| gains(&view, &self.states, homes);
+            let gains = |homes: &[(VmId, NodeSet)]| gains(&view, &self.config, &self.states, homes);
             let config = &self.config.recommendations;
             self.recommendations.take(config, sample, kept.decisions, gains);
         }
@@ -355,6 +356,7 @@ impl Control {
 /// Gives a home that was approved, unless its policy has just decided the same. What is the arranger's is a trial from now on.
 fn give_home(
     view: &View<'_>,
+    config: &Config,
     one: &Recommendation,
     decisions: Vec<Decision>,
     acting: &[Plan],
@@ -373,18 +375,23 @@ fn give_home(
     {
         states
             .arrange
-            .begin_trial(view, vm, nodes, 1.0 + one.gain.unwrap_or(0.0));
+            .begin_trial(view, config.of_homes(), vm, nodes, 1.0 + one.gain.unwrap_or(0.0));
     }
     plan.decisions.extend(decisions);
 }
 
 /// What homes are predicted to gain the VMs that get them, all of them together; those of whom it is known.
-fn gains(view: &View<'_>, states: &stages::States, homes: &[(VmId, NodeSet)]) -> BTreeMap<VmId, f64> {
+fn gains(
+    view: &View<'_>,
+    config: &Config,
+    states: &stages::States,
+    homes: &[(VmId, NodeSet)],
+) -> BTreeMap<VmId, f64> {
     let wanted = homes
         .iter()
         .map(|(vm, nodes)| (*vm, Some(nodes.clone())))
         .collect();
-    let Ok(forecast) = arrange::what_if(view, &states.arrange, &wanted) else {
+    let Ok(forecast) = arrange::what_if(view, config.of_homes(), &states.arrange, &wanted) else {
         return BTreeMap::new();
     };
     let gain = |vm: &arrange::what_if::VmForecast| {

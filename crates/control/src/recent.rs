@@ -6,7 +6,7 @@ use homenode_units::Ns;
 
 use crate::Event;
 
-/// So many events are remembered; the history has all of them.
+/// So many events are remembered; the history has all of them. It bounds memory, and is no setting.
 const EVENTS_MAX: usize = 256;
 
 /// Something that happened, in few words: a decision may list many thousand frames.

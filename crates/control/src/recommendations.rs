@@ -20,9 +20,10 @@
 //!    recommendation: nobody must get what he did not see. The arranger's homes are predicted together, so a new arrangement ends
 //!    what is open of the one before.
 //! 2. What is approved goes through from the next epoch on, for as long as its policy wants it: pages take many epochs, and
-//!    leases are renewed. That ends after [`PAUSE_MAX`] without it, and after [`Config::life_max`]. A home is decided once,
-//!    so that its policy need not want it again: it is given as it was recommended, as soon as it was approved.
-//! 3. What is rejected is not recommended again for [`Config::rejected_for`], unless more is predicted of it by [`MUCH_MORE`].
+//!    leases are renewed. That ends after [`Config::pause_max`] without it, and after [`Config::life_max`]. A home is decided
+//!    once, so that its policy need not want it again: it is given as it was recommended, as soon as it was approved.
+//! 3. What is rejected is not recommended again for [`Config::rejected_for`], unless more is predicted of it by
+//!    [`Config::much_more`].
 //!
 //! Nothing here acts, and nothing here knows a clock: it is part of the loop, and its inputs are recorded.
 //!
@@ -46,15 +47,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Event;
 
-/// What was approved goes through until its policy did not want it for so long.
-pub const PAUSE_MAX: Ns = Ns::from_secs(60);
-/// How much more must be predicted of what was rejected, as a share of the VM's speed, for it to be recommended again.
-pub const MUCH_MORE: f64 = 0.1;
 /// So many may be open or approved; what else is wanted waits for one of them to end.
 const LIVE_MAX: usize = 4096;
 /// So many that are over are remembered.
 const PAST_MAX: usize = 256;
-/// So many rejections are remembered; then the oldest are forgotten.
+/// So many rejections are remembered; then the oldest are forgotten. These three bound memory, and are no settings.
 const REJECTED_MAX: usize = 4096;
 
 /// What the operator may set.
@@ -70,6 +67,11 @@ pub struct Config {
     /// How long what was rejected is not asked again.
     #[serde(with = "homenode_units::text")]
     pub rejected_for: Ns,
+    /// What was approved goes through until its policy did not want it for so long.
+    #[serde(with = "homenode_units::text")]
+    pub pause_max: Ns,
+    /// How much more must be predicted of what was rejected, as a share of the VM's speed, for it to be recommended again.
+    pub much_more: f64,
 }
 
 impl Default for Config {
@@ -79,6 +81,8 @@ impl Default for Config {
             quiet_max: Ns::from_secs(300),
             life_max: Ns::from_secs(3600),
             rejected_for: Ns::from_secs(86_400),
+            pause_max: Ns::from_secs(60),
+            much_more: 0.1,
         }
     }
 }
@@ -86,7 +90,9 @@ impl Default for Config {
 /// Times from the shortest between two samples to a day.
 const SPAN: std::ops::RangeInclusive<Ns> = Ns::from_millis(10)..=Ns::from_secs(86_400);
 
-homenode_units::settings! { Config { quiet_max: SPAN, life_max: SPAN, rejected_for: SPAN } }
+homenode_units::settings! {
+    Config { quiet_max: SPAN, life_max: SPAN, rejected_for: SPAN, pause_max: SPAN, much_more: 0.0..=10.0 }
+}
 
 /// How far a recommendation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -266,11 +272,11 @@ impl Recommendations {
     }
 
     /// Ends what is over by now.
-    pub fn expire(&mut self, sample: &Sample) {
+    pub fn expire(&mut self, config: &Config, sample: &Sample) {
         let now = sample.at;
         self.rejected.retain(|_, (until, _)| *until > now);
         let is_over = |one: &Recommendation| {
-            let rests = one.state == State::Applied && now.saturating_sub(one.wanted_at) >= PAUSE_MAX;
+            let rests = one.state == State::Applied && now.saturating_sub(one.wanted_at) >= config.pause_max;
             rests || now >= one.expires_at || sample.vm(one.decision.action.vm).is_none()
         };
         let over: Vec<Subject> = self
@@ -408,7 +414,7 @@ impl Recommendations {
     ) {
         let now = sample.at;
         let stays_away = |(_, before): &(Ns, Option<f64>)| match (before, gain) {
-            (Some(before), Some(gain)) => gain < before + MUCH_MORE,
+            (Some(before), Some(gain)) => gain < before + config.much_more,
             _ => true,
         };
         if self.rejected.get(&subject).is_some_and(stays_away) || self.live.len() >= LIVE_MAX {

@@ -62,10 +62,10 @@ stages! { |view, config, of, earlier|
         => placement::plan(view, &config.placement, &of.history, &mut of.placement);
     numad(State) [Numad] [Home VcpuPlacement Pages] => numad::plan(view, &mut of.numad);
     arrange(State) [Homenode] [Home VcpuPlacement]
-        => arrange::plan(view, &config.placement, &of.history, &mut of.placement, &mut of.arrange);
+        => arrange::plan(view, config.of_homes(), &of.history, &mut of.placement, &mut of.arrange);
     balance(State) [Tavo] [Home VcpuPlacement]
-        => balance::plan(view, &config.placement, &of.history, &mut of.placement, &mut of.balance);
-    balance() [Homenode] [VcpuPlacement] => balance::plan_vcpus(view);
+        => balance::plan(view, config.of_balance(), &of.history, &mut of.placement, &mut of.balance);
+    balance() [Homenode] [VcpuPlacement] => balance::plan_vcpus(view, config.of_balance());
     repatriate(State) [Memory Tavo Homenode] [Pages] => repatriate::plan(view, &config.repatriate, &mut of.repatriate);
     memory(State) [Memory Tavo Homenode] [MemoryPolicy Pages]
         => memory::plan(view, &config.memory, &config.repatriate, earlier, &mut of.memory);

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Config;
 
-/// Inputs that are kept between two epochs: a host may not be readable for days, and clients ask meanwhile.
+/// Inputs that are kept between two epochs: a host may not be readable for days, and clients ask meanwhile. It
+/// bounds memory, and is no setting.
 const INPUTS_MAX: usize = 4096;
 
 /// Something that the loop was told beside samples.

@@ -58,6 +58,10 @@ fn disturb(control: &mut Control, twin: &mut Twin, epoch: u64) {
         5 if epoch > EPOCHS / 2 => {
             let mut newer = control.config().clone();
             newer.pace.slowdown_max = 0.05;
+            newer.arrange.move_gain_min = 0.05;
+            newer.predict.distance_real = 0.8;
+            newer.predict.average_weight = 0.5;
+            newer.trial.watch = Ns::from_secs(2);
             newer.repatriate.host_pages_per_epoch = homenode_units::Pages(1024);
             newer.repatriate.vm_pages_per_epoch = homenode_units::Pages(512);
             newer.record.days = 1;

@@ -33,6 +33,8 @@ memory = \"2GiB\"
 workload = \"cg.B\"
 ";
 
+const EPOCHS: u32 = 6;
+
 /// A numeric setting, or one that is an amount or a duration in quotes.
 #[derive(Clone, Debug)]
 struct Setting {
@@ -106,7 +108,7 @@ fn number() -> impl Strategy<Value = String> {
 }
 
 fn amount() -> impl Strategy<Value = String> {
-    let units = ["ns", "ms", "s", "h", "B", "MiB", "TiB", "TB"];
+    let units = ["ns", "ms", "s", "h", "B", "MiB", "TiB", "TB", "GB/s"];
     let count = prop_oneof![
         Just("0".to_owned()),
         Just("1".to_owned()),
@@ -128,14 +130,15 @@ fn line() -> impl Strategy<Value = (String, String)> {
         .prop_map(|(setting, number, amount)| (setting.key, if setting.is_text { amount } else { number }))
 }
 
-/// Four epochs under these settings.
-fn run(config: Config) {
+/// Some epochs under these settings, enough for VMs to be known if two are enough for that.
+fn run(mut config: Config) {
+    config.predict.known_epochs = config.predict.known_epochs.min(2);
     let scenario = Scenario::from_toml("settings.toml", SCENARIO).expect("a scenario");
     let machine = homenode_machine_files::preset("r420").expect("a preset");
     let mut twin = Twin::new(machine, &scenario, 1).expect("the VMs fit");
     let wait = config.period.min(Ns::from_secs(1));
     let mut control = Control::new(config, Mode::Act);
-    for _ in 0..4 {
+    for _ in 0..EPOCHS {
         homenode_host::Host::wait(&mut twin, wait);
         control.step(&mut twin).expect("the twin always answers");
     }
@@ -143,7 +146,7 @@ fn run(config: Config) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 512,
+        cases: 1024,
         // As tests of a crate without a library have it: a case that fails is printed, and becomes a test by hand.
         failure_persistence: None,
         ..ProptestConfig::default()
@@ -174,6 +177,12 @@ fn absurd_settings_are_refused_with_key_value_range_and_remedy() {
         ("overcommit.lease", "\"0s\""),
         ("overcommit.step", "0.0"),
         ("overcommit.reserve", "-1.0"),
+        ("overcommit.growth", "0.0"),
+        ("overcommit.step_min", "\"0B\""),
+        ("overcommit.swap_min", "\"0B\""),
+        ("overcommit.faults_per_s_min", "0.0"),
+        ("permits.spare", "1.5"),
+        ("permits.suggest.percentile", "0.0"),
         ("permits.lease", "\"0s\""),
         ("permits.repay", "\"0s\""),
         ("permits.share_min", "nan"),
@@ -185,6 +194,23 @@ fn absurd_settings_are_refused_with_key_value_range_and_remedy() {
         ("memory.carrefour.imbalance_max", "nan"),
         ("placement.link_busy_max", "0.0"),
         ("placement.link_busy_max", "1.5"),
+        ("placement.touched_min", "1.5"),
+        ("demand.average_weight", "0.0"),
+        ("arrange.belief", "nan"),
+        ("arrange.harm_weight", "-1.0"),
+        ("arrange.looks_per_hour", "0.0"),
+        ("arrange.horizon", "\"0s\""),
+        ("arrange.work_max", "0"),
+        ("predict.known_epochs", "0"),
+        ("predict.average_weight", "0.0"),
+        ("predict.smt_stretch", "0.5"),
+        ("predict.bandwidth_per_core", "\"0B/s\""),
+        ("trial.loss_max", "1.5"),
+        ("balance.epochs", "0"),
+        ("balance.epochs", "17"),
+        ("pace.pace_min", "0.0"),
+        ("recommendations.much_more", "nan"),
+        ("memory.advisor.crowded_min", "-1.0"),
         ("topology_feed.interval", "\"0s\""),
         ("working_set.window", "\"0s\""),
         ("working_set.lease", "\"0s\""),
@@ -226,6 +252,11 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
             "repatriate.vm_pages_per_epoch = 300000",
             ["vm_pages_per_epoch", "host_pages_per_epoch"],
         ),
+        ("arrange.rest = \"10m\"", ["rest", "rest_idle"]),
+        ("balance.epochs = 7", ["away_epochs_max", "epochs"]),
+        ("permits.suggest.slices_min = 700", ["slices_min", "slices_max"]),
+        ("trial.hold = \"2h\"", ["hold", "hold_max"]),
+        ("trial.loss_max = 0.2", ["loss_max", "loss_unsure"]),
         (
             "memory.carrefour.host_pages_per_epoch = 5",
             ["vm_pages_per_epoch", "host_pages_per_epoch"],
@@ -239,6 +270,13 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
             "{text}: {said}"
         );
     }
+}
+
+/// Written by an agent of before thresholds were settings: a recording of it is repeated under these.
+#[test]
+fn settings_that_were_recorded_before_there_were_more_are_the_defaults() {
+    let before: Config = serde_json::from_str(include_str!("settings-before.json")).expect("settings");
+    assert_eq!(before, Config::default());
 }
 
 #[test]

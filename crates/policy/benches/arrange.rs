@@ -1,6 +1,7 @@
 //! How long `arrange` takes to decide. Targets: at 32 VMs on 8 nodes a search within 5 ms, and deciding at most .05 percent of
 //! a CPU, averaged over 10 minutes of a period of 1 s, that is 300 ms of 600 epochs, of which no more than 35 look at the
-//! whole arrangement ([`LOOKS`](homenode_policy::arrange::LOOKS)). At 1000 VMs an epoch within 100 ms, looks included.
+//! whole arrangement
+//! ([`looks_per_hour`](homenode_policy::arrange::Config::looks_per_hour)). At 1000 VMs an epoch within 100 ms, looks included.
 //!
 //! Reached on two CPUs of an EPYC server, shared with others (in brackets: before work was bounded):
 //!
@@ -20,10 +21,9 @@ use homenode_host::{
     VmSample, VmView,
 };
 use homenode_machine::Machine;
-use homenode_policy::arrange::{State, plan};
+use homenode_policy::arrange::{Config, Settings, State, plan};
 use homenode_policy::demand::History;
-use homenode_policy::placement;
-use homenode_policy::predict::KNOWN_EPOCHS;
+use homenode_policy::{placement, predict, trial};
 use homenode_units::{Bytes, NodeId, NodeSet, Ns, Pages, VmId};
 use std::hint::black_box;
 
@@ -145,13 +145,13 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
 /// One epoch of a policy that knows the VMs; gives how much it decided.
 fn epoch(view: &View<'_>, history: &History, state: &mut State) -> usize {
     let placed = &mut placement::State::default();
-    let plan = plan(
-        black_box(view),
-        &placement::Config::default(),
-        history,
-        placed,
-        state,
-    );
+    let settings = Settings {
+        placement: &placement::Config::default(),
+        predict: &predict::Config::default(),
+        arrange: &Config::default(),
+        trial: &trial::Config::default(),
+    };
+    let plan = plan(black_box(view), settings, history, placed, state);
     black_box(plan).decisions.len()
 }
 
@@ -164,7 +164,7 @@ fn arrange(c: &mut Criterion) {
             let history = History::default();
             let started = Ns::from_secs(100);
             crowd.with_view(started, |view| {
-                for _ in 0..KNOWN_EPOCHS - 1 {
+                for _ in 0..predict::Config::default().known_epochs - 1 {
                     epoch(view, &history, &mut state);
                 }
             });

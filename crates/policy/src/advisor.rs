@@ -30,9 +30,9 @@
 //! # Departures
 //! - The paper's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are of that class,
 //!   load a link by a quarter, and were a third to two thirds slower for it (`advisor.near-best`).
-//! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers `CROWDED`
-//!   times an even part of its accesses with controllers that are `HOT`: no home of one node is for it, and its memory
-//!   is spread over all.
+//! - A VM without a home is advised too, where it has more vCPUs than a node has cores and one node answers
+//!   [`Config::crowded_min`] times an even part of its accesses with controllers that are busy ([`Config::controller_busy`]): no
+//!   home of one node is for it, and its memory is spread over all.
 //! - The paper classifies once, by a run of its own; here the class is that of the last watch.
 //! - Speed counts spinning as work. A guest whose threads spin while they wait looks fast, and a trial that only shortens its
 //!   waiting is given up.
@@ -50,13 +50,6 @@ use crate::placement;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Fewer accesses than this in a watch say nothing about their balance.
-const ACCESSES_MIN: u64 = 100_000;
-/// A node that answers more than so many times an even part of a free VM's accesses is crowded by it.
-const CROWDED: f64 = 1.8;
-/// Share of a controller's bandwidth in use from which a free VM's memory is worth spreading.
-const HOT: f64 = 0.6;
-
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -71,6 +64,12 @@ pub struct Config {
     pub local_max: f64,
     /// Less traffic on every link than this share of what it can carry is no trouble, 0 to 1.
     pub link_busy: f64,
+    /// Fewer accesses than this in a watch say nothing about their balance.
+    pub accesses_min: u64,
+    /// A node that answers more than so many times an even part of a free VM's accesses is crowded by it, 0 to 1000.
+    pub crowded_min: f64,
+    /// Share of a controller's bandwidth in use from which a free VM's memory is worth spreading, 0 to 1.
+    pub controller_busy: f64,
     /// How long a VM is looked at before and after a change.
     #[serde(with = "homenode_units::text")]
     pub watch: Ns,
@@ -98,6 +97,9 @@ impl Default for Config {
             imbalance_moderate: 130.0,
             local_max: 0.8,
             link_busy: 0.2,
+            accesses_min: 100_000,
+            crowded_min: 1.8,
+            controller_busy: 0.6,
             watch: Ns::from_secs(5),
             settle: Ns::from_secs(5),
             gain_min: 0.03,
@@ -114,6 +116,9 @@ homenode_units::settings! {
         imbalance_moderate: IMBALANCE,
         local_max: SHARE,
         link_busy: SHARE,
+        accesses_min: 0..=1_000_000_000_000,
+        crowded_min: 0.0..=1000.0,
+        controller_busy: SHARE,
         watch: SPAN,
         settle: PAUSE,
         gain_min: SHARE,
@@ -223,9 +228,9 @@ impl Seen {
     }
 
     /// Percent; `None` where there were too few accesses.
-    fn imbalance(&self) -> Option<f64> {
+    fn imbalance(&self, config: &Config) -> Option<f64> {
         let sum: u64 = self.on.iter().sum();
-        if sum < ACCESSES_MIN {
+        if sum < config.accesses_min {
             return None;
         }
         let on: Vec<f64> = self.on.iter().map(|on| *on as f64).collect();
@@ -356,7 +361,7 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
         if case.home != *home {
             *case = Case::new(view.at, home);
         }
-        if let Some(why) = not_advised(view, vm, home) {
+        if let Some(why) = not_advised(view, config, vm, home) {
             case.advice = Advice::none(&why);
             continue;
         }
@@ -373,14 +378,14 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
 }
 
 /// Why there is nothing to advise, if there is not.
-fn not_advised(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
+fn not_advised(view: &View<'_>, config: &Config, vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
     if home.len() < 2 {
         return Some("it has one home node, where its memory belongs whatever the policy".into());
     }
     if let Some(why) = vm.memory_fixed() {
         return Some(format!("its pages cannot move: {why}"));
     }
-    if vm.home.is_none() && !(is_wide(view, vm) && meets_a_hot_controller(view, vm)) {
+    if vm.home.is_none() && !(is_wide(view, vm) && meets_a_hot_controller(view, config, vm)) {
         return Some("it has no home, and fits on a node, or keeps no controller busy".into());
     }
     vm.hands_off.map(|why| format!("it is left alone: {why}"))
@@ -405,7 +410,7 @@ fn is_wide(view: &View<'_>, vm: &VmView<'_>) -> bool {
 }
 
 /// Whether one node answers far more than an even part of a VM's accesses, and is busy with it.
-fn meets_a_hot_controller(view: &View<'_>, vm: &VmView<'_>) -> bool {
+fn meets_a_hot_controller(view: &View<'_>, config: &Config, vm: &VmView<'_>) -> bool {
     let Some(on) = vm.rates.and_then(|rates| rates.accesses_on.as_ref()) else {
         return false;
     };
@@ -419,9 +424,9 @@ fn meets_a_hot_controller(view: &View<'_>, vm: &VmView<'_>) -> bool {
             .get(node)
             .and_then(|node| node.memory_bandwidth);
         let busy = used.zip(most).map(|(used, most)| used.as_f64() / most.as_f64());
-        *count as f64 > CROWDED * even && busy.is_none_or(|busy| busy > HOT)
+        *count as f64 > config.crowded_min * even && busy.is_none_or(|busy| busy > config.controller_busy)
     };
-    all > ACCESSES_MIN && on.iter().any(is_hot)
+    all > config.accesses_min && on.iter().any(is_hot)
 }
 
 fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, case: &mut Case) {
@@ -473,7 +478,7 @@ fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, case: 
 
 /// What a watch suggests.
 fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config) -> Advice {
-    let Some(imbalance) = seen.imbalance() else {
+    let Some(imbalance) = seen.imbalance(config) else {
         return Advice::none("it hardly uses memory");
     };
     let class = match imbalance {

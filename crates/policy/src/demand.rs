@@ -5,7 +5,7 @@
 //! started shows nothing yet; one that has run for a while is known.
 //!
 //! # Terms
-//! - *settled*: observed running for [`SETTLE`] or longer.
+//! - *settled*: observed running for [`Config::settle`] or longer.
 //! - *size class*: VMs with the same number of vCPUs.
 //!
 //! # Algorithm
@@ -24,14 +24,34 @@
 use std::collections::BTreeMap;
 
 use homenode_host::View;
-use homenode_units::{Bytes, BytesPerSec, Ewma, NodeId, NodeSet, Ns, VmId};
+use homenode_units::{Bytes, BytesPerSec, Ewma, NodeId, NodeSet, Ns, VmId, Weight};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Observation running for this long, a VM counts with what it was measured to use.
-pub const SETTLE: Ns = Ns::from_secs(30);
-/// Weight of the newest epoch in the moving averages: half of the memory is gone after about four epochs.
-const AVERAGE_WEIGHT: f64 = 0.16;
+use crate::bounds::{PAUSE, SOME_SHARE};
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Observed running for this long, a VM counts with what it was measured to use.
+    #[serde(with = "homenode_units::text")]
+    pub settle: Ns,
+    /// Weight of the newest epoch in averages, in (0, 1].
+    pub average_weight: f64,
+}
+
+impl Default for Config {
+    /// Half of the averages' memory is gone after about four epochs.
+    fn default() -> Config {
+        Config {
+            settle: Ns::from_secs(30),
+            average_weight: 0.16,
+        }
+    }
+}
+
+homenode_units::settings! { Config { settle: PAUSE, average_weight: SOME_SHARE } }
 
 /// What is asked of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,13 +105,15 @@ pub struct History {
 struct Record {
     vcpus: usize,
     observed_ns: Ns,
+    is_settled: bool,
     cpus: Ewma,
     bandwidth: Ewma,
 }
 
 impl History {
     /// Takes in one epoch. Called once for each view that has rates.
-    pub fn observe(&mut self, view: &View<'_>) {
+    pub fn observe(&mut self, view: &View<'_>, config: &Config) {
+        let weight = Weight(config.average_weight);
         let Some(rates) = view.rates else { return };
         // What a VM did that was not there a period ago is nobody's yet; it must not count as the host's own load.
         if view.vms.iter().all(|vm| vm.rates.is_some()) {
@@ -102,10 +124,7 @@ impl History {
                     .flat_map(|vm| &vm.vcpus)
                     .filter(|vcpu| vcpu.node == Some(node));
                 let own = busy.cpus_busy - vcpus.map(|vcpu| vcpu.running).sum::<f64>();
-                self.host
-                    .entry(node)
-                    .or_insert_with(|| Ewma::new(AVERAGE_WEIGHT))
-                    .update(own.max(0.0));
+                self.host.entry(node).or_default().update(own.max(0.0), weight);
             }
         }
         for vm in &view.vms {
@@ -113,16 +132,18 @@ impl History {
             let record = self.vms.entry(vm.sample.id).or_insert_with(|| Record {
                 vcpus: 0,
                 observed_ns: Ns::ZERO,
-                cpus: Ewma::new(AVERAGE_WEIGHT),
-                bandwidth: Ewma::new(AVERAGE_WEIGHT),
+                is_settled: false,
+                cpus: Ewma::default(),
+                bandwidth: Ewma::default(),
             });
             record.vcpus = vm.sample.vcpus.len();
             record.observed_ns += rates.period_ns;
+            record.is_settled = record.observed_ns >= config.settle;
             record
                 .cpus
-                .update(measured.vcpus.iter().map(|v| v.running + v.waiting).sum());
+                .update(measured.vcpus.iter().map(|v| v.running + v.waiting).sum(), weight);
             if let Some(bandwidth) = measured.bandwidth() {
-                record.bandwidth.update(bandwidth.as_f64());
+                record.bandwidth.update(bandwidth.as_f64(), weight);
             }
         }
     }
@@ -134,7 +155,7 @@ impl History {
 
     /// CPUs that a VM with so many vCPUs counts with.
     pub fn cpus(&self, vm: VmId, vcpus: usize) -> f64 {
-        let settled = self.vms.get(&vm).filter(|record| record.observed_ns >= SETTLE);
+        let settled = self.vms.get(&vm).filter(|record| record.is_settled);
         settled
             .and_then(|record| record.cpus.value())
             .map_or(vcpus as f64, |cpus| cpus.min(vcpus as f64))
@@ -157,7 +178,7 @@ impl History {
         let mut class: Vec<BytesPerSec> = self
             .vms
             .values()
-            .filter(|record| record.vcpus == vcpus && record.observed_ns >= SETTLE)
+            .filter(|record| record.vcpus == vcpus && record.is_settled)
             .filter_map(measured)
             .collect();
         class.sort_unstable();
@@ -174,6 +195,10 @@ mod tests {
     use crate::testing::{Scene, vm_id};
 
     fn observed(seconds: u64, busy: f64, misses_per_s: u64) -> History {
+        observed_by(&Config::default(), seconds, busy, misses_per_s)
+    }
+
+    fn observed_by(config: &Config, seconds: u64, busy: f64, misses_per_s: u64) -> History {
         let mut scene = Scene::four_nodes(4);
         scene
             .add_vm(1, 4, Bytes::from_gib(1), 0)
@@ -181,7 +206,7 @@ mod tests {
             .misses_per_s(misses_per_s);
         let mut history = History::default();
         for _ in 0..seconds {
-            scene.with_view(|view| history.observe(view));
+            scene.with_view(|view| history.observe(view, config));
         }
         history
     }
@@ -192,6 +217,13 @@ mod tests {
         assert_eq!(observed(5, 0.1, 0).cpus(vm_id(1), 4), 4.0);
         let settled = observed(60, 0.1, 0).cpus(vm_id(1), 4);
         assert!((settled - 0.4).abs() < 0.01, "{settled}");
+        // Its operator lets it count with what it uses sooner, or later.
+        let within = |secs| Config {
+            settle: Ns::from_secs(secs),
+            ..Config::default()
+        };
+        assert!(observed_by(&within(3), 5, 0.1, 0).cpus(vm_id(1), 4) < 1.0);
+        assert_eq!(observed_by(&within(90), 60, 0.1, 0).cpus(vm_id(1), 4), 4.0);
     }
 
     #[test]

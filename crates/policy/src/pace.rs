@@ -11,10 +11,10 @@
 //! # Algorithm
 //! For each VM whose pages a plan moves:
 //! 1. its *pace*, a share of what was planned, halves after an epoch with moves in which its speed was more than
-//!    [`Config::slowdown_max`] below its average over epochs without, down to [`PACE_MIN`]; it doubles after one with moves in
-//!    which it was not, up to 1. Where speed is not counted it stays 1;
-//! 2. a move that left more than [`VAIN`] of what it was to move where it was is *in vain*. After such moves nothing is moved for
-//!    1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
+//!    [`Config::slowdown_max`] below its average over epochs without, down to [`Config::pace_min`]; it doubles after one with
+//!    moves in which it was not, up to 1. Where speed is not counted it stays 1;
+//! 2. a move that left more than [`Config::vain_min`] of what it was to move where it was is *in vain*. After such moves nothing
+//!    is moved for 1, 2, 4 … epochs, up to [`Config::wait_max_epochs`], which is said once; a move that works ends that.
 //!
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
@@ -24,18 +24,13 @@
 use std::collections::BTreeMap;
 
 use homenode_host::{Act, Decision, Plan, View, VmView};
-use homenode_units::{Ewma, NodeSet, Pages, VmId};
+use homenode_units::{Ewma, NodeSet, Pages, VmId, Weight};
 use serde::{Deserialize, Serialize};
 
-use crate::bounds::SHARE;
+use crate::bounds::{SHARE, SOME_SHARE};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "pace";
-
-/// Least share of what was planned.
-pub const PACE_MIN: f64 = 1.0 / 64.0;
-/// Share of a move that must be left for it to be in vain.
-pub const VAIN: f64 = 0.9;
 
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,19 +40,36 @@ pub struct Config {
     pub slowdown_max: f64,
     /// For so many epochs at most nothing is tried after moves in vain.
     pub wait_max_epochs: u32,
+    /// Least share of what was planned, in (0, 1].
+    pub pace_min: f64,
+    /// Share of a move that must be left for it to be in vain, 0 to 1.
+    pub vain_min: f64,
+    /// Weight of the last epoch in a VM's usual speed, in (0, 1].
+    pub average_weight: f64,
 }
 
 impl Default for Config {
-    /// A fifth of its speed; a minute.
+    /// A fifth of its speed; a minute; a 64th.
     fn default() -> Self {
         Config {
             slowdown_max: 0.2,
             wait_max_epochs: 64,
+            pace_min: 1.0 / 64.0,
+            vain_min: 0.9,
+            average_weight: 0.2,
         }
     }
 }
 
-homenode_units::settings! { Config { slowdown_max: SHARE, wait_max_epochs: 0..=65_536 } }
+homenode_units::settings! {
+    Config {
+        slowdown_max: SHARE,
+        wait_max_epochs: 0..=65_536,
+        pace_min: SOME_SHARE,
+        vain_min: SHARE,
+        average_weight: SOME_SHARE,
+    }
+}
 
 /// What is remembered of a VM.
 #[derive(Clone, Debug)]
@@ -73,14 +85,11 @@ struct Pace {
     wait: u32,
 }
 
-/// Weight of the last epoch in the usual speed.
-const USUAL_WEIGHT: f64 = 0.2;
-
 impl Default for Pace {
     fn default() -> Self {
         Pace {
             share: 1.0,
-            usual: Ewma::new(USUAL_WEIGHT),
+            usual: Ewma::default(),
             asked: None,
             moved: false,
             vain: 0,
@@ -112,11 +121,11 @@ impl Pace {
         if let Some(speed) = speed(vm) {
             match (self.moved, self.usual.value()) {
                 (true, Some(usual)) if speed < usual * (1.0 - config.slowdown_max) => {
-                    self.share = (self.share / 2.0).max(PACE_MIN);
+                    self.share = (self.share / 2.0).max(config.pace_min);
                 }
                 (true, _) => self.share = (self.share * 2.0).min(1.0),
                 (false, _) => {
-                    self.usual.update(speed);
+                    self.usual.update(speed, Weight(config.average_weight));
                 }
             }
         }
@@ -126,7 +135,7 @@ impl Pace {
             return false;
         };
         let left = pages_on(vm, &from).unwrap_or_default();
-        let is_vain = left.as_f64() > before.as_f64() - (1.0 - VAIN) * asked.as_f64();
+        let is_vain = left.as_f64() > before.as_f64() - (1.0 - config.vain_min) * asked.as_f64();
         if !is_vain {
             self.vain = 0;
             return false;
@@ -236,6 +245,10 @@ mod tests {
 
     /// One epoch: what may move of what repatriation plans, and what is said.
     fn epoch(scene: &mut Scene, state: &mut State) -> (u64, usize) {
+        epoch_by(&Config::default(), scene, state)
+    }
+
+    fn epoch_by(config: &Config, scene: &mut Scene, state: &mut State) -> (u64, usize) {
         scene.at = Ns(scene.at.0 + 1_000_000_000);
         scene.with_view(|view| {
             let mut planned = repatriate::plan(
@@ -244,7 +257,7 @@ mod tests {
                 &mut repatriate::State::default(),
             );
             let held = std::slice::from_mut(&mut planned);
-            let said = hold(view, &Config::default(), state, held).findings.len() + planned.findings.len();
+            let said = hold(view, config, state, held).findings.len() + planned.findings.len();
             let moved = planned.decisions.iter().map(|d| d.action.act.pages_max().0);
             (moved.sum(), said)
         })
@@ -293,6 +306,42 @@ mod tests {
             "{moving:?}"
         );
         assert!(moving.len() > 5);
+    }
+
+    #[test]
+    fn how_slowly_pages_move_and_what_is_in_vain_are_the_operators_to_say() {
+        let config = Config {
+            pace_min: 0.25,
+            ..Config::default()
+        };
+        let (mut scene, mut state) = (scene(), State::default());
+        scene.vm(1).pages(1, 0);
+        epoch_by(&config, &mut scene, &mut state);
+        let mut left = 1_000_000;
+        scene.vm(1).pages(1, left);
+        let mut least = u64::MAX;
+        for _ in 0..6 {
+            let (moved, _) = epoch_by(&config, &mut scene, &mut state);
+            left -= moved;
+            scene.vm(1).pages(1, left).instructions_per_s(500_000_000);
+            least = least.min(moved);
+        }
+        assert_eq!(least, repatriate::Config::default().vm_pages_per_epoch.0 / 4);
+        // A tenth of each move works, which is in vain or is not.
+        for (vain_min, waits) in [(0.5, true), (0.95, false)] {
+            let config = Config {
+                vain_min,
+                ..Config::default()
+            };
+            let (mut scene, mut state, mut left) = (self::scene(), State::default(), 1_000_000);
+            let idle = (0..8).filter(|_| {
+                let (moved, _) = epoch_by(&config, &mut scene, &mut state);
+                left -= moved / 10;
+                scene.vm(1).pages(1, left);
+                moved == 0
+            });
+            assert_eq!(idle.count() > 0, waits, "{vain_min}");
+        }
     }
 
     #[test]

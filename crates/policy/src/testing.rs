@@ -1,6 +1,8 @@
 //! A small host in a few lines, for the tests of every policy. Built from the same types as a real one.
 
+use crate::arrange::Settings;
 use crate::predict::{Character, NodeShape, Shape};
+use crate::{arrange, placement, predict, trial};
 use homenode_host::observation::Observation;
 use homenode_host::{
     Accesses, Balloon, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, Immovable, LinkSample, NodeSample,
@@ -531,5 +533,34 @@ pub fn shape(nodes: u16, cores: f64, cpus: f64) -> Shape {
         latency: (0..nodes)
             .flat_map(|from| (0..nodes).map(move |to| latency(from, to)))
             .collect(),
+        smt_stretch: predict::Config::default().smt_stretch,
+    }
+}
+
+/// What an operator may set of homes.
+#[derive(Clone, Debug, Default)]
+pub struct OfHomes {
+    pub placement: placement::Config,
+    pub predict: predict::Config,
+    pub arrange: arrange::Config,
+    pub trial: trial::Config,
+}
+
+impl OfHomes {
+    pub fn of_trials(&self) -> trial::Settings<'_> {
+        trial::Settings {
+            placement: &self.placement,
+            predict: &self.predict,
+            trial: &self.trial,
+        }
+    }
+
+    pub fn settings(&self) -> Settings<'_> {
+        Settings {
+            placement: &self.placement,
+            predict: &self.predict,
+            arrange: &self.arrange,
+            trial: &self.trial,
+        }
     }
 }

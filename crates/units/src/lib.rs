@@ -17,7 +17,7 @@ mod setting;
 pub use candidates::Candidates;
 pub use chance::{Chance, SplitMix, finalize, mix};
 pub use id::{CpuId, NodeId, VcpuId, VmId};
-pub use math::{Ewma, divide_proportionally};
+pub use math::{Ewma, Weight, divide_proportionally};
 pub use memory_policy::{MemoryPolicy, MemoryPolicyError, Migration, Placing};
 pub use node_map::NodeMap;
 pub use permit::{Permit, PermitError, Resource};

@@ -19,32 +19,28 @@ pub fn divide_proportionally(total: u64, weights: &[u64]) -> Vec<u64> {
 }
 
 /// Exponentially weighted moving average; the first value counts whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ewma(Option<f64>);
+
+/// Weight of a new value in a moving average, in (0, 1].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ewma {
-    weight: f64,
-    value: Option<f64>,
-}
+pub struct Weight(pub f64);
 
 impl Ewma {
-    /// An average in which a new value has this weight, in (0, 1].
-    pub fn new(weight: f64) -> Ewma {
-        assert!(
+    /// Takes a value in with this weight, which may be another each time, and gives the new average.
+    pub fn update(&mut self, value: f64, Weight(weight): Weight) -> f64 {
+        debug_assert!(
             weight > 0.0 && weight <= 1.0,
             "an EWMA weight lies in (0, 1], not {weight}"
         );
-        Ewma { weight, value: None }
-    }
-
-    /// Takes a value in and gives the new average.
-    pub fn update(&mut self, value: f64) -> f64 {
-        let next = self.value.map_or(value, |old| old + self.weight * (value - old));
-        self.value = Some(next);
+        let next = self.0.map_or(value, |old| old + weight * (value - old));
+        self.0 = Some(next);
         next
     }
 
     /// The average, if any value was seen.
     pub fn value(&self) -> Option<f64> {
-        self.value
+        self.0
     }
 }
 
@@ -76,9 +72,10 @@ mod tests {
 
     #[test]
     fn an_average_starts_at_its_first_value() {
-        let mut average = Ewma::new(0.25);
+        let mut average = Ewma::default();
         assert_eq!(average.value(), None);
-        assert_eq!(average.update(8.0), 8.0);
-        assert_eq!(average.update(4.0), 7.0);
+        assert_eq!(average.update(8.0, Weight(0.25)), 8.0);
+        assert_eq!(average.update(4.0, Weight(0.25)), 7.0);
+        assert_eq!(average.update(3.0, Weight(0.5)), 5.0);
     }
 }

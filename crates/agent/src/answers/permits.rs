@@ -2,7 +2,7 @@
 
 use homenode_api::answer::{Suggestion, VmPermit};
 use homenode_control::{Advice, VmStatus};
-use homenode_policy::permits::suggest::{NoSuggestion, SLICES_MIN};
+use homenode_policy::permits::suggest::NoSuggestion;
 use homenode_units::Ns;
 
 /// A VM's permit.
@@ -26,8 +26,11 @@ pub fn suggestion(name: String, advice: &Advice, period: Ns) -> Suggestion {
             );
             (Some(found.permit), why)
         }
-        Err(NoSuggestion::TooShort { slices_count }) => {
-            let least = Ns(period.0.saturating_mul(SLICES_MIN as u64));
+        Err(NoSuggestion::TooShort {
+            slices_count,
+            slices_min,
+        }) => {
+            let least = Ns(period.0.saturating_mul(u64::from(*slices_min)));
             let why = match advice.unmetered {
                 Some(unmetered) => format!("by what it does: unknown, {unmetered}"),
                 None => format!(

@@ -48,9 +48,13 @@ fn pages(vm: u128, to: &str) -> Decision {
 
 impl Recommendations {
     fn takes(&mut self, second: u64, waiting: Vec<Decision>, gain: Option<f64>) {
+        self.takes_by(&CONFIG(), second, waiting, gain);
+    }
+
+    fn takes_by(&mut self, config: &Config, second: u64, waiting: Vec<Decision>, gain: Option<f64>) {
         let sample = at(second);
-        self.expire(&sample);
-        self.take(&CONFIG(), &sample, waiting, |homes| {
+        self.expire(config, &sample);
+        self.take(config, &sample, waiting, |homes| {
             homes.iter().filter_map(|(vm, _)| Some((*vm, gain?))).collect()
         });
     }
@@ -120,7 +124,7 @@ fn what_is_rejected_stays_away_unless_much_more_is_predicted() {
     all.takes(2, home(1, "1"), Some(0.15));
     all.takes(3, home(1, "1"), None);
     assert_eq!(all.states(), [(1, State::Rejected)]);
-    all.takes(4, home(1, "1"), Some(0.1 + MUCH_MORE));
+    all.takes(4, home(1, "1"), Some(0.2));
     assert_eq!(all.states().last(), Some(&(2, State::Open)));
     all.reject(2, &CONFIG(), Ns::from_secs(5)).unwrap();
     all.takes(5 + 86_399, home(1, "0"), Some(0.1));
@@ -150,7 +154,7 @@ fn what_nobody_wants_any_more_expires() {
         at: Ns::from_secs(4001),
         ..Sample::default()
     };
-    all.expire(&gone);
+    all.expire(&CONFIG(), &gone);
     assert_eq!(all.states().last(), Some(&(3, State::Expired)));
     let unknown = all.approve(3, &CONFIG(), Ns::from_secs(4002)).unwrap_err();
     assert!(matches!(unknown, NotThat::Over { .. }), "{unknown}");
@@ -188,6 +192,28 @@ fn what_is_approved_goes_through_until_it_is_no_longer_wanted_or_too_old() {
     all.takes(201 + 3600, vec![], None);
     assert!(!stands(&all));
     assert_eq!(all.states(), [(1, State::Applied), (2, State::Applied)]);
+}
+
+#[test]
+fn what_is_much_more_and_how_long_a_yes_lasts_are_the_operators_to_say() {
+    let config = Config {
+        much_more: 0.01,
+        pause_max: Ns::from_secs(10),
+        ..CONFIG()
+    };
+    let mut all = Recommendations::default();
+    all.takes_by(&config, 0, home(1, "0"), Some(0.1));
+    all.reject(1, &config, Ns::from_secs(1)).unwrap();
+    all.takes_by(&config, 2, home(1, "1"), Some(0.12));
+    assert_eq!(all.states(), [(1, State::Rejected), (2, State::Open)]);
+    let mut all = Recommendations::default();
+    all.takes_by(&config, 0, vec![quota(0.5)], None);
+    all.approve(1, &config, Ns::from_secs(1)).unwrap();
+    all.outcome(&quota(0.5), &Outcome::Done, &config, Ns::from_secs(1));
+    assert!(all.lets_through(&quota(0.5)));
+    // Its policy has not wanted it since then.
+    all.takes_by(&config, 11, vec![], None);
+    assert!(!all.lets_through(&quota(0.5)));
 }
 
 #[test]

@@ -143,6 +143,37 @@ fn what_does_not_help_is_given_up_and_tried_ever_more_rarely() {
 }
 
 #[test]
+fn how_many_accesses_say_something_is_the_operators_to_say() {
+    for (least, is_known) in [(1_000_000, true), (1_000_000_000, false)] {
+        let (mut scene, mut state) = (scene(CROWDED), State::default());
+        let config = Config {
+            accesses_min: least,
+            ..Config::default()
+        };
+        run(&mut scene, &mut state, &config, 7, |_, _| 1_000_000_000);
+        let advice = state.advice(vm_id(1)).unwrap();
+        assert_eq!(advice.class.is_some(), is_known, "{advice:?}");
+    }
+}
+
+/// It is as wide as two nodes, free, and all of its memory is on one.
+#[test]
+fn when_a_free_vm_is_spread_is_the_operators_to_say() {
+    let is_advised = |set: fn(&mut Config)| {
+        let (mut scene, mut state, mut config) = (Scene::four_nodes(4), State::default(), Config::default());
+        set(&mut config);
+        let vm = scene.add_vm(1, 8, Bytes::from_gib(8), 0);
+        vm.accesses_on(&CROWDED).instructions_per_s(1_000_000_000);
+        scene.traffic.insert(NodeId(0), 12_000_000_000);
+        run(&mut scene, &mut state, &config, 7, |_, _| 1_000_000_000);
+        state.advice(vm_id(1)).unwrap().policy.is_some()
+    };
+    assert!(is_advised(|_| {}));
+    assert!(!is_advised(|config| config.crowded_min = 5.0));
+    assert!(!is_advised(|config| config.controller_busy = 1.0));
+}
+
+#[test]
 fn nothing_is_tried_where_nothing_is_known() {
     let mut cases = [
         scene(CROWDED),

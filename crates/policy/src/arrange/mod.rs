@@ -7,12 +7,13 @@
 //!
 //! # Terms
 //! - *Free*: without a home; the kernel puts the VM wherever it likes, as without an agent.
-//! - *Active* VM: it wants at least [`ACTIVE_MIN`] of a CPU.
-//! - *Crowded* host: its VMs want [`CROWDED_THREADS`] of its cores, and there are [`CROWDED_VMS`] times as many of them
-//!   as nodes, or they want that many times its cores.
+//! - *Active* VM: it wants at least [`predict::Config::active_min`] of a CPU.
+//! - *Crowded* host: its VMs want [`Config::crowded_threads`] of its cores, and there are [`Config::crowded_vms`] times as many
+//!   of them as nodes, or they want that many times its cores.
 //! - *Slow-down* of a VM: its predicted speed if no VM had a home, over its predicted speed ([`crate::predict`]).
-//! - *Cost* of an arrangement: mean slow-down of active VMs; what exceeds 1 counts [`HARM_WEIGHT`] times more, and of a
-//!   gain that a move promises [`BELIEF`] counts; moving a VM's memory costs its time on the way over [`HORIZON`].
+//! - *Cost* of an arrangement: mean slow-down of active VMs; what exceeds 1 counts [`Config::harm_weight`] times more, and
+//!   of a gain that a move promises [`Config::belief`] counts; moving a VM's memory costs its time on the way over
+//!   [`Config::horizon`].
 //!
 //! # The baseline of no agent
 //! All that is decided is a ratio to no agent, so no agent has to be known, and it must cost nothing to learn. VMs start
@@ -28,18 +29,18 @@
 //! 1. A VM whose operator chose a home or a memory policy, that was promised nodes when it started, or whose guest is
 //!    told where it is gets a home at once ([`crate::placement`]). All others start free.
 //! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the arrangement of least cost is
-//!    searched among homes for all ([`search`]). It is taken if its mean slow-down is at most [`MEAN_MAX`], on a crowded
-//!    host [`MEAN_MAX_CROWDED`], and no VM's is above [`WORST_MAX`].
+//!    searched among homes for all ([`search`]). It is taken if its mean slow-down is at most [`Config::mean_max`],
+//!    on a crowded host [`Config::mean_max_crowded`], and no VM's is above [`Config::worst_max`].
 //! 3. While VMs live in homes, a VM that arrives on a crowded host gets one at once, before it touches memory, by the
 //!    character of the mean VM.
 //! 4. Else the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
-//!    [`MOVE_GAIN_MIN`]; no VM moves twice within its hold. A node that empties is thus offered, and a home widened to two
-//!    nodes. Where freedom for all costs less than the best of these, homes are taken back.
+//!    [`Config::move_gain_min`]; no VM moves twice within its hold. A node that empties is thus offered, and a home widened to
+//!    two nodes. Where freedom for all costs less than the best of these, homes are taken back.
 //! 5. Every move is a trial ([`crate::trial`]): what does not pay is undone, and the VM's hold doubles.
 //!
 //! The whole arrangement is looked at after news: VMs came, went, are known by now or may move again, or one is faster or
-//! slower than at the last look by [`NEWS_MIN`]; without news every [`REST_IDLE`]. Between two looks lies [`REST`]; there are
-//! no more than [`LOOKS`] an hour, after as many at once.
+//! slower than at the last look by [`Config::news_min`]; without news every [`Config::rest_idle`]. Between two looks lies
+//! [`Config::rest`]; there are no more than [`Config::looks_per_hour`], after as many at once.
 //!
 //! # Properties
 //! - `a_vm_alone_on_the_host_is_left_free`
@@ -52,6 +53,7 @@
 //! - `looks_are_at_most_so_many_an_hour`
 //! - `without_news_there_is_hardly_a_look`
 //! - `what_the_operator_chose_is_not_searched`
+//! - `homes_keep_to_the_cpus_that_operators_allow`
 //!
 //! # Roads not taken
 //! - Homes for some VMs of a crowded host: those without are pushed off the memory that they touched.
@@ -61,6 +63,7 @@
 //!   hosts of few VMs had to be left alone by rule.
 //! - Taking back the first home of one VM alone: it is pushed off the memory that it touched.
 
+mod config;
 mod rest;
 pub mod search;
 #[cfg(test)]
@@ -70,37 +73,18 @@ pub mod what_if;
 use std::sync::Arc;
 
 use homenode_host::{Act, Lever, Mode, Plan, View, VmView};
-use homenode_units::{CpuSet, NodeSet, Ns, PAGE_BYTES, VmId};
+use homenode_units::{CpuSet, NodeSet, PAGE_BYTES, VmId};
 
 use crate::demand::History;
 use crate::placement;
-use crate::predict::{ACTIVE_MIN, AsFound, Character, Place, Profiles, Room, Shape};
+use crate::predict::{self, AsFound, Character, Place, Profiles, Room, Shape};
 use crate::trial;
-pub use rest::{LOOKS, NEWS_MIN, REST, REST_IDLE};
+pub use config::{Config, Settings};
 use rest::{News, Rest};
 use search::{Search, Wish};
 pub use what_if::what_if;
 
 pub use crate::trial::POLICY;
-
-/// Share of the host's cores that VMs of a crowded host want.
-pub const CROWDED_THREADS: f64 = 0.8;
-/// VMs per node, or threads per core, of a crowded host.
-pub const CROWDED_VMS: f64 = 1.25;
-/// Homes are given where they promise at most this mean slow-down,
-pub const MEAN_MAX: f64 = 0.95;
-/// on a crowded host, where they also keep what is local local, at most this,
-pub const MEAN_MAX_CROWDED: f64 = 0.98;
-/// and none above this.
-pub const WORST_MAX: f64 = 1.08;
-/// Least gain of a move or exchange, in slow-downs of one VM.
-pub const MOVE_GAIN_MIN: f64 = 0.15;
-/// How much more harm counts than gain.
-pub const HARM_WEIGHT: f64 = 6.0;
-/// Share of a promised gain that is believed: on drawn cases, homes gave six tenths of what was predicted.
-pub const BELIEF: f64 = 0.6;
-/// Time over which a move must pay.
-pub const HORIZON: Ns = Ns::from_secs(60);
 
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]
@@ -110,33 +94,44 @@ pub struct State {
     /// Changes that are not judged yet, and what came of the others.
     pub trials: trial::State,
     room: Room,
-    /// With the CPUs that it is of.
-    shape: Option<(CpuSet, Arc<Shape>)>,
+    shape: Option<KnownShape>,
     rest: Rest,
 }
 
-impl State {
-    /// The host as it is now: CPUs may have gone offline.
-    fn shape(&mut self, view: &View<'_>) -> Arc<Shape> {
-        match &self.shape {
-            Some((cpus, shape)) if *cpus == view.cpus => shape.clone(),
-            _ => {
-                let shape = Arc::new(Shape::of(view.machine, &view.cpus));
-                self.shape = Some((view.cpus.clone(), shape.clone()));
-                shape
-            }
-        }
-    }
+/// The host's shape, and what it was made from: CPUs may go offline, and settings be read anew.
+#[derive(Clone, Debug)]
+struct KnownShape {
+    shape: Arc<Shape>,
+    cpus: CpuSet,
+    predict: predict::Config,
+}
 
+impl State {
     /// A home that was only recommended before is given in this epoch: a trial like any other, from the VM's speed now, with the
     /// speed predicted to change by this factor.
-    pub fn begin_trial(&mut self, view: &View<'_>, vm: &VmView<'_>, to: &NodeSet, predicted: f64) {
-        self.trials.begin(view, vm, to, &self.profiles, predicted);
+    pub fn begin_trial(
+        &mut self,
+        view: &View<'_>,
+        settings: Settings<'_>,
+        vm: &VmView<'_>,
+        to: &NodeSet,
+        predicted: f64,
+    ) {
+        self.trials
+            .begin(view, settings.of_trials(), vm, to, &self.profiles, predicted);
+    }
+
+    /// The host's shape under these settings, if it was made from them and from the CPUs that there are now.
+    fn shape(&self, view: &View<'_>, settings: Settings<'_>) -> Option<Arc<Shape>> {
+        let known = self.shape.as_ref()?;
+        let is_same = known.predict == *settings.predict && known.cpus == view.cpus;
+        is_same.then(|| known.shape.clone())
     }
 }
 
 /// The host and its VMs in one epoch.
 struct Scene<'a> {
+    settings: Settings<'a>,
     shape: Arc<Shape>,
     vms: Vec<&'a VmView<'a>>,
     characters: Vec<Character>,
@@ -148,20 +143,28 @@ struct Scene<'a> {
 /// Gives homes, exchanges them and takes them back.
 pub fn plan(
     view: &View<'_>,
-    config: &placement::Config,
+    settings: Settings<'_>,
     history: &History,
     placed: &mut placement::State,
     state: &mut State,
 ) -> Plan {
-    let shape = state.shape(view);
-    state.profiles.observe(view, &shape);
+    let shape = state.shape(view, settings).unwrap_or_else(|| {
+        let shape = settings.shape_of(view);
+        state.shape = Some(KnownShape {
+            shape: shape.clone(),
+            cpus: view.cpus.clone(),
+            predict: settings.predict.clone(),
+        });
+        shape
+    });
+    state.profiles.observe(view, &shape, settings.predict);
     let promised: Vec<VmId> = view
         .vms
         .iter()
         .filter(|vm| vm.home.is_none() && placed.ledger.is_promised(vm.sample, view.at))
         .map(|vm| vm.sample.id)
         .collect();
-    let mut plan = placement::plan_for(view, config, history, placed, |vm| {
+    let mut plan = placement::plan_for(view, settings.placement, history, placed, |vm| {
         has_a_place(view, vm) || promised.contains(&vm.sample.id)
     });
     for vm in placed.released(view) {
@@ -174,22 +177,25 @@ pub fn plan(
     if !plan.decisions.is_empty() || shape.nodes.len() < 2 {
         return plan;
     }
-    let mut scene = Scene::of(view, shape, state);
-    let undone = trial::judge(view, config, &state.profiles, &mut state.trials);
+    let mut scene = Scene::of(view, settings, shape, state);
+    let undone = trial::judge(view, settings.of_trials(), &state.profiles, &mut state.trials);
     if !undone.decisions.is_empty() {
         return undone;
     }
     scene.learn(state);
-    if state.trials.first_homes_failed() {
+    if state.trials.first_homes_failed(settings.trial) {
         let free = scene.search(&mut state.room).all_free();
-        return scene.carry_out(view, config, &free, state);
+        return scene.carry_out(view, &free, state);
     }
     let lives_in_homes = scene.lives_in_homes();
     let arrivals = lives_in_homes && scene.is_crowded() && scene.only_arrivals_seek(state);
     let is_alone = scene.active().count() < 2;
     let may_seek = arrivals || (!is_alone && scene.all_known(state));
     if !(may_seek || lives_in_homes)
-        || !(arrivals || state.rest.is_over(view.at, || scene.news(&state.profiles)))
+        || !(arrivals
+            || state
+                .rest
+                .is_over(view.at, settings.arrange, || scene.news(&state.profiles)))
     {
         return plan;
     }
@@ -200,14 +206,16 @@ pub fn plan(
     };
     let wanted = match homes_for_all {
         Some(wanted) if arrivals || scene.pays(&wanted, &mut state.room) => Some(wanted),
-        None if lives_in_homes => scene.search(&mut state.room).one_better(MOVE_GAIN_MIN),
+        None if lives_in_homes => scene.search(&mut state.room).one_better(),
         _ => None,
     };
     if !arrivals {
-        state.rest.begin(view.at, scene.news(&state.profiles));
+        state
+            .rest
+            .begin(view.at, settings.arrange, scene.news(&state.profiles));
     }
     match wanted {
-        Some(wanted) => scene.carry_out(view, config, &wanted, state),
+        Some(wanted) => scene.carry_out(view, &wanted, state),
         None => plan,
     }
 }
@@ -223,13 +231,13 @@ fn has_a_place(view: &View<'_>, vm: &VmView<'_>) -> bool {
 }
 
 impl<'a> Scene<'a> {
-    fn of(view: &'a View<'a>, shape: Arc<Shape>, state: &State) -> Scene<'a> {
+    fn of(view: &'a View<'a>, settings: Settings<'a>, shape: Arc<Shape>, state: &State) -> Scene<'a> {
         let vms: Vec<&VmView<'_>> = view.vms.iter().collect();
         let mut characters: Vec<Character> = vms
             .iter()
-            .map(|vm| state.profiles.character(vm, &shape))
+            .map(|vm| state.profiles.character(vm, &shape, settings.predict))
             .collect();
-        let is_known = |at: &usize| state.profiles.is_known(vms[*at].sample.id);
+        let is_known = |at: &usize| state.profiles.is_known(vms[*at].sample.id, settings.predict);
         let (known, new): (Vec<usize>, Vec<usize>) = (0..vms.len()).partition(is_known);
         if let Some(mean) = Character::mean(&known.iter().map(|at| &characters[*at]).collect::<Vec<_>>()) {
             for at in new {
@@ -261,7 +269,7 @@ impl<'a> Scene<'a> {
                 Wish {
                     ours,
                     movable: ours
-                        && character.threads >= ACTIVE_MIN
+                        && character.threads >= settings.predict.active_min
                         && !state.trials.holds(vm.sample.id, view.at),
                     allowed: match placement::allowed_nodes(view, vm) {
                         Some(allowed) => shape.nodes.iter().enumerate().fold(0, |mask, (at, node)| {
@@ -290,6 +298,7 @@ impl<'a> Scene<'a> {
             })
             .collect();
         Scene {
+            settings,
             shape,
             vms,
             characters,
@@ -301,14 +310,17 @@ impl<'a> Scene<'a> {
 
     /// Positions of VMs at work.
     fn active(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.vms.len()).filter(|at| self.characters[*at].threads >= ACTIVE_MIN)
+        let least = self.settings.predict.active_min;
+        (0..self.vms.len()).filter(move |at| self.characters[*at].threads >= least)
     }
 
     fn is_crowded(&self) -> bool {
         let threads: f64 = self.active().map(|at| self.characters[at].threads).sum();
         let cores: f64 = self.shape.nodes.iter().map(|node| node.cores).sum();
         let (vms, nodes) = (self.active().count() as f64, self.shape.nodes.len() as f64);
-        threads >= CROWDED_THREADS * cores && (vms >= CROWDED_VMS * nodes || threads >= CROWDED_VMS * cores)
+        let config = self.settings.arrange;
+        let is_dense = vms >= config.crowded_vms * nodes || threads >= config.crowded_vms * cores;
+        threads >= config.crowded_threads * cores && is_dense
     }
 
     fn lives_in_homes(&self) -> bool {
@@ -322,6 +334,7 @@ impl<'a> Scene<'a> {
     /// Takes in how fast VMs are where they are, beside how fast they are modelled to be: at home once their memory is
     /// there, and free as long as no VM has a home, which is no agent.
     fn learn(&mut self, state: &mut State) {
+        let config = self.settings.predict;
         let lives_in_homes = self.lives_in_homes();
         let as_found = if lives_in_homes { AsFound::Yes } else { AsFound::No };
         let State { profiles, room, .. } = state;
@@ -335,7 +348,7 @@ impl<'a> Scene<'a> {
         );
         for (at, vm) in self.vms.iter().enumerate() {
             let id = vm.sample.id;
-            let Some(speed) = profiles.speed(id).filter(|_| profiles.is_known(id)) else {
+            let Some(speed) = profiles.speed(id).filter(|_| profiles.is_known(id, config)) else {
                 continue;
             };
             let character = &mut self.characters[at];
@@ -344,15 +357,15 @@ impl<'a> Scene<'a> {
                 None if !lives_in_homes && !profiles.was_moved(id) => {
                     let waits = character.waiting_share();
                     let ratio = (seen * character.at_free).clamp(1.0 / (1.0 + waits), 1.0 / (1.0 - waits));
-                    character.at_free = profiles.learn_at_free(id, ratio);
+                    character.at_free = profiles.learn_at_free(id, ratio, config);
                 }
                 Some(home)
                     if vm
                         .sample
                         .pages_outside(home)
-                        .is_none_or(|away| away.0 <= trial::AWAY_PAGES) =>
+                        .is_none_or(|away| away <= self.settings.trial.away_pages_max) =>
                 {
-                    character.at_home = profiles.learn_at_home(id, seen * character.at_home);
+                    character.at_home = profiles.learn_at_home(id, seen * character.at_home, config);
                 }
                 _ => {}
             }
@@ -367,7 +380,11 @@ impl<'a> Scene<'a> {
 
     fn all_known(&self, state: &State) -> bool {
         self.seekers()
-            .all(|at| state.profiles.is_known(self.vms[at].sample.id))
+            .all(|at| self.is_known(&state.profiles, self.vms[at].sample.id))
+    }
+
+    fn is_known(&self, profiles: &Profiles, vm: VmId) -> bool {
+        profiles.is_known(vm, self.settings.predict)
     }
 
     fn news(&self, profiles: &Profiles) -> News {
@@ -380,13 +397,14 @@ impl<'a> Scene<'a> {
             movable: (0..self.vms.len())
                 .filter(|at| self.wishes[*at].movable)
                 .map(id)
-                .filter(|id| profiles.is_known(*id))
+                .filter(|id| self.is_known(profiles, *id))
                 .collect(),
         }
     }
 
     fn search<'s>(&'s self, room: &'s mut Room) -> Search<'s> {
         Search::new(
+            self.settings,
             &self.shape,
             &self.characters,
             &self.wishes,
@@ -407,23 +425,19 @@ impl<'a> Scene<'a> {
 
     fn pays(&self, wanted: &[Place], room: &mut Room) -> bool {
         let slow = self.search(room).slow_downs(wanted);
-        let sum: f64 = self.active().map(|at| search::believed(slow[at])).sum();
+        let config = self.settings.arrange;
+        let sum: f64 = self.active().map(|at| config.believed(slow[at])).sum();
         let mean = sum / self.active().count().max(1) as f64;
         let most = if self.is_crowded() {
-            MEAN_MAX_CROWDED
+            config.mean_max_crowded
         } else {
-            MEAN_MAX
+            config.mean_max
         };
-        mean <= most && self.active().all(|at| slow[at] <= WORST_MAX)
+        mean <= most && self.active().all(|at| slow[at] <= config.worst_max)
     }
 
-    fn carry_out(
-        &mut self,
-        view: &View<'_>,
-        config: &placement::Config,
-        wanted: &[Place],
-        state: &mut State,
-    ) -> Plan {
+    fn carry_out(&mut self, view: &View<'_>, wanted: &[Place], state: &mut State) -> Plan {
+        let settings = self.settings;
         let mut plan = Plan::new(view.version);
         let mut search = self.search(&mut state.room);
         let (now, then) = (search.slow_downs(&self.places), search.slow_downs(wanted));
@@ -438,7 +452,7 @@ impl<'a> Scene<'a> {
                 );
                 let (vm, lever) = (vm.sample.id, Lever::Home);
                 plan.decide(POLICY, Act::Lift { lever }.on(vm), why);
-                state.trials.take_back(vm, view.at);
+                state.trials.take_back(vm, view.at, settings.trial);
                 continue;
             };
             let nodes = self.shape.nodes_of(mask);
@@ -446,10 +460,11 @@ impl<'a> Scene<'a> {
                 "a trial: predicted to take {:.2} of its time without an agent, {:.2} where it is",
                 then[at], now[at]
             );
-            placement::settle(view, config, vm, &nodes, &why, POLICY, &mut plan);
+            placement::settle(view, settings.placement, vm, &nodes, &why, POLICY, &mut plan);
+            let predicted = now[at] / then[at];
             state
                 .trials
-                .begin(view, vm, &nodes, &state.profiles, now[at] / then[at]);
+                .begin(view, settings.of_trials(), vm, &nodes, &state.profiles, predicted);
         }
         plan
     }

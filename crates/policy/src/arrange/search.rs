@@ -1,28 +1,17 @@
 //! Search over arrangements: greedy homes, then moves and exchanges while they pay.
 //!
-//! Every candidate is one prediction ([`Room::speeds_beside`]). Their number is bounded by [`CANDIDATES_MAX`] and their work by
-//! [`WORK_MAX`], so that a search ends in time on any host. One on which not even a first home for each VM is
-//! found by then stays as it is.
+//! Every candidate is one prediction ([`Room::speeds_beside`]). Their number is bounded by
+//! [`candidates_max`](super::Config::candidates_max) and their work by [`work_max`](super::Config::work_max), so that a search
+//! ends in time on any host. One on which not even a first home for each VM is found by then stays as it is.
 //!
 //! # Properties
 //! - `a_search_ends_in_time_on_any_host`
 
-use super::{BELIEF, HARM_WEIGHT, HORIZON};
-use crate::predict::{ACTIVE_MIN, AsFound, Character, Place, Room, Shape, positions};
+use super::Settings;
+use crate::predict::{AsFound, Character, Place, Room, Shape, positions};
 
-/// Predictions after which a search improves no further.
-pub const CANDIDATES_MAX: usize = 1000;
-/// Most work of a search, in speeds of a VM on a node that are predicted. 40 VMs on 8 nodes find homes and use up
-/// [`CANDIDATES_MAX`] within it; of 1000 it weighs some 20 arrangements without homes, or more of homes.
-pub const WORK_MAX: usize = 170_000;
-/// VMs of which it is cheaper to see whether they fit than to predict the speed of one.
+/// VMs of which it is cheaper to see whether they fit than to predict the speed of one. A measure of work, no setting.
 const FIT_PER_WORK: usize = 32;
-/// Bytes of a VM's memory that move in a second, while others move too.
-const MOVED_PER_SECOND: f64 = 256.0 * 1024.0 * 1024.0;
-/// Share of its speed that a VM lacks while its memory is on its way.
-const ON_THE_WAY: f64 = 0.3;
-/// Least that a step must lower the sum of slow-downs.
-const STEP_MIN: f64 = 0.01;
 
 /// What a search may do with a VM.
 #[derive(Clone, Debug)]
@@ -47,18 +36,10 @@ impl Wish {
     }
 }
 
-/// A slow-down of which as much of the gain is believed as came true so far.
-pub fn believed(slow: f64) -> f64 {
-    if slow < 1.0 {
-        1.0 - BELIEF * (1.0 - slow)
-    } else {
-        slow
-    }
-}
-
 /// A search from where VMs are now.
 #[derive(Debug)]
 pub struct Search<'a> {
+    settings: Settings<'a>,
     shape: &'a Shape,
     vms: &'a [Character],
     wishes: &'a [Wish],
@@ -84,6 +65,7 @@ pub struct Search<'a> {
 impl<'a> Search<'a> {
     /// A search among these VMs, of which each is where `now` says.
     pub fn new(
+        settings: Settings<'a>,
         shape: &'a Shape,
         vms: &'a [Character],
         wishes: &'a [Wish],
@@ -97,6 +79,7 @@ impl<'a> Search<'a> {
         let cpus: f64 = shape.nodes.iter().map(|node| node.cpus).sum();
         let wanted: f64 = vms.iter().map(|vm| vm.threads).sum();
         Search {
+            settings,
             shape,
             vms,
             wishes,
@@ -114,9 +97,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What was done so far, as in [`WORK_MAX`].
+    /// What was done so far, as in [`work_max`](super::Config::work_max).
     pub fn work(&self) -> usize {
         self.work
+    }
+
+    fn has_worked_enough(&self) -> bool {
+        self.work >= self.settings.arrange.work_max as usize
     }
 
     /// Predicted slow-down of each VM under an arrangement.
@@ -154,15 +141,16 @@ impl<'a> Search<'a> {
     }
 
     fn weigh(&mut self, places: &[Place]) -> f64 {
+        let Settings { predict, arrange, .. } = self.settings;
         self.candidates += 1;
         self.work += self.room.cells_count();
         let mut sum = 0.0;
         for (at, place) in places.iter().enumerate() {
-            if self.vms[at].threads < ACTIVE_MIN || *place == Place::Unplaced {
+            if self.vms[at].threads < predict.active_min || *place == Place::Unplaced {
                 continue;
             }
             let slow = self.none[at] / self.speeds[at];
-            sum += believed(slow) + HARM_WEIGHT * (slow - 1.0).max(0.0);
+            sum += arrange.believed(slow) + arrange.harm_weight * (slow - 1.0).max(0.0);
             if *place != self.now[at] {
                 sum += self.move_cost(at, *place);
             }
@@ -177,7 +165,8 @@ impl<'a> Search<'a> {
             .filter(|(node, _)| mask >> node & 1 == 0)
             .map(|(_, bytes)| bytes)
             .sum();
-        away / MOVED_PER_SECOND * ON_THE_WAY / HORIZON.as_secs_f64()
+        let config = self.settings.arrange;
+        away / config.moved_per_s.as_f64() * config.moving_loss / config.horizon.as_secs_f64()
     }
 
     /// Whether all homes have CPUs for their VMs, as far as the host has, and memory for what moves.
@@ -189,7 +178,7 @@ impl<'a> Search<'a> {
             let Place::Home(mask) = place else { continue };
             let count = f64::from(mask.count_ones());
             let wish = &self.wishes[at];
-            let active = self.vms[at].threads >= ACTIVE_MIN;
+            let active = self.vms[at].threads >= self.settings.predict.active_min;
             for node in positions(*mask) {
                 held[node] += if active { wish.vcpus / count } else { 0.0 };
             }
@@ -253,7 +242,7 @@ impl<'a> Search<'a> {
             let mut best: Option<(Place, f64)> = None;
             self.cost_base(&places);
             for mask in self.homes(at) {
-                if self.work >= WORK_MAX {
+                if self.has_worked_enough() {
                     return None;
                 }
                 places[at] = Place::Home(mask);
@@ -270,7 +259,7 @@ impl<'a> Search<'a> {
         let mut may_move = vec![false; places.len()];
         seekers.iter().for_each(|at| may_move[*at] = true);
         loop {
-            let most = self.cost_base(&places) - STEP_MIN;
+            let most = self.cost_base(&places) - self.settings.arrange.step_min;
             match self.step(&places, &may_move, most) {
                 Some((better, _)) => places = better,
                 None => return Some(places),
@@ -278,14 +267,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The one move or exchange of homes that lowers the cost most, by at least `gain_min`, or freedom for all.
-    pub fn one_better(&mut self, gain_min: f64) -> Option<Vec<Place>> {
+    /// The one move or exchange of homes that lowers the cost most, by [`move_gain_min`](super::Config::move_gain_min) at least,
+    /// or freedom for all.
+    pub fn one_better(&mut self) -> Option<Vec<Place>> {
         let now = self.now;
         let may_move: Vec<bool> = (0..now.len())
             .map(|at| self.wishes[at].movable && now[at] != Place::Free)
             .collect();
         self.wide = true;
-        let most = self.cost_base(now) - gain_min;
+        let most = self.cost_base(now) - self.settings.arrange.move_gain_min;
         let better = self.step(now, &may_move, most);
         let most = better.as_ref().map_or(most, |(_, cost)| *cost);
         let free = self.all_free();
@@ -313,7 +303,9 @@ impl<'a> Search<'a> {
                 .filter(|other| may_move[*other])
                 .map(|other| (other, from[at]));
             for (other, place) in moves.chain(exchanges) {
-                if self.candidates >= CANDIDATES_MAX || self.work >= WORK_MAX {
+                if self.candidates >= self.settings.arrange.candidates_max as usize
+                    || self.has_worked_enough()
+                {
                     return best;
                 }
                 if place == from[other] {
@@ -321,7 +313,11 @@ impl<'a> Search<'a> {
                 }
                 candidate[at] = from[other];
                 candidate[other] = place;
-                if self.fits(&candidate) {
+                // Who exchanges homes may have other CPUs than the other.
+                let may = [at, other]
+                    .iter()
+                    .all(|vm| candidate[*vm].mask() & !self.wishes[*vm].allowed == 0);
+                if may && self.fits(&candidate) {
                     let changed = from[at].mask() | from[other].mask() | place.mask();
                     let cost = self.cost_beside(&candidate, changed);
                     if cost < best.as_ref().map_or(most, |(_, least)| *least) {

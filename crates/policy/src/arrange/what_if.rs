@@ -23,13 +23,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 
 use homenode_host::{HandsOff, View, VmView};
 use homenode_units::{Bytes, NodeId, NodeSet, VmId};
 
-use super::{Scene, State};
-use crate::predict::{ACTIVE_MIN, KNOWN_EPOCHS, Place, Room, Shape};
+use super::{Scene, Settings, State};
+use crate::predict::{Place, Room, Shape};
 
 /// Where each VM that is asked about shall be: its home nodes, or nowhere in particular.
 pub type Wanted = BTreeMap<VmId, Option<NodeSet>>;
@@ -76,6 +75,8 @@ pub enum Unknown {
     New {
         /// Periods in which it was.
         epochs: u32,
+        /// Periods that this takes.
+        needed: u32,
     },
     /// Nobody counts its LLC misses.
     Uncounted,
@@ -85,9 +86,9 @@ impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unknown::Idle => write!(f, "idle, so there is no speed to predict"),
-            Unknown::New { epochs } => write!(
+            Unknown::New { epochs, needed } => write!(
                 f,
-                "not known yet: it was at work in {epochs} of the {KNOWN_EPOCHS} periods that this takes"
+                "not known yet: it was at work in {epochs} of the {needed} periods that this takes"
             ),
             Unknown::Uncounted => write!(
                 f,
@@ -154,19 +155,22 @@ pub enum NoForecast {
 ///
 /// # Errors
 /// A home that is none on this host; a VM to move that is not known yet.
-pub fn what_if(view: &View<'_>, state: &State, wanted: &Wanted) -> Result<Forecast, NoForecast> {
-    let known = state.shape.as_ref().filter(|(cpus, _)| *cpus == view.cpus);
-    let shape = known.map_or_else(
-        || Arc::new(Shape::of(view.machine, &view.cpus)),
-        |(_, shape)| shape.clone(),
-    );
+pub fn what_if(
+    view: &View<'_>,
+    settings: Settings<'_>,
+    state: &State,
+    wanted: &Wanted,
+) -> Result<Forecast, NoForecast> {
+    let shape = state
+        .shape(view, settings)
+        .unwrap_or_else(|| settings.shape_of(view));
     check_nodes(&shape, wanted)?;
-    let scene = Scene::of(view, shape, state);
+    let scene = Scene::of(view, settings, shape, state);
     let unknown: Vec<Option<Unknown>> = scene
         .vms
         .iter()
         .zip(&scene.characters)
-        .map(|(vm, character)| why_unknown(vm, character.threads, state))
+        .map(|(vm, character)| scene.why_unknown(vm, character.threads, state))
         .collect();
     for (vm, unknown) in scene.vms.iter().zip(&unknown) {
         if let Some(why) = unknown.filter(|why| *why != Unknown::Idle && wanted.contains_key(&vm.sample.id)) {
@@ -213,6 +217,21 @@ fn check_nodes(shape: &Shape, wanted: &Wanted) -> Result<(), NoForecast> {
 }
 
 impl Scene<'_> {
+    fn why_unknown(&self, vm: &VmView<'_>, threads: f64, state: &State) -> Option<Unknown> {
+        let (epochs, needed) = (
+            state.profiles.epochs(vm.sample.id),
+            self.settings.predict.known_epochs,
+        );
+        match vm.rates {
+            Some(_) if threads < self.settings.predict.active_min => Some(Unknown::Idle),
+            Some(rates) if rates.instructions_per_s.is_none() || rates.llc_references_per_s.is_none() => {
+                Some(Unknown::Uncounted)
+            }
+            Some(_) if self.is_known(&state.profiles, vm.sample.id) => None,
+            _ => Some(Unknown::New { epochs, needed }),
+        }
+    }
+
     /// Where all VMs are, but for those that are wanted elsewhere.
     fn places_of(&self, wanted: &Wanted) -> Vec<Place> {
         let place = |vm: &VmView<'_>, now: Place| match wanted.get(&vm.sample.id) {
@@ -266,24 +285,12 @@ impl Scene<'_> {
     }
 }
 
-fn why_unknown(vm: &VmView<'_>, threads: f64, state: &State) -> Option<Unknown> {
-    let epochs = state.profiles.epochs(vm.sample.id);
-    match vm.rates {
-        Some(_) if threads < ACTIVE_MIN => Some(Unknown::Idle),
-        Some(rates) if rates.instructions_per_s.is_none() || rates.llc_references_per_s.is_none() => {
-            Some(Unknown::Uncounted)
-        }
-        Some(_) if state.profiles.is_known(vm.sample.id) => None,
-        _ => Some(Unknown::New { epochs }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::demand::History;
     use crate::placement;
-    use crate::testing::{Scene as Host, vm_id};
+    use crate::testing::{OfHomes, Scene as Host, vm_id};
     use homenode_host::Immovable;
     use homenode_units::Ns;
 
@@ -322,7 +329,7 @@ mod tests {
             host.with_view(|view| {
                 super::super::plan(
                     view,
-                    &placement::Config::default(),
+                    OfHomes::default().settings(),
                     &History::default(),
                     &mut placement::State::default(),
                     &mut state,
@@ -338,7 +345,7 @@ mod tests {
             .iter()
             .map(|(vm, home)| (vm_id(*vm), nodes(home)))
             .collect();
-        host.with_view(|view| what_if(view, state, &wanted))
+        host.with_view(|view| what_if(view, OfHomes::default().settings(), state, &wanted))
     }
 
     fn slow_down(forecast: &Forecast, vm: u128) -> SlowDown {
@@ -390,7 +397,7 @@ mod tests {
     #[test]
     fn a_vm_that_is_not_known_is_named() {
         let mut host = host();
-        let state = watched(&mut host, KNOWN_EPOCHS - 1);
+        let state = watched(&mut host, 6);
         let refused = ask(&mut host, &state, &[(2, "0")]).unwrap_err();
         assert_eq!(
             refused.to_string(),

@@ -3,21 +3,17 @@
 use homenode_host::{Rates, View, VmRates, VmView};
 use homenode_units::{BytesPerSec, NodeId, NodeSet, VmId};
 
+use super::Config;
 use crate::placement;
-
-/// Share of a node's bandwidth in use from which its controllers count as full: loaded latency is half again as long.
-pub const FULL: f64 = 0.8;
-/// Share of a node's bandwidth that a VM must use to be worth moving, and that it must gain by it: a quarter.
-pub const GAIN_MIN: f64 = 0.25;
 
 /// The VM that should leave a crowded home, and the nodes where it would meet less traffic; the first in order of nodes,
 /// and of those on the node the one with least memory to move.
-pub(super) fn crowded(view: &View<'_>, rates: &Rates) -> Option<(VmId, NodeSet)> {
+pub(super) fn crowded(view: &View<'_>, rates: &Rates, config: &Config) -> Option<(VmId, NodeSet)> {
     let homes = view.machine.memory_nodes();
     homes.iter().find_map(|node| {
         let capacity = view.machine.nodes.get(node)?.memory_bandwidth?.as_f64();
         let traffic = traffic(rates, node)?;
-        if traffic < FULL * capacity {
+        if traffic < config.full * capacity {
             return None;
         }
         let uses = |vm: &VmView<'_>| {
@@ -31,7 +27,7 @@ pub(super) fn crowded(view: &View<'_>, rates: &Rates) -> Option<(VmId, NodeSet)>
                 && vm.home == Some(&NodeSet::one(node))
                 && vm.sample.settings.home.is_none()
                 && vm.memory_fixed().is_none()
-                && uses(vm) >= GAIN_MIN * capacity
+                && uses(vm) >= config.gain_min * capacity
         };
         let vm = view
             .vms
@@ -42,7 +38,7 @@ pub(super) fn crowded(view: &View<'_>, rates: &Rates) -> Option<(VmId, NodeSet)>
         let allowed = placement::allowed_nodes(view, vm);
         let less = |to: &NodeId| {
             allowed.as_ref().is_none_or(|allowed| allowed.contains(*to))
-                && traffic_is_less(rates, *to, met_here - GAIN_MIN * capacity)
+                && traffic_is_less(rates, *to, met_here - config.gain_min * capacity)
         };
         let nodes: NodeSet = homes.iter().filter(|to| *to != node).filter(less).collect();
         (!nodes.is_empty()).then_some((vm.sample.id, nodes))

@@ -21,11 +21,11 @@
 //! 3. As many vCPUs move as the lesser of waiting vCPUs and idle cores.
 //! 4. First those whose home is the destination, then those with the least LLC miss rate. Their affinity becomes the
 //!    destination node.
-//! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 epochs is placed anew ([`crate::placement`]); its memory
-//!    follows in budgets ([`crate::repatriate`]).
-//! 6. Relieve: where VMs fill a node's memory controllers together ([`FULL`]) in more than 8 of the last 10 epochs, the one
-//!    with least memory is placed anew, among the nodes where it would meet less of others' traffic, by a quarter of
-//!    the bandwidth at least ([`GAIN_MIN`]).
+//! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 epochs ([`Config::epochs`]) is placed anew
+//!    ([`crate::placement`]); its memory follows in budgets ([`crate::repatriate`]).
+//! 6. Relieve: where VMs fill a node's memory controllers together ([`Config::full`]) in more than 8 of the last 10 epochs, the
+//!    one with least memory is placed anew, among the nodes where it would meet less of others' traffic, by a quarter of
+//!    the bandwidth at least ([`Config::gain_min`]).
 //!
 //! # Properties (tests of the same name)
 //! - `no_waiting_or_no_idle_core_means_no_move`
@@ -46,7 +46,7 @@
 //! - Where no LLC counters exist, the vCPU that waits most moves first.
 //! - Step 6 is ours. A VM's bandwidth is unknown when it is placed, so two that need much may share a node, and never wait:
 //!   the paper re-homes only who waits.
-//! - A vCPU that used and wanted less than [`ACTIVE_MIN`] of the period is not active: the paper moves active vCPUs.
+//! - A vCPU that used and wanted less than [`Config::active_min`] of the period is not active: the paper moves active vCPUs.
 
 mod crowd;
 #[cfg(test)]
@@ -55,20 +55,68 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Act, Plan, Rates, View, VmView};
-use homenode_units::{CpuSet, NodeId, NodeMap, NodeSet, VmId};
+use homenode_units::{BadSetting, CpuSet, NodeId, NodeMap, NodeSet, VmId};
+use serde::{Deserialize, Serialize};
 
+use crate::bounds::{SHARE, SOME_SHARE};
 use crate::demand::History;
 use crate::placement::{self, Supply};
-pub use crowd::{FULL, GAIN_MIN};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "balance";
-/// Epochs that are remembered of each VM [TAVO, V.D].
-pub const EPOCHS_REMEMBERED: u32 = 10;
-/// More epochs than this that a VM was away, or crowded, re-home it [TAVO, V.D].
-pub const AWAY_EPOCHS_MAX: u32 = 8;
-/// Share of the period that a vCPU must have run or waited to count as active.
-pub const ACTIVE_MIN: f64 = 0.1;
+
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Share of the period that a vCPU must have run or waited to count as active, in (0, 1].
+    pub active_min: f64,
+    /// Epochs that are remembered of each VM, 1 to 16.
+    pub epochs: u32,
+    /// More epochs of these than this that a VM was away, or crowded, re-home it; at most as many.
+    pub away_epochs_max: u32,
+    /// Share of a node's bandwidth in use from which its controllers count as full, 0 to 1.
+    pub full: f64,
+    /// Share of a node's bandwidth that a VM must use to be worth moving, and that it must gain by it, 0 to 1.
+    pub gain_min: f64,
+}
+
+impl Default for Config {
+    /// Epochs are those of \[TAVO, V.D\]. Loaded latency of full controllers is half again as long.
+    fn default() -> Config {
+        Config {
+            active_min: 0.1,
+            epochs: 10,
+            away_epochs_max: 8,
+            full: 0.8,
+            gain_min: 0.25,
+        }
+    }
+}
+
+homenode_units::settings! {
+    Config {
+        active_min: SOME_SHARE,
+        epochs: 1..=u16::BITS,
+        away_epochs_max: 0..=u16::BITS,
+        full: SHARE,
+        gain_min: SHARE,
+    } ordered
+}
+
+fn ordered(config: &Config) -> Result<(), BadSetting> {
+    let most = ("away_epochs_max", config.away_epochs_max);
+    BadSetting::unless_ordered(most, ("epochs", config.epochs))
+}
+
+/// All that the operator may set of vCPUs that are lent and homes that change.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings<'a> {
+    /// Of nodes and CPUs.
+    pub placement: &'a placement::Config,
+    /// Of when.
+    pub balance: &'a Config,
+}
 
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]
@@ -85,8 +133,8 @@ struct Epochs {
 }
 
 /// Adds an epoch to those remembered, and counts those that are set.
-fn note(epochs: &mut u16, now: bool) -> u32 {
-    *epochs = (*epochs << 1 | u16::from(now)) & ((1 << EPOCHS_REMEMBERED) - 1);
+fn note(epochs: &mut u16, remembered: u32, now: bool) -> u32 {
+    *epochs = (*epochs << 1 | u16::from(now)) & (u16::MAX >> (u16::BITS - remembered));
     epochs.count_ones()
 }
 
@@ -101,31 +149,37 @@ struct Loads {
 /// Lends vCPUs of overloaded nodes to idle ones, takes them back, and re-homes VMs that stay away.
 pub fn plan(
     view: &View<'_>,
-    config: &placement::Config,
+    settings: Settings<'_>,
     history: &History,
     placement: &mut placement::State,
     state: &mut State,
 ) -> Plan {
     let mut plan = Plan::new(view.version);
     let Some(rates) = view.rates else { return plan };
-    let re_homed = re_home(view, rates, config, history, placement, state, &mut plan);
-    schedule(view, rates, &re_homed, &mut plan);
+    let re_homed = re_home(view, rates, settings, history, placement, state, &mut plan);
+    schedule(view, rates, settings, &re_homed, &mut plan);
     plan
 }
 
 /// Steps 0 to 4 alone: vCPUs are lent and come back, and no home changes.
-pub fn plan_vcpus(view: &View<'_>) -> Plan {
+pub fn plan_vcpus(view: &View<'_>, settings: Settings<'_>) -> Plan {
     let mut plan = Plan::new(view.version);
     if let Some(rates) = view.rates {
-        schedule(view, rates, &BTreeSet::new(), &mut plan);
+        schedule(view, rates, settings, &BTreeSet::new(), &mut plan);
     }
     plan
 }
 
-fn schedule(view: &View<'_>, rates: &Rates, re_homed: &BTreeSet<VmId>, plan: &mut Plan) {
+fn schedule(
+    view: &View<'_>,
+    rates: &Rates,
+    settings: Settings<'_>,
+    re_homed: &BTreeSet<VmId>,
+    plan: &mut Plan,
+) {
     let usable = &view.cpus;
     let mut loads = Loads {
-        waiting: waiting(view, rates, re_homed),
+        waiting: waiting(view, rates, settings.balance, re_homed),
         idle: rates.cores_idle(view.machine, usable),
         load: rates.nodes.map(|id, n| {
             let cpus = view
@@ -143,7 +197,7 @@ fn schedule(view: &View<'_>, rates: &Rates, re_homed: &BTreeSet<VmId>, plan: &mu
     let mut moved: BTreeSet<(VmId, u16)> = BTreeSet::new();
     take_seats(view, re_homed, &mut moved, plan);
     return_home(view, re_homed, &mut loads, &mut moved, plan);
-    lend(view, re_homed, &mut loads, &moved, plan);
+    lend(view, settings, re_homed, &mut loads, &moved, plan);
 }
 
 /// VMs that the policy may act on.
@@ -157,7 +211,7 @@ fn movable<'v>(view: &'v View<'_>, re_homed: &BTreeSet<VmId>) -> impl Iterator<I
 
 /// Waiting vCPUs per node; none where no VM that the policy may move waits noticeably: a node that cannot be helped must not be
 /// the source for ever.
-fn waiting(view: &View<'_>, rates: &Rates, re_homed: &BTreeSet<VmId>) -> NodeMap<u32> {
+fn waiting(view: &View<'_>, rates: &Rates, config: &Config, re_homed: &BTreeSet<VmId>) -> NodeMap<u32> {
     let mut movable_waiting: NodeMap<f64> = view.machine.nodes.map(|_, _| 0.0);
     for vcpu in movable(view, re_homed).flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus)) {
         if let Some(sum) = vcpu.node.and_then(|node| movable_waiting.get_mut(node)) {
@@ -165,7 +219,7 @@ fn waiting(view: &View<'_>, rates: &Rates, re_homed: &BTreeSet<VmId>) -> NodeMap
         }
     }
     movable_waiting.map(|node, movable| match rates.nodes.get(node) {
-        Some(all) if *movable >= ACTIVE_MIN => all.vcpus_waiting.round() as u32,
+        Some(all) if *movable >= config.active_min => all.vcpus_waiting.round() as u32,
         _ => 0,
     })
 }
@@ -255,6 +309,7 @@ fn return_home(
 /// Steps 1 to 4.
 fn lend(
     view: &View<'_>,
+    settings: Settings<'_>,
     re_homed: &BTreeSet<VmId>,
     loads: &mut Loads,
     moved: &BTreeSet<(VmId, u16)>,
@@ -275,7 +330,7 @@ fn lend(
             let to = target_cpus(view, vm, destination);
             // A vCPU that may run there already gains nothing.
             let moves = !to.is_empty() && vm.sample.vcpu(vcpu.index).is_some_and(|seen| seen.affinity != to);
-            let active = vcpu.running + vcpu.waiting >= ACTIVE_MIN;
+            let active = vcpu.running + vcpu.waiting >= settings.balance.active_min;
             vcpu.node == Some(source) && active && moves && !moved.contains(&(vm.sample.id, vcpu.index))
         })
         .map(|(vm, vcpu)| Candidate {
@@ -382,16 +437,17 @@ fn source_and_destination(view: &View<'_>, loads: &Loads) -> Option<(NodeId, Nod
 fn re_home(
     view: &View<'_>,
     rates: &Rates,
-    config: &placement::Config,
+    settings: Settings<'_>,
     history: &History,
     placement: &mut placement::State,
     state: &mut State,
     plan: &mut Plan,
 ) -> BTreeSet<VmId> {
+    let (config, of) = (settings.placement, settings.balance);
     let running = |id: &VmId| view.sample.vm(*id).is_some();
     state.vms.retain(|id, _| running(id));
     state.told.retain(running);
-    let crowded = crowd::crowded(view, rates);
+    let crowded = crowd::crowded(view, rates, of);
     let mut re_homed = BTreeSet::new();
     for vm in view
         .vms
@@ -406,21 +462,22 @@ fn re_home(
             .any(|vcpu| vm.away_node(view.machine, vcpu.index).is_some());
         let leaves = crowded.as_ref().filter(|(leaves, _)| *leaves == id);
         let epochs = state.vms.entry(id).or_default();
-        let away = note(&mut epochs.away, away_now);
-        let full = note(&mut epochs.crowded, leaves.is_some());
+        let away = note(&mut epochs.away, of.epochs, away_now);
+        let full = note(&mut epochs.crowded, of.epochs, leaves.is_some());
         let (why, within) = match leaves {
             _ if vm.sample.settings.home.is_some() => continue,
-            _ if away > AWAY_EPOCHS_MAX => (
-                format!("away in {away} of {EPOCHS_REMEMBERED} epochs"),
+            _ if away > of.away_epochs_max => (
+                format!("away in {away} of {} epochs", of.epochs),
                 placement::allowed_nodes(view, vm),
             ),
-            Some((_, nodes)) if full > AWAY_EPOCHS_MAX => (
-                format!("shares full memory controllers in {full} of {EPOCHS_REMEMBERED} epochs"),
+            Some((_, nodes)) if full > of.away_epochs_max => (
+                format!("shares full memory controllers in {full} of {} epochs", of.epochs),
                 Some(nodes.clone()),
             ),
             _ => continue,
         };
-        *epochs = Epochs::default(); // whatever comes of it, the next try is ten epochs away: frequent page moves are prohibited
+        // Whatever comes of it, the next try is so many epochs away: frequent page moves are prohibited.
+        *epochs = Epochs::default();
         if let Some(fixed) = vm.memory_fixed() {
             if state.told.insert(id) {
                 let message = format!("VM {} keeps its home, though {why}: {fixed}", vm.sample.name);

@@ -3,19 +3,27 @@
 use homenode_host::{Act, Plan};
 use homenode_units::{Bytes, CpuSet, NodeId};
 
-use super::{EPOCHS_REMEMBERED, State, plan};
+use super::{Config, Settings, State, plan};
 use crate::demand::History;
 use crate::placement;
 use crate::testing::{Scene, vm_id};
 
 const GIB: Bytes = Bytes::from_gib(1);
 
+/// Epochs that are remembered by default.
+const REMEMBERED: u32 = 10;
+
 fn run(scene: &mut Scene, state: &mut State) -> Plan {
-    let config = placement::Config::default();
+    run_by(&Config::default(), scene, state)
+}
+
+fn run_by(balance: &Config, scene: &mut Scene, state: &mut State) -> Plan {
+    let placement = &placement::Config::default();
     scene.with_view(|view| {
         let mut history = History::default();
-        history.observe(view);
-        plan(view, &config, &history, &mut placement::State::default(), state)
+        history.observe(view, &Default::default());
+        let placed = &mut placement::State::default();
+        plan(view, Settings { placement, balance }, &history, placed, state)
     })
 }
 
@@ -205,9 +213,9 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
 
     // Eight away and two at home, over and over, never re-homes.
     let mut state = State::default();
-    for epoch in 0..4 * EPOCHS_REMEMBERED {
+    for epoch in 0..4 * REMEMBERED {
         let mut scene = away();
-        if epoch % EPOCHS_REMEMBERED >= 8 {
+        if epoch % REMEMBERED >= 8 {
             scene.vm(1).affinity(&"0-1".parse().unwrap());
         }
         let plan = run(&mut scene, &mut state);
@@ -224,7 +232,7 @@ fn nine_epochs_of_ten_away_re_home_eight_do_not() {
 #[test]
 fn a_home_chosen_by_the_operator_never_changes() {
     let mut state = State::default();
-    for _ in 0..3 * EPOCHS_REMEMBERED {
+    for _ in 0..3 * REMEMBERED {
         let mut scene = away();
         scene.vm(1).settings().home = Some("0".parse().unwrap());
         assert_eq!(run(&mut scene, &mut state).decisions, []);
@@ -239,7 +247,10 @@ fn a_reserved_cpu_is_no_idle_core() {
     let plan = scene.with_view(|view| {
         plan(
             view,
-            &placement::Config::default(),
+            Settings {
+                placement: &placement::Config::default(),
+                balance: &Config::default(),
+            },
             &History::default(),
             &mut placement::State::default(),
             &mut State::default(),
@@ -329,8 +340,12 @@ fn crowded() -> Scene {
 
 /// Homes given in ten epochs.
 fn homes_given(scene: &mut Scene) -> Vec<(u128, String)> {
+    homes_given_by(&Config::default(), scene)
+}
+
+fn homes_given_by(config: &Config, scene: &mut Scene) -> Vec<(u128, String)> {
     let mut state = State::default();
-    let plans = (0..EPOCHS_REMEMBERED).map(|_| run(scene, &mut state));
+    let plans = (0..REMEMBERED).map(|_| run_by(config, scene, &mut state));
     let homes = |plan: Plan| {
         plan.decisions.into_iter().filter_map(|d| match d.action.act {
             Act::SetHome { nodes } => Some((d.action.vm.0, nodes.to_string())),
@@ -364,4 +379,65 @@ fn nobody_leaves_a_full_node_for_nothing() {
     let mut below = crowded();
     below.traffic.insert(NodeId(0), 12_000_000_000);
     assert_eq!(homes_given(&mut below), [], "three quarters are not full");
+}
+
+#[test]
+fn when_a_home_changes_is_the_operators_to_say() {
+    let with = |set: fn(&mut Config)| {
+        let mut config = Config::default();
+        set(&mut config);
+        config
+    };
+    let given = |set| homes_given_by(&with(set), &mut crowded());
+    assert_eq!(
+        given(|config| config.full = 1.0),
+        [(1, "1".into())],
+        "it is full to the brim"
+    );
+    assert_eq!(given(|config| config.gain_min = 0.6), [], "it uses half");
+    assert_eq!(
+        given(|config| (config.epochs, config.away_epochs_max) = (12, 11)),
+        [],
+        "not in ten epochs"
+    );
+    let mut below = crowded();
+    below.traffic.insert(NodeId(0), 12_000_000_000);
+    assert_eq!(
+        homes_given_by(&with(|config| config.full = 0.7), &mut below),
+        [(1, "1".into())]
+    );
+    // Away in all of so many epochs: the next is the one that re-homes.
+    for (most, re_homed_in) in [(8, 9), (3, 4), (15, 16)] {
+        let config = with(|config| config.epochs = 16);
+        let config = Config {
+            away_epochs_max: most,
+            ..config
+        };
+        let mut state = State::default();
+        let first = (1..20).find(|_| {
+            let plan = run_by(&config, &mut away(), &mut state);
+            let is_home = |act: &Act| matches!(act, Act::SetHome { .. });
+            plan.decisions.iter().any(|d| is_home(&d.action.act))
+        });
+        assert_eq!(first, Some(re_homed_in), "{most}");
+    }
+}
+
+#[test]
+fn who_waits_noticeably_is_the_operators_to_say() {
+    let config = Config {
+        active_min: 1.0,
+        ..Config::default()
+    };
+    let mut scene = overloaded();
+    // Of each vCPU half the time: four wait for two on average.
+    assert_ne!(pins(&run_by(&config, &mut scene, &mut State::default())), []);
+    for n in [1, 2] {
+        scene.vm(n).vcpus_busy(0.4).vcpus_waiting(0.5);
+    }
+    assert_eq!(
+        pins(&run_by(&config, &mut scene, &mut State::default())),
+        [],
+        "none was busy or waited all the time"
+    );
 }

@@ -41,14 +41,11 @@ use homenode_host::{Act, Action, HandsOff, Lever, Plan, Sample, View, VmSample, 
 use homenode_units::{MemoryPolicy, Migration, NodeSet, Pages, Placing, Section, VmId};
 use serde::{Deserialize, Serialize};
 
-use crate::bounds::SHARE;
+use crate::bounds::{PAGES, SHARE};
 use crate::{advisor, repatriate};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "memory";
-
-/// Fewer pages than this too many on a node are not worth a move.
-const EXCESS_PAGES_MIN: u64 = 256;
 
 /// What the operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +57,8 @@ pub struct Config {
     pub carrefour: carrefour::Config,
     /// How much more than an even part a node may hold under round-4K, as a share of that part, 0 to 1.
     pub spread_excess: f64,
+    /// Fewer pages than this too many on a node are not worth a move.
+    pub spread_pages_min: Pages,
 }
 
 impl Default for Config {
@@ -69,11 +68,14 @@ impl Default for Config {
             advisor: advisor::Config::default(),
             carrefour: carrefour::Config::default(),
             spread_excess: 0.05,
+            spread_pages_min: Pages(256),
         }
     }
 }
 
-homenode_units::settings! { Config { advisor: Section, carrefour: Section, spread_excess: SHARE } }
+homenode_units::settings! {
+    Config { advisor: Section, carrefour: Section, spread_excess: SHARE, spread_pages_min: PAGES }
+}
 
 /// What the policy remembers between epochs.
 #[derive(Clone, Debug, Default)]
@@ -232,7 +234,7 @@ fn spread(vm: &VmView<'_>, home: &NodeSet, config: &Config, budget: Pages, plan:
     let on = |node| pages.get(node).map_or(0, |pages| pages.0);
     let total: u64 = home.iter().map(on).sum();
     let even = total / home.len() as u64;
-    let excess_max = ((even as f64 * config.spread_excess) as u64).max(EXCESS_PAGES_MIN);
+    let excess_max = ((even as f64 * config.spread_excess) as u64).max(config.spread_pages_min.0);
     let to: NodeSet = home.iter().filter(|node| on(*node) < even).collect();
     let mut left = budget;
     for node in home.iter().filter(|node| on(*node) > even + excess_max) {

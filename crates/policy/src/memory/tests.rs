@@ -18,10 +18,14 @@ fn scene(pages: [u64; 4], policy: MemoryPolicy) -> Scene {
 }
 
 fn decide(scene: &mut Scene, state: &mut State) -> Plan {
+    decide_by(&Config::default(), scene, state)
+}
+
+fn decide_by(config: &Config, scene: &mut Scene, state: &mut State) -> Plan {
     let budgets = repatriate::Config::default();
     scene.with_view(|view| {
         let strays = repatriate::plan(view, &budgets, &mut repatriate::State::default());
-        plan(view, &Config::default(), &budgets, &[strays], state)
+        plan(view, config, &budgets, &[strays], state)
     })
 }
 
@@ -47,6 +51,24 @@ fn pages_are_evened_out_over_the_home_nodes() {
     // Within the tolerance nothing moves, and nothing does for a VM with one home node.
     let mut even = scene([20_500, 19_700, 19_800, 0], ROUND);
     assert!(decide(&mut even, &mut State::default()).decisions.is_empty());
+    let strict = Config {
+        spread_excess: 0.0,
+        ..Config::default()
+    };
+    assert!(
+        !decide_by(&strict, &mut even, &mut State::default())
+            .decisions
+            .is_empty()
+    );
+    let coarse = Config {
+        spread_pages_min: Pages(600),
+        ..strict
+    };
+    assert!(
+        decide_by(&coarse, &mut even, &mut State::default())
+            .decisions
+            .is_empty()
+    );
     let mut one = Scene::four_nodes(4);
     one.add_vm(1, 1, Bytes::from_gib(1), 0)
         .home(0)

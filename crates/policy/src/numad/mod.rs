@@ -68,6 +68,7 @@ use nodes::{Node, Request, Running, whole};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "numad";
+// The program's own figures, no settings: with others it would not be numad.
 /// Time between looks while something moves.
 pub const INTERVAL_MIN: Ns = Ns::from_secs(5);
 /// Time between looks while nothing does.

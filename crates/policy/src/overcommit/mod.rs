@@ -10,27 +10,28 @@
 //! - *Given*: the limit in force, or without one the *maximum*, what the operator gave it.
 //! - *Floor*: what the operator allows the VM to be left with. A VM without one is never touched.
 //! - *Need*: the upper end of its working set ([`Estimate::most`]) and a reserve, at least the floor, at most the maximum.
-//! - *Pressure*: its guest reads from swap ([`SWAP_MIN`]), faults from disk ([`FAULTS_PER_S`]), or has less than a
-//!   [`USABLE_SHARE`] of its memory usable.
-//! - *Lack* of a node: what it has free less than the headroom. *Room*: what it has free but for a [`KEPT_FREE`] of it, less what
-//!   VMs under a limit there were given and have not touched.
+//! - *Pressure*: its guest reads from swap ([`Config::swap_min`]), faults from disk ([`Config::faults_per_s_min`]), or
+//!   has less than [`Config::usable_min`] of its memory usable.
+//! - *Lack* of a node: what it has free less than the headroom. *Room*: what it has free but for [`Config::kept_free`] of it,
+//!   less what VMs under a limit there were given and have not touched.
 //!
 //! # Algorithm
 //! Of each VM with a floor, each period:
-//! 1. A VM under pressure, or whose need exceeds what is given, gets half as much again, and at least its need, at once. Then it
-//!    is not shrunk for [`Config::backoff`]; that doubles with each new spell, up to [`BACKOFF_MAX`], and starts over after calm.
+//! 1. A VM under pressure, or whose need exceeds what is given, gets half as much again ([`Config::growth`]), and at least its
+//!    need, at once. Then it is not shrunk for [`Config::backoff`]; that doubles with each new spell, up to
+//!    [`Config::backoff_max`], and starts over after calm.
 //! 2. Otherwise, where [`Config::when`] is [`When::Scarce`] and all of its home nodes have twice the headroom free, it gets a
-//!    tenth back at a time.
+//!    tenth back at a time ([`Config::give_back`]).
 //! 3. Otherwise it may be shrunk, if its balloon has followed the last step, [`Config::step_wait`] has passed, there is a settled
-//!    estimate, and what is given exceeds the need by more than [`BAND`]: by [`Config::step`] of what is given, not below the
-//!    need, not more than the guest says is usable; under [`When::Scarce`] only while a node with its pages lacks memory, and by
-//!    no more than relieves that, who has most to spare first.
+//!    estimate, and what is given exceeds the need by more than [`Config::band`]: by [`Config::step`] of what is given, not
+//!    below the need, not more than the guest says is usable; under [`When::Scarce`] only while a node with its pages
+//!    lacks memory, and by no more than relieves that, who has most to spare first.
 //! 4. Growth is dealt out of the room of the VM's home nodes, VMs in need first. What is taken is credited to the nodes that its
 //!    pages lie on, so that two VMs are not shrunk for one lack.
 //! 5. A limit is renewed in every period, and lifted where it reaches the maximum.
 //!
 //! A balloon that does not follow, a driver that does not answer, a limit that somebody else or the guest undid: said, the limit
-//! lifted, and the VM left alone for [`LEFT_ALONE`].
+//! lifted, and the VM left alone for [`Config::left_alone`].
 //!
 //! # Properties (tests of the same name)
 //! - `never_below_the_floor_nor_below_working_set_and_reserve`
@@ -52,113 +53,21 @@
 //!   and no tracker sees a need above what the VM has. It is believed of that guest alone, and only in its favour.
 //! - Per node: memory is short on a node before it is on a host, and memory taken elsewhere does not help there.
 
+mod config;
 mod nodes;
 
 use std::collections::BTreeMap;
 
 use homenode_host::{Act, Balloon, GuestMemory, Immovable, Lever, Limit, Plan, View, VmView};
-use homenode_units::{Any, Bytes, Ns, PAGE_BYTES, VmId};
+use homenode_units::{Bytes, Ns, PAGE_BYTES, VmId};
 use serde::{Deserialize, Serialize};
 
-use crate::bounds::{MEMORY, PAUSE, SPAN};
 use crate::working_set::{self, Certainty, Estimate, Settled};
+pub use config::{Config, When};
 use nodes::Nodes;
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "overcommit";
-
-/// What a guest may read from swap between two of its reports.
-pub const SWAP_MIN: Bytes = Bytes(256 << 10);
-/// Faults per second from disk that a guest may have.
-pub const FAULTS_PER_S: f64 = 100.0;
-/// Share of its memory that a guest is to have usable.
-pub const USABLE_SHARE: f64 = 0.05;
-/// Part of a node's free memory that growth leaves.
-pub const KEPT_FREE: f64 = 0.02;
-/// By less than this part of what is given nothing changes.
-pub const BAND: f64 = 0.02;
-/// The longest time for which a VM is not shrunk after pressure.
-pub const BACKOFF_MAX: Ns = Ns::from_secs(1800);
-/// A report of a guest that is older counts as none.
-pub const REPORT_AGE_MAX: Ns = Ns::from_secs(60);
-/// How long a guest may take for its first report: it is asked every two seconds, and the first that is found counts only once
-/// another follows.
-pub const FIRST_REPORT_MAX: Ns = Ns::from_secs(10);
-/// A balloon that within this time has not come a quarter of its way does not follow.
-pub const FOLLOW_MAX: Ns = Ns::from_secs(60);
-/// How long a VM is left alone whose balloon is of no use.
-pub const LEFT_ALONE: Ns = Ns::from_secs(600);
-/// What growth adds under pressure, and where memory is plentiful, as parts of what is given.
-const GROWTH: f64 = 0.5;
-const GIVE_BACK: f64 = 0.1;
-/// Steps are at least this, as are what a guest shall have usable and differences that count.
-const STEP_MIN: Bytes = Bytes(8 << 20);
-
-/// When memory is taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum When {
-    /// While a node with the VM's memory lacks some; given back once it has plenty.
-    #[default]
-    Scarce,
-    /// Always.
-    Always,
-}
-
-/// What the operator may set. VMs take part by their floor.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Config {
-    /// When memory is taken.
-    pub when: When,
-    /// Share of each node's memory that is to stay free, in [0, 1).
-    pub headroom: f64,
-    /// What a VM keeps beyond its working set, as a share of that; twice as much where the estimate promises nothing.
-    pub reserve: f64,
-    /// And at least.
-    #[serde(with = "homenode_units::text")]
-    pub reserve_min: Bytes,
-    /// Part of what is given that is taken at a time, in (0, 1).
-    pub step: f64,
-    /// Time between two steps.
-    #[serde(with = "homenode_units::text")]
-    pub step_wait: Ns,
-    /// Time without a step after pressure, for the first time.
-    #[serde(with = "homenode_units::text")]
-    pub backoff: Ns,
-    /// How long a limit lasts unless it is renewed.
-    #[serde(with = "homenode_units::text")]
-    pub lease: Ns,
-}
-
-impl Default for Config {
-    /// A tenth of each node free; a tenth and at least 64 MiB in reserve; a twentieth every 10 s; a minute; half a minute.
-    fn default() -> Self {
-        Config {
-            when: When::Scarce,
-            headroom: 0.1,
-            reserve: 0.1,
-            reserve_min: Bytes(64 << 20),
-            step: 0.05,
-            step_wait: Ns::from_secs(10),
-            backoff: Ns::from_secs(60),
-            lease: Ns::from_secs(30),
-        }
-    }
-}
-
-homenode_units::settings! {
-    Config {
-        when: Any,
-        headroom: 0.0..=0.9,
-        reserve: 0.0..=10.0,
-        reserve_min: MEMORY,
-        step: 0.001..=0.9,
-        step_wait: PAUSE,
-        backoff: PAUSE,
-        lease: SPAN,
-    }
-}
 
 /// How a VM stands, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -257,11 +166,11 @@ pub fn plan<'e>(
     state
         .vms
         .retain(|id, _| view.vms.iter().any(|vm| vm.sample.id == *id && has_part(vm)));
-    let mut nodes = Nodes::new(view, config.headroom);
+    let mut nodes = Nodes::new(view, config);
     let mut cases = Vec::new();
     for vm in view.vms.iter().filter(|vm| has_part(vm)) {
         let known = state.vms.entry(vm.sample.id).or_default();
-        let estimate = estimate(vm.sample.id).filter(|estimate| is_fresh(estimate, view.at));
+        let estimate = estimate(vm.sample.id).filter(|estimate| is_fresh(estimate, view.at, config));
         let need = need(vm, config, estimate);
         known.standing = Some(Standing {
             need_bytes: need,
@@ -337,9 +246,9 @@ fn need(vm: &VmView<'_>, config: &Config, estimate: Option<&Estimate>) -> Option
 }
 
 /// Whether an estimate still speaks of now. A VM whose figure has settled is watched again after a rest of ten windows.
-fn is_fresh(estimate: &Estimate, at: Ns) -> bool {
+fn is_fresh(estimate: &Estimate, at: Ns, config: &Config) -> bool {
     let windows = Ns(estimate.window.0.saturating_mul(20));
-    at.saturating_sub(estimate.at) <= windows.max(REPORT_AGE_MAX)
+    at.saturating_sub(estimate.at) <= windows.max(config.report_age_max)
 }
 
 fn part(of: Bytes, share: f64) -> Bytes {
@@ -373,15 +282,15 @@ impl Known {
             return (all("it has no memory floor any more"), None);
         };
         let was_undone = self.limit.is_some() && balloon.limit.is_none() && !self.lifting;
-        let moved = self.track(at, balloon);
+        let moved = self.track(at, balloon, config.follow_max);
         let report = balloon.guest.map(|guest| guest.bounded(balloon.current));
         let is_first_awaited = report.is_none_or(|guest| guest.age.is_none());
-        let first_until = *self.first_until.get_or_insert(at + FIRST_REPORT_MAX);
+        let first_until = *self.first_until.get_or_insert(at + config.first_report_max);
         if !is_first_awaited {
             self.first_until = Some(at);
         }
-        let report = report.filter(|guest| guest.age.is_some_and(|age| age <= REPORT_AGE_MAX));
-        let pressure = self.pressure(at, report, balloon);
+        let report = report.filter(|guest| guest.age.is_some_and(|age| age <= config.report_age_max));
+        let pressure = self.pressure(at, report, balloon, config);
         if at < self.alone_until {
             return (all("its balloon is left alone for a while"), self.said.clone());
         }
@@ -405,22 +314,24 @@ impl Known {
             ))
         } else if moved == Moved::Stuck {
             let (current, limit) = (balloon.current, self.limit.unwrap_or(balloon.maximum));
+            let long = config.follow_max;
             Some(format!(
-                "the balloon of VM {name} does not follow: its guest has {current}, and {limit} were asked for {FOLLOW_MAX} ago or earlier"
+                "the balloon of VM {name} does not follow: its guest has {current}, and {limit} were asked for {long} ago or earlier"
             ))
         } else {
             None
         };
         if let Some(trouble) = trouble {
-            self.alone_until = at + LEFT_ALONE;
-            let why = format!("{trouble}; left alone for {LEFT_ALONE}");
+            self.alone_until = at + config.left_alone;
+            let why = format!("{trouble}; left alone for {}", config.left_alone);
             return (all(&why), Some(why));
         }
         let given = balloon.limit.unwrap_or(balloon.maximum);
         let short = need.filter(|need| *need > given && given < balloon.maximum);
         if let Some(why) = pressure {
             self.back_off(at, config);
-            let to = Bytes(given.0 + part(given, GROWTH).max(STEP_MIN).0).max(need.unwrap_or(given));
+            let to =
+                Bytes(given.0 + part(given, config.growth).max(config.step_min).0).max(need.unwrap_or(given));
             let urgent = true;
             return (Wish::More { to, urgent, why }, None);
         }
@@ -436,13 +347,13 @@ impl Known {
         };
         if let (Some(need), Some(estimate)) = (short, estimate) {
             self.wait_until = self.wait_until.max(at + config.backoff);
-            let to = need + part(need, 2.0 * BAND);
+            let to = need + part(need, 2.0 * config.band);
             let urgent = true;
             let why = format!("{}, more than the {given} it has", sentence(estimate));
             return (Wish::More { to, urgent, why }, None);
         }
         if config.when == When::Scarce && given < balloon.maximum && nodes.is_plentiful(vm) {
-            let to = given + part(given, GIVE_BACK).max(STEP_MIN);
+            let to = given + part(given, config.give_back).max(config.step_min);
             let why = "its home has memory to spare".to_owned();
             return (
                 Wish::More {
@@ -480,7 +391,7 @@ impl Known {
         };
         let least = need.min(given);
         let spare = given - least;
-        if spare <= part(given, BAND).max(STEP_MIN) {
+        if spare <= part(given, config.band).max(config.step_min) {
             return Wish::Same(why);
         }
         if at < self.wait_until {
@@ -492,8 +403,8 @@ impl Known {
         let Some(usable) = report.and_then(|guest| guest.usable.or(guest.unused)) else {
             return same("its guest does not say how much it could spare");
         };
-        let step = part(given, config.step).max(STEP_MIN).min(spare);
-        let step = step.min(usable.saturating_sub(Bytes(2 * usable_min(given).0)));
+        let step = part(given, config.step).max(config.step_min).min(spare);
+        let step = step.min(usable.saturating_sub(Bytes(2 * usable_min(given, config).0)));
         if step < Bytes(PAGE_BYTES) {
             return Wish::Same(format!("its guest says that only {usable} are usable"));
         }
@@ -501,7 +412,7 @@ impl Known {
     }
 
     /// Follows the balloon on its way to the limit.
-    fn track(&mut self, at: Ns, balloon: Balloon) -> Moved {
+    fn track(&mut self, at: Ns, balloon: Balloon, long: Ns) -> Moved {
         if self.limit != balloon.limit {
             (self.limit, self.since, self.from) = (balloon.limit, at, balloon.current);
         }
@@ -513,7 +424,7 @@ impl Known {
             (self.since, self.from) = (at, balloon.current);
             return Moved::There;
         }
-        if at.saturating_sub(self.since) < FOLLOW_MAX {
+        if at.saturating_sub(self.since) < long {
             return Moved::OnTheWay;
         }
         let way = self.from.saturating_sub(limit);
@@ -525,11 +436,17 @@ impl Known {
     }
 
     /// Why its guest is short of memory, if it is. Only while the agent holds memory back can that be answered.
-    fn pressure(&mut self, at: Ns, report: Option<GuestMemory>, balloon: Balloon) -> Option<String> {
+    fn pressure(
+        &mut self,
+        at: Ns,
+        report: Option<GuestMemory>,
+        balloon: Balloon,
+        config: &Config,
+    ) -> Option<String> {
         let now = report?;
         let before = self.report.replace((now, at));
         balloon.limit?;
-        let least = usable_min(balloon.current);
+        let least = usable_min(balloon.current, config);
         if let Some(usable) = now.usable.filter(|usable| *usable < least) {
             return Some(format!(
                 "its guest has only {usable} of {} usable",
@@ -538,12 +455,12 @@ impl Known {
         }
         let (before, seen) = before?;
         let read = now.swapped_in?.0.checked_sub(before.swapped_in?.0).map(Bytes);
-        if let Some(read) = read.filter(|read| *read >= SWAP_MIN) {
+        if let Some(read) = read.filter(|read| *read >= config.swap_min) {
             return Some(format!("its guest read {read} back from swap"));
         }
         let faults = now.major_faults?.checked_sub(before.major_faults?)? as f64;
         let seconds = at.saturating_sub(seen).as_secs_f64().max(1.0);
-        (faults >= FAULTS_PER_S * seconds).then(|| {
+        (faults >= config.faults_per_s_min * seconds).then(|| {
             format!(
                 "its guest waits for {:.0} faults a second from disk",
                 faults / seconds
@@ -558,7 +475,7 @@ impl Known {
             self.backoff = if self.backoff == Ns::ZERO || is_calm {
                 config.backoff
             } else {
-                Ns(self.backoff.0.saturating_mul(2)).min(BACKOFF_MAX.max(config.backoff))
+                Ns(self.backoff.0.saturating_mul(2)).min(config.backoff_max.max(config.backoff))
             };
         }
         self.pressed = true;
@@ -585,8 +502,8 @@ enum Moved {
     Stuck,
 }
 
-fn usable_min(given: Bytes) -> Bytes {
-    part(given, USABLE_SHARE).max(STEP_MIN)
+fn usable_min(given: Bytes, config: &Config) -> Bytes {
+    part(given, config.usable_min).max(config.step_min)
 }
 
 /// Whether a balloon in such a VM frees nothing on the host.

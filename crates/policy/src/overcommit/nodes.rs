@@ -3,7 +3,7 @@
 use homenode_host::{View, VmView};
 use homenode_units::{Bytes, NodeId, NodeMap, NodeSet, Pages, divide_proportionally};
 
-use super::{KEPT_FREE, part};
+use super::{Config, part};
 
 /// One node's account, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -25,11 +25,14 @@ pub(super) struct Nodes {
 
 impl Nodes {
     /// As the sample has them, less what VMs under a limit were given and have not touched.
-    pub fn new(view: &View<'_>, headroom: f64) -> Nodes {
+    pub fn new(view: &View<'_>, config: &Config) -> Nodes {
         let accounts = view.sample.nodes.map(|_, node| {
-            let (free, kept) = (node.memory_free_bytes, part(node.memory_total_bytes, headroom));
+            let (free, kept) = (
+                node.memory_free_bytes,
+                part(node.memory_total_bytes, config.headroom),
+            );
             Account {
-                room: (free - part(free, KEPT_FREE)).0,
+                room: (free - part(free, config.kept_free)).0,
                 lack: kept.saturating_sub(free).0,
                 plenty: free.saturating_sub(Bytes(kept.0.saturating_mul(2))).0,
             }

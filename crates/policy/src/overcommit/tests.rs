@@ -485,3 +485,63 @@ fn pages_are_taken_from_whom_most_can_be_spared() {
         world.plan
     );
 }
+
+/// A guest with 4 GiB of which it uses 600 MiB, under these settings for so many epochs.
+fn used_by_halves(set: impl Fn(&mut Config), epochs: usize) -> World {
+    let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(600))], When::Always);
+    set(&mut world.config);
+    world.steps(epochs);
+    world
+}
+
+#[test]
+fn how_fast_memory_goes_and_comes_is_the_operators_to_say() {
+    let settled = used_by_halves(|_| {}, 300).guests[0].given();
+    assert!(settled < mib(800), "{settled}");
+    // Less than half to spare is no reason to take any.
+    let kept = used_by_halves(|config| config.band = 0.9, 300).guests[0].given();
+    assert_eq!(kept, mib(4096));
+    let mut world = used_by_halves(|config| config.step_min = mib(512), 0);
+    while world.guests[0].limit.is_none() {
+        world.step();
+    }
+    assert_eq!(world.guests[0].given(), mib(3584), "the first step");
+    // A guest that swaps gets what its operator says.
+    for (growth, least, most) in [(0.1, 1.09, 1.11), (2.0, 2.99, 3.01)] {
+        let mut world = used_by_halves(|config| config.growth = growth, 300);
+        let before = world.guests[0].given();
+        world.guests[0].swapped_in += mib(100);
+        world.step();
+        let after = world.guests[0].given();
+        assert!(
+            after >= part(before, least) && after <= part(before, most),
+            "{before} {after}"
+        );
+    }
+    // One that reads less than that does not count as short.
+    let mut world = used_by_halves(|config| config.swap_min = mib(200), 300);
+    let before = world.guests[0].given();
+    world.guests[0].swapped_in += mib(100);
+    world.step();
+    assert_eq!(world.guests[0].given(), before);
+}
+
+#[test]
+fn how_long_a_balloon_is_waited_for_and_left_alone_is_the_operators_to_say() {
+    let findings = |set: fn(&mut Config)| {
+        let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(600))], When::Always);
+        world.guests[0].manner = Manner::Stubborn;
+        set(&mut world.config);
+        let mut count = 0;
+        for _ in 0..120 {
+            world.step();
+            count += world.plan.findings.len();
+        }
+        count
+    };
+    // Ten minutes: a minute of waiting, and ten of being left alone.
+    let once = findings(|_| {});
+    let often = findings(|config| (config.follow_max, config.left_alone) = (EPOCH, EPOCH));
+    let never = findings(|config| config.follow_max = Ns::from_secs(3600));
+    assert!(once == 1 && often > 5 && never == 0, "{once} {often} {never}");
+}

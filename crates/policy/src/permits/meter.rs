@@ -38,9 +38,10 @@ pub struct Meter {
     pub clock_khz: u64,
 }
 
-/// Of the time that a vCPU ran, its counters must have counted this share: below, what the kernel scales up is a guess.
+/// Of the time that a vCPU ran, its counters must have counted this share: below, what the kernel scales up is a guess. No
+/// setting: what a host's sample holds was counted all the time, and only the twin's readings may be less.
 pub const COUNTED_SHARE_MIN: f64 = 0.5;
-/// A vCPU that ran for less is too short a sample to call its counters wrong.
+/// A vCPU that ran for less is too short a sample to call its counters wrong: a bound of what they can tell, no setting.
 const JUDGED_RUN_MIN: Ns = Ns::from_millis(1);
 /// Widths at which counters of hardware and of drivers wrap.
 const COUNTER_BITS: [u32; 3] = [32, 40, 48];

@@ -17,8 +17,9 @@
 //! 2. Deal the budget out to its vCPUs, nobody more than his demand: the level to which the highest are cut is the share of a
 //!    CPU that each may use. A budget above all demands needs none.
 //! 3. A VM that is OVER is held to that share, by a quota over one slice, and at least to [`Config::share_min`].
-//! 4. A VM that is held stays so while it would break its permit otherwise. Once it is UNDER and its budget is a tenth above its
-//!    demands for [`CALM_EPOCHS`] periods, it is let go. A share that changes by less than a twentieth is left as it is.
+//! 4. A VM that is held stays so while it would break its permit otherwise. Once it is UNDER and its budget is a tenth
+//!    ([`Config::spare`]) above its demands for [`Config::calm_epochs`] periods, it is let go. A share that changes by
+//!    less than a twentieth ([`Config::change_min`]) is left as it is.
 //! 5. Every quota carries a lease and is renewed each period.
 //!
 //! Where the hardware has it ([`Enforcer`]), a VM that is OVER is confined to a part of the cache's ways or of memory bandwidth
@@ -50,22 +51,13 @@ use homenode_units::{Any, Ns, Permit, Resource, Section, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::bounds::{SOME_SHARE, SPAN};
+use crate::bounds::{SHARE, SOME_SHARE, SPAN};
 
-use super::POLICY;
 use super::ledger::{Account, Ledger, Standing, Terms};
 use super::meter::{Indicator, Meter, Pollution, Reading, Unmetered, Watched};
+use super::{POLICY, suggest};
 
-/// Periods that a held VM must be well within its permit before it is let go.
-pub const CALM_EPOCHS: u32 = 3;
-/// Periods without a reading after which nobody is held any more.
-pub const BLIND_EPOCHS_MAX: u32 = 3;
-/// What a VM must have to spare to be let go, and what a new share must differ by, of what there is.
-const SPARE: f64 = 0.1;
-const CHANGE_MIN: f64 = 0.05;
-/// Periods whose pollution is remembered of each VM, for suggestions.
-const RECENT_MAX: usize = 600;
-/// Bytes that an LLC miss moves where the machine does not say.
+/// Bytes that an LLC miss moves where the machine does not say: a line of all processors here, no setting.
 const LINE_BYTES: u32 = 64;
 
 /// What a VM that is OVER is held by.
@@ -103,6 +95,16 @@ pub struct Config {
     /// How long a quota outlasts the last period in which it was wanted.
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
+    /// Periods that a held VM must be well within its permit before it is let go, up to 65,536.
+    pub calm_epochs: u32,
+    /// What it must have to spare for that, as a share of what its permit pays for, 0 to 1.
+    pub spare: f64,
+    /// What a new share of CPUs must differ by from the one in force, as a share of that, 0 to 1.
+    pub change_min: f64,
+    /// Periods without a reading after which nobody is held any more, up to 65,536.
+    pub blind_epochs_max: u32,
+    /// What is suggested to book.
+    pub suggest: suggest::Config,
 }
 
 impl Default for Config {
@@ -116,6 +118,11 @@ impl Default for Config {
             repay: Ns::from_secs(3),
             share_min: 0.05,
             lease: Ns::from_secs(10),
+            calm_epochs: 3,
+            spare: 0.1,
+            change_min: 0.05,
+            blind_epochs_max: 3,
+            suggest: suggest::Config::default(),
         }
     }
 }
@@ -130,6 +137,11 @@ homenode_units::settings! {
         repay: SPAN,
         share_min: SOME_SHARE,
         lease: SPAN,
+        calm_epochs: 0..=65_536,
+        spare: SHARE,
+        change_min: SHARE,
+        blind_epochs_max: 0..=65_536,
+        suggest: Section,
     }
 }
 
@@ -254,7 +266,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         let id = vm.sample.id;
         if let Some(period) = period {
             let found = metered.get(&id).copied();
-            state.note(vm, period, units(id), found, before.get(&id).copied());
+            state.note(vm, config, period, units(id), found, before.get(&id).copied());
         }
         let action = match verdict(vm, period, config, state, &mut plan) {
             Verdict::Leave => continue,
@@ -319,6 +331,7 @@ impl State {
     fn note(
         &mut self,
         vm: &VmView<'_>,
+        config: &Config,
         period: Ns,
         units: Option<u64>,
         found: Option<Result<Pollution, Unmetered>>,
@@ -335,9 +348,9 @@ impl State {
                 conduct.intensity = Some(units as f64 / ran_ms);
             }
             let wanted_ms = demands(vm).iter().sum::<f64>() * slice_ms();
-            if conduct.recent.len() == RECENT_MAX {
-                conduct.recent.pop_front();
-            }
+            // It may be fewer than before.
+            let excess = (conduct.recent.len() + 1).saturating_sub(config.suggest.slices_max as usize);
+            conduct.recent.drain(..excess);
             let without_quota = conduct.intensity.unwrap_or(0.0) * wanted_ms;
             conduct.recent.push_back(without_quota.round() as u64);
         } else {
@@ -409,7 +422,7 @@ fn verdict(
         state.told.retain(|(told, _)| *told != id);
         return Verdict::lift(held, || "it has no permit any more".into());
     };
-    if state.is_blind(vm, permit, plan) {
+    if state.is_blind(vm, permit, config, plan) {
         return Verdict::lift(held, || "its pollution cannot be measured".into());
     }
     let conduct = state.vms.entry(id).or_default();
@@ -426,7 +439,7 @@ fn verdict(
         return confine(permit, &account, conduct, config, held);
     }
     let demands = demands(vm);
-    let wanted = wanted_share(&account, intensity, &demands, config.repay, held_quota);
+    let wanted = wanted_share(&account, intensity, &demands, config, held_quota);
     let is_over = account.standing() == Standing::Over;
     conduct.calm_epochs = if wanted.is_none() && !is_over {
         conduct.calm_epochs.saturating_add(1)
@@ -434,7 +447,7 @@ fn verdict(
         0
     };
     let caused = per_slice(permit, conduct.units_per_slice.unwrap_or(0));
-    if conduct.calm_epochs >= CALM_EPOCHS {
+    if conduct.calm_epochs >= config.calm_epochs {
         return Verdict::lift(held, || {
             format!("it keeps its permit of {permit} by itself: {caused}")
         });
@@ -450,7 +463,7 @@ fn verdict(
     let least = intensity * slice_ms() * demands.iter().map(|demand| demand.min(share_min)).sum::<f64>();
     state.tell_of_floor(vm, least > account.units_per_slice() as f64, permit, least, plan);
     let quota = CpuQuota::of(share, Permit::SLICE);
-    let is_close = |held: &CpuQuota| (held.share() - quota.share()).abs() <= CHANGE_MIN * held.share();
+    let is_close = |held: &CpuQuota| (held.share() - quota.share()).abs() <= config.change_min * held.share();
     let quota = held_quota.filter(is_close).unwrap_or(quota);
     let standing = if is_over { "OVER" } else { "UNDER" };
     Verdict::Hold {
@@ -487,7 +500,7 @@ fn confine(
 
 impl State {
     /// Whether nothing is known of a VM's pollution, or not for too long; says so once.
-    fn is_blind(&mut self, vm: &VmView<'_>, permit: Permit, plan: &mut Plan) -> bool {
+    fn is_blind(&mut self, vm: &VmView<'_>, permit: Permit, config: &Config, plan: &mut Plan) -> bool {
         let Some(conduct) = self.vms.get(&vm.sample.id) else {
             return false;
         };
@@ -501,14 +514,14 @@ impl State {
                 self.tell(vm, UNMETERED, || message(why), plan);
                 true
             }
-            Some(why) if blind_epochs > BLIND_EPOCHS_MAX => {
+            Some(why) if blind_epochs > config.blind_epochs_max => {
                 self.tell(vm, UNMETERED, || message(why), plan);
                 true
             }
             Some(_) => false,
             None => {
                 self.told.remove(&(vm.sample.id, UNMETERED));
-                blind_epochs > BLIND_EPOCHS_MAX
+                blind_epochs > config.blind_epochs_max
             }
         }
     }
@@ -554,15 +567,16 @@ fn wanted_share(
     account: &Account,
     intensity: f64,
     demands: &[f64],
-    repay: Ns,
+    config: &Config,
     held: Option<CpuQuota>,
 ) -> Option<f64> {
     if intensity <= 0.0 {
         return None;
     }
-    let target = account.units_per_slice() as f64 + account.balance_units() as f64 / slices(repay).max(1.0);
+    let target =
+        account.units_per_slice() as f64 + account.balance_units() as f64 / slices(config.repay).max(1.0);
     let budget = (target / (intensity * slice_ms())).max(0.0);
-    let spare = if held.is_some() { SPARE } else { 0.0 };
+    let spare = if held.is_some() { config.spare } else { 0.0 };
     level(demands, budget, (1.0 - spare) * budget)
 }
 

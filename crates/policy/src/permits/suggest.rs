@@ -1,13 +1,41 @@
 //! What to book: from what a VM did, or from how large it is.
 
 use homenode_machine::Machine;
-use homenode_units::{Bytes, Permit, PermitError};
-use serde::Serialize;
+use homenode_units::{BadSetting, Bytes, Permit, PermitError};
+use serde::{Deserialize, Serialize};
 
-/// Fewer slices than this (three seconds) say too little of a VM.
-pub const SLICES_MIN: usize = 100;
-/// Share of a VM's slices that shall stay within what is suggested.
-pub const PERCENTILE: f64 = 0.95;
+use crate::bounds::SOME_SHARE;
+
+/// What the operator may set. An agent sees a mean slice in each of its periods.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Share of a VM's slices that shall stay within what is suggested, in (0, 1].
+    pub percentile: f64,
+    /// Fewer slices than this say too little of a VM, 1 to 86,400.
+    pub slices_min: u32,
+    /// Slices that are remembered of a VM, at least so many and up to 86,400.
+    pub slices_max: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            percentile: 0.95,
+            slices_min: 100,
+            slices_max: 600,
+        }
+    }
+}
+
+homenode_units::settings! {
+    Config { percentile: SOME_SHARE, slices_min: 1..=86_400, slices_max: 1..=86_400 } ordered
+}
+
+fn ordered(config: &Config) -> Result<(), BadSetting> {
+    let least = ("slices_min", config.slices_min);
+    BadSetting::unless_ordered(least, ("slices_max", config.slices_max))
+}
 
 /// A permit that a VM would have kept in most slices, and how it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -26,10 +54,12 @@ pub struct Suggestion {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NoSuggestion {
     /// Too little was recorded.
-    #[error("{slices_count} slices of 30 ms were recorded, {SLICES_MIN} are the least; ask again later")]
+    #[error("{slices_count} slices of 30 ms were recorded, {slices_min} are the least; ask again later")]
     TooShort {
         /// Slices that were looked at.
         slices_count: usize,
+        /// The least.
+        slices_min: u32,
     },
     /// The figure is not a permit.
     #[error(transparent)]
@@ -38,10 +68,21 @@ pub enum NoSuggestion {
 
 /// The permit that a VM with this pollution per slice would have kept in a share of its slices (nearest rank), rounded
 /// up to two figures, and at least `1k`.
-pub fn from_behaviour(misses_per_slice: &[u64], percentile: f64) -> Result<Suggestion, NoSuggestion> {
+///
+/// # Errors
+/// Too few slices.
+pub fn from_behaviour(misses_per_slice: &[u64], config: &Config) -> Result<Suggestion, NoSuggestion> {
     let slices_count = misses_per_slice.len();
-    if slices_count < SLICES_MIN {
-        return Err(NoSuggestion::TooShort { slices_count });
+    let Config {
+        percentile,
+        slices_min,
+        ..
+    } = *config;
+    if slices_count < slices_min as usize {
+        return Err(NoSuggestion::TooShort {
+            slices_count,
+            slices_min,
+        });
     }
     let mut sorted = misses_per_slice.to_vec();
     sorted.sort_unstable();
@@ -89,18 +130,32 @@ fn two_figures_up(misses: u64) -> u64 {
 mod tests {
     use super::*;
 
+    fn at(percentile: f64) -> Config {
+        Config {
+            percentile,
+            ..Config::default()
+        }
+    }
+
     #[test]
     fn a_suggestion_is_kept_in_the_stated_share_of_slices() {
         // 1000, 2000 … 200000 misses: the 190th of 200 is 190000.
         let slices: Vec<u64> = (1..=200).map(|n| n * 1_000).collect();
-        let found = from_behaviour(&slices, PERCENTILE).unwrap();
+        let found = from_behaviour(&slices, &Config::default()).unwrap();
         assert_eq!(found.permit.to_string(), "190k");
         assert_eq!((found.slices_count, found.beyond_count), (200, 10));
+        let half = from_behaviour(&slices, &at(0.5)).unwrap();
+        assert_eq!((half.permit.to_string(), half.beyond_count), ("100k".into(), 100));
     }
 
     #[test]
     fn a_suggestion_is_rounded_up_and_never_below_what_can_be_booked() {
-        let found = |misses: u64| from_behaviour(&[misses; 100], 1.0).unwrap().permit.to_string();
+        let found = |misses: u64| {
+            from_behaviour(&[misses; 100], &at(1.0))
+                .unwrap()
+                .permit
+                .to_string()
+        };
         assert_eq!(found(123_456), "130k");
         assert_eq!(found(0), "1k");
     }
@@ -108,9 +163,17 @@ mod tests {
     #[test]
     fn too_little_behaviour_suggests_nothing() {
         assert_eq!(
-            from_behaviour(&[1_000; 99], PERCENTILE),
-            Err(NoSuggestion::TooShort { slices_count: 99 })
+            from_behaviour(&[1_000; 99], &Config::default()),
+            Err(NoSuggestion::TooShort {
+                slices_count: 99,
+                slices_min: 100
+            })
         );
+        let soon = Config {
+            slices_min: 99,
+            ..Config::default()
+        };
+        assert!(from_behaviour(&[1_000; 99], &soon).is_ok());
     }
 
     #[test]

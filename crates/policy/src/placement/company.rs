@@ -6,12 +6,12 @@
 //!
 //! # Algorithm
 //! A VM that seeks a home may have the nodes that can be one ([`View::homes`]) and on which its operator allows it a CPU; without
-//! those of all mates that it is kept apart from, and among the home of mates that it is kept together with and that go first.
+//! the nodes of all mates that it is kept apart from, and among the home of mates that it is kept together with and that go first.
 //! The first of those that are kept together seeks a home with room for all that have none, or follow it.
 //! Where what it may have changes (a node is drained, its CPUs go offline, its operator says something else), a VM whose home
 //! is not among it any more seeks another. There mates that it goes before do not count: they make way. It stays where its
-//! memory cannot move: its vCPUs alone would only be slower elsewhere. Where a node is drained, or its CPUs are gone, memory alone
-//! has to find room: VMs share CPUs then.
+//! memory cannot move: its vCPUs alone would only be slower elsewhere. Where a node is drained, or its CPUs are gone, only
+//! memory has to find room: VMs share CPUs then.
 //!
 //! # Properties
 //! - `vms_that_are_kept_apart_share_no_node`

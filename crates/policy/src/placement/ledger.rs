@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
 
-/// A promise whose VM does not appear within this time is dropped: its start failed.
+/// A promise whose VM does not appear within this time is dropped: its start failed. No setting: agent, numad and libvirt's hook
+/// share a ledger, and must agree on it where no agent runs.
 pub const RESERVATION_LIFE: Ns = Ns::from_secs(120);
 
 /// What libvirt tells numad of a VM: all that a promise and a VM can be matched by when nobody named the VM.

@@ -99,6 +99,10 @@ pub struct Config {
     /// Memory of every node that no VM is promised.
     #[serde(with = "homenode_units::text")]
     pub reserved_memory: Bytes,
+    /// A VM that comes with this share of its memory on one node stays there, if there is room, 0 to 1,
+    pub memory_there_min: f64,
+    /// and if it has touched this share of what it may use, 0 to 1.
+    pub touched_min: f64,
 }
 
 impl Default for Config {
@@ -108,12 +112,21 @@ impl Default for Config {
             link_busy_max: 0.5,
             reserved_cpus: CpuSet::new(),
             reserved_memory: Bytes::ZERO,
+            memory_there_min: 0.8,
+            touched_min: 0.25,
         }
     }
 }
 
 homenode_units::settings! {
-    Config { algorithm: Any, link_busy_max: SOME_SHARE, reserved_cpus: Any, reserved_memory: bounds::MEMORY }
+    Config {
+        algorithm: Any,
+        link_busy_max: SOME_SHARE,
+        reserved_cpus: Any,
+        reserved_memory: bounds::MEMORY,
+        memory_there_min: bounds::SHARE,
+        touched_min: bounds::SHARE,
+    }
 }
 
 impl Config {
@@ -502,7 +515,7 @@ fn home_of(
     };
     let supply = Supply::new(view, history, &state.ledger, config, without);
     let demand = company::demand_of(view, vm, history, promised);
-    if let Some(nodes) = where_memory_is(view, vm).filter(may)
+    if let Some(nodes) = where_memory_is(view, config, vm).filter(may)
         && place(&supply, &demand, Some(&nodes), config).is_ok()
     {
         return Ok((
@@ -529,17 +542,15 @@ fn home_of(
 
 /// The node that holds nearly all of a VM's memory, if the VM has touched enough for that to mean something, or if its
 /// memory cannot move anyway.
-fn where_memory_is(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
-    const NEARLY_ALL: f64 = 0.8;
-    const ENOUGH_TOUCHED: f64 = 0.25;
+fn where_memory_is(view: &View<'_>, config: &Config, vm: &VmView<'_>) -> Option<NodeSet> {
     let pages = vm.sample.pages.as_ref()?;
     let touched = vm.sample.pages_touched()?;
     let (node, most) = pages
         .iter()
         .max_by_key(|(node, pages)| (**pages, std::cmp::Reverse(*node)))?;
     let fixed = vm.memory_fixed().is_some() && touched > Pages::ZERO;
-    let meaningful = touched.to_bytes().as_f64() >= ENOUGH_TOUCHED * vm.sample.memory_bytes.as_f64();
-    let concentrated = most.as_f64() >= NEARLY_ALL * touched.as_f64();
+    let meaningful = touched.to_bytes().as_f64() >= config.touched_min * vm.sample.memory_bytes.as_f64();
+    let concentrated = most.as_f64() >= config.memory_there_min * touched.as_f64();
     ((fixed || meaningful) && concentrated && view.homes().contains(node)).then(|| NodeSet::one(node))
 }
 

@@ -15,7 +15,7 @@ pub(super) const BANDWIDTH: usize = 2;
 /// A bin is a bit mask over nodes with memory; of a host with more such nodes only the first so many can be homes.
 const MASK_NODES_MAX: usize = 64;
 /// At most so many bins of one size are looked at. Eight nodes have 70 of one size at most; beyond about 14 fully
-/// connected nodes this bound cuts, keeping the sets of lowest node numbers.
+/// connected nodes this bound cuts, keeping the sets of lowest node numbers. It bounds work, and is no setting.
 const BINS_OF_ONE_SIZE_MAX: usize = 4096;
 
 /// What is left on every node that can be a home.

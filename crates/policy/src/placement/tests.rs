@@ -24,7 +24,7 @@ fn demand(cpus: f64, gib: u64, gb_per_s: f64) -> Demand {
 /// What one look at the host tells.
 fn seen(view: &View<'_>) -> History {
     let mut history = History::default();
-    history.observe(view);
+    history.observe(view, &Default::default());
     history
 }
 
@@ -304,6 +304,18 @@ fn a_vm_stays_where_its_memory_is_if_there_is_room() {
     // Too little touched to mean anything: the first of equal nodes.
     scene.vm(1).pages(2, 1 << 12).pages(0, 0);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "0".into())]);
+    // As its operator says that little is enough, or that nearly all of it must be there.
+    let config = Config {
+        touched_min: 0.001,
+        ..Config::default()
+    };
+    assert_eq!(homes(&mut scene, &config), [(1, "2".into())]);
+    let config = Config {
+        memory_there_min: 0.99,
+        ..Config::default()
+    };
+    scene.vm(1).pages(2, 1 << 17).pages(0, 1 << 12);
+    assert_eq!(homes(&mut scene, &config), [(1, "0".into())]);
     // The operator's word counts before all.
     scene.vm(1).settings().home = Some(set("3"));
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "3".into())]);

@@ -16,14 +16,15 @@
 //! # Model
 //! 1. *Threads.* Homes hold their VMs' threads; threads of free VMs fill up what is least loaded, as the kernel's balancing
 //!    does. More threads than CPUs share their time; more threads than cores share cores, and then the core's own work takes
-//!    [`SMT_STRETCH`] times as long. Waiting for memory overlaps, which is what hyperthreads are for (Tullsen).
+//!    [`Config::smt_stretch`] times as long. Waiting for memory overlaps, which is what hyperthreads are for (Tullsen).
 //! 2. *Caches.* Sharers of an LLC hold parts in proportion to how often they access it (Chandra, FOA). Threads of a VM divide
 //!    its part. The miss ratio follows a power of the capacity (Hartstein); the power is
 //!    learnt, from about 1/3 on.
 //! 3. *Controllers.* A node's latency grows with the share `u` of its bandwidth in use as `1 + q u / (1 - u)`, an open queue
-//!    with many servers (Lazowska). Where no bandwidth is known a core is taken to come with [`BANDWIDTH_PER_CORE`].
+//!    with many servers (Lazowska). Where no bandwidth is known a core is taken to come with
+//!    [`Config::bandwidth_per_core`].
 //! 4. *Distance.* An access to another node takes longer by the firmware's distance, less what that overstates
-//!    ([`DISTANCE_REAL`]).
+//!    ([`Config::distance_real`]).
 //! 5. `cycles per instruction = core + misses x stall x latency`, `core` and `stall` learnt from how cycles followed misses
 //!    and latency so far (Eyerman).
 //!
@@ -33,8 +34,8 @@
 //!
 //! # What may be missing
 //! Without LLC counters there is no character and no prediction: the VM counts as threads that ask nothing of memory. Without
-//! accesses by node a free VM is taken to find [`LOCAL_UNKNOWN`] of them local. Without traffic of nodes a miss is
-//! taken to move [`BYTES_PER_MISS`].
+//! accesses by node a free VM is taken to find [`Config::local_unknown`] of them local. Without traffic of nodes a miss is
+//! taken to move [`Config::bytes_per_miss`].
 //!
 //! # Properties
 //! - `more_company_never_makes_a_vm_faster`
@@ -50,6 +51,7 @@
 //! performance model". Nothing here is taken from the twin, which has other laws: an error of one must not hide
 //! in the other.
 
+mod config;
 mod profile;
 #[cfg(test)]
 mod tests;
@@ -57,25 +59,10 @@ mod tests;
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
 
+pub use config::Config;
 pub use profile::Profiles;
 
-/// A VM that wants less of a CPU than this is not active.
-pub const ACTIVE_MIN: f64 = 0.5;
-/// Epochs at work after which a VM is known.
-pub const KNOWN_EPOCHS: u32 = 7;
-/// How much longer a core's own work takes beside a busy hyperthread: throughput of two is 1.25 of one on processors with
-/// two threads a core, as published for most workloads.
-pub const SMT_STRETCH: f64 = 1.6;
-/// Share of what firmware says of a distance that measured latencies confirm: 21 is printed where remote accesses take 1.5 to
-/// 1.7 times as long.
-pub const DISTANCE_REAL: f64 = 0.6;
-/// Bandwidth that comes with a core where a node's is not known, bytes per second: the balance of servers of many years
-/// (STREAM tables).
-pub const BANDWIDTH_PER_CORE: f64 = 3.5e9;
-/// Bytes that a miss moves where traffic is not counted: a line, and a third of a line written back.
-pub const BYTES_PER_MISS: f64 = 64.0 * 4.0 / 3.0;
-/// Share of its accesses that a free VM finds local, where not counted.
-pub const LOCAL_UNKNOWN: f64 = 0.85;
+// The laws' own figures, and what a fixed point of few steps can take; no settings.
 /// Weight of the queue in the latency of a controller.
 const QUEUE: f64 = 0.12;
 /// A controller is never taken to be busier than this.
@@ -132,11 +119,13 @@ pub struct Shape {
     pub nodes: Vec<NodeShape>,
     /// Latency of an access from a node to a node without load, local = 1, row by row.
     pub latency: Vec<f64>,
+    /// How much longer a core's own work takes beside a busy hyperthread.
+    pub smt_stretch: f64,
 }
 
 impl Shape {
     /// The shape of a machine of which VMs may use these CPUs.
-    pub fn of(machine: &Machine, usable: &CpuSet) -> Shape {
+    pub fn of(machine: &Machine, usable: &CpuSet, config: &Config) -> Shape {
         let homes = machine.memory_nodes();
         let nodes: Vec<NodeShape> = machine
             .nodes
@@ -162,19 +151,23 @@ impl Shape {
                     bandwidth: node
                         .memory_bandwidth
                         .filter(|known| known.0 > 0)
-                        .map_or(BANDWIDTH_PER_CORE * cores, BytesPerSec::as_f64),
+                        .map_or(config.bandwidth_per_core.as_f64() * cores, BytesPerSec::as_f64),
                 }
             })
             .collect();
         let ratio = |a: &NodeShape, b: &NodeShape| {
             let distance = machine.distance(a.id, b.id).unwrap_or(10).max(10);
-            1.0 + DISTANCE_REAL * (f64::from(distance) / 10.0 - 1.0)
+            1.0 + config.distance_real * (f64::from(distance) / 10.0 - 1.0)
         };
         let latency = nodes
             .iter()
             .flat_map(|a| nodes.iter().map(move |b| ratio(a, b)))
             .collect();
-        Shape { nodes, latency }
+        Shape {
+            nodes,
+            latency,
+            smt_stretch: config.smt_stretch,
+        }
     }
 
     /// Position of a node.
@@ -541,7 +534,7 @@ impl Room {
                     references: threads * vm.references,
                     roomy,
                     clock: vm.clock * run,
-                    core: vm.core * (1.0 + beside * (SMT_STRETCH - 1.0)),
+                    core: vm.core * (1.0 + beside * (shape.smt_stretch - 1.0)),
                     speed: vm.clock / (vm.core + vm.references * vm.miss_ratio * vm.stall),
                     known: (0.0, 0.0),
                 });

@@ -5,16 +5,9 @@ use std::collections::BTreeMap;
 use homenode_host::{Rates, View, VmRates, VmView};
 use homenode_units::{BytesPerSec, Ewma, VmId};
 
-use super::{
-    ACTIVE_MIN, BUSY_MAX, BYTES_PER_MISS, Character, KNOWN_EPOCHS, LOCAL_UNKNOWN, QUEUE, SMT_STRETCH, Shape,
-};
+use super::{BUSY_MAX, Character, Config, QUEUE, Shape};
 
-/// Weight of the newest epoch in averages.
-const WEIGHT: f64 = 0.25;
-/// What is kept of older evidence, per epoch.
-const KEPT: f64 = 0.92;
-/// Of a VM that ran for less of a CPU than this nothing is learnt.
-const RAN_MIN: f64 = 0.1;
+// What is expected before anything is counted, how unsure that is, and what no fit may pass; no settings.
 /// Cycles that a miss stalls before anything is known: 100 ns at 2 GHz, four misses in flight.
 const STALL: f64 = 50.0;
 /// How unsure that is.
@@ -35,7 +28,7 @@ const SLOPE_MAX: f64 = 1.5;
 const MISS_NOISE: f64 = 0.1;
 
 /// Everything learnt of one VM.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Profile {
     epochs: u32,
     /// Whether it had a home, so that its memory lies where an agent put it.
@@ -69,7 +62,7 @@ struct Line {
 }
 
 impl Line {
-    fn note(&mut self, x: f64, y: f64) {
+    fn note(&mut self, x: f64, y: f64, kept: f64) {
         for sum in [
             &mut self.weight,
             &mut self.x,
@@ -77,7 +70,7 @@ impl Line {
             &mut self.xx,
             &mut self.xy,
         ] {
-            *sum *= KEPT;
+            *sum *= kept;
         }
         self.weight += 1.0;
         self.x += x;
@@ -100,19 +93,10 @@ impl Line {
 }
 
 /// What is learnt of all VMs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Profiles {
     vms: BTreeMap<VmId, Profile>,
     bytes_per_miss: Ewma,
-}
-
-impl Default for Profiles {
-    fn default() -> Self {
-        Profiles {
-            vms: BTreeMap::new(),
-            bytes_per_miss: Ewma::new(WEIGHT),
-        }
-    }
 }
 
 /// What a VM met in an epoch, on average over its vCPUs.
@@ -125,19 +109,19 @@ struct Met {
 
 impl Profiles {
     /// Takes in an epoch.
-    pub fn observe(&mut self, view: &View<'_>, shape: &Shape) {
+    pub fn observe(&mut self, view: &View<'_>, shape: &Shape, config: &Config) {
         self.vms.retain(|id, _| view.sample.vm(*id).is_some());
         let Some(rates) = view.rates else { return };
-        self.observe_traffic(rates);
+        self.observe_traffic(rates, config);
         let nodes = NodeLoads::of(view, rates, shape);
         for vm in &view.vms {
             let Some(measured) = vm.rates else { continue };
-            let profile = self.vms.entry(vm.sample.id).or_insert_with(Profile::new);
-            profile.observe(vm, measured, shape, &nodes);
+            let profile = self.vms.entry(vm.sample.id).or_default();
+            profile.observe(vm, measured, shape, &nodes, config);
         }
     }
 
-    fn observe_traffic(&mut self, rates: &Rates) {
+    fn observe_traffic(&mut self, rates: &Rates, config: &Config) {
         let moved: Option<f64> = rates
             .nodes
             .values()
@@ -147,7 +131,8 @@ impl Profiles {
         if let Some(moved) = moved
             && misses > 1e6
         {
-            self.bytes_per_miss.update((moved / misses).clamp(64.0, 192.0));
+            self.bytes_per_miss
+                .update((moved / misses).clamp(64.0, 192.0), config.weight());
         }
     }
 
@@ -157,8 +142,8 @@ impl Profiles {
     }
 
     /// Whether a VM was seen at work long enough to tell what it asks of a host.
-    pub fn is_known(&self, vm: VmId) -> bool {
-        self.epochs(vm) >= KNOWN_EPOCHS
+    pub fn is_known(&self, vm: VmId, config: &Config) -> bool {
+        self.epochs(vm) >= config.known_epochs
     }
 
     /// Instructions per second of a VM of late, on average; `None` of one that was never at work.
@@ -172,28 +157,30 @@ impl Profiles {
     }
 
     /// Whether a VM is at work.
-    pub fn is_active(&self, vm: VmId) -> bool {
+    pub fn is_active(&self, vm: VmId, config: &Config) -> bool {
         let profile = self.vms.get(&vm);
-        profile.is_some_and(|profile| profile.wanted >= ACTIVE_MIN)
+        profile.is_some_and(|profile| profile.wanted >= config.active_min)
     }
 
     /// What a home means to a VM, seen while its memory is there: measured over modelled speed.
     /// Gives its average.
-    pub fn learn_at_home(&mut self, vm: VmId, ratio: f64) -> f64 {
-        learn(self.vms.get_mut(&vm).map(|profile| &mut profile.at_home), ratio)
+    pub fn learn_at_home(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
+        let average = self.vms.get_mut(&vm).map(|profile| &mut profile.at_home);
+        learn(average, ratio, config)
     }
 
     /// What no agent means to a VM that never had a home, seen while no VM has one: measured over modelled speed. Gives its
     /// average.
-    pub fn learn_at_free(&mut self, vm: VmId, ratio: f64) -> f64 {
-        learn(self.vms.get_mut(&vm).map(|profile| &mut profile.at_free), ratio)
+    pub fn learn_at_free(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
+        let average = self.vms.get_mut(&vm).map(|profile| &mut profile.at_free);
+        learn(average, ratio, config)
     }
 
     /// What is known of a VM; of one that is new a character of its size that asks little.
-    pub fn character(&self, vm: &VmView<'_>, shape: &Shape) -> Character {
-        let new = Profile::new();
+    pub fn character(&self, vm: &VmView<'_>, shape: &Shape, config: &Config) -> Character {
+        let new = Profile::default();
         let profile = self.vms.get(&vm.sample.id).unwrap_or(&new);
-        let local_free = profile.local_free.value().unwrap_or(LOCAL_UNKNOWN);
+        let local_free = profile.local_free.value().unwrap_or(config.local_unknown);
         let (core, stall) = profile.fit();
         let line = profile.line.fit();
         Character {
@@ -210,7 +197,7 @@ impl Profiles {
             miss_ratio: line.map_or(0.5, |(_, y, _)| y.exp().min(1.0)),
             capacity: line.map_or(0.0, |(x, ..)| x.exp()),
             slope: line.map_or(SLOPE, |(.., slope)| slope),
-            bytes_per_miss: self.bytes_per_miss.value().unwrap_or(BYTES_PER_MISS),
+            bytes_per_miss: self.bytes_per_miss.value().unwrap_or(config.bytes_per_miss),
             local_free,
             memory: profile.was_moved.then(|| memory(vm, shape)).flatten(),
             at_home: profile.at_home.value().unwrap_or(1.0),
@@ -219,8 +206,10 @@ impl Profiles {
     }
 }
 
-fn learn(average: Option<&mut Ewma>, ratio: f64) -> f64 {
-    average.map_or(1.0, |average| average.update(ratio.clamp(0.5, 1.5)))
+fn learn(average: Option<&mut Ewma>, ratio: f64, config: &Config) -> f64 {
+    average.map_or(1.0, |average| {
+        average.update(ratio.clamp(0.5, 1.5), config.weight())
+    })
 }
 
 /// Share of a VM's memory on each node.
@@ -312,36 +301,24 @@ fn threads_on(vm: &VmRates, shape: &Shape) -> Vec<f64> {
 }
 
 impl Profile {
-    fn new() -> Profile {
-        Profile {
-            epochs: 0,
-            was_moved: false,
-            wanted: 0.0,
-            threads: Ewma::new(WEIGHT),
-            share: Ewma::new(WEIGHT),
-            clock: Ewma::new(WEIGHT),
-            cycles_per_instruction: Ewma::new(WEIGHT),
-            references: Ewma::new(WEIGHT),
-            local_free: Ewma::new(WEIGHT),
-            evidence: [0.0; 3],
-            target: [0.0; 2],
-            line: Line::default(),
-            at_home: Ewma::new(WEIGHT),
-            at_free: Ewma::new(WEIGHT),
-            speed: Ewma::new(WEIGHT),
-        }
-    }
-
-    fn observe(&mut self, vm: &VmView<'_>, rates: &VmRates, shape: &Shape, nodes: &NodeLoads) {
+    fn observe(
+        &mut self,
+        vm: &VmView<'_>,
+        rates: &VmRates,
+        shape: &Shape,
+        nodes: &NodeLoads,
+        config: &Config,
+    ) {
+        let weight = config.weight();
         self.was_moved |= vm.home.is_some();
         let wanted: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running + vcpu.waiting).sum();
         self.wanted = wanted;
-        self.threads.update(wanted);
-        if vm.home.is_none() && wanted > RAN_MIN {
+        self.threads.update(wanted, weight);
+        if vm.home.is_none() && wanted > config.ran_min {
             let ran: f64 = rates.vcpus.iter().map(|vcpu| vcpu.running).sum();
-            self.share.update(ran / wanted);
+            self.share.update(ran / wanted, weight);
         }
-        if rates.cpus_used < RAN_MIN {
+        if rates.cpus_used < config.ran_min {
             return;
         }
         let (Some(instructions), Some(cycles)) = (rates.instructions_per_s, rates.cycles_per_s) else {
@@ -351,31 +328,40 @@ impl Profile {
             return;
         }
         self.epochs += 1;
-        self.speed.update(instructions);
-        self.clock.update(cycles / rates.cpus_used);
+        self.speed.update(instructions, weight);
+        self.clock.update(cycles / rates.cpus_used, weight);
         let cpi = cycles / instructions;
-        self.cycles_per_instruction.update(cpi);
+        self.cycles_per_instruction.update(cpi, weight);
         if !self.was_moved
             && let Some(local) = rates.local_access_ratio
         {
-            self.local_free.update(local);
+            self.local_free.update(local, weight);
         }
         let Some(count) = rates.llc_references_per_s else {
             return;
         };
-        self.references.update(count / instructions);
-        let met = self.met(vm, rates, shape, nodes, count);
+        self.references.update(count / instructions, weight);
+        let met = self.met(vm, rates, shape, nodes, count, config);
         let misses = rates.llc_misses_per_s.unwrap_or(0.0) / instructions;
-        self.fit_cycles(cpi, met.stretch, misses * met.latency);
+        self.fit_cycles(cpi, met.stretch, misses * met.latency, config.evidence_kept);
         if let Some(ratio) = rates.llc_miss_rate
             && ratio > 0.0
             && met.capacity > 0.0
         {
-            self.line.note(met.capacity.ln(), ratio.ln());
+            self.line
+                .note(met.capacity.ln(), ratio.ln(), config.evidence_kept);
         }
     }
 
-    fn met(&self, vm: &VmView<'_>, rates: &VmRates, shape: &Shape, nodes: &NodeLoads, count: f64) -> Met {
+    fn met(
+        &self,
+        vm: &VmView<'_>,
+        rates: &VmRates,
+        shape: &Shape,
+        nodes: &NodeLoads,
+        count: f64,
+        config: &Config,
+    ) -> Met {
         let n = shape.nodes.len();
         let on = threads_on(rates, shape);
         let all: f64 = on.iter().sum::<f64>().max(1e-9);
@@ -397,11 +383,13 @@ impl Profile {
                 .sum();
             far += share * sum / (n.max(2) - 1) as f64;
         }
-        let local = rates
-            .local_access_ratio
-            .unwrap_or(if vm.home.is_some() { 1.0 } else { LOCAL_UNKNOWN });
+        let local = rates.local_access_ratio.unwrap_or(if vm.home.is_some() {
+            1.0
+        } else {
+            config.local_unknown
+        });
         Met {
-            stretch: 1.0 + beside * (SMT_STRETCH - 1.0),
+            stretch: 1.0 + beside * (shape.smt_stretch - 1.0),
             latency: local * here + (1.0 - local) * far,
             capacity: if shape.nodes.iter().any(|node| node.llc_bytes > 0.0) {
                 log_capacity.exp()
@@ -411,15 +399,15 @@ impl Profile {
         }
     }
 
-    fn fit_cycles(&mut self, cpi: f64, stretch: f64, misses: f64) {
+    fn fit_cycles(&mut self, cpi: f64, stretch: f64, misses: f64, kept: f64) {
         let noise = (NOISE * cpi).powi(2).max(1e-9);
         let [a, b, c] = &mut self.evidence;
-        *a = *a * KEPT + stretch * stretch / noise;
-        *b = *b * KEPT + stretch * misses / noise;
-        *c = *c * KEPT + misses * misses / noise;
+        *a = *a * kept + stretch * stretch / noise;
+        *b = *b * kept + stretch * misses / noise;
+        *c = *c * kept + misses * misses / noise;
         let [p, q] = &mut self.target;
-        *p = *p * KEPT + stretch * cpi / noise;
-        *q = *q * KEPT + misses * cpi / noise;
+        *p = *p * kept + stretch * cpi / noise;
+        *q = *q * kept + misses * cpi / noise;
     }
 
     /// Cycles per instruction of the core's own work, and cycles that a miss stalls.

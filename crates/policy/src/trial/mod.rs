@@ -8,18 +8,18 @@
 //! - *Baseline*: the VM's speed before its change, as measured on average ([`Profiles::speed`]). Of a VM that was free
 //!   that is no agent.
 //! - *Company*: the other VMs that run. A speed is compared with the baseline only while it is the same.
-//! - *Hold*: time in which nothing is tried with a VM: [`HOLD`] after a trial, doubled by each one that failed, up to
-//!   [`HOLD_MAX`].
+//! - *Hold*: time in which nothing is tried with a VM: [`Config::hold`] after a trial, doubled by each one that failed, up
+//!   to [`Config::hold_max`].
 //!
 //! # Algorithm
-//! A change begins a trial. Once its memory is at home, or after [`SETTLE_MAX`], and [`WATCH`] later, the VM's speed is
-//! compared with its baseline.
-//! 1. At most [`LOSS_MAX`] slower, or with more gained than lost since: it stays.
+//! A change begins a trial. Once its memory is at home, or after [`Config::settle_max`], and [`Config::watch`] later, the
+//! VM's speed is compared with its baseline.
+//! 1. At most [`Config::loss_max`] slower, or with more gained than lost since: it stays.
 //! 2. Slower: it gets back the home that it had ("undone"). First homes are
 //!    judged together, since a VM that alone gives up its home is pushed off the memory that it touched: all are taken
-//!    back where they made VMs slower on average, by more than half of [`LOSS_MAX`]. Later they are challenged for as
-//!    long as they last ([`crate::arrange`]).
-//! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`LOSS_UNSURE`],
+//!    back where they made VMs slower on average, by more than half of [`Config::loss_max`]. Later they are
+//!    challenged for as long as they last ([`crate::arrange`]).
+//! 3. Its company changed in between: nothing can be said. It stays where the ratio is no worse than [`Config::loss_unsure`],
 //!    else it is undone as well.
 //!
 //! # Properties
@@ -37,29 +37,88 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{Plan, View, VmView};
-use homenode_units::{NodeSet, Ns, Pages, VmId};
+use homenode_units::{BadSetting, NodeSet, Ns, Pages, VmId};
+use serde::{Deserialize, Serialize};
 
+use crate::bounds::{PAGES, PAUSE, SHARE};
 use crate::placement;
-use crate::predict::Profiles;
-pub use results::{GONE_KEPT, KEPT_MAX, Past, Results};
+use crate::predict::{self, Profiles};
+pub use results::{KEPT_MAX, Past, Results};
 
 /// Name in plans of the policy whose changes are trials ([`crate::arrange`]).
 pub const POLICY: &str = "arrange";
 
-/// Longest time that memory is waited for.
-pub const SETTLE_MAX: Ns = Ns::from_secs(30);
-/// Time over which the new speed is watched.
-pub const WATCH: Ns = Ns::from_secs(4);
-/// Share of its speed that a VM may lose.
-pub const LOSS_MAX: f64 = 0.05;
-/// The same where its company changed.
-pub const LOSS_UNSURE: f64 = 0.15;
-/// Time between two trials of a VM.
-pub const HOLD: Ns = Ns::from_secs(30);
-/// The longest.
-pub const HOLD_MAX: Ns = Ns::from_secs(3600);
-/// Bytes away from home that are waited for no longer.
-pub const AWAY_PAGES: u64 = 4096;
+/// What the operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Longest time that memory is waited for.
+    #[serde(with = "homenode_units::text")]
+    pub settle_max: Ns,
+    /// Pages away from home that are waited for no longer.
+    pub away_pages_max: Pages,
+    /// Time over which the new speed is watched.
+    #[serde(with = "homenode_units::text")]
+    pub watch: Ns,
+    /// Share of its speed that a VM may lose, 0 to 1.
+    pub loss_max: f64,
+    /// The same where its company changed; at least as much.
+    pub loss_unsure: f64,
+    /// Time between two trials of a VM.
+    #[serde(with = "homenode_units::text")]
+    pub hold: Ns,
+    /// The longest, after trials that failed; at least [`Config::hold`].
+    #[serde(with = "homenode_units::text")]
+    pub hold_max: Ns,
+    /// How long the results of a VM that is gone are kept after the last of them.
+    #[serde(with = "homenode_units::text")]
+    pub results_kept: Ns,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            settle_max: Ns::from_secs(30),
+            away_pages_max: Pages(4096),
+            watch: Ns::from_secs(4),
+            loss_max: 0.05,
+            loss_unsure: 0.15,
+            hold: Ns::from_secs(30),
+            hold_max: Ns::from_secs(3600),
+            results_kept: Ns::from_secs(3600),
+        }
+    }
+}
+
+homenode_units::settings! {
+    Config {
+        settle_max: PAUSE,
+        away_pages_max: PAGES,
+        watch: PAUSE,
+        loss_max: SHARE,
+        loss_unsure: SHARE,
+        hold: PAUSE,
+        hold_max: PAUSE,
+        results_kept: PAUSE,
+    } ordered
+}
+
+fn ordered(config: &Config) -> Result<(), BadSetting> {
+    let loss = ("loss_max", config.loss_max);
+    BadSetting::unless_ordered(loss, ("loss_unsure", config.loss_unsure))?;
+    BadSetting::unless_ordered(("hold", config.hold), ("hold_max", config.hold_max))
+}
+
+/// All that the operator may set of what is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings<'a> {
+    /// Of nodes and CPUs.
+    pub placement: &'a placement::Config,
+    /// Of who is at work.
+    pub predict: &'a predict::Config,
+    /// Of trials.
+    pub trial: &'a Config,
+}
 
 /// A change that is not judged yet.
 #[derive(Clone, Debug)]
@@ -114,7 +173,7 @@ impl State {
         self.results.of(vm)
     }
 
-    /// What came of the trials of all VMs, of those that are gone for [`GONE_KEPT`] too.
+    /// What came of the trials of all VMs, of those that are gone for [`Config::results_kept`] too.
     pub fn past(&self) -> impl Iterator<Item = (VmId, &Past)> {
         self.results.iter()
     }
@@ -139,6 +198,7 @@ impl State {
     pub fn begin(
         &mut self,
         view: &View<'_>,
+        settings: Settings<'_>,
         vm: &VmView<'_>,
         to: &NodeSet,
         profiles: &Profiles,
@@ -153,7 +213,7 @@ impl State {
             away_most: None,
             before,
             predicted,
-            company: company(view, profiles),
+            company: company(view, profiles, settings.predict),
             from: vm.home.cloned(),
             to: to.clone(),
         };
@@ -171,13 +231,13 @@ impl State {
     }
 
     /// Homes are taken back, this VM's among them.
-    pub fn take_back(&mut self, vm: VmId, now: Ns) {
+    pub fn take_back(&mut self, vm: VmId, now: Ns, config: &Config) {
         self.running.remove(&vm);
-        self.end(vm, now, true);
+        self.end(vm, now, config, true);
     }
 
     /// Whether first homes that were given together are all judged, and made their VMs slower on average.
-    pub fn first_homes_failed(&mut self) -> bool {
+    pub fn first_homes_failed(&mut self, config: &Config) -> bool {
         if self.first.is_empty() || self.running.values().any(|trial| trial.from.is_none()) {
             return false;
         }
@@ -185,31 +245,35 @@ impl State {
         let mean = slow / self.first.len() as f64;
         self.first.clear();
         // What was moved stays moved: a tie is no reason to move it again.
-        mean > 1.0 + LOSS_MAX / 2.0
+        mean > 1.0 + config.loss_max / 2.0
     }
 
-    fn end(&mut self, vm: VmId, now: Ns, failed: bool) {
+    fn end(&mut self, vm: VmId, now: Ns, config: &Config, failed: bool) {
         let (until, failures) = self.holds.entry(vm).or_insert((now, 0));
         *failures = if failed { *failures + 1 } else { 0 };
-        let hold = HOLD.0.saturating_mul(1 << (*failures).min(20)).min(HOLD_MAX.0);
+        let hold = config.hold.0.saturating_mul(1 << (*failures).min(20));
+        let hold = hold.min(config.hold_max.0);
         *until = Ns(now.0.saturating_add(hold));
     }
 }
 
 /// VMs at work.
-fn company(view: &View<'_>, profiles: &Profiles) -> BTreeSet<VmId> {
+fn company(view: &View<'_>, profiles: &Profiles, config: &predict::Config) -> BTreeSet<VmId> {
     let ids = view.vms.iter().map(|vm| vm.sample.id);
-    ids.filter(|id| profiles.is_active(*id)).collect()
+    ids.filter(|id| profiles.is_active(*id, config)).collect()
 }
 
 /// Judges trials that have shown what they are worth, and takes back those that did not pay.
-pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, state: &mut State) -> Plan {
+pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state: &mut State) -> Plan {
+    let config = settings.trial;
     let mut plan = Plan::new(view.version);
     state.undone.clear();
     state.running.retain(|id, _| view.sample.vm(*id).is_some());
     state.holds.retain(|id, _| view.sample.vm(*id).is_some());
-    state.results.forget(view.at, |id| view.sample.vm(id).is_some());
-    let present = company(view, profiles);
+    state
+        .results
+        .forget(view.at, config, |id| view.sample.vm(id).is_some());
+    let present = company(view, profiles, settings.predict);
     for vm in &view.vms {
         let id = vm.sample.id;
         let Some(trial) = state.running.get_mut(&id) else {
@@ -220,28 +284,36 @@ pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, s
             .home
             .filter(|home| **home == trial.to && vm.hands_off.is_none());
         let Some(home) = in_force else {
-            if view.at.0 > trial.began.0 + SETTLE_MAX.0 {
+            if view.at > trial.began + config.settle_max {
                 state.running.remove(&id);
             }
             continue;
         };
         let pages_away = vm.sample.pages_outside(home);
         trial.away_most = trial.away_most.max(pages_away);
-        let away = pages_away.map_or(0, |pages| pages.0);
-        if trial.home_at.is_none() && (away <= AWAY_PAGES || view.at.0 >= trial.began.0 + SETTLE_MAX.0) {
+        let is_home = pages_away.unwrap_or_default() <= config.away_pages_max;
+        if trial.home_at.is_none() && (is_home || view.at >= trial.began + config.settle_max) {
             trial.home_at = Some(view.at);
         }
-        if trial.home_at.is_none_or(|at| view.at.0 < at.0 + WATCH.0) {
+        if trial.home_at.is_none_or(|at| view.at < at + config.watch) {
             continue;
         }
         let trial = trial.clone();
         state.running.remove(&id);
-        let Some(now) = profiles.speed(id).filter(|_| profiles.is_active(id)) else {
+        let Some(now) = profiles
+            .speed(id)
+            .filter(|_| profiles.is_active(id, settings.predict))
+        else {
             continue;
         };
         let seen = now / trial.before;
         let is_same = trial.company == present;
-        let undone = trial.from.is_some() && seen < 1.0 - if is_same { LOSS_MAX } else { LOSS_UNSURE };
+        let loss_max = if is_same {
+            config.loss_max
+        } else {
+            config.loss_unsure
+        };
+        let undone = trial.from.is_some() && seen < 1.0 - loss_max;
         let result = Verdict {
             at: view.at,
             predicted: trial.predicted,
@@ -255,13 +327,13 @@ pub fn judge(view: &View<'_>, config: &placement::Config, profiles: &Profiles, s
         if is_same && trial.from.is_none() {
             state.first.push(seen);
         }
-        state.end(id, view.at, undone);
+        state.end(id, view.at, config, undone);
         if let Some(from) = trial.from.filter(|_| undone) {
             let why = format!(
                 "undone: it ran at {seen:.2} of its speed before, and {:.2} were predicted",
                 trial.predicted
             );
-            placement::settle(view, config, vm, &from, &why, POLICY, &mut plan);
+            placement::settle(view, settings.placement, vm, &from, &why, POLICY, &mut plan);
             state.undone.insert(id);
         }
     }

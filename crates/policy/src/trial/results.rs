@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 
 use homenode_units::{Ns, VmId};
 
-use super::Verdict;
+use super::{Config, Verdict};
 
-/// Most verdicts that are kept of a VM.
+/// Most verdicts that are kept of a VM: bounds memory, and is no setting.
 pub const KEPT_MAX: usize = 64;
-/// How long those of a VM that is gone are kept after the last of them.
-pub const GONE_KEPT: Ns = Ns::from_secs(3600);
 
 /// What came of the trials of one VM.
 #[derive(Clone, Debug)]
@@ -39,9 +37,9 @@ impl Results {
         past.verdicts.drain(..excess);
     }
 
-    /// Lets go of VMs that are gone and were judged last more than [`GONE_KEPT`] ago.
-    pub fn forget(&mut self, now: Ns, is_here: impl Fn(VmId) -> bool) {
-        let is_fresh = |verdict: &Verdict| now.saturating_sub(verdict.at) <= GONE_KEPT;
+    /// Lets go of VMs that are gone and were judged last more than [`Config::results_kept`] ago.
+    pub fn forget(&mut self, now: Ns, config: &Config, is_here: impl Fn(VmId) -> bool) {
+        let is_fresh = |verdict: &Verdict| now.saturating_sub(verdict.at) <= config.results_kept;
         self.vms
             .retain(|id, past| is_here(*id) || past.verdicts.last().is_some_and(is_fresh));
     }
@@ -102,10 +100,10 @@ mod tests {
             results.note(VmId(id), "b", at(100, 1.0, 1.0));
         }
         let is_here = |vm| vm == VmId(2);
-        results.forget(Ns::from_secs(3700), is_here);
+        results.forget(Ns::from_secs(3700), &Config::default(), is_here);
         let names: Vec<&str> = results.iter().map(|(_, past)| past.name.as_str()).collect();
         assert_eq!(names, ["b", "b"], "the name is the last one");
-        results.forget(Ns::from_secs(3701), is_here);
+        results.forget(Ns::from_secs(3701), &Config::default(), is_here);
         assert_eq!(results.iter().map(|(id, _)| id).collect::<Vec<_>>(), [VmId(2)]);
     }
 

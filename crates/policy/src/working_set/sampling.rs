@@ -21,7 +21,7 @@
 //! which has none.
 
 use homenode_host::observation::{ObservationRef, UsedRef};
-use homenode_units::{Bytes, Ewma, Pages};
+use homenode_units::{Bytes, Ewma, Pages, Weight};
 
 use super::estimate::kind;
 use super::{Certainty, Estimate, Estimator, Sequence, Settled, Unfit};
@@ -35,8 +35,9 @@ pub enum Averages {
     Three,
 }
 
-const SLOW: f64 = 0.2;
-const FAST: f64 = 0.5;
+// ESX's method as it is compared here, no settings.
+const SLOW: Weight = Weight(0.2);
+const FAST: Weight = Weight(0.5);
 
 /// Estimates from samples.
 #[derive(Clone, Debug)]
@@ -56,8 +57,8 @@ impl Sampling {
             averages,
             epsilon,
             sequence: Sequence::default(),
-            slow: Ewma::new(SLOW),
-            fast: Ewma::new(FAST),
+            slow: Ewma::default(),
+            fast: Ewma::default(),
         }
     }
 
@@ -66,9 +67,9 @@ impl Sampling {
             return used;
         }
         let (mut slow, mut fast) = (self.slow, self.fast);
-        let with_this = fast.update(used);
+        let with_this = fast.update(used, FAST);
         if complete {
-            slow.update(used);
+            slow.update(used, SLOW);
             (self.slow, self.fast) = (slow, fast);
         }
         let known = [self.slow.value(), self.fast.value(), Some(with_this)];

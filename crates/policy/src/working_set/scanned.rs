@@ -24,6 +24,7 @@ use homenode_units::{Bytes, Pages};
 use super::estimate::kind;
 use super::{Certainty, Estimate, Estimator, Sequence, Settled, Unfit};
 
+// Rules of the estimate, no settings: by others, figures of two hosts could not be compared.
 /// Windows that an amount's spread is taken from.
 const RECENT: usize = 8;
 /// Windows that must be alike, and pages in a larger page (2 MiB).

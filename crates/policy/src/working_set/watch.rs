@@ -13,7 +13,7 @@
 //! 1. What hosts saw since the last plan goes to each VM's estimator, which [`suited`] chose. Another tracker, and windows of
 //!    another length, begin a new one: their figures do not add up.
 //! 2. A VM is watched while it is wanted. Under [`Whom::All`] every VM is, but one whose figure has settled and that nobody
-//!    wants rests for [`REST_WINDOWS`].
+//!    wants rests for [`Config::rest_windows`].
 //! 3. Where the load at the windows asked for exceeds [`Config::cpu_share_max`], all windows are doubled until it does not.
 //! 4. A watch is renewed when half of its lease is over, and lifted when it is not wanted any more.
 //!
@@ -40,8 +40,6 @@ use super::{Estimate, Estimator, Settled, suited};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "working-set";
-/// Windows for which a VM rests whose figure has settled.
-pub const REST_WINDOWS: u64 = 10;
 
 /// Whose memory is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +66,8 @@ pub struct Config {
     /// How long a host watches on without hearing from the agent.
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
+    /// Windows for which a VM rests whose figure has settled and that nobody wants.
+    pub rest_windows: u32,
 }
 
 impl Default for Config {
@@ -77,12 +77,19 @@ impl Default for Config {
             window: Ns::from_secs(30),
             cpu_share_max: 0.02,
             lease: Ns::from_secs(60),
+            rest_windows: 10,
         }
     }
 }
 
 homenode_units::settings! {
-    Config { watch: Any, window: WINDOW_MIN..=WINDOW_MAX, cpu_share_max: 0.0001..=1.0, lease: SPAN }
+    Config {
+        watch: Any,
+        window: WINDOW_MIN..=WINDOW_MAX,
+        cpu_share_max: 0.0001..=1.0,
+        lease: SPAN,
+        rest_windows: 0..=65_536,
+    }
 }
 
 /// What is known of a VM's working set.
@@ -236,7 +243,7 @@ impl Watched {
         }
         let settled = |measured: &Measured| measured.estimate.settled == Settled::Yes;
         if self.in_force.is_some() && self.measured.as_ref().is_some_and(settled) {
-            self.rests = at + Ns(config.window.0.saturating_mul(REST_WINDOWS));
+            self.rests = at + Ns(config.window.0.saturating_mul(u64::from(config.rest_windows)));
             return None;
         }
         Some(config.window)

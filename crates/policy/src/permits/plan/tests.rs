@@ -249,6 +249,76 @@ fn a_vm_that_turns_quiet_is_let_go_and_not_before() {
     assert!(lifts[0].reason.contains("by itself"), "{}", lifts[0].reason);
 }
 
+/// Periods from when it turns quiet until it is let go.
+fn let_go_after(set: fn(&mut Config)) -> Option<usize> {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    set(&mut host.config);
+    host.steps(60);
+    host.intensity /= 10;
+    (0..60).find(|_| {
+        host.step();
+        host.quota().is_none()
+    })
+}
+
+#[test]
+fn how_soon_a_vm_is_let_go_is_the_operators_to_say() {
+    let usual = let_go_after(|_| {}).expect("it is let go");
+    let late = let_go_after(|config| config.calm_epochs = 20).expect("it is let go");
+    assert_eq!(late, usual + 17);
+    // It uses a part of what its permit pays for, and would have to use nothing.
+    assert_eq!(let_go_after(|config| config.spare = 1.0), None);
+}
+
+#[test]
+fn for_how_long_a_vm_is_held_blindly_and_what_change_counts_are_the_operators_to_say() {
+    for (most, is_held) in [(3, false), (10, true)] {
+        let mut host = Host::new(1, INTENSITY, "1M");
+        host.config.blind_epochs_max = most;
+        host.steps(20);
+        for n in 0..6 {
+            // They run backwards.
+            let count = (10 - n) * 1_000_000_000_000;
+            host.vms[0].vcpus[0].counters = Some(Counters {
+                instructions: count,
+                cycles: count,
+                llc_references: count,
+                llc_misses: count,
+            });
+            host.step();
+        }
+        assert_eq!(host.quota().is_some(), is_held, "{most}");
+    }
+    // A VM that misses a fifth more each period gets less each time, or what it got first.
+    for (least, changes) in [(0.05, true), (1.0, false)] {
+        let mut host = Host::new(1, INTENSITY, "1M");
+        host.config.change_min = least;
+        host.steps(20);
+        let before = host.quota();
+        for _ in 0..3 {
+            host.intensity += host.intensity / 5;
+            host.step();
+        }
+        assert_eq!(host.quota() != before, changes, "{least}");
+    }
+}
+
+#[test]
+fn as_many_periods_are_remembered_as_the_operator_says() {
+    let mut host = Host::new(1, INTENSITY, "1M");
+    let count = |host: &Host| {
+        host.state
+            .conduct(vm_id(1))
+            .map(|conduct| conduct.recent().count())
+    };
+    host.steps(50);
+    host.config.suggest.slices_max = 20;
+    host.steps(1);
+    assert_eq!(count(&host), Some(20), "what is too much is forgotten");
+    host.steps(10);
+    assert_eq!(count(&host), Some(20));
+}
+
 #[test]
 fn a_permit_taken_back_lets_a_vm_go() {
     let mut host = Host::new(1, INTENSITY, "1M");

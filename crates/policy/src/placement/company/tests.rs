@@ -2,7 +2,7 @@ use homenode_host::{Act, Immovable};
 use homenode_units::{Bytes, NodeId, NodeSet};
 use proptest::prelude::*;
 
-use crate::demand::History;
+use crate::demand::{self, History};
 use crate::placement::{Config, State, plan};
 use crate::testing::{Scene, vm_id};
 
@@ -16,7 +16,7 @@ fn set(list: &str) -> NodeSet {
 fn step(scene: &mut Scene, state: &mut State) -> (Vec<(u128, NodeSet)>, Vec<String>) {
     let plan = scene.with_view(|view| {
         let mut history = History::default();
-        history.observe(view);
+        history.observe(view, &demand::Config::default());
         plan(view, &Config::default(), &history, state)
     });
     let given = plan
@@ -189,7 +189,7 @@ fn where_cpus_go_offline_vms_use_the_others_and_all_again_later() {
         scene.offline = offline.parse().unwrap();
         let plan = scene.with_view(|view| {
             let mut history = History::default();
-            history.observe(view);
+            history.observe(view, &demand::Config::default());
             plan(view, &Config::default(), &history, &mut state)
         });
         let pins = plan

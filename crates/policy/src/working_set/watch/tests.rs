@@ -88,11 +88,25 @@ fn a_vm_is_watched_while_wanted_and_then_let_go() {
 
 #[test]
 fn all_are_watched_and_rest_once_settled() {
+    // Three windows alike, ten of rest, and again.
+    assert_eq!(
+        watched_and_not(10),
+        [(0, true), (3, false), (13, true), (14, false)]
+    );
+    assert_eq!(
+        watched_and_not(2)[..4],
+        [(0, true), (3, false), (5, true), (6, false)]
+    );
+}
+
+/// Windows in which watching the first of two VMs begins and ends, where it rests for so many.
+fn watched_and_not(rest_windows: u32) -> Vec<(u64, bool)> {
     let (mut scene, mut state) = (scene(), State::default());
     let config = Config {
         watch: Whom::All,
         window: Ns::from_secs(10),
         cpu_share_max: 1.0,
+        rest_windows,
         ..Config::default()
     };
     let start = scene.at;
@@ -114,11 +128,10 @@ fn all_are_watched_and_rest_once_settled() {
         }
         assert!(state.is_watched(vm_id(2)), "it moves too much");
     }
-    // Three windows alike, ten of rest, and again.
-    assert_eq!(events, [(0, true), (3, false), (13, true), (14, false)]);
     // Who is wanted does not rest.
     state.want(vm_id(1), None, Ns(u64::MAX));
     assert_eq!(windows(&step(&mut scene, &config, &mut state)), [(vm_id(1), 10)]);
+    events
 }
 
 fn scene_at(start: Ns, window: u64) -> Ns {
