@@ -5,8 +5,9 @@
 //! - Of two mates with homes the one with the lower id goes first: the other has to make way, or to follow.
 //!
 //! # Algorithm
-//! A VM that seeks a home may have the nodes that can be one ([`View::homes`]) and on which its operator allows it a CPU; without
-//! the nodes of all mates that it is kept apart from, and among the home of mates that it is kept together with and that go first.
+//! A VM that seeks a home may have the nodes that can be one ([`View::homes`]) and on which its operator allows it a CPU: without
+//! those of all mates that it is kept apart from, and among the home of mates that it is kept together with and which go
+//! first.
 //! The first of those that are kept together seeks a home with room for all that have none, or follow it.
 //! Where what it may have changes (a node is drained, its CPUs go offline, its operator says something else), a VM whose home
 //! is not among it any more seeks another. There mates that it goes before do not count: they make way. It stays where its
