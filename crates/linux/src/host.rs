@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use homenode_host::{
     Act, Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, HandsOff, Host, HostError, Limit,
-    Management, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
+    Management, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, VcpuSample, Version,
+    VmSettings,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
@@ -80,7 +81,11 @@ pub struct LinuxHost {
     busy: BTreeMap<CpuId, Ns>,
     fingerprint: Fingerprint,
     last: Sample,
+    whole_look_every: Ns,
 }
+
+/// How often all of a VM's threads are read anew: their names, groups and affinities. They are before anything is done to it, too.
+const WHOLE_LOOK_EVERY: Ns = Ns::from_secs(5);
 
 /// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
 const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
@@ -167,6 +172,7 @@ impl LinuxHost {
             busy: BTreeMap::new(),
             fingerprint: Fingerprint::new(),
             last: Sample::default(),
+            whole_look_every: WHOLE_LOOK_EVERY,
         })
     }
 
@@ -431,30 +437,36 @@ impl LinuxHost {
     /// Refuses a plan whose VMs someone else pinned or gave a quota since the sample.
     fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let usable = self.hands.machine.cpu_set();
-        for decision in &plan.decisions {
-            let Some(vm) = self.vms.get(&decision.action.vm) else {
+        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|d| d.action.vm).collect();
+        for id in touched {
+            let Some(mut vm) = self.vms.remove(&id) else {
                 continue;
             };
-            let Some(sampled) = self.last.vm(vm.run.vm) else {
-                continue;
-            };
-            for vcpu in &sampled.vcpus {
+            vm.next_whole_look = Ns::ZERO;
+            // Threads that cannot be read have ended, perhaps; then acting fails and says so.
+            let is_read = self.look_at_threads(&mut vm, now()).is_ok();
+            // What is done now is to be seen in the next sample.
+            vm.next_whole_look = Ns::ZERO;
+            let is_other = |vcpu: &VcpuSample| {
                 let Some(thread) = vm.vcpu_thread(vcpu.index) else {
-                    continue;
-                };
-                // A thread that cannot be read has ended; then acting fails and says so.
-                let Ok(Some(affinity)) = task::affinity(&self.hands.root, vm.run.pid, thread.tid) else {
-                    continue;
+                    return false;
                 };
                 // As with quotas that cannot be read.
                 let quota = vm.max_of(thread.tid).ok().flatten();
                 let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
-                if affinity.intersection(&usable) != vcpu.affinity || !same_quota {
-                    let planned = self.last.version;
-                    let current = Version(planned.0 + 1);
-                    self.last.version = current;
-                    return Err(Refusal::Stale { planned, current });
-                }
+                thread.affinity.intersection(&usable) != vcpu.affinity || !same_quota
+            };
+            let is_changed = is_read
+                && self
+                    .last
+                    .vm(id)
+                    .is_some_and(|sampled| sampled.vcpus.iter().any(is_other));
+            self.vms.insert(id, vm);
+            if is_changed {
+                let planned = self.last.version;
+                let current = Version(planned.0 + 1);
+                self.last.version = current;
+                return Err(Refusal::Stale { planned, current });
             }
         }
         Ok(())

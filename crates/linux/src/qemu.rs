@@ -530,13 +530,18 @@ impl Manager for Qemu {
 
     fn threads(&mut self, run: &Run) -> Result<Vec<Thread>, ReadError> {
         let mut threads = task::threads(&self.root, run.pid)?;
-        if !threads.iter().any(|thread| matches!(thread.role, Role::Vcpu(_))) {
-            let roles = self.roles_told(run.vm, &threads);
-            for thread in &mut threads {
-                thread.role = roles.get(&thread.tid).copied().unwrap_or(thread.role);
-            }
-        }
+        self.roles(run, &mut threads);
         Ok(threads)
+    }
+
+    fn roles(&mut self, run: &Run, threads: &mut [Thread]) {
+        if threads.iter().any(|thread| matches!(thread.role, Role::Vcpu(_))) {
+            return;
+        }
+        let roles = self.roles_told(run.vm, threads);
+        for thread in threads {
+            thread.role = roles.get(&thread.tid).copied().unwrap_or(thread.role);
+        }
     }
 
     fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet> {

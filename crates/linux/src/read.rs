@@ -1,11 +1,14 @@
 //! Reading small kernel files: bounded, with the path in every error, and "not there" apart from "broken".
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::borrow::Cow;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use homenode_host::HostError;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// Why a kernel file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,35 +105,139 @@ impl From<ReadError> for HostError {
 /// Bytes that one small file may have.
 pub(crate) const SMALL_BYTES: u64 = 64 << 10;
 
+/// Room for what is read at first: most files of the kernel's are smaller, and none says how large it is.
+const ROOM_BYTES: usize = 4 << 10;
+
 /// A file of at most `limit_bytes`; `None` where it is not there: no such file, or the task it tells of has ended.
 pub(crate) fn text_if_there(path: &Path, limit_bytes: u64) -> Result<Option<String>, ReadError> {
+    let mut room = Vec::new();
+    let is_there = read_at(
+        (rustix::fs::CWD, path),
+        || path.to_owned(),
+        limit_bytes,
+        &mut room,
+    )?;
+    // Names of threads and files may hold any byte; numbers never do.
+    let text = |bytes| {
+        String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+    };
+    Ok(is_there.then(|| text(room)))
+}
+
+/// Reads a file that is below an open directory into `room`, from which everything else is taken out; no where it is not there.
+fn read_at(
+    (dir, path): (impl AsFd, &Path),
+    full: impl Fn() -> PathBuf,
+    limit_bytes: u64,
+    room: &mut Vec<u8>,
+) -> Result<bool, ReadError> {
     let io = |e: std::io::Error| ReadError::Io {
-        path: path.display().to_string(),
+        path: full().display().to_string(),
         cause: e.to_string(),
     };
     #[cfg(test)]
     crate::fault::of_file(crate::fault::Point::Read).map_err(io)?;
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(e) if is_absence(&e) => return Ok(None),
-        Err(e) => return Err(io(e)),
-    };
-    let mut bytes = Vec::new();
-    match file.take(limit_bytes + 1).read_to_end(&mut bytes) {
-        Ok(_) => {}
-        Err(e) if is_absence(&e) => return Ok(None),
-        Err(e) => return Err(io(e)),
-    }
-    if bytes.len() as u64 > limit_bytes {
-        return Err(ReadError::TooLarge {
-            path: path.display().to_string(),
+    room.clear();
+    match read_whole(dir, path, limit_bytes, room) {
+        Ok(()) if room.len() as u64 > limit_bytes => Err(ReadError::TooLarge {
+            path: full().display().to_string(),
             limit_bytes,
-        });
+        }),
+        Ok(()) => Ok(true),
+        Err(e) if is_absence(&e) => Ok(false),
+        Err(e) => Err(io(e)),
     }
-    // Names of threads and files may hold any byte; numbers never do.
-    Ok(Some(String::from_utf8(bytes).unwrap_or_else(|e| {
-        String::from_utf8_lossy(e.as_bytes()).into_owned()
-    })))
+}
+
+/// Reads to a file's end, or past the limit.
+fn read_whole(dir: impl AsFd, path: &Path, limit_bytes: u64, room: &mut Vec<u8>) -> std::io::Result<()> {
+    let file = rustix::fs::openat(dir, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    while room.len() as u64 <= limit_bytes {
+        if room.len() == room.capacity() {
+            room.reserve(ROOM_BYTES.max(room.len()));
+        }
+        match rustix::io::read(&file, rustix::buffer::spare_capacity(room)) {
+            Ok(0) => return Ok(()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+/// A directory that is kept open. What is read in it is of the process or group that it was opened for, and of none that has come
+/// to its number or name since; and the way there is gone once.
+#[derive(Debug)]
+pub(crate) struct Dir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Dir {
+    /// Opens it; `None` where it is not there.
+    pub fn open(path: PathBuf) -> Result<Option<Dir>, ReadError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::open(&path, flags, Mode::empty()).map_err(std::io::Error::from) {
+            Ok(fd) => Ok(Some(Dir { fd, path })),
+            Err(e) if is_absence(&e) => Ok(None),
+            Err(e) => Err(ReadError::Io {
+                path: path.display().to_string(),
+                cause: e.to_string(),
+            }),
+        }
+    }
+
+    /// Where it was found.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file in it, of at most `limit_bytes`, in `room`; `None` as [`text_if_there`].
+    pub fn text<'a>(
+        &self,
+        name: &str,
+        limit_bytes: u64,
+        room: &'a mut Vec<u8>,
+    ) -> Result<Option<Cow<'a, str>>, ReadError> {
+        let is_there = read_at(
+            (&self.fd, Path::new(name)),
+            || self.path.join(name),
+            limit_bytes,
+            room,
+        )?;
+        Ok(is_there.then(|| String::from_utf8_lossy(room)))
+    }
+
+    /// The numbers that a directory in it has for names, ascending; none where it is not there. At most `limit` are taken.
+    pub fn numbers(&self, name: &str, limit: usize, into: &mut Vec<i32>) -> Result<(), ReadError> {
+        into.clear();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut list = || -> std::io::Result<()> {
+            let dir = rustix::fs::openat(&self.fd, name, flags, Mode::empty())?;
+            let mut room = [std::mem::MaybeUninit::uninit(); ROOM_BYTES];
+            let mut entries = rustix::fs::RawDir::new(dir, &mut room);
+            while let Some(entry) = entries.next().filter(|_| into.len() < limit) {
+                into.extend(
+                    entry?
+                        .file_name()
+                        .to_str()
+                        .ok()
+                        .and_then(|name| name.parse::<i32>().ok()),
+                );
+            }
+            Ok(())
+        };
+        match list() {
+            Err(e) if !is_absence(&e) => {
+                return Err(ReadError::Io {
+                    path: self.path.join(name).display().to_string(),
+                    cause: e.to_string(),
+                });
+            }
+            _ => into.sort_unstable(),
+        }
+        Ok(())
+    }
 }
 
 /// A file that every kernel has.

@@ -10,12 +10,13 @@
 //!
 //! The first thread is the emulator's main loop, whatever its name, and all else helps it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use homenode_units::{CpuId, CpuSet, NodeSet, Ns};
 
-use crate::read::{self, ReadError};
+use crate::read::{self, Dir, ReadError};
 
 /// Threads that are read of one process: 4096 vCPUs and as many helpers.
 const THREADS_MAX: usize = 8192;
@@ -82,10 +83,15 @@ fn process_dir(root: &Path, pid: i32) -> PathBuf {
 /// When its `stat` is malformed or may not be read.
 pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
     let path = process_dir(root, pid).join("stat");
-    let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
-        return Ok(None);
-    };
-    let stat = parse_stat(&text).ok_or_else(|| ReadError::malformed(&path, STAT, &text))?;
+    match read::text_if_there(&path, read::SMALL_BYTES)? {
+        Some(text) => process_of(pid, &text, || path.clone()),
+        None => Ok(None),
+    }
+}
+
+/// The same from the text of its `stat`.
+fn process_of(pid: i32, text: &str, path: impl Fn() -> PathBuf) -> Result<Option<Process>, ReadError> {
+    let stat = parse_stat(text).ok_or_else(|| ReadError::malformed(&path(), STAT, text))?;
     Ok((!matches!(stat.state, 'Z' | 'X' | 'x')).then_some(Process {
         pid,
         start_ticks: stat.start_ticks,
@@ -132,33 +138,146 @@ pub fn find_qemu(root: &Path, uuid: &str) -> Result<Option<Process>, ReadError> 
 /// When a file is malformed, or may not be read; when there are more than any QEMU has, or several of a name with nothing else to
 /// tell them apart.
 pub fn threads(root: &Path, pid: i32) -> Result<Vec<Thread>, ReadError> {
-    let dir = process_dir(root, pid).join("task");
-    let names = read::names(&dir, THREADS_MAX + 1)?;
-    if names.len() > THREADS_MAX {
-        return Err(ReadError::TooMany {
-            path: dir.display().to_string(),
-            limit: THREADS_MAX,
+    Tasks::new(root, pid).look(Depth::Whole)
+}
+
+/// How much is read again of threads that are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// All of it.
+    Whole,
+    /// How long vCPUs ran and waited, and where. All else rarely changes, and is most of what the kernel has to write down.
+    Counters,
+}
+
+/// The threads of a process that is looked at again and again.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    pid: i32,
+    path: PathBuf,
+    /// Once it was found: from then on no other process of this number is looked at.
+    dir: Option<Dir>,
+    seen: Vec<Seen>,
+    /// Used again by each look.
+    tids: Vec<i32>,
+    room: Vec<u8>,
+}
+
+impl Tasks {
+    /// Those of the process that has this number when it is first looked at.
+    pub fn new(root: &Path, pid: i32) -> Tasks {
+        Tasks {
+            pid,
+            path: process_dir(root, pid),
+            dir: None,
+            seen: Vec::new(),
+            tids: Vec::new(),
+            room: Vec::new(),
+        }
+    }
+
+    /// As [`is_alive`], of the process that was found.
+    pub fn is_alive(&mut self, who: Process) -> bool {
+        let now = found(&mut self.dir, &self.path).and_then(|dir| {
+            let Some(dir) = dir else { return Ok(None) };
+            let text = dir.text("stat", read::SMALL_BYTES, &mut self.room)?;
+            let now = text.map(|text| process_of(who.pid, &text, || dir.path().join("stat")));
+            Ok(now.transpose()?.flatten())
         });
+        // As `is_alive`: one that cannot be looked at is not taken for ended.
+        now.map_or(true, |now| now == Some(who))
     }
-    let mut tids: Vec<i32> = names.iter().filter_map(|n| n.parse().ok()).collect();
-    tids.sort_unstable();
-    let mut seen = Vec::with_capacity(tids.len());
-    for tid in tids {
-        seen.extend(thread(&dir.join(tid.to_string()), tid)?);
+
+    /// The threads as [`threads`] has them: those that are new whole, the others to this depth.
+    ///
+    /// # Errors
+    /// As [`threads`].
+    pub fn look(&mut self, depth: Depth) -> Result<Vec<Thread>, ReadError> {
+        let Some(dir) = found(&mut self.dir, &self.path)? else {
+            return Ok(Vec::new());
+        };
+        dir.numbers("task", THREADS_MAX + 1, &mut self.tids)?;
+        if self.tids.len() > THREADS_MAX {
+            return Err(ReadError::TooMany {
+                path: dir.path().join("task").display().to_string(),
+                limit: THREADS_MAX,
+            });
+        }
+        // Where something cannot be read all is read next time.
+        let known = match depth {
+            Depth::Whole => Vec::new(),
+            Depth::Counters => std::mem::take(&mut self.seen),
+        };
+        let known_count = known.len();
+        let has_vcpus = known.iter().any(Seen::runs_vcpu);
+        let mut known = known.into_iter().peekable();
+        let mut seen = Vec::with_capacity(self.tids.len());
+        let mut kept_count = 0;
+        for &tid in &self.tids {
+            while known.next_if(|known| known.thread.tid < tid).is_some() {}
+            let kept = match known.next_if(|known| known.thread.tid == tid) {
+                // Where none is known to run a vCPU it may be any.
+                Some(known) if known.runs_vcpu() || !has_vcpus => known.later(dir, &mut self.room)?,
+                known => known,
+            };
+            kept_count += usize::from(kept.is_some());
+            match kept {
+                Some(kept) => seen.push(kept),
+                None => seen.extend(thread(dir, tid, &mut self.room)?),
+            }
+        }
+        if kept_count != seen.len() || kept_count != known_count {
+            let roles = roles(&dir.path().join("task"), self.pid, &seen)?;
+            seen.iter_mut()
+                .zip(roles)
+                .for_each(|(seen, role)| seen.thread.role = role);
+        }
+        self.seen = seen;
+        Ok(self.seen.iter().map(|seen| seen.thread.clone()).collect())
     }
-    let roles = roles(&dir, pid, &seen)?;
-    let with_role = |(seen, role): (Seen, Role)| Thread { role, ..seen.thread };
-    Ok(seen.into_iter().zip(roles).map(with_role).collect())
+}
+
+/// The directory, which is opened where it was not yet.
+fn found<'a>(dir: &'a mut Option<Dir>, path: &Path) -> Result<Option<&'a Dir>, ReadError> {
+    if dir.is_none() {
+        *dir = Dir::open(path.to_owned())?;
+    }
+    Ok(dir.as_ref())
 }
 
 /// A thread, and what says what it does.
+#[derive(Debug)]
 struct Seen {
-    /// Of no role yet.
+    /// Of no role yet where it is new.
     thread: Thread,
     start_ticks: u64,
     by_name: Role,
     /// Where it is in a group that libvirt makes for one thread.
     by_group: Option<Role>,
+}
+
+impl Seen {
+    fn runs_vcpu(&self) -> bool {
+        matches!(self.thread.role, Role::Vcpu(_))
+    }
+
+    /// The same with new counters; `None` where it has ended, or its counters are not told by themselves.
+    fn later(mut self, process: &Dir, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
+        let tid = self.thread.tid;
+        let Some((running_ns, waiting_ns)) = schedstat(process, tid, room)? else {
+            return Ok(None);
+        };
+        // One that did not run is where it was.
+        if running_ns != self.thread.running_ns {
+            let Some(stat) = stat(process, tid, room)?.filter(|stat| stat.start_ticks == self.start_ticks)
+            else {
+                return Ok(None);
+            };
+            self.thread.cpu = stat.cpu;
+        }
+        (self.thread.running_ns, self.thread.waiting_ns) = (running_ns, waiting_ns);
+        Ok(Some(self))
+    }
 }
 
 /// What each thread does.
@@ -252,41 +371,72 @@ pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
 
 const STAT: &str = "`TID (name) state …` with at least 39 fields";
 const STATUS: &str = "lines `Cpus_allowed_list:` and `Mems_allowed_list:`";
+const SCHEDSTAT: &str = "three numbers: ran, waited, slices";
 
-fn thread(dir: &Path, tid: i32) -> Result<Option<Seen>, ReadError> {
-    let file = |name: &str| read::text_if_there(&dir.join(name), read::SMALL_BYTES);
-    let (Some(comm), Some(stat), Some(status)) = (file("comm")?, file("stat")?, file("status")?) else {
+/// A file of a thread, in `room`.
+fn of_thread<'a>(
+    process: &Dir,
+    tid: i32,
+    name: &str,
+    room: &'a mut Vec<u8>,
+) -> Result<Option<Cow<'a, str>>, ReadError> {
+    process.text(&format!("task/{tid}/{name}"), read::SMALL_BYTES, room)
+}
+
+/// Reads a file of a thread by this parser.
+fn parsed<T>(
+    process: &Dir,
+    (tid, name): (i32, &str),
+    room: &mut Vec<u8>,
+    (parse, expected): (impl Fn(&str) -> Option<T>, &'static str),
+) -> Result<Option<T>, ReadError> {
+    let Some(text) = of_thread(process, tid, name, room)? else {
         return Ok(None);
     };
-    let parsed = parse_stat(&stat).ok_or_else(|| ReadError::malformed(&dir.join("stat"), STAT, &stat))?;
-    let (affinity, memory_nodes) =
-        parse_status(&status).ok_or_else(|| ReadError::malformed(&dir.join("status"), STATUS, &status))?;
-    // A kernel without CONFIG_SCHED_INFO has no schedstat: then running time comes in ticks, waiting time not at all.
-    let (running_ns, waiting_ns) = match file("schedstat")? {
-        Some(text) => parse_schedstat(&text).ok_or_else(|| {
-            ReadError::malformed(
-                &dir.join("schedstat"),
-                "three numbers: ran, waited, slices",
-                &text,
-            )
-        })?,
-        None => (parsed.cpu_time, Ns::ZERO),
+    let path = || process.path().join(format!("task/{tid}/{name}"));
+    parse(&text)
+        .map(Some)
+        .ok_or_else(|| ReadError::malformed(&path(), expected, &text))
+}
+
+fn stat(process: &Dir, tid: i32, room: &mut Vec<u8>) -> Result<Option<Stat>, ReadError> {
+    parsed(process, (tid, "stat"), room, (parse_stat, STAT))
+}
+
+/// How long a thread ran and waited; `None` also where the kernel does not write that down.
+fn schedstat(process: &Dir, tid: i32, room: &mut Vec<u8>) -> Result<Option<(Ns, Ns)>, ReadError> {
+    parsed(process, (tid, "schedstat"), room, (parse_schedstat, SCHEDSTAT))
+}
+
+fn thread(process: &Dir, tid: i32, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
+    let name = |comm: &str| Some(named(comm.trim_end_matches('\n')));
+    let Some(by_name) = parsed(process, (tid, "comm"), room, (name, "a name"))? else {
+        return Ok(None);
     };
+    let Some(stat) = stat(process, tid, room)? else {
+        return Ok(None);
+    };
+    let Some((affinity, memory_nodes)) = parsed(process, (tid, "status"), room, (parse_status, STATUS))?
+    else {
+        return Ok(None);
+    };
+    // A kernel without CONFIG_SCHED_INFO has no schedstat: then running time comes in ticks, waiting time not at all.
+    let (running_ns, waiting_ns) = schedstat(process, tid, room)?.unwrap_or((stat.cpu_time, Ns::ZERO));
     // A kernel without cgroups has no such file.
-    let by_group = file("cgroup")?.and_then(|text| grouped(&text));
+    let by_group = of_thread(process, tid, "cgroup", room)?.and_then(|text| grouped(&text));
     let thread = Thread {
         tid,
         role: Role::Other,
         running_ns,
         waiting_ns,
-        cpu: parsed.cpu,
+        cpu: stat.cpu,
         affinity,
         memory_nodes,
     };
     Ok(Some(Seen {
         thread,
-        start_ticks: parsed.start_ticks,
-        by_name: named(comm.trim_end_matches('\n')),
+        start_ticks: stat.start_ticks,
+        by_name,
         by_group,
     }))
 }
@@ -325,14 +475,17 @@ struct Stat {
 /// Reads `/proc/…/stat`. The name may hold spaces and parentheses, so fields count from the last parenthesis.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    let number = |at: usize| fields.get(at - 3)?.parse::<u64>().ok(); // `at` as in proc(5); the state is field 3
-    let ticks = number(14)?.checked_add(number(15)?)?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?; // field 3 in proc(5)
+    let mut number = |skipped: usize| fields.nth(skipped)?.parse::<u64>().ok();
+    let ticks = number(14 - 4)?.checked_add(number(0)?)?;
+    let start_ticks = number(22 - 16)?;
+    let cpu = number(39 - 23)?;
     Some(Stat {
-        state: fields.first()?.chars().next()?,
+        state,
         cpu_time: Ns(ticks.checked_mul(10_000_000)?),
-        start_ticks: number(22)?,
-        cpu: u32::try_from(number(39)?).ok().map(CpuId),
+        start_ticks,
+        cpu: u32::try_from(cpu).ok().map(CpuId),
     })
 }
 
@@ -353,254 +506,4 @@ fn parse_status(text: &str) -> Option<(CpuSet, NodeSet)> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::fake::Tree;
-
-    /// A `stat` line with this name, state, start time and CPU.
-    pub(crate) fn stat(tid: i32, comm: &str, state: char, start_ticks: u64, cpu: u32) -> String {
-        format!(
-            "{tid} ({comm}) {state} 1 1 1 0 -1 0 0 0 0 0 70 30 0 0 20 0 9 0 {start_ticks} 1000 10 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0\n"
-        )
-    }
-
-    /// Writes one thread of a process into a tree.
-    pub(crate) fn write_thread(tree: &Tree, pid: i32, tid: i32, comm: &str, cpus: &str) {
-        let dir = format!("proc/{pid}/task/{tid}");
-        tree.write(&format!("{dir}/comm"), &format!("{comm}\n"));
-        tree.write(&format!("{dir}/stat"), &stat(tid, comm, 'S', 77, 1));
-        tree.write(&format!("{dir}/schedstat"), "5000 700 3\n");
-        tree.write(
-            &format!("{dir}/status"),
-            &format!("Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t{cpus}\nMems_allowed_list:\t0-1\n"),
-        );
-    }
-
-    fn qemu() -> Tree {
-        let tree = Tree::new(&[
-            ("proc/40/stat", &stat(40, "qemu) (x", 'S', 77, 0)),
-            ("proc/40/cmdline", "qemu\0-name\0guest=a\0-uuid\0u-u\0-m\0"),
-        ]);
-        for (tid, comm) in [
-            (40, "qemu-system-x86"),
-            (41, "call_rcu"),
-            (43, "CPU 0/KVM"),
-            (44, "CPU 12/TCG"),
-            (45, "IO iothread1"),
-            (46, "CPU x/KVM"),
-        ] {
-            write_thread(&tree, 40, tid, comm, "0-3");
-        }
-        tree
-    }
-
-    #[test]
-    fn threads_are_told_apart_by_name_where_there_are_no_groups() {
-        let seen = threads(qemu().root(), 40).unwrap();
-        let roles: Vec<_> = seen.iter().map(|t| (t.tid, t.role)).collect();
-        let io = Role::IoThread(1);
-        assert_eq!(
-            roles,
-            [
-                (40, Role::Emulator),
-                (41, Role::Other),
-                (43, Role::Vcpu(0)),
-                (44, Role::Vcpu(12)),
-                (45, io),
-                (46, Role::Other)
-            ]
-        );
-        assert_eq!(
-            (seen[2].running_ns, seen[2].waiting_ns, seen[2].cpu),
-            (Ns(5000), Ns(700), Some(CpuId(1)))
-        );
-        assert_eq!(
-            (seen[2].affinity.to_string(), seen[2].memory_nodes.to_string()),
-            ("0-3".into(), "0-1".into())
-        );
-    }
-
-    /// Has these threads in these cgroups, as libvirt puts them there.
-    fn put_in_groups(tree: &Tree, groups: &[(i32, &str)]) {
-        for (tid, group) in groups {
-            let text = format!("0::/machine.slice/machine-qemu.scope/libvirt/{group}\n");
-            tree.write(&format!("proc/40/task/{tid}/cgroup"), &text);
-        }
-    }
-
-    fn roles_in(tree: &Tree) -> Vec<(i32, Role)> {
-        let seen = threads(tree.root(), 40).unwrap();
-        seen.into_iter().map(|t| (t.tid, t.role)).collect()
-    }
-
-    #[test]
-    fn a_name_never_chooses_the_thread_of_a_vcpu_where_libvirt_made_groups() {
-        let tree = qemu();
-        // QEMU may name its threads as it likes; it may not leave the groups in which libvirt put them.
-        for tid in 100..200 {
-            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
-            put_in_groups(&tree, &[(tid, "emulator")]);
-        }
-        write_thread(&tree, 40, 44, "harmless", "0-3");
-        write_thread(&tree, 40, 45, "CPU 0/KVM", "0-3");
-        write_thread(&tree, 40, 40, "CPU 5/KVM", "0-3");
-        let groups = [(40, "emulator"), (41, "emulator"), (46, "emulator")];
-        put_in_groups(&tree, &groups);
-        put_in_groups(&tree, &[(43, "vcpu0"), (44, "vcpu12"), (45, "iothread1")]);
-        let named: Vec<_> = roles_in(&tree)
-            .into_iter()
-            .filter(|(_, role)| *role != Role::Other)
-            .collect();
-        let expected = [
-            (40, Role::Emulator),
-            (43, Role::Vcpu(0)),
-            (44, Role::Vcpu(12)),
-            (45, Role::IoThread(1)),
-        ];
-        assert_eq!(named, expected);
-    }
-
-    #[test]
-    fn of_the_threads_in_a_vcpus_group_the_oldest_is_the_vcpus() {
-        let tree = qemu();
-        put_in_groups(
-            &tree,
-            &[
-                (40, "emulator"),
-                (41, "emulator"),
-                (45, "emulator"),
-                (46, "emulator"),
-                (44, "vcpu12"),
-            ],
-        );
-        // What a vCPU's thread starts (a worker of io_uring, a thread under its name) is in its group, and younger.
-        for (tid, start) in [(42, 90), (47, 77)] {
-            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
-            tree.write(
-                &format!("proc/40/task/{tid}/stat"),
-                &stat(tid, "CPU 0/KVM", 'S', start, 1),
-            );
-            put_in_groups(&tree, &[(tid, "vcpu0")]);
-        }
-        put_in_groups(&tree, &[(43, "vcpu0")]);
-        tree.write("proc/40/task/43/comm", "worker\n");
-        let vcpus: Vec<_> = roles_in(&tree)
-            .into_iter()
-            .filter(|(_, role)| *role == Role::Vcpu(0))
-            .collect();
-        assert_eq!(vcpus, [(43, Role::Vcpu(0))]);
-    }
-
-    #[test]
-    fn threads_of_one_name_are_refused_where_nothing_else_tells_them_apart() {
-        let tree = qemu();
-        for tid in 100..140 {
-            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
-        }
-        let error = threads(tree.root(), 40).expect_err("41 of vCPU 0").to_string();
-        assert!(
-            error.contains("proc/40/task") && error.contains("vCPU 0"),
-            "{error}"
-        );
-        assert!(
-            error.contains("43, 100, 101") && error.contains("41 threads"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn more_threads_than_any_qemu_has_are_refused_and_not_cut_off() {
-        let tree = qemu();
-        for tid in 100..100 + THREADS_MAX {
-            std::fs::create_dir(tree.root().join(format!("proc/40/task/{tid}"))).unwrap();
-        }
-        let error = threads(tree.root(), 40).expect_err("too many").to_string();
-        assert!(
-            error.contains("proc/40/task") && error.contains("8192"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn numbers_in_names_are_read_as_qemu_writes_them() {
-        for name in [
-            "CPU +1/KVM",
-            "CPU 01/KVM",
-            "CPU /KVM",
-            "CPU 65536/KVM",
-            "IO iothread01",
-            "IO other",
-        ] {
-            assert_eq!(named(name), Role::Other, "{name}");
-        }
-        assert_eq!(named("CPU 10/TCG"), Role::Vcpu(10));
-        assert_eq!(named("IO iothread2"), Role::IoThread(2));
-    }
-
-    #[test]
-    fn a_process_is_found_by_uuid_and_known_by_its_start_time() {
-        let tree = qemu();
-        let found = find_qemu(tree.root(), "u-u").unwrap().unwrap();
-        assert_eq!(
-            found,
-            Process {
-                pid: 40,
-                start_ticks: 77
-            }
-        );
-        assert_eq!(find_qemu(tree.root(), "other"), Ok(None));
-        assert!(is_alive(tree.root(), found));
-        tree.write("proc/40/stat", &stat(40, "qemu", 'S', 78, 0));
-        assert!(!is_alive(tree.root(), found), "the number was used again");
-        tree.write("proc/40/stat", &stat(40, "qemu", 'Z', 77, 0));
-        assert_eq!(process(tree.root(), 40), Ok(None), "a zombie runs no VM");
-    }
-
-    #[test]
-    fn a_thread_that_ends_is_left_out_and_no_process_has_no_threads() {
-        let tree = qemu();
-        std::fs::remove_file(tree.root().join("proc/40/task/43/status")).unwrap();
-        assert_eq!(threads(tree.root(), 40).unwrap().len(), 5);
-        assert_eq!(threads(tree.root(), 99), Ok(vec![]));
-        assert_eq!(affinity(tree.root(), 40, 43), Ok(None));
-        assert_eq!(affinity(tree.root(), 40, 44).unwrap().unwrap().to_string(), "0-3");
-    }
-
-    #[test]
-    fn malformed_and_truncated_files_are_errors_with_the_path() {
-        for (file, bad) in [
-            ("stat", "40 (CPU 0/KVM S 1"),
-            ("stat", "40 (CPU 0/KVM) S 1 2 3"),
-            ("schedstat", "5 x 1"),
-            ("schedstat", "5 6"),
-            ("status", "Cpus_allowed_list:\t0-3\n"),
-            ("status", "Cpus_allowed_list:\t3-0\nMems_allowed_list:\t0\n"),
-        ] {
-            let tree = qemu();
-            tree.write(&format!("proc/40/task/43/{file}"), bad);
-            let error = threads(tree.root(), 40).unwrap_err();
-            assert!(error.to_string().contains(&format!("task/43/{file}")), "{error}");
-        }
-    }
-
-    #[test]
-    fn without_schedstat_running_time_comes_in_ticks() {
-        let tree = qemu();
-        std::fs::remove_file(tree.root().join("proc/40/task/43/schedstat")).unwrap();
-        let seen = threads(tree.root(), 40).unwrap();
-        assert_eq!(
-            (seen[2].running_ns, seen[2].waiting_ns),
-            (Ns::from_secs(1), Ns::ZERO)
-        );
-    }
-
-    #[test]
-    fn this_process_reads() {
-        let pid = i32::try_from(std::process::id()).unwrap();
-        let seen = threads(Path::new("/"), pid).unwrap();
-        assert!(
-            seen.iter()
-                .any(|t| t.tid == pid && t.role == Role::Emulator && !t.affinity.is_empty())
-        );
-    }
-}
+pub(crate) mod tests;

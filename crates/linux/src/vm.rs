@@ -14,7 +14,7 @@ use crate::journal::{Before, Entry, Helper, Run, Written};
 use crate::numa_maps::Range;
 use crate::pages::Mover;
 use crate::read::ReadError;
-use crate::task::{Process, Role, Thread};
+use crate::task::{Process, Role, Tasks, Thread};
 use crate::{meminfo, now, numa_maps};
 
 mod grip;
@@ -40,6 +40,9 @@ pub(crate) struct Vm {
     pub operator_helpers: BTreeSet<Helper>,
     pub pins: Pinned,
     pub threads: Vec<Thread>,
+    pub tasks: Tasks,
+    /// When all of them are to be read anew.
+    pub next_whole_look: Ns,
     pub groups: BTreeMap<i32, Option<CpuGroup>>,
     pub memory: Memory,
     pub home: Option<NodeSet>,

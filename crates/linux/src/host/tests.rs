@@ -81,7 +81,9 @@ fn connect(tree: &Tree, acting: Acting) -> LinuxHost {
         ..Options::new(machine(&[0, 1]))
     };
     let uri = format!("test://{}", tree.root().join("node.xml").display());
-    LinuxHost::connect(&Vms::Libvirt(uri), options).unwrap()
+    let mut host = LinuxHost::connect(&Vms::Libvirt(uri), options).unwrap();
+    host.whole_look_every = Ns::ZERO;
+    host
 }
 
 fn plan(version: Version, action: Action) -> Plan {

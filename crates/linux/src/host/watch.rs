@@ -17,7 +17,7 @@ use crate::levers::{self, Home};
 use crate::mark::{self, TakenIn};
 use crate::now;
 use crate::read::ReadError;
-use crate::task;
+use crate::task::{Depth, Tasks};
 use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
 
 /// What a domain lacks whose guest keeps its free pages.
@@ -29,8 +29,9 @@ impl LinuxHost {
     pub(crate) fn watch(&mut self, domain: Arc<Domain>, at: Ns) -> Result<Option<VmSample>, String> {
         let (id, name) = (domain.id, domain.name.clone());
         let failed = |e: ReadError| format!("VM {name} is left out: {e}");
-        let known = self.vms.remove(&id).filter(|vm| {
-            Some(vm.run.runtime_id) == domain.runtime_id && task::is_alive(&self.hands.root, vm.run.process())
+        let known = self.vms.remove(&id).and_then(|mut vm| {
+            let process = vm.run.process();
+            (Some(vm.run.runtime_id) == domain.runtime_id && vm.tasks.is_alive(process)).then_some(vm)
         });
         let is_first = known.is_none();
         // Where nobody says, acting will.
@@ -42,6 +43,8 @@ impl LinuxHost {
                 Vm {
                     domain: Domain::clone(&domain),
                     described: domain,
+                    // A pin that is written there is in force by now.
+                    next_whole_look: Ns::ZERO,
                     ..vm
                 }
             }
@@ -64,7 +67,7 @@ impl LinuxHost {
     /// Looks at what a VM does; `None` where it has no vCPUs.
     fn look(&mut self, vm: &mut Vm, at: Ns, is_first: bool) -> Result<Option<VmSample>, ReadError> {
         let name = vm.run.name.clone();
-        vm.threads = self.hands.manager.threads(&vm.run)?;
+        self.look_at_threads(vm, at)?;
         if vm.vcpu_tids().next().is_none() {
             return Ok(None);
         }
@@ -90,6 +93,18 @@ impl LinuxHost {
             }
         }
         Ok(Some(sample))
+    }
+
+    /// Looks at a VM's threads: at all of them where that is due, else at what vCPUs do.
+    pub(super) fn look_at_threads(&mut self, vm: &mut Vm, at: Ns) -> Result<(), ReadError> {
+        let is_due = at >= vm.next_whole_look;
+        let depth = if is_due { Depth::Whole } else { Depth::Counters };
+        vm.threads = vm.tasks.look(depth)?;
+        if is_due {
+            vm.next_whole_look = at + self.whole_look_every;
+        }
+        self.hands.manager.roles(&vm.run, &mut vm.threads);
+        Ok(())
     }
 
     /// Gets to know a VM: its process, and what its operator wants, which later cannot be told from our own pins.
@@ -128,6 +143,8 @@ impl LinuxHost {
             pins: Pinned::of(entry),
             home: entry.and_then(Entry::get).map(|Home(nodes)| nodes),
             levers: levers::of_vm(entry, journal.is_some()),
+            tasks: Tasks::new(&self.hands.root, run.pid),
+            next_whole_look: Ns::ZERO,
             run,
             domain: Domain::clone(&domain),
             described: domain,
