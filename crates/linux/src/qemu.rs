@@ -13,16 +13,15 @@
 
 mod command_line;
 mod monitor;
+mod processes;
 mod settings_file;
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
-use rustix::fs::OFlags;
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
@@ -32,28 +31,32 @@ use crate::domain::Domain;
 use crate::domain::OperatorSettings;
 use crate::journal::Run;
 use crate::manager::{CallError, Manager};
-use crate::read::{self, ReadError};
-use crate::task::{self, Process, Role, Thread};
-use command_line::{CommandLine, Told};
+use crate::read::ReadError;
+use crate::task::{self, Process, Role, Tasks, Thread};
+use command_line::Told;
 use monitor::{Command, MonitorError};
 
 /// How often all processes are looked through for new VMs.
 const SCAN_EVERY: Ns = Ns::from_secs(3);
 /// How often a VM's state and balloon are asked for.
 const ASK_EVERY: Ns = Ns::from_secs(2);
+/// How often its settings and what its owner leaves it are looked up.
+const LOOK_EVERY: Ns = Ns::from_secs(5);
 /// How long a monitor that was of no use is left in peace.
 const PATIENCE: Ns = Ns::from_secs(5);
-/// A command line of a VM with many devices has tens of kilobytes.
-const COMMAND_LINE_MAX: u64 = 2 << 20;
-/// More processes than any host has.
-const PROCESSES_MAX: usize = 1 << 20;
+const ENDED: &str = "its QEMU has ended";
 
 /// The VMs of a host, found by their processes.
 #[derive(Debug)]
 pub(crate) struct Qemu {
     root: PathBuf,
+    /// Where control groups are mounted, as of the last scan.
+    groups: Option<Hierarchy>,
     vms: BTreeMap<VmId, Vm>,
     next_scan: Ns,
+    scan_count: i32,
+    /// Processes that run no VM, ascending, and how often that was looked at.
+    others: Vec<(i32, u8)>,
     notices: Vec<String>,
 }
 
@@ -61,9 +64,12 @@ pub(crate) struct Qemu {
 #[derive(Debug)]
 struct Vm {
     process: Process,
+    tasks: Tasks,
     name: String,
     told: Told,
     described: Arc<Domain>,
+    /// When it is to be described anew.
+    next_look: Ns,
     heard: Heard,
 }
 
@@ -107,121 +113,18 @@ pub fn vms(root: &Path) -> Vec<QemuVm> {
     looked.collect()
 }
 
-/// Whether this is the command line of a QEMU that may run a VM.
-fn is_qemu(program: &str) -> bool {
-    let name = program.rsplit('/').next().unwrap_or(program);
-    name.starts_with("qemu-system-") || matches!(name, "qemu-kvm" | "kvm")
-}
-
 impl Qemu {
     /// VMs below a root (`/`).
     pub fn new(root: &Path) -> Qemu {
         Qemu {
             root: root.to_owned(),
+            groups: None,
             vms: BTreeMap::new(),
             next_scan: Ns::ZERO,
+            scan_count: 0,
+            others: Vec::new(),
             notices: Vec::new(),
         }
-    }
-
-    /// Looks through all processes for VMs that are new.
-    fn scan(&mut self) -> Result<(), CallError> {
-        let names = read::names(&self.root.join("proc"), PROCESSES_MAX);
-        let names = names.map_err(|e| CallError::Lost(e.to_string()))?;
-        for pid in names.iter().filter_map(|name| name.parse::<i32>().ok()) {
-            if self.vms.values().any(|vm| vm.process.pid == pid) {
-                continue;
-            }
-            match self.look_at(pid) {
-                Ok(None) => {}
-                Ok(Some((id, vm))) => {
-                    if let Some(other) = self.vms.get(&id) {
-                        let (first, second) = (other.process.pid, pid);
-                        self.notices.push(format!(
-                            "processes {first} and {second} both run VM {id} ({}): only the first is watched. Give each a UUID of its own (-uuid)",
-                            vm.name
-                        ));
-                    } else {
-                        self.vms.insert(id, vm);
-                    }
-                }
-                Err(why) => self.notices.push(format!("process {pid} is left out: {why}")),
-            }
-        }
-        Ok(())
-    }
-
-    /// The VM that a process runs, if it runs one.
-    fn look_at(&self, pid: i32) -> Result<Option<(VmId, Vm)>, String> {
-        let path = self.root.join(format!("proc/{pid}/cmdline"));
-        // Of a process that may not be read nothing can be changed either.
-        let Ok(Some(words)) = read::text_if_there(&path, COMMAND_LINE_MAX) else {
-            return Ok(None);
-        };
-        let mut words = words.split_terminator('\0');
-        if !words.next().is_some_and(is_qemu) {
-            return Ok(None);
-        }
-        let Some(process) = task::process(&self.root, pid).map_err(|e| e.to_string())? else {
-            return Ok(None);
-        };
-        let mut line = CommandLine::of(words);
-        for path in line.read_configs().map(str::to_owned).collect::<Vec<_>>() {
-            match self.config(pid, &path) {
-                Ok(text) => line.take_in_config(&text),
-                Err(cause) => return Err(format!("its options in {path} cannot be read: {cause}")),
-            }
-        }
-        let told = line.told();
-        if told.has_no_machine {
-            return Ok(None);
-        }
-        let name = told.name.clone().unwrap_or_else(|| format!("qemu-{pid}"));
-        if name.contains(['/', '\0'])
-            || name.starts_with('.')
-            || name.chars().any(char::is_control)
-            || name.len() > 200
-        {
-            return Err("its name (-name) cannot be a file's; start it with another".to_owned());
-        }
-        let of_libvirt = self.root.join("run/libvirt/qemu").join(format!("{name}.pid"));
-        if read::value_if_there(&of_libvirt, "a process id") == Ok(Some(pid)) {
-            return Err(format!(
-                "libvirt runs VM {name}, and changes it; manage it with `--host libvirt`"
-            ));
-        }
-        let given = told
-            .uuid
-            .as_deref()
-            .map(|uuid| VmId::parse(uuid).ok_or_else(|| format!("its UUID `{uuid}` is none")));
-        // Without one, its name is what stays when it is started again.
-        let id = given.unwrap_or_else(|| {
-            Ok(VmId(
-                uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes()).as_u128(),
-            ))
-        })?;
-        let described = Arc::new(self.domain(id, &name, process, &told, None));
-        let heard = Heard::default();
-        Ok(Some((
-            id,
-            Vm {
-                process,
-                name,
-                told,
-                described,
-                heard,
-            },
-        )))
-    }
-
-    /// A file of options, as the process saw it.
-    fn config(&self, pid: i32, path: &str) -> std::io::Result<String> {
-        let file = monitor::open_as_seen_by(&self.root, pid, path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        let mut text = String::new();
-        std::fs::File::from(file)
-            .take(1 << 20)
-            .read_to_string(&mut text)?;
-        Ok(text)
     }
 
     /// What is to be known of a VM; `before` is what was known, and keeps what was true when it was first seen.
@@ -277,8 +180,7 @@ impl Qemu {
 
     /// CPUs that the owner of its cgroup leaves it, where they are not all.
     fn allowed(&self, pid: i32) -> Option<CpuSet> {
-        let groups = Hierarchy::read(&self.root).ok()?;
-        groups.cpus_of(pid).ok()?
+        self.groups.as_ref()?.cpus_of(pid).ok()?
     }
 
     fn vm(&self, vm: VmId) -> Result<&Vm, CallError> {
@@ -286,7 +188,7 @@ impl Qemu {
             .vms
             .get(&vm)
             .filter(|vm| task::is_alive(&self.root, vm.process));
-        known.ok_or_else(|| CallError::Refused("its QEMU has ended".to_owned()))
+        known.ok_or_else(|| CallError::Refused(ENDED.to_owned()))
     }
 
     /// Asks a VM's monitor; the first that is its own and free.
@@ -319,22 +221,32 @@ impl Qemu {
         Ok(answers.into_iter().next().unwrap_or(Value::Null))
     }
 
-    /// Hears a VM's monitor again, where that is due.
-    fn hear(&mut self, id: VmId) {
+    /// Something of a VM was just changed: it is described anew next time.
+    fn look_soon(&mut self, vm: VmId) {
+        if let Some(known) = self.vms.get_mut(&vm) {
+            (known.next_look, known.heard.next) = (Ns::ZERO, Ns::ZERO);
+        }
+    }
+
+    /// Hears a VM's monitor again, where that is due; whether it says something else.
+    fn hear(&mut self, id: VmId) -> bool {
         let at = now();
         let Some(vm) = self
             .vms
             .get(&id)
             .filter(|vm| at >= vm.heard.next && !vm.told.monitors.is_empty())
         else {
-            return;
+            return false;
         };
+        let before = vm.heard.balloon;
         let mut commands = vec![("query-status", json!({})), ("query-migrate", json!({}))];
         if vm.told.balloon.is_some() {
             commands.push(("query-balloon", json!({})));
         }
         let heard = self.ask(id, &commands);
-        let Some(vm) = self.vms.get_mut(&id) else { return };
+        let Some(vm) = self.vms.get_mut(&id) else {
+            return false;
+        };
         match heard {
             Ok(answers) => {
                 let text = |at: usize| answers.get(at).and_then(|answer| answer.get("status")?.as_str());
@@ -356,6 +268,7 @@ impl Qemu {
                 }
             }
         }
+        vm.heard.balloon != before
     }
 
     /// What threads do that bear no names, by what the monitor says.
@@ -499,29 +412,30 @@ fn standstill(run: Option<&str>, migration: Option<&str>) -> Option<Immovable> {
 
 impl Manager for Qemu {
     fn list(&mut self) -> Result<Vec<VmId>, CallError> {
-        let root = &self.root;
-        self.vms.retain(|_, vm| task::is_alive(root, vm.process));
+        self.vms.retain(|_, vm| vm.tasks.is_alive(vm.process));
         if now() >= self.next_scan {
-            self.scan()?;
+            self.scan(false)?;
             self.next_scan = now() + SCAN_EVERY;
         }
         Ok(self.vms.keys().copied().collect())
     }
 
     fn describe(&mut self, vm: VmId) -> Result<Arc<Domain>, CallError> {
-        self.vm(vm)?;
-        self.hear(vm);
-        let known = self.vm(vm)?;
-        let before = Some((known.described.as_ref(), &known.heard));
-        let described = self.domain(vm, &known.name, known.process, &known.told, before);
-        if described == *known.described {
+        let at = now();
+        let ended = || CallError::Refused(ENDED.to_owned());
+        let has_heard = self.hear(vm);
+        let known = self.vms.get(&vm).ok_or_else(ended)?;
+        if at < known.next_look && !has_heard {
             return Ok(Arc::clone(&known.described));
         }
-        let described = Arc::new(described);
-        if let Some(known) = self.vms.get_mut(&vm) {
-            known.described = Arc::clone(&described);
+        let before = Some((known.described.as_ref(), &known.heard));
+        let described = self.domain(vm, &known.name, known.process, &known.told, before);
+        let known = self.vms.get_mut(&vm).ok_or_else(ended)?;
+        known.next_look = at + LOOK_EVERY;
+        if described != *known.described {
+            known.described = Arc::new(described);
         }
-        Ok(described)
+        Ok(Arc::clone(&known.described))
     }
 
     fn process(&mut self, domain: &Domain) -> Result<Option<Process>, ReadError> {
@@ -561,7 +475,7 @@ impl Manager for Qemu {
     fn knows(&mut self, run: &Run) -> Result<bool, CallError> {
         // By the journal's own process: that it runs was asked before.
         if !self.vms.contains_key(&run.vm) {
-            self.scan()?;
+            self.scan(true)?;
         }
         Ok(self
             .vms
@@ -574,7 +488,11 @@ impl Manager for Qemu {
     }
 
     fn standstill(&mut self, vm: VmId) -> Result<Option<Immovable>, CallError> {
-        Ok(self.vm(vm)?.heard.standstill.clone())
+        let known = self
+            .vms
+            .get(&vm)
+            .ok_or_else(|| CallError::Refused(ENDED.to_owned()))?;
+        Ok(known.heard.standstill.clone())
     }
 
     fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
@@ -610,6 +528,7 @@ impl Manager for Qemu {
 
     fn set_settings(&mut self, vm: VmId, settings: &OperatorSettings) -> Result<(), CallError> {
         let name = self.vm(vm)?.name.clone();
+        self.look_soon(vm);
         settings_file::write(&self.root, &name, settings).map_err(CallError::Refused)
     }
 
@@ -629,9 +548,7 @@ impl Manager for Qemu {
     fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError> {
         self.command(vm, ("balloon", json!({"value": memory.0})))
             .map(drop)?;
-        if let Some(known) = self.vms.get_mut(&vm) {
-            known.heard.next = Ns::ZERO;
-        }
+        self.look_soon(vm);
         Ok(())
     }
 

@@ -10,13 +10,12 @@
 //!
 //! The first thread is the emulator's main loop, whatever its name, and all else helps it.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use homenode_units::{CpuId, CpuSet, NodeSet, Ns};
 
-use crate::read::{self, Dir, ReadError};
+use crate::read::{self, Dir, Often, ReadError};
 
 /// Threads that are read of one process: 4096 vCPUs and as many helpers.
 const THREADS_MAX: usize = 8192;
@@ -83,19 +82,11 @@ fn process_dir(root: &Path, pid: i32) -> PathBuf {
 /// When its `stat` is malformed or may not be read.
 pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
     let path = process_dir(root, pid).join("stat");
-    match read::text_if_there(&path, read::SMALL_BYTES)? {
-        Some(text) => process_of(pid, &text, || path.clone()),
-        None => Ok(None),
-    }
-}
-
-/// The same from the text of its `stat`.
-fn process_of(pid: i32, text: &str, path: impl Fn() -> PathBuf) -> Result<Option<Process>, ReadError> {
-    let stat = parse_stat(text).ok_or_else(|| ReadError::malformed(&path(), STAT, text))?;
-    Ok((!matches!(stat.state, 'Z' | 'X' | 'x')).then_some(Process {
-        pid,
-        start_ticks: stat.start_ticks,
-    }))
+    let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
+        return Ok(None);
+    };
+    let stat = parse_stat(&text).ok_or_else(|| ReadError::malformed(&path, STAT.1, &text))?;
+    Ok(stat.process(pid))
 }
 
 /// Whether this very process still runs. One that cannot be looked at (no descriptor left, say) is not taken for ended:
@@ -141,13 +132,16 @@ pub fn threads(root: &Path, pid: i32) -> Result<Vec<Thread>, ReadError> {
     Tasks::new(root, pid).look(Depth::Whole)
 }
 
-/// How much is read again of threads that are known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How much is read again of threads that are known, from little to all. What rarely changes is most of what the kernel has to
+/// write down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Depth {
+    /// How long vCPUs ran and waited, and where. Threads are listed where the process has another number of them.
+    Counters,
+    /// Where they and the emulator may run, too. Threads are listed.
+    Affinities,
     /// All of it.
     Whole,
-    /// How long vCPUs ran and waited, and where. All else rarely changes, and is most of what the kernel has to write down.
-    Counters,
 }
 
 /// The threads of a process that is looked at again and again.
@@ -155,9 +149,14 @@ pub(crate) enum Depth {
 pub(crate) struct Tasks {
     pid: i32,
     path: PathBuf,
-    /// Once it was found: from then on no other process of this number is looked at.
-    dir: Option<Dir>,
+    /// Its directory, once it was found: from then on no other process of this number is looked at.
+    process: Option<Dir>,
+    stat: Often,
+    /// Below it.
+    task: Option<Dir>,
     seen: Vec<Seen>,
+    /// How many there were when it was last asked whether the process runs.
+    count: Option<usize>,
     /// Used again by each look.
     tids: Vec<i32>,
     room: Vec<u8>,
@@ -169,8 +168,11 @@ impl Tasks {
         Tasks {
             pid,
             path: process_dir(root, pid),
-            dir: None,
+            process: None,
+            stat: Often::new("stat"),
+            task: None,
             seen: Vec::new(),
+            count: None,
             tids: Vec::new(),
             room: Vec::new(),
         }
@@ -178,14 +180,51 @@ impl Tasks {
 
     /// As [`is_alive`], of the process that was found.
     pub fn is_alive(&mut self, who: Process) -> bool {
-        let now = found(&mut self.dir, &self.path).and_then(|dir| {
-            let Some(dir) = dir else { return Ok(None) };
-            let text = dir.text("stat", read::SMALL_BYTES, &mut self.room)?;
-            let now = text.map(|text| process_of(who.pid, &text, || dir.path().join("stat")));
-            Ok(now.transpose()?.flatten())
+        let stat = self.stat();
+        self.count = stat.as_ref().ok().and_then(|stat| stat.as_ref()?.thread_count);
+        // One that cannot be looked at is not taken for ended.
+        stat.map_or(true, |stat| {
+            stat.and_then(|stat| stat.process(who.pid)) == Some(who)
+        })
+    }
+
+    /// Of the process; `None` where there is none.
+    fn stat(&mut self) -> Result<Option<Stat>, ReadError> {
+        let Some(process) = found(&mut self.process, || Dir::open(self.path.clone()))? else {
+            return Ok(None);
+        };
+        let text = self.stat.text(process, &mut self.room)?;
+        let text = text.filter(|_| !self.stat.is_removed());
+        let parsed = text.map(|text| {
+            let path = || process.path().join("stat");
+            parse_stat(&text).ok_or_else(|| ReadError::malformed(&path(), STAT.1, &text))
         });
-        // As `is_alive`: one that cannot be looked at is not taken for ended.
-        now.map_or(true, |now| now == Some(who))
+        parsed.transpose()
+    }
+
+    /// Lists the threads, unless they are those that are known; none where there is no such process.
+    fn list(&mut self, depth: Depth, has_vcpus: bool) -> Result<(), ReadError> {
+        let is_settled = has_vcpus && self.seen.iter().all(|seen| seen.looks >= LOOKS);
+        if depth == Depth::Counters && is_settled && self.count == Some(self.seen.len()) {
+            self.tids.clear();
+            self.tids.extend(self.seen.iter().map(|seen| seen.thread.tid));
+            return Ok(());
+        }
+        self.tids.clear();
+        let Some(process) = found(&mut self.process, || Dir::open(self.path.clone()))? else {
+            return Ok(());
+        };
+        let Some(task) = found(&mut self.task, || process.below("task"))? else {
+            return Ok(());
+        };
+        task.numbers(THREADS_MAX + 1, &mut self.tids)?;
+        match self.tids.len() {
+            0..=THREADS_MAX => Ok(()),
+            _ => Err(ReadError::TooMany {
+                path: task.path().display().to_string(),
+                limit: THREADS_MAX,
+            }),
+        }
     }
 
     /// The threads as [`threads`] has them: those that are new whole, the others to this depth.
@@ -193,67 +232,74 @@ impl Tasks {
     /// # Errors
     /// As [`threads`].
     pub fn look(&mut self, depth: Depth) -> Result<Vec<Thread>, ReadError> {
-        let Some(dir) = found(&mut self.dir, &self.path)? else {
+        // Where none is known to run a vCPU it may be any.
+        let has_vcpus = self.seen.iter().any(Seen::runs_vcpu);
+        self.list(depth, has_vcpus)?;
+        let Some(task) = &self.task else {
             return Ok(Vec::new());
         };
-        dir.numbers("task", THREADS_MAX + 1, &mut self.tids)?;
-        if self.tids.len() > THREADS_MAX {
-            return Err(ReadError::TooMany {
-                path: dir.path().join("task").display().to_string(),
-                limit: THREADS_MAX,
-            });
-        }
         // Where something cannot be read all is read next time.
-        let known = match depth {
-            Depth::Whole => Vec::new(),
-            Depth::Counters => std::mem::take(&mut self.seen),
-        };
-        let known_count = known.len();
-        let has_vcpus = known.iter().any(Seen::runs_vcpu);
-        let mut known = known.into_iter().peekable();
+        let before = std::mem::take(&mut self.seen);
+        let before_count = before.len();
+        let mut before = before.into_iter().peekable();
         let mut seen = Vec::with_capacity(self.tids.len());
         let mut kept_count = 0;
         for &tid in &self.tids {
-            while known.next_if(|known| known.thread.tid < tid).is_some() {}
-            let kept = match known.next_if(|known| known.thread.tid == tid) {
-                // Where none is known to run a vCPU it may be any.
-                Some(known) if known.runs_vcpu() || !has_vcpus => known.later(dir, &mut self.room)?,
-                known => known,
+            while before.next_if(|before| before.thread.tid < tid).is_some() {}
+            let known = before.next_if(|before| before.thread.tid == tid);
+            let is_read_whole = depth == Depth::Whole || !has_vcpus;
+            let kept = match known {
+                Some(known) if !is_read_whole && known.looks >= LOOKS => {
+                    known.later(task, depth, &mut self.room)?
+                }
+                known => {
+                    seen.extend(thread(task, tid, known, &mut self.room)?);
+                    continue;
+                }
             };
             kept_count += usize::from(kept.is_some());
             match kept {
                 Some(kept) => seen.push(kept),
-                None => seen.extend(thread(dir, tid, &mut self.room)?),
+                None => seen.extend(thread(task, tid, None, &mut self.room)?),
             }
         }
-        if kept_count != seen.len() || kept_count != known_count {
-            let roles = roles(&dir.path().join("task"), self.pid, &seen)?;
-            seen.iter_mut()
-                .zip(roles)
-                .for_each(|(seen, role)| seen.thread.role = role);
+        if kept_count != seen.len() || kept_count != before_count {
+            let roles = roles(task.path(), self.pid, &seen)?;
+            let all = seen.iter_mut().zip(roles);
+            all.for_each(|(seen, role)| seen.thread.role = role);
         }
         self.seen = seen;
         Ok(self.seen.iter().map(|seen| seen.thread.clone()).collect())
     }
 }
 
-/// The directory, which is opened where it was not yet.
-fn found<'a>(dir: &'a mut Option<Dir>, path: &Path) -> Result<Option<&'a Dir>, ReadError> {
+/// A directory, which is opened where it was not yet.
+fn found(
+    dir: &mut Option<Dir>,
+    open: impl FnOnce() -> Result<Option<Dir>, ReadError>,
+) -> Result<Option<&Dir>, ReadError> {
     if dir.is_none() {
-        *dir = Dir::open(path.to_owned())?;
+        *dir = open()?;
     }
     Ok(dir.as_ref())
 }
 
+/// So often a thread is read whole that is new: who starts it names it and puts it into its group a little later.
+const LOOKS: u8 = 3;
+
 /// A thread, and what says what it does.
 #[derive(Debug)]
 struct Seen {
-    /// Of no role yet where it is new.
+    /// Of no role yet where it was just read.
     thread: Thread,
     start_ticks: u64,
     by_name: Role,
     /// Where it is in a group that libvirt makes for one thread.
     by_group: Option<Role>,
+    /// How often it was read whole.
+    looks: u8,
+    schedstat: Often,
+    stat: Often,
 }
 
 impl Seen {
@@ -261,18 +307,31 @@ impl Seen {
         matches!(self.thread.role, Role::Vcpu(_))
     }
 
-    /// The same with new counters; `None` where it has ended, or its counters are not told by themselves.
-    fn later(mut self, process: &Dir, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
+    /// The same as it is now, to this depth. `None` where it has ended, or its counters are not told by themselves.
+    fn later(mut self, task: &Dir, depth: Depth, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
         let tid = self.thread.tid;
-        let Some((running_ns, waiting_ns)) = schedstat(process, tid, room)? else {
-            return Ok(None);
-        };
-        // One that did not run is where it was.
-        if running_ns != self.thread.running_ns {
-            let Some(stat) = stat(process, tid, room)?.filter(|stat| stat.start_ticks == self.start_ticks)
-            else {
+        if depth >= Depth::Affinities && (self.runs_vcpu() || self.thread.role == Role::Emulator) {
+            let Some(text) = task.text(&format!("{tid}/status"), read::SMALL_BYTES, room)? else {
                 return Ok(None);
             };
+            (self.thread.affinity, self.thread.memory_nodes) = parsed(task, (tid, "status"), &text, STATUS)?;
+        }
+        if !self.runs_vcpu() {
+            return Ok(Some(self));
+        }
+        let Some(text) = self.schedstat.text(task, room)? else {
+            return Ok(None);
+        };
+        let (running_ns, waiting_ns) = parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?;
+        // One that did not run is where it was.
+        if running_ns != self.thread.running_ns {
+            let Some(text) = self.stat.text(task, room)? else {
+                return Ok(None);
+            };
+            let stat = parsed(task, (tid, "stat"), &text, STAT)?;
+            if stat.start_ticks != self.start_ticks {
+                return Ok(None);
+            }
             self.thread.cpu = stat.cpu;
         }
         (self.thread.running_ns, self.thread.waiting_ns) = (running_ns, waiting_ns);
@@ -344,7 +403,7 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
     };
     parse_status(&text)
         .map(|(cpus, _)| Some(cpus))
-        .ok_or_else(|| ReadError::malformed(&path, STATUS, &text))
+        .ok_or_else(|| ReadError::malformed(&path, STATUS.1, &text))
 }
 
 /// Whether a process is a thread of the kernel's, all of which are children of the second process.
@@ -369,61 +428,44 @@ pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     ids.split_ascii_whitespace().last()?.parse().ok()
 }
 
-const STAT: &str = "`TID (name) state …` with at least 39 fields";
-const STATUS: &str = "lines `Cpus_allowed_list:` and `Mems_allowed_list:`";
-const SCHEDSTAT: &str = "three numbers: ran, waited, slices";
+/// Reads `/proc/…/stat`, and what is expected of it; and so on.
+const STAT: (fn(&str) -> Option<Stat>, &str) = (parse_stat, "`TID (name) state …` with at least 39 fields");
+const STATUS: (fn(&str) -> Option<(CpuSet, NodeSet)>, &str) = (
+    parse_status,
+    "lines `Cpus_allowed_list:` and `Mems_allowed_list:`",
+);
+const SCHEDSTAT: (fn(&str) -> Option<(Ns, Ns)>, &str) =
+    (parse_schedstat, "three numbers: ran, waited, slices");
 
-/// A file of a thread, in `room`.
-fn of_thread<'a>(
-    process: &Dir,
-    tid: i32,
-    name: &str,
-    room: &'a mut Vec<u8>,
-) -> Result<Option<Cow<'a, str>>, ReadError> {
-    process.text(&format!("task/{tid}/{name}"), read::SMALL_BYTES, room)
-}
-
-/// Reads a file of a thread by this parser.
+/// Reads the text of a file of a thread.
 fn parsed<T>(
-    process: &Dir,
+    task: &Dir,
     (tid, name): (i32, &str),
-    room: &mut Vec<u8>,
-    (parse, expected): (impl Fn(&str) -> Option<T>, &'static str),
-) -> Result<Option<T>, ReadError> {
-    let Some(text) = of_thread(process, tid, name, room)? else {
-        return Ok(None);
-    };
-    let path = || process.path().join(format!("task/{tid}/{name}"));
-    parse(&text)
-        .map(Some)
-        .ok_or_else(|| ReadError::malformed(&path(), expected, &text))
+    text: &str,
+    (parse, expected): (fn(&str) -> Option<T>, &'static str),
+) -> Result<T, ReadError> {
+    let path = || task.path().join(format!("{tid}/{name}"));
+    parse(text).ok_or_else(|| ReadError::malformed(&path(), expected, text))
 }
 
-fn stat(process: &Dir, tid: i32, room: &mut Vec<u8>) -> Result<Option<Stat>, ReadError> {
-    parsed(process, (tid, "stat"), room, (parse_stat, STAT))
-}
-
-/// How long a thread ran and waited; `None` also where the kernel does not write that down.
-fn schedstat(process: &Dir, tid: i32, room: &mut Vec<u8>) -> Result<Option<(Ns, Ns)>, ReadError> {
-    parsed(process, (tid, "schedstat"), room, (parse_schedstat, SCHEDSTAT))
-}
-
-fn thread(process: &Dir, tid: i32, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
-    let name = |comm: &str| Some(named(comm.trim_end_matches('\n')));
-    let Some(by_name) = parsed(process, (tid, "comm"), room, (name, "a name"))? else {
+/// Reads a thread whole, which was known before or not.
+fn thread(task: &Dir, tid: i32, known: Option<Seen>, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
+    let mut file = |name: &'static str| {
+        let text = task.text(&format!("{tid}/{name}"), read::SMALL_BYTES, room)?;
+        Ok(text.map(std::borrow::Cow::into_owned))
+    };
+    let (Some(comm), Some(stat), Some(status)) = (file("comm")?, file("stat")?, file("status")?) else {
         return Ok(None);
     };
-    let Some(stat) = stat(process, tid, room)? else {
-        return Ok(None);
-    };
-    let Some((affinity, memory_nodes)) = parsed(process, (tid, "status"), room, (parse_status, STATUS))?
-    else {
-        return Ok(None);
-    };
+    let stat = parsed(task, (tid, "stat"), &stat, STAT)?;
+    let (affinity, memory_nodes) = parsed(task, (tid, "status"), &status, STATUS)?;
     // A kernel without CONFIG_SCHED_INFO has no schedstat: then running time comes in ticks, waiting time not at all.
-    let (running_ns, waiting_ns) = schedstat(process, tid, room)?.unwrap_or((stat.cpu_time, Ns::ZERO));
+    let (running_ns, waiting_ns) = match file("schedstat")? {
+        Some(text) => parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?,
+        None => (stat.cpu_time, Ns::ZERO),
+    };
     // A kernel without cgroups has no such file.
-    let by_group = of_thread(process, tid, "cgroup", room)?.and_then(|text| grouped(&text));
+    let by_group = file("cgroup")?.and_then(|text| grouped(&text));
     let thread = Thread {
         tid,
         role: Role::Other,
@@ -433,11 +475,24 @@ fn thread(process: &Dir, tid: i32, room: &mut Vec<u8>) -> Result<Option<Seen>, R
         affinity,
         memory_nodes,
     };
+    let new = || {
+        (
+            0,
+            Often::new(format!("{tid}/schedstat")),
+            Often::new(format!("{tid}/stat")),
+        )
+    };
+    let known = known.filter(|known| known.start_ticks == stat.start_ticks);
+    let (looks, often_schedstat, often_stat) =
+        known.map_or_else(new, |known| (known.looks, known.schedstat, known.stat));
     Ok(Some(Seen {
         thread,
         start_ticks: stat.start_ticks,
-        by_name,
+        by_name: named(comm.trim_end_matches('\n')),
         by_group,
+        looks: looks.saturating_add(1),
+        schedstat: often_schedstat,
+        stat: often_stat,
     }))
 }
 
@@ -468,8 +523,20 @@ fn grouped(text: &str) -> Option<Role> {
 struct Stat {
     state: char,
     cpu_time: Ns,
+    /// Of the whole process.
+    thread_count: Option<usize>,
     start_ticks: u64,
     cpu: Option<CpuId>,
+}
+
+impl Stat {
+    /// The process that it is of; `None` of one of which nothing but that is left.
+    fn process(&self, pid: i32) -> Option<Process> {
+        (!matches!(self.state, 'Z' | 'X' | 'x')).then_some(Process {
+            pid,
+            start_ticks: self.start_ticks,
+        })
+    }
 }
 
 /// Reads `/proc/…/stat`. The name may hold spaces and parentheses, so fields count from the last parenthesis.
@@ -479,11 +546,13 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let state = fields.next()?.chars().next()?; // field 3 in proc(5)
     let mut number = |skipped: usize| fields.nth(skipped)?.parse::<u64>().ok();
     let ticks = number(14 - 4)?.checked_add(number(0)?)?;
-    let start_ticks = number(22 - 16)?;
+    let thread_count = number(20 - 16)?;
+    let start_ticks = number(22 - 21)?;
     let cpu = number(39 - 23)?;
     Some(Stat {
         state,
         cpu_time: Ns(ticks.checked_mul(10_000_000)?),
+        thread_count: usize::try_from(thread_count).ok(),
         start_ticks,
         cpu: u32::try_from(cpu).ok().map(CpuId),
     })

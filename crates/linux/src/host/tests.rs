@@ -2,7 +2,7 @@
 //! to the handmade threads, which is just what a host that does not do as asked looks like.
 
 use homenode_host::observation::{Observation, Tracker, Used};
-use homenode_host::{Act, Action, Lever, Limit, Management, Percent};
+use homenode_host::{Act, Action, CpuQuota, Lever, Limit, Management, Percent, Version, VmSettings};
 use homenode_units::{NodeId, Pages, Permit};
 
 mod balloon;
@@ -82,7 +82,12 @@ fn connect(tree: &Tree, acting: Acting) -> LinuxHost {
     };
     let uri = format!("test://{}", tree.root().join("node.xml").display());
     let mut host = LinuxHost::connect(&Vms::Libvirt(uri), options).unwrap();
-    host.whole_look_every = Ns::ZERO;
+    let (affinities, all, pages) = (Ns::ZERO, Ns::ZERO, Ns::ZERO);
+    host.look_every = LookEvery {
+        affinities,
+        all,
+        pages,
+    };
     host
 }
 

@@ -250,17 +250,17 @@ fn this_process_reads() {
     );
 }
 
-/// A process with two vCPUs that is looked at again and again, after a first look.
+/// A process with two vCPUs that is looked at again and again, and is not new any more.
 fn looked_at() -> (Tree, Tasks) {
     let tree = Tree::new(&[("proc/40/stat", &stat(40, "qemu", 'S', 77, 0))]);
     for (tid, comm) in [(40, "qemu-system-x86"), (43, "CPU 0/KVM"), (44, "CPU 1/KVM")] {
         write_thread(&tree, 40, tid, comm, "0-3");
     }
     let mut tasks = Tasks::new(tree.root(), 40);
-    assert_eq!(
-        tasks.look(Depth::Whole).unwrap(),
-        threads(tree.root(), 40).unwrap()
-    );
+    for _ in 0..LOOKS {
+        let seen = tasks.look(Depth::Counters).unwrap();
+        assert_eq!(seen, threads(tree.root(), 40).unwrap());
+    }
     (tree, tasks)
 }
 
@@ -296,7 +296,8 @@ fn of_threads_that_are_known_counters_alone_are_read_again() {
         (Role::Vcpu(1), Ns(5000), Ns(700), cpu(1), "0-3".into()),
         "it did not run"
     );
-    // All names are read again only with all of it, and then there are two of one.
+    let seen = tasks.look(Depth::Affinities).unwrap();
+    assert_eq!((of(&seen, 2).0, of(&seen, 2).4), (Role::Vcpu(1), "1".into()));
     write_thread(&tree, 40, 44, "CPU 1/KVM", "1");
     let seen = tasks.look(Depth::Whole).unwrap();
     assert_eq!(of(&seen, 1).0, Role::Vcpu(9));
@@ -355,4 +356,34 @@ fn after_a_look_that_failed_all_is_read_anew() {
         tasks.look(Depth::Counters).unwrap(),
         threads(tree.root(), 40).unwrap()
     );
+}
+
+#[test]
+fn a_thread_that_is_named_after_it_was_seen_first_gets_its_role_soon() {
+    let (tree, mut tasks) = looked_at();
+    write_thread(&tree, 40, 45, "qemu-system-x86", "0-3");
+    assert_eq!(tasks.look(Depth::Counters).unwrap()[3].role, Role::Other);
+    write_thread(&tree, 40, 45, "CPU 2/KVM", "0-3");
+    assert_eq!(tasks.look(Depth::Counters).unwrap()[3].role, Role::Vcpu(2));
+}
+
+#[test]
+fn threads_are_listed_where_the_process_has_another_number_of_them_and_else_now_and_then() {
+    let (tree, mut tasks) = looked_at();
+    let (pid, start_ticks) = (40, 77);
+    let mut looked = |count: u32, depth| {
+        let text = stat(pid, "qemu", 'S', start_ticks, 0).replace(" 20 0 9 0 ", &format!(" 20 0 {count} 0 "));
+        tree.write("proc/40/stat", &text);
+        assert!(tasks.is_alive(Process { pid, start_ticks }));
+        tasks.look(depth).unwrap().len()
+    };
+    assert_eq!(looked(3, Depth::Counters), 3);
+    // One ends where another comes.
+    std::fs::remove_dir_all(tree.root().join("proc/40/task/40")).unwrap();
+    write_thread(&tree, 40, 45, "CPU 2/KVM", "0-3");
+    write_thread(&tree, 40, 46, "worker", "0-3");
+    assert_eq!(looked(3, Depth::Counters), 3, "as far as their number tells");
+    assert_eq!(looked(4, Depth::Counters), 4);
+    std::fs::remove_dir_all(tree.root().join("proc/40/task/46")).unwrap();
+    assert_eq!(looked(4, Depth::Affinities), 3);
 }

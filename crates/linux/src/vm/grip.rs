@@ -221,7 +221,7 @@ impl Vm {
         if !hands.entry(self).is_some_and(is_in_force) {
             return Vec::new();
         }
-        self.next_whole_look = Ns::ZERO;
+        self.look_soon();
         self.with_levers(|vm, levers| {
             let mut failures = Vec::new();
             for leased in levers {
