@@ -1,6 +1,7 @@
 //! One epoch: what is observed, planned, carried out and remembered.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use homenode_host::{
     Act, Action, Decision, HandsOff, Host, HostError, Immovable, Lever, Limit, Management, Outcome, Plan,
@@ -35,7 +36,7 @@ pub struct Epoch {
 /// An epoch of which everything is known but what came of its plan.
 #[derive(Clone, Debug)]
 pub struct Begun {
-    sample: Sample,
+    sample: Arc<Sample>,
     rates: Option<Rates>,
     /// What is to be carried out, and after that what is only told.
     plan: Plan,
@@ -95,7 +96,7 @@ impl Control {
         });
         let mut events = self
             .foreign
-            .compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
+            .compare(self.last.as_ref().map(|(sample, _)| sample.as_ref()), &sample);
         let rates = self
             .last
             .as_ref()
@@ -111,7 +112,8 @@ impl Control {
             ..Turn::default()
         };
         self.begun_count += 1;
-        self.last = Some((sample.clone(), rates.clone()));
+        let sample = Arc::new(sample);
+        self.last = Some((Arc::clone(&sample), rates.clone()));
         Begun {
             sample,
             rates,

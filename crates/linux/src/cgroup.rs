@@ -77,7 +77,7 @@ struct Group {
 }
 
 impl Group {
-    fn open(path: PathBuf) -> Result<Option<Group>, ReadError> {
+    fn open(path: &Path) -> Result<Option<Group>, ReadError> {
         Ok(Dir::open(path)?.map(|dir| Group {
             dir,
             stat: Often::new("cpu.stat"),
@@ -146,7 +146,7 @@ impl Hierarchy {
                 Version::V2 => controllers.is_empty(),
             });
             if let Some(dir) = group.and_then(|(_, group)| mount.directory(&self.root, Path::new(group)))
-                && let Some(group) = CpuGroup::open(dir)?
+                && let Some(group) = CpuGroup::open(&dir)?
             {
                 return Ok(Some(group));
             }
@@ -184,15 +184,17 @@ impl Mount {
 
 impl CpuGroup {
     /// The group of this directory; `None` where that is not there.
-    fn open(path: PathBuf) -> Result<Option<CpuGroup>, ReadError> {
-        let name = path.file_name().and_then(|name| name.to_str());
-        let is_vcpu = name.is_some_and(|name| name.starts_with("vcpu"));
-        let of_vm = path.parent().filter(|_| is_vcpu).map(Path::to_owned);
-        let Some(own) = Group::open(path)?.map(Arc::new) else {
+    fn open(path: &Path) -> Result<Option<CpuGroup>, ReadError> {
+        let Some(own) = Group::open(path)? else {
             return Ok(None);
         };
-        let above = of_vm.map_or(Ok(None), Group::open)?.map(Arc::new);
-        Ok(Some(CpuGroup { own, above }))
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_vcpu = name.is_some_and(|name| name.starts_with("vcpu"));
+        let above = path.parent().filter(|_| is_vcpu).map(Group::open).transpose()?;
+        Ok(Some(CpuGroup {
+            own: Arc::new(own),
+            above: above.flatten().map(Arc::new),
+        }))
     }
 
     /// The same, of which as much as possible is one with groups that are known: what is the same is read once.
@@ -561,7 +563,7 @@ mod tests {
             Some(CpuMax::Quota(CpuQuota { run_ns, period_ns }))
         };
         let tree = Tree::new(&[("g/none", "")]);
-        let group = CpuGroup::open(tree.root().join("g")).unwrap().unwrap();
+        let group = CpuGroup::open(&tree.root().join("g")).unwrap().unwrap();
         assert_eq!(group.max(), Ok(None), "a kernel without quotas");
         for (run, period, expected) in [
             ("-1", "100000", Some(CpuMax::Unlimited)),

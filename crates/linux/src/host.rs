@@ -88,7 +88,7 @@ struct LookEvery {
 }
 
 const LOOK_EVERY: LookEvery = LookEvery {
-    affinities: Ns::from_secs(5),
+    affinities: Ns::from_secs(10),
     all: Ns::from_secs(60),
     pages: Ns::from_secs(10),
 };

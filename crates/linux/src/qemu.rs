@@ -41,7 +41,7 @@ const SCAN_EVERY: Ns = Ns::from_secs(3);
 /// How often a VM's state and balloon are asked for.
 const ASK_EVERY: Ns = Ns::from_secs(2);
 /// How often its settings and what its owner leaves it are looked up.
-const LOOK_EVERY: Ns = Ns::from_secs(5);
+const LOOK_EVERY: Ns = Ns::from_secs(10);
 /// How long a monitor that was of no use is left in peace.
 const PATIENCE: Ns = Ns::from_secs(5);
 const ENDED: &str = "its QEMU has ended";

@@ -212,8 +212,8 @@ pub(crate) struct Dir {
 
 impl Dir {
     /// Opens it; `None` where it is not there.
-    pub fn open(path: PathBuf) -> Result<Option<Dir>, ReadError> {
-        Dir::open_at(rustix::fs::CWD, &path, path.clone())
+    pub fn open(path: &Path) -> Result<Option<Dir>, ReadError> {
+        Dir::open_at(rustix::fs::CWD, path, path.to_owned())
     }
 
     /// The same of one in this one.
@@ -282,8 +282,8 @@ impl Dir {
 }
 
 /// A small file that is read again and again, and whose text the kernel makes in one piece. It is kept open as long as there are
-/// descriptors in plenty: most of what reading a file takes is finding it. The kernel's files of a process, thread or group that is
-/// gone say nothing any more.
+/// descriptors in plenty: most of what reading a file takes is finding it. The kernel's files of a process, thread or group that
+/// is gone say nothing any more.
 #[derive(Debug)]
 pub(crate) struct Often {
     name: String,
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn a_file_that_is_read_often_is_the_one_that_it_was_first() {
         let tree = Tree::new(&[("d/a", "one\n")]);
-        let dir = Dir::open(tree.root().join("d")).unwrap().unwrap();
+        let dir = Dir::open(&tree.root().join("d")).unwrap().unwrap();
         let (file, none) = (Often::new("a"), Often::new("none"));
         let mut room = Vec::new();
         assert_eq!(file.text(&dir, &mut room).unwrap().unwrap(), "one\n");

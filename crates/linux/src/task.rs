@@ -190,7 +190,7 @@ impl Tasks {
 
     /// Of the process; `None` where there is none.
     fn stat(&mut self) -> Result<Option<Stat>, ReadError> {
-        let Some(process) = found(&mut self.process, || Dir::open(self.path.clone()))? else {
+        let Some(process) = found(&mut self.process, || Dir::open(&self.path))? else {
             return Ok(None);
         };
         let text = self.stat.text(process, &mut self.room)?;
@@ -211,7 +211,7 @@ impl Tasks {
             return Ok(());
         }
         self.tids.clear();
-        let Some(process) = found(&mut self.process, || Dir::open(self.path.clone()))? else {
+        let Some(process) = found(&mut self.process, || Dir::open(&self.path))? else {
             return Ok(());
         };
         let Some(task) = found(&mut self.task, || process.below("task"))? else {
@@ -428,21 +428,22 @@ pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     ids.split_ascii_whitespace().last()?.parse().ok()
 }
 
-/// Reads `/proc/…/stat`, and what is expected of it; and so on.
-const STAT: (fn(&str) -> Option<Stat>, &str) = (parse_stat, "`TID (name) state …` with at least 39 fields");
-const STATUS: (fn(&str) -> Option<(CpuSet, NodeSet)>, &str) = (
+/// How a file's text is read, and what is expected of it.
+type Form<T> = (fn(&str) -> Option<T>, &'static str);
+
+const STAT: Form<Stat> = (parse_stat, "`TID (name) state …` with at least 39 fields");
+const STATUS: Form<(CpuSet, NodeSet)> = (
     parse_status,
     "lines `Cpus_allowed_list:` and `Mems_allowed_list:`",
 );
-const SCHEDSTAT: (fn(&str) -> Option<(Ns, Ns)>, &str) =
-    (parse_schedstat, "three numbers: ran, waited, slices");
+const SCHEDSTAT: Form<(Ns, Ns)> = (parse_schedstat, "three numbers: ran, waited, slices");
 
 /// Reads the text of a file of a thread.
 fn parsed<T>(
     task: &Dir,
     (tid, name): (i32, &str),
     text: &str,
-    (parse, expected): (fn(&str) -> Option<T>, &'static str),
+    (parse, expected): Form<T>,
 ) -> Result<T, ReadError> {
     let path = || task.path().join(format!("{tid}/{name}"));
     parse(text).ok_or_else(|| ReadError::malformed(&path(), expected, text))

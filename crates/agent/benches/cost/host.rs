@@ -277,12 +277,11 @@ fn library_at(at: u64) -> u64 {
 }
 
 fn pid_of(vm: usize) -> i32 {
-    FIRST_PID + vm as i32 * PID_STEP
+    FIRST_PID + i32::try_from(vm).expect("some thousand VMs") * PID_STEP
 }
 
 fn tids(vm: usize) -> impl Iterator<Item = i32> {
-    let first = pid_of(vm);
-    first..first + (OTHERS.len() + VCPUS) as i32
+    (pid_of(vm)..).take(OTHERS.len() + VCPUS)
 }
 
 fn stat(tid: i32, comm: &str, start: u64, cpu: u64) -> String {

@@ -9,8 +9,9 @@
 //! in parts, the thread that records, and all of it.
 //!
 //! Not in here: the guard, which sleeps; VMs' monitors, which no process stands behind; reading hardware counters, in whose place
-//! the kernel refuses to open any, and carrying plans out, both of which [`stand_in`] stands in for, so that policies have something
-//! to think about; and what the kernel takes longer for real files than for those of a tmpfs.
+//! the kernel refuses to open any, and carrying plans out, both of which [`stand_in`] stands in for, so that policies have
+//! something to think about; and what the kernel takes longer for real files than for those of a tmpfs. Figures are in
+//! `docs/SPEED.md`.
 
 #![allow(clippy::print_stdout)] // figures
 
@@ -79,20 +80,23 @@ impl Meter {
         now.saturating_sub(std::mem::replace(&mut self.since, now))
     }
 
-    /// A period is over.
-    fn period(&mut self) {
+    /// A period is over, of so many that are counted; whether all are.
+    fn is_over(&mut self, periods: u64) -> bool {
+        let lap = self.lap();
+        self.spent.handing_over += lap;
         self.epochs += 1;
-        let now = (cpu_time(ClockId::ProcessCPUTime), cpu_time_of("recorder"));
-        if self.epochs == WARM {
-            *self = Meter {
-                before: now,
-                epochs: self.epochs,
-                since: cpu_time(ClockId::ThreadCPUTime),
-                ..Meter::default()
-            };
+        let is_over = self.epochs == WARM + periods;
+        // Asking takes a while itself.
+        if self.epochs == WARM || is_over {
+            let now = (cpu_time(ClockId::ProcessCPUTime), cpu_time_of("recorder"));
+            self.spent.all = now.0 - self.before.0;
+            self.spent.recorder = now.1 - self.before.1;
+            if !is_over {
+                (self.spent, self.before) = (Spent::default(), now);
+            }
         }
-        self.spent.all = now.0 - self.before.0;
-        self.spent.recorder = now.1 - self.before.1;
+        self.lap();
+        is_over
     }
 }
 
@@ -224,10 +228,6 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
     };
     let is_shown = std::env::var_os("HOMENODE_NOTICES").is_some();
     let notices = |host: &mut Metered| {
-        let mut meter = host.meter.borrow_mut();
-        let lap = meter.lap();
-        meter.spent.handing_over += lap;
-        meter.period();
         println!("over");
         let notices = host.host.take_notices();
         if is_shown {
@@ -235,7 +235,7 @@ fn run_agent(root: &Path, state: &Path, periods: u64, period: Ns) {
         }
         notices
     };
-    let is_over = |host: &Metered| host.meter.borrow().epochs >= WARM + periods;
+    let is_over = |host: &Metered| host.meter.borrow_mut().is_over(periods);
     let stand_in = StandIn::default();
     let mut metered = Metered {
         host,
@@ -300,15 +300,15 @@ fn measure(vms: usize, periods: u64, period: Duration) {
 
 fn print(vms: usize, periods: u64, period: Duration, spent: &Spent, (share, most): (u64, u64)) {
     let percent = |time: Duration| 100.0 * time.as_secs_f64() / (period.as_secs_f64() * periods as f64);
-    let recording = spent.handing_over + spent.recorder;
-    let known = spent.sampling + spent.deciding + recording;
+    let known = spent.sampling + spent.deciding + spent.handing_over + spent.recorder;
     let per_vm = spent.all.as_secs_f64() * 1e6 / periods as f64 / vms as f64;
     println!(
-        "| {vms} | {:.3} | {:.3} | {:.3} | {:.3} | {:.3} | {per_vm:.1} | {:.1} | {:.1} | {:.1} | {:.1} |",
+        "| {vms} | {:.3} | {:.3} | {:.3} | {:.3} + {:.3} | {:.3} | {per_vm:.1} | {:.1} | {:.1} | {:.1} | {:.1} |",
         percent(spent.all),
         percent(spent.sampling),
         percent(spent.deciding),
-        percent(recording),
+        percent(spent.handing_over),
+        percent(spent.recorder),
         percent(spent.all.saturating_sub(known)),
         share as f64 / f64::from(1 << 20),
         most as f64 / f64::from(1 << 20),

@@ -30,12 +30,13 @@ fn is_qemu(program: &str) -> bool {
 }
 
 impl Qemu {
-    /// Looks through all processes for VMs that are new; through those that long ran none now and then, unless it is to be `whole`.
+    /// Looks through all processes for VMs that are new; at those that long ran none only now and then, unless it is to be
+    /// `whole`.
     pub(super) fn scan(&mut self, whole: bool) -> Result<(), CallError> {
         let lost = |e: ReadError| CallError::Lost(e.to_string());
         self.groups = Hierarchy::read(&self.root).ok();
         let mut pids = Vec::new();
-        if let Some(proc) = Dir::open(self.root.join("proc")).map_err(lost)? {
+        if let Some(proc) = Dir::open(&self.root.join("proc")).map_err(lost)? {
             proc.numbers(PROCESSES_MAX, &mut pids).map_err(lost)?;
         }
         let known: BTreeSet<i32> = self.vms.values().map(|vm| vm.process.pid).collect();
