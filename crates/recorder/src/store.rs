@@ -21,7 +21,7 @@ pub(crate) const BLOCK_COUNT_MAX: usize = 6000;
 const AGAIN: Ns = Ns::from_secs(60);
 /// The kind of a decision: each has a row of its own.
 const DECIDED: &str = "decided";
-/// How hard zstd tries. With columns of samples it makes no less of them where it tries harder, and takes twice as long.
+/// How hard zstd tries. Trying harder takes twice as long, and makes nothing less of samples, which are most of it.
 const LEVEL: i32 = 1;
 /// How long a clock that was set must go on before anything is dropped for its age: one that jumps for a while makes all of it
 /// old.
