@@ -129,7 +129,9 @@ pub fn find_qemu(root: &Path, uuid: &str) -> Result<Option<Process>, ReadError> 
 /// When a file is malformed, or may not be read; when there are more than any QEMU has, or several of a name with nothing else to
 /// tell them apart.
 pub fn threads(root: &Path, pid: i32) -> Result<Vec<Thread>, ReadError> {
-    Tasks::new(root, pid).look(Depth::Whole)
+    let mut threads = Vec::new();
+    Tasks::new(root, pid).look(Depth::Whole, &mut threads)?;
+    Ok(threads)
 }
 
 /// How much is read again of threads that are known, from little to all. What rarely changes is most of what the kernel has to
@@ -227,16 +229,18 @@ impl Tasks {
         }
     }
 
-    /// The threads as [`threads`] has them: those that are new whole, the others to this depth.
+    /// The threads as [`threads`] has them: those that are new whole, the others to this depth. `into` has what the look before
+    /// found, or nothing.
     ///
     /// # Errors
     /// As [`threads`].
-    pub fn look(&mut self, depth: Depth) -> Result<Vec<Thread>, ReadError> {
+    pub fn look(&mut self, depth: Depth, into: &mut Vec<Thread>) -> Result<(), ReadError> {
         // Where none is known to run a vCPU it may be any.
         let has_vcpus = self.seen.iter().any(Seen::runs_vcpu);
         self.list(depth, has_vcpus)?;
         let Some(task) = &self.task else {
-            return Ok(Vec::new());
+            into.clear();
+            return Ok(());
         };
         // Where something cannot be read all is read next time.
         let before = std::mem::take(&mut self.seen);
@@ -263,13 +267,28 @@ impl Tasks {
                 None => seen.extend(thread(task, tid, None, &mut self.room)?),
             }
         }
-        if kept_count != seen.len() || kept_count != before_count {
+        let are_as_before = kept_count == seen.len() && kept_count == before_count;
+        if !are_as_before {
             let roles = roles(task.path(), self.pid, &seen)?;
             let all = seen.iter_mut().zip(roles);
             all.for_each(|(seen, role)| seen.thread.role = role);
         }
         self.seen = seen;
-        Ok(self.seen.iter().map(|seen| seen.thread.clone()).collect())
+        if are_as_before && depth == Depth::Counters && into.len() == self.seen.len() {
+            let pairs = into.iter_mut().zip(&self.seen);
+            pairs.for_each(|(known, seen)| known.take_counters(&seen.thread));
+        } else {
+            into.clear();
+            into.extend(self.seen.iter().map(|seen| seen.thread.clone()));
+        }
+        Ok(())
+    }
+}
+
+impl Thread {
+    /// Takes over how long it ran and waited, and where.
+    fn take_counters(&mut self, of: &Thread) {
+        (self.running_ns, self.waiting_ns, self.cpu) = (of.running_ns, of.waiting_ns, of.cpu);
     }
 }
 

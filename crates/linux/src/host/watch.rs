@@ -102,7 +102,7 @@ impl LinuxHost {
             () if at >= *affinities => Depth::Affinities,
             () => Depth::Counters,
         };
-        vm.threads = vm.tasks.look(depth)?;
+        vm.tasks.look(depth, &mut vm.threads)?;
         if depth >= Depth::Affinities {
             *affinities = at + self.look_every.affinities;
         }

@@ -250,6 +250,13 @@ fn this_process_reads() {
     );
 }
 
+/// What a look finds.
+fn look(tasks: &mut Tasks, depth: Depth) -> Result<Vec<Thread>, ReadError> {
+    let mut seen = Vec::new();
+    tasks.look(depth, &mut seen)?;
+    Ok(seen)
+}
+
 /// A process with two vCPUs that is looked at again and again, and is not new any more.
 fn looked_at() -> (Tree, Tasks) {
     let tree = Tree::new(&[("proc/40/stat", &stat(40, "qemu", 'S', 77, 0))]);
@@ -258,7 +265,7 @@ fn looked_at() -> (Tree, Tasks) {
     }
     let mut tasks = Tasks::new(tree.root(), 40);
     for _ in 0..LOOKS {
-        let seen = tasks.look(Depth::Counters).unwrap();
+        let seen = look(&mut tasks, Depth::Counters).unwrap();
         assert_eq!(seen, threads(tree.root(), 40).unwrap());
     }
     (tree, tasks)
@@ -286,7 +293,7 @@ fn of_threads_that_are_known_counters_alone_are_read_again() {
         )
     };
     let cpu = |number| Some(CpuId(number));
-    let seen = tasks.look(Depth::Counters).unwrap();
+    let seen = look(&mut tasks, Depth::Counters).unwrap();
     assert_eq!(
         of(&seen, 1),
         (Role::Vcpu(0), Ns(6000), Ns(800), cpu(3), "0-3".into())
@@ -296,10 +303,10 @@ fn of_threads_that_are_known_counters_alone_are_read_again() {
         (Role::Vcpu(1), Ns(5000), Ns(700), cpu(1), "0-3".into()),
         "it did not run"
     );
-    let seen = tasks.look(Depth::Affinities).unwrap();
+    let seen = look(&mut tasks, Depth::Affinities).unwrap();
     assert_eq!((of(&seen, 2).0, of(&seen, 2).4), (Role::Vcpu(1), "1".into()));
     write_thread(&tree, 40, 44, "CPU 1/KVM", "1");
-    let seen = tasks.look(Depth::Whole).unwrap();
+    let seen = look(&mut tasks, Depth::Whole).unwrap();
     assert_eq!(of(&seen, 1).0, Role::Vcpu(9));
     assert_eq!(of(&seen, 2).4, "1");
 }
@@ -309,7 +316,7 @@ fn threads_that_come_and_go_are_seen_at_once() {
     let (tree, mut tasks) = looked_at();
     write_thread(&tree, 40, 45, "CPU 2/KVM", "1");
     std::fs::remove_dir_all(tree.root().join("proc/40/task/43")).unwrap();
-    let seen = tasks.look(Depth::Counters).unwrap();
+    let seen = look(&mut tasks, Depth::Counters).unwrap();
     assert_eq!(seen, threads(tree.root(), 40).unwrap());
     let roles: Vec<Role> = seen.iter().map(|thread| thread.role).collect();
     assert_eq!(roles, [Role::Emulator, Role::Vcpu(1), Role::Vcpu(2)]);
@@ -321,7 +328,7 @@ fn a_threads_number_that_is_used_again_is_of_a_thread_that_is_read_whole() {
     write_thread(&tree, 40, 43, "worker", "2");
     tree.write("proc/40/task/43/stat", &stat(43, "worker", 'S', 99, 1));
     tree.write("proc/40/task/43/schedstat", "1 1 1\n");
-    let seen = tasks.look(Depth::Counters).unwrap();
+    let seen = look(&mut tasks, Depth::Counters).unwrap();
     assert_eq!(seen, threads(tree.root(), 40).unwrap());
     assert_eq!(
         (seen[1].role, seen[1].affinity.to_string()),
@@ -341,8 +348,8 @@ fn a_process_that_comes_to_a_known_number_is_not_taken_for_the_one_before() {
     tree.write("proc/40/stat", &stat(40, "qemu", 'S', 77, 0));
     assert!(is_alive(tree.root(), who), "as far as numbers tell");
     assert!(!tasks.is_alive(who));
-    assert_eq!(tasks.look(Depth::Counters), Ok(vec![]));
-    assert_eq!(tasks.look(Depth::Whole), Ok(vec![]));
+    assert_eq!(look(&mut tasks, Depth::Counters), Ok(vec![]));
+    assert_eq!(look(&mut tasks, Depth::Whole), Ok(vec![]));
 }
 
 #[test]
@@ -350,10 +357,10 @@ fn after_a_look_that_failed_all_is_read_anew() {
     let (tree, mut tasks) = looked_at();
     write_thread(&tree, 40, 44, "CPU 1/KVM", "1");
     tree.write("proc/40/task/43/schedstat", "many");
-    assert!(tasks.look(Depth::Counters).is_err());
+    assert!(look(&mut tasks, Depth::Counters).is_err());
     tree.write("proc/40/task/43/schedstat", "6000 800 4\n");
     assert_eq!(
-        tasks.look(Depth::Counters).unwrap(),
+        look(&mut tasks, Depth::Counters).unwrap(),
         threads(tree.root(), 40).unwrap()
     );
 }
@@ -362,9 +369,9 @@ fn after_a_look_that_failed_all_is_read_anew() {
 fn a_thread_that_is_named_after_it_was_seen_first_gets_its_role_soon() {
     let (tree, mut tasks) = looked_at();
     write_thread(&tree, 40, 45, "qemu-system-x86", "0-3");
-    assert_eq!(tasks.look(Depth::Counters).unwrap()[3].role, Role::Other);
+    assert_eq!(look(&mut tasks, Depth::Counters).unwrap()[3].role, Role::Other);
     write_thread(&tree, 40, 45, "CPU 2/KVM", "0-3");
-    assert_eq!(tasks.look(Depth::Counters).unwrap()[3].role, Role::Vcpu(2));
+    assert_eq!(look(&mut tasks, Depth::Counters).unwrap()[3].role, Role::Vcpu(2));
 }
 
 #[test]
@@ -375,7 +382,7 @@ fn threads_are_listed_where_the_process_has_another_number_of_them_and_else_now_
         let text = stat(pid, "qemu", 'S', start_ticks, 0).replace(" 20 0 9 0 ", &format!(" 20 0 {count} 0 "));
         tree.write("proc/40/stat", &text);
         assert!(tasks.is_alive(Process { pid, start_ticks }));
-        tasks.look(depth).unwrap().len()
+        look(&mut tasks, depth).unwrap().len()
     };
     assert_eq!(looked(3, Depth::Counters), 3);
     // One ends where another comes.
@@ -386,4 +393,31 @@ fn threads_are_listed_where_the_process_has_another_number_of_them_and_else_now_
     assert_eq!(looked(4, Depth::Counters), 4);
     std::fs::remove_dir_all(tree.root().join("proc/40/task/46")).unwrap();
     assert_eq!(looked(4, Depth::Affinities), 3);
+}
+
+#[test]
+fn a_look_into_what_the_one_before_found_is_a_look() {
+    let (tree, mut tasks) = looked_at();
+    let (pid, start_ticks) = (40, 77);
+    let mut seen = look(&mut tasks, Depth::Counters).unwrap();
+    for (ran, depth) in [
+        (6000, Depth::Counters),
+        (7000, Depth::Affinities),
+        (8000, Depth::Whole),
+    ] {
+        tree.write("proc/40/task/43/schedstat", &format!("{ran} 900 4\n"));
+        tree.write(
+            "proc/40/task/43/stat",
+            &stat(43, "CPU 0/KVM", 'S', start_ticks, 3),
+        );
+        assert!(tasks.is_alive(Process { pid, start_ticks }));
+        tasks.look(depth, &mut seen).unwrap();
+        assert_eq!(seen, threads(tree.root(), 40).unwrap());
+    }
+    write_thread(&tree, 40, 45, "worker", "1");
+    tasks.look(Depth::Counters, &mut seen).unwrap();
+    assert_eq!(seen, threads(tree.root(), 40).unwrap());
+    std::fs::remove_dir_all(tree.root().join("proc/40/task")).unwrap();
+    tasks.look(Depth::Counters, &mut seen).unwrap();
+    assert_eq!(seen, []);
 }
