@@ -5,8 +5,8 @@
 //!
 //! | | |
 //! |---|---|
-//! | of a CPU | .09 percent |
-//! | status | 186 bytes per VM and minute |
+//! | of a CPU | .06 percent |
+//! | status | 206 bytes per VM and minute |
 //! | samples | 709 bytes per VM and minute |
 
 #![allow(clippy::print_stdout)] // figures

@@ -98,7 +98,7 @@ impl History {
     }
 
     /// Keeps an epoch.
-    pub(crate) fn keep(&mut self, epoch: &Epoch, control: &Mutex<Control>) {
+    pub(crate) fn keep(&mut self, epoch: Epoch, control: &Mutex<Control>) {
         let (Some(recorder), Some(clock)) = (&mut self.recorder, self.clock) else {
             return;
         };
@@ -106,16 +106,14 @@ impl History {
         let wall_ns = clock.at(at);
         let sample = self.has_samples.then_some(()).and_then(|()| {
             let control = control.lock().unwrap_or_else(PoisonError::into_inner);
-            let sample = control.sample().cloned()?;
-            Some((sample, control.turn().clone()))
+            Some((control.shared_sample()?, control.turn().clone()))
         });
-        let (status, events) = (epoch.status.clone(), epoch.events.clone());
         recorder.keep(at, move || Period {
             at,
             wall_ns,
-            status: rounded(&status),
+            status: rounded(&epoch.status),
             sample: sample.map(|(sample, turn)| recorded(&sample, &turn)),
-            events: events.iter().map(row).collect(),
+            events: epoch.events.iter().map(row).collect(),
         });
     }
 

@@ -281,11 +281,11 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
                     feed.publish(&epoch, &self.agent.control, &took);
                 }
                 self.agent.output.epoch(&epoch);
-                self.agent.history.keep(&epoch, &self.agent.control);
                 if let Some(trace) = &mut self.agent.trace {
                     trace.keep(&epoch, &self.agent.control);
                 }
                 let at = epoch.status.at_ns;
+                self.agent.history.keep(epoch, &self.agent.control);
                 if let Some(trouble) = self.agent.bill.settle(at, &self.agent.control) {
                     self.agent.notice(&trouble);
                 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use homenode_host::{
     Act, Action, Barred, Decision, HandsOff, Host, HostError, Immovable, Lever, Limit, Management, Outcome,
@@ -36,7 +37,7 @@ pub struct Epoch {
 /// An epoch of which everything is known but what came of its plan.
 #[derive(Clone, Debug)]
 pub struct Begun {
-    sample: Sample,
+    sample: Arc<Sample>,
     rates: Option<Rates>,
     /// What is to be carried out, and after that what is only told.
     plan: Plan,
@@ -96,7 +97,7 @@ impl Control {
         });
         let mut events = self
             .foreign
-            .compare(self.last.as_ref().map(|(sample, _)| sample), &sample);
+            .compare(self.last.as_ref().map(|(sample, _)| sample.as_ref()), &sample);
         let rates = self
             .last
             .as_ref()
@@ -112,7 +113,8 @@ impl Control {
             ..Turn::default()
         };
         self.begun_count += 1;
-        self.last = Some((sample.clone(), rates.clone()));
+        let sample = Arc::new(sample);
+        self.last = Some((Arc::clone(&sample), rates.clone()));
         Begun {
             sample,
             rates,

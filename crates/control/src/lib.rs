@@ -43,6 +43,7 @@ mod status;
 mod turn;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 pub use homenode_host::Mode;
 use homenode_host::{Rates, Sample, Setting, VmSettings};
@@ -106,7 +107,8 @@ pub struct Control {
     in_force: InForce,
     /// Until when clients wait for working sets.
     asked: BTreeMap<VmId, Ns>,
-    last: Option<(Sample, Option<Rates>)>,
+    /// Shared with those who keep it: it is large, and does not change any more.
+    last: Option<(Arc<Sample>, Option<Rates>)>,
     /// Settings that were carried out since the last sample: they are shown, and decided on once a sample has them.
     since: Vec<SetSince>,
     /// What it was told since the last half of an epoch.
@@ -257,7 +259,12 @@ impl Control {
 
     /// What the host said last.
     pub fn sample(&self) -> Option<&Sample> {
-        self.last.as_ref().map(|(sample, _)| sample)
+        self.last.as_ref().map(|(sample, _)| sample.as_ref())
+    }
+
+    /// The same for who keeps it.
+    pub fn shared_sample(&self) -> Option<Arc<Sample>> {
+        self.last.as_ref().map(|(sample, _)| Arc::clone(sample))
     }
 
     fn now(&self) -> Ns {

@@ -9,11 +9,12 @@
 //! on which it was throttled, so its share per vCPU is that time over the VM's vCPUs ([`Throttled`]).
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use homenode_host::CpuQuota;
 use homenode_units::{CpuSet, Ns};
 
-use crate::read::{self, ReadError};
+use crate::read::{self, Dir, Often, ReadError};
 use crate::task;
 
 /// Throttled time of a thread's cgroup and of the VM's cgroup above it.
@@ -58,11 +59,44 @@ pub struct Hierarchy {
     mounts: Vec<Mount>,
 }
 
-/// A directory whose `cpu.stat` tells of a thread; found once per thread, as threads rarely change cgroups.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A directory whose `cpu.stat` tells of a thread; found once per thread, as threads rarely change cgroups. It is kept open, and
+/// clones share it.
+#[derive(Clone, Debug)]
 pub struct CpuGroup {
-    dir: PathBuf,
+    own: Arc<Group>,
+    /// The VM's, where this is a vCPU's below it.
+    above: Option<Arc<Group>>,
 }
+
+/// A group's directory, and the files that are read in each period.
+#[derive(Debug)]
+struct Group {
+    dir: Dir,
+    stat: Often,
+    max: Often,
+}
+
+impl Group {
+    fn open(path: &Path) -> Result<Option<Group>, ReadError> {
+        Ok(Dir::open(path)?.map(|dir| Group {
+            dir,
+            stat: Often::new("cpu.stat"),
+            max: Often::new("cpu.max"),
+        }))
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl PartialEq for CpuGroup {
+    fn eq(&self, other: &CpuGroup) -> bool {
+        Arc::ptr_eq(&self.own, &other.own) || self.own.path() == other.own.path()
+    }
+}
+
+impl Eq for CpuGroup {}
 
 impl Hierarchy {
     /// Reads the mount table of this process. Without a cgroup mount nothing is ever throttled, and all readings are
@@ -111,8 +145,10 @@ impl Hierarchy {
                 Version::V1 => controllers.split(',').any(|c| c == "cpu"),
                 Version::V2 => controllers.is_empty(),
             });
-            if let Some(dir) = group.and_then(|(_, group)| mount.directory(&self.root, Path::new(group))) {
-                return Ok(Some(CpuGroup { dir }));
+            if let Some(dir) = group.and_then(|(_, group)| mount.directory(&self.root, Path::new(group)))
+                && let Some(group) = CpuGroup::open(&dir)?
+            {
+                return Ok(Some(group));
             }
         }
         Ok(None)
@@ -128,7 +164,7 @@ impl Hierarchy {
         let Some(group) = self.group_of(pid, pid)? else {
             return Ok(None);
         };
-        let path = group.dir.join("cpuset.cpus.effective");
+        let path = group.own.path().join("cpuset.cpus.effective");
         let cpus: Option<CpuSet> = read::value_if_there(&path, "a list of CPUs")?;
         Ok(cpus.filter(|cpus| !cpus.is_empty()))
     }
@@ -142,30 +178,119 @@ impl Mount {
             return None;
         }
         let rest = group.strip_prefix(&self.from).ok()?;
-        let dir = read::below(root, self.at.to_str()?).join(rest);
-        dir.is_dir().then_some(dir)
+        Some(read::below(root, self.at.to_str()?).join(rest))
     }
 }
 
 impl CpuGroup {
+    /// The group of this directory; `None` where that is not there.
+    fn open(path: &Path) -> Result<Option<CpuGroup>, ReadError> {
+        let Some(own) = Group::open(path)? else {
+            return Ok(None);
+        };
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_vcpu = name.is_some_and(|name| name.starts_with("vcpu"));
+        let above = path.parent().filter(|_| is_vcpu).map(Group::open).transpose()?;
+        Ok(Some(CpuGroup {
+            own: Arc::new(own),
+            above: above.flatten().map(Arc::new),
+        }))
+    }
+
+    /// The same, of which as much as possible is one with groups that are known: what is the same is read once.
+    pub(crate) fn one_with<'a>(mut self, known: impl IntoIterator<Item = &'a CpuGroup>) -> CpuGroup {
+        for other in known {
+            if *other == self {
+                return other.clone();
+            }
+            let path = |group: &CpuGroup| group.above.as_ref().map(|above| above.path().to_owned());
+            if path(&self) == path(other) {
+                self.above.clone_from(&other.above);
+            }
+        }
+        self
+    }
+
     /// Throttled time until now; `None` where the group is gone or its kernel counts none.
     ///
     /// # Errors
     /// When `cpu.stat` is malformed.
     pub fn throttled(&self) -> Result<Option<Throttled>, ReadError> {
-        let Some(own_ns) = read_stat(&self.dir)? else {
+        self.throttled_beside(&mut None, &mut Vec::new())
+    }
+
+    /// The same, with what was read before of the group of a VM; it is left for the next group.
+    fn throttled_beside(
+        &self,
+        of_vm: &mut Option<(Arc<Group>, Ns)>,
+        room: &mut Vec<u8>,
+    ) -> Result<Option<Throttled>, ReadError> {
+        let Some(own_ns) = read_stat(&self.own, room)? else {
             return Ok(None);
         };
-        let is_vcpu = self
-            .dir
-            .file_name()
-            .and_then(|n| n.to_str())
-            .is_some_and(|n| n.starts_with("vcpu"));
-        let vm_ns = match self.dir.parent().filter(|_| is_vcpu) {
-            Some(vm) => read_stat(vm)?.unwrap_or_default(),
-            None => Ns::ZERO,
+        let vm_ns = match (&self.above, &of_vm) {
+            (Some(vm), Some((known, ns))) if Arc::ptr_eq(vm, known) => *ns,
+            (Some(vm), _) => {
+                let ns = read_stat(vm, room)?.unwrap_or_default();
+                *of_vm = Some((Arc::clone(vm), ns));
+                ns
+            }
+            (None, _) => Ns::ZERO,
         };
         Ok(Some(Throttled { own_ns, vm_ns }))
+    }
+}
+
+/// What the groups of a VM's vCPUs say.
+#[derive(Debug)]
+pub(crate) struct GroupsRead<'a> {
+    vcpu_count: usize,
+    groups: Vec<GroupRead<'a>>,
+}
+
+#[derive(Debug)]
+struct GroupRead<'a> {
+    group: &'a CpuGroup,
+    throttled: Throttled,
+    max: Option<CpuMax>,
+    /// How many of the vCPUs are in it.
+    sharing: usize,
+}
+
+impl<'a> GroupsRead<'a> {
+    /// Reads the groups of these vCPUs, each once.
+    pub fn read(
+        of_vcpus: impl Iterator<Item = Option<&'a CpuGroup>>,
+        room: &mut Vec<u8>,
+    ) -> Result<GroupsRead<'a>, ReadError> {
+        let mut read = GroupsRead {
+            vcpu_count: 0,
+            groups: Vec::new(),
+        };
+        let mut of_vm = None;
+        for group in of_vcpus {
+            read.vcpu_count += 1;
+            let Some(group) = group else { continue };
+            match read.groups.iter_mut().find(|known| known.group == group) {
+                Some(known) => known.sharing += 1,
+                None => read.groups.push(GroupRead {
+                    group,
+                    throttled: group.throttled_beside(&mut of_vm, room)?.unwrap_or_default(),
+                    max: group.max_in(room)?,
+                    sharing: 1,
+                }),
+            }
+        }
+        Ok(read)
+    }
+
+    /// How long a vCPU in this group was throttled, and what it may use: its part of what those in there may.
+    pub fn of(&self, group: Option<&CpuGroup>) -> (Ns, Option<CpuMax>) {
+        let read = group.and_then(|group| self.groups.iter().find(|read| read.group == group));
+        read.map_or((Ns::ZERO, None), |read| {
+            let max = read.max.map(|max| max.divided(read.sharing as u64));
+            (read.throttled.per_vcpu(self.vcpu_count, read.sharing), max)
+        })
     }
 }
 
@@ -206,9 +331,9 @@ impl CpuGroup {
     /// # Errors
     /// Why it is not, as the end of a sentence.
     pub fn check_own(&self, root: &Path, pid: i32) -> Result<(), String> {
-        let name = self.dir.display();
-        let procs =
-            read::text_if_there(&self.dir.join("cgroup.procs"), 1 << 20).map_err(|e| e.to_string())?;
+        let path = self.own.path();
+        let name = path.display();
+        let procs = read::text_if_there(&path.join("cgroup.procs"), 1 << 20).map_err(|e| e.to_string())?;
         let mut procs = procs.iter().flat_map(|procs| procs.lines());
         let is_its = |other: i32| other == pid || task::is_of_kernel(root, other);
         let is_alone = procs.all(|other| other.trim().parse().is_ok_and(is_its));
@@ -217,7 +342,7 @@ impl CpuGroup {
                 "its cgroup {name} is not its own: other processes are in it; start it in a scope of its own (systemd-run --scope)"
             ));
         }
-        match self.dir.join("cpu.max").exists() {
+        match path.join("cpu.max").exists() {
             true => Ok(()),
             false => Err(format!(
                 "its cgroup {name} has no cpu.max: that takes cgroup v2 with the cpu controller"
@@ -230,7 +355,7 @@ impl CpuGroup {
     /// # Errors
     /// Why it cannot be, as the end of a sentence.
     pub fn set_max(&self, max: CpuMax) -> Result<(), String> {
-        let path = self.dir.join("cpu.max");
+        let path = self.own.path().join("cpu.max");
         let text = match max {
             CpuMax::Unlimited => format!("max {}", PERIOD_DEFAULT.0 / 1000),
             CpuMax::Quota(CpuQuota { run_ns, period_ns }) => {
@@ -245,19 +370,24 @@ impl CpuGroup {
     /// # Errors
     /// When a file is malformed.
     pub fn max(&self) -> Result<Option<CpuMax>, ReadError> {
-        let path = self.dir.join("cpu.max");
-        if let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? {
+        self.max_in(&mut Vec::new())
+    }
+
+    fn max_in(&self, room: &mut Vec<u8>) -> Result<Option<CpuMax>, ReadError> {
+        if let Some(text) = self.own.max.text(&self.own.dir, room)? {
             let parsed = text.trim().split_once(' ').and_then(|(run, period)| {
                 let run = if run == "max" { -1 } else { run.parse().ok()? };
                 cpu_max(run, period.parse().ok()?)
             });
             let expected = "`max PERIOD` or `QUOTA PERIOD`, in microseconds";
+            let path = || self.own.path().join("cpu.max");
             return match parsed {
                 Some(max) => Ok(Some(max)),
-                None => Err(ReadError::malformed(&path, expected, &text)),
+                None => Err(ReadError::malformed(&path(), expected, &text)),
             };
         }
-        let number = |file: &str| read::value_if_there(&self.dir.join(file), "a number of microseconds");
+        let number =
+            |file: &str| read::value_if_there(&self.own.path().join(file), "a number of microseconds");
         let (Some(run), Some(period)) = (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?) else {
             return Ok(None);
         };
@@ -281,9 +411,8 @@ fn cpu_max(run_us: i64, period_us: i64) -> Option<CpuMax> {
     Some(CpuMax::Quota(CpuQuota { run_ns, period_ns }))
 }
 
-fn read_stat(dir: &Path) -> Result<Option<Ns>, ReadError> {
-    let path = dir.join("cpu.stat");
-    let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
+fn read_stat(group: &Group, room: &mut Vec<u8>) -> Result<Option<Ns>, ReadError> {
+    let Some(text) = group.stat.text(&group.dir, room)? else {
         return Ok(None);
     };
     for line in text.lines() {
@@ -300,9 +429,9 @@ fn read_stat(dir: &Path) -> Result<Option<Ns>, ReadError> {
             .parse::<u64>()
             .ok()
             .and_then(|v| v.checked_mul(factor));
-        return ns
-            .map(|ns| Some(Ns(ns)))
-            .ok_or_else(|| ReadError::malformed(&path, "a time after its name", line));
+        return ns.map(|ns| Some(Ns(ns))).ok_or_else(|| {
+            ReadError::malformed(&group.path().join("cpu.stat"), "a time after its name", line)
+        });
     }
     Ok(None)
 }
@@ -434,9 +563,7 @@ mod tests {
             Some(CpuMax::Quota(CpuQuota { run_ns, period_ns }))
         };
         let tree = Tree::new(&[("g/none", "")]);
-        let group = CpuGroup {
-            dir: tree.root().join("g"),
-        };
+        let group = CpuGroup::open(&tree.root().join("g")).unwrap().unwrap();
         assert_eq!(group.max(), Ok(None), "a kernel without quotas");
         for (run, period, expected) in [
             ("-1", "100000", Some(CpuMax::Unlimited)),

@@ -9,14 +9,15 @@
 //!   commit ─ Plan::check ─ as sampled? ─ journal ─ act ─ read back ─▶ Receipt
 //! ```
 
+mod changes;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use homenode_host::{
-    Act, Action, ActionError, CountedBy, CpuQuota, CpuSample, Failure, HandsOff, Host, HostError, Limit,
-    Management, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting, Version, VmSettings,
+    Act, Action, ActionError, CountedBy, CpuSample, Failure, HandsOff, Host, HostError, Management,
+    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
@@ -36,6 +37,7 @@ use crate::topology_pages::TopologyPages;
 use crate::uncore::{self, Uncore};
 use crate::vm::{Vm, failed};
 use crate::{meminfo, memory_blocks, modelled_pmu, now, proc_stat, read, task, trackers};
+use changes::Fingerprint;
 
 /// What the journal of an earlier agent says of a VM that still runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,17 +51,6 @@ pub struct CarriedOver {
     /// Where its pages were moving to when that agent ended.
     pub moving: Option<NodeSet>,
 }
-
-/// What a plan relies on: two samples with equal views have equal versions.
-type Fingerprint = BTreeMap<
-    VmId,
-    (
-        u32,
-        Vec<(u16, CpuSet, Option<CpuQuota>)>,
-        Option<Bytes>,
-        VmSettings,
-    ),
->;
 
 /// A host that runs VMs under KVM.
 pub struct LinuxHost {
@@ -80,7 +71,27 @@ pub struct LinuxHost {
     busy: BTreeMap<CpuId, Ns>,
     fingerprint: Fingerprint,
     last: Sample,
+    look_every: LookEvery,
+    /// For what is read, again and again.
+    room: Vec<u8>,
 }
+
+/// How often is looked up anew what rarely changes of a VM, and takes the kernel long to tell.
+#[derive(Clone, Copy, Debug)]
+struct LookEvery {
+    /// Where vCPUs may run: they are looked at before a plan is carried out, too, and after it.
+    affinities: Ns,
+    /// Names and groups of all threads, and where those may run.
+    all: Ns,
+    /// Where its pages lie: after the agent moved some they are looked at at once.
+    pages: Ns,
+}
+
+const LOOK_EVERY: LookEvery = LookEvery {
+    affinities: Ns::from_secs(10),
+    all: Ns::from_secs(60),
+    pages: Ns::from_secs(10),
+};
 
 /// A wait that is longer is interrupted: the guard takes an agent that says nothing for hung.
 const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
@@ -167,6 +178,8 @@ impl LinuxHost {
             busy: BTreeMap::new(),
             fingerprint: Fingerprint::new(),
             last: Sample::default(),
+            look_every: LOOK_EVERY,
+            room: Vec::new(),
         })
     }
 
@@ -343,8 +356,14 @@ impl LinuxHost {
         else {
             return;
         };
+        // Of those that are watched it was just asked.
+        let runs = |(vm, e): &(&VmId, &journal::Entry)| {
+            self.vms
+                .get(*vm)
+                .is_some_and(|known| known.run.process() == e.process())
+        };
         let over = journal.entries().iter();
-        let over = over.filter(|(_, e)| !task::is_alive(root, e.process()));
+        let over = over.filter(|entry| !runs(entry) && !task::is_alive(root, entry.1.process()));
         let over: Vec<VmId> = over.map(|(vm, _)| *vm).collect();
         let mut notices = Vec::new();
         for vm in over {
@@ -409,100 +428,6 @@ impl LinuxHost {
             );
         }
         Ok((nodes, links))
-    }
-
-    /// Gives the version of this view: a new one where it differs from the last.
-    fn version_of(&mut self, vms: &[homenode_host::VmSample]) -> Version {
-        let view = |vm: &homenode_host::VmSample| {
-            let vcpus = vm.vcpus.iter();
-            let affinities = vcpus.map(|v| (v.index, v.affinity.clone(), v.quota)).collect();
-            let runtime = self.vms.get(&vm.id).map_or(0, |known| known.run.runtime_id);
-            let limit = vm.balloon.and_then(|balloon| balloon.limit);
-            (vm.id, (runtime, affinities, limit, vm.settings.clone()))
-        };
-        let now: Fingerprint = vms.iter().map(view).collect();
-        if now != self.fingerprint || self.last.version == Version::default() {
-            self.fingerprint = now;
-            self.last.version = Version(self.last.version.0 + 1);
-        }
-        self.last.version
-    }
-
-    /// Refuses a plan whose VMs someone else pinned or gave a quota since the sample.
-    fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
-        let usable = self.hands.machine.cpu_set();
-        for decision in &plan.decisions {
-            let Some(vm) = self.vms.get(&decision.action.vm) else {
-                continue;
-            };
-            let Some(sampled) = self.last.vm(vm.run.vm) else {
-                continue;
-            };
-            for vcpu in &sampled.vcpus {
-                let Some(thread) = vm.vcpu_thread(vcpu.index) else {
-                    continue;
-                };
-                // A thread that cannot be read has ended; then acting fails and says so.
-                let Ok(Some(affinity)) = task::affinity(&self.hands.root, vm.run.pid, thread.tid) else {
-                    continue;
-                };
-                // As with quotas that cannot be read.
-                let quota = vm.max_of(thread.tid).ok().flatten();
-                let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
-                if affinity.intersection(&usable) != vcpu.affinity || !same_quota {
-                    let planned = self.last.version;
-                    let current = Version(planned.0 + 1);
-                    self.last.version = current;
-                    return Err(Refusal::Stale { planned, current });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// After acting: what the sample said of affinities and quotas is brought up to date, with a new version if it changed.
-    fn take_in_changes(&mut self, touched: &BTreeSet<VmId>) {
-        let usable = self.hands.machine.cpu_set();
-        let mut has_changed = false;
-        for sampled in self.last.vms.iter_mut().filter(|vm| touched.contains(&vm.id)) {
-            let Some(vm) = self.vms.get(&sampled.id) else {
-                continue;
-            };
-            for vcpu in &mut sampled.vcpus {
-                let Some(thread) = vm.vcpu_thread(vcpu.index) else {
-                    continue;
-                };
-                let Ok(Some(affinity)) = task::affinity(&self.hands.root, vm.run.pid, thread.tid) else {
-                    continue;
-                };
-                let affinity = affinity.intersection(&usable);
-                has_changed |= affinity != vcpu.affinity;
-                vcpu.affinity = affinity;
-                if let Some(max) = vm.max_of(thread.tid).ok().flatten() {
-                    has_changed |= max.quota() != vcpu.quota;
-                    vcpu.quota = max.quota();
-                }
-            }
-            if let Some(balloon) = &mut sampled.balloon {
-                let limit = vm.limits().find_map(|limit| match limit {
-                    Limit::Memory(limit) => Some(limit),
-                    _ => None,
-                });
-                has_changed |= limit != balloon.limit;
-                balloon.limit = limit;
-            }
-            if let Some((_, affinities, limit, _)) = self.fingerprint.get_mut(&sampled.id) {
-                *limit = sampled.balloon.and_then(|balloon| balloon.limit);
-                *affinities = sampled
-                    .vcpus
-                    .iter()
-                    .map(|v| (v.index, v.affinity.clone(), v.quota))
-                    .collect();
-            }
-        }
-        if has_changed {
-            self.last.version = Version(self.last.version.0 + 1);
-        }
     }
 
     /// Carries out one action.

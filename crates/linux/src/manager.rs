@@ -46,6 +46,9 @@ pub(crate) trait Manager: std::fmt::Debug {
     /// What the threads of a VM's process do, ascending by id.
     fn threads(&mut self, run: &Run) -> Result<Vec<Thread>, ReadError>;
 
+    /// Fills in what threads of a VM do that tell it neither by their groups nor by their names.
+    fn roles(&mut self, _run: &Run, _threads: &mut [Thread]) {}
+
     /// CPUs that vCPUs were pinned to, by the agent or anybody else. `threads` are the VM's.
     fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet>;
 

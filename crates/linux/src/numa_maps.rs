@@ -116,7 +116,8 @@ fn parse_mapping(line: &str) -> Option<Mapping<'_>> {
 fn mappings<'a>(path: &Path, text: &'a str) -> Result<Vec<Mapping<'a>>, ReadError> {
     let mut mappings: Vec<Mapping<'_>> = Vec::new();
     let mut end = 0;
-    for line in bounded_lines(path, text)? {
+    for line in bounded_lines(path, text) {
+        let line = line?;
         let mapping = parse_mapping(line).ok_or_else(|| {
             ReadError::malformed(path, "a line `start-end perms offset device inode name`", line)
         })?;
@@ -132,11 +133,11 @@ fn mappings<'a>(path: &Path, text: &'a str) -> Result<Vec<Mapping<'a>>, ReadErro
 }
 
 /// The lines of a file that has one for each mapping.
-fn bounded_lines<'a>(path: &Path, text: &'a str) -> Result<std::str::Lines<'a>, ReadError> {
-    match text.lines().nth(MAPPINGS_MAX) {
-        None => Ok(text.lines()),
-        Some(line) => Err(ReadError::malformed(path, "at most 1048576 mappings", line)),
-    }
+fn bounded_lines<'a>(path: &Path, text: &'a str) -> impl Iterator<Item = Result<&'a str, ReadError>> {
+    text.lines().enumerate().map(move |(at, line)| match at {
+        MAPPINGS_MAX.. => Err(ReadError::malformed(path, "at most 1048576 mappings", line)),
+        _ => Ok(line),
+    })
 }
 
 /// The ranges that are guest RAM, ascending; `None` where the process is gone, or a memory object of one of these
@@ -306,28 +307,31 @@ fn for_each_line(
         return Ok(None);
     };
     // A process that ends while being read leaves an empty or shortened file; only whole lines count.
-    let mut lines = bounded_lines(&path, &text)?;
+    let mut lines = bounded_lines(&path, &text);
+    let malformed = |text| ReadError::malformed(&path, "a line `address policy key=value …`", text);
+    // Of most lines where they begin is all that is of interest.
     let mut read = || {
-        let Some(text) = lines.next() else { return Ok(None) };
-        let line = parse_line(text)
-            .ok_or_else(|| ReadError::malformed(&path, "a line `address policy key=value …`", text))?;
-        Ok(Some((text, line)))
+        let Some(text) = lines.next().transpose()? else {
+            return Ok(None);
+        };
+        Ok(Some((text, parse_start(text).ok_or_else(|| malformed(text))?)))
     };
     let mut next = read()?;
     let mut at = 0;
-    while let Some((text, line)) = next {
+    while let Some((text, start_of_line)) = next {
         next = read()?;
         // The file does not say where a mapping ends: before the next at the latest.
-        let until = next.as_ref().map_or(u64::MAX, |(_, next)| next.start);
-        if until <= line.start {
+        let until = next.map_or(u64::MAX, |(_, next)| next);
+        if until <= start_of_line {
             return Err(ReadError::malformed(&path, "mappings one after the other", text));
         }
-        while ranges.get(at).is_some_and(|(_, end)| *end <= line.start) {
+        while ranges.get(at).is_some_and(|(_, end)| *end <= start_of_line) {
             at += 1;
         }
-        let Some(&(start, end)) = ranges.get(at).filter(|(start, _)| *start <= line.start) else {
+        let Some(&(start, end)) = ranges.get(at).filter(|(start, _)| *start <= start_of_line) else {
             continue;
         };
+        let line = parse_line(text).ok_or_else(|| malformed(text))?;
         let room = (end.min(until) - line.start) / PAGE_BYTES;
         if line.pages() > room {
             let expected = "no more pages than lie between a mapping and the next, or its range's end";
@@ -345,10 +349,15 @@ fn for_each_line(
     Ok(Some(()))
 }
 
+/// Where the mapping of a line begins.
+fn parse_start(line: &str) -> Option<u64> {
+    u64::from_str_radix(line.split_once(' ')?.0, 16).ok()
+}
+
 /// Reads one line. Between address and the known keys stands the memory policy, which may hold spaces.
 fn parse_line(line: &str) -> Option<Line> {
-    let mut words = line.split(' ');
-    let start = u64::from_str_radix(words.next()?, 16).ok()?;
+    let start = parse_start(line)?;
+    let mut words = line.split(' ').skip(1);
     words.next()?;
     let mut parsed = Line {
         start,
@@ -514,8 +523,33 @@ mod tests {
             "7f00 default N0=1 kernelpagesize_kB=0",
             "7f00 default kernelpagesize_kB=99999999999999999999",
         ] {
-            let error = pages_per_node(tree("", bad).root(), 7, &[]).unwrap_err();
+            let all = [Range {
+                start: 0,
+                end: 1 << 47,
+                sharing: Sharing::Private,
+                page_bytes: Bytes(PAGE_BYTES),
+            }];
+            let error = pages_per_node(tree("", bad).root(), 7, &all).unwrap_err();
             assert!(error.to_string().contains("proc/7/numa_maps"), "{error}");
+        }
+    }
+
+    #[test]
+    fn of_what_is_not_ram_nothing_but_its_place_is_read() {
+        let maps = "7f0000000000-7f0008000000 rw-p 00000000 00:00 0 \n";
+        let line = "7f0000000000 default anon=9 N0=5 N1=4 kernelpagesize_kB=4\n";
+        let tree_with = |other: &str| tree(maps, &format!("{line}{other}\n"));
+        let pages = |other: &str| {
+            let tree = tree_with(other);
+            let ram = guest_ram(tree.root(), 7, &[Bytes(128 * MIB)]).unwrap().unwrap();
+            pages_per_node(tree.root(), 7, &ram)
+        };
+        let read = pages("7f1000000000 default file=/a\\040b N0=many")
+            .unwrap()
+            .unwrap();
+        assert_eq!(counts(&read), [(0, 5), (1, 4)]);
+        for bad in ["7f1000000000", "where default N0=1", "7e0000000000 default N0=1"] {
+            assert!(pages(bad).is_err(), "{bad}");
         }
     }
 

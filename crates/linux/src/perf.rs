@@ -214,7 +214,8 @@ impl Group {
 /// [`Perf::keep_only`].
 #[derive(Debug, Default)]
 pub struct Perf {
-    groups: BTreeMap<i32, Group>,
+    /// Of threads that were asked for; none of one that had ended by then.
+    groups: BTreeMap<i32, Option<Group>>,
     absence: Option<String>,
     note: Option<&'static str>,
 }
@@ -244,18 +245,19 @@ impl Perf {
         let group = match self.groups.entry(tid) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(vacant) => match Group::open(tid) {
-                Ok(group) => vacant.insert(group),
+                Ok(group) => vacant.insert(Some(group)),
                 Err(error) => {
                     self.absence = absence(&error);
-                    if self.absence.is_some() {
+                    match self.absence {
                         // Where there are too many open files, others need theirs.
-                        self.groups.clear();
+                        Some(_) => self.groups.clear(),
+                        None => drop(vacant.insert(None)),
                     }
                     return None;
                 }
             },
         };
-        group.read()
+        group.as_mut()?.read()
     }
 
     /// Closes the counters of all other threads.
@@ -271,7 +273,7 @@ impl Perf {
     /// What is odd about the counters, if they are there.
     pub fn note(&self) -> Option<&'static str> {
         self.note
-            .filter(|_| self.absence.is_none() && !self.groups.is_empty())
+            .filter(|_| self.absence.is_none() && self.groups.values().any(Option::is_some))
     }
 }
 

@@ -13,16 +13,15 @@
 
 mod command_line;
 mod monitor;
+mod processes;
 mod settings_file;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
-use rustix::fs::OFlags;
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
@@ -32,30 +31,32 @@ use crate::domain::Domain;
 use crate::domain::OperatorSettings;
 use crate::journal::Run;
 use crate::manager::{CallError, Manager};
-use crate::read::{self, ReadError};
-use crate::task::{self, Process, Role, Thread};
-use command_line::{CommandLine, Told, is_qemu};
+use crate::read::ReadError;
+use crate::task::{self, Process, Role, Tasks, Thread};
+use command_line::Told;
 use monitor::{Command, MonitorError};
 
 /// How often all processes are looked through for new VMs.
 const SCAN_EVERY: Ns = Ns::from_secs(3);
 /// How often a VM's state and balloon are asked for.
 const ASK_EVERY: Ns = Ns::from_secs(2);
+/// How often its settings and what its owner leaves it are looked up.
+const LOOK_EVERY: Ns = Ns::from_secs(10);
 /// How long a monitor that was of no use is left in peace.
 const PATIENCE: Ns = Ns::from_secs(5);
-/// A command line of a VM with many devices has tens of kilobytes.
-const COMMAND_LINE_MAX: u64 = 2 << 20;
-/// More processes than any host has.
-const PROCESSES_MAX: usize = 1 << 20;
+const ENDED: &str = "its QEMU has ended";
 
 /// The VMs of a host, found by their processes.
 #[derive(Debug)]
 pub(crate) struct Qemu {
     root: PathBuf,
-    /// Where cgroups are mounted, or why that is not known.
-    groups: Result<Hierarchy, String>,
+    /// Where control groups are mounted, as of the last scan.
+    groups: Option<Hierarchy>,
     vms: BTreeMap<VmId, Vm>,
     next_scan: Ns,
+    scan_count: i32,
+    /// Processes that run no VM, ascending, and how often that was looked at.
+    others: Vec<(i32, u8)>,
     notices: Vec<String>,
 }
 
@@ -63,9 +64,12 @@ pub(crate) struct Qemu {
 #[derive(Debug)]
 struct Vm {
     process: Process,
+    tasks: Tasks,
     name: String,
     told: Told,
     described: Arc<Domain>,
+    /// When it is to be described anew.
+    next_look: Ns,
     heard: Heard,
 }
 
@@ -109,135 +113,18 @@ pub fn vms(root: &Path) -> Vec<QemuVm> {
     looked.collect()
 }
 
-/// Whether what a user calls a VM is taken for one: another user could have the agent move its own memory and fill its lists.
-/// Services have users below 1000, or nobody's, which Incus takes.
-fn may_run_vms(user: u32) -> bool {
-    user < 1000 || user == 65534 || user == rustix::process::geteuid().as_raw()
-}
-
 impl Qemu {
     /// VMs below a root (`/`).
     pub fn new(root: &Path) -> Qemu {
         Qemu {
             root: root.to_owned(),
-            groups: Hierarchy::read(root).map_err(|e| e.to_string()),
+            groups: None,
             vms: BTreeMap::new(),
             next_scan: Ns::ZERO,
+            scan_count: 0,
+            others: Vec::new(),
             notices: Vec::new(),
         }
-    }
-
-    /// Looks through all processes for VMs that are new.
-    fn scan(&mut self) -> Result<(), CallError> {
-        let names = read::names(&self.root.join("proc"), PROCESSES_MAX);
-        let names = names.map_err(|e| CallError::Lost(e.to_string()))?;
-        let mut strangers = BTreeSet::new();
-        for pid in names.iter().filter_map(|name| name.parse::<i32>().ok()) {
-            if self.vms.values().any(|vm| vm.process.pid == pid) {
-                continue;
-            }
-            match self.look_at(pid, &mut strangers) {
-                Ok(None) => {}
-                Ok(Some((id, vm))) => {
-                    if let Some(other) = self.vms.get(&id) {
-                        let (first, second) = (other.process.pid, pid);
-                        self.notices.push(format!(
-                            "processes {first} and {second} both run VM {id} ({}): only the first is watched. Give each a UUID of its own (-uuid)",
-                            vm.name
-                        ));
-                    } else {
-                        self.vms.insert(id, vm);
-                    }
-                }
-                Err(why) => self.notices.push(format!("process {pid} is left out: {why}")),
-            }
-        }
-        for user in strangers {
-            self.notices.push(format!(
-                "QEMUs of user {user} are left out: who may log in may run anything by that name. Run VMs as root or as a service's user"
-            ));
-        }
-        Ok(())
-    }
-
-    /// The VM that a process runs, if it runs one. `strangers` gets the user of a process that may not run any.
-    fn look_at(&self, pid: i32, strangers: &mut BTreeSet<u32>) -> Result<Option<(VmId, Vm)>, String> {
-        let path = self.root.join(format!("proc/{pid}/cmdline"));
-        // Of a process that may not be read nothing can be changed either.
-        let Ok(Some(words)) = read::text_if_there(&path, COMMAND_LINE_MAX) else {
-            return Ok(None);
-        };
-        let mut words = words.split_terminator('\0');
-        if !words.next().is_some_and(is_qemu) {
-            return Ok(None);
-        }
-        match task::user(&self.root, pid).map_err(|e| e.to_string())? {
-            Some(user) if may_run_vms(user) => {}
-            stranger => {
-                strangers.extend(stranger);
-                return Ok(None);
-            }
-        }
-        let Some(process) = task::process(&self.root, pid).map_err(|e| e.to_string())? else {
-            return Ok(None);
-        };
-        let mut line = CommandLine::of(words);
-        for path in line.read_configs().map(str::to_owned).collect::<Vec<_>>() {
-            match self.config(pid, &path) {
-                Ok(text) => line.take_in_config(&text),
-                Err(cause) => return Err(format!("its options in {path} cannot be read: {cause}")),
-            }
-        }
-        let told = line.told();
-        if told.has_no_machine {
-            return Ok(None);
-        }
-        let name = told.name.clone().unwrap_or_else(|| format!("qemu-{pid}"));
-        if name.contains(['/', '\0'])
-            || name.starts_with('.')
-            || name.chars().any(char::is_control)
-            || name.len() > 200
-        {
-            return Err("its name (-name) cannot be a file's; start it with another".to_owned());
-        }
-        let of_libvirt = self.root.join("run/libvirt/qemu").join(format!("{name}.pid"));
-        if read::value_if_there(&of_libvirt, "a process id") == Ok(Some(pid)) {
-            return Err(format!(
-                "libvirt runs VM {name}, and changes it; manage it with `--host libvirt`"
-            ));
-        }
-        let given = told
-            .uuid
-            .as_deref()
-            .map(|uuid| VmId::parse(uuid).ok_or_else(|| format!("its UUID `{uuid}` is none")));
-        // Without one, its name is what stays when it is started again.
-        let id = given.unwrap_or_else(|| {
-            Ok(VmId(
-                uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes()).as_u128(),
-            ))
-        })?;
-        let described = Arc::new(self.domain(id, &name, process, &told, None));
-        let heard = Heard::default();
-        Ok(Some((
-            id,
-            Vm {
-                process,
-                name,
-                told,
-                described,
-                heard,
-            },
-        )))
-    }
-
-    /// A file of options, as the process saw it.
-    fn config(&self, pid: i32, path: &str) -> std::io::Result<String> {
-        let file = monitor::open_as_seen_by(&self.root, pid, path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        let mut text = String::new();
-        std::fs::File::from(file)
-            .take(1 << 20)
-            .read_to_string(&mut text)?;
-        Ok(text)
     }
 
     /// What is to be known of a VM; `before` is what was known, and keeps what was true when it was first seen.
@@ -293,7 +180,7 @@ impl Qemu {
 
     /// CPUs that the owner of its cgroup leaves it, where they are not all.
     fn allowed(&self, pid: i32) -> Option<CpuSet> {
-        self.groups.as_ref().ok()?.cpus_of(pid).ok()?
+        self.groups.as_ref()?.cpus_of(pid).ok()?
     }
 
     fn vm(&self, vm: VmId) -> Result<&Vm, CallError> {
@@ -301,7 +188,7 @@ impl Qemu {
             .vms
             .get(&vm)
             .filter(|vm| task::is_alive(&self.root, vm.process));
-        known.ok_or_else(|| CallError::Refused("its QEMU has ended".to_owned()))
+        known.ok_or_else(|| CallError::Refused(ENDED.to_owned()))
     }
 
     /// Asks a VM's monitor; the first that is its own and free.
@@ -334,22 +221,32 @@ impl Qemu {
         Ok(answers.into_iter().next().unwrap_or(Value::Null))
     }
 
-    /// Hears a VM's monitor again, where that is due.
-    fn hear(&mut self, id: VmId) {
+    /// Something of a VM was just changed: it is described anew next time.
+    fn look_soon(&mut self, vm: VmId) {
+        if let Some(known) = self.vms.get_mut(&vm) {
+            (known.next_look, known.heard.next) = (Ns::ZERO, Ns::ZERO);
+        }
+    }
+
+    /// Hears a VM's monitor again, where that is due; whether it says something else.
+    fn hear(&mut self, id: VmId) -> bool {
         let at = now();
         let Some(vm) = self
             .vms
             .get(&id)
             .filter(|vm| at >= vm.heard.next && !vm.told.monitors.is_empty())
         else {
-            return;
+            return false;
         };
+        let before = vm.heard.balloon;
         let mut commands = vec![("query-status", json!({})), ("query-migrate", json!({}))];
         if vm.told.balloon.is_some() {
             commands.push(("query-balloon", json!({})));
         }
         let heard = self.ask(id, &commands);
-        let Some(vm) = self.vms.get_mut(&id) else { return };
+        let Some(vm) = self.vms.get_mut(&id) else {
+            return false;
+        };
         match heard {
             Ok(answers) => {
                 let text = |at: usize| answers.get(at).and_then(|answer| answer.get("status")?.as_str());
@@ -371,6 +268,7 @@ impl Qemu {
                 }
             }
         }
+        vm.heard.balloon != before
     }
 
     /// What threads do that bear no names, by what the monitor says.
@@ -491,11 +389,11 @@ impl Qemu {
 
     /// Its cgroup, where it is alone there and has a quota.
     fn own_group(&self, pid: i32) -> Result<CpuGroup, String> {
-        let group = self
+        let groups = self
             .groups
-            .as_ref()?
-            .group_of(pid, pid)
-            .map_err(|e| e.to_string())?;
+            .as_ref()
+            .ok_or("where cgroups are mounted is not known")?;
+        let group = groups.group_of(pid, pid).map_err(|e| e.to_string())?;
         let group = group.ok_or_else(|| "its cgroup is not to be seen from here".to_owned())?;
         group.check_own(&self.root, pid)?;
         Ok(group)
@@ -517,29 +415,30 @@ fn standstill(run: Option<&str>, migration: Option<&str>) -> Option<Immovable> {
 
 impl Manager for Qemu {
     fn list(&mut self) -> Result<Vec<VmId>, CallError> {
-        let root = &self.root;
-        self.vms.retain(|_, vm| task::is_alive(root, vm.process));
+        self.vms.retain(|_, vm| vm.tasks.is_alive(vm.process));
         if now() >= self.next_scan {
-            self.scan()?;
+            self.scan(false)?;
             self.next_scan = now() + SCAN_EVERY;
         }
         Ok(self.vms.keys().copied().collect())
     }
 
     fn describe(&mut self, vm: VmId) -> Result<Arc<Domain>, CallError> {
-        self.vm(vm)?;
-        self.hear(vm);
-        let known = self.vm(vm)?;
-        let before = Some((known.described.as_ref(), &known.heard));
-        let described = self.domain(vm, &known.name, known.process, &known.told, before);
-        if described == *known.described {
+        let at = now();
+        let ended = || CallError::Refused(ENDED.to_owned());
+        let has_heard = self.hear(vm);
+        let known = self.vms.get(&vm).ok_or_else(ended)?;
+        if at < known.next_look && !has_heard {
             return Ok(Arc::clone(&known.described));
         }
-        let described = Arc::new(described);
-        if let Some(known) = self.vms.get_mut(&vm) {
-            known.described = Arc::clone(&described);
+        let before = Some((known.described.as_ref(), &known.heard));
+        let described = self.domain(vm, &known.name, known.process, &known.told, before);
+        let known = self.vms.get_mut(&vm).ok_or_else(ended)?;
+        known.next_look = at + LOOK_EVERY;
+        if described != *known.described {
+            known.described = Arc::new(described);
         }
-        Ok(described)
+        Ok(Arc::clone(&known.described))
     }
 
     fn process(&mut self, domain: &Domain) -> Result<Option<Process>, ReadError> {
@@ -548,13 +447,18 @@ impl Manager for Qemu {
 
     fn threads(&mut self, run: &Run) -> Result<Vec<Thread>, ReadError> {
         let mut threads = task::threads(&self.root, run.pid)?;
-        if !threads.iter().any(|thread| matches!(thread.role, Role::Vcpu(_))) {
-            let roles = self.roles_told(run.vm, &threads);
-            for thread in &mut threads {
-                thread.role = roles.get(&thread.tid).copied().unwrap_or(thread.role);
-            }
-        }
+        self.roles(run, &mut threads);
         Ok(threads)
+    }
+
+    fn roles(&mut self, run: &Run, threads: &mut [Thread]) {
+        if threads.iter().any(|thread| matches!(thread.role, Role::Vcpu(_))) {
+            return;
+        }
+        let roles = self.roles_told(run.vm, threads);
+        for thread in threads {
+            thread.role = roles.get(&thread.tid).copied().unwrap_or(thread.role);
+        }
     }
 
     fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet> {
@@ -574,7 +478,7 @@ impl Manager for Qemu {
     fn knows(&mut self, run: &Run) -> Result<bool, CallError> {
         // By the journal's own process: that it runs was asked before.
         if !self.vms.contains_key(&run.vm) {
-            self.scan()?;
+            self.scan(true)?;
         }
         Ok(self
             .vms
@@ -587,7 +491,11 @@ impl Manager for Qemu {
     }
 
     fn standstill(&mut self, vm: VmId) -> Result<Option<Immovable>, CallError> {
-        Ok(self.vm(vm)?.heard.standstill.clone())
+        let known = self
+            .vms
+            .get(&vm)
+            .ok_or_else(|| CallError::Refused(ENDED.to_owned()))?;
+        Ok(known.heard.standstill.clone())
     }
 
     fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
@@ -623,6 +531,7 @@ impl Manager for Qemu {
 
     fn set_settings(&mut self, vm: VmId, settings: &OperatorSettings) -> Result<(), CallError> {
         let name = self.vm(vm)?.name.clone();
+        self.look_soon(vm);
         settings_file::write(&self.root, &name, settings).map_err(CallError::Refused)
     }
 
@@ -642,9 +551,7 @@ impl Manager for Qemu {
     fn set_memory(&mut self, vm: VmId, memory: Bytes) -> Result<(), CallError> {
         self.command(vm, ("balloon", json!({"value": memory.0})))
             .map(drop)?;
-        if let Some(known) = self.vms.get_mut(&vm) {
-            known.heard.next = Ns::ZERO;
-        }
+        self.look_soon(vm);
         Ok(())
     }
 

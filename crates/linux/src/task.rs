@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use homenode_units::{CpuId, CpuSet, NodeSet, Ns};
 
-use crate::read::{self, ReadError};
+use crate::read::{self, Dir, Often, ReadError};
 
 /// Threads that are read of one process: 4096 vCPUs and as many helpers.
 const THREADS_MAX: usize = 8192;
@@ -85,11 +85,8 @@ pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
         return Ok(None);
     };
-    let stat = parse_stat(&text).ok_or_else(|| ReadError::malformed(&path, STAT, &text))?;
-    Ok((!matches!(stat.state, 'Z' | 'X' | 'x')).then_some(Process {
-        pid,
-        start_ticks: stat.start_ticks,
-    }))
+    let stat = parse_stat(&text).ok_or_else(|| ReadError::malformed(&path, STAT.1, &text))?;
+    Ok(stat.process(pid))
 }
 
 /// Whether this very process still runs. One that cannot be looked at (no descriptor left, say) is not taken for ended:
@@ -132,33 +129,233 @@ pub fn find_qemu(root: &Path, uuid: &str) -> Result<Option<Process>, ReadError> 
 /// When a file is malformed, or may not be read; when there are more than any QEMU has, or several of a name with nothing else to
 /// tell them apart.
 pub fn threads(root: &Path, pid: i32) -> Result<Vec<Thread>, ReadError> {
-    let dir = process_dir(root, pid).join("task");
-    let names = read::names(&dir, THREADS_MAX + 1)?;
-    if names.len() > THREADS_MAX {
-        return Err(ReadError::TooMany {
-            path: dir.display().to_string(),
-            limit: THREADS_MAX,
-        });
-    }
-    let mut tids: Vec<i32> = names.iter().filter_map(|n| n.parse().ok()).collect();
-    tids.sort_unstable();
-    let mut seen = Vec::with_capacity(tids.len());
-    for tid in tids {
-        seen.extend(thread(&dir.join(tid.to_string()), tid)?);
-    }
-    let roles = roles(&dir, pid, &seen)?;
-    let with_role = |(seen, role): (Seen, Role)| Thread { role, ..seen.thread };
-    Ok(seen.into_iter().zip(roles).map(with_role).collect())
+    let mut threads = Vec::new();
+    Tasks::new(root, pid).look(Depth::Whole, &mut threads)?;
+    Ok(threads)
 }
 
+/// How much is read again of threads that are known, from little to all. What rarely changes is most of what the kernel has to
+/// write down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Depth {
+    /// How long vCPUs ran and waited, and where. Threads are listed where the process has another number of them.
+    Counters,
+    /// Where they and the emulator may run, too. Threads are listed.
+    Affinities,
+    /// All of it.
+    Whole,
+}
+
+/// The threads of a process that is looked at again and again.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    pid: i32,
+    path: PathBuf,
+    /// Its directory, once it was found: from then on no other process of this number is looked at.
+    process: Option<Dir>,
+    stat: Often,
+    /// Below it.
+    task: Option<Dir>,
+    seen: Vec<Seen>,
+    /// How many there were when it was last asked whether the process runs.
+    count: Option<usize>,
+    /// Used again by each look.
+    tids: Vec<i32>,
+    room: Vec<u8>,
+}
+
+impl Tasks {
+    /// Those of the process that has this number when it is first looked at.
+    pub fn new(root: &Path, pid: i32) -> Tasks {
+        Tasks {
+            pid,
+            path: process_dir(root, pid),
+            process: None,
+            stat: Often::new("stat"),
+            task: None,
+            seen: Vec::new(),
+            count: None,
+            tids: Vec::new(),
+            room: Vec::new(),
+        }
+    }
+
+    /// As [`is_alive`], of the process that was found.
+    pub fn is_alive(&mut self, who: Process) -> bool {
+        let stat = self.stat();
+        self.count = stat.as_ref().ok().and_then(|stat| stat.as_ref()?.thread_count);
+        // One that cannot be looked at is not taken for ended.
+        stat.map_or(true, |stat| {
+            stat.and_then(|stat| stat.process(who.pid)) == Some(who)
+        })
+    }
+
+    /// Of the process; `None` where there is none.
+    fn stat(&mut self) -> Result<Option<Stat>, ReadError> {
+        let Some(process) = found(&mut self.process, || Dir::open(&self.path))? else {
+            return Ok(None);
+        };
+        let text = self.stat.text(process, &mut self.room)?;
+        let text = text.filter(|_| !self.stat.is_removed());
+        let parsed = text.map(|text| {
+            let path = || process.path().join("stat");
+            parse_stat(&text).ok_or_else(|| ReadError::malformed(&path(), STAT.1, &text))
+        });
+        parsed.transpose()
+    }
+
+    /// Lists the threads, unless they are those that are known; none where there is no such process.
+    fn list(&mut self, depth: Depth, has_vcpus: bool) -> Result<(), ReadError> {
+        let is_settled = has_vcpus && self.seen.iter().all(|seen| seen.looks >= LOOKS);
+        if depth == Depth::Counters && is_settled && self.count == Some(self.seen.len()) {
+            self.tids.clear();
+            self.tids.extend(self.seen.iter().map(|seen| seen.thread.tid));
+            return Ok(());
+        }
+        self.tids.clear();
+        let Some(process) = found(&mut self.process, || Dir::open(&self.path))? else {
+            return Ok(());
+        };
+        let Some(task) = found(&mut self.task, || process.below("task"))? else {
+            return Ok(());
+        };
+        task.numbers(THREADS_MAX + 1, &mut self.tids)?;
+        match self.tids.len() {
+            0..=THREADS_MAX => Ok(()),
+            _ => Err(ReadError::TooMany {
+                path: task.path().display().to_string(),
+                limit: THREADS_MAX,
+            }),
+        }
+    }
+
+    /// The threads as [`threads`] has them: those that are new whole, the others to this depth. `into` has what the look before
+    /// found, or nothing.
+    ///
+    /// # Errors
+    /// As [`threads`].
+    pub fn look(&mut self, depth: Depth, into: &mut Vec<Thread>) -> Result<(), ReadError> {
+        // Where none is known to run a vCPU it may be any.
+        let has_vcpus = self.seen.iter().any(Seen::runs_vcpu);
+        self.list(depth, has_vcpus)?;
+        let Some(task) = &self.task else {
+            into.clear();
+            return Ok(());
+        };
+        // Where something cannot be read all is read next time.
+        let before = std::mem::take(&mut self.seen);
+        let before_count = before.len();
+        let mut before = before.into_iter().peekable();
+        let mut seen = Vec::with_capacity(self.tids.len());
+        let mut kept_count = 0;
+        for &tid in &self.tids {
+            while before.next_if(|before| before.thread.tid < tid).is_some() {}
+            let known = before.next_if(|before| before.thread.tid == tid);
+            let is_read_whole = depth == Depth::Whole || !has_vcpus;
+            let kept = match known {
+                Some(known) if !is_read_whole && known.looks >= LOOKS => {
+                    known.later(task, depth, &mut self.room)?
+                }
+                known => {
+                    seen.extend(thread(task, tid, known, &mut self.room)?);
+                    continue;
+                }
+            };
+            kept_count += usize::from(kept.is_some());
+            match kept {
+                Some(kept) => seen.push(kept),
+                None => seen.extend(thread(task, tid, None, &mut self.room)?),
+            }
+        }
+        let are_as_before = kept_count == seen.len() && kept_count == before_count;
+        if !are_as_before {
+            let roles = roles(task.path(), self.pid, &seen)?;
+            let all = seen.iter_mut().zip(roles);
+            all.for_each(|(seen, role)| seen.thread.role = role);
+        }
+        self.seen = seen;
+        if are_as_before && depth == Depth::Counters && into.len() == self.seen.len() {
+            let pairs = into.iter_mut().zip(&self.seen);
+            pairs.for_each(|(known, seen)| known.take_counters(&seen.thread));
+        } else {
+            into.clear();
+            into.extend(self.seen.iter().map(|seen| seen.thread.clone()));
+        }
+        Ok(())
+    }
+}
+
+impl Thread {
+    /// Takes over how long it ran and waited, and where.
+    fn take_counters(&mut self, of: &Thread) {
+        (self.running_ns, self.waiting_ns, self.cpu) = (of.running_ns, of.waiting_ns, of.cpu);
+    }
+}
+
+/// A directory, which is opened where it was not yet.
+fn found(
+    dir: &mut Option<Dir>,
+    open: impl FnOnce() -> Result<Option<Dir>, ReadError>,
+) -> Result<Option<&Dir>, ReadError> {
+    if dir.is_none() {
+        *dir = open()?;
+    }
+    Ok(dir.as_ref())
+}
+
+/// So often a thread is read whole that is new: who starts it names it and puts it into its group a little later.
+const LOOKS: u8 = 3;
+
 /// A thread, and what says what it does.
+#[derive(Debug)]
 struct Seen {
-    /// Of no role yet.
+    /// Of no role yet where it was just read.
     thread: Thread,
     start_ticks: u64,
     by_name: Role,
     /// Where it is in a group that libvirt makes for one thread.
     by_group: Option<Role>,
+    /// How often it was read whole.
+    looks: u8,
+    schedstat: Often,
+    stat: Often,
+}
+
+impl Seen {
+    fn runs_vcpu(&self) -> bool {
+        matches!(self.thread.role, Role::Vcpu(_))
+    }
+
+    /// The same as it is now, to this depth. `None` where it has ended, or its counters are not told by themselves.
+    fn later(mut self, task: &Dir, depth: Depth, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
+        let tid = self.thread.tid;
+        if depth >= Depth::Affinities && (self.runs_vcpu() || self.thread.role == Role::Emulator) {
+            let Some(text) = task.text(&format!("{tid}/status"), read::SMALL_BYTES, room)? else {
+                return Ok(None);
+            };
+            (self.thread.affinity, self.thread.memory_nodes) = parsed(task, (tid, "status"), &text, STATUS)?;
+        }
+        if !self.runs_vcpu() {
+            return Ok(Some(self));
+        }
+        let Some(text) = self.schedstat.text(task, room)? else {
+            return Ok(None);
+        };
+        let (running_ns, waiting_ns) = parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?;
+        // One that did not run is where it was.
+        if running_ns != self.thread.running_ns {
+            let Some(text) = self.stat.text(task, room)? else {
+                return Ok(None);
+            };
+            let stat = parsed(task, (tid, "stat"), &text, STAT)?;
+            if stat.start_ticks != self.start_ticks {
+                return Ok(None);
+            }
+            self.thread.cpu = stat.cpu;
+        }
+        (self.thread.running_ns, self.thread.waiting_ns) = (running_ns, waiting_ns);
+        Ok(Some(self))
+    }
 }
 
 /// What each thread does.
@@ -225,7 +422,7 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
     };
     parse_status(&text)
         .map(|(cpus, _)| Some(cpus))
-        .ok_or_else(|| ReadError::malformed(&path, STATUS, &text))
+        .ok_or_else(|| ReadError::malformed(&path, STATUS.1, &text))
 }
 
 /// Whether a process is a thread of the kernel's, all of which are children of the second process.
@@ -266,27 +463,42 @@ pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     ids.split_ascii_whitespace().last()?.parse().ok()
 }
 
-const STAT: &str = "`TID (name) state …` with at least 39 fields";
-const STATUS: &str = "lines `Cpus_allowed_list:` and `Mems_allowed_list:`";
+/// How a file's text is read, and what is expected of it.
+type Form<T> = (fn(&str) -> Option<T>, &'static str);
 
-fn thread(dir: &Path, tid: i32) -> Result<Option<Seen>, ReadError> {
-    let file = |name: &str| read::text_if_there(&dir.join(name), read::SMALL_BYTES);
+const STAT: Form<Stat> = (parse_stat, "`TID (name) state …` with at least 39 fields");
+const STATUS: Form<(CpuSet, NodeSet)> = (
+    parse_status,
+    "lines `Cpus_allowed_list:` and `Mems_allowed_list:`",
+);
+const SCHEDSTAT: Form<(Ns, Ns)> = (parse_schedstat, "three numbers: ran, waited, slices");
+
+/// Reads the text of a file of a thread.
+fn parsed<T>(
+    task: &Dir,
+    (tid, name): (i32, &str),
+    text: &str,
+    (parse, expected): Form<T>,
+) -> Result<T, ReadError> {
+    let path = || task.path().join(format!("{tid}/{name}"));
+    parse(text).ok_or_else(|| ReadError::malformed(&path(), expected, text))
+}
+
+/// Reads a thread whole, which was known before or not.
+fn thread(task: &Dir, tid: i32, known: Option<Seen>, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
+    let mut file = |name: &'static str| {
+        let text = task.text(&format!("{tid}/{name}"), read::SMALL_BYTES, room)?;
+        Ok(text.map(std::borrow::Cow::into_owned))
+    };
     let (Some(comm), Some(stat), Some(status)) = (file("comm")?, file("stat")?, file("status")?) else {
         return Ok(None);
     };
-    let parsed = parse_stat(&stat).ok_or_else(|| ReadError::malformed(&dir.join("stat"), STAT, &stat))?;
-    let (affinity, memory_nodes) =
-        parse_status(&status).ok_or_else(|| ReadError::malformed(&dir.join("status"), STATUS, &status))?;
+    let stat = parsed(task, (tid, "stat"), &stat, STAT)?;
+    let (affinity, memory_nodes) = parsed(task, (tid, "status"), &status, STATUS)?;
     // A kernel without CONFIG_SCHED_INFO has no schedstat: then running time comes in ticks, waiting time not at all.
     let (running_ns, waiting_ns) = match file("schedstat")? {
-        Some(text) => parse_schedstat(&text).ok_or_else(|| {
-            ReadError::malformed(
-                &dir.join("schedstat"),
-                "three numbers: ran, waited, slices",
-                &text,
-            )
-        })?,
-        None => (parsed.cpu_time, Ns::ZERO),
+        Some(text) => parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?,
+        None => (stat.cpu_time, Ns::ZERO),
     };
     // A kernel without cgroups has no such file.
     let by_group = file("cgroup")?.and_then(|text| grouped(&text));
@@ -295,15 +507,28 @@ fn thread(dir: &Path, tid: i32) -> Result<Option<Seen>, ReadError> {
         role: Role::Other,
         running_ns,
         waiting_ns,
-        cpu: parsed.cpu,
+        cpu: stat.cpu,
         affinity,
         memory_nodes,
     };
+    let new = || {
+        (
+            0,
+            Often::new(format!("{tid}/schedstat")),
+            Often::new(format!("{tid}/stat")),
+        )
+    };
+    let known = known.filter(|known| known.start_ticks == stat.start_ticks);
+    let (looks, often_schedstat, often_stat) =
+        known.map_or_else(new, |known| (known.looks, known.schedstat, known.stat));
     Ok(Some(Seen {
         thread,
-        start_ticks: parsed.start_ticks,
+        start_ticks: stat.start_ticks,
         by_name: named(comm.trim_end_matches('\n')),
         by_group,
+        looks: looks.saturating_add(1),
+        schedstat: often_schedstat,
+        stat: often_stat,
     }))
 }
 
@@ -334,21 +559,38 @@ fn grouped(text: &str) -> Option<Role> {
 struct Stat {
     state: char,
     cpu_time: Ns,
+    /// Of the whole process.
+    thread_count: Option<usize>,
     start_ticks: u64,
     cpu: Option<CpuId>,
+}
+
+impl Stat {
+    /// The process that it is of; `None` of one of which nothing but that is left.
+    fn process(&self, pid: i32) -> Option<Process> {
+        (!matches!(self.state, 'Z' | 'X' | 'x')).then_some(Process {
+            pid,
+            start_ticks: self.start_ticks,
+        })
+    }
 }
 
 /// Reads `/proc/…/stat`. The name may hold spaces and parentheses, so fields count from the last parenthesis.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    let number = |at: usize| fields.get(at - 3)?.parse::<u64>().ok(); // `at` as in proc(5); the state is field 3
-    let ticks = number(14)?.checked_add(number(15)?)?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?; // field 3 in proc(5)
+    let mut number = |skipped: usize| fields.nth(skipped)?.parse::<u64>().ok();
+    let ticks = number(14 - 4)?.checked_add(number(0)?)?;
+    let thread_count = number(20 - 16)?;
+    let start_ticks = number(22 - 21)?;
+    let cpu = number(39 - 23)?;
     Some(Stat {
-        state: fields.first()?.chars().next()?,
+        state,
         cpu_time: Ns(ticks.checked_mul(10_000_000)?),
-        start_ticks: number(22)?,
-        cpu: u32::try_from(number(39)?).ok().map(CpuId),
+        thread_count: usize::try_from(thread_count).ok(),
+        start_ticks,
+        cpu: u32::try_from(cpu).ok().map(CpuId),
     })
 }
 
@@ -369,254 +611,4 @@ fn parse_status(text: &str) -> Option<(CpuSet, NodeSet)> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::fake::Tree;
-
-    /// A `stat` line with this name, state, start time and CPU.
-    pub(crate) fn stat(tid: i32, comm: &str, state: char, start_ticks: u64, cpu: u32) -> String {
-        format!(
-            "{tid} ({comm}) {state} 1 1 1 0 -1 0 0 0 0 0 70 30 0 0 20 0 9 0 {start_ticks} 1000 10 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0\n"
-        )
-    }
-
-    /// Writes one thread of a process into a tree.
-    pub(crate) fn write_thread(tree: &Tree, pid: i32, tid: i32, comm: &str, cpus: &str) {
-        let dir = format!("proc/{pid}/task/{tid}");
-        tree.write(&format!("{dir}/comm"), &format!("{comm}\n"));
-        tree.write(&format!("{dir}/stat"), &stat(tid, comm, 'S', 77, 1));
-        tree.write(&format!("{dir}/schedstat"), "5000 700 3\n");
-        tree.write(
-            &format!("{dir}/status"),
-            &format!("Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t{cpus}\nMems_allowed_list:\t0-1\n"),
-        );
-    }
-
-    fn qemu() -> Tree {
-        let tree = Tree::new(&[
-            ("proc/40/stat", &stat(40, "qemu) (x", 'S', 77, 0)),
-            ("proc/40/cmdline", "qemu\0-name\0guest=a\0-uuid\0u-u\0-m\0"),
-        ]);
-        for (tid, comm) in [
-            (40, "qemu-system-x86"),
-            (41, "call_rcu"),
-            (43, "CPU 0/KVM"),
-            (44, "CPU 12/TCG"),
-            (45, "IO iothread1"),
-            (46, "CPU x/KVM"),
-        ] {
-            write_thread(&tree, 40, tid, comm, "0-3");
-        }
-        tree
-    }
-
-    #[test]
-    fn threads_are_told_apart_by_name_where_there_are_no_groups() {
-        let seen = threads(qemu().root(), 40).unwrap();
-        let roles: Vec<_> = seen.iter().map(|t| (t.tid, t.role)).collect();
-        let io = Role::IoThread(1);
-        assert_eq!(
-            roles,
-            [
-                (40, Role::Emulator),
-                (41, Role::Other),
-                (43, Role::Vcpu(0)),
-                (44, Role::Vcpu(12)),
-                (45, io),
-                (46, Role::Other)
-            ]
-        );
-        assert_eq!(
-            (seen[2].running_ns, seen[2].waiting_ns, seen[2].cpu),
-            (Ns(5000), Ns(700), Some(CpuId(1)))
-        );
-        assert_eq!(
-            (seen[2].affinity.to_string(), seen[2].memory_nodes.to_string()),
-            ("0-3".into(), "0-1".into())
-        );
-    }
-
-    /// Has these threads in these cgroups, as libvirt puts them there.
-    fn put_in_groups(tree: &Tree, groups: &[(i32, &str)]) {
-        for (tid, group) in groups {
-            let text = format!("0::/machine.slice/machine-qemu.scope/libvirt/{group}\n");
-            tree.write(&format!("proc/40/task/{tid}/cgroup"), &text);
-        }
-    }
-
-    fn roles_in(tree: &Tree) -> Vec<(i32, Role)> {
-        let seen = threads(tree.root(), 40).unwrap();
-        seen.into_iter().map(|t| (t.tid, t.role)).collect()
-    }
-
-    #[test]
-    fn a_name_never_chooses_the_thread_of_a_vcpu_where_libvirt_made_groups() {
-        let tree = qemu();
-        // QEMU may name its threads as it likes; it may not leave the groups in which libvirt put them.
-        for tid in 100..200 {
-            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
-            put_in_groups(&tree, &[(tid, "emulator")]);
-        }
-        write_thread(&tree, 40, 44, "harmless", "0-3");
-        write_thread(&tree, 40, 45, "CPU 0/KVM", "0-3");
-        write_thread(&tree, 40, 40, "CPU 5/KVM", "0-3");
-        let groups = [(40, "emulator"), (41, "emulator"), (46, "emulator")];
-        put_in_groups(&tree, &groups);
-        put_in_groups(&tree, &[(43, "vcpu0"), (44, "vcpu12"), (45, "iothread1")]);
-        let named: Vec<_> = roles_in(&tree)
-            .into_iter()
-            .filter(|(_, role)| *role != Role::Other)
-            .collect();
-        let expected = [
-            (40, Role::Emulator),
-            (43, Role::Vcpu(0)),
-            (44, Role::Vcpu(12)),
-            (45, Role::IoThread(1)),
-        ];
-        assert_eq!(named, expected);
-    }
-
-    #[test]
-    fn of_the_threads_in_a_vcpus_group_the_oldest_is_the_vcpus() {
-        let tree = qemu();
-        put_in_groups(
-            &tree,
-            &[
-                (40, "emulator"),
-                (41, "emulator"),
-                (45, "emulator"),
-                (46, "emulator"),
-                (44, "vcpu12"),
-            ],
-        );
-        // What a vCPU's thread starts (a worker of io_uring, a thread under its name) is in its group, and younger.
-        for (tid, start) in [(42, 90), (47, 77)] {
-            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
-            tree.write(
-                &format!("proc/40/task/{tid}/stat"),
-                &stat(tid, "CPU 0/KVM", 'S', start, 1),
-            );
-            put_in_groups(&tree, &[(tid, "vcpu0")]);
-        }
-        put_in_groups(&tree, &[(43, "vcpu0")]);
-        tree.write("proc/40/task/43/comm", "worker\n");
-        let vcpus: Vec<_> = roles_in(&tree)
-            .into_iter()
-            .filter(|(_, role)| *role == Role::Vcpu(0))
-            .collect();
-        assert_eq!(vcpus, [(43, Role::Vcpu(0))]);
-    }
-
-    #[test]
-    fn threads_of_one_name_are_refused_where_nothing_else_tells_them_apart() {
-        let tree = qemu();
-        for tid in 100..140 {
-            write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
-        }
-        let error = threads(tree.root(), 40).expect_err("41 of vCPU 0").to_string();
-        assert!(
-            error.contains("proc/40/task") && error.contains("vCPU 0"),
-            "{error}"
-        );
-        assert!(
-            error.contains("43, 100, 101") && error.contains("41 threads"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn more_threads_than_any_qemu_has_are_refused_and_not_cut_off() {
-        let tree = qemu();
-        for tid in 100..100 + THREADS_MAX {
-            std::fs::create_dir(tree.root().join(format!("proc/40/task/{tid}"))).unwrap();
-        }
-        let error = threads(tree.root(), 40).expect_err("too many").to_string();
-        assert!(
-            error.contains("proc/40/task") && error.contains("8192"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn numbers_in_names_are_read_as_qemu_writes_them() {
-        for name in [
-            "CPU +1/KVM",
-            "CPU 01/KVM",
-            "CPU /KVM",
-            "CPU 65536/KVM",
-            "IO iothread01",
-            "IO other",
-        ] {
-            assert_eq!(named(name), Role::Other, "{name}");
-        }
-        assert_eq!(named("CPU 10/TCG"), Role::Vcpu(10));
-        assert_eq!(named("IO iothread2"), Role::IoThread(2));
-    }
-
-    #[test]
-    fn a_process_is_found_by_uuid_and_known_by_its_start_time() {
-        let tree = qemu();
-        let found = find_qemu(tree.root(), "u-u").unwrap().unwrap();
-        assert_eq!(
-            found,
-            Process {
-                pid: 40,
-                start_ticks: 77
-            }
-        );
-        assert_eq!(find_qemu(tree.root(), "other"), Ok(None));
-        assert!(is_alive(tree.root(), found));
-        tree.write("proc/40/stat", &stat(40, "qemu", 'S', 78, 0));
-        assert!(!is_alive(tree.root(), found), "the number was used again");
-        tree.write("proc/40/stat", &stat(40, "qemu", 'Z', 77, 0));
-        assert_eq!(process(tree.root(), 40), Ok(None), "a zombie runs no VM");
-    }
-
-    #[test]
-    fn a_thread_that_ends_is_left_out_and_no_process_has_no_threads() {
-        let tree = qemu();
-        std::fs::remove_file(tree.root().join("proc/40/task/43/status")).unwrap();
-        assert_eq!(threads(tree.root(), 40).unwrap().len(), 5);
-        assert_eq!(threads(tree.root(), 99), Ok(vec![]));
-        assert_eq!(affinity(tree.root(), 40, 43), Ok(None));
-        assert_eq!(affinity(tree.root(), 40, 44).unwrap().unwrap().to_string(), "0-3");
-    }
-
-    #[test]
-    fn malformed_and_truncated_files_are_errors_with_the_path() {
-        for (file, bad) in [
-            ("stat", "40 (CPU 0/KVM S 1"),
-            ("stat", "40 (CPU 0/KVM) S 1 2 3"),
-            ("schedstat", "5 x 1"),
-            ("schedstat", "5 6"),
-            ("status", "Cpus_allowed_list:\t0-3\n"),
-            ("status", "Cpus_allowed_list:\t3-0\nMems_allowed_list:\t0\n"),
-        ] {
-            let tree = qemu();
-            tree.write(&format!("proc/40/task/43/{file}"), bad);
-            let error = threads(tree.root(), 40).unwrap_err();
-            assert!(error.to_string().contains(&format!("task/43/{file}")), "{error}");
-        }
-    }
-
-    #[test]
-    fn without_schedstat_running_time_comes_in_ticks() {
-        let tree = qemu();
-        std::fs::remove_file(tree.root().join("proc/40/task/43/schedstat")).unwrap();
-        let seen = threads(tree.root(), 40).unwrap();
-        assert_eq!(
-            (seen[2].running_ns, seen[2].waiting_ns),
-            (Ns::from_secs(1), Ns::ZERO)
-        );
-    }
-
-    #[test]
-    fn this_process_reads() {
-        let pid = i32::try_from(std::process::id()).unwrap();
-        let seen = threads(Path::new("/"), pid).unwrap();
-        assert!(
-            seen.iter()
-                .any(|t| t.tid == pid && t.role == Role::Emulator && !t.affinity.is_empty())
-        );
-    }
-}
+pub(crate) mod tests;

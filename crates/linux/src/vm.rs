@@ -14,7 +14,7 @@ use crate::journal::{Before, Entry, Helper, Run, Written};
 use crate::numa_maps::Range;
 use crate::pages::Mover;
 use crate::read::ReadError;
-use crate::task::{Process, Role, Thread};
+use crate::task::{Process, Role, Tasks, Thread};
 use crate::{meminfo, now, numa_maps};
 
 mod grip;
@@ -40,6 +40,9 @@ pub(crate) struct Vm {
     pub operator_helpers: BTreeSet<Helper>,
     pub pins: Pinned,
     pub threads: Vec<Thread>,
+    pub tasks: Tasks,
+    /// When vCPUs' affinities, and when all that is told of threads, are to be read anew.
+    pub next_looks: (Ns, Ns),
     pub groups: BTreeMap<i32, Option<CpuGroup>>,
     pub memory: Memory,
     pub home: Option<NodeSet>,
@@ -187,6 +190,11 @@ impl Vm {
         self.standstill == Some(Immovable::Migrating)
     }
 
+    /// Something of its threads may have been changed: all of them are looked at next time.
+    pub fn look_soon(&mut self) {
+        self.next_looks = (Ns::ZERO, Ns::ZERO);
+    }
+
     /// Threads that run vCPUs.
     pub fn vcpu_tids(&self) -> impl Iterator<Item = i32> + '_ {
         self.threads
@@ -305,8 +313,8 @@ impl Vm {
         Ok(false)
     }
 
-    /// Reads where its pages lie, if that is due.
-    pub fn refresh_pages(&mut self, root: &Path, at: Ns) -> Result<Found, ReadError> {
+    /// Reads where its pages lie, if that is due: after this time at the earliest, unless the agent moved some.
+    pub fn refresh_pages(&mut self, root: &Path, at: Ns, every: Ns) -> Result<Found, ReadError> {
         if self.memory.sizes != self.domain.ram_sizes {
             self.memory = Memory {
                 sizes: self.domain.ram_sizes.clone(),
@@ -322,7 +330,7 @@ impl Vm {
         let cost = now().saturating_sub(start);
         let patience = match read {
             Ok(Found::None) => RAM_RETRY,
-            Ok(_) | Err(_) => Ns::ZERO,
+            Ok(_) | Err(_) => every,
         };
         self.memory.next_read = at + patience.max(Ns(cost.0.saturating_mul(PAGES_COST_SHARE)));
         read

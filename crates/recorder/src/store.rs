@@ -21,9 +21,8 @@ pub(crate) const BLOCK_COUNT_MAX: usize = 6000;
 const AGAIN: Ns = Ns::from_secs(60);
 /// The kind of a decision: each has a row of its own.
 const DECIDED: &str = "decided";
-/// How hard zstd tries: with what is written each period, and with what stays.
-const TAIL_LEVEL: i32 = 1;
-const BLOCK_LEVEL: i32 = 5;
+/// How hard zstd tries. Trying harder takes twice as long, and makes nothing less of samples, which are most of it.
+const LEVEL: i32 = 1;
 /// How long a clock that was set must go on before anything is dropped for its age: one that jumps for a while makes all of it
 /// old.
 const BELIEVED: Ns = Ns::from_secs(600);
@@ -212,7 +211,7 @@ impl Store {
             minute: None,
             steady: None,
             is_prune_due: false,
-            compressor: Compressor::new(TAIL_LEVEL).map_err(|e| RecordError::new(path, e))?,
+            compressor: Compressor::new(LEVEL).map_err(|e| RecordError::new(path, e))?,
         };
         store.within(|change| {
             let runs: Vec<i64> = change
@@ -509,7 +508,7 @@ fn close_minute(
             continue;
         };
         let text = serde_json::to_vec(frames).map_err(|e| failed(e.into()))?;
-        let bytes = zstd::bulk::compress(&text, BLOCK_LEVEL).map_err(failed)?;
+        let bytes = zstd::bulk::compress(&text, LEVEL).map_err(failed)?;
         change.execute(
             "INSERT INTO block (run, kind, first_at_ns, last_at_ns, first_wall_ns, last_wall_ns, count, frames)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

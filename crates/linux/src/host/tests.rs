@@ -2,7 +2,7 @@
 //! to the handmade threads, which is just what a host that does not do as asked looks like.
 
 use homenode_host::observation::{Observation, Tracker, Used};
-use homenode_host::{Act, Action, Lever, Limit, Management, Percent};
+use homenode_host::{Act, Action, CpuQuota, Lever, Limit, Management, Percent, Version, VmSettings};
 use homenode_units::{NodeId, Pages, Permit};
 
 mod balloon;
@@ -81,7 +81,14 @@ fn connect(tree: &Tree, acting: Acting) -> LinuxHost {
         ..Options::new(machine(&[0, 1]))
     };
     let uri = format!("test://{}", tree.root().join("node.xml").display());
-    LinuxHost::connect(&Vms::Libvirt(uri), options).unwrap()
+    let mut host = LinuxHost::connect(&Vms::Libvirt(uri), options).unwrap();
+    let (affinities, all, pages) = (Ns::ZERO, Ns::ZERO, Ns::ZERO);
+    host.look_every = LookEvery {
+        affinities,
+        all,
+        pages,
+    };
+    host
 }
 
 fn plan(version: Version, action: Action) -> Plan {

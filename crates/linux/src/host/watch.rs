@@ -1,7 +1,6 @@
 //! Looking at one VM: who its threads are, what its operator did, where its memory lies, what is in force on its levers.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map;
 use std::sync::Arc;
 
 use homenode_host::{Immovable, Management, VcpuSample, VmSample};
@@ -9,7 +8,7 @@ use homenode_units::{CpuSet, Migration, Ns};
 
 use super::LinuxHost;
 use crate::attribution::Seen;
-use crate::cgroup::CpuMax;
+use crate::cgroup::{CpuMax, GroupsRead};
 use crate::domain::{Domain, FreePages};
 use crate::hands::Hands;
 use crate::journal::{Entry, Helper, Run};
@@ -17,7 +16,7 @@ use crate::levers::{self, Home};
 use crate::mark::{self, TakenIn};
 use crate::now;
 use crate::read::ReadError;
-use crate::task;
+use crate::task::{Depth, Tasks};
 use crate::vm::{Found, Memory, Pinned, Vm, vcpu_index};
 
 /// What a domain lacks whose guest keeps its free pages.
@@ -29,8 +28,9 @@ impl LinuxHost {
     pub(crate) fn watch(&mut self, domain: Arc<Domain>, at: Ns) -> Result<Option<VmSample>, String> {
         let (id, name) = (domain.id, domain.name.clone());
         let failed = |e: ReadError| format!("VM {name} is left out: {e}");
-        let known = self.vms.remove(&id).filter(|vm| {
-            Some(vm.run.runtime_id) == domain.runtime_id && task::is_alive(&self.hands.root, vm.run.process())
+        let known = self.vms.remove(&id).and_then(|mut vm| {
+            let process = vm.run.process();
+            (Some(vm.run.runtime_id) == domain.runtime_id && vm.tasks.is_alive(process)).then_some(vm)
         });
         let is_first = known.is_none();
         // Where nobody says, acting will.
@@ -42,6 +42,8 @@ impl LinuxHost {
                 Vm {
                     domain: Domain::clone(&domain),
                     described: domain,
+                    // A pin that is written there is in force by now.
+                    next_looks: (Ns::ZERO, Ns::ZERO),
                     ..vm
                 }
             }
@@ -64,12 +66,12 @@ impl LinuxHost {
     /// Looks at what a VM does; `None` where it has no vCPUs.
     fn look(&mut self, vm: &mut Vm, at: Ns, is_first: bool) -> Result<Option<VmSample>, ReadError> {
         let name = vm.run.name.clone();
-        vm.threads = self.hands.manager.threads(&vm.run)?;
+        self.look_at_threads(vm, at)?;
         if vm.vcpu_tids().next().is_none() {
             return Ok(None);
         }
         let usable = self.hands.machine.cpu_set();
-        match vm.refresh_pages(&self.hands.root, at) {
+        match vm.refresh_pages(&self.hands.root, at, self.look_every.pages) {
             Ok(Found::Memory | Found::NotLooked) => {}
             Ok(Found::None) => self.hands.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory")),
             Err(error) => {
@@ -90,6 +92,25 @@ impl LinuxHost {
             }
         }
         Ok(Some(sample))
+    }
+
+    /// Looks at a VM's threads, as closely as is due.
+    pub(super) fn look_at_threads(&mut self, vm: &mut Vm, at: Ns) -> Result<(), ReadError> {
+        let (affinities, all) = &mut vm.next_looks;
+        let depth = match () {
+            () if at >= *all => Depth::Whole,
+            () if at >= *affinities => Depth::Affinities,
+            () => Depth::Counters,
+        };
+        vm.tasks.look(depth, &mut vm.threads)?;
+        if depth >= Depth::Affinities {
+            *affinities = at + self.look_every.affinities;
+        }
+        if depth == Depth::Whole {
+            *all = at + self.look_every.all;
+        }
+        self.hands.manager.roles(&vm.run, &mut vm.threads);
+        Ok(())
     }
 
     /// Gets to know a VM: its process, and what its operator wants, which later cannot be told from our own pins.
@@ -128,6 +149,8 @@ impl LinuxHost {
             pins: Pinned::of(entry),
             home: entry.and_then(Entry::get).map(|Home(nodes)| nodes),
             levers: levers::of_vm(entry, journal.is_some()),
+            tasks: Tasks::new(&self.hands.root, run.pid),
+            next_looks: (Ns::ZERO, Ns::ZERO),
             run,
             domain: Domain::clone(&domain),
             described: domain,
@@ -186,11 +209,12 @@ impl LinuxHost {
     fn find_groups(&self, vm: &mut Vm) -> Result<(), ReadError> {
         vm.groups
             .retain(|tid, _| vm.threads.iter().any(|t| t.tid == *tid));
-        let tids: Vec<i32> = vm.vcpu_tids().collect();
-        for tid in tids {
-            if let btree_map::Entry::Vacant(vacant) = vm.groups.entry(tid) {
-                vacant.insert(self.cgroups.group_of(vm.run.pid, tid)?);
-            }
+        let is_new = |tid: &i32| !vm.groups.contains_key(tid);
+        let new: Vec<i32> = vm.vcpu_tids().filter(is_new).collect();
+        for tid in new {
+            let group = self.cgroups.group_of(vm.run.pid, tid)?;
+            let group = group.map(|group| group.one_with(vm.groups.values().flatten()));
+            vm.groups.insert(tid, group);
         }
         Ok(())
     }
@@ -220,25 +244,21 @@ impl LinuxHost {
     }
 
     fn vm_sample(&mut self, vm: &mut Vm, usable: &CpuSet) -> Result<VmSample, ReadError> {
-        let vcpu_count = vm.vcpu_tids().count();
-        let mut vcpus = Vec::with_capacity(vcpu_count);
+        let groups = GroupsRead::read(vm.vcpu_tids().map(|tid| vm.group(tid)), &mut self.room)?;
+        let mut vcpus = Vec::with_capacity(vm.threads.len());
         for thread in &vm.threads {
             let Some(index) = vcpu_index(&thread.role) else {
                 continue;
             };
-            let group = vm.group(thread.tid);
-            let throttled = match group {
-                Some(group) => group.throttled()?.unwrap_or_default(),
-                None => Default::default(),
-            };
+            let (throttled_ns, max) = groups.of(vm.group(thread.tid));
             vcpus.push(VcpuSample {
                 index,
                 running_ns: thread.running_ns,
                 waiting_ns: thread.waiting_ns,
-                throttled_ns: throttled.per_vcpu(vcpu_count, vm.sharing(thread.tid)),
+                throttled_ns,
                 cpu: thread.cpu.filter(|cpu| usable.contains(*cpu)),
                 affinity: thread.affinity.intersection(usable),
-                quota: vm.max_of(thread.tid)?.and_then(CpuMax::quota),
+                quota: max.and_then(CpuMax::quota),
                 counters: self.perf.counters(thread.tid),
             });
         }

@@ -1,7 +1,7 @@
 //! Where pages lie: moved by `move_pages(2)`, as many as the budget allows, and looked for again.
 
 use homenode_host::{Act, ActionError, Failure, FrameMove, Immovable, Lever, Outcome};
-use homenode_units::{NodeSet, Pages};
+use homenode_units::{NodeSet, Ns, Pages};
 use serde::{Deserialize, Serialize};
 
 use super::home::{narrow_if_little_is_left, set_memory_nodes};
@@ -137,7 +137,7 @@ fn move_pages(
 /// Asks the kernel where its pages are.
 fn look_again(hands: &Hands, vm: &mut Vm) -> Result<(), ActionError> {
     vm.forget_pages();
-    let looked = vm.refresh_pages(&hands.root, now());
+    let looked = vm.refresh_pages(&hands.root, now(), Ns::ZERO);
     looked.map(drop).map_err(|e| failed(vm, MOVE, &e.to_string()))
 }
 
@@ -146,7 +146,7 @@ fn look_again(hands: &Hands, vm: &mut Vm) -> Result<(), ActionError> {
 fn move_frames(hands: &mut Hands, vm: &mut Vm, moves: &[FrameMove]) -> Result<Outcome, ActionError> {
     let to: NodeSet = moves.iter().map(|each| each.to).collect();
     check_movable(vm, &to)?;
-    let looked = vm.refresh_pages(&hands.root, now());
+    let looked = vm.refresh_pages(&hands.root, now(), Ns::ZERO);
     looked.map_err(|e| failed(vm, MOVE, &e.to_string()))?;
     let Some(mover) = vm.memory.mover() else {
         return Err(failed(vm, MOVE, NO_MAPPING));

@@ -85,11 +85,6 @@ impl Grip for Vcpus {
 
     fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
         let usable = hands.machine.cpu_set();
-        let name = vm.run.name.clone();
-        let before = hands
-            .entry(vm)
-            .map(|entry| entry.before.vcpus.clone())
-            .unwrap_or_default();
         let mut others = Vec::new();
         let pins = hands.manager.pins(&vm.domain, &vm.threads);
         for index in vm.vcpu_indices() {
@@ -99,11 +94,14 @@ impl Grip for Vcpus {
             let in_force = thread
                 .map(|t| t.affinity.intersection(&usable))
                 .unwrap_or_default();
-            let by_hand = format!(
-                "vCPU {index} of VM {name} was pinned to CPUs {in_force} by someone else; the agent leaves it alone"
-            );
             let restored = vm.pins.restored(index, &usable);
-            let pins = &mut vm.pins;
+            let (run, pins) = (&vm.run, &mut vm.pins);
+            let by_hand = |in_force: &CpuSet| {
+                let name = &run.name;
+                format!(
+                    "vCPU {index} of VM {name} was pinned to CPUs {in_force} by someone else; the agent leaves it alone"
+                )
+            };
             if let Some(ours) = pins.ours.get_mut(&index) {
                 let is_ours = |set: &CpuSet| ours.contains(set);
                 if is_ours(&in_force) && written.as_ref().is_none_or(is_ours) {
@@ -115,23 +113,26 @@ impl Grip for Vcpus {
                 pins.ours.remove(&index);
                 others.push(index);
                 // An agent that died, or had no answer, between journal and pin leaves a pin that never came into force.
-                let was = before.get(&index).map(|cpus| cpus.intersection(&usable));
+                let entry = hands.journal.as_ref().and_then(|journal| journal.entry(run.vm));
+                let was = entry.and_then(|entry| entry.before.vcpus.get(&index));
+                let was = was.map(|cpus| cpus.intersection(&usable));
                 if (is_first && (written.is_none() || written == restored)) || was.as_ref() == Some(&in_force)
                 {
                     continue;
                 }
                 if in_force != usable {
                     pins.operator.insert(index);
-                    hands.notice(by_hand);
+                    hands.notice(by_hand(&in_force));
                 }
                 continue;
             }
             let is_pinned = written.as_ref().is_some_and(|w| *w != usable)
                 && (written != restored || pins.operator.contains(&index));
             if is_pinned && pins.operator.insert(index) && !is_first {
-                hands.notice(by_hand);
+                hands.notice(by_hand(&in_force));
             }
             if !is_pinned && pins.operator.remove(&index) {
+                let name = &run.name;
                 hands.notice(format!(
                     "vCPU {index} of VM {name} is no longer pinned by hand; the agent manages it"
                 ));

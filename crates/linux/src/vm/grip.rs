@@ -221,6 +221,7 @@ impl Vm {
         if !hands.entry(self).is_some_and(is_in_force) {
             return Vec::new();
         }
+        self.look_soon();
         self.with_levers(|vm, levers| {
             let mut failures = Vec::new();
             for leased in levers {

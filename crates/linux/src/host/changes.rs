@@ -1,0 +1,134 @@
+//! What plans rely on of the host, and whether it still is so.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use homenode_host::{CpuQuota, Limit, Plan, Refusal, VcpuSample, Version, VmSample, VmSettings};
+use homenode_units::{Bytes, CpuSet, VmId};
+
+use super::LinuxHost;
+use crate::{now, task};
+
+/// What a plan relies on: two samples with equal views have equal versions.
+pub(super) type Fingerprint = BTreeMap<
+    VmId,
+    (
+        u32,
+        Vec<(u16, CpuSet, Option<CpuQuota>)>,
+        Option<Bytes>,
+        VmSettings,
+    ),
+>;
+
+impl LinuxHost {
+    /// Gives the version of this view: a new one where it differs from the last.
+    pub(super) fn version_of(&mut self, vms: &[VmSample]) -> Version {
+        let runtime = |vm: &VmSample| self.vms.get(&vm.id).map_or(0, |known| known.run.runtime_id);
+        let is_as_before = |vm: &VmSample| {
+            self.fingerprint
+                .get(&vm.id)
+                .is_some_and(|(run, affinities, limit, settings)| {
+                    let vcpus = vm.vcpus.iter().map(|v| (&v.index, &v.affinity, &v.quota));
+                    *run == runtime(vm)
+                        && vcpus.eq(affinities.iter().map(|(index, cpus, quota)| (index, cpus, quota)))
+                        && *limit == vm.balloon.and_then(|balloon| balloon.limit)
+                        && *settings == vm.settings
+                })
+        };
+        let is_known = self.last.version != Version::default() && vms.len() == self.fingerprint.len();
+        if is_known && vms.iter().all(is_as_before) {
+            return self.last.version;
+        }
+        let view = |vm: &VmSample| {
+            let vcpus = vm.vcpus.iter();
+            let affinities = vcpus.map(|v| (v.index, v.affinity.clone(), v.quota)).collect();
+            let limit = vm.balloon.and_then(|balloon| balloon.limit);
+            (vm.id, (runtime(vm), affinities, limit, vm.settings.clone()))
+        };
+        self.fingerprint = vms.iter().map(view).collect();
+        self.last.version = Version(self.last.version.0 + 1);
+        self.last.version
+    }
+
+    /// Refuses a plan whose VMs someone else pinned or gave a quota since the sample.
+    pub(super) fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
+        let usable = self.hands.machine.cpu_set();
+        let touched: BTreeSet<VmId> = plan.decisions.iter().map(|d| d.action.vm).collect();
+        for id in touched {
+            let Some(mut vm) = self.vms.remove(&id) else {
+                continue;
+            };
+            vm.look_soon();
+            // Threads that cannot be read have ended, perhaps; then acting fails and says so.
+            let is_read = self.look_at_threads(&mut vm, now()).is_ok();
+            // What is done now is to be seen in the next sample.
+            vm.look_soon();
+            let is_other = |vcpu: &VcpuSample| {
+                let Some(thread) = vm.vcpu_thread(vcpu.index) else {
+                    return false;
+                };
+                // As with quotas that cannot be read.
+                let quota = vm.max_of(thread.tid).ok().flatten();
+                let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
+                thread.affinity.intersection(&usable) != vcpu.affinity || !same_quota
+            };
+            let is_changed = is_read
+                && self
+                    .last
+                    .vm(id)
+                    .is_some_and(|sampled| sampled.vcpus.iter().any(is_other));
+            self.vms.insert(id, vm);
+            if is_changed {
+                let planned = self.last.version;
+                let current = Version(planned.0 + 1);
+                self.last.version = current;
+                return Err(Refusal::Stale { planned, current });
+            }
+        }
+        Ok(())
+    }
+
+    /// After acting: what the sample said of affinities and quotas is brought up to date, with a new version if it changed.
+    pub(super) fn take_in_changes(&mut self, touched: &BTreeSet<VmId>) {
+        let usable = self.hands.machine.cpu_set();
+        let mut has_changed = false;
+        for sampled in self.last.vms.iter_mut().filter(|vm| touched.contains(&vm.id)) {
+            let Some(vm) = self.vms.get(&sampled.id) else {
+                continue;
+            };
+            for vcpu in &mut sampled.vcpus {
+                let Some(thread) = vm.vcpu_thread(vcpu.index) else {
+                    continue;
+                };
+                let Ok(Some(affinity)) = task::affinity(&self.hands.root, vm.run.pid, thread.tid) else {
+                    continue;
+                };
+                let affinity = affinity.intersection(&usable);
+                has_changed |= affinity != vcpu.affinity;
+                vcpu.affinity = affinity;
+                if let Some(max) = vm.max_of(thread.tid).ok().flatten() {
+                    has_changed |= max.quota() != vcpu.quota;
+                    vcpu.quota = max.quota();
+                }
+            }
+            if let Some(balloon) = &mut sampled.balloon {
+                let limit = vm.limits().find_map(|limit| match limit {
+                    Limit::Memory(limit) => Some(limit),
+                    _ => None,
+                });
+                has_changed |= limit != balloon.limit;
+                balloon.limit = limit;
+            }
+            if let Some((_, affinities, limit, _)) = self.fingerprint.get_mut(&sampled.id) {
+                *limit = sampled.balloon.and_then(|balloon| balloon.limit);
+                *affinities = sampled
+                    .vcpus
+                    .iter()
+                    .map(|v| (v.index, v.affinity.clone(), v.quota))
+                    .collect();
+            }
+        }
+        if has_changed {
+            self.last.version = Version(self.last.version.0 + 1);
+        }
+    }
+}
