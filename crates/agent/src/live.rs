@@ -166,11 +166,17 @@ fn take_up(host: &LinuxHost, kept: Option<&Path>, control: &mut Control) -> (Dra
         control.adopt(vm.vm, vm.home);
     }
     let drains = DrainFile::of(kept);
-    let begun = drains.read().and_then(|nodes| match nodes.is_empty() {
-        true => Ok(()),
-        false => control
-            .drain(host.machine(), nodes)
-            .map_err(|error| format!("what was drained is not any more: {error}")),
+    let begun = drains.read().and_then(|nodes| {
+        // One that is being repaired may be gone meanwhile.
+        let there = nodes.intersection(&host.machine().node_set());
+        if !there.is_empty() {
+            let drained = control.drain(host.machine(), there.clone());
+            drained.map_err(|error| format!("what was drained is not any more: {error}"))?;
+        }
+        match nodes.difference(&there) {
+            gone if gone.is_empty() => Ok(()),
+            gone => Err(format!("node {gone} was drained, and is not there now")),
+        }
     });
     (drains, begun.err())
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::answers;
 use crate::bill_file::Clock;
+use crate::drain_file::DrainFile;
 use crate::wall_clock::WallClock;
 use anyhow::Context;
 use homenode_api::AskError;
@@ -37,7 +38,7 @@ pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplac
     // Without a right to the state directory there is no ledger to look at, and the question can still be answered.
     let ledger = open_ledger(state).map(|(_, ledger)| ledger).unwrap_or_default();
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
-    let control = look(&machine, ledger)?;
+    let control = look(state, &machine, ledger)?;
     Ok(control.place(&machine, ask))
 }
 
@@ -59,7 +60,7 @@ pub fn promise(state: &Path, shape: Shape) -> (NodeSet, Option<anyhow::Error>) {
 
 fn try_promise(state: &Path, machine: &Machine, shape: Shape) -> anyhow::Result<NodeSet> {
     let (mut file, ledger) = open_ledger(state)?;
-    let mut control = look(machine, ledger)?;
+    let mut control = look(state, machine, ledger)?;
     let promise = control.promise(machine, shape);
     save(&mut file, control.ledger())?;
     Ok(promise.nodes)
@@ -108,8 +109,11 @@ pub fn drop_promise(state: &Path, id: u64) -> anyhow::Result<PromiseDropped> {
 }
 
 /// A control loop that has looked at the host twice.
-fn look(machine: &Machine, ledger: Ledger) -> anyhow::Result<Control> {
-    let mut control = Control::new(Config::default(), Mode::Observe).with_ledger(ledger);
+fn look(state: &Path, machine: &Machine, ledger: Ledger) -> anyhow::Result<Control> {
+    // What is damaged is said by the agent.
+    let drained = DrainFile::of(Some(state)).read().unwrap_or_default();
+    let control = Control::new(Config::default(), Mode::Observe).with_ledger(ledger);
+    let mut control = control.with_drained(drained);
     control.begin(machine, sample(Path::new("/"), machine)?);
     std::thread::sleep(LOOK);
     control.begin(machine, sample(Path::new("/"), machine)?);

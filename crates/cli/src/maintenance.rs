@@ -28,8 +28,9 @@ Examples:
   homenode drain 1 --end               VMs may live there again";
 
 /// What the help of `pause` says at its end.
-pub const PAUSE_HELP: &str = "Nothing new is done to any VM: homes stay, limits and memory that was taken are given back at once, and vCPUs that were lent to
-other nodes come home. The agent goes on watching and telling what it would do. A pause ends by itself, and with the agent.
+pub const PAUSE_HELP: &str = "Nothing new is done to any VM, not even what was approved: homes stay, limits and memory that was taken are given back at once.
+A change that proves to cost a VM is undone, and vCPUs that were lent come home where there is room. The agent goes on watching and
+telling what it would do. A pause ends by itself, and with the agent.
 
 Examples:
   homenode pause                       for ten minutes

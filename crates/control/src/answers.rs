@@ -208,10 +208,19 @@ impl Control {
                 }
             }
             Err(unplaceable) => Promise {
-                nodes: machine.memory_nodes().difference(&self.drained),
+                nodes: self.anywhere(machine),
                 name,
                 unplaceable: Some(unplaceable),
             },
+        }
+    }
+
+    /// Nodes that VMs may live on; all with memory where those are none.
+    fn anywhere(&self, machine: &Machine) -> NodeSet {
+        let homes = self.look(machine, |view| view.homes());
+        match homes.is_empty() {
+            true => machine.memory_nodes(),
+            false => homes,
         }
     }
 

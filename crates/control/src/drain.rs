@@ -3,14 +3,16 @@
 //! A node that is *drained* is no home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy sees that by itself.
 //! VMs that live there get other homes, free ones a home elsewhere for as long as it lasts, and memory follows home.
 
-use homenode_host::{View, VmView};
+use homenode_host::{Sample, View, VmView};
 use homenode_machine::Machine;
 use homenode_policy::{arrange, placement};
 use homenode_units::{Bytes, NodeId, NodeSet, Ns, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Control, Input, Mode};
+use crate::epoch::barred;
+use crate::recommendations::most_careful;
+use crate::{Control, Input, Mode, stages};
 
 /// Why nodes cannot be drained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +62,12 @@ pub struct LeftBehind {
 
 impl LeftBehind {
     /// What is left of a VM on a node; `None` where nothing is.
-    fn of(view: &View<'_>, vm: &VmView<'_>, node: NodeId, mode: Mode) -> Option<LeftBehind> {
+    fn of(
+        view: &View<'_>,
+        vm: &VmView<'_>,
+        node: NodeId,
+        mode: impl Fn(&VmView<'_>) -> Mode,
+    ) -> Option<LeftBehind> {
         let pages = vm.sample.pages.as_ref();
         let memory_bytes = pages.map(|pages| pages.get(node).copied().unwrap_or_default().to_bytes());
         let there = |cpu| view.machine.node_of(cpu) == Some(node);
@@ -76,14 +83,13 @@ impl LeftBehind {
             id: vm.sample.id,
             memory_bytes,
             vcpus,
-            why: why_it_stays(view, vm, node, mode),
+            why: why_it_stays(view, vm, node, mode(vm)),
         })
     }
 }
 
 fn why_it_stays(view: &View<'_>, vm: &VmView<'_>, node: NodeId, mode: Mode) -> Option<String> {
     let settings = &vm.sample.settings;
-    let mode = settings.mode.unwrap_or(mode).min(mode);
     if let Some(why) = vm.hands_off {
         return Some(why.to_string());
     }
@@ -106,13 +112,19 @@ impl Control {
     /// # Errors
     /// Nodes that there are not; none would be left; policies that give no homes.
     pub fn drain(&mut self, machine: &Machine, nodes: NodeSet) -> Result<(), NotDrained> {
-        let (there, homes) = (machine.node_set(), machine.memory_nodes());
+        let there = machine.node_set();
         let missing = nodes.difference(&there);
         if !missing.is_empty() {
             return Err(NotDrained::NoSuchNode { missing, there });
         }
-        let has_cpus = |node: &NodeId| !machine.nodes[*node].cpus.is_empty();
-        if !homes.difference(&nodes).iter().any(|node| has_cpus(&node)) {
+        let left = |drained: &NodeSet| {
+            let empty = Sample::default();
+            let sample = self.sample().unwrap_or(&empty);
+            let barred = barred(&self.config, drained);
+            View::new(machine, sample, None, barred, Vec::new()).homes()
+        };
+        if !nodes.is_empty() && left(&nodes).is_empty() {
+            let homes = left(&NodeSet::new());
             return Err(NotDrained::NoneLeft { homes });
         }
         if let Some(why) = self.homes_idle().filter(|_| !nodes.is_empty()) {
@@ -123,6 +135,12 @@ impl Control {
         Ok(())
     }
 
+    /// The same for who only answers, as an earlier agent was told.
+    pub fn with_drained(mut self, nodes: NodeSet) -> Control {
+        self.drained = nodes;
+        self
+    }
+
     /// Nodes that are to be emptied.
     pub fn drained(&self) -> &NodeSet {
         &self.drained
@@ -130,11 +148,13 @@ impl Control {
 
     /// What is left on them, ascending.
     pub fn drains(&self, machine: &Machine) -> Vec<DrainStatus> {
+        let of_policy = self.config.modes.of(placement::POLICY);
+        let mode = |vm: &VmView<'_>| most_careful(self.mode, of_policy, vm.sample.settings.mode);
         let of = |view: &View<'_>, node: NodeId| {
             let left = view
                 .vms
                 .iter()
-                .filter_map(|vm| LeftBehind::of(view, vm, node, self.mode));
+                .filter_map(|vm| LeftBehind::of(view, vm, node, mode));
             let mut vms: Vec<LeftBehind> = left.collect();
             if self.is_paused(view.at) {
                 vms.iter_mut()
@@ -168,9 +188,18 @@ impl Control {
 
     /// Why no VM is given a home, if so.
     fn homes_idle(&self) -> Option<String> {
-        let policies = [placement::POLICY, arrange::POLICY];
-        let why = policies.map(|policy| self.idle(policy, "give nobody another home"));
-        let [first, second] = why;
-        first.and(second)
+        let gives = |stage: &&stages::Stage| [placement::POLICY, arrange::POLICY].contains(&stage.policy);
+        let stage = stages::of(self.config.policies).find(gives);
+        let not = "give nobody another home";
+        let idle = self.idle(stage.map_or(placement::POLICY, |stage| stage.policy), not);
+        // Who must leave is placed, whoever else weighs homes.
+        let observes = self.config.modes.of(placement::POLICY) == Some(Mode::Observe);
+        let of_mode = || {
+            format!(
+                "the policy {} only observes (setting modes): its decisions {not}",
+                placement::POLICY
+            )
+        };
+        idle.or_else(|| observes.then(of_mode))
     }
 }

@@ -224,10 +224,14 @@ impl Control {
         );
         self.recommendations.expire(&self.config.recommendations, sample);
         self.asked.retain(|_, until| *until > sample.at);
-        let due = self.recommendations.due(&view);
+        let is_paused = self.is_paused(sample.at);
+        let due = match is_paused {
+            true => Vec::new(),
+            false => self.recommendations.due(&view),
+        };
         let gate = Gate {
             run: self.mode,
-            is_paused: self.is_paused(sample.at),
+            is_paused,
             modes: &self.config.modes,
             recommendations: &self.recommendations,
             asked: &self.asked,

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_host::{CpuQuota, Sample, VcpuSample, VmSample};
+use homenode_policy::placement::CPUS_SETTLE;
 use homenode_units::{CpuSet, Ns, VcpuId, VmId};
 
 use crate::Event;
@@ -15,6 +16,8 @@ pub(crate) struct ForeignChanges {
     vms: BTreeSet<VmId>,
     /// With the end of its lease: later it is nobody's doing that it is gone.
     quotas: BTreeMap<VmId, (CpuQuota, Ns)>,
+    /// Until when another affinity is the kernel's doing.
+    kernels_until: Ns,
     /// What was found in the place of the agent's quota.
     foreign_quotas: BTreeMap<VmId, Option<CpuQuota>>,
 }
@@ -121,7 +124,10 @@ impl ForeignChanges {
         let online = |sample: &Sample| -> CpuSet { sample.cpus.iter().map(|cpu| cpu.id).collect() };
         let all = online(now);
         // Where CPUs go offline or come back the kernel changes affinities, and nobody meant anything by it.
-        let is_kernels = before.is_some_and(|before| online(before) != all);
+        if before.is_some_and(|before| online(before) != all) {
+            self.kernels_until = now.at + CPUS_SETTLE;
+        }
+        let is_kernels = now.at < self.kernels_until;
         for vm in &now.vms {
             let anywhere = vm.settings.cpus_allowed.as_ref().unwrap_or(&all);
             let anywhere = anywhere.intersection(&all);
@@ -221,7 +227,9 @@ mod tests {
         }
         assert!(!foreign.changed_by_other(VM));
         // Later on it is.
-        let said = foreign.compare(Some(&before), &on_cpus("0-3", "1"));
+        let mut later = on_cpus("0-3", "1");
+        later.at = before.at + CPUS_SETTLE;
+        let said = foreign.compare(Some(&before), &later);
         assert!(matches!(&said[..], [Event::ChangedByOther { .. }]) && foreign.changed_by_other(VM));
     }
 

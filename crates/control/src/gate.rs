@@ -120,7 +120,7 @@ impl Gate<'_> {
             Act::Watch { .. } => self.is_asked(id, view.at),
             _ => false,
         };
-        gives_back || self.recommendations.lets_through(decision)
+        gives_back || !self.is_paused && self.recommendations.lets_through(decision)
     }
 
     fn is_asked(&self, vm: VmId, now: Ns) -> bool {
@@ -185,14 +185,17 @@ impl InForce {
                 _ if *lever == Lever::Watching && mode != Mode::Observe && gate.is_asked(*id, now) => true,
                 Mode::Act => !gate.is_paused || !lever.is_leased(),
                 Mode::Recommend => {
-                    !lever.is_leased() || gate.recommendations.lets_stand(*id, set.policy, *lever)
+                    !lever.is_leased()
+                        || !gate.is_paused && gate.recommendations.lets_stand(*id, set.policy, *lever)
                 }
                 // What an earlier agent left, under another configuration, is not taken back for that.
                 Mode::Observe => !lever.is_leased() && of_vm != Some(Mode::Observe),
             };
             if !stands {
                 let why = match mode {
-                    Mode::Act => "given back: the agent is paused".to_owned(),
+                    Mode::Act | Mode::Recommend if gate.is_paused => {
+                        "given back: the agent is paused".to_owned()
+                    }
                     mode => format!("given back: mode {mode} is in force for it"),
                 };
                 plan.decide(set.policy, Act::Lift { lever: *lever }.on(*id), why);

@@ -523,7 +523,16 @@ impl Recommendations {
             let can_be = |decision: &Decision| {
                 vm.is_some_and(|vm| decision.action.act.check(view.machine, vm.sample).is_ok())
             };
-            if can_be(&one.decision) {
+            // Its node may be drained by now.
+            let may_live = |nodes: &NodeSet| {
+                let allowed = vm.and_then(|vm| homenode_policy::placement::allowed_nodes(view, vm));
+                allowed.is_none_or(|allowed| nodes.is_subset(&allowed))
+            };
+            let may_live = match &one.decision.action.act {
+                Act::SetHome { nodes } => may_live(nodes),
+                _ => true,
+            };
+            if can_be(&one.decision) && may_live {
                 let decisions = one
                     .decisions
                     .iter()

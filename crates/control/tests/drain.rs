@@ -113,6 +113,48 @@ fn homes_that_were_given_for_a_drain_go_with_it() {
 }
 
 #[test]
+fn homes_that_have_another_reason_outlast_a_drain() {
+    let mut specs = vms(&["povray", "povray", "povray"]);
+    (specs[0].apart, specs[1].apart) = (Some("db".into()), Some("db".into()));
+    specs[2].memory_nodes = Some(set("3"));
+    let mut twin = twin(specs);
+    let mut control = of(PolicySet::Homenode);
+    let machine = twin.machine().clone();
+    step(&mut control, &mut twin);
+    control.drain(&machine, set("2")).unwrap();
+    run(&mut control, &mut twin, 10);
+    let homes = |control: &Control| {
+        let vms = control.status(&machine).vms.into_iter();
+        vms.map(|vm| vm.home).collect::<Vec<_>>()
+    };
+    let before = homes(&control);
+    assert!(before.iter().all(Option::is_some), "{before:?}");
+    control.drain(&machine, NodeSet::new()).unwrap();
+    run(&mut control, &mut twin, 10);
+    assert_eq!(homes(&control), before);
+}
+
+#[test]
+fn what_was_approved_waits_for_the_end_of_a_pause() {
+    let mut twin = twin(vms(&["povray"]));
+    let config = Config {
+        policies: PolicySet::Tavo,
+        ..Config::default()
+    };
+    let mut control = Control::new(config, Mode::Recommend);
+    run(&mut control, &mut twin, 5);
+    control.pause(Ns::from_secs(10));
+    let open: Vec<u64> = control.recommendations().iter().map(|one| one.id).collect();
+    open.iter().for_each(|id| drop(control.approve(*id).unwrap()));
+    assert!(!open.is_empty());
+    run(&mut control, &mut twin, 8);
+    let machine = twin.machine().clone();
+    assert_eq!(control.status(&machine).vms[0].home, None);
+    run(&mut control, &mut twin, 5);
+    assert!(control.status(&machine).vms[0].home.is_some());
+}
+
+#[test]
 fn what_cannot_be_drained_is_said_and_what_stays_says_why() {
     let mut specs = vms(&["povray", "povray"]);
     specs[1].memory_nodes = Some(set("1"));

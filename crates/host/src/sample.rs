@@ -27,7 +27,7 @@ pub struct Sample {
     pub version: Version,
     /// Who counts [`Counters`].
     pub counted_by: CountedBy,
-    /// Every usable CPU, ascending.
+    /// Every usable CPU that is online, ascending.
     pub cpus: Vec<CpuSample>,
     /// Every node.
     pub nodes: NodeMap<NodeSample>,

@@ -380,19 +380,13 @@ impl LinuxHost {
     }
 
     fn sample_cpus(&mut self) -> Result<Vec<CpuSample>, HostError> {
-        self.busy.extend(proc_stat::read(&self.hands.root)?);
-        // A CPU that went offline keeps what it had: the list of CPUs does not change while the host value lives.
-        let busy = |id: CpuId| self.busy.get(&id).copied().unwrap_or_default();
-        Ok(self
-            .hands
-            .machine
-            .cpus
-            .iter()
-            .map(|cpu| CpuSample {
-                id: cpu.id,
-                busy_ns: busy(cpu.id),
-            })
-            .collect())
+        // Those that are online. One that came online since the start is none of the machine's.
+        let online = proc_stat::read(&self.hands.root)?;
+        self.busy.extend(online.iter().copied());
+        let known = online
+            .into_iter()
+            .filter(|(id, _)| self.hands.machine.cpu(*id).is_some());
+        Ok(known.map(|(id, busy_ns)| CpuSample { id, busy_ns }).collect())
     }
 
     fn sample_nodes(&mut self) -> Result<(NodeMap<NodeSample>, Vec<homenode_host::LinkSample>), HostError> {
@@ -485,8 +479,9 @@ impl Host for LinuxHost {
         self.end_leases();
         let at = now();
         let cpus = self.sample_cpus()?;
+        let busy = self.busy.values().copied().sum();
         if let Some(model) = self.model() {
-            model.begin(cpus.iter().map(|cpu| cpu.busy_ns).sum());
+            model.begin(busy);
         }
         let vms = self.sample_vms(at)?;
         let (nodes, links) = self.sample_nodes()?;

@@ -439,19 +439,19 @@ pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
     text.ok().flatten().and_then(parent) == Some(2)
 }
 
-/// The user whose rights a process has; `None` where it has ended.
+/// The users whose rights a process has or may take: real, effective, saved and of files; `None` where it has ended.
 ///
 /// # Errors
 /// When its `status` is malformed or may not be read.
-pub fn user(root: &Path, pid: i32) -> Result<Option<u32>, ReadError> {
+pub fn users(root: &Path, pid: i32) -> Result<Option<[u32; 4]>, ReadError> {
     let path = process_dir(root, pid).join("status");
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
         return Ok(None);
     };
     let ids = text.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let effective = ids.and_then(|ids| ids.split_ascii_whitespace().nth(1)?.parse().ok());
-    effective
-        .map(Some)
+    let ids = ids.map(|ids| ids.split_ascii_whitespace().map_while(|id| id.parse().ok()));
+    let ids = ids.and_then(|ids| <[u32; 4]>::try_from(ids.collect::<Vec<u32>>()).ok());
+    ids.map(Some)
         .ok_or_else(|| ReadError::malformed(&path, "a line `Uid:` with four users", &text))
 }
 

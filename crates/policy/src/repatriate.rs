@@ -144,7 +144,11 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
             let pages: Pages = parts.iter().map(|part| part.pages).sum();
             let id = vm.sample.id;
             // A node that is to be empty is left to the last page.
-            let is_drained = view.drained.iter().any(|node| has_pages(vm, node));
+            let is_drained = view
+                .drained
+                .difference(home)
+                .iter()
+                .any(|node| has_pages(vm, node));
             if pages <= config.outside_pages_max && !is_drained {
                 state.under_way.remove(&id);
                 state.since.entry(id).or_insert(view.sample.at);

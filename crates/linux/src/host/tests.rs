@@ -155,6 +155,28 @@ fn a_sample_has_the_vm_and_the_version_is_stable() {
 }
 
 #[test]
+fn a_cpu_that_goes_offline_is_not_sampled_until_it_is_back() {
+    let tree = host("");
+    let mut host = connect(&tree, Acting::Live);
+    let mut online = || {
+        host.sample()
+            .unwrap()
+            .cpus
+            .iter()
+            .map(|cpu| cpu.id.0)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(online(), [0, 1]);
+    tree.write("proc/stat", "cpu0 1 1 1 1 1 1 1 1\n");
+    assert_eq!(online(), [0]);
+    tree.write(
+        "proc/stat",
+        "cpu0 1 1 1 1 1 1 1 1\ncpu1 2 2 2 2 2 2 2 2\ncpu7 1 1 1 1 1 1 1 1\n",
+    );
+    assert_eq!(online(), [0, 1], "7 was not there at the start");
+}
+
+#[test]
 fn a_pin_goes_through_libvirt_and_the_journal_and_is_read_back() {
     let tree = host("");
     let mut host = connect(&tree, Acting::Live);

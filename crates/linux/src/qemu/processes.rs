@@ -85,12 +85,14 @@ impl Qemu {
         if !words.next().is_some_and(is_qemu) {
             return Ok(None);
         }
-        match task::user(&self.root, pid).map_err(|e| e.to_string())? {
-            Some(user) if may_run_vms(user) => {}
-            stranger => {
-                strangers.extend(stranger);
-                return Ok(None);
-            }
+        let Some(users) = task::users(&self.root, pid).map_err(|e| e.to_string())? else {
+            return Ok(None);
+        };
+        // A program with root's rights can be called anything by who starts it.
+        let stranger = users.into_iter().find(|user| !may_run_vms(*user));
+        if stranger.is_some() || !self.runs_qemu(pid) {
+            strangers.extend(stranger);
+            return Ok(None);
         }
         let Some(process) = task::process(&self.root, pid).map_err(|e| e.to_string())? else {
             return Ok(None);
@@ -144,6 +146,17 @@ impl Qemu {
                 heard,
             },
         )))
+    }
+
+    /// Whether a process's program is a QEMU, as far as that can be seen: an upgrade may have taken its file away.
+    fn runs_qemu(&self, pid: i32) -> bool {
+        let Ok(program) = std::fs::read_link(self.root.join(format!("proc/{pid}/exe"))) else {
+            return true;
+        };
+        let name = program
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
+        name.is_some_and(|name| name.contains("qemu") || name.starts_with("kvm"))
     }
 
     /// A file of options, as the process saw it.

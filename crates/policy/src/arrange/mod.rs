@@ -72,7 +72,7 @@ pub mod what_if;
 
 use std::sync::Arc;
 
-use homenode_host::{Act, Lever, Mode, Plan, View, VmView};
+use homenode_host::{Act, Decision, Lever, Mode, Plan, View, VmView};
 use homenode_units::{CpuSet, NodeSet, PAGE_BYTES, VmId};
 
 use crate::demand::History;
@@ -165,23 +165,39 @@ pub fn plan(
         .map(|vm| vm.sample.id)
         .collect();
     let mut plan = placement::plan_for(view, settings.placement, history, placed, |vm| {
-        has_a_place(view, vm) || promised.contains(&vm.sample.id)
+        has_a_place(vm) || promised.contains(&vm.sample.id)
     });
-    for vm in placed.released(view) {
+    let released = placed.released(view);
+    for vm in view
+        .vms
+        .iter()
+        .filter(|vm| released.contains(&vm.sample.id) && !has_a_place(vm))
+    {
         let why = "undone: it had a home only while a node was drained".to_owned();
-        plan.decide(POLICY, Act::Lift { lever: Lever::Home }.on(vm), why);
+        plan.decide(POLICY, Act::Lift { lever: Lever::Home }.on(vm.sample.id), why);
     }
-    for decision in &plan.decisions {
-        state.trials.forget(decision.action.vm);
+    if shape.nodes.len() < 2 {
+        return plan;
     }
-    if !plan.decisions.is_empty() || shape.nodes.len() < 2 {
+    // However long others wait for a yes: a change that did not pay is undone.
+    let undone = trial::judge(view, settings.of_trials(), &state.profiles, &mut state.trials);
+    let placed_now = |vm: VmId| plan.decisions.iter().any(|decision| decision.action.vm == vm);
+    let undone = undone
+        .decisions
+        .into_iter()
+        .filter(|decision| !placed_now(decision.action.vm));
+    let undone: Vec<Decision> = undone.collect();
+    plan.decisions.extend(undone);
+    // What a VM's own mode keeps is decided in every epoch.
+    let is_kept = |vm: VmId| {
+        view.sample
+            .vm(vm)
+            .is_some_and(|vm| vm.settings.mode.is_some_and(|mode| mode != Mode::Act))
+    };
+    if !view.drained.is_empty() || plan.decisions.iter().any(|decision| !is_kept(decision.action.vm)) {
         return plan;
     }
     let mut scene = Scene::of(view, settings, shape, state);
-    let undone = trial::judge(view, settings.of_trials(), &state.profiles, &mut state.trials);
-    if !undone.decisions.is_empty() {
-        return undone;
-    }
     scene.learn(state);
     if state.trials.first_homes_failed(settings.trial) {
         let free = scene.search(&mut state.room).all_free();
@@ -220,11 +236,10 @@ pub fn plan(
     }
 }
 
-/// Whether a VM's home is not ours to weigh. While a node is drained everybody's is for who empties it.
-fn has_a_place(view: &View<'_>, vm: &VmView<'_>) -> bool {
+/// Whether a VM's home is not ours to weigh.
+fn has_a_place(vm: &VmView<'_>) -> bool {
     let settings = &vm.sample.settings;
-    !view.drained.is_empty()
-        || settings.home.is_some()
+    settings.home.is_some()
         || placement::has_company(settings)
         || settings.memory_policy.is_some()
         || (vm.sample.no_topology_device.is_none() && !vm.sample.virtual_nodes.is_empty())
@@ -265,7 +280,7 @@ impl<'a> Scene<'a> {
                     && !is_observed
                     && vm.hands_off.is_none()
                     && vm.memory_fixed().is_none()
-                    && !has_a_place(view, vm);
+                    && !has_a_place(vm);
                 Wish {
                     ours,
                     movable: ours

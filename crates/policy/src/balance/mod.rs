@@ -466,6 +466,8 @@ fn re_home(
         let full = note(&mut epochs.crowded, of.epochs, leaves.is_some());
         let (why, within) = match leaves {
             _ if vm.sample.settings.home.is_some() => continue,
+            // Its mates would have to follow: placement moves them together.
+            _ if vm.sample.settings.together.is_some() => continue,
             _ if away > of.away_epochs_max => (
                 format!("away in {away} of {} epochs", of.epochs),
                 placement::allowed_nodes(view, vm),

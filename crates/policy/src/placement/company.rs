@@ -42,7 +42,7 @@ pub(super) enum Asked {
 }
 
 /// Nodes that a VM may take for a home; `None` where those are all.
-pub(crate) fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
+pub fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     allowed(view, vm, Asked::New, |_| None)
 }
 
@@ -54,11 +54,14 @@ pub(super) fn allowed<'a>(
     promised: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Option<NodeSet> {
     let settings = &vm.sample.settings;
-    let mut allowed = view.homes();
+    let homes = view.homes();
+    let mut allowed = homes.clone();
     if let Some(cpus) = &settings.cpus_allowed {
+        let cpus = cpus.intersection(&view.cpus);
         let nodes: NodeSet = cpus.iter().filter_map(|cpu| view.machine.node_of(cpu)).collect();
         allowed = allowed.intersection(&nodes);
     }
+    let mut is_led = false;
     for mate in view.vms.iter().filter(|mate| mate.sample.id != vm.sample.id) {
         let Some(home) = promised(mate.sample.id).or(mate.home) else {
             continue;
@@ -68,11 +71,19 @@ pub(super) fn allowed<'a>(
         if is_same(&settings.apart, &theirs.apart) && !(goes_before && asked == Asked::Kept) {
             allowed = allowed.difference(home);
         }
-        if is_same(&settings.together, &theirs.together) && !goes_before {
+        // One that cannot go where others could leads nobody.
+        let leads = is_same(&settings.together, &theirs.together) && home.is_subset(&homes) && may_move(mate);
+        if leads && !goes_before && !is_led {
+            is_led = true;
             allowed = allowed.intersection(home);
         }
     }
     (allowed != view.machine.memory_nodes()).then_some(allowed)
+}
+
+/// Whether the agent may give a VM another home.
+fn may_move(vm: &VmView<'_>) -> bool {
+    vm.managed() && vm.hands_off.is_none()
 }
 
 fn is_same(own: &Option<String>, other: &Option<String>) -> bool {
@@ -104,7 +115,10 @@ pub(super) fn demand_of<'a>(
     let mut demand = demand_of_one(vm, history);
     let together = &vm.sample.settings.together;
     let mates = view.vms.iter().filter(|mate| {
-        mate.sample.id > vm.sample.id && is_same(together, &mate.sample.settings.together) && mate.managed()
+        mate.sample.id > vm.sample.id
+            && is_same(together, &mate.sample.settings.together)
+            && may_move(mate)
+            && mate.memory_fixed().is_none()
     });
     for mate in mates {
         if mate.home.is_some() && vm.home.is_none() || promised(mate.sample.id).is_some() {

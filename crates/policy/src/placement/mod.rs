@@ -57,12 +57,11 @@ use std::collections::BTreeSet;
 
 use homenode_host::{Act, Plan, VcpuSample, View, VmView};
 use homenode_machine::Machine;
-use homenode_units::{Any, BadSetting, Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Pages, VmId, Wrong};
+use homenode_units::{Any, BadSetting, Bytes, BytesPerSec, CpuSet, NodeId, NodeSet, Ns, Pages, VmId, Wrong};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use company::allowed_nodes;
-pub use company::has_company;
+pub use company::{allowed_nodes, has_company};
 pub use ledger::{Announcement, Ledger, RESERVATION_LIFE, Reservation, Shape};
 use supply::{BANDWIDTH, Bin, CPU, MEMORY, Vector};
 pub use supply::{NodeLeft, Supply};
@@ -72,6 +71,10 @@ use crate::demand::{BandwidthFrom, Demand, History};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "placement";
+
+/// For so long after CPUs went offline or came back the kernel's changes of affinities are looked for: it makes them later, and hosts
+/// do not look at affinities in every period.
+pub const CPUS_SETTLE: Ns = Ns::from_secs(30);
 
 /// How nodes are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -410,18 +413,21 @@ pub struct State {
     refused: BTreeSet<VmId>,
     /// VMs that have a home only because a node is drained.
     sheltered: BTreeSet<VmId>,
-    /// CPUs that VMs could use in the last epoch.
-    cpus: Option<CpuSet>,
+    /// CPUs that VMs could use in the last epoch, and when that changed last.
+    cpus: Option<(CpuSet, Option<Ns>)>,
 }
 
 impl State {
     /// VMs that need no home any more: a node was drained when they got one, and none is now.
     pub fn released(&mut self, view: &View<'_>) -> BTreeSet<VmId> {
-        self.sheltered.retain(|id| view.sample.vm(*id).is_some());
-        match view.drained.is_empty() {
-            true => std::mem::take(&mut self.sheltered),
-            false => BTreeSet::new(),
+        let mut released = BTreeSet::new();
+        if view.drained.is_empty() {
+            released = std::mem::take(&mut self.sheltered);
         }
+        let has_home = |id: &VmId| view.vms.iter().any(|vm| vm.sample.id == *id && vm.home.is_some());
+        released.retain(has_home);
+        self.sheltered.retain(|id| view.sample.vm(*id).is_some());
+        released
     }
 }
 
@@ -431,7 +437,7 @@ pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut Sta
     plan_for(view, config, history, state, |_| true)
 }
 
-/// The same for the VMs that seek a home; the others stay free.
+/// The same for the VMs that seek a home; the others stay free, unless a node is drained, which would not be empty otherwise.
 pub fn plan_for(
     view: &View<'_>,
     config: &Config,
@@ -443,8 +449,10 @@ pub fn plan_for(
     state.refused.retain(|id| view.sample.vm(*id).is_some());
     state.ledger.forget_homed(view);
     pin_anew(view, config, state, &mut plan);
+    let is_drained = !view.drained.is_empty();
+    let is_free = |vm: &VmView<'_>| vm.home.is_none() && !seeks(vm);
     let seeks = |vm: &VmView<'_>| match vm.home {
-        None => seeks(vm),
+        None => is_drained || seeks(vm),
         Some(home) => company::must_leave(view, vm, home),
     };
     let seeking = || {
@@ -463,7 +471,7 @@ pub fn plan_for(
                 state.refused.remove(&vm.sample.id);
                 // Until the next view shows its home, the promise keeps two VMs of one epoch apart.
                 state.ledger.reserve(reservation(view, history, vm, &nodes));
-                if vm.home.is_none() && !view.drained.is_empty() {
+                if is_free(vm) {
                     state.sheltered.insert(vm.sample.id);
                 }
                 settle(view, config, vm, &nodes, &reason, POLICY, &mut plan);
@@ -501,7 +509,11 @@ fn home_of(
     if let Some(nodes) = &vm.sample.settings.home {
         return Ok((nodes.clone(), "the operator chose this home".into()));
     }
-    let redeemed = state.ledger.redeem(vm.sample, view.at);
+    // Who only leaves a home was promised none: another VM of its shape may have been.
+    let redeemed = match vm.home {
+        None => state.ledger.redeem(vm.sample, view.at),
+        Some(_) => None,
+    };
     let promised = |mate: VmId| state.ledger.promised(mate);
     let allowed = company::allowed(view, vm, company::Asked::New, promised);
     let may = |nodes: &NodeSet| allowed.as_ref().is_none_or(|allowed| nodes.is_subset(allowed));
@@ -603,11 +615,16 @@ pub fn settle(
     pin(view, config, vm, nodes, policy, plan);
 }
 
-/// Has the vCPUs of all VMs run at home again where it is not as in the last epoch which CPUs they may use: the kernel changes
-/// affinities where CPUs go offline, and what is lent to a node that is drained comes back.
+/// Has the vCPUs of all VMs run at home again after a change of which CPUs they may use: the kernel changes affinities where CPUs
+/// go offline, and what is lent to a node that is drained comes back.
 fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan: &mut Plan) {
-    let before = state.cpus.replace(view.cpus.clone());
-    if before.is_none_or(|before| before == view.cpus) {
+    let changed_at = match &state.cpus {
+        None => None,
+        Some((cpus, at)) if *cpus == view.cpus => *at,
+        Some(_) => Some(view.at),
+    };
+    state.cpus = Some((view.cpus.clone(), changed_at));
+    if changed_at.is_none_or(|at| view.at.saturating_sub(at) > CPUS_SETTLE) {
         return;
     }
     for vm in view
@@ -619,9 +636,14 @@ fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan: &mut Plan
             continue;
         };
         let cpus = Supply::cpus_for(view, home, vm.sample.settings.cpus_allowed.as_ref());
+        // At a seat of its guest's, or on a CPU of its own.
+        let may_be_narrow = vm.layout.is_some() || config.algorithm == Algorithm::FirstFit;
         let is_lent = |index: u16| vm.away_node(view.machine, index).is_some();
         let stands = |vcpu: &VcpuSample| {
-            vcpu.affinity == cpus || is_lent(vcpu.index) && vcpu.affinity.is_subset(&view.cpus)
+            let is_narrow = may_be_narrow && vcpu.affinity.is_subset(&cpus);
+            let may_be_so = is_lent(vcpu.index) || is_narrow;
+            vcpu.affinity == cpus
+                || may_be_so && !vcpu.affinity.is_empty() && vcpu.affinity.is_subset(&view.cpus)
         };
         if !vm.sample.vcpus.iter().all(stands) {
             pin(view, config, vm, home, POLICY, plan);

@@ -313,7 +313,10 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         } else {
             config.loss_unsure
         };
-        let undone = trial.from.is_some() && seen < 1.0 - loss_max;
+        // A home of before may be none any more: its node is drained, say.
+        let allowed = placement::allowed_nodes(view, vm);
+        let may = |from: &NodeSet| allowed.as_ref().is_none_or(|allowed| from.is_subset(allowed));
+        let undone = trial.from.as_ref().is_some_and(may) && seen < 1.0 - loss_max;
         let result = Verdict {
             at: view.at,
             predicted: trial.predicted,

@@ -174,6 +174,25 @@ fn whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose() {
 }
 
 #[test]
+fn a_mate_that_cannot_move_holds_no_other() {
+    let mut scene = Scene::four_nodes(8);
+    for n in 1..=3 {
+        scene.add_vm(n, 2, GIB, 1).home(1).settings().together = Some("app".into());
+    }
+    scene.vm(1).immovable(Immovable::Paused);
+    scene.drained = set("1");
+    let mut state = State::default();
+    let mut homes = Vec::new();
+    for _ in 0..3 {
+        homes.extend(step(&mut scene, &mut state).0);
+    }
+    assert!(
+        matches!(&homes[..], [(2, one), (3, other)] if one == other && *one != set("1")),
+        "{homes:?}"
+    );
+}
+
+#[test]
 fn where_cpus_go_offline_vms_use_the_others_and_all_again_later() {
     let mut scene = Scene::four_nodes(4);
     scene
