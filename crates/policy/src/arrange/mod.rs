@@ -70,6 +70,7 @@ pub mod search;
 mod tests;
 pub mod what_if;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use homenode_host::{Act, Decision, Lever, Mode, Plan, View, VmView};
@@ -158,45 +159,57 @@ pub fn plan(
         shape
     });
     state.profiles.observe(view, &shape, settings.predict);
+    let mut plan = plan_places(view, settings.placement, history, placed);
+    if shape.nodes.len() < 2 {
+        return plan;
+    }
+    // However long others wait for a yes: a change that did not pay is undone.
+    let undone = trial::judge(view, settings.of_trials(), &state.profiles, &mut state.trials);
+    let placed_now: BTreeSet<VmId> = plan.decisions.iter().map(|decision| decision.action.vm).collect();
+    let undone = undone.decisions.into_iter();
+    plan.decisions
+        .extend(undone.filter(|decision| !placed_now.contains(&decision.action.vm)));
+    // What a VM's own mode keeps is decided in every epoch, and keeps nobody else.
+    let is_kept = |decision: &Decision| {
+        let vm = view.sample.vm(decision.action.vm);
+        vm.is_some_and(|vm| vm.settings.mode.is_some_and(|mode| mode != Mode::Act))
+    };
+    if view.drained.is_empty() && plan.decisions.iter().all(is_kept) {
+        let arranged = arrange(view, settings, shape, state);
+        plan.decisions.extend(arranged.decisions);
+        plan.findings.extend(arranged.findings);
+    }
+    plan
+}
+
+/// Homes that are not ours to weigh.
+fn plan_places(
+    view: &View<'_>,
+    config: &placement::Config,
+    history: &History,
+    placed: &mut placement::State,
+) -> Plan {
     let promised: Vec<VmId> = view
         .vms
         .iter()
         .filter(|vm| vm.home.is_none() && placed.ledger.is_promised(vm.sample, view.at))
         .map(|vm| vm.sample.id)
         .collect();
-    let mut plan = placement::plan_for(view, settings.placement, history, placed, |vm| {
+    let mut plan = placement::plan_for(view, config, history, placed, |vm| {
         has_a_place(vm) || promised.contains(&vm.sample.id)
     });
     let released = placed.released(view);
-    for vm in view
-        .vms
-        .iter()
-        .filter(|vm| released.contains(&vm.sample.id) && !has_a_place(vm))
-    {
+    let released = |vm: &&VmView<'_>| released.contains(&vm.sample.id) && !has_a_place(vm);
+    for vm in view.vms.iter().filter(released) {
         let why = "undone: it had a home only while a node was drained".to_owned();
         plan.decide(POLICY, Act::Lift { lever: Lever::Home }.on(vm.sample.id), why);
     }
-    if shape.nodes.len() < 2 {
-        return plan;
-    }
-    // However long others wait for a yes: a change that did not pay is undone.
-    let undone = trial::judge(view, settings.of_trials(), &state.profiles, &mut state.trials);
-    let placed_now = |vm: VmId| plan.decisions.iter().any(|decision| decision.action.vm == vm);
-    let undone = undone
-        .decisions
-        .into_iter()
-        .filter(|decision| !placed_now(decision.action.vm));
-    let undone: Vec<Decision> = undone.collect();
-    plan.decisions.extend(undone);
-    // What a VM's own mode keeps is decided in every epoch.
-    let is_kept = |vm: VmId| {
-        view.sample
-            .vm(vm)
-            .is_some_and(|vm| vm.settings.mode.is_some_and(|mode| mode != Mode::Act))
-    };
-    if !view.drained.is_empty() || plan.decisions.iter().any(|decision| !is_kept(decision.action.vm)) {
-        return plan;
-    }
+    plan
+}
+
+/// Homes that are.
+fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &mut State) -> Plan {
+    let nothing = Plan::new(view.version);
     let mut scene = Scene::of(view, settings, shape, state);
     scene.learn(state);
     if state.trials.first_homes_failed(settings.trial) {
@@ -213,7 +226,7 @@ pub fn plan(
                 .rest
                 .is_over(view.at, settings.arrange, || scene.news(&state.profiles)))
     {
-        return plan;
+        return nothing;
     }
     let homes_for_all = if may_seek {
         scene.homes_for_all(&mut state.room)
@@ -232,7 +245,7 @@ pub fn plan(
     }
     match wanted {
         Some(wanted) => scene.carry_out(view, &wanted, state),
-        None => plan,
+        None => nothing,
     }
 }
 

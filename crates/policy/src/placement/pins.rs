@@ -1,0 +1,108 @@
+//! Where the vCPUs of VMs run: at home.
+
+use homenode_host::{Act, Plan, VcpuSample, View, VmView};
+use homenode_units::{CpuSet, NodeSet, Ns};
+
+use super::{Algorithm, Config, POLICY, State, Supply, company};
+
+/// For so long after CPUs went offline or came back it is looked for changes of affinities that the kernel made: it makes them
+/// later, and hosts do not look at affinities in every period.
+pub const CPUS_SETTLE: Ns = Ns::from_secs(30);
+
+/// Has the vCPUs of all VMs run at home again after a change of which CPUs they may use: the kernel changes affinities where CPUs
+/// go offline, and what is lent to a node that is drained comes back.
+pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan: &mut Plan) {
+    let changed_at = match &state.cpus {
+        None => None,
+        Some((cpus, at)) if *cpus == view.cpus => *at,
+        Some(_) => Some(view.at),
+    };
+    state.cpus = Some((view.cpus.clone(), changed_at));
+    if changed_at.is_none_or(|at| view.at.saturating_sub(at) > CPUS_SETTLE) {
+        return;
+    }
+    for vm in view
+        .vms
+        .iter()
+        .filter(|vm| vm.managed() && vm.hands_off.is_none())
+    {
+        let Some(home) = vm.home.filter(|home| !company::must_leave(view, vm, home)) else {
+            continue;
+        };
+        let cpus = Supply::cpus_for(view, home, vm.sample.settings.cpus_allowed.as_ref());
+        // At a seat of its guest's, or on a CPU of its own.
+        let may_be_narrow = vm.layout.is_some() || config.algorithm == Algorithm::FirstFit;
+        let is_lent = |index: u16| vm.away_node(view.machine, index).is_some();
+        let stands = |vcpu: &VcpuSample| {
+            let is_narrow = may_be_narrow && vcpu.affinity.is_subset(&cpus);
+            let may_be_so = is_lent(vcpu.index) || is_narrow;
+            vcpu.affinity == cpus
+                || may_be_so && !vcpu.affinity.is_empty() && vcpu.affinity.is_subset(&view.cpus)
+        };
+        if !vm.sample.vcpus.iter().all(stands) {
+            pin(view, config, vm, home, POLICY, plan);
+        }
+    }
+}
+
+/// Decisions that have all vCPUs of a VM run on these nodes.
+pub(super) fn pin(
+    view: &View<'_>,
+    config: &Config,
+    vm: &VmView<'_>,
+    nodes: &NodeSet,
+    policy: &'static str,
+    plan: &mut Plan,
+) {
+    let id = vm.sample.id;
+    let cpus = Supply::cpus_for(view, nodes, vm.sample.settings.cpus_allowed.as_ref());
+    let vcpus: Vec<u16> = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
+    if cpus.is_empty() {
+        let message = format!(
+            "VM {}: node {nodes} has no CPU that it may use; its vCPUs stay where they are",
+            vm.sample.name
+        );
+        plan.find(policy, Some(id), message);
+        return;
+    }
+    if config.algorithm != Algorithm::FirstFit {
+        let reason = format!("its vCPUs run at home, node {nodes}");
+        plan.decide(policy, Act::PinVcpus { vcpus, cpus }.on(id), reason);
+        return;
+    }
+    // FF-Pin: the lowest CPUs that no earlier decision and no running VM has to itself.
+    let mut free = cpus.difference(&cpus_pinned_singly(view, plan));
+    for vcpu in vcpus {
+        let cpu = free
+            .first()
+            .or_else(|| cpus.iter().nth(usize::from(vcpu) % cpus.len()))
+            .expect("cpus is not empty");
+        free.remove(cpu);
+        let action = Act::PinVcpus {
+            vcpus: vec![vcpu],
+            cpus: CpuSet::one(cpu),
+        }
+        .on(id);
+        plan.decide(policy, action, format!("first fit pins vCPU {vcpu} to CPU {cpu}"));
+    }
+}
+
+fn cpus_pinned_singly(view: &View<'_>, plan: &Plan) -> CpuSet {
+    let running = view
+        .vms
+        .iter()
+        .flat_map(|vm| &vm.sample.vcpus)
+        .map(|vcpu| &vcpu.affinity);
+    let planned = plan
+        .decisions
+        .iter()
+        .filter_map(|decision| match &decision.action.act {
+            Act::PinVcpus { cpus, .. } => Some(cpus),
+            _ => None,
+        });
+    running
+        .chain(planned)
+        .filter(|cpus| cpus.len() == 1)
+        .filter_map(CpuSet::first)
+        .collect()
+}
