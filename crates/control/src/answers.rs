@@ -217,11 +217,10 @@ impl Control {
 
     /// Nodes that VMs may live on; all with memory where those are none.
     fn anywhere(&self, machine: &Machine) -> NodeSet {
-        let homes = self.look(machine, |view| view.homes());
-        match homes.is_empty() {
-            true => machine.memory_nodes(),
-            false => homes,
-        }
+        self.look(machine, |view| match view.homes() {
+            homes if homes.is_empty() => machine.memory_nodes(),
+            homes => homes,
+        })
     }
 
     /// Nodes that are promised to VMs which do not run yet, the oldest promise first.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use homenode_control::{Phase, VmStatus};
 use homenode_host::CountedBy;
-use homenode_units::NodeSet;
+use homenode_units::{NodeSet, Ns};
 
 use super::About;
 use super::exposition::{Exemplar, Exposition, Family, Format, Kind};
@@ -99,7 +99,7 @@ fn of_agent(
     out.always(&REFUSED, sums.refused_plans as f64);
     out.always(&PERIOD, about.period_now(seen).0 as f64 / 1e9);
     let paused = seen.and_then(|seen| seen.status.paused_for_ns);
-    out.always(&PAUSED, paused.map_or(0.0, |left| left.as_secs_f64()));
+    out.always(&PAUSED, paused.map_or(0.0, Ns::as_secs_f64));
     let phases = sums.phases.iter();
     let phases = phases.map(|(phase, took)| (name(*phase), &took.counts[..], took.sum.as_secs_f64()));
     out.histograms(&DURATION, &DURATIONS_S, phases);
