@@ -3,8 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{CpuQuota, Sample, VcpuSample, VmSample};
-use homenode_policy::placement::CPUS_SETTLE;
+use homenode_host::{CPUS_SETTLE, CpuQuota, Sample, VcpuSample, VmSample};
 use homenode_units::{CpuSet, Ns, VcpuId, VmId};
 
 use crate::Event;

@@ -39,7 +39,7 @@ pub use sample::{
     Sample, Setting, VcpuSample, Version, VmSample, VmSettings,
 };
 pub use topology::{GuestTopology, Published, VirtualNode};
-pub use view::{Barred, HandsOff, View, VmView};
+pub use view::{Barred, CPUS_SETTLE, HandsOff, View, VmView};
 
 use homenode_machine::Machine;
 use homenode_units::{Ns, VmId};

@@ -8,6 +8,10 @@ use crate::rates::{Rates, VmRates};
 use crate::sample::{Immovable, Management, Sample, Version, VmSample};
 use crate::topology::VirtualNode;
 
+/// For so long after CPUs went offline or came back it is looked for changes of affinities that the kernel made: it makes them
+/// later, and hosts do not look at affinities in every period.
+pub const CPUS_SETTLE: Ns = Ns::from_secs(30);
+
 /// What a policy decides from. Made anew each epoch; holds references only.
 #[derive(Clone, Debug)]
 pub struct View<'a> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use homenode_host::Bell;
 use homenode_machine::Machine;
+use homenode_units::Ns;
 
 use crate::beat::Beat;
 use crate::journal::Journal;
@@ -79,6 +80,8 @@ pub(crate) struct Hands {
     /// Why nobody is known to use a page, as of the last sample.
     pub no_page_uses: Option<String>,
     notices: Notices,
+    /// Until when another affinity is the kernel's doing: CPUs went offline, or came back.
+    pub kernels_until: Ns,
 }
 
 impl Hands {
@@ -101,6 +104,7 @@ impl Hands {
             topology,
             no_page_uses: None,
             notices: Notices::default(),
+            kernels_until: Ns::ZERO,
         }
     }
 

@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use homenode_host::{
-    Act, Action, ActionError, CountedBy, CpuSample, Failure, HandsOff, Host, HostError, Management,
-    NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting,
+    Act, Action, ActionError, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Host, HostError,
+    Management, NodeSample, Outcome, Plan, Receipt, Refusal, Sample, Setting,
 };
 use homenode_machine::Machine;
 use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, NodeSet, Ns, VmId};
@@ -69,6 +69,8 @@ pub struct LinuxHost {
     resctrl: Option<Resctrl>,
     vms: BTreeMap<VmId, Vm>,
     busy: BTreeMap<CpuId, Ns>,
+    /// CPUs that were online last.
+    online: Option<CpuSet>,
     fingerprint: Fingerprint,
     last: Sample,
     look_every: LookEvery,
@@ -176,6 +178,7 @@ impl LinuxHost {
             resctrl,
             vms: BTreeMap::new(),
             busy: BTreeMap::new(),
+            online: None,
             fingerprint: Fingerprint::new(),
             last: Sample::default(),
             look_every: LOOK_EVERY,
@@ -383,6 +386,14 @@ impl LinuxHost {
         // Those that are online. One that came online since the start is none of the machine's.
         let online = proc_stat::read(&self.hands.root)?;
         self.busy.extend(online.iter().copied());
+        let ids: CpuSet = online.iter().map(|(id, _)| *id).collect();
+        if self
+            .online
+            .replace(ids.clone())
+            .is_some_and(|before| before != ids)
+        {
+            self.hands.kernels_until = now() + CPUS_SETTLE;
+        }
         let known = online
             .into_iter()
             .filter(|(id, _)| self.hands.machine.cpu(*id).is_some());

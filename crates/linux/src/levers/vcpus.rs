@@ -7,6 +7,7 @@ use homenode_units::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use super::{After, Grip, Steps, failed};
+use crate::clock::now;
 use crate::hands::Hands;
 use crate::journal::{Entry, Written};
 use crate::manager::CallError;
@@ -85,6 +86,7 @@ impl Grip for Vcpus {
 
     fn reconcile(&mut self, hands: &mut Hands, vm: &mut Vm, is_first: bool) {
         let usable = hands.machine.cpu_set();
+        let is_kernels = now() < hands.kernels_until;
         let mut others = Vec::new();
         let pins = hands.manager.pins(&vm.domain, &vm.threads);
         for index in vm.vcpu_indices() {
@@ -108,6 +110,10 @@ impl Grip for Vcpus {
                     if written.is_none_or(|written| written == in_force) {
                         *ours = vec![in_force];
                     }
+                    continue;
+                }
+                // Where it was wanted the agent pins it again; who pinned it by hand meanwhile is not known.
+                if is_kernels {
                     continue;
                 }
                 pins.ours.remove(&index);

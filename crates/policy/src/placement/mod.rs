@@ -64,7 +64,6 @@ use serde::{Deserialize, Serialize};
 
 pub use company::{allowed_nodes, has_company};
 pub use ledger::{Announcement, Ledger, RESERVATION_LIFE, Reservation, Shape};
-pub use pins::CPUS_SETTLE;
 use pins::{pin, pin_anew};
 use supply::{BANDWIDTH, Bin, CPU, MEMORY, Vector};
 pub use supply::{NodeLeft, Supply};

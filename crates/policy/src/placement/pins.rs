@@ -1,13 +1,9 @@
 //! Where the vCPUs of VMs run: at home.
 
-use homenode_host::{Act, Plan, VcpuSample, View, VmView};
-use homenode_units::{CpuSet, NodeSet, Ns};
+use homenode_host::{Act, CPUS_SETTLE, Plan, VcpuSample, View, VmView};
+use homenode_units::{CpuSet, NodeSet};
 
 use super::{Algorithm, Config, POLICY, State, Supply, company};
-
-/// For so long after CPUs went offline or came back it is looked for changes of affinities that the kernel made: it makes them
-/// later, and hosts do not look at affinities in every period.
-pub const CPUS_SETTLE: Ns = Ns::from_secs(30);
 
 /// Has the vCPUs of all VMs run at home again after a change of which CPUs they may use: the kernel changes affinities where CPUs
 /// go offline, and what is lent to a node that is drained comes back.

@@ -102,6 +102,21 @@ fn pins_of_somebody_else_outlast_the_agent() {
 }
 
 #[test]
+fn what_the_kernel_makes_of_pins_where_a_cpu_goes_offline_is_nobodys_doing() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    host.sample().unwrap();
+    tree.write("proc/stat", "cpu0 1 1 1 1 1 1 1 1\n");
+    host.sample().unwrap();
+    host.hands.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
+    let by_hand = |host: &mut LinuxHost| host.sample().unwrap().vms[0].settings.pinned_vcpus.clone();
+    assert_eq!(by_hand(&mut host), Vec::<u16>::new());
+    // Long after it is.
+    host.hands.kernels_until = Ns::ZERO;
+    assert_eq!(by_hand(&mut host), [1]);
+}
+
+#[test]
 fn pins_of_somebody_else_outlast_the_home() {
     let tree = host("");
     let mut host = homed(&tree);
