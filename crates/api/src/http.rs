@@ -267,7 +267,7 @@ pub struct Evaluate {
 
 /// Whole numbers as JSON has them: `4.0` is one.
 mod whole {
-    use homenode_units::{Bytes, BytesPerSec};
+    use homenode_units::{Bytes, BytesPerSec, Ns};
     use serde::{Deserialize, Deserializer, de::Error};
     use serde_json::Number;
 
@@ -291,6 +291,10 @@ mod whole {
 
     pub(super) fn bytes<'de, D: Deserializer<'de>>(d: D) -> Result<Bytes, D::Error> {
         whole(&Number::deserialize(d)?, (0, MAX)).map(Bytes)
+    }
+
+    pub(super) fn time<'de, D: Deserializer<'de>>(d: D) -> Result<Ns, D::Error> {
+        whole(&Number::deserialize(d)?, (0, MAX)).map(Ns)
     }
 
     pub(super) fn floor<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Bytes>, D::Error> {
@@ -387,6 +391,8 @@ impl VmSettings {
 #[serde(deny_unknown_fields)]
 pub struct PauseFor {
     /// From now on; zero ends a pause.
+    #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
+    #[serde(deserialize_with = "whole::time")]
     pub span_ns: Ns,
 }
 
