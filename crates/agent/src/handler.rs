@@ -126,10 +126,9 @@ impl Handler {
                 memory_bytes,
                 bandwidth_bytes_per_s: bandwidth,
             } => {
-                let memory = memory_bytes;
                 let ask = Ask {
                     vcpus,
-                    memory,
+                    memory: memory_bytes,
                     bandwidth,
                 };
                 placed(&control.place(machine, &ask)).into()

@@ -192,7 +192,7 @@ impl Control {
         let stage = stages::of(self.config.policies).find(gives);
         let not = "give nobody another home";
         let idle = self.idle(stage.map_or(placement::POLICY, |stage| stage.policy), not);
-        // Who must leave is placed, whoever else weighs homes.
+        // VMs that must leave get their homes from placement, also where the arranger weighs homes.
         let observes = self.config.modes.of(placement::POLICY) == Some(Mode::Observe);
         let of_mode = || {
             format!(

@@ -112,7 +112,8 @@ impl Grip for Vcpus {
                     }
                     continue;
                 }
-                // Where it was wanted the agent pins it again; who pinned it by hand meanwhile is not known.
+                // The kernel changed it, and the agent pins it again if it still wants to. A pin made by hand at the same time
+                // cannot be told from that.
                 if is_kernels {
                     continue;
                 }

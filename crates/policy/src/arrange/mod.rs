@@ -163,13 +163,13 @@ pub fn plan(
     if shape.nodes.len() < 2 {
         return plan;
     }
-    // However long others wait for a yes: a change that did not pay is undone.
+    // A change that did not pay is undone even while other decisions wait for approval.
     let undone = trial::judge(view, settings.of_trials(), &state.profiles, &mut state.trials);
     let placed_now: BTreeSet<VmId> = plan.decisions.iter().map(|decision| decision.action.vm).collect();
     let undone = undone.decisions.into_iter();
     plan.decisions
         .extend(undone.filter(|decision| !placed_now.contains(&decision.action.vm)));
-    // What a VM's own mode keeps is decided in every epoch, and keeps nobody else.
+    // A decision that the VM's own mode holds back comes again in every epoch; it must not stop the others.
     let is_kept = |decision: &Decision| {
         let vm = view.sample.vm(decision.action.vm);
         vm.is_some_and(|vm| vm.settings.mode.is_some_and(|mode| mode != Mode::Act))

@@ -71,7 +71,7 @@ pub(super) fn allowed<'a>(
         if is_same(&settings.apart, &theirs.apart) && !(goes_before && asked == Asked::Kept) {
             allowed = allowed.difference(home);
         }
-        // One that cannot go where others could leads nobody.
+        // A mate that cannot move to another node must not hold the others.
         let leads = is_same(&settings.together, &theirs.together) && home.is_subset(&homes) && may_move(mate);
         if leads && !goes_before && !is_led {
             is_led = true;
