@@ -6,6 +6,8 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
+use crate::tally::Tally;
+
 /// The workspace, where this program was built from.
 pub fn root() -> &'static Path {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -71,4 +73,38 @@ pub fn metadata() -> anyhow::Result<Metadata> {
         String::from_utf8_lossy(&output.stderr).trim_end()
     );
     serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")
+}
+
+/// Whether a command succeeds, as one check.
+///
+/// # Errors
+/// It cannot be started.
+pub fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    Ok(Tally::of(status.success()))
+}
+
+/// Which programs to build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// As they are used. The whole workspace: a package alone has other features, and would be built anew with all that it needs.
+    Programs,
+    /// With the features that tests ask for, so that nothing is built twice where the tests were built before: two minutes.
+    BesideTests,
+}
+
+/// Builds them.
+///
+/// # Errors
+/// They do not build.
+pub fn build(what: Build) -> anyhow::Result<()> {
+    let mut command = cargo(&["build", "--workspace"]);
+    if what == Build::BesideTests {
+        command.args(["--lib", "--bins", "--tests"]);
+    }
+    let all = succeeds(&mut command)?;
+    ensure!(all.failed == 0, "the programs do not build: see above");
+    Ok(())
 }

@@ -13,6 +13,7 @@
 mod cargo;
 mod fuzz;
 mod nightly;
+mod reproduction;
 mod rules;
 mod steps;
 mod tally;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 
 use crate::fuzz::FuzzArgs;
+use crate::reproduction::ReproductionArgs;
 use crate::steps::{DecisionsArgs, Step};
 use crate::tally::Tally;
 
@@ -56,7 +58,7 @@ enum Command {
     /// Compare the twin with the access-level reference, and write docs/VALIDATION.md (about 2 minutes on an idle core)
     Validate,
     /// Check that docs/REPRODUCTION.md is what the twin gives
-    Reproduction,
+    Reproduction(ReproductionArgs),
     /// Score the decisions of all policies, and write docs/DECISIONS.md (about half an hour on two idle cores)
     Decisions(DecisionsArgs),
     /// Fuzz everything that reads what others wrote, with a pinned nightly and cargo-fuzz that are installed if they are missing
@@ -87,7 +89,7 @@ fn main() -> ExitCode {
         Command::Miri => Step::Miri,
         Command::Schema => Step::Schema,
         Command::Validate => Step::Validate,
-        Command::Reproduction => Step::Reproduction,
+        Command::Reproduction(args) => Step::Reproduction(args),
         Command::Decisions(args) => Step::Decisions(args),
         Command::Fuzz(args) => Step::Fuzz(args),
         Command::Http => Step::Http,

@@ -7,9 +7,10 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
-use crate::cargo::{cargo, metadata};
+use crate::cargo::{Build, build, cargo, metadata, succeeds};
 use crate::fuzz::{self, FuzzArgs};
 use crate::nightly;
+use crate::reproduction::{self, ReproductionArgs};
 use crate::rules;
 use crate::tally::{Tally, TestOutput};
 
@@ -46,8 +47,8 @@ pub enum Step {
     Schema,
     /// The twin against the access-level reference.
     Validate,
-    /// The document of published claims.
-    Reproduction,
+    /// The documents of published claims.
+    Reproduction(ReproductionArgs),
     /// The scoreboard of decisions.
     Decisions(DecisionsArgs),
     /// What reads what others wrote, with whatever can be thought of.
@@ -84,7 +85,7 @@ impl Step {
             Self::Miri => "miri",
             Self::Schema => "schema",
             Self::Validate => "validate",
-            Self::Reproduction => "reproduction",
+            Self::Reproduction(_) => "reproduction",
             Self::Decisions(_) => "decisions",
             Self::Fuzz(_) => "fuzz",
             Self::Http => "http",
@@ -105,7 +106,7 @@ impl Step {
             Self::Miri => "memory shared with guests and emulators, under other orders of threads and memory",
             Self::Schema => "schemas of the files that people write, written anew",
             Self::Validate => "the twin against the access-level reference, into docs/VALIDATION.md",
-            Self::Reproduction => {
+            Self::Reproduction(_) => {
                 "is docs/REPRODUCTION.md what `homenode reproduce` writes? (10 minutes on 2 cores)"
             }
             Self::Decisions(_) => "all policies and the best known, into docs/DECISIONS.md",
@@ -147,7 +148,7 @@ impl Step {
                 "--example",
                 "validation",
             ])),
-            Self::Reproduction => reproduction(),
+            Self::Reproduction(args) => reproduction::run(args),
             Self::Decisions(args) => decisions(args),
             Self::Fuzz(args) => fuzz::run(args),
             Self::Http => test(&[
@@ -163,14 +164,6 @@ impl Step {
             Self::Testbed(names) => testbed(names),
         }
     }
-}
-
-/// Whether a command succeeds, as one check.
-fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    Ok(Tally::of(status.success()))
 }
 
 /// The workspace, and the fuzz targets, which are one of their own.
@@ -242,56 +235,6 @@ fn miri() -> anyhow::Result<Tally> {
         all = all + succeeds(&mut command)?;
     }
     Ok(all)
-}
-
-/// Which programs to build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Build {
-    /// As they are used. The whole workspace: a package alone has other features, and would be built anew with all that it needs.
-    Programs,
-    /// With the features that tests ask for, so that nothing is built twice where the tests were built before: two minutes.
-    BesideTests,
-}
-
-fn build(what: Build) -> anyhow::Result<()> {
-    let mut command = cargo(&["build", "--workspace"]);
-    if what == Build::BesideTests {
-        command.args(["--lib", "--bins", "--tests"]);
-    }
-    let all = succeeds(&mut command)?;
-    ensure!(all.failed == 0, "the programs do not build: see above");
-    Ok(())
-}
-
-/// Makes the document of published claims anew, with none of the runs kept before, and compares.
-fn reproduction() -> anyhow::Result<Tally> {
-    build(Build::BesideTests)?;
-    let metadata = metadata()?;
-    let made = metadata.target_directory.join("REPRODUCTION.md");
-    let program = metadata.target_directory.join("debug/homenode");
-    // Whatever else the machine does goes first.
-    let run = Command::new("nice")
-        .args(["-n", "19"])
-        .arg(program)
-        .args(["reproduce", "all", "--fresh", "--document"])
-        .arg(&made)
-        .output()
-        .context("cannot start homenode")?;
-    ensure!(
-        run.status.success(),
-        "`homenode reproduce` failed: {}",
-        String::from_utf8_lossy(&run.stderr)
-    );
-    let committed = metadata.workspace_root.join("docs/REPRODUCTION.md");
-    let fresh = fs::read(&made)? == fs::read(&committed).unwrap_or_default();
-    if !fresh {
-        println!(
-            "{} is not what came out: see what changed, then copy {} over it",
-            committed.display(),
-            made.display()
-        );
-    }
-    Ok(Tally::of(fresh))
 }
 
 /// Has the scoreboard's own program, which is built for speed, do it all.

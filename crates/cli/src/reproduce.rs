@@ -4,10 +4,14 @@ use std::fs;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Instant;
 
 use anyhow::Context;
 use homenode_api::document::document;
-use homenode_reproduce::{Cache, Reproduced, Watch, claims, published, reproduce, tally, to_json};
+use homenode_reproduce::{
+    Bands, Cache, Reproduced, Watch, claims, headline, published, reproduce, reproduce_with_bands, tally,
+    to_json,
+};
 
 use crate::bad_input;
 use crate::options::ShownArgs;
@@ -25,9 +29,13 @@ pub struct ReproduceArgs {
     /// Draw each figure of a decided claim as SVG in this directory
     #[arg(long, value_name = "DIR")]
     pub figures: Option<PathBuf>,
-    /// Write all of it as Markdown, set-ups and reasons included
+    /// Write all of it as Markdown: how near the numbers are to FILE, set-ups and reasons beside it to `…-DETAILS.md`
     #[arg(long, value_name = "FILE")]
     pub document: Option<PathBuf>,
+    /// Make the bands of values over the inputs that the papers leave open (four times as many runs), and put them into
+    /// FILE, where those of other claims stay
+    #[arg(long, value_name = "FILE")]
+    pub bands: Option<PathBuf>,
     #[command(flatten)]
     pub shown: ShownArgs,
     /// Runs at a time; default: as many as there are CPUs. Results do not depend on it
@@ -56,20 +64,34 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     }
     let jobs = args.jobs.map_or_else(available, usize::from);
-    let watch = Terminal::default();
+    let watch = Terminal {
+        drawn: Mutex::new(false),
+        since: Instant::now(),
+    };
     let cache = if args.fresh {
         None
     } else {
         open_cache(args.cache.as_deref(), &watch)
     };
-    let results = reproduce(selected, jobs, cache.as_ref(), &watch);
+    let results = match &args.bands {
+        None => reproduce(selected, jobs, cache.as_ref(), &watch),
+        Some(path) => {
+            let (results, bands) = reproduce_with_bands(selected, jobs, cache.as_ref(), &watch);
+            let kept = known_bands(path)?.with(bands);
+            fs::write(path, kept.to_toml()?).with_context(|| format!("cannot write {}", path.display()))?;
+            results
+        }
+    };
     watch.erase();
     if let Some(directory) = &args.figures {
         write_figures(directory, &results)?;
     }
     if let Some(path) = &args.document {
-        let text = homenode_reproduce::render(&results);
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        let document = homenode_reproduce::render(&results);
+        let details = beside(path, "-DETAILS");
+        for (path, text) in [(path, document.page), (&details, document.details)] {
+            fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
     }
     let text = if args.shown.json {
         format!(
@@ -82,6 +104,26 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     // Whoever closes the pipe (`| head`) has seen enough.
     crate::output::print(format_args!("{text}"));
     Ok(())
+}
+
+/// The bands in a file that may not be there yet: those of claims that are not selected stay in it.
+fn known_bands(path: &Path) -> anyhow::Result<Bands> {
+    match fs::read_to_string(path) {
+        Ok(text) => Bands::parse(&path.display().to_string(), &text).map_err(bad_input),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Bands::default()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+/// The file beside another whose name goes on so before its ending.
+fn beside(path: &Path, more: &str) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(more);
+    if let Some(ending) = path.extension() {
+        name.push(".");
+        name.push(ending);
+    }
+    path.with_file_name(name)
 }
 
 fn available() -> usize {
@@ -115,11 +157,9 @@ fn cache_home() -> Option<PathBuf> {
 }
 
 fn write_figures(directory: &Path, results: &[Reproduced]) -> anyhow::Result<()> {
-    for figure in results
-        .iter()
-        .filter_map(|one| one.decision.as_ref())
-        .flat_map(|decision| &decision.figures)
-    {
+    let decisions = results.iter().filter_map(|one| one.decision.as_ref());
+    let own = decisions.flat_map(|decision| decision.figures.iter().cloned());
+    for figure in own.chain(homenode_reproduce::scoreboard::figures(results)) {
         let path = directory.join(format!("{}.svg", figure.name));
         fs::write(&path, figure.svg()).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -138,6 +178,10 @@ fn picture(results: &[Reproduced]) -> String {
     });
     let table = table(&["claim", "published", "ours", "kind", "verdict"], rows);
     let mut text = format!("{table}\n\n{}\n", tally(results));
+    let headline = headline(results);
+    if !headline.is_empty() {
+        text += &format!("{headline}\n");
+    }
     for one in results {
         for paragraph in one.decision.iter().flat_map(|decision| &decision.why) {
             text += &format!("\n{}: {paragraph}\n", one.claim.id);
@@ -167,10 +211,10 @@ fn cell(text: &str) -> String {
 }
 
 /// Progress on a terminal, nothing in a pipe; notes always, on standard error.
-#[derive(Default)]
 struct Terminal {
     /// Whether a line of progress stands there now.
     drawn: Mutex<bool>,
+    since: Instant,
 }
 
 impl Terminal {
@@ -195,7 +239,9 @@ impl Terminal {
 impl Watch for Terminal {
     fn progress(&self, done: usize, all: usize) {
         if std::io::stderr().is_terminal() {
-            self.write(&format!("{done} of {all} runs"), true);
+            let each = self.since.elapsed().as_secs_f64() / done.max(1) as f64;
+            let left = each * (all - done) as f64;
+            self.write(&format!("{done} of {all} runs, {} left", minutes(left)), true);
         }
     }
 
@@ -204,9 +250,41 @@ impl Watch for Terminal {
     }
 }
 
+/// A time to come, as people say it.
+fn minutes(seconds: f64) -> String {
+    if seconds < 90.0 {
+        format!("{seconds:.0} s")
+    } else {
+        format!("{:.0} minutes", seconds / 60.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_left_is_told_in_seconds_or_minutes() {
+        assert_eq!(minutes(12.4), "12 s");
+        assert_eq!(minutes(150.0), "2 minutes");
+    }
+
+    #[test]
+    fn details_lie_beside_the_page() {
+        let details = |path: &str| beside(Path::new(path), "-DETAILS");
+        assert_eq!(details("docs/R.md"), Path::new("docs/R-DETAILS.md"));
+        assert_eq!(details("R"), Path::new("R-DETAILS"));
+    }
+
+    #[test]
+    fn bands_that_do_not_read_are_refused_and_none_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bands.toml");
+        assert_eq!(known_bands(&path).unwrap(), Bands::default());
+        fs::write(&path, "[\"tavo.npb\".cg]\nours = 4.0\n").unwrap();
+        let said = known_bands(&path).unwrap_err().to_string();
+        assert!(said.contains("bands.toml") && said.contains("low"), "{said}");
+    }
 
     #[test]
     fn long_cells_end_in_an_ellipsis() {

@@ -6,7 +6,10 @@ use std::fmt;
 
 use homenode_machine_files::file::{FileError, read_toml};
 use homenode_units::Candidates;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::vary::Input;
 
 /// The claims and the tables that they refer to, as they are committed.
 pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
@@ -51,6 +54,127 @@ pub struct Claim {
     /// Own tolerance of its numbers, percent of the published one.
     #[serde(default)]
     pub tolerance: Option<f64>,
+    /// Own tolerance of its numbers as a factor, at least 1: ours times or over it. For effects smaller than five points.
+    #[serde(default)]
+    pub within_factor: Option<f64>,
+    /// What its numbers are where nothing has any effect on anything, by name; 0 where nothing is said.
+    #[serde(default)]
+    pub null: BTreeMap<String, f64>,
+    /// Tests of its shape that are passed where nothing has any effect on anything, by name.
+    #[serde(default)]
+    pub null_passes: Vec<String>,
+    /// On what a difference would hang first.
+    pub attribution: Attribution,
+    /// Values that are not what the claim's inputs make them.
+    #[serde(default, rename = "kind")]
+    pub kinds: Vec<StatedKind>,
+    /// Inputs that the publication leaves open, at most three, with the range that they may have.
+    #[serde(default)]
+    pub open: Vec<Open>,
+}
+
+/// What a value's kind is, and why.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StatedKind {
+    /// Names of values and tests; all of the claim's where none is named.
+    #[serde(default)]
+    pub of: Vec<String>,
+    /// Their kind.
+    pub is: Kind,
+    /// Why.
+    pub because: String,
+}
+
+/// How much of a result was put in, and what it is worth therefore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Nothing of it.
+    Predicted,
+    /// Part of it, or a profile was calibrated to an input that the claim lists.
+    Calibrated,
+    /// Set-up, test or constant were changed after it had been seen.
+    ChosenAfterARun,
+    /// The model cannot disagree.
+    ByConstruction,
+    /// Nothing here could tell.
+    Untestable,
+    /// The publication says two things.
+    Contradictory,
+}
+
+impl Kind {
+    /// All that there are.
+    pub const ALL: [Kind; 6] = [
+        Kind::Predicted,
+        Kind::Calibrated,
+        Kind::ChosenAfterARun,
+        Kind::ByConstruction,
+        Kind::Untestable,
+        Kind::Contradictory,
+    ];
+
+    /// Name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Predicted => "predicted",
+            Kind::Calibrated => "calibrated",
+            Kind::ChosenAfterARun => "chosen-after-a-run",
+            Kind::ByConstruction => "by-construction",
+            Kind::Untestable => "untestable",
+            Kind::Contradictory => "contradictory",
+        }
+    }
+}
+
+/// An input that a publication leaves open.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Open {
+    /// Which.
+    pub input: Input,
+    /// Least factor that it may have against what was chosen.
+    pub from: f64,
+    /// Largest.
+    pub to: f64,
+    /// Why this range.
+    pub because: String,
+}
+
+/// What a value depends on most, and so where a difference is looked for first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attribution {
+    /// Constants of the machine.
+    Machine,
+    /// What programs do.
+    Profile,
+    /// What hypervisors, policies and trackers do.
+    Mechanism,
+}
+
+impl Attribution {
+    /// Name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Attribution::Machine => "machine",
+            Attribution::Profile => "profile",
+            Attribution::Mechanism => "mechanism",
+        }
+    }
+}
+
+/// Two places of the papers that cannot both be right.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contradiction {
+    /// The paper.
+    pub source: String,
+    /// One place and the other, and what they say.
+    pub says: String,
+    /// What is made of it here.
+    pub taken: String,
 }
 
 /// One number, or several with names.
@@ -124,6 +248,8 @@ impl Claim {
 #[serde(deny_unknown_fields)]
 struct File {
     claim: Vec<Claim>,
+    #[serde(default)]
+    contradiction: Vec<Contradiction>,
 }
 
 /// Reads a file of claims.
@@ -141,6 +267,13 @@ pub fn all() -> Vec<Claim> {
     let published = file("data/published/claims.toml", CLAIMS);
     let own = file("data/own/claims.toml", OWN_CLAIMS);
     published.into_iter().chain(own).collect()
+}
+
+/// Where the papers contradict themselves.
+pub fn contradictions() -> Vec<Contradiction> {
+    // A test reads them.
+    let file: File = read_toml("data/published/claims.toml", CLAIMS).expect("embedded claims");
+    file.contradiction
 }
 
 /// The claim of this id.

@@ -1,9 +1,9 @@
 //! Which experiment decides a claim, and what comes of it.
 
 use crate::claims::Claim;
-use crate::experiment::{Experiment, Reproduced, kind, undecided};
+use crate::experiment::{Experiment, Reproduced, kind, kind_of_all, undecided};
 use crate::experiments;
-use crate::verdict::{Verdict, judge};
+use crate::verdict::{Verdict, judge, unknown_name};
 use crate::work::Outcomes;
 
 /// The experiment that decides a claim, if there is one.
@@ -23,12 +23,16 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
     };
     match (experiment.decide)(outcomes) {
         Ok(mut decision) => {
-            let judgement = judge(&claim, &decision.measured);
+            let kind = kind(&claim, &decision.measured, &(experiment.runs)());
+            let judgement = judge(&claim, &decision.measured, kind);
+            if let Some(name) = unknown_name(&claim, &judgement) {
+                let said = format!("the file of claims says something of `{name}`, which nobody judges");
+                return undecided(claim, Verdict::Pending, said);
+            }
             if judgement.verdict == Verdict::Holds {
                 decision.why.clear();
             }
-            let shown = || kind(&claim, &decision.measured, &judgement, &(experiment.runs)());
-            let kind = decision.kind.unwrap_or_else(shown);
+            let kind = kind_of_all(kind, &judgement);
             Reproduced {
                 claim,
                 decision: Some(decision),

@@ -5,9 +5,10 @@
 //! before anything is run, and what other choices would have given is a table of its decision.
 
 use crate::claims::Claim;
+use crate::claims::Kind;
 use crate::figure::Figure;
 use crate::run::Run;
-use crate::verdict::{Judgement, Kind, Measured, Verdict};
+use crate::verdict::{Judgement, Measured, Part, Verdict};
 use crate::work::Outcomes;
 
 /// An experiment.
@@ -34,8 +35,6 @@ pub struct Decision {
     pub figures: Vec<Figure>,
     /// Why what misses does so; left out where the claim holds.
     pub why: Vec<String>,
-    /// How much was put in, where neither inputs nor profiles show it; `None` where they do.
-    pub kind: Option<Kind>,
     /// Whether time was measured on the machine that this runs on: then no two runs are the same.
     pub measured_here: bool,
 }
@@ -85,12 +84,8 @@ pub(crate) fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Repro
     }
 }
 
-/// Calibrated is what has an input among its own values, or ran a profile that says it was calibrated to this claim. Where
-/// every value was an input the model cannot disagree.
-pub(crate) fn kind(claim: &Claim, measured: &Measured, judgement: &Judgement, runs: &[Run]) -> Kind {
-    if !judgement.parts.is_empty() && judgement.parts.iter().all(|part| part.input) {
-        return Kind::ByConstruction;
-    }
+/// Calibrated is what has an input among its own values, or ran a profile that says it was calibrated to this claim.
+pub(crate) fn kind(claim: &Claim, measured: &Measured, runs: &[Run]) -> Kind {
     let calibrated = |run: &Run| {
         run.scenario.vms.iter().any(|vm| {
             let own = run
@@ -110,6 +105,15 @@ pub(crate) fn kind(claim: &Claim, measured: &Measured, judgement: &Judgement, ru
     }
 }
 
+/// The kind of a claim as a whole: where every value was an input, the model cannot disagree.
+pub(crate) fn kind_of_all(kind: Kind, judgement: &Judgement) -> Kind {
+    let constructed = |part: &Part| part.input || part.kind == Kind::ByConstruction;
+    if !judgement.parts.is_empty() && judgement.parts.iter().all(constructed) {
+        return Kind::ByConstruction;
+    }
+    kind
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,7 +131,8 @@ mod tests {
         };
         let claim = crate::claims::named("tavo.npb").unwrap();
         let kind = |workload: &homenode_twin::Workload, measured: &Measured| {
-            super::kind(&claim, measured, &judge(&claim, measured), &[run(workload)])
+            let kind = super::kind(&claim, measured, &[run(workload)]);
+            kind_of_all(kind, &judge(&claim, measured, kind))
         };
         let mut measured = Measured::default();
         assert_eq!(kind(&workload, &measured), Kind::Predicted);

@@ -7,7 +7,9 @@ use kuva::render::plots::Plot;
 use kuva::render::render::render_multiple;
 
 /// Colours of series in their order; what was published is grey, whichever series it is.
-const COLOURS: [&str; 5] = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee"];
+const COLOURS: [&str; 7] = [
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#000000",
+];
 const PUBLISHED: &str = "#999999";
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 420.0;

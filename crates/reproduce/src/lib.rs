@@ -1,8 +1,8 @@
 //! Published claims against what the twin gives.
 //!
 //! ```text
-//!   claims.toml ─▶ claims ─▶ experiment.runs ─▶ work (threads, cache) ─▶ experiment.decide ─▶ verdict ─▶ table, JSON,
-//!                                                      twin                                             figures, document
+//!   claims.toml ─▶ claims ─▶ experiment.runs ─▶ work (threads, cache) ─▶ experiment.decide ─▶ verdict ─▶ scoreboard, table,
+//!                              (vary)                  twin                                             JSON, figures, document
 //! ```
 //!
 //! # Properties (tests of the same names)
@@ -20,7 +20,9 @@ mod experiment;
 mod experiments;
 mod figure;
 mod run;
+pub mod scoreboard;
 mod stats;
+pub mod vary;
 pub mod verdict;
 mod work;
 
@@ -30,25 +32,60 @@ use serde_json::{Value, json};
 
 pub use cache::Cache;
 pub use claims::Claim;
-pub use document::{ours, published, render, tally};
+pub use document::{Document, headline, ours, published, render, tally};
 pub use experiment::{Decision, Reproduced, Table};
 pub use figure::{Figure, Shape};
+pub use scoreboard::{Bands, Scoreboard};
 pub use work::Watch;
 
-/// Decides claims: makes the runs that they need over so many threads, then judges one after the other.
+/// Decides claims: makes the runs that they need over so many threads, then judges one after the other. Values have the bands
+/// that come with the program.
 pub fn reproduce(
     claims: Vec<Claim>,
     jobs: usize,
     cache: Option<&Cache>,
     watch: &dyn Watch,
 ) -> Vec<Reproduced> {
-    let experiments = claims.iter().filter_map(decide::of);
-    let runs = experiments.flat_map(|experiment| (experiment.runs)()).collect();
-    let outcomes = work::execute(runs, jobs, cache, watch);
-    claims
+    let (mut all, _) = decided(claims, jobs, cache, watch, |_, _| Vec::new());
+    match Bands::committed() {
+        Ok(bands) => bands.join(&mut all),
+        Err(error) => watch.note(&error.to_string()),
+    }
+    all
+}
+
+/// The same, with bands made anew: four times as many runs and more.
+pub fn reproduce_with_bands(
+    claims: Vec<Claim>,
+    jobs: usize,
+    cache: Option<&Cache>,
+    watch: &dyn Watch,
+) -> (Vec<Reproduced>, Bands) {
+    let asked = claims.clone();
+    let (mut all, outcomes) = decided(claims, jobs, cache, watch, scoreboard::runs);
+    let bands = Bands::of(&asked, &outcomes);
+    bands.join(&mut all);
+    (all, bands)
+}
+
+fn decided(
+    claims: Vec<Claim>,
+    jobs: usize,
+    cache: Option<&Cache>,
+    watch: &dyn Watch,
+    more: fn(&Claim, &experiment::Experiment) -> Vec<run::Run>,
+) -> (Vec<Reproduced>, work::Outcomes) {
+    let experiments = claims
+        .iter()
+        .filter_map(|claim| Some((claim, decide::of(claim)?)));
+    let runs =
+        experiments.flat_map(|(claim, experiment)| [(experiment.runs)(), more(claim, experiment)].concat());
+    let outcomes = work::execute(runs.collect(), jobs, cache, watch);
+    let all = claims
         .into_iter()
         .map(|claim| decide::decide(claim, &outcomes))
-        .collect()
+        .collect();
+    (all, outcomes)
 }
 
 #[derive(Serialize)]
@@ -68,6 +105,8 @@ struct Published<'a> {
 /// What programs read.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Claims<'a> {
+    /// How near the selected claims' numbers are.
+    scoreboard: Scoreboard,
     claims: Vec<OneClaim<'a>>,
 }
 
@@ -85,7 +124,10 @@ struct OneClaim<'a> {
     published: Value,
     /// Our values, by the names of the published ones; null where nothing was measured.
     ours: Option<serde_json::Map<String, Value>>,
-    kind: verdict::Kind,
+    /// How much was put in, of the claim as a whole; that of each value is among its parts.
+    kind: claims::Kind,
+    /// On what a difference hangs first.
+    attribution: claims::Attribution,
     verdict: verdict::Verdict,
     parts: &'a [verdict::Part],
     /// Whether it was measured on the machine that ran it, so that no two runs give the same.
@@ -99,6 +141,7 @@ struct OneClaim<'a> {
 /// What programs read of claims.
 pub fn to_json(all: &[Reproduced]) -> Claims<'_> {
     Claims {
+        scoreboard: Scoreboard::of(all),
         claims: all.iter().map(OneClaim::of).collect(),
     }
 }
@@ -148,6 +191,7 @@ impl OneClaim<'_> {
             published: json!(published),
             ours,
             kind: one.kind,
+            attribution: one.claim.attribution,
             verdict: one.judgement.verdict,
             parts: &one.judgement.parts,
             measured_here: one

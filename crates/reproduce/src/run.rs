@@ -6,17 +6,18 @@ use std::sync::Mutex;
 use homenode_control::{Around, Config, Control, Epoch, Mode, PolicySet};
 use homenode_host::{Counters, Host, HostError, Sample, VmSample};
 use homenode_twin::{Scenario, Twin, TwinReport, VmReport};
-use homenode_units::{BytesPerSec, NodeId, Ns, Pages};
+use homenode_units::{NodeId, Ns, Pages};
 use serde::{Deserialize, Serialize};
+
+use crate::vary::{self, Change};
 
 /// Everything that decides what comes of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     /// Preset of the machine.
     pub machine: &'static str,
-    /// What the memory controllers of each of its nodes sustain, where that is to be another than the preset's: what a claim
-    /// would be on such a machine.
-    pub controllers: Option<BytesPerSec>,
+    /// Inputs that are to be others than the machine's and the workloads' own: what a claim would be with them.
+    pub changes: Vec<Change>,
     /// VMs and their programs.
     pub scenario: Scenario,
     /// Which policies act, how often and within which bounds.
@@ -109,7 +110,7 @@ impl Run {
     pub fn to_end(machine: &'static str, scenario: Scenario, policies: PolicySet, seed: u64) -> Run {
         Run {
             machine,
-            controllers: None,
+            changes: Vec::new(),
             scenario,
             config: published(policies),
             seed,
@@ -140,12 +141,10 @@ impl Run {
     /// A machine or workload that does not exist, a scenario that the machine cannot run; in a sentence.
     pub fn execute(&self) -> Result<Outcome, String> {
         let mut machine = homenode_machine_files::preset(self.machine).map_err(|error| error.to_string())?;
-        if let Some(sustained) = self.controllers {
-            for (_, node) in machine.nodes.iter_mut() {
-                node.memory_bandwidth = Some(sustained);
-            }
-        }
-        let mut twin = Twin::new(machine, &self.scenario, self.seed).map_err(|error| error.to_string())?;
+        vary::machine(&mut machine, &self.changes);
+        let mut scenario = self.scenario.clone();
+        vary::scenario(&mut scenario, &self.changes);
+        let mut twin = Twin::new(machine, &scenario, self.seed).map_err(|error| error.to_string())?;
         let control = Mutex::new(Control::new(self.config.clone(), Mode::Act));
         let mut measured = MeasuredRun {
             run: self,

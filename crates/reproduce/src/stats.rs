@@ -39,6 +39,20 @@ pub fn kendall_tau_of_orders<S: AsRef<str>>(a: &[S], b: &[S]) -> Option<f64> {
     kendall_tau(&own, &ranks)
 }
 
+/// How much worse those choose who go by a ranking, greatest first, and take the lower of two: the mean over all pairs of what
+/// the one taken costs above the other, where it costs more. `None` where a cost is not known, or there is nothing to choose.
+pub fn regret<S: AsRef<str>>(ranking: &[S], cost: impl Fn(&str) -> Option<f64>) -> Option<f64> {
+    let costs: Vec<f64> = ranking
+        .iter()
+        .map(|name| cost(name.as_ref()))
+        .collect::<Option<_>>()?;
+    let pairs = costs.iter().enumerate().flat_map(|(at, left)| {
+        let taken = costs[at + 1..].iter();
+        taken.map(move |taken| (taken - left).max(0.0))
+    });
+    mean(&pairs.collect::<Vec<_>>())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -60,6 +74,16 @@ mod tests {
         let tau = |name: &str| kendall_tau_of_orders(&claim.order[name], &claim.order["real"]).unwrap();
         assert!((tau("eq31") - 0.822).abs() < 1e-3, "{}", tau("eq31"));
         assert!((tau("llcm") - 0.6).abs() < 1e-3, "{}", tau("llcm"));
+    }
+
+    #[test]
+    fn a_right_ranking_costs_nothing_and_a_wrong_one_what_was_taken_wrongly() {
+        let cost = |name: &str| Some(f64::from(name.as_bytes()[0] - b'a'));
+        assert_eq!(regret(&["d", "c", "a"], cost), Some(0.0));
+        // d is taken in place of a, at 3 more, and in place of c, at 1 more; a in place of c is right.
+        assert_eq!(regret(&["c", "a", "d"], cost), Some((3.0 + 1.0) / 3.0));
+        assert_eq!(regret(&["a"], cost), None);
+        assert_eq!(regret(&["a", "b"], |_| None), None);
     }
 
     #[test]

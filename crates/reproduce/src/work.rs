@@ -1,27 +1,48 @@
 //! Independent runs over plain threads.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::cache::{Cache, Found};
 use crate::run::{Outcome, Run};
+use crate::vary::Change;
 
 /// Outcomes by run.
-#[derive(Debug, Default)]
-pub struct Outcomes(BTreeMap<String, Result<Outcome, String>>);
+#[derive(Clone, Debug, Default)]
+pub struct Outcomes {
+    made: Arc<BTreeMap<String, Result<Outcome, String>>>,
+    /// What is changed of every run that is asked for.
+    changes: Vec<Change>,
+}
 
 impl Outcomes {
+    /// The outcomes of the same runs with changed inputs, which must have been made, too: experiments decide from them without
+    /// knowing.
+    pub fn under(&self, changes: &[Change]) -> Outcomes {
+        Outcomes {
+            made: Arc::clone(&self.made),
+            changes: changes.to_vec(),
+        }
+    }
+
     /// What came of a run.
     ///
     /// # Errors
     /// Why it could not be made.
     pub fn of(&self, run: &Run) -> Result<&Outcome, String> {
-        match self.0.get(&run.description()) {
+        match self.made.get(&changed(run, &self.changes).description()) {
             Some(outcome) => outcome.as_ref().map_err(Clone::clone),
             None => Err(format!("scenario {} was not run", run.scenario.name)),
         }
     }
+}
+
+/// The run with more of its inputs changed.
+pub fn changed(run: &Run, changes: &[Change]) -> Run {
+    let mut run = run.clone();
+    run.changes.extend(changes);
+    run
 }
 
 /// What is told while runs are made.
@@ -57,7 +78,10 @@ pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, watch: &dyn W
         let outcome = outcome.into_inner().expect("no run panics while it holds this");
         outcome.expect("every run was made")
     });
-    Outcomes(runs.keys().cloned().zip(made).collect())
+    Outcomes {
+        made: Arc::new(runs.keys().cloned().zip(made).collect()),
+        changes: Vec::new(),
+    }
 }
 
 /// The next run that nobody has taken, and its place.
@@ -135,6 +159,21 @@ mod tests {
         }
         assert_eq!(notes.1.into_inner(), 6);
         assert_eq!(notes.0.into_inner().unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn outcomes_under_a_change_are_those_of_the_changed_runs() {
+        use crate::vary::Input;
+        let slower = [Change {
+            input: Input::MissesInFlight,
+            factor: 0.5,
+        }];
+        let base = runs().remove(0);
+        let both = vec![base.clone(), changed(&base, &slower)];
+        let outcomes = execute(both, 1, None, &Notes::default());
+        let runtime = |outcomes: &Outcomes| outcomes.of(&base).unwrap().vms[0].runtime_s.unwrap();
+        assert!(runtime(&outcomes.under(&slower)) > 1.1 * runtime(&outcomes));
+        assert_eq!(runtime(&outcomes.under(&slower).under(&[])), runtime(&outcomes));
     }
 
     #[test]

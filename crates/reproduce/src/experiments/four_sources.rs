@@ -7,9 +7,12 @@
 //! - Data-intensive programs suffer more: over all programs, Kendall's tau of memory traffic in the base case and the mean
 //!   degradation under the four sources is at least 0.7.
 
+use std::collections::BTreeSet;
+
 use homenode_control::PolicySet;
+use homenode_machine::Machine;
 use homenode_twin::{Scenario, VmSpec};
-use homenode_units::{Bytes, NodeId, NodeSet};
+use homenode_units::{Bytes, CpuSet, NodeId, NodeSet};
 
 use super::{NPB_B, SPEC_2006, slowdown_percent, table, work_share};
 use crate::experiment::{Decision, Experiment};
@@ -92,15 +95,25 @@ fn programs() -> impl Iterator<Item = &'static str> {
     NPB_B.into_iter().chain(SPEC_2006)
 }
 
+/// Two cores of a node, with both hyperthreads of each: the first two, or those after so many other VMs'.
+fn two_cores(machine: &Machine, node: NodeId, vms_before: usize) -> CpuSet {
+    let on_node = || machine.cpus.iter().filter(|cpu| cpu.node == node);
+    let cores: BTreeSet<_> = on_node().map(|cpu| cpu.core).collect();
+    let own: Vec<_> = cores.into_iter().skip(2 * vms_before).take(2).collect();
+    on_node()
+        .filter(|cpu| own.contains(&cpu.core))
+        .map(|cpu| cpu.id)
+        .collect()
+}
+
 fn run(mapping: &Mapping, program: &str) -> Run {
     let machine = homenode_machine_files::preset(MACHINE).expect("it comes with the program");
-    let vms = mapping.vms.iter().enumerate().map(|(at, (cpus, memory))| {
-        let cpus = machine
-            .nodes
-            .get(NodeId(*cpus))
-            .expect("a node of it")
-            .cpus
-            .clone();
+    let vms = mapping.vms.iter().enumerate().map(|(at, (node, memory))| {
+        let beside = mapping.vms[..at]
+            .iter()
+            .filter(|(other, _)| other == node)
+            .count();
+        let cpus = two_cores(&machine, NodeId(*node), beside);
         let program = mapping.others.filter(|_| at > 0).unwrap_or(program);
         VmSpec::new(&format!("vm{}", at + 1), 4, Bytes::from_gib(8), program)
             .doing(work_share(MACHINE, program))
@@ -222,7 +235,8 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
 }
 
 const SET_UP: [&str; 2] = [
-    "Machine r910, VMs of 4 vCPUs and 8 GB whose vCPUs may use the eight hyperthreads of one socket, and no policy. Written as \
+    "Machine r910, VMs of 4 vCPUs and 8 GB, each on the four hyperthreads of two cores (\"the same physical resources of CPU and memory\" in each \
+     scenario; until 2026-11-25 two VMs on a socket shared its four cores), and no policy. Written as \
      (socket of vCPUs, node of memory): base (0,0); LLC (0,0) and (0,1); controller (0,0) and (1,0); link (0,1) and (1,0); \
      remote (0,1). The first VM is measured.",
     "The paper does not say what the second VM runs; here it runs the same program. For the link the paper says that both VMs \
@@ -238,8 +252,8 @@ fn why(traffic: &[f64], means: &[f64], others: &[Vec<f64>]) -> String {
     format!(
         "The controller is the odd one: {} percent on average. The hungriest program draws {} GB/s alone, of the 17 that the \
          machine file gives a controller, and the second VM draws less than the first, since its memory is remote; with a \
-         third VM the mean loss is {}. The LLC scenario on the other hand is not the cache alone: eight vCPUs share four cores. \
-         Beside povray, which needs cores and no cache, the mean loss is already {} of the {} percent.",
+         third VM the mean loss is {}. In the LLC scenario povray as the second program, which needs cores and no cache, costs {} percent \
+         on average, and the same program {}.",
         show(means[1]),
         show(most),
         show(mean_of(2)),

@@ -143,7 +143,6 @@ fn decide() -> Result<Decision, String> {
         }],
         why: vec![],
         measured_here: true,
-        ..Decision::default()
     })
 }
 

@@ -28,7 +28,7 @@ use crate::experiment::{Decision, Experiment};
 use crate::experiments::table;
 use crate::figure::{Figure, Shape as Drawing};
 use crate::run::Run;
-use crate::stats::{kendall_tau_of_orders, mean};
+use crate::stats::{kendall_tau_of_orders, mean, regret};
 use crate::verdict::{Measured, Shape, show};
 use crate::work::Outcomes;
 
@@ -224,8 +224,16 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         };
         orders[0].1.iter().map(place).collect()
     };
+    let harm = |program: &str| {
+        let at = PROGRAMS.iter().position(|(_, name)| *name == program)?;
+        Some(real[at])
+    };
+    let published = crate::claims::named("kyoto.indicator").map(|claim| claim.order);
+    let published = published.iter().flatten();
+    let regrets = published.filter_map(|(name, order)| Some((name.clone(), regret(order, harm)?)));
     Ok(Decision {
         measured: Measured {
+            regrets: regrets.collect(),
             numbers: [
                 ("tau_eq31".to_owned(), tau_eq31),
                 ("tau_llcm".to_owned(), tau_llcm),

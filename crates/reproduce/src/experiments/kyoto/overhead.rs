@@ -134,7 +134,6 @@ fn decide() -> Decision {
         }],
         why: vec![],
         measured_here: true,
-        ..Decision::default()
     }
 }
 

@@ -146,7 +146,7 @@ fn decide() -> Decision {
                 shape(
                     "PRL and PML agree",
                     format!("{} and {} MB; the loop {ends}", show(prl), show(pml)),
-                    off <= 5.0,
+                    off <= 5.0 && ended.is_some(),
                 ),
                 shape(
                     "a VM of PRL's size keeps its performance",

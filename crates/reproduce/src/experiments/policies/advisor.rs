@@ -23,7 +23,7 @@ use crate::experiments::{slowdown_percent, solo_s, table};
 use crate::figure::{Figure, Shape as Drawing};
 use crate::run::{Outcome, Run};
 use crate::stats::mean;
-use crate::verdict::{Kind, Measured, Shape, show};
+use crate::verdict::{Measured, Shape, show};
 use crate::work::Outcomes;
 
 /// All 29 programs.
@@ -159,7 +159,6 @@ fn near_best(outcomes: &Outcomes) -> Result<Decision, String> {
                 vec![("first-touch kept".to_owned(), bars(0)), ("the advisor".to_owned(), bars(advisor))],
             ),
         }],
-        kind: Some(Kind::Calibrated),
         ..Decision::default()
     })
 }
@@ -281,7 +280,6 @@ fn phases(outcomes: &Outcomes) -> Result<Decision, String> {
             rows,
         )],
         why: vec![WHY_PHASES.to_owned()],
-        kind: Some(Kind::Calibrated),
         ..Decision::default()
     })
 }

@@ -5,17 +5,18 @@
 //! loaded latencies with that: 48 threads with one access in flight each would get 8.1 GiB/s at those. No claim is decided by
 //! these runs.
 
-use homenode_units::{BytesPerSec, MemoryPolicy, Placing};
+use homenode_units::{MemoryPolicy, Placing};
 
 use super::{System, above, programs, time_of};
 use crate::experiment::Table;
 use crate::experiments::{slowdown_percent, table};
 use crate::run::Run;
+use crate::vary::{Change, Input};
 use crate::work::Outcomes;
 
 /// 64 bytes for each of 48 threads per latency of table 3: 6 local at 697 cycles of 2.2 GHz, 24 one hop away at 740, 18 two hops
-/// away at 863.
-const SUSTAINED: BytesPerSec = BytesPerSec(8_715_000_000);
+/// away at 863; as a part of 13 GiB/s.
+const SUSTAINED: f64 = 8.715e9 / (13 << 30) as f64;
 
 const STATIC: [(System, MemoryPolicy); 3] = [
     (System::Linux, Placing::FirstTouch.alone()),
@@ -23,9 +24,13 @@ const STATIC: [(System, MemoryPolicy); 3] = [
     (System::XenPlus, Placing::Round1g.alone()),
 ];
 
-fn run(system: System, program: &str, policy: MemoryPolicy, controllers: Option<BytesPerSec>) -> Run {
+fn run(system: System, program: &str, policy: MemoryPolicy, controllers: Option<f64>) -> Run {
+    let change = controllers.map(|factor| Change {
+        input: Input::Controllers,
+        factor,
+    });
     Run {
-        controllers,
+        changes: change.into_iter().collect(),
         ..system.run(program, policy)
     }
 }

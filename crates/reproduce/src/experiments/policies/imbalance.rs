@@ -2,7 +2,7 @@
 //! [Policies, table 1]. The table is an input of the profiles, so the claim is calibrated: what is shown is whether
 //! profiles and twin together give it back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_twin::workload;
 use homenode_units::{MemoryPolicy, Placing};
@@ -83,11 +83,13 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         }
         ours.push(percent);
     }
-    let mut shapes = Vec::new();
+    let (mut shapes, mut tabled) = (Vec::new(), BTreeMap::new());
     for (row, ours) in rows.iter().zip(&ours) {
         for (column, name) in COLUMNS.iter().enumerate() {
+            let name = format!("{}: {name}", row.program);
+            tabled.insert(name.clone(), (row.percent[column], ours[column]));
             shapes.push(Shape {
-                name: format!("{}: {name}", row.program),
+                name,
                 ours: show(ours[column]),
                 holds: percentage_holds(row.percent[column], ours[column]),
             });
@@ -164,6 +166,7 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
         ],
         measured: Measured {
             shapes,
+            tabled,
             ..Measured::default()
         },
         set_up: vec![SET_UP.to_owned()],

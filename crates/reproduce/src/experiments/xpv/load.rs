@@ -23,7 +23,7 @@ use crate::experiments::table;
 use crate::figure::{Figure, Shape as Drawing};
 use crate::run::Run;
 use crate::stats::mean;
-use crate::verdict::{Kind, Measured, Shape, show};
+use crate::verdict::{Measured, Shape, show};
 use crate::work::Outcomes;
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -161,7 +161,6 @@ fn decide(outcomes: &Outcomes) -> Result<Decision, String> {
             ),
         }],
         why: vec![WHY.to_owned()],
-        kind: Some(Kind::Calibrated),
         ..Decision::default()
     })
 }

@@ -1,0 +1,534 @@
+//! How near the published numbers ours are: what a reader would ask first, before any verdict.
+//!
+//! The headline is over numbers that were predicted and are not trivial: whoever predicts no effect anywhere does not get them
+//! right. Our own claims and what is measured where it runs are left out.
+//!
+//! # Bands
+//!
+//! Of inputs that a paper leaves open the claim says which, and within what factors. A value's band is from the least to the
+//! largest that it has at the ends of these ranges, one input at a time. It says how much of a difference could be such an
+//! input's; no verdict uses it.
+
+use std::collections::BTreeMap;
+
+use homenode_machine_files::file::{FileError, read_toml};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::claims::Kind;
+use crate::claims::{Attribution, Claim};
+use crate::decide;
+use crate::experiment::{Experiment, Reproduced};
+use crate::figure::{Figure, Line, Shape};
+use crate::run::Run;
+use crate::vary::Change;
+use crate::verdict::{Band, Part, Score};
+use crate::work::{Outcomes, changed};
+
+/// Factors that the headline counts within.
+const FACTORS: [f64; 3] = [1.25, 2.0, 3.0];
+/// To where the figures draw the factor that ours are off.
+const DRAWN_FACTOR_MAX: f64 = 10.0;
+
+/// How near ours are to what is published.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Scoreboard {
+    /// Predicted, non-trivial numbers.
+    #[serde(flatten)]
+    pub headline: Group,
+    /// All numbers that were judged, whatever their kind.
+    pub judged: usize,
+    /// Of these, how many no effect anywhere would be within tolerance of.
+    pub trivial: usize,
+    /// Bounds, rankings and tests that are predicted and that no effect anywhere would not pass, and how many of them hold.
+    pub tests: Tally,
+    /// Headline numbers by paper.
+    pub by_source: BTreeMap<String, Group>,
+    /// Headline numbers by what a difference hangs on.
+    pub by_attribution: BTreeMap<Attribution, Group>,
+    /// All numbers, bounds, rankings and tests by how much of them was put in.
+    pub by_kind: BTreeMap<Kind, Tally>,
+}
+
+/// How many hold of how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Tally {
+    /// All.
+    pub all: usize,
+    /// Those that hold.
+    pub held: usize,
+}
+
+/// Some numbers against the published ones.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub struct Group {
+    /// How many.
+    pub values: usize,
+    /// How many hold by the rules.
+    pub held: usize,
+    /// How many are within a factor of 1.25.
+    pub within_1_25x: usize,
+    /// How many are within a factor of 2.
+    pub within_2x: usize,
+    /// How many are within a factor of 3.
+    pub within_3x: usize,
+    /// How many are on the published side of no effect.
+    pub sign_right: usize,
+    /// Median of the logarithms' absolute values; null where more than half differ in sign.
+    pub median_abs_ln: Option<f64>,
+    /// Median of ours over published, signs kept; null where there is none.
+    pub median_ratio: Option<f64>,
+    /// Of the numbers that have a band, how many have the published one in it.
+    pub in_band: Tally,
+    /// Median of the bands' widths, as the logarithm of high over low; null where there is none, or more than half change sign.
+    pub median_band_ln: Option<f64>,
+}
+
+/// The parts of published claims that something was measured for, each with its claim.
+fn parts(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part)> {
+    let decided = all.iter().filter(|one| {
+        let elsewhere = one
+            .decision
+            .as_ref()
+            .is_some_and(|decision| !decision.measured_here);
+        elsewhere && !one.claim.is_own()
+    });
+    decided.flat_map(|one| one.judgement.parts.iter().map(move |part| (&one.claim, part)))
+}
+
+/// Headline numbers, each with its claim.
+fn headline(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part, &Score)> {
+    let counted = parts(all).filter(|(_, part)| part.kind == Kind::Predicted && !part.trivial);
+    counted.filter_map(|(claim, part)| Some((claim, part, part.score.as_ref()?)))
+}
+
+impl Scoreboard {
+    /// Of some claims.
+    pub fn of(all: &[Reproduced]) -> Scoreboard {
+        let of = |keeps: &dyn Fn(&Claim) -> bool| {
+            Group::of(
+                headline(all)
+                    .filter(|(claim, ..)| keeps(claim))
+                    .map(|(_, part, score)| (part, score)),
+            )
+        };
+        let judged = || parts(all).filter(|(_, part)| !part.input && part.score.is_some());
+        let tests = parts(all)
+            .filter(|(_, part)| part.kind == Kind::Predicted && !part.trivial && part.score.is_none());
+        let sources = headline(all).map(|(claim, ..)| claim.source.clone());
+        let attributions = headline(all).map(|(claim, ..)| claim.attribution);
+        let with = |kind: Kind| {
+            let of_kind = parts(all).filter(|(_, part)| part.kind == kind);
+            (kind, Tally::of(of_kind.map(|(_, part)| part.holds)))
+        };
+        Scoreboard {
+            headline: of(&|_| true),
+            judged: judged().count(),
+            trivial: judged().filter(|(_, part)| part.trivial).count(),
+            tests: Tally::of(tests.map(|(_, part)| part.holds)),
+            by_source: sources
+                .map(|source| (source.clone(), of(&|claim| claim.source == source)))
+                .collect(),
+            by_attribution: attributions
+                .map(|attribution| (attribution, of(&|claim| claim.attribution == attribution)))
+                .collect(),
+            by_kind: Kind::ALL
+                .into_iter()
+                .map(with)
+                .filter(|(_, tally)| tally.all > 0)
+                .collect(),
+        }
+    }
+}
+
+impl Tally {
+    fn of(held: impl Iterator<Item = bool>) -> Tally {
+        held.fold(Tally::default(), |sum, held| Tally {
+            all: sum.all + 1,
+            held: sum.held + usize::from(held),
+        })
+    }
+}
+
+impl Group {
+    fn of<'a>(scores: impl Iterator<Item = (&'a Part, &'a Score)>) -> Group {
+        let scores: Vec<(&Part, &Score)> = scores.collect();
+        let within = |factor: f64| {
+            scores
+                .iter()
+                .filter(|(_, score)| score.factor() <= factor)
+                .count()
+        };
+        let [within_1_25x, within_2x, within_3x] = FACTORS.map(within);
+        let banded = || {
+            scores
+                .iter()
+                .filter_map(|(_, score)| Some((score.published, score.band?)))
+        };
+        let width = |band: Band| {
+            let ratio = band.high / band.low;
+            if ratio > 0.0 {
+                libm::log(ratio).abs()
+            } else {
+                f64::INFINITY
+            }
+        };
+        let off = |score: &Score| score.ln_ratio.map_or(f64::INFINITY, f64::abs);
+        Group {
+            values: scores.len(),
+            held: scores.iter().filter(|(part, _)| part.holds).count(),
+            within_1_25x,
+            within_2x,
+            within_3x,
+            sign_right: scores.iter().filter(|(_, score)| score.sign_right).count(),
+            median_abs_ln: median(scores.iter().map(|(_, score)| off(score))),
+            median_ratio: median(scores.iter().map(|(_, score)| score.ours / score.published)),
+            in_band: Tally::of(banded().map(|(published, band)| (band.low..=band.high).contains(&published))),
+            median_band_ln: median(banded().map(|(_, band)| width(band))),
+        }
+    }
+}
+
+/// The middle, or the mean of the middle two; `None` of nothing, and where it is not finite.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let upper = *values.get(values.len() / 2)?;
+    let lower = values[(values.len() - 1) / 2];
+    Some((lower + upper) / 2.0).filter(|middle| middle.is_finite())
+}
+
+/// How many headline numbers are within which factor: one figure by paper and one by attribution.
+pub fn figures(all: &[Reproduced]) -> Vec<Figure> {
+    let figure = |name: &str, what: &str, groups: Vec<(String, Vec<f64>)>| Figure {
+        name: format!("scoreboard-by-{name}"),
+        title: format!("Predicted numbers by how far they are off, by {what}"),
+        x_label: "factor between ours and published (off the figure: beyond, or another sign)".to_owned(),
+        y_label: "percent of the numbers".to_owned(),
+        shape: Shape::Lines(
+            groups
+                .into_iter()
+                .map(|(name, factors)| distribution(name, factors))
+                .collect(),
+        ),
+    };
+    let grouped = |by: &dyn Fn(&Claim) -> String| {
+        let mut groups: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (claim, _, score) in headline(all) {
+            groups.entry(by(claim)).or_default().push(score.factor());
+        }
+        let every = headline(all).map(|(_, _, score)| score.factor()).collect();
+        let named = groups
+            .into_iter()
+            .map(|(name, factors)| (format!("{name} ({})", factors.len()), factors));
+        named.chain([("all".to_owned(), every)]).collect::<Vec<_>>()
+    };
+    vec![
+        figure("paper", "paper", grouped(&|claim| claim.source.clone())),
+        figure(
+            "attribution",
+            "what they depend on first",
+            grouped(&|claim| claim.attribution.name().to_owned()),
+        ),
+    ]
+}
+
+/// The steps of a cumulative distribution.
+fn distribution(name: String, mut factors: Vec<f64>) -> Line {
+    factors.sort_by(f64::total_cmp);
+    let all = factors.len() as f64;
+    let mut points = vec![(1.0, 0.0)];
+    let mut share = 0.0;
+    for (at, factor) in factors
+        .iter()
+        .enumerate()
+        .filter(|(_, factor)| **factor <= DRAWN_FACTOR_MAX)
+    {
+        points.push((*factor, share));
+        share = 100.0 * (at + 1) as f64 / all;
+        points.push((*factor, share));
+    }
+    points.push((DRAWN_FACTOR_MAX, share));
+    (name, points)
+}
+
+/// Values at both ends of the inputs that the papers leave open, by claim and value, each with the value that it was made beside:
+/// where that is another now, the band says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Bands(BTreeMap<String, BTreeMap<String, Banded>>);
+
+/// A value's band, and the value.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Banded {
+    ours: f64,
+    low: f64,
+    high: f64,
+}
+
+/// The bands as they are committed.
+const BANDS: &str = include_str!("../../../data/reproduction/bands.toml");
+
+impl Bands {
+    /// Those that come with the program.
+    ///
+    /// # Errors
+    /// None, as long as the file reads; a test reads it.
+    pub fn committed() -> Result<Bands, FileError> {
+        Bands::parse("data/reproduction/bands.toml", BANDS)
+    }
+
+    /// Reads a file of bands.
+    ///
+    /// # Errors
+    /// What does not read, with its line.
+    pub fn parse(path: &str, text: &str) -> Result<Bands, FileError> {
+        read_toml(path, text)
+    }
+
+    /// Both; of a claim that is in both, those of the others.
+    #[must_use]
+    pub fn with(mut self, others: Bands) -> Bands {
+        self.0.extend(others.0);
+        self
+    }
+
+    /// From outcomes that hold [`runs`] of these claims.
+    pub fn of(claims: &[Claim], outcomes: &Outcomes) -> Bands {
+        let of_claim = |claim: &Claim| {
+            let experiment = decide::of(claim)?;
+            let base = (experiment.decide)(outcomes).ok()?.measured.numbers;
+            let ends: Vec<BTreeMap<String, f64>> = ends(claim)
+                .filter_map(|change| {
+                    Some(
+                        (experiment.decide)(&outcomes.under(&[change]))
+                            .ok()?
+                            .measured
+                            .numbers,
+                    )
+                })
+                .collect();
+            let banded = base.into_iter().map(|(name, ours)| {
+                let others = ends.iter().filter_map(|numbers| numbers.get(&name).copied());
+                let start = Banded {
+                    ours,
+                    low: ours,
+                    high: ours,
+                };
+                let band = others.fold(start, |band, other| Banded {
+                    low: band.low.min(other),
+                    high: band.high.max(other),
+                    ..band
+                });
+                (name, band)
+            });
+            Some((claim.id.clone(), banded.collect()))
+        };
+        Bands(
+            claims
+                .iter()
+                .filter(|claim| !claim.open.is_empty())
+                .filter_map(of_claim)
+                .collect(),
+        )
+    }
+
+    /// As a file.
+    ///
+    /// # Errors
+    /// None for what [`Bands::of`] gives.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        let head = "# Bands of values over the inputs that the papers leave open, one input at a time (`open` in data/published/claims.toml).\n\
+                    # Written by `homenode reproduce all --bands data/reproduction/bands.toml`.\n\n";
+        Ok(format!("{head}{}", toml::to_string(self)?))
+    }
+
+    /// Gives each value its band, where it was made beside the same value, to rounding.
+    pub fn join(&self, all: &mut [Reproduced]) {
+        for one in all {
+            let of_claim = self.0.get(&one.claim.id);
+            for part in &mut one.judgement.parts {
+                let band = of_claim.and_then(|values| values.get(&part.name));
+                if let (Some(score), Some(band)) = (&mut part.score, band)
+                    && (score.ours - band.ours).abs() <= 1e-9 * band.ours.abs()
+                {
+                    score.band = Some(Band {
+                        low: band.low,
+                        high: band.high,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// The ends of a claim's open inputs, one at a time.
+fn ends(claim: &Claim) -> impl Iterator<Item = Change> {
+    let both = claim.open.iter().flat_map(|open| {
+        [open.from, open.to].map(|factor| Change {
+            input: open.input,
+            factor,
+        })
+    });
+    both.filter(|change| change.factor != 1.0)
+}
+
+/// The runs that a claim's bands need beyond its own.
+pub fn runs(claim: &Claim, experiment: &Experiment) -> Vec<Run> {
+    let runs = (experiment.runs)();
+    ends(claim)
+        .flat_map(|change| runs.iter().map(move |run| changed(run, &[change])))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::claims::{self, Values};
+    use crate::experiment::Decision;
+    use crate::verdict::{Measured, judge};
+
+    /// Every published claim with numbers, as if an experiment had measured them so.
+    fn measured(ours: impl Fn(&Claim, &str, f64) -> f64) -> Vec<Reproduced> {
+        let claims = claims::all().into_iter().filter(|claim| claim.value.is_some());
+        let judged = claims.map(|claim| {
+            let published = claim.value.iter().flat_map(Values::iter);
+            let numbers = published.map(|(name, number)| (name.to_owned(), ours(&claim, name, number.get())));
+            let measured = Measured {
+                numbers: numbers.collect(),
+                ..Measured::default()
+            };
+            Reproduced {
+                judgement: judge(&claim, &measured, Kind::Predicted),
+                decision: Some(Decision::default()),
+                kind: Kind::Predicted,
+                reason: None,
+                claim,
+            }
+        });
+        judged.collect()
+    }
+
+    #[test]
+    fn whoever_predicts_no_effect_anywhere_has_nothing_in_the_headline() {
+        let null = |claim: &Claim, name: &str, _| claim.null.get(name).copied().unwrap_or(0.0);
+        let board = Scoreboard::of(&measured(null));
+        let Group {
+            values,
+            held,
+            sign_right,
+            median_abs_ln,
+            ..
+        } = board.headline;
+        assert!(values > 40, "{values}");
+        assert_eq!((held, sign_right, median_abs_ln), (0, 0, None));
+        assert!(board.trivial > 0);
+    }
+
+    #[test]
+    fn whoever_predicts_what_is_published_has_all_of_it() {
+        let board = Scoreboard::of(&measured(|_, _, published| published));
+        let Group {
+            values,
+            held,
+            within_1_25x,
+            sign_right,
+            median_abs_ln,
+            ..
+        } = board.headline;
+        assert_eq!((held, within_1_25x, sign_right), (values, values, values));
+        assert_eq!(median_abs_ln, Some(0.0));
+        let sum = board.by_source.values().map(|group| group.values).sum::<usize>();
+        assert_eq!(sum, values);
+        assert_eq!(
+            board
+                .by_attribution
+                .values()
+                .map(|group| group.values)
+                .sum::<usize>(),
+            values
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_factor_counts_alike_above_and_below(factor in 1.0..6.0_f64) {
+            let of = |by: f64| Scoreboard::of(&measured(|_, _, published| published * by)).headline;
+            let (above, below) = (of(factor), of(1.0 / factor));
+            let known = [above.within_1_25x, above.within_2x, above.within_3x];
+            let expected = FACTORS.map(|most| if factor <= most { above.values } else { 0 });
+            prop_assume!(FACTORS.iter().all(|most| (factor - most).abs() > 1e-6));
+            prop_assert_eq!(known, expected);
+            prop_assert_eq!([below.within_1_25x, below.within_2x, below.within_3x], expected);
+            prop_assert!((above.median_abs_ln.unwrap() - below.median_abs_ln.unwrap()).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn kinds_other_than_predicted_are_outside() {
+        let named = |id: &str| {
+            let all = measured(|_, _, published| published);
+            Scoreboard::of(
+                &all.into_iter()
+                    .filter(|one| one.claim.id == id)
+                    .collect::<Vec<_>>(),
+            )
+        };
+        // Calibrated, contradictory in part, ours.
+        assert_eq!(named("xpv.under-load-balancing").headline.values, 0);
+        assert_eq!(named("policies.consolidated").headline.values, 2);
+        assert_eq!(Scoreboard::of(&[]).headline, Group::default());
+    }
+
+    #[test]
+    fn a_band_stays_only_beside_the_value_that_it_was_made_beside() {
+        let text = "[\"tavo.npb\".cg]\nours = 4.0\nlow = 3.0\nhigh = 9.0\n";
+        let bands: Bands = toml::from_str(text).unwrap();
+        let band = |cg: f64| {
+            let mut all = measured(|_, name, published| if name == "cg" { cg } else { published });
+            bands.join(&mut all);
+            let npb = all.iter().find(|one| one.claim.id == "tavo.npb").unwrap();
+            let part = npb.judgement.parts.iter().find(|part| part.name == "cg").unwrap();
+            part.score.unwrap().band
+        };
+        assert_eq!(band(4.0), Some(Band { low: 3.0, high: 9.0 }));
+        assert_eq!(band(4.1), None);
+        assert_eq!(toml::from_str::<Bands>(&bands.to_toml().unwrap()).unwrap(), bands);
+        Bands::committed().unwrap();
+    }
+
+    #[test]
+    fn open_inputs_are_at_most_three_with_ranges_around_what_was_chosen() {
+        for claim in claims::all() {
+            assert!(claim.open.len() <= 3, "{}", claim.id);
+            for open in &claim.open {
+                assert!(
+                    0.0 < open.from && open.from <= 1.0 && 1.0 <= open.to,
+                    "{}",
+                    claim.id
+                );
+            }
+            let ends: Vec<Change> = ends(&claim).collect();
+            assert!(ends.iter().all(|change| change.factor != 1.0), "{}", claim.id);
+        }
+    }
+
+    #[test]
+    fn a_distribution_steps_up_to_the_share_within_what_is_drawn() {
+        let (_, points) = distribution("two of three".to_owned(), vec![2.0, f64::INFINITY, 1.5]);
+        let third = 100.0 / 3.0;
+        assert_eq!(
+            points,
+            [
+                (1.0, 0.0),
+                (1.5, 0.0),
+                (1.5, third),
+                (2.0, third),
+                (2.0, 2.0 * third),
+                (10.0, 2.0 * third)
+            ]
+        );
+    }
+}

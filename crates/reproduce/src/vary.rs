@@ -1,0 +1,231 @@
+//! Changes of what a run is given: one input of its machine or of its workloads, by a factor.
+//!
+//! A paper leaves inputs open; what a claim would be at either end of such an input's range is its band (see
+//! [`crate::scoreboard`]). What a claim would be on another machine is told the same way.
+
+use std::fmt;
+
+use homenode_machine::Machine;
+use homenode_twin::{Scenario, Workload, workload};
+use homenode_units::{Bytes, BytesPerSec};
+use serde::{Deserialize, Serialize};
+
+/// An input that can be changed. Workloads' inputs change for all workloads of a run alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Input {
+    /// What each memory controller sustains.
+    #[serde(rename = "machine.controllers")]
+    Controllers,
+    /// What each link carries.
+    #[serde(rename = "machine.links")]
+    Links,
+    /// What a hop adds to a latency.
+    #[serde(rename = "machine.hop")]
+    Hop,
+    /// Latency of memory of the own node.
+    #[serde(rename = "machine.memory")]
+    Memory,
+    /// Accesses to the LLC per instruction.
+    #[serde(rename = "workload.llc-accesses")]
+    LlcAccesses,
+    /// Misses in flight, at least one.
+    #[serde(rename = "workload.misses-in-flight")]
+    MissesInFlight,
+    /// Sizes of regions, and the capacities at which accesses are reused.
+    #[serde(rename = "workload.working-set")]
+    WorkingSet,
+    /// The capacities at which accesses are reused, alone.
+    #[serde(rename = "workload.reuse")]
+    Reuse,
+    /// Share of missed lines that are written, at most all.
+    #[serde(rename = "workload.writes")]
+    Writes,
+    /// How unequal threads' work between two barriers is.
+    #[serde(rename = "workload.imbalance")]
+    Imbalance,
+    /// Instructions between two barriers.
+    #[serde(rename = "workload.barrier-interval")]
+    BarrierInterval,
+    /// How often a thread wakes another that sleeps.
+    #[serde(rename = "workload.wakeups")]
+    Wakeups,
+    /// Bytes moved to and from devices.
+    #[serde(rename = "workload.io")]
+    Io,
+    /// What its runtime library allocates and frees.
+    #[serde(rename = "workload.allocations")]
+    Allocations,
+}
+
+impl Input {
+    /// The input as it is named in files.
+    pub fn name(self) -> String {
+        // A unit variant serialises to its name.
+        serde_json::to_value(self)
+            .ok()
+            .and_then(|name| name.as_str().map(str::to_owned))
+            .unwrap_or_default()
+    }
+}
+
+/// One input, by a factor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// Which.
+    pub input: Input,
+    /// Multiplies it; above 0.
+    pub factor: f64,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {}", self.input.name(), self.factor)
+    }
+}
+
+/// Changes a machine; inputs of workloads leave it as it is.
+pub fn machine(machine: &mut Machine, changes: &[Change]) {
+    let rate = |rate: BytesPerSec, factor: f64| BytesPerSec((rate.0 as f64 * factor).round() as u64);
+    for Change { input, factor } in changes.iter().copied() {
+        match input {
+            Input::Controllers => {
+                for (_, node) in machine.nodes.iter_mut() {
+                    node.memory_bandwidth = node.memory_bandwidth.map(|own| rate(own, factor));
+                }
+            }
+            Input::Links => {
+                for link in &mut machine.links {
+                    link.bandwidth = link.bandwidth.map(|own| rate(own, factor));
+                }
+            }
+            Input::Hop | Input::Memory => {
+                if let Some(hardware) = &mut machine.hardware {
+                    match input {
+                        Input::Hop => hardware.link.hop_ns *= factor,
+                        _ => hardware.latency.memory_ns *= factor,
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Changes the workloads of a scenario: those that come with the twin become the scenario's own, by the same name.
+pub fn scenario(scenario: &mut Scenario, changes: &[Change]) {
+    if changes.is_empty() {
+        return;
+    }
+    for vm in &scenario.vms {
+        if !scenario.workloads.iter().any(|own| own.name == vm.workload) {
+            // Running it will say that there is none.
+            scenario.workloads.extend(workload::builtin(&vm.workload));
+        }
+    }
+    for workload in &mut scenario.workloads {
+        for change in changes {
+            vary(workload, *change);
+        }
+    }
+}
+
+fn vary(workload: &mut Workload, Change { input, factor }: Change) {
+    let Some(program) = &mut workload.program else {
+        return;
+    };
+    let size = |size: Bytes| Bytes((size.as_f64() * factor).round() as u64);
+    match input {
+        Input::LlcAccesses => program.llc_accesses_per_kilo_instruction *= factor,
+        Input::MissesInFlight => program.misses_in_flight = (program.misses_in_flight * factor).max(1.0),
+        Input::Writes => program.write_share = (program.write_share * factor).min(1.0),
+        Input::Wakeups => program.wakeups_per_m_instructions *= factor,
+        Input::WorkingSet | Input::Reuse => {
+            program.miss_ratio.c0 = size(program.miss_ratio.c0);
+            if let Some(translation) = &mut program.translation {
+                translation.miss_ratio.c0 = size(translation.miss_ratio.c0);
+            }
+            if input == Input::WorkingSet {
+                program
+                    .regions
+                    .iter_mut()
+                    .for_each(|region| region.size = size(region.size));
+            }
+        }
+        Input::Imbalance | Input::BarrierInterval => {
+            if let Some(barrier) = &mut program.barrier {
+                match input {
+                    Input::Imbalance => barrier.imbalance *= factor,
+                    _ => barrier.interval_m_instructions *= factor,
+                }
+            }
+        }
+        Input::Io => {
+            for io in &mut program.io {
+                io.bytes_per_kilo_instruction *= factor;
+            }
+        }
+        Input::Allocations => {
+            if let Some(runtime) = &mut program.runtime {
+                runtime.allocated_bytes_per_kilo_instruction *= factor;
+            }
+        }
+        Input::Controllers | Input::Links | Input::Hop | Input::Memory => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_twin::VmSpec;
+
+    fn change(input: Input, factor: f64) -> Change {
+        Change { input, factor }
+    }
+
+    #[test]
+    fn an_input_is_changed_and_nothing_else() {
+        let base = homenode_machine_files::preset("amd48").unwrap();
+        let mut other = base.clone();
+        machine(&mut other, &[change(Input::Controllers, 0.5)]);
+        let rate = |of: &Machine| {
+            of.nodes
+                .iter()
+                .map(|(_, node)| node.memory_bandwidth.unwrap().0)
+                .sum::<u64>()
+        };
+        assert_eq!(2 * rate(&other), rate(&base));
+        machine(&mut other, &[change(Input::Controllers, 2.0)]);
+        assert_eq!(other, base);
+
+        let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "cg.B");
+        let mut varied = Scenario::of("one", vec![vm]);
+        scenario(
+            &mut varied,
+            &[change(Input::MissesInFlight, 0.5), change(Input::Links, 3.0)],
+        );
+        let own = workload::builtin("cg.B").unwrap();
+        let [of_it] = &varied.workloads[..] else {
+            panic!("one workload")
+        };
+        let (mut expected, now) = (own.clone(), of_it.clone());
+        expected.program.as_mut().unwrap().misses_in_flight /= 2.0;
+        assert_eq!(now, expected);
+    }
+
+    #[test]
+    fn shares_and_overlap_stay_possible() {
+        let vm = VmSpec::new("a", 1, Bytes::from_gib(1), "stream");
+        let mut varied = Scenario::of("one", vec![vm]);
+        scenario(
+            &mut varied,
+            &[change(Input::MissesInFlight, 1e-3), change(Input::Writes, 1e3)],
+        );
+        let program = varied.workloads[0].program.as_ref().unwrap();
+        assert_eq!((program.misses_in_flight, program.write_share), (1.0, 1.0));
+    }
+
+    #[test]
+    fn inputs_are_named_as_in_files() {
+        assert_eq!(change(Input::Hop, 1.5).to_string(), "machine.hop x 1.5");
+    }
+}

@@ -1,0 +1,212 @@
+//! The documents of published claims, made anew, and the log of every run of the claims.
+//!
+//! The log keeps people honest: a constant that is changed after a run, to come nearer to a claim, makes the claim's values
+//! `chosen-after-a-run`, and whoever reads the log sees what changed between two entries.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cargo::{Build, build, metadata};
+use crate::tally::Tally;
+
+/// What is made and committed; beside them lie the log and the bands.
+const MADE: [&str; 4] = [
+    "REPRODUCTION.md",
+    "REPRODUCTION-DETAILS.md",
+    "scoreboard-by-paper.svg",
+    "scoreboard-by-attribution.svg",
+];
+const LOG: &str = "data/reproduction/log.toml";
+const LOG_HEAD: &str = "\
+# Every run of the claims since their measure was mended on 2026-11-25, the last one below. `commit` is the code and data that ran; `changed` says what
+# was changed since the run before, and where it comes from. Written by `cargo xtask reproduction --log \"what changed\"`.
+";
+
+/// Options of `reproduction`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ReproductionArgs {
+    /// Write docs/ and add this run to the log, with what was changed since the last one and where it comes from
+    #[arg(long, value_name = "WHAT CHANGED")]
+    log: Option<String>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Log {
+    #[serde(default)]
+    run: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
+    date: String,
+    commit: String,
+    changed: String,
+    #[serde(flatten)]
+    numbers: Numbers,
+}
+
+/// The headline of `homenode reproduce all --json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Numbers {
+    values: u64,
+    within_1_25x: u64,
+    within_2x: u64,
+    within_3x: u64,
+    sign_right: u64,
+    held: u64,
+    /// Left out where more than half differ in sign.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    median_abs_ln: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    median_ratio: Option<f64>,
+}
+
+/// Makes the documents anew, with none of the runs kept before, and compares them and the last entry of the log; or writes both.
+pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
+    build(Build::BesideTests)?;
+    let metadata = metadata()?;
+    let root: &Path = metadata.workspace_root.as_ref();
+    let made = Path::new(&metadata.target_directory).join("reproduction");
+    fs::create_dir_all(&made)?;
+    let numbers = make(
+        &Path::new(&metadata.target_directory).join("debug/homenode"),
+        &made,
+    )?;
+    let log = fs::read_to_string(root.join(LOG)).unwrap_or_default();
+    let mut log: Log = toml::from_str(&log).with_context(|| format!("{LOG} does not read"))?;
+    if let Some(changed) = &args.log {
+        ensure!(
+            !changed.trim().is_empty(),
+            "say what was changed since the last run"
+        );
+        let commit = committed(root)?;
+        log.run.push(Entry {
+            date: output(Command::new("date").arg("+%Y-%m-%d"))?,
+            commit,
+            changed: changed.clone(),
+            numbers: numbers.clone(),
+        });
+        fs::write(root.join(LOG), format!("{LOG_HEAD}\n{}", toml::to_string(&log)?))?;
+        for name in MADE {
+            fs::copy(made.join(name), root.join("docs").join(name))?;
+        }
+    }
+    let mut same = true;
+    for name in MADE {
+        let committed = root.join("docs").join(name);
+        if fs::read(made.join(name))? != fs::read(&committed).unwrap_or_default() {
+            same = false;
+            println!(
+                "{} is not what came out: {}",
+                committed.display(),
+                made.join(name).display()
+            );
+        }
+    }
+    if log.run.last().is_none_or(|last| last.numbers != numbers) {
+        same = false;
+        println!("the last run in {LOG} has other numbers than came out now: {numbers:?}");
+    }
+    if !same {
+        println!(
+            "see what changed, then write docs and log with `cargo xtask reproduction --log 'what changed, and where it comes from'`"
+        );
+    }
+    Ok(Tally::of(same))
+}
+
+/// Documents and figures into a directory, at the lowest priority: whatever else the machine does goes first.
+fn make(program: &Path, directory: &Path) -> anyhow::Result<Numbers> {
+    let run = Command::new("nice")
+        .args(["-n", "19"])
+        .arg(program)
+        .args(["reproduce", "all", "--fresh", "--json", "--document"])
+        .arg(directory.join(MADE[0]))
+        .arg("--figures")
+        .arg(directory)
+        .output()
+        .context("cannot start homenode")?;
+    if !run.status.success() {
+        bail!(
+            "`homenode reproduce` failed: {}",
+            String::from_utf8_lossy(&run.stderr)
+        );
+    }
+    let claims: Value = serde_json::from_slice(&run.stdout)?;
+    Ok(serde_json::from_value(claims["scoreboard"].clone())?)
+}
+
+/// The commit that runs: its crates and data, and nothing else.
+fn committed(root: &Path) -> anyhow::Result<String> {
+    let git = |args: &[&str]| output(Command::new("git").current_dir(root).args(args));
+    let changed = git(&[
+        "status",
+        "--porcelain",
+        "--",
+        "crates",
+        "data/machines",
+        "data/workloads",
+        "data/published",
+    ])?;
+    ensure!(
+        changed.is_empty(),
+        "commit first: the log names the commit that ran, and these differ from it:\n{changed}"
+    );
+    git(&["rev-parse", "--short=10", "HEAD"])
+}
+
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let run = command.output()?;
+    ensure!(
+        run.status.success(),
+        "{command:?} failed: {}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    Ok(String::from_utf8_lossy(&run.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_reads_as_it_was_written() {
+        let numbers = Numbers {
+            values: 63,
+            within_1_25x: 10,
+            within_2x: 26,
+            within_3x: 40,
+            sign_right: 57,
+            held: 9,
+            median_abs_ln: None,
+            median_ratio: Some(0.48),
+        };
+        let entry = Entry {
+            date: "2026-11-25".into(),
+            commit: "52acbe3000".into(),
+            changed: "nothing \"yet\"".into(),
+            numbers: numbers.clone(),
+        };
+        let text = toml::to_string(&Log { run: vec![entry] }).unwrap();
+        let log: Log = toml::from_str(&text).unwrap();
+        assert_eq!(log.run[0].numbers, numbers);
+        assert_eq!(log.run[0].changed, "nothing \"yet\"");
+        assert!(toml::from_str::<Log>("").unwrap().run.is_empty());
+    }
+
+    #[test]
+    fn the_committed_log_reads() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+        let log: Log = toml::from_str(&fs::read_to_string(format!("{root}{LOG}")).unwrap()).unwrap();
+        assert!(
+            log.run
+                .iter()
+                .all(|entry| !entry.changed.is_empty() && entry.commit.len() == 10)
+        );
+    }
+}
