@@ -27,7 +27,8 @@
 //! by_hops = [10, 21]              # or the table itself: rows = [[10, 21], [21, 10]]
 //! ```
 //! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]` and
-//! `[hardware.ipi]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them.
+//! `[hardware.ipi]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them. What is an `Option` there
+//! may be left out.
 //! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth` and
 //! `socket`; devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`,
 //! `latency_passthrough` and `latency_virtual` (of guests; as `latency` where absent).
@@ -162,6 +163,7 @@ struct HardwareEntry {
     clock: u64,
     llc_inclusive: bool,
     misses_in_flight_max: u32,
+    scattered_throughput: Option<f64>,
     smt_throughput: f64,
     tlb_entries_4k: u32,
     tlb_entries_2m: u32,
@@ -555,6 +557,7 @@ impl HardwareEntry {
             misses_in_flight_max: self.misses_in_flight_max,
             memory_curve: curve(self.memory_curve),
             link,
+            scattered_throughput: self.scattered_throughput,
             smt_throughput: self.smt_throughput,
             tlb_entries_4k: self.tlb_entries_4k,
             tlb_entries_2m: self.tlb_entries_2m,

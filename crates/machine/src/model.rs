@@ -171,6 +171,10 @@ pub struct Hardware {
     pub memory_curve: LoadCurve,
     /// What a link adds.
     pub link: LinkTiming,
+    /// What a memory controller sustains of lines scattered over its memory, as a share of what it sustains of streams
+    /// ([`Node::memory_bandwidth`]), in (0, 1]: each opens a DRAM page of its own. `None`: not known, taken as of streams.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scattered_throughput: Option<f64>,
     /// Throughput of a core running two hyperthreads, as a multiple of one thread alone, in [1, 2].
     pub smt_throughput: f64,
     /// Entries of the data TLB (second level where there is one) for 4 KiB pages.

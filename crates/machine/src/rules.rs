@@ -387,6 +387,15 @@ impl Machine {
             smt,
             "two threads do the work of 1 to 2",
         )?;
+        if let Some(scattered) = hardware.scattered_throughput {
+            let ok = scattered > 0.0 && scattered <= 1.0;
+            self.require(
+                ok,
+                || "scattered_throughput".to_owned(),
+                scattered,
+                "it is a share of the bandwidth of streams, above 0 and at most 1; leave it out if it is not known",
+            )?;
+        }
         let misses = hardware.misses_in_flight_max;
         let misses_ok = (1..=1024).contains(&misses);
         self.require(

@@ -10,6 +10,9 @@
 //! - `cpi_core`: cycles per instruction with every LLC access free.
 //! - `misses_in_flight`: outstanding misses to memory on average while there is one, hardware prefetch included.
 //! - `hits_in_flight`: the same for LLC hits; larger, since an out-of-order core hides most of a hit.
+//! - `stream_share`: share of missed lines that follow on another in memory. A stream's lines are not used again
+//!   soon, so it is at most the share of misses that no cache would save, `m_inf / m(c)`; and a prefetcher keeps one
+//!   more line of a stream in flight, so it is at most `misses_in_flight - 1`. The default is the smaller of both.
 //!
 //! # Left out
 //!
@@ -62,6 +65,11 @@ pub struct Program {
     pub misses_in_flight: f64,
     /// LLC hits in flight on average.
     pub hits_in_flight: f64,
+    /// Share of missed lines that follow on another missed line in memory, as those of streams do, in [0, 1]; the others
+    /// are scattered, and cost a memory controller more. Absent where it was not measured: then the largest that the rest
+    /// of the profile allows ([`Program::streamed`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_share: Option<f64>,
     /// Share of missed lines that are written back later, in [0, 1].
     pub write_share: f64,
     /// How threads wait for each other; absent where they never do.
@@ -424,6 +432,8 @@ impl Program {
         above_0("misses_in_flight", self.misses_in_flight)?;
         above_0("hits_in_flight", self.hits_in_flight)?;
         a_share("write_share", self.write_share)?;
+        self.stream_share
+            .map_or(Ok(()), |share| a_share("stream_share", share))?;
         self.miss_ratio.check("miss_ratio")?;
         let accesses = self.llc_accesses_per_kilo_instruction;
         if !(0.0..=1000.0).contains(&accesses) {
@@ -521,6 +531,20 @@ impl Program {
             }
         }
         Ok(())
+    }
+
+    /// Share of missed lines that belong to streams where `miss_ratio` of its LLC accesses miss: as the profile states
+    /// it, else the largest that the rest of the profile allows (see the module).
+    pub fn streamed(&self, miss_ratio: f64) -> f64 {
+        self.stream_share.unwrap_or_else(|| {
+            let floor = self.miss_ratio.m_inf;
+            let never_reused = if miss_ratio > floor {
+                floor / miss_ratio
+            } else {
+                1.0
+            };
+            never_reused.min((self.misses_in_flight - 1.0).max(0.0))
+        })
     }
 
     /// Memory that the program touches on `vcpus` vCPUs.

@@ -309,6 +309,12 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
             "x.toml:20:20: VM a: memory of a balloon is 0; a guest needs some (key `event.action.balloon.memory`)",
         ),
         (
+            "write_share = 0.0",
+            "write_share = 0.0\nstream_share = 1.5",
+            "x.toml:38:1: workload own: program.stream_share is 1.5; it must lie between 0 and 1 \
+          (key `workload.program.stream_share`)",
+        ),
+        (
             "m_inf = 0.1",
             "m_inf = 1.1",
             "x.toml:38:16: workload own: program.miss_ratio.m_inf is 1.1; it must lie between 0 and 1 \
