@@ -6,7 +6,8 @@
 //!
 //! # Terms
 //!
-//! - Miss ratio at a capacity of `c` bytes: `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`.
+//! - Miss ratio at a capacity of `c` bytes: `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`, or a table
+//!   ([`MissRatioCurve`]).
 //! - `cpi_core`: cycles per instruction with every LLC access free.
 //! - `misses_in_flight`: outstanding misses to memory on average while there is one, hardware prefetch included.
 //! - `hits_in_flight`: the same for LLC hits; larger, since an out-of-order core hides most of a hit.
@@ -26,8 +27,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::notation;
 
+mod curve;
 mod fit;
 
+pub use curve::MissRatioCurve;
 pub use fit::FittedCurve;
 
 /// A program, or the absence of one.
@@ -116,20 +119,6 @@ pub enum Threads {
     Single,
 }
 
-/// Parameters of `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MissRatioCurve {
-    /// Miss ratio in a cache that holds all that is ever reused, in [0, 1].
-    pub m_inf: f64,
-    /// Capacity at which the reuse part has fallen to 1/e.
-    #[serde(with = "homenode_units::text")]
-    #[schemars(with = "notation::Size")]
-    pub c0: Bytes,
-    /// Steepness: below 1 a long tail, above 2 a cliff.
-    pub k: f64,
-}
-
 /// Threads that wait for the slowest at regular intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -185,7 +174,7 @@ pub enum Reuse {
 }
 
 /// How a program's accesses fall on pages.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Translation {
     /// Loads and stores per thousand instructions.
@@ -339,22 +328,6 @@ impl WorkloadError {
 /// Regions are at most so large, so that the sum over all vCPUs is a number of bytes.
 const REGION_MAX: Bytes = Bytes::from_gib(1024);
 
-impl MissRatioCurve {
-    /// Miss ratio with a capacity in bytes.
-    pub fn at(&self, bytes: f64) -> f64 {
-        if bytes <= 0.0 {
-            return 1.0;
-        }
-        let relative = bytes / self.c0.as_f64();
-        let exponent = if self.k == 1.0 {
-            relative
-        } else {
-            libm::pow(relative, self.k)
-        };
-        self.m_inf + (1.0 - self.m_inf) * libm::exp(-exponent)
-    }
-}
-
 impl Workload {
     /// Reads a workload file and checks its figures.
     ///
@@ -415,14 +388,6 @@ fn a_share(key: impl Into<String>, value: f64) -> Result<(), Wrong> {
         return Ok(());
     }
     Err(Wrong::Figure(key.into(), value, "it must lie between 0 and 1"))
-}
-
-impl MissRatioCurve {
-    fn check(&self, key: &str) -> Result<(), Wrong> {
-        a_share(format!("{key}.m_inf"), self.m_inf)?;
-        above_0(format!("{key}.c0"), self.c0.as_f64())?;
-        above_0(format!("{key}.k"), self.k)
-    }
 }
 
 impl Program {
@@ -537,7 +502,7 @@ impl Program {
     /// it, else the largest that the rest of the profile allows (see the module).
     pub fn streamed(&self, miss_ratio: f64) -> f64 {
         self.stream_share.unwrap_or_else(|| {
-            let floor = self.miss_ratio.m_inf;
+            let floor = self.miss_ratio.floor();
             let never_reused = if miss_ratio > floor {
                 floor / miss_ratio
             } else {

@@ -5,6 +5,7 @@ mod common;
 
 use common::{bound, cores, node, program, r910, runtime};
 use homenode_machine_files::preset;
+use homenode_twin::workload::MissRatioCurve;
 use homenode_twin::{Hypervisor, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, NodeId, Ns};
 
@@ -161,4 +162,35 @@ fn streams_get_all_that_a_controller_sustains() {
         .sum();
     let whole = 13.0 * f64::from(1 << 30);
     assert!((bytes / whole - 1.0).abs() < 0.02, "{bytes}");
+}
+
+#[test]
+fn a_table_taken_from_the_family_gives_what_the_family_gives() {
+    // The same program with its curve as three numbers, and as 8 points for each doubling from 16 KiB to 64 MiB.
+    let machine = r910();
+    let slowed = |as_table: bool| {
+        let mut reuser = program("reuser", 40.0, 0.02, 4.0, "private");
+        let curve = &mut reuser.program.as_mut().unwrap().miss_ratio;
+        if as_table {
+            let capacities = (0..=96).map(|at| 16384.0 * (f64::from(at) / 8.0).exp2());
+            *curve = MissRatioCurve::through(capacities.map(|bytes| (Bytes(bytes as u64), curve.at(bytes))));
+        }
+        let vms = vec![
+            bound(&machine, "vm1", "reuser", 0, 0, 0),
+            bound(&machine, "vm2", "stream", 0, 2, 1).doing(4.0),
+        ];
+        let scenario = common::scenario(vms).with_workload(reuser);
+        let mut twin = Twin::new(machine.clone(), &scenario, 1).unwrap();
+        twin.run_to_end(Ns::from_secs(400));
+        twin.report().vms[0].runtime_s.unwrap()
+    };
+    let (family, table) = (slowed(false), slowed(true));
+    assert!(
+        (table / family - 1.0).abs() < 0.005,
+        "{table} s as a table, {family} s"
+    );
+    assert!(
+        family > 1.1 * base("cached"),
+        "a cache shared makes a difference: {family} s"
+    );
 }

@@ -187,11 +187,7 @@ mod tests {
     fn cost(page: Bytes, in_guest: bool, llc_bytes: f64) -> CoreCost {
         let hw = preset("amd48").unwrap().hardware.unwrap();
         let mut program = builtin("mcf").unwrap().program.unwrap();
-        let curve = MissRatioCurve {
-            m_inf: 0.0,
-            c0: Bytes::from_mib(64),
-            k: 1.0,
-        };
+        let curve = MissRatioCurve::family(0.0, Bytes::from_mib(64), 1.0);
         program.translation = Some(Translation {
             accesses_per_kilo_instruction: 400.0,
             miss_ratio: curve,
