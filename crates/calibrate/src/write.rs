@@ -312,6 +312,7 @@ fn hardware(c: &Calibration, comments: &mut Comments) -> Hardware {
         l2_bytes: l2_bytes(c, comments),
         walk: walk(comments),
         ipi: ipi(c, comments),
+        wake: None, // it takes a guest to measure
     }
 }
 

@@ -226,6 +226,13 @@ fn hardware(hardware: &Hardware, has_links: bool, comments: &Comments) -> Table 
     let memory_curve = figures("hardware.memory_curve", curve(hardware.memory_curve));
     table.insert("memory_curve", Item::Table(memory_curve));
     table.insert("ipi", Item::Table(figures("hardware.ipi", ipi)));
+    if let Some(wake) = hardware.wake {
+        let wake = vec![
+            ("exit_ns", wake.exit_ns.into()),
+            ("schedule_ns", wake.schedule_ns.into()),
+        ];
+        table.insert("wake", Item::Table(figures("hardware.wake", wake)));
+    }
     if has_links {
         let mut link = figures("hardware.link", vec![("hop_ns", hardware.link.hop_ns.into())]);
         let mut of_links = figures("hardware.link.curve", curve(hardware.link.curve));

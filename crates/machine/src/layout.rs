@@ -26,8 +26,8 @@
 //! [distances]                     # may be left out: 10 and 20, as Linux takes them
 //! by_hops = [10, 21]              # or the table itself: rows = [[10, 21], [21, 10]]
 //! ```
-//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]` and
-//! `[hardware.ipi]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them. What is an `Option` there
+//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]`,
+//! `[hardware.ipi]` and `[hardware.wake]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them. What is an `Option` there
 //! may be left out.
 //! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth` and
 //! `socket`; devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`,
@@ -41,7 +41,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::model::{
     Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node,
-    PageWalk, Replacement,
+    PageWalk, Replacement, Wake,
 };
 use crate::rules::MachineError;
 
@@ -171,6 +171,7 @@ struct HardwareEntry {
     l2: Bytes,
     walk: WalkEntry,
     ipi: IpiEntry,
+    wake: Option<WakeEntry>,
     latency: LatencyEntry,
     memory_curve: CurveEntry,
     link: Option<LinkEntry>,
@@ -197,6 +198,15 @@ struct WalkEntry {
 struct IpiEntry {
     native_ns: f64,
     virtual_ns: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WakeEntry {
+    #[serde(default)]
+    exit_ns: f64,
+    #[serde(default)]
+    schedule_ns: f64,
 }
 
 #[derive(Deserialize)]
@@ -570,6 +580,9 @@ impl HardwareEntry {
                 native_ns: self.ipi.native_ns,
                 virtual_ns: self.ipi.virtual_ns,
             },
+            wake: self
+                .wake
+                .map(|WakeEntry { exit_ns, schedule_ns }| Wake { exit_ns, schedule_ns }),
         })
     }
 }

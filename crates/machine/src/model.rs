@@ -187,6 +187,9 @@ pub struct Hardware {
     pub walk: PageWalk,
     /// What an interrupt to another CPU costs its sender and receiver together.
     pub ipi: Ipi,
+    /// What it costs a vCPU that has halted to run again, beside the interrupt. `None`: not known, taken as nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake: Option<Wake>,
 }
 
 /// References to page tables that a TLB miss makes beyond what page-walk caches hold. Without such caches they were 4
@@ -206,6 +209,15 @@ pub struct Ipi {
     pub native_ns: f64,
     /// Between vCPUs, through the hypervisor.
     pub virtual_ns: f64,
+}
+
+/// What a vCPU's halt and wake-up cost it, nanoseconds. A CPU of the bare machine that idles pays nothing of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Wake {
+    /// The halt's exit to the hypervisor, and the entry with which the guest goes on.
+    pub exit_ns: f64,
+    /// The hypervisor's scheduler and the guest's own, between the interrupt and the thread.
+    pub schedule_ns: f64,
 }
 
 /// Latencies without load.

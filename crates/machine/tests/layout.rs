@@ -342,6 +342,11 @@ fn figures_that_no_hardware_has_are_refused() {
             "scattered_throughput is 0",
         ),
         (
+            "ipi = {",
+            "wake = { exit_ns = -1 }\nipi = {",
+            "wake.exit_ns is -1; it is 0 to 1000000",
+        ),
+        (
             "smt_throughput = 1.25",
             "smt_throughput = nan",
             "smt_throughput is NaN",

@@ -4,7 +4,7 @@ mod common;
 
 use common::{cores, node, program, r910};
 use homenode_host::{Act, Action, Host, Plan};
-use homenode_machine::Machine;
+use homenode_machine::{Machine, Wake};
 use homenode_machine_files::preset;
 use homenode_twin::workload::Waiting;
 use homenode_twin::{
@@ -310,10 +310,13 @@ fn meeting(waiting: Waiting) -> Workload {
 
 /// Runtime of a VM of 6 vCPUs on 6 CPUs, and the CPU time that its vCPUs used, in seconds.
 fn runtime(hypervisor: Hypervisor, workload: &Workload) -> (f64, f64) {
-    let machine = amd48();
-    let mut spec = vm(&workload.name).on_cpus(cores(&machine, 3, 0, 6));
+    runtime_on(&amd48(), hypervisor, workload)
+}
+
+fn runtime_on(machine: &Machine, hypervisor: Hypervisor, workload: &Workload) -> (f64, f64) {
+    let mut spec = vm(&workload.name).on_cpus(cores(machine, 3, 0, 6));
     spec.vcpus = 6;
-    let mut twin = start(&machine, &one(hypervisor, spec, std::slice::from_ref(workload)));
+    let mut twin = start(machine, &one(hypervisor, spec, std::slice::from_ref(workload)));
     assert!(twin.run_to_end(Ns::from_secs(60)), "the program does not end");
     let sample = twin.sample().unwrap();
     let ran: u64 = sample.vms[0].vcpus.iter().map(|vcpu| vcpu.running_ns.0).sum();
@@ -332,6 +335,34 @@ fn who_releases_sleepers_pays_an_interrupt_for_each() {
             "{hypervisor:?}: {got} s of interrupts, expected {expected}"
         );
     }
+}
+
+#[test]
+fn who_halted_pays_for_its_way_back_under_a_hypervisor() {
+    let mut slow = amd48();
+    slow.hardware.as_mut().unwrap().wake = Some(Wake {
+        exit_ns: 1000.0,
+        schedule_ns: 4000.0,
+    });
+    let more = |hypervisor, workload: &Workload| {
+        runtime_on(&slow, hypervisor, workload).0 - runtime(hypervisor, workload).0
+    };
+    // 20 001 barriers: who is woken last sets the pace, 5 us late at each.
+    let meeting = meeting(Waiting::Sleep);
+    let (got, expected) = (more(Hypervisor::Kvm, &meeting), 20_001.0 * 5e-6);
+    assert!(
+        (got / expected - 1.0).abs() < 0.05,
+        "{got} s, expected {expected}"
+    );
+    assert_eq!(more(Hypervisor::Native, &meeting), 0.0);
+    // 80 000 other wake-ups.
+    let mut waking = program("waking", 0.01, 0.02, 4.0, "private");
+    waking.program.as_mut().unwrap().wakeups_per_m_instructions = 20.0;
+    let (got, expected) = (more(Hypervisor::Xen, &waking), 80_000.0 * 5e-6);
+    assert!(
+        (got / expected - 1.0).abs() < 0.05,
+        "{got} s, expected {expected}"
+    );
 }
 
 #[test]

@@ -15,10 +15,14 @@
 //! `ipi`; [Policies, section 5.3.2]). Other wake-ups of a sleeping program cost an interrupt each as well
 //! ([`crate::workload::Program::wakeups_per_m_instructions`]); one that spins pays for none.
 //!
+//! Under a hypervisor who is woken pays for its way back, before it goes on: the exit of its halt, the entry, the
+//! schedulers (the machine's `wake`, where it has one). So does a vCPU that a timer wakes. Not who waited for a device:
+//! what devices take for guests was measured in guests.
+//!
 //! # Left out
 //!
 //! Spinning for a while and then halting; a spinning hyperthread that leaves more to its sibling than a computing one;
-//! what an interrupt costs its receiver; locks; page cache.
+//! what an interrupt costs its receiver beyond that; that a halt's exit is over before the wake-up; locks; page cache.
 
 use std::collections::VecDeque;
 use std::ops::Range;
