@@ -324,6 +324,51 @@ fn runtime_on(machine: &Machine, hypervisor: Hypervisor, workload: &Workload) ->
 }
 
 #[test]
+fn a_share_of_a_program_lies_where_its_guests_life_left_it() {
+    // 6 vCPUs on node 3 of 8. Of 0.4 of the program's 6 x 256 MiB an eighth lies on each node, the rest on node 3.
+    let machine = amd48();
+    let mut spec = vm("stream").on_cpus(cores(&machine, 3, 0, 6));
+    (spec.vcpus, spec.memory_scattered) = (6, 0.4);
+    let boots = |twin: &mut Twin| {
+        twin.wait(Ns::from_secs(3));
+        pages(twin, 0)
+    };
+    let scattered = boots(&mut start(
+        &machine,
+        &one(Hypervisor::Kvm, spec.clone(), &[common::stream()]),
+    ));
+    spec.memory_scattered = 0.0;
+    let fresh = boots(&mut start(
+        &machine,
+        &one(Hypervisor::Kvm, spec.clone(), &[common::stream()]),
+    ));
+    assert!(
+        fresh
+            .iter()
+            .enumerate()
+            .all(|(node, pages)| (*pages > 0) == (node == 3)),
+        "{fresh:?}"
+    );
+    let eighth = 0.4 * 6.0 * 256.0 * 256.0 / 8.0;
+    for (node, pages) in scattered.iter().enumerate() {
+        let expected = if node == 3 {
+            fresh[3] as f64 - 7.0 * eighth
+        } else {
+            eighth
+        };
+        assert!(
+            (*pages as f64 - expected).abs() < 8.0,
+            "node {node}: {scattered:?}, {fresh:?}"
+        );
+    }
+    // Not where somebody places pages anew.
+    spec.memory_scattered = 0.4;
+    spec.memory_policy = Placing::Round4k.alone();
+    let refused = Twin::new(machine, &one(Hypervisor::Xen, spec, &[common::stream()]), 1).unwrap_err();
+    assert!(matches!(refused, TwinError::Contradiction { .. }), "{refused}");
+}
+
+#[test]
 fn who_releases_sleepers_pays_an_interrupt_for_each() {
     // 20 001 barriers (one before the first interval), each with five sleepers: 0.9 us natively, 10.9 us virtually.
     let (spin, _) = runtime(Hypervisor::Native, &meeting(Waiting::Spin));

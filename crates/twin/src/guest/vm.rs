@@ -32,7 +32,7 @@ use homenode_units::{Bytes, Chance, MemoryPolicy, Ns, Placing, VmId};
 
 use super::autonuma::{Autonuma, one_process};
 use super::costs::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
-use super::memory::{Touches, VmMemory};
+use super::memory::{Scattered, Touches, VmMemory};
 use super::releases::Releases;
 use super::runtime::Runtime;
 use super::thread::{Doing, Thread};
@@ -277,6 +277,7 @@ impl Vm {
             workload.program.as_ref(),
             View::of(spec, hypervisor),
         );
+        memory.scattered = Scattered::new(spec.memory_scattered);
         memory.lie_from(HIGH_MEMORY.to_pages().0, spec.memory.to_pages().0);
         if hypervisor == Hypervisor::Xen && spec.memory_policy.placing == Placing::FirstTouch {
             memory.when_full = WhenFull::InTurn;
