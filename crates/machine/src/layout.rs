@@ -27,8 +27,8 @@
 //! by_hops = [10, 21]              # or the table itself: rows = [[10, 21], [21, 10]]
 //! ```
 //! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]`,
-//! `[hardware.ipi]` and `[hardware.wake]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them. What is an `Option` there
-//! may be left out.
+//! `[hardware.ipi]` and `[hardware.wake]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them. What
+//! is an `Option` there may be left out.
 //! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth` and
 //! `socket`; devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`,
 //! `latency_passthrough` and `latency_virtual` (of guests; as `latency` where absent).
