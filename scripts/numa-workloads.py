@@ -73,6 +73,7 @@ class Machine:
         self.refs = hardware["walk"]["native_refs"]
         self.in_flight_max = hardware["misses_in_flight_max"]
         self.latency = hardware["latency"]
+        self.scattered_excess = 1 / hardware.get("scattered_throughput", 1) - 1
         curves = hardware["memory_curve"], hardware["link"]["curve"]
         controller = size(file["shape"]["memory_bandwidth_per_node"]) / 1e9
         # Resources: (idle ns, curve, bytes per ns); controllers first, then each link in both directions.
@@ -103,6 +104,11 @@ def route(links, start, end):
 def miss_ratio(curve, capacity):
     m_inf, c0, k = curve
     return m_inf + (1 - m_inf) * math.exp(-((capacity / c0) ** k))
+
+
+def streamed(program, ratio):
+    """Share of missed lines that belong to streams, as Program::streamed has it where no profile states it."""
+    return min(program["miss"][0] / ratio, program["flight"] - 1, 1)
 
 
 def growth(curve, u):
@@ -144,6 +150,8 @@ class Solution:
         missed = beyond * max(1 - capacity / pages, 0)
         busy += refs * in_l2 * machine.latency["l2_cycles"] + (beyond - missed) * machine.latency["llc_cycles"]
         self.machine, self.program, self.weights = machine, program, weights
+        scattered = misses * (1 - streamed(program, misses / accesses)) + missed
+        self.excess = machine.scattered_excess * scattered / (misses + missed)
         self.busy_ns, self.waits, self.bytes = busy / machine.ghz, waits + missed, (misses + missed) * LINE
         self.solve(start)
 
@@ -181,7 +189,7 @@ class Solution:
             rate = CPUS_PER_NODE * self.bytes / ns[cpu]
             for node, weight in enumerate(self.weights[cpu]):
                 read = rate * weight
-                loads[node] += read * (1 + write)
+                loads[node] += read * (1 + write) * (1 + self.excess)
                 for link in routes[node][cpu]:
                     loads[link] += read
                 for link in routes[cpu][node]:

@@ -305,12 +305,14 @@ fn hardware(c: &Calibration, comments: &mut Comments) -> Hardware {
         misses_in_flight_max: in_flight(c, comments),
         memory_curve: memory_curve(c, comments),
         link: link_timing(c, memory_ns, comments),
+        scattered_throughput: None, // not measured
         smt_throughput: smt_throughput(c, comments),
         tlb_entries_4k: tlb_base(c, comments),
         tlb_entries_2m: tlb_huge(c, comments),
         l2_bytes: l2_bytes(c, comments),
         walk: walk(comments),
         ipi: ipi(c, comments),
+        wake: None, // it takes a guest to measure
     }
 }
 

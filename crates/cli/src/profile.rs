@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use homenode_agent::Show;
-use homenode_calibrate::profile::{self, Emulator, Facts, Program, emulator};
+use homenode_calibrate::profile::{self, CurveAs, Emulator, Facts, Program, emulator};
 use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
 use homenode_twin::Workload;
@@ -42,6 +42,9 @@ pub struct ProfileArgs {
     /// Where to write the profile; default: the program's name with `.toml`, here
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Write the miss-ratio curve point by point, not as the nearest of the twin's family
+    #[arg(long)]
+    pub table: bool,
     /// Where the program's standard output goes; default: where this one's goes, with --json nowhere
     #[arg(long, value_name = "FILE")]
     pub stdout: Option<PathBuf>,
@@ -161,7 +164,12 @@ fn finish(
     let notes = notes(log, status);
     let words = args.command.iter().map(|word| word.to_string_lossy());
     let command = words.collect::<Vec<_>>().join(" ");
-    let text = profile::profile(log, &fit, facts, &program.name, &command, &notes);
+    let curve = if args.table {
+        CurveAs::Table
+    } else {
+        CurveAs::Numbers
+    };
+    let text = profile::profile(log, (&fit, curve), facts, &program.name, &command, &notes);
     let shown = file.display().to_string();
     let workload = Workload::from_toml(&shown, &text).context("the profile that came of it is not valid")?;
     fs::write(file, &text).with_context(|| format!("{shown}: cannot be written"))?;

@@ -122,6 +122,44 @@ fn the_profile_of_gzip_has_a_falling_curve_and_runs_on_the_twin() {
 }
 
 #[test]
+fn a_curve_is_written_point_by_point_where_that_is_asked_for() {
+    let folder = folder();
+    fs::write(folder.path().join("words"), text(100_000)).expect("written");
+    let args = [
+        "--json",
+        "--table",
+        "--output",
+        "points.toml",
+        "--",
+        "gzip",
+        "-c",
+        "words",
+    ];
+    let output = profile(folder.path(), &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let found: Value = serde_json::from_slice(&output.stdout).expect("one JSON value");
+    let points = found["workload"]["program"]["miss_ratio"]["table"]
+        .as_array()
+        .expect("a table");
+    // r910's L2 has 256 KiB: of a smaller LLC the profile says nothing.
+    assert_eq!(points[0][0], "256KiB", "{points:?}");
+    assert_eq!(points.last().expect("points")[0], "256MiB", "{points:?}");
+    let measured = found["measured"]["curve"].as_array().expect("a curve");
+    for (bytes, at) in [(1 << 18, 0), (1 << 28, points.len() - 1)] {
+        let point = measured
+            .iter()
+            .find(|point| point["bytes"] == bytes)
+            .expect("measured");
+        assert_eq!(points[at][1], point["miss_ratio"], "{bytes}");
+    }
+    let run = homenode(folder.path())
+        .args(["sim", "points.toml", "--json"])
+        .output()
+        .expect("started");
+    assert!(run.status.success(), "{}", stderr(&run));
+}
+
+#[test]
 fn a_scenario_says_where_it_names_a_workload_file_that_does_not_read() {
     let folder = folder();
     let vm = "name = \"x\"\n[[vm]]\nname = \"a\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"none.toml\"\n";

@@ -196,7 +196,7 @@ fn hardware(hardware: &Hardware, has_links: bool, comments: &Comments) -> Table 
     walk.insert("native_refs", hardware.walk.native_refs.into());
     walk.insert("nested_refs", hardware.walk.nested_refs.into());
     let whole = |number: u32| Value::from(i64::from(number));
-    let own = vec![
+    let mut own = vec![
         ("clock", format!("{}GHz", hardware.clock_hz as f64 / 1e9).into()),
         ("llc_inclusive", hardware.llc_inclusive.into()),
         ("misses_in_flight_max", whole(hardware.misses_in_flight_max)),
@@ -206,6 +206,11 @@ fn hardware(hardware: &Hardware, has_links: bool, comments: &Comments) -> Table 
         ("l2", size(hardware.l2_bytes).into()),
         ("walk", walk.into()),
     ];
+    own.extend(
+        hardware
+            .scattered_throughput
+            .map(|share| ("scattered_throughput", share.into())),
+    );
     let latency = vec![
         ("l1_cycles", hardware.latency.l1_cycles.into()),
         ("l2_cycles", hardware.latency.l2_cycles.into()),
@@ -221,6 +226,13 @@ fn hardware(hardware: &Hardware, has_links: bool, comments: &Comments) -> Table 
     let memory_curve = figures("hardware.memory_curve", curve(hardware.memory_curve));
     table.insert("memory_curve", Item::Table(memory_curve));
     table.insert("ipi", Item::Table(figures("hardware.ipi", ipi)));
+    if let Some(wake) = hardware.wake {
+        let wake = vec![
+            ("exit_ns", wake.exit_ns.into()),
+            ("schedule_ns", wake.schedule_ns.into()),
+        ];
+        table.insert("wake", Item::Table(figures("hardware.wake", wake)));
+    }
     if has_links {
         let mut link = figures("hardware.link", vec![("hop_ns", hardware.link.hop_ns.into())]);
         let mut of_links = figures("hardware.link.curve", curve(hardware.link.curve));

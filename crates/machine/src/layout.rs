@@ -26,8 +26,9 @@
 //! [distances]                     # may be left out: 10 and 20, as Linux takes them
 //! by_hops = [10, 21]              # or the table itself: rows = [[10, 21], [21, 10]]
 //! ```
-//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]` and
-//! `[hardware.ipi]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them.
+//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]`,
+//! `[hardware.ipi]` and `[hardware.wake]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them. What
+//! is an `Option` there may be left out.
 //! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth` and
 //! `socket`; devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`,
 //! `latency_passthrough` and `latency_virtual` (of guests; as `latency` where absent).
@@ -40,7 +41,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::model::{
     Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node,
-    PageWalk, Replacement,
+    PageWalk, Replacement, Wake,
 };
 use crate::rules::MachineError;
 
@@ -162,6 +163,7 @@ struct HardwareEntry {
     clock: u64,
     llc_inclusive: bool,
     misses_in_flight_max: u32,
+    scattered_throughput: Option<f64>,
     smt_throughput: f64,
     tlb_entries_4k: u32,
     tlb_entries_2m: u32,
@@ -169,6 +171,7 @@ struct HardwareEntry {
     l2: Bytes,
     walk: WalkEntry,
     ipi: IpiEntry,
+    wake: Option<WakeEntry>,
     latency: LatencyEntry,
     memory_curve: CurveEntry,
     link: Option<LinkEntry>,
@@ -195,6 +198,15 @@ struct WalkEntry {
 struct IpiEntry {
     native_ns: f64,
     virtual_ns: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WakeEntry {
+    #[serde(default)]
+    exit_ns: f64,
+    #[serde(default)]
+    schedule_ns: f64,
 }
 
 #[derive(Deserialize)]
@@ -555,6 +567,7 @@ impl HardwareEntry {
             misses_in_flight_max: self.misses_in_flight_max,
             memory_curve: curve(self.memory_curve),
             link,
+            scattered_throughput: self.scattered_throughput,
             smt_throughput: self.smt_throughput,
             tlb_entries_4k: self.tlb_entries_4k,
             tlb_entries_2m: self.tlb_entries_2m,
@@ -567,6 +580,9 @@ impl HardwareEntry {
                 native_ns: self.ipi.native_ns,
                 virtual_ns: self.ipi.virtual_ns,
             },
+            wake: self
+                .wake
+                .map(|WakeEntry { exit_ns, schedule_ns }| Wake { exit_ns, schedule_ns }),
         })
     }
 }

@@ -171,6 +171,10 @@ pub struct Hardware {
     pub memory_curve: LoadCurve,
     /// What a link adds.
     pub link: LinkTiming,
+    /// What a memory controller sustains of lines scattered over its memory, as a share of what it sustains of streams
+    /// ([`Node::memory_bandwidth`]), in (0, 1]: each opens a DRAM page of its own. `None`: not known, taken as of streams.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scattered_throughput: Option<f64>,
     /// Throughput of a core running two hyperthreads, as a multiple of one thread alone, in [1, 2].
     pub smt_throughput: f64,
     /// Entries of the data TLB (second level where there is one) for 4 KiB pages.
@@ -183,6 +187,9 @@ pub struct Hardware {
     pub walk: PageWalk,
     /// What an interrupt to another CPU costs its sender and receiver together.
     pub ipi: Ipi,
+    /// What it costs a vCPU that has halted to run again, beside the interrupt. `None`: not known, taken as nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake: Option<Wake>,
 }
 
 /// References to page tables that a TLB miss makes beyond what page-walk caches hold. Without such caches they were 4
@@ -202,6 +209,15 @@ pub struct Ipi {
     pub native_ns: f64,
     /// Between vCPUs, through the hypervisor.
     pub virtual_ns: f64,
+}
+
+/// What a vCPU's halt and wake-up cost it, nanoseconds. A CPU of the bare machine that idles pays nothing of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Wake {
+    /// The halt's exit to the hypervisor, and the entry with which the guest goes on.
+    pub exit_ns: f64,
+    /// The hypervisor's scheduler and the guest's own, between the interrupt and the thread.
+    pub schedule_ns: f64,
 }
 
 /// Latencies without load.

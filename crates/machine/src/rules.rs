@@ -387,6 +387,15 @@ impl Machine {
             smt,
             "two threads do the work of 1 to 2",
         )?;
+        if let Some(scattered) = hardware.scattered_throughput {
+            let ok = scattered > 0.0 && scattered <= 1.0;
+            self.require(
+                ok,
+                || "scattered_throughput".to_owned(),
+                scattered,
+                "it is a share of the bandwidth of streams, above 0 and at most 1; leave it out if it is not known",
+            )?;
+        }
         let misses = hardware.misses_in_flight_max;
         let misses_ok = (1..=1024).contains(&misses);
         self.require(
@@ -416,12 +425,17 @@ impl Machine {
             let ok = (0.0..=35.0).contains(&refs);
             self.require(ok, || format!("walk.{name}"), refs, "it is 0 to 35")?;
         }
+        let wake = hardware
+            .wake
+            .map_or((0.0, 0.0), |wake| (wake.exit_ns, wake.schedule_ns));
         for (name, ns) in [
-            ("native_ns", hardware.ipi.native_ns),
-            ("virtual_ns", hardware.ipi.virtual_ns),
+            ("ipi.native_ns", hardware.ipi.native_ns),
+            ("ipi.virtual_ns", hardware.ipi.virtual_ns),
+            ("wake.exit_ns", wake.0),
+            ("wake.schedule_ns", wake.1),
         ] {
             let ok = (0.0..=1e6).contains(&ns);
-            self.require(ok, || format!("ipi.{name}"), ns, "it is 0 to 1000000")?;
+            self.require(ok, || name.to_owned(), ns, "it is 0 to 1000000")?;
         }
         Ok(())
     }

@@ -333,6 +333,21 @@ fn figures_that_no_hardware_has_are_refused() {
         ),
         (
             "smt_throughput = 1.25",
+            "smt_throughput = 1.25\nscattered_throughput = 1.5",
+            "scattered_throughput is 1.5; it is a share of the bandwidth of streams",
+        ),
+        (
+            "smt_throughput = 1.25",
+            "smt_throughput = 1.25\nscattered_throughput = 0.0",
+            "scattered_throughput is 0",
+        ),
+        (
+            "ipi = {",
+            "wake = { exit_ns = -1 }\nipi = {",
+            "wake.exit_ns is -1; it is 0 to 1000000",
+        ),
+        (
+            "smt_throughput = 1.25",
             "smt_throughput = nan",
             "smt_throughput is NaN",
         ),

@@ -16,6 +16,9 @@ pub enum Input {
     /// What each memory controller sustains.
     #[serde(rename = "machine.controllers")]
     Controllers,
+    /// What they sustain of scattered lines, as a part of that, at most all.
+    #[serde(rename = "machine.scattered")]
+    Scattered,
     /// What each link carries.
     #[serde(rename = "machine.links")]
     Links,
@@ -98,11 +101,15 @@ pub fn machine(machine: &mut Machine, changes: &[Change]) {
                     link.bandwidth = link.bandwidth.map(|own| rate(own, factor));
                 }
             }
-            Input::Hop | Input::Memory => {
+            Input::Hop | Input::Memory | Input::Scattered => {
                 if let Some(hardware) = &mut machine.hardware {
                     match input {
                         Input::Hop => hardware.link.hop_ns *= factor,
-                        _ => hardware.latency.memory_ns *= factor,
+                        Input::Memory => hardware.latency.memory_ns *= factor,
+                        _ => {
+                            let part = hardware.scattered_throughput.unwrap_or(1.0);
+                            hardware.scattered_throughput = Some((part * factor).min(1.0));
+                        }
                     }
                 }
             }
@@ -140,9 +147,9 @@ fn vary(workload: &mut Workload, Change { input, factor }: Change) {
         Input::Writes => program.write_share = (program.write_share * factor).min(1.0),
         Input::Wakeups => program.wakeups_per_m_instructions *= factor,
         Input::WorkingSet | Input::Reuse => {
-            program.miss_ratio.c0 = size(program.miss_ratio.c0);
+            program.miss_ratio = program.miss_ratio.stretched(factor);
             if let Some(translation) = &mut program.translation {
-                translation.miss_ratio.c0 = size(translation.miss_ratio.c0);
+                translation.miss_ratio = translation.miss_ratio.stretched(factor);
             }
             if input == Input::WorkingSet {
                 program
@@ -169,7 +176,7 @@ fn vary(workload: &mut Workload, Change { input, factor }: Change) {
                 runtime.allocated_bytes_per_kilo_instruction *= factor;
             }
         }
-        Input::Controllers | Input::Links | Input::Hop | Input::Memory => {}
+        Input::Controllers | Input::Scattered | Input::Links | Input::Hop | Input::Memory => {}
     }
 }
 

@@ -47,6 +47,7 @@ pub fn serve(machine: &Machine, loads: &[Load]) -> Result<Vec<Served>, TwinError
             busy_cycles: load.ns_between * clock_ghz,
             accesses: 1.0,
             misses: 1.0,
+            scattered: 0.0,
             waits: 1.0 / load.in_flight,
         })
         .collect();

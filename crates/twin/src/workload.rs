@@ -6,10 +6,14 @@
 //!
 //! # Terms
 //!
-//! - Miss ratio at a capacity of `c` bytes: `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`.
+//! - Miss ratio at a capacity of `c` bytes: `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`, or a table
+//!   ([`MissRatioCurve`]).
 //! - `cpi_core`: cycles per instruction with every LLC access free.
 //! - `misses_in_flight`: outstanding misses to memory on average while there is one, hardware prefetch included.
 //! - `hits_in_flight`: the same for LLC hits; larger, since an out-of-order core hides most of a hit.
+//! - `stream_share`: share of missed lines that follow on another in memory. A stream's lines are not used again
+//!   soon, so it is at most the share of misses that no cache would save, `m_inf / m(c)`; and a prefetcher keeps one
+//!   more line of a stream in flight, so it is at most `misses_in_flight - 1`. The default is the smaller of both.
 //!
 //! # Left out
 //!
@@ -23,8 +27,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::notation;
 
+mod curve;
 mod fit;
 
+pub use curve::MissRatioCurve;
 pub use fit::FittedCurve;
 
 /// A program, or the absence of one.
@@ -62,6 +68,11 @@ pub struct Program {
     pub misses_in_flight: f64,
     /// LLC hits in flight on average.
     pub hits_in_flight: f64,
+    /// Share of missed lines that follow on another missed line in memory, as those of streams do, in [0, 1]; the others
+    /// are scattered, and cost a memory controller more. Absent where it was not measured: then the largest that the rest
+    /// of the profile allows ([`Program::streamed`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_share: Option<f64>,
     /// Share of missed lines that are written back later, in [0, 1].
     pub write_share: f64,
     /// How threads wait for each other; absent where they never do.
@@ -106,20 +117,6 @@ pub enum Threads {
     OneCopyPerVcpu,
     /// One thread in all; other vCPUs idle.
     Single,
-}
-
-/// Parameters of `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MissRatioCurve {
-    /// Miss ratio in a cache that holds all that is ever reused, in [0, 1].
-    pub m_inf: f64,
-    /// Capacity at which the reuse part has fallen to 1/e.
-    #[serde(with = "homenode_units::text")]
-    #[schemars(with = "notation::Size")]
-    pub c0: Bytes,
-    /// Steepness: below 1 a long tail, above 2 a cliff.
-    pub k: f64,
 }
 
 /// Threads that wait for the slowest at regular intervals.
@@ -177,7 +174,7 @@ pub enum Reuse {
 }
 
 /// How a program's accesses fall on pages.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Translation {
     /// Loads and stores per thousand instructions.
@@ -331,22 +328,6 @@ impl WorkloadError {
 /// Regions are at most so large, so that the sum over all vCPUs is a number of bytes.
 const REGION_MAX: Bytes = Bytes::from_gib(1024);
 
-impl MissRatioCurve {
-    /// Miss ratio with a capacity in bytes.
-    pub fn at(&self, bytes: f64) -> f64 {
-        if bytes <= 0.0 {
-            return 1.0;
-        }
-        let relative = bytes / self.c0.as_f64();
-        let exponent = if self.k == 1.0 {
-            relative
-        } else {
-            libm::pow(relative, self.k)
-        };
-        self.m_inf + (1.0 - self.m_inf) * libm::exp(-exponent)
-    }
-}
-
 impl Workload {
     /// Reads a workload file and checks its figures.
     ///
@@ -409,14 +390,6 @@ fn a_share(key: impl Into<String>, value: f64) -> Result<(), Wrong> {
     Err(Wrong::Figure(key.into(), value, "it must lie between 0 and 1"))
 }
 
-impl MissRatioCurve {
-    fn check(&self, key: &str) -> Result<(), Wrong> {
-        a_share(format!("{key}.m_inf"), self.m_inf)?;
-        above_0(format!("{key}.c0"), self.c0.as_f64())?;
-        above_0(format!("{key}.k"), self.k)
-    }
-}
-
 impl Program {
     fn check(&self) -> Result<(), Wrong> {
         above_0("instructions_g_per_thread", self.instructions_g_per_thread)?;
@@ -424,6 +397,8 @@ impl Program {
         above_0("misses_in_flight", self.misses_in_flight)?;
         above_0("hits_in_flight", self.hits_in_flight)?;
         a_share("write_share", self.write_share)?;
+        self.stream_share
+            .map_or(Ok(()), |share| a_share("stream_share", share))?;
         self.miss_ratio.check("miss_ratio")?;
         let accesses = self.llc_accesses_per_kilo_instruction;
         if !(0.0..=1000.0).contains(&accesses) {
@@ -521,6 +496,20 @@ impl Program {
             }
         }
         Ok(())
+    }
+
+    /// Share of missed lines that belong to streams where `miss_ratio` of its LLC accesses miss: as the profile states
+    /// it, else the largest that the rest of the profile allows (see the module).
+    pub fn streamed(&self, miss_ratio: f64) -> f64 {
+        self.stream_share.unwrap_or_else(|| {
+            let floor = self.miss_ratio.floor();
+            let never_reused = if miss_ratio > floor {
+                floor / miss_ratio
+            } else {
+                1.0
+            };
+            never_reused.min((self.misses_in_flight - 1.0).max(0.0))
+        })
     }
 
     /// Memory that the program touches on `vcpus` vCPUs.

@@ -309,10 +309,55 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
             "x.toml:20:20: VM a: memory of a balloon is 0; a guest needs some (key `event.action.balloon.memory`)",
         ),
         (
+            "write_share = 0.0",
+            "write_share = 0.0\nstream_share = 1.5",
+            "x.toml:38:1: workload own: program.stream_share is 1.5; it must lie between 0 and 1 \
+          (key `workload.program.stream_share`)",
+        ),
+        (
             "m_inf = 0.1",
             "m_inf = 1.1",
             "x.toml:38:16: workload own: program.miss_ratio.m_inf is 1.1; it must lie between 0 and 1 \
           (key `workload.program.miss_ratio.m_inf`)",
+        ),
+        (
+            "miss_ratio = { m_inf = 0.1, c0 = \"1MiB\", k = 1.0 }",
+            "miss_ratio = { table = [[\"1MiB\", 0.5], [\"1MiB\", 0.4]] }",
+            "x.toml:38:41: workload own: program.miss_ratio.table[1][0] is 1048576; capacities must be above 0 and grow \
+          from point to point (key `workload.program.miss_ratio.table`)",
+        ),
+        (
+            "miss_ratio = { m_inf = 0.1, c0 = \"1MiB\", k = 1.0 }",
+            "miss_ratio = { table = [[\"1MiB\", 0.5], [\"2MiB\", 0.6]] }",
+            "x.toml:38:49: workload own: program.miss_ratio.table[1][1] is 0.6; a larger cache does not miss more: it must \
+          not be above the ratio of the point before (key `workload.program.miss_ratio.table`)",
+        ),
+        (
+            "miss_ratio = { m_inf = 0.1, c0 = \"1MiB\", k = 1.0 }",
+            "miss_ratio = { table = [[\"1MiB\", 1.5], [\"2MiB\", 0.6]] }",
+            "x.toml:38:34: workload own: program.miss_ratio.table[0][1] is 1.5; it must lie between 0 and 1 \
+          (key `workload.program.miss_ratio.table`)",
+        ),
+        (
+            "miss_ratio = { m_inf = 0.1, c0 = \"1MiB\", k = 1.0 }",
+            "miss_ratio = { table = [[\"1MiB\", 0.5]] }",
+            "x.toml:38:16: workload own: program.miss_ratio.table is 1; a table must have 2 to 1024 points \
+          (key `workload.program.miss_ratio.table`)",
+        ),
+        (
+            "miss_ratio = { m_inf = 0.1, c0 = \"1MiB\", k = 1.0 }",
+            "miss_ratio = { m_inf = 0.1, k = 1.0 }",
+            "x.toml:38:14: key `c0` is missing: a curve has `m_inf`, `c0` and `k`, or a `table` (key `workload.program.miss_ratio`)",
+        ),
+        (
+            "miss_ratio = { m_inf = 0.1, c0",
+            "miss_ratio = { table = [], m_inf = 0.1, c0",
+            "x.toml:38:14: `table` stands beside `m_inf`, `c0` or `k`: a curve has either (key `workload.program.miss_ratio`)",
+        ),
+        (
+            "c0 = \"1MiB\"",
+            "c1 = \"1MiB\"",
+            "x.toml:38:29: unknown key `c1`; did you mean `c0`? (in `workload.program.miss_ratio`)",
         ),
         (
             "size = \"1MiB\"",

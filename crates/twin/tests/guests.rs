@@ -1,32 +1,15 @@
-//! Guests: where their pages come to lie, what waiting costs them, and what reports count.
+//! Guests: where their pages come to lie, and what reports count.
 
 mod common;
 
-use common::{cores, node, program, r910};
+use common::{amd48, cores, meeting, node, one, program, r910, start, vm};
 use homenode_host::{Act, Action, Host, Plan};
 use homenode_machine::Machine;
-use homenode_machine_files::preset;
 use homenode_twin::workload::Waiting;
 use homenode_twin::{
-    Allocation, Hypervisor, RuntimeNodes, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma, Workload,
+    Allocation, Hypervisor, RuntimeNodes, Scenario, Twin, TwinError, TwinReport, VmSpec, Vnuma,
 };
 use homenode_units::{Bytes, NodeId, NodeMap, Ns, Pages, Placing};
-
-fn amd48() -> Machine {
-    preset("amd48").expect("amd48 comes with the machines")
-}
-
-/// A scenario of one VM on a hypervisor, with these workloads of its own.
-fn one(hypervisor: Hypervisor, spec: VmSpec, workloads: &[Workload]) -> Scenario {
-    let mut scenario = Scenario::of("guests", vec![spec]);
-    scenario.hypervisor = hypervisor;
-    scenario.workloads = workloads.to_vec();
-    scenario
-}
-
-fn start(machine: &Machine, scenario: &Scenario) -> Twin {
-    Twin::new(machine.clone(), scenario, 1).unwrap_or_else(|error| panic!("{error}"))
-}
 
 fn pages(twin: &mut Twin, vm: usize) -> Vec<u64> {
     let sample = twin.sample().expect("the twin always answers");
@@ -61,10 +44,6 @@ fn measured(machine: &Machine, scenario: &Scenario) -> TwinReport {
     twin.wait(Ns::from_secs(3));
     assert_conserved(&mut twin, "at the end");
     twin.report()
-}
-
-fn vm(workload: &str) -> VmSpec {
-    VmSpec::new("a", 8, Bytes::from_gib(8), workload)
 }
 
 #[test]
@@ -295,91 +274,49 @@ fn a_vm_that_gets_all_its_memory_at_creation_needs_all_of_it() {
     assert!(matches!(error, TwinError::FootprintBeyondHost { .. }), "{error}");
 }
 
-/// A program of threads that meet every 0.2 M instructions, 20 000 times.
-fn meeting(waiting: Waiting) -> Workload {
-    let mut workload = program("meeting", 0.01, 0.02, 4.0, "private");
-    let program = workload.program.as_mut().expect("it has one");
-    program.threads = homenode_twin::workload::Threads::OnePerVcpu;
-    program.waiting = waiting;
-    program.barrier = Some(homenode_twin::workload::Barrier {
-        interval_m_instructions: 0.2,
-        imbalance: 0.0,
-    });
-    workload
-}
-
-/// Runtime of a VM of 6 vCPUs on 6 CPUs, and the CPU time that its vCPUs used, in seconds.
-fn runtime(hypervisor: Hypervisor, workload: &Workload) -> (f64, f64) {
-    let machine = amd48();
-    let mut spec = vm(&workload.name).on_cpus(cores(&machine, 3, 0, 6));
-    spec.vcpus = 6;
-    let mut twin = start(&machine, &one(hypervisor, spec, std::slice::from_ref(workload)));
-    assert!(twin.run_to_end(Ns::from_secs(60)), "the program does not end");
-    let sample = twin.sample().unwrap();
-    let ran: u64 = sample.vms[0].vcpus.iter().map(|vcpu| vcpu.running_ns.0).sum();
-    (twin.report().vms[0].runtime_s.unwrap(), ran as f64 / 1e9)
-}
-
 #[test]
-fn who_releases_sleepers_pays_an_interrupt_for_each() {
-    // 20 001 barriers (one before the first interval), each with five sleepers: 0.9 us natively, 10.9 us virtually.
-    let (spin, _) = runtime(Hypervisor::Native, &meeting(Waiting::Spin));
-    for (hypervisor, ipi_s) in [(Hypervisor::Native, 0.9e-6), (Hypervisor::Kvm, 10.9e-6)] {
-        let (sleep, _) = runtime(hypervisor, &meeting(Waiting::Sleep));
-        let (got, expected) = (sleep - spin, 20_001.0 * 5.0 * ipi_s);
+fn a_share_of_a_program_lies_where_its_guests_life_left_it() {
+    // 6 vCPUs on node 3 of 8. Of 0.4 of the program's 6 x 256 MiB an eighth lies on each node, the rest on node 3.
+    let machine = amd48();
+    let mut spec = vm("stream").on_cpus(cores(&machine, 3, 0, 6));
+    (spec.vcpus, spec.memory_scattered) = (6, 0.4);
+    let boots = |twin: &mut Twin| {
+        twin.wait(Ns::from_secs(3));
+        pages(twin, 0)
+    };
+    let scattered = boots(&mut start(
+        &machine,
+        &one(Hypervisor::Kvm, spec.clone(), &[common::stream()]),
+    ));
+    spec.memory_scattered = 0.0;
+    let fresh = boots(&mut start(
+        &machine,
+        &one(Hypervisor::Kvm, spec.clone(), &[common::stream()]),
+    ));
+    assert!(
+        fresh
+            .iter()
+            .enumerate()
+            .all(|(node, pages)| (*pages > 0) == (node == 3)),
+        "{fresh:?}"
+    );
+    let eighth = 0.4 * 6.0 * 256.0 * 256.0 / 8.0;
+    for (node, pages) in scattered.iter().enumerate() {
+        let expected = if node == 3 {
+            fresh[3] as f64 - 7.0 * eighth
+        } else {
+            eighth
+        };
         assert!(
-            (got / expected - 1.0).abs() < 0.05,
-            "{hypervisor:?}: {got} s of interrupts, expected {expected}"
+            (*pages as f64 - expected).abs() < 8.0,
+            "node {node}: {scattered:?}, {fresh:?}"
         );
     }
-}
-
-#[test]
-fn spinning_costs_no_interrupts_but_cpu_time() {
-    let (native, _) = runtime(Hypervisor::Native, &meeting(Waiting::Spin));
-    let (virtual_, _) = runtime(Hypervisor::Kvm, &meeting(Waiting::Spin));
-    assert!(
-        (virtual_ / native - 1.0).abs() < 1e-3,
-        "{virtual_} virtual, {native} native"
-    );
-    // Half of the work is waiting for the slowest: sleepers leave their CPUs, spinners keep them busy.
-    let uneven = |waiting| {
-        let mut workload = meeting(waiting);
-        let barrier = workload
-            .program
-            .as_mut()
-            .and_then(|p| p.barrier.as_mut())
-            .unwrap();
-        (barrier.imbalance, barrier.interval_m_instructions) = (0.5, 20.0);
-        workload
-    };
-    let (took, spun) = runtime(Hypervisor::Native, &uneven(Waiting::Spin));
-    let (took_too, slept) = runtime(Hypervisor::Native, &uneven(Waiting::Sleep));
-    assert!(
-        (took / took_too - 1.0).abs() < 0.01,
-        "{took} spinning, {took_too} sleeping"
-    );
-    assert!(spun > 1.2 * slept, "{spun} s of CPU spinning, {slept} s sleeping");
-    assert!(
-        (spun / (6.0 * took) - 1.0).abs() < 0.3,
-        "{spun} s of CPU in {took} s"
-    );
-}
-
-#[test]
-fn a_vm_that_says_how_it_waits_waits_so_whatever_its_program_does() {
-    let machine = amd48();
-    let report = |profile, own| {
-        let mut spec = vm("meeting").on_cpus(cores(&machine, 3, 0, 6));
-        (spec.vcpus, spec.waiting) = (6, own);
-        let mut twin = start(&machine, &one(Hypervisor::Xen, spec, &[meeting(profile)]));
-        assert!(twin.run_to_end(Ns::from_secs(60)), "the program does not end");
-        twin.report()
-    };
-    for (profile, own) in [(Waiting::Sleep, Waiting::Spin), (Waiting::Spin, Waiting::Sleep)] {
-        assert_eq!(report(profile, Some(own)), report(own, None));
-        assert_ne!(report(profile, Some(own)), report(profile, None));
-    }
+    // Not where somebody places pages anew.
+    spec.memory_scattered = 0.4;
+    spec.memory_policy = Placing::Round4k.alone();
+    let refused = Twin::new(machine, &one(Hypervisor::Xen, spec, &[common::stream()]), 1).unwrap_err();
+    assert!(matches!(refused, TwinError::Contradiction { .. }), "{refused}");
 }
 
 #[test]
@@ -404,31 +341,6 @@ fn a_vcpu_pinned_one_to_one_runs_on_its_own_cpu_and_nowhere_else() {
                 assert_eq!(seen, on.iter().collect::<Vec<_>>(), "{hypervisor:?}, {}", vm.name);
             }
         }
-    }
-}
-
-#[test]
-fn other_wake_ups_cost_an_interrupt_each_unless_the_program_spins() {
-    let with = |wakeups, waiting| {
-        let mut workload = program("waking", 0.01, 0.02, 4.0, "private");
-        let program = workload.program.as_mut().unwrap();
-        (program.wakeups_per_m_instructions, program.waiting) = (wakeups, waiting);
-        workload
-    };
-    for (hypervisor, ipi_s) in [(Hypervisor::Native, 0.9e-6), (Hypervisor::Xen, 10.9e-6)] {
-        let (quiet, _) = runtime(hypervisor, &with(0.0, Waiting::Sleep));
-        let (waking, _) = runtime(hypervisor, &with(20.0, Waiting::Sleep));
-        let (spinning, _) = runtime(hypervisor, &with(20.0, Waiting::Spin));
-        // 4 G instructions with 20 wake-ups per million each: 80 000 interrupts.
-        let expected = 80_000.0 * ipi_s;
-        assert!(
-            ((waking - quiet) / expected - 1.0).abs() < 0.05,
-            "{hypervisor:?}: {waking} against {quiet}"
-        );
-        assert!(
-            (spinning / quiet - 1.0).abs() < 1e-3,
-            "{spinning} against {quiet}"
-        );
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use homenode_formats::profile_log::Log;
+use homenode_formats::profile_log::{Log, Point};
 use homenode_machine::Machine;
 use homenode_twin::workload::FittedCurve;
 use homenode_units::Bytes;
-use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, Value, value};
+use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value, value};
 
 use super::emulator::escaped;
 use crate::write::round;
@@ -74,10 +74,19 @@ pub fn fit(log: &Log) -> FittedCurve {
     FittedCurve::of(&points, half.map_or(1e6, |point| point.0))
 }
 
+/// How a profile states its miss-ratio curve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CurveAs {
+    /// Three numbers, fitted.
+    Numbers,
+    /// The points that were measured.
+    Table,
+}
+
 /// The file's text.
 pub fn profile(
     log: &Log,
-    fit: &FittedCurve,
+    (fit, curve): (&FittedCurve, CurveAs),
     facts: &Facts,
     name: &str,
     command: &str,
@@ -91,7 +100,7 @@ pub fn profile(
     let mut document = DocumentMut::new();
     document.insert("name", value(name));
     document.insert("about", value(format!("{name}, measured under emulation")));
-    let head = head(log, fit, facts, command, notes);
+    let head = head(log, (fit, curve), facts, command, notes);
     if let Some(mut first) = document.key_mut("name") {
         first.leaf_decor_mut().set_prefix(head);
     }
@@ -140,9 +149,16 @@ pub fn profile(
         ),
     );
     let mut miss_ratio = Table::new();
-    miss_ratio.insert("m_inf", noted(round(fit.curve.m_inf, 6), "fitted"));
-    miss_ratio.insert("c0", noted(size(fit.curve.c0), "fitted"));
-    miss_ratio.insert("k", noted(round(fit.curve.k, 4), "fitted"));
+    match curve {
+        CurveAs::Numbers => {
+            miss_ratio.insert("m_inf", noted(round(fit.curve.m_inf, 6), "fitted"));
+            miss_ratio.insert("c0", noted(size(fit.curve.c0), "fitted"));
+            miss_ratio.insert("k", noted(round(fit.curve.k, 4), "fitted"));
+        }
+        CurveAs::Table => {
+            miss_ratio.insert("table", noted(points(log), "measured"));
+        }
+    }
     let mut region = Table::new();
     region.insert("kind", value(if single { "private" } else { "shared" }));
     let used = Bytes(log.footprint_bytes.next_multiple_of(4096).max(4096));
@@ -159,24 +175,64 @@ pub fn profile(
     document.to_string()
 }
 
+/// The curve point by point, from a capacity of the private cache up, a line each; of points in a row with one ratio the first
+/// and the last.
+fn points(log: &Log) -> Array {
+    let told: Vec<_> = log
+        .curve
+        .iter()
+        .filter(|point| point.bytes >= log.private_bytes)
+        .collect();
+    let mut table = Array::new();
+    for (at, point) in told.iter().enumerate() {
+        let same = |other: Option<&&Point>| other.is_some_and(|other| other.miss_ratio == point.miss_ratio);
+        if at > 0 && same(told.get(at - 1)) && same(told.get(at + 1)) {
+            continue;
+        }
+        let pair: Array = [
+            Value::from(size(Bytes(point.bytes))),
+            Value::from(point.miss_ratio),
+        ]
+        .into_iter()
+        .collect();
+        let mut pair = Value::Array(pair);
+        pair.decor_mut().set_prefix("\n    ");
+        table.push_formatted(pair);
+    }
+    table.set_trailing_comma(true);
+    table.set_trailing("\n");
+    table
+}
+
 /// What stands above the first key, as comments.
-fn head(log: &Log, fit: &FittedCurve, facts: &Facts, command: &str, notes: &[String]) -> String {
+fn head(
+    log: &Log,
+    (fit, curve): (&FittedCurve, CurveAs),
+    facts: &Facts,
+    command: &str,
+    notes: &[String],
+) -> String {
     // A command line can hold anything; a comment ends with its line.
     let printable = |c: char| if c.is_control() { ' ' } else { c };
     let command: String = command.chars().map(printable).collect();
     let notes: String = notes.iter().map(|note| format!("# Note: {note}.\n")).collect();
+    let fitted = match curve {
+        CurveAs::Numbers => format!(
+            "; fitted: the nearest curve of the twin's family, {:.3} off on average from {} to 256 MiB,\n# {:.3} at most",
+            fit.error_mean,
+            size(facts.l2),
+            fit.error_max
+        ),
+        CurveAs::Table => String::new(),
+    };
     format!(
         "{FIRST_WORDS}: {command}\n\
          # Modelled: a private cache of {} ({PRIVATE_WAYS} ways, L1 within it) for each thread, as machine {} has; {:.2} percent of the lines\n\
          # that got past it were followed. Not modelled: instruction fetches, prefetches, address translation.\n\
-         # measured: by the emulator's plugin; fitted: the nearest curve of the twin's family, {:.3} off on average from {} to 256 MiB,\n\
-         # {:.3} at most; estimate: emulation cannot tell, put in what you know.\n{notes}",
+         # measured: by the emulator's plugin{fitted}; estimate: emulation cannot tell, put in what you know.\n{notes}",
         size(facts.l2),
         facts.machine,
         log.rate * 100.0,
-        fit.error_mean,
-        size(facts.l2),
-        fit.error_max,
     )
 }
 

@@ -112,11 +112,8 @@ pub(crate) fn curve_through(held: f64, miss_ratio: f64) -> MissRatioCurve {
         }
     }
     let e = (-low).exp();
-    MissRatioCurve {
-        m_inf: (1.0 - (1.0 - m) / (1.0 - e)).clamp(0.0, 1.0),
-        c0: Bytes(((held / low) as u64).max(1)),
-        k: 1.0,
-    }
+    let m_inf = (1.0 - (1.0 - m) / (1.0 - e)).clamp(0.0, 1.0);
+    MissRatioCurve::family(m_inf, Bytes(((held / low) as u64).max(1)), 1.0)
 }
 
 /// The capacity at which a curve has a miss ratio; `None` where it never has.

@@ -185,7 +185,7 @@ fn program(vm: &Vm, load: &Load, purpose: Purpose) -> Table {
         digits(load.write_share),
         "computed: traffic of all controllers over misses of all VMs",
     );
-    let MissRatioCurve { m_inf, c0, k } = load.curve;
+    let MissRatioCurve { m_inf, c0, k, .. } = load.curve;
     let mut curve = Table::new();
     curve.insert("m_inf", noted(digits(m_inf), "fitted"));
     curve.insert("c0", noted(size(c0), "fitted"));

@@ -160,11 +160,7 @@ pub fn profile(kernel: Kernel, parameters: &Parameters, facts: &Facts) -> (Workl
             )
         }
         Kernel::Stream(bytes) => {
-            let curve = MissRatioCurve {
-                m_inf: 1.0,
-                c0: Bytes(bytes as u64),
-                k: 1.0,
-            };
+            let curve = MissRatioCurve::family(1.0, Bytes(bytes as u64), 1.0);
             let exact = FittedCurve {
                 curve,
                 error_mean: 0.0,
@@ -242,11 +238,7 @@ mod tests {
 
     #[test]
     fn a_curve_of_the_family_is_found() {
-        let curve = MissRatioCurve {
-            m_inf: 0.3,
-            c0: Bytes(40_000_000),
-            k: 1.5,
-        };
+        let curve = MissRatioCurve::family(0.3, Bytes(40_000_000), 1.5);
         let fitted = fit(|share| curve.at(share * 1e8), 1e8, 2.0);
         assert!(fitted.error_max < 0.02, "{fitted:?}");
     }

@@ -179,12 +179,18 @@ fn amd48_is_at_most_two_hops_wide_and_its_distances_say_how_many() {
         assert_eq!(at_hops, [1, 4, 3]);
     }
     assert_eq!(hops_total as f64 / 64.0, 1.25); // as the header of amd48.toml says
-    let bandwidth = |from, to| {
-        let route = machine.route(NodeId(from), NodeId(to)).unwrap();
-        machine.links[route[0]].bandwidth.unwrap()
-    };
-    assert_eq!(bandwidth(0, 2), BytesPerSec(6 << 30));
-    assert_eq!(bandwidth(0, 1), BytesPerSec(12 << 30));
+    // "A maximum bandwidth of 6 GiB/s", and what a node sends to others is spread over its four links.
+    let most = machine.links.iter().map(|link| link.bandwidth.unwrap()).max();
+    assert_eq!(most, Some(BytesPerSec(6 << 30)));
+    for from in machine.nodes.keys() {
+        let mut by_link = std::collections::BTreeMap::new();
+        for to in machine.nodes.keys().filter(|to| *to != from) {
+            *by_link.entry(machine.route(from, to).unwrap()[0]).or_insert(0) += 1;
+        }
+        let mut counts: Vec<u32> = by_link.into_values().collect();
+        counts.sort_unstable();
+        assert_eq!(counts, [1, 2, 2, 2], "node {from}");
+    }
     let at = |node| machine.devices.iter().any(|device| device.node == NodeId(node));
     assert!(at(0) && at(6));
 }
@@ -203,6 +209,16 @@ fn amd48_latencies_are_those_of_table_3_within_three_percent() {
             cycles(hops)
         );
     }
+}
+
+#[test]
+fn amd48_sustains_as_many_scattered_lines_as_table_3_has_served() {
+    // Little's law: each of 48 threads gets a line per latency, the clock is 2.2 GHz, 6 threads are at 0 hops, 24 at 1, 18 at 2.
+    let served = 64.0 * 2.2e9 * (6.0 / 697.0 + 24.0 / 740.0 + 18.0 / 863.0);
+    let machine = preset("amd48").unwrap();
+    let streams = machine.nodes[NodeId(0)].memory_bandwidth.unwrap().as_f64();
+    let share = machine.hardware.unwrap().scattered_throughput.unwrap();
+    assert!((share * streams / served - 1.0).abs() < 1e-3, "{share}");
 }
 
 #[test]

@@ -14,6 +14,8 @@ pub(super) struct Figures {
     pub memory_waits: f64,
     /// What an interrupt to another CPU costs under this hypervisor.
     pub ipi_ns: f64,
+    /// What a vCPU that halted owes when it is woken, beside the interrupt; nothing on the bare machine.
+    pub wake_ns: f64,
     /// What a lock costs that changes hands: a line from another node, all alike.
     pub handoff_ns: f64,
 }
@@ -28,6 +30,7 @@ impl Figures {
         line_bytes: f64,
     ) -> Figures {
         let pairs = (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to)));
+        let wake = hardware.wake.map_or(0.0, |wake| wake.exit_ns + wake.schedule_ns);
         let lines = pairs.map(|(from, to)| fabric.latency_between(from, to));
         Figures {
             clock_ghz: hardware.clock_hz as f64 / 1e9,
@@ -36,6 +39,10 @@ impl Figures {
             ipi_ns: match scenario.hypervisor {
                 Hypervisor::Native => hardware.ipi.native_ns,
                 Hypervisor::Kvm | Hypervisor::Xen => hardware.ipi.virtual_ns,
+            },
+            wake_ns: match scenario.hypervisor {
+                Hypervisor::Native => 0.0,
+                Hypervisor::Kvm | Hypervisor::Xen => wake,
             },
             handoff_ns: lines.sum::<f64>() / (nodes * nodes) as f64,
         }

@@ -74,7 +74,13 @@ impl Engine {
         {
             return;
         }
+        // What a device takes for a guest was measured in one, its wake-up included.
+        let rested = owner.threads[thread].doing == Doing::Resting;
         owner.threads[thread].doing = Doing::Computing;
+        if rested {
+            self.wake(vm, thread, None);
+            return;
+        }
         let task = owner.task(thread);
         self.scheduler.wake(task, None, self.now);
         self.after_scheduling();

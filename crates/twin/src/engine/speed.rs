@@ -103,7 +103,9 @@ impl Engine {
                 cost.waits *= self.figures.memory_waits;
                 if program.waiting == Waiting::Sleep {
                     let wakeups = program.wakeups_per_m_instructions / 1e6;
-                    cost.busy_cycles += wakeups * self.figures.ipi_ns * self.figures.clock_ghz;
+                    // All threads do alike: who wakes others is woken as often.
+                    let each_ns = self.figures.ipi_ns + self.figures.wake_ns;
+                    cost.busy_cycles += wakeups * each_ns * self.figures.clock_ghz;
                 }
                 cost
             }

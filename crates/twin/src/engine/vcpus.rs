@@ -146,10 +146,7 @@ impl Engine {
                     };
                     self.agenda.set(Ns(self.now.0 + sent_ns as u64), wake);
                 }
-                (Run::Sleeping, true) => {
-                    self.scheduler.wake(task, Some(cpu), self.now);
-                    self.after_scheduling();
-                }
+                (Run::Sleeping, true) => self.wake(vm, other, Some(cpu)),
                 (Run::Sleeping, false) => self.set_housekeeping(vm, other),
                 (Run::Running, true) => {
                     let cpu = self.scheduler.queues.tasks[task].cpu;
@@ -173,10 +170,16 @@ impl Engine {
         owner.threads[thread].timer_set = false;
         if owner.present() && owner.threads[thread].doing == Doing::Idle {
             owner.housekeep(thread);
-            let task = owner.task(thread);
-            self.scheduler.wake(task, None, self.now);
-            self.after_scheduling();
+            self.wake(vm, thread, None);
         }
+    }
+
+    /// Wakes a vCPU that has halted: it owes its way back into the guest.
+    pub(super) fn wake(&mut self, vm: VmIx, thread: ThreadIx, waker: Option<CpuIx>) {
+        self.vms[vm].threads[thread].owed_ns += self.figures.wake_ns;
+        let task = self.vms[vm].task(thread);
+        self.scheduler.wake(task, waker, self.now);
+        self.after_scheduling();
     }
 
     /// An interrupt that a CPU has sent arrives at a vCPU, which may be awake or gone by now.
@@ -185,8 +188,7 @@ impl Engine {
         let task = owner.task(thread);
         let sleeps = self.scheduler.queues.tasks[task].run == Run::Sleeping;
         if sleeps && owner.present() && owner.threads[thread].runnable() {
-            self.scheduler.wake(task, Some(waker), self.now);
-            self.after_scheduling();
+            self.wake(vm, thread, Some(waker));
         }
     }
 

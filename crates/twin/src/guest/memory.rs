@@ -23,7 +23,10 @@
 
 mod frames;
 mod hands;
+mod scattered;
 mod swap;
+
+pub(crate) use scattered::Scattered;
 
 use homenode_units::{Bytes, Chance, divide_proportionally};
 
@@ -168,6 +171,8 @@ pub(crate) struct VmMemory {
     pub home: Option<Vec<usize>>,
     /// Where interleaving over home nodes goes on.
     pub next_home: usize,
+    /// What of its program's pages was touched before.
+    pub scattered: Scattered,
 }
 
 impl VmMemory {
@@ -201,6 +206,7 @@ impl VmMemory {
             exchanged: 0,
             home: None,
             next_home: 0,
+            scattered: Scattered::default(),
         };
         // vCPU 0 boots the kernel; each other touches its own per-CPU data.
         let boot_shares: Vec<u64> = (0..vcpus)

@@ -15,10 +15,14 @@
 //! `ipi`; [Policies, section 5.3.2]). Other wake-ups of a sleeping program cost an interrupt each as well
 //! ([`crate::workload::Program::wakeups_per_m_instructions`]); one that spins pays for none.
 //!
+//! Under a hypervisor who is woken pays for its way back, before it goes on: the exit of its halt, the entry, the
+//! schedulers (the machine's `wake`, where it has one). So does a vCPU that a timer wakes. Not who waited for a device:
+//! what devices take for guests was measured in guests.
+//!
 //! # Left out
 //!
 //! Spinning for a while and then halting; a spinning hyperthread that leaves more to its sibling than a computing one;
-//! what an interrupt costs its receiver; locks; page cache.
+//! what an interrupt costs its receiver beyond that; that a halt's exit is over before the wake-up; locks; page cache.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -28,7 +32,7 @@ use homenode_units::{Bytes, Chance, MemoryPolicy, Ns, Placing, VmId};
 
 use super::autonuma::{Autonuma, one_process};
 use super::costs::{BOOT_CPU, BOOT_CPU_SECONDARY, HIGH_MEMORY, HOUSEKEEPING_RUN, TOUCH_NS, boot_footprint};
-use super::memory::{Touches, VmMemory};
+use super::memory::{Scattered, Touches, VmMemory};
 use super::releases::Releases;
 use super::runtime::Runtime;
 use super::thread::{Doing, Thread};
@@ -273,6 +277,7 @@ impl Vm {
             workload.program.as_ref(),
             View::of(spec, hypervisor),
         );
+        memory.scattered = Scattered::new(spec.memory_scattered);
         memory.lie_from(HIGH_MEMORY.to_pages().0, spec.memory.to_pages().0);
         if hypervisor == Hypervisor::Xen && spec.memory_policy.placing == Placing::FirstTouch {
             memory.when_full = WhenFull::InTurn;

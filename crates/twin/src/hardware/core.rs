@@ -78,6 +78,8 @@ pub(crate) struct CoreCost {
     pub accesses: f64,
     /// LLC misses per instruction.
     pub misses: f64,
+    /// Those of them that do not follow on another in memory.
+    pub scattered: f64,
     /// Latencies of memory that an instruction waits for: misses over misses in flight.
     pub waits: f64,
 }
@@ -114,6 +116,7 @@ impl CoreCost {
             busy_cycles: program.cpi_core * cpi_factor + hits,
             accesses,
             misses,
+            scattered: misses * (1.0 - program.streamed(llc.miss_ratio)),
             waits: misses / in_flight,
         };
         if paging.refs > 0.0 {
@@ -139,6 +142,7 @@ impl CoreCost {
         self.busy_cycles += refs * in_l2 * hw.latency.l2_cycles + (beyond - missed) * hw.latency.llc_cycles;
         self.accesses += beyond;
         self.misses += missed;
+        self.scattered += missed;
         self.waits += missed;
     }
 
@@ -183,11 +187,7 @@ mod tests {
     fn cost(page: Bytes, in_guest: bool, llc_bytes: f64) -> CoreCost {
         let hw = preset("amd48").unwrap().hardware.unwrap();
         let mut program = builtin("mcf").unwrap().program.unwrap();
-        let curve = MissRatioCurve {
-            m_inf: 0.0,
-            c0: Bytes::from_mib(64),
-            k: 1.0,
-        };
+        let curve = MissRatioCurve::family(0.0, Bytes::from_mib(64), 1.0);
         program.translation = Some(Translation {
             accesses_per_kilo_instruction: 400.0,
             miss_ratio: curve,

@@ -11,7 +11,9 @@
 //!   `T_sat = 64 * sum of in-flight misses / capacity` comes out of the fixed point by itself, and programs that rarely
 //!   miss are not held back by a full controller).
 //! - Traffic: a missed line moves from the page's node to the CPU's; `write_share` of them return later. Every byte
-//!   counts at the controller and on each link of its route.
+//!   counts at the controller and on each link of its route. A scattered line, one that follows on no other in memory,
+//!   opens a DRAM page of its own and takes a controller as long as `1 / s` lines of a stream do, `s` being the machine's
+//!   `scattered_throughput`: it loads the controller by as many bytes, and links by its own.
 //!
 //! # Algorithm
 //!
@@ -24,8 +26,7 @@
 //! # Left out
 //!
 //! Requests and coherence traffic (data only), the load of zeroing new pages (it is counted as traffic), reads and writes
-//! with different costs at the controller, DRAM pages
-//! and banks, directory lookups.
+//! with different costs at the controller, DRAM banks, streams that close each other's DRAM pages, directory lookups.
 
 use homenode_machine::{Hardware, LoadCurve};
 
@@ -58,6 +59,8 @@ struct Flow {
     bytes: f64,
     /// Share of missed lines that are written back.
     write_share: f64,
+    /// How much longer than a line of a stream a line of it takes a controller on average, less 1.
+    excess: f64,
 }
 
 impl Flow {
@@ -91,6 +94,8 @@ pub(crate) struct Fabric {
     nodes: usize,
     clock_ghz: f64,
     line_bytes: f64,
+    /// How much longer than a line of a stream a scattered one takes a controller, less 1.
+    scattered_excess: f64,
     /// Unloaded latencies, curves, capacities and present latencies: controllers first, then links.
     resources: Vec<Resource>,
     /// Link resources of each route, by `from * nodes + to`.
@@ -198,6 +203,7 @@ impl Fabric {
             nodes,
             clock_ghz: hw.clock_hz as f64 / 1e9,
             line_bytes,
+            scattered_excess: 1.0 / hw.scattered_throughput.unwrap_or(1.0) - 1.0,
             loads: vec![0.0; resources.len()],
             resources,
             routes: topology.routes.iter().flatten().map(as_resources).collect(),
@@ -248,12 +254,18 @@ impl Fabric {
 
     /// Adds a thread that runs on a CPU of `node`; gives its number in this solution.
     pub fn add(&mut self, node: usize, cost: &CoreCost, write_share: f64, weights: &[f64]) -> usize {
+        let excess = if self.scattered_excess > 0.0 && cost.misses > 0.0 {
+            self.scattered_excess * cost.scattered / cost.misses
+        } else {
+            0.0
+        };
         self.flows.push(Flow {
             node,
             busy_ns: cost.busy_cycles / self.clock_ghz,
             waits: cost.waits,
             bytes: cost.misses * self.line_bytes,
             write_share,
+            excess,
         });
         self.weights.extend_from_slice(weights);
         self.flows.len() - 1
@@ -300,6 +312,12 @@ impl Fabric {
             for ((read, write), weight) in reads.iter_mut().zip(writes).zip(weights) {
                 *read += bytes * weight;
                 *write += bytes * flow.write_share * weight;
+            }
+            if flow.excess > 0.0 {
+                let more = bytes * (1.0 + flow.write_share) * flow.excess;
+                for (load, weight) in self.loads.iter_mut().zip(weights) {
+                    *load += more * weight;
+                }
             }
         }
         for cpu_node in 0..self.nodes {
@@ -361,7 +379,7 @@ impl Fabric {
         {
             let bytes = flow.rate(self.latency_ns(flow.node, weights));
             for (memory_node, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
-                let mut uses = vec![(memory_node, 1.0 + flow.write_share)];
+                let mut uses = vec![(memory_node, (1.0 + flow.write_share) * (1.0 + flow.excess))];
                 uses.extend(
                     self.routes[memory_node * self.nodes + flow.node]
                         .iter()

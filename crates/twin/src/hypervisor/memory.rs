@@ -215,7 +215,14 @@ impl HostMemory {
             wanted.fill(0);
             match &vm.turns {
                 Some(turns) => turns.deal(vm.next_frame(region, class), pages, &mut wanted),
-                None => wanted[vm.view.node_of(by.vcpu, by.node)] = pages,
+                None => {
+                    // The kernel's, region 0, are touched at boot.
+                    let before = match region {
+                        0 => 0,
+                        _ => vm.scattered.deal(pages, || self.nodes(), &mut wanted),
+                    };
+                    wanted[vm.view.node_of(by.vcpu, by.node)] += pages - before;
+                }
             }
             if !vm.owns_frames {
                 vm.view.take(&mut wanted, &topology.fallback);

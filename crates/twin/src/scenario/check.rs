@@ -262,6 +262,7 @@ impl Scenario {
             }
             vm.check_figures().map_err(within(&key))?;
             vm.check_guest(self.hypervisor).map_err(within(&key))?;
+            vm.check_scattered(self.hypervisor).map_err(within(&key))?;
             self.workload(vm)
                 .map_err(|error| within(&key)(("workload", error)))?;
             self.check_backend(vm).map_err(within(&key))?;
@@ -598,7 +599,7 @@ impl VmSpec {
         Ok(())
     }
 
-    fn refuse(
+    pub(super) fn refuse(
         &self,
         key: &'static str,
         setting: &'static str,

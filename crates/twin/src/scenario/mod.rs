@@ -9,6 +9,7 @@ mod check;
 mod disturbance;
 mod event;
 mod library;
+mod scattered;
 
 use std::sync::Arc;
 
@@ -149,6 +150,10 @@ pub struct VmSpec {
     #[serde(default)]
     #[schemars(with = "notation::MemoryPolicy")]
     pub memory_policy: MemoryPolicy,
+    /// Share of what its program touches that the guest has used before, and that lies on all nodes alike since; 0 of a
+    /// guest that has just booted. Of VMs whose guest sees one node and whose pages are placed by first touch.
+    #[serde(default)]
+    pub memory_scattered: f64,
     /// Size of the pages by which guest and hypervisor map its memory: what the TLB holds.
     #[serde(default)]
     pub page_size: PageSize,
@@ -394,6 +399,7 @@ impl VmSpec {
             allocation: Allocation::FirstTouch,
             autonuma: false,
             release_calls: ReleaseCalls::None,
+            memory_scattered: 0.0,
             weight: usual_weight(),
             waiting: None,
             cap_percent: None,

@@ -5,7 +5,7 @@ use homenode_units::Bytes;
 use super::MissRatioCurve;
 
 /// The curve of the family that is nearest to given miss ratios, and how far it is from them.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct FittedCurve {
     /// The curve.
     pub curve: MissRatioCurve,
@@ -37,21 +37,19 @@ impl FittedCurve {
         }
         let curve = curve(points, best.0, best.1);
         let distance = |(bytes, wanted): &(f64, f64)| (curve.at(*bytes) - wanted).abs();
+        let error_mean = points.iter().map(distance).sum::<f64>() / points.len().max(1) as f64;
+        let error_max = points.iter().map(distance).fold(0.0, f64::max);
         FittedCurve {
             curve,
-            error_mean: points.iter().map(distance).sum::<f64>() / points.len().max(1) as f64,
-            error_max: points.iter().map(distance).fold(0.0, f64::max),
+            error_mean,
+            error_max,
         }
     }
 }
 
 /// The curve with this `c0` and `k` whose `m_inf` is the best.
 fn curve(points: &[(f64, f64)], c0: f64, k: f64) -> MissRatioCurve {
-    let mut curve = MissRatioCurve {
-        m_inf: 0.0,
-        c0: Bytes(c0.max(1.0) as u64),
-        k,
-    };
+    let mut curve = MissRatioCurve::family(0.0, Bytes(c0.max(1.0) as u64), k);
     // m = m_inf (1 - e) + e is linear in m_inf.
     let (mut above, mut below) = (0.0, 0.0);
     for (bytes, wanted) in points {
@@ -86,7 +84,7 @@ mod tests {
             (0.5, 2_000_000, 8.0),
         ] {
             let c0 = Bytes(c0);
-            let wanted = MissRatioCurve { m_inf, c0, k };
+            let wanted = MissRatioCurve::family(m_inf, c0, k);
             let points: Vec<(f64, f64)> = (0..60)
                 .map(|at| libm::pow(2.0, 16.0 + f64::from(at) / 6.0))
                 .map(|bytes| (bytes, wanted.at(bytes)))

@@ -4,7 +4,8 @@
 
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
-use homenode_twin::{Scenario, Twin, VmSpec, Workload};
+use homenode_twin::workload::{Barrier, Threads, Waiting};
+use homenode_twin::{Hypervisor, Scenario, Twin, VmSpec, Workload};
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns};
 
 pub fn r910() -> Machine {
@@ -85,4 +86,38 @@ pub fn runtime(machine: &Machine, vms: Vec<VmSpec>) -> f64 {
         twin.run_to_end(Ns(twin.now().0 + 500_000_000));
     }
     twin.report().vms[0].runtime_s.expect("checked above")
+}
+
+pub fn amd48() -> Machine {
+    preset("amd48").expect("amd48 comes with the machines")
+}
+
+/// A scenario of one VM on a hypervisor, with these workloads of its own.
+pub fn one(hypervisor: Hypervisor, spec: VmSpec, workloads: &[Workload]) -> Scenario {
+    let mut scenario = Scenario::of("guests", vec![spec]);
+    scenario.hypervisor = hypervisor;
+    scenario.workloads = workloads.to_vec();
+    scenario
+}
+
+pub fn start(machine: &Machine, scenario: &Scenario) -> Twin {
+    Twin::new(machine.clone(), scenario, 1).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A VM of 8 vCPUs and 8 GiB.
+pub fn vm(workload: &str) -> VmSpec {
+    VmSpec::new("a", 8, Bytes::from_gib(8), workload)
+}
+
+/// A program of threads that meet every 0.2 M instructions, 20 000 times.
+pub fn meeting(waiting: Waiting) -> Workload {
+    let mut workload = program("meeting", 0.01, 0.02, 4.0, "private");
+    let program = workload.program.as_mut().expect("it has one");
+    program.threads = Threads::OnePerVcpu;
+    program.waiting = waiting;
+    program.barrier = Some(Barrier {
+        interval_m_instructions: 0.2,
+        imbalance: 0.0,
+    });
+    workload
 }
