@@ -10,6 +10,7 @@ use homenode_twin::Disturbance;
 use homenode_units::{BytesPerSec, MemoryPolicy, Ns, Permit};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
+use crate::experiment::ExperimentArgs;
 use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
 use crate::maintenance::{DrainArgs, PauseArgs};
@@ -261,6 +262,19 @@ Examples:
   homenode reproduce tavo policies.imbalance --figures figures
   homenode reproduce TAVO --json --jobs 1")]
     Reproduce(ReproduceArgs),
+    /// Make an experiment that a file describes: runs of the twin, what is computed of them, tests, tables, figures
+    #[command(
+        after_help = "A file says what is run (a grid of labels, each with its settings), what is computed of it and how that is shown;
+docs/USE.md explains it, and data/experiments/example.toml is one to start from. Finished runs are kept, so it can be
+interrupted. With --vary it is made once more for each factor, and the results stand side by side.
+
+Examples:
+  homenode experiment mine.toml --jobs 4
+  homenode experiment mine.toml --vary machine.controllers=0.5,2 --vary workload.misses-in-flight=0.5
+  homenode experiment mine.toml --csv > runs.csv               a row for each VM of each run
+  homenode experiment mine.toml --json --figures figures"
+    )]
+    Experiment(ExperimentArgs),
     /// Say what this host has for all that the agent can do, what it lacks, and how to get it
     Doctor(AgentArgs),
     /// Check a file of settings, or show all settings

@@ -47,6 +47,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "doctor": homenode_agent::doctor::Examined,
         "config": crate::settings::Shown,
         "claims": homenode_reproduce::Claims<'_>,
+        "experiment": homenode_reproduce::Experiment<'_>,
         "footprint": homenode_calibrate::footprint::Found,
         "log-estimate": homenode_calibrate::page_log::Known,
         "log-estimates": homenode_calibrate::page_log::Report,

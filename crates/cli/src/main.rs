@@ -16,6 +16,7 @@ mod complaint;
 mod doctor;
 #[cfg(test)]
 mod documents;
+mod experiment;
 mod fleet;
 mod journald;
 mod kernel_footprint;
@@ -224,6 +225,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => replay::run(&args)?,
         Command::Why(args) => why::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
+        Command::Experiment(args) => experiment::run(&args)?,
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Config(command) => return settings::run(&command),
         Command::Release(args) => {

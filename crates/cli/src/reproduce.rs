@@ -9,8 +9,8 @@ use std::time::Instant;
 use anyhow::Context;
 use homenode_api::document::document;
 use homenode_reproduce::{
-    Bands, Cache, Reproduced, Watch, claims, headline, published, reproduce, reproduce_with_bands, tally,
-    to_json,
+    Bands, Cache, Figure, Reproduced, Watch, claims, headline, published, reproduce, reproduce_with_bands,
+    tally, to_json,
 };
 
 use crate::bad_input;
@@ -38,6 +38,13 @@ pub struct ReproduceArgs {
     pub bands: Option<PathBuf>,
     #[command(flatten)]
     pub shown: ShownArgs,
+    #[command(flatten)]
+    pub runs: RunsArgs,
+}
+
+/// How runs of the twin are made and kept.
+#[derive(Debug, clap::Args)]
+pub struct RunsArgs {
     /// Runs at a time; default: as many as there are CPUs. Results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
@@ -47,6 +54,22 @@ pub struct ReproduceArgs {
     /// Where finished runs are kept; default: `homenode/reproduce` in the user's cache directory
     #[arg(long, value_name = "DIR", conflicts_with = "fresh")]
     pub cache: Option<PathBuf>,
+}
+
+impl RunsArgs {
+    /// How many at a time.
+    pub fn jobs(&self) -> usize {
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.jobs.map_or_else(available, usize::from)
+    }
+
+    /// Where finished ones are, if they are kept.
+    pub fn cache(&self, watch: &Terminal) -> Option<Cache> {
+        match self.fresh {
+            true => None,
+            false => open_cache(self.cache.as_deref(), watch),
+        }
+    }
 }
 
 /// Decides the selected claims and shows what came of them. Whatever the verdicts, it has then succeeded.
@@ -63,16 +86,8 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     if let Some(directory) = &args.figures {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     }
-    let jobs = args.jobs.map_or_else(available, usize::from);
-    let watch = Terminal {
-        drawn: Mutex::new(false),
-        since: Instant::now(),
-    };
-    let cache = if args.fresh {
-        None
-    } else {
-        open_cache(args.cache.as_deref(), &watch)
-    };
+    let (jobs, watch) = (args.runs.jobs(), Terminal::default());
+    let cache = args.runs.cache(&watch);
     let results = match &args.bands {
         None => reproduce(selected, jobs, cache.as_ref(), &watch),
         Some(path) => {
@@ -84,7 +99,10 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     };
     watch.erase();
     if let Some(directory) = &args.figures {
-        write_figures(directory, &results)?;
+        let decisions = results.iter().filter_map(|one| one.decision.as_ref());
+        let own = decisions.flat_map(|decision| &decision.figures);
+        write_figures(directory, own)?;
+        write_figures(directory, &homenode_reproduce::scoreboard::figures(&results))?;
     }
     if let Some(path) = &args.document {
         let document = homenode_reproduce::render(&results);
@@ -126,10 +144,6 @@ fn beside(path: &Path, more: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn available() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// The cache, by default where the user keeps such; without one the runs are made all the same.
 fn open_cache(directory: Option<&Path>, watch: &Terminal) -> Option<Cache> {
     let directory = directory.map(Path::to_owned).or_else(cache_home)?;
@@ -156,10 +170,12 @@ fn cache_home() -> Option<PathBuf> {
     Some(home.join("homenode/reproduce"))
 }
 
-fn write_figures(directory: &Path, results: &[Reproduced]) -> anyhow::Result<()> {
-    let decisions = results.iter().filter_map(|one| one.decision.as_ref());
-    let own = decisions.flat_map(|decision| decision.figures.iter().cloned());
-    for figure in own.chain(homenode_reproduce::scoreboard::figures(results)) {
+/// Draws figures, a file each.
+pub fn write_figures<'a>(
+    directory: &Path,
+    figures: impl IntoIterator<Item = &'a Figure>,
+) -> anyhow::Result<()> {
+    for figure in figures {
         let path = directory.join(format!("{}.svg", figure.name));
         fs::write(&path, figure.svg()).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -211,10 +227,19 @@ fn cell(text: &str) -> String {
 }
 
 /// Progress on a terminal, nothing in a pipe; notes always, on standard error.
-struct Terminal {
+pub struct Terminal {
     /// Whether a line of progress stands there now.
     drawn: Mutex<bool>,
     since: Instant,
+}
+
+impl Default for Terminal {
+    fn default() -> Terminal {
+        Terminal {
+            drawn: Mutex::new(false),
+            since: Instant::now(),
+        }
+    }
 }
 
 impl Terminal {
@@ -231,7 +256,8 @@ impl Terminal {
         write!(std::io::stderr(), "{erase}{text}").ok();
     }
 
-    fn erase(&self) {
+    /// Takes the line of progress away.
+    pub fn erase(&self) {
         self.write("", false);
     }
 }

@@ -1,16 +1,14 @@
 //! Which experiment decides a claim, and what comes of it.
 
 use crate::claims::Claim;
-use crate::experiment::{Experiment, Reproduced, kind, kind_of_all, undecided};
+use crate::experiment::{Decides, Reproduced, kind, kind_of_all, undecided};
 use crate::experiments;
 use crate::verdict::{Verdict, judge, unknown_name};
 use crate::work::Outcomes;
 
 /// The experiment that decides a claim, if there is one.
-pub fn of(claim: &Claim) -> Option<&'static Experiment> {
-    experiments::ALL
-        .iter()
-        .find(|experiment| experiment.claim == claim.id)
+pub fn of(claim: &Claim) -> Option<&'static dyn Decides> {
+    experiments::all().find(|experiment| experiment.claim() == claim.id)
 }
 
 /// Decides a claim.
@@ -21,9 +19,14 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
         let reason = outside.map_or("there is no experiment for it yet", |(_, why)| why);
         return undecided(claim, verdict, reason.to_owned());
     };
-    match (experiment.decide)(outcomes) {
+    decided(claim, experiment, outcomes)
+}
+
+/// What an experiment makes of a claim.
+pub fn decided(claim: Claim, experiment: &dyn Decides, outcomes: &Outcomes) -> Reproduced {
+    match experiment.decide(outcomes) {
         Ok(mut decision) => {
-            let kind = kind(&claim, &decision.measured, &(experiment.runs)());
+            let kind = kind(&claim, &decision.measured, &experiment.runs());
             let judgement = judge(&claim, &decision.measured, kind);
             if let Some(name) = unknown_name(&claim, &judgement) {
                 let said = format!("the file of claims says something of `{name}`, which nobody judges");
@@ -55,9 +58,8 @@ mod tests {
     #[test]
     fn every_experiment_and_exclusion_names_one_claim() {
         let known: BTreeSet<String> = crate::claims::all().into_iter().map(|claim| claim.id).collect();
-        let named: Vec<&str> = experiments::ALL
-            .iter()
-            .map(|experiment| experiment.claim)
+        let named: Vec<&str> = experiments::all()
+            .map(Decides::claim)
             .chain(experiments::NOT_MODELLED.iter().map(|(id, _)| *id))
             .collect();
         assert!(named.iter().all(|id| known.contains(*id)), "{named:?}");

@@ -11,7 +11,20 @@ use crate::run::Run;
 use crate::verdict::{Judgement, Measured, Part, Verdict};
 use crate::work::Outcomes;
 
-/// An experiment.
+/// What decides a claim.
+pub trait Decides: Sync {
+    /// The claim that it decides.
+    fn claim(&self) -> &str;
+    /// What must be run.
+    fn runs(&self) -> Vec<Run>;
+    /// What comes of it.
+    ///
+    /// # Errors
+    /// What is missing, in a sentence.
+    fn decide(&self, outcomes: &Outcomes) -> Result<Decision, String>;
+}
+
+/// An experiment in code: what no file can say.
 #[derive(Clone, Copy)]
 pub struct Experiment {
     /// The claim that it decides.
@@ -20,6 +33,20 @@ pub struct Experiment {
     pub runs: fn() -> Vec<Run>,
     /// What comes of it; in an error, what is missing.
     pub decide: fn(&Outcomes) -> Result<Decision, String>,
+}
+
+impl Decides for Experiment {
+    fn claim(&self) -> &str {
+        self.claim
+    }
+
+    fn runs(&self) -> Vec<Run> {
+        (self.runs)()
+    }
+
+    fn decide(&self, outcomes: &Outcomes) -> Result<Decision, String> {
+        (self.decide)(outcomes)
+    }
 }
 
 /// What an experiment found.

@@ -15,10 +15,13 @@
 mod cache;
 pub mod claims;
 mod decide;
+mod design;
 mod document;
 mod experiment;
 mod experiments;
 mod figure;
+mod made;
+mod models;
 mod run;
 pub mod scoreboard;
 mod stats;
@@ -32,9 +35,13 @@ use serde_json::{Value, json};
 
 pub use cache::Cache;
 pub use claims::Claim;
+pub use design::Design;
+pub use design::array::Row;
 pub use document::{Document, headline, ours, published, render, tally};
+use experiment::Decides;
 pub use experiment::{Decision, Reproduced, Table};
 pub use figure::{Figure, Shape};
+pub use made::{Experiment, Made, experiment, experiment_to_json};
 pub use scoreboard::{Bands, Scoreboard};
 pub use work::Watch;
 
@@ -73,13 +80,13 @@ fn decided(
     jobs: usize,
     cache: Option<&Cache>,
     watch: &dyn Watch,
-    more: fn(&Claim, &experiment::Experiment) -> Vec<run::Run>,
+    more: fn(&Claim, &dyn Decides) -> Vec<run::Run>,
 ) -> (Vec<Reproduced>, work::Outcomes) {
     let experiments = claims
         .iter()
         .filter_map(|claim| Some((claim, decide::of(claim)?)));
     let runs =
-        experiments.flat_map(|(claim, experiment)| [(experiment.runs)(), more(claim, experiment)].concat());
+        experiments.flat_map(|(claim, experiment)| [experiment.runs(), more(claim, experiment)].concat());
     let outcomes = work::execute(runs.collect(), jobs, cache, watch);
     let all = claims
         .into_iter()

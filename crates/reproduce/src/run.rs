@@ -15,7 +15,7 @@ use crate::vary::{self, Change};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
     /// Preset of the machine.
-    pub machine: &'static str,
+    pub machine: String,
     /// Inputs that are to be others than the machine's and the workloads' own: what a claim would be with them.
     pub changes: Vec<Change>,
     /// VMs and their programs.
@@ -107,9 +107,9 @@ pub struct VcpuCounts {
 impl Run {
     /// A run of a scenario under policies, to the end of its programs; `until` is only there to end it should that not
     /// come.
-    pub fn to_end(machine: &'static str, scenario: Scenario, policies: PolicySet, seed: u64) -> Run {
+    pub fn to_end(machine: &str, scenario: Scenario, policies: PolicySet, seed: u64) -> Run {
         Run {
-            machine,
+            machine: machine.to_owned(),
             changes: Vec::new(),
             scenario,
             config: published(policies),
@@ -121,7 +121,7 @@ impl Run {
     }
 
     /// A run of which counts what happens between two times, under the hypervisor alone.
-    pub fn between(machine: &'static str, scenario: Scenario, warm_up: Ns, until: Ns) -> Run {
+    pub fn between(machine: &str, scenario: Scenario, warm_up: Ns, until: Ns) -> Run {
         Run {
             warm_up,
             until,
@@ -129,10 +129,12 @@ impl Run {
         }
     }
 
-    /// What tells this run from all others, as text. Profiles and machines that come with the program are named, not
-    /// contained: whoever keeps this beside a result must keep which program it was too.
+    /// What tells this run from all others, as text: not what its scenario is called. Profiles and machines that come with the
+    /// program are named, not contained: whoever keeps this beside a result must keep which program it was too.
     pub fn description(&self) -> String {
-        format!("{self:?}")
+        let mut nameless = self.clone();
+        nameless.scenario.name.clear();
+        format!("{nameless:?}")
     }
 
     /// Simulates it.
@@ -140,7 +142,7 @@ impl Run {
     /// # Errors
     /// A machine or workload that does not exist, a scenario that the machine cannot run; in a sentence.
     pub fn execute(&self) -> Result<Outcome, String> {
-        let mut machine = homenode_machine_files::preset(self.machine).map_err(|error| error.to_string())?;
+        let mut machine = homenode_machine_files::preset(&self.machine).map_err(|error| error.to_string())?;
         vary::machine(&mut machine, &self.changes);
         let mut scenario = self.scenario.clone();
         vary::scenario(&mut scenario, &self.changes);

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Kind;
 use crate::claims::{Attribution, Claim};
 use crate::decide;
-use crate::experiment::{Experiment, Reproduced};
+use crate::experiment::{Decides, Reproduced};
 use crate::figure::{Figure, Line, Shape};
 use crate::run::Run;
 use crate::vary::Change;
@@ -297,11 +297,12 @@ impl Bands {
     pub fn of(claims: &[Claim], outcomes: &Outcomes) -> Bands {
         let of_claim = |claim: &Claim| {
             let experiment = decide::of(claim)?;
-            let base = (experiment.decide)(outcomes).ok()?.measured.numbers;
+            let base = experiment.decide(outcomes).ok()?.measured.numbers;
             let ends: Vec<BTreeMap<String, f64>> = ends(claim)
                 .filter_map(|change| {
                     Some(
-                        (experiment.decide)(&outcomes.under(&[change]))
+                        experiment
+                            .decide(&outcomes.under(&[change]))
                             .ok()?
                             .measured
                             .numbers,
@@ -374,8 +375,8 @@ fn ends(claim: &Claim) -> impl Iterator<Item = Change> {
 }
 
 /// The runs that a claim's bands need beyond its own.
-pub fn runs(claim: &Claim, experiment: &Experiment) -> Vec<Run> {
-    let runs = (experiment.runs)();
+pub fn runs(claim: &Claim, experiment: &dyn Decides) -> Vec<Run> {
+    let runs = experiment.runs();
     ends(claim)
         .flat_map(|change| runs.iter().map(move |run| changed(run, &[change])))
         .collect()

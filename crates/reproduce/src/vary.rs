@@ -7,7 +7,7 @@ use std::fmt;
 
 use homenode_machine::Machine;
 use homenode_twin::{Scenario, Workload, workload};
-use homenode_units::{Bytes, BytesPerSec};
+use homenode_units::{Bytes, BytesPerSec, Candidates};
 use serde::{Deserialize, Serialize};
 
 /// An input that can be changed. Workloads' inputs change for all workloads of a run alike.
@@ -60,6 +60,24 @@ pub enum Input {
     Allocations,
 }
 
+/// All of them.
+const ALL: [Input; 14] = [
+    Input::Controllers,
+    Input::Links,
+    Input::Hop,
+    Input::Memory,
+    Input::LlcAccesses,
+    Input::MissesInFlight,
+    Input::WorkingSet,
+    Input::Reuse,
+    Input::Writes,
+    Input::Imbalance,
+    Input::BarrierInterval,
+    Input::Wakeups,
+    Input::Io,
+    Input::Allocations,
+];
+
 impl Input {
     /// The input as it is named in files.
     pub fn name(self) -> String {
@@ -78,6 +96,26 @@ pub struct Change {
     pub input: Input,
     /// Multiplies it; above 0.
     pub factor: f64,
+}
+
+impl Change {
+    /// The input of this name, by a factor.
+    ///
+    /// # Errors
+    /// A name that no input has, with the nearest; a factor that is not above 0.
+    pub fn parse(name: &str, factor: f64) -> Result<Change, String> {
+        let input = serde_json::from_value(serde_json::Value::String(name.to_owned()));
+        let input = input.map_err(|_| {
+            let known = Candidates::of(name, ALL.iter().map(|input| input.name()));
+            format!("no input is named `{name}`{known}")
+        })?;
+        if factor > 0.0 && factor.is_finite() {
+            return Ok(Change { input, factor });
+        }
+        Err(format!(
+            "`{name}` is multiplied by a number above 0, not by {factor}"
+        ))
+    }
 }
 
 impl fmt::Display for Change {
@@ -229,6 +267,16 @@ mod tests {
         );
         let program = varied.workloads[0].program.as_ref().unwrap();
         assert_eq!((program.misses_in_flight, program.write_share), (1.0, 1.0));
+    }
+
+    #[test]
+    fn every_input_is_read_by_its_name_and_no_other() {
+        for input in ALL {
+            assert_eq!(Change::parse(&input.name(), 2.0), Ok(change(input, 2.0)));
+        }
+        let said = Change::parse("machine.controler", 2.0).unwrap_err();
+        assert!(said.contains("did you mean `machine.controllers`?"), "{said}");
+        assert!(Change::parse("machine.hop", 0.0).unwrap_err().contains("above 0"));
     }
 
     #[test]

@@ -1,44 +1,85 @@
-//! The experiments, by claim.
+//! The experiments, by claim: in files, and in code what no file can say.
 
 mod flip;
-mod four_sources;
-mod kyoto;
-mod latencies;
-mod overhead;
 mod page_logs;
-mod policies;
-mod tavo;
-mod xpv;
+
+use std::sync::LazyLock;
 
 use homenode_twin::workload;
 
-use crate::experiment::{Experiment, Table};
+use crate::design::Design;
+use crate::experiment::{Decides, Experiment, Table};
 use crate::verdict::{Shape, show};
 
-/// All that there are.
-pub const ALL: &[Experiment] = &[
-    kyoto::contention::PRIVATE_CACHES,
-    kyoto::contention::PARALLEL_AND_ALTERNATE,
-    kyoto::contention::MISSES_PER_TICK,
-    kyoto::contention::LEVER,
-    kyoto::indicator::EXPERIMENT,
-    kyoto::enforcement::PROTECT,
-    kyoto::enforcement::SCALES,
-    kyoto::enforcement::PARTITIONING,
-    kyoto::metering::MIGRATION,
-    kyoto::metering::SKIPPABLE,
-    kyoto::overhead::EXPERIMENT,
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../../../data/experiments/", $name, ".toml"))),)*]
+    };
+}
+
+/// Experiments in files, and their text.
+const FILES: &[(&str, &str)] = files!(
+    "kyoto/private-caches",
+    "kyoto/parallel-and-alternate",
+    "kyoto/misses-per-tick",
+    "kyoto/lever",
+    "kyoto/indicator",
+    "kyoto/protect",
+    "kyoto/scales",
+    "kyoto/partitioning",
+    "kyoto/migration",
+    "kyoto/isolation",
+    "kyoto/overhead",
+    "xpv/moves",
+    "xpv/stale",
+    "xpv/blackbox",
+    "xpv/load",
+    "xpv/ballooning",
+    "xpv/abuse",
+    "xpv/fights",
+    "tavo/four-sources",
+    "tavo/npb",
+    "tavo/spec",
+    "tavo/stability",
+    "tavo/overhead",
+    "policies/latencies",
+    "policies/imbalance",
+    "policies/all-useful",
+    "policies/class-rule",
+    "policies/best-table",
+    "policies/single-vm",
+    "policies/consolidated",
+    "policies/xen-overhead",
+    "policies/xenplus-overhead",
+    "policies/remaining-overhead",
+    "policies/releases",
+    "policies/ipi",
+    "policies/first-touch-disk",
+    "policies/near-best",
+    "policies/phases",
+    "policies/bounded",
+);
+
+/// All experiments, those in files first.
+pub fn all() -> impl Iterator<Item = &'static dyn Decides> {
+    static READ: LazyLock<Vec<Design>> = LazyLock::new(|| {
+        let read = |(name, text): &(&str, &str)| {
+            // A test reads every one of them.
+            Design::embedded(name, text).expect("embedded experiment")
+        };
+        FILES.iter().map(read).collect()
+    });
+    let files = READ.iter().map(|design| -> &dyn Decides { design });
+    files.chain(CODE.iter().map(|code| -> &dyn Decides { code }))
+}
+
+/// Those in code.
+const CODE: &[Experiment] = &[
     flip::AGAIN,
     flip::DRIFT,
     flip::COST,
     flip::CURED,
     flip::TRIGGERS,
-    four_sources::EXPERIMENT,
-    tavo::NPB,
-    tavo::SPEC,
-    tavo::STABILITY,
-    overhead::EXPERIMENT,
-    latencies::EXPERIMENT,
     page_logs::limits::EXPERIMENT,
     page_logs::costs::WSS,
     page_logs::costs::INVALIDATION,
@@ -52,28 +93,6 @@ pub const ALL: &[Experiment] = &[
     page_logs::overhead::OVERHEAD,
     page_logs::uses::RESTORE,
     page_logs::uses::CACHE,
-    policies::IMBALANCE,
-    policies::ALL_USEFUL,
-    policies::CLASS_RULE,
-    policies::BEST_TABLE,
-    policies::SINGLE_VM,
-    policies::CONSOLIDATED,
-    policies::XEN,
-    policies::XEN_PLUS,
-    policies::REMAINING,
-    policies::RELEASES,
-    policies::IPI,
-    policies::FIRST_TOUCH_DISK,
-    policies::NEAR_BEST,
-    policies::PHASES,
-    policies::BOUNDED,
-    xpv::MOVES,
-    xpv::STALE,
-    xpv::BLACKBOX,
-    xpv::LOAD,
-    xpv::BALLOONING,
-    xpv::ABUSE,
-    xpv::FIGHTS,
 ];
 
 /// Claims that no model here could decide, and why.
@@ -93,8 +112,6 @@ pub const NOT_MODELLED: &[(&str, &str)] = &[
 /// Longest solo run of a program: a longer one does only so much of its work. Repeated loops make the rest more of the same.
 const SOLO_S_MAX: f64 = 60.0;
 
-/// NPB class B, five kernels and three applications [TAVO, section VI].
-const NPB_B: [&str; 8] = ["bt.B", "cg.B", "ep.B", "ft.B", "is.B", "lu.B", "mg.B", "sp.B"];
 /// The programs of SPEC CPU2006 that \[TAVO\] names.
 const SPEC_2006: [&str; 8] = [
     "astar", "lbm", "mcf", "milc", "omnetpp", "povray", "soplex", "sphinx3",

@@ -1,0 +1,314 @@
+//! Numbers and words with labels: what the expressions of an experiment compute with.
+//!
+//! An array has axes with labels (`program`: `cg.B`, `lu.B`), and a cell for each combination. Two arrays are combined label by
+//! label: an axis that only one of them has is repeated, and of an axis that both have the labels that both know are kept.
+
+use std::collections::BTreeMap;
+
+use crate::verdict::show;
+
+/// Arrays by name.
+pub type Named = BTreeMap<String, Array>;
+
+/// Columns and cells of a run: its labels, then what was counted.
+pub type Row = Vec<(String, serde_json::Value)>;
+
+/// What one combination of labels has.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    /// Nothing: it was not run, or not measured.
+    Absent,
+    /// A number; true is 1, false is 0.
+    Number(f64),
+    /// A word: a label.
+    Text(String),
+}
+
+/// One axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Its name.
+    pub name: String,
+    /// Its labels, in order.
+    pub labels: Vec<String>,
+}
+
+/// Cells by labels; the last axis runs fastest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array {
+    /// The axes.
+    pub axes: Vec<Axis>,
+    cells: Vec<Cell>,
+}
+
+impl Cell {
+    /// The number, of a word that is one too.
+    ///
+    /// # Errors
+    /// A word that is no number.
+    pub fn number(&self) -> Result<Option<f64>, String> {
+        match self {
+            Cell::Absent => Ok(None),
+            Cell::Number(number) => Ok(Some(*number)),
+            Cell::Text(text) => text
+                .parse()
+                .map(Some)
+                .map_err(|_| format!("`{text}` is a word, not a number")),
+        }
+    }
+
+    /// For people.
+    pub fn shown(&self) -> String {
+        match self {
+            Cell::Absent => "-".to_owned(),
+            Cell::Number(number) => show(*number),
+            Cell::Text(text) => text.clone(),
+        }
+    }
+}
+
+impl From<Option<f64>> for Cell {
+    fn from(number: Option<f64>) -> Cell {
+        number.map_or(Cell::Absent, Cell::Number)
+    }
+}
+
+impl Axis {
+    /// An axis with these labels.
+    pub fn new(name: &str, labels: impl IntoIterator<Item = impl Into<String>>) -> Axis {
+        Axis {
+            name: name.to_owned(),
+            labels: labels.into_iter().map(Into::into).collect(),
+        }
+    }
+
+    fn position(&self, label: &str) -> Option<usize> {
+        self.labels.iter().position(|own| own == label)
+    }
+}
+
+impl Array {
+    /// One cell without axes.
+    pub fn one(cell: Cell) -> Array {
+        Array {
+            axes: Vec::new(),
+            cells: vec![cell],
+        }
+    }
+
+    /// An axis as an array: its labels.
+    pub fn of_labels(axis: &Axis) -> Array {
+        Array {
+            axes: vec![axis.clone()],
+            cells: axis.labels.iter().cloned().map(Cell::Text).collect(),
+        }
+    }
+
+    /// Numbers of these axes, in order; absent where there are too few.
+    pub fn of_numbers(axes: Vec<Axis>, numbers: Vec<f64>) -> Array {
+        let count = axes.iter().map(|axis| axis.labels.len()).product();
+        let mut cells: Vec<Cell> = numbers.into_iter().map(Cell::Number).collect();
+        cells.resize(count, Cell::Absent);
+        Array { axes, cells }
+    }
+
+    /// An array whose cells a function gives.
+    ///
+    /// # Errors
+    /// The function's.
+    pub fn build(
+        axes: Vec<Axis>,
+        mut of: impl FnMut(&[usize]) -> Result<Cell, String>,
+    ) -> Result<Array, String> {
+        let count: usize = axes.iter().map(|axis| axis.labels.len()).product();
+        let mut place = vec![0; axes.len()];
+        let mut cells = Vec::with_capacity(count);
+        for at in 0..count {
+            let mut rest = at;
+            for (index, axis) in place.iter_mut().zip(&axes).rev() {
+                (*index, rest) = (rest % axis.labels.len(), rest / axis.labels.len());
+            }
+            cells.push(of(&place)?);
+        }
+        Ok(Array { axes, cells })
+    }
+
+    /// Cells in order, of these axes.
+    pub fn of(axes: Vec<Axis>, cells: Vec<Cell>) -> Array {
+        Array { axes, cells }
+    }
+
+    /// All cells, in order.
+    pub fn cells(&self) -> &[Cell] {
+        &self.cells
+    }
+
+    /// The cell at a place.
+    pub fn at(&self, place: &[usize]) -> &Cell {
+        let index = self
+            .axes
+            .iter()
+            .zip(place)
+            .fold(0, |sum, (axis, at)| sum * axis.labels.len() + at);
+        &self.cells[index]
+    }
+
+    /// The axis of this name.
+    pub fn axis(&self, name: &str) -> Option<(usize, &Axis)> {
+        self.axes.iter().enumerate().find(|(_, axis)| axis.name == name)
+    }
+
+    /// The only cell.
+    ///
+    /// # Errors
+    /// Where there are axes left.
+    pub fn only(&self) -> Result<&Cell, String> {
+        match self.axes.as_slice() {
+            [] => Ok(&self.cells[0]),
+            axes => {
+                let names: Vec<&str> = axes.iter().map(|axis| axis.name.as_str()).collect();
+                let names = names.join("` and `");
+                Err(format!(
+                    "it still varies along `{names}`: choose a label, or take the mean, max, …"
+                ))
+            }
+        }
+    }
+
+    /// Labels of a place, axis by axis.
+    pub fn labels<'a>(&'a self, place: &'a [usize]) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let axes = self.axes.iter().zip(place);
+        axes.map(|(axis, at)| (axis.name.as_str(), axis.labels[*at].as_str()))
+    }
+
+    /// For each own axis that is among others: which of those it is, and where their labels are in it.
+    fn places(&self, others: &[Axis]) -> Vec<(usize, Vec<Option<usize>>)> {
+        let of = |axis: &Axis| {
+            let at = others.iter().position(|other| other.name == axis.name)?;
+            let places = others[at].labels.iter().map(|label| axis.position(label));
+            Some((at, places.collect()))
+        };
+        self.axes.iter().filter_map(of).collect()
+    }
+
+    fn through(&self, map: &[(usize, Vec<Option<usize>>)], place: &[usize]) -> &Cell {
+        let own: Option<Vec<usize>> = map.iter().map(|(axis, places)| places[place[*axis]]).collect();
+        own.map_or(&Cell::Absent, |own| self.at(&own))
+    }
+
+    /// Two arrays, label by label.
+    ///
+    /// # Errors
+    /// The function's.
+    pub fn zip(
+        &self,
+        other: &Array,
+        of: impl Fn(&Cell, &Cell) -> Result<Cell, String>,
+    ) -> Result<Array, String> {
+        let mut axes = self.axes.clone();
+        for axis in &other.axes {
+            match axes.iter_mut().find(|own| own.name == axis.name) {
+                Some(own) => own.labels.retain(|label| axis.position(label).is_some()),
+                None => axes.push(axis.clone()),
+            }
+        }
+        let (own, others) = (self.places(&axes), other.places(&axes));
+        Array::build(axes, |place| {
+            of(self.through(&own, place), other.through(&others, place))
+        })
+    }
+
+    /// The part of an axis that these labels are, in their order.
+    ///
+    /// # Errors
+    /// A label that it does not have.
+    pub fn keep(&self, name: &str, labels: &[String]) -> Result<Array, String> {
+        let (at, axis) = self
+            .axis(name)
+            .ok_or_else(|| format!("it has no axis `{name}`"))?;
+        if let Some(unknown) = labels.iter().find(|label| axis.position(label).is_none()) {
+            let known = homenode_units::Candidates::of(unknown, axis.labels.iter().cloned());
+            return Err(format!("`{name}` has no label `{unknown}`{known}"));
+        }
+        let mut axes = self.axes.clone();
+        axes[at].labels = labels.to_vec();
+        let map = self.places(&axes);
+        Array::build(axes, |place| Ok(self.through(&map, place).clone()))
+    }
+
+    /// The same without an axis of one label.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Array {
+        self.axes.retain(|axis| axis.name != name);
+        self
+    }
+
+    /// What it has where an axis has the label that another array names.
+    ///
+    /// # Errors
+    /// An axis that it does not have.
+    pub fn picked(&self, name: &str, which: &Array) -> Result<Array, String> {
+        let (at, axis) = self
+            .axis(name)
+            .ok_or_else(|| format!("it has no axis `{name}`"))?;
+        let rest: Vec<Axis> = self
+            .axes
+            .iter()
+            .filter(|axis| axis.name != name)
+            .cloned()
+            .collect();
+        let shape = Array::build(rest, |_| Ok(Cell::Absent))?;
+        let axes = shape.zip(which, |_, _| Ok(Cell::Absent))?.axes;
+        let (own, which_places) = (shape.places(&axes), which.places(&axes));
+        Array::build(axes, |place| {
+            let Cell::Text(label) = which.through(&which_places, place) else {
+                return Ok(Cell::Absent);
+            };
+            let rest: Option<Vec<usize>> = own.iter().map(|(axis, places)| places[place[*axis]]).collect();
+            let (Some(mut found), Some(label)) = (rest, axis.position(label)) else {
+                return Ok(Cell::Absent);
+            };
+            found.insert(at, label);
+            Ok(self.at(&found).clone())
+        })
+    }
+
+    /// Several arrays become one without these axes: a function is given what lies along them, place by place; of the first
+    /// array also the labels.
+    ///
+    /// # Errors
+    /// An axis that the first array does not have; the function's.
+    pub fn reduce<T>(
+        arrays: &[&Array],
+        names: &[String],
+        of: impl Fn(&[Axis], Vec<Vec<Cell>>) -> Result<T, String>,
+    ) -> Result<(Vec<Axis>, Vec<T>), String> {
+        let first = arrays[0];
+        if let Some(unknown) = names.iter().find(|name| first.axis(name).is_none()) {
+            let own = first.axes.iter().map(|axis| axis.name.clone());
+            let known = homenode_units::Candidates::of(unknown, own);
+            return Err(format!("it has no axis `{unknown}`{known}"));
+        }
+        let (gone, left): (Vec<Axis>, Vec<Axis>) = first
+            .axes
+            .iter()
+            .cloned()
+            .partition(|axis| names.contains(&axis.name));
+        let axes = [left.as_slice(), &gone].concat();
+        let maps: Vec<_> = arrays.iter().map(|array| array.places(&axes)).collect();
+        let mut found = Vec::new();
+        Array::build(left.clone(), |outer| {
+            let mut all = vec![Vec::new(); arrays.len()];
+            Array::build(gone.clone(), |inner| {
+                let place = [outer, inner].concat();
+                for ((list, array), map) in all.iter_mut().zip(arrays).zip(&maps) {
+                    list.push(array.through(map, &place).clone());
+                }
+                Ok(Cell::Absent)
+            })?;
+            found.push(of(&gone, all)?);
+            Ok(Cell::Absent)
+        })?;
+        Ok((left, found))
+    }
+}

@@ -1,0 +1,27 @@
+//! What several experiments share: files that come with the program.
+
+use std::path::PathBuf;
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../../../data/experiments/", $name, ".toml"))),)*]
+    };
+}
+
+const BASES: &[(&str, &str)] = files!(
+    "kyoto",
+    "kyoto/colocation",
+    "policies",
+    "policies/advisor",
+    "policies/controllers",
+    "tavo",
+    "tavo/suites",
+    "xpv",
+);
+
+/// A base that comes with the program: its path and text. A file names it without its folder.
+pub fn base(name: &str) -> Option<(PathBuf, String)> {
+    let is = |path: &str| path.rsplit('/').next() == Some(name);
+    let (path, text) = BASES.iter().find(|(path, _)| is(path))?;
+    Some((format!("data/experiments/{path}.toml").into(), (*text).to_owned()))
+}

@@ -1,0 +1,320 @@
+//! The expressions of an experiment: `below(speed, speed[system='Xen'])`, `max(loss, program)`.
+//!
+//! ```text
+//!   or      a or b                    (1 where either is not 0)
+//!   and     a and b, not a
+//!   test    a < b, <=, >, >=, ==, !=
+//!   sum     a + b, a - b
+//!   product a * b, a / b, a % b, -a
+//!   part    a[axis='label'], a[axis=['one', 'two']], a[axis!='label'], a[axis=other]
+//!   atom    1.5, 'a word', name, function(a, …), (a)
+//! ```
+//!
+//! A part with one label has no such axis any more. Where what stands behind `=` is an expression, that names the label, place by
+//! place. There are no variables, no loops and no own functions: what needs them is no experiment for a file.
+
+/// An expression.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Expression {
+    /// A number.
+    Number(f64),
+    /// A word.
+    Text(String),
+    /// A value, a metric, an axis.
+    Name(String),
+    /// An operator or a function, and what it is applied to.
+    Call(String, Vec<Expression>),
+    /// A part: of what, along which axis, which.
+    Part(Box<Expression>, String, Which),
+}
+
+/// Which labels of an axis.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Which {
+    /// This one alone: the axis is gone.
+    One(Box<Expression>),
+    /// These.
+    Some(Vec<String>),
+    /// All but these.
+    But(Vec<String>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Token {
+    Number(f64),
+    Text(String),
+    Name(String),
+    Sign(&'static str),
+}
+
+const SIGNS: [&str; 17] = [
+    "<=", ">=", "==", "!=", "<", ">", "=", "+", "-", "*", "/", "%", "(", ")", "[", "]", ",",
+];
+
+fn tokens(text: &str) -> Result<Vec<Token>, String> {
+    let mut rest = text.trim_start();
+    let mut found = Vec::new();
+    while let Some(first) = rest.chars().next() {
+        let run = |rest: &str, more: fn(char) -> bool| rest.find(|c| !more(c)).unwrap_or(rest.len());
+        let length;
+        if first == '\'' {
+            let end = rest[1..].find('\'').ok_or("a word in quotes has no end")?;
+            found.push(Token::Text(rest[1..=end].to_owned()));
+            length = end + 2;
+        } else if first.is_ascii_digit() {
+            length = run(rest, |c| c.is_ascii_digit() || c == '.');
+            let number = rest[..length].parse();
+            found.push(Token::Number(
+                number.map_err(|_| format!("`{}` is no number", &rest[..length]))?,
+            ));
+        } else if first.is_alphabetic() || first == '_' {
+            length = run(rest, |c| c.is_alphanumeric() || c == '_' || c == '.');
+            found.push(Token::Name(rest[..length].to_owned()));
+        } else {
+            let sign = SIGNS.iter().find(|sign| rest.starts_with(**sign));
+            let sign = sign.ok_or_else(|| format!("`{first}` stands for nothing in an expression"))?;
+            found.push(Token::Sign(sign));
+            length = sign.len();
+        }
+        rest = rest[length..].trim_start();
+    }
+    Ok(found)
+}
+
+/// Operators by how tightly they bind, the loosest first.
+const OPERATORS: [&[&str]; 5] = [
+    &["or"],
+    &["and"],
+    &["<", "<=", ">", ">=", "==", "!="],
+    &["+", "-"],
+    &["*", "/", "%"],
+];
+
+/// The level at which `not` binds: looser than tests, tighter than `and`.
+const NOT: usize = 2;
+
+struct Parser {
+    tokens: Vec<Token>,
+    at: usize,
+}
+
+impl Expression {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong with it, in a sentence.
+    pub fn parse(text: &str) -> Result<Expression, String> {
+        let wrong = |what: String| format!("{what} (in `{}`)", text.trim());
+        let mut parser = Parser {
+            tokens: tokens(text).map_err(wrong)?,
+            at: 0,
+        };
+        let whole = parser.operation(0).map_err(wrong)?;
+        match parser.tokens.get(parser.at) {
+            None => Ok(whole),
+            Some(token) => Err(wrong(format!("{} is not expected here", token.shown()))),
+        }
+    }
+
+    /// Names that it refers to.
+    pub fn names(&self) -> Vec<&str> {
+        match self {
+            Expression::Number(_) | Expression::Text(_) => Vec::new(),
+            Expression::Name(name) => vec![name],
+            Expression::Call(_, of) => of.iter().flat_map(Expression::names).collect(),
+            Expression::Part(of, _, Which::One(which)) => [of.names(), which.names()].concat(),
+            Expression::Part(of, ..) => of.names(),
+        }
+    }
+}
+
+impl Token {
+    fn shown(&self) -> String {
+        match self {
+            Token::Number(number) => format!("{number}"),
+            Token::Text(text) => format!("'{text}'"),
+            Token::Name(name) => format!("`{name}`"),
+            Token::Sign(sign) => format!("`{sign}`"),
+        }
+    }
+}
+
+impl Parser {
+    fn takes(&mut self, sign: &str) -> bool {
+        let is = match self.tokens.get(self.at) {
+            Some(Token::Sign(own)) => *own == sign,
+            Some(Token::Name(name)) => name == sign,
+            _ => false,
+        };
+        self.at += usize::from(is);
+        is
+    }
+
+    fn expects(&mut self, sign: &str) -> Result<(), String> {
+        if self.takes(sign) {
+            return Ok(());
+        }
+        let found = self
+            .tokens
+            .get(self.at)
+            .map_or("the end".to_owned(), Token::shown);
+        Err(format!("`{sign}` is expected before {found}"))
+    }
+
+    fn operation(&mut self, level: usize) -> Result<Expression, String> {
+        let Some(operators) = OPERATORS.get(level) else {
+            return self.unary();
+        };
+        if level == NOT && self.takes("not") {
+            return Ok(Expression::Call("not".to_owned(), vec![self.operation(level)?]));
+        }
+        let mut left = self.operation(level + 1)?;
+        while let Some(operator) = operators.iter().find(|operator| self.takes(operator)) {
+            let right = self.operation(level + 1)?;
+            left = Expression::Call((*operator).to_owned(), vec![left, right]);
+        }
+        Ok(left)
+    }
+
+    fn unary(&mut self) -> Result<Expression, String> {
+        if self.takes("-") {
+            return Ok(Expression::Call("minus".to_owned(), vec![self.unary()?]));
+        }
+        let mut whole = self.atom()?;
+        while self.takes("[") {
+            loop {
+                whole = self.part(whole)?;
+                if !self.takes(",") {
+                    break;
+                }
+            }
+            self.expects("]")?;
+        }
+        Ok(whole)
+    }
+
+    fn part(&mut self, of: Expression) -> Result<Expression, String> {
+        let Some(Token::Name(axis)) = self.tokens.get(self.at).cloned() else {
+            return Err("an axis is expected behind `[`: write `value[axis='label']`".to_owned());
+        };
+        self.at += 1;
+        let but = self.takes("!=");
+        if !but {
+            self.expects("=")?;
+        }
+        let which = if self.takes("[") {
+            let labels = self.labels()?;
+            if but {
+                Which::But(labels)
+            } else {
+                Which::Some(labels)
+            }
+        } else {
+            match self.operation(0)? {
+                Expression::Text(label) if but => Which::But(vec![label]),
+                which => Which::One(Box::new(which)),
+            }
+        };
+        Ok(Expression::Part(Box::new(of), axis, which))
+    }
+
+    fn labels(&mut self) -> Result<Vec<String>, String> {
+        let mut labels = Vec::new();
+        while !self.takes("]") {
+            match self.tokens.get(self.at) {
+                Some(Token::Text(label)) => labels.push(label.clone()),
+                Some(Token::Number(number)) => labels.push(number.to_string()),
+                _ => return Err("a list has labels in quotes: `['one', 'two']`".to_owned()),
+            }
+            self.at += 1;
+            self.takes(",");
+        }
+        Ok(labels)
+    }
+
+    fn atom(&mut self) -> Result<Expression, String> {
+        let token = self.tokens.get(self.at).cloned();
+        self.at += 1;
+        match token {
+            Some(Token::Number(number)) => Ok(Expression::Number(number)),
+            Some(Token::Text(text)) => Ok(Expression::Text(text)),
+            Some(Token::Name(name)) if self.takes("(") => {
+                let mut given = Vec::new();
+                while !self.takes(")") {
+                    given.push(self.operation(0)?);
+                    if !self.takes(",") {
+                        self.expects(")")?;
+                        break;
+                    }
+                }
+                Ok(Expression::Call(name, given))
+            }
+            Some(Token::Name(name)) => Ok(Expression::Name(name)),
+            Some(Token::Sign("(")) => {
+                let inner = self.operation(0)?;
+                self.expects(")")?;
+                Ok(inner)
+            }
+            Some(token) => Err(format!("{} is not expected here", token.shown())),
+            None => Err("something is missing at the end".to_owned()),
+        }
+    }
+}
+
+/// A text with expressions in braces, in parts: `{gain} percent`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Template(Vec<Piece>);
+
+#[derive(Clone, Debug, PartialEq)]
+enum Piece {
+    Plain(String),
+    /// An expression, and how many digits after the point, where that is not left to the size.
+    Of(Expression, Option<usize>),
+}
+
+impl Template {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// A brace without its partner; what is wrong between two.
+    pub fn parse(text: &str) -> Result<Template, String> {
+        let (mut pieces, mut rest) = (Vec::new(), text);
+        while let Some(open) = rest.find('{') {
+            let close = rest[open..].find('}').ok_or("`{` has no `}`")? + open;
+            let inner = &rest[open + 1..close];
+            let (inner, digits) = match inner.rsplit_once(":.") {
+                Some((inner, digits)) => (inner, digits.parse().ok()),
+                None => (inner, None),
+            };
+            pieces.push(Piece::Plain(rest[..open].to_owned()));
+            pieces.push(Piece::Of(Expression::parse(inner)?, digits));
+            rest = &rest[close + 1..];
+        }
+        pieces.push(Piece::Plain(rest.to_owned()));
+        Ok(Template(pieces))
+    }
+
+    /// The text, each expression as a function shows it.
+    ///
+    /// # Errors
+    /// The function's.
+    pub fn filled(
+        &self,
+        mut shown: impl FnMut(&Expression, Option<usize>) -> Result<String, String>,
+    ) -> Result<String, String> {
+        let pieces = self.0.iter().map(|piece| match piece {
+            Piece::Plain(text) => Ok(text.clone()),
+            Piece::Of(expression, digits) => shown(expression, *digits),
+        });
+        pieces.collect()
+    }
+
+    /// Names that it refers to.
+    pub fn names(&self) -> Vec<&str> {
+        let names = self.0.iter().map(|piece| match piece {
+            Piece::Plain(_) => Vec::new(),
+            Piece::Of(expression, _) => expression.names(),
+        });
+        names.flatten().collect()
+    }
+}

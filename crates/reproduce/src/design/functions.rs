@@ -1,0 +1,373 @@
+//! What operators and functions do to arrays.
+//!
+//! | function | gives |
+//! |---|---|
+//! | `sum` `mean` `min` `max` `geomean` (x, axis, …) | one number for what lies along these axes; without axes along all |
+//! | `count`, `rsd` (x, axis, …) | how many are not 0; the relative standard deviation in percent |
+//! | `min` `max` (a, b) | the smaller or larger of two, label by label |
+//! | `abs`(x), `ceil`(x), `floor`(x), `if`(test, a, b), `else`(x, other) | `else` is for what was not measured |
+//! | `above`(a, b), `below`(a, b) | by how many percent `a` is above or below `b` |
+//! | `least` `greatest` (x, axis) | the label where it is so |
+//! | `ranked`(x, axis) | the labels, greatest first, along an axis `rank` from 1 |
+//! | `place`(x, axis) | which place each label has in that order |
+//! | `tau`(a, b, axis), `r_squared`(y, x, axis) | Kendall's tau; how well a straight line fits |
+//! | `zigzags`(x, low, high, axis) | how often it falls below one number and then rises above the other |
+//! | `among`(x, 'one', …) | whether it is one of these words |
+//! | `solo_s`, `work_g` (program) | by its profile: seconds alone on the run's machine; thousand millions of instructions |
+//! | `footprint_mib`(program, vCPUs), `uses_disk`(program) | the memory that it uses; whether it uses a disk |
+//!
+//! What is absent is left out of reductions, and makes all else absent.
+
+use homenode_machine_files::preset;
+use homenode_twin::workload::{self, DeviceKind};
+use homenode_units::Candidates;
+
+use super::array::{Array, Axis, Cell};
+use super::expression::{Expression, Which};
+use crate::stats::{kendall_tau, mean, rsd_percent};
+
+/// Who knows what names stand for.
+pub trait Names {
+    /// The array of a name.
+    ///
+    /// # Errors
+    /// A name that nothing has; what is wrong with what it stands for.
+    fn named(&self, name: &str) -> Result<Array, String>;
+
+    /// The machine whose figures functions of programs take.
+    fn machine(&self) -> &str;
+}
+
+const REDUCTIONS: [&str; 7] = ["sum", "mean", "min", "max", "count", "geomean", "rsd"];
+const LABELS: [&str; 4] = ["least", "greatest", "ranked", "place"];
+/// Of a series: how often it falls below one number and then rises above another.
+const ZIGZAGS: &str = "zigzags";
+const PAIRS: [&str; 2] = ["tau", "r_squared"];
+const PROGRAMS: [&str; 4] = ["solo_s", "footprint_mib", "uses_disk", "work_g"];
+const PLAIN: [&str; 8] = ["abs", "ceil", "floor", "if", "else", "above", "below", "among"];
+
+/// What an expression gives.
+///
+/// # Errors
+/// In a sentence.
+pub fn evaluate(expression: &Expression, names: &dyn Names) -> Result<Array, String> {
+    match expression {
+        Expression::Number(number) => Ok(Array::one(Cell::Number(*number))),
+        Expression::Text(text) => Ok(Array::one(Cell::Text(text.clone()))),
+        Expression::Name(name) => names.named(name),
+        Expression::Part(of, axis, which) => part(&evaluate(of, names)?, axis, which, names),
+        Expression::Call(function, given) => call(function, given, names),
+    }
+}
+
+fn part(of: &Array, axis: &str, which: &Which, names: &dyn Names) -> Result<Array, String> {
+    match which {
+        Which::Some(labels) => of.keep(axis, labels),
+        Which::But(labels) => {
+            let known = of.axis(axis).map_or(Vec::new(), |(_, axis)| axis.labels.clone());
+            let kept: Vec<String> = known
+                .into_iter()
+                .filter(|label| !labels.contains(label))
+                .collect();
+            of.keep(axis, &kept)
+        }
+        Which::One(which) => match evaluate(which, names)? {
+            one if one.axes.is_empty() => {
+                let label = one.only()?.shown();
+                Ok(of.keep(axis, &[label])?.without(axis))
+            }
+            many => of.picked(axis, &many),
+        },
+    }
+}
+
+fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array, String> {
+    let expects = |count: usize, what: &str| match given.len() {
+        some if some >= count => Ok(()),
+        _ => Err(format!("{function} is given {what}")),
+    };
+    let array = |at: usize| evaluate(&given[at], names);
+    if REDUCTIONS.contains(&function) {
+        expects(1, "a value, and axes if not all")?;
+        let first = array(0)?;
+        return match axes(&given[1..], &first) {
+            Some(axes) => reduced(function, &first, &axes),
+            None if given.len() == 2 && matches!(function, "min" | "max") => {
+                binary(function, &first, &array(1)?)
+            }
+            None => Err(format!("{function} is given a value and axes of it")),
+        };
+    }
+    if LABELS.contains(&function) {
+        expects(2, "a value and an axis")?;
+        let first = array(0)?;
+        let axes =
+            axes(&given[1..], &first).ok_or_else(|| format!("{function} is given an axis of its value"))?;
+        return labels(function, &first, &axes);
+    }
+    if PAIRS.contains(&function) {
+        expects(3, "two values and an axis")?;
+        let (first, second) = (array(0)?, array(1)?);
+        let axes =
+            axes(&given[2..], &first).ok_or_else(|| format!("{function} is given an axis of its values"))?;
+        return pairs(function, &first, &second, &axes);
+    }
+    if function == ZIGZAGS {
+        expects(4, "a value, two numbers and an axis")?;
+        let number = |at: usize| Ok::<f64, String>(array(at)?.only()?.number()?.unwrap_or(f64::NAN));
+        let (first, below, above) = (array(0)?, number(1)?, number(2)?);
+        let axes = axes(&given[3..], &first).ok_or("zigzags is given an axis of its value")?;
+        let (axes, cells) = Array::reduce(&[&first], &axes, |_, lists| {
+            Ok(Cell::Number(zigzags(&numbers(&lists[0])?, below, above) as f64))
+        })?;
+        return Ok(Array::of(axes, cells));
+    }
+    if PROGRAMS.contains(&function) {
+        expects(1, "a program")?;
+        let vcpus = match given.len() {
+            1 => 1.0,
+            _ => array(1)?.only()?.number()?.unwrap_or(1.0),
+        };
+        let of = |program: &Cell, _: &Cell| of_program(names.machine(), function, &program.shown(), vcpus);
+        return array(0)?.zip(&Array::one(Cell::Absent), of);
+    }
+    match (function, given) {
+        ("among", [what, words @ ..]) => {
+            let words: Vec<Cell> = words
+                .iter()
+                .map(|word| Ok(evaluate(word, names)?.only()?.clone()))
+                .collect::<Result<_, String>>()?;
+            let is = |cell: &Cell, _: &Cell| Ok(truth(words.contains(cell)));
+            evaluate(what, names)?.zip(&Array::one(Cell::Absent), is)
+        }
+        ("if", [test, yes, no]) => {
+            let (test, yes, no) = (
+                evaluate(test, names)?,
+                evaluate(yes, names)?,
+                evaluate(no, names)?,
+            );
+            let chosen = test.zip(&yes, |test, yes| {
+                Ok(if holds(test)? { yes.clone() } else { Cell::Absent })
+            })?;
+            let other = test.zip(&no, |test, no| {
+                Ok(if holds(test)? { Cell::Absent } else { no.clone() })
+            })?;
+            binary("else", &chosen, &other)
+        }
+        ("abs" | "ceil" | "floor" | "minus" | "not", [of]) => {
+            let of = evaluate(of, names)?;
+            let one = |number: f64| match function {
+                "abs" => number.abs(),
+                "ceil" => number.ceil(),
+                "floor" => number.floor(),
+                "minus" => -number,
+                _ => f64::from(u8::from(number == 0.0)),
+            };
+            of.zip(&Array::one(Cell::Absent), |cell, _| {
+                Ok(cell.number()?.map(one).into())
+            })
+        }
+        (_, [left, right]) => binary(function, &evaluate(left, names)?, &evaluate(right, names)?),
+        _ => Err(unknown(function)),
+    }
+}
+
+/// What a profile says of a program.
+fn of_program(machine: &str, function: &str, program: &str, vcpus: f64) -> Result<Cell, String> {
+    let found = workload::builtin(program).and_then(|workload| workload.program);
+    let found = found.ok_or_else(|| format!("there is no profile of {program}"))?;
+    Ok(match function {
+        "footprint_mib" => Cell::Number(found.footprint(vcpus as u16).as_f64() / f64::from(1 << 20)),
+        "uses_disk" => truth(found.io.iter().any(|io| io.device == DeviceKind::Disk)),
+        "work_g" => Cell::Number(found.instructions_g_per_thread),
+        _ => {
+            let machine = preset(machine).map_err(|error| error.to_string())?;
+            let hardware = machine
+                .hardware
+                .as_ref()
+                .ok_or("the machine has no timing figures")?;
+            Cell::Number(found.solo_seconds(&machine, hardware))
+        }
+    })
+}
+
+fn unknown(function: &str) -> String {
+    let all = [&REDUCTIONS[..], &LABELS, &PAIRS, &PROGRAMS, &PLAIN, &[ZIGZAGS]].concat();
+    match PLAIN.contains(&function) {
+        true => format!("{function} is given too much or too little"),
+        false => {
+            let known = Candidates::of(function, all.into_iter().map(str::to_owned));
+            format!("there is no function `{function}`{known}")
+        }
+    }
+}
+
+/// The axes that a function is told of: names all of them; all of the array where there are none.
+fn axes(given: &[Expression], of: &Array) -> Option<Vec<String>> {
+    if given.is_empty() {
+        return Some(of.axes.iter().map(|axis| axis.name.clone()).collect());
+    }
+    let name = |expression: &Expression| match expression {
+        Expression::Name(name) if of.axis(name).is_some() => Some(name.clone()),
+        _ => None,
+    };
+    given.iter().map(name).collect()
+}
+
+fn truth(is: bool) -> Cell {
+    Cell::Number(f64::from(u8::from(is)))
+}
+
+/// Whether a test holds.
+///
+/// # Errors
+/// A word.
+pub fn holds(cell: &Cell) -> Result<bool, String> {
+    Ok(cell.number()?.is_some_and(|number| number != 0.0))
+}
+
+fn binary(function: &str, left: &Array, right: &Array) -> Result<Array, String> {
+    left.zip(right, |a, b| {
+        match (function, a, b) {
+            ("else", Cell::Absent, other) => return Ok(other.clone()),
+            ("else", own, _) => return Ok(own.clone()),
+            (_, Cell::Absent, _) | (_, _, Cell::Absent) => return Ok(Cell::Absent),
+            ("==", Cell::Text(a), Cell::Text(b)) => return Ok(truth(a == b)),
+            ("!=", Cell::Text(a), Cell::Text(b)) => return Ok(truth(a != b)),
+            _ => {}
+        }
+        let (Some(a), Some(b)) = (a.number()?, b.number()?) else {
+            return Ok(Cell::Absent);
+        };
+        Ok(match function {
+            "+" => Cell::Number(a + b),
+            "-" => Cell::Number(a - b),
+            "*" => Cell::Number(a * b),
+            "/" => Cell::Number(a / b),
+            "%" => Cell::Number(a % b),
+            "min" => Cell::Number(a.min(b)),
+            "max" => Cell::Number(a.max(b)),
+            "above" => Cell::Number(100.0 * (a / b - 1.0)),
+            "below" => Cell::Number(100.0 * (1.0 - a / b)),
+            "<" => truth(a < b),
+            "<=" => truth(a <= b),
+            ">" => truth(a > b),
+            ">=" => truth(a >= b),
+            "==" => truth(a == b),
+            "!=" => truth(a != b),
+            "and" => truth(a != 0.0 && b != 0.0),
+            "or" => truth(a != 0.0 || b != 0.0),
+            _ => return Err(unknown(function)),
+        })
+    })
+}
+
+/// Numbers that are there.
+fn numbers(cells: &[Cell]) -> Result<Vec<f64>, String> {
+    cells
+        .iter()
+        .filter_map(|cell| cell.number().transpose())
+        .collect()
+}
+
+fn reduced(function: &str, of: &Array, axes: &[String]) -> Result<Array, String> {
+    let (axes, cells) = Array::reduce(&[of], axes, |_, lists| {
+        let all = numbers(&lists[0])?;
+        let folded = |start: f64, by: fn(f64, f64) -> f64| {
+            (!all.is_empty()).then(|| all.iter().copied().fold(start, by))
+        };
+        let one: Option<f64> = match function {
+            "count" => Some(all.iter().filter(|number| **number != 0.0).count() as f64),
+            "sum" => folded(0.0, |sum, own| sum + own),
+            "mean" => mean(&all),
+            "min" => folded(f64::INFINITY, f64::min),
+            "max" => folded(f64::NEG_INFINITY, f64::max),
+            "rsd" => rsd_percent(&all),
+            _ => {
+                folded(1.0, |product, own| product * own).map(|product| product.powf(1.0 / all.len() as f64))
+            }
+        };
+        Ok(one.into())
+    })?;
+    Ok(Array::of(axes, cells))
+}
+
+fn labels(function: &str, of: &Array, axes: &[String]) -> Result<Array, String> {
+    let (left, mut lists) = Array::reduce(&[of], axes, |gone, lists| {
+        let labels = &gone[0].labels;
+        let mut known: Vec<(f64, &String)> = Vec::new();
+        for (cell, label) in lists[0].iter().zip(labels) {
+            known.extend(cell.number()?.map(|number| (number, label)));
+        }
+        let sign = if function == "least" { 1.0 } else { -1.0 };
+        known.sort_by(|a, b| (sign * a.0).total_cmp(&(sign * b.0)));
+        Ok(known
+            .into_iter()
+            .map(|(_, label)| Cell::Text(label.clone()))
+            .collect::<Vec<Cell>>())
+    })?;
+    if function == "place" {
+        let axis = of.axes.iter().find(|axis| axes.contains(&axis.name)).cloned();
+        let axis = axis.ok_or("place is given an axis")?;
+        let place = |list: &Vec<Cell>, label: &String| {
+            let at = list.iter().position(|own| *own == Cell::Text(label.clone()));
+            Cell::from(at.map(|at| 1.0 + at as f64))
+        };
+        let cells = lists
+            .iter()
+            .flat_map(|list| axis.labels.iter().map(|label| place(list, label)));
+        let cells = cells.collect();
+        return Ok(Array::of([left, vec![axis]].concat(), cells));
+    }
+    if function != "ranked" {
+        let first = |list: &Vec<Cell>| list.first().cloned().unwrap_or(Cell::Absent);
+        return Ok(Array::of(left, lists.iter().map(first).collect()));
+    }
+    let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
+    lists
+        .iter_mut()
+        .for_each(|list| list.resize(longest, Cell::Absent));
+    let rank = Axis::new("rank", (1..=longest).map(|rank| rank.to_string()));
+    Ok(Array::of([left, vec![rank]].concat(), lists.concat()))
+}
+
+fn pairs(function: &str, first: &Array, second: &Array, axes: &[String]) -> Result<Array, String> {
+    let (left, cells) = Array::reduce(&[first, second], axes, |_, lists| {
+        let mut both = (Vec::new(), Vec::new());
+        for (a, b) in lists[0].iter().zip(&lists[1]) {
+            if let (Some(a), Some(b)) = (a.number()?, b.number()?) {
+                both.0.push(a);
+                both.1.push(b);
+            }
+        }
+        let one = if function == "tau" {
+            kendall_tau(&both.0, &both.1)
+        } else {
+            r_squared(&both.0, &both.1)
+        };
+        Ok(one.into())
+    })?;
+    Ok(Array::of(left, cells))
+}
+
+/// How often a series falls below the first bound and then rises above the second.
+pub fn zigzags(series: &[f64], below: f64, above: f64) -> usize {
+    let (mut low, mut count) = (false, 0);
+    for value in series {
+        if *value < below {
+            low = true;
+        } else if low && *value > above {
+            low = false;
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Coefficient of determination of the straight line with the least squares.
+pub fn r_squared(ys: &[f64], xs: &[f64]) -> Option<f64> {
+    let (x, y) = (mean(xs)?, mean(ys)?);
+    let sum = |of: &dyn Fn(f64, f64) -> f64| xs.iter().zip(ys).map(|(a, b)| of(*a, *b)).sum::<f64>();
+    let xy = sum(&|a, b| (a - x) * (b - y));
+    Some(xy * xy / (sum(&|a, _| (a - x) * (a - x)) * sum(&|_, b| (b - y) * (b - y))))
+}

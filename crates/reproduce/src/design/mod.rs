@@ -1,0 +1,563 @@
+//! Experiments as data: a file says what is run, what is computed of it, and how it is shown; this reads it and does so.
+//!
+//! `docs/USE.md` explains the format, `data/experiments` has the files. An experiment is a grid of runs, a combination of labels
+//! each; what counts in a run are metrics, arrays over labels ([`array`]); values are expressions of them ([`expression`],
+//! [`functions`]); results, tests, tables and figures show values ([`report`]).
+//!
+//! # Properties (tests of the same names)
+//!
+//! - Every committed file reads, and every name in it stands for something.
+//! - What is wrong with a file is said with its line and what to write instead.
+//! - The same file gives the same runs, whatever the order of its tables.
+
+pub mod array;
+mod bases;
+mod expression;
+mod functions;
+pub mod measures;
+mod report;
+mod scope;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell as Flag;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use homenode_machine_files::file::{FileError, Source, read_text_file, read_toml};
+use serde::Deserialize;
+
+use crate::experiment::{Decides, Decision};
+use crate::models::{MODELS, Model, OF_RUNS, OfRun};
+use crate::run::Run;
+use crate::work::Outcomes;
+use array::{Axis, Cell};
+use settings::{Settings, When, Words};
+
+/// An experiment in a file.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    /// The claim that it decides.
+    claim: Option<String>,
+    /// What it is about, in a sentence.
+    title: String,
+    /// File of settings and values that several experiments share: its keys count where this one has none; its tables and
+    /// reasons come last.
+    base: Option<String>,
+    set_up: Vec<String>,
+    why: Vec<String>,
+    /// What all runs share.
+    run: Settings,
+    /// Labels by axis.
+    axes: BTreeMap<String, Labels>,
+    /// What labels set.
+    labels: BTreeMap<String, Settings>,
+    when: Vec<When>,
+    /// Grids of runs by name.
+    grid: BTreeMap<String, Grid>,
+    /// Tables of published figures by name.
+    csv: BTreeMap<String, Csv>,
+    /// Expressions by name.
+    values: BTreeMap<String, String>,
+    /// The claim's numbers, or what an experiment without a claim shows first.
+    results: BTreeMap<String, String>,
+    /// The claim's rankings: labels, first is highest.
+    orders: BTreeMap<String, String>,
+    /// What the one taken costs who goes by a ranking: names along an axis as rankings have them, and the cost.
+    order_cost: Option<(String, String)>,
+    /// Code that gives further names: what no run of the twin shows.
+    model: Option<String>,
+    /// Whether that measures time on the machine that it runs on.
+    measured_here: bool,
+    /// Names of results that were put in.
+    inputs: Vec<String>,
+    #[serde(rename = "test")]
+    tests: Vec<report::Test>,
+    #[serde(rename = "table")]
+    tables: Vec<report::TableOf>,
+    #[serde(rename = "figure")]
+    figures: Vec<report::FigureOf>,
+}
+
+/// Labels of an axis.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "a list of labels, `{ from = 0, to = 9 }`, or the name of a table of `csv`, whose first column they are"
+)]
+enum Labels {
+    Listed(Vec<Label>),
+    Numbers { from: u32, to: u32 },
+    Csv(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+enum Label {
+    Word(String),
+    Whole(i64),
+    Real(f64),
+}
+
+impl Label {
+    fn text(&self) -> String {
+        match self {
+            Label::Word(word) => word.clone(),
+            Label::Whole(number) => number.to_string(),
+            Label::Real(number) => number.to_string(),
+        }
+    }
+}
+
+/// A run for each combination of labels.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Grid {
+    /// The axes, in the order in which their labels' settings are laid over each other.
+    over: Vec<String>,
+    /// Settings of its runs, over those of `run` and under those of labels.
+    set: Settings,
+    /// The combinations that are run; without it all.
+    only: Option<String>,
+    /// What else is counted of its runs, beside the counters and reports that every run has.
+    measure: Option<String>,
+}
+
+/// A table of published figures: the first column is the labels of an axis.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Csv {
+    /// Its file in `data/published`.
+    file: String,
+    axis: String,
+    /// What is written otherwise here.
+    #[serde(default)]
+    write: BTreeMap<String, String>,
+}
+
+/// An experiment that was read and checked.
+#[derive(Debug)]
+pub struct Design {
+    file: File,
+    source: Source,
+    axes: BTreeMap<String, Axis>,
+    csv: BTreeMap<String, BTreeMap<String, array::Array>>,
+}
+
+/// How many bases may be below each other.
+const BASES_MAX: u32 = 4;
+
+/// Reads the text of a base by its name.
+type Bases<'a> = &'a dyn Fn(&str) -> Result<(PathBuf, String), String>;
+
+impl Design {
+    /// Reads an experiment; a base is sought beside it, and among those that come with the program.
+    ///
+    /// # Errors
+    /// What does not read or cannot be, with its line.
+    pub fn open(path: &Path) -> Result<Design, FileError> {
+        let text = read_text_file(path)?;
+        Design::parse(path, &text, &|name| {
+            let folders = path.ancestors().skip(1).take(2);
+            let mut places = folders.map(|folder| folder.join(format!("{name}.toml")));
+            match (places.find(|place| place.is_file()), bases::base(name)) {
+                (Some(place), _) => {
+                    let text = read_text_file(&place).map_err(|error| error.to_string())?;
+                    Ok((place, text))
+                }
+                (None, Some(known)) => Ok(known),
+                (None, None) => Err(format!(
+                    "there is no `{name}.toml` beside this file, in the folder above, or in the program"
+                )),
+            }
+        })
+    }
+
+    /// One that comes with the program.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn embedded(name: &str, text: &str) -> Result<Design, FileError> {
+        let known = |name: &str| bases::base(name).ok_or_else(|| format!("no base is named `{name}`"));
+        Design::parse(format!("data/experiments/{name}.toml"), text, &known)
+    }
+
+    /// Reads the text of an experiment.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn parse(path: impl AsRef<Path>, text: &str, bases: Bases<'_>) -> Result<Design, FileError> {
+        let path = path.as_ref();
+        let mut file: File = read_toml(path, text)?;
+        let source = Source::new(path, text);
+        let mut next = file.base.clone();
+        for _ in 0..BASES_MAX {
+            let Some(name) = next else { break };
+            let (path, text) = bases(&name).map_err(|error| source.complaint("base", error))?;
+            let base: File = read_toml(path, &text)?;
+            next = base.base.clone();
+            file.over(base);
+        }
+        let mut design = Design {
+            file,
+            source,
+            axes: BTreeMap::new(),
+            csv: BTreeMap::new(),
+        };
+        design.lay_out()?;
+        design.check()?;
+        Ok(design)
+    }
+
+    fn complaint(&self, key: &str, message: impl Into<String>) -> FileError {
+        self.source.complaint(key, message)
+    }
+
+    /// Axes and published tables, whose labels may be each other's.
+    fn lay_out(&mut self) -> Result<(), FileError> {
+        for (name, csv) in &self.file.csv {
+            let found = measures::published(csv)
+                .map_err(|error| self.complaint(&format!("csv.{name}.file"), error))?;
+            self.csv.insert(name.clone(), found);
+        }
+        for (name, labels) in &self.file.axes {
+            let labels = match labels {
+                Labels::Listed(labels) => labels.iter().map(Label::text).collect(),
+                Labels::Numbers { from, to } => (*from..=*to).map(|number| number.to_string()).collect(),
+                Labels::Csv(table) => {
+                    let first = self.csv.get(table).and_then(|columns| columns.values().next());
+                    let first = first.ok_or_else(|| {
+                        let known = homenode_units::Candidates::of(table, self.csv.keys().cloned());
+                        self.complaint(
+                            &format!("axes.{name}"),
+                            format!("there is no table `{table}` in `csv`{known}"),
+                        )
+                    })?;
+                    first.axes[0].labels.clone()
+                }
+            };
+            self.axes.insert(
+                name.clone(),
+                Axis {
+                    name: name.clone(),
+                    labels,
+                },
+            );
+        }
+        for (name, labels) in [("run", &self.file.run.is)].into_iter().chain(
+            self.file
+                .labels
+                .iter()
+                .map(|(name, label)| (name.as_str(), &label.is)),
+        ) {
+            if let Some(unknown) = labels.iter().find(|label| !self.file.labels.contains_key(*label)) {
+                let known = homenode_units::Candidates::of(unknown, self.file.labels.keys().cloned());
+                return Err(self.complaint(
+                    &format!("labels.{name}"),
+                    format!("`is` names `{unknown}`, which no `[labels.…]` describes{known}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every combination is a run, and every name stands for something.
+    fn check(&self) -> Result<(), FileError> {
+        for name in self.file.grid.keys() {
+            for axis in &self.file.grid[name].over {
+                if !self.axes.contains_key(axis) {
+                    let known = homenode_units::Candidates::of(axis, self.axes.keys().cloned());
+                    return Err(self.complaint(
+                        &format!("grid.{name}.over"),
+                        format!("there is no axis `{axis}`{known}"),
+                    ));
+                }
+            }
+            self.measure(name)
+                .map_err(|error| self.complaint(&format!("grid.{name}.measure"), error))?;
+            self.cells(name)
+                .map_err(|error| self.complaint(&self.culprit(name, &error), error))?;
+        }
+        self.model().map_err(|error| self.complaint("model", error))?;
+        report::check(self)
+    }
+
+    /// The key that an error of a run is about, as far as that can be told: the one in the file that has its name.
+    fn culprit(&self, grid: &str, error: &str) -> String {
+        let key = error
+            .rsplit_once("(key `")
+            .and_then(|(_, rest)| rest.split_once('`'))
+            .map(|(key, _)| key);
+        let last = key.and_then(|key| key.rsplit('.').next()).unwrap_or_default();
+        let tables = self.file.labels.keys().map(|label| format!("labels.{label}"));
+        let tables = ["run".to_owned(), format!("grid.{grid}.set")]
+            .into_iter()
+            .chain(tables);
+        let parts = [
+            "vm[0]",
+            "every_vm",
+            "scenario",
+            "event[0]",
+            "workload[0]",
+            "config",
+        ];
+        let mut places = tables.flat_map(|table| parts.map(|part| format!("{table}.{part}.{last}")));
+        let found = places.find(|place| {
+            let complaint = self.complaint(place, "");
+            let parent = place.rsplit_once('.').map_or("", |(parent, _)| parent);
+            complaint.place != self.complaint(parent, "").place
+        });
+        found.unwrap_or_else(|| format!("grid.{grid}"))
+    }
+
+    /// The runs of a grid in the order of its axes; `None` where a combination is not run.
+    fn cells(&self, name: &str) -> Result<Vec<Option<Run>>, String> {
+        let grid = &self.file.grid[name];
+        let mut runs = Vec::new();
+        let axes = grid.over.iter().map(|axis| self.axes[axis].clone()).collect();
+        array::Array::build(axes, |place| {
+            let labels: Vec<(&str, &str)> = grid
+                .over
+                .iter()
+                .zip(place)
+                .map(|(axis, at)| (axis.as_str(), self.axes[axis].labels[*at].as_str()))
+                .collect();
+            let run = self.run(grid, &labels);
+            runs.push(run.map_err(|error| {
+                let labels: Vec<&str> = labels.iter().map(|(_, label)| *label).collect();
+                if labels.is_empty() {
+                    error
+                } else {
+                    format!("for {}: {error}", labels.join(", "))
+                }
+            })?);
+            Ok(Cell::Absent)
+        })?;
+        Ok(runs)
+    }
+
+    fn run(&self, grid: &Grid, labels: &[(&str, &str)]) -> Result<Option<Run>, String> {
+        let mut settings = Settings::default();
+        self.lay(&mut settings, &self.file.run, 0)?;
+        self.lay(&mut settings, &grid.set, 0)?;
+        for (_, label) in labels {
+            if let Some(own) = self.file.labels.get(*label) {
+                self.lay(&mut settings, own, 0)?;
+            }
+        }
+        let (depth, mut cells) = (Flag::new(0), BTreeMap::new());
+        for (axis, label) in labels {
+            cells.insert((*axis).to_owned(), Cell::Text((*label).to_owned()));
+        }
+        for when in &self.file.when {
+            if Words::new(&settings.clone(), &self.csv, cells.clone(), &depth).applies(&when.test)? {
+                self.lay(&mut settings, &when.set, 0)?;
+            }
+        }
+        let words = Words::new(&settings, &self.csv, cells, &depth);
+        if let Some(only) = &grid.only
+            && !words.hold(only)?
+        {
+            return Ok(None);
+        }
+        settings.run(&words).map(Some)
+    }
+
+    /// Lays settings over others, those first that they name.
+    fn lay(&self, under: &mut Settings, over: &Settings, depth: u32) -> Result<(), String> {
+        if depth > 8 {
+            return Err("labels name each other in a circle: `is`".to_owned());
+        }
+        for name in &over.is {
+            self.lay(under, &self.file.labels[name], depth + 1)?;
+        }
+        under.lay(over);
+        Ok(())
+    }
+
+    /// The grid whose metrics need no name before them: `main`, or the only one.
+    fn main_grid(&self) -> String {
+        let grids = &self.file.grid;
+        let only = grids.keys().next().filter(|_| grids.len() == 1);
+        only.map_or("main", String::as_str).to_owned()
+    }
+
+    /// The model, if the file names one.
+    fn model(&self) -> Result<Option<Model>, String> {
+        let find = |name: &String| {
+            let known = MODELS.iter().find(|model| model.name == name);
+            let unknown = || {
+                let known = MODELS.iter().map(|model| model.name.to_owned());
+                format!(
+                    "there is no model `{name}`{}",
+                    homenode_units::Candidates::of(name, known)
+                )
+            };
+            known.copied().ok_or_else(unknown)
+        };
+        self.file.model.as_ref().map(find).transpose()
+    }
+
+    /// What else is counted of a grid's runs.
+    fn measure(&self, grid: &str) -> Result<Option<OfRun>, String> {
+        let find = |name: &String| {
+            let known = OF_RUNS.iter().find(|(own, ..)| own == name);
+            let unknown = || {
+                let known = OF_RUNS.iter().map(|(name, ..)| (*name).to_owned());
+                format!(
+                    "there is no measure `{name}`{}",
+                    homenode_units::Candidates::of(name, known)
+                )
+            };
+            known.map(|(_, _, of)| *of).ok_or_else(unknown)
+        };
+        self.file
+            .grid
+            .get(grid)
+            .and_then(|grid| grid.measure.as_ref())
+            .map(find)
+            .transpose()
+    }
+
+    /// Whether a name stands for something.
+    fn knows(&self, name: &str) -> Result<(), String> {
+        let (first, rest) = name.split_once('.').unwrap_or((name, ""));
+        if self.file.grid.contains_key(first) && !rest.is_empty() {
+            return self.knows(rest);
+        }
+        let mut known: Vec<String> = self.axes.keys().chain(self.file.values.keys()).cloned().collect();
+        known.extend(self.csv.keys().cloned());
+        known.extend(["published", "machine", "absent", "vm", "programs", "rank"].map(str::to_owned));
+        known.extend(self.model()?.map_or(Vec::new(), |model| model.names()));
+        known.extend(measures::names());
+        known.extend(
+            OF_RUNS
+                .iter()
+                .flat_map(|(_, gives, _)| *gives)
+                .map(|name| (*name).to_owned()),
+        );
+        if known.iter().any(|own| own == first) {
+            return Ok(());
+        }
+        Err(format!(
+            "nothing is named `{name}`{}",
+            homenode_units::Candidates::of(first, known)
+        ))
+    }
+
+    /// A word of an axis's labels.
+    fn words(&self, axis: &Axis, word: &str) -> Result<array::Array, String> {
+        let of = |label: &String| {
+            let word = self
+                .file
+                .labels
+                .get(label)
+                .and_then(|label| label.words.get(word));
+            word.map_or(Cell::Absent, |word| match word {
+                toml::Value::String(text) => Cell::Text(text.clone()),
+                other => Cell::Text(other.to_string()),
+            })
+        };
+        let cells: Vec<Cell> = axis.labels.iter().map(of).collect();
+        if cells.iter().all(|cell| *cell == Cell::Absent) {
+            return Err(format!("no label of axis `{}` has a word `{word}`", axis.name));
+        }
+        Ok(array::Array::of(vec![axis.clone()], cells))
+    }
+
+    /// A figure of the machine's file.
+    fn of_machine(&self, path: &str) -> Result<array::Array, String> {
+        let name = self.file.run.machine.as_deref().unwrap_or_default();
+        let machine = homenode_machine_files::preset(name).map_err(|error| error.to_string())?;
+        let machine = serde_json::json!(machine);
+        let found = path
+            .split('.')
+            .try_fold(&machine, |value, key| match key.parse::<usize>() {
+                Ok(at) => value.get(at),
+                Err(_) => value.get(key),
+            });
+        let number = found.and_then(serde_json::Value::as_f64);
+        number
+            .map(|number| array::Array::one(Cell::Number(number)))
+            .ok_or_else(|| format!("the file of machine `{name}` has no number `{path}`"))
+    }
+
+    /// What it is about.
+    pub fn title(&self) -> &str {
+        &self.file.title
+    }
+
+    /// A row for each VM of each run: its grid and labels, then what was counted.
+    ///
+    /// # Errors
+    /// A run that was not made.
+    pub fn rows(&self, outcomes: &Outcomes) -> Result<Vec<array::Row>, String> {
+        let mut rows = Vec::new();
+        for (name, grid) in &self.file.grid {
+            let axes: Vec<Axis> = grid.over.iter().map(|axis| self.axes[axis].clone()).collect();
+            let mut cells = self.cells(name)?.into_iter();
+            let shape = array::Array::of(axes.clone(), Vec::new());
+            array::Array::build(axes, |place| {
+                if let Some(run) = cells.next().flatten() {
+                    let counted = measures::of_run(&run, outcomes.of(&run)?, None)?;
+                    let labels = shape
+                        .labels(place)
+                        .map(|(axis, label)| (axis.to_owned(), label.into()));
+                    let first = std::iter::once(("grid".to_owned(), name.as_str().into()));
+                    rows.extend(counted.rows(&first.chain(labels).collect()));
+                }
+                Ok(Cell::Absent)
+            })?;
+        }
+        Ok(rows)
+    }
+
+    /// All its runs.
+    ///
+    /// # Errors
+    /// None after [`Design::parse`].
+    pub fn all_runs(&self) -> Result<Vec<Run>, String> {
+        let all = self.file.grid.keys().map(|name| self.cells(name));
+        let all: Vec<Vec<Option<Run>>> = all.collect::<Result<_, _>>()?;
+        Ok(all.into_iter().flatten().flatten().collect())
+    }
+}
+
+impl Decides for Design {
+    fn claim(&self) -> &str {
+        self.file.claim.as_deref().unwrap_or_default()
+    }
+
+    fn runs(&self) -> Vec<Run> {
+        self.all_runs().unwrap_or_default()
+    }
+
+    fn decide(&self, outcomes: &Outcomes) -> Result<Decision, String> {
+        report::decision(&scope::Scope::new(self, outcomes))
+    }
+}
+
+impl File {
+    /// Takes what a base has and this has not.
+    fn over(&mut self, base: File) {
+        fn fill<T>(own: &mut BTreeMap<String, T>, base: BTreeMap<String, T>) {
+            for (name, value) in base {
+                own.entry(name).or_insert(value);
+            }
+        }
+        let mut run = base.run;
+        run.lay(&self.run);
+        run.is.extend(self.run.is.iter().cloned());
+        self.run = run;
+        self.when.splice(0..0, base.when);
+        fill(&mut self.axes, base.axes);
+        fill(&mut self.labels, base.labels);
+        fill(&mut self.grid, base.grid);
+        fill(&mut self.csv, base.csv);
+        fill(&mut self.values, base.values);
+        self.why.extend(base.why);
+        self.tables.extend(base.tables);
+    }
+}

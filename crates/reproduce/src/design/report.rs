@@ -1,0 +1,545 @@
+//! What an experiment shows of its values: results, tests, tables, figures, and texts with numbers in them.
+
+use homenode_machine_files::file::FileError;
+use serde::Deserialize;
+
+use super::Design;
+use super::array::{Array, Axis, Cell};
+use super::expression::{Expression, Template};
+use super::functions::holds;
+use super::scope::{Scope, at};
+use crate::claims;
+use crate::experiment::{Decision, Table};
+use crate::figure::{Figure, Line, Shape as Drawing};
+use crate::stats::regret;
+use crate::verdict::{Measured, Shape};
+
+/// The test of a shape.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Test {
+    /// What is tested: a text.
+    name: String,
+    /// Axes of which every combination of labels is a test.
+    #[serde(default)]
+    each: Vec<String>,
+    /// What came out: a text.
+    ours: String,
+    /// Whether it passed: an expression, which holds everywhere.
+    holds: String,
+    /// Of a number that a table publishes: the published one, and ours.
+    #[serde(default)]
+    tabled: Option<(String, String)>,
+}
+
+/// A table.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TableOf {
+    title: String,
+    /// Axes of which every combination is a row, …
+    over: Vec<String>,
+    /// … where this holds, …
+    only: Option<String>,
+    /// … the greatest first.
+    order: Option<String>,
+    /// First cell of a row: a text; without it its labels.
+    row: Option<String>,
+    /// Heads of the first column.
+    head: String,
+    columns: Vec<Column>,
+    /// Rows of their own: texts that stand first, and expressions, each as many cells as it has labels.
+    rows: Vec<Vec<String>>,
+}
+
+/// Columns.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "`[head, expression]`, or `{ each = axis, columns = [[head, expression], …] }`"
+)]
+pub enum Column {
+    /// Head and expression: a column for each label that a row does not fix.
+    Plain(String, String),
+    /// Columns for each label of an axis.
+    Each {
+        /// The axis.
+        each: String,
+        /// Their heads and expressions.
+        columns: Vec<(String, String)>,
+    },
+}
+
+/// A figure.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FigureOf {
+    name: String,
+    title: String,
+    x: String,
+    y: String,
+    /// Axes of which every combination is a group of bars, or a point of each line.
+    bars: Vec<String>,
+    lines: Vec<String>,
+    /// The groups where this holds, the greatest first.
+    only: Option<String>,
+    order: Option<String>,
+    /// Names of groups: a text, or a list.
+    groups: Option<Groups>,
+    /// Where points of lines are, if not at the label of the only axis.
+    at: Option<String>,
+    series: Vec<Series>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+enum Groups {
+    Text(String),
+    List(Vec<String>),
+}
+
+/// Bars or points.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "`[name, expression]`, or `{ name = …, points = [[x, y], …] }`"
+)]
+pub enum Series {
+    /// Name and expression: a series for each label that is no group's.
+    Of(String, String),
+    /// Points as they are.
+    Points {
+        /// Its name.
+        name: String,
+        /// The points.
+        points: Vec<(f64, f64)>,
+    },
+}
+
+/// What a file's results, tests, tables and figures come to.
+///
+/// # Errors
+/// A run that could not be made, a value that was not measured; in a sentence.
+pub fn decision(scope: &Scope<'_>) -> Result<Decision, String> {
+    let file = &scope.design.file;
+    let mut measured = Measured {
+        inputs: file.inputs.clone(),
+        ..Measured::default()
+    };
+    test(scope, &mut measured)?;
+    for (name, expression) in &file.results {
+        let cell = scope.value(expression).and_then(|value| value.only().cloned());
+        let number = cell
+            .and_then(|cell| cell.number())
+            .map_err(|error| format!("{error} (result `{name}`)"))?;
+        let number = number.ok_or_else(|| format!("`{name}` was not measured"))?;
+        measured.numbers.insert(name.clone(), number);
+    }
+    for (name, expression) in &file.orders {
+        let order = scope.value(expression)?.cells().iter().map(Cell::shown).collect();
+        measured.orders.insert(name.clone(), order);
+    }
+    if let Some((names, cost)) = &file.order_cost {
+        let (names, costs) = (scope.value(names)?, scope.value(cost)?);
+        let cost = |name: &str| {
+            let at = names.cells().iter().position(|own| own.shown() == name)?;
+            costs.cells().get(at)?.number().ok().flatten()
+        };
+        let published = claims::named(file.claim.as_deref().unwrap_or_default());
+        for (name, order) in published.iter().flat_map(|claim| &claim.order) {
+            measured
+                .regrets
+                .extend(regret(order, cost).map(|regret| (name.clone(), regret)));
+        }
+    }
+    let texts = |all: &[String]| {
+        all.iter()
+            .map(|text| scope.text(text, &[]))
+            .collect::<Result<Vec<String>, String>>()
+    };
+    Ok(Decision {
+        measured,
+        set_up: texts(&file.set_up)?,
+        why: texts(&file.why)?,
+        tables: file
+            .tables
+            .iter()
+            .map(|table| table.filled(scope))
+            .collect::<Result<_, _>>()?,
+        figures: file
+            .figures
+            .iter()
+            .map(|figure| figure.drawn(scope))
+            .collect::<Result<_, _>>()?,
+        measured_here: file.measured_here,
+    })
+}
+
+fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<(), String> {
+    // Tests of the same labels that follow each other alternate.
+    for group in scope.design.file.tests.chunk_by(|a, b| a.each == b.each) {
+        for labels in places(scope, &group[0].each, None, None)? {
+            for test in group {
+                let labels = borrowed(&labels);
+                let wrong = |error: String| format!("{error} (test `{}`)", test.name);
+                let own = at(scope.value(&test.holds).map_err(wrong)?, &labels)?;
+                let passed = own
+                    .cells()
+                    .iter()
+                    .map(holds)
+                    .collect::<Result<Vec<bool>, String>>();
+                let name = scope.text(&test.name, &labels)?;
+                if let Some((published, ours)) = &test.tabled {
+                    let number = |text| at(scope.value(text)?, &labels)?.only()?.number();
+                    let both = number(published).and_then(|published| Ok(published.zip(number(ours)?)));
+                    let both = both
+                        .map_err(wrong)?
+                        .ok_or_else(|| wrong("it was not measured".to_owned()))?;
+                    measured.tabled.insert(name.clone(), both);
+                }
+                measured.shapes.push(Shape {
+                    name,
+                    ours: scope.text(&test.ours, &labels).map_err(wrong)?,
+                    holds: passed.map_err(wrong)?.iter().all(|passed| *passed),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+type Labels = Vec<(String, String)>;
+
+fn borrowed(labels: &Labels) -> Vec<(&str, &str)> {
+    labels
+        .iter()
+        .map(|(axis, label)| (axis.as_str(), label.as_str()))
+        .collect()
+}
+
+/// Every combination of labels of these axes for which an expression holds, by another, the greatest first.
+fn places(
+    scope: &Scope<'_>,
+    over: &[String],
+    only: Option<&str>,
+    order: Option<&str>,
+) -> Result<Vec<Labels>, String> {
+    let axes: Vec<Axis> = over.iter().map(|axis| scope.design.axes[axis].clone()).collect();
+    let (only, order) = (
+        only.map(|only| scope.value(only)).transpose()?,
+        order.map(|order| scope.value(order)).transpose()?,
+    );
+    let shape = Array::build(axes.clone(), |_| Ok(Cell::Absent))?;
+    let mut found = Vec::new();
+    Array::build(axes, |place| {
+        let labels: Vec<(&str, &str)> = shape.labels(place).collect();
+        let own = |array: &Option<Array>| {
+            array
+                .clone()
+                .map(|array| at(array, &labels)?.only().cloned())
+                .transpose()
+        };
+        if own(&only)?.map_or(Ok(true), |cell| holds(&cell))? {
+            let by = own(&order)?.map_or(Ok(None), |cell| cell.number())?;
+            found.push((
+                by,
+                labels
+                    .iter()
+                    .map(|(axis, label)| ((*axis).to_owned(), (*label).to_owned()))
+                    .collect(),
+            ));
+        }
+        Ok(Cell::Absent)
+    })?;
+    found.sort_by(|(a, _), (b, _): &(Option<f64>, Labels)| b.unwrap_or(0.0).total_cmp(&a.unwrap_or(0.0)));
+    Ok(found.into_iter().map(|(_, labels)| labels).collect())
+}
+
+/// Combinations of an array's labels but those of some axes.
+fn spread(array: &Array, fixed: &[String]) -> Vec<Labels> {
+    let free: Vec<Axis> = array
+        .axes
+        .iter()
+        .filter(|axis| !fixed.contains(&axis.name))
+        .cloned()
+        .collect();
+    let shape = Array::of(free.clone(), Vec::new());
+    let mut all = Vec::new();
+    let listed = Array::build(free, |place| {
+        all.push(
+            shape
+                .labels(place)
+                .map(|(axis, label)| (axis.to_owned(), label.to_owned()))
+                .collect(),
+        );
+        Ok(Cell::Absent)
+    });
+    debug_assert!(listed.is_ok());
+    all
+}
+
+impl TableOf {
+    fn filled(&self, scope: &Scope<'_>) -> Result<Table, String> {
+        let wrong = |error: String| format!("{error} (table `{}`)", self.title);
+        let columns = self.columns(scope).map_err(wrong)?;
+        let mut header = vec![self.head.clone()];
+        header.extend(columns.iter().map(|(head, ..)| head.clone()));
+        let mut rows = Vec::new();
+        for labels in places(scope, &self.over, self.only.as_deref(), self.order.as_deref()).map_err(wrong)? {
+            if self.over.is_empty() {
+                break;
+            }
+            let labels = borrowed(&labels);
+            let first = match &self.row {
+                Some(text) => scope.text(text, &labels)?,
+                None => labels
+                    .iter()
+                    .map(|(_, label)| *label)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            };
+            let mut row = vec![first];
+            for (_, value, own) in &columns {
+                let labels = [&labels[..], &borrowed(own)].concat();
+                row.push(value.shown(scope, &labels).map_err(wrong)?);
+            }
+            rows.push(row);
+        }
+        for own in &self.rows {
+            let mut row = Vec::new();
+            for (at, text) in own.iter().enumerate() {
+                if at == 0 || text.contains('{') {
+                    row.push(scope.text(text, &[])?);
+                } else {
+                    row.extend(scope.value(text).map_err(wrong)?.cells().iter().map(Cell::shown));
+                }
+            }
+            rows.push(row);
+        }
+        Ok(Table {
+            title: scope.text(&self.title, &[])?,
+            header,
+            rows,
+        })
+    }
+
+    /// Heads, values, and the labels that are the column's own.
+    fn columns(&self, scope: &Scope<'_>) -> Result<Vec<(String, Value, Labels)>, String> {
+        let mut all = Vec::new();
+        let mut plain = |head: &str, value: &str, own: &Labels| -> Result<(), String> {
+            let value = Value::of(scope, value)?;
+            let fixed: Vec<String> = self
+                .over
+                .iter()
+                .cloned()
+                .chain(own.iter().map(|(axis, _)| axis.clone()))
+                .collect();
+            let free = match &value {
+                Value::Array(array) => spread(array, &fixed),
+                Value::Text(_) => vec![Vec::new()],
+            };
+            for more in free {
+                let labels = [own.clone(), more].concat();
+                all.push((scope.text(head, &borrowed(&labels))?, value.clone(), labels));
+            }
+            Ok(())
+        };
+        for column in &self.columns {
+            match column {
+                Column::Plain(head, value) => plain(head, value, &Vec::new())?,
+                Column::Each { each, columns } => {
+                    for labels in places(scope, std::slice::from_ref(each), None, None)? {
+                        for (head, value) in columns {
+                            plain(head, value, &labels)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// What a cell shows: an expression's array, or a text with expressions in braces.
+#[derive(Clone)]
+enum Value {
+    Array(Array),
+    Text(String),
+}
+
+impl Value {
+    fn of(scope: &Scope<'_>, text: &str) -> Result<Value, String> {
+        match text.contains('{') {
+            true => Ok(Value::Text(text.to_owned())),
+            false => scope.value(text).map(Value::Array),
+        }
+    }
+
+    fn shown(&self, scope: &Scope<'_>, labels: &[(&str, &str)]) -> Result<String, String> {
+        match self {
+            Value::Array(array) => Ok(at(array.clone(), labels)?.only()?.shown()),
+            Value::Text(text) => scope.text(text, labels),
+        }
+    }
+}
+
+impl FigureOf {
+    fn drawn(&self, scope: &Scope<'_>) -> Result<Figure, String> {
+        let wrong = |error: String| format!("{error} (figure `{}`)", self.name);
+        let shape = if self.lines.is_empty() {
+            self.bars(scope)
+        } else {
+            self.lines(scope)
+        };
+        Ok(Figure {
+            name: self.name.clone(),
+            title: self.title.clone(),
+            x_label: self.x.clone(),
+            y_label: self.y.clone(),
+            shape: shape.map_err(wrong)?,
+        })
+    }
+
+    fn bars(&self, scope: &Scope<'_>) -> Result<Drawing, String> {
+        let groups = places(scope, &self.bars, self.only.as_deref(), self.order.as_deref())?;
+        let name = |labels: &Labels| match &self.groups {
+            Some(Groups::Text(text)) => scope.text(text, &borrowed(labels)),
+            _ => Ok(labels
+                .iter()
+                .map(|(_, label)| label.as_str())
+                .collect::<Vec<_>>()
+                .join(", ")),
+        };
+        let names = match &self.groups {
+            Some(Groups::List(names)) => names.clone(),
+            _ => groups.iter().map(name).collect::<Result<_, _>>()?,
+        };
+        let mut series = Vec::new();
+        for own in &self.series {
+            let Series::Of(name, value) = own else { continue };
+            let value = scope.value(value)?;
+            for more in spread(&value, &self.bars) {
+                let of_group = |labels: &Labels| {
+                    let labels = [borrowed(labels), borrowed(&more)].concat();
+                    at(value.clone(), &labels)?.only()?.number()
+                };
+                let bars: Vec<Option<f64>> = groups.iter().map(of_group).collect::<Result<_, _>>()?;
+                series.push((scope.text(name, &borrowed(&more))?, bars));
+            }
+        }
+        Ok(Drawing::Bars(names, series))
+    }
+
+    fn lines(&self, scope: &Scope<'_>) -> Result<Drawing, String> {
+        let places = places(scope, &self.lines, self.only.as_deref(), None)?;
+        let at_x = scope.value(self.at.as_deref().unwrap_or(&self.lines[0]))?;
+        let mut series: Vec<Line> = Vec::new();
+        for own in &self.series {
+            let (name, value) = match own {
+                Series::Points { name, points } => {
+                    series.push((name.clone(), points.clone()));
+                    continue;
+                }
+                Series::Of(name, value) => (name, scope.value(value)?),
+            };
+            for more in spread(&value, &self.lines) {
+                let mut points = Vec::new();
+                for labels in &places {
+                    let number = |array: &Array| {
+                        at(array.clone(), &[borrowed(labels), borrowed(&more)].concat())?
+                            .only()?
+                            .number()
+                    };
+                    points.extend(number(&at_x)?.zip(number(&value)?));
+                }
+                series.push((scope.text(name, &borrowed(&more))?, points));
+            }
+        }
+        Ok(Drawing::Lines(series))
+    }
+}
+
+/// Whether all expressions and texts read, and what they name is there.
+pub fn check(design: &Design) -> Result<(), FileError> {
+    let file = &design.file;
+    let mut all: Vec<(String, &str, bool)> = Vec::new();
+    for (table, values) in [
+        ("values", &file.values),
+        ("results", &file.results),
+        ("orders", &file.orders),
+    ] {
+        all.extend(
+            values
+                .iter()
+                .map(|(name, value)| (format!("{table}.{name}"), value.as_str(), false)),
+        );
+    }
+    for (key, texts) in [("set_up", &file.set_up), ("why", &file.why)] {
+        all.extend(texts.iter().map(|text| (key.to_owned(), text.as_str(), true)));
+    }
+    for (at, test) in file.tests.iter().enumerate() {
+        let key = |name: &str| format!("test[{at}].{name}");
+        all.extend([
+            (key("name"), test.name.as_str(), true),
+            (key("ours"), &test.ours, true),
+            (key("holds"), &test.holds, false),
+        ]);
+    }
+    for (at, table) in file.tables.iter().enumerate() {
+        let key = format!("table[{at}].columns");
+        for column in &table.columns {
+            let columns = match column {
+                Column::Plain(head, value) => vec![(head, value)],
+                Column::Each { columns, .. } => columns.iter().map(|(head, value)| (head, value)).collect(),
+            };
+            all.extend(
+                columns
+                    .into_iter()
+                    .map(|(_, value)| (key.clone(), value.as_str(), value.contains('{'))),
+            );
+        }
+    }
+    for (at, figure) in file.figures.iter().enumerate() {
+        for series in &figure.series {
+            if let Series::Of(_, value) = series {
+                all.push((format!("figure[{at}].series"), value, false));
+            }
+        }
+    }
+    for (key, text, is_text) in all {
+        let names: Result<Vec<String>, String> = if is_text {
+            Template::parse(text).map(|text| text.names().into_iter().map(str::to_owned).collect())
+        } else {
+            Expression::parse(text).map(|own| own.names().into_iter().map(str::to_owned).collect())
+        };
+        for name in names.map_err(|error| design.complaint(&key, error))? {
+            design
+                .knows(&name)
+                .map_err(|error| design.complaint(&key, error))?;
+        }
+    }
+    let axes = file
+        .tests
+        .iter()
+        .enumerate()
+        .map(|(at, test)| (format!("test[{at}].each"), &test.each));
+    let axes = axes.chain(
+        file.tables
+            .iter()
+            .enumerate()
+            .map(|(at, table)| (format!("table[{at}].over"), &table.over)),
+    );
+    let axes = axes.chain(
+        file.figures
+            .iter()
+            .enumerate()
+            .map(|(at, figure)| (format!("figure[{at}].bars"), &figure.bars)),
+    );
+    for (key, axes) in axes {
+        if let Some(unknown) = axes.iter().find(|axis| !design.axes.contains_key(*axis)) {
+            let known = homenode_units::Candidates::of(unknown, design.axes.keys().cloned());
+            return Err(design.complaint(&key, format!("there is no axis `{unknown}`{known}")));
+        }
+    }
+    Ok(())
+}

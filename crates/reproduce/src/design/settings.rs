@@ -1,0 +1,497 @@
+//! What a run is made of: settings that all runs share, and over them those of each label, one after the other.
+//!
+//! In any text of a setting `{word}` is replaced: by the run's label on that axis, or by a word that some setting gives. A text
+//! that begins with `=` is an expression, and becomes its number.
+
+use std::cell::Cell as Flag;
+use std::collections::BTreeMap;
+
+use homenode_control::Config;
+use homenode_twin::workload::{self, HeatClass};
+use homenode_twin::{Scenario, Workload};
+use homenode_units::{Bytes, Candidates, Chance, Ns};
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::array::{Array, Cell, Named};
+use super::expression::{Expression, Template};
+use super::functions::{Names, evaluate};
+use crate::run::Run;
+use crate::vary::Change;
+
+/// A key of VMs and events: so many of it, numbered by the word `n` from 1.
+const COUNT: &str = "count";
+/// A key of VMs and events: one for each word of a list, which is the word `it`.
+const EACH: &str = "each";
+/// A VM's key: what all VMs get is not for this one.
+const APART: &str = "not_every";
+/// A workload's key: the built-in one that it differs from.
+const LIKE: &str = "like";
+/// A workload's key: in each region above a size, a share of pages gets a share of accesses.
+const CONCENTRATE: &str = "concentrate";
+/// An event's key: how long the VM stays before it is sent away, again and again.
+const STAYS: &str = "stays";
+
+/// Settings of runs. Later ones take the place of earlier ones, key by key; VMs are told apart by name.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Other labels whose settings it has too, before its own.
+    pub is: Vec<String>,
+    /// What texts may name in braces: numbers, and texts in which others are named.
+    pub words: BTreeMap<String, Value>,
+    /// Preset of the machine.
+    pub machine: Option<String>,
+    /// When counting begins …
+    pub from: Option<String>,
+    /// … and when the run ends, if its programs have not ended before.
+    pub until: Option<String>,
+    /// How often VMs are looked at meanwhile, for what needs that.
+    pub watch: Option<String>,
+    /// Which policies act.
+    pub policies: Option<String>,
+    /// Factors of inputs of the machine and its workloads, by the name of the input.
+    pub vary: Table,
+    /// Seed of all chance; without it the label of axis `seed`, or 1.
+    pub seed: Option<Value>,
+    /// The agent's settings, as in its file.
+    pub config: Table,
+    /// The scenario's keys but for VMs, events and workloads.
+    pub scenario: Table,
+    /// Keys of every VM, also of those that come later.
+    pub every_vm: Table,
+    /// VMs: a new name is a new VM, a known one is that VM with these keys.
+    pub vm: Vec<Table>,
+    /// What happens to them.
+    pub event: Vec<Table>,
+    /// Workloads of its own; with `like` those that come with the twin, but for the keys given.
+    pub workload: Vec<Table>,
+}
+
+/// Settings under a condition.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct When {
+    /// An expression of words and labels.
+    #[serde(rename = "if")]
+    pub test: String,
+    /// What is set where it holds.
+    pub set: Settings,
+}
+
+/// Deep: tables key by key, all else whole.
+fn lay(over: &Table, under: &mut Table) {
+    for (key, value) in over {
+        match (value, under.get_mut(key)) {
+            (Value::Table(over), Some(Value::Table(under))) => lay(over, under),
+            _ => {
+                under.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
+    table.get(key).and_then(Value::as_str)
+}
+
+impl Settings {
+    /// Lays others over these.
+    pub fn lay(&mut self, over: &Settings) {
+        let words = over.words.iter().map(|(name, word)| (name.clone(), word.clone()));
+        self.words.extend(words);
+        for (own, over) in [
+            (&mut self.machine, &over.machine),
+            (&mut self.from, &over.from),
+            (&mut self.until, &over.until),
+            (&mut self.watch, &over.watch),
+            (&mut self.policies, &over.policies),
+        ] {
+            if over.is_some() {
+                own.clone_from(over);
+            }
+        }
+        if over.seed.is_some() {
+            self.seed.clone_from(&over.seed);
+        }
+        lay(&over.config, &mut self.config);
+        lay(&over.vary, &mut self.vary);
+        lay(&over.scenario, &mut self.scenario);
+        lay(&over.every_vm, &mut self.every_vm);
+        for vm in self.vm.iter_mut().filter(|vm| !vm.contains_key(APART)) {
+            lay(&over.every_vm, vm);
+        }
+        for vm in &over.vm {
+            let known = self
+                .vm
+                .iter_mut()
+                .find(|own| text(own, "name") == text(vm, "name"));
+            if let Some(known) = known {
+                lay(vm, known);
+                continue;
+            }
+            let mut new = if vm.contains_key(APART) {
+                Table::new()
+            } else {
+                self.every_vm.clone()
+            };
+            lay(vm, &mut new);
+            self.vm.push(new);
+        }
+        self.event.extend(over.event.iter().cloned());
+        self.workload.extend(over.workload.iter().cloned());
+    }
+
+    /// The run, its words filled in.
+    ///
+    /// # Errors
+    /// What no scenario and no agent can be, in a sentence.
+    pub fn run(&self, words: &Words<'_>) -> Result<Run, String> {
+        let one = |text: &Option<String>, otherwise: &str| words.fill(text.as_deref().unwrap_or(otherwise));
+        let time = |text: &Option<String>, otherwise: &str| -> Result<Ns, String> {
+            let text = one(text, otherwise)?;
+            text.parse().map_err(|error| format!("`{text}`: {error}"))
+        };
+        let machine = self
+            .machine
+            .as_ref()
+            .ok_or("no machine is named: give `machine` in `run`")?;
+        let mut scenario = filled_table(&self.scenario, words)?;
+        scenario.insert("name".to_owned(), Value::String(String::new()));
+        let workloads = self.workload.iter().map(|own| own_workload(own, words));
+        for (key, list) in [
+            ("vm", repeated(&self.vm, words)?),
+            ("event", self.events(words)?),
+            ("workload", workloads.collect::<Result<_, String>>()?),
+        ] {
+            scenario.insert(
+                key.to_owned(),
+                Value::Array(list.into_iter().map(Value::Table).collect()),
+            );
+        }
+        let scenario = Scenario::deserialize(scenario).map_err(|error| in_words("scenario", &error))?;
+        let mut config = filled_table(&self.config, words)?;
+        let policies = one(&self.policies, "default")?;
+        config.insert("policies".to_owned(), Value::String(policies));
+        let config = Config::deserialize(config).map_err(|error| in_words("config", &error))?;
+        let seed = match &self.seed {
+            Some(seed) => filled(seed, words)?.as_integer(),
+            None => words.word("seed").map_or(Ok(Some(1)), |word| {
+                Ok::<_, String>(word?.number()?.map(|seed| seed as i64))
+            })?,
+        };
+        Ok(Run {
+            machine: words.fill(machine)?,
+            scenario,
+            config,
+            seed: seed
+                .and_then(|seed| u64::try_from(seed).ok())
+                .ok_or("a seed is a whole number, 0 or above")?,
+            warm_up: time(&self.from, "0s")?,
+            until: time(&self.until, "4000s")?,
+            watch: self.watch.as_ref().map(|_| time(&self.watch, "")).transpose()?,
+            changes: self.changes(words)?,
+        })
+    }
+
+    fn changes(&self, words: &Words<'_>) -> Result<Vec<Change>, String> {
+        let change = |(name, factor): (String, Value)| {
+            let factor = factor
+                .as_float()
+                .or(factor.as_integer().map(|whole| whole as f64));
+            let factor = factor.ok_or_else(|| format!("`{name}` is multiplied by a number (key `vary`)"))?;
+            Change::parse(&name, factor).map_err(|error| format!("{error} (key `{name}`)"))
+        };
+        filled_table(&self.vary, words)?.into_iter().map(change).collect()
+    }
+
+    fn events(&self, words: &Words<'_>) -> Result<Vec<Table>, String> {
+        let mut events = Vec::new();
+        for event in repeated(&self.event, words)? {
+            if event.contains_key(STAYS) {
+                events.extend(sent_away(&event)?);
+            } else {
+                events.push(event);
+            }
+        }
+        Ok(events)
+    }
+}
+
+/// Serde's words, with the key that they are about.
+fn in_words(what: &str, error: &toml::de::Error) -> String {
+    let message = error.message();
+    let unknown = message
+        .strip_prefix("unknown field `")
+        .and_then(|rest| rest.split_once("`, "));
+    if let Some((key, valid)) = unknown {
+        let known = Candidates::of(key, valid.split('`').skip(1).step_by(2).map(str::to_owned));
+        return format!("{what}: unknown key `{key}`{known} (key `{key}`)");
+    }
+    let text = error.to_string();
+    let key = text
+        .trim_end()
+        .rsplit('\n')
+        .next()
+        .and_then(|last| last.strip_prefix("in `"));
+    match key.and_then(|key| key.strip_suffix('`')) {
+        Some(key) => format!("{what}: {message} (key `{key}`)"),
+        None => format!("{what}: {message}"),
+    }
+}
+
+/// Tables of which some stand for several.
+fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>, String> {
+    let mut all = Vec::new();
+    for table in tables {
+        let mut table = table.clone();
+        table.remove(APART);
+        let count = table
+            .remove(COUNT)
+            .map(|count| filled(&count, words))
+            .transpose()?;
+        let each = table.remove(EACH).map(|each| filled(&each, words)).transpose()?;
+        let several: Vec<Words<'_>> = match (count, each) {
+            (Some(count), _) => {
+                let count = count.as_integer().ok_or("`count` is a whole number")?;
+                (1..=count)
+                    .map(|n| words.with("n", Cell::Number(n as f64)))
+                    .collect()
+            }
+            (None, Some(Value::Array(each))) => {
+                let each = each.iter().map(|word| word.as_str().unwrap_or_default());
+                each.map(|word| words.with("it", Cell::Text(word.to_owned())))
+                    .collect()
+            }
+            _ => vec![words.clone()],
+        };
+        for mut words in several {
+            // What runs in a VM its other keys may ask for.
+            if let Some(workload) = text(&table, "workload") {
+                words = words.with("workload", Cell::Text(words.fill(workload)?));
+            }
+            all.push(filled_table(&table, &words)?);
+        }
+    }
+    Ok(all)
+}
+
+fn filled_table(table: &Table, words: &Words<'_>) -> Result<Table, String> {
+    let filled = |(key, value): (&String, &Value)| {
+        let value = filled(value, words).map_err(|error| format!("{error} (key `{key}`)"))?;
+        Ok((words.fill(key)?, value))
+    };
+    table.iter().map(filled).collect()
+}
+
+fn filled(value: &Value, words: &Words<'_>) -> Result<Value, String> {
+    match value {
+        Value::String(text) => match text.strip_prefix('=') {
+            Some(expression) => {
+                let number = evaluate(&Expression::parse(expression)?, words)?
+                    .only()?
+                    .number()?;
+                let number = number.ok_or_else(|| format!("`{text}` gives no number"))?;
+                let whole = number.fract() == 0.0 && number.abs() < 1e15;
+                Ok(if whole {
+                    Value::Integer(number as i64)
+                } else {
+                    Value::Float(number)
+                })
+            }
+            None => Ok(Value::String(words.fill(text)?)),
+        },
+        Value::Table(table) => Ok(Value::Table(filled_table(table, words)?)),
+        Value::Array(list) => {
+            let list = list.iter().map(|value| filled(value, words));
+            Ok(Value::Array(list.collect::<Result<_, String>>()?))
+        }
+        other => Ok(other.clone()),
+    }
+}
+
+/// A workload of the experiment's own.
+fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table, String> {
+    let mut own = filled_table(table, words)?;
+    let Some(like) = own.remove(LIKE) else {
+        return Ok(own);
+    };
+    let like = like.as_str().unwrap_or_default();
+    let Some(known) = workload::builtin(like) else {
+        let names = workload::names().map(str::to_owned);
+        return Err(format!(
+            "there is no workload `{like}`{}",
+            Candidates::of(like, names)
+        ));
+    };
+    let mut whole = Table::try_from(known).map_err(|error| error.to_string())?;
+    let concentrate = own.remove(CONCENTRATE);
+    lay(&own, &mut whole);
+    let mut whole = Workload::deserialize(whole).map_err(|error| in_words("workload", &error))?;
+    if let Some(concentrate) = concentrate {
+        let Concentrate {
+            above,
+            pages,
+            accesses,
+        } = Concentrate::deserialize(concentrate).map_err(|error| in_words("workload", &error))?;
+        let regions = whole.program.iter_mut().flat_map(|program| &mut program.regions);
+        for region in regions.filter(|region| region.size > above) {
+            let class = |page_share, access_share| HeatClass {
+                page_share,
+                access_share,
+            };
+            region.heat = vec![class(pages, accesses), class(1.0 - pages, 1.0 - accesses)];
+        }
+    }
+    Table::try_from(whole).map_err(|error| error.to_string())
+}
+
+/// What [`CONCENTRATE`] says.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Concentrate {
+    #[serde(with = "homenode_units::text")]
+    above: Bytes,
+    pages: f64,
+    accesses: f64,
+}
+
+/// Pins that send a VM to other CPUs and back: home for so long, away for a time drawn evenly, and so on.
+fn sent_away(event: &Table) -> Result<Vec<Table>, String> {
+    let of = |key: &str| text(event, key).ok_or_else(|| format!("an event with `{STAYS}` has `{key}` too"));
+    let time = |key: &str| -> Result<u64, String> {
+        let time: Ns = of(key)?.parse().map_err(|error| format!("`{key}`: {error}"))?;
+        Ok(time.0)
+    };
+    let (stays, most, until) = (time(STAYS)?, time("away_at_most")?, time("until")?);
+    let (mut at, mut chance, mut pins) = (time("at")?, Chance::new(1), Vec::new());
+    while at < until {
+        let drawn = chance.bits() % most.max(1);
+        for (at, cpus) in [(at + stays, of("away")?), (at + stays + drawn, of("home")?)] {
+            let pin = Table::from_iter([("cpus".to_owned(), Value::String(cpus.to_owned()))]);
+            let action = Table::from_iter([("pin".to_owned(), Value::Table(pin))]);
+            pins.push(Table::from_iter([
+                ("at".to_owned(), Value::String(format!("{at}ns"))),
+                ("vm".to_owned(), Value::String(of("vm")?.to_owned())),
+                ("action".to_owned(), Value::Table(action)),
+            ]));
+        }
+        at += stays + drawn;
+    }
+    Ok(pins)
+}
+
+/// What names stand for while a run is made.
+#[derive(Clone)]
+pub struct Words<'a> {
+    machine: &'a str,
+    given: &'a BTreeMap<String, Value>,
+    /// Published tables.
+    csv: &'a BTreeMap<String, Named>,
+    labels: BTreeMap<String, Cell>,
+    /// Words within words that are being filled in.
+    depth: &'a Flag<u32>,
+}
+
+impl<'a> Words<'a> {
+    /// Words of settings, labels by axis, and the machine of the run.
+    pub fn new(
+        settings: &'a Settings,
+        csv: &'a BTreeMap<String, Named>,
+        labels: BTreeMap<String, Cell>,
+        depth: &'a Flag<u32>,
+    ) -> Words<'a> {
+        Words {
+            machine: settings.machine.as_deref().unwrap_or_default(),
+            given: &settings.words,
+            csv,
+            labels,
+            depth,
+        }
+    }
+
+    fn with(&self, name: &str, cell: Cell) -> Words<'a> {
+        let mut more = self.clone();
+        more.labels.insert(name.to_owned(), cell);
+        more
+    }
+
+    fn word(&self, name: &str) -> Option<Result<Cell, String>> {
+        if let Some(cell) = self.labels.get(name) {
+            return Some(Ok(cell.clone()));
+        }
+        let value = self.given.get(name)?;
+        self.depth.set(self.depth.get() + 1);
+        let found = if self.depth.get() > 20 {
+            Err(format!("word `{name}` is made of itself"))
+        } else {
+            filled(value, self).and_then(|value| match value {
+                Value::String(text) => Ok(Cell::Text(text)),
+                Value::Integer(number) => Ok(Cell::Number(number as f64)),
+                Value::Float(number) => Ok(Cell::Number(number)),
+                Value::Boolean(is) => Ok(Cell::Number(f64::from(u8::from(is)))),
+                _ => Err(format!("word `{name}` is neither a text nor a number")),
+            })
+        };
+        self.depth.set(self.depth.get() - 1);
+        Some(found)
+    }
+
+    fn fill(&self, text: &str) -> Result<String, String> {
+        if !text.contains('{') {
+            return Ok(text.to_owned());
+        }
+        Template::parse(text)?.filled(|expression, digits| match evaluate(expression, self)?.only()? {
+            // Not for people: every digit counts.
+            Cell::Number(number) => {
+                Ok(digits.map_or(number.to_string(), |digits| format!("{number:.digits$}")))
+            }
+            other => Ok(other.shown()),
+        })
+    }
+
+    /// Whether a condition holds; not where it names what this run has not.
+    ///
+    /// # Errors
+    /// An expression that cannot be evaluated.
+    pub fn applies(&self, test: &str) -> Result<bool, String> {
+        let names = Expression::parse(test)?;
+        let known = |name: &&str| {
+            let table = name.split_once('.').map_or("", |(table, _)| table);
+            self.labels.contains_key(*name) || self.given.contains_key(*name) || self.csv.contains_key(table)
+        };
+        Ok(names.names().iter().all(known) && self.hold(test)?)
+    }
+
+    /// Whether a condition holds.
+    ///
+    /// # Errors
+    /// An expression that cannot be evaluated.
+    pub fn hold(&self, test: &str) -> Result<bool, String> {
+        super::functions::holds(evaluate(&Expression::parse(test)?, self)?.only()?)
+    }
+}
+
+impl Names for Words<'_> {
+    fn named(&self, name: &str) -> Result<Array, String> {
+        let column = || {
+            let (table, column) = name.split_once('.')?;
+            self.csv.get(table)?.get(column)
+        };
+        match (self.word(name), column()) {
+            (Some(cell), _) => cell.map(Array::one),
+            (None, Some(column)) => Ok(column.clone()),
+            (None, None) => {
+                let known = self.labels.keys().chain(self.given.keys()).cloned();
+                Err(format!(
+                    "no axis and no word is named `{name}`{}",
+                    Candidates::of(name, known)
+                ))
+            }
+        }
+    }
+
+    fn machine(&self) -> &str {
+        self.machine
+    }
+}

@@ -1,0 +1,123 @@
+//! An experiment that was made: as a researcher reads it, with a claim or without, and once more for each change of an input.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::cache::Cache;
+use crate::decide;
+use crate::design::Design;
+use crate::design::array::Row;
+use crate::experiment::{Decides, Decision, Reproduced};
+use crate::run::Run;
+use crate::vary::Change;
+use crate::work::{self, Outcomes, Watch};
+use crate::{Claim, claims};
+
+/// An experiment under one change, or under none.
+#[derive(Debug)]
+pub struct Made {
+    /// What was changed of its runs.
+    pub change: Option<Change>,
+    /// What came of it.
+    pub decision: Decision,
+    /// The verdict, where it decides a claim.
+    pub reproduced: Option<Reproduced>,
+    /// A row for each VM of each run.
+    pub rows: Vec<Row>,
+}
+
+/// Makes the runs of an experiment over so many threads, as it says and once more for each change, and decides it each time.
+///
+/// # Errors
+/// A run that cannot be made, a value that cannot be computed; in a sentence.
+pub fn experiment(
+    design: &Design,
+    changes: &[Change],
+    jobs: usize,
+    cache: Option<&Cache>,
+    watch: &dyn Watch,
+) -> Result<Vec<Made>, String> {
+    let as_said = design.runs();
+    let changed = changes.iter().flat_map(|change| {
+        let changed = |run: &Run| work::changed(run, &[*change]);
+        as_said.iter().map(changed)
+    });
+    let all: Vec<Run> = as_said.iter().cloned().chain(changed).collect();
+    let outcomes = work::execute(all, jobs, cache, watch);
+    let each = std::iter::once(None).chain(changes.iter().copied().map(Some));
+    each.map(|change| made(design, change, &outcomes)).collect()
+}
+
+fn made(design: &Design, change: Option<Change>, outcomes: &Outcomes) -> Result<Made, String> {
+    let outcomes = outcomes.under(change.as_slice());
+    let decision = design.decide(&outcomes)?;
+    let claim: Option<Claim> = claims::named(design.claim());
+    Ok(Made {
+        change,
+        decision,
+        reproduced: claim.map(|claim| decide::decided(claim, design, &outcomes)),
+        rows: design.rows(&outcomes)?,
+    })
+}
+
+/// What programs read of an experiment.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Experiment<'a> {
+    title: &'a str,
+    /// The claim that it decides.
+    claim: Option<&'a str>,
+    /// As its file says first, then with each change.
+    variations: Vec<Variation<'a>>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Variation<'a> {
+    /// The input that was changed and its factor; null as the file says.
+    change: Option<String>,
+    /// Numbers by name.
+    results: Map<String, Value>,
+    /// Tests: what, what came out, and whether it passed.
+    tests: Vec<Tested<'a>>,
+    tables: Value,
+    /// An object for each VM of each run.
+    runs: Vec<Map<String, Value>>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Tested<'a> {
+    name: &'a str,
+    ours: &'a str,
+    holds: bool,
+}
+
+/// What programs read of it.
+pub fn experiment_to_json<'a>(design: &'a Design, all: &'a [Made]) -> Experiment<'a> {
+    let variation = |made: &'a Made| {
+        let measured = &made.decision.measured;
+        let numbers = measured.numbers.iter();
+        let tests = measured.shapes.iter().map(|shape| Tested {
+            name: &shape.name,
+            ours: &shape.ours,
+            holds: shape.holds,
+        });
+        Variation {
+            change: made.change.map(|change| change.to_string()),
+            results: numbers
+                .map(|(name, number)| (name.clone(), json!(number)))
+                .collect(),
+            tests: tests.collect(),
+            tables: json!(made.decision.tables),
+            runs: made
+                .rows
+                .iter()
+                .map(|row| row.iter().cloned().collect())
+                .collect(),
+        }
+    };
+    Experiment {
+        title: design.title(),
+        claim: Some(design.claim()).filter(|claim| !claim.is_empty()),
+        variations: all.iter().map(variation).collect(),
+    }
+}

@@ -1,0 +1,78 @@
+//! What experiments in files take from code: models of single accesses, code whose time is measured, and series of a run.
+//!
+//! A model gives arrays by name; what they mean for a claim, and how they are shown, stands in the file.
+
+mod agent_time;
+mod list_walk;
+mod permits_time;
+mod side_by_side;
+mod ticks;
+
+use crate::design::array::{Array, Named};
+use crate::run::Outcome;
+
+/// What else is counted of a run.
+pub type OfRun = fn(&Outcome) -> Result<Named, String>;
+
+/// Gives the value of an expression of the experiment.
+pub type Values<'a> = &'a dyn Fn(&str) -> Result<Array, String>;
+
+/// Code behind an experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    /// Its name in files.
+    pub name: &'static str,
+    /// What it gives.
+    gives: &'static [&'static str],
+    run: fn(Values<'_>) -> Result<Named, String>,
+}
+
+impl Model {
+    /// Names of what it gives.
+    pub fn names(&self) -> Vec<String> {
+        self.gives.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// Runs it; a function gives the values of the experiment's expressions.
+    ///
+    /// # Errors
+    /// What it lacks, in a sentence.
+    pub fn run(&self, value: Values<'_>) -> Result<Named, String> {
+        (self.run)(value)
+    }
+}
+
+/// All models.
+pub const MODELS: &[Model] = &[
+    Model {
+        name: "agent-time",
+        gives: &["deciding_s", "reading_s"],
+        run: agent_time::agent,
+    },
+    Model {
+        name: "list-walk",
+        gives: &["by_access"],
+        run: list_walk::by_access,
+    },
+    Model {
+        name: "permits-time",
+        gives: &["period_ns", "state_bytes"],
+        run: permits_time::permits,
+    },
+    Model {
+        name: "harm",
+        gives: &["harm"],
+        run: side_by_side::harm,
+    },
+    Model {
+        name: "beside-three",
+        gives: &["beside_three"],
+        run: side_by_side::beside_three,
+    },
+];
+
+/// All measures of runs: their names, what they give, and the code.
+pub const OF_RUNS: &[(&str, &[&str], OfRun)] = &[
+    ("moments", &["balance", "processor"], ticks::by_moment),
+    ("ticks", &["ticks"], ticks::by_tick),
+];

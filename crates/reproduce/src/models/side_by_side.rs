@@ -1,0 +1,184 @@
+//! What programs cost each other access by access ([`homenode_tracking::simulator`]): a cache of the machine's ways and policy,
+//! the controller's queue, and of each program a stream of accesses drawn from its profile's miss-ratio curve (blockie:
+//! uniform, which its profile approximates) at the pace that its profile gives. Not the model of occupancies, whose own law is
+//! that who misses most takes most.
+//!
+//! Cache and curves are a sixteenth of their sizes, so that caches fill soon; ways stay. The experiment has a grid `alone` of
+//! each program by itself.
+
+use homenode_machine::Machine;
+use homenode_tracking::cache::{Cache, Shape as CacheShape};
+use homenode_tracking::placement::{Pages, Placement};
+use homenode_tracking::simulator::{Done, Paths, Server, Simulator, Thread};
+use homenode_tracking::stream::{Pattern, Stream};
+use homenode_twin::{Program, workload};
+
+use crate::design::array::{Array, Cell, Named};
+use crate::models::Values;
+use crate::stats::mean;
+
+const MACHINE: &str = "e5_1603v3";
+/// Clock of the machine, kHz.
+const CLOCK_KHZ: f64 = 2_800_000.0;
+/// What sizes are divided by.
+const SCALE: f64 = 16.0;
+/// Simulated time before and while accesses are counted.
+const WARM_NS: f64 = 3e6;
+const COUNTED_NS: f64 = 6e6;
+
+/// `harm`: what each program of axis `program` costs the others on average, percent of their pace.
+pub fn harm(value: Values<'_>) -> Result<Named, String> {
+    let machine = machine()?;
+    let programs = value("program")?;
+    let names = programs.axes[0].labels.iter();
+    let streaming: Vec<Streaming> = names
+        .map(|name| Streaming::new(name, &machine, value))
+        .collect::<Result<_, _>>()?;
+    let harms = Array::of_numbers(programs.axes.clone(), harms(&machine, &streaming)?);
+    Ok([("harm".to_owned(), harms)].into())
+}
+
+/// `beside_three`: percent that a program misses more beside three others than alone, along axis `pair`; values `victim` and
+/// `neighbour` say who.
+pub fn beside_three(value: Values<'_>) -> Result<Named, String> {
+    let machine = machine()?;
+    let (victims, others) = (value("victim")?, value("neighbour")?);
+    let more = Array::build(victims.axes.clone(), |place| {
+        let own = Streaming::new(&victims.at(place).shown(), &machine, value)?;
+        let other = Streaming::new(&others.at(place).shown(), &machine, value)?;
+        let alone = &side_by_side(&machine, &[&own])?[0];
+        let beside = &side_by_side(&machine, &[&own, &other, &other, &other])?[0];
+        Ok(Cell::Number(
+            100.0 * (beside.misses as f64 / alone.misses as f64 - 1.0),
+        ))
+    })?;
+    Ok([("beside_three".to_owned(), more)].into())
+}
+
+fn machine() -> Result<Machine, String> {
+    homenode_machine_files::preset(MACHINE).map_err(|error| error.to_string())
+}
+
+fn profile(name: &str) -> Result<Program, String> {
+    let program = workload::builtin(name).and_then(|workload| workload.program);
+    program.ok_or_else(|| format!("there is no profile of {name}"))
+}
+
+/// A program as the reference runs it.
+struct Streaming {
+    pattern: Pattern,
+    ns_between: f64,
+    in_flight: usize,
+    write_share: f64,
+}
+
+impl Streaming {
+    /// The pace is that of its run alone on the twin, less what it waited for memory there: the reference makes it wait itself.
+    fn new(name: &str, machine: &Machine, value: Values<'_>) -> Result<Streaming, String> {
+        let program = profile(name)?;
+        let hardware = machine
+            .hardware
+            .as_ref()
+            .ok_or("the machine has no timing figures")?;
+        let counted = |what: &str| -> Result<f64, String> {
+            let count = value(&format!("alone.{what}[program='{name}']"))?
+                .only()?
+                .number()?;
+            count.ok_or_else(|| format!("{name} was not run alone"))
+        };
+        let in_flight = program
+            .misses_in_flight
+            .min(f64::from(hardware.misses_in_flight_max));
+        let lanes = (in_flight.round() as usize).max(1);
+        let references = counted("llc_references")?;
+        let ns = counted("cycles")? * 1e6 / CLOCK_KHZ / references;
+        let waited = counted("llc_misses")? / references * hardware.latency.memory_ns / in_flight;
+        let curve = &program.miss_ratio;
+        let llc_lines = lines(machine);
+        let pattern = if name == "blockie" {
+            let footprint = program.footprint(1).as_f64() / 64.0;
+            Pattern::Uniform {
+                lines: (footprint / SCALE) as u64,
+            }
+        } else {
+            Pattern::StackDistance {
+                m_inf: curve.m_inf,
+                c0_lines: curve.c0.as_f64() / 64.0 / SCALE,
+                k: curve.k,
+                lines_max: 4 * llc_lines,
+            }
+        };
+        Ok(Streaming {
+            pattern,
+            ns_between: (ns - waited).max(0.1),
+            in_flight: lanes,
+            write_share: program.write_share,
+        })
+    }
+}
+
+/// Lines of the reference's cache.
+fn lines(machine: &Machine) -> usize {
+    (machine.llcs[0].size_bytes.as_f64() / 64.0 / SCALE) as usize
+}
+
+/// What each of some programs does beside the others in the time that is counted.
+fn side_by_side(machine: &Machine, programs: &[&Streaming]) -> Result<Vec<Done>, String> {
+    let hardware = machine
+        .hardware
+        .as_ref()
+        .ok_or("the machine has no timing figures")?;
+    let bandwidth = machine
+        .nodes
+        .values()
+        .next()
+        .and_then(|node| node.memory_bandwidth);
+    let bandwidth = bandwidth.ok_or("the machine's memory bandwidth is not known")?;
+    let llc = &machine.llcs[0];
+    let ways = llc.ways.ok_or("the machine's ways are not known")? as usize;
+    let shape = CacheShape::of_lines(lines(machine), ways, llc.replacement.unwrap_or_default());
+    let paths = Paths {
+        controllers: vec![Server {
+            idle_ns: hardware.latency.memory_ns,
+            service_ns: 64e9 / bandwidth.as_f64(),
+        }],
+        links: Vec::new(),
+        routes: vec![Vec::new()],
+    };
+    let threads = programs.iter().enumerate().map(|(at, program)| Thread {
+        node: 0,
+        cache: Some(0),
+        stream: Stream::new(&program.pattern, (at as u64) << 48, 1 + at as u64),
+        ns_between: program.ns_between,
+        in_flight: program.in_flight,
+        write_share: program.write_share,
+    });
+    let cache = Cache::new(shape, programs.len(), 1);
+    let pages = Pages::new(Placement::FirstTouch, 1);
+    let mut simulator = Simulator::new(&paths, vec![cache], pages, 64, threads.collect(), 1);
+    simulator.run_for(WARM_NS);
+    simulator.restart();
+    simulator.run_for(COUNTED_NS);
+    Ok((0..programs.len()).map(|at| simulator.done(at).clone()).collect())
+}
+
+/// What each program costs the others on average, percent of their pace.
+fn harms(machine: &Machine, programs: &[Streaming]) -> Result<Vec<f64>, String> {
+    let alone: Vec<f64> = programs
+        .iter()
+        .map(|program| Ok(side_by_side(machine, &[program])?[0].accesses as f64))
+        .collect::<Result<_, String>>()?;
+    let lost = |alone: f64, beside: &Done| 100.0 * (1.0 - beside.accesses as f64 / alone);
+    let mut costs = vec![Vec::new(); programs.len()];
+    for a in 0..programs.len() {
+        for b in 0..a {
+            let beside = side_by_side(machine, &[&programs[a], &programs[b]])?;
+            costs[b].push(lost(alone[a], &beside[0]));
+            costs[a].push(lost(alone[b], &beside[1]));
+        }
+    }
+    Ok(costs
+        .iter()
+        .map(|costs| mean(costs).unwrap_or(f64::NAN))
+        .collect())
+}

@@ -1,0 +1,100 @@
+//! LLC misses of a VM's first slices by tick, as [Kyoto, figure 3.2] draws them; and what became of a VM moment by moment.
+//!
+//! A tick is 10 ms of the VM's own running time. Slice 1 begins with its program; the next one when it runs again after another
+//! had the CPU, or after three ticks.
+
+use crate::design::array::{Array, Axis, Named};
+use crate::run::{Moment, Outcome};
+
+const SLICES: usize = 6;
+const TICKS: usize = 3;
+const TICK_NS: u64 = 10_000_000;
+
+/// `ticks`: misses of the first VM along axes `slice` and `tick`.
+pub fn by_tick(outcome: &Outcome) -> Result<Named, String> {
+    let axis = |name, count: usize| Axis::new(name, (1..=count).map(|at| at.to_string()));
+    let misses = ticks(&outcome.moments)?.concat();
+    let axes = vec![axis("slice", SLICES), axis("tick", TICKS)];
+    Ok([("ticks".to_owned(), Array::of_numbers(axes, misses))].into())
+}
+
+/// Of the second VM along axis `moment`: `balance`, what its permit's account holds, and `processor`, percent of a CPU that it
+/// used until the next moment.
+pub fn by_moment(outcome: &Outcome) -> Result<Named, String> {
+    let moments = &outcome.moments;
+    let axis = Axis::new("moment", (0..moments.len()).map(|at| at.to_string()));
+    let used = moments.windows(2).map(|pair| {
+        let ran = (pair[1].vms[1].running_ns - pair[0].vms[1].running_ns) as f64;
+        100.0 * ran / (pair[1].at_ns - pair[0].at_ns) as f64
+    });
+    let balance = moments.iter().map(|moment| moment.vms[1].balance_units as f64);
+    let along = |numbers: Vec<f64>| Array::of_numbers(vec![axis.clone()], numbers);
+    Ok([
+        ("balance".to_owned(), along(balance.collect())),
+        ("processor".to_owned(), along(used.collect())),
+    ]
+    .into())
+}
+
+/// Misses of the first VM's first slices by tick, from the start of its program.
+fn ticks(moments: &[Moment]) -> Result<[[f64; TICKS]; SLICES], String> {
+    let begin = moments
+        .iter()
+        .rposition(|moment| moment.vms[0].llc_references == 0);
+    let own = &moments[begin.ok_or("the program was not watched from its start")?..];
+    let mut ticks = [[0.0; TICKS]; SLICES];
+    // Time run in the present slice, and whether it still runs.
+    let (mut slice, mut ran, mut running) = (0, 0, true);
+    for pair in own.windows(2) {
+        let (before, now) = (pair[0].vms[0], pair[1].vms[0]);
+        let stretch = now.running_ns - before.running_ns;
+        if stretch == 0 {
+            running = false;
+            continue;
+        }
+        let again = !std::mem::replace(&mut running, true) && ran > 0;
+        if again || ran >= TICKS as u64 * TICK_NS {
+            (slice, ran) = (slice + 1, 0);
+        }
+        if slice == SLICES {
+            break;
+        }
+        // What falls across the end of a tick belongs to the tick in which it began.
+        ticks[slice][((ran / TICK_NS) as usize).min(TICKS - 1)] +=
+            (now.llc_misses - before.llc_misses) as f64;
+        ran += stretch;
+    }
+    Ok(ticks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::VmMoment;
+
+    #[test]
+    fn ticks_count_running_time_from_the_first_reference() {
+        let moment = |running_ms: u64, references: u64, misses: u64| Moment {
+            at_ns: 0,
+            vms: vec![VmMoment {
+                running_ns: running_ms * 1_000_000,
+                llc_references: references,
+                llc_misses: misses,
+                balance_units: 0,
+                pages_away: 0,
+            }],
+        };
+        // It boots for 5 ms, runs 10, waits, runs 10 more.
+        let moments = [
+            moment(0, 0, 0),
+            moment(5, 0, 0),
+            moment(10, 100, 70),
+            moment(15, 200, 80),
+            moment(15, 200, 80),
+            moment(25, 300, 95),
+        ];
+        let ticks = ticks(&moments).unwrap();
+        // 80 in the first 10 ms; then another had the CPU, and slice 2 begins.
+        assert_eq!(ticks[..2], [[80.0, 0.0, 0.0], [15.0, 0.0, 0.0]]);
+    }
+}
