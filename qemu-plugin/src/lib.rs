@@ -34,7 +34,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use homenode_meter::profile::{Config, Counts, Profile, Vcpu};
+use homenode_meter::profile::{Config, Profile, Vcpu};
 use homenode_tracking::filter::Use;
 
 use crate::options::{Options, What};
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
                 qemu::qemu_plugin_register_vcpu_resume_cb(id, pages::resumed_before);
             }
         }),
-        What::Profile(log) => begin(options.config, &log).map(|()| {
+        What::Profile(log) => begin(options.config, &log, system).map(|()| {
             let translated = if system {
                 machine_translated
             } else {
@@ -138,7 +138,8 @@ pub unsafe extern "C" fn qemu_plugin_install(
     0
 }
 
-fn begin(config: Config, log: &Path) -> Result<(), String> {
+fn begin(mut config: Config, log: &Path, system: bool) -> Result<(), String> {
+    config.read = if system { machine_memory } else { program_memory };
     let run = Run {
         profile: Profile::new(config),
         log: log.to_owned(),
@@ -177,7 +178,8 @@ fn translated(tb: *mut Tb, begins: qemu::ExecCallback, accesses: qemu::MemCallba
                 accesses,
                 qemu::NO_REGS,
                 qemu::MEM_RW,
-                ptr::null_mut(),
+                // How many instructions of the block follow.
+                ptr::without_provenance_mut(instructions - 1 - at),
             );
         }
     }
@@ -189,13 +191,13 @@ extern "C" fn block_begins(at: c_uint, instructions: *mut c_void) {
     }
 }
 
-extern "C" fn program_accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
-    access(at, info, address);
+extern "C" fn program_accesses(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
+    access(at, info, address, left);
 }
 
-extern "C" fn machine_accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
+extern "C" fn machine_accesses(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
     if let Some(address) = machine_address(info, address) {
-        access(at, info, address);
+        access(at, info, address, left);
     }
 }
 
@@ -211,18 +213,18 @@ fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
 }
 
 #[inline]
-fn access(at: c_uint, info: MemInfo, address: u64) {
+fn access(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
     let (Some(run), Some(vcpu)) = (RUN.get(), VCPUS.get(at)) else {
         return;
     };
-    let wanted = wanted(info);
-    vcpu.access(&run.profile, address, wanted);
+    let (wanted, left) = (wanted(info), left.addr() as u64);
+    vcpu.access(&run.profile, address, wanted, left);
     // An access that reaches into the next line uses that too; none has more than 64 bytes.
     if address % 64 > 32 {
         // SAFETY: it only takes the number apart.
         let bytes = 1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) };
         if address % 64 + bytes > 64 {
-            vcpu.touch(&run.profile, address + bytes - 1, wanted);
+            vcpu.touch(&run.profile, address + bytes - 1, wanted, left);
         }
     }
 }
@@ -236,6 +238,32 @@ fn wanted(info: MemInfo) -> Use {
     }
 }
 
+/// The 64 bytes at an address of the program that is emulated: it lives in this process, at its own addresses, unless QEMU had to
+/// move it. The kernel reads, since it may have unmapped them by now; `None` where nothing is.
+fn program_memory(address: u64) -> Option<[u64; 8]> {
+    let mut words = [0_u64; 8];
+    let bytes = size_of_val(&words);
+    let into = libc::iovec {
+        iov_base: words.as_mut_ptr().cast(),
+        iov_len: bytes,
+    };
+    let from = libc::iovec {
+        iov_base: ptr::without_provenance_mut(usize::try_from(address).ok()?),
+        iov_len: bytes,
+    };
+    // SAFETY: one place to write to, which is long enough; what is read is checked by the kernel.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &into, 1, &from, 1, 0) };
+    usize::try_from(read).is_ok_and(|read| read == bytes).then_some(words)
+}
+
+/// A machine's memory is not read: where a physical address lies in this process, QEMU does not say.
+fn machine_memory(_: u64) -> Option<[u64; 8]> {
+    None
+}
+
+/// A number that no system call has: a program that makes it has done its preparations, and counts begin anew.
+const BEGIN: i64 = 0x686f_6d65;
+
 /// x86-64's numbers of `fork` and `vfork`; QEMU has no `clone3`.
 const FORKS: [i64; 2] = [57, 58];
 const CLONE: i64 = 56;
@@ -247,7 +275,7 @@ const EXECS: [i64; 2] = [59, 322];
 #[allow(clippy::too_many_arguments)] // QEMU's
 extern "C" fn system_call(
     _: Id,
-    _: c_uint,
+    at: c_uint,
     number: i64,
     first: u64,
     _: u64,
@@ -264,6 +292,11 @@ extern "C" fn system_call(
     if FORKS.contains(&number) || (number == CLONE && first & CLONE_VM == 0) {
         run.forks.fetch_add(1, Ordering::Relaxed);
     }
+    if number == BEGIN
+        && let Some(vcpu) = VCPUS.get(at)
+    {
+        run.profile.restart(vcpu);
+    }
     if EXECS.contains(&number) {
         run.execs.fetch_add(1, Ordering::Relaxed);
     }
@@ -275,14 +308,8 @@ extern "C" fn ended(_: Id, _: *mut c_void) {
     };
     // QEMU has stopped all vCPUs, so their state is this thread's.
     let written = catch_unwind(AssertUnwindSafe(|| {
-        let vcpus: Vec<Counts> = VCPUS
-            .all()
-            .map(|vcpu| {
-                run.profile.hand_on(vcpu);
-                vcpu.counts()
-            })
-            .collect();
-        let mut log = run.profile.log(&vcpus);
+        VCPUS.all().for_each(|vcpu| run.profile.hand_on(vcpu));
+        let mut log = run.profile.log(VCPUS.all().map(|vcpu| &*vcpu));
         log.forks = run.forks.load(Ordering::Relaxed);
         log.execs = run.execs.load(Ordering::Relaxed);
         log.write(&run.log)

@@ -19,7 +19,7 @@ use homenode_calibrate::profile::{self, Emulator, Facts, Program, emulator};
 use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
 use homenode_twin::Workload;
-use homenode_twin::workload::FittedCurve;
+use homenode_twin::workload::{FittedCurve, MissRatioCurve};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -39,6 +39,9 @@ pub struct ProfileArgs {
     /// Share of cache lines to follow where the program uses many, such as `1%` or `0.01`; few are all followed
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     pub rate: Share,
+    /// Instructions of the core's reorder buffer, from which accesses in flight follow; docs/PROFILE.md has some
+    #[arg(long, value_name = "COUNT", default_value = "128", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub window: u64,
     /// Where to write the profile; default: the program's name with `.toml`, here
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -91,6 +94,8 @@ pub struct Profiled<'a> {
     workload: &'a Workload,
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     fit: &'a FittedCurve,
+    /// Of address translation; absent where a small TLB holds all pages.
+    translation: Option<MissRatioCurve>,
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     measured: &'a Log,
     notes: &'a [String],
@@ -116,7 +121,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
 
     let scratch = tempfile::tempdir().context("no directory for the plugin's log")?;
     let log = scratch.path().join("accesses.log");
-    let mut command = emulator.command(&plugin, &facts.plugin_arguments(&log, args.rate.0));
+    let mut command = emulator.command(&plugin, &facts.plugin_arguments(&log, args.rate.0, args.window));
     if !args.system {
         command.arg(&program.path);
     }
@@ -177,6 +182,7 @@ fn finish(
             file: shown.clone(),
             workload: &workload,
             fit: &fit,
+            translation: profile::translation_fit(log),
             measured: log,
             notes: &notes,
         }),
