@@ -32,7 +32,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use homenode_meter::profile::{Config, Profile, Vcpu};
 use homenode_tracking::filter::Use;
@@ -63,6 +63,8 @@ static ON_LOAD: extern "C" fn() = choose_version;
 
 static VCPUS: PerVcpu<Vcpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
+/// Whether accesses are looked at: not before the program says so, where it is to.
+static COUNTING: AtomicBool = AtomicBool::new(true);
 
 /// What is measured, and where it is written.
 struct Run {
@@ -116,7 +118,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
                 qemu::qemu_plugin_register_vcpu_resume_cb(id, pages::resumed_before);
             }
         }),
-        What::Profile(log) => begin(options.config, &log, system).map(|()| {
+        What::Profile(log) => begin(options.config, &log, system, options.announced).map(|()| {
             let translated = if system {
                 machine_translated
             } else {
@@ -138,7 +140,8 @@ pub unsafe extern "C" fn qemu_plugin_install(
     0
 }
 
-fn begin(mut config: Config, log: &Path, system: bool) -> Result<(), String> {
+fn begin(mut config: Config, log: &Path, system: bool, announced: bool) -> Result<(), String> {
+    COUNTING.store(!announced, Ordering::Relaxed);
     config.read = if system { machine_memory } else { program_memory };
     let run = Run {
         profile: Profile::new(config),
@@ -186,7 +189,9 @@ fn translated(tb: *mut Tb, begins: qemu::ExecCallback, accesses: qemu::MemCallba
 }
 
 extern "C" fn block_begins(at: c_uint, instructions: *mut c_void) {
-    if let Some(vcpu) = VCPUS.get(at) {
+    if COUNTING.load(Ordering::Relaxed)
+        && let Some(vcpu) = VCPUS.get(at)
+    {
         vcpu.instructions(instructions.addr() as u64);
     }
 }
@@ -214,6 +219,9 @@ fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
 
 #[inline]
 fn access(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
+    if !COUNTING.load(Ordering::Relaxed) {
+        return;
+    }
     let (Some(run), Some(vcpu)) = (RUN.get(), VCPUS.get(at)) else {
         return;
     };
@@ -238,9 +246,36 @@ fn wanted(info: MemInfo) -> Use {
     }
 }
 
-/// The 64 bytes at an address of the program that is emulated: it lives in this process, at its own addresses, unless QEMU had to
-/// move it. The kernel reads, since it may have unmapped them by now; `None` where nothing is.
+/// How many reads the kernel checked, all of which found memory; [`ELSEWHERE`] once one did not.
+static CHECKED: AtomicU64 = AtomicU64::new(0);
+/// Checked reads after which the program's memory is taken to lie in this process at its own addresses.
+const CHECKS: u64 = 256;
+const ELSEWHERE: u64 = u64::MAX;
+
+/// The 64 bytes at an address that the emulated program has just used. Its memory is in this process, at its own addresses
+/// unless QEMU had to move it: the kernel makes the first reads, and says if nothing is there.
 fn program_memory(address: u64) -> Option<[u64; 8]> {
+    match CHECKED.load(Ordering::Relaxed) {
+        ELSEWHERE => None,
+        CHECKS.. => {
+            let words = ptr::with_exposed_provenance::<u64>(usize::try_from(address).ok()?);
+            // SAFETY: the line was used by the instruction that QEMU calls back for, so that it is mapped and may be read; another
+            // thread of the program may write it meanwhile, which a volatile read of whole words lives with.
+            Some(std::array::from_fn(|at| unsafe { words.add(at).read_volatile() }))
+        }
+        _ => {
+            let found = checked_memory(address);
+            let count =
+                |count| (count != ELSEWHERE).then_some(if found.is_some() { count + 1 } else { ELSEWHERE });
+            // Refused only where another thread has found out already.
+            let _ = CHECKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+            found
+        }
+    }
+}
+
+/// The same by the kernel.
+fn checked_memory(address: u64) -> Option<[u64; 8]> {
     let mut words = [0_u64; 8];
     let bytes = size_of_val(&words);
     let into = libc::iovec {
@@ -253,7 +288,9 @@ fn program_memory(address: u64) -> Option<[u64; 8]> {
     };
     // SAFETY: one place to write to, which is long enough; what is read is checked by the kernel.
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &into, 1, &from, 1, 0) };
-    usize::try_from(read).is_ok_and(|read| read == bytes).then_some(words)
+    usize::try_from(read)
+        .is_ok_and(|read| read == bytes)
+        .then_some(words)
 }
 
 /// A machine's memory is not read: where a physical address lies in this process, QEMU does not say.
@@ -296,6 +333,7 @@ extern "C" fn system_call(
         && let Some(vcpu) = VCPUS.get(at)
     {
         run.profile.restart(vcpu);
+        COUNTING.store(true, Ordering::Relaxed);
     }
     if EXECS.contains(&number) {
         run.execs.fetch_add(1, Ordering::Relaxed);

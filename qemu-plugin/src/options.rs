@@ -18,6 +18,8 @@ pub struct Options {
     pub config: Config,
     /// What to do.
     pub what: What,
+    /// Whether a profile begins when the program says so.
+    pub announced: bool,
 }
 
 /// What to do.
@@ -119,6 +121,7 @@ impl Said {
             mut pages,
         } = self;
         config.llc_bytes = pmu.llc_bytes;
+        let announced = pages.announced;
         let (private, ways, line) = (config.private_bytes, config.private_ways, config.line_bytes);
         if private < line * ways as u64 {
             return Err(format!(
@@ -151,7 +154,11 @@ impl Said {
                 );
             }
         };
-        Ok(Options { config, what })
+        Ok(Options {
+            config,
+            what,
+            announced,
+        })
     }
 
     fn take(&mut self, text: &str) -> Result<(), String> {

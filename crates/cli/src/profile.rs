@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use homenode_agent::Show;
-use homenode_calibrate::profile::{self, Emulator, Facts, Program, emulator};
+use homenode_calibrate::profile::{self, Begin, Emulator, Facts, Program, emulator};
 use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
 use homenode_twin::Workload;
-use homenode_twin::workload::{FittedCurve, MissRatioCurve};
+use homenode_twin::workload::FittedCurve;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -42,6 +42,9 @@ pub struct ProfileArgs {
     /// Instructions of the core's reorder buffer, from which accesses in flight follow; docs/PROFILE.md has some
     #[arg(long, value_name = "COUNT", default_value = "128", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub window: u64,
+    /// Count nothing before the program makes the system call 0x686f6d65, which does not exist
+    #[arg(long)]
+    pub announced: bool,
     /// Where to write the profile; default: the program's name with `.toml`, here
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -94,8 +97,6 @@ pub struct Profiled<'a> {
     workload: &'a Workload,
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     fit: &'a FittedCurve,
-    /// Of address translation; absent where a small TLB holds all pages.
-    translation: Option<MissRatioCurve>,
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     measured: &'a Log,
     notes: &'a [String],
@@ -121,7 +122,13 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
 
     let scratch = tempfile::tempdir().context("no directory for the plugin's log")?;
     let log = scratch.path().join("accesses.log");
-    let mut command = emulator.command(&plugin, &facts.plugin_arguments(&log, args.rate.0, args.window));
+    let begin = if args.announced {
+        Begin::Announced
+    } else {
+        Begin::AtOnce
+    };
+    let arguments = facts.plugin_arguments(&log, args.rate.0, args.window, begin);
+    let mut command = emulator.command(&plugin, &arguments);
     if !args.system {
         command.arg(&program.path);
     }
@@ -182,7 +189,6 @@ fn finish(
             file: shown.clone(),
             workload: &workload,
             fit: &fit,
-            translation: profile::translation_fit(log),
             measured: log,
             notes: &notes,
         }),

@@ -324,7 +324,13 @@ impl Log {
 /// Which figure, what it says, and what would be possible.
 type Complaint = (&'static str, f64, &'static str);
 
-fn within(key: &'static str, value: f64, least: f64, most: f64, expected: &'static str) -> Result<(), Complaint> {
+fn within(
+    key: &'static str,
+    value: f64,
+    least: f64,
+    most: f64,
+    expected: &'static str,
+) -> Result<(), Complaint> {
     // NaN and infinities are no numbers of JSON; what is too large for its type does not read.
     if (least..=most).contains(&value) {
         Ok(())
@@ -337,7 +343,13 @@ impl Flights {
     fn check(&self) -> Result<(), Complaint> {
         let accesses = self.accesses as f64;
         let (least, rule) = (self.latencies_least, self.latencies_rule);
-        within("accesses in flight", accesses, 0.0, 1e18, "and no program gets that far")?;
+        within(
+            "accesses in flight",
+            accesses,
+            0.0,
+            1e18,
+            "and no program gets that far",
+        )?;
         let expected = "and not more are foreseen than there are";
         within("foreseen", self.foreseen as f64, 0.0, accesses, expected)?;
         let expected = "and no access takes more than one latency of its own";
@@ -350,9 +362,21 @@ impl Flights {
 
 impl Pages {
     fn check(&self) -> Result<(), Complaint> {
-        within("pages", self.used as f64, 0.0, 1e18, "and no program gets that far")?;
+        within(
+            "pages",
+            self.used as f64,
+            0.0,
+            1e18,
+            "and no program gets that far",
+        )?;
         let parts = Pages::PARTS.len() as f64;
-        within("the number of shares in heat", self.heat.len() as f64, parts, parts, "it must be 9")?;
+        within(
+            "the number of shares in heat",
+            self.heat.len() as f64,
+            parts,
+            parts,
+            "it must be 9",
+        )?;
         let mut below = 0.0;
         for share in &self.heat {
             let expected = "it must lie between the share of fewer pages and 1";
@@ -382,9 +406,21 @@ fn falling(
     let mut above = 1.0;
     for (point, bytes) in curve.iter().zip(capacities) {
         let (bytes, expected) = (bytes as f64, "and another comes there");
-        within("a capacity of the curve", point.bytes as f64, bytes, bytes, expected)?;
+        within(
+            "a capacity of the curve",
+            point.bytes as f64,
+            bytes,
+            bytes,
+            expected,
+        )?;
         let expected = "it must lie between 0 and the miss ratio at the capacity before";
-        within("a miss ratio of the curve", point.miss_ratio, 0.0, above, expected)?;
+        within(
+            "a miss ratio of the curve",
+            point.miss_ratio,
+            0.0,
+            above,
+            expected,
+        )?;
         above = point.miss_ratio;
     }
     Ok(())
@@ -449,7 +485,10 @@ mod tests {
         );
         assert!(all.is_sorted());
         let all: Vec<u64> = Log::reaches().collect();
-        assert_eq!((all.len(), all[0], all[1], all[24]), (25, 256 << 10, 384 << 10, 1 << 30));
+        assert_eq!(
+            (all.len(), all[0], all[1], all[24]),
+            (25, 256 << 10, 384 << 10, 1 << 30)
+        );
         assert!(all.is_sorted());
     }
 

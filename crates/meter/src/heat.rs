@@ -76,10 +76,7 @@ impl Heat {
             heat: Pages::PARTS.map(of_hottest).to_vec(),
             shared: share(shared().count(), counts.len()),
             shared_accesses: shared().map(|page| page.accesses).sum::<u64>() as f64 / all,
-            only_read: share(
-                late().filter(|page| page.written <= half).count(),
-                late().count(),
-            ),
+            only_read: share(late().filter(|page| page.written <= half).count(), late().count()),
         }
     }
 }
@@ -155,7 +152,13 @@ mod tests {
         assert_eq!((found.shared, found.only_read), (0.2, 0.4));
         assert!((found.shared_accesses - 20.0 * 11.0 / all).abs() < 1e-9);
         heat.restart();
-        assert_eq!(heat.pages(), Pages { heat: vec![0.0; 9], ..Pages::default() });
+        assert_eq!(
+            heat.pages(),
+            Pages {
+                heat: vec![0.0; 9],
+                ..Pages::default()
+            }
+        );
     }
 
     #[test]
@@ -165,6 +168,10 @@ mod tests {
         assert_eq!(misses(0..64), 64);
         assert_eq!((misses(0..64), misses(0..64)), (0, 0));
         assert_eq!(misses(0..80), 16);
-        assert_eq!(misses(0..80), 80, "a set used in turn by five pages holds none when it is due");
+        assert_eq!(
+            misses(0..80),
+            80,
+            "a set used in turn by five pages holds none when it is due"
+        );
     }
 }

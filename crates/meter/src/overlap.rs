@@ -85,7 +85,9 @@ impl Overlap {
             Passed::Missed { .. } => MEMORY,
         };
         let (read, at) = (self.read, line * self.line_bytes);
-        self.models[class].access(instruction, address, foreseen.map(|clocks| clocks[class]), || read(at));
+        self.models[class].access(instruction, address, foreseen.map(|clocks| clocks[class]), || {
+            read(at)
+        });
     }
 
     /// Hits in the LLC so far.
@@ -257,7 +259,7 @@ impl Streams {
 
     /// A line is asked for at a time: when the prefetcher had asked for it, if it had.
     fn access(&mut self, line: u64, clocks: [Clocks; 2]) -> Option<[Clocks; 2]> {
-        let (number, at) = (line / self.lines, (line % self.lines) as i64);
+        let (number, at) = (line / self.lines, (line % self.lines).cast_signed());
         self.now += 1;
         let page = self.page(number, at);
         let step = at - page.last;

@@ -169,7 +169,9 @@ impl Profile {
     #[cold]
     pub fn hand_on(&self, vcpu: &mut Vcpu) {
         let mut shared = self.shared();
-        let Shared { lines, pages, heat, .. } = &mut *shared;
+        let Shared {
+            lines, pages, heat, ..
+        } = &mut *shared;
         let page_of = |line: u64| line << vcpu.line_bits >> PAGE_BITS;
         for event in vcpu.batch.drain(..) {
             match event {
@@ -401,13 +403,26 @@ mod tests {
         sweep(&mut vcpu);
         profile.hand_on(&mut vcpu);
         let log = profile.log([&vcpu]);
-        assert_eq!((log.instructions, log.reads, log.llc_accesses), (81_920, 8192, 8192));
+        assert_eq!(
+            (log.instructions, log.reads, log.llc_accesses),
+            (81_920, 8192, 8192)
+        );
         // The second sweep finds all lines in an LLC of 1 MiB, of which the first put them there.
-        let at = |bytes| log.curve.iter().find(|point| point.bytes == bytes).expect("a point").miss_ratio;
+        let at = |bytes| {
+            log.curve
+                .iter()
+                .find(|point| point.bytes == bytes)
+                .expect("a point")
+                .miss_ratio
+        };
         assert!(at(256 << 10) > 0.99 && at(1 << 20) < 0.01, "{:?}", log.curve);
         assert_eq!((log.hits.accesses, log.misses.accesses), (8192, 0));
         // One page in 64 accesses, and all 128 pages within 512 KiB.
-        assert!((log.translation[0].miss_ratio - 1.0 / 64.0).abs() < 1e-6, "{:?}", log.translation);
+        assert!(
+            (log.translation[0].miss_ratio - 1.0 / 64.0).abs() < 1e-6,
+            "{:?}",
+            log.translation
+        );
         assert!(log.translation[2].miss_ratio < 1e-6);
         assert_eq!((log.pages.used, log.pages.only_read), (128, 1.0));
     }

@@ -7,5 +7,5 @@ mod write;
 
 pub use emulator::Emulator;
 pub use program::Program;
-pub use write::{FIRST_WORDS, Facts, fit, profile, summary, translation_fit};
+pub use write::{Begin, FIRST_WORDS, Facts, fit, profile, summary};
 pub(crate) use write::{noted, size};

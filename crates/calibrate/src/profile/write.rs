@@ -17,6 +17,15 @@ pub const FIRST_WORDS: &str = "# Measured by homenode profile";
 /// Ways of a modelled private cache: machine files do not say, and 8 is what most L2 caches have.
 const PRIVATE_WAYS: u32 = 8;
 
+/// When counts begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// With the program.
+    AtOnce,
+    /// When the program says so.
+    Announced,
+}
+
 /// What of the machine is modelled.
 pub struct Facts {
     machine: String,
@@ -49,9 +58,13 @@ impl Facts {
     }
 
     /// What is said to the plugin.
-    pub fn plugin_arguments(&self, log: &Path, rate: f64, window: u64) -> String {
+    pub fn plugin_arguments(&self, log: &Path, rate: f64, window: u64, begin: Begin) -> String {
+        let begin = match begin {
+            Begin::AtOnce => "at-once",
+            Begin::Announced => "announced",
+        };
         format!(
-            "log={},private-bytes={},private-ways={PRIVATE_WAYS},line-bytes={},rate-min={rate},llc-bytes={},window={window}",
+            "log={},private-bytes={},private-ways={PRIVATE_WAYS},line-bytes={},rate-min={rate},llc-bytes={},window={window},begin={begin}",
             escaped(log),
             self.l2.0,
             self.line_bytes,
@@ -159,7 +172,10 @@ const FLIGHTS_MIN: u64 = 1000;
 /// A number in flight by the rule, with its bounds.
 fn in_flight(flights: &Flights, window: u64) -> Item {
     if flights.accesses < FLIGHTS_MIN {
-        return noted(4.0, &format!("estimate: {} accesses are too few to tell", flights.accesses));
+        return noted(
+            4.0,
+            &format!("estimate: {} accesses are too few to tell", flights.accesses),
+        );
     }
     let foreseen = 100.0 * flights.foreseen as f64 / flights.accesses.max(1) as f64;
     let source = format!(
@@ -176,10 +192,10 @@ const REACHES: std::ops::RangeInclusive<u64> = 512 << 10..=64 << 20;
 /// The reach at which the fit is exact: 512 pages of 4 KiB, the second level of most machines here.
 const REACH_EXACT: u64 = 2 << 20;
 
-/// `exp(-(c / c0)^k)` through what was measured at 2 MiB of reach, with the slope of a line through `ln(-ln m)` over `ln c` by least
-/// squares: miss ratios of a TLB are too small for the fit that curves of caches get. Where they hardly fall (streams), `c0` is
-/// one byte and `k` what goes through the measured point. `None` where such a TLB holds all pages.
-pub fn translation_fit(log: &Log) -> Option<MissRatioCurve> {
+/// `exp(-(c / c0)^k)` through what was measured at 2 MiB of reach, with the slope of a line through `ln(-ln m)` over `ln c`
+/// by least squares: miss ratios of a TLB are too small for the fit that curves of caches get. Where they hardly fall
+/// (streams), `c0` is one byte and `k` what goes through the measured point. `None` where such a TLB holds all pages.
+fn translation_fit(log: &Log) -> Option<MissRatioCurve> {
     let transformed = |point: &Point| ((point.bytes as f64).ln(), (-point.miss_ratio.ln()).ln());
     let told: Vec<&Point> = log
         .translation
@@ -232,14 +248,22 @@ fn regions(log: &Log) -> ArrayOfTables {
         region.insert("kind", value(kind));
         let bytes = Bytes(bytes.next_multiple_of(4096).max(4096));
         region.insert("size", noted(size(bytes), source));
-        region.insert("access_share", noted(round(share, 4), "measured: of accesses to the LLC"));
+        region.insert(
+            "access_share",
+            noted(round(share, 4), "measured: of accesses to the LLC"),
+        );
         if let Some(heat) = heat(pages) {
             region.insert("heat", Item::ArrayOfTables(heat));
         }
         regions.push(region);
     };
     if threads == 1 {
-        push("private", log.footprint_bytes, 1.0, "measured: lines used, to whole pages");
+        push(
+            "private",
+            log.footprint_bytes,
+            1.0,
+            "measured: lines used, to whole pages",
+        );
         return regions;
     }
     let bytes = (pages.used * 4096) as f64;
@@ -250,7 +274,12 @@ fn regions(log: &Log) -> ArrayOfTables {
     }
     if pages.shared_accesses > 0.0 {
         let source = "measured: pages that several threads used";
-        push("shared", (bytes * pages.shared) as u64, pages.shared_accesses, source);
+        push(
+            "shared",
+            (bytes * pages.shared) as u64,
+            pages.shared_accesses,
+            source,
+        );
     }
     regions
 }
@@ -404,7 +433,12 @@ mod tests {
                 shared_accesses: 0.5,
                 only_read: 0.1,
             },
-            curve: Log::capacities().map(|bytes| Point { bytes, miss_ratio: 0.5 }).collect(),
+            curve: Log::capacities()
+                .map(|bytes| Point {
+                    bytes,
+                    miss_ratio: 0.5,
+                })
+                .collect(),
             translation: Log::reaches()
                 .map(|bytes| Point {
                     bytes,
@@ -435,21 +469,34 @@ mod tests {
             k: 0.25,
         };
         let found = translation_fit(&log(1, |bytes| wanted.at(bytes))).expect("a curve");
-        assert!((found.k - 0.25).abs() < 1e-6 && found.c0.0.abs_diff(2048) <= 1, "{found:?}");
+        assert!(
+            (found.k - 0.25).abs() < 1e-6 && found.c0.0.abs_diff(2048) <= 1,
+            "{found:?}"
+        );
         // A stream misses as often with any reach.
         let flat = translation_fit(&log(1, |_| 0.001)).expect("a curve");
         assert!((flat.at(2.0 * 1048576.0) - 0.001).abs() < 1e-6, "{flat:?}");
         assert_eq!(flat.c0, Bytes(1));
         // A program of a few pages has none to miss.
-        assert_eq!(translation_fit(&log(1, |bytes| if bytes > 1e6 { 0.0 } else { 0.1 })), None);
+        assert_eq!(
+            translation_fit(&log(1, |bytes| if bytes > 1e6 { 0.0 } else { 0.1 })),
+            None
+        );
     }
 
     #[test]
     fn what_is_in_flight_and_hot_is_written_with_its_bounds() {
         let (text, program) = written(&log(1, |_| 0.001));
         assert_eq!((program.misses_in_flight, program.hits_in_flight), (5.0, 5.0));
-        assert!(text.contains("window 128, 3.0 to 10.0 by what it cannot see; 50% of 30000 foreseen"), "{text}");
-        let heat: Vec<f64> = program.regions[0].heat.iter().map(|class| class.access_share).collect();
+        assert!(
+            text.contains("window 128, 3.0 to 10.0 by what it cannot see; 50% of 30000 foreseen"),
+            "{text}"
+        );
+        let heat: Vec<f64> = program.regions[0]
+            .heat
+            .iter()
+            .map(|class| class.access_share)
+            .collect();
         assert_eq!(heat, [0.4, 0.2, 0.4]);
         assert_eq!(program.regions[0].size, Bytes(64 << 20));
     }
@@ -457,7 +504,11 @@ mod tests {
     #[test]
     fn threads_have_own_and_shared_memory_as_measured() {
         let (_, program) = written(&log(4, |_| 0.001));
-        let regions: Vec<_> = program.regions.iter().map(|region| (region.size.0 >> 20, region.access_share)).collect();
+        let regions: Vec<_> = program
+            .regions
+            .iter()
+            .map(|region| (region.size.0 >> 20, region.access_share))
+            .collect();
         assert_eq!(regions, [(12, 0.5), (16, 0.5)]);
     }
 
@@ -466,7 +517,10 @@ mod tests {
         let mut few = log(1, |_| 0.0);
         few.hits = Flights::default();
         let (text, program) = written(&few);
-        assert!(text.contains("hits_in_flight = 4.0 # estimate: 0 accesses are too few to tell"), "{text}");
+        assert!(
+            text.contains("hits_in_flight = 4.0 # estimate: 0 accesses are too few to tell"),
+            "{text}"
+        );
         assert!(program.translation.is_none());
     }
 }
