@@ -380,48 +380,52 @@ PROGRAMS = {
 
 
 # Profile: the run that tells of it; how much larger what it reuses is than in the run (by the class definition: planes of MG's grid
-# have 16 times the points of class B's); whether the run's curve holds. EP's does not: what its threads pass to each other is not
+# have 16 times the points of class B's); how its memory goes with the run's, None where the run's curve does not hold. EP's: what its threads pass to each other is not
 # in a run of one thread. Then instructions: how many times those of the run, over 48 threads, why, and meetings at barriers.
 MEASURED = {
-    "cg.C": ("cg.C-amd48", 1, True, (75 * 26 / 3, "75 outer iterations of 26 products, 3 of them measured", 9750)),
-    "mg.D": ("mg.B-amd48", 16, True, (50 * 64, "50 cycles over 64 times class B's points, 1 over these measured", 600)),
-    "ft.C": ("ft.A-amd48", 1, True, (20 * 16 * 27 / 23, "20 iterations, 16 times class A's points, 27 / 23 of its steps", 100)),
-    "ep.D": ("ep.B-amd48", 1, False, (2**36 / (20 * 2**16), "2^36 pairs, 20 x 2^16 of them measured", None)),
-    "streamcluster": ("streamcluster", 1, True, None),
-    "x264": ("x264", 1, True, None),
-    "kmeans": ("kmeans", 1, True, None),
-    "pca": ("pca", 1, True, None),
-    "wc": ("wc", 1, True, None),
-    "wr": ("wr", 1, True, None),
-    "wrmem": ("wr", 1, True, None),
-    "pagerank": ("pagerank", 1, True, None),
-    "bfs": ("bfs", 1, True, None),
-    "cc": ("cc", 1, True, None),
-    "sssp": ("sssp", 1, True, None),
+    "cg.C": ("cg.C-amd48", 1, measuring.AS_RUN, (75 * 26 / 3, "75 outer iterations of 26 products, 3 of them measured", 9750)),
+    "mg.D": ("mg.B-amd48", 16, measuring.AS_RUN, (50 * 64, "50 cycles over 64 times class B's points, 1 over these measured", 600)),
+    "ft.C": ("ft.A-amd48", 1, measuring.LARGER, (20 * 16 * 27 / 23, "20 iterations, 16 times class A's points, 27 / 23 of its steps", 100)),
+    "ep.D": ("ep.B-amd48", 1, None, (2**36 / (20 * 2**16), "2^36 pairs, 20 x 2^16 of them measured", None)),
+    "streamcluster": ("streamcluster", 1, measuring.LARGER, None),
+    "x264": ("x264", 1, measuring.AS_RUN, None),
+    "kmeans": ("kmeans", 1, measuring.LARGER, None),
+    "pca": ("pca", 1, measuring.LARGER, None),
+    "wc": ("wc", 1, measuring.AS_RUN, None),
+    "wr": ("wr", 1, measuring.AS_RUN, None),
+    "wrmem": ("wr", 1, measuring.AS_RUN, None),
+    "pagerank": ("pagerank", 1, measuring.LARGER, None),
+    "bfs": ("bfs", 1, measuring.LARGER, None),
+    "cc": ("cc", 1, measuring.LARGER, None),
+    "sssp": ("sssp", 1, measuring.LARGER, None),
 }
 
 
 def with_measured(name, program, rows):
     """A program's figures, those that were measured in place of those estimated; `why` says which."""
-    run, scale, curve, length = MEASURED.get(name, (None, 1, False, None))
+    run, scale, how, length = MEASURED.get(name, (None, 1, None, None))
     if run not in rows:
         return program | {"why": {}}
     row = rows[run]
     tlb = measuring.reach_curve(row["tlb_misses_per_million"])
     out = program | {
-        "flight": measuring.in_flight(row["misses_in_flight"]),
-        "hits": measuring.in_flight(row["hits_in_flight"]),
+        "flight": measuring.in_flight(row["misses_in_flight"]) or program["flight"],
+        "hits": measuring.in_flight(row["hits_in_flight"]) or program["hits"],
         "write": round(row["write_share"], 3),
     }
-    out["why"] = {group: f"measured: {run}, {measuring.what_of(group, row)}" for group in ("flight", "hits", "write", "tlb", "miss")}
+    out["why"] = {group: f"measured: {run}, {measuring.what_of(group, row, how or measuring.AS_RUN)}" for group in ("flight", "hits", "write", "tlb", "miss")}
+    for group, key in (("flight", "misses_in_flight"), ("hits", "hits_in_flight")):
+        if not measuring.in_flight(row[key]):
+            del out["why"][group]
     if tlb:
         out["tlb"] = (row["accesses_per_kilo_instruction"], 0.0, *tlb)
     else:
         del out["why"]["tlb"]
-    if curve:
-        out["miss"] = (round(row["m_inf"], 3), row["c0_kib"] * scale * K, round(row["k"], 2))
+    if how:
+        _, m_inf, c0_kib, k = measuring.curve_of(row, how)[0]
+        out["miss"] = (m_inf, c0_kib * scale * K, k)
         if scale > 1:
-            out["why"]["miss"] += f"; c0 {scale} times that of the run, as planes are"
+            out["why"]["miss"] += f"; c0 {scale} times that of the run, by the class"
     else:
         del out["why"]["miss"]
     if length:
