@@ -24,8 +24,9 @@ How each figure comes about:
   once per barrier, and all its context switches are taken as that.
 - Instructions: of the NPB programs from operation counts; for the others such that a first-touch run lasts 60 seconds, since
   the paper prints no running times.
-- The rest (cycles per instruction, misses in flight, write share, shape of the miss ratio, translation) is estimated below,
-  program by program; none of it was fitted.
+- Misses in flight, write share, shape of the miss ratio and translation: measured under emulation where MEASURED below names a run of
+  scripts/profiles.py (data/measured/profiles.toml), else estimated, program by program. Cycles per instruction are estimated. None
+  of it was fitted; the fit above starts from it.
 
 Where the fit stays off: an imbalance can come from threads that use their own memory unevenly, which a profile cannot say. A
 program with much imbalance and an idle interconnect (psearchy, ft.C, lu.C, dc.B under first-touch) therefore loads its
@@ -38,6 +39,8 @@ import pathlib
 import re
 import sys
 import tomllib
+
+import profiles as measuring
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NODES, CPUS_PER_NODE, LINE, PAGE = 8, 6, 64.0, 4096.0
@@ -384,13 +387,71 @@ PROGRAMS = {
 }
 
 
+# Profile: the run that tells of it; how much larger what it reuses is than in the run (by the class definition: planes of MG's grid
+# have 16 times the points of class B's); how its memory goes with the run's, None where the run's curve does not hold. EP's: what its
+# threads pass to each other is not in a run of one thread. Not used: wc and wr, whose page walks alone would load links more than
+# table 1 says, so that our code and its words are not Metis'. Then instructions: how many times those of the run, over 48 threads, why, and meetings at barriers.
+MEASURED = {
+    "cg.C": ("cg.C-amd48", 1, measuring.AS_RUN, (75 * 26 / 3, "75 outer iterations of 26 products, 3 of them measured", 9750)),
+    "mg.D": ("mg.B-amd48", 16, measuring.AS_RUN, (50 * 64, "50 cycles over 64 times class B's points, 1 over these measured", 600)),
+    "ft.C": ("ft.A-amd48", 1, measuring.LARGER, (20 * 16 * 27 / 23, "20 iterations, 16 times class A's points, 27 / 23 of its steps", 100)),
+    "ep.D": ("ep.B-amd48", 1, None, (2**36 / (20 * 2**16), "2^36 pairs, 20 x 2^16 of them measured", None)),
+    "streamcluster": ("streamcluster", 1, measuring.LARGER, None),
+    "x264": ("x264", 1, measuring.AS_RUN, None),
+    "kmeans": ("kmeans", 1, measuring.LARGER, None),
+    "pca": ("pca", 1, measuring.LARGER, None),
+    "pagerank": ("pagerank", 1, measuring.LARGER, None),
+    "bfs": ("bfs", 1, measuring.LARGER, None),
+    "cc": ("cc", 1, measuring.LARGER, None),
+    "sssp": ("sssp", 1, measuring.LARGER, None),
+}
+
+
+def with_measured(name, program, rows):
+    """A program's figures, those that were measured in place of those estimated; `why` says which."""
+    run, scale, how, length = MEASURED.get(name, (None, 1, None, None))
+    if run not in rows:
+        return program | {"why": {}}
+    row = rows[run]
+    tlb = measuring.reach_curve(row["tlb_misses_per_million"])
+    out = program | {
+        "flight": measuring.in_flight(row["misses_in_flight"]) or program["flight"],
+        "hits": measuring.in_flight(row["hits_in_flight"]) or program["hits"],
+        "write": round(row["write_share"], 3),
+    }
+    out["why"] = {group: f"measured: {run}, {measuring.what_of(group, row, how or measuring.AS_RUN)}" for group in ("flight", "hits", "write", "tlb", "miss")}
+    for group, key in (("flight", "misses_in_flight"), ("hits", "hits_in_flight")):
+        if not measuring.in_flight(row[key]):
+            del out["why"][group]
+    if tlb:
+        out["tlb"] = (row["accesses_per_kilo_instruction"], 0.0, *tlb)
+    else:
+        del out["why"]["tlb"]
+    if how:
+        _, m_inf, c0_kib, k = measuring.curve_of(row, how)[0]
+        out["miss"] = (m_inf, c0_kib * scale * K, k)
+        if scale > 1:
+            out["why"]["miss"] += f"; c0 {scale} times that of the run, by the class"
+    else:
+        del out["why"]["miss"]
+    if length:
+        times, how, meetings = length
+        instructions = float(f"{row['instructions'] * times / 48e9:.3g}")
+        out["instructions"] = instructions, f"measured instructions of {how}, over 48 threads"
+        if meetings:
+            waiting, _, imbalance = program["barrier"]
+            out["barrier"] = waiting, float(f"{instructions * 1e3 / meetings:.3g}"), imbalance
+    out["run"] = f"{row['command'].split(' ')[0]}, {row['package']}"
+    return out
+
+
 def fits(only=None):
-    machine = Machine()
+    machine, rows = Machine(), measuring.load()
     behaviour = table("numa-policies-table2.csv")
     for name, row in table("numa-policies-table1.csv").items():
         if only and name not in only:
             continue
-        chosen = dict(PROGRAMS[name], footprint=float(behaviour[name]["footprint_mb"]) * M)
+        chosen = with_measured(name, PROGRAMS[name], rows) | {"footprint": float(behaviour[name]["footprint_mb"]) * M}
         yield Fit(machine, name, chosen, row), behaviour[name]
 
 
@@ -409,12 +470,12 @@ def text_of(size):
 
 def curve(name, values, why):
     m_inf, c0, k = values
-    size = f"{c0 // M}MiB" if c0 % M == 0 else f"{c0 // K}KiB"
+    size = f"{c0 // M}MiB" if c0 % M == 0 else f"{c0 // K}KiB" if c0 % K == 0 else f"{c0}B"
     return f"""
 [{name}]
-m_inf = {m_inf} # estimate: {why}
-c0 = "{size}" # estimate: {why}
-k = {float(k)} # estimate: {why}
+m_inf = {m_inf} # {why}
+c0 = "{size}" # {why}
+k = {float(k)} # {why}
 """
 
 
@@ -429,6 +490,7 @@ access_share = {share} # {CLAIM} table 1
 
 def render(fit, behaviour):
     program, footprint = fit.program, fit.program["footprint"]
+    why_of = program["why"].get
     first, hot = fit.first, fit.pages * PAGE
     per_thread = first.instructions_per_ns / THREADS
     switches, disk = float(behaviour["context_switches_k_per_s"]) * 1e3, float(behaviour["disk_mb_per_s"]) * 1e6
@@ -456,6 +518,7 @@ imbalance = {imbalance} # estimate
     else:
         waiting = None
     known = f"; runs about {instructions / per_thread:.0f} s alone under first-touch" if program["instructions"] else ""
+    measured = f"# measured: {program['run']}: scripts/profiles.py, data/measured/profiles.toml\n" if "run" in program else ""
     out = f"""# {SUITES[program["suite"]]}: {fit.name} as in [Policies], one thread per vCPU, work divided over 48 threads{known}.
 # Written by scripts/numa-workloads.py, which says how each figure comes about; edit that. Inputs: [Policies, tables 1 and 2].
 #   Imbalance first-touch / round-4K: published {fit.imbalance[0] * 100:.0f} / {fit.imbalance[1] * 100:.0f} percent, here \
@@ -463,7 +526,7 @@ imbalance = {imbalance} # estimate
 #   Most loaded link: published {fit.published[0]:.0f} / {fit.published[1]:.0f} percent, here \
 {first.load_pct:.0f} / {fit.round.load_pct:.0f}, at {per_thread:.2f} and {fit.round.instructions_per_ns / THREADS:.2f} \\
 G instructions/s per thread.
-name = "{fit.name}"
+{measured}name = "{fit.name}"
 about = "{program["about"]}"
 calibrated_to = ["policies.imbalance"]
 
@@ -472,9 +535,9 @@ threads = "one-per-vcpu"
 instructions_g_per_thread = {instructions} # {length}
 cpi_core = {program["cpi"]} # estimate
 llc_accesses_per_kilo_instruction = {fit.accesses} # {CLAIM} table 1, interconnect
-misses_in_flight = {float(program["flight"])} # estimate
-hits_in_flight = {float(program["hits"])} # estimate
-write_share = {program["write"]} # estimate
+misses_in_flight = {float(program["flight"])} # {why_of("flight", "estimate")}
+hits_in_flight = {float(program["hits"])} # {why_of("hits", "estimate")}
+write_share = {program["write"]} # {why_of("write", "estimate")}
 """.replace("\\\n", "")
     if waiting:
         why = {
@@ -489,13 +552,14 @@ write_share = {program["write"]} # estimate
         releases = f"{1e6 / (per_s * each_us * 1e-6):.3g}"
         why = f"source: [Policies, section 4.2.3], a page every {each_us} us; of each thread (our reading), at {per_s / 1e9:.2f} G/s"
         out += f"page_releases_per_m_instructions = {releases} # {why}\n"
-    out += curve("program.miss_ratio", program["miss"], program["note"] or "kind of program")
+    guess = f"estimate: {program['note'] or 'kind of program'}"
+    out += curve("program.miss_ratio", program["miss"], why_of("miss", guess))
     per_kilo, *ratio = program["tlb"]
     out += f"""
 [program.translation]
-accesses_per_kilo_instruction = {float(per_kilo)} # estimate: loads and stores
+accesses_per_kilo_instruction = {float(per_kilo)} # {why_of("tlb", "estimate: loads and stores")}
 """
-    out += curve("program.translation.miss_ratio", ratio, "kind of program")
+    out += curve("program.translation.miss_ratio", ratio, why_of("tlb", "estimate: kind of program"))
     out += barrier
     if disk:
         out += f"""

@@ -32,9 +32,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use homenode_meter::profile::{Config, Counts, Profile, Vcpu};
+use homenode_meter::profile::{Config, Profile, Vcpu};
 use homenode_tracking::filter::Use;
 
 use crate::options::{Options, What};
@@ -63,6 +63,8 @@ static ON_LOAD: extern "C" fn() = choose_version;
 
 static VCPUS: PerVcpu<Vcpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
+/// Whether accesses are looked at: not before the program says so, where it is to.
+static COUNTING: AtomicBool = AtomicBool::new(true);
 
 /// What is measured, and where it is written.
 struct Run {
@@ -116,7 +118,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
                 qemu::qemu_plugin_register_vcpu_resume_cb(id, pages::resumed_before);
             }
         }),
-        What::Profile(log) => begin(options.config, &log).map(|()| {
+        What::Profile(log) => begin(options.config, &log, system, options.announced).map(|()| {
             let translated = if system {
                 machine_translated
             } else {
@@ -138,7 +140,9 @@ pub unsafe extern "C" fn qemu_plugin_install(
     0
 }
 
-fn begin(config: Config, log: &Path) -> Result<(), String> {
+fn begin(mut config: Config, log: &Path, system: bool, announced: bool) -> Result<(), String> {
+    COUNTING.store(!announced, Ordering::Relaxed);
+    config.read = if system { machine_memory } else { program_memory };
     let run = Run {
         profile: Profile::new(config),
         log: log.to_owned(),
@@ -177,25 +181,28 @@ fn translated(tb: *mut Tb, begins: qemu::ExecCallback, accesses: qemu::MemCallba
                 accesses,
                 qemu::NO_REGS,
                 qemu::MEM_RW,
-                ptr::null_mut(),
+                // How many instructions of the block follow.
+                ptr::without_provenance_mut(instructions - 1 - at),
             );
         }
     }
 }
 
 extern "C" fn block_begins(at: c_uint, instructions: *mut c_void) {
-    if let Some(vcpu) = VCPUS.get(at) {
+    if COUNTING.load(Ordering::Relaxed)
+        && let Some(vcpu) = VCPUS.get(at)
+    {
         vcpu.instructions(instructions.addr() as u64);
     }
 }
 
-extern "C" fn program_accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
-    access(at, info, address);
+extern "C" fn program_accesses(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
+    access(at, info, address, left);
 }
 
-extern "C" fn machine_accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) {
+extern "C" fn machine_accesses(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
     if let Some(address) = machine_address(info, address) {
-        access(at, info, address);
+        access(at, info, address, left);
     }
 }
 
@@ -211,18 +218,21 @@ fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
 }
 
 #[inline]
-fn access(at: c_uint, info: MemInfo, address: u64) {
+fn access(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
+    if !COUNTING.load(Ordering::Relaxed) {
+        return;
+    }
     let (Some(run), Some(vcpu)) = (RUN.get(), VCPUS.get(at)) else {
         return;
     };
-    let wanted = wanted(info);
-    vcpu.access(&run.profile, address, wanted);
+    let (wanted, left) = (wanted(info), left.addr() as u64);
+    vcpu.access(&run.profile, address, wanted, left);
     // An access that reaches into the next line uses that too; none has more than 64 bytes.
     if address % 64 > 32 {
         // SAFETY: it only takes the number apart.
         let bytes = 1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) };
         if address % 64 + bytes > 64 {
-            vcpu.touch(&run.profile, address + bytes - 1, wanted);
+            vcpu.touch(&run.profile, address + bytes - 1, wanted, left);
         }
     }
 }
@@ -236,6 +246,61 @@ fn wanted(info: MemInfo) -> Use {
     }
 }
 
+/// How many reads the kernel checked, all of which found memory; [`ELSEWHERE`] once one did not.
+static CHECKED: AtomicU64 = AtomicU64::new(0);
+/// Checked reads after which the program's memory is taken to lie in this process at its own addresses.
+const CHECKS: u64 = 256;
+const ELSEWHERE: u64 = u64::MAX;
+
+/// The 64 bytes at an address that the emulated program has just used. Its memory is in this process, at its own addresses
+/// unless QEMU had to move it: the kernel makes the first reads, and says if nothing is there.
+fn program_memory(address: u64) -> Option<[u64; 8]> {
+    match CHECKED.load(Ordering::Relaxed) {
+        ELSEWHERE => None,
+        CHECKS.. => {
+            let words = ptr::with_exposed_provenance::<u64>(usize::try_from(address).ok()?);
+            // SAFETY: the line was used by the instruction that QEMU calls back for, so that it is mapped and may be read; another
+            // thread of the program may write it meanwhile, which a volatile read of whole words lives with.
+            Some(std::array::from_fn(|at| unsafe { words.add(at).read_volatile() }))
+        }
+        _ => {
+            let found = checked_memory(address);
+            let count =
+                |count| (count != ELSEWHERE).then_some(if found.is_some() { count + 1 } else { ELSEWHERE });
+            // Refused only where another thread has found out already.
+            let _ = CHECKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+            found
+        }
+    }
+}
+
+/// The same by the kernel.
+fn checked_memory(address: u64) -> Option<[u64; 8]> {
+    let mut words = [0_u64; 8];
+    let bytes = size_of_val(&words);
+    let into = libc::iovec {
+        iov_base: words.as_mut_ptr().cast(),
+        iov_len: bytes,
+    };
+    let from = libc::iovec {
+        iov_base: ptr::without_provenance_mut(usize::try_from(address).ok()?),
+        iov_len: bytes,
+    };
+    // SAFETY: one place to write to, which is long enough; what is read is checked by the kernel.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &into, 1, &from, 1, 0) };
+    usize::try_from(read)
+        .is_ok_and(|read| read == bytes)
+        .then_some(words)
+}
+
+/// A machine's memory is not read: where a physical address lies in this process, QEMU does not say.
+fn machine_memory(_: u64) -> Option<[u64; 8]> {
+    None
+}
+
+/// A number that no system call has: a program that makes it has done its preparations, and counts begin anew.
+const BEGIN: i64 = 0x686f_6d65;
+
 /// x86-64's numbers of `fork` and `vfork`; QEMU has no `clone3`.
 const FORKS: [i64; 2] = [57, 58];
 const CLONE: i64 = 56;
@@ -247,7 +312,7 @@ const EXECS: [i64; 2] = [59, 322];
 #[allow(clippy::too_many_arguments)] // QEMU's
 extern "C" fn system_call(
     _: Id,
-    _: c_uint,
+    at: c_uint,
     number: i64,
     first: u64,
     _: u64,
@@ -264,6 +329,12 @@ extern "C" fn system_call(
     if FORKS.contains(&number) || (number == CLONE && first & CLONE_VM == 0) {
         run.forks.fetch_add(1, Ordering::Relaxed);
     }
+    if number == BEGIN
+        && let Some(vcpu) = VCPUS.get(at)
+    {
+        run.profile.restart(vcpu);
+        COUNTING.store(true, Ordering::Relaxed);
+    }
     if EXECS.contains(&number) {
         run.execs.fetch_add(1, Ordering::Relaxed);
     }
@@ -275,14 +346,8 @@ extern "C" fn ended(_: Id, _: *mut c_void) {
     };
     // QEMU has stopped all vCPUs, so their state is this thread's.
     let written = catch_unwind(AssertUnwindSafe(|| {
-        let vcpus: Vec<Counts> = VCPUS
-            .all()
-            .map(|vcpu| {
-                run.profile.hand_on(vcpu);
-                vcpu.counts()
-            })
-            .collect();
-        let mut log = run.profile.log(&vcpus);
+        VCPUS.all().for_each(|vcpu| run.profile.hand_on(vcpu));
+        let mut log = run.profile.log(VCPUS.all().map(|vcpu| &*vcpu));
         log.forks = run.forks.load(Ordering::Relaxed);
         log.execs = run.execs.load(Ordering::Relaxed);
         log.write(&run.log)

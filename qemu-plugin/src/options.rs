@@ -18,6 +18,8 @@ pub struct Options {
     pub config: Config,
     /// What to do.
     pub what: What,
+    /// Whether a profile begins when the program says so.
+    pub announced: bool,
 }
 
 /// What to do.
@@ -69,6 +71,9 @@ impl Options {
                 private_ways: 8,
                 line_bytes: 64,
                 rate_min: 0.01,
+                window: 128,
+                llc_bytes: 0,
+                read: |_| None,
             },
             log: PathBuf::new(),
             pmu: PmuOptions {
@@ -110,11 +115,13 @@ impl Options {
 impl Said {
     fn settle(self) -> Result<Options, String> {
         let Said {
-            config,
+            mut config,
             log,
             pmu,
             mut pages,
         } = self;
+        config.llc_bytes = pmu.llc_bytes;
+        let announced = pages.announced;
         let (private, ways, line) = (config.private_bytes, config.private_ways, config.line_bytes);
         if private < line * ways as u64 {
             return Err(format!(
@@ -147,7 +154,11 @@ impl Said {
                 );
             }
         };
-        Ok(Options { config, what })
+        Ok(Options {
+            config,
+            what,
+            announced,
+        })
     }
 
     fn take(&mut self, text: &str) -> Result<(), String> {
@@ -168,6 +179,7 @@ impl Said {
             "llc-ways" => self.pmu.llc_ways = number(1, 64)?,
             "node-mib" => self.pmu.node_bytes = number(1, 1 << 30)? << 20,
             "private-bytes" => self.config.private_bytes = number(64, 1 << 30)?,
+            "window" => self.config.window = number(1, 1 << 20)?,
             "private-ways" => self.config.private_ways = number(1, 64)? as usize,
             "line-bytes" => match number(16, 4096)? {
                 bytes if bytes.is_power_of_two() => self.config.line_bytes = bytes,
@@ -217,7 +229,7 @@ impl Said {
             "exact" => self.pages.config.exact = one_of(key, value, &[("no", false), ("yes", true)])?,
             "begin" => self.pages.announced = one_of(key, value, &[("at-once", false), ("announced", true)])?,
             _ => {
-                let known = "log, private-bytes, private-ways, line-bytes, rate-min, pmu, cpus, nodes, frames, llc-bytes, llc-ways, node-mib, \
+                let known = "log, private-bytes, private-ways, line-bytes, rate-min, window, pmu, cpus, nodes, frames, llc-bytes, llc-ways, node-mib, \
                      pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
                 return Err(format!("`{key}` is no argument: {known}"));
             }

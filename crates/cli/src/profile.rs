@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use homenode_agent::Show;
-use homenode_calibrate::profile::{self, CurveAs, Emulator, Facts, Program, emulator};
+use homenode_calibrate::profile::{self, Begin, CurveAs, Emulator, Facts, Program, emulator};
 use homenode_formats::profile_log::{Log, LogError};
 use homenode_machine::Machine;
 use homenode_twin::Workload;
@@ -39,6 +39,12 @@ pub struct ProfileArgs {
     /// Share of cache lines to follow where the program uses many, such as `1%` or `0.01`; few are all followed
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     pub rate: Share,
+    /// Instructions of the core's reorder buffer, from which accesses in flight follow; docs/PROFILE.md has some
+    #[arg(long, value_name = "COUNT", default_value = "128", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub window: u64,
+    /// Count nothing before the program makes the system call 0x686f6d65, which does not exist
+    #[arg(long)]
+    pub announced: bool,
     /// Where to write the profile; default: the program's name with `.toml`, here
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -119,7 +125,13 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
 
     let scratch = tempfile::tempdir().context("no directory for the plugin's log")?;
     let log = scratch.path().join("accesses.log");
-    let mut command = emulator.command(&plugin, &facts.plugin_arguments(&log, args.rate.0));
+    let begin = if args.announced {
+        Begin::Announced
+    } else {
+        Begin::AtOnce
+    };
+    let arguments = facts.plugin_arguments(&log, args.rate.0, args.window, begin);
+    let mut command = emulator.command(&plugin, &arguments);
     if !args.system {
         command.arg(&program.path);
     }

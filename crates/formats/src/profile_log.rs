@@ -39,8 +39,94 @@ pub struct Log {
     pub forks: u64,
     /// Times that the program asked for another to run; that one was not followed.
     pub execs: u64,
+    /// Instructions of the reorder buffer that the rule for overlap assumes.
+    pub window: u64,
+    /// Size of the LLC that tells hits from misses for it, bytes.
+    pub llc_bytes: u64,
+    /// Hits in that LLC, and how they overlap.
+    pub hits: Flights,
+    /// Misses beyond it, and how they overlap.
+    pub misses: Flights,
+    /// Pages of 4 KiB, and what of them is hot, shared and written.
+    pub pages: Pages,
     /// Share of `llc_accesses` that misses an LLC of a capacity that is the program's alone, at [`Log::capacities`].
     pub curve: Vec<Point>,
+    /// Share of loads and stores that misses a TLB that reaches so far, at [`Log::reaches`].
+    pub translation: Vec<Point>,
+}
+
+/// Accesses of one kind, and the latencies that pass until all are done by the rule of `docs/PROFILE.md`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Flights {
+    /// How many.
+    pub accesses: u64,
+    /// Those that a stream prefetcher had asked for.
+    pub foreseen: u64,
+    /// Latencies if each that was not foreseen waits for the one before it.
+    pub latencies_least: f64,
+    /// Latencies if each waits for those whose data hold a pointer to it.
+    pub latencies_rule: f64,
+    /// Latencies if none waits for another.
+    pub latencies_most: f64,
+}
+
+impl Flights {
+    /// In flight on average, at least.
+    pub fn least(&self) -> f64 {
+        self.over(self.latencies_least)
+    }
+
+    /// In flight on average, by the rule.
+    pub fn rule(&self) -> f64 {
+        self.over(self.latencies_rule)
+    }
+
+    /// In flight on average, at most.
+    pub fn most(&self) -> f64 {
+        self.over(self.latencies_most)
+    }
+
+    fn over(&self, latencies: f64) -> f64 {
+        if latencies > 0.0 {
+            self.accesses as f64 / latencies
+        } else {
+            1.0
+        }
+    }
+
+    /// Those of two cores: each passes its own time.
+    #[must_use]
+    pub fn and(&self, other: &Flights) -> Flights {
+        Flights {
+            accesses: self.accesses + other.accesses,
+            foreseen: self.foreseen + other.foreseen,
+            latencies_least: self.latencies_least + other.latencies_least,
+            latencies_rule: self.latencies_rule + other.latencies_rule,
+            latencies_most: self.latencies_most + other.latencies_most,
+        }
+    }
+}
+
+/// Pages of 4 KiB by the accesses to the LLC that fell on them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pages {
+    /// Pages used.
+    pub used: u64,
+    /// Share of accesses to the hottest pages, at [`Pages::PARTS`] of all pages.
+    pub heat: Vec<f64>,
+    /// Share of pages that more than one vCPU used.
+    pub shared: f64,
+    /// Share of accesses to these.
+    pub shared_accesses: f64,
+    /// Of the pages used in the second half of the run, the share of those that nobody wrote in it.
+    pub only_read: f64,
+}
+
+impl Pages {
+    /// Shares of all pages, hottest first, for which `heat` tells their share of accesses.
+    pub const PARTS: [f64; 9] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9];
 }
 
 /// A point of a miss-ratio curve.
@@ -102,13 +188,20 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 
 impl Log {
     /// Version of the format.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = 2;
 
     /// Capacities of the curve: eight to an octave from 16 KiB to 256 MiB.
     pub fn capacities() -> impl Iterator<Item = u64> {
         (14..28)
             .flat_map(|octave| (8..16).map(move |eighth| eighth << (octave - 3)))
             .chain([1 << 28])
+    }
+
+    /// Reaches of a TLB: two to an octave from 256 KiB (64 pages of 4 KiB, which the plugin's own TLB holds) to 1 GiB.
+    pub fn reaches() -> impl Iterator<Item = u64> {
+        (18..30)
+            .flat_map(|octave| [1 << octave, 3 << (octave - 1)])
+            .chain([1 << 30])
     }
 
     /// Writes it, whole or not at all.
@@ -176,15 +269,7 @@ impl Log {
         Ok(log)
     }
 
-    fn check(&self) -> Result<(), (&'static str, f64, &'static str)> {
-        // NaN and infinities are no numbers of JSON; what is too large for its type does not read.
-        let within = |key, value: f64, least: f64, most: f64, expected| {
-            if (least..=most).contains(&value) {
-                Ok(())
-            } else {
-                Err((key, value, expected))
-            }
-        };
+    fn check(&self) -> Result<(), Complaint> {
         let counts = [
             ("instructions", self.instructions),
             ("reads", self.reads),
@@ -227,35 +312,118 @@ impl Log {
             self.llc_accesses as f64,
             expected,
         )?;
-        let points = Log::capacities().count();
-        if self.curve.len() != points {
-            return Err((
-                "the number of the curve's points",
-                self.curve.len() as f64,
-                "it must be 113",
-            ));
+        for flights in [&self.hits, &self.misses] {
+            flights.check()?;
         }
-        let mut above = 1.0;
-        for (point, bytes) in self.curve.iter().zip(Log::capacities()) {
-            within(
-                "a capacity of the curve",
-                point.bytes as f64,
-                bytes as f64,
-                bytes as f64,
-                "and another comes there",
-            )?;
-            let expected = "it must lie between 0 and the miss ratio at the capacity before";
-            within(
-                "a miss ratio of the curve",
-                point.miss_ratio,
-                0.0,
-                above,
-                expected,
-            )?;
-            above = point.miss_ratio;
-        }
-        Ok(())
+        self.pages.check()?;
+        falling(&self.curve, Log::capacities(), (113, "it must be 113"))?;
+        falling(&self.translation, Log::reaches(), (25, "it must be 25"))
     }
+}
+
+/// Which figure, what it says, and what would be possible.
+type Complaint = (&'static str, f64, &'static str);
+
+fn within(
+    key: &'static str,
+    value: f64,
+    least: f64,
+    most: f64,
+    expected: &'static str,
+) -> Result<(), Complaint> {
+    // NaN and infinities are no numbers of JSON; what is too large for its type does not read.
+    if (least..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err((key, value, expected))
+    }
+}
+
+impl Flights {
+    fn check(&self) -> Result<(), Complaint> {
+        let accesses = self.accesses as f64;
+        let (least, rule) = (self.latencies_least, self.latencies_rule);
+        within(
+            "accesses in flight",
+            accesses,
+            0.0,
+            1e18,
+            "and no program gets that far",
+        )?;
+        let expected = "and not more are foreseen than there are";
+        within("foreseen", self.foreseen as f64, 0.0, accesses, expected)?;
+        let expected = "and no access takes more than one latency of its own";
+        within("latencies_least", least, 0.0, accesses * (1.0 + 1e-9), expected)?;
+        let expected = "it must lie between 0 and the latencies of those that wait for more";
+        within("latencies_rule", rule, 0.0, least, expected)?;
+        within("latencies_most", self.latencies_most, 0.0, rule, expected)
+    }
+}
+
+impl Pages {
+    fn check(&self) -> Result<(), Complaint> {
+        within(
+            "pages",
+            self.used as f64,
+            0.0,
+            1e18,
+            "and no program gets that far",
+        )?;
+        let parts = Pages::PARTS.len() as f64;
+        within(
+            "the number of shares in heat",
+            self.heat.len() as f64,
+            parts,
+            parts,
+            "it must be 9",
+        )?;
+        let mut below = 0.0;
+        for share in &self.heat {
+            let expected = "it must lie between the share of fewer pages and 1";
+            within("a share in heat", *share, below, 1.0 + 1e-9, expected)?;
+            below = *share;
+        }
+        let shares = [
+            ("shared", self.shared),
+            ("shared_accesses", self.shared_accesses),
+            ("only_read", self.only_read),
+        ];
+        shares
+            .into_iter()
+            .try_for_each(|(key, share)| within(key, share, 0.0, 1.0, "it must lie between 0 and 1"))
+    }
+}
+
+/// That a curve has these capacities, so many, and does not rise.
+fn falling(
+    curve: &[Point],
+    capacities: impl Iterator<Item = u64>,
+    (count, expected): (usize, &'static str),
+) -> Result<(), Complaint> {
+    if curve.len() != count {
+        return Err(("the number of a curve's points", curve.len() as f64, expected));
+    }
+    let mut above = 1.0;
+    for (point, bytes) in curve.iter().zip(capacities) {
+        let (bytes, expected) = (bytes as f64, "and another comes there");
+        within(
+            "a capacity of the curve",
+            point.bytes as f64,
+            bytes,
+            bytes,
+            expected,
+        )?;
+        let expected = "it must lie between 0 and the miss ratio at the capacity before";
+        within(
+            "a miss ratio of the curve",
+            point.miss_ratio,
+            0.0,
+            above,
+            expected,
+        )?;
+        above = point.miss_ratio;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -282,7 +450,23 @@ mod tests {
             footprint_bytes: 1 << 20,
             forks: 0,
             execs: 0,
+            window: 128,
+            llc_bytes: 1 << 20,
+            hits: Flights::default(),
+            misses: Flights {
+                accesses: 40,
+                foreseen: 10,
+                latencies_least: 30.0,
+                latencies_rule: 20.5,
+                latencies_most: 10.0,
+            },
+            pages: Pages {
+                used: 4,
+                heat: vec![0.5; 9],
+                ..Pages::default()
+            },
             curve: Log::capacities().enumerate().map(point).collect(),
+            translation: Log::reaches().enumerate().map(point).collect(),
         }
     }
 
@@ -300,6 +484,20 @@ mod tests {
             (113, 16 << 10, 18 << 10, 256 << 20)
         );
         assert!(all.is_sorted());
+        let all: Vec<u64> = Log::reaches().collect();
+        assert_eq!(
+            (all.len(), all[0], all[1], all[24]),
+            (25, 256 << 10, 384 << 10, 1 << 30)
+        );
+        assert!(all.is_sorted());
+    }
+
+    #[test]
+    fn flights_are_accesses_over_latencies() {
+        let found = log().misses;
+        assert_eq!((found.least(), found.most()), (40.0 / 30.0, 4.0));
+        assert_eq!(Flights::default().rule(), 1.0);
+        assert_eq!(found.and(&found).rule(), found.rule());
     }
 
     #[test]
@@ -317,7 +515,11 @@ mod tests {
             assert!(text.contains(from), "{from}");
             complaint(&text.replacen(from, to, 1))
         };
-        assert!(with("\"version\":1", "\"version\":9").contains("log version 9, this program reads 1"));
+        assert!(with("\"version\":2", "\"version\":9").contains("log version 9, this program reads 2"));
+        assert!(with("\"foreseen\":10", "\"foreseen\":41").contains("foreseen is 41"));
+        assert!(with("\"latencies_most\":10", "\"latencies_most\":21").contains("latencies_most is 21"));
+        assert!(with("\"heat\":[0.5", "\"heat\":[0.6").contains("a share in heat is 0.5"));
+        assert!(with("\"shared\":0.0", "\"shared\":1.5").contains("shared is 1.5"));
         assert!(with("\"rate\":0.125", "\"rate\":-1").contains("rate is -1, it must lie above 0"));
         assert!(with("\"rate\":0.125", "\"rate\":NaN").contains("not a log of the plugin"));
         assert!(with("\"reads\":300", "\"reads\":-3").contains("not a log of the plugin"));

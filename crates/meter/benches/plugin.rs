@@ -138,6 +138,9 @@ fn benches(c: &mut Criterion) {
             private_ways: 8,
             line_bytes: 64,
             rate_min: 0.01,
+            window: 128,
+            llc_bytes: 4 << 20,
+            read: |_| None,
         };
         let profile = Profile::new(config);
         let mut vcpu = profile.vcpu();
@@ -145,7 +148,7 @@ fn benches(c: &mut Criterion) {
             b.iter(|| {
                 accesses
                     .iter()
-                    .for_each(|(at, wanted)| vcpu.access(&profile, *at, *wanted));
+                    .for_each(|(at, wanted)| vcpu.access(&profile, *at, *wanted, 0));
             });
         });
         let shape = Shape::of_lines(LLC_LINES, 16, Replacement::PseudoLru);

@@ -4,7 +4,7 @@
 //! tested, and measured, by feeding it accesses.
 //!
 //! ```text
-//!   vCPU ──▶ filter (private caches) ─┬─▶ profile  distances from a sample of lines ──▶ profile_log ──▶ `homenode profile`
+//!   vCPU ──▶ filter (private caches) ─┬─▶ profile  distances, overlap, heat of pages ──▶ profile_log ──▶ `homenode profile`
 //!                                     └─▶ pmu  the LLC of each node, counts by CPU and frame ──▶ pmu_region ──▶ agent inside
 //!   vCPU ──▶ page_model  TLBs, walks, PML and PRL; what was used ──▶ page_log ──▶ `homenode wss --log`
 //! ```
@@ -18,8 +18,11 @@
 //! - The curve of a small program is the exact one.
 //! - Misses are counted where they belong.
 //! - Vcpus are told apart by their private caches and counted together.
+//! - A pointer chase has one miss in flight by the rule; independent misses fill the window.
 //! - What is in front of the model of pages changes nothing; each frame used in a window is marked in it and no other.
 
+pub mod heat;
+pub mod overlap;
 pub mod page_model;
 pub mod pmu;
 pub mod profile;

@@ -9,17 +9,23 @@
 //! vCPUs run in threads of their own. A vCPU touches only what is its own, but for every 256th miss: then it hands them to
 //! the sample, under a lock. Misses of different vCPUs are in order up to as many.
 //!
+//! How misses overlap is told by [`Overlap`], pages by the accesses that fall on them ([`Heat`]), translation by a
+//! TLB of 64 pages and distances of what misses there.
+//!
 //! # Left out
 //!
 //! Instruction fetches and prefetches, lines that one core takes from another, memory that is freed and used again at the same
 //! address as something else.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use homenode_tracking::filter::{Filter, Passed, Use};
 use homenode_tracking::mrc::Shards;
 
-use homenode_formats::profile_log::{Log, Point};
+use homenode_formats::profile_log::{Flights, Log, Point};
+
+use crate::heat::{Heat, PAGE_BITS, Tlb};
+use crate::overlap::{Overlap, Read};
 
 /// Misses that a vCPU keeps before it hands them on.
 const BATCH: usize = 256;
@@ -28,7 +34,7 @@ const BATCH: usize = 256;
 const LINES_ALL: usize = 16_384;
 
 /// What is modelled.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Size of a core's private cache, bytes.
     pub private_bytes: u64,
@@ -38,27 +44,60 @@ pub struct Config {
     pub line_bytes: u64,
     /// Share of lines that is followed at least, in (0, 1].
     pub rate_min: f64,
+    /// Instructions of the reorder buffer ([`Overlap`]).
+    pub window: u64,
+    /// Size of the LLC that tells hits from misses for the overlap, bytes.
+    pub llc_bytes: u64,
+    /// Reads the program's memory, to see pointers.
+    pub read: Read,
 }
 
 impl Config {
     /// Largest capacity of which the curve tells, bytes.
     pub const CAPACITY_MAX: u64 = 1 << 28;
+    /// Largest reach of a TLB of which the curve tells, bytes.
+    pub const REACH_MAX: u64 = 1 << 30;
 }
 
 /// What the vCPUs of a program share.
 #[derive(Debug)]
 pub struct Profile {
     config: Config,
-    shards: Mutex<Shards>,
+    shared: Mutex<Shared>,
+}
+
+/// What is known of all vCPUs together.
+#[derive(Debug)]
+struct Shared {
+    lines: Shards,
+    pages: Shards,
+    heat: Heat,
+    vcpus: usize,
 }
 
 /// A vCPU's own part.
 #[derive(Debug)]
 pub struct Vcpu {
+    number: usize,
     filter: Filter,
     line_bits: u32,
-    batch: Vec<u64>,
+    overlap: Overlap,
+    tlb: Tlb,
+    batch: Vec<Event>,
     counts: Counts,
+    /// Instructions before the counts began.
+    before: u64,
+}
+
+/// What a vCPU hands on.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// It asked the LLC for a line.
+    Line(u64, Use),
+    /// It gave up a written line.
+    Back(u64),
+    /// It used a page that its first TLB did not hold.
+    Page(u64),
 }
 
 /// What a vCPU did. Counts add up.
@@ -74,6 +113,8 @@ pub struct Counts {
     pub llc_accesses: u64,
     /// Written lines that it gave up.
     pub written_back: u64,
+    /// Uses of pages that its first TLB did not hold.
+    pub translations: u64,
 }
 
 impl Profile {
@@ -87,95 +128,178 @@ impl Profile {
             "a line's size is a power of two"
         );
         let lines_max = (Config::CAPACITY_MAX / config.line_bytes) as usize;
+        let pages_max = (Config::REACH_MAX >> PAGE_BITS) as usize;
         Profile {
             config,
-            shards: Mutex::new(Shards::with_size_or_rate(LINES_ALL, config.rate_min, lines_max)),
+            shared: Mutex::new(Shared {
+                lines: Shards::with_size_or_rate(LINES_ALL, config.rate_min, lines_max),
+                pages: Shards::with_size_or_rate(LINES_ALL, config.rate_min, pages_max),
+                heat: Heat::default(),
+                vcpus: 0,
+            }),
         }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        // A thread that died holding the lock leaves a sample that misses a few accesses.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One more vCPU, its cache empty.
     pub fn vcpu(&self) -> Vcpu {
+        let mut shared = self.shared();
+        shared.vcpus += 1;
+        let config = &self.config;
         Vcpu {
+            number: shared.vcpus,
             filter: Filter::new(
-                (self.config.private_bytes / self.config.line_bytes) as usize,
-                self.config.private_ways,
+                (config.private_bytes / config.line_bytes) as usize,
+                config.private_ways,
             ),
-            line_bits: self.config.line_bytes.trailing_zeros(),
+            line_bits: config.line_bytes.trailing_zeros(),
+            overlap: Overlap::new(config.window, config.llc_bytes, config.line_bytes, config.read),
+            tlb: Tlb::new(),
             batch: Vec::with_capacity(BATCH),
             counts: Counts::default(),
+            before: 0,
         }
     }
 
     /// Takes in what a vCPU has kept.
     #[cold]
     pub fn hand_on(&self, vcpu: &mut Vcpu) {
-        // A thread that died holding the lock leaves a sample that misses a few accesses.
-        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        vcpu.batch.drain(..).for_each(|line| shards.access(line));
+        let mut shared = self.shared();
+        let Shared {
+            lines, pages, heat, ..
+        } = &mut *shared;
+        let page_of = |line: u64| line << vcpu.line_bits >> PAGE_BITS;
+        for event in vcpu.batch.drain(..) {
+            match event {
+                Event::Line(line, wanted) => {
+                    lines.access(line);
+                    heat.access(vcpu.number, page_of(line), wanted == Use::Write);
+                }
+                Event::Back(line) => heat.written(page_of(line)),
+                Event::Page(page) => pages.access(page),
+            }
+        }
     }
 
-    /// What all vCPUs did, and the curve; each must have handed on what it kept.
-    pub fn log(&self, vcpus: &[Counts]) -> Log {
-        let sum = |count: fn(&Counts) -> u64| vcpus.iter().map(count).sum();
-        let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        let (curve, line_bytes) = (shards.curve(), self.config.line_bytes);
-        let point = |bytes: u64| Point {
-            bytes,
-            // Six digits are more than a sample knows, and read back as they were written.
-            miss_ratio: (curve.at(bytes as f64 / line_bytes as f64) * 1e6).round() / 1e6,
-        };
+    /// Counts anew from here on, caches and samples as they are: what came before was warm-up. Other vCPUs go on as they were,
+    /// so a program asks for this while it has one thread.
+    pub fn restart(&self, vcpu: &mut Vcpu) {
+        self.hand_on(vcpu);
+        vcpu.before += vcpu.counts.instructions;
+        vcpu.counts = Counts::default();
+        vcpu.overlap.restart();
+        let mut shared = self.shared();
+        shared.lines.restart();
+        shared.pages.restart();
+        shared.heat.restart();
+    }
+
+    /// What these vCPUs did, and the curves; each must have handed on what it kept.
+    pub fn log<'a>(&self, vcpus: impl IntoIterator<Item = &'a Vcpu>) -> Log {
+        let (mut sum, mut threads) = (Counts::default(), 0);
+        let (mut hits, mut misses) = (Flights::default(), Flights::default());
+        for vcpu in vcpus {
+            sum.add(&vcpu.counts);
+            threads += u64::from(vcpu.counts.instructions > 0);
+            (hits, misses) = (hits.and(&vcpu.overlap.hits()), misses.and(&vcpu.overlap.misses()));
+        }
+        let (shared, line_bytes) = (self.shared(), self.config.line_bytes);
+        let (lines, pages) = (shared.lines.curve(), shared.pages.curve());
+        let past_first = sum.translations as f64 / (sum.reads + sum.writes).max(1) as f64;
         Log {
             version: Log::VERSION,
             private_bytes: self.config.private_bytes,
             line_bytes,
-            rate: shards.rate(),
-            vcpus: vcpus.iter().filter(|counts| counts.instructions > 0).count() as u64,
-            instructions: sum(|counts| counts.instructions),
-            reads: sum(|counts| counts.reads),
-            writes: sum(|counts| counts.writes),
-            llc_accesses: sum(|counts| counts.llc_accesses),
-            written_back: sum(|counts| counts.written_back),
-            footprint_bytes: shards.lines() as u64 * line_bytes,
+            rate: shared.lines.rate(),
+            vcpus: threads,
+            instructions: sum.instructions,
+            reads: sum.reads,
+            writes: sum.writes,
+            llc_accesses: sum.llc_accesses,
+            written_back: sum.written_back,
+            footprint_bytes: shared.lines.lines() as u64 * line_bytes,
             forks: 0,
             execs: 0,
-            curve: Log::capacities().map(point).collect(),
+            window: self.config.window,
+            llc_bytes: self.config.llc_bytes,
+            hits,
+            misses,
+            pages: shared.heat.pages(),
+            curve: Log::capacities()
+                .map(|bytes| point(bytes, lines.at(bytes as f64 / line_bytes as f64), 1e6))
+                .collect(),
+            // Most accesses hit: more digits.
+            translation: Log::reaches()
+                .map(|bytes| point(bytes, past_first * pages.at((bytes >> PAGE_BITS) as f64), 1e9))
+                .collect(),
         }
     }
 }
 
-impl Vcpu {
-    /// What it did so far.
-    pub fn counts(&self) -> Counts {
-        self.counts
-    }
+/// With no more digits than a sample knows, so that it reads back as it was written.
+fn point(bytes: u64, ratio: f64, digits: f64) -> Point {
+    let miss_ratio = (ratio * digits).round() / digits;
+    Point { bytes, miss_ratio }
+}
 
+impl Counts {
+    fn add(&mut self, other: &Counts) {
+        self.instructions += other.instructions;
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.llc_accesses += other.llc_accesses;
+        self.written_back += other.written_back;
+        self.translations += other.translations;
+    }
+}
+
+impl Vcpu {
     /// So many instructions begin.
     #[inline]
     pub fn instructions(&mut self, count: u64) {
         self.counts.instructions += count;
     }
 
-    /// Uses memory at an address.
+    /// Uses memory at an address; `left` instructions of those that have begun come after this one's.
     #[inline]
-    pub fn access(&mut self, shared: &Profile, address: u64, wanted: Use) {
+    pub fn access(&mut self, shared: &Profile, address: u64, wanted: Use, left: u64) {
         match wanted {
             Use::Read => self.counts.reads += 1,
             Use::Write => self.counts.writes += 1,
         }
-        self.touch(shared, address, wanted);
+        let page = address >> PAGE_BITS;
+        if self.tlb.misses(page) {
+            self.counts.translations += 1;
+            self.keep(shared, Event::Page(page));
+        }
+        self.touch(shared, address, wanted, left);
     }
 
     /// Uses a line, by any address in it, as a further part of an access that was counted.
     #[inline]
-    pub fn touch(&mut self, shared: &Profile, address: u64, wanted: Use) {
+    pub fn touch(&mut self, shared: &Profile, address: u64, wanted: Use, left: u64) {
         let line = address >> self.line_bits;
         if let Passed::Missed { written_back } = self.filter.access(line, wanted) {
-            self.counts.written_back += u64::from(written_back.is_some());
             self.counts.llc_accesses += 1;
-            self.batch.push(line);
-            if self.batch.len() == BATCH {
-                shared.hand_on(self);
+            let instruction = (self.before + self.counts.instructions).saturating_sub(left);
+            self.overlap.access(instruction, address, wanted);
+            if let Some(line) = written_back {
+                self.counts.written_back += 1;
+                self.keep(shared, Event::Back(line));
             }
+            self.keep(shared, Event::Line(line, wanted));
+        }
+    }
+
+    #[inline]
+    fn keep(&mut self, shared: &Profile, event: Event) {
+        self.batch.push(event);
+        if self.batch.len() >= BATCH {
+            shared.hand_on(self);
         }
     }
 }
@@ -191,12 +315,15 @@ mod tests {
         private_ways: 8,
         line_bytes: 64,
         rate_min: 0.01,
+        window: 128,
+        llc_bytes: 1 << 20,
+        read: |_| None,
     };
 
     fn run(profile: &Profile, vcpu: &mut Vcpu, stream: &mut Stream, accesses: usize) {
         for at in 0..accesses {
             let wanted = if at % 4 == 0 { Use::Write } else { Use::Read };
-            vcpu.access(profile, stream.next_line() * 64 + 8, wanted);
+            vcpu.access(profile, stream.next_line() * 64 + 8, wanted, 0);
             vcpu.instructions(3);
         }
         profile.hand_on(vcpu);
@@ -211,7 +338,7 @@ mod tests {
         let profile = Profile::new(CONFIG);
         let mut vcpu = profile.vcpu();
         run(&profile, &mut vcpu, &mut Stream::new(&pattern, 0, 1), 200_000);
-        let log = profile.log(&[vcpu.counts()]);
+        let log = profile.log([&vcpu]);
 
         let (mut stream, mut filter) = (Stream::new(&pattern, 0, 1), Filter::new(512, 8));
         let mut exact = Mattson::new(1 << 14);
@@ -246,17 +373,57 @@ mod tests {
         for vcpu in &mut vcpus {
             for round in 0..10_u64 {
                 for line in 0..256 {
-                    vcpu.access(&profile, line * 64 + round, Use::Write);
+                    vcpu.access(&profile, line * 64 + round, Use::Write, 0);
                 }
             }
             vcpu.instructions(1);
             profile.hand_on(vcpu);
         }
-        let log = profile.log(&vcpus.map(|vcpu| vcpu.counts()));
+        let log = profile.log(&vcpus);
         assert_eq!((log.vcpus, log.llc_accesses, log.writes), (2, 512, 5120));
         assert_eq!(log.footprint_bytes, 256 * 64);
         // The second vCPU finds in the LLC what the first brought there.
         let last = log.curve.last().expect("a curve has points");
         assert!((last.miss_ratio - 0.5).abs() < 1e-9, "{last:?}");
+        assert_eq!((log.pages.used, log.pages.shared), (4, 1.0));
+    }
+
+    #[test]
+    fn what_came_before_a_restart_is_not_counted_and_stays_in_the_caches() {
+        let profile = Profile::new(CONFIG);
+        let mut vcpu = profile.vcpu();
+        let sweep = |vcpu: &mut Vcpu| {
+            for line in 0..8192_u64 {
+                vcpu.instructions(10);
+                vcpu.access(&profile, line * 64, Use::Read, 9);
+            }
+        };
+        sweep(&mut vcpu);
+        profile.restart(&mut vcpu);
+        sweep(&mut vcpu);
+        profile.hand_on(&mut vcpu);
+        let log = profile.log([&vcpu]);
+        assert_eq!(
+            (log.instructions, log.reads, log.llc_accesses),
+            (81_920, 8192, 8192)
+        );
+        // The second sweep finds all lines in an LLC of 1 MiB, of which the first put them there.
+        let at = |bytes| {
+            log.curve
+                .iter()
+                .find(|point| point.bytes == bytes)
+                .expect("a point")
+                .miss_ratio
+        };
+        assert!(at(256 << 10) > 0.99 && at(1 << 20) < 0.01, "{:?}", log.curve);
+        assert_eq!((log.hits.accesses, log.misses.accesses), (8192, 0));
+        // One page in 64 accesses, and all 128 pages within 512 KiB.
+        assert!(
+            (log.translation[0].miss_ratio - 1.0 / 64.0).abs() < 1e-6,
+            "{:?}",
+            log.translation
+        );
+        assert!(log.translation[2].miss_ratio < 1e-6);
+        assert_eq!((log.pages.used, log.pages.only_read), (128, 1.0));
     }
 }

@@ -7,5 +7,5 @@ mod write;
 
 pub use emulator::Emulator;
 pub use program::Program;
-pub use write::{CurveAs, FIRST_WORDS, Facts, fit, profile, summary};
+pub use write::{Begin, CurveAs, FIRST_WORDS, Facts, fit, profile, summary};
 pub(crate) use write::{noted, size};

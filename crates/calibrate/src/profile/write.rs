@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use homenode_formats::profile_log::{Log, Point};
+use homenode_formats::profile_log::{Flights, Log, Pages, Point};
 use homenode_machine::Machine;
-use homenode_twin::workload::FittedCurve;
+use homenode_twin::workload::{FittedCurve, MissRatioCurve};
 use homenode_units::Bytes;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value, value};
 
@@ -17,12 +17,22 @@ pub const FIRST_WORDS: &str = "# Measured by homenode profile";
 /// Ways of a modelled private cache: machine files do not say, and 8 is what most L2 caches have.
 const PRIVATE_WAYS: u32 = 8;
 
+/// When counts begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// With the program.
+    AtOnce,
+    /// When the program says so.
+    Announced,
+}
+
 /// What of the machine is modelled.
 pub struct Facts {
     machine: String,
     l2: Bytes,
     line_bytes: u32,
     llc: Bytes,
+    llc_share: Bytes,
 }
 
 impl Facts {
@@ -37,21 +47,28 @@ impl Facts {
                 machine.name
             ));
         };
+        let cores_of_llc = machine.cpus.len() / machine.threads_per_core().max(1) / machine.llcs.len();
         Ok(Facts {
             machine: machine.name.clone(),
             l2: hardware.l2_bytes,
             line_bytes: llc.line_bytes,
             llc: llc.size_bytes,
+            llc_share: Bytes(llc.size_bytes.0 / cores_of_llc.max(1) as u64),
         })
     }
 
     /// What is said to the plugin.
-    pub fn plugin_arguments(&self, log: &Path, rate: f64) -> String {
+    pub fn plugin_arguments(&self, log: &Path, rate: f64, window: u64, begin: Begin) -> String {
+        let begin = match begin {
+            Begin::AtOnce => "at-once",
+            Begin::Announced => "announced",
+        };
         format!(
-            "log={},private-bytes={},private-ways={PRIVATE_WAYS},line-bytes={},rate-min={rate}",
+            "log={},private-bytes={},private-ways={PRIVATE_WAYS},line-bytes={},rate-min={rate},llc-bytes={},window={window},begin={begin}",
             escaped(log),
             self.l2.0,
-            self.line_bytes
+            self.line_bytes,
+            self.llc_share.0
         )
     }
 }
@@ -136,11 +153,8 @@ pub fn profile(
             ),
         ),
     );
-    program.insert("misses_in_flight", noted(4.0, "estimate"));
-    program.insert(
-        "hits_in_flight",
-        noted(6.0, "estimate: an out-of-order core hides most of a hit"),
-    );
+    program.insert("misses_in_flight", in_flight(&log.misses, log.window));
+    program.insert("hits_in_flight", in_flight(&log.hits, log.window));
     program.insert(
         "write_share",
         noted(
@@ -159,18 +173,11 @@ pub fn profile(
             miss_ratio.insert("table", noted(points(log), "measured"));
         }
     }
-    let mut region = Table::new();
-    region.insert("kind", value(if single { "private" } else { "shared" }));
-    let used = Bytes(log.footprint_bytes.next_multiple_of(4096).max(4096));
-    region.insert("size", noted(size(used), "measured: lines used, to whole pages"));
-    region.insert(
-        "access_share",
-        noted(1.0, "computed: emulation does not tell regions apart"),
-    );
-    let mut regions = ArrayOfTables::new();
-    regions.push(region);
     program.insert("miss_ratio", Item::Table(miss_ratio));
-    program.insert("regions", Item::ArrayOfTables(regions));
+    if let Some(translation) = translation(log) {
+        program.insert("translation", Item::Table(translation));
+    }
+    program.insert("regions", Item::ArrayOfTables(regions(log)));
     document.insert("program", Item::Table(program));
     document.to_string()
 }
@@ -204,6 +211,142 @@ fn points(log: &Log) -> Array {
     table
 }
 
+/// Fewer accesses than this tell nothing of how they overlap.
+const FLIGHTS_MIN: u64 = 1000;
+
+/// A number in flight by the rule, with its bounds.
+fn in_flight(flights: &Flights, window: u64) -> Item {
+    if flights.accesses < FLIGHTS_MIN {
+        return noted(
+            4.0,
+            &format!("estimate: {} accesses are too few to tell", flights.accesses),
+        );
+    }
+    let foreseen = 100.0 * flights.foreseen as f64 / flights.accesses.max(1) as f64;
+    let source = format!(
+        "by the rule of docs/PROFILE.md: window {window}, {:.1} to {:.1} by what it cannot see; {foreseen:.0}% of {} foreseen",
+        flights.least(),
+        flights.most(),
+        flights.accesses
+    );
+    noted(round(flights.rule(), 2), &source)
+}
+
+/// Reaches that the fit of translation takes in: from the second level of older cores to 32 huge pages.
+const REACHES: std::ops::RangeInclusive<u64> = 512 << 10..=64 << 20;
+/// The reach at which the fit is exact: 512 pages of 4 KiB, the second level of most machines here.
+const REACH_EXACT: u64 = 2 << 20;
+
+/// `exp(-(c / c0)^k)` through what was measured at 2 MiB of reach, with the slope of a line through `ln(-ln m)` over `ln c`
+/// by least squares: miss ratios of a TLB are too small for the fit that curves of caches get. Where they hardly fall
+/// (streams), `c0` is one byte and `k` what goes through the measured point. `None` where such a TLB holds all pages.
+fn translation_fit(log: &Log) -> Option<MissRatioCurve> {
+    let transformed = |point: &Point| ((point.bytes as f64).ln(), (-point.miss_ratio.ln()).ln());
+    let told: Vec<&Point> = log
+        .translation
+        .iter()
+        .filter(|point| REACHES.contains(&point.bytes) && point.miss_ratio > 0.0 && point.miss_ratio < 1.0)
+        .collect();
+    let exact = transformed(told.iter().find(|point| point.bytes == REACH_EXACT)?);
+    let points: Vec<(f64, f64)> = told.into_iter().map(transformed).collect();
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let above: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
+    let below: f64 = points.iter().map(|point| (point.0 - x) * (point.0 - x)).sum();
+    // With c0 below a byte the curve could not be written.
+    let flattest = exact.1 / exact.0;
+    let k = (above / below).max(flattest);
+    let c0 = Bytes((exact.0 - exact.1 / k).exp().max(1.0) as u64);
+    Some(MissRatioCurve::family(0.0, c0, k))
+}
+
+fn translation(log: &Log) -> Option<Table> {
+    let curve = translation_fit(log)?;
+    let mut table = Table::new();
+    let per_kilo = (log.reads + log.writes) as f64 / log.instructions as f64 * 1000.0;
+    table.insert(
+        "accesses_per_kilo_instruction",
+        noted(round(per_kilo, 4), "measured: loads and stores"),
+    );
+    let mut ratio = Table::new();
+    let at = log.translation.iter().find(|point| point.bytes == REACH_EXACT);
+    let measured = at.map_or(0.0, |point| point.miss_ratio * 1e6);
+    let source = format!("fitted: {measured:.0} misses in a million measured at 2 MiB of reach");
+    ratio.insert("m_inf", noted(0.0, &source));
+    ratio.insert("c0", noted(size(curve.c0), &source));
+    ratio.insert("k", noted(round(curve.k, 3), &source));
+    table.insert("miss_ratio", Item::Table(ratio));
+    Some(table)
+}
+
+/// Heat classes: so many of the hottest pages, so many of the next, and the rest.
+const CLASSES: [f64; 3] = [0.1, 0.2, 0.7];
+
+fn regions(log: &Log) -> ArrayOfTables {
+    let (threads, pages) = (log.vcpus.max(1), &log.pages);
+    let mut regions = ArrayOfTables::new();
+    let mut push = |kind: &str, bytes: u64, share: f64, source: &str| {
+        let mut region = Table::new();
+        region.insert("kind", value(kind));
+        let bytes = Bytes(bytes.next_multiple_of(4096).max(4096));
+        region.insert("size", noted(size(bytes), source));
+        region.insert(
+            "access_share",
+            noted(round(share, 4), "measured: of accesses to the LLC"),
+        );
+        if let Some(heat) = heat(pages) {
+            region.insert("heat", Item::ArrayOfTables(heat));
+        }
+        regions.push(region);
+    };
+    if threads == 1 {
+        push(
+            "private",
+            log.footprint_bytes,
+            1.0,
+            "measured: lines used, to whole pages",
+        );
+        return regions;
+    }
+    let bytes = (pages.used * 4096) as f64;
+    if pages.shared_accesses < 1.0 {
+        let own = (bytes * (1.0 - pages.shared)) as u64 / threads;
+        let source = "measured: pages that one thread used, over threads";
+        push("private", own, 1.0 - pages.shared_accesses, source);
+    }
+    if pages.shared_accesses > 0.0 {
+        let source = "measured: pages that several threads used";
+        push(
+            "shared",
+            (bytes * pages.shared) as u64,
+            pages.shared_accesses,
+            source,
+        );
+    }
+    regions
+}
+
+/// `None` where pages are nearly alike.
+fn heat(pages: &Pages) -> Option<ArrayOfTables> {
+    let of_hottest = |part: f64| {
+        let at = Pages::PARTS.iter().position(|known| *known == part)?;
+        pages.heat.get(at).copied()
+    };
+    let (first, second) = (of_hottest(CLASSES[0])?, of_hottest(0.3)?);
+    if first < 1.5 * CLASSES[0] {
+        return None;
+    }
+    let (first, second) = (round(first, 4), round(second, 4));
+    let mut classes = ArrayOfTables::new();
+    for (part, share) in CLASSES.into_iter().zip([first, second - first, 1.0 - second]) {
+        let mut class = Table::new();
+        class.insert("page_share", value(part));
+        class.insert("access_share", noted(round(share, 4), "measured, pages by heat"));
+        classes.push(class);
+    }
+    Some(classes)
+}
+
 /// What stands above the first key, as comments.
 fn head(
     log: &Log,
@@ -229,10 +372,12 @@ fn head(
         "{FIRST_WORDS}: {command}\n\
          # Modelled: a private cache of {} ({PRIVATE_WAYS} ways, L1 within it) for each thread, as machine {} has; {:.2} percent of the lines\n\
          # that got past it were followed. Not modelled: instruction fetches, prefetches, address translation.\n\
-         # measured: by the emulator's plugin{fitted}; estimate: emulation cannot tell, put in what you know.\n{notes}",
+         # measured: by the emulator's plugin{fitted}; estimate: emulation cannot tell, put in what you know.\n\
+         # {:.0} percent of pages were only read in the second half.\n{notes}",
         size(facts.l2),
         facts.machine,
         log.rate * 100.0,
+        log.pages.only_read * 100.0,
     )
 }
 
@@ -283,5 +428,149 @@ pub fn summary(log: &Log, fit: &FittedCurve, facts: &Facts, seconds: f64) -> Vec
             size(facts.llc),
             fit.error_mean
         ),
+        format!(
+            "in flight by the rule: {:.1} misses ({:.1} to {:.1}, {:.0}% foreseen), {:.1} hits ({:.1} to {:.1}); window {}",
+            log.misses.rule(),
+            log.misses.least(),
+            log.misses.most(),
+            100.0 * log.misses.foreseen as f64 / log.misses.accesses.max(1) as f64,
+            log.hits.rule(),
+            log.hits.least(),
+            log.hits.most(),
+            log.window
+        ),
+        format!(
+            "the hottest tenth of {} pages gets {:.0}% of LLC accesses; {:.0}% of pages are only read in the second half",
+            log.pages.used,
+            log.pages.heat.get(3).copied().unwrap_or(0.0) * 100.0,
+            log.pages.only_read * 100.0
+        ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_twin::Workload;
+
+    /// Of a program whose TLB misses fall as a curve says.
+    fn log(vcpus: u64, translation: impl Fn(f64) -> f64) -> Log {
+        let flights = Flights {
+            accesses: 30_000,
+            foreseen: 15_000,
+            latencies_least: 10_000.0,
+            latencies_rule: 6_000.0,
+            latencies_most: 3_000.0,
+        };
+        Log {
+            version: Log::VERSION,
+            private_bytes: 256 << 10,
+            line_bytes: 64,
+            rate: 1.0,
+            vcpus,
+            instructions: 1_000_000,
+            reads: 300_000,
+            writes: 100_000,
+            llc_accesses: 60_000,
+            written_back: 15_000,
+            footprint_bytes: 64 << 20,
+            forks: 0,
+            execs: 0,
+            window: 128,
+            llc_bytes: 4 << 20,
+            hits: flights,
+            misses: flights,
+            pages: Pages {
+                used: 16_384,
+                heat: vec![0.05, 0.1, 0.2, 0.4, 0.5, 0.6, 0.8, 0.9, 1.0],
+                shared: 0.25,
+                shared_accesses: 0.5,
+                only_read: 0.1,
+            },
+            curve: Log::capacities()
+                .map(|bytes| Point {
+                    bytes,
+                    miss_ratio: 0.5,
+                })
+                .collect(),
+            translation: Log::reaches()
+                .map(|bytes| Point {
+                    bytes,
+                    miss_ratio: translation(bytes as f64),
+                })
+                .collect(),
+        }
+    }
+
+    fn written(log: &Log) -> (String, homenode_twin::Program) {
+        let facts = Facts {
+            machine: "m".into(),
+            l2: Bytes(256 << 10),
+            line_bytes: 64,
+            llc: Bytes(18 << 20),
+            llc_share: Bytes(4 << 20),
+        };
+        let text = profile(log, (&fit(log), CurveAs::Numbers), &facts, "x", "x", &[]);
+        let read = Workload::from_toml("x.toml", &text).expect("it reads");
+        (text, read.program.expect("a program"))
+    }
+
+    #[test]
+    fn translation_is_exact_at_two_mib_and_falls_as_measured() {
+        let wanted = MissRatioCurve::family(0.0, Bytes(2048), 0.25);
+        let found = translation_fit(&log(1, |bytes| wanted.at(bytes))).expect("a curve");
+        assert!(
+            (found.k - 0.25).abs() < 1e-6 && found.c0.0.abs_diff(2048) <= 1,
+            "{found:?}"
+        );
+        // A stream misses as often with any reach.
+        let flat = translation_fit(&log(1, |_| 0.001)).expect("a curve");
+        assert!((flat.at(2.0 * 1048576.0) - 0.001).abs() < 1e-6, "{flat:?}");
+        assert_eq!(flat.c0, Bytes(1));
+        // A program of a few pages has none to miss.
+        assert_eq!(
+            translation_fit(&log(1, |bytes| if bytes > 1e6 { 0.0 } else { 0.1 })),
+            None
+        );
+    }
+
+    #[test]
+    fn what_is_in_flight_and_hot_is_written_with_its_bounds() {
+        let (text, program) = written(&log(1, |_| 0.001));
+        assert_eq!((program.misses_in_flight, program.hits_in_flight), (5.0, 5.0));
+        assert!(
+            text.contains("window 128, 3.0 to 10.0 by what it cannot see; 50% of 30000 foreseen"),
+            "{text}"
+        );
+        let heat: Vec<f64> = program.regions[0]
+            .heat
+            .iter()
+            .map(|class| class.access_share)
+            .collect();
+        assert_eq!(heat, [0.4, 0.2, 0.4]);
+        assert_eq!(program.regions[0].size, Bytes(64 << 20));
+    }
+
+    #[test]
+    fn threads_have_own_and_shared_memory_as_measured() {
+        let (_, program) = written(&log(4, |_| 0.001));
+        let regions: Vec<_> = program
+            .regions
+            .iter()
+            .map(|region| (region.size.0 >> 20, region.access_share))
+            .collect();
+        assert_eq!(regions, [(12, 0.5), (16, 0.5)]);
+    }
+
+    #[test]
+    fn too_few_accesses_leave_an_estimate() {
+        let mut few = log(1, |_| 0.0);
+        few.hits = Flights::default();
+        let (text, program) = written(&few);
+        assert!(
+            text.contains("hits_in_flight = 4.0 # estimate: 0 accesses are too few to tell"),
+            "{text}"
+        );
+        assert!(program.translation.is_none());
+    }
 }

@@ -1,0 +1,456 @@
+//! How many misses a core would have in flight, by a rule: an emulator has no such core.
+//!
+//! # Problem
+//!
+//! A profile needs the number of misses that wait together. What is seen is an order of addresses with a count of
+//! instructions, and the contents of memory.
+//!
+//! # Approach
+//!
+//! The interval model (Karkhanis and Smith, ISCA 2004; Eyerman and others, TOCS 2009; recalled): a miss in a window of
+//! instructions overlaps with the others in it, unless its address comes out of another's data. `docs/PROFILE.md` states
+//! the rule in full and what it cannot see.
+//!
+//! # Terms
+//!
+//! - *Window*: instructions of the reorder buffer. Retirement is in order.
+//! - *Latency*: the only unit of time. What a core does between two misses takes none.
+//! - *Foreseen*: a stream prefetcher had asked for the line before.
+//! - `LEAST`, `RULE`, `MOST`: three clocks at once. In the first, each miss that is not foreseen waits for the one before
+//!   it; in the second, for those that hold a pointer to it; in the third, for none.
+//!
+//! # Properties (tests of the same names)
+//!
+//! - A pointer chase has one miss in flight by the rule.
+//! - Independent misses fill the window.
+//! - Several chases at once have as many in flight as there are chases.
+//! - A stream is foreseen but for its first lines of a page.
+//! - Bounds hold the rule between them, whatever is accessed.
+
+use std::collections::VecDeque;
+
+use homenode_formats::profile_log::Flights;
+use homenode_tracking::filter::{Filter, Passed, Use};
+
+/// Times by the three ways of telling dependences, in latencies.
+type Clocks = [f64; 3];
+const LEAST: usize = 0;
+const RULE: usize = 1;
+const MOST: usize = 2;
+
+/// Whether an access is a hit in the LLC or a miss.
+const HITS: usize = 0;
+const MEMORY: usize = 1;
+
+/// Reads the 64 bytes at an address of the program's memory; `None` where it cannot.
+pub type Read = fn(u64) -> Option<[u64; 8]>;
+
+/// Ways of the LLC that tells hits from misses.
+const LLC_WAYS: usize = 16;
+/// How far above a pointer's value an address may lie to come from it, bytes.
+const OBJECT_BYTES: u64 = 4096;
+
+/// A core's accesses beyond its private caches.
+#[derive(Debug)]
+pub struct Overlap {
+    read: Read,
+    line_bytes: u64,
+    llc: Filter,
+    streams: Streams,
+    models: [Model; 2],
+}
+
+impl Overlap {
+    /// A core with a window of so many instructions and so much of an LLC; nothing accessed yet.
+    pub fn new(window: u64, llc_bytes: u64, line_bytes: u64, read: Read) -> Overlap {
+        Overlap {
+            read,
+            line_bytes,
+            llc: Filter::new((llc_bytes / line_bytes) as usize, LLC_WAYS),
+            streams: Streams::new(4096 / line_bytes),
+            models: [Model::new(window), Model::new(window)],
+        }
+    }
+
+    /// The instruction of this number asks for the line of an address.
+    pub fn access(&mut self, instruction: u64, address: u64, wanted: Use) {
+        let line = address / self.line_bytes;
+        for model in &mut self.models {
+            model.reach(instruction);
+        }
+        let clocks = [self.models[HITS].clocks, self.models[MEMORY].clocks];
+        let foreseen = self.streams.access(line, clocks);
+        let class = match self.llc.access(line, wanted) {
+            Passed::Held => HITS,
+            Passed::Missed { .. } => MEMORY,
+        };
+        let (read, at) = (self.read, line * self.line_bytes);
+        self.models[class].access(instruction, address, foreseen.map(|clocks| clocks[class]), || {
+            read(at)
+        });
+    }
+
+    /// Hits in the LLC so far.
+    pub fn hits(&self) -> Flights {
+        self.models[HITS].flights()
+    }
+
+    /// Misses so far.
+    pub fn misses(&self) -> Flights {
+        self.models[MEMORY].flights()
+    }
+
+    /// Forgets what was counted, not what is in the LLC.
+    pub fn restart(&mut self) {
+        for model in &mut self.models {
+            *model = Model::new(model.window);
+        }
+        self.streams = Streams::new(self.streams.lines);
+    }
+}
+
+/// A line on its way.
+#[derive(Debug)]
+struct Flight {
+    instruction: u64,
+    done: Clocks,
+    /// Its contents; `None` where nothing waits for them.
+    words: Option<[u64; 8]>,
+}
+
+impl Flight {
+    /// Whether an address may come from a pointer in the line.
+    fn leads_to(&self, address: u64) -> bool {
+        let near = |pointer: u64| pointer != 0 && address.wrapping_sub(pointer) < OBJECT_BYTES;
+        self.words.is_some_and(|words| {
+            words.iter().any(|word| {
+                let (low, high) = (*word & 0xffff_ffff, *word >> 32);
+                near(*word) || near(low) || near(high) || near(low * 8) || near(high * 8)
+            })
+        })
+    }
+}
+
+/// A window over misses of one kind.
+#[derive(Debug)]
+struct Model {
+    window: u64,
+    clocks: Clocks,
+    /// When the last that was not foreseen is done, for `LEAST`.
+    before: f64,
+    flights: VecDeque<Flight>,
+    accesses: u64,
+    foreseen: u64,
+}
+
+impl Model {
+    fn new(window: u64) -> Model {
+        Model {
+            window,
+            clocks: [0.0; 3],
+            before: 0.0,
+            flights: VecDeque::new(),
+            accesses: 0,
+            foreseen: 0,
+        }
+    }
+
+    /// An instruction enters the window: what is a window before it was waited for.
+    fn reach(&mut self, instruction: u64) {
+        while let Some(first) = self.flights.front()
+            && first.instruction + self.window <= instruction
+        {
+            for (clock, done) in self.clocks.iter_mut().zip(first.done) {
+                *clock = clock.max(done);
+            }
+            self.flights.pop_front();
+        }
+    }
+
+    fn access(
+        &mut self,
+        instruction: u64,
+        address: u64,
+        foreseen: Option<Clocks>,
+        words: impl FnOnce() -> Option<[u64; 8]>,
+    ) {
+        self.accesses += 1;
+        let mut starts = self.clocks;
+        match foreseen {
+            Some(issued) => {
+                self.foreseen += 1;
+                starts = issued;
+            }
+            None => {
+                starts[LEAST] = starts[LEAST].max(self.before);
+                for flight in self.flights.iter().filter(|flight| flight.leads_to(address)) {
+                    starts[RULE] = starts[RULE].max(flight.done[RULE]);
+                }
+            }
+        }
+        let done = starts.map(|start| start + 1.0);
+        if foreseen.is_none() {
+            self.before = done[LEAST];
+        }
+        self.flights.push_back(Flight {
+            instruction,
+            done,
+            words: if foreseen.is_none() { words() } else { None },
+        });
+    }
+
+    fn flights(&self) -> Flights {
+        let mut ends = self.clocks;
+        for flight in &self.flights {
+            for (end, done) in ends.iter_mut().zip(flight.done) {
+                *end = end.max(done);
+            }
+        }
+        Flights {
+            accesses: self.accesses,
+            foreseen: self.foreseen,
+            latencies_least: ends[LEAST],
+            latencies_rule: ends[RULE],
+            latencies_most: ends[MOST],
+        }
+    }
+}
+
+/// Pages that the prefetcher watches.
+const PAGES: usize = 32;
+/// How many lines it runs ahead.
+const AHEAD: i64 = 20;
+/// Largest step between two lines of a stream.
+const STEP_MAX: u64 = 2;
+/// Steps in one direction that make a stream.
+const STEPS: u32 = 2;
+
+/// The prefetcher of streams.
+#[derive(Debug)]
+struct Streams {
+    /// Lines of a page.
+    lines: u64,
+    pages: Vec<Page>,
+    now: u64,
+}
+
+/// A page in which lines are asked for one after the other, maybe.
+#[derive(Debug)]
+struct Page {
+    number: u64,
+    used: u64,
+    last: i64,
+    direction: i64,
+    steps: u32,
+    /// By line: when the prefetcher asked for it, by kind of model; `None` where it did not.
+    asked: Vec<Option<[Clocks; 2]>>,
+    /// Whether it asked for any.
+    streamed: bool,
+}
+
+impl Streams {
+    fn new(lines: u64) -> Streams {
+        Streams {
+            lines,
+            pages: Vec::new(),
+            now: 0,
+        }
+    }
+
+    /// A line is asked for at a time: when the prefetcher had asked for it, if it had.
+    fn access(&mut self, line: u64, clocks: [Clocks; 2]) -> Option<[Clocks; 2]> {
+        let (number, at) = (line / self.lines, (line % self.lines).cast_signed());
+        self.now += 1;
+        let page = self.page(number, at);
+        let step = at - page.last;
+        let foreseen = page.asked[at as usize].take();
+        if step == 0 {
+            return foreseen;
+        }
+        let near = step.unsigned_abs() <= STEP_MAX;
+        let same = step.signum() == page.direction;
+        page.steps = match (near, same) {
+            (true, true) => page.steps + 1,
+            (true, false) => 1,
+            (false, _) => 0,
+        };
+        (page.direction, page.last) = (step.signum(), at);
+        if page.steps >= STEPS {
+            page.streamed = true;
+            for ahead in 1..=AHEAD {
+                let Some(asked) = usize::try_from(at + ahead * page.direction)
+                    .ok()
+                    .and_then(|next| page.asked.get_mut(next))
+                else {
+                    break;
+                };
+                asked.get_or_insert(clocks);
+            }
+        }
+        foreseen
+    }
+
+    /// The page of this number; the one that was not used for the longest time goes for it.
+    fn page(&mut self, number: u64, at: i64) -> &mut Page {
+        let found = self.pages.iter().position(|page| page.number == number);
+        let found = found.unwrap_or_else(|| {
+            let place = if self.pages.len() < PAGES {
+                self.pages.push(Page {
+                    number,
+                    used: 0,
+                    last: at,
+                    direction: 0,
+                    steps: 0,
+                    asked: vec![None; self.lines as usize],
+                    streamed: false,
+                });
+                self.pages.len() - 1
+            } else {
+                let used = |(_, page): &(usize, &Page)| page.used;
+                let all = self.pages.iter().enumerate();
+                all.min_by_key(used).map_or(0, |(place, _)| place)
+            };
+            let page = &mut self.pages[place];
+            // Most pages never had a stream: nothing to take back.
+            if page.streamed {
+                page.asked.fill(None);
+            }
+            (page.number, page.last, page.direction, page.steps) = (number, at, 0, 0);
+            page.streamed = false;
+            place
+        });
+        self.pages[found].used = self.now;
+        &mut self.pages[found]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WINDOW: u64 = 128;
+    /// Instructions from one access to the next.
+    const EVERY: u64 = 4;
+
+    /// Any number from a number (splitmix64).
+    fn mix(of: u64) -> u64 {
+        let a = of.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let a = (a ^ a >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let a = (a ^ a >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        a ^ a >> 31
+    }
+
+    /// The element that the one at an address points to: anywhere in 16 TiB.
+    fn next(address: u64) -> u64 {
+        (0x10_0000_0000 + mix(address) % (1 << 44)) & !63
+    }
+
+    /// Memory in which each line holds a pointer to the next of a chase, behind something else.
+    fn of_pointers(address: u64) -> Option<[u64; 8]> {
+        Some([7, mix(address) | 1 << 63, next(address), 0, 0, 0, 0, 0])
+    }
+
+    /// Memory of numbers.
+    fn of_numbers(address: u64) -> Option<[u64; 8]> {
+        Some([1.5_f64.to_bits() ^ address; 8])
+    }
+
+    fn after(read: Read, addresses: impl IntoIterator<Item = u64>) -> Overlap {
+        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, read);
+        for (at, address) in addresses.into_iter().enumerate() {
+            overlap.access(at as u64 * EVERY, address, Use::Read);
+        }
+        overlap
+    }
+
+    fn chase(from: u64) -> impl Iterator<Item = u64> {
+        std::iter::successors(Some(next(from)), |address| Some(next(*address)))
+    }
+
+    #[test]
+    fn a_pointer_chase_has_one_miss_in_flight_by_the_rule() {
+        let found = after(of_pointers, chase(1).take(10_000)).misses();
+        assert_eq!(found.accesses, 10_000);
+        assert!((found.least() - 1.0).abs() < 0.01, "{found:?}");
+        assert!((found.rule() - 1.0).abs() < 0.01, "{found:?}");
+        // Without a look at the data nothing tells it from independent misses.
+        assert!(found.most() > 31.0, "{found:?}");
+    }
+
+    #[test]
+    fn fields_of_an_element_are_reached_through_its_pointer() {
+        // Two lines an element, the second 200 bytes further: both wait for the element before, not for each other.
+        let fields = chase(1).take(5_000).flat_map(|element| [element, element + 200]);
+        let found = after(of_pointers, fields).misses();
+        assert!((found.rule() - 2.0).abs() < 0.01, "{found:?}");
+    }
+
+    #[test]
+    fn independent_misses_fill_the_window() {
+        let found = after(of_numbers, (0..10_000).map(next)).misses();
+        let window = (WINDOW / EVERY) as f64;
+        assert!((found.rule() - window).abs() < 0.3, "{found:?}");
+        assert_eq!(found.rule(), found.most());
+        assert!((found.least() - 1.0).abs() < 0.01, "{found:?}");
+        // Further apart than a window, each is alone.
+        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, of_numbers);
+        (0..1000).for_each(|at| overlap.access(at * WINDOW, next(at), Use::Read));
+        assert_eq!(overlap.misses().most(), 1.0);
+    }
+
+    #[test]
+    fn several_chases_at_once_have_as_many_in_flight_as_there_are_chases() {
+        for chases in [2, 5] {
+            let mut heads: Vec<_> = (0..chases).map(chase).collect();
+            let turns = (0..20_000).map(|at| heads[at % chases as usize].next().unwrap());
+            let found = after(of_pointers, turns).misses();
+            assert!((found.rule() - chases as f64).abs() < 0.05, "{chases}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_stream_is_foreseen_but_for_its_first_lines_of_a_page() {
+        // Lines further apart than a window: without a prefetcher each would be alone.
+        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, of_numbers);
+        (0..64_000).for_each(|line| overlap.access(line * 200, line * 64, Use::Read));
+        let found = overlap.misses();
+        assert_eq!(found.foreseen, 64_000 / 64 * 61);
+        assert!((8.0..=20.0).contains(&found.rule()), "{found:?}");
+        // Backwards as well, and of random lines none.
+        let backwards = after(of_numbers, (0..6_400).rev().map(|line| line * 64)).misses();
+        assert_eq!(backwards.foreseen, 100 * 61);
+        assert_eq!(after(of_numbers, (0..10_000).map(next)).misses().foreseen, 0);
+    }
+
+    #[test]
+    fn what_an_llc_holds_is_a_hit() {
+        // 512 lines over and over, in an order that no prefetcher knows, in an LLC of 1024.
+        let found = after(of_numbers, (0..51_200).map(|at| (at % 512 * 193 % 512) * 64));
+        assert_eq!(found.hits().accesses + found.misses().accesses, 51_200);
+        assert_eq!(found.misses().accesses, 512);
+    }
+
+    proptest! {
+        #[test]
+        fn bounds_hold_the_rule_between_them(
+            accesses in prop::collection::vec((1u64..60, 0u64..4000), 1..400),
+            pointers in any::<bool>(),
+        ) {
+            let read = if pointers { |address| Some([(address * 7) % 256_000; 8]) } else { of_numbers };
+            let mut overlap = Overlap::new(WINDOW, 16 << 10, 64, read);
+            let mut instruction = 0;
+            for (further, line) in &accesses {
+                instruction += further;
+                overlap.access(instruction, line * 64, Use::Read);
+            }
+            let (hits, misses) = (overlap.hits(), overlap.misses());
+            prop_assert_eq!(hits.accesses + misses.accesses, accesses.len() as u64);
+            for found in [hits, misses] {
+                prop_assert!(found.latencies_least >= found.latencies_rule, "{:?}", found);
+                prop_assert!(found.latencies_rule >= found.latencies_most, "{:?}", found);
+                prop_assert!(found.foreseen <= found.accesses);
+            }
+        }
+    }
+}
