@@ -259,8 +259,8 @@ fn program_memory(address: u64) -> Option<[u64; 8]> {
         ELSEWHERE => None,
         CHECKS.. => {
             let words = ptr::with_exposed_provenance::<u64>(usize::try_from(address).ok()?);
-            // SAFETY: the line was used by the instruction that QEMU calls back for, so that it is mapped and may be read; another
-            // thread of the program may write it meanwhile, which a volatile read of whole words lives with.
+            // SAFETY: the line was used by the instruction that QEMU calls back for, so that it is mapped and may be read;
+            // another thread of the program may write it meanwhile, which a volatile read of whole words lives with.
             Some(std::array::from_fn(|at| unsafe { words.add(at).read_volatile() }))
         }
         _ => {
