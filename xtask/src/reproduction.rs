@@ -23,7 +23,7 @@ const MADE: [&str; 4] = [
 ];
 const LOG: &str = "data/reproduction/log.toml";
 const LOG_HEAD: &str = "\
-# Every run of the claims since their measure was mended on 2026-11-25, the last one below. `commit` is the code and data that ran; `changed` says what
+# Logged runs of the claims since their measure was mended on 2026-11-25, the last one below. `commit` is the code and data that ran; `changed` says what
 # was changed since the run before, and where it comes from. Written by `cargo xtask reproduction --log \"what changed\"`.
 ";
 
@@ -68,9 +68,11 @@ struct Numbers {
 
 /// Makes the documents anew, with none of the runs kept before, and compares them and the last entry of the log; or writes both.
 pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
-    build(Build::BesideTests)?;
     let metadata = metadata()?;
     let root: &Path = metadata.workspace_root.as_ref();
+    // Before the run: what is committed meanwhile did not run.
+    let commit = args.log.is_some().then(|| committed(root)).transpose()?;
+    build(Build::BesideTests)?;
     let made = Path::new(&metadata.target_directory).join("reproduction");
     fs::create_dir_all(&made)?;
     let numbers = make(
@@ -79,12 +81,11 @@ pub fn run(args: &ReproductionArgs) -> anyhow::Result<Tally> {
     )?;
     let log = fs::read_to_string(root.join(LOG)).unwrap_or_default();
     let mut log: Log = toml::from_str(&log).with_context(|| format!("{LOG} does not read"))?;
-    if let Some(changed) = &args.log {
+    if let (Some(changed), Some(commit)) = (&args.log, commit) {
         ensure!(
             !changed.trim().is_empty(),
             "say what was changed since the last run"
         );
-        let commit = committed(root)?;
         log.run.push(Entry {
             date: output(Command::new("date").arg("+%Y-%m-%d"))?,
             commit,
@@ -138,21 +139,25 @@ fn make(program: &Path, directory: &Path) -> anyhow::Result<Numbers> {
         );
     }
     let claims: Value = serde_json::from_slice(&run.stdout)?;
+    let all = claims["claims"]
+        .as_array()
+        .context("`homenode reproduce` lists no claims")?;
+    let pending = all.iter().filter(|claim| claim["verdict"] == "pending");
+    let pending: Vec<String> = pending
+        .map(|claim| format!("{}: {}", claim["id"], claim["reason"]))
+        .collect();
+    ensure!(
+        pending.is_empty(),
+        "claims are not decided: {}",
+        pending.join("; ")
+    );
     Ok(serde_json::from_value(claims["scoreboard"].clone())?)
 }
 
 /// The commit that runs: its crates and data, and nothing else.
 fn committed(root: &Path) -> anyhow::Result<String> {
     let git = |args: &[&str]| output(Command::new("git").current_dir(root).args(args));
-    let changed = git(&[
-        "status",
-        "--porcelain",
-        "--",
-        "crates",
-        "data/machines",
-        "data/workloads",
-        "data/published",
-    ])?;
+    let changed = git(&["status", "--porcelain", "--", "crates", "data", "Cargo.lock"])?;
     ensure!(
         changed.is_empty(),
         "commit first: the log names the commit that ran, and these differ from it:\n{changed}"

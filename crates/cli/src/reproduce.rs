@@ -91,7 +91,8 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     let results = match &args.bands {
         None => reproduce(selected, jobs, cache.as_ref(), &watch),
         Some(path) => {
-            let (results, bands) = reproduce_with_bands(selected, jobs, cache.as_ref(), &watch);
+            let (results, bands) =
+                reproduce_with_bands(selected, jobs, cache.as_ref(), &watch).map_err(anyhow::Error::msg)?;
             let kept = known_bands(path)?.with(bands);
             fs::write(path, kept.to_toml()?).with_context(|| format!("cannot write {}", path.display()))?;
             results

@@ -3,7 +3,7 @@
 use crate::claims::Claim;
 use crate::experiment::{Decides, Reproduced, kind, kind_of_all, undecided};
 use crate::experiments;
-use crate::verdict::{Verdict, judge, unknown_name};
+use crate::verdict::{Verdict, judge, unknown_name, unmeasured};
 use crate::work::Outcomes;
 
 /// The experiment that decides a claim, if there is one.
@@ -28,6 +28,13 @@ pub fn decided(claim: Claim, experiment: &dyn Decides, outcomes: &Outcomes) -> R
         Ok(mut decision) => {
             let kind = kind(&claim, &decision.measured, &experiment.runs());
             let judgement = judge(&claim, &decision.measured, kind);
+            if let Some(name) = unmeasured(&claim, &decision.measured) {
+                return undecided(
+                    claim,
+                    Verdict::Pending,
+                    format!("its experiment does not measure `{name}`"),
+                );
+            }
             if let Some(name) = unknown_name(&claim, &judgement) {
                 let said = format!("the file of claims says something of `{name}`, which nobody judges");
                 return undecided(claim, Verdict::Pending, said);
@@ -35,7 +42,7 @@ pub fn decided(claim: Claim, experiment: &dyn Decides, outcomes: &Outcomes) -> R
             if judgement.verdict == Verdict::Holds {
                 decision.why.clear();
             }
-            let kind = kind_of_all(kind, &judgement);
+            let kind = kind_of_all(&judgement);
             Reproduced {
                 claim,
                 decision: Some(decision),

@@ -8,7 +8,7 @@ use crate::claims::Claim;
 use crate::claims::Kind;
 use crate::figure::Figure;
 use crate::run::Run;
-use crate::verdict::{Judgement, Measured, Part, Verdict};
+use crate::verdict::{Judgement, Measured, Verdict};
 use crate::work::Outcomes;
 
 /// What decides a claim.
@@ -132,13 +132,21 @@ pub(crate) fn kind(claim: &Claim, measured: &Measured, runs: &[Run]) -> Kind {
     }
 }
 
-/// The kind of a claim as a whole: where every value was an input, the model cannot disagree.
-pub(crate) fn kind_of_all(kind: Kind, judgement: &Judgement) -> Kind {
-    let constructed = |part: &Part| part.input || part.kind == Kind::ByConstruction;
-    if !judgement.parts.is_empty() && judgement.parts.iter().all(constructed) {
-        return Kind::ByConstruction;
-    }
-    kind
+/// The kind of a claim as a whole: that of most of its values, of as many the less worthy one. Where every value was an input, the
+/// model cannot disagree.
+pub(crate) fn kind_of_all(judgement: &Judgement) -> Kind {
+    let kinds = || {
+        judgement
+            .parts
+            .iter()
+            .filter(|part| !part.input)
+            .map(|part| part.kind)
+    };
+    let most = Kind::ALL
+        .into_iter()
+        .max_by_key(|kind| kinds().filter(|other| other == kind).count());
+    most.filter(|_| kinds().next().is_some())
+        .unwrap_or(Kind::ByConstruction)
 }
 
 #[cfg(test)]
@@ -159,7 +167,7 @@ mod tests {
         let claim = crate::claims::named("tavo.npb").unwrap();
         let kind = |workload: &homenode_twin::Workload, measured: &Measured| {
             let kind = super::kind(&claim, measured, &[run(workload)]);
-            kind_of_all(kind, &judge(&claim, measured, kind))
+            kind_of_all(&judge(&claim, measured, kind))
         };
         let mut measured = Measured::default();
         assert_eq!(kind(&workload, &measured), Kind::Predicted);

@@ -62,17 +62,20 @@ pub fn reproduce(
 }
 
 /// The same, with bands made anew: four times as many runs and more.
+///
+/// # Errors
+/// A claim that cannot be decided at an end of its open inputs, and why.
 pub fn reproduce_with_bands(
     claims: Vec<Claim>,
     jobs: usize,
     cache: Option<&Cache>,
     watch: &dyn Watch,
-) -> (Vec<Reproduced>, Bands) {
+) -> Result<(Vec<Reproduced>, Bands), String> {
     let asked = claims.clone();
     let (mut all, outcomes) = decided(claims, jobs, cache, watch, scoreboard::runs);
-    let bands = Bands::of(&asked, &outcomes);
+    let bands = Bands::of(&asked, &outcomes)?;
     bands.join(&mut all);
-    (all, bands)
+    Ok((all, bands))
 }
 
 fn decided(

@@ -126,7 +126,8 @@ pub struct Score {
     pub ours: f64,
     /// What it is where nothing has any effect on anything.
     pub null: f64,
-    /// The natural logarithm of ours over published; null where they differ in sign or one is zero.
+    /// The natural logarithm of our effect over the published one, each the distance from `null`; null where they are on different
+    /// sides of it, or one is none.
     pub ln_ratio: Option<f64>,
     /// Whether ours is on the published side of no effect.
     pub sign_right: bool,
@@ -145,7 +146,7 @@ pub struct Band {
 
 impl Score {
     fn of(published: f64, ours: f64, null: f64) -> Score {
-        let ratio = ours / published;
+        let ratio = (ours - null) / (published - null);
         let side = |number: f64| (number > null, number < null);
         Score {
             published,
@@ -157,7 +158,7 @@ impl Score {
         }
     }
 
-    /// Ours over published or the other way round, whichever is larger; infinite where no factor leads from one to the other.
+    /// Our effect over the published one or the other way round, whichever is larger; infinite where no factor leads from one to the other.
     pub fn factor(&self) -> f64 {
         self.ln_ratio.map_or(f64::INFINITY, |ln| libm::exp(ln.abs()))
     }
@@ -212,6 +213,23 @@ pub fn judge(claim: &Claim, measured: &Measured, kind: Kind) -> Judgement {
     Judgement { verdict, parts }
 }
 
+/// A published number, bound or ranking that an experiment says nothing of.
+pub fn unmeasured(claim: &Claim, measured: &Measured) -> Option<String> {
+    let stated = [&claim.value, &claim.at_least, &claim.at_most];
+    let numbers = stated.into_iter().flatten().flat_map(Values::iter);
+    let mut numbers = numbers
+        .map(|(name, _)| name)
+        .filter(|name| !measured.numbers.contains_key(*name));
+    let mut orders = claim
+        .order
+        .keys()
+        .filter(|name| !measured.orders.contains_key(*name));
+    numbers
+        .next()
+        .map(str::to_owned)
+        .or_else(|| orders.next().cloned())
+}
+
 /// A name that the claim says something about, and that is none of its values and tests.
 pub fn unknown_name<'a>(claim: &'a Claim, judgement: &Judgement) -> Option<&'a str> {
     let stated = claim.kinds.iter().flat_map(|stated| &stated.of);
@@ -255,7 +273,10 @@ fn numbers(claim: &Claim, measured: &Measured) -> Vec<Part> {
         let holds = ours.is_some_and(|ours| tolerates(ours) && is_seen(published, ours, null));
         Part {
             trivial: tolerates(null),
-            score: ours.map(|ours| Score::of(published, ours, null)),
+            // A correlation is the measure of a ranking, not the size of an effect.
+            score: ours
+                .filter(|_| !name.starts_with("tau_"))
+                .map(|ours| Score::of(published, ours, null)),
             ..part(name, show(published), ours, holds)
         }
     });
@@ -310,6 +331,7 @@ fn tested(claim: &Claim, measured: &Measured, shape: &Shape) -> Part {
                 .iter()
                 .any(|name| name == "*" || *name == shape.name),
         },
+        holds: shape.holds && tabled.is_none_or(|(published, ours)| is_seen(*published, *ours, 0.0)),
         score: tabled.map(|(published, ours)| Score::of(*published, *ours, 0.0)),
         ..part(&shape.name, "shape".to_owned(), None, shape.holds)
     }

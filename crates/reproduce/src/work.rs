@@ -172,7 +172,7 @@ mod tests {
         let both = vec![base.clone(), changed(&base, &slower)];
         let outcomes = execute(both, 1, None, &Notes::default());
         let runtime = |outcomes: &Outcomes| outcomes.of(&base).unwrap().vms[0].runtime_s.unwrap();
-        assert!(runtime(&outcomes.under(&slower)) > 1.1 * runtime(&outcomes));
+        assert!(runtime(&outcomes.under(&slower)) > 1.001 * runtime(&outcomes));
         assert_eq!(runtime(&outcomes.under(&slower).under(&[])), runtime(&outcomes));
     }
 
