@@ -4,6 +4,7 @@ use homenode_units::PAGE_BYTES;
 
 use super::{Engine, Owner};
 use crate::guest::{Doing, Stage};
+use crate::hypervisor::Segment;
 use crate::hypervisor::memory::Toucher;
 use crate::index::{CpuIx, ThreadIx, VmIx};
 
@@ -34,14 +35,16 @@ impl Engine {
         for segment in segments.drain(..) {
             match self.owners[segment.task] {
                 Owner::Daemon(daemon) => self.daemons.left[daemon] -= segment.ns as f64,
-                Owner::Vcpu { vm, thread } => self.apply(vm, thread, segment.cpu, segment.ns as f64),
+                Owner::Vcpu { vm, thread } => self.apply(vm, thread, segment),
             }
         }
         self.scheduler.queues.segments = segments;
     }
 
     /// What a vCPU did in a stretch of time on a CPU.
-    pub(super) fn apply(&mut self, vm: VmIx, thread: ThreadIx, cpu: CpuIx, ns: f64) {
+    pub(super) fn apply(&mut self, vm: VmIx, thread: ThreadIx, segment: Segment) {
+        let Segment { task, cpu, ns } = segment;
+        let ns = ns as f64;
         let speed = self.pace.speeds[cpu];
         let state = &mut self.vms[vm].threads[thread];
         state.cycles += ns * self.figures.clock_ghz;
@@ -61,7 +64,7 @@ impl Engine {
                 state.llc_references += accesses;
                 state.llc_misses += misses;
                 let llc = self.topology.cpus[cpu].llc;
-                self.llcs[llc].access(self.vms[vm].task(thread).0, accesses, misses);
+                self.llcs[llc].access(task.0, accesses, misses);
                 self.count_misses(vm, thread, cpu, misses);
                 if self.vms[vm].memory.swapped() > 0 {
                     self.fault(vm, thread, cpu, accesses);

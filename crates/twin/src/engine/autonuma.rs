@@ -50,6 +50,15 @@ impl Engine {
                 self.start_scanning(vm, By::Host);
             }
         }
+        self.find_movers();
+    }
+
+    /// Finds whose pages kernels move, after that may have changed.
+    pub(super) fn find_movers(&mut self) {
+        let vms = self.vms.placed();
+        let moved = vms.filter(|(_, vm)| vm.page_movers().next().is_some());
+        self.movers.clear();
+        self.movers.extend(moved.map(|(at, _)| at));
     }
 
     /// A group of threads may be due for a scan.

@@ -140,6 +140,7 @@ impl Engine {
             exchanges: Exchanges::new(scenario.vcpu_exchanges_per_minute, seed),
             script: Script::new(scenario, machine),
             moving: None,
+            movers: Vec::new(),
             totals: Totals::new(nodes, topology.links.len()),
             notes: io.notes,
             now: Ns::ZERO,
@@ -165,6 +166,7 @@ impl Engine {
                 self.agenda.set(arrival, Timer::Arrival(vm));
             }
         }
+        self.find_movers();
         self.set_events();
         self.start_daemons();
         self.set_permit_tick();

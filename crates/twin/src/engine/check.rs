@@ -13,6 +13,7 @@ impl Engine {
         self.check_pages();
         self.check_time();
         self.check_bytes();
+        self.check_movers();
         for llc in &self.llcs {
             assert!(
                 llc.full() <= llc.lines() * (1.0 + 1e-9),
@@ -71,6 +72,14 @@ impl Engine {
                     vm.name
                 );
             }
+        }
+    }
+
+    /// No VM whose pages a kernel moves is left out where copies are asked for.
+    fn check_movers(&self) {
+        for (at, vm) in self.vms.placed() {
+            let is_moved = vm.page_movers().next().is_some();
+            assert_eq!(is_moved, self.movers.contains(&at), "pages of VM {}", vm.name);
         }
     }
 

@@ -115,6 +115,7 @@ impl Engine {
                 fresh.counts_on(&self.vms[vm]);
                 self.vms[vm] = fresh;
                 self.fit_program(vm);
+                self.find_movers();
                 for (task, allowed) in self.vms[vm].tasks().zip(&allowed) {
                     self.scheduler.set_affinity(task, allowed.clone(), self.now);
                 }

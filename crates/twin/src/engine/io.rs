@@ -14,6 +14,11 @@ impl Engine {
     /// A thread may have come to a request: it makes it, or waits until the last one is done. Says what it does next,
     /// unless its stretch is over.
     pub(super) fn request(&mut self, vm: VmIx, thread: ThreadIx) -> Option<Next> {
+        // Asked whenever anything ends, and most threads ask no device.
+        let state = &self.vms[vm].threads[thread];
+        if state.doing != Doing::Computing || state.requests.list.is_empty() {
+            return None;
+        }
         let driver = self.vms[vm].channel.as_ref().map(|channel| channel.driver);
         let cost = driver.map_or_else(PageCost::default, |driver| self.page_cost(vm, driver));
         // Devices fill the pages of whoever drives them.
@@ -27,9 +32,6 @@ impl Engine {
             ..
         } = &mut self.vms[vm];
         let state = &mut threads[thread];
-        if state.doing != Doing::Computing || state.requests.list.is_empty() {
-            return None;
-        }
         state.requests.pass();
         while let Some(request) = state.requests.due() {
             if request.done > self.now {

@@ -116,6 +116,8 @@ pub(crate) struct Engine {
     exchanges: Exchanges,
     pub script: Script,
     pub moving: Option<Moving>,
+    /// VMs whose pages a kernel moves, in order: every solution asks what is being copied, and most VMs have no such kernel.
+    movers: Vec<VmIx>,
     pub totals: Totals,
     /// What the scenario asks for and the machine cannot give, in sentences.
     pub notes: Vec<String>,

@@ -2,13 +2,13 @@
 
 use homenode_units::Ns;
 
-use super::pace::{Loading, Solved, Speed};
+use super::pace::{Loading, Solved};
 use super::{Engine, Owner};
-use crate::guest::Doing;
+use crate::guest::{Doing, Vm};
 use crate::hardware::core::{CoreCost, InLlc, Sibling};
 use crate::hardware::fabric::Copying;
 use crate::hypervisor::sampling::Sampling;
-use crate::index::{CpuIx, ThreadIx, VmIx};
+use crate::index::{CpuIx, TaskIx, ThreadIx, VmIx};
 use crate::io::Device;
 use crate::workload::Waiting;
 
@@ -30,9 +30,8 @@ impl Engine {
         }
     }
 
-    /// What a thread can use of a CPU's LLC.
-    fn in_llc(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) -> InLlc {
-        let number = self.vms[vm].task(thread);
+    /// What a vCPU can use of a CPU's LLC.
+    fn in_llc(&self, cpu: CpuIx, number: TaskIx) -> InLlc {
         let sharer = &self.pace.sharers[number];
         let lines = self.llcs[self.topology.cpus[cpu].llc].usable(number.0, sharer);
         InLlc {
@@ -47,15 +46,14 @@ impl Engine {
             self.pace.ends[cpu] = Ns(u64::MAX);
             return;
         };
-        let mut speed = Speed { ..Speed::default() };
-        let (owed, left) = match self.owners[task] {
+        let (owed, left, ns_per_unit) = match self.owners[task] {
             Owner::Daemon(daemon) => {
-                speed.ns_per_unit = 1.0;
-                (0.0, self.daemons.left[daemon])
+                self.pace.speeds[cpu].cost = CoreCost::default();
+                (0.0, self.daemons.left[daemon], 1.0)
             }
             Owner::Vcpu { vm, thread } => {
-                let llc = self.in_llc(cpu, vm, thread);
-                speed.cost = self.cost(cpu, vm, thread, llc);
+                let llc = self.in_llc(cpu, task);
+                self.set_cost(cpu, vm, thread, llc);
                 self.pace.seen[cpu] = llc;
                 let solved = &self.pace.solved[cpu];
                 let granted = if solved.task == Some(task) {
@@ -63,13 +61,13 @@ impl Engine {
                 } else {
                     1.0
                 };
-                speed.ns_per_unit = self.ns_per_unit(cpu, vm, thread, &speed.cost) / granted;
+                let ns_per_unit = self.ns_per_unit(cpu, vm, thread) / granted;
                 let state = &self.vms[vm].threads[thread];
-                (state.owed_ns, state.left)
+                (state.owed_ns, state.left, ns_per_unit)
             }
         };
-        self.pace.ends[cpu] = self.end_of(owed, left, speed.ns_per_unit);
-        self.pace.speeds[cpu] = speed;
+        self.pace.ends[cpu] = self.end_of(owed, left, ns_per_unit);
+        self.pace.speeds[cpu].ns_per_unit = ns_per_unit;
     }
 
     /// The same for all CPUs that run a VM, whose program has changed; everything must be settled.
@@ -88,9 +86,11 @@ impl Engine {
         Ns(self.now.0.saturating_add(ns).saturating_add(1))
     }
 
-    fn cost(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx, llc: InLlc) -> CoreCost {
+    /// Finds what the current vCPU of a CPU costs with this much of the cache, in place: what is written in parts and copied as
+    /// a whole at once makes a processor wait, and this is done for every CPU in every epoch.
+    fn set_cost(&mut self, cpu: CpuIx, vm: VmIx, thread: ThreadIx, llc: InLlc) {
         let owner = &self.vms[vm];
-        match (&owner.course.program, owner.threads[thread].doing) {
+        let cost = match (&owner.course.program, owner.threads[thread].doing) {
             (Some(program), Doing::Computing) => {
                 let mut cost = CoreCost::of(
                     program,
@@ -110,11 +110,13 @@ impl Engine {
                 cost
             }
             _ => CoreCost::default(),
-        }
+        };
+        self.pace.speeds[cpu].cost = cost;
     }
 
-    pub(super) fn ns_per_unit(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx, cost: &CoreCost) -> f64 {
-        let owner = &self.vms[vm];
+    /// How long a unit of a CPU's current vCPU's work takes at its cost and the present latencies.
+    fn ns_per_unit(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) -> f64 {
+        let (owner, cost) = (&self.vms[vm], &self.pace.speeds[cpu].cost);
         let stall = self
             .moving
             .as_ref()
@@ -206,12 +208,13 @@ impl Engine {
         let whole = self.llcs[llc].lines() * self.figures.line_bytes;
         for at in 0..self.topology.llc_cpus[llc].len() {
             let cpu = self.topology.llc_cpus[llc][at];
-            let asks = match self.vcpu_on(cpu) {
-                Some((vm, thread)) => {
-                    let now = self.in_llc(cpu, vm, thread);
-                    let cost = self.cost(cpu, vm, thread, now);
-                    self.pace.speeds[cpu].cost = cost;
+            let task = self.scheduler.queues.current(cpu);
+            let asks = match task.map(|task| (task, self.owners[task])) {
+                Some((task, Owner::Vcpu { vm, thread })) => {
+                    let now = self.in_llc(cpu, task);
+                    self.set_cost(cpu, vm, thread, now);
                     let before = std::mem::replace(&mut self.pace.seen[cpu], now);
+                    let cost = &self.pace.speeds[cpu].cost;
                     if cost.accesses > 0.0 && now != before {
                         let filled = (now.bytes - before.bytes).abs() / (OCCUPANCY_CHANGE_MAX * whole);
                         let missed = (now.miss_ratio / before.miss_ratio - 1.0).abs() / CHANGE_MAX;
@@ -219,10 +222,10 @@ impl Engine {
                     }
                     cost
                 }
-                None => CoreCost::default(),
+                _ => &CoreCost::default(),
             };
-            self.epochs.dirty |= self.pace.solved[cpu].cost.differs(&asks, CHANGE_MAX)
-                || (asks.misses > 0.0 && self.pace.solved[cpu].task != self.scheduler.queues.current(cpu));
+            self.epochs.dirty |= self.pace.solved[cpu].cost.differs(asks, CHANGE_MAX)
+                || (asks.misses > 0.0 && self.pace.solved[cpu].task != task);
         }
         let cadence = &mut self.epochs.cadences[llc];
         let base = self.epochs.length.as_f64();
@@ -252,8 +255,8 @@ impl Engine {
         let mut loading = std::mem::take(&mut self.pace.loading);
         loading.clear();
         for cpu in self.topology.cpus.places() {
-            self.pace.solved[cpu] = Solved::default();
             let Some((vm, thread)) = self.vcpu_on(cpu) else {
+                self.pace.solved[cpu] = Solved::default();
                 continue;
             };
             let (owner, cost) = (&self.vms[vm], self.pace.speeds[cpu].cost);
@@ -277,11 +280,8 @@ impl Engine {
                 flow,
             });
         }
-        let by_kernels = self
-            .vms
-            .iter()
-            .flat_map(|vm| vm.autonuma.iter().chain(&vm.host.autonuma))
-            .flat_map(|a| &a.groups);
+        let movers = self.movers.iter().map(|vm| &self.vms[*vm]);
+        let by_kernels = movers.flat_map(Vm::page_movers).flat_map(|mover| &mover.groups);
         let by_host = self.moving.iter().flat_map(|moving| &moving.copying);
         let copying: Vec<Copying> = by_kernels
             .flat_map(|group| &group.copying)
@@ -297,10 +297,9 @@ impl Engine {
             flow,
         } in loading.iter().copied()
         {
-            let cost = self.pace.speeds[cpu].cost;
             let granted = flow.map_or(1.0, |flow| self.fabric.granted(flow).max(1e-3));
             self.pace.solved[cpu].granted = granted;
-            let ns_per_unit = self.ns_per_unit(cpu, vm, thread, &cost) / granted;
+            let ns_per_unit = self.ns_per_unit(cpu, vm, thread) / granted;
             let state = &self.vms[vm].threads[thread];
             self.pace.ends[cpu] = self.end_of(state.owed_ns, state.left, ns_per_unit);
             self.pace.speeds[cpu].ns_per_unit = ns_per_unit;

@@ -352,6 +352,11 @@ impl Vm {
         }
     }
 
+    /// Its own kernel's page mover, and the host's.
+    pub fn page_movers(&self) -> impl Iterator<Item = &Autonuma> {
+        self.autonuma.iter().chain(&self.host.autonuma)
+    }
+
     /// Whether it is on the host.
     pub fn present(&self) -> bool {
         !matches!(self.stage, Stage::Absent | Stage::Gone)
@@ -723,7 +728,12 @@ impl Vm {
 
     /// Factors (LLC accesses, cycles) of a thread's program now: of the phase that it is in, and of events.
     pub fn phase(&self, thread: ThreadIx) -> (f64, f64) {
-        let (accesses, cycles) = self.profile_phase(thread);
+        // Most programs have no phases: what they are at need not be found.
+        let phases = self.course.program.as_ref().map(|program| &program.phases);
+        let (accesses, cycles) = match phases {
+            Some(phases) if !phases.is_empty() => self.profile_phase(thread),
+            _ => (1.0, 1.0),
+        };
         (accesses * self.course.factors.0, cycles * self.course.factors.1)
     }
 

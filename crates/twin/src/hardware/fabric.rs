@@ -28,9 +28,10 @@
 //! Requests and coherence traffic (data only), the load of zeroing new pages (it is counted as traffic), reads and writes
 //! with different costs at the controller, DRAM banks, streams that close each other's DRAM pages, directory lookups.
 
-use homenode_machine::{Hardware, LoadCurve};
+use homenode_machine::Hardware;
 
 use super::core::CoreCost;
+use super::resource::{Resource, answer};
 use super::share::{Demand, max_min};
 use super::topology::Topology;
 
@@ -38,11 +39,6 @@ use super::topology::Topology;
 const STEPS_MAX: usize = 16;
 /// Largest relative change of a latency at which it counts as found.
 const CHANGE_MAX: f64 = 1e-3;
-/// Relative change of a resource's traffic that is worth an answer: latency changes by no more, since `u g(u)` grows
-/// faster than `g(u)`. Below a fifth of its curve's capacity, that share of the fifth.
-const TRAFFIC_CHANGE_MIN: f64 = 3e-4;
-/// Share of the capacity in use beyond which a curve goes no further up: where it was measured last.
-const FULL: f64 = 0.985;
 /// Load over capacity beyond which max-min sharing steps in.
 const OVERLOAD: f64 = 1.002;
 
@@ -110,71 +106,6 @@ pub(crate) struct Fabric {
     loads: Vec<f64>,
     reads: Vec<f64>,
     writes: Vec<f64>,
-}
-
-#[derive(Clone, Debug)]
-struct Resource {
-    idle_ns: f64,
-    now_ns: f64,
-    curve: LoadCurve,
-    capacity: f64,
-    /// 1 / (idle latency times the curve's capacity); 0 where nothing fills it.
-    per_load: f64,
-    /// Load times latency at the last step, in that unit, and the share of the curve's capacity that answers it.
-    traffic: f64,
-    u: f64,
-}
-
-impl Resource {
-    fn new(idle_ns: f64, curve: LoadCurve, capacity: f64) -> Resource {
-        Resource {
-            idle_ns,
-            now_ns: idle_ns,
-            curve,
-            capacity,
-            per_load: if capacity > 0.0 {
-                1.0 / (1.02 * capacity * idle_ns)
-            } else {
-                0.0
-            },
-            traffic: 0.0,
-            u: 0.0,
-        }
-    }
-
-    /// Moves to the latency at which this load would be consistent if it answered as `1 / latency`; gives the
-    /// relative change.
-    fn answer(&mut self, load: f64) -> f64 {
-        if self.per_load == 0.0 {
-            return 0.0; // nothing fills it
-        }
-        // u g(u) = traffic, in units of the idle latency times the curve's capacity.
-        let traffic = load * self.now_ns * self.per_load;
-        if (traffic - self.traffic).abs() < TRAFFIC_CHANGE_MIN * self.traffic.max(0.2) {
-            return 0.0;
-        }
-        self.traffic = traffic;
-        let LoadCurve { alpha, beta } = self.curve;
-        let mut u = self.u;
-        for _ in 0..6 {
-            let rest = 1.0 / (1.0 - u);
-            let tail = beta * u * u.sqrt() * rest;
-            let slope = 1.0 + 2.0 * alpha * u + tail * (2.5 - 1.5 * u) * rest;
-            let next = (u - (u * (1.0 + alpha * u + tail) - traffic) / slope).clamp(0.0, FULL);
-            let step = (next - u).abs();
-            u = next;
-            if step < 1e-4 * u {
-                break;
-            }
-        }
-        self.u = u;
-        // Beyond its end the curve holds nothing back: then the lowest latency that keeps the load within capacity does.
-        let next = (self.idle_ns * (1.0 + alpha * u + beta * u * u.sqrt() / (1.0 - u)))
-            .max(self.now_ns * load / self.capacity);
-        let change = (next - self.now_ns).abs() / self.now_ns;
-        self.now_ns = next;
-        change
-    }
 }
 
 fn dot(latencies: &[f64], weights: &[f64]) -> f64 {
@@ -275,10 +206,7 @@ impl Fabric {
     pub fn solve(&mut self, copying: &[Copying]) {
         for _ in 0..STEPS_MAX {
             self.sum_loads(copying);
-            let mut change = 0.0_f64;
-            for (resource, load) in self.resources.iter_mut().zip(&self.loads) {
-                change = change.max(resource.answer(*load));
-            }
+            let change = answer(&mut self.resources, &self.loads);
             if change > 0.0 {
                 self.sum_latencies();
             }

@@ -99,7 +99,8 @@ impl Sharer {
     /// Share of its accesses that misses with this many lines.
     pub fn miss_ratio(&self, lines: f64) -> f64 {
         let place = (lines * self.steps_per_line).clamp(0.0, POINTS as f64);
-        let below = (place as usize).min(POINTS - 1);
+        // By way of the smallest type that holds it, which a processor converts to at once.
+        let below = usize::from(place as u16).min(POINTS - 1);
         self.curve[below] + (self.curve[below + 1] - self.curve[below]) * (place - below as f64)
     }
 
@@ -119,7 +120,7 @@ pub struct Llc {
     lines: f64,
     classes: usize,
     /// Sharers that use the cache or hold lines, and the place of each sharer in this list. What follows is by place.
-    present: Vec<usize>,
+    present: Vec<Present>,
     places: Vec<usize>,
     /// Lines held, youngest class first, and over all classes.
     held: Vec<Vec<f64>>,
@@ -131,11 +132,41 @@ pub struct Llc {
     used: Vec<Vec<f64>>,
     /// What enters the class at hand.
     entering: Vec<f64>,
-    /// Scratch of [`Llc::count_uses`]: lines of younger classes, and what misses with these alone.
-    own: Vec<f64>,
-    younger: Vec<f64>,
     /// Lines held by each group, by its number.
     groups: Vec<f64>,
+    /// Who used the cache since the last step, in order of places. The others, most of all where vCPUs take turns, have no uses
+    /// to count, and all their lines take the same course.
+    users: Vec<User>,
+    /// Places and groups of those who have memory in common with others, in order of places.
+    sharing: Vec<(usize, usize)>,
+}
+
+/// Somebody who uses the cache or holds lines.
+#[derive(Clone, Copy, Debug)]
+struct Present {
+    sharer: usize,
+    /// What every step asks of it, unless it came after the last: sharers themselves lie far apart.
+    facts: Option<Facts>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Facts {
+    footprint_lines: f64,
+    /// Its group, if it has memory in common with it.
+    group: Option<usize>,
+}
+
+/// Somebody who used the cache since the last step.
+#[derive(Clone, Copy, Debug)]
+struct User {
+    place: usize,
+    /// Lines of the classes counted so far, and what misses with these alone.
+    own: f64,
+    miss_ratio: f64,
+    /// Lines of the class at hand after those entered for which there was room.
+    filled: f64,
+    /// Where it uses its lines of the class at hand: those that it holds afterwards, and those that go to the next.
+    fate: Option<(f64, f64)>,
 }
 
 impl Llc {
@@ -157,9 +188,9 @@ impl Llc {
             inserted: Vec::new(),
             used: vec![Vec::new(); classes],
             entering: Vec::new(),
-            own: Vec::new(),
-            younger: Vec::new(),
             groups: Vec::new(),
+            users: Vec::new(),
+            sharing: Vec::new(),
         }
     }
 
@@ -185,7 +216,7 @@ impl Llc {
 
     fn admit(&mut self, sharer: usize) {
         self.places[sharer] = self.present.len();
-        self.present.push(sharer);
+        self.present.push(Present { sharer, facts: None });
         for of_all in self.all() {
             of_all.push(0.0);
         }
@@ -198,15 +229,14 @@ impl Llc {
             &mut self.accessed,
             &mut self.inserted,
             &mut self.entering,
-            &mut self.own,
-            &mut self.younger,
         ];
         self.held.iter_mut().chain(&mut self.used).chain(single)
     }
 
-    /// Takes in what happened since the last step.
+    /// Takes in what happened since the last step. A sharer that becomes another must be forgotten before.
     pub fn step(&mut self, sharers: &[Sharer]) {
-        if self.accessed.iter().all(|accesses| *accesses <= 0.0) {
+        self.look(sharers);
+        if self.users.is_empty() {
             return;
         }
         let class_lines = self.lines / self.classes as f64;
@@ -217,14 +247,45 @@ impl Llc {
             1.0
         };
         self.age(class_lines, way);
-        self.settle(sharers);
+        self.settle();
         for place in (0..self.present.len()).rev() {
             if self.total[place] < LINES_MIN && self.accessed[place] <= 0.0 {
-                self.forget(self.present[place]);
+                self.forget(self.present[place].sharer);
             }
         }
         self.accessed.fill(0.0);
         self.inserted.fill(0.0);
+    }
+
+    /// Finds who used the cache, and who shares memory.
+    fn look(&mut self, sharers: &[Sharer]) {
+        self.users.clear();
+        self.sharing.clear();
+        for (place, (present, accesses)) in self.present.iter_mut().zip(&self.accessed).enumerate() {
+            if *accesses > 0.0 {
+                self.users.push(User {
+                    place,
+                    own: 0.0,
+                    miss_ratio: 1.0,
+                    filled: 0.0,
+                    fate: None,
+                });
+            }
+            let facts = present
+                .facts
+                .get_or_insert_with(|| Facts::of(&sharers[present.sharer]));
+            debug_assert_eq!(
+                *facts,
+                Facts::of(&sharers[present.sharer]),
+                "forget a sharer that changes"
+            );
+            if let Some(group) = facts.group {
+                self.sharing.push((place, group));
+                if group >= self.groups.len() {
+                    self.groups.resize(group + 1, 0.0);
+                }
+            }
+        }
     }
 
     /// How often lines of each class but the youngest are used; gives the sum.
@@ -232,23 +293,22 @@ impl Llc {
         if self.classes == 1 {
             return 0.0;
         }
-        self.own.fill(0.0);
         self.groups.fill(0.0);
         let mut sum = 0.0;
         for (class, (held, used)) in self.held.iter().zip(&mut self.used).enumerate() {
-            add_by_group(&mut self.groups, sharers, &self.present, held);
-            for (place, lines) in held.iter().enumerate() {
-                self.own[place] += lines;
-                used[place] = 0.0;
-                if self.accessed[place] > 0.0 {
-                    let sharer = &sharers[self.present[place]];
-                    let with_this = sharer.miss_ratio(sharer.usable(self.own[place], &self.groups));
-                    if class > 0 && *lines > LINES_MIN {
-                        used[place] = self.accessed[place] * (self.younger[place] - with_this).max(0.0);
-                        sum += used[place];
-                    }
-                    self.younger[place] = with_this;
+            add_by_group(&mut self.groups, &self.sharing, held);
+            used.fill(0.0);
+            for user in &mut self.users {
+                let lines = held[user.place];
+                user.own += lines;
+                let sharer = &sharers[self.present[user.place].sharer];
+                let with_this = sharer.miss_ratio(sharer.usable(user.own, &self.groups));
+                if class > 0 && lines > LINES_MIN {
+                    let uses = self.accessed[user.place] * (user.miss_ratio - with_this).max(0.0);
+                    used[user.place] = uses;
+                    sum += uses;
                 }
+                user.miss_ratio = with_this;
             }
         }
         sum
@@ -258,14 +318,18 @@ impl Llc {
     fn age(&mut self, class_lines: f64, way: f64) {
         self.entering.copy_from_slice(&self.inserted);
         for used in &self.used {
-            for (entering, used) in self.entering.iter_mut().zip(used) {
-                *entering += used;
+            for user in &self.users {
+                self.entering[user.place] += used[user.place];
             }
         }
         for (held, used) in self.held.iter_mut().zip(&self.used) {
-            let entries: f64 = self.entering.iter().sum();
-            let uses: f64 = used.iter().sum();
-            let full: f64 = held.iter().sum();
+            // A sum is a chain of additions in a fixed order: three side by side take as long as one.
+            let (mut entries, mut uses, mut full) = (0.0, 0.0, 0.0);
+            for ((held, used), entering) in held.iter().zip(used).zip(&self.entering) {
+                entries += entering;
+                uses += used;
+                full += held;
+            }
             // While there is room nothing is pushed out; what is over goes in this step.
             let growth = entries - uses;
             let filling = match class_lines - full {
@@ -276,37 +340,59 @@ impl Llc {
             let rest = 1.0 - filling;
             let pushes = (growth * rest + (full - class_lines).max(0.0)).max(0.0) / class_lines;
             if filling > 0.0 {
-                for ((held, used), entering) in held.iter_mut().zip(used).zip(&mut self.entering) {
-                    let course = Course::in_use(used / held.max(LINES_LEAST) * filling);
-                    (*held, _) = course.run(*held, *entering * filling);
+                for user in &mut self.users {
+                    let (lines, entering) = (held[user.place], self.entering[user.place]);
+                    let course = Course::in_use(used[user.place] / lines.max(LINES_LEAST) * filling);
+                    user.filled = course.run(lines, entering * filling).0;
+                }
+                for (held, entering) in held.iter_mut().zip(&mut self.entering) {
+                    *held += *entering * filling; // the course of lines that nobody uses
                     *entering *= rest;
                 }
+                for user in &self.users {
+                    held[user.place] = user.filled;
+                }
             }
-            let unused = Course::of(pushes);
-            for ((held, used), entering) in held.iter_mut().zip(used).zip(&mut self.entering) {
-                let used_of_held = used / held.max(LINES_LEAST);
-                let course = if used_of_held > 0.0 {
-                    Course::in_use(used_of_held * rest + pushes)
-                } else {
-                    unused
-                };
-                let (after, mean) = course.run(*held, *entering);
-                *held += (after - *held) * way;
-                *entering = pushes * mean;
+            let fate = |course: Course, held: f64, entering: f64| {
+                let (after, mean) = course.run(held, entering);
+                (held + (after - held) * way, pushes * mean)
+            };
+            let mut in_use = 0;
+            for user in &mut self.users {
+                let (lines, entering) = (held[user.place], self.entering[user.place]);
+                let used_of_held = used[user.place] / lines.max(LINES_LEAST);
+                let is_used = used_of_held > 0.0;
+                user.fate =
+                    is_used.then(|| fate(Course::in_use(used_of_held * rest + pushes), lines, entering));
+                in_use += usize::from(is_used);
+            }
+            // The course of lines that nobody uses, for all: that of the others was found before, and is set after. So nobody
+            // asks line by line who uses what, and each still takes its own course.
+            if in_use < held.len() {
+                let unused = Course::of(pushes);
+                for (held, entering) in held.iter_mut().zip(&mut self.entering) {
+                    (*held, *entering) = fate(unused, *held, *entering);
+                }
+            }
+            for user in &self.users {
+                if let Some(fate) = user.fate {
+                    (held[user.place], self.entering[user.place]) = fate;
+                }
             }
         }
     }
 
     /// Keeps sharers within their footprints and the cache within its size.
-    fn settle(&mut self, sharers: &[Sharer]) {
+    fn settle(&mut self) {
         self.total.fill(0.0);
         for held in &self.held {
             for (total, lines) in self.total.iter_mut().zip(held) {
                 *total += lines;
             }
         }
-        for (place, sharer) in self.present.iter().enumerate() {
-            let mut over = self.total[place] - sharers[*sharer].footprint_lines;
+        for (place, present) in self.present.iter().enumerate() {
+            let most = present.facts.map_or(f64::INFINITY, |facts| facts.footprint_lines);
+            let mut over = self.total[place] - most;
             if over > 0.0 {
                 self.total[place] -= over;
                 for held in self.held.iter_mut().rev() {
@@ -324,7 +410,7 @@ impl Llc {
             }
         }
         self.groups.fill(0.0);
-        add_by_group(&mut self.groups, sharers, &self.present, &self.total);
+        add_by_group(&mut self.groups, &self.sharing, &self.total);
     }
 
     /// Drops a sharer's lines, when its VM leaves.
@@ -335,7 +421,7 @@ impl Llc {
         }
         self.present.swap_remove(place);
         if let Some(moved) = self.present.get(place) {
-            self.places[*moved] = place;
+            self.places[moved.sharer] = place;
         }
         for of_all in self.all() {
             of_all.swap_remove(place);
@@ -353,16 +439,19 @@ impl Llc {
     }
 }
 
-fn add_by_group(groups: &mut Vec<f64>, sharers: &[Sharer], present: &[usize], lines: &[f64]) {
-    for (sharer, lines) in present.iter().zip(lines) {
-        let Sharer { group, common, .. } = sharers[*sharer];
-        if common == 0.0 {
-            continue; // neither it nor others of its group, who are alike, ask
+impl Facts {
+    fn of(sharer: &Sharer) -> Facts {
+        Facts {
+            footprint_lines: sharer.footprint_lines,
+            // Who has nothing in common with its group does not ask, nor do others of the group, who are alike.
+            group: (sharer.common != 0.0).then_some(sharer.group),
         }
-        if group >= groups.len() {
-            groups.resize(group + 1, 0.0);
-        }
-        groups[group] += lines;
+    }
+}
+
+fn add_by_group(groups: &mut [f64], sharing: &[(usize, usize)], lines: &[f64]) {
+    for (place, group) in sharing {
+        groups[*group] += lines[*place];
     }
 }
 
@@ -418,6 +507,9 @@ impl Course {
         )
     }
 }
+
+#[cfg(test)]
+mod plain;
 
 #[cfg(test)]
 mod tests {

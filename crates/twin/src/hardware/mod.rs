@@ -5,6 +5,7 @@
 pub(crate) mod core;
 pub(crate) mod fabric;
 pub(crate) mod llc;
+mod resource;
 pub(crate) mod share;
 pub(crate) mod topology;
 

@@ -75,6 +75,9 @@ pub(crate) struct Fair {
     vms: IxVec<VmIx, Group>,
     /// Limit of each task's own.
     quotas: IxVec<TaskIx, Option<Bandwidth>>,
+    /// Whose limits there are, VMs' first, each kind in order. Every event asks when the next of them is due, and most hosts
+    /// limit nobody.
+    limited: Vec<Limited>,
     pub(super) trees: IxVec<CpuIx, Tree>,
     /// When each CPU's slice ends; never, where nobody waits.
     slice_ends: IxVec<CpuIx, Ns>,
@@ -102,6 +105,7 @@ impl Fair {
             vruntimes: IxVec::new(),
             vms: IxVec::new(),
             quotas: IxVec::new(),
+            limited: Vec::new(),
             trees: IxVec::filled(tree, cpus),
             slice_ends: IxVec::filled(NEVER, cpus),
             grant_ends: IxVec::filled(NEVER, cpus),
@@ -185,12 +189,23 @@ impl Fair {
         let cpu = queues.tasks[task].cpu;
         self.settle(queues, cpu, now);
         self.quotas[task] = quota.map(|(run, period)| Bandwidth::new(run, period, self.trees.len()));
+        self.find_limited();
         if queues.current(cpu) == Some(task) {
             self.grant_over(queues, cpu, now);
         }
         if let Some(vm) = queues.tasks[task].vm {
             self.release(queues, vm, now);
         }
+    }
+
+    /// Finds whose limits there are, after one was set or lifted.
+    fn find_limited(&mut self) {
+        let of_vms = self.vms.places().map(Limited::Vm);
+        let all = of_vms.chain(self.quotas.places().map(Limited::Vcpu));
+        let mut limited = std::mem::take(&mut self.limited);
+        limited.clear();
+        limited.extend(all.filter(|of| self.limit(*of).is_some()));
+        self.limited = limited;
     }
 
     /// A sleeping task becomes runnable on its CPU, and runs at once if it may.
@@ -410,6 +425,7 @@ impl Discipline for Fair {
             }),
             throttled: Vec::new(),
         });
+        self.find_limited();
     }
 
     fn added(&mut self, _vm: Option<VmIx>) {
@@ -515,20 +531,24 @@ impl Discipline for Fair {
     }
 
     fn next_event(&self) -> Ns {
-        let ends = self.slice_ends.iter().chain(&self.grant_ends).copied();
-        let of_vms = self.vms.iter().filter_map(|vm| vm.bandwidth.as_ref());
-        let limits = of_vms.chain(self.quotas.iter().flatten());
-        let limits = limits.map(Bandwidth::next_event);
-        ends.chain(limits)
-            .min()
-            .unwrap_or(NEVER)
-            .min(self.domains.next_tick())
+        let least = |ends: &[Ns]| ends.iter().copied().fold(NEVER, Ns::min);
+        let limits = self.limited.iter().filter_map(|of| self.limit(*of));
+        limits
+            .map(Bandwidth::next_event)
+            .fold(self.domains.next_tick(), Ns::min)
+            .min(least(&self.slice_ends))
+            .min(least(&self.grant_ends))
     }
 
     /// Periods of limits, by VM and by vCPU, then slices that are over, by CPU, then the balancing tick.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
-        let of_vms = self.vms.places().map(Limited::Vm);
-        for of in of_vms.chain(self.quotas.places().map(Limited::Vcpu)) {
+        debug_assert_eq!(
+            self.limited.len(),
+            self.vms.iter().filter(|vm| vm.bandwidth.is_some()).count()
+                + self.quotas.iter().flatten().count()
+        );
+        for at in 0..self.limited.len() {
+            let of = self.limited[at];
             if self.limit(of).is_some_and(|limit| limit.next_event() <= now) {
                 self.replenish(queues, of, now);
             }

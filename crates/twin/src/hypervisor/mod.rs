@@ -19,7 +19,7 @@ pub(crate) mod turns;
 pub(crate) mod watching;
 
 pub(crate) use memory::HostMemory;
-pub(crate) use queues::{Run, Task};
+pub(crate) use queues::{Run, Segment, Task};
 pub(crate) use scheduler::Scheduler;
 
 use homenode_units::Ns;

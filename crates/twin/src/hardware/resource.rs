@@ -1,0 +1,167 @@
+//! A controller or a link, and how its latency answers to load: [`super::fabric`] says why so.
+
+use homenode_machine::LoadCurve;
+
+/// Relative change of a resource's traffic that is worth an answer: latency changes by no more, since `u g(u)` grows
+/// faster than `g(u)`. Below a fifth of its curve's capacity, that share of the fifth.
+const TRAFFIC_CHANGE_MIN: f64 = 3e-4;
+/// Share of the capacity in use beyond which a curve goes no further up: where it was measured last.
+const FULL: f64 = 0.985;
+/// Steps of Newton's method at most.
+const STEPS_MAX: usize = 6;
+/// Relative change of a share at which it counts as found.
+const SHARE_CHANGE_MAX: f64 = 1e-4;
+/// Resources that are answered side by side.
+const LANES: usize = 8;
+
+/// A controller or a link.
+#[derive(Clone, Debug)]
+pub(super) struct Resource {
+    pub idle_ns: f64,
+    pub now_ns: f64,
+    curve: LoadCurve,
+    pub capacity: f64,
+    /// 1 / (idle latency times the curve's capacity); 0 where nothing fills it.
+    per_load: f64,
+    /// Load times latency at the last step, in that unit, and the share of the curve's capacity that answers it.
+    traffic: f64,
+    u: f64,
+}
+
+impl Resource {
+    pub fn new(idle_ns: f64, curve: LoadCurve, capacity: f64) -> Resource {
+        Resource {
+            idle_ns,
+            now_ns: idle_ns,
+            curve,
+            capacity,
+            per_load: if capacity > 0.0 {
+                1.0 / (1.02 * capacity * idle_ns)
+            } else {
+                0.0
+            },
+            traffic: 0.0,
+            u: 0.0,
+        }
+    }
+
+    /// Takes in a load; says whether it is worth an answer.
+    fn is_moved_by(&mut self, load: f64) -> bool {
+        if self.per_load == 0.0 {
+            return false; // nothing fills it
+        }
+        // u g(u) = traffic, in units of the idle latency times the curve's capacity.
+        let traffic = load * self.now_ns * self.per_load;
+        if (traffic - self.traffic).abs() < TRAFFIC_CHANGE_MIN * self.traffic.max(0.2) {
+            return false;
+        }
+        self.traffic = traffic;
+        true
+    }
+
+    /// Moves to the latency that goes with a share of the curve's capacity; gives the relative change.
+    fn move_to(&mut self, u: f64, load: f64) -> f64 {
+        let LoadCurve { alpha, beta } = self.curve;
+        self.u = u;
+        // Beyond its end the curve holds nothing back: then the lowest latency that keeps the load within capacity does.
+        let next = (self.idle_ns * (1.0 + alpha * u + beta * u * u.sqrt() / (1.0 - u)))
+            .max(self.now_ns * load / self.capacity);
+        let change = (next - self.now_ns).abs() / self.now_ns;
+        self.now_ns = next;
+        change
+    }
+}
+
+/// Moves each resource to the latency at which its load would be consistent if it answered as `1 / latency`; gives the
+/// largest relative change.
+///
+/// Newton's method is one long chain of divisions and roots, of which a core can go through several at once. Resources
+/// do not see each other before all have answered: so they are taken side by side, and each goes its way as if alone.
+pub(super) fn answer(resources: &mut [Resource], loads: &[f64]) -> f64 {
+    let mut change = 0.0_f64;
+    let (mut moved, mut count) = ([0; LANES], 0);
+    for at in 0..resources.len() {
+        if resources[at].is_moved_by(loads[at]) {
+            moved[count] = at;
+            count += 1;
+        }
+        if count == LANES || (count > 0 && at + 1 == resources.len()) {
+            let moved = &moved[..std::mem::take(&mut count)];
+            let shares = shares(resources, moved);
+            for (at, u) in moved.iter().zip(shares) {
+                change = change.max(resources[*at].move_to(u, loads[*at]));
+            }
+        }
+    }
+    change
+}
+
+/// Solves `u g(u) = traffic` for some resources, each from where it is.
+fn shares(resources: &[Resource], moved: &[usize]) -> [f64; LANES] {
+    let (mut u, mut traffic) = ([0.0; LANES], [0.0; LANES]);
+    let (mut alpha, mut beta) = ([0.0; LANES], [0.0; LANES]);
+    // Lanes without a resource have nothing to find.
+    let mut found = [true; LANES];
+    for (lane, at) in moved.iter().enumerate() {
+        let resource = &resources[*at];
+        (u[lane], traffic[lane]) = (resource.u, resource.traffic);
+        (alpha[lane], beta[lane]) = (resource.curve.alpha, resource.curve.beta);
+        found[lane] = false;
+    }
+    for _ in 0..STEPS_MAX {
+        let next: [f64; LANES] =
+            std::array::from_fn(|lane| step(u[lane], traffic[lane], alpha[lane], beta[lane]));
+        for lane in 0..LANES {
+            let moved = (next[lane] - u[lane]).abs();
+            u[lane] = if found[lane] { u[lane] } else { next[lane] };
+            found[lane] |= moved < SHARE_CHANGE_MAX * next[lane];
+        }
+        if found == [true; LANES] {
+            break;
+        }
+    }
+    u
+}
+
+/// One step of Newton's method.
+#[inline]
+fn step(u: f64, traffic: f64, alpha: f64, beta: f64) -> f64 {
+    let rest = 1.0 / (1.0 - u);
+    let tail = beta * u * u.sqrt() * rest;
+    let slope = 1.0 + 2.0 * alpha * u + tail * (2.5 - 1.5 * u) * rest;
+    (u - (u * (1.0 + alpha * u + tail) - traffic) / slope).clamp(0.0, FULL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn resources_side_by_side_answer_as_each_would_alone(
+            loads in prop::collection::vec((0.0..20.0f64, 0.0..20.0f64), 1..40),
+        ) {
+            let curve = |at: usize| match at % 3 {
+                0 => LoadCurve { alpha: 1.27, beta: 0.08 },
+                _ => LoadCurve { alpha: 0.34, beta: 0.015 },
+            };
+            // Every fifth is never full.
+            let capacity = |at: usize| if at % 5 == 4 { 0.0 } else { 8.0 + at as f64 / 4.0 };
+            let new = |at: usize| Resource::new(50.0 + at as f64, curve(at), capacity(at));
+            let mut together: Vec<Resource> = (0..loads.len()).map(new).collect();
+            let mut alone = together.clone();
+            for step in 0..4 {
+                let now: Vec<f64> = loads.iter().map(|(first, then)| if step < 2 { *first } else { *then }).collect();
+                let change = answer(&mut together, &now);
+                let changes = alone.iter_mut().zip(&now).map(|(one, load)| {
+                    answer(std::slice::from_mut(one), &[*load])
+                });
+                prop_assert_eq!(change.to_bits(), changes.fold(0.0, f64::max).to_bits());
+                for (one, other) in alone.iter().zip(&together) {
+                    prop_assert_eq!(one.now_ns.to_bits(), other.now_ns.to_bits());
+                }
+            }
+        }
+    }
+}
