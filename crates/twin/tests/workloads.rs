@@ -103,7 +103,7 @@ fn every_figure_of_a_workload_states_its_source() {
             }
             let place = format!("{name}.toml:{}: `{key}`", at + 1);
             let comment = rest.split_once('#').map_or("", |(_, comment)| comment.trim());
-            let kinds = ["source: ", "computed: ", "estimate", "calibrated: "];
+            let kinds = ["source: ", "computed: ", "measured: ", "estimate", "calibrated: "];
             assert!(
                 kinds.iter().any(|kind| comment.starts_with(kind)),
                 "{place} states no source"
