@@ -79,7 +79,7 @@ fn another_replacement_policy_changes_runtimes_and_nobody_is_told() {
             let vm = VmSpec::new(name, 4, Bytes::from_gib(4), workload);
             vm.doing(0.02).on_cpus(cpus.clone())
         };
-        Scenario::of("crowd", vec![vm("a", "sphinx3"), vm("b", "lbm")])
+        Scenario::of("crowd", vec![vm("a", "sphinx3"), vm("b", "soplex")])
     };
     let disturbed = crowd().disturbed(usual("replacement"));
     assert_eq!(disturbed.disturbance.replacement, Some(Replacement::Random));

@@ -61,8 +61,8 @@ fn a_polluter_stays_within_its_permit_under_every_enforcer() {
 #[test]
 fn who_stays_within_its_permit_is_never_stopped() {
     for enforcer in ENFORCERS {
-        // gcc alone causes about 110 thousand per slice.
-        let report = after(&scenario(enforcer, vec![vm("a", "gcc", 0, "250k")]));
+        // gcc alone causes about 16 thousand per slice.
+        let report = after(&scenario(enforcer, vec![vm("a", "gcc", 0, "60k")]));
         let permit = permit(&report, 0);
         assert_eq!(
             (permit.punished_count, permit.throttled_s),
@@ -76,11 +76,11 @@ fn who_stays_within_its_permit_is_never_stopped() {
 fn nobody_is_punished_for_what_others_evict() {
     let mut scenario = scenario(
         Enforcer::Ks4xen,
-        vec![vm("victim", "gcc", 0, "250k"), vm("polluter", "lbm", 1, "1G")],
+        vec![vm("victim", "gcc", 0, "60k"), vm("polluter", "lbm", 1, "1G")],
     );
     let replayed = permit(&after(&scenario), 0);
     assert_eq!(replayed.punished_count, 0);
-    // The same VM by its counters: beside lbm it misses three times as often, and pays for it.
+    // The same VM by its counters: beside lbm it misses eight times as often, and pays for it.
     scenario.attribution = Attribution::Counted;
     let counted = permit(&after(&scenario), 0);
     assert!(counted.punished_count > 10, "{counted:?}");

@@ -103,7 +103,7 @@ fn every_figure_of_a_workload_states_its_source() {
             }
             let place = format!("{name}.toml:{}: `{key}`", at + 1);
             let comment = rest.split_once('#').map_or("", |(_, comment)| comment.trim());
-            let kinds = ["source: ", "measured: ", "computed: ", "estimate", "calibrated: "];
+            let kinds = ["source: ", "computed: ", "measured: ", "estimate", "calibrated: "];
             assert!(
                 kinds.iter().any(|kind| comment.starts_with(kind)),
                 "{place} states no source"
@@ -226,7 +226,6 @@ fn only_programs_with_published_inputs_are_calibrated() {
 fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
     let mut spec = VmSpec::new("alone", 48, Bytes::from_gib(64), name);
     spec.memory_policy = policy;
-    spec.work_share = 10.0; // some are over sooner than they are measured
     let mut scenario = Scenario::of("alone", vec![spec]);
     scenario.hypervisor = Hypervisor::Native;
     let mut twin = Twin::with_epoch(preset("amd48").unwrap(), &scenario, 1, Ns::from_millis(5)).unwrap();
