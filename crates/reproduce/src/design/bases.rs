@@ -11,6 +11,7 @@ macro_rules! files {
 const BASES: &[(&str, &str)] = files!(
     "kyoto",
     "kyoto/colocation",
+    "page-logs/costs",
     "policies",
     "policies/advisor",
     "policies/controllers",

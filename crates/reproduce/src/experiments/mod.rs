@@ -1,7 +1,7 @@
 //! The experiments, by claim: in files, and in code what no file can say.
 
 mod flip;
-mod page_logs;
+mod parsec;
 
 use std::sync::LazyLock;
 
@@ -58,6 +58,18 @@ const FILES: &[(&str, &str)] = files!(
     "policies/near-best",
     "policies/phases",
     "policies/bounded",
+    "page-logs/limits",
+    "page-logs/wss",
+    "page-logs/invalidation",
+    "page-logs/migration",
+    "page-logs/guest",
+    "page-logs/checkpoint",
+    "page-logs/accuracy",
+    "page-logs/hpl",
+    "page-logs/missed",
+    "page-logs/overhead",
+    "page-logs/restore",
+    "page-logs/shared-cache",
 );
 
 /// All experiments, those in files first.
@@ -80,19 +92,7 @@ const CODE: &[Experiment] = &[
     flip::COST,
     flip::CURED,
     flip::TRIGGERS,
-    page_logs::limits::EXPERIMENT,
-    page_logs::costs::WSS,
-    page_logs::costs::INVALIDATION,
-    page_logs::costs::MIGRATION,
-    page_logs::costs::GUEST,
-    page_logs::costs::CHECKPOINT,
-    page_logs::accuracy::EXPERIMENT,
-    page_logs::hpl::EXPERIMENT,
-    page_logs::parsec::EXPERIMENT,
-    page_logs::overhead::MISSED,
-    page_logs::overhead::OVERHEAD,
-    page_logs::uses::RESTORE,
-    page_logs::uses::CACHE,
+    parsec::EXPERIMENT,
 ];
 
 /// Claims that no model here could decide, and why.
@@ -111,11 +111,6 @@ pub const NOT_MODELLED: &[(&str, &str)] = &[
 
 /// Longest solo run of a program: a longer one does only so much of its work. Repeated loops make the rest more of the same.
 const SOLO_S_MAX: f64 = 60.0;
-
-/// The programs of SPEC CPU2006 that \[TAVO\] names.
-const SPEC_2006: [&str; 8] = [
-    "astar", "lbm", "mcf", "milc", "omnetpp", "povray", "soplex", "sphinx3",
-];
 
 /// Share of a program's work that takes at most [`SOLO_S_MAX`] alone on a machine. 1 for a name that is unknown: running it
 /// will say so.
