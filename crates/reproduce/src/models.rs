@@ -3,6 +3,7 @@
 //! A model gives arrays by name; what they mean for a claim, and how they are shown, stands in the file.
 
 mod agent_time;
+mod drift;
 mod list_walk;
 mod page_logs;
 mod permits_time;
@@ -125,6 +126,11 @@ pub const MODELS: &[Model] = &[
 
 /// All measures of runs: their names, what they give, and the code.
 pub const OF_RUNS: &[(&str, &[&str], OfRun)] = &[
+    (
+        "drift",
+        &["minute", "remote_pages", "half_pages", "start_pages"],
+        drift::drift,
+    ),
     ("moments", &["balance", "processor"], ticks::by_moment),
     ("ticks", &["ticks"], ticks::by_tick),
 ];

@@ -9,6 +9,7 @@ macro_rules! files {
 }
 
 const BASES: &[(&str, &str)] = files!(
+    "flip",
     "kyoto",
     "kyoto/colocation",
     "page-logs/costs",
