@@ -265,7 +265,7 @@ Examples:
     /// Make an experiment that a file describes: runs of the twin, what is computed of them, tests, tables, figures
     #[command(
         after_help = "A file says what is run (a grid of labels, each with its settings), what is computed of it and how that is shown;
-docs/USE.md explains it, and data/experiments/example.toml is one to start from. Finished runs are kept, so it can be
+docs/EXPERIMENTS.md explains it, and data/experiments/example.toml is one to start from. Finished runs are kept, so it can be
 interrupted. With --vary it is made once more for each factor, and the results stand side by side.
 
 Examples:

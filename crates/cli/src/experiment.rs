@@ -22,7 +22,7 @@ use crate::reproduce::{RunsArgs, Terminal, write_figures};
 /// Options of `experiment`.
 #[derive(Debug, clap::Args)]
 pub struct ExperimentArgs {
-    /// The experiment: docs/USE.md explains the format, data/experiments has some fifty
+    /// The experiment: docs/EXPERIMENTS.md explains the format, data/experiments has many
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Make it once more for each factor of an input: `machine.controllers=0.5,2`. May be given several times

@@ -3,10 +3,13 @@
 //! A model gives arrays by name; what they mean for a claim, and how they are shown, stands in the file.
 
 mod agent_time;
+mod drift;
 mod list_walk;
+mod page_logs;
 mod permits_time;
 mod side_by_side;
 mod ticks;
+mod written_pages;
 
 use crate::design::array::{Array, Named};
 use crate::run::Outcome;
@@ -69,10 +72,65 @@ pub const MODELS: &[Model] = &[
         gives: &["beside_three"],
         run: side_by_side::beside_three,
     },
+    Model {
+        name: "written-pages",
+        gives: &["written_pages"],
+        run: written_pages::written_pages,
+    },
+    Model {
+        name: "prl-accuracy",
+        gives: &[
+            "prl_mb",
+            "hot_mb",
+            "pml_mb",
+            "tables_mb",
+            "poll_mb",
+            "past_mb",
+            "error_mb",
+            "ended",
+            "all_mb",
+        ],
+        run: page_logs::array::accuracy,
+    },
+    Model {
+        name: "hpl",
+        gives: &["hot_mb", "prl_mb", "ended", "pml_mb", "used_mb"],
+        run: page_logs::hpl::working_set,
+    },
+    Model {
+        name: "pml-limits",
+        gives: &["pml_mb", "written_mb", "cold_mb", "hot_mb", "all_mb"],
+        run: page_logs::limits::limits,
+    },
+    Model {
+        name: "prl-missed",
+        gives: &["full", "logged", "lost"],
+        run: page_logs::losses::missed,
+    },
+    Model {
+        name: "prl-costs",
+        gives: &["slowdown", "estimator"],
+        run: page_logs::losses::costs,
+    },
+    Model {
+        name: "restore",
+        gives: &["loaded_mb", "start", "useful", "worked", "fetched"],
+        run: page_logs::restore::restore,
+    },
+    Model {
+        name: "shared-cache",
+        gives: &["ways", "lost"],
+        run: page_logs::shared_cache::shared,
+    },
 ];
 
 /// All measures of runs: their names, what they give, and the code.
 pub const OF_RUNS: &[(&str, &[&str], OfRun)] = &[
+    (
+        "drift",
+        &["minute", "remote_pages", "half_pages", "start_pages"],
+        drift::drift,
+    ),
     ("moments", &["balance", "processor"], ticks::by_moment),
     ("ticks", &["ticks"], ticks::by_tick),
 ];

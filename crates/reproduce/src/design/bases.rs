@@ -9,8 +9,10 @@ macro_rules! files {
 }
 
 const BASES: &[(&str, &str)] = files!(
+    "flip",
     "kyoto",
     "kyoto/colocation",
+    "page-logs/costs",
     "policies",
     "policies/advisor",
     "policies/controllers",

@@ -1,8 +1,8 @@
 //! Experiments as data: a file says what is run, what is computed of it, and how it is shown; this reads it and does so.
 //!
-//! `docs/USE.md` explains the format, `data/experiments` has the files. An experiment is a grid of runs, a combination of labels
-//! each; what counts in a run are metrics, arrays over labels ([`array`]); values are expressions of them ([`expression`],
-//! [`functions`]); results, tests, tables and figures show values ([`report`]).
+//! `docs/EXPERIMENTS.md` explains the format, `data/experiments` has the files. An experiment is a grid of runs, a combination of
+//! labels each; what counts in a run are metrics, arrays over labels ([`array`]); values are expressions of them
+//! ([`expression`], [`functions`]); results, tests, tables and figures show values ([`report`]).
 //!
 //! # Properties (tests of the same names)
 //!
@@ -277,8 +277,14 @@ impl Design {
             }
             self.measure(name)
                 .map_err(|error| self.complaint(&format!("grid.{name}.measure"), error))?;
-            self.cells(name)
-                .map_err(|error| self.complaint(&self.culprit(name, &error), error))?;
+            self.cells(name).map_err(|error| {
+                let key = self.culprit(name, &error);
+                // The complaint says the key, with its tables.
+                let said = error
+                    .rsplit_once(" (key `")
+                    .map_or(error.as_str(), |(said, _)| said);
+                self.complaint(&key, said)
+            })?;
         }
         self.model().map_err(|error| self.complaint("model", error))?;
         report::check(self)

@@ -57,19 +57,19 @@ fn what_is_wrong_is_said_with_its_line_and_what_to_write_instead() {
             "did you mean `program`?",
         ),
         (
-            "max(shorter)",
-            "max(shortr)",
-            "best =",
-            "nothing is named `shortr`; did you mean `shorter`?",
+            "max(longer)",
+            "max(longr)",
+            "most =",
+            "nothing is named `longr`; did you mean `longer`?",
         ),
-        ("max(shorter)", "maxi(shorter)", "", ""),
+        ("max(longer)", "maxi(longer)", "", ""),
         (
-            "max(shorter)",
-            "max(shorter",
-            "best =",
+            "max(longer)",
+            "max(longer",
+            "most =",
             "`)` is expected before the end",
         ),
-        ("{shorter} percent", "{shorter percent", "", "`{` has no `}`"),
+        ("{longer} percent", "{longer percent", "", "`{` has no `}`"),
         (
             "\"= 20 / solo_s(workload)\"",
             "\"= 20 / solo_s(work)\"",
@@ -101,7 +101,7 @@ fn an_experiment_without_a_claim_gives_results_tests_tables_and_figures() {
     let decision = design.decide(&outcomes).unwrap();
     assert_eq!(
         decision.measured.numbers.keys().collect::<Vec<_>>(),
-        ["best", "worst"]
+        ["least", "most"]
     );
     assert_eq!(decision.measured.shapes.len(), 2);
     assert!(decision.measured.shapes[1].name.ends_with("beside lbm"));

@@ -1,15 +1,12 @@
 //! The experiments, by claim: in files, and in code what no file can say.
 
-mod flip;
-mod page_logs;
+mod parsec;
 
 use std::sync::LazyLock;
 
-use homenode_twin::workload;
-
 use crate::design::Design;
-use crate::experiment::{Decides, Experiment, Table};
-use crate::verdict::{Shape, show};
+use crate::experiment::{Decides, Experiment};
+use crate::verdict::Shape;
 
 macro_rules! files {
     ($($name:literal),* $(,)?) => {
@@ -58,6 +55,23 @@ const FILES: &[(&str, &str)] = files!(
     "policies/near-best",
     "policies/phases",
     "policies/bounded",
+    "page-logs/limits",
+    "page-logs/wss",
+    "page-logs/invalidation",
+    "page-logs/migration",
+    "page-logs/guest",
+    "page-logs/checkpoint",
+    "page-logs/accuracy",
+    "page-logs/hpl",
+    "page-logs/missed",
+    "page-logs/overhead",
+    "page-logs/restore",
+    "page-logs/shared-cache",
+    "flip/repeated",
+    "flip/drift",
+    "flip/cost",
+    "flip/cured",
+    "flip/triggers",
 );
 
 /// All experiments, those in files first.
@@ -74,26 +88,7 @@ pub fn all() -> impl Iterator<Item = &'static dyn Decides> {
 }
 
 /// Those in code.
-const CODE: &[Experiment] = &[
-    flip::AGAIN,
-    flip::DRIFT,
-    flip::COST,
-    flip::CURED,
-    flip::TRIGGERS,
-    page_logs::limits::EXPERIMENT,
-    page_logs::costs::WSS,
-    page_logs::costs::INVALIDATION,
-    page_logs::costs::MIGRATION,
-    page_logs::costs::GUEST,
-    page_logs::costs::CHECKPOINT,
-    page_logs::accuracy::EXPERIMENT,
-    page_logs::hpl::EXPERIMENT,
-    page_logs::parsec::EXPERIMENT,
-    page_logs::overhead::MISSED,
-    page_logs::overhead::OVERHEAD,
-    page_logs::uses::RESTORE,
-    page_logs::uses::CACHE,
-];
+const CODE: &[Experiment] = &[parsec::EXPERIMENT];
 
 /// Claims that no model here could decide, and why.
 pub const NOT_MODELLED: &[(&str, &str)] = &[
@@ -109,55 +104,11 @@ pub const NOT_MODELLED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Longest solo run of a program: a longer one does only so much of its work. Repeated loops make the rest more of the same.
-const SOLO_S_MAX: f64 = 60.0;
-
-/// The programs of SPEC CPU2006 that \[TAVO\] names.
-const SPEC_2006: [&str; 8] = [
-    "astar", "lbm", "mcf", "milc", "omnetpp", "povray", "soplex", "sphinx3",
-];
-
-/// Share of a program's work that takes at most [`SOLO_S_MAX`] alone on a machine. 1 for a name that is unknown: running it
-/// will say so.
-fn work_share(machine: &str, program: &str) -> f64 {
-    solo_s(machine, program).map_or(1.0, |solo_s| (SOLO_S_MAX / solo_s).min(1.0))
-}
-
-/// How long a program takes alone on a machine; `None` for a name that is unknown.
-fn solo_s(machine: &str, program: &str) -> Option<f64> {
-    let machine = homenode_machine_files::preset(machine).ok()?;
-    let program = workload::builtin(program)?.program?;
-    Some(program.solo_seconds(&machine, machine.hardware.as_ref()?))
-}
-
-/// Percent by which a runtime is above another.
-fn slowdown_percent(base_s: f64, other_s: f64) -> f64 {
-    100.0 * (other_s / base_s - 1.0)
-}
-
 /// The test of a shape: what is tested, what came out, and whether it was passed.
 fn shape(name: &str, ours: String, holds: bool) -> Shape {
     Shape {
         name: name.to_owned(),
         ours,
         holds,
-    }
-}
-
-/// A table whose rows are a name and numbers.
-fn table(
-    title: &str,
-    header: &[impl AsRef<str>],
-    rows: impl IntoIterator<Item = (String, Vec<f64>)>,
-) -> Table {
-    let row = |(name, numbers): (String, Vec<f64>)| {
-        let mut row = vec![name];
-        row.extend(numbers.into_iter().map(show));
-        row
-    };
-    Table {
-        title: title.to_owned(),
-        header: header.iter().map(|head| head.as_ref().to_owned()).collect(),
-        rows: rows.into_iter().map(row).collect(),
     }
 }

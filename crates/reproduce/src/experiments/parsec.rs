@@ -17,8 +17,6 @@ use homenode_twin::workload::{self, Program, RegionProfile};
 use homenode_twin::{Scenario, VmSpec};
 use homenode_units::{Bytes, Ns};
 
-use super::accuracy::MU;
-use super::mb;
 use crate::experiment::{Decision, Experiment, Table};
 use crate::experiments::shape;
 use crate::run::Run;
@@ -55,6 +53,8 @@ const PROGRAMS: [(&str, bool); 13] = [
     ("swaptions", false),
     ("x264", false),
 ];
+/// The paper's interval.
+const MU: Ns = Ns::from_secs(30);
 const ACCURATE: f64 = 0.95;
 const WARM_UP: Ns = Ns::from_secs(5);
 const COUNTED: Ns = Ns::from_secs(2);
@@ -223,6 +223,11 @@ const WHY: [&str; 2] = [
      reads much that it does not write: the image that it is given and the one that the stage before left, both mapped from files. In \
      PARSEC the stages are one program without files between them; and the paper's interval of 30 s is longer than a stage here.",
 ];
+
+/// Megabytes, as the paper counts: of pages of 4 KiB, 256 to the megabyte.
+fn mb(pages: u64) -> f64 {
+    pages as f64 / 256.0
+}
 
 #[cfg(test)]
 mod tests {

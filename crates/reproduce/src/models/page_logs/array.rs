@@ -1,0 +1,248 @@
+//! The programs of [PRL, figure 9], 400 MB, under PRL, PML and a poll of 100 pages.
+
+use homenode_policy::working_set::logged::{Ageing, Config, Flush, HeatBy};
+use homenode_policy::working_set::{
+    Estimator, Logged, ObservationRef, Sampling, Settled, Tracker, UsedRef, sampling,
+};
+use homenode_tracking::paging::{Mode, Options, Start};
+use homenode_tracking::tlb::Access;
+use homenode_units::{Bytes, Chance, Ns, Pages};
+
+use super::guest::{ARRAY, FRAMES, Model};
+use super::mb;
+use crate::design::array::{Array, Axis, Named};
+use crate::models::Values;
+
+pub const MU: Ns = Ns::from_secs(30);
+pub const PASSES: u64 = 17;
+/// What a page takes so that 17 passes fill an interval, nanoseconds.
+pub const GEM5_NS: f64 = 30e9 / (PASSES * ARRAY) as f64;
+/// What a page takes on the machine: 60 s for 63 G instructions of which 26 make a turn (profile `array.rrww`).
+pub const NATIVE_NS: f64 = 60e9 / (63e9 / 26.0);
+/// Intervals of each half: tau is reached in the third, and the loop ends four later.
+const HALF: u64 = 8;
+const SAMPLES: u64 = 30;
+
+/// What a program does to a page, by half of its run.
+pub type Program = (&'static str, [&'static [Access]; 2]);
+pub const PROGRAMS: [Program; 3] = [
+    ("RWRW", [&[Access::Read, Access::Write]; 2]),
+    ("RRWW", [&[Access::Read], &[Access::Write]]),
+    ("WWRR", [&[Access::Write], &[Access::Read]]),
+];
+
+/// One pass over the array.
+pub fn pass(model: &mut Model, operations: &[Access], page_ns: f64) {
+    for page in 0..ARRAY {
+        let each_ns = page_ns / operations.len() as f64;
+        for access in operations {
+            model.access(page, *access, each_ns);
+        }
+    }
+}
+
+/// Estimate with which the loop ends first, its interval, and hot pages by interval.
+struct Ended {
+    estimate_mb: Option<f64>,
+    dist_mb: Vec<f64>,
+}
+
+fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
+    let options = Options {
+        start,
+        ..Options::PUBLISHED
+    };
+    let mut model = Model::new(ARRAY, Mode::Paml, 512, options);
+    let mut estimator = Logged::new(Config::published());
+    let mut ended = Ended {
+        estimate_mb: None,
+        dist_mb: Vec::new(),
+    };
+    for half in program.1 {
+        for _ in 0..HALF {
+            (0..PASSES).for_each(|_| pass(&mut model, half, page_ns));
+            let estimate = model.close(&mut estimator, MU);
+            let hot = mb(estimate.hot.to_pages().0);
+            ended.dist_mb.push(hot);
+            // A loop that ends before anything is hot has found nothing.
+            if estimate.settled == Settled::Yes && hot > 0.0 && ended.estimate_mb.is_none() {
+                ended.estimate_mb = Some(hot);
+            }
+        }
+    }
+    ended
+}
+
+/// PML's estimate at the end of each half, page tables among what it logged, and how a poll of 100 pages errs: root mean
+/// square, all MB.
+fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
+    let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::PUBLISHED);
+    let mut estimator = Logged::new(Config::pml());
+    // A page is logged once however many passes there are: one an interval.
+    let estimates = program.1.map(|half| {
+        pass(&mut model, half, GEM5_NS);
+        mb(model.close(&mut estimator, MU).hot.to_pages().0)
+    });
+    let squares = (0..SAMPLES).map(|seed| {
+        let mut chance = Chance::new(seed);
+        let used = (0..100).filter(|_| model.used(chance.bits() % FRAMES)).count();
+        let seen = ObservationRef {
+            tracker: Tracker::Sampling,
+            at: MU,
+            interval: MU,
+            memory: Pages(FRAMES),
+            frames: FRAMES,
+            seen: UsedRef::Sample {
+                used: used as u32,
+                drawn: 100,
+                complete: true,
+            },
+            lost: 0,
+            blind: Pages::ZERO,
+        };
+        let estimate = Sampling::new(sampling::Averages::Last, Bytes::ZERO).observe(&seen);
+        let estimate = estimate
+            .ok()
+            .flatten()
+            .map_or(f64::NAN, |estimate| mb(estimate.size.to_pages().0));
+        (estimate - mb(ARRAY)).powi(2)
+    });
+    let rms = (squares.sum::<f64>() / SAMPLES as f64).sqrt();
+    (estimates, mb(model.kernel_logged()), rms)
+}
+
+/// Programs that go beyond a constant loop, at a tenth of the size: what each repair is for.
+mod repairs {
+    use super::*;
+
+    const PAGES: u64 = ARRAY / 10;
+    const INTERVALS: u64 = 16;
+    /// Passes of an interval: more than plain PRL's tau in two of them.
+    const PASSES: u64 = 30;
+
+    pub const PROGRAMS: [&str; 4] = [
+        "constant",
+        "falls to a quarter",
+        "hot pages in the TLB, cold scan",
+        "one new page an interval",
+    ];
+
+    /// Pages of an interval's passes, and those that are truly in use at the end.
+    fn pages(program: usize, interval: u64) -> (std::ops::Range<u64>, u64) {
+        match program {
+            1 if interval >= 8 => (0..PAGES / 4, PAGES / 4),
+            1 => (0..PAGES, PAGES / 4),
+            2 => (0..500, 500),
+            3 => (0..PAGES + interval, PAGES + INTERVALS),
+            _ => (0..PAGES, PAGES),
+        }
+    }
+
+    /// Error of the last estimate, MB, and in which interval the loop ended first.
+    pub fn run(program: usize, config: Config) -> (f64, f64) {
+        let mut model = Model::new(PAGES + INTERVALS, Mode::Paml, 512, Options::PUBLISHED);
+        let mut estimator = Logged::new(config);
+        let (mut last, mut ended) = (0.0, f64::NAN);
+        for interval in 0..INTERVALS {
+            let (used, _) = pages(program, interval);
+            for page in (0..PASSES).flat_map(|_| used.clone()) {
+                model.access(page, Access::Write, GEM5_NS);
+            }
+            // The scan: all pages once, every fourth interval.
+            if program == 2 && interval % 4 == 0 {
+                (0..PAGES).for_each(|page| model.access(page, Access::Read, GEM5_NS));
+            }
+            let estimate = model.close(&mut estimator, MU);
+            if config.flush == Flush::EachWindow {
+                model.flush();
+            }
+            last = mb(estimate.hot.to_pages().0);
+            if estimate.settled == Settled::Yes && ended.is_nan() {
+                ended = interval as f64 + 1.0;
+            }
+        }
+        (last - mb(pages(program, INTERVALS).1), ended)
+    }
+
+    pub fn configs() -> [(&'static str, Config); 4] {
+        let plain = Config::published();
+        let heat = HeatBy::Logs {
+            tau: 50,
+            ageing: Ageing::Halve,
+        };
+        [
+            ("plain", plain),
+            (
+                "tolerance of 1 percent",
+                Config {
+                    tolerance: 0.01,
+                    ..plain
+                },
+            ),
+            ("counts halved each interval", Config { heat, ..plain }),
+            (
+                "all: seen in 2 of 4 intervals, flush, tolerance",
+                Config::repaired(),
+            ),
+        ]
+    }
+}
+
+/// By `program` and `speed`: `prl_mb`, the estimate with which PRL's loop ends first (not a number where it never does), and
+/// `hot_mb` at each `interval` at the first speed. By program: `pml_mb` after each `half`, page tables among it, and how a poll
+/// errs. `past_mb` is PRL's for RRWW with an index that begins one past the last entry. What each `rule` makes of each `case`:
+/// `error_mb`, and in which interval it `ended`.
+pub fn accuracy(_: Values<'_>) -> Result<Named, String> {
+    let run = |page_ns| {
+        PROGRAMS
+            .each_ref()
+            .map(|program| prl(program, page_ns, Start::Last))
+    };
+    let (gem5, native) = (run(GEM5_NS), run(NATIVE_NS));
+    let past = prl(&PROGRAMS[1], GEM5_NS, Start::PastLast);
+    let others = PROGRAMS.each_ref().map(pml_and_poll);
+    let estimate = |ended: &Ended| ended.estimate_mb.unwrap_or(f64::NAN);
+    let both = gem5
+        .iter()
+        .zip(&native)
+        .flat_map(|both| [estimate(both.0), estimate(both.1)]);
+    let axis = |name, labels: &[&str]| Axis::new(name, labels.iter().copied());
+    let program = axis("program", &PROGRAMS.map(|(name, _)| name));
+    let intervals = Axis::new("interval", (1..=2 * HALF).map(|interval| interval.to_string()));
+    let repaired = |of: fn((f64, f64)) -> f64| {
+        let rules = repairs::configs().into_iter();
+        let all = rules.flat_map(|(_, config)| (0..repairs::PROGRAMS.len()).map(move |case| (case, config)));
+        all.map(|(case, config)| of(repairs::run(case, config)))
+            .collect::<Vec<f64>>()
+    };
+    let cases = vec![
+        axis("rule", &repairs::configs().map(|(name, _)| name)),
+        axis("case", &repairs::PROGRAMS),
+    ];
+    let by_program = |of: fn(&([f64; 2], f64, f64)) -> f64| others.iter().map(of).collect::<Vec<f64>>();
+    let named = [
+        (
+            "prl_mb",
+            vec![program.clone(), axis("speed", &["slow", "fast"])],
+            both.collect(),
+        ),
+        (
+            "hot_mb",
+            vec![program.clone(), intervals],
+            gem5.iter().flat_map(|ended| ended.dist_mb.clone()).collect(),
+        ),
+        (
+            "pml_mb",
+            vec![program.clone(), axis("half", &["first", "second"])],
+            others.iter().flat_map(|of| of.0).collect(),
+        ),
+        ("tables_mb", vec![program.clone()], by_program(|of| of.1)),
+        ("poll_mb", vec![program], by_program(|of| of.2)),
+        ("past_mb", Vec::new(), vec![estimate(&past)]),
+        ("error_mb", cases.clone(), repaired(|(error, _)| error)),
+        ("ended", cases, repaired(|(_, ended)| ended)),
+        ("all_mb", Vec::new(), vec![mb(ARRAY)]),
+    ];
+    let arrays = named.map(|(name, axes, numbers)| (name.to_owned(), Array::of_numbers(axes, numbers)));
+    Ok(arrays.into())
+}

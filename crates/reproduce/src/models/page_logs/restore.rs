@@ -1,0 +1,254 @@
+//! A VM of 1 GiB restored with its working set alone.
+//!
+//! It was checkpointed after some intervals in which its log of walks was read; the frames that the estimator called hot are
+//! what is loaded before it starts. The rest follows in the background, in order, and what is used before it has come is fetched
+//! at once. *Whole* loads all before the start, *lazy* nothing, and fetches what is used and no more. A page that is asked for
+//! waits for the one that is being sent, and overtakes the others.
+
+use homenode_policy::working_set::Logged;
+use homenode_policy::working_set::logged::Config;
+use homenode_tracking::paging::{Mode, Options};
+use homenode_tracking::stream::{Pattern, Stream};
+use homenode_tracking::tlb::Access;
+use homenode_units::Ns;
+
+use super::guest::{ARRAY, EXIT_NS, FRAMES, Model, frame};
+use super::mb;
+use crate::design::array::{Array, Axis, Cell, Named};
+use crate::models::Values;
+
+/// A fault on a page that is not there.
+const FAULT_NS: f64 = EXIT_NS + 1070.0;
+const PAGE_BITS: f64 = 8.0 * 4096.0;
+/// Intervals before the checkpoint: the estimator looks back at four.
+const INTERVALS: u32 = 6;
+const MU: Ns = Ns::from_secs(1);
+const VISIT_NS: f64 = 1000.0;
+const ASK_NS: f64 = 100_000.0;
+const USEFUL_NS: f64 = 1e8;
+const WORK_NS: f64 = 1e10;
+/// Pages of the second program: 100 and 700 MB.
+const HOT: u64 = 25_600;
+const COLD: u64 = 179_200;
+
+/// A program: what it visits, whether it works on other pages after the restore, and how many pages that takes.
+struct Program {
+    name: &'static str,
+    pattern: Pattern,
+    moves_on: bool,
+    pages: u64,
+}
+
+fn programs() -> [Program; 3] {
+    let array = || Pattern::Cyclic { lines: ARRAY };
+    let uniform = |lines| Pattern::Uniform { lines };
+    let two = Pattern::Mix(vec![(0.99, uniform(HOT)), (0.01, uniform(COLD))]);
+    let of = |name, pattern, moves_on, pages| Program {
+        name,
+        pattern,
+        moves_on,
+        pages,
+    };
+    [
+        of("array", array(), false, ARRAY),
+        of("hot and cold", two, false, HOT + COLD),
+        of("array that moves on", array(), true, 2 * ARRAY),
+    ]
+}
+
+impl Program {
+    fn visits(&self, first: u64) -> Stream {
+        Stream::new(&self.pattern, first, 1)
+    }
+
+    /// Frames that the estimator calls hot when the VM is checkpointed.
+    fn working_set(&self) -> Vec<u64> {
+        let mut model = Model::new(self.pages, Mode::Paml, 512, Options::PUBLISHED);
+        let mut estimator = Logged::new(Config {
+            mu: MU,
+            ..Config::repaired()
+        });
+        let mut visits = self.visits(0);
+        for _ in 0..INTERVALS {
+            for _ in 0..(MU.as_f64() / VISIT_NS) as u64 {
+                model.access(visits.next_line(), Access::Write, VISIT_NS);
+            }
+            model.close(&mut estimator, MU);
+            model.flush();
+        }
+        estimator.hot_frames().collect()
+    }
+}
+
+/// How a VM is restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Whole,
+    WorkingSet,
+    Lazy,
+}
+
+const WAYS: [(Way, &str); 3] = [
+    (Way::Whole, "whole"),
+    (Way::WorkingSet, "working set first"),
+    (Way::Lazy, "lazy"),
+];
+
+/// Times of a restore, nanoseconds from its beginning.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Restored {
+    start: f64,
+    useful: f64,
+    worked: f64,
+    /// Pages loaded before the start, and pages that were waited for after it.
+    loaded: u64,
+    fetched: u64,
+}
+
+/// The link that frames come over, and which have come.
+struct Memory {
+    has: Vec<bool>,
+    /// What is sent unasked, in order.
+    rest: std::vec::IntoIter<u64>,
+    /// Until when the link is busy with what was sent so far.
+    busy_ns: f64,
+    page_ns: f64,
+}
+
+impl Memory {
+    /// What has come by itself until now.
+    fn advance(&mut self, now_ns: f64) {
+        while self.busy_ns + self.page_ns <= now_ns
+            && let Some(frame) = self.next()
+        {
+            self.has[frame as usize] = true;
+            self.busy_ns += self.page_ns;
+        }
+    }
+
+    /// The next to be sent that was not asked for meanwhile.
+    fn next(&mut self) -> Option<u64> {
+        let has = &self.has;
+        self.rest.find(|frame| !has[*frame as usize])
+    }
+
+    /// Waits for a frame that is not there: it is sent after what is on the way. Gives when it has come.
+    fn fetch(&mut self, frame: u64, now_ns: f64) -> f64 {
+        if self.busy_ns <= now_ns
+            && let Some(on_its_way) = self.next()
+        {
+            self.has[on_its_way as usize] = true;
+            self.busy_ns += self.page_ns;
+        }
+        if self.has[frame as usize] {
+            return self.busy_ns + FAULT_NS;
+        }
+        self.has[frame as usize] = true;
+        self.busy_ns = self.busy_ns.max(now_ns) + self.page_ns;
+        self.busy_ns + ASK_NS + FAULT_NS
+    }
+}
+
+fn restored(program: &Program, hot: &[u64], way: Way, gbit: f64) -> Restored {
+    let page_ns = PAGE_BITS / gbit;
+    let (before, rest): (Vec<u64>, Vec<u64>) = match way {
+        Way::Whole => ((0..FRAMES).collect(), Vec::new()),
+        Way::WorkingSet => (hot.to_vec(), (0..FRAMES).collect()),
+        Way::Lazy => (Vec::new(), Vec::new()),
+    };
+    let start = before.len() as f64 * page_ns;
+    let mut memory = Memory {
+        has: vec![false; FRAMES as usize],
+        rest: rest.into_iter(),
+        busy_ns: start,
+        page_ns,
+    };
+    before.iter().for_each(|frame| memory.has[*frame as usize] = true);
+    let mut visits = program.visits(if program.moves_on { ARRAY } else { 0 });
+    let (mut now, mut useful, mut fetched) = (start, start, 0);
+    for visit in 0..(WORK_NS / VISIT_NS) as u64 {
+        let frame = frame(visits.next_line());
+        if !memory.has[frame as usize] {
+            memory.advance(now);
+            if !memory.has[frame as usize] {
+                now = memory.fetch(frame, now);
+                fetched += 1;
+            }
+        }
+        now += VISIT_NS;
+        if visit as f64 * VISIT_NS < USEFUL_NS {
+            useful = now;
+        }
+    }
+    Restored {
+        start,
+        useful,
+        worked: now,
+        loaded: before.len() as u64,
+        fetched,
+    }
+}
+
+/// By `gbit` of the link, `program` and `way`: `loaded_mb` before the start; times of the `start`, of the `useful` first 100 ms
+/// of work and of all that `worked`, nanoseconds; and how many pages were `fetched`.
+pub fn restore(value: Values<'_>) -> Result<Named, String> {
+    let links = value("gbit")?;
+    let sets = programs().map(|program| {
+        let hot = program.working_set();
+        (program, hot)
+    });
+    let mut axes = links.axes.clone();
+    axes.push(Axis::new("program", sets.iter().map(|(program, _)| program.name)));
+    axes.push(Axis::new("way", WAYS.map(|(_, name)| name)));
+    let mut all = Vec::new();
+    Array::build(axes.clone(), |place| {
+        let gbit = links.at(&place[..1]).number()?.unwrap_or(f64::NAN);
+        let (program, hot) = &sets[place[1]];
+        all.push(restored(program, hot, WAYS[place[2]].0, gbit));
+        Ok(Cell::Absent)
+    })?;
+    let of = |of: fn(&Restored) -> f64| Array::of_numbers(axes.clone(), all.iter().map(of).collect());
+    Ok([
+        ("loaded_mb".to_owned(), of(|times| mb(times.loaded))),
+        ("start".to_owned(), of(|times| times.start)),
+        ("useful".to_owned(), of(|times| times.useful)),
+        ("worked".to_owned(), of(|times| times.worked)),
+        ("fetched".to_owned(), of(|times| times.fetched as f64)),
+    ]
+    .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array() -> Program {
+        let [array, ..] = programs();
+        array
+    }
+
+    #[test]
+    fn what_was_loaded_first_is_not_waited_for_and_what_was_not_is_once() {
+        let hot: Vec<u64> = (0..ARRAY).map(frame).collect();
+        let page_ns = PAGE_BITS / 10.0;
+        let set = restored(&array(), &hot, Way::WorkingSet, 10.0);
+        let loaded_ns = ARRAY as f64 * page_ns;
+        assert_eq!((set.start, set.fetched, set.loaded), (loaded_ns, 0, ARRAY));
+        assert!((set.useful - loaded_ns - USEFUL_NS).abs() < 1e3, "{set:?}");
+        let lazy = restored(&array(), &hot, Way::Lazy, 10.0);
+        assert_eq!((lazy.start, lazy.fetched), (0.0, ARRAY));
+        // A page each, a round trip and a fault: by hand, to the rounding of sums.
+        let waited = ARRAY as f64 * (page_ns + ASK_NS + FAULT_NS);
+        assert!((lazy.worked - WORK_NS - waited).abs() < 1e4, "{lazy:?}");
+    }
+
+    #[test]
+    fn what_was_not_loaded_first_comes_by_itself_or_is_asked_for() {
+        // Nothing first: in the time of a whole restore all has come, and only the last page asked for may still be waited for.
+        let behind = restored(&array(), &[], Way::WorkingSet, 10.0);
+        let whole = restored(&array(), &[], Way::Whole, 10.0);
+        assert!(behind.fetched > 0 && behind.fetched < ARRAY, "{behind:?}");
+        assert!(behind.worked < whole.worked + ASK_NS + FAULT_NS, "{behind:?}");
+        assert_eq!(whole.fetched, 0);
+    }
+}
