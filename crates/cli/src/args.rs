@@ -264,13 +264,14 @@ Examples:
     Reproduce(ReproduceArgs),
     /// Make an experiment that a file describes: runs of the twin, what is computed of them, tests, tables, figures
     #[command(
-        after_help = "A file says what is run (a grid of labels, each with its settings), what is computed of it and how that is shown;
-docs/EXPERIMENTS.md explains it, and data/experiments/example.toml is one to start from. Finished runs are kept, so it can be
-interrupted. With --vary it is made once more for each factor, and the results stand side by side.
+        after_help = "A file says what is run (a grid of labels, each with its settings), what is computed of it, and how
+that is shown. docs/EXPERIMENTS.md explains the format, and data/experiments/example.toml is one to
+start from. Finished runs are kept, so it can be interrupted. With --vary it is made once more for
+each factor, and the results stand side by side.
 
 Examples:
   homenode experiment mine.toml --jobs 4
-  homenode experiment mine.toml --vary machine.controllers=0.5,2 --vary workload.misses-in-flight=0.5
+  homenode experiment mine.toml --vary machine.controllers=0.5,2 --vary machine.hop=2
   homenode experiment mine.toml --csv > runs.csv               a row for each VM of each run
   homenode experiment mine.toml --json --figures figures"
     )]
