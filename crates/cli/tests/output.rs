@@ -67,7 +67,7 @@ fn a_full_disk_is_said_and_a_failure() {
 fn a_simulation_waits_for_its_reader_and_loses_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("small.toml");
-    let vm = "[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"cg.B\"\nwork_share = 3.0\n";
+    let vm = "[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"cg.B\"\nwork_share = 9.0\n";
     std::fs::write(&path, format!("name = \"small\"\nmachine = \"r420\"\n{vm}")).expect("written");
     let host = format!("twin:{}", path.display());
     // Each epoch is some kilobytes: a pipe holds a few of them.
@@ -172,13 +172,18 @@ fn names_that_others_chose_are_shown_and_not_obeyed_and_json_stays_exact() {
     );
 }
 
-/// A VM that is held to its permit by ever other quotas: it was a line for each.
+/// A VM that goes over its permit and back every ten seconds: it was a line for each quota.
 #[test]
 fn a_run_says_what_repeats_once_a_minute_and_the_history_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let scenario = "name = \"lone\"\nmachine = \"r420\"\nduration = \"320s\"\n[[vm]]\nname = \"lbm\"\nvcpus = 1\n\
                     memory = \"1GiB\"\nworkload = \"lbm\"\npermit = \"1500k\"\n";
+    let turns = (1..30).map(|turn| {
+        let factor = [1.0, 0.6][turn % 2];
+        format!("[[event]]\nat = \"{turn}0s\"\nvm = \"lbm\"\naction.phase = {{ llc_access_factor = {factor:.1} }}\n")
+    });
+    let scenario = [scenario.to_owned()].into_iter().chain(turns).collect::<String>();
     std::fs::write(path("lone.toml"), scenario).unwrap();
     let host = format!("twin:{}", path("lone.toml"));
     let history = path("h.sqlite");
