@@ -28,14 +28,14 @@ impl Plain {
 
     fn uses(&self, sharers: &[Sharer], accessed: &[f64]) -> Vec<Vec<f64>> {
         let mut used = vec![vec![0.0; sharers.len()]; self.held.len()];
-        for class in 1..self.held.len() {
+        for (class, used) in used.iter_mut().enumerate().skip(1) {
             let (younger, with) = (self.sums(sharers, class), self.sums(sharers, class + 1));
             for (at, sharer) in sharers.iter().enumerate() {
                 if accessed[at] > 0.0 && self.held[class][at] > LINES_MIN {
                     let missed = |(own, groups): &(Vec<f64>, Vec<f64>)| {
                         sharer.miss_ratio(sharer.usable(own[at], groups))
                     };
-                    used[class][at] = accessed[at] * (missed(&younger) - missed(&with)).max(0.0);
+                    used[at] = accessed[at] * (missed(&younger) - missed(&with)).max(0.0);
                 }
             }
         }
