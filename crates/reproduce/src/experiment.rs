@@ -132,8 +132,8 @@ pub(crate) fn kind(claim: &Claim, measured: &Measured, runs: &[Run]) -> Kind {
     }
 }
 
-/// The kind of a claim as a whole: that of most of its values, of as many the less worthy one. Where every value was an input, the
-/// model cannot disagree.
+/// The kind of a claim as a whole: that of most of its values, of as many the less worthy one. Where every value was an input,
+/// the model cannot disagree.
 pub(crate) fn kind_of_all(judgement: &Judgement) -> Kind {
     let kinds = || {
         judgement

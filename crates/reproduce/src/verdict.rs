@@ -126,8 +126,8 @@ pub struct Score {
     pub ours: f64,
     /// What it is where nothing has any effect on anything.
     pub null: f64,
-    /// The natural logarithm of our effect over the published one, each the distance from `null`; null where they are on different
-    /// sides of it, or one is none.
+    /// The natural logarithm of our effect over the published one, each the distance from `null`; null where they are on
+    /// different sides of it, or one is none.
     pub ln_ratio: Option<f64>,
     /// Whether ours is on the published side of no effect.
     pub sign_right: bool,
@@ -158,7 +158,8 @@ impl Score {
         }
     }
 
-    /// Our effect over the published one or the other way round, whichever is larger; infinite where no factor leads from one to the other.
+    /// Our effect over the published one or the other way round, whichever is larger; infinite where no factor leads from one to
+    /// the other.
     pub fn factor(&self) -> f64 {
         self.ln_ratio.map_or(f64::INFINITY, |ln| libm::exp(ln.abs()))
     }
