@@ -1,7 +1,7 @@
 //! The documents of published claims, made anew, and the log of every run of the claims.
 //!
 //! The log keeps people honest: a constant that is changed after a run, to come nearer to a claim, makes the claim's values
-//! `chosen-after-a-run`, and whoever reads the log sees what changed between two entries.
+//! `chosen-after-a-run`, and the log shows what changed between two entries.
 
 use std::fs;
 use std::path::Path;

@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use homenode_api::document::document;
 use homenode_reproduce::vary::Change;
 use homenode_reproduce::{Design, Made, Row, experiment, experiment_to_json};
 use parquet::basic::Compression;
@@ -16,7 +15,7 @@ use serde_json::Value;
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::table;
+use crate::output::{csv_cell, print, print_json, table};
 use crate::reproduce::{RunsArgs, Terminal, write_figures};
 
 /// Options of `experiment`.
@@ -88,19 +87,15 @@ pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.parquet {
         write_parquet(path, &columns, &rows).with_context(|| format!("cannot write {}", path.display()))?;
     }
+    if args.shown.json {
+        return print_json("experiment", &experiment_to_json(&design, &made));
+    }
     let text = if args.csv {
         csv(&columns, &rows)
-    } else if args.shown.json {
-        let document = document(
-            "experiment",
-            serde_json::to_value(experiment_to_json(&design, &made))?,
-        );
-        format!("{document:#}\n")
     } else {
         picture(&design, &made)
     };
-    // Whoever closes the pipe (`| head`) has seen enough.
-    crate::output::print(format_args!("{text}"));
+    print(format_args!("{text}"));
     Ok(())
 }
 
@@ -178,16 +173,11 @@ fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Option<Value>>>) {
 }
 
 fn csv(columns: &[String], rows: &[Vec<Option<Value>>]) -> String {
-    let quoted = |text: &str| match text.contains([',', '"', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
-    };
-    let cell = |value: &Option<Value>| match value {
-        Some(Value::String(text)) => quoted(text),
-        Some(other) => other.to_string(),
-        None => String::new(),
-    };
-    let head: Vec<String> = columns.iter().map(|column| quoted(column)).collect();
+    let head: Vec<String> = columns
+        .iter()
+        .map(|column| csv_cell(&Value::String(column.clone())))
+        .collect();
+    let cell = |value: &Option<Value>| value.as_ref().map_or_else(String::new, csv_cell);
     let lines = rows
         .iter()
         .map(|row| row.iter().map(cell).collect::<Vec<String>>().join(","));

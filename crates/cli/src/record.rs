@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::bad_input;
 use crate::options::{ShownArgs, Size};
-use crate::output::{print, print_json};
+use crate::output::{csv_cell, print, print_json};
 use crate::printable;
 use crate::wall::{self, Time, Wall};
 
@@ -388,22 +388,9 @@ fn csv(frame: &Frame, vm: Option<&str>) {
             table::From::WallNs => frame.wall_ns.to_string(),
             table::From::Run => frame.run.to_string(),
             table::From::AtNs => frame.at.0.to_string(),
-            table::From::Status(pointer) => quoted(status.pointer(pointer).unwrap_or(&Value::Null)),
+            table::From::Status(pointer) => csv_cell(status.pointer(pointer).unwrap_or(&Value::Null)),
         };
         print(format_args!("{}\n", COLUMNS.map(cell).join(",")));
-    }
-}
-
-/// A cell as RFC 4180 has it; nothing where nothing is known.
-fn quoted(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) if text.contains([',', '"', '\n', '\r']) => {
-            format!("\"{}\"", text.replace('"', "\"\""))
-        }
-        Value::String(text) => text.clone(),
-        Value::Array(_) | Value::Object(_) => quoted(&Value::String(value.to_string())),
-        other => other.to_string(),
     }
 }
 

@@ -1,13 +1,11 @@
 //! `homenode reproduce`: published claims against what the twin gives.
 
 use std::fs;
-use std::io::{IsTerminal, Write};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::Context;
-use homenode_api::document::document;
 use homenode_reproduce::{
     Bands, Cache, Figure, Reproduced, Watch, claims, headline, published, reproduce, reproduce_with_bands,
     tally, to_json,
@@ -15,7 +13,7 @@ use homenode_reproduce::{
 
 use crate::bad_input;
 use crate::options::ShownArgs;
-use crate::output::table;
+use crate::output::{print, print_json, progress, table};
 
 /// Longest cell of the table for people; the document has all.
 const CELL_CHARS_MAX: usize = 48;
@@ -86,14 +84,20 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     if let Some(directory) = &args.figures {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     }
+    // Before hours of runs: a file that does not read would lose them.
+    let bands = args
+        .bands
+        .as_ref()
+        .map(|path| Ok::<_, anyhow::Error>((path, known_bands(path)?)));
+    let bands = bands.transpose()?;
     let (jobs, watch) = (args.runs.jobs(), Terminal::default());
     let cache = args.runs.cache(&watch);
-    let results = match &args.bands {
+    let results = match bands {
         None => reproduce(selected, jobs, cache.as_ref(), &watch),
-        Some(path) => {
+        Some((path, known)) => {
             let (results, bands) =
                 reproduce_with_bands(selected, jobs, cache.as_ref(), &watch).map_err(anyhow::Error::msg)?;
-            let kept = known_bands(path)?.with(bands);
+            let kept = known.with(bands);
             fs::write(path, kept.to_toml()?).with_context(|| format!("cannot write {}", path.display()))?;
             results
         }
@@ -112,16 +116,10 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
             fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
-    let text = if args.shown.json {
-        format!(
-            "{:#}\n",
-            document("claims", serde_json::to_value(to_json(&results))?)
-        )
-    } else {
-        picture(&results)
-    };
-    // Whoever closes the pipe (`| head`) has seen enough.
-    crate::output::print(format_args!("{text}"));
+    if args.shown.json {
+        return print_json("claims", &to_json(&results));
+    }
+    print(format_args!("{}", picture(&results)));
     Ok(())
 }
 
@@ -229,51 +227,34 @@ fn cell(text: &str) -> String {
 
 /// Progress on a terminal, nothing in a pipe; notes always, on standard error.
 pub struct Terminal {
-    /// Whether a line of progress stands there now.
-    drawn: Mutex<bool>,
     since: Instant,
 }
 
 impl Default for Terminal {
     fn default() -> Terminal {
         Terminal {
-            drawn: Mutex::new(false),
             since: Instant::now(),
         }
     }
 }
 
 impl Terminal {
-    fn write(&self, text: &str, drawn: bool) {
-        let mut was = self
-            .drawn
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let erase = if std::mem::replace(&mut *was, drawn) {
-            "\r\x1b[K"
-        } else {
-            ""
-        };
-        write!(std::io::stderr(), "{erase}{text}").ok();
-    }
-
     /// Takes the line of progress away.
     pub fn erase(&self) {
-        self.write("", false);
+        progress("");
     }
 }
 
 impl Watch for Terminal {
     fn progress(&self, done: usize, all: usize) {
-        if std::io::stderr().is_terminal() {
-            let each = self.since.elapsed().as_secs_f64() / done.max(1) as f64;
-            let left = each * (all - done) as f64;
-            self.write(&format!("{done} of {all} runs, {} left", minutes(left)), true);
-        }
+        let each = self.since.elapsed().as_secs_f64() / done.max(1) as f64;
+        let left = each * (all - done) as f64;
+        progress(&format!("{done} of {all} runs, {} left", minutes(left)));
     }
 
     fn note(&self, text: &str) {
-        self.write(&format!("homenode: {text}\n"), false);
+        self.erase();
+        writeln!(std::io::stderr(), "homenode: {text}").ok();
     }
 }
 

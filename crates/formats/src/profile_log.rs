@@ -72,6 +72,11 @@ pub struct Flights {
 }
 
 impl Flights {
+    /// Of the accesses, how many a prefetcher had asked for, percent.
+    pub fn foreseen_percent(&self) -> f64 {
+        100.0 * self.foreseen as f64 / self.accesses.max(1) as f64
+    }
+
     /// In flight on average, at least.
     pub fn least(&self) -> f64 {
         self.over(self.latencies_least)
@@ -120,13 +125,19 @@ pub struct Pages {
     pub shared: f64,
     /// Share of accesses to these.
     pub shared_accesses: f64,
-    /// Of the pages used in the second half of the run, the share of those that nobody wrote in it.
+    /// Of the pages used in the second half of the run, the share that was not written in it.
     pub only_read: f64,
 }
 
 impl Pages {
     /// Shares of all pages, hottest first, for which `heat` tells their share of accesses.
     pub const PARTS: [f64; 9] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9];
+
+    /// The share of accesses that one of [`Pages::PARTS`] gets; `None` for another part.
+    pub fn of_hottest(&self, part: f64) -> Option<f64> {
+        let at = Pages::PARTS.iter().position(|known| *known == part)?;
+        self.heat.get(at).copied()
+    }
 }
 
 /// A point of a miss-ratio curve.

@@ -1,7 +1,7 @@
 //! Which experiment decides a claim, and what comes of it.
 
 use crate::claims::Claim;
-use crate::experiment::{Decides, Reproduced, kind, kind_of_all, undecided};
+use crate::experiment::{Decides, Decision, Reproduced, kind, kind_of_all, undecided};
 use crate::experiments;
 use crate::verdict::{Verdict, judge, unknown_name, unmeasured};
 use crate::work::Outcomes;
@@ -19,39 +19,35 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
         let reason = outside.map_or("there is no experiment for it yet", |(_, why)| why);
         return undecided(claim, verdict, reason.to_owned());
     };
-    decided(claim, experiment, outcomes)
+    match experiment.decide(outcomes) {
+        Ok(decision) => judged(claim, experiment, decision),
+        Err(missing) => undecided(claim, Verdict::Pending, missing),
+    }
 }
 
-/// What an experiment makes of a claim.
-pub fn decided(claim: Claim, experiment: &dyn Decides, outcomes: &Outcomes) -> Reproduced {
-    match experiment.decide(outcomes) {
-        Ok(mut decision) => {
-            let kind = kind(&claim, &decision.measured, &experiment.runs());
-            let judgement = judge(&claim, &decision.measured, kind);
-            if let Some(name) = unmeasured(&claim, &decision.measured) {
-                return undecided(
-                    claim,
-                    Verdict::Pending,
-                    format!("its experiment does not measure `{name}`"),
-                );
-            }
-            if let Some(name) = unknown_name(&claim, &judgement) {
-                let said = format!("the file of claims says something of `{name}`, which nobody judges");
-                return undecided(claim, Verdict::Pending, said);
-            }
-            if judgement.verdict == Verdict::Holds {
-                decision.why.clear();
-            }
-            let kind = kind_of_all(&judgement);
-            Reproduced {
-                claim,
-                decision: Some(decision),
-                judgement,
-                kind,
-                reason: None,
-            }
-        }
-        Err(missing) => undecided(claim, Verdict::Pending, missing),
+/// What an experiment's decision says of its claim.
+pub fn judged(claim: Claim, experiment: &dyn Decides, mut decision: Decision) -> Reproduced {
+    if let Some(name) = unmeasured(&claim, &decision.measured) {
+        let said = format!("its experiment does not measure `{name}`");
+        return undecided(claim, Verdict::Pending, said);
+    }
+    let kind = kind(&claim, &decision.measured, &experiment.runs());
+    let judgement = judge(&claim, &decision.measured, kind);
+    if let Some(name) = unknown_name(&claim, &judgement) {
+        let said =
+            format!("the file of claims says something of `{name}`, which its experiment does not judge");
+        return undecided(claim, Verdict::Pending, said);
+    }
+    if judgement.verdict == Verdict::Holds {
+        decision.why.clear();
+    }
+    let kind = kind_of_all(&judgement);
+    Reproduced {
+        claim,
+        decision: Some(decision),
+        judgement,
+        kind,
+        reason: None,
     }
 }
 

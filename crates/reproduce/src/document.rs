@@ -27,7 +27,7 @@ docs/REPRODUCTION.md`; `cargo xtask reproduction` makes it anew and compares. Se
 ";
 
 const LEGEND: &str = "A number counts above if it was *predicted* (nothing of it was put in) and is not *trivial*: no effect anywhere is not within its
-tolerance, so whoever predicts nothing gets it wrong. *Sign right* is on the published side of no effect. *Within* a factor, and the
+tolerance, so a prediction of nothing gets it wrong. *Sign right* is on the published side of no effect. *Within* a factor, and the
 logarithm, are of our effect over the published one; another sign is infinitely far. A *band* goes over guessed inputs of machine and
 programs, one at a time (`open` in `data/published/claims.toml`, fixed before they were run); set-ups that a paper leaves open are in the
 details instead. No verdict uses a band. What a number *depends on* first is the

@@ -71,9 +71,8 @@ pub fn reproduce_with_bands(
     cache: Option<&Cache>,
     watch: &dyn Watch,
 ) -> Result<(Vec<Reproduced>, Bands), String> {
-    let asked = claims.clone();
     let (mut all, outcomes) = decided(claims, jobs, cache, watch, scoreboard::runs);
-    let bands = Bands::of(&asked, &outcomes)?;
+    let bands = Bands::of(&all, &outcomes)?;
     bands.join(&mut all);
     Ok((all, bands))
 }

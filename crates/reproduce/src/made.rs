@@ -55,8 +55,8 @@ fn made(design: &Design, change: Option<Change>, outcomes: &Outcomes) -> Result<
     let claim: Option<Claim> = claims::named(design.claim());
     Ok(Made {
         change,
+        reproduced: claim.map(|claim| decide::judged(claim, design, decision.clone())),
         decision,
-        reproduced: claim.map(|claim| decide::decided(claim, design, &outcomes)),
         rows: design.rows(&outcomes)?,
     })
 }

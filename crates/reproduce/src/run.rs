@@ -130,7 +130,7 @@ impl Run {
     }
 
     /// What tells this run from all others, as text: not what its scenario is called. Profiles and machines that come with the
-    /// program are named, not contained: whoever keeps this beside a result must keep which program it was too.
+    /// program are named, not contained: a cache that keeps this beside a result must keep which program made it, too.
     pub fn description(&self) -> String {
         let mut nameless = self.clone();
         nameless.scenario.name.clear();

@@ -1,6 +1,6 @@
 //! How near the published numbers ours are: what a reader would ask first, before any verdict.
 //!
-//! The headline is over numbers that were predicted and are not trivial: whoever predicts no effect anywhere does not get them
+//! The headline is over numbers that were predicted and are not trivial: a prediction of no effect anywhere does not get them
 //! right. Our own claims and what is measured where it runs are left out.
 //!
 //! # Bands
@@ -21,6 +21,7 @@ use crate::decide;
 use crate::experiment::{Decides, Reproduced};
 use crate::figure::{Figure, Line, Shape};
 use crate::run::Run;
+use crate::stats::median;
 use crate::vary::Change;
 use crate::verdict::{Band, Part, Score};
 use crate::work::{Outcomes, changed};
@@ -199,24 +200,11 @@ impl Group {
             within_3x,
             sign_right: scores.iter().filter(|(_, score)| score.sign_right).count(),
             median_abs_ln: median(scores.iter().map(|(_, score)| off(score))),
-            median_ratio: median(
-                scores
-                    .iter()
-                    .map(|(_, score)| (score.ours - score.null) / (score.published - score.null)),
-            ),
+            median_ratio: median(scores.iter().map(|(_, score)| score.ratio())),
             in_band: Tally::of(banded().map(|(published, band)| (band.low..=band.high).contains(&published))),
             median_band_ln: median(banded().map(|(_, band)| width(band))),
         }
     }
-}
-
-/// The middle, or the mean of the middle two; `None` of nothing, and where it is not finite.
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let upper = *values.get(values.len() / 2)?;
-    let lower = values[(values.len() - 1) / 2];
-    Some((lower + upper) / 2.0).filter(|middle| middle.is_finite())
 }
 
 /// How many headline numbers are within which factor: one figure by paper and one by attribution.
@@ -314,30 +302,45 @@ impl Bands {
         self
     }
 
-    /// From outcomes that hold [`runs`] of these claims.
+    /// Around what was decided, from outcomes that hold [`runs`] of these claims.
     ///
     /// # Errors
-    /// A claim that cannot be decided at one of the ends, and why: a band without it would be too narrow.
-    pub fn of(claims: &[Claim], outcomes: &Outcomes) -> Result<Bands, String> {
+    /// A claim that cannot be decided, as it is or at one of the ends, and why: a band without it would be too narrow.
+    pub fn of(all: &[Reproduced], outcomes: &Outcomes) -> Result<Bands, String> {
         let mut bands = BTreeMap::new();
-        for claim in claims.iter().filter(|claim| !claim.open.is_empty()) {
+        for Reproduced {
+            claim,
+            decision,
+            reason,
+            ..
+        } in all.iter().filter(|one| !one.claim.open.is_empty())
+        {
             let Some(experiment) = decide::of(claim) else {
                 continue;
             };
-            let at = |changes: &[Change]| {
-                let decision = experiment.decide(&outcomes.under(changes));
+            let at = |change: Change| {
+                let decision = experiment.decide(&outcomes.under(&[change]));
                 let numbers = decision.map(|decision| decision.measured.numbers);
-                numbers.map_err(|why| format!("{} with {changes:?}: {why}", claim.id))
+                numbers.map_err(|why| format!("{} with {change}: {why}", claim.id))
             };
-            let ends = ends(claim)
-                .map(|change| at(&[change]))
-                .collect::<Result<Vec<_>, _>>()?;
-            let banded = at(&[])?.into_iter().map(|(name, ours)| {
-                let others = ends.iter().filter_map(|numbers| numbers.get(&name).copied());
-                let (low, high) = others.fold((ours, ours), |(low, high), other| {
+            let ends = ends(claim).map(at).collect::<Result<Vec<_>, _>>()?;
+            let decision = decision.as_ref().ok_or_else(|| {
+                let why = reason.as_deref().unwrap_or_default();
+                format!("{}: {why}", claim.id)
+            })?;
+            let banded = decision.measured.numbers.iter().map(|(name, ours)| {
+                let others = ends.iter().filter_map(|numbers| numbers.get(name).copied());
+                let (low, high) = others.fold((*ours, *ours), |(low, high), other| {
                     (low.min(other), high.max(other))
                 });
-                (name, Banded { ours, low, high })
+                (
+                    name.clone(),
+                    Banded {
+                        ours: *ours,
+                        low,
+                        high,
+                    },
+                )
             });
             bands.insert(claim.id.clone(), banded.collect());
         }

@@ -61,8 +61,9 @@ pub enum Input {
 }
 
 /// All of them.
-const ALL: [Input; 14] = [
+const ALL: [Input; 15] = [
     Input::Controllers,
+    Input::Scattered,
     Input::Links,
     Input::Hop,
     Input::Memory,

@@ -13,7 +13,7 @@
 //! - An entry's own `tolerance` (percent of the published number) or `within_factor` takes the place of the first rule.
 //! - A claim `holds` if all of its values do, holds `partly` if more than half do, and `misses` otherwise. Values that were
 //!   inputs count for nothing; a value that was not measured does not hold.
-//! - A number is *trivial* where no effect at all would be within its tolerance: whoever predicts nothing gets it right.
+//! - A number is *trivial* where no effect at all would be within its tolerance: a prediction of nothing gets it right.
 
 use std::collections::BTreeMap;
 
@@ -146,7 +146,7 @@ pub struct Band {
 
 impl Score {
     fn of(published: f64, ours: f64, null: f64) -> Score {
-        let ratio = (ours - null) / (published - null);
+        let ratio = effect_ratio(published, ours, null);
         let side = |number: f64| (number > null, number < null);
         Score {
             published,
@@ -156,6 +156,11 @@ impl Score {
             sign_right: side(ours) == side(published),
             band: None,
         }
+    }
+
+    /// Our effect over the published one; not finite where none is published.
+    pub fn ratio(&self) -> f64 {
+        effect_ratio(self.published, self.ours, self.null)
     }
 
     /// Our effect over the published one or the other way round, whichever is larger; infinite where no factor leads from one to
@@ -338,10 +343,14 @@ fn tested(claim: &Claim, measured: &Measured, shape: &Shape) -> Part {
     }
 }
 
+/// Our effect over the published one, each the distance from no effect.
+fn effect_ratio(published: f64, ours: f64, null: f64) -> f64 {
+    (ours - null) / (published - null)
+}
+
 /// Whether what is published away from no effect is seen in ours.
 fn is_seen(published: f64, ours: f64, null: f64) -> bool {
-    let of_published = (ours - null) / (published - null);
-    published == null || (1.0 / SEEN_FACTOR..=SEEN_FACTOR).contains(&of_published)
+    published == null || (1.0 / SEEN_FACTOR..=SEEN_FACTOR).contains(&effect_ratio(published, ours, null))
 }
 
 /// Whether a number published in a table beside the claims holds: a percentage, by the rule for those.

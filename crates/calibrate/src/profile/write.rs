@@ -222,7 +222,7 @@ fn in_flight(flights: &Flights, window: u64) -> Item {
             &format!("estimate: {} accesses are too few to tell", flights.accesses),
         );
     }
-    let foreseen = 100.0 * flights.foreseen as f64 / flights.accesses.max(1) as f64;
+    let foreseen = flights.foreseen_percent();
     let source = format!(
         "by the rule of docs/PROFILE.md: window {window}, {:.1} to {:.1} by what it cannot see; {foreseen:.0}% of {} foreseen",
         flights.least(),
@@ -328,11 +328,7 @@ fn regions(log: &Log) -> ArrayOfTables {
 
 /// `None` where pages are nearly alike.
 fn heat(pages: &Pages) -> Option<ArrayOfTables> {
-    let of_hottest = |part: f64| {
-        let at = Pages::PARTS.iter().position(|known| *known == part)?;
-        pages.heat.get(at).copied()
-    };
-    let (first, second) = (of_hottest(CLASSES[0])?, of_hottest(0.3)?);
+    let (first, second) = (pages.of_hottest(CLASSES[0])?, pages.of_hottest(0.3)?);
     if first < 1.5 * CLASSES[0] {
         return None;
     }
@@ -433,7 +429,7 @@ pub fn summary(log: &Log, fit: &FittedCurve, facts: &Facts, seconds: f64) -> Vec
             log.misses.rule(),
             log.misses.least(),
             log.misses.most(),
-            100.0 * log.misses.foreseen as f64 / log.misses.accesses.max(1) as f64,
+            log.misses.foreseen_percent(),
             log.hits.rule(),
             log.hits.least(),
             log.hits.most(),
@@ -442,7 +438,7 @@ pub fn summary(log: &Log, fit: &FittedCurve, facts: &Facts, seconds: f64) -> Vec
         format!(
             "the hottest tenth of {} pages gets {:.0}% of LLC accesses; {:.0}% of pages are only read in the second half",
             log.pages.used,
-            log.pages.heat.get(3).copied().unwrap_or(0.0) * 100.0,
+            log.pages.of_hottest(0.1).unwrap_or(0.0) * 100.0,
             log.pages.only_read * 100.0
         ),
     ]

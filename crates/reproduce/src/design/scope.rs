@@ -166,7 +166,7 @@ impl<'a> Scope<'a> {
             let own = cells.iter().find(|(labels, _)| is(labels));
             Ok(own.map_or(Cell::Absent, |(_, cell)| cell.clone()))
         })?;
-        // Of one VM nobody has to say which.
+        // Where there is one VM, an expression need not name it.
         let single: Vec<String> = more
             .iter()
             .filter(|axis| axis.labels.len() == 1)

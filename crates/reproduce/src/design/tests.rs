@@ -109,7 +109,7 @@ fn an_experiment_without_a_claim_gives_results_tests_tables_and_figures() {
     assert_eq!(decision.tables[0].header.len(), 6);
     assert_eq!(decision.tables[0].header[1], "default, s");
     assert_eq!(decision.tables[0].rows[0][0], "povray beside nothing");
-    // povray waits for nothing: about a second, whoever decides.
+    // povray waits for nothing: about a second under any policy.
     let seconds: f64 = decision.tables[0].rows[0][1].parse().unwrap();
     assert!((0.5..3.0).contains(&seconds), "{seconds}");
     let rows = design.rows(&outcomes).unwrap();

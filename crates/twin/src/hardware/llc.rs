@@ -346,7 +346,7 @@ impl Llc {
                     user.filled = course.run(lines, entering * filling).0;
                 }
                 for (held, entering) in held.iter_mut().zip(&mut self.entering) {
-                    *held += *entering * filling; // the course of lines that nobody uses
+                    *held += *entering * filling; // the course of unused lines
                     *entering *= rest;
                 }
                 for user in &self.users {
@@ -366,8 +366,8 @@ impl Llc {
                     is_used.then(|| fate(Course::in_use(used_of_held * rest + pushes), lines, entering));
                 in_use += usize::from(is_used);
             }
-            // The course of lines that nobody uses, for all: that of the others was found before, and is set after. So nobody
-            // asks line by line who uses what, and each still takes its own course.
+            // All lines take the course of unused ones; those in use, whose course was found above, are set to it below. So this
+            // loop does not ask who uses which line.
             if in_use < held.len() {
                 let unused = Course::of(pushes);
                 for (held, entering) in held.iter_mut().zip(&mut self.entering) {

@@ -76,7 +76,7 @@ pub(crate) struct Fair {
     /// Limit of each task's own.
     quotas: IxVec<TaskIx, Option<Bandwidth>>,
     /// Whose limits there are, VMs' first, each kind in order. Every event asks when the next of them is due, and most hosts
-    /// limit nobody.
+    /// limit no task.
     limited: Vec<Limited>,
     pub(super) trees: IxVec<CpuIx, Tree>,
     /// When each CPU's slice ends; never, where nobody waits.

@@ -32,7 +32,7 @@ pub struct MissRatioCurve {
     pub c0: Bytes,
     /// Steepness: below 1 a long tail, above 2 a cliff.
     pub k: f64,
-    /// Points, which then are the curve; the three numbers above are the nearest of the family, for whoever needs such.
+    /// Points, which then are the curve; the three numbers above are the nearest of the family, for callers that need them.
     table: Option<Vec<Point>>,
 }
 
