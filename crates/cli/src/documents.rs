@@ -55,7 +55,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "profile": crate::profile::Profiled<'_>,
         "scenarios": crate::sim::Scenarios,
         "search": crate::search::Search<'_>,
-        "simulation": crate::sim::Simulation<'_>,
+        "simulation": homenode_search::trial::Simulation<'_>,
         "record": crate::record::RecordShow,
         "record-scenario": crate::record::scenario::RecordScenario,
         "replay": homenode_agent::replay::Report,

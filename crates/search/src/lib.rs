@@ -11,4 +11,6 @@ pub mod program;
 pub mod run;
 pub mod score;
 pub mod search;
+pub mod settings;
 pub mod sweep;
+pub mod trial;
