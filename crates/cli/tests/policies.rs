@@ -287,6 +287,50 @@ fn settings_and_search_take_programs_too() {
     assert_eq!(mine.unwrap()["mean"], 1.0, "{search}");
 }
 
+/// Every setting that has a number, an amount or a duration, as a file names it.
+fn settings(path: &str, value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(inner) => {
+            for (name, value) in inner {
+                let path = if path.is_empty() {
+                    name.clone()
+                } else {
+                    format!("{path}.{name}")
+                };
+                settings(&path, value, found);
+            }
+        }
+        Value::Number(_) => found.push(path.to_owned()),
+        Value::String(text) if text.starts_with(|c: char| c.is_ascii_digit()) => found.push(path.to_owned()),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_simulation_takes_every_setting_of_the_agent() {
+    let place = Place::new();
+    let all = json(&run(&["config", "show", "--defaults", "--json"]));
+    let mut keys = Vec::new();
+    settings("", &all["config"], &mut keys);
+    assert!(keys.len() > 80, "{}", keys.len());
+    let (file, scenario) = (place.path("one.toml"), place.path("small.toml"));
+    let of_file = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let [scenario, file] = [&scenario, &file].map(|path| path.display().to_string());
+        run(&["sim", &scenario, "--policy", "homenode", "--config", &file])
+    };
+    for key in &keys {
+        let (status, complaint) = refused(&of_file(&format!("{key} = true\n")));
+        let is_named = key.split('.').skip(1).any(|name| complaint.contains(name)) || complaint.contains(key);
+        assert!(
+            status == 2 && complaint.contains("one.toml") && is_named,
+            "{key}: {complaint}"
+        );
+    }
+    let shown = text(&run(&["config", "show", "--defaults"]));
+    assert_eq!(text(&of_file(&shown)), text(&of_file("")));
+}
+
 /// What docs/POLICIES.md says of the example, by the scoreboard's own figures and seeds.
 #[test]
 fn the_example_beats_default_on_tavo_mixed_and_hurts_nobody_on_two_other_cases() {
