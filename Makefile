@@ -70,7 +70,7 @@ page: ## Open the page of an agent on the twin in Chromium and use it as an oper
 	@echo '== using the page of an agent on the twin'
 	@$(SETUP) cargo xtask page
 
-fuzz: ## Fuzz all that reads what others wrote (a minute for each of 19 targets); TARGETS=names, SECONDS=n
+fuzz: ## Fuzz all that reads what others wrote (a minute for each of 20 targets); TARGETS=names, SECONDS=n
 	@echo '== fuzzing for $(SECONDS) seconds each: $(or $(TARGETS),all targets)'
 	@$(SETUP) cargo xtask fuzz --seconds $(SECONDS) $(TARGETS)
 

@@ -33,8 +33,8 @@ pub struct SimArgs {
     /// Another machine than the scenario's: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<String>,
-    /// Run it under these policies (`default` is none) instead of the scenario's; `exec:PROGRAM ARG...` is a program that gets views
-    /// and answers with plans (docs/POLICIES.md). May be given several times
+    /// Run it under these policies (`default` is none) instead of the scenario's; `exec:PROGRAM ARG...` is a program that gets
+    /// views and answers with plans (docs/POLICIES.md). May be given several times
     #[arg(long = "policy", value_name = "POLICY")]
     pub policies: Vec<Contender>,
     /// How long a policy that is a program may take for each answer

@@ -9,12 +9,12 @@
 //!   View ─▶ ViewDocument ─▶ Planner ─▶ PlanDocument ─▶ checked ─▶ gate ─▶ levers::merge ─▶ host.commit()
 //!               ▲ last: what became of it ◀────────────────┴──────────────────────────────────────┘
 //! ```
-//! 1. No stage plans beside it: what decides is the planner alone. What stays is what protects VMs: leases end, operators' modes and
-//!    pauses hold ([`crate::gate`]), and what may no longer stand is given back.
-//! 2. A plan is checked as a host checks it, and against what operators said, which the agent's own policies keep to by themselves.
-//!    It is carried out whole, or refused whole with the reason. In its next view the planner reads which.
-//! 3. A planner that fails (it ends, hangs, or says what is no plan) is asked no more: everything that is in force for it is lifted in
-//!    that epoch, and its run is over ([`crate::Control::failed_planner`]).
+//! 1. No stage plans beside it: what decides is the planner alone. What stays is what protects VMs: leases end, operators' modes
+//!    and pauses hold (`gate`), and what may no longer stand is given back.
+//! 2. A plan is checked as a host checks it, and against what operators said, which the agent's own policies keep to by
+//!    themselves. It is carried out whole, or refused whole with the reason. In its next view the planner reads which.
+//! 3. A planner that fails (it ends, hangs, or says what is no plan) is asked no more: everything that is in force for it is
+//!    lifted in that epoch, and its run is over ([`crate::Control::failed_planner`]). Pages stay where they are.
 //!
 //! # Properties (`tests/external.rs`)
 //! - `a_plan_is_carried_out_whole_or_refused_whole`

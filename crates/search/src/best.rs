@@ -86,7 +86,8 @@ impl Best {
     }
 }
 
-/// Runs all policies and these programs, then searches for the rest of the evaluations from what they decided and from what was found before.
+/// Runs all policies and these programs. Then it searches for the rest of the evaluations from what they decided and from what
+/// was found before.
 ///
 /// # Errors
 /// A scenario that the machine cannot run.

@@ -1,8 +1,8 @@
 //! A policy as a program at the ends of two pipes: `exec:./mine`.
 //!
-//! It is started once for a run. In each epoch it gets a view as one line of JSON on its standard input, and answers with a plan as one
-//! line on its standard output; what it writes to its standard error goes to ours. It has a time for each answer. At the end of the run
-//! its input ends, and what has not ended soon after is killed by its id, and waited for.
+//! It is started once for a run. In each epoch it gets a view as one line of JSON on its standard input, and answers with a plan
+//! as one line on its standard output; what it writes to its standard error goes to ours. It has a time for each answer. At the
+//! end of the run its input ends, and what has not ended soon after is killed by its id, and waited for.
 //!
 //! Views and plans are [`homenode_control::external`]'s, which also says what is refused.
 
@@ -48,7 +48,7 @@ pub struct NotStarted {
 impl FromStr for Program {
     type Err = String;
 
-    /// `exec:` and words, with spaces between them; the first is the program. There are no quotes: what needs some goes into a script.
+    /// `exec:` and words, with spaces between them; the first is the program. What would need quotes goes into a script.
     fn from_str(text: &str) -> Result<Program, String> {
         let words = text.strip_prefix(EXEC).unwrap_or(text).split_whitespace();
         let words: Vec<String> = words.map(str::to_owned).collect();

@@ -91,8 +91,8 @@ pub fn too_large() -> String {
     format!("its answer has more than {PLAN_BYTES_MAX} bytes")
 }
 
-/// The first action that goes against what an operator said of a VM or node, each in the light of those before it. Policies of the
-/// agent's own keep to that where they decide.
+/// The first action that goes against what an operator said of a VM or node, each in the light of those before it. Policies of
+/// the agent's own keep to that where they decide.
 fn against_operators(view: &View<'_>, plan: &Plan) -> Result<(), Refusal> {
     let mut view = view.clone();
     for Decision { action, .. } in &plan.decisions {

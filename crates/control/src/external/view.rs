@@ -20,8 +20,8 @@ use crate::status::{
 /// What the documents of this form are called.
 pub const VIEW_SCHEMA: &str = "view/1";
 
-/// All that a planner decides from in one epoch. What is not measured is `None`; rates are over the last period, so all of them are
-/// `None` in the first epoch.
+/// All that a planner decides from in one epoch. What is not measured is `None`; rates are over the last period, so all of them
+/// are `None` in the first epoch.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ViewDocument<'a> {
     /// Kind and version of its form: `view/1`.
